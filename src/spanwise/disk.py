@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from spanwise.errors import DataError, SpanwiseError
+from spanwise.errors import DataError, RecipeError, SpanwiseError
 
 #: The error numbers for a full disk, a full quota and a file that is too large.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -91,6 +91,15 @@ def whole_folder(folder: Path) -> Iterator[None]:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+
+
+def read_text(path: str | Path, what: str, advice: str = "") -> str:
+    """Read a text file that a recipe names; raise RecipeError if it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RecipeError(f"{what} cannot be read: {reason}. {advice}".rstrip()) from error
 
 
 def write_text(file: Path, text: str) -> None:

@@ -89,7 +89,7 @@ def test_a_gold_answer_that_is_too_long_is_an_error_unless_it_is_given_back():
     wrong, right = judge([gold, gold], ["1/2", gold])
     assert wrong.status == Status.ERROR
     assert math.isnan(wrong.value)
-    assert wrong.why == "the gold answer has 20000 characters: too long for mathematics"
+    assert wrong.why == "the gold answer has 20000 characters, too many for mathematics"
     assert right.value == 1.0
 
 

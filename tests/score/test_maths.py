@@ -138,7 +138,7 @@ def test_the_deadline_is_of_processor_time_and_a_sleep_ends_by_the_clock(monkeyp
         os.kill(worker.process.pid, signal.SIGSTOP)  # what another program's load does to it, at its worst
         threading.Timer(1.0, os.kill, (worker.process.pid, signal.SIGCONT)).start()
         assert slow.equal([("1/2", "2/4")])[0].value == 1.0
-        worker.patience = 0.5
+        worker.clock_deadline = 0.5
         os.kill(worker.process.pid, signal.SIGSTOP)
         assert slow.equal([("1/2", "3/6")])[0].value == 1.0  # stopped by the clock, and right in a fresh process
         assert worker.process is not None

@@ -102,25 +102,25 @@ def test_one_name_is_one_thing(registered):
 
     one, other = twin(), twin()
     objectives = [Objective("format", "solution", given, name=name) for given, name in ((one, "a"), (other, "b"))]
-    with pytest.raises(RecipeError, match="Two functions are called"):
+    with pytest.raises(RecipeError, match="Two outcome functions are called"):
         read_outcomes(objectives, TEXT, columns={})
     registered("mine", kind="outcome")(one)
     with pytest.raises(RecipeError, match="outcome 'mine' already"):
         registered("mine", kind="outcome")(other)
     reward, report = Objective("correct", "solution", name="mine"), Objective("brier", "confidence", "mine")
     for objectives in ([reward, report], [report, reward]):
-        with pytest.raises(RecipeError, match="'mine' is an objective and a registered outcome too"):
+        with pytest.raises(RecipeError, match="'mine' is both an objective and an outcome"):
             score_all(objectives, TEXT, columns=COLUMNS)
 
 
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        ("corect", "which is not an objective before it"),
-        ("brier", "which is not an objective before it"),
+        ("corect", "which is no objective before it"),
+        ("brier", "which is no objective before it"),
         ("nowhere.at_all:f", "no module 'nowhere.at_all'"),
         (f"{__name__}:gone", "called 'gone'"),
-        (f"{__name__}:NOT_A_FUNCTION", "is 3, no function"),
+        (f"{__name__}:NOT_A_FUNCTION", "is 3. Name a function"),
         (f"{__name__}:of_blocks", "unexpected keyword argument 'columns'"),
         (of_blocks, "unexpected keyword argument 'columns'"),
     ],
@@ -264,7 +264,7 @@ def test_a_completion_without_the_paid_block_states_nothing():
 
 
 def test_stated_numbers_are_as_many_as_rewards(unchecked_shapes):
-    with pytest.raises(AlignmentError, match="2 values, and its stated_n has 1"):
+    with pytest.raises(AlignmentError, match="2 values, but its stated_n has 1"):
         Reward.of([1.0, 2.0], stated=[0.5])
     assert Reward.of([1.0]).stated_n is None
 

@@ -21,7 +21,7 @@ def test_log_score_is_clipped_on_both_sides():
     assert_close(rewards.by_outcome_nmo[3, 1], [math.log(0.75), math.log(0.25)], 1e-12)
     default = score_all([CORRECT, Objective("log_score", pays=("confidence",))], text, columns={"answer": ["4"] * 4})
     assert_close(default.reward_nm[1, 1], math.log(0.01), 1e-12)
-    with pytest.raises(RecipeError, match=r"'clip'.*not 0\.5"):
+    with pytest.raises(RecipeError, match=r"'clip'.*is 0\.5"):
         score_one(Objective("log_score", pays=("confidence",), options={"clip": 0.5}), text, columns={}, scored={})
 
 

@@ -56,7 +56,7 @@ def build(*objectives):
         ([{"reward": "correct", "options": {"tga": "answer"}}], "called 'tga'.*Did you mean 'tag'"),
         ([{"reward": "correct", "options": {"tag": "reply"}}], "tag 'reply' in solution, which has reasoning, answer"),
         ([{"reward": "correct", "pays": ("confidence",)}], "tag 'answer' in confidence"),
-        ([{"reward": "brier", "pays": ("confidence",)}], "'brier' is given 'correct', which is not an objective before it"),
+        ([{"reward": "brier", "pays": ("confidence",)}], "'brier' is given 'correct', which is no objective before it"),
         ([{"reward": "brier", "pays": ("confidence",), "given": "correct"}, {"reward": "correct"}], "Put 'correct' first"),
         ([{"reward": "correct"}, {"reward": "brier", "pays": ("confidence",), "options": {"of": "c"}}], "is given 'c'"),
         ([{"reward": "second_attempt"}], "reads block 'first'"),

@@ -1,4 +1,4 @@
-"""Compare answers: as text first, and by Math-Verify in processes that can be killed where text cannot decide.
+"""Compare answers: as text first, then by Math-Verify in processes that can be killed if text cannot decide.
 
 Math-Verify may hang, eat memory or take its process down on a hostile answer, and its own timeout works in a main thread only.
 """
@@ -16,11 +16,10 @@ from spanwise.score.worker import DELIMITERS, is_words
 from spanwise.score.workers import DEADLINE, Verdict, Workers, shared_workers
 from spanwise.types import Status
 
-#: The largest number of characters that Math-Verify reads. Of a longer answer it reads the end, and there only the text between
-#: signs of mathematics.
+#: The most characters that Math-Verify reads. It reads only the end of a longer answer, and only if mathematics is marked there.
 LONGEST = 10_000
 
-# Possessive, because an answer may be a megabyte of digits: giving them back one by one would take quadratic time.
+# The quantifiers are possessive: to backtrack through an answer with a megabyte of digits would take quadratic time.
 _INTEGER = re.compile(r"([+-]?)([0-9]++)")
 _BRACE = re.compile(r"[{}]")
 RIGHT, WRONG = Verdict(Status.OK, 1.0), Verdict(Status.OK, 0.0)
@@ -58,14 +57,12 @@ class MathVerifier(Workers):
         out of memory. An answer that cannot be read is not equal: 0.0.
         """
         if pairs and find_spec("math_verify") is None:
-            raise DataError(
-                "Comparing answers as mathematics needs Math-Verify: install 'spanwise[math]', or set verify: exact."
-            )
+            raise DataError("Comparing mathematics needs Math-Verify. Install 'spanwise[math]', or set verify: exact.")
         return self.check(pairs)
 
 
 def shared_verifier(*, workers: int | None = None, deadline: float | int = DEADLINE) -> MathVerifier:
-    """Return the shared verifier with these limits that the built-in rewards use, made on first use and closed when Python ends.
+    """Return the verifier that the built-in rewards share, made on first use and closed when Python ends.
 
     Args:
         workers, deadline: see `MathVerifier`.
@@ -108,36 +105,36 @@ def judge(
         [1.0, 1.0, 0.0]
     """
     check_known("verify", verify, ("auto", "math", "exact"))
-    cleaned = [(_written(gold), (answer or "").strip()) for gold, answer in zip(golds, answers, strict=True)]
-    verdicts = {n: _by_text(gold, answer, verify) for n, (gold, answer) in enumerate(cleaned)}
-    open_n = [n for n, verdict in verdicts.items() if verdict is None]
-    if open_n:
-        checked = (verifier or shared_verifier()).equal([(_end(cleaned[n][0]), _end(cleaned[n][1])) for n in open_n])
-        verdicts.update(zip(open_n, checked, strict=True))
+    answer_pairs = [(_gold_text(gold), (answer or "").strip()) for gold, answer in zip(golds, answers, strict=True)]
+    verdicts = {n: _judge_text(gold, answer, verify) for n, (gold, answer) in enumerate(answer_pairs)}
+    undecided = {n: (_end(gold), _end(answer)) for n, (gold, answer) in enumerate(answer_pairs) if verdicts[n] is None}
+    if undecided:
+        math_verdicts = (verifier or shared_verifier()).equal(list(undecided.values()))
+        verdicts.update(zip(undecided, math_verdicts, strict=True))
     return [verdict for verdict in verdicts.values() if verdict is not None]
 
 
 def bare(text: str) -> str:
     r"""Remove spaces, dollars and `\boxed{}` around a whole answer."""
-    first, last = _stripped(text, 0, len(text))
-    closing, dollars = _closing(text) if "\\boxed{" in text else {}, text.count("$")
-    while True:  # by places instead of copies of the text, so that a thousand nested boxes cost no more than one
-        if last - first > 2 and dollars == 2 and text[first] == text[last - 1] == "$":
-            first, last, dollars = *_stripped(text, first + 1, last - 1), 0
-        elif text.startswith("\\boxed{", first, last) and closing.get(first + len("\\boxed")) == last - 1:
-            first, last = _stripped(text, first + len("\\boxed{"), last - 1)
+    start, end = _strip_interval(text, 0, len(text))
+    closing_of, dollars = _match_braces(text) if "\\boxed{" in text else {}, text.count("$")
+    while True:  # moves two indices and copies no text, so that a thousand nested boxes cost no more than one
+        if end - start > 2 and dollars == 2 and text[start] == text[end - 1] == "$":
+            start, end, dollars = *_strip_interval(text, start + 1, end - 1), 0
+        elif text.startswith("\\boxed{", start, end) and closing_of.get(start + len("\\boxed")) == end - 1:
+            start, end = _strip_interval(text, start + len("\\boxed{"), end - 1)
         else:
-            return text[first:last]
+            return text[start:end]
 
 
-def _written(gold: object) -> str:
+def _gold_text(gold: object) -> str:
     if isinstance(gold, int) and not isinstance(gold, bool):
         return str(Decimal(gold))  # str(int) refuses more than 4,300 digits
     return "" if gold is None else str(gold).strip()
 
 
-def _by_text(gold: str, answer: str, verify: str) -> Verdict | None:
-    """Return a verdict without mathematics; None where only mathematics can decide."""
+def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:
+    """Return a verdict without mathematics; None if only mathematics can decide."""
     if not gold:
         return Verdict(Status.ERROR, math.nan, "there is no gold answer")
     if gold == answer:
@@ -149,49 +146,49 @@ def _by_text(gold: str, answer: str, verify: str) -> Verdict | None:
         if bare_gold == bare_answer:
             return RIGHT
         if bare_answer.isascii() and not any(sign.isalnum() for sign in bare_answer):
-            return WRONG  # "?", "...": no possible value
-        plain_gold, plain_answer = _plain(bare_gold), _plain(bare_answer)
+            return WRONG  # "?" and "..." can stand for no value
+        plain_gold, plain_answer = _normalize(bare_gold), _normalize(bare_answer)
         if plain_gold is not None and plain_answer is not None:
             return RIGHT if plain_gold == plain_answer else WRONG
     if not _end(gold):
-        return Verdict(Status.ERROR, math.nan, f"the gold answer has {len(gold)} characters: too long for mathematics")
+        return Verdict(Status.ERROR, math.nan, f"the gold answer has {len(gold)} characters, too many for mathematics")
     return None if _end(answer) else WRONG
 
 
 def _end(text: str) -> str:
-    """Return the end of a text that Math-Verify reads; "" if even that is too long."""
+    """Return the text, or its end if it is too long for Math-Verify; "" if no mathematics is marked in that end."""
     if len(text) <= LONGEST:
         return text
-    end = text[-LONGEST:]
-    end = end.partition("\n")[2] or end  # a line cut in two might hold half a pair of dollars
-    return end if any(sign in end for sign in DELIMITERS) else ""
+    tail = text[-LONGEST:]
+    tail = tail.partition("\n")[2] or tail  # drop the first line: the cut may have split a pair of dollars in it
+    return tail if any(sign in tail for sign in DELIMITERS) else ""
 
 
-def _plain(text: str) -> str | None:
-    """Return an integer in one spelling, or words unchanged; None where mathematics might decide otherwise."""
-    number = _INTEGER.fullmatch(text)
-    if number:
-        digits = number[2].lstrip("0") or "0"
-        return f"-{digits}" if number[1] == "-" and digits != "0" else digits
+def _normalize(text: str) -> str | None:
+    """Return an integer without zeros in front, or words unchanged; None for a text that only mathematics can compare."""
+    integer = _INTEGER.fullmatch(text)
+    if integer:
+        digits = integer[2].lstrip("0") or "0"
+        return f"-{digits}" if integer[1] == "-" and digits != "0" else digits
     return text if is_words(text) else None
 
 
-def _closing(text: str) -> dict[int, int]:
+def _match_braces(text: str) -> dict[int, int]:
     """Map each opening brace to the brace that closes it; braces that are never closed are left out."""
-    opened: list[int] = []
-    closing: dict[int, int] = {}
+    open_braces: list[int] = []
+    closing_of: dict[int, int] = {}
     for brace in _BRACE.finditer(text):
         if brace[0] == "{":
-            opened.append(brace.start())
-        elif opened:
-            closing[opened.pop()] = brace.start()
-    return closing
+            open_braces.append(brace.start())
+        elif open_braces:
+            closing_of[open_braces.pop()] = brace.start()
+    return closing_of
 
 
-def _stripped(text: str, first: int, last: int) -> tuple[int, int]:
-    """Return the interval without the space at its ends."""
-    while first < last and text[first].isspace():
-        first += 1
-    while first < last and text[last - 1].isspace():
-        last -= 1
-    return first, last
+def _strip_interval(text: str, start: int, end: int) -> tuple[int, int]:
+    """Shrink an interval of a text until it neither begins nor ends with white space."""
+    while start < end and text[start].isspace():
+        start += 1
+    while start < end and text[end - 1].isspace():
+        end -= 1
+    return start, end

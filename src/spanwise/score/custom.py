@@ -1,6 +1,6 @@
 """Call reward functions of users: check arguments and results, name their errors, and warn of a call that takes long.
 
-A reward has TRL's signature, or takes the blocks of each completion.
+A reward function has TRL's signature, or takes the blocks of each completion.
 """
 
 from __future__ import annotations
@@ -35,46 +35,49 @@ from spanwise.score.workers import DEADLINES
 from spanwise.types import whole_text
 
 _FROM_TRAINER = ("prompts", "completions", "completion_ids")
-#: Seconds after which a warning names a function that has not returned.
+#: After this many seconds a warning names a function that has not returned.
 SLOW = 60.0
-#: Where the frames between us and a user's function lie.
-_CALLERS = (os.path.dirname(__file__), os.path.dirname(asyncio.__file__), contextlib.__file__)
-#: The parameters of a function with their defaults, and whether it takes any other name as well.
+#: Files whose frames stand between spanwise and a user's function in a traceback.
+_CALLER_FILES = (os.path.dirname(__file__), os.path.dirname(asyncio.__file__), contextlib.__file__)
+#: The parameters of a function with their defaults, and whether it has `**kwargs`.
 Parameters = tuple[dict[str, Any], bool]
-#: Types of immutable values: a list or dict of these alone is copied at once.
+#: Types of immutable values; a list or dict that holds nothing else needs no copies of its items.
 _PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
 
 
-def called(function: partial[Any], *, what: str, text: Texts, advice: str) -> Any:
-    """Call a user's function on copies of its arguments; name it if it raises or takes over a minute, and undo its side effects."""
-    guard = nullcontext() if _is_ours(function) else process_kept(what, text)
-    with guard, named_errors(what, len(text), advice):
+def called(function: partial[Any], *, subject: str, text: Texts, advice: str) -> Any:
+    """Call a user's function on copies of its arguments; name it if it raises or takes over a minute; undo its side effects."""
+    guard = nullcontext() if _is_ours(function) else restore_process(subject, text)
+    with guard, named_errors(subject, len(text), advice):
         return with_own_copies(function)()
 
 
 def _is_ours(function: partial[Any]) -> bool:
+    """Return whether spanwise itself defines the function."""
     return f"{getattr(function.func, '__module__', '')}.".startswith("spanwise.")
 
 
 def with_own_copies(function: partial[Any]) -> partial[Any]:
-    """Return a call of a user's function on copies of its arguments; a call of ours as it is."""
+    """Give a user's function copies of its arguments; a call of spanwise's own functions stays as it is."""
     if _is_ours(function):
         return function
     return partial(function.func, *own_copy(function.args), **own_copy(function.keywords))
 
 
 @contextmanager
-def named_errors(what: str, size: int, advice: str) -> Iterator[None]:
-    """Name the function that raises in the block, or warn of it if the block takes over a minute."""
-    slow = f"{what} has been running for {SLOW:g} s on {size} completions. Nothing stops it; set a timeout on what it waits for."
+def named_errors(subject: str, size: int, advice: str) -> Iterator[None]:
+    """Add the function's name to an error in the `with` block, or warn if the block takes over a minute."""
+    slow = f"{subject} has been running for {SLOW:g} s on {size} completions. Nothing stops it. Give it a timeout."
     with DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow, UserWarning), daemon=True).start()):
         try:
             yield
         except SpanwiseError:
             raise
-        except (Exception, SystemExit) as error:  # SystemExit of a reward would look like the end of the run
-            none = " A block or a tag that a completion lacks is None." if "'NoneType'" in f"{error}" else ""
-            raise RewardError(f"{what} raised {type(error).__name__}: {error}. {advice}{none}{place_of(error)}") from error
+        except (Exception, SystemExit) as error:  # sys.exit() in a reward would look like the end of the run
+            hint = " A block or a tag that a completion lacks is None." if "'NoneType'" in f"{error}" else ""
+            raise RewardError(
+                f"{subject} raised {type(error).__name__}: {error}. {advice}{hint}{place_of(error)}"
+            ) from error
 
 
 def own_copy(value: Any) -> Any:
@@ -97,142 +100,121 @@ def own_copy(value: Any) -> Any:
     return value
 
 
-def _folder() -> str:
+def _working_directory() -> str:
     return os.getcwd() if os.path.isdir(".") else "gone"
 
 
-#: The settings that a function must not change: the name, and the functions that read and restore it.
+#: Settings of the process that a user's function must not change: name, function that reads it, function that restores it.
 _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = (
     ("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
     ("whether torch computes gradients", torch.is_grad_enabled, torch.set_grad_enabled),
     ("torch's seed", torch.initial_seed, torch.default_generator.manual_seed),
-    ("the working directory", _folder, os.chdir),
+    ("the working directory", _working_directory, os.chdir),
 )
-#: Counts calls with the same random state of the training, on the same texts.
+#: How often a function was called with the same random state and the same texts.
 _calls: Counter[int] = Counter()
 
 
 @contextmanager
-def process_kept(what: str, text: Texts) -> Iterator[None]:
-    """Undo a function's change of default dtype, gradients, a seed or the working directory, and warn of it."""
-    python, legacy, state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    # Each call draws from random streams of its own, seeded by the first texts that it judges. Whether it draws or seeds, the
-    # random state of the training does not change, and a resumed run draws the same numbers.
-    call = crc32("".join([what, *map(whole_text, text[:8])]).encode(errors="replace"), hash(python[1]) & 0xFFFFFFFF)
+def restore_process(subject: str, text: Texts) -> Iterator[None]:
+    """Undo a function's changes to default dtype, gradients, seed and working directory, and warn about them."""
+    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    # Each call draws from streams of its own, seeded by its texts: the training's random state stays the same, after a resume too.
+    call = crc32("".join([subject, *map(whole_text, text[:8])]).encode(errors="replace"), hash(python_state[1]) & 0xFFFFFFFF)
     _calls[call] += 1
     seed = crc32(f"{_calls[call]}".encode(), call)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002
     torch.default_generator.manual_seed(seed)
-    settings = [read() for _, read, _ in _SETTINGS]
+    settings_before = [read() for _, read, _ in _SETTINGS]
     try:
         yield
     finally:
-        changed: list[str] = []
-        for (name, read, put), before in zip(_SETTINGS, settings, strict=True):
+        changes: list[str] = []
+        for (name, read, restore), before in zip(_SETTINGS, settings_before, strict=True):
             if (now := read()) != before:
-                changed.append(f"{name} ({now})")
-                put(before)
-        random.setstate(python)
-        np.random.set_state(legacy)  # noqa: NPY002
-        torch.set_rng_state(state)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
-        if changed:
+                changes.append(f"{name} ({now})")
+                restore(before)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        torch.set_rng_state(torch_state)
+        if cuda_states:
+            torch.cuda.set_rng_state_all(cuda_states)
+        if changes:
             warnings.warn(
-                f"{what} changed {', '.join(changed)} for the whole process; it is put back after each call. Leave that to your "
-                f"script, or use a generator of your own (random.Random, torch.Generator).",
+                f"{subject} changed {', '.join(changes)} for the whole process. This is undone after each call. Change it in your "
+                f"own script, or use a generator of your own (random.Random, torch.Generator).",
                 UserWarning,
                 stacklevel=2,
             )
 
 
-def listed_values(result: Any, size: int, *, what: str, noun: str) -> Sequence[Any]:
-    """Return a function's result as a list if it holds one value for each completion."""
+def listed_values(result: Any, size: int, *, subject: str, noun: str) -> Sequence[Any]:
+    """Return a function's result as a list; refuse a result without one value for each completion."""
     if isinstance(result, (Tensor, np.ndarray)):
         if isinstance(result, Tensor) and result.is_meta:
-            raise RewardError(
-                f"{what} returned a tensor on the device meta, which holds no {noun}s; return a list of {size}."
-            )
+            raise RewardError(f"{subject} returned a tensor on the device meta, without {noun}s. Return a list of {size}.")
         if len(result.shape) > 1:
             raise RewardError(
-                f"{what} returned an array of the shape {tuple(result.shape)}; return one {noun} per completion, an array of the "
-                f"shape ({size},)."
+                f"{subject} returned an array of the shape {tuple(result.shape)}. Return one {noun} per completion: an array of "
+                f"the shape ({size},)."
             )
         result = result.tolist()
     if not isinstance(result, (list, tuple)):
-        raise RewardError(f"{what} returned {type(result).__name__}; return a list of {size} {noun}s.")
+        raise RewardError(f"{subject} returned {type(result).__name__}. Return a list of {size} {noun}s.")
     if len(result) != size:
-        raise RewardError(f"{what} returned {len(result)} {noun}s for {size} completions.")
+        raise RewardError(f"{subject} returned {len(result)} {noun}s for {size} completions. Return one for each.")
     return result
 
 
 def place_of(error: BaseException) -> str:
-    """Say in which line of its own file the function failed; empty for a function without a file."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_CALLERS)]
+    """Name the line of the function's own file that raised an error; empty for a function without a file."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_CALLER_FILES)]
     own_frames = [frame for frame in frames if frame.filename == frames[0].filename]
     return f" It happened in {own_frames[-1].filename}, line {own_frames[-1].lineno}." if own_frames else ""
 
 
-#: What to do about a function that raised.
-_ADVICE = "Return None for a completion that has no reward."
-
-
-def call_reward(objective: Objective, text: Texts, columns: Columns) -> Reward:
-    """Call a user's reward function with the arguments that its parameters name, and check its result."""
-    what, function = _reward_call(objective, text, columns)
-    return _checked(called(function, what=what, text=text, advice=_ADVICE), objective, len(text))
-
-
-async def await_reward(objective: Objective, text: Texts, columns: Columns) -> Reward:
-    """Await a user's `async def` reward function in the same way; what it changes for the process is not undone here."""
-    what, function = _reward_call(objective, text, columns)
-    with named_errors(what, len(text), _ADVICE):
-        result = await with_own_copies(function)()
-    return _checked(result, objective, len(text))
-
-
-def _reward_call(objective: Objective, text: Texts, columns: Columns) -> tuple[str, partial[Any]]:
-    """Return the function's name in a sentence, and its call with the arguments that its parameters name."""
+def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[Any]:
+    """Return the call of a user's reward function with the arguments that its parameters name."""
     parameters = parameters_of(objective.reward, objective.name)
     # A function without a parameter `blocks` is a TRL reward function: `f(prompts, completions, completion_ids, **columns)`.
-    offered = {**columns, **({"blocks": list(text)} if "blocks" in parameters[0] else {}), **objective.options}
-    arguments, missing = arguments_for(parameters, offered)
-    if missing is not None:
-        raise _missing(missing, offered, objective.name)
-    function = partial(objective.reward, **arguments)  # pyright: ignore[reportArgumentType] - not the name of one
-    return reward_function(objective), function
+    blocks_argument = {"blocks": list(text)} if "blocks" in parameters[0] else {}
+    offered_arguments = {**columns, **blocks_argument, **objective.options}
+    arguments, missing_parameter = arguments_for(parameters, offered_arguments)
+    if missing_parameter is not None:
+        raise _missing_argument(missing_parameter, offered_arguments, objective.name)
+    return partial(objective.reward, **arguments)  # pyright: ignore[reportArgumentType] - it is no name here
 
 
 def takes(objective: Objective, option: str) -> bool:
     """Return whether a reward function has a parameter for an option."""
-    named, takes_all = parameters_of(objective.reward, objective.name)
-    return takes_all or option in named
+    defaults, takes_all = parameters_of(objective.reward, objective.name)
+    return takes_all or option in defaults
 
 
 def reward_function(objective: Objective) -> str:
-    """Name the reward function of an objective in a sentence."""
+    """Return how a sentence names the reward function of an objective."""
     return f"Objective '{objective.name}': its reward function"
 
 
 def arguments_for(parameters: Parameters, offered: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Return the offered arguments that a function takes, and the first parameter that it needs and nothing fills."""
-    named, takes_all = parameters
-    needed = (name for name, default in named.items() if default is inspect.Parameter.empty and name not in offered)
-    return {name: value for name, value in offered.items() if takes_all or name in named}, next(needed, None)
+    """Return the offered arguments that a function takes, and its first required parameter that none of them fills."""
+    defaults, takes_all = parameters
+    missing = (name for name, default in defaults.items() if default is inspect.Parameter.empty and name not in offered)
+    return {name: value for name, value in offered.items() if takes_all or name in defaults}, next(missing, None)
 
 
-def _checked(result: Any, objective: Objective, size: int) -> Reward:
-    """Return a function's result as a reward; refuse a result that holds no number or None for each completion."""
+def checked_reward(result: Any, objective: Objective, size: int) -> Reward:
+    """Return a function's result as a reward; refuse a result that does not hold a number or None for each completion."""
     if isinstance(result, Reward):
         return result
     values: list[float | None] = []
-    for n, value in enumerate(listed_values(result, size, what=reward_function(objective), noun="number")):
+    for n, value in enumerate(listed_values(result, size, subject=reward_function(objective), noun="number")):
         number = None if value is None else as_number(value)
         if number is not None and not math.isfinite(number):
             raise RewardError(
-                f"Objective '{objective.name}' gives completion {n} of {size} the reward {value!r}; return a finite number, or "
+                f"Objective '{objective.name}' gives completion {n} of {size} the reward {value!r}. Return a finite number, or "
                 f"None for no reward."
             )
         values.append(number)
@@ -240,7 +222,7 @@ def _checked(result: Any, objective: Objective, size: int) -> Reward:
 
 
 def as_number(value: Any) -> float:
-    """Return a number as a float; NaN for text, an array of several, 10**400."""
+    """Return a value as a float; NaN for text, an array of several numbers, and a number beyond every float."""
     try:
         return math.nan if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -248,48 +230,49 @@ def as_number(value: Any) -> float:
 
 
 def check_reward_function(objective: Objective, more: Collection[str] = ()) -> None:
-    """Refuse a reward function that cannot be called by name, or that has no parameter for an option; `more` are not for it."""
-    named, takes_all = parameters_of(objective.reward, objective.name)
-    lost = next((option for option in objective.options if option not in {*named, *more} and not takes_all), None)
-    if lost is not None:
+    """Refuse a reward function that needs positional arguments, or lacks a parameter for an option that is not in `more`."""
+    defaults, takes_all = parameters_of(objective.reward, objective.name)
+    extra_option = next((option for option in objective.options if option not in {*defaults, *more} and not takes_all), None)
+    if extra_option is not None:
         raise RecipeError(
-            f"Objective '{objective.name}' has the option '{lost}', but its reward function has no such parameter; it has "
-            f"{', '.join(named) or 'none'}."
+            f"Objective '{objective.name}' has the option '{extra_option}', but its reward function has no such parameter. Its "
+            f"parameters are: {', '.join(defaults) or 'none'}."
         )
 
 
 def parameters_of(function: Any, name: str) -> Parameters:
-    """Return the parameters of the reward function of an objective called `name`; refuse one that cannot be called by name."""
+    """Return the parameters of an objective's reward function; refuse a function with a positional-only parameter."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise RecipeError(
-            f"Objective '{name}': the parameters of {function!r} cannot be read; wrap it in a function."
+            f"Objective '{name}': the parameters of {function!r} are unknown. Wrap it in a function."
         ) from error
-    nameless = next((parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY), None)
-    if nameless is not None:
+    positional = next((parameter.name for parameter in parameters if parameter.kind is parameter.POSITIONAL_ONLY), None)
+    if positional is not None:
         raise RecipeError(
-            f"Objective '{name}': its reward function takes '{nameless}' by position only, and everything is passed by name; "
-            f"leave the '/' out of its parameters."
+            f"Objective '{name}': its reward function takes '{positional}' only by position, but spanwise passes every argument by "
+            f"name. Remove the '/' from its parameters."
         )
-    named = {
+    defaults = {
         parameter.name: parameter.default
         for parameter in parameters
         if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
     }
-    return named, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    return defaults, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
-def _missing(parameter: str, known: Mapping[str, Any], name: str) -> RewardError | DataError:
+def _missing_argument(parameter: str, offered: Mapping[str, Any], name: str) -> RewardError | DataError:
+    """Return the error for a parameter that neither a column nor an option fills."""
     if parameter in _FROM_TRAINER:
         return RewardError(
-            f"Objective '{name}' has a reward function in TRL's signature and there are no '{parameter}' to call it with; "
-            f"pass {{'{parameter}': ...}} among the columns, or write it as f(blocks, **columns)."
+            f"Objective '{name}' has a reward function in TRL's signature, but there are no '{parameter}' to call it with. Pass "
+            f"{{'{parameter}': ...}} among the columns, or write the function as f(blocks, **columns)."
         )
-    names = sorted(set(known) - {"blocks"})
-    near = get_close_matches(parameter, ["blocks", *names], n=1)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
+    column_names = sorted(set(offered) - {"blocks"})
+    closest_names = get_close_matches(parameter, ["blocks", *column_names], n=1)
+    hint = f" Did you mean '{closest_names[0]}'?" if closest_names else ""
     return DataError(
-        f"Objective '{name}' needs the column '{parameter}'; the dataset has {', '.join(names) or 'no columns'}.{hint} A reward "
-        f"function is called with what its parameters name: columns, and 'blocks' for the blocks of every completion."
+        f"Objective '{name}' needs the column '{parameter}'; the dataset has {', '.join(column_names) or 'no columns'}.{hint} The "
+        f"parameters of a reward function are names of columns, or 'blocks' for the blocks of every completion."
     )

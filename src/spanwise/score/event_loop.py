@@ -1,4 +1,4 @@
-"""One event loop for each process, in a thread of its own: rewards that wait for a server are awaited on it from any thread."""
+"""Run coroutines from any thread on one event loop per process; the loop has a thread of its own."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
-_kept: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Any]] = weakref.WeakKeyDictionary()
+_objects: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
 def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Await a coroutine on the loop of this process, and cancel it if this thread is interrupted."""
+    """Run a coroutine on the loop of this process, and cancel it if this thread is interrupted."""
     future = asyncio.run_coroutine_threadsafe(coroutine, _running_loop())
     try:
         return future.result()
     finally:
-        future.cancel()  # Ctrl-C: requests in flight must not outlive the training
+        future.cancel()  # after Ctrl-C no request may stay in flight
 
 
-def of_this_loop() -> dict[Any, Any]:
-    """Return what belongs to the loop that runs, such as clients and semaphores; it goes with the loop."""
-    return _kept.setdefault(asyncio.get_running_loop(), {})
+def objects_of_loop() -> dict[Any, Any]:
+    """Return the objects that belong to the running loop, such as clients and semaphores; they are dropped with the loop."""
+    return _objects.setdefault(asyncio.get_running_loop(), {})
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

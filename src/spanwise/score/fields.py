@@ -1,4 +1,4 @@
-"""Rewards of single fields: `equals`, `near`, `one_of`; `listed`, numbers from a list or by name; and `json_schema`."""
+"""Rewards of single fields (`equals`, `near`, `one_of`), of numbers in a column (`listed`), of JSON (`count`, `json_schema`)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from spanwise.disk import read_text
 from spanwise.errors import DataError, LayoutError, RecipeError, check_number
 from spanwise.objective import Objective
 from spanwise.registry import register
@@ -28,9 +28,9 @@ from spanwise.types import BlockText, Status, whole_text
 _SIGNED = re.compile("[+-]?" + NUMBER.pattern)
 _DECODER = json.JSONDecoder()
 _INDEX = re.compile(r"\[(\d+)\]")
-#: The text before a value.
+#: The text of JSON that may stand before a value, and the quote that opens a string.
 _BEFORE = re.compile(r'(?:^|[:\[,])\s*+("?)\Z')
-#: The field lies beyond the end of the list of gold values.
+#: The gold value of a field beyond the end of the gold list.
 _BEYOND = object()
 
 
@@ -59,23 +59,23 @@ def equals(
         >>> equals(text, pays=("price",), columns={"answer": gold}, scored={}, tag="price").value_n
         tensor([1., 0., nan], dtype=torch.float64)
     """
-    return _judged(text, pays, columns, tag, column, lambda said, gold: said is not None and same(said, gold))
+    return _judge_field(text, pays, columns, tag, column, lambda field, gold: field is not None and _same(field, gold))
 
 
-def same(said: str, gold: Any) -> bool:
-    """Return whether a text equals a gold value, see `equals`."""
+def _same(field: str, gold: Any) -> bool:
+    """Return whether the text of a field equals a gold value, see `equals`."""
     if isinstance(gold, str):
-        return said.strip() == gold.strip()
-    value = json_value(said, decoder=_DECODER)
-    return value is not MISSING and value == gold and isinstance(value, bool) == isinstance(gold, bool)
+        return field.strip() == gold.strip()
+    field_value = json_value(field, decoder=_DECODER)
+    return field_value is not MISSING and field_value == gold and isinstance(field_value, bool) == isinstance(gold, bool)
 
 
-def _tolerances(options: Mapping[str, Any]) -> None:
+def _check_tolerances(options: Mapping[str, Any]) -> None:
     for name in ("rel", "abs"):
         check_number(f"The option '{name}' of reward 'near'", options[name], least=0.0)
 
 
-@register("near", kind="reward", tags=("tag",), check=_tolerances)
+@register("near", kind="reward", tags=("tag",), check=_check_tolerances)
 def near(
     text: Texts,
     *,
@@ -104,15 +104,15 @@ def near(
         >>> near(text, pays=("price",), columns={"answer": ['{"price": 100}'] * 3}, scored={}, tag="price").value_n
         tensor([1., 0., 0.], dtype=torch.float64)
     """
-    _tolerances({"rel": rel, "abs": abs})
+    _check_tolerances({"rel": rel, "abs": abs})
 
-    def rule(said: str | None, gold: Any) -> bool | None:
-        right, number = _number(gold), None if said is None else _number(said)
-        if right is None or not math.isfinite(right):
+    def rule(field: str | None, gold: Any) -> bool | None:
+        gold_number, number = _number(gold), None if field is None else _number(field)
+        if gold_number is None or not math.isfinite(gold_number):
             return None
-        return number is not None and math.fabs(number - right) <= max(rel * math.fabs(right), abs)
+        return number is not None and math.fabs(number - gold_number) <= max(rel * math.fabs(gold_number), abs)
 
-    return _judged(text, pays, columns, tag, column, rule)
+    return _judge_field(text, pays, columns, tag, column, rule)
 
 
 @register("one_of", kind="reward", tags=("tag",))
@@ -135,12 +135,12 @@ def one_of(
         tensor([1., 0.], dtype=torch.float64)
     """
 
-    def rule(said: str | None, gold: Any) -> bool | None:
+    def rule(field: str | None, gold: Any) -> bool | None:
         if not isinstance(gold, list | tuple) or not gold:
             return None
-        return said is not None and any(same(said, value) for value in gold)
+        return field is not None and any(_same(field, value) for value in gold)
 
-    return _judged(text, pays, columns, tag, column, rule)
+    return _judge_field(text, pays, columns, tag, column, rule)
 
 
 @register("listed", kind="reward")
@@ -163,47 +163,47 @@ def listed(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, block: 
         >>> listed(text, pays=("step[1]",), columns={"listed": [[0.9, 0.2], [0.5]]}, scored={}).value_n
         tensor([0.2000,    nan], dtype=torch.float64)
     """
-    name = block or pays[0]
-    index = _INDEX.search(name)
-    values: list[float | None] = []
-    status: list[Status] = []
+    judged_block = block or pays[0]
+    index = _INDEX.search(judged_block)
+    numbers: list[float | None] = []
+    statuses: list[Status] = []
     for blocks, cell in zip(text, column_of(columns, column, len(text)), strict=True):
-        numbers, number = _parsed(cell), MISSING
-        if isinstance(numbers, Mapping):
-            number = numbers.get(name, MISSING)
-        elif isinstance(numbers, list | tuple) and index is not None and int(index[1]) < len(numbers):
-            number = numbers[int(index[1])]
-        absent = blocks.get(name) is None or number is None or number != number
-        value = None if absent or isinstance(number, str) else _number(number)
-        values.append(value if value is not None and math.isfinite(value) else None)
-        status.append(Status.ABSENT if absent else Status.ERROR)
-    return Reward.of(values, status=status)
+        numbers_by_block, block_entry = _parse_cell(cell), MISSING
+        if isinstance(numbers_by_block, Mapping):
+            block_entry = numbers_by_block.get(judged_block, MISSING)
+        elif isinstance(numbers_by_block, list | tuple) and index is not None and int(index[1]) < len(numbers_by_block):
+            block_entry = numbers_by_block[int(index[1])]
+        is_absent = blocks.get(judged_block) is None or block_entry is None or block_entry != block_entry
+        number = None if is_absent or isinstance(block_entry, str) else _number(block_entry)
+        numbers.append(number if number is not None and math.isfinite(number) else None)
+        statuses.append(Status.ABSENT if is_absent else Status.ERROR)
+    return Reward.of(numbers, status=statuses)
 
 
-def _judged(
+def _judge_field(
     text: Texts, pays: Pays, columns: Columns, tag: str, column: str, rule: Callable[[str | None, Any], bool | None]
 ) -> Reward:
-    """Reward 1 or 0 for each completion by a rule of its field and the gold value; the rule returns None if gold cannot be read."""
+    """Reward completions by a rule (field, gold value) -> right or wrong, or None if the gold value cannot be read."""
 
-    def of_gold(_: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | None:
-        gold = _gold(_parsed(cell), tag)
+    def judge_block(_: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | None:
+        gold = _value_at(_parse_cell(cell), tag)
         return False if gold is _BEYOND else None if gold is MISSING else rule(block.get(tag), gold)
 
-    return judged(text, pays, tag, column_of(columns, column, len(text)), of_gold)
+    return judged(text, pays, tag, column_of(columns, column, len(text)), judge_block)
 
 
 def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | None:
-    """Return where the dataset has a gold value for an objective; None if its reward does not look for one by path."""
+    """Return which completions have a gold value for an objective; None if its reward looks for no gold value by path."""
     options = objective.options
-    cells = columns.get(options.get("column", "answer"))
-    if objective.reward not in ("equals", "near", "one_of") or cells is None:
+    gold_cells = columns.get(options.get("column", "answer"))
+    if objective.reward not in ("equals", "near", "one_of") or gold_cells is None:
         return None
-    golds = (_gold(_parsed(cell), options.get("tag", "answer")) for cell in cells)
+    golds = (_value_at(_parse_cell(cell), options.get("tag", "answer")) for cell in gold_cells)
     return torch.tensor([gold is not MISSING and gold is not _BEYOND for gold in golds])
 
 
 def _number(value: Any) -> float | None:
-    """Return a plain number, infinite if too large for a float; None for anything else."""
+    """Return a plain number as a float, infinite if it is too large for one; None for any other value."""
     if isinstance(value, str):
         return float(value) if _SIGNED.fullmatch(value := value.strip()) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -214,23 +214,23 @@ def _number(value: Any) -> float | None:
         return math.inf
 
 
-def _parsed(cell: Any) -> Any:
-    """Return a cell, and the value of the JSON text in it."""
-    value = json_value(cell, decoder=_DECODER) if isinstance(cell, str) and cell.lstrip()[:1] in ("{", "[") else MISSING
-    return cell if value is MISSING else value
+def _parse_cell(cell: Any) -> Any:
+    """Return the value of a cell: parsed if the cell is the JSON text of an object or list."""
+    parsed = json_value(cell, decoder=_DECODER) if isinstance(cell, str) and cell.lstrip()[:1] in ("{", "[") else MISSING
+    return cell if parsed is MISSING else parsed
 
 
-def _gold(value: Any, path: str) -> Any:
-    """Return the gold value; `MISSING` or `_BEYOND` if there is none."""
+def _value_at(value: Any, path: str) -> Any:
+    """Return the value at a path of a JSON object; `MISSING` or `_BEYOND` if there is none."""
     if not isinstance(value, Mapping):
         return MISSING if value is None else value
     if path in value:
         return value[path]
     try:
-        way = steps(path)
-    except LayoutError:  # the block belongs to another segmenter
+        path_steps = steps(path)
+    except LayoutError:  # another segmenter's block has a name that is no path
         return MISSING
-    for step in way:
+    for step in path_steps:
         if isinstance(value, Mapping):
             value = value.get(step, MISSING)
         elif isinstance(value, list) and isinstance(step, int):
@@ -244,7 +244,7 @@ def _gold(value: Any, path: str) -> Any:
 def count(
     text: Texts, *, pays: Pays, columns: Columns, scored: Scored, path: str = "items", column: str = "answer"
 ) -> Reward:
-    """1 if a list of the completion's JSON has as many elements as the dataset's, 0 if not.
+    """Reward 1 if a list of the completion's JSON has as many elements as the dataset's, 0 if not.
 
     Rule: the list stands at the path of the completion's JSON, which is found as in `json_schema`, and at the same path of the gold
     object. No list, or JSON that is not complete: wrong (0). No paid block: ABSENT. No gold list: ERROR.
@@ -264,8 +264,8 @@ def count(
     """
 
     def as_many(blocks: BlockText, _: Mapping[str, str | None], cell: Any) -> bool | None:
-        gold, value = _gold(_parsed(cell), path), _gold(whole_json(whole_text(blocks)), path)
-        return isinstance(value, list) and len(value) == len(gold) if isinstance(gold, list) else None
+        gold_list, stated_list = _value_at(_parse_cell(cell), path), _value_at(whole_json(whole_text(blocks)), path)
+        return isinstance(stated_list, list) and len(stated_list) == len(gold_list) if isinstance(gold_list, list) else None
 
     return judged(text, pays, "", column_of(columns, column, len(text)), as_many)
 
@@ -283,7 +283,7 @@ def json_schema(
     workers: int | None = None,
     deadline: float | int = DEADLINE,
 ) -> Reward:
-    """1 if the JSON of a completion is valid under a schema, 0 if not.
+    """Reward 1 if the JSON of a completion is valid under a schema, 0 if not.
 
     Rule: the JSON is what a field says (`tag`), or, without one, the whole completion, whatever it pays: from its first brace on,
     if it is not JSON as a whole. What cannot be read as JSON, or is not complete, is not valid (0); a field that is no JSON is a
@@ -303,7 +303,7 @@ def json_schema(
 
     Raises:
         DataError: there is no such column, or jsonschema is not installed.
-        RecipeError: a schema that is none, or with a pattern that is none, or a `$ref` that leads nowhere or back to itself.
+        RecipeError: an invalid schema, an invalid pattern, or a `$ref` that leads nowhere or back to itself.
 
     Example:
         >>> text = [{"all": {"": said}} for said in ('Sure: {"a": 3}', '{"a": "x"}', '{"a":')]
@@ -311,33 +311,35 @@ def json_schema(
         >>> json_schema(text, pays=("all",), columns={}, scored={}, schema=integer).value_n
         tensor([1., 0., 0.], dtype=torch.float64)
     """
-    fixed = _fixed(schema)
-    cells = [None] * len(text) if fixed is not None else column_of(columns, str(schema), len(text))
+    recipe_schema = _schema_of_recipe(schema)
+    schema_cells = [None] * len(text) if recipe_schema is not None else column_of(columns, str(schema), len(text))
 
     def rule(blocks: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | tuple[str, str] | None:
-        written = fixed or _of_cell(cell)
-        stated = _field(block, tag) if tag else whole_text(blocks)
-        if written is None or stated is None:
-            return None if written is None else False
+        schema_text = recipe_schema or _schema_of_cell(cell)
+        stated = _field_json(block, tag) if tag else whole_text(blocks)
+        if schema_text is None or stated is None:
+            return None if schema_text is None else False
         if alone and json_value(without_end(stated)) is MISSING:
             return False
-        return is_valid(written, stated) if read_schema(written)[1] else (written, stated)
+        return is_valid(schema_text, stated) if read_schema(schema_text)[1] else (schema_text, stated)
 
-    return judged(text, pays, tag, cells, rule, shared_workers(SchemaChecker, workers=workers, deadline=deadline).check)
+    return judged(
+        text, pays, tag, schema_cells, rule, shared_workers(SchemaChecker, workers=workers, deadline=deadline).check
+    )
 
 
 def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **_: Any) -> None:
-    """Refuse a schema that is none, and `alone` of a field."""
-    _fixed(schema)
+    """Refuse an invalid schema, and `alone` together with a tag."""
+    _schema_of_recipe(schema)
     if alone and tag:
         raise RecipeError(
-            f"The reward 'json_schema' has tag '{tag}' and alone, which is about text around the JSON of a whole completion; leave "
-            f"one of them out."
+            f"The reward 'json_schema' has tag '{tag}' and alone, but alone is about the text around the JSON of a whole "
+            f"completion. Remove one of them."
         )
 
 
-def _field(block: Mapping[str, str | None], tag: str) -> str | None:
-    """Return a field's text as JSON, a string where it stood in quotes; None if the value is incomplete."""
+def _field_json(block: Mapping[str, str | None], tag: str) -> str | None:
+    """Return a field's text as JSON, as a string if it stood in quotes; None if the value is incomplete."""
     content = block.get(tag)
     if content is None:
         return None
@@ -345,20 +347,21 @@ def _field(block: Mapping[str, str | None], tag: str) -> str | None:
 
 
 def _in_quotes(content: str, block: Mapping[str, str | None], tag: str) -> bool:
-    """Return whether a field's text is a string, "3" and not 3: judged behind its own key, else at its first place in the text."""
-    written, first, key = block.get("") or "", "", f'"{tag.rpartition(".")[2]}"'
-    at = written.find(content)
-    while at >= 0:
-        before = _BEFORE.search(written, max(0, at - 256), at)
-        if before and written[max(0, before.start() - 256) : before.start()].rstrip().endswith(key):
-            return before[1] == '"'
-        first = first or (before[0] if before else "")
-        at = written.find(content, at + len(content))
-    return first.endswith('"')
+    """Return whether a field's text stood in quotes ("3" and not 3), behind its own key or else at its first place."""
+    block_text, quoted_key = block.get("") or "", f'"{tag.rpartition(".")[2]}"'
+    first_opening = ""
+    content_start = block_text.find(content)
+    while content_start >= 0:
+        opening = _BEFORE.search(block_text, max(0, content_start - 256), content_start)
+        if opening and block_text[max(0, opening.start() - 256) : opening.start()].rstrip().endswith(quoted_key):
+            return opening[1] == '"'
+        first_opening = first_opening or (opening[0] if opening else "")
+        content_start = block_text.find(content, content_start + len(content))
+    return first_opening.endswith('"')
 
 
 class SchemaChecker(Workers):
-    """Judges JSON by schemas whose time is not linear in the JSON, see `worker.py`."""
+    """Check JSON in worker processes, for schemas that may take more than linear time; see `worker.py`."""
 
     kind = "schema"
     what = "jsonschema"
@@ -366,32 +369,32 @@ class SchemaChecker(Workers):
     advice = "Without it no schema with a pattern, a $ref or uniqueItems can be checked."
 
 
-def _fixed(schema: Any) -> str | None:
+def _schema_of_recipe(schema: Any) -> str | None:
     """Return the JSON text of a schema that a recipe holds or names by file; None if the recipe names a column."""
-    named = isinstance(schema, str)
-    if named and not schema.endswith(".json"):
+    is_name = isinstance(schema, str)
+    if is_name and not schema.endswith(".json"):
         return None
-    where = f"The schema '{schema}'" if named else "The schema"
+    where = f"The schema '{schema}'" if is_name else "The schema"
     try:
-        return _checked(Path(schema).read_text(encoding="utf-8") if named else schema)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{where} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+        return _schema_text(read_text(schema, where) if is_name else schema)
+    except RecipeError:  # RecipeError is a ValueError, which is caught next
+        raise
     except (TypeError, ValueError, RecursionError) as error:
-        raise RecipeError(f"{where} of reward 'json_schema' is none: {error}.") from error
+        raise RecipeError(f"{where} of reward 'json_schema' is invalid: {error}.") from error
 
 
-def _of_cell(cell: Any) -> str | None:
-    """Return the JSON text of a schema in a dataset's cell; None if the cell holds none."""
+def _schema_of_cell(cell: Any) -> str | None:
+    """Return the JSON text of a schema in a dataset's cell; None if the cell holds no valid schema."""
     try:
-        return None if cell is None else _checked(cell)
+        return None if cell is None else _schema_text(cell)
     except (TypeError, ValueError, RecursionError):
         return None
 
 
-def _checked(schema: Any) -> str:
-    """Return the JSON text of a schema; raise ValueError if it is none."""
+def _schema_text(schema: Any) -> str:
+    """Return the JSON text of a schema; raise ValueError if the schema is invalid."""
     if importlib.util.find_spec("jsonschema") is None:
-        raise DataError("The reward 'json_schema' needs jsonschema: install 'spanwise[json]'.")
-    text = schema if isinstance(schema, str) else json.dumps(schema, sort_keys=True)
-    read_schema(text)
-    return text
+        raise DataError("The reward 'json_schema' needs jsonschema. Install 'spanwise[json]'.")
+    schema_text = schema if isinstance(schema, str) else json.dumps(schema, sort_keys=True)
+    read_schema(schema_text)
+    return schema_text

@@ -1,6 +1,6 @@
 """Call reward functions that judge one completion at a time, one after another or many at once.
 
-Of one completion whose call fails, the reward is an ERROR or a TIMEOUT; if all calls fail, the run ends.
+If the call for one completion fails, its reward is an ERROR or a TIMEOUT; if all calls fail, the run ends.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from spanwise.errors import DataError, RecipeError, RewardError, SpanwiseError, check_known
+from spanwise.errors import DataError, RecipeError, RewardError, SpanwiseError, check_known, check_number
 from spanwise.objective import Objective, is_async, is_number
 from spanwise.score.custom import arguments_for, as_number, own_copy, parameters_of, place_of, reward_function
-from spanwise.score.event_loop import of_this_loop
-from spanwise.score.foreign import Convention, Item, convention_of
+from spanwise.score.event_loop import objects_of_loop
+from spanwise.score.foreign import Convention, convention_of
 from spanwise.score.reward import Columns, Reward, Texts, present
 from spanwise.types import BlockText, Status, whole_text
 
-#: Options of an objective that say how its function is called; the function gets all others.
+#: The options of an objective that say how its function is called; the function gets all other options.
 CALL_OPTIONS: Mapping[str, Any] = {"sees": "whole", "block": None, "timeout": 600.0, "max_concurrent": 64}
 _END = re.compile(r"<\|[^<>|\n]{1,64}\|>|</s>|<eos>|<end_of_turn>|<\uff5c[^<>\n]{1,64}\uff5c>")
+_K = TypeVar("_K")
 _T = TypeVar("_T")
-#: Across how many processes the requests of a run are shared.
+#: The number of processes that share `max_concurrent`; 0: all processes of the training.
 _SHARERS: ContextVar[int] = ContextVar("sharers", default=0)
 
 
 @contextmanager
 def shared_by(processes: int) -> Iterator[None]:
-    """Let each of several processes send its share of `max_concurrent` requests while the block lasts."""
+    """Divide `max_concurrent` by a number of processes inside the `with` block."""
     token = _SHARERS.set(processes)
     try:
         yield
@@ -41,15 +42,15 @@ def shared_by(processes: int) -> Iterator[None]:
         _SHARERS.reset(token)
 
 
-def own_share(max_concurrent: int) -> int:
-    """Return how many requests this process may have in flight; the processes of a training share the number."""
+def requests_here(max_concurrent: int) -> int:
+    """Return how many requests this process may have in flight; the processes of a training share `max_concurrent`."""
     sharers = _SHARERS.get() or int(os.environ.get("WORLD_SIZE", "1"))
     return max(1, -(-max_concurrent // sharers))
 
 
 @dataclass(frozen=True)
 class CallResult:
-    """What became of one call: a result and a note on it, or why there is none."""
+    """The result of one call and a note on it, or the reason for having none."""
 
     value: Any = None
     status: Status = Status.OK
@@ -58,17 +59,17 @@ class CallResult:
 
 
 def semaphore(key: object, limit: int) -> asyncio.Semaphore:
-    """Return the semaphore of this loop for one function or server, which batches in flight at a time share."""
-    return of_this_loop().setdefault((key, limit), asyncio.Semaphore(limit))
+    """Return this event loop's semaphore for one function or server; batches that run at the same time share it."""
+    return objects_of_loop().setdefault((key, limit), asyncio.Semaphore(limit))
 
 
-async def gathered(
-    calls: Sequence[Callable[[], Awaitable[Any]]], free: asyncio.Semaphore, timeout: float
-) -> list[CallResult]:
-    """Await all calls, as many at a time as the semaphore lets through; each has `timeout` seconds once it has begun."""
+async def await_calls(
+    calls: Mapping[_K, Callable[[], Awaitable[Any]]], limit: asyncio.Semaphore, timeout: float
+) -> dict[_K, CallResult]:
+    """Await all calls, as many at a time as the semaphore lets through; each has `timeout` seconds from its start."""
 
-    async def one(call: Callable[[], Awaitable[Any]]) -> CallResult:
-        async with free:
+    async def await_call(call: Callable[[], Awaitable[Any]]) -> CallResult:
+        async with limit:
             try:
                 return CallResult(await asyncio.wait_for(call(), timeout))
             except SpanwiseError:
@@ -78,12 +79,12 @@ async def gathered(
             except Exception as error:
                 return CallResult(status=Status.ERROR, error=error)
 
-    return await together([one(call) for call in calls])
+    return dict(zip(calls, await together([await_call(call) for call in calls.values()]), strict=True))
 
 
 async def together(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Await all coroutines at once; after an error, or Ctrl-C, none of them stays in flight."""
-    tasks = [asyncio.ensure_future(one) for one in coroutines]
+    """Await all coroutines at once; after an error, or Ctrl-C, cancel the others."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -92,7 +93,7 @@ async def together(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
 
 
 def without_end(text: str) -> str:
-    """Return a text without the tokens that end a sequence: other libraries decode without them.
+    """Remove the tokens at the end of a text that end a sequence; other libraries decode without them.
 
     >>> without_end("so 4<|im_end|><|endoftext|>"), without_end("a <|b|> c</s>")
     ('so 4', 'a <|b|> c')
@@ -110,73 +111,70 @@ def completion_text(blocks: BlockText) -> str:
 
 def part_text(blocks: BlockText, pays: Sequence[str], block: str | None) -> str:
     """Return the text of one block, or of all paid blocks if no block is named."""
-    parts = (blocks[name] or {} for name in present(blocks, [block] if block else pays))
-    return without_end("".join(part[""] or "" for part in parts))
+    tags_of_blocks = (blocks[name] or {} for name in present(blocks, [block] if block else pays))
+    return without_end("".join(tags[""] or "" for tags in tags_of_blocks))
 
 
 def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
-    """Return the cells of each completion by column; other entries are the trainer's and stay out."""
-    fitting = {
+    """Return the cells of each completion by column; the trainer's other entries have no cells and are left out."""
+    sequences = {
         name: values
         for name, values in columns.items()
-        if hasattr(values, "__getitem__") and not isinstance(values, (str, Mapping)) and _size(values) == size
+        if hasattr(values, "__getitem__") and hasattr(values, "__len__") and not isinstance(values, (str, Mapping))
     }
-    return [{name: values[n] for name, values in fitting.items()} for n in range(size)]
-
-
-def _size(values: Any) -> int | None:
-    return len(values) if hasattr(values, "__len__") else None
+    return [{name: values[n] for name, values in sequences.items() if len(values) == size} for n in range(size)]
 
 
 def item_convention(objective: Objective) -> Convention | None:
-    """Return how an objective's function for one completion is called; None for any other reward."""
+    """Return how to call an objective's function for one completion; None for any other reward."""
     if isinstance(objective.reward, str):
         return None
     return convention_of(objective.reward, frozenset(parameters_of(objective.reward, objective.name)[0]))
 
 
 def check_call(objective: Objective, convention: Convention | None) -> None:
-    """Refuse call options that cannot work, and a key where the function returns one number for each completion."""
-    options = objective.options
+    """Refuse call options that cannot work, and a key for a function that returns one number for each completion."""
+    subject, options = f"Objective '{objective.name}'", objective.options
     if convention is None:
         if objective.key is not None:
             raise RecipeError(
-                f"Objective '{objective.name}' has key: {objective.key}, but its function returns a list for the whole batch. A "
-                f"key goes with a function for one completion, such as verl's compute_score; leave it out."
+                f"{subject} has key: {objective.key}, but its function returns a list for the whole batch. A key works only with a "
+                f"function for one completion, such as verl's compute_score. Leave it out."
             )
         return
     check_known(
-        f"value of the option 'sees' of objective '{objective.name}'", options.get("sees", "whole"), ("whole", "part")
+        f"value of the option 'sees' of objective '{objective.name}'", {**CALL_OPTIONS, **options}["sees"], ("whole", "part")
     )
-    for name in ("timeout", "max_concurrent"):
-        value = options.get(name, CALL_OPTIONS[name])
-        whole = name == "max_concurrent"
-        if not is_number(value) or value <= 0 or (whole and not isinstance(value, int)):
-            kind = "a whole number" if whole else "a number of seconds"
-            raise RecipeError(f"Objective '{objective.name}' has {name}: {value!r}; write {kind} above 0.")
-        if name in options and not is_async(convention.prepare(objective.reward)):
+    for name, unit in (("timeout", " (seconds)"), ("max_concurrent", "")):
+        if name not in options:
+            continue
+        check_number(f"{subject}: {name}{unit}", options[name], above=0.0, whole=name == "max_concurrent")
+        if not is_async(convention.prepare(objective.reward)):
             raise RecipeError(
-                f"Objective '{objective.name}' has {name}: {value!r}, but its function is not async, so it runs for one completion "
-                f"after another and nothing stops it. Leave {name} out, or write `async def`."
+                f"{subject} has {name}: {options[name]!r}, but its function is not async: it runs for one completion after "
+                f"another, and nothing can stop it. Leave {name} out, or write `async def`."
             )
 
 
 def item_calls(objective: Objective, convention: Convention, text: Texts, columns: Columns) -> dict[int, Callable[[], Any]]:
-    """Return the call for each completion that has a paid block."""
+    """Return a call of the objective's function for each completion that has a paid block."""
     function = convention.prepare(objective.reward)
     parameters = parameters_of(function, objective.name)
-    further = {name: value for name, value in objective.options.items() if name not in CALL_OPTIONS}
-    part = objective.options.get("sees", CALL_OPTIONS["sees"]) == "part"
+    call_options = {**CALL_OPTIONS, **objective.options}
+    function_options = {name: value for name, value in objective.options.items() if name not in CALL_OPTIONS}
     calls: dict[int, Callable[[], Any]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
-        if present(blocks, objective.pays):
-            block = objective.options.get("block")
-            seen = part_text(blocks, objective.pays, block) if part else completion_text(blocks)
-            arguments, missing = arguments_for(parameters, convention.arguments(Item(seen, row)) | further)
-            if missing is not None:
-                known = ", ".join(sorted(row)) or "none"
-                raise DataError(f"Objective '{objective.name}' needs the column '{missing}'; the dataset has {known}.")
-            calls[n] = partial(function, **own_copy(arguments))
+        if not present(blocks, objective.pays):
+            continue
+        if call_options["sees"] == "part":
+            shown_text = part_text(blocks, objective.pays, call_options["block"])
+        else:
+            shown_text = completion_text(blocks)
+        arguments, missing = arguments_for(parameters, convention.arguments(shown_text, row) | function_options)
+        if missing is not None:
+            column_names = ", ".join(sorted(row)) or "none"
+            raise DataError(f"Objective '{objective.name}' needs the column '{missing}'; the dataset has {column_names}.")
+        calls[n] = partial(function, **own_copy(arguments))
     return calls
 
 
@@ -195,56 +193,56 @@ def call_items(calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
 
 async def await_items(objective: Objective, calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
     """Await an asynchronous function for many completions at once, within the objective's limits."""
-    limits = {**CALL_OPTIONS, **objective.options}
-    free = semaphore(id(objective.reward), own_share(limits["max_concurrent"]))
-    return dict(zip(calls, await gathered(list(calls.values()), free, limits["timeout"]), strict=True))
+    call_options = {**CALL_OPTIONS, **objective.options}
+    limit = semaphore(id(objective.reward), requests_here(call_options["max_concurrent"]))
+    return await await_calls(calls, limit, call_options["timeout"])
 
 
 def as_reward(objective: Objective, convention: Convention, results: Mapping[int, CallResult], size: int) -> Reward:
-    """Return the rewards of all completions from the results of their calls; end the run if every one of several failed."""
-    who, numbers = reward_function(objective), dict(results)
-    refuse_if_all_failed(results, who)
+    """Return the rewards of all completions from the results of their calls; raise RewardError if every call failed."""
+    subject, number_results = reward_function(objective), dict(results)
+    refuse_if_all_failed(results, subject, with_place=True)
     for n, result in results.items():
         if result.error is None:
-            value, note = convention.number(result.value, objective.key, who)
+            value, note = convention.number(result.value, objective.key, subject)
             number = None if value is None else as_number(value)
             if number is not None and not is_number(number):
                 raise RewardError(
-                    f"{who} gives completion {n} of {size} the reward {value!r:.60}; return a finite number or None."
+                    f"{subject} gives completion {n} the reward {value!r:.60}. Return a finite number or None."
                 )
-            numbers[n] = CallResult(number, Status.ABSENT if number is None else Status.OK, note=note)
-    return reward_of(numbers, size)
+            number_results[n] = CallResult(number, Status.ABSENT if number is None else Status.OK, note=note)
+    return reward_of(number_results, size)
 
 
-def reward_of(results: Mapping[int, CallResult], size: int, *, measured: Sequence[Sequence[float]] | None = None) -> Reward:
-    """Return the rewards of all completions from the numbers of some of them; the others have none (ABSENT)."""
+def reward_of(numbers: Mapping[int, CallResult], size: int, *, measured: Sequence[Sequence[float]] | None = None) -> Reward:
+    """Return the rewards of all completions; a completion without a number has none (ABSENT)."""
     absent = CallResult(status=Status.ABSENT)
-    by_completion = [results.get(n, absent) for n in range(size)]
-    notes = [one.note if one.error is None else failure_of(one) for one in by_completion]
-    values, status = [one.value for one in by_completion], [one.status for one in by_completion]
-    return Reward.of(values, status=status, notes=notes, measured=measured)
+    results = [numbers.get(n, absent) for n in range(size)]
+    return Reward.of(
+        [result.value for result in results],
+        status=[result.status for result in results],
+        notes=[result.note if result.error is None else _failure(result) for result in results],
+        measured=measured,
+    )
 
 
-def failure_of(result: CallResult) -> str:
+def _failure(result: CallResult) -> str:
     """Say why a call gave no result."""
     if result.status == Status.TIMEOUT:
         return "no answer in time"
-    sort = type(result.error)
-    named = "" if sort.__module__.startswith("spanwise.") else f"{sort.__name__}: "
-    return f"{named}{result.error}"[:300]
+    error_type = type(result.error)
+    type_name = "" if error_type.__module__.startswith("spanwise.") else f"{error_type.__name__}: "
+    return f"{type_name}{result.error}"[:300]
 
 
-def refuse_if_all_failed(results: Mapping[int, CallResult], who: str) -> None:
-    """Raise RewardError if every one of several calls failed: then the fault lies in the function, and not in a completion."""
-    first = first_if_all_failed(results)
-    if first is not None:
-        place = place_of(first.error) if first.error is not None else ""
+def refuse_if_all_failed(
+    results: Mapping[Any, CallResult], subject: str, *, noun: str = "completions", with_place: bool = False
+) -> None:
+    """Raise RewardError if all of several calls failed: then the function is at fault, not a completion."""
+    failures = [result for result in results.values() if result.error is not None]
+    if len(failures) == len(results) > 1:
+        first_failure = failures[0]
+        place = place_of(first_failure.error) if with_place and first_failure.error is not None else ""
         raise RewardError(
-            f"{who} failed for all {len(results)} completions. The first says: {failure_of(first)}.{place}"
-        ) from first.error
-
-
-def first_if_all_failed(results: Mapping[Any, CallResult]) -> CallResult | None:
-    """Return the first failure if every one of several calls failed."""
-    failed = [result for result in results.values() if result.error is not None]
-    return failed[0] if len(failed) == len(results) > 1 else None
+            f"{subject} failed for all {len(results)} {noun}. The first says: {_failure(first_failure)}.{place}"
+        ) from first_failure.error

@@ -27,10 +27,10 @@ from spanwise.registry import Registry, imported, register
 from spanwise.score.custom import called, listed_values
 from spanwise.score.reward import NAN, Columns, Texts, built_in
 
-#: The largest number of values in one batch: with more, hardly any two completions share one.
+#: The most values that an outcome may take in one batch; with more, hardly any two completions share a value.
 MOST_VALUES = 16
-#: Whole numbers from here to twice this are exact in float64 and stand for strings; smaller ones stand for themselves.
-_STRINGS = 2**52
+#: The code of a string is a whole number from here to twice this, exact in float64; a number is its own code.
+_STRING_CODES = 2**52
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Outcome:
     kind: str = "outcome"
 
 
-#: Every outcome that a recipe can name beside the rewards of its objectives.
+#: The outcomes that a recipe can name, besides the rewards of its objectives.
 OUTCOMES: Registry[Outcome] = Registry("outcome", kinds=("outcome",), group="spanwise.outcomes", entry=Outcome)
 
 
@@ -65,9 +65,10 @@ def complete(text: Texts, *, columns: Columns) -> list[bool | None]:
     >>> complete([{"solution": {"": "", "answer": "4"}}, {"solution": {"": "", "answer": None}}, {"solution": None}], columns={})
     [True, False, None]
     """
-    first = [next(iter(blocks.values()), None) for blocks in text]
+    first_blocks = (next(iter(blocks.values()), None) for blocks in text)
     return [
-        None if block is None else all((content or "").strip() for tag, content in block.items() if tag) for block in first
+        None if block is None else all((content or "").strip() for tag, content in block.items() if tag)
+        for block in first_blocks
     ]
 
 
@@ -86,17 +87,18 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
     """
     if isinstance(entry, str) and ":" not in entry:
         return OUTCOMES.find(entry).function
-    name = entry if isinstance(entry, str) else function_name(entry)
+    outcome_name = entry if isinstance(entry, str) else function_name(entry)
     function = imported(entry, what="The outcome") if isinstance(entry, str) else entry
     if not callable(function):
-        raise RecipeError(f"The outcome '{name}' is {function!r}, no function.")
+        raise RecipeError(f"The outcome '{outcome_name}' is {function!r}. Name a function.")
     try:
         inspect.signature(function).bind([], columns={})
     except TypeError as error:
         raise RecipeError(
-            f"The outcome '{name}' cannot be called as f(text, columns=columns): {error}. Write it as def f(text, *, columns)."
+            f"The outcome '{outcome_name}' cannot be called as f(text, columns=columns): {error}. Write it as "
+            f"def f(text, *, columns)."
         ) from error
-    except ValueError:  # built into the interpreter, so its parameters are not known
+    except ValueError:  # Python cannot read the parameters of some functions written in C
         pass
     return function
 
@@ -104,7 +106,7 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
 def read_outcomes(
     objectives: Sequence[Objective], text: Texts, *, columns: Columns
 ) -> tuple[tuple[str, ...], Float[Tensor, "n o"]]:
-    """Call every outcome function that the objectives are given, once; rewards of earlier objectives are no functions.
+    """Call each outcome function in the objectives' `given` once; the rewards of earlier objectives need no call.
 
     Numbers stand for themselves (True is 1), a string for a code that is the same in every run and process, None is NaN.
 
@@ -129,16 +131,16 @@ def read_outcomes(
                 [0., 1.]], dtype=torch.float64)
     """
     functions: dict[str, Callable[..., Any]] = {}
-    earlier: set[str] = set()
+    earlier_objectives: set[str] = set()
     for objective in objectives:
         for entry, name in zip(objective.given, objective.outcomes, strict=True):
-            if name not in earlier:
+            if name not in earlier_objectives:
                 function = find_outcome(entry)
                 if functions.setdefault(name, function) is not function:
-                    raise RecipeError(f"Two functions are called '{name}'; register one of them under a name of its own.")
-        earlier.add(objective.name)
-    values = [_values(function, text, columns, name) for name, function in functions.items()]
-    return tuple(functions), torch.tensor(values, dtype=torch.float64).reshape(len(functions), len(text)).T
+                    raise RecipeError(f"Two outcome functions are called '{name}'. Register one of them under another name.")
+        earlier_objectives.add(objective.name)
+    codes_on = [_outcome_codes(function, text, columns, name) for name, function in functions.items()]
+    return tuple(functions), torch.tensor(codes_on, dtype=torch.float64).reshape(len(functions), len(text)).T
 
 
 def check_discrete(values: Collection[float], name: str) -> None:
@@ -155,12 +157,12 @@ def check_discrete(values: Collection[float], name: str) -> None:
         >>> check_discrete({0.0, 1.0}, "right")
         >>> check_discrete({n / 20 for n in range(20)}, "confidence")
         Traceback (most recent call last):
-        spanwise.errors.RecipeError: The outcome 'confidence' took 20 different values in one batch: ...
+        spanwise.errors.RecipeError: The outcome 'confidence' took 20 different values in one batch, ...
     """
     if len(values) > MOST_VALUES:
         raise RecipeError(
-            f"The outcome '{name}' took {len(values)} different values in one batch: an outcome must be discrete. Condition on "
-            f"a 0/1 reward such as 'correct', or use baseline: group."
+            f"The outcome '{name}' took {len(values)} different values in one batch, and at most {MOST_VALUES} are allowed. Give "
+            f"the objective a 0/1 reward such as 'correct' instead, or set baseline: group."
         )
 
 
@@ -177,29 +179,29 @@ def judge_of(objective: Objective) -> str | None:
         >>> judge_of(Objective("brier", pays="report", given=["right", "complete"])), judge_of(Objective("correct", pays="a"))
         ('right', None)
     """
-    entry = built_in(objective)
-    if entry is None or entry.judged_by is None:
+    registered = built_in(objective)
+    if registered is None or registered.judged_by is None:
         return None
-    asked = objective.options.get(entry.judged_by)
-    usual = entry.options[entry.judged_by] or "correct"
+    judge_in_options = objective.options.get(registered.judged_by)
+    default_judge = registered.options[registered.judged_by] or "correct"
     rewards = [name for name in objective.given if isinstance(name, str) and ":" not in name and name not in OUTCOMES]
-    if asked is not None or not rewards:
-        return asked or usual
+    if judge_in_options is not None or not rewards:
+        return judge_in_options or default_judge
     if len(rewards) == 1:
         return rewards[0]
-    if usual not in rewards:
+    if default_judge not in rewards:
         raise RecipeError(
-            f"Objective '{objective.name}' is given {' and '.join(rewards)}; say which of them its reward is judged by: "
-            f"'options: {{{entry.judged_by}: {rewards[0]}}}'."
+            f"Objective '{objective.name}' is given {' and '.join(rewards)}. Name the one that judges its reward: "
+            f"'options: {{{registered.judged_by}: {rewards[0]}}}'."
         )
-    return usual
+    return default_judge
 
 
 def judged_column(objective: Objective) -> int | None:
-    """Return which of an objective's given outcomes judges its reward: the `judged` of `spanwise.credit.advantage`.
+    """Return the index of the given outcome that judges an objective's reward: the `judged` of `spanwise.credit.advantage`.
 
-    None where it is judged by none of them, so that `by_outcome_nmo` says nothing about what its baseline knows. A reward function
-    that says by itself what it would be under the other outcome can only mean the one it is given.
+    None if no given outcome judges it: then `by_outcome_nmo` says nothing about what its baseline knows. A reward function of your
+    own that fills in `by_outcome` is judged by the only outcome that it is given.
 
     >>> judged_column(Objective("brier", pays="report", given=["complete", "right"]))
     1
@@ -212,28 +214,28 @@ def judged_column(objective: Objective) -> int | None:
     return objective.outcomes.index(judge) if judge in objective.outcomes else None
 
 
-def _values(function: Callable[..., Any], text: Texts, columns: Columns, name: str) -> list[float]:
-    what, advice = f"Outcome '{name}': its function", "Return None for a completion whose outcome is unknown."
-    result = called(partial(function, text, columns=columns), what=what, text=text, advice=advice)
-    values: list[float] = []
-    for n, value in enumerate(listed_values(result, len(text), what=what, noun="value")):
-        code = _code(value)
+def _outcome_codes(function: Callable[..., Any], text: Texts, columns: Columns, name: str) -> list[float]:
+    subject, advice = f"Outcome '{name}': its function", "Return None for a completion whose outcome is unknown."
+    result = called(partial(function, text, columns=columns), subject=subject, text=text, advice=advice)
+    codes: list[float] = []
+    for n, value in enumerate(listed_values(result, len(text), subject=subject, noun="value")):
+        code = _code_of(value)
         if code is None:
             raise RewardError(
-                f"Outcome '{name}' of completion {n} is {value!r}; return a bool, a finite number below 2**52, a string, or None "
-                f"where it is unknown."
+                f"Outcome '{name}' of completion {n} is {value!r}. Return a bool, a finite number below 2**52, a string, or None "
+                f"if it is unknown."
             )
-        values.append(code)
-    check_discrete({code for code in values if not math.isnan(code)}, name)
-    return values
+        codes.append(code)
+    check_discrete({code for code in codes if not math.isnan(code)}, name)
+    return codes
 
 
-def _code(value: Any) -> float | None:
-    """Return the value as a number, NaN for None; None if it cannot be an outcome."""
+def _code_of(value: Any) -> float | None:
+    """Return the number that stands for an outcome, NaN for an unknown one; None if the value cannot be an outcome."""
     if value is None:
         return NAN
     if isinstance(value, str):
         digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        return float(_STRINGS + (int.from_bytes(digest, "big") >> 12))
+        return float(_STRING_CODES + (int.from_bytes(digest, "big") >> 12))
     number = float(value) if isinstance(value, (Real, np.bool_)) else math.nan
-    return number if abs(number) < _STRINGS else None
+    return number if abs(number) < _STRING_CODES else None

@@ -15,17 +15,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from spanwise.errors import AlignmentError, DataError, RewardError
-from spanwise.objective import Objective
+from spanwise.objective import Objective, is_number
 from spanwise.registry import Registry
 from spanwise.score.workers import Verdict
 from spanwise.types import BlockText, ByCompletion, Status
 
 NAN = float("nan")
-#: The arguments of every reward: the blocks of each completion, the paid blocks, and the dataset's columns.
+#: The blocks of each completion.
 Texts = Sequence[BlockText]
+#: The names of the blocks that an objective pays.
 Pays = tuple[str, ...]
+#: The dataset's columns by name, one row per completion.
 Columns = Mapping[str, Any]
-#: Judges a completion by its blocks, the block that is read and a cell of the dataset; see `judged`.
+#: (blocks of a completion, block with the tag, cell of the dataset) -> its verdict; see `judged`.
 Rule = Callable[[BlockText, Mapping[str, "str | None"], Any], "bool | float | tuple[Any, ...] | None"]
 
 
@@ -63,20 +65,20 @@ class Reward(ByCompletion):
     measured_nc: Float[Tensor, "n c"] | None = None
 
     def __post_init__(self) -> None:
-        for name, part in vars(self).items():
-            if part is not None and len(part) != len(self.value_n):
-                raise AlignmentError(f"A reward has {len(self.value_n)} values, and its {name} has {len(part)}.")
-        number_n = (self.status_n == Status.OK) | (self.status_n == Status.BROKE)
-        wrong_n = torch.where(number_n, ~self.value_n.isfinite(), ~self.value_n.isnan())
+        for name, column in vars(self).items():
+            if column is not None and len(column) != len(self.value_n):
+                raise AlignmentError(f"A reward has {len(self.value_n)} values, but its {name} has {len(column)}.")
+        has_number_n = (self.status_n == Status.OK) | (self.status_n == Status.BROKE)
+        wrong_n = torch.where(has_number_n, ~self.value_n.isfinite(), ~self.value_n.isnan())
         if wrong_n.any():
             n = int(wrong_n.nonzero()[0])
             raise RewardError(
-                f"The reward of completion {n} is {float(self.value_n[n])} with status {Status(int(self.status_n[n])).name}: "
-                f"OK goes with a finite number (return None for no reward), every other status with NaN."
+                f"The reward of completion {n} is {float(self.value_n[n])} with status {Status(int(self.status_n[n])).name}. "
+                f"Return a finite number, or None for no reward; only OK and BROKE go with a number."
             )
 
     def only_where(self, there_n: Bool[Tensor, " n"]) -> Reward:
-        """Remove the reward (ABSENT) where there is nothing to reward; keep the number in `unused`.
+        """Set the reward to ABSENT for completions without a paid block; their numbers move to `unused_n`.
 
         >>> Reward.of([1.0, -1.0]).only_where(torch.tensor([True, False])).unused_n
         tensor([nan, -1.], dtype=torch.float64)
@@ -118,46 +120,55 @@ class Reward(ByCompletion):
             tensor([0, 3])
         """
         size = len(values)
-        reasons = [Status.ABSENT] * size if status is None else status
-        rows = [None] * size if by_outcome is None else by_outcome
-        if not size == len(reasons) == len(rows):
-            raise AlignmentError(f"{size} values, {len(reasons)} statuses and {len(rows)} rows by outcome.")
-        pairs = zip(values, reasons, strict=True)
-        codes = [int(reason if value is None or reason == Status.BROKE else Status.OK) for value, reason in pairs]
+        statuses = [Status.ABSENT] * size if status is None else status
+        pairs = [None] * size if by_outcome is None else by_outcome
+        if not size == len(statuses) == len(pairs):
+            raise AlignmentError(
+                f"{size} values, {len(statuses)} statuses, {len(pairs)} pairs by outcome: give one of each per completion."
+            )
+        codes = [
+            int(reason if value is None or reason == Status.BROKE else Status.OK)
+            for value, reason in zip(values, statuses, strict=True)
+        ]
         return Reward(
-            _numbers(values),
+            _as_numbers(values),
             torch.tensor(codes, dtype=torch.long),
-            torch.tensor([(NAN, NAN) if row is None else row for row in rows], dtype=torch.float64).reshape(-1, 2),
-            None if stated is None else _numbers(stated),
+            torch.tensor([(NAN, NAN) if pair is None else pair for pair in pairs], dtype=torch.float64).reshape(-1, 2),
+            None if stated is None else _as_numbers(stated),
             note_n=None if notes is None else as_notes(notes),
             measured_nc=None if measured is None else torch.tensor(measured, dtype=torch.float64).reshape(size, -1),
         )
 
 
-#: The objectives scored before, by name.
+#: The rewards of the objectives scored before, by objective.
 Scored = Mapping[str, Reward]
+
+
+def is_number_table(choices: Any) -> bool:
+    """Return whether a value maps two or more names to numbers."""
+    return isinstance(choices, Mapping) and len(choices) > 1 and all(map(is_number, choices.values()))
 
 
 def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
     """Return a column of the dataset, one row per completion."""
     if name not in columns:
-        # Other entries are the trainer's.
-        names = sorted(key for key, values in columns.items() if hasattr(values, "__len__"))
-        raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(names) or 'none'}.")
+        # The trainer adds entries that are no columns; they have no length.
+        column_names = sorted(key for key, values in columns.items() if hasattr(values, "__len__"))
+        raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(column_names) or 'none'}.")
     if len(columns[name]) != size:
         raise AlignmentError(f"Column '{name}' has {len(columns[name])} rows for {size} completions.")
     return columns[name]
 
 
 def present(blocks: BlockText, names: Sequence[str]) -> list[str]:
-    """Return those of some blocks that a completion has."""
+    """Return those of some block names whose blocks the completion has."""
     return [name for name in names if blocks.get(name) is not None]
 
 
 def block_with(blocks: BlockText, pays: Sequence[str], tag: str) -> Mapping[str, str | None] | None:
-    """Return the first paid block that has a tag; empty if none has it, None if no paid block exists."""
-    paid = [block for name in pays if (block := blocks.get(name)) is not None]
-    return next((block for block in paid if tag in block), {}) if paid else None
+    """Return the first paid block that has a tag; {} if no paid block has the tag, None if no paid block exists."""
+    paid_blocks = [block for name in pays if (block := blocks.get(name)) is not None]
+    return next((block for block in paid_blocks if tag in block), {}) if paid_blocks else None
 
 
 def read_tag(blocks: BlockText, pays: Sequence[str], tag: str) -> str | None:
@@ -173,32 +184,32 @@ def judged(
     rule: Rule,
     check: Callable[[list[Any]], list[Verdict]] | None = None,
 ) -> Reward:
-    """Reward completions by a rule of blocks, the first paid block with a tag, and a cell; ABSENT without a block."""
-    # The rule returns right or wrong or a number, None if nothing can judge the completion, or a tuple for `check` to judge.
+    """Reward each completion by the verdict of a rule; a completion without a paid block is ABSENT."""
+    # A verdict is a bool or a number, None if the completion cannot be judged, or a tuple that `check` judges.
     verdicts: dict[int, Any] = {}
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
         block = block_with(blocks, pays, tag)
         if block is not None:
             verdicts[n] = rule(blocks, block, cell)
-    asked = {n: verdict for n, verdict in verdicts.items() if isinstance(verdict, tuple)}
+    requests = {n: verdict for n, verdict in verdicts.items() if isinstance(verdict, tuple)}
     if check is not None:
-        verdicts.update(zip(asked, check(list(asked.values())), strict=True))
+        verdicts.update(zip(requests, check(list(requests.values())), strict=True))
     values: list[float | None] = [None] * len(text)
-    status = [Status.ABSENT] * len(text)
+    statuses = [Status.ABSENT] * len(text)
     for n, verdict in verdicts.items():
-        right, status[n] = (verdict.value, verdict.status) if isinstance(verdict, Verdict) else (verdict, Status.ERROR)
-        values[n] = None if right is None or math.isnan(right) else float(right)
-    return Reward.of(values, status=status)
+        number, statuses[n] = (verdict.value, verdict.status) if isinstance(verdict, Verdict) else (verdict, Status.ERROR)
+        values[n] = None if number is None or math.isnan(number) else float(number)
+    return Reward.of(values, status=statuses)
 
 
 def as_notes(notes: Sequence[str | None]) -> np.ndarray:
-    """Return one note, or None, per completion as a column of objects."""
+    """Return the notes as an array of objects, one per completion."""
     note_n = np.empty(len(notes), dtype=object)
     note_n[:] = notes
     return note_n
 
 
-def _numbers(values: Sequence[float | int | None]) -> Float[Tensor, " n"]:
+def _as_numbers(values: Sequence[float | int | None]) -> Float[Tensor, " n"]:
     return torch.tensor([NAN if value is None else float(value) for value in values], dtype=torch.float64)
 
 
@@ -243,10 +254,10 @@ class BuiltIn:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The options the reward takes, with their defaults."""
-        parameters = inspect.signature(self.function).parameters
-        fixed = ("text", "pays", "columns", "scored")
-        return {name: parameter.default for name, parameter in parameters.items() if name not in fixed}
+        """The options of the reward, with their defaults."""
+        function_parameters = inspect.signature(self.function).parameters
+        no_options = ("text", "pays", "columns", "scored")
+        return {name: parameter.default for name, parameter in function_parameters.items() if name not in no_options}
 
 
 #: Every reward that a recipe can name.

@@ -21,7 +21,7 @@ from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_o
 from spanwise.score.workers import DEADLINE, MEMORY, Verdict, Workers, shared_workers
 from spanwise.types import BlockText, Status
 
-# Possessive: the text may be a megabyte of digits, which must not be given back one by one.
+# The quantifiers are possessive: to backtrack through a text with a megabyte of digits would take quadratic time.
 NUMBER = re.compile(r"(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,3})?")
 _FENCED = re.compile(r"```[\w+-]*+[^\S\n]*+\n(.*?)```", re.DOTALL)
 
@@ -40,7 +40,7 @@ def correct(
     deadline: float | int = DEADLINE,
     verifier: MathVerifier | None = None,
 ) -> Reward:
-    r"""1 if the answer equals the gold answer, 0 if not.
+    r"""Reward 1 if the answer equals the gold answer, 0 if not.
 
     Rule: see `judge`. Without an answer in a present block, or with one that cannot be read, the completion is simply wrong
     (0, OK). No paid block: ABSENT. A gold answer that is missing or cannot be read, or a crash: ERROR. A hang: TIMEOUT.
@@ -62,10 +62,10 @@ def correct(
         tensor([1., 0., nan], dtype=torch.float64)
     """
     golds = column_of(columns, column, len(text))
-    judges = verifier or shared_verifier(workers=workers, deadline=deadline)
+    verifier = verifier or shared_verifier(workers=workers, deadline=deadline)
 
     def check(pairs: list[tuple[object, str | None]]) -> list[Verdict]:
-        return judge([gold for gold, _ in pairs], [answer for _, answer in pairs], verify=verify, verifier=judges)
+        return judge([gold for gold, _ in pairs], [answer for _, answer in pairs], verify=verify, verifier=verifier)
 
     return judged(text, pays, tag, golds, lambda _, block, gold: (gold, block.get(tag)), check)
 
@@ -74,7 +74,7 @@ def correct(
 def brier(
     text: Texts, *, pays: Pays, columns: Columns, scored: Scored, tag: str = "confidence", of: str = "correct"
 ) -> Reward:
-    """Brier score of the stated confidence: -(q - c)^2.
+    """Reward the stated confidence with its Brier score: -(q - c)^2.
 
     q is read by `parse_confidence`; c is the reward of objective `of`. No block or no tag: ABSENT; not a number in [0, 1]:
     UNPARSABLE; c unknown: ABSENT, while `by_outcome_n2` still holds -q^2 and -(q - 1)^2. `stated_n` is q.
@@ -93,7 +93,7 @@ def brier(
         >>> brier(text, pays=("confidence",), columns={}, scored={"correct": Reward.of([1.0, 0.0])}).value_n
         tensor([-0.0900, -0.4900], dtype=torch.float64)
     """
-    return _report(text, pays, tag, scored, of, lambda q, c: -((q - c) ** 2))
+    return _score_confidence(text, pays, tag, scored, of, lambda q, c: -((q - c) ** 2))
 
 
 @register("log_score", kind="reward", tags=("tag",), judged_by="of")
@@ -107,7 +107,7 @@ def log_score(
     of: str = "correct",
     clip: float = 0.01,
 ) -> Reward:
-    """Log score (negative binary cross-entropy) of the stated confidence: c log q + (1 - c) log(1 - q).
+    """Reward the stated confidence with its log score (negative binary cross-entropy): c log q + (1 - c) log(1 - q).
 
     q is first clipped to [clip, 1 - clip]; everything else as in `brier`.
 
@@ -125,13 +125,13 @@ def log_score(
         tensor([-0.6931], dtype=torch.float64)
     """
     if not 0.0 < clip < 0.5:
-        raise RecipeError(f"The option 'clip' of reward 'log_score' must be above 0 and below 0.5, not {clip}.")
+        raise RecipeError(f"The option 'clip' of reward 'log_score' is {clip}. It must lie above 0 and below 0.5.")
 
     def rule(q: float, c: float) -> float:
         q = min(max(q, clip), 1.0 - clip)
         return c * math.log(q) + (1.0 - c) * math.log(1.0 - q)
 
-    return _report(text, pays, tag, scored, of, rule)
+    return _score_confidence(text, pays, tag, scored, of, rule)
 
 
 def parse_confidence(text: str) -> float | None:
@@ -145,19 +145,18 @@ def parse_confidence(text: str) -> float | None:
     [0.7, 0.7, 0.7, 1.0, None, None]
     """
     text = text.strip().removesuffix(".").rstrip()
-    percent = text.endswith("%")
-    number = text.removesuffix("%").rstrip()
-    if not NUMBER.fullmatch(number):
+    digits = text.removesuffix("%").rstrip()
+    if not NUMBER.fullmatch(digits):
         return None
-    value = float(number) / 100.0 if percent else float(number)
-    return value if value <= 1.0 else None
+    confidence = float(digits) / 100.0 if text.endswith("%") else float(digits)
+    return confidence if confidence <= 1.0 else None
 
 
 @register("format", kind="reward", segmenters=("tags",))
 def format_(
     text: Texts, *, pays: Pays, columns: Columns, scored: Scored, tags: Sequence[str] | None = None, empty: bool = False
 ) -> Reward:
-    """1 if every paid block is well-formed, else 0.
+    """Reward 1 if every paid block is well-formed, 0 if not.
 
     Well-formed: every tag of the block (or every one of `tags` that it has) holds something, these tags open and close once, in
     order, without nesting, and no tag of another block stands in this one. The first opening tag may be missing, as the prompt
@@ -176,11 +175,11 @@ def format_(
     """
     values: list[float | None] = []
     for blocks in text:
-        paid = [blocks.get(block) for block in pays]
-        inside = (name for block in blocks.values() if block for name in block if name)
-        counted = frozenset(inside if tags is None else tags)
-        well = all(block is not None and _well_formed(block, counted, empty) for block in paid)
-        values.append(None if all(block is None for block in paid) else float(well))
+        paid_blocks = [blocks.get(block) for block in pays]
+        all_tags = (tag for block in blocks.values() if block for tag in block if tag)
+        counted_tags = frozenset(all_tags if tags is None else tags)
+        is_good = all(block is not None and _is_well_formed(block, counted_tags, empty) for block in paid_blocks)
+        values.append(None if all(block is None for block in paid_blocks) else float(is_good))
     return Reward.of(values)
 
 
@@ -200,7 +199,7 @@ def second_attempt(
     deadline: float | int = DEADLINE,
     verifier: MathVerifier | None = None,
 ) -> Reward:
-    """1 if the second attempt is right; `partial` if it is wrong and differs from the first; 0 if it is wrong and the same.
+    """Reward 1 if the second attempt is right, `partial` if it is wrong but differs from the first, else 0.
 
     The second attempt is the first paid block. "Differs" is the contrary of "equal" by `judge`, the first answer in the place of
     the gold one, so that "1/2" after "0.5" is the same; what cannot be compared differs. Without an answer the second attempt gets
@@ -219,42 +218,42 @@ def second_attempt(
         >>> second_attempt(text, pays=("second",), columns={"answer": ["4", "4", "4"]}, scored={}).value_n
         tensor([1.0000, 0.1000, 0.0000], dtype=torch.float64)
     """
-    judges = verifier or shared_verifier(workers=workers, deadline=deadline)
-    options: dict[str, Any] = {"tag": tag, "column": column, "verify": verify, "verifier": judges}
-    verdict = correct(text, pays=pays[:1], columns=columns, scored=scored, **options)
-    value_n = verdict.value_n.clone()
+    verifier = verifier or shared_verifier(workers=workers, deadline=deadline)
+    options: dict[str, Any] = {"tag": tag, "column": column, "verify": verify, "verifier": verifier}
+    reward = correct(text, pays=pays[:1], columns=columns, scored=scored, **options)
+    value_n = reward.value_n.clone()
     wrong = (value_n == 0.0).nonzero().flatten().tolist()
-    attempts = {n: [read_tag(text[n], (block,), tag) for block in (first, pays[0])] for n in wrong}
-    tried = {n: pair for n, pair in attempts.items() if (pair[1] or "").strip()}
-    same = judge(
-        [one for one, _ in tried.values()], [second for _, second in tried.values()], verify=verify, verifier=judges
-    )
-    for n, equal in zip(tried, same, strict=True):
-        value_n[n] = 0.0 if equal.value == 1.0 else partial
-    return replace(verdict, value_n=value_n)
+    answers = {n: answer for n in wrong if (answer := read_tag(text[n], pays[:1], tag) or "").strip()}
+    first_answers = [read_tag(text[n], (first,), tag) for n in answers]
+    verdicts = judge(first_answers, list(answers.values()), verify=verify, verifier=verifier)
+    for n, verdict in zip(answers, verdicts, strict=True):
+        value_n[n] = 0.0 if verdict.value == 1.0 else partial
+    return replace(reward, value_n=value_n)
 
 
-def _report(text: Texts, pays: Pays, tag: str, scored: Scored, of: str, rule: Callable[[float, float], float]) -> Reward:
+def _score_confidence(
+    text: Texts, pays: Pays, tag: str, scored: Scored, of: str, rule: Callable[[float, float], float]
+) -> Reward:
     """Score a stated confidence by a proper rule (q, c) -> reward."""
     check_known("objective scored before this one", of, scored)
     values: list[float | None] = []
-    status: list[Status] = []
-    stated: list[float | None] = []
-    judged = zip(text, scored[of].value_n.tolist(), scored[of].status_n.tolist(), strict=True)
-    for n, (blocks, c, verdict) in enumerate(judged):
+    statuses: list[Status] = []
+    confidences: list[float | None] = []
+    judged_rows = zip(text, scored[of].value_n.tolist(), scored[of].status_n.tolist(), strict=True)
+    for n, (blocks, c, status_of_c) in enumerate(judged_rows):
         if c < 0.0 or c > 1.0:
             raise RewardError(
-                f"Objective '{of}' gives completion {n} the outcome {c}; a confidence is judged by one in [0, 1]. "
-                f"Let it be 'given' an objective that says right or wrong, or leave the score of the confidence out."
+                f"Objective '{of}' gives completion {n} the outcome {c}, but only an outcome in [0, 1] can judge a confidence. Set "
+                f"'given' to an objective that says right or wrong, or remove the score of the confidence."
             )
-        report = read_tag(blocks, pays, tag)
-        q = None if report is None else parse_confidence(report)
+        stated_text = read_tag(blocks, pays, tag)
+        q = None if stated_text is None else parse_confidence(stated_text)
         values.append(None if q is None or math.isnan(c) else rule(q, c))
-        # A stated confidence has no score only for the reason that its answer has none.
-        status.append(Status.ABSENT if report is None else Status.UNPARSABLE if q is None else Status(verdict))
-        stated.append(q)
-    by_outcome = [None if q is None else (rule(q, 0.0), rule(q, 1.0)) for q in stated]
-    return Reward.of(values, status=status, by_outcome=by_outcome, stated=stated)
+        # If a confidence can be read, only a missing outcome c leaves it without a score.
+        statuses.append(Status.ABSENT if stated_text is None else Status.UNPARSABLE if q is None else Status(status_of_c))
+        confidences.append(q)
+    by_outcome = [None if q is None else (rule(q, 0.0), rule(q, 1.0)) for q in confidences]
+    return Reward.of(values, status=statuses, by_outcome=by_outcome, stated=confidences)
 
 
 class CodeRunner(Workers):
@@ -269,12 +268,12 @@ class CodeRunner(Workers):
 def _check_allowed(options: Mapping[str, Any]) -> None:
     if options["allow"] is not True:
         raise RecipeError(
-            "The reward 'runs' executes on this machine what a model wrote, and limits of time and memory are no sandbox: it can "
-            "read, send and delete whatever you can. Run it in a container that has nothing to lose and no network, and say so: "
+            "The reward 'runs' executes a model's code on this machine, and limits of time and memory are no sandbox: the code can "
+            "read, send and delete whatever you can. Run it in a container without a network and with nothing to lose, then set "
             "options: {allow: true}."
         )
     if sys.platform == "win32":
-        raise RecipeError("The reward 'runs' needs the limits of a POSIX system; this is Windows.")
+        raise RecipeError("The reward 'runs' needs the process limits of a POSIX system. Use Linux or macOS.")
 
 
 @register("runs", kind="reward", tags=("tag",), check=_check_allowed)
@@ -291,7 +290,7 @@ def runs(
     deadline: float | int = DEADLINE,
     memory: int = MEMORY,
 ) -> Reward:
-    """1 if the Python code in a block runs to its end and exits with 0, 0 if not.
+    """Reward 1 if the Python code in a block runs to its end and exits with 0, else 0.
 
     Rule: the code is what the tag holds; of Markdown in it, the last fenced code. With `tests` the code of that column runs in a
     process of its own, sees the names of the code, and must come to its end. Plain values (numbers, texts, lists, dicts, ...)
@@ -320,16 +319,16 @@ def runs(
         tensor([1., 0., 0.], dtype=torch.float64)
     """
     _check_allowed({"allow": allow})
-    cells = [None] * len(text) if tests is None else column_of(columns, tests, len(text))
+    test_cells = [None] * len(text) if tests is None else column_of(columns, tests, len(text))
 
-    def program(_: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | tuple[str, str | None] | None:
-        code, judge = block.get(tag) or "", "\n".join(map(str, cell)) if isinstance(cell, list | tuple) else cell
-        if tests is not None and not (isinstance(judge, str) and judge.strip()):
+    def request(_: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | tuple[str, str | None] | None:
+        code, test_code = block.get(tag) or "", "\n".join(map(str, cell)) if isinstance(cell, list | tuple) else cell
+        if tests is not None and not (isinstance(test_code, str) and test_code.strip()):
             return None
-        return ([code, *_FENCED.findall(code)][-1], judge) if code.strip() else False
+        return ([code, *_FENCED.findall(code)][-1], test_code) if code.strip() else False
 
     runner = shared_workers(CodeRunner, workers=workers, deadline=deadline, memory=memory)
-    return judged(text, pays, tag, cells, program, runner.check)
+    return judged(text, pays, tag, test_cells, request, runner.check)
 
 
 @register("environment", kind="reward")
@@ -355,10 +354,10 @@ def environment(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, co
 
 def _check_lengths(options: Mapping[str, Any]) -> None:
     longest, buffer = options["longest"], options["buffer"]
-    whole = all(isinstance(length, int) and not isinstance(length, bool) for length in (longest, buffer))
-    if not (whole and 0 < buffer <= longest):
+    are_whole = all(isinstance(length, int) and not isinstance(length, bool) for length in (longest, buffer))
+    if not (are_whole and 0 < buffer <= longest):
         raise RecipeError(
-            f"The reward 'overlong' has longest {longest} and buffer {buffer}; give both in tokens, with 0 < buffer <= longest, "
+            f"The reward 'overlong' has longest {longest} and buffer {buffer}. Set both in tokens, with 0 < buffer <= longest, "
             "for example options: {longest: 4096, buffer: 1024}."
         )
 
@@ -394,24 +393,25 @@ def overlong(
     _check_lengths({"longest": longest, "buffer": buffer})
     assert longest is not None, "it was checked"
     assert buffer is not None, "it was checked"
-    free = longest - buffer
+    uncharged = longest - buffer
     ids = column_of(columns, "completion_ids", len(text))
-    return judged(text, pays, "", ids, lambda _, __, own: 0.0 - min(max(len(own) - free, 0) / buffer, 1.0))
+    return judged(text, pays, "", ids, lambda _, __, row_ids: 0.0 - min(max(len(row_ids) - uncharged, 0) / buffer, 1.0))
 
 
-def _well_formed(block: Mapping[str, str | None], counted: frozenset[str], empty: bool) -> bool:
-    names = [name for name in block if name in counted]
-    contents = [block[name] for name in names]
-    if any(inside is None or not (empty or inside.strip()) for inside in contents):
+def _is_well_formed(block: Mapping[str, str | None], counted_tags: frozenset[str], empty: bool) -> bool:
+    """Return whether a block's tags hold something and open and close in order; see `format_`."""
+    tags = [tag for tag in block if tag in counted_tags]
+    contents = [block[tag] for tag in tags]
+    if any(content is None or not (empty or content.strip()) for content in contents):
         return False
-    if not counted:
+    if not counted_tags:
         return True
-    signs = _signs_of(counted).findall(block.get("") or "")
-    expected = [sign for name in names for sign in (f"<{name}>", f"</{name}>")]
-    return signs in (expected, expected[1:])
+    marks = _marks_of(counted_tags).findall(block.get("") or "")
+    expected_marks = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
+    return marks in (expected_marks, expected_marks[1:])
 
 
 @lru_cache(maxsize=256)
-def _signs_of(tags: frozenset[str]) -> re.Pattern[str]:
-    """Compile the pattern of the opening and closing signs of some tags, once for all completions that have these tags."""
+def _marks_of(tags: frozenset[str]) -> re.Pattern[str]:
+    """Compile the pattern of the opening and closing marks of some tags, such as `<answer>`."""
     return re.compile("</?(?:" + "|".join(map(re.escape, sorted(tags))) + ")>")

@@ -1,8 +1,8 @@
-"""The process that runs checks which may hang or crash: one JSON line in, one JSON line out, until its input closes.
+"""Run checks that may hang or crash in a process of their own: one JSON line in, one JSON line out, until the input closes.
 
-`worker.py KIND DEADLINE PATIENCE MEMORY` is run by path and imports nothing of this package, so that it starts in a second and
-holds no torch. KIND is `math`, which compares answers with Math-Verify, `schema`, which judges JSON by a schema, or `code`, which
-runs each program in a process, an empty folder and a session of its own, without this process's environment.
+`worker.py KIND DEADLINE CLOCK_DEADLINE MEMORY` is run by path and imports nothing of this package, so that it starts in a second
+and holds no torch. KIND is `math`, which compares answers with Math-Verify, `schema`, which judges JSON by a schema, or `code`,
+which runs each program in a process, an empty folder and a session of its own, without this process's environment.
 """
 
 import builtins
@@ -30,15 +30,15 @@ try:
 except ImportError:  # on Windows
     resource = None
 
-# Possessive, because an answer may be a megabyte of letters: giving them back one by one would take quadratic time.
+# The quantifiers are possessive: to backtrack through an answer with a megabyte of letters would take quadratic time.
 _WORDS = re.compile(r"[A-Za-z]{2,}+(?:[ '-][A-Za-z]++)*+")
-#: What a text with mathematics in it holds.
+#: Signs that mark mathematics in a text.
 DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 _PROGRAM = Path(__file__).with_name("program.py")
 _FILE_BYTES = 2**26
 #: The value of a text that is not JSON.
 MISSING = object()
-#: Keywords of a schema whose time is linear in the value; with others (`pattern`, `uniqueItems`, `$ref`) a check may hang.
+#: Keywords of a schema that are checked in linear time; other keywords (`pattern`, `uniqueItems`, `$ref`) may take far longer.
 _LINEAR = {
     "$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "deprecated", "readOnly",
     "writeOnly", "format", "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
@@ -64,29 +64,29 @@ def is_words(text: str) -> bool:
 
 def equals_as_math(gold: str, answer: str) -> bool | None:
     """Return whether `answer` equals `gold` as mathematics; None if the gold answer cannot be read."""
-    from math_verify import parse, verify  # loaded only in this process
+    from math_verify import parse, verify  # a heavy import that only this process needs
 
-    # This process is killed from outside: alarms of its own would only work in a main thread.
+    # Math-Verify's own time limits are off, because this process is killed from outside.
     parsed_gold = parse(as_latex(gold), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-    if all(isinstance(part, str) for part in parsed_gold):  # no mathematics in it, only the raw text
+    if all(isinstance(part, str) for part in parsed_gold):  # it found no mathematics, only the raw text
         return None
     try:
-        parsed = parse(as_latex(answer), parsing_timeout=None, raise_on_error=True)  # pyright: ignore[reportArgumentType]
-        return bool(verify(parsed_gold, parsed, timeout_seconds=None, raise_on_error=True))
+        parsed_answer = parse(as_latex(answer), parsing_timeout=None, raise_on_error=True)  # pyright: ignore[reportArgumentType]
+        return bool(verify(parsed_gold, parsed_answer, timeout_seconds=None, raise_on_error=True))
     except MemoryError:
         raise
     except Exception:
-        parsed = parse(as_latex(answer), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-        return bool(verify(parsed_gold, parsed, timeout_seconds=None))
+        parsed_answer = parse(as_latex(answer), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+        return bool(verify(parsed_gold, parsed_answer, timeout_seconds=None))
 
 
 def exact(text: str) -> int | Fraction:
-    """Return the shortest decimal of a float, so that remainders are exact; raise ValueError if there is none."""
+    """Return a JSON number as an exact int or Fraction, so that remainders are exact; ValueError for NaN and Infinity."""
     number = Fraction(repr(float(text)))
     return number.numerator if number.denominator == 1 else number
 
 
-#: Reads numbers as the decimals that are written; one that is beyond every float is infinite.
+#: A decoder that reads numbers as exact decimals; a number beyond every float is infinite.
 EXACT = json.JSONDecoder(
     parse_float=lambda text: exact(text) if math.isfinite(float(text)) else float(text), parse_constant=exact
 )
@@ -100,24 +100,24 @@ def json_value(text: str, *, within: bool = False, decoder: json.JSONDecoder = E
         return MISSING
 
 
-def whole_json(said: str) -> Any:
+def whole_json(completion: str) -> Any:
     """Return the JSON of a completion: from its first brace on, if the whole is not JSON."""
-    value = json_value(said)
-    return json_value(said, within=True) if value is MISSING else value
+    value = json_value(completion)
+    return json_value(completion, within=True) if value is MISSING else value
 
 
-def is_valid(schema: str, said: str) -> bool:
-    """Return whether the JSON of a completion is valid under the schema of this JSON text."""
-    value = whole_json(said)
+def is_valid(schema: str, completion: str) -> bool:
+    """Return whether the JSON of a completion is valid under the schema in a JSON text."""
+    completion_value = whole_json(completion)
     try:
-        return value is not MISSING and read_schema(schema)[0].is_valid(value)
-    except RecursionError:  # nested deeper than any schema intends
+        return completion_value is not MISSING and read_schema(schema)[0].is_valid(completion_value)
+    except RecursionError:  # the value is nested deeper than Python can follow
         return False
 
 
 @lru_cache(maxsize=4096)
 def read_schema(text: str) -> tuple[Any, bool]:
-    """Return a checker of values under a schema's JSON text, and whether its time is linear in the value; ValueError if invalid."""
+    """Return a validator for a schema's JSON text, and whether it takes linear time; ValueError if the schema is invalid."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import validator_for
@@ -127,105 +127,111 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
     schema = json.loads(text, parse_float=exact, parse_constant=exact)
     if not isinstance(schema, dict):
-        raise ValueError(f"it is {text:.60}, and must be an object")
-    kind = validator_for(schema, default=Draft202012Validator)
-    specification = specification_with(kind.META_SCHEMA["$schema"])
+        raise ValueError(f"it is {text:.60}, but must be an object")
+    validator = validator_for(schema, default=Draft202012Validator)
+    specification = specification_with(validator.META_SCHEMA["$schema"])
     keywords: set[str] = set()
-    same_value: dict[int, list[int]] = {}  # the identity of each schema, and of those that check the same value
+    same_value_ids: dict[int, list[int]] = {}  # id of each schema -> ids of the schemas in it that check the same value
 
     def check(contents: Any) -> None:
         try:
-            kind.check_schema(contents)
+            validator.check_schema(contents)
         except SchemaError as error:
-            place = "/".join(map(str, error.absolute_path))
-            raise ValueError(f"{error.message:.200}" + (f" (at {place})" if place else "")) from error
+            path = "/".join(map(str, error.absolute_path))
+            raise ValueError(f"{error.message:.200}" + (f" (at {path})" if path else "")) from error
 
     def follow(contents: Any, resolver: Any) -> None:
-        """Check a schema, the schemas in it and those that it refers to."""
-        if not isinstance(contents, dict) or id(contents) in same_value:
+        """Check a schema, the schemas in it and the schemas that it refers to."""
+        if not isinstance(contents, dict) or id(contents) in same_value_ids:
             return
         keywords.update(contents)
         patterns = "|".join(contents.get("patternProperties", ()))
         try:
-            re.compile(patterns)  # as one, as it is searched for
+            re.compile(patterns)  # joined, because the validator searches for the joined pattern
         except re.error as error:
             raise ValueError(f"{patterns!r} is no regular expression of Python ({error})") from None
-        values = [contents.get(key) for key in _SAME_VALUE]
-        same_value[id(contents)] = [
-            id(nested) for value in values for nested in (value if isinstance(value, list) else [value])
+        nested_schemas = [contents.get(key) for key in _SAME_VALUE]
+        same_value_ids[id(contents)] = [
+            id(schema) for entry in nested_schemas for schema in (entry if isinstance(entry, list) else [entry])
         ]
         for key in ("$ref", "$dynamicRef"):
             if isinstance(contents.get(key), str):
                 try:
                     target = resolver.lookup(contents[key])
                 except Unresolvable:
-                    why = f"its {key} {contents[key]!r} leads nowhere; nothing is fetched, so put what it means under $defs"
-                    raise ValueError(why) from None
+                    reason = f"its {key} {contents[key]!r} leads nowhere; nothing is fetched, so put that schema under $defs"
+                    raise ValueError(reason) from None
                 check(target.contents)
-                same_value[id(contents)].append(id(target.contents))
+                same_value_ids[id(contents)].append(id(target.contents))
                 follow(target.contents, target.resolver)
         for inner in specification.create_resource(contents).subresources():
             follow(inner.contents, resolver.in_subresource(inner))
 
     check(schema)
     resource = specification.create_resource(schema)
-    registry = REGISTRY.with_resource(resource.id() or "", resource).crawl()  # without a way to fetch a schema
+    registry = REGISTRY.with_resource(resource.id() or "", resource).crawl()  # fetches nothing
     follow(schema, registry.resolver(resource.id() or ""))
     try:
-        TopologicalSorter(same_value).prepare()
+        TopologicalSorter(same_value_ids).prepare()
     except CycleError:
         raise ValueError("its $ref leads back to itself") from None
-    return kind(schema, registry=registry), keywords <= _LINEAR
+    return validator(schema, registry=registry), keywords <= _LINEAR
 
 
 def builtins_of_code(tests: str) -> list[str]:
-    """Return the builtins that the code may define for its tests: all that the tests use, if they use no other undefined name."""
+    """Return the builtins that the tested code may redefine: those that the tests use, if the tests use no other undefined name."""
     try:
         table = symtable.symtable(tests, "tests", "exec")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the tests fail with them
+    except (
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ):  # such test code fails when it runs, so it needs no builtins
         return []
     tables = [table]
-    for one in tables:
-        tables += one.get_children()
-    defined = {one.get_name() for one in table.get_symbols() if one.is_assigned() or one.is_imported() or one.is_namespace()}
-    used = {one.get_name() for each in tables for one in each.get_symbols() if one.is_referenced() and one.is_global()}
-    used |= {one.get_name() for one in table.get_symbols() if one.is_referenced()}
-    return sorted(used - defined) if all(hasattr(builtins, name) for name in used - defined) else []
+    for nested in tables:
+        tables += nested.get_children()
+    symbols, all_symbols = table.get_symbols(), [symbol for scope in tables for symbol in scope.get_symbols()]
+    defined_names = {s.get_name() for s in symbols if s.is_assigned() or s.is_imported() or s.is_namespace()}
+    global_names = {s.get_name() for s in all_symbols if s.is_referenced() and s.is_global()}
+    undefined_names = (global_names | {s.get_name() for s in symbols if s.is_referenced()}) - defined_names
+    return sorted(undefined_names) if all(hasattr(builtins, name) for name in undefined_names) else []
 
 
 def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: int) -> bool:
     """Return whether the code runs to its end and exits with 0, or whether the tests that use it do."""
     with tempfile.TemporaryDirectory(prefix="spanwise-", ignore_cleanup_errors=True) as folder, ExitStack() as stack:
 
-        def start(*words: str, **ends: Any) -> subprocess.Popen[Any]:
+        def start(*arguments: str, **pipes: Any) -> subprocess.Popen[Any]:
             process = subprocess.Popen(
-                [sys.executable, "-I", "-B", str(_PROGRAM), *words],
+                [sys.executable, "-I", "-B", str(_PROGRAM), *arguments],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd=folder,
                 env={"PATH": os.environ.get("PATH", os.defpath), "HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"},
                 start_new_session=True,
                 preexec_fn=lambda: _limit_program(deadline, clock, memory),
-                **ends,
+                **pipes,
             )
-            stack.callback(_end, process)
+            stack.callback(_kill, process)
             return process
 
         if tests is None:
-            judge, request = start(stdin=subprocess.PIPE), [code]
+            judging_process, request = start(stdin=subprocess.PIPE), [code]
         else:
-            ours, theirs = socket.socketpair()
-            with ours, theirs:
-                judge = start(str(ours.fileno()), stdin=subprocess.PIPE, pass_fds=(ours.fileno(),))
-                start(stdin=theirs)
+            test_end, code_end = socket.socketpair()
+            with test_end, code_end:
+                judging_process = start(str(test_end.fileno()), stdin=subprocess.PIPE, pass_fds=(test_end.fileno(),))
+                start(stdin=code_end)
             request = [code, tests, builtins_of_code(tests)]
         with suppress(subprocess.TimeoutExpired):
-            judge.communicate(json.dumps(request).encode() + b"\n", clock)
-        return judge.poll() == 0
+            judging_process.communicate(json.dumps(request).encode() + b"\n", clock)
+        return judging_process.poll() == 0
 
 
-def _end(process: subprocess.Popen[Any]) -> None:
-    """Kill a process and all that it started and left behind."""
+def _kill(process: subprocess.Popen[Any]) -> None:
+    """Kill a process and every process that it started."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -237,53 +243,55 @@ def _limit_program(deadline: float, clock: float, memory: int) -> None:
     limits = {resource.RLIMIT_CPU: math.ceil(deadline), resource.RLIMIT_FSIZE: _FILE_BYTES, resource.RLIMIT_CORE: 0}
     if memory:
         limits[resource.RLIMIT_AS] = memory
-    for name, most in limits.items():
-        hard = resource.getrlimit(name)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        resource.setrlimit(name, (most, most))
+    for name, limit in limits.items():
+        hard_limit = resource.getrlimit(name)[1]
+        limit = limit if hard_limit == resource.RLIM_INFINITY else min(limit, hard_limit)
+        resource.setrlimit(name, (limit, limit))
     _limit_time(deadline, clock)
 
 
 def _limit_time(processor: float, clock: float) -> None:
-    """End this process after `seconds` of its own time, or by the clock: if the parent dies, nobody else would."""
+    """Let the system end this process after some processor time, or by the clock, even if the parent is dead."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_PROF, processor)
         signal.setitimer(signal.ITIMER_REAL, clock)
 
 
 def _reply(check: Callable[..., bool | None], *request: Any, **limits: Any) -> str:
-    """Return the reply to one request; an exception becomes an `error` entry."""
+    """Return the JSON reply to one request; an exception becomes an `error` entry."""
     try:
-        value = check(*request, **limits)
+        check_value = check(*request, **limits)
     except MemoryError:
-        os._exit(1)  # the answer has used up what a check may take: it broke this process
+        os._exit(1)  # the answer used up the memory of a check, so this process may be broken
     except Exception as error:
         return json.dumps({"error": f"{type(error).__name__}: {error}"[:300]})
-    return json.dumps({"error": "the gold answer cannot be read as mathematics"} if value is None else {"value": value})
+    return json.dumps(
+        {"error": "the gold answer cannot be read as mathematics"} if check_value is None else {"value": check_value}
+    )
 
 
 def main() -> None:
-    """Warm up, announce it, then answer line by line."""
-    kind, (deadline, patience), memory = sys.argv[1], map(float, sys.argv[2:4]), int(sys.argv[4])
-    # Output of libraries must not reach the pipe that carries the answers.
-    out = os.fdopen(os.dup(1), "w", encoding="ascii")
+    """Run one harmless check and write its reply, then answer each line of the input."""
+    check_kind, (deadline, clock_deadline), memory = sys.argv[1], map(float, sys.argv[2:4]), int(sys.argv[4])
+    # Libraries must not print into the pipe that carries the replies.
+    replies = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if kind != "code":
-        check, right, limits = (equals_as_math, "1/2", {}) if kind == "math" else (is_valid, "{}", {})
-        print(_reply(check, right, right), file=out, flush=True)
+    if check_kind != "code":
+        check_function, harmless, limits = (equals_as_math, "1/2", {}) if check_kind == "math" else (is_valid, "{}", {})
+        print(_reply(check_function, harmless, harmless), file=replies, flush=True)
         if resource is not None and memory:
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     else:
-        check, limits = run, {"deadline": deadline, "clock": 4 * deadline + 5.0, "memory": memory}
-        print(_reply(check, "", None, deadline=30.0, clock=60.0, memory=0), file=out, flush=True)
+        check_function, limits = run, {"deadline": deadline, "clock": 4 * deadline + 5.0, "memory": memory}
+        print(_reply(check_function, "", None, deadline=30.0, clock=60.0, memory=0), file=replies, flush=True)
     for line in sys.stdin:
-        _limit_time(deadline, patience)
+        _limit_time(deadline, clock_deadline)
         secret, *request = json.loads(line)
-        reply = _reply(check, *request, **limits)
+        reply = _reply(check_function, *request, **limits)
         _limit_time(0.0, 0.0)
-        print(secret + reply, file=out, flush=True)
+        print(secret + reply, file=replies, flush=True)
 
 
 if __name__ == "__main__":

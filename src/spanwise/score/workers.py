@@ -1,4 +1,4 @@
-"""`Workers`: checks that may hang, eat memory or take their process down, in processes that can be killed.
+"""Run checks that may hang, eat memory or crash their process in worker processes that can be killed.
 
 The deadline of a check is of processor time, so that a verdict does not depend on other load of the machine; a check that sleeps is
 stopped by the clock. Workers are plain subprocesses: a `multiprocessing` pool would import the user's main script again, which may
@@ -31,12 +31,13 @@ from spanwise.types import Status
 
 _SCRIPT = Path(__file__).with_name("worker.py")
 _START_SECONDS = 120.0
-#: How often a start is tried before the request fails, and the pause between two tries.
+#: The most times that a worker is started before its request fails.
 _STARTS = 3
+#: The pause between two starts of a worker.
 _PAUSE_SECONDS = 0.5
-#: Held while a check is repeated whose process died: two that need much memory do not meet again.
+#: Held while a check is repeated after its process died, so that two checks that need much memory do not run at once.
 _ALONE = threading.Lock()
-#: A request to a worker.
+#: The arguments of one check, such as (gold, answer).
 Request = tuple[str | None, ...]
 #: Seconds of processor time that a check may take.
 DEADLINE = 5.0
@@ -44,35 +45,35 @@ DEADLINE = 5.0
 MEMORY = 4 * 2**30
 
 _W = TypeVar("_W", bound="Workers")
-# Processes of a parent: closing their pipes here could send what the parent was about to send.
+# Worker processes of the parent. A forked child never closes them: that could flush text that the parent had buffered.
 _inherited: list[subprocess.Popen[str]] = []
-_all: weakref.WeakSet[Workers] = weakref.WeakSet()
+_all_workers: weakref.WeakSet[Workers] = weakref.WeakSet()
 
 
 class Deadlines:
-    """Calls overdue actions from one thread of the process; a call that ends in time neither starts nor wakes the thread."""
+    """Call each overdue action from one thread; a block that ends in time does not wake the thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._due: dict[object, tuple[float, Callable[[], object]]] = {}
-        self._wakes = 0.0  # when the thread wakes next; 0: there is no thread yet
+        self._wake_time = 0.0  # when the thread wakes next; 0: there is no thread yet
 
     @contextlib.contextmanager
     def over(self, seconds: float, action: Callable[[], object]) -> Iterator[None]:
-        """Call an action if the block takes longer than `seconds`, and never after the block."""
-        key, due = object(), time.monotonic() + seconds
+        """Call an action if the `with` block takes longer than `seconds`, and never after the block."""
+        action_key, due = object(), time.monotonic() + seconds
         with self._changed:
-            self._due[key] = due, action
-            asleep, self._wakes = self._wakes, min(due, self._wakes or due)
-            if not asleep:
+            self._due[action_key] = due, action
+            previous_wake, self._wake_time = self._wake_time, min(due, self._wake_time or due)
+            if not previous_wake:
                 threading.Thread(target=self._run, name="spanwise-watch", daemon=True).start()
-            elif due < asleep:
+            elif due < previous_wake:
                 self._changed.notify()
         try:
             yield
         finally:
             with self._changed:
-                self._due.pop(key, None)
+                self._due.pop(action_key, None)
 
     def _run(self) -> None:
         with self._changed:
@@ -81,17 +82,17 @@ class Deadlines:
                     if due <= time.monotonic():
                         del self._due[key]
                         action()
-                # A call that has ended leaves the thread asleep until then, so that the next call need not wake it.
-                planned = self._wakes if self._wakes > time.monotonic() else math.inf
-                self._wakes = min((due for due, _ in self._due.values()), default=planned)
-                self._changed.wait(None if self._wakes == math.inf else max(0.0, self._wakes - time.monotonic()))
+                # The wake time stays after its block has ended, so that the next block need not wake the thread.
+                planned_wake = self._wake_time if self._wake_time > time.monotonic() else math.inf
+                self._wake_time = min((due for due, _ in self._due.values()), default=planned_wake)
+                self._changed.wait(None if self._wake_time == math.inf else max(0.0, self._wake_time - time.monotonic()))
 
 
 DEADLINES = Deadlines()
 
 
 class Verdict(NamedTuple):
-    """The verdict of one check: 1.0 or 0.0 with status OK, 0.0 with BROKE, NaN with any other status; the reason in `why`.
+    """The result of one check: 1.0 or 0.0 with status OK, 0.0 with BROKE, NaN with any other status; the reason in `why`.
 
     Example:
         >>> Verdict(Status.OK, 1.0).value
@@ -105,52 +106,53 @@ class Verdict(NamedTuple):
     why: str = ""
 
 
-# `worker.py` writes a line of JSON when it is ready, then one for each request: `{"value": 1}`, or `{"error": "why"}`, after the
-# secret with which the request begins, as a check may write into the pipe too.
+# Each reply of `worker.py` begins with its request's secret: a check may write into the pipe too, but does not know the secret.
 class Worker:
     """One worker process, started on first use and again after every kill."""
 
     def __init__(self, kind: str, what: str, harmless: Request, deadline: float, memory: int) -> None:
         self.what, self.harmless, self.deadline = what, harmless, deadline
-        self.patience = 4 * deadline + 10.0  # by the clock: workers may share a core
-        self.command = [kind, str(deadline), str(self.patience + 5.0), str(memory)]
+        self.clock_deadline = 4 * deadline + 10.0  # seconds by the clock, because workers may share a core
+        self.command = [kind, str(deadline), str(self.clock_deadline + 5.0), str(memory)]
         self.process: subprocess.Popen[str] | None = None
         self.started = self.failed = False
 
     def check(self, request: Request) -> tuple[Verdict, bool]:
-        """Return the verdict, and whether it would be the same again.
+        """Return the verdict, and whether another check would give the same verdict.
 
-        A check that hangs or dies is repeated in a fresh process. If it fails again where a harmless check succeeds, the answer
-        itself broke it: then it is wrong.
+        A check that hangs or dies is repeated in a fresh process. If it fails again while a harmless check succeeds, the answer
+        itself broke the check and counts as wrong.
         """
-        verdict, failed = self._check_once(request)
-        if failed:
-            with _ALONE if verdict.status == Status.ERROR else contextlib.nullcontext():  # memory may be short
-                verdict, failed = self._check_once(request)
-                if failed and self._check_once(self.harmless)[0].status == Status.OK:
+        verdict, has_failed = self._check_once(request)
+        if has_failed:
+            with (
+                _ALONE if verdict.status == Status.ERROR else contextlib.nullcontext()
+            ):  # the process may have died for lack of memory
+                verdict, has_failed = self._check_once(request)
+                if has_failed and self._check_once(self.harmless)[0].status == Status.OK:
                     return Verdict(Status.BROKE, 0.0, f"{verdict.why}, twice"), True
-        return verdict, not (failed or self.failed)
+        return verdict, not (has_failed or self.failed)
 
     def _check_once(self, request: Request) -> tuple[Verdict, bool]:
-        """Return the verdict, and whether the check hung, or its process died."""
+        """Return the verdict, and whether the check hung or its process died."""
         if self.process is not None and self.process.poll() is not None:
-            self.stop()  # died while idle, for instance by the out-of-memory killer: not caused by a request
+            self.stop()  # no request is to blame: it died while idle, perhaps killed for memory
         if self.process is None and (fault := self.start()):
             return Verdict(Status.ERROR, math.nan, fault), False
         secret = secrets.token_hex()
-        line, late = self.ask(json.dumps([secret, *request]), self.patience)
-        if late or not (line.startswith(secret) and line.endswith("\n")):
-            code = self.stop()
-            if late or code == -getattr(signal, "SIGPROF", 0):
+        reply_line, is_late = self.ask(json.dumps([secret, *request]), self.clock_deadline)
+        if is_late or not (reply_line.startswith(secret) and reply_line.endswith("\n")):
+            exit_code = self.stop()
+            if is_late or exit_code == -getattr(signal, "SIGPROF", 0):
                 return Verdict(Status.TIMEOUT, math.nan, f"stopped after {self.deadline:g} s"), True
-            return Verdict(Status.ERROR, math.nan, f"the checking process died with exit code {code}"), True
-        reply = json.loads(line.removeprefix(secret))
+            return Verdict(Status.ERROR, math.nan, f"the checking process died with exit code {exit_code}"), True
+        reply = json.loads(reply_line.removeprefix(secret))
         if "error" in reply:
             return Verdict(Status.ERROR, math.nan, reply["error"]), False
         return Verdict(Status.OK, float(reply["value"])), False
 
     def start(self) -> str | None:
-        """Start the process, several times if need be, and return the reason of a failure; after a failure try once."""
+        """Start the process, and return the reason if it fails every time; a worker that failed before is tried only once."""
         fault = self._start_once()
         for _ in range(0 if self.failed else _STARTS - 1):
             if fault is not None:
@@ -161,7 +163,7 @@ class Worker:
 
     def _start_once(self) -> str | None:
         try:
-            # A fixed hash seed makes sympy's orderings, hence its verdicts, the same in every worker.
+            # A fixed hash seed gives sympy the same orderings, and so the same verdicts, in every worker.
             self.process = subprocess.Popen(
                 [sys.executable, "-P", str(_SCRIPT), *self.command],
                 stdin=subprocess.PIPE,
@@ -170,22 +172,22 @@ class Worker:
                 env={**os.environ, "PYTHONHASHSEED": "0"},
                 encoding="ascii",
             )
-        except OSError as error:  # no memory, or no process left
+        except OSError as error:  # the machine is out of memory or processes
             return error.strerror or str(error)
-        line, late = self.ask(None, _START_SECONDS)
-        if late or not line.endswith("\n") or not json.loads(line).get("value"):
-            return f"exit code {self.stop()}: {line.strip() or 'no answer'}"
+        first_line, is_late = self.ask(None, _START_SECONDS)
+        if is_late or not first_line.endswith("\n") or not json.loads(first_line).get("value"):
+            return f"exit code {self.stop()}: {first_line.strip() or 'no answer'}"
         return None
 
     def ask(self, message: str | None, seconds: float) -> tuple[str, bool]:
-        """Send a line and read a line; the second item tells whether the time ran out and the process was killed."""
-        process, late = self.process, threading.Event()
+        """Send a line and read a line; return the line, and whether time ran out so that the process was killed."""
+        process, is_late = self.process, threading.Event()
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
 
         def kill() -> None:
-            late.set()
+            is_late.set()
             process.kill()
 
         line = ""
@@ -193,51 +195,53 @@ class Worker:
             if message is not None:
                 print(message, file=process.stdin, flush=True)
             line = process.stdout.readline()
-        return line, late.is_set()
+        return line, is_late.is_set()
 
     def stop(self) -> int | None:
-        """End the process; return its exit status, None if there is none."""
+        """End the process and return its exit code; return None if no process runs."""
         process, self.process = self.process, None
         if process is None:
             return None
         process.kill()
-        code = process.wait()
-        with contextlib.suppress(OSError), process:  # unsent bytes of a dead process
+        exit_code = process.wait()
+        with contextlib.suppress(OSError), process:  # closes the pipes; bytes that were not sent are lost
             pass
-        return code
+        return exit_code
 
 
 class Workers:
-    """Checks requests in worker processes with a deadline, and caches verdicts; works in threads, asyncio and child processes."""
+    """Check requests in worker processes with a deadline, and cache the verdicts; threads, asyncio and forks may share it."""
 
-    # Verdicts of requests that hang or crash are cached too, so that each costs its deadline once. Verdicts of a process that was
-    # killed from outside, or did not start, are not.
-    #: The kind of check for `worker.py`, its name in a sentence, a check that succeeds unless the workers themselves are broken,
-    #: and the advice if the workers cannot start.
+    # The verdict of a request that hangs or crashes is cached too, but not if the process was killed from outside or did not start.
+    #: The kind of check, an argument of `worker.py`.
     kind: str
+    #: How a sentence names the check.
     what: str
+    #: A request that succeeds unless the workers themselves are broken.
     harmless: Request
+    #: What to do if the workers cannot start.
     advice: str
 
     def __init__(
         self, *, workers: int | None = None, deadline: float | int = DEADLINE, memory: int = MEMORY, cache: int = 65_536
     ) -> None:
         workers = cores() if workers is None else workers
-        counts = isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1
-        lasts = isinstance(deadline, int | float) and not isinstance(deadline, bool) and 0 < deadline < math.inf
-        if not counts or not lasts:
+        is_count = isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1
+        is_duration = isinstance(deadline, int | float) and not isinstance(deadline, bool) and 0 < deadline < math.inf
+        if not is_count or not is_duration:
             raise RewardError(
-                f"A verifier needs at least one worker and a deadline above 0 s, not {workers!r} and {deadline!r} s."
+                f"A verifier has {workers!r} workers and a deadline of {deadline!r} s. Set at least one worker and a deadline "
+                f"above 0 s."
             )
         self._cache: OrderedDict[Request, Verdict] = OrderedDict()
         self._cache_size = cache
         self._workers = [Worker(self.kind, self.what, self.harmless, deadline, memory) for _ in range(workers)]
         self._reset()
-        _all.add(self)
+        _all_workers.add(self)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        # The worker that was used last comes first, so that few checks start few workers.
+        # The last worker used is taken first, so that few checks start few workers.
         self._idle: queue.LifoQueue[Worker] = queue.LifoQueue()
         for worker in reversed(self._workers):
             self._idle.put(worker)
@@ -255,11 +259,11 @@ class Workers:
             for request, verdict in verdicts.items():
                 if verdict is not None:
                     self._cache.move_to_end(request)
-        missing = [request for request, verdict in verdicts.items() if verdict is None]
-        if missing:
+        unanswered = [request for request, verdict in verdicts.items() if verdict is None]
+        if unanswered:
             threads = ThreadPoolExecutor(len(self._workers), thread_name_prefix="spanwise-worker")
             try:
-                verdicts.update(zip(missing, threads.map(self._check, missing), strict=True))
+                verdicts.update(zip(unanswered, threads.map(self._check, unanswered), strict=True))
             finally:
                 threads.shutdown(wait=False, cancel_futures=True)
         return [verdict for request in requests if (verdict := verdicts[request]) is not None]
@@ -269,7 +273,7 @@ class Workers:
         for worker in self._workers:
             process = worker.process
             if process is not None:
-                process.kill()  # a check in flight then ends by itself
+                process.kill()  # this ends a check that is still running
         for _ in self._workers:
             self._idle.get()
         for worker in reversed(self._workers):
@@ -279,13 +283,13 @@ class Workers:
     def _check(self, request: Request) -> Verdict:
         worker = self._idle.get()
         try:
-            verdict, lasting = worker.check(request)
+            verdict, is_repeatable = worker.check(request)
         finally:
             self._idle.put(worker)
-        if worker.failed and not any(each.started for each in self._workers):
+        if worker.failed and not any(other.started for other in self._workers):
             raise RewardError(f"{verdict.why}. {self.advice}")
         with self._lock:
-            if lasting:
+            if is_repeatable:
                 self._cache[request] = verdict
             while len(self._cache) > self._cache_size:
                 self._cache.popitem(last=False)
@@ -293,7 +297,7 @@ class Workers:
 
 
 def cores() -> int:
-    """The cores that this process may use, shared with the other ranks of its training on this machine; at least 1."""
+    """Return how many cores this process may use; the ranks of a training on one machine divide the cores."""
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, available // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
@@ -302,11 +306,11 @@ _shared: dict[tuple[Any, ...], Workers] = {}
 
 
 def shared_workers(kind: Callable[..., _W], **limits: Any) -> _W:
-    """Return the shared workers of a kind with these limits, made on first use and closed when Python ends."""
-    key = (kind, *sorted(limits.items()))
-    if key not in _shared:
-        _shared.setdefault(key, kind(**limits))
-    return _shared[key]  # pyright: ignore[reportReturnType] - what the kind made
+    """Return the workers of a class with these limits; all callers share them, and they are closed when Python ends."""
+    workers_key = (kind, *sorted(limits.items()))
+    if workers_key not in _shared:
+        _shared.setdefault(workers_key, kind(**limits))
+    return _shared[workers_key]  # pyright: ignore[reportReturnType] - an object of this class
 
 
 @atexit.register
@@ -320,14 +324,14 @@ def close() -> None:
 
 
 def _after_fork() -> None:
-    # A forked child holds the pipes of its parent's workers and none of its threads: it must start its own.
+    """Drop the parent's workers: a forked child holds their pipes but none of the threads."""
     global _ALONE
     DEADLINES.__init__()
     _ALONE = threading.Lock()
-    for workers in list(_all):
+    for workers in list(_all_workers):
         for worker in workers._workers:
             if worker.process is not None:
-                worker.process.returncode = 0  # a child of the parent, which this process cannot wait for
+                worker.process.returncode = 0  # Popen must not wait for it: it is the parent's child
                 _inherited.append(worker.process)
                 worker.process = None
         workers._reset()

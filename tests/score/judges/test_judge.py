@@ -101,11 +101,11 @@ BAD = {
     "500 once": (lambda times: web.Response(status=500, text="oops") if times < 2 else None, OK, None),
     "500": (lambda times: web.Response(status=500, text="oops"), ERROR, "InternalServerError: "),
     "malformed": (lambda times: web.Response(text='{"choices": [', content_type="application/json"), ERROR, ""),
-    "no JSON": (lambda times: web.Response(text="<html>", content_type="text/html"), ERROR, "the judge answered ''"),
-    "empty": (lambda times: reply(""), ERROR, "the judge answered '', and none of no, yes"),
-    "no choice": (lambda times: {**reply(""), "choices": []}, ERROR, "the judge answered ''"),
+    "no JSON": (lambda times: web.Response(text="<html>", content_type="text/html"), ERROR, "the judge's answer ''"),
+    "empty": (lambda times: reply(""), ERROR, "the judge's answer '' holds none of the choices no, yes"),
+    "no choice": (lambda times: {**reply(""), "choices": []}, ERROR, "the judge's answer ''"),
     "half": (lambda times: reply('{"reason": "yes', finish_reason="length"), ERROR, "cut off at max_tokens"),
-    "other word": (lambda times: verdict("perhaps"), ERROR, "none of no, yes"),
+    "other word": (lambda times: verdict("perhaps"), ERROR, "none of the choices no, yes"),
     "closed": (lambda times: "close" if times < 2 else None, OK, None),
     "closed for ever": (lambda times: "close", ERROR, "APIConnectionError"),
     "too long": (lambda times: web.json_response({"message": "context length"}, status=400), ERROR, "BadRequestError"),
@@ -173,7 +173,7 @@ def test_verdicts_are_kept_by_content_and_failures_and_the_key_are_not(tmp_path,
         assert second.measured_nc[:, :2].sum(dim=0).tolist() == [1, 4]
         changed = [{"criterion": "other"}, {"choices": {"no": -1, "yes": 1}}, {"model": "other"}, {"temperature": 0.5}]
         for number, change in enumerate(changed, start=1):
-            with pytest.warns(UserWarning, match="asked anew"):
+            with pytest.warns(UserWarning, match="every question anew"):
                 judged(server, cache=cache, text=TEXT[:1], **change)
             assert len(server.requests) == 6 + number
     assert server.keys[0] == "Bearer sk-very-secret"

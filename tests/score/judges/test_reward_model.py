@@ -132,7 +132,7 @@ def test_a_process_reward_model_gives_each_step_the_number_at_its_marker(tmp_pat
     assert math.isnan(scores.reward_nm[1, 1])
     assert first.max() - first.min() > 0.01
     reader = load_reader(str(tmp_path), "cpu", "auto", False, marker, None, None)
-    assert len(reader.known) == 2
+    assert len(reader.numbers) == 2
     whole = Objective("reward_model", pays=list(TEXT[0]), options=options)  # the last block's number, from memory
     assert score_all([whole], text, columns={"prompt": PROMPTS[:2]}).reward_nm[0, 0] == scores.reward_nm[0, 2]
 

@@ -1,4 +1,4 @@
-"""Keep a judge's verdicts in a SQLite file by content, so that a second run asks nothing; several processes may share it."""
+"""Keep a judge's verdicts in a SQLite file, so that a second run asks nothing; several processes may share the file."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import json
 import sqlite3
 import threading
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from spanwise.errors import RecipeError
+from spanwise.score.judges.verdict import Judgement
 
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS judgements "
@@ -20,50 +21,50 @@ _TABLE = (
 
 
 def digest(content: Any) -> str:
-    """Return the name of a content: equal JSON has equal names."""
+    """Return a hash of a JSON value; the order of keys does not matter."""
     return sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode(errors="surrogatepass")).hexdigest()
 
 
 class Cache:
-    """Verdicts by the digest of all that was asked: model, messages, choices.
+    """Verdicts by the digest of the whole request: model, messages and choices.
 
     >>> cache = Cache(":memory:", "memory", prompt="a")
-    >>> cache.put("q", 1.0, "because", 12)
+    >>> cache.put("q", Judgement(1.0, "because", 12))
     >>> cache.get(["q", "r"])
-    {'q': (1.0, 'because', 12, None)}
+    {'q': Judgement(value=1.0, reason='because', tokens=12, block=None)}
     """
 
     def __init__(self, path: str, name: str, prompt: str) -> None:
         self.prompt, self._lock = prompt, threading.Lock()
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            # Other processes may write for as long as a slow disk takes.
+            # On a slow disk another process may hold the file for many seconds.
             self._file = sqlite3.connect(path, timeout=60.0, isolation_level=None, check_same_thread=False)
             self._file.execute("PRAGMA journal_mode=WAL")
             self._file.execute("PRAGMA synchronous=NORMAL")
             self._file.execute(_TABLE)
-            counts = self._file.execute("SELECT prompt, COUNT(*) FROM judgements GROUP BY prompt").fetchall()
+            verdicts_by_prompt = dict(
+                self._file.execute("SELECT prompt, COUNT(*) FROM judgements GROUP BY prompt").fetchall()
+            )
         except (OSError, sqlite3.Error) as error:
             raise RecipeError(f"The judge's cache '{name}' is no cache of verdicts: {error}. Name another file.") from error
-        prompts: Mapping[str, int] = dict(counts)
-        if prompts and prompt not in prompts:
+        if verdicts_by_prompt and prompt not in verdicts_by_prompt:
             warnings.warn(
-                f"The judge's cache '{name}' holds {sum(prompts.values())} verdicts, all of another prompt, model or choices, "
-                f"so that every question is asked anew. If that is not what you meant, set back what you changed.",
+                f"The judge's cache '{name}' holds {sum(verdicts_by_prompt.values())} verdicts, all of another prompt, model or "
+                f"choices. So the judge is asked every question anew. If you did not mean that, undo what you changed.",
                 UserWarning,
                 stacklevel=2,
             )
 
-    def get(self, questions: Collection[str]) -> dict[str, tuple[float, str | None, int, str | None]]:
-        """Return what is known of these questions."""
+    def get(self, questions: Collection[str]) -> dict[str, Judgement]:
+        """Return the verdicts of those questions that the file holds."""
+        query = "SELECT question, value, reason, tokens, place FROM judgements WHERE question = ?"
         with self._lock:
-            rows = (
-                self._file.execute("SELECT * FROM judgements WHERE question = ?", (name,)).fetchone() for name in questions
-            )
-            return {row[0]: row[2:] for row in rows if row is not None}
+            rows = [self._file.execute(query, (question,)).fetchone() for question in questions]
+        return {row[0]: Judgement(*row[1:]) for row in rows if row is not None}
 
-    def put(self, question: str, value: float, reason: str | None, tokens: int, place: str | None = None) -> None:
-        """Keep one verdict."""
+    def put(self, question: str, judgement: Judgement) -> None:
+        """Write the verdict of one question into the file."""
+        row = (question, self.prompt, *judgement)
         with self._lock:
-            row = (question, self.prompt, value, reason, tokens, place)
             self._file.execute("INSERT OR REPLACE INTO judgements VALUES (?, ?, ?, ?, ?, ?)", row)

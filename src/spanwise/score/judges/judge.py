@@ -13,71 +13,72 @@ from importlib.util import find_spec
 from itertools import cycle
 from typing import Any, NamedTuple
 
-from spanwise.errors import DataError, RecipeError, RewardError, check_known, unknown
+from spanwise.errors import DataError, RewardError, check_known, check_number, refuse, unknown
 from spanwise.layout import any_index
-from spanwise.objective import is_number
 from spanwise.registry import register
 from spanwise.score.criteria import Criterion, criteria_of
-from spanwise.score.event_loop import of_this_loop
+from spanwise.score.event_loop import objects_of_loop
 from spanwise.score.items import (
     CallResult,
+    await_calls,
     completion_text,
-    failure_of,
-    first_if_all_failed,
-    gathered,
-    own_share,
     part_text,
+    refuse_if_all_failed,
+    requests_here,
     reward_of,
     rows_of,
     semaphore,
 )
 from spanwise.score.judges.cache import Cache, digest
-from spanwise.score.judges.prompt import Prompt, fenced
-from spanwise.score.judges.verdict import WHOLE, Judgement, asked_for, form_of, read_verdict
-from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, present
+from spanwise.score.judges.prompt import check_columns, check_template, fenced, load_template, messages_for
+from spanwise.score.judges.verdict import WHOLE, Judgement, read_verdict, reply_format, reply_instruction
+from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, is_number_table, present
 from spanwise.types import BlockText, Status
 
 CHOICES: Mapping[str, float] = {"no": 0.0, "yes": 1.0}
-#: What a judge costs, one number per completion: requests that were sent, answers from the cache, failures, tokens, seconds.
+#: The costs of a judge for each completion: requests sent, answers from the cache, failures, tokens, seconds.
 MEASURES = ("calls", "cached", "failed", "tokens", "seconds")
-#: Connections of one client: its pool looks at all of them for each request.
+#: A client has few connections, because its pool looks at all of them for each request.
 _CONNECTIONS = 8
-#: The servers that have answered: one that falls silent later costs its questions, and not the run.
+#: Servers that have answered once. If such a server falls silent, its questions fail, but the run goes on.
 _answered: set[Any] = set()
+#: Opens each cache once for a process and a request form.
+_open_cache = lru_cache(maxsize=64)(Cache)
+if hasattr(os, "register_at_fork"):  # a forked child must not use its parent's connection to SQLite
+    os.register_at_fork(after_in_child=_open_cache.cache_clear)
 
 
 def _check(options: Mapping[str, Any]) -> None:
-    if not isinstance(options["model"], str) or not options["model"]:
-        raise RecipeError(
-            "The reward 'judge' asks no model; name it as the server does: options: {model: NAME, base_url: URL}."
-        )
-    choices = options["choices"]
-    if not isinstance(choices, Mapping) or len(choices) < 2 or not all(map(is_number, choices.values())):
-        raise RecipeError(
-            f"The judge's choices are {choices!r}; write two or more words with their numbers: {{no: 0, yes: 1}}."
-        )
-    lowered = [str(name).lower() for name in choices]
-    if not all(isinstance(name, str) and name.strip() for name in choices) or len(set(lowered)) < len(lowered):
-        raise RecipeError(
-            f"The judge's choices are {list(choices)}; write different words, in quotes where YAML reads no or yes."
-        )
-    if options["locate"] and options["constrain"] == "choice":
-        raise RecipeError("The judge can locate a verdict only in a reply of several fields; leave constrain: choice out.")
-    check_known("value of the judge's option 'constrain'", options["constrain"], ("schema", "choice", "none"))
-    for name, least in (("max_concurrent", 1), ("retries", 0), ("max_tokens", 1)):
-        if not isinstance(options[name], int) or isinstance(options[name], bool) or options[name] < least:
-            raise RecipeError(f"The judge's option '{name}' is {options[name]!r}; write a whole number of at least {least}.")
+    choices, key, constrain = options["choices"], options["key"], options["constrain"]
+    words = list(choices) if is_number_table(choices) else []
+    are_words = all(isinstance(word, str) and word.strip() for word in words)
+    example = "options: {model: NAME, base_url: URL}"
+    refuse(
+        {
+            f"The reward 'judge' has no model. Set it to the name that the server uses: {example}.": (
+                not isinstance(options["model"], str) or not options["model"]
+            ),
+            f"The judge's choices are {choices!r}. Write two or more words with their numbers: {{no: 0, yes: 1}}.": not words,
+            f"The judge's choices are {words}. Write different words, and put yes and no in quotes: YAML reads them as true "
+            f"and false.": not are_words or len({str(word).lower() for word in words}) < len(words),
+            "The judge can locate a verdict only in a reply with several fields. Leave constrain: choice out.": (
+                options["locate"] and constrain == "choice"
+            ),
+        }
+    )
+    check_known("value of the judge's option 'constrain'", constrain, ("schema", "choice", "none"))
+    for name, least in (("max_concurrent", 1.0), ("retries", 0.0), ("max_tokens", 1.0)):
+        check_number(f"The judge's option '{name}'", options[name], least=least, whole=True)
     for name in ("timeout", "deadline"):
-        if not is_number(options[name]) or options[name] <= 0:
-            raise RecipeError(f"The judge's option '{name}' is {options[name]!r}; write a number of seconds above 0.")
-    if find_spec("openai") is None:
-        raise RecipeError("The reward 'judge' asks through the package openai: install 'spanwise[judge]'.")
-    if options["base_url"] is None and not os.environ.get(options["key"]):
-        raise RecipeError(
-            f"The judge has no key: set the environment variable {options['key']}, or name another with key: NAME. A server of "
-            f"your own needs none: set base_url."
-        )
-    Prompt.of(options["prompt"]).check()
+        check_number(f"The judge's option '{name}' (seconds)", options[name], above=0.0)
+    refuse(
+        {
+            "The reward 'judge' needs the package openai. Install 'spanwise[judge]'.": (find_spec("openai") is None),
+            f"The judge has no key. Set the environment variable {key}, or name another variable with key: NAME. For a server of "
+            f"your own set base_url; it needs no key.": options["base_url"] is None and not os.environ.get(key),
+        }
+    )
+    check_template(load_template(options["prompt"]))
 
 
 @register("judge", kind="reward", check=_check, measures=MEASURES)
@@ -107,7 +108,7 @@ async def ask_judge(
     cache: str | None = None,
     key: str = "OPENAI_API_KEY",
 ) -> Reward:
-    """The number of the choice that a model makes about a part of the completion.
+    """Reward a part of the completion with the number of the choice that a model makes about it.
 
     Rule: each completion with a paid block is one question, asked through the chat completions API; equal questions are asked once.
     No paid block: ABSENT. A rubric without a criterion about the block: UNSCORED. No answer before `deadline`: TIMEOUT. Any other
@@ -146,75 +147,72 @@ async def ask_judge(
 
     Source: chat completions as OpenAI and vLLM serve them.
     """
-    template = Prompt.of(prompt)
-    template.check_columns(columns)
-    sampling = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
-    ask = _RequestForm(template, criterion, locate, dict(choices), reasons, expected, constrain, **sampling)
+    template = load_template(prompt)
+    check_columns(template, columns)
     if criteria is not None and criteria not in columns:
         raise DataError(f"The judge's rubric: {unknown('column', criteria, columns)}")
+    form = _RequestForm(
+        template, criterion, locate, dict(choices), reasons, expected, constrain, model, temperature, max_tokens
+    )
     questions: dict[int, list[_Question]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
-        names = present(blocks, pays)
-        if names:
-            about = [Criterion(criterion)] if criteria is None else _criteria_for(block, row[criteria], blocks, n)
-            questions[n] = [ask.question(blocks, row, names, block, one) for one in about]
-    distinct = {one.name: one for of_completion in questions.values() for one in of_completion}
-    kept = None if cache is None else opened(os.path.abspath(cache), cache, ask.digest)
-    rows = {} if kept is None else kept.get(distinct)
-    results = {name: CallResult(Judgement(*row)) for name, row in rows.items()}
-    flights: dict[Any, asyncio.Future[CallResult]] = of_this_loop().setdefault(("questions", base_url), {})
-    elsewhere = {name: flights[name] for name in distinct if name in flights and name not in rows}
-    asked = [name for name in distinct if name not in rows and name not in elsewhere]
-    limit, seconds = own_share(max_concurrent), dict[str, float]()
-    clients = cycle(_clients_of(base_url, key, timeout, retries, -(-limit // _CONNECTIONS)))
+        present_blocks = present(blocks, pays)
+        if present_blocks:
+            rubric = [Criterion(criterion)] if criteria is None else _criteria_for(block, row[criteria], blocks, n)
+            questions[n] = [form.question(blocks, row, present_blocks, block, one) for one in rubric]
+    distinct = {question.name: question for of_completion in questions.values() for question in of_completion}
+    verdicts_file = None if cache is None else _open_cache(os.path.abspath(cache), cache, form.digest)
+    cached = {} if verdicts_file is None else verdicts_file.get(distinct)
+    verdict_results = {name: CallResult(judgement) for name, judgement in cached.items()}
+    in_flight: dict[str, asyncio.Future[dict[str, CallResult]]] = objects_of_loop().setdefault(("questions", base_url), {})
+    asked_elsewhere = {name: in_flight[name] for name in distinct if name in in_flight and name not in cached}
+    unasked = [name for name in distinct if name not in cached and name not in asked_elsewhere]
+    request_limit, seconds = requests_here(max_concurrent), dict[str, float]()
+    clients = cycle(_clients_of(base_url, key, timeout, retries, -(-request_limit // _CONNECTIONS)))
 
-    async def one(name: str) -> Judgement:
+    async def ask(name: str) -> Judgement:
         started = time.monotonic()
         try:
-            answer = await ask.judgement(next(clients), distinct[name], base_url)
+            judgement = await form.ask(next(clients), distinct[name], base_url)
         finally:
             seconds[name] = time.monotonic() - started
-        if kept is not None:
-            kept.put(name, answer.value, answer.reason, answer.tokens, answer.place)
-        return answer
+        if verdicts_file is not None:
+            verdicts_file.put(name, judgement)
+        return judgement
 
-    free = semaphore((base_url, model), limit)
-    flights |= {name: asyncio.get_running_loop().create_future() for name in asked}
+    calls = {name: partial(ask, name) for name in unasked}
+    asking = asyncio.ensure_future(await_calls(calls, semaphore((base_url, model), request_limit), deadline))
+    in_flight |= dict.fromkeys(unasked, asking)
     try:
-        for name, result in zip(asked, await gathered([partial(one, name) for name in asked], free, deadline), strict=True):
-            results[name] = result
-            flights[name].set_result(result)
+        verdict_results |= await asking
     finally:
-        for name in asked:
-            flights.pop(name).cancel()
-    results |= {name: await _result_of(flight) for name, flight in elsewhere.items()}
-    first = first_if_all_failed(results)
-    if first is not None:
-        raise RewardError(
-            f"The judge failed for all {len(results)} questions. The first: {failure_of(first)}."
-        ) from first.error
-    about_block = {
-        n: [one for one in about if not locate or _is_about(results[one.name], block)] for n, about in questions.items()
+        for name in unasked:
+            del in_flight[name]
+    for name, asking in asked_elsewhere.items():
+        verdict_results[name] = await _result_of(name, asking)
+    refuse_if_all_failed(verdict_results, "The judge", noun="questions")
+    summed = {
+        n: _sum([one for one in of_completion if not locate or _is_about(verdict_results[one.name], block)], verdict_results)
+        for n, of_completion in questions.items()
     }
-    summed = {n: _summed(about, results) for n, about in about_block.items()}
-    return reward_of(summed, len(text), measured=_costs(len(text), questions, results, rows, seconds))
+    return reward_of(summed, len(text), measured=_costs(len(text), questions, verdict_results, cached, seconds))
 
 
-async def _result_of(flight: asyncio.Future[CallResult]) -> CallResult:
+async def _result_of(name: str, asking: asyncio.Future[dict[str, CallResult]]) -> CallResult:
     """Await the answer to a question that another objective has asked."""
-    await asyncio.wait([flight])
-    if flight.cancelled():
-        return CallResult(status=Status.ERROR, error=RuntimeError("another objective asked, and was stopped"))
-    return flight.result()
+    await asyncio.wait([asking])
+    if asking.cancelled() or asking.exception() is not None:
+        return CallResult(status=Status.ERROR, error=RuntimeError("another objective asked this question, and was stopped"))
+    return asking.result()[name]
 
 
 def _is_about(result: CallResult, block: str | None) -> bool:
-    """Return whether a verdict is about a block, or about the whole if no block is named; a failure may be about any."""
-    return result.error is not None or result.value.place == (block or WHOLE)
+    """Return whether a verdict is about a block, or about the whole if no block is named; a failure counts as about any block."""
+    return result.error is not None or result.value.block == (block or WHOLE)
 
 
 class _Question(NamedTuple):
-    """A criterion, the request that asks about it, its name, and the parts that the verdict may be about."""
+    """A request about one criterion; its name is the request's digest, and its verdict may be about any of `parts`."""
 
     criterion: Criterion
     name: str
@@ -223,21 +221,23 @@ class _Question(NamedTuple):
 
 
 def _criteria_for(block: str | None, cell: Any, blocks: BlockText, n: int) -> list[Criterion]:
-    """Return the criteria of a prompt's rubric about a block, or all of them if no block is named."""
+    """Return the criteria about a block in a prompt's rubric, or all criteria if no block is named."""
     where = f"of completion {n}"
     criteria = criteria_of(cell, where)
-    for position, one in enumerate(criteria, start=1):
-        if one.part is not None and one.part not in blocks:
-            fault = unknown("block", one.part, blocks)
-            raise DataError(f"Criterion {position} of the rubric {where} is about '{one.part}'. {fault}")
-    return [one for one in criteria if block is None or one.part in (None, block)]
+    for position, criterion in enumerate(criteria, start=1):
+        if criterion.part is not None and criterion.part not in blocks:
+            raise DataError(
+                f"Criterion {position} of the rubric {where} is about '{criterion.part}'. "
+                f"{unknown('block', criterion.part, blocks)}"
+            )
+    return [criterion for criterion in criteria if block is None or criterion.part in (None, block)]
 
 
 @dataclass(frozen=True)
 class _RequestForm:
-    """How a question is put: all that two runs must share for a verdict of one to be true in the other."""
+    """Everything about a request but the completion; a cached verdict is used only if all of it is the same."""
 
-    template: Prompt
+    template: str
     criterion: str
     locate: bool
     choices: dict[str, float | int]
@@ -250,37 +250,46 @@ class _RequestForm:
 
     @property
     def digest(self) -> str:
-        return digest({**vars(self), "template": self.template.source})
+        return digest(vars(self))
 
     def question(
         self, blocks: BlockText, row: Mapping[str, Any], names: list[str], block: str | None, criterion: Criterion
     ) -> _Question:
-        """Return the question about one block of a completion, or about these blocks."""
-        parts = _parts(blocks, names, block) if self.locate else []
+        """Write the question about one block of a completion, or about the blocks `names` if no block is named."""
+        parts = _possible_parts(blocks, names, block) if self.locate else []
         block = criterion.part or block
-        part, name = part_text(blocks, names, block), block or ", ".join(names)
         if parts:
-            part, name = "\n".join(fenced(part_text(blocks, [one], one), one) for one in parts), ", ".join(parts)
+            part = "\n".join(fenced(part_text(blocks, [name], name), name) for name in parts)
+        else:
+            part = part_text(blocks, names, block)
+        part_name = ", ".join(parts) or block or ", ".join(names)
         completion = completion_text(blocks)
-        messages = self.template.messages(row, completion=completion, part=part, name=name, criterion=criterion.text)
-        messages[-1]["content"] += "\n" + asked_for(list(self.choices), self.constrain, reasons=self.reasons, parts=parts)
-        logprobs = {"logprobs": True, "top_logprobs": 20} if self.expected else {}
-        form = form_of(list(self.choices), self.constrain, reasons=self.reasons, parts=parts)
-        sampling = {"temperature": self.temperature, "max_tokens": self.max_tokens}
-        request = {"model": self.model, "messages": messages, **sampling, **logprobs, **form}
+        messages = messages_for(
+            self.template, row, completion=completion, part=part, name=part_name, criterion=criterion.text
+        )
+        words = list(self.choices)
+        messages[-1]["content"] += "\n" + reply_instruction(words, self.constrain, reasons=self.reasons, parts=parts)
+        request = {
+            "model": self.model,
+            "messages": messages,
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            **({"logprobs": True, "top_logprobs": 20} if self.expected else {}),
+            **reply_format(words, self.constrain, reasons=self.reasons, parts=parts),
+        }
         return _Question(criterion, digest(request), request, parts)
 
-    async def judgement(self, client: Any, question: _Question, base_url: str | None) -> Judgement:
-        """Ask one question; end the run if the server can answer none."""
+    async def ask(self, client: Any, question: _Question, base_url: str | None) -> Judgement:
+        """Ask one question; raise RewardError if the server can answer no question."""
         import openai
 
         server = base_url or "OpenAI"
         try:
-            # Plain JSON both ways: the client's own classes would cost more time than the rest of the request.
+            # Plain JSON both ways: building the client's own classes takes longer than the rest of the request.
             reply = await client.post("/chat/completions", cast_to=object, body=question.request)
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
             raise RewardError(
-                f"The judge '{self.model}' at {server} refuses: {_message(error)}. Look at model, base_url and key."
+                f"The judge '{self.model}' at {server} refuses: {_server_message(error)}. Check model, base_url and key."
             ) from error
         except openai.APITimeoutError as error:
             raise TimeoutError from error
@@ -294,81 +303,67 @@ class _RequestForm:
         return read_verdict(reply, self.choices, expected=self.expected, parts=question.parts)
 
 
-def _parts(blocks: BlockText, names: list[str], block: str | None) -> list[str]:
-    """Return the present blocks that a verdict may be about: the paid ones, or all that share the block's name with any index."""
+def _possible_parts(blocks: BlockText, names: list[str], block: str | None) -> list[str]:
+    """Return the blocks that a verdict may be about: the blocks `names`, or all that differ from `block` only by their index."""
     if block is None:
         return names
     return [name for name in present(blocks, list(blocks)) if any_index(name) == any_index(block)]
 
 
-def _summed(questions: Sequence[_Question], results: Mapping[str, CallResult]) -> CallResult:
-    """Add up the weighted verdicts about one completion; a failure of one of them is a failure."""
+def _sum(questions: Sequence[_Question], results: Mapping[str, CallResult]) -> CallResult:
+    """Add up the weighted verdicts about one completion; return the first failure instead if there is one."""
     if not questions:
-        return CallResult(status=Status.UNSCORED, note="no criterion is about it")
-    failure = next((results[one.name] for one in questions if results[one.name].error is not None), None)
+        return CallResult(status=Status.UNSCORED, note="no criterion is about this block")
+    failure = next((results[question.name] for question in questions if results[question.name].error is not None), None)
     if failure is not None:
         return failure
-    verdicts = [(one.criterion, results[one.name].value) for one in questions]
-    return CallResult(sum(criterion.weight * answer.value for criterion, answer in verdicts), note=_note(verdicts))
+    verdicts = [(question.criterion, results[question.name].value) for question in questions]
+    total = sum(criterion.weight * judgement.value for criterion, judgement in verdicts)
+    if len(verdicts) == 1:
+        return CallResult(total, note=verdicts[0][1].reason)
+    lines = (
+        f"{criterion.weight * judgement.value:+g} {criterion.name or criterion.text}: {judgement.reason or judgement.value}"
+        for criterion, judgement in verdicts
+    )
+    return CallResult(total, note="\n".join(lines))
 
 
 def _costs(
     size: int,
     questions: Mapping[int, Sequence[_Question]],
     results: Mapping[str, CallResult],
-    known: Collection[str],
+    cached: Collection[str],
     seconds: Mapping[str, float],
 ) -> list[list[float]]:
-    """Count what each completion cost; equal questions cost what one costs, and one that another objective asked costs nothing."""
-    table = [[0.0] * len(MEASURES) for _ in range(size)]
-    first_of = {one.name: n for n in reversed(list(questions)) for one in questions[n]}
-    for name, n in first_of.items():
-        is_new, failed = name in seconds, results[name].error is not None
-        tokens = results[name].value.tokens if is_new and not failed else 0
-        costs = (is_new, name in known, is_new and failed, tokens, seconds.get(name, 0.0))
-        table[n] = [total + float(cost) for total, cost in zip(table[n], costs, strict=True)]
-    return table
-
-
-def _note(verdicts: Sequence[tuple[Criterion, Judgement]]) -> str | None:
-    """Return the judge's reason, or of several criteria each with what its verdict adds."""
-    if len(verdicts) == 1:
-        return verdicts[0][1].reason
-    lines = (
-        f"{criterion.weight * answer.value:+g} {criterion.name or criterion.text}: {answer.reason or answer.value}"
-        for criterion, answer in verdicts
-    )
-    return "\n".join(lines)
-
-
-@lru_cache(maxsize=64)
-def opened(path: str, name: str, prompt: str) -> Cache:
-    """Return the open cache of a file, one for each process and way of asking; `name` is what the user calls the file."""
-    return Cache(path, name, prompt)
-
-
-if hasattr(os, "register_at_fork"):  # a connection of SQLite must not be used by a child
-    os.register_at_fork(after_in_child=opened.cache_clear)
+    """Count the costs of each completion; equal questions are counted once, and a question asked by another objective never."""
+    costs_nc = [[0.0] * len(MEASURES) for _ in range(size)]
+    first_completion = {question.name: n for n in reversed(list(questions)) for question in questions[n]}
+    for name, n in first_completion.items():
+        is_new, has_failed = name in seconds, results[name].error is not None
+        tokens = results[name].value.tokens if is_new and not has_failed else 0
+        costs = (is_new, name in cached, is_new and has_failed, tokens, seconds.get(name, 0.0))
+        costs_nc[n] = [total + float(cost) for total, cost in zip(costs_nc[n], costs, strict=True)]
+    return costs_nc
 
 
 def _clients_of(base_url: str | None, key: str, timeout: float, retries: int, count: int) -> list[Any]:
-    """Return the clients of this loop for a server."""
+    """Return the clients for a server that belong to this event loop."""
     import certifi
     import openai
 
-    of_loop, name = of_this_loop(), (base_url, key, timeout, retries, count)
-    if name not in of_loop:
-        secret = os.environ.get(key) or "none"  # a server of one's own asks for none
-        settings: dict[str, Any] = {"base_url": base_url, "api_key": secret, "timeout": timeout, "max_retries": retries}
-        # One context for all: each would read the certificates anew.
+    loop_objects, client_key = objects_of_loop(), (base_url, key, timeout, retries, count)
+    if client_key not in loop_objects:
+        api_key = os.environ.get(key) or "none"  # the client wants a key even if the server asks for none
+        settings: dict[str, Any] = {"base_url": base_url, "api_key": api_key, "timeout": timeout, "max_retries": retries}
+        # The clients share one context: each context reads all certificates from disk.
         context = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE") or certifi.where())
         transports = (openai.DefaultAsyncHttpxClient(verify=context) for _ in range(count))
-        of_loop[name] = [openai.AsyncOpenAI(http_client=client, **settings) for client in transports]
-    return of_loop[name]
+        loop_objects[client_key] = [openai.AsyncOpenAI(http_client=transport, **settings) for transport in transports]
+    return loop_objects[client_key]
 
 
-def _message(error: Any) -> str:
-    """Return what the server says, without the rest of its reply."""
+def _server_message(error: Any) -> str:
+    """Return the server's own sentence from an error of the client."""
     body = getattr(error, "body", None)
     message = body.get("message") if isinstance(body, Mapping) else None
     return str(message or getattr(error, "message", None) or error)[:300].rstrip(".")
