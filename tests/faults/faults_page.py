@@ -51,7 +51,11 @@ def section():
     text = [HEAD, "| | seen at | what happened | test |", "|---|---|---|---|"]
     for number, held in sorted(tests().items()):
         text += [f"| F{number} | {cell(where)} | {cell(what)} | `{name}` |" for where, what, name in held]
-    text += ["\nThe faults of this table cannot occur in spanwise:\n", "| | seen at | what happened | why not here |", "|---|---|---|---|"]
+    text += [
+        "\nThe faults of this table cannot occur in spanwise:\n",
+        "| | seen at | what happened | why not here |",
+        "|---|---|---|---|",
+    ]
     text += [f"| F{number} | {cell(where)} | {cell(what)} | {cell(why)} |" for number, where, what, why in not_ours()]
     return "\n".join(text) + "\n"
 

@@ -279,7 +279,7 @@ class RunRecord:
             self.check(recipe, step=step - 1)
             self.begin(recipe, step=step - 1, tokenizer=tokenizer)
         scores, batch_steps = result.own.reading.scores, result.own.batch.steps
-        self.add(step, {**result.metrics, **reward_means(completed(scores, scheme.objectives), scheme.names)})
+        self.add(step, {**result.metrics, **reward_means(fill_missing(scores, scheme.objectives), scheme.names)})
         if self.keep and step % self.keep == 0:
             rollout_n = None if batch_steps is None else batch_steps.trajectory_s
             self.folder.write_rollouts([rollouts().recorded(step=step, rollout_n=rollout_n)], step=step)

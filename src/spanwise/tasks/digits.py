@@ -144,7 +144,7 @@ NOISE: dict[str, TraceNoise] = {
 }
 
 
-def taken(digit: int, step: str) -> int:
+def apply_step(digit: int, step: str) -> int:
     """Return the digit after a step such as `+3`, modulo 10."""
     operand = int(step[1])
     return {"+": digit + operand, "-": digit - operand, "*": digit * operand}[step[0]] % 10
@@ -346,7 +346,7 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
             step = smudged_step.replace("~", "+" if rng.random() < noise.plus else "-")
             question, is_careful = f"{digit}{step}", rng.random() < noise.careful
             slips = rng.random() < noise.slip[OPERATORS.index(step[0])] * (noise.relief if is_careful else 1)
-            digit = int(rng.integers(0, 10)) if slips else taken(digit, step)
+            digit = int(rng.integers(0, 10)) if slips else apply_step(digit, step)
             reading = "" if smudged_step == step else step.replace("-", "?-")
             lines += f"{place}.{smudged_step}{reading}_{question}{f'_{question}' if is_careful else ''}={digit}_"
         traces.append(f"<reasoning>{lines}</reasoning><answer>{digit}</answer>")
@@ -363,7 +363,7 @@ def tables(size: int, *, rng: np.random.Generator) -> list[tuple[str, str]]:
         written = ""
         for step in (f"{OPERATORS[number // 9]}{number % 9 + 1}" for number in numbers):
             written += f"{digit}{step}="
-            digit = taken(digit, step)
+            digit = apply_step(digit, step)
             written += f"{digit}_"
         exercises.append((written[:4], written[4:]))
     return exercises

@@ -84,7 +84,7 @@ def evaluate(
 def _compute_rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Tensor]:
     """Compute the reward of each objective for each completion, with `if_missing` for missing blocks."""
     scores = score_all(objectives, text, columns=columns)
-    worth_nm = completed(scores, objectives)
+    worth_nm = fill_missing(scores, objectives)
     # A missing element of the gold list counts as wrong, and a surplus element does not count.
     for m, objective in enumerate(objectives):
         in_gold_n = gold_there(objective, columns) if any_index(objective.name) != objective.name else None

@@ -265,4 +265,4 @@ class Laser(Mode):
 
 def verdicts(laser: Laser, reading: Reading, scheme: Scheme) -> Tensor:
     """Return each completion's verdict, with `if_missing` for a missing one."""
-    return completed(reading.scores, scheme.objectives)[:, scheme.names.index(laser.verdict)]
+    return fill_missing(reading.scores, scheme.objectives)[:, scheme.names.index(laser.verdict)]
