@@ -11,7 +11,7 @@ collect_ignore_glob = [
     "tests/typed/*.py",  # read by a type checker, not run
     *([] if "verl" in _INSTALLED else _VERL),
     *([] if "skyrl" in _INSTALLED else ["src/spanwise/engines/skyrl/[!_]*.py", "src/spanwise/modes/*/skyrl.py"]),
-    *([] if {"ms_swift", "ms-swift"} & _INSTALLED else ["src/spanwise/engines/swift.py"]),
+    *([] if {"ms_swift", "ms-swift"} & _INSTALLED else ["src/spanwise/engines/swift/trainer.py"]),
 ]
 
 

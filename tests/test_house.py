@@ -20,6 +20,7 @@ SOURCE = Path(spanwise.__file__).parent
 STARTED_FROM_OUTSIDE = {
     "spanwise", "spanwise.__main__", "spanwise.cli", "spanwise.commands.doctor.__main__",
     "spanwise.engines.nemo_rl.__main__", "spanwise.engines.prime_rl", "spanwise.engines.slime", "spanwise.engines.swift",
+    "spanwise.engines.swift.trainer",
     "spanwise.engines.tinker", "spanwise.engines.unsloth",
     "spanwise.engines.verl.legacy", "spanwise.engines.verl.plugin", "spanwise.engines.verl.reward",
     "spanwise.engines.verl.trainer",

@@ -1,112 +1,38 @@
-"""ms-swift with the credit of a recipe, in `swift rlhf --rlhf_type grpo`; written for and run with ms-swift 4.6.0."""
+"""ms-swift's GRPO trainer with the advantages of a recipe."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from swift.rewards import ORM, orms  # pyright: ignore[reportMissingImports]
 from swift.rlhf_trainers import GRPOTrainer  # pyright: ignore[reportMissingImports]
 from swift.rlhf_trainers.utils import get_even_process_data  # pyright: ignore[reportMissingImports]
-from swift.trainers import TrainerFactory  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from spanwise.batch import Batch
-from spanwise.engines.shared import fixed_faults, fold_factor, idle_fields, kl_fault, say
-from spanwise.errors import refuse, unknown
-from spanwise.recipe import load, scheme_at
-from spanwise.scheme import Scheme
+from spanwise.engines.shared import fold_factor, say
+from spanwise.engines.swift import settings
+from spanwise.errors import refuse
 from spanwise.segment import Vocabulary
 from spanwise.step import Ranks, Step, wider
-
-__all__ = ["install"]
-
-#: The fields of `Batch` that ms-swift's rollouts fill in; old log-probabilities are known before completions are read.
-PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
-LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "sapo")
-RATIO_LEVELS = ("token", "sequence_token")
-_TEACHER = "ms-swift's teacher would change the advantages. Leave teacher_model and the column teacher_prompt out."
-#: Maps options that would change the credit to their required value, and the reason for it.
-_FIXED: dict[str, tuple[Any, str]] = {
-    "kl_in_reward": (False, "the option changes a reward that spanwise does not use"),
-    "dynamic_sample": (False, "the option chooses groups by ms-swift's rewards and not by the recipe's"),
-    "off_policy_sequence_mask_delta": (None, "the option judges a completion by its mean advantage"),
-    "advantage_reweight": (None, "the option lets a teacher change advantages"),
-    "sdar_loss_coef": (0.0, "the option needs a teacher"),
-    "use_liger_kernel": (False, "its loss takes one advantage per completion"),
-    "padding_free": (False, "it packs several completions into one row, but spanwise needs a row for each"),
-    "sequence_parallel_size": (1, "it spreads the tokens of a completion over several processes"),
-}
-
-
-def install(recipe: str | Path) -> None:
-    """Let `swift rlhf --rlhf_type grpo` train by a recipe; call it in a file for `--external_plugins`.
-
-    Args:
-        recipe: a YAML file with a layout.
-
-    Example:
-        In `plugin.py`, for `swift rlhf --rlhf_type grpo --external_plugins plugin.py --reward_funcs spanwise ...`::
-
-            from spanwise.engines.swift import install
-            install("recipe.yaml")
-    """
-    SwiftSpanTrainer.recipe = Path(recipe).absolute()
-    orms["spanwise"] = NoReward
-    TrainerFactory.TRAINER_MAPPING["grpo"] = f"{__name__}.{SwiftSpanTrainer.__name__}"
-
-
-class NoReward(ORM):
-    """The reward function `spanwise` for runs whose rewards are all in the recipe, as ms-swift needs at least one function."""
-
-    def __call__(self, completions: Sequence[str], **columns: Any) -> list[float]:
-        """Return reward 0 for each completion."""
-        return [0.0] * len(completions)
-
-
-def check(recipe: Path, settings: Mapping[str, Any], *, longest: int) -> Scheme:
-    """Load the scheme of a recipe; refuse settings of ms-swift that do not work with it."""
-    scheme, loss_type = scheme_at(recipe, longest=longest), settings["loss_type"]
-    level, mode_sections = settings["importance_sampling_level"], load(recipe).modes
-    refuse(
-        {
-            f"Under ms-swift: {unknown('loss_type', loss_type, LOSS_TYPES)}": loss_type not in LOSS_TYPES,
-            f"Under ms-swift: {unknown('importance_sampling_level', level, RATIO_LEVELS)}": level not in RATIO_LEVELS,
-            **kl_fault(settings["beta"], loss_type, engine="ms-swift"),
-            _TEACHER: settings["teacher"],
-            "The rollout server returns a changing number of samples per prompt, as servers with several turns do. Use single "
-            "turns, or train with SkyRL.": settings["dynamic_num_samples"],
-            f"The recipe has {', '.join(mode_sections)}, which does not work with ms-swift. Leave it out, or train with "
-            "TRL.": mode_sections,
-            **fixed_faults(_FIXED, settings.get),
-        }
-    )
-    scheme.check(PROVIDES)
-    scheme.check_forgets("ms-swift")
-    scheme.check_loads("ms-swift")
-    say(idle_fields(recipe, engine="ms-swift"))
-    return scheme
 
 
 class SwiftSpanTrainer(GRPOTrainer):
     """ms-swift's `GRPOTrainer` with the advantages of a recipe instead of its own."""
 
-    recipe: Path
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         template = self.template
-        settings = {
+        options = {
             **vars(self.args),
             "teacher": self._has_teacher_explicit(),
             "dynamic_num_samples": self.dynamic_num_samples,
         }
-        settings |= {"padding_free": template.padding_free, "sequence_parallel_size": template.sequence_parallel_size}
-        scheme = check(self.recipe, settings, longest=self.max_completion_length)
+        options |= {"padding_free": template.padding_free, "sequence_parallel_size": template.sequence_parallel_size}
+        scheme = settings.check(settings.installed_recipe, options, longest=self.max_completion_length)
         ranks = Ranks(self.accelerator.process_index, lambda local: gather_object([local]))
         distributed = self.accelerator.num_processes > 1
         self.step = Step(scheme, Vocabulary.of(template.tokenizer, self.model), ranks=ranks if distributed else None)
@@ -121,7 +47,7 @@ class SwiftSpanTrainer(GRPOTrainer):
             for micro_batch, encoded in zip(micro_batches, batch_encoded_inputs, strict=True)
             for n, ids_l in enumerate(encoded["model_inputs"]["input_ids"])
         ]
-        refuse({_TEACHER: any(micro_batch.teacher_per_token_logps is not None for micro_batch in micro_batches)})
+        refuse({settings.NO_TEACHER: any(micro_batch.teacher_per_token_logps is not None for micro_batch in micro_batches)})
         width = max(len(row["ids"]) for row in rows)
         logp_nt = torch.stack([wider(row["logp"][None].float(), width)[0] for row in rows]).cpu()
         group_size = self.num_generations if training else self.num_generations_eval

@@ -1,0 +1,55 @@
+"""Settings of ms-swift that work with a recipe, and refusals of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from spanwise.engines.shared import fixed_faults, idle_fields, kl_fault, say
+from spanwise.errors import refuse, unknown
+from spanwise.recipe import load, scheme_at
+from spanwise.scheme import Scheme
+
+#: The fields of `Batch` that ms-swift's rollouts fill in; old log-probabilities are known before completions are read.
+PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
+LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "sapo")
+RATIO_LEVELS = ("token", "sequence_token")
+NO_TEACHER = "ms-swift's teacher would change the advantages. Leave teacher_model and the column teacher_prompt out."
+#: Maps options that would change the credit to their required value, and the reason for it.
+_FIXED: dict[str, tuple[Any, str]] = {
+    "kl_in_reward": (False, "the option changes a reward that spanwise does not use"),
+    "dynamic_sample": (False, "the option chooses groups by ms-swift's rewards and not by the recipe's"),
+    "off_policy_sequence_mask_delta": (None, "the option judges a completion by its mean advantage"),
+    "advantage_reweight": (None, "the option lets a teacher change advantages"),
+    "sdar_loss_coef": (0.0, "the option needs a teacher"),
+    "use_liger_kernel": (False, "its loss takes one advantage per completion"),
+    "padding_free": (False, "it packs several completions into one row, but spanwise needs a row for each"),
+    "sequence_parallel_size": (1, "it spreads the tokens of a completion over several processes"),
+}
+#: The recipe of `install`, by which the trainers of this process train.
+installed_recipe = Path("recipe.yaml")
+
+
+def check(recipe: Path, settings: Mapping[str, Any], *, longest: int) -> Scheme:
+    """Load the scheme of a recipe; refuse settings of ms-swift that do not work with it."""
+    scheme, loss_type = scheme_at(recipe, longest=longest), settings["loss_type"]
+    level, mode_sections = settings["importance_sampling_level"], load(recipe).modes
+    refuse(
+        {
+            f"Under ms-swift: {unknown('loss_type', loss_type, LOSS_TYPES)}": loss_type not in LOSS_TYPES,
+            f"Under ms-swift: {unknown('importance_sampling_level', level, RATIO_LEVELS)}": level not in RATIO_LEVELS,
+            **kl_fault(settings["beta"], loss_type, engine="ms-swift"),
+            NO_TEACHER: settings["teacher"],
+            "The rollout server returns a changing number of samples per prompt, as servers with several turns do. Use single "
+            "turns, or train with SkyRL.": settings["dynamic_num_samples"],
+            f"The recipe has {', '.join(mode_sections)}, which does not work with ms-swift. Leave it out, or train with "
+            "TRL.": mode_sections,
+            **fixed_faults(_FIXED, settings.get),
+        }
+    )
+    scheme.check(PROVIDES)
+    scheme.check_forgets("ms-swift")
+    scheme.check_loads("ms-swift")
+    say(idle_fields(recipe, engine="ms-swift"))
+    return scheme
