@@ -57,6 +57,11 @@ def rows_without_answers(folder):
     return write_lines(folder / "1.jsonl", [{**row, "grade": 0.5, "acc": -0.5} for row in rows])
 
 
+def sheet(folder, row):
+    (folder / "sheet.csv").write_text(f"prompt,draft,final,passed,style\n{row}\n")
+    return folder / "sheet.csv"
+
+
 CASES = {
     "a verl dump whose completions are <plan> <code> <confidence>, no recipe": lambda folder: credited(
         WRITTEN / "verl", code=0
@@ -145,6 +150,9 @@ CASES = {
         tagged(folder, "x", "y"), "--pay", "a=passed", "--pay", "b=passed"
     ),
     "a reward of --pay that is neither a column nor known": lambda folder: credited(tagged(folder), "--pay", "draft=pased"),
+    "a sheet with a column for each part, one of which holds a tag": lambda folder: credited(
+        sheet(folder, "p,a</draft>,b,1,0"), "--pay", "draft=passed", "--pay", "final=style"
+    ),
     "--pay beside objectives": lambda folder: credited(tagged(folder), "--pay", "draft=passed", "--set", "objectives=[]"),
     "a method of one number beside a recipe with two rewards": lambda folder: credited(
         summed(folder), "--methods", "dr_grpo", "--recipe", folder / "mine.yaml", code=0

@@ -35,7 +35,11 @@ _VERIFIERS = {"example_id", "metrics", "error", "error_chain"}
 
 
 def read_rollouts(
-    path: str | Path, *, tokenizer: str | Path | None = None, columns: Mapping[str, str] | None = None
+    path: str | Path,
+    *,
+    tokenizer: str | Path | None = None,
+    columns: Mapping[str, str] | None = None,
+    parts: Sequence[str] = (),
 ) -> RolloutTable:
     r"""Read rollouts that spanwise, TRL, verl, verifiers or slime has written, logs of evaluations, or a table of your own.
 
@@ -49,6 +53,8 @@ def read_rollouts(
             the file lies in a run folder; else texts are cut into words that keep every byte.
         columns: role -> column of a table whose columns are called otherwise: `prompt`, `completion` or `completions` (a list in
             each cell), `answer`, `group`, `step`.
+        parts: the columns of a table without completions that hold the parts of a completion, in order. The completion is then
+            these texts, each between tags of its column's name; a part is left out where its cell is empty.
 
     Returns:
         N completions with their groups (rows of one prompt and step), tokens, recorded rewards and further columns.
@@ -72,7 +78,7 @@ def read_rollouts(
             raise DataError(f"The name of '{clean(str(file))}' is not valid UTF-8; rename it.")
         if file.suffix.lower() in _REFUSED and file.is_file():
             raise DataError(f"'{file}' {_REFUSED[file.suffix.lower()]}")
-    read_table = partial(read_plain, columns=columns)
+    read_table = partial(read_plain, columns=columns, parts=parts)
     readers = {_choose_reader(file, files, columns) or read_table for file in files}
     if len(readers) > 1:
         raise DataError(f"The folder '{files[0].parent}' holds files of more than one format; give one of its files.")

@@ -6,6 +6,7 @@ from rollout_files import write_lines
 from spanwise.cli import app
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.shared.options import CreditOptions
+from spanwise.rollouts import read_rollouts
 
 TEXTS = ["<draft>a b</draft><final>c</final>", "<draft>a</draft><final>c d</final>", "<final>e</final>"]
 
@@ -68,3 +69,26 @@ def test_a_column_pays_under_a_name_of_its_own_in_a_recipe(tmp_path):
     fields = {"layout": {"draft": ["draft"], "final": ["final"]}, "objectives": objectives}
     _, credit_nk = credit_of(file(tmp_path), overrides=fields)
     assert credit_nk[:2].tolist() == [pytest.approx([0.5, -0.3]), pytest.approx([-0.5, 0.3])]
+
+
+SHEET = "prompt,draft,final,passed,style\np,a b,c,1,.2\np,a,c d,0,.8\np,,e,0,.5\n"
+
+
+def test_parts_may_be_columns_of_a_sheet(tmp_path):
+    (tmp_path / "sheet.csv").write_text(SHEET)
+    names, credit_nk = credit_of(tmp_path / "sheet.csv", "draft=passed", "final=style")
+    assert names == ("draft", "final")
+    # As in the first test: the third row has no draft.
+    assert credit_nk[:2].tolist() == [pytest.approx([0.5, -0.3]), pytest.approx([-0.5, 0.3])]
+    assert credit_nk[2, 1].item() == pytest.approx(0.0)
+    table = read_rollouts(tmp_path / "sheet.csv", parts=["draft", "final"])
+    texts = [table.vocabulary.join(table.tokens.slice(n, n + 1))[0].decode() for n in range(3)]
+    assert texts == ["<draft>a b</draft>\n<final>c</final>", "<draft>a</draft>\n<final>c d</final>", "<final>e</final>"]
+    assert list(table.rewards) == ["passed", "style"]
+
+
+def test_a_column_of_completions_goes_before_those_of_parts(tmp_path):
+    (tmp_path / "sheet.csv").write_text("prompt,completion,draft,passed\np,<draft>x</draft>,no,1\np,<draft>y</draft>,no,0\n")
+    names, credit_nk = credit_of(tmp_path / "sheet.csv", "draft=passed")
+    assert names == ("draft",)
+    assert credit_nk[:, 0].tolist() == pytest.approx([0.5, -0.5])

@@ -78,10 +78,15 @@ def choose_blocks(
     return replace(blocks, note=f"{reason} {majority_text} {blocks.note}", no_verdict=no_verdict)
 
 
+def pay_pairs(pay: Sequence[str]) -> list[tuple[str, str]]:
+    """Split each `--pay` into its block and its reward."""
+    return [key_value(pair, "--pay", "block=reward, such as draft=passed") for pair in pay]
+
+
 def parse_pay(pay: Sequence[str], recipe: Recipe, table: RolloutTable) -> dict[str, Any]:
     """Return the objectives of `--pay`, and the layout of the file's tags if the recipe names none."""
     blocks_by_reward: dict[str, list[str]] = {}
-    block_rewards = [key_value(pair, "--pay", "block=reward, such as draft=passed") for pair in pay]
+    block_rewards = pay_pairs(pay)
     for block, reward in block_rewards:
         blocks_by_reward.setdefault(reward, []).append(block)
     objectives = [{"reward": name, "pays": pays} for name, pays in blocks_by_reward.items()]

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from spanwise.commands.credit.apply import CreditResult, apply_arms
 from spanwise.commands.credit.arms import choose_arms
-from spanwise.commands.credit.blocks import Blocks, SampledTexts, choose_blocks, compared_groups, parse_pay
+from spanwise.commands.credit.blocks import Blocks, SampledTexts, choose_blocks, compared_groups, parse_pay, pay_pairs
 from spanwise.commands.credit.write import check_writable, write_result, write_traces_again
 from spanwise.commands.shared.folder import MOST, check_no_run
 from spanwise.errors import DataError, RecipeError
@@ -33,7 +33,8 @@ def credit_rollouts(
     overrides: Mapping[str, Any] | None = None,
 ) -> CreditResult:
     """Read rollouts, and credit their completions by several methods."""
-    table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns)
+    paid_blocks = list(dict.fromkeys(block for block, _ in pay_pairs(pay)))
+    table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns, parts=paid_blocks)
     if not table.trainable.any():
         raise DataError(f"None of the {len(table)} completions of '{rollouts}' has any text. {table.note}".strip())
     own_recipe, overrides = None if table.folder is None else table.folder / "recipe.yaml", overrides or {}

@@ -34,6 +34,8 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "group": ("group", "group_id", "prompt_id", "example_id"),
     "step": ("step",),
 }
+#: The names of columns that hold completions.
+_COMPLETIONS = {*NAMES["completion"], *NAMES["completions"], "messages"}
 #: Prefixes that mark a column as a reward.
 REWARD_STARTS = ("rewards/", schema.column("reward", ""))
 #: The two ways to name the column for a role, for error messages.
@@ -54,7 +56,11 @@ class CompletionSource(NamedTuple):
 
 
 def read_plain(
-    path: Path, files: Sequence[Path], tokenizer: str | Path | None, columns: Mapping[str, str] | None = None
+    path: Path,
+    files: Sequence[Path],
+    tokenizer: str | Path | None,
+    columns: Mapping[str, str] | None = None,
+    parts: Sequence[str] = (),
 ) -> RolloutTable:
     """Read a table with a completion in each row, or a list of completions of one prompt; every numeric column is a reward."""
     role_columns = _check_roles(columns or {})
@@ -63,6 +69,12 @@ def read_plain(
     row_count = max(map(len, table.values()), default=0)
     if not row_count:
         raise DataError(f"'{path}' holds no completions.")
+    # A file that names no completions may have a column for each of their parts.
+    parts = (
+        parts if {*parts} <= table.keys() and not table.keys() & _COMPLETIONS and "completion" not in role_columns else ()
+    )
+    if parts:
+        table = _join_parts(path, table, parts)
     roles = _find_roles(path, list(table), role_columns)
     completion_column = roles.get("completion") or roles.get("completions") or "messages"
     streamed = None if roles.get("group") == completion_column else completion_column
@@ -79,7 +91,9 @@ def read_plain(
     nouns = {role: role.removesuffix("s") for role in ("prompt", "completion", "completions", "answer", "group")}
     role_notes = [f"{noun} from '{roles[role]}'" for role, noun in nouns.items() if roles.get(role, noun) != noun]
     note = f"Columns: {', '.join(role_notes)}." if role_notes else ""
-    if not roles.keys() & {"completion", "completions"}:
+    if parts:
+        note = f"A completion is made of the columns {', '.join(parts)}, each between tags of its name."
+    elif not roles.keys() & {"completion", "completions"}:
         note = "The completion is what follows the last user message in 'messages'; messages of tools in it are masked."
     return RolloutTable.of(
         format_name,
@@ -99,19 +113,27 @@ def read_plain(
     )
 
 
+def _join_parts(path: Path, table: Mapping[str, Any], parts: Sequence[str]) -> dict[str, Any]:
+    """Return the table with a column of completions in the place of their parts, each of which is written between tags."""
+    tags = [tag for part in parts for tag in (f"<{part}>", f"</{part}>")]
+    completions = []
+    for row, row_cells in enumerate(zip(*(table[part] for part in parts), strict=True)):
+        filled_cells = {part: f"{cell}" for part, cell in zip(parts, row_cells, strict=True) if not cells.is_empty(cell)}
+        for part, text in filled_cells.items():
+            if any(tag in text for tag in tags):
+                raise DataError(f"Row {row} of '{path}' has a tag of {', '.join(parts)} in column '{part}'; remove the tag.")
+        texts = [f"<{part}>{text}</{part}>" for part, text in filled_cells.items()]
+        completions.append("\n".join(texts) if texts else None)
+    return {**{name: column for name, column in table.items() if name not in parts}, "completion": completions}
+
+
 def _read_columns(path: Path, files: Sequence[Path], roles: Mapping[str, str]) -> tuple[str, dict[str, Any], str]:
     """Return the format of the files, their joined columns, and a note if some files are left out."""
     suffix, note = files[0].suffix.lower(), ""
     if suffix in SUFFIXES:
         return suffix[1:].upper(), concatenate_tables(path, map(read_delimited, files)).to_pydict(), note
     if holds_json(files[0]):
-        long_names = {
-            *NAMES["completion"],
-            *NAMES["completions"],
-            "messages",
-            roles.get("completion"),
-            roles.get("completions"),
-        }
+        long_names = {*_COMPLETIONS, roles.get("completion"), roles.get("completions")}
         return "JSON" if suffix == ".json" else "JSONL", record_columns(files, long_names), note
     tables: list[pa.Table] = []
     # TRL writes a batch that serves several optimiser steps into several files.
