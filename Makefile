@@ -7,7 +7,7 @@ PYTHON_SKYRL ?= $(firstword $(foreach one,python3.12 python3.13 python3 $(sort $
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo demo-seeds starts gpu fields invoices demo-verl easy evidence turns critic rubric chain laser screenshots test test-long test-verl test-skyrl test-unsloth test-swift test-foreign test-vllm contracts check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
+.PHONY: demo demo-seeds starts gpu fields invoices scale demo-verl easy evidence turns critic rubric chain laser screenshots test test-long test-verl test-skyrl test-unsloth test-swift test-foreign test-vllm contracts check hooks dist notebooks docs docs-links bench first-report fuzz kills soak mutation clean
 
 demo: .venv/train.stamp          ## the point of the project on two CPU cores, about five minutes
 	$(BIN)/spanwise demo
@@ -44,9 +44,13 @@ fields: .venv/train.stamp        ## credit by field against one number, K = 1 to
 	$(BIN)/python benchmarks/fields.py
 	$(BIN)/python benchmarks/fields.py --study total --charts docs/images
 
-invoices: .venv/train.stamp      ## letters read into JSON, by field and with one number, five seeds: docs/evidence.md; an hour and a half, goes on where it stopped
-	$(BIN)/python benchmarks/invoices.py --tune --arms by_field,sum
-	$(BIN)/python benchmarks/invoices.py --arms by_field,sum --charts docs/images
+invoices: .venv/train.stamp      ## letters read into JSON, by field and with one number, five seeds: docs/evidence.md; two hours, goes on where it stopped
+	$(BIN)/python benchmarks/invoices.py --tune
+	$(BIN)/python benchmarks/invoices.py --rate 3e-4 --charts docs/images
+
+scale: .venv/train.stamp         ## the letters with groups of 4 and 16, and with smaller and larger policies: docs/scale.md; hours, goes on where it stopped
+	for size in "--group 4" "--group 16" "--width 64" "--width 256"; do \
+	  $(BIN)/python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum $$size --output "runs/invoices$${size// /}"; done
 
 rubric: .venv/train.stamp        ## what a judge's errors cost by part and in a sum, five seeds: docs/evidence.md; half an hour, goes on where it stopped
 	$(BIN)/python benchmarks/rubric.py --charts docs/images
