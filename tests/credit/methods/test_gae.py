@@ -186,7 +186,7 @@ def test_nothing_in_nothing_out(shape):
 @pytest.mark.parametrize(
     ("error", "says", "call"),
     [
-        (RewardError, "completion 0 is -1", lambda: oar(ONES, -ONES, MASK)),
+        (RewardError, "Completion 0 has an importance of -1", lambda: oar(ONES, -ONES, MASK)),
         (RecipeError, "25", lambda: oar(ONES, ONES, MASK, quantile=25)),
         (AlignmentError, "importance_nt", lambda: oar(ONES, torch.ones(1, 3), MASK)),
         (AlignmentError, "correct_n", lambda: ktae(ONES, ONES.long(), MASK, torch.ones(2), ALONE)),

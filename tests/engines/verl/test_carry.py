@@ -239,7 +239,7 @@ def test_what_cannot_be_read():
     other = Scheme.preset("rloo", Layout({"all": ["answer"]}), per="completion")
     with pytest.raises(RecipeError, match="Row 0 carries no reading"):
         unpack([None], SCHEME)
-    with pytest.raises(AlignmentError, match="one scheme"):
+    with pytest.raises(AlignmentError, match="the same scheme"):
         unpack([packed(TEXTS[0])], other)
     with pytest.raises(AlignmentError, match="room for 3"):
         unpack([packed(TEXTS[0])], SCHEME).tokens(SCHEME, 3, range(1))

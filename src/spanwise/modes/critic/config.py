@@ -60,7 +60,7 @@ _PAGE = Page(
             "squared error",
             "The two add up to the error of a token: how far a completion's mean value is off, and how far its values are off "
             "around that mean. If all reward comes at the end, a critic that says the same value everywhere has no error within, "
-            "although it knows nothing.",
+            "although it tells no state from another.",
         ),
         Chart(
             "Expected and earned",
