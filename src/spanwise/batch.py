@@ -17,7 +17,7 @@ from spanwise.errors import AlignmentError
 
 @dataclass(frozen=True)
 class Steps:
-    """The trajectory and the step of each row of a batch, for methods that credit steps.
+    """The trajectory of each row of a batch and the row's step in it, for methods that credit the steps of trajectories.
 
     Attributes:
         trajectory_s: id of each row's trajectory.
@@ -82,7 +82,7 @@ class Batch:
             if table is None:
                 continue
             needed_shape = ids_shape if dims == 2 else None
-            most_dims = dims + (name in ("value_nt", "bootstrap_n"))  # a critic may have one value per stream
+            most_dims = dims + (name in ("value_nt", "bootstrap_n"))  # a critic may give one value per reward stream
             fits = dims <= table.dim() <= most_dims and len(table) == count
             if not fits or (needed_shape is not None and tuple(table.shape[:2]) != needed_shape):
                 ids = "" if needed_shape is None else f" and token ids {needed_shape}"
@@ -116,7 +116,7 @@ class Batch:
 
     @property
     def provides(self) -> frozenset[str]:
-        """The names of the fields that are not None, for `Scheme.check`."""
+        """The names of the batch's fields that are not None, which `Scheme.check` compares with those that a method needs."""
         return frozenset(f.name for f in fields(self) if getattr(self, f.name) is not None)
 
 
@@ -127,7 +127,7 @@ def by_turn(
     anchor_s: Any = None,
     columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> tuple[Batch, Turns]:
-    """Split completions into one row per turn; also return the `Turns` that put the rows' numbers back.
+    """Split completions into one row per turn; also return the `Turns` that turn tables of these rows back into completions.
 
     Args:
         batch: one row per rollout, with token ids and mask.
@@ -156,7 +156,7 @@ def by_turn(
     if anchor_s is not None and len(anchor_s) != len(turns.row_s):
         raise AlignmentError(f"There are {len(anchor_s)} anchor states for {len(turns.row_s)} turns; give one to each.")
     bootstrap_s = None
-    if batch.bootstrap_n is not None:  # only the last turn of a completion can be cut off
+    if batch.bootstrap_n is not None:  # only a completion's last turn can run out of tokens
         is_last_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], torch.ones_like(turns.row_s[:1], dtype=torch.bool)])
         value_s = batch.bootstrap_n[turns.row_s]
         bootstrap_s = torch.where(is_last_s.reshape(-1, *(1 for _ in value_s.shape[1:])), value_s, 0.0)
@@ -176,7 +176,7 @@ def by_turn(
 def pad_tokens(
     ids: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]] | None = None
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Right-pad lists of token ids with 0, and return the mask of the sampled tokens (without `sampled`: of all tokens)."""
+    """Right-pad lists of token ids with 0; also return the mask of the sampled tokens (of all tokens if `sampled` is None)."""
     lengths = [len(row) for row in ids]
     for n, (length, flags) in enumerate(zip(lengths, sampled or (), strict=bool(sampled))):
         if length != len(flags):

@@ -11,12 +11,12 @@ from spanwise.rollouts.folder import hidden
 #: The settings that a resumed run may change: its folder, its evaluations and files, and its length.
 MAY_CHANGE = ("output", "eval_every", "save_every", "keep_rollouts", "report", "report_to", "threads", "steps")
 
-#: Maps settings that checkpoints of earlier versions lack to the values with which those versions trained.
+#: Maps settings that checkpoints of earlier spanwise versions lack to the values with which those versions trained.
 BEFORE: Mapping[str, Any] = {"importance_sampling_level": "token", "dynamic_sampling_rounds": 3}
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """List the settings that changed, except the names in `but`; secrets are not compared."""
+    """List the settings that differ between a checkpoint (`old`) and a resumed run (`new`), except secrets and those in `but`."""
     old, new = {**BEFORE, **plain(old)}, plain(new)
     changed_names = [name for name in new if name not in but and not _same(name, old.get(name), new[name])]
     sentences = [f"{name} was {old.get(name)!r} and is {new[name]!r} now" for name in changed_names]
@@ -24,10 +24,10 @@ def changes(old: Mapping[str, Any], new: Mapping[str, Any], *, but: Collection[s
 
 
 def _same(name: str, old: Any, new: Any) -> bool:
-    """Compare one setting; for a layout the order of blocks counts too."""
+    """Return whether a setting has the same value in both runs; a layout's blocks must also be in the same order."""
     return old == new and (name != "layout" or list(old or ()) == list(new or ()))
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as they look after a round trip through JSON, without secrets."""
+    """Return training settings as they look after a round trip through JSON, without secrets."""
     return json.loads(json.dumps(hidden(dict(settings), None), default=str))

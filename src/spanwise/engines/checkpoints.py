@@ -35,11 +35,11 @@ def write_manifest(
     estimator: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the list of a checkpoint's files with sizes and digests, once the files are on disk; secrets are left out."""
+    """Write a checkpoint's manifest (sizes and digests of its files, settings without secrets), once they are on disk."""
     size_by_name, digest_by_name = {}, {}
     for file in sorted(path for path in checkpoint.rglob("*") if path.is_file()):
         if file.name.lstrip(".").startswith(MANIFEST):
-            continue  # a killed run may have left an unfinished list
+            continue  # a run killed while saving may have left an unfinished manifest
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
         relative_name = file.relative_to(checkpoint).as_posix()
@@ -59,7 +59,7 @@ def write_manifest(
 
 
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
-    """Read the list that `write_manifest` wrote."""
+    """Read the manifest of a checkpoint, which `write_manifest` wrote."""
     return json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
 
 
@@ -86,7 +86,7 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
 
 
 def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
-    """Return the newest usable checkpoint of a folder, or None, and the fault of each newer checkpoint by name."""
+    """Return a folder's newest checkpoint that training can resume from, or None; also say why each newer one is unusable."""
     step_by_path = {path: path.name.removeprefix("checkpoint-") for path in Path(folder).glob("checkpoint-*")}
     checkpoints = [path for path, step in step_by_path.items() if step.isdecimal()]
     faults: dict[str, str] = {}
@@ -99,7 +99,7 @@ def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
 
 
 def find_checkpoint(folder: str | Path, path: str | Path | None = None) -> tuple[Path, str]:
-    """Return the given or the newest usable checkpoint, and a sentence about newer checkpoints that are damaged."""
+    """Return the checkpoint at `path`, or the folder's newest usable one with a note about newer ones that are damaged."""
     if path is not None:
         if fault := checkpoint_fault(Path(path)):
             raise DataError(f"'{path}' is not a readable checkpoint: {fault}. Give another checkpoint-<step> folder.")
@@ -120,11 +120,11 @@ def find_checkpoint(folder: str | Path, path: str | Path | None = None) -> tuple
 
 
 def check_contents(place: Path) -> str:
-    """Refuse a checkpoint whose files changed since they were written; return a note if it has no digests."""
+    """Refuse a checkpoint whose files changed since they were written; return a note if it stores no digests to compare."""
     digest_by_name = read_manifest(place).get("digests")
     if digest_by_name is None:
         return f"The checkpoint '{place}' comes from an earlier version without file digests or settings, so nothing is checked."
-    changed_file: list[str | None] = [None]  # a list, because the main process broadcasts its entry to the others
+    changed_file: list[str | None] = [None]  # `broadcast_object_list` sends a list's entries to the other processes
     if PartialState().is_main_process:
         changed_file = [next((name for name, digest in digest_by_name.items() if _digest(place / name) != digest), None)]
     broadcast_object_list(changed_file)
@@ -142,7 +142,7 @@ def _digest(file: Path) -> str:
 
 
 def whole_checkpoint(args: Any, requested: str | bool | None, settings: Mapping[str, Any] | None = None) -> str | None:
-    """Return the checkpoint to resume from, or None; if `settings` are given, refuse changed settings and files."""
+    """Return the checkpoint to resume from (None: a new run); given `settings`, refuse changed settings and files."""
     if requested is None or requested is False:
         return None
     checkpoint, warning = find_checkpoint(args.output_dir, None if requested is True else str(requested))
@@ -169,7 +169,7 @@ def whole_checkpoint(args: Any, requested: str | bool | None, settings: Mapping[
 
 
 def restore_estimator(scheme: Scheme, state: Mapping[str, Any] | None, place: Path) -> None:
-    """Load the state of a method that remembers earlier batches from a checkpoint."""
+    """Restore a credit method that remembers earlier batches from its state in a checkpoint, and refuse None."""
     if state is None:
         raise DataError(
             f"The checkpoint '{place}' has no state of method '{scheme.method}', which remembers earlier batches. Start a new run."
@@ -179,7 +179,7 @@ def restore_estimator(scheme: Scheme, state: Mapping[str, Any] | None, place: Pa
 
 
 def _readable(file: Path) -> bool:
-    """Return whether a file can be read in the format of its suffix."""
+    """Return whether a checkpoint's file can be opened in the format that its suffix names, such as .safetensors."""
     try:
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as weights:

@@ -14,12 +14,12 @@ from torch import Tensor
 from spanwise.credit import group_index, method, outcome_methods, step_rewards, to_tokens
 from spanwise.errors import refuse
 
-#: The pattern of the prompt ids that trainers give to padding rows.
+#: The pattern of the prompt ids that a trainer gives to rows that only fill up a batch.
 _PAD = re.compile(r"pad[0-9a-f]+")
 
 
 def outcome_estimators() -> dict[str, Callable[..., tuple[Tensor, Tensor]]]:
-    """Map registry names such as `spanwise_grpo` to estimators."""
+    """Map registry names such as `spanwise_grpo` to functions that compute advantages from one reward per completion."""
     return {f"spanwise_{name}": partial(outcome_advantages, name) for name in outcome_methods()}
 
 
@@ -33,7 +33,7 @@ def outcome_advantages(
     batch: Any = None,
     **rest: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Put each row's advantage on all its trained tokens; return the table twice, as advantages and as returns."""
+    """Give all trained tokens of a completion one advantage; return the table twice, as advantages and as returns."""
     algorithm_settings = config if hasattr(config, "get") else {}
     spanwise_section = algorithm_settings.get("spanwise") or {}
     ignored_option = next((key for key in spanwise_section if key != "options"), None)
@@ -48,12 +48,12 @@ def outcome_advantages(
         }
     )
     uids = index.tolist() if hasattr(index, "tolist") else list(index)
-    # Padding rows have padding ids, and stand last or have no trained token; they are not compared.
+    # Rows that only fill up the batch (a padding id; last, or without a trained token) are not compared with completions.
     is_padding_n = [bool(_PAD.fullmatch(str(uid))) for uid in uids]
     first_padding_row = max((n + 1 for n, is_padding in enumerate(is_padding_n) if not is_padding), default=0)
     trained_n = response_mask.bool().any(dim=1)
     compared_rows = [n for n, pad in enumerate(is_padding_n) if not pad or (n < first_padding_row and trained_n[n])]
-    # A rejected rollout has no trained token, so its reward is summed over all tokens.
+    # A rollout that the trainer rejected has no trained token, so its reward is the sum over all its tokens.
     reward_n = torch.where(
         trained_n, step_rewards(token_level_rewards, response_mask), token_level_rewards.double().sum(dim=1)
     )

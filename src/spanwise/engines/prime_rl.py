@@ -1,4 +1,4 @@
-"""prime-rl with the credit of a recipe, which replaces the advantages of its algorithm `grpo`.
+"""Train with prime-rl by a recipe of spanwise, whose credit replaces the advantages of prime-rl's algorithm `grpo`.
 
     python -m spanwise.engines.prime_rl recipe.yaml TOKENS @ orchestrator.toml    # instead of: orchestrator @ orchestrator.toml
 
@@ -27,7 +27,7 @@ from spanwise.trajectories import turn_batch
 
 
 def check(recipe: str, *, tokens: int) -> Scheme:
-    """Load the scheme of a recipe; refuse schemes that compare groups, because prime-rl passes one group at a time."""
+    """Load a recipe's rule of credit; refuse rules that compare prompt groups, because prime-rl passes one group at a time."""
     refuse({f"TOKENS is {tokens}; write the usual number of tokens of a rollout, such as 2048.": tokens < 1})
     scheme = scheme_at(recipe, longest=tokens)
     one_group = "prime-rl passes one group at a time"
@@ -61,7 +61,7 @@ def check(recipe: str, *, tokens: int) -> Scheme:
 
 
 async def credit_traces(traces: Sequence[Any], step: Step, *, tokens: int) -> list[list[float]]:
-    """Compute the advantages of a group's traces: one per sampled token, in the order of the nodes, times `tokens`."""
+    """Compute the advantage of each sampled token of a group's rollouts (traces), in node order, times `tokens`."""
     nodes_by_trace = [[node for node in trace.nodes if any(node.mask)] for trace in traces]
     columns = columns_of([_facts(trace) for trace in traces])
     trajectories = [
@@ -70,7 +70,7 @@ async def credit_traces(traces: Sequence[Any], step: Step, *, tokens: int) -> li
     ]
     batch, _ = turn_batch(trajectories, columns=columns)
     if all(len(nodes) == 1 for nodes in nodes_by_trace):
-        batch = replace(batch, steps=None)  # rows are whole rollouts, so methods over tokens can run
+        batch = replace(batch, steps=None)  # each row is a whole rollout, not one step of it
     read_batch = await step.read_waiting(batch, asyncio.to_thread)
     result = step.finish(read_batch)
     say(*result.warnings)
@@ -80,14 +80,14 @@ async def credit_traces(traces: Sequence[Any], step: Step, *, tokens: int) -> li
 
 
 def attach(recipe: str, *, tokens: int) -> None:
-    """Replace prime-rl's algorithm `grpo` by a recipe's credit, because its configuration takes no new name."""
+    """Replace prime-rl's algorithm `grpo` by a recipe's credit, because its configuration accepts no new algorithm."""
     from prime_rl.orchestrator import algo  # pyright: ignore[reportMissingImports]
     from prime_rl.orchestrator.algo.base import iter_trainable_traces  # pyright: ignore[reportMissingImports]
 
     scheme = check(recipe, tokens=tokens)
 
     class SpanAlgorithm(algo.Algorithm):
-        """prime-rl's algorithm that assigns the credit of a recipe to the traces of a group."""
+        """An algorithm of prime-rl that assigns the credit of a recipe to the tokens of a group's traces (rollouts)."""
 
         def __init__(self, config: Any, policy_pool: Any) -> None:
             if config.length_penalty is not None:
@@ -111,7 +111,7 @@ def attach(recipe: str, *, tokens: int) -> None:
 
 
 def _facts(trace: Any) -> dict[str, Any]:
-    """Return a trace's columns for rewards: the task's data, the trace's info, and the environment's reward."""
+    """Return what reward functions read of a prime-rl trace: the task's data, the trace's info, and its reward."""
     task_data = trace.task.data
     task_facts = task_data if isinstance(task_data, Mapping) else task_data.model_dump()
     return {**task_facts, **(trace.info or {}), "environment": trace.reward}

@@ -16,7 +16,7 @@ from spanwise.modes.sequences import left_padded
 def sample(
     model: Any, tokenizer: Any, prompts: Sequence[Any], **options: Any
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Sample completions of prompts, which are strings or message lists; the options are those of `continue_ids`."""
+    """Sample completions of prompts (strings or message lists) from a model; the options are those of `continue_ids`."""
     return continue_ids(model, tokenizer, prompt_ids(tokenizer, prompts), **options)
 
 
@@ -32,7 +32,7 @@ def continue_ids(
     seed: int = 0,
     batch_size: int = 512,
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Sample `samples` continuations of each prefix, in adjacent rows; restore the random state afterwards."""
+    """Sample `samples` continuations of each list of token ids, in adjacent rows; restore the random state afterwards."""
     was_training, end_token_ids = model.training, torch.tensor(end_ids(model, tokenizer))
     prefixes_per_chunk, outputs = max(1, batch_size // samples), []
     model.eval()
@@ -60,7 +60,7 @@ def continue_ids(
     width = max(output.shape[1] for output in outputs)
     ids_nt = torch.cat([pad(output, (0, width - output.shape[1]), value=int(end_token_ids[0])) for output in outputs])
     end_count_nt = torch.isin(ids_nt, end_token_ids).cumsum(dim=1)
-    # Tokens count up to and including the first end token; `generate` pads after it.
+    # A completion reaches up to and including its first end token; `generate` pads after it.
     mask_nt = torch.cat([torch.ones_like(end_count_nt[:, :1]), (end_count_nt[:, :-1] == 0).long()], dim=1).bool()
     return ids_nt, mask_nt
 

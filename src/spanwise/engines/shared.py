@@ -34,7 +34,7 @@ from spanwise.step import StepResult
 WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "tokenizer", "summary.json", "report.html")
 #: The loss types under which ms-swift and Unsloth average the KL over the tokens of each completion.
 KL_LOSS_TYPES = ("grpo", "sapo")
-#: The packages that draw report.html.
+#: The packages that `spanwise report` needs to draw report.html.
 _REPORT = ("cyclopts", "rich", "pydantic", "jinja2", "altair", "vl_convert", "scipy")
 #: Fields of a scheme and its layout that are no fields of a recipe.
 _UNWRITTEN = {"blocks", "recorded", "modes"}
@@ -67,7 +67,7 @@ def say(*sentences: str) -> None:
 
 
 def fixed_faults(required: Mapping[str, tuple[Any, str]], get_setting: Callable[[str], Any]) -> dict[str, bool]:
-    """Return a sentence for each option of an engine, with whether the option differs from its required value."""
+    """Return an error sentence for each option of an engine, with whether that option differs from its required value."""
     actual = {name: get_setting(name) for name in required}
     return {
         f"{name} is {actual[name]}: {reason}. Leave {name} at {required_value}.": actual[name] not in (None, required_value)
@@ -83,17 +83,17 @@ class Discounts:
 
     @staticmethod
     def of(settings: Mapping[str, str], get_setting: Callable[[str], Any]) -> Discounts:
-        """Read an engine's settings; `settings` maps each to gamma or lam. None and 1 count as not set."""
+        """Read an engine's discounts; `settings` maps names of its settings to gamma or lam. None and 1 count as not set."""
         setting_by_option = {option: (name, get_setting(name)) for name, option in settings.items()}
         return Discounts({option: pair for option, pair in setting_by_option.items() if pair[1] not in (None, 1.0)})
 
     @property
     def options(self) -> dict[str, float]:
-        """The value of gamma and lam, if they are set."""
+        """The values of gamma and lam that the engine's configuration sets."""
         return {option: value for option, (_, value) in self.set_by.items()}
 
     def faults(self, scheme: Scheme) -> dict[str, bool]:
-        """Return a sentence for each discount, with whether the recipe sets another value."""
+        """Return an error sentence for each discount that the engine sets, with whether the recipe sets another value."""
         recipe_values = {option: scheme.options.get(option) for option in self.set_by}
         return {
             f"{name} is {value}, but the recipe has {option}: {recipe_values[option]}. Remove one of the two.": (
@@ -103,7 +103,7 @@ class Discounts:
         }
 
     def remarks(self, scheme: Scheme, recipe_options: Mapping[str, Any], *, engine: str) -> list[str]:
-        """Return a sentence about each discount that the recipe does not set: whether the method uses it or not."""
+        """Return a sentence about each discount that only the engine sets: whether the method uses it or ignores it."""
         return [
             f"{name}={value} is taken as the recipe's option {option}."
             if option in scheme.options
@@ -114,7 +114,7 @@ class Discounts:
 
 
 def deviation_fault(name: str, value: Any, scheme: Scheme) -> dict[str, bool]:
-    """Return a sentence, with whether a setting forbids the division by a group's deviation that the recipe wants."""
+    """Return an error sentence, with whether a setting turns off a division by a group's deviation in the recipe."""
     divides = scheme.method == "grpo" or any(objective.scale == "std" for objective in scheme.objectives)
     problem = (
         f"{name} is {value}, but method '{scheme.method}' of the recipe divides by the group's standard deviation. Write method: "
@@ -124,7 +124,7 @@ def deviation_fault(name: str, value: Any, scheme: Scheme) -> dict[str, bool]:
 
 
 def kl_fault(beta: float, loss_type: str, *, engine: str) -> dict[str, bool]:
-    """Return a sentence against a KL that is no mean over the tokens of each completion, with whether it applies."""
+    """Return an error sentence, with whether the engine's KL term is not averaged over the tokens of each completion."""
     sentence = (
         f"beta is {beta}, and under loss_type '{loss_type}' {engine} does not average the KL over the tokens of each completion. "
         f"Set loss_type to {' or '.join(KL_LOSS_TYPES)}, or beta to 0."
@@ -141,8 +141,8 @@ def fold_factor(
     processes: int = 1,
     steps_per_generation: int = 1,
 ) -> Float[Tensor, "b 1"]:
-    """Compute the factor on a micro-batch's advantages that makes a TRL loss a mean over rows of a sum over tokens."""
-    # TRL's loss divides by the result times the rows of the micro-batch.
+    """Compute the factor on a micro-batch's advantages that makes a TRL loss a mean over rows of sums over tokens."""
+    # TRL's loss divides by the factor returned here times the number of rows of the micro-batch.
     row_count = mask_bt.shape[0]
     tokens_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
     ones_b1 = torch.ones_like(tokens_b1)
@@ -158,7 +158,7 @@ def fold_factor(
 
 
 def model_size(path: str | None) -> int | None:
-    """Return a model's vocabulary size from its config, often more than its tokenizer has; None if unknown."""
+    """Return the vocabulary size in a model's config, which often exceeds that of its tokenizer; None if unknown."""
     try:
         config, _ = PretrainedConfig.get_config_dict(path) if path else ({}, {})
     except (OSError, ValueError):
@@ -185,7 +185,7 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def check_keeping(keep_rollouts: Any, report: Any) -> None:
-    """Refuse values of `keep_rollouts` and `report` that cannot work, before training starts."""
+    """Refuse values of the options `keep_rollouts` and `report` that cannot work, before training starts."""
     missing_packages = [name for name in _REPORT if report and find_spec(name) is None]
     refuse(
         {
@@ -200,12 +200,12 @@ def check_keeping(keep_rollouts: Any, report: Any) -> None:
 
 
 def reward_means(worth_nm: Float[Tensor, "n m"], names: Sequence[str]) -> dict[str, float]:
-    """Return the mean of each reward as trainers log it, without NaN."""
+    """Return the mean of each reward over the completions that have it (not NaN), under the names that trainers log."""
     return {f"rewards/{name}/mean": mean for name, mean in zip(names, worth_nm.nanmean(dim=0).tolist(), strict=True)}
 
 
 def prompt_texts(tokenizer: Any, uids: Iterable[Any], prompts: Iterable[Sequence[int]]) -> dict[Any, str]:
-    """Decode one prompt for each uid, that of its first row."""
+    """Decode the text of each prompt by its id (uid), from the first row with that id."""
     ids_by_uid: dict[Any, Sequence[int]] = {}
     for uid, ids in zip(uids, prompts, strict=True):
         ids_by_uid.setdefault(uid, ids)
@@ -224,7 +224,7 @@ class RunRecord:
 
     @staticmethod
     def of(section: Mapping[str, Any], *, option: str) -> RunRecord | None:
-        """Build a record from the options folder, keep_rollouts and report; None without a folder."""
+        """Build a `RunRecord` from the options folder, keep_rollouts and report; None if there is no folder to write."""
         folder, keep_every, report = section.get("folder"), section.get("keep_rollouts", 0), section.get("report", False)
         check_keeping(keep_every, report)
         has_no_folder = folder is None and (keep_every or report)
@@ -232,10 +232,10 @@ class RunRecord:
         return None if folder is None else RunRecord(str(folder), keep_rollouts=keep_every, report=report, option=option)
 
     def recipe(self, scheme: Scheme, **settings: Any) -> dict[str, Any]:
-        """Build the content of `recipe.yaml` from a scheme and those of the settings that are not None."""
+        """Build the content of `recipe.yaml` from a scheme and from the trainer's settings that are not None."""
         set_values = {name: value for name, value in settings.items() if value is not None}
         recipe = {"task": SCRIPT, **scheme.plain(), **set_values, "keep_rollouts": self.keep, "report": self.report}
-        return json.loads(json.dumps(recipe))  # a file turns tuples into lists
+        return json.loads(json.dumps(recipe))  # lists in place of tuples, as a file returns them
 
     def check(self, recipe: Mapping[str, Any], *, step: int) -> None:
         """Refuse a folder that already holds another run or other files."""
@@ -257,7 +257,7 @@ class RunRecord:
             )
 
     def begin(self, recipe: Mapping[str, Any], *, step: int, tokenizer: Any) -> None:
-        """Start the run folder, or continue it from a step."""
+        """Start the run folder, or continue the run in it from a step."""
         folder = self.folder.path
         self.step, self._recipe = step, recipe
         self.folder.begin(recipe, step=step, history=metrics_until(folder, step))
@@ -274,7 +274,7 @@ class RunRecord:
         tokenizer: Any,
         rollouts: Callable[[], Rollouts],
     ) -> None:
-        """Write the metrics of a batch, and the rollouts of every k-th batch; the first batch begins the run."""
+        """Write the metrics of a batch, and the rollouts of every k-th batch; the first call also opens the run folder."""
         if self._recipe is None:
             self.check(recipe, step=step - 1)
             self.begin(recipe, step=step - 1, tokenizer=tokenizer)
@@ -296,7 +296,7 @@ class RunRecord:
             self.add(self._line["step"], {name: logged[key] for name, key in names.items() if key in logged})
 
     def flush(self) -> None:
-        """Write the finished line of metrics."""
+        """Append the metrics collected for a step to `metrics.jsonl`, as one line."""
         if self._line and self._recipe is not None:
             self.own_seconds += self._line.get("spanwise/seconds") or 0.0
             self.step = max(self.step, self._line["step"])
@@ -305,7 +305,7 @@ class RunRecord:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Lock the folder during training, and complete its files even if training fails."""
+        """Lock the run folder during training, and complete its files even if training fails."""
         start_time, finished = time.perf_counter(), False
         with sole_writer(self.folder.path):
             try:

@@ -32,7 +32,7 @@ def credit_datums(
     rewards: Mapping[str, Sequence[Sequence[float | Status]]] | None = None,
     columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> list[list[list[Any]]]:
-    """Set the advantages of datums to the credit of a scheme, token by token.
+    """Copy datums of Tinker, with the credit of a scheme as the advantage of each token.
 
     Tinker's losses are plain sums over tokens, for which the numbers of `pipeline.advantages` are made.
 
@@ -86,7 +86,7 @@ def credit_datums(
     rollout_columns = {name: [values[g] for g in group_of_rollout] for name, values in (columns or {}).items()}
     batch, recorded = turn_batch(trajectories, columns=rollout_columns)
     if all(len(rollout) == 1 for rollout in rollouts):
-        batch = replace(batch, steps=None)  # rows are whole rollouts, so methods over tokens can run
+        batch = replace(batch, steps=None)  # each row is a whole rollout, not one step of it
     reading = read(batch, scheme, vocabulary, recorded=recorded)
     advantage_rows = iter(advantages(credit_batch(reading, batch, scheme), reading.spans, scheme).tolist())
     new_datums = iter([_credited(datum, next(advantage_rows)) for datum in rollout] for rollout in rollouts)
@@ -94,7 +94,7 @@ def credit_datums(
 
 
 def _turn(datum: Any, rollout: int, number: int) -> Turn:
-    """Build a `Turn` from a datum; refuse a datum without a mask of its sampled tokens."""
+    """Build a `Turn` (token ids and mask) from a datum of Tinker; refuse a datum without a mask of its sampled tokens."""
     inputs = _get(datum, "loss_fn_inputs")
     ids = [int(value) for value in _values(_get(inputs, "target_tokens"))]
     mask = _values(_get(inputs, "mask")) or _values(_get(inputs, "weights"))
@@ -112,7 +112,7 @@ def _turn(datum: Any, rollout: int, number: int) -> Turn:
 
 
 def _credited(datum: Any, advantage_t: Sequence[float]) -> Any:
-    """Copy a datum with new advantages, in the container type of the old ones; the given row may be padded."""
+    """Copy a datum of Tinker with new advantages in the container type of the old ones; `advantage_t` may be padded."""
     inputs = _get(datum, "loss_fn_inputs")
     target_tokens, old_advantages = _get(inputs, "target_tokens"), _get(inputs, "advantages")
     container = target_tokens if old_advantages is None else old_advantages
@@ -140,7 +140,7 @@ def _values(numbers: Any) -> list[Any]:
 
 
 def _like(numbers: Any, values: Sequence[float]) -> Any:
-    """Convert values to float32 numbers in the container type of `numbers`."""
+    """Convert values to float32 in the container type of `numbers`: a tensor, an array, a list or an object with `data`."""
     array = np.array(values, dtype=np.float32)
     if isinstance(numbers, Tensor):
         return torch.from_numpy(array)

@@ -23,7 +23,7 @@ __all__ = ["UnslothSpanGRPOTrainer"]
 
 #: The values of `loss_type` that work without log-probabilities, which Unsloth's loss does not return.
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
-#: Maps environment variables that let Unsloth weigh completions by their rewards to the values that switch it off.
+#: Maps environment variables that let Unsloth weigh completions by their rewards to the values that switch this off.
 _WEIGHTS = {"UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE": ("", "0"), "UNSLOTH_GRPO_LOSS_AGGREGATION": ("",)}
 _INSTEAD = "train without Unsloth (spanwise.engines.trl)"
 _CANARY = f"Use unsloth 2026.10.9, or {_INSTEAD}."
@@ -74,7 +74,7 @@ def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
 
 
 def check_gradient(gradient_bu: Float[Tensor, "b u"] | None, expected_bu: Float[Tensor, "b u"], *, exact: bool) -> None:
-    """Raise unless the gradient of each log-probability is as expected; without `exact`, its sign is enough."""
+    """Raise unless the loss's gradient by each log-probability is as expected; without `exact`, only its sign counts."""
     if gradient_bu is None:
         raise SpanwiseError(f"Unsloth's loss stores no gradient, so spanwise cannot check it. {_CANARY}")
     wrong_bu = (gradient_bu - expected_bu).abs() > 0.05 * expected_bu.abs() + 1e-6 * expected_bu.abs().max()
@@ -89,7 +89,7 @@ def check_gradient(gradient_bu: Float[Tensor, "b u"] | None, expected_bu: Float[
 
 
 class _Packed(GRPOTrainer):
-    """A trainer class between ours and Unsloth's, which moves advantages to the columns of Unsloth's loss."""
+    """A class between `SpanGRPOTrainer` and Unsloth's trainer, which moves advantages to the columns of Unsloth's loss."""
 
     args: Any
     processing_class: Any
@@ -111,14 +111,16 @@ class _Packed(GRPOTrainer):
         mask_nt = output["completion_mask"]
         before_last_nt = torch.arange(mask_nt.shape[1], device=mask_nt.device) < mask_nt.sum(dim=1, keepdim=True) - 1
         has_inner_padding_n = (before_last_nt & (output["completion_ids"] == self._pad_id)).any(dim=1)
-        # Unsloth moves the tokens after a padding token but not their mask, so such a completion is left out.
+        # Unsloth moves the tokens after a padding token but not their mask, so a completion with one is left out of the loss.
         if bool(has_inner_padding_n.any()):
             output["tool_mask"] = output.get("tool_mask", mask_nt) * ~has_inner_padding_n[:, None]
         return output
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
         moved_inputs = {**inputs, "advantages": packed(inputs["advantages"].detach(), inputs, pad_id=self._pad_id)}
-        self.beta = self.args.beta  # our trainer set it to 0 to add the KL itself, but Unsloth gives it no log-probabilities
+        self.beta = (
+            self.args.beta
+        )  # `SpanGRPOTrainer` set it to 0 to add the KL itself, for which Unsloth returns no numbers
         return super().compute_loss(model, moved_inputs, return_outputs, num_items_in_batch)
 
 
@@ -145,7 +147,7 @@ class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if self._canary_due and self.model.training and not (self.args.beta or self.args.entropy_coef):
             self._canary_due = False
-            # Unsloth computes the gradient together with the loss.
+            # Unsloth computes the gradient together with the loss, and stores it there.
             saved_tensors = getattr(loss.grad_fn, "saved_tensors", ())
             value_bt = inputs["advantages"]
             slope_bt = fold.surrogate_slope(torch.zeros_like(value_bt), {"advantages": value_bt}, self.args)

@@ -17,7 +17,7 @@ def is_tested(engine: str, version: str) -> bool:
 
 
 def _numbers(version: str) -> list[int]:
-    """Return the numbers of a version, without trailing zeros."""
+    """Return a version's release numbers as integers, without trailing zeros."""
     release = re.sub(r"(\.0+)*\.?$", "", re.split(r"[^\d.]", version)[0])
     return [int(number) for number in release.split(".") if number]
 

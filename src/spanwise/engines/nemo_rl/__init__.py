@@ -1,4 +1,4 @@
-"""NeMo-RL with the credit of a recipe, by an advantage estimator. Written for NVIDIA-NeMo/RL 7ea279ab, not run."""
+"""Train with NeMo-RL by a recipe of spanwise, through an advantage estimator. Written for NVIDIA-NeMo/RL 7ea279ab, not run."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from spanwise.engines.nemo_rl.settings import get_setting
 
 
 def attach() -> None:
-    """Let `grpo.adv_estimator.name=spanwise` choose `SpanEstimator` in NeMo-RL's trainers; other names work as before."""
+    """Let `grpo.adv_estimator.name=spanwise` choose `SpanEstimator` in NeMo-RL; other estimator names work as before."""
     from nemo_rl.algorithms import grpo  # pyright: ignore[reportMissingImports]
 
     original = grpo._create_advantage_estimator

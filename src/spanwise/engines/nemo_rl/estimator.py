@@ -20,14 +20,14 @@ from spanwise.errors import RecipeError
 from spanwise.segment import Vocabulary
 from spanwise.step import Step
 
-#: Fields of NeMo-RL's batch that are no columns for rewards: messages, and numbers of its own baseline.
+#: Fields of NeMo-RL's batch that reward functions cannot read: messages, and the numbers of NeMo-RL's own baseline.
 _OTHER = frozenset(
     ("message_log", "extra_env_info", "total_reward", "filtered_reward", "unshaped_total_reward", "baseline", "std")
 )
 
 
 class SpanEstimator:
-    """Computes the credit of a recipe as NeMo-RL's estimators do; `last_metrics` holds the metrics of the last batch."""
+    """NeMo-RL's advantage estimator for the credit of a recipe; `last_metrics` holds the metrics of the last batch."""
 
     def __init__(self, master_config: Any) -> None:
         scheme, tokenizer_name = check(master_config), get_setting(master_config, "policy.tokenizer.name")
@@ -46,7 +46,7 @@ class SpanEstimator:
         repeated_batch: Any = None,
         **_rest: Any,
     ) -> Float[Tensor, "n t"]:
-        """Return advantages under which NeMo-RL's loss is the mean over rollouts of sums over tokens."""
+        """Return each token's advantage, scaled so that NeMo-RL's loss becomes the mean over rollouts of sums over tokens."""
         if "message_log" not in (repeated_batch or {}):
             raise RecipeError(
                 "This trainer gives estimators no messages. Train with grpo_train, as examples/run_grpo.py does."
@@ -55,13 +55,13 @@ class SpanEstimator:
         batch = self._batch(repeated_batch, reply_start_n, prompt_ids, rewards)
         assert batch.mask_nt is not None
         reply_width, padded_nt = batch.mask_nt.shape[1], pad(mask.float().cpu(), (0, batch.mask_nt.shape[1]))
-        column_nt = torch.tensor(reply_start_n)[:, None] + torch.arange(reply_width)  # in the whole sequence
+        column_nt = torch.tensor(reply_start_n)[:, None] + torch.arange(reply_width)  # a reply token's column in `mask`
         read_batch = self.step.read(batch)
         result = self.step.finish(read_batch, mask_nt=(padded_nt.gather(1, column_nt) > 0) & batch.mask_nt)
         self.last_metrics = {name: value for name, value in result.metrics.items() if value == value}
         say(*result.warnings)
         adv_nt = torch.zeros_like(padded_nt).scatter(1, column_nt, read_batch.put(result.advantages_nt, width=reply_width))
-        # NeMo-RL also counts rollouts without a reply, which have no token in the mask.
+        # NeMo-RL's divisor counts rollouts without a reply by their loss multiplier, as they have no token in the mask.
         multiplier_n = torch.as_tensor(repeated_batch["loss_multiplier"]).float().cpu()
         weight_n = torch.where(batch.mask_nt.any(dim=1), padded_nt.amax(dim=1), multiplier_n)
         loss_settings = {"mini_batch": self.mini_batch, "token_level": self.token_level}
@@ -74,7 +74,7 @@ class SpanEstimator:
              for log, first in zip(batch["message_log"], reply_start_n, strict=True)]
             for name in ("token_ids", "token_loss_mask", "generation_logprobs")
         )  # fmt: skip
-        prompt_rows = batch.get("idx")  # prompts with the same words may have different images
+        prompt_rows = batch.get("idx")  # tells prompts apart that have the same words but different images
         row_numbers = [0] * len(ids) if prompt_rows is None else [int(row) for row in prompt_rows]
         return Batch.jagged(
             ids,
@@ -85,7 +85,7 @@ class SpanEstimator:
         )
 
     def _columns(self, batch: Any, prompt_ids: Tensor, ids: list[list[int]], rewards: Tensor) -> dict[str, list[Any]]:
-        """Return the columns for rewards: other lists of the batch, the environment's facts, texts, and the reward."""
+        """Return the columns that reward functions read: lists of the batch, the environment's info, texts, and its reward."""
         environment_facts = batch.get("extra_env_info") or [None] * len(ids)
         batch_lists: dict[str, list[Any]] = {}
         for name, values in batch.items():
@@ -111,7 +111,7 @@ def fold_factor(
     factor[i] = D[i] / R,  R the rows of i's mini-batch; D[i] the tokens in its loss, or at sequence level those of row i times
     the rows in the loss. `weight_n` is NeMo-RL's `sample_mask`.
     """
-    mask_nt = mask_nt[:, 1:].float()  # the loss has no prediction of the first token
+    mask_nt = mask_nt[:, 1:].float()  # no term of the loss is for the first token, which nothing predicts
     factors = []
     for mini_nt, mini_weight_n in zip(mask_nt.split(mini_batch), weight_n.split(mini_batch), strict=True):
         divisor_n = (mini_nt > 0).sum(dim=1) * mini_weight_n.sum()

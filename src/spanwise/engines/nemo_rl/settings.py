@@ -1,4 +1,4 @@
-"""Check NeMo-RL's configuration for a recipe."""
+"""Check that NeMo-RL's configuration works with a recipe of spanwise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spanwise.errors import refuse
 from spanwise.recipe import load, scheme_at
 from spanwise.scheme import Scheme
 
-#: Maps options that would change the credit or have no effect to their required value, and the reason for it.
+#: Maps options of NeMo-RL that would change the credit or have no effect to their required value, and the reason for it.
 _FIXED: dict[str, tuple[Any, str]] = {
     "grpo.advantage_clip_low": (None, "it clips advantages, which spanwise scales up to undo the mean of the loss"),
     "grpo.advantage_clip_high": (None, "it clips advantages, which spanwise scales up to undo the mean of the loss"),

@@ -1,1 +1,1 @@
-"""SkyRL with the credit of a recipe: an entrypoint, and estimators for SkyRL's own registry."""
+"""Train with SkyRL by a recipe of spanwise: an entrypoint, and advantage estimators for SkyRL's own registry."""

@@ -1,4 +1,4 @@
-"""Check SkyRL's configuration for a recipe, and add spanwise's options to it."""
+"""Check that SkyRL's configuration works with a recipe of spanwise, and add spanwise's options to it."""
 
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -23,7 +23,7 @@ from spanwise.scheme import Scheme
 class SpanwiseConfig(BaseConfig):
     """The options `trainer.algorithm.spanwise.*` of SkyRL's command line."""
 
-    recipe: str | None = None  # the path of the recipe, a YAML file
+    recipe: str | None = None  # the path of spanwise's recipe, a YAML file
     folder: str | None = None  # the run folder for `spanwise report`, `why` and `credit`; None: no folder
     keep_rollouts: int = 0  # write the rollouts of every k-th batch; 0: none
     report: bool = False  # write report.html when training ends or is interrupted
@@ -31,7 +31,7 @@ class SpanwiseConfig(BaseConfig):
 
 @dataclass
 class SpanwiseAlgorithmConfig(AlgorithmConfig):
-    """The options of SkyRL's algorithm, with `spanwise` as estimator and the section `spanwise`."""
+    """SkyRL's options `trainer.algorithm.*`, with `spanwise` as advantage estimator and a section for spanwise's options."""
 
     advantage_estimator: str = "spanwise"
     spanwise: SpanwiseConfig = field(default_factory=SpanwiseConfig)
@@ -40,7 +40,7 @@ class SpanwiseAlgorithmConfig(AlgorithmConfig):
 #: SkyRL's configuration with the options of spanwise.
 SpanwiseTrainConfig = make_config(algorithm_cls=SpanwiseAlgorithmConfig)
 
-#: Maps options that would change the credit or have no effect to their required value, and the reason for it.
+#: Maps options of SkyRL that would change the credit or have no effect to their required value, and the reason for it.
 _FIXED: dict[str, tuple[Any, str]] = {
     "trainer.algorithm.advantage_batch_normalize": (
         False,
@@ -51,12 +51,12 @@ _FIXED: dict[str, tuple[Any, str]] = {
         "the option changes a reward that spanwise does not use; set use_kl_loss=true instead",
     ),
 }
-#: Maps SkyRL's settings to the options of methods that they set unless the recipe does.
+#: Maps SkyRL's discount settings to the options of a credit method that they set, unless the recipe sets them.
 _DISCOUNTS = {"trainer.algorithm.gamma": "gamma", "trainer.algorithm.lambd": "lam"}
 REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm", "token_mean_legacy")
 #: The values of `advantage_estimator` that are accepted; the recipe's method replaces each of them.
 ESTIMATORS = ("spanwise", *AdvantageEstimator)
-#: SkyRL's losses that work together with the loss of a mode.
+#: SkyRL's policy losses that work together with the extra loss term of a mode such as laser.
 LOSSES = ("regular", "dual_clip", "gspo", "cispo", "sapo")
 #: The option with which SkyRL's users name the run folder.
 OPTION = "trainer.algorithm.spanwise.folder"
@@ -120,7 +120,7 @@ def check(cfg: Any) -> Scheme:
     scheme.check_loads("SkyRL")
     for mode in skyrl_modes:
         part_class(mode, "skyrl").check(mode, "skyrl", cfg)
-    row_fields = {"logp_nt", "value_nt"}  # SkyRL computes these for its own rows, not for turns of a generator's output
+    row_fields = {"logp_nt", "value_nt"}  # SkyRL computes these for its own rows, not for single turns of a rollout
     provided_fields = {"group_n", "ids_nt", "mask_nt", "columns", "steps", *row_fields, *added_by(scheme.modes, "skyrl")}
     late_fields = row_fields if reads_turns(scheme, stepwise=stepwise) else set()
     scheme.check(provided_fields, at_read=provided_fields - late_fields)
@@ -138,12 +138,12 @@ def check(cfg: Any) -> Scheme:
 
 
 def reads_turns(scheme: Scheme, *, stepwise: bool) -> bool:
-    """Return whether spanwise reads one row per turn: not for methods over tokens, which need whole rollouts."""
+    """Return whether each turn becomes a row of its own; methods that run over tokens need whole rollouts instead."""
     return scheme.entry.kind != "token" and (stepwise or "steps" in scheme.needs)
 
 
 def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, Any]:
-    """Return sentences against filters of groups that do not work with the recipe, each with whether it applies."""
+    """Return error sentences about SkyRL's filters of groups that conflict with the recipe, each with whether it applies."""
     algorithm, mode_names = cfg.trainer.algorithm, [mode.name for mode in scheme.modes if "skyrl" in mode.parts]
     sampling_type = algorithm.dynamic_sampling.type
     filter_setting = "trainer.fully_async.sample_full_batch" if cfg.trainer.fully_async.sample_full_batch else ""
@@ -164,5 +164,5 @@ def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, 
 
 
 def critic_of(cfg: Any) -> CriticConfig:
-    """Return the critic section of the recipe that the configuration names, or its defaults."""
+    """Return the critic settings of the recipe that SkyRL's configuration names, or default settings."""
     return load(cfg.trainer.algorithm.spanwise.recipe).modes.get("critic") or CriticConfig()

@@ -25,7 +25,7 @@ _ENTRYPOINT = "trainer.override_entrypoint=spanwise.engines.skyrl.main trainer.a
 
 
 def register() -> None:
-    """Add `spanwise` and, for every method with a preset, `spanwise_<method>` to SkyRL's registry, unless they are there."""
+    """Add `spanwise` and, for every method with a preset, `spanwise_<method>` to SkyRL's registry, if it lacks them."""
     preset_names = (name for name, entry in METHODS.items() if entry.preset is not None)
     refusals = {f"spanwise_{name}": partial(_refused, name) for name in preset_names}
     for name, function in {"spanwise": _by_recipe, **refusals, **outcome_estimators()}.items():
@@ -34,7 +34,7 @@ def register() -> None:
 
 
 def register_loss(mode: str, loss_name: str, split_token: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> str:
-    """Register a policy loss of SkyRL combined with the loss of a mode, and return its name."""
+    """Register the sum of a SkyRL policy loss and a mode's loss term (such as laser's), and return its registry name."""
     name = f"spanwise_{mode}_{loss_name}"
     if name not in PolicyLossRegistry._functions:
         PolicyLossRegistry.register(name, partial(_with_mode, loss_name, split_token))
@@ -51,17 +51,17 @@ def _with_mode(
     loss_mask: Tensor | None = None,
     rollout_logprobs: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Add the loss of a mode to a policy loss of SkyRL; both are sums, because advantages are divided beforehand."""
+    """Add a mode's loss term to a policy loss of SkyRL; both are sums, because advantages are divided beforehand."""
     old_nt, adv_nt, error_nt = split_token(log_probs, old_log_probs, advantages, loss_mask)
     inner_config = copy.copy(config)
-    inner_config.policy_loss_type = loss_name  # some losses read `policy_loss_type`
+    inner_config.policy_loss_type = loss_name  # some losses read their own name there
     loss_options: dict[str, Any] = {"config": inner_config, "loss_mask": loss_mask, "rollout_logprobs": rollout_logprobs}
     loss, metrics = PolicyLossRegistry._functions[loss_name](log_probs, old_nt, adv_nt, **loss_options)
     return loss + error_nt.sum(), metrics
 
 
 def _by_recipe(token_level_rewards: Tensor, *, config: Any, **rest: Any) -> tuple[Tensor, Tensor]:
-    """Return NaN advantages, which the trainer of spanwise's entrypoint replaces by those of the recipe."""
+    """Return NaN as placeholders of advantages, which the trainer of spanwise's entrypoint replaces by those of the recipe."""
     if not isinstance(config, SpanwiseAlgorithmConfig):
         raise RecipeError(
             f"advantage_estimator=spanwise needs a recipe, and SkyRL's registry passes none; use {_ENTRYPOINT}."
@@ -71,7 +71,7 @@ def _by_recipe(token_level_rewards: Tensor, *, config: Any, **rest: Any) -> tupl
 
 
 def _refused(name: str, *args: Any, **rest: Any) -> tuple[Tensor, Tensor]:
-    """Raise an error about a method that needs more than SkyRL's registry passes."""
+    """Raise an error: this credit method needs more than the one reward per rollout that SkyRL's registry passes."""
     raise RecipeError(
         f"Method '{name}' needs more than one reward per rollout, and SkyRL's registry passes neither loss masks nor token ids nor "
         f"several rewards. Write method: {name} in a recipe and use {_ENTRYPOINT}; or use one of "

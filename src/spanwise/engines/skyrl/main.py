@@ -19,18 +19,18 @@ class SpanFullyAsyncRayPPOTrainer(SpanRayPPOTrainer, FullyAsyncRayPPOTrainer):
     """SkyRL's asynchronous trainer with the credit of a recipe."""
 
     def _should_keep_group(self, group: Any) -> bool:
-        """Return whether some block of a group gets credit; SkyRL fills its batches with such groups."""
+        """Return whether some completion of a prompt group gets credit; SkyRL fills its batches with such groups."""
         output = group.generator_output
         return bool(self._useful_uids(output, [group.uid] * len(output["response_ids"])))
 
 
 def trainer_class(cfg: Any) -> type[SpanRayPPOTrainer]:
-    """Return the trainer class that a configuration asks for."""
+    """Return the class of the asynchronous or the synchronous trainer, as SkyRL's configuration asks."""
     return SpanFullyAsyncRayPPOTrainer if cfg.trainer.fully_async.enabled else SpanRayPPOTrainer
 
 
 class SpanPPOExp(BasePPOExp):
-    """SkyRL's experiment with `SpanRayPPOTrainer`."""
+    """SkyRL's `BasePPOExp`, which sets up a training, with the trainer that computes credit by the recipe."""
 
     def get_trainer(self, *args: Any, **kwargs: Any) -> SpanRayPPOTrainer:
         """Build the trainer that computes credit by the recipe."""
@@ -43,8 +43,8 @@ def _run(cfg: Any) -> None:
 
 
 def configured(arguments: list[str]) -> Any:
-    """Read and check the configuration from command-line arguments before SkyRL starts."""
-    # SkyRL's configuration has no field `trainer.override_entrypoint`.
+    """Read SkyRL's configuration from command-line arguments, and check it before SkyRL starts."""
+    # SkyRL's configuration has no field for `trainer.override_entrypoint`, the argument that chose this entrypoint.
     overrides = [argument for argument in arguments if not argument.startswith("trainer.override_entrypoint=")]
     cfg: Any = SpanwiseTrainConfig.from_cli_overrides(overrides)
     register()

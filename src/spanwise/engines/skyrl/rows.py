@@ -1,4 +1,4 @@
-"""Convert the output of SkyRL's generator to batches, and map their rows to the rows that SkyRL trains on."""
+"""Convert the output of SkyRL's generator to `Batch`es, and map their rows to the rows that SkyRL trains on."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ _KNOWN = frozenset(GeneratorOutput.__annotations__)
 class SampledRows:
     """The rows of a generator's output, and the place of each row in the rows that SkyRL trains on."""
 
-    output: Mapping[str, Any]  # the generator's output, before SkyRL merged it
+    output: Mapping[str, Any]  # the generator's output, before SkyRL merged its rows
     uids: Sequence[str]  # the prompt id of each row of the output
-    place_s: Sequence[tuple[int, int]]  # for each row: its row in the training batch, and the response token where it begins
+    place_s: Sequence[tuple[int, int]]  # row of the output -> row of the training batch, and its first response token there
     length_n: Sequence[int]  # the number of response tokens of each row of the training batch
-    stepwise: bool  # True if a row is one turn instead of a whole conversation
+    stepwise: bool  # True if a row of the output is one turn instead of a whole conversation
 
     @staticmethod
     def of(output: Mapping[str, Any], uids: Sequence[str], trained: Mapping[str, Any], *, stepwise: bool) -> "SampledRows":
-        """Find the generator's rows within the merged rows of `postprocess_generator_output`."""
+        """Find where each row of the generator's output lies in the rows that `postprocess_generator_output` merged."""
         lengths = [len(response) for response in trained["response_ids"]]
         if len(lengths) == len(output["response_ids"]):
             return SampledRows(output, uids, [(n, 0) for n in range(len(lengths))], lengths, stepwise)
@@ -50,19 +50,19 @@ class SampledRows:
 
     @cached_property
     def last_n(self) -> list[int]:
-        """The index of the last generator row in each row of the training batch."""
+        """For each row of the training batch, the index of the last generator row that was merged into it."""
         return list({n: s for s, (n, _) in enumerate(self.place_s)}.values())
 
     @cached_property
     def extra(self) -> dict[str, list[Any]]:
-        """The generator's columns with one value per row, without SkyRL's own fields."""
+        """The lists with one value per row that a generator's output has besides SkyRL's own fields, by name."""
         row_count = len(self.uids)
         row_lists = {name: values for name, values in self.output.items() if isinstance(values, list)}
         return {name: values for name, values in row_lists.items() if name not in _KNOWN and len(values) == row_count}
 
     @cached_property
     def trajectory_s(self) -> list[int]:
-        """The rollout number of each generator row."""
+        """For each row of the generator's output, the number of its rollout, from 0."""
         if not self.stepwise:
             return list(range(len(self.uids)))
         return [0, *accumulate(int(is_last) for is_last in self.output["is_last_step"])][:-1]
@@ -88,7 +88,7 @@ class SampledRows:
         width = data["loss_mask"].shape[1]
         trained_nt = data["loss_mask"][:row_count] > 0
         value_nt, logp_nt = data.get("values"), data.get("action_log_probs")
-        # Some losses start from the sampler's log-probabilities.
+        # For some losses SkyRL computes no log-probabilities under the policy, and uses those from sampling instead.
         logp_nt = data.get("rollout_logprobs") if logp_nt is None else logp_nt
         left_out_n1 = ~trained_nt.any(dim=1, keepdim=True)
         step_tensors = torch.tensor([self.trajectory_s[s] for s in last_rows]), torch.arange(row_count)
@@ -105,14 +105,14 @@ class SampledRows:
     def turns(
         self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], *, width: int, anchored: bool = False
     ) -> tuple[Batch, Turns]:
-        """Build a batch with one row per turn, and the turns' places; in a conversation, each run of sampled tokens is a turn."""
+        """Build a batch with one row per turn, and the turns' places in SkyRL's rows; a run of sampled tokens is a turn."""
         prompts, responses, masks = (self.output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks"))
         row_masks = zip(responses, masks, strict=True)
         ranges_s = [[(0, len(response))] if self.stepwise else _runs(mask) for response, mask in row_masks]
         turn_ranges = [(s, k, *token_range) for s, ranges in enumerate(ranges_s) for k, token_range in enumerate(ranges)]
 
         def value_of_turn(values: Sequence[Any], s: int, k: int) -> Any:
-            """Return the generator's value for a turn, or for the turn's row."""
+            """Return a turn's own value in a list of the generator, or the value of the whole row."""
             per_turn = not self.stepwise and isinstance(values[s], list) and len(values[s]) == len(ranges_s[s])
             return values[s][k] if per_turn else values[s]
 
@@ -120,7 +120,7 @@ class SampledRows:
             name: [value_of_turn(values, s, k) for s, k, _, _ in turn_ranges] for name, values in self.extra.items()
         }
         anchors = None
-        if anchored and "anchors" not in turn_columns:  # the state of a turn is the whole context before it
+        if anchored and "anchors" not in turn_columns:  # no states are named: use the context before a turn
             anchors = [(*prompts[s], *responses[s][:start]) for s, _, start, _ in turn_ranges]
         row_s, step_s = [s for s, *_ in turn_ranges], torch.arange(len(turn_ranges))
         steps = Steps(torch.tensor([self.trajectory_s[s] for s in row_s]), step_s, turn_columns.pop("anchors", anchors))
@@ -128,7 +128,7 @@ class SampledRows:
         turn_columns["completion_ids"] = [responses[s][start:end] for s, _, start, end in turn_ranges]
         uids = [self.uids[s] for s in row_s]
         turn_masks = [masks[s][start:end] for s, _, start, end in turn_ranges]
-        # Turns that the generator left out of the loss are still read and compared.
+        # Turns that the generator left out of the loss are still scored and compared, so all their tokens count as sampled.
         batch = Batch.jagged(
             turn_columns["completion_ids"],
             uids,
@@ -153,7 +153,7 @@ class SampledRows:
 
 
 def _runs(mask: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the ranges of sampled tokens in a mask; a mask without sampled tokens is one range."""
+    """Return the start and end of each run of sampled tokens in a mask; a mask without sampled tokens is one run."""
     run_bounds = [0, *accumulate(len(list(group)) for _, group in groupby(bool(sampled) for sampled in mask))]
     sampled_ranges = [(start, end) for start, end in pairwise(run_bounds) if mask[start]]
     return sampled_ranges or [(0, len(mask))]

@@ -26,9 +26,9 @@ from spanwise.rollouts import Rollouts
 from spanwise.segment import Vocabulary
 from spanwise.step import ReadBatch, Step, StepResult, in_useful_groups
 
-#: The key of the generator's rewards in its output while SkyRL chooses groups by credit.
+#: The key under which the real rewards are kept while SkyRL chooses groups by rewards that stand for their credit.
 _REWARDS = "spanwise_rewards"
-#: Maps the report's names of metrics of an update to SkyRL's names.
+#: Maps the names that spanwise's report has for metrics of a policy update to SkyRL's names.
 UPDATE = {
     "loss": "policy/final_loss",
     "entropy": "policy/policy_entropy",
@@ -62,7 +62,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             generation=generation_config,
             temperature=algorithm.temperature,
         )
-        for name, part in self.parts.items():  # the workers are built later and look up their loss by name
+        for name, part in self.parts.items():  # workers look up their loss by this name later
             algorithm.policy_loss_type = register_loss(name, algorithm.policy_loss_type, part.parted)
         self._ended: dict[str, Tensor] = {}
         self.last_advantages: Tensor | None = None
@@ -76,10 +76,10 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             return await super().train()
 
     def postprocess_generator_output(self, generator_output: Any, uids: list[str], *more: Any, **rest: Any) -> Any:
-        """Remember the turns before SkyRL merges them, because merged rows lose the rewards and ends of turns."""
+        """Store a rollout's turns before SkyRL merges them into a row, because merging loses the turns' rewards and ends."""
         unmerged_output, turn_uids = dict(generator_output), list(uids)
         algorithm = self.cfg.trainer.algorithm
-        # SkyRL's filter looks at the environment's reward; ours looks at the credit, once it is known.
+        # SkyRL's filter looks at the environment's reward, so it is off here; `_leave_out_useless` filters by credit later.
         filter_setting, algorithm.zero_variance_filter = algorithm.zero_variance_filter, False
         try:
             merged_output, uids = super().postprocess_generator_output(generator_output, uids, *more, **rest)
@@ -99,7 +99,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return merged_output, uids
 
     def handle_dynamic_sampling(self, generator_output: Any, uids: list[str]) -> Any:
-        """Let SkyRL sample further prompts until enough groups get credit in some block."""
+        """Let SkyRL sample further prompts until enough prompt groups have a completion with credit."""
         useful_uids = self._useful_uids(generator_output, uids)
         # SkyRL keeps groups whose rewards differ, so here one row of each useful group has reward 1 and all others have 0.
         first_row_by_uid = {uid: row for row, uid in reversed(list(enumerate(uids)))}
@@ -117,7 +117,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return _prompts_of(uids, batch.group_n[self.step.useful(read_batch)])
 
     def _batch(self, rows: SampledRows, *, width: int, data: Any = None) -> tuple[Batch, Turns | None]:
-        """Build the batch to read: one row per turn, or SkyRL's own rows."""
+        """Build the batch whose blocks are then found and scored: one row per turn, or SkyRL's own rows."""
         if reads_turns(self.scheme, stepwise=rows.stepwise):
             return rows.turns(self._columns, width=width, anchored="anchor_s" in self.scheme.entry.inputs)
         return rows.whole(self._columns, data), None
@@ -150,9 +150,9 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         mask_nt, row_count = data["loss_mask"] > 0, len(rows.length_n)
         batch, turns = self._batch(rows, width=mask_nt.shape[1], data=data)
         reading = read(batch, self.scheme, self.vocabulary)
-        if self.scheme.value_names:  # a row that the generator left out of the loss has a reward but no token
+        if self.scheme.value_names:  # no value is fitted in rows that the generator left out
             batch = replace(batch, mask_nt=mask_nt[:row_count])
-        # A mode's token is in the last column, because rows are right-aligned.
+        # The token that a mode appends to a row is in the last column, because rows are right-aligned.
         column_by_mode = {name: torch.where(ended_n, mask_nt.shape[1] - 1, -1) for name, ended_n in self._ended.items()}
         for name, part in self.parts.items():
             logp_n = token_logp(data["action_log_probs"][:row_count], column_by_mode[name])
@@ -199,7 +199,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return data
 
     def _leave_out_useless(self, data: Any, result: StepResult, rows: SampledRows) -> None:
-        """Mask groups without credit in the loss (KL and entropy too), as SkyRL's zero-variance filter does."""
+        """Take groups without credit out of the loss (KL and entropy too), as SkyRL's zero-variance filter does."""
         tolerance, group_s = self.cfg.trainer.algorithm.zero_variance_filter_tol, result.own.batch.group_n
         useful_uids = _prompts_of(rows.uids, group_s[in_useful_groups(result.credit, group_s, tolerance=tolerance)])
         for n, s in enumerate(rows.last_n):
@@ -215,11 +215,11 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return columns_of([row_by_uid[uid] for uid in uids])
 
     def _keep(self, record: RunRecord, result: StepResult, sampled_rows: SampledRows) -> None:
-        """Write a batch to the run folder."""
+        """Write the metrics of a credited batch, and its rollouts if they are due, to the run folder."""
 
         def rollouts() -> Rollouts:
             prompt_by_uid = prompt_texts(self.tokenizer, sampled_rows.uids, sampled_rows.output["prompt_token_ids"])
-            prompt_by_group = list(prompt_by_uid.values())  # groups are numbered in this order
+            prompt_by_group = list(prompt_by_uid.values())  # group numbers count prompts in this order
             prompts = [prompt_by_group[group] for group in result.own.batch.group_n.tolist()]
             return self.step.rollouts(result, number=self.global_step, prompts=prompts)
 
@@ -237,7 +237,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
 
 def _prompts_of(uids: Sequence[str], group_r: Int[Tensor, " r"]) -> set[str]:
-    """Return the prompt ids of groups; group numbers count the distinct ids in order."""
+    """Return the prompt ids of groups given by number; groups are numbered in the order in which their ids first appear."""
     distinct_uids = list(dict.fromkeys(uids))
     return {distinct_uids[group] for group in group_r.unique().tolist()}
 

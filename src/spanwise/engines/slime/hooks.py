@@ -94,7 +94,7 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
             raise AlignmentError(f"Sample {n} of this rank has {len(adv_t)} advantages and {len(kl)} log-probabilities.")
         advantages.append(adv_t)
     rollout_data["advantages"], rollout_data["returns"] = advantages, list(advantages)
-    rollout_data["rewards"] = rollout_data["local_raw_reward"]  # slime logs its own rewards
+    rollout_data["rewards"] = rollout_data["local_raw_reward"]  # the field held credit, but slime logs its own rewards
 
 
 def fold_factor(
@@ -113,7 +113,7 @@ def fold_factor(
 
 
 def _log(args: Any, metrics: Mapping[str, float]) -> None:
-    """Log the metrics with slime's own logger, at slime's rollout number."""
+    """Log the credit's metrics with slime's own logger, under slime's number of the current rollout."""
     from slime.observability import logging_utils, metric_utils  # pyright: ignore[reportMissingImports]
     from slime.rollout import sample_hooks  # pyright: ignore[reportMissingImports]
 

@@ -30,7 +30,7 @@ def batch_of(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, 
     batch = Batch.jagged(
         ids,
         [one.group_index for one in samples],
-        # A sample that is left out of the loss is still read and compared.
+        # A sample that is left out of the loss is still scored and compared, so all its tokens count as sampled.
         sampled=[mask if any(mask) else [1] * len(mask) for mask in masks],
         columns=columns_of([_columns(args, one, row) for one, row in zip(samples, ids, strict=True)]),
         steps=Steps(rollout_n, torch.arange(len(samples))) if has_turns else None,
@@ -42,7 +42,7 @@ def batch_of(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, 
 
 
 def _columns(args: Any, sample: Any, ids: list[int]) -> dict[str, Any]:
-    """Return a sample's columns for rewards: its metadata, its label, its text and slime's own reward."""
+    """Return what reward functions read of a sample of slime: its metadata, its label, its text and slime's own reward."""
     reward_parts = sample.reward if isinstance(sample.reward, Mapping) else {}
     text = {"prompts": sample.prompt, "completions": sample.response, "completion_ids": ids}
     label = {} if sample.label is None else {"label": sample.label, args.label_key or "label": sample.label}
@@ -50,5 +50,5 @@ def _columns(args: Any, sample: Any, ids: list[int]) -> dict[str, Any]:
 
 
 def own_reward(args: Any, sample: Any) -> Any:
-    """Return the number of slime's own reward function; None if it gave none."""
+    """Return the reward that slime's own reward function gave a sample; None if it gave none."""
     return sample.reward if sample.reward is None else sample.get_reward_value(args)

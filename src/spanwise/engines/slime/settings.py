@@ -1,4 +1,4 @@
-"""Check slime's arguments for a recipe."""
+"""Check that slime's arguments work with a recipe of spanwise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HOOKS = {
     "custom_reward_post_process_path": "spanwise.engines.slime.post_process_rewards",
     "custom_advantage_function_path": "spanwise.engines.slime.set_advantages",
 }
-#: Maps arguments that would change the credit or have no effect to their required value, and the reason for it.
+#: Maps arguments of slime that would change the credit or have no effect to their required value, and the reason for it.
 _FIXED: dict[str, tuple[Any, str]] = {
     "normalize_advantages": (False, "the option subtracts one mean over the tokens of all blocks"),
     "rewards_normalization": (True, "the recipe decides with what a reward is compared"),
@@ -66,7 +66,7 @@ def check(args: Any) -> Scheme:
     )  # fmt: skip
     discounts = Discounts.of({"gamma": "gamma", "lambd": "lam"}, lambda name: getattr(args, name, None))
     scheme = scheme_at(recipe, longest=args.rollout_max_response_len, options=discounts.options)
-    has_single_samples = args.n_samples_per_prompt == 1  # slime itself then does not divide by the deviation
+    has_single_samples = args.n_samples_per_prompt == 1  # slime then ignores grpo_std_normalization
     refuse(
         {
             "The recipe has a critic section, but slime computes values only after the credit. Remove the section.": (

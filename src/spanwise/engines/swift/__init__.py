@@ -1,4 +1,4 @@
-"""ms-swift with the credit of a recipe, in `swift rlhf --rlhf_type grpo`; written for and run with ms-swift 4.6.0."""
+"""Train with ms-swift (`swift rlhf --rlhf_type grpo`) by a recipe of spanwise; written for and run with ms-swift 4.6.0."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class NoReward:
     """The reward function `spanwise` for runs whose rewards are all in the recipe, as ms-swift needs at least one function."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Take the arguments that ms-swift gives to every reward function."""
+        """Accept and ignore the arguments that ms-swift gives to every reward function."""
 
     def __call__(self, completions: Sequence[str], **columns: Any) -> list[float]:
         """Return reward 0 for each completion."""

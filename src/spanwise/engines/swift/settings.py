@@ -1,4 +1,4 @@
-"""Settings of ms-swift that work with a recipe, and refusals of the others."""
+"""Check that ms-swift's settings work with a recipe of spanwise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "sapo")
 RATIO_LEVELS = ("token", "sequence_token")
 NO_TEACHER = "ms-swift's teacher would change the advantages. Leave teacher_model and the column teacher_prompt out."
-#: Maps options that would change the credit to their required value, and the reason for it.
+#: Maps options of ms-swift that would change the credit to their required value, and the reason for it.
 _FIXED: dict[str, tuple[Any, str]] = {
     "kl_in_reward": (False, "the option changes a reward that spanwise does not use"),
     "dynamic_sample": (False, "the option chooses groups by ms-swift's rewards and not by the recipe's"),
@@ -27,7 +27,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "padding_free": (False, "it packs several completions into one row, but spanwise needs a row for each"),
     "sequence_parallel_size": (1, "it spreads the tokens of a completion over several processes"),
 }
-#: The recipe of `install`, by which the trainers of this process train.
+#: The path of the recipe that `install` was called with, by which trainers in this process train.
 installed_recipe = Path("recipe.yaml")
 
 

@@ -71,7 +71,7 @@ class SwiftSpanTrainer(GRPOTrainer):
         say(*result.warnings if self.accelerator.is_main_process else ())
 
     def _columns(self, samples: Sequence[Any]) -> dict[str, list[Any]]:
-        """Return the columns for rewards: the dataset's, the prompts, ms-swift's rewards, and their sum as `environment`."""
+        """Return the columns that reward functions read: the dataset's, prompts, ms-swift's rewards and their sum."""
         reward_nf = torch.stack(list(get_even_process_data(self, self._rewards_per_func)))
         total_n = (reward_nf * self.reward_weights).nansum(dim=1).masked_fill(reward_nf.isnan().all(dim=1), torch.nan)
         extra_names = dict.fromkeys(name for sample in samples for name in sample.extra)
@@ -80,7 +80,7 @@ class SwiftSpanTrainer(GRPOTrainer):
         return columns | {name: reward_nf[:, f].tolist() for f, name in enumerate(self.reward_func_names)}
 
     def _compute_loss_and_metrics(self, model: Any, model_inputs: Any, grpo_batch: Any) -> Any:
-        """Compute ms-swift's loss with advantages that undo its normaliser."""
+        """Compute ms-swift's loss with advantages scaled so that they undo its division by tokens or rows."""
         mask_bt = grpo_batch.completion_mask
         if self.overlong_filter:
             mask_bt = mask_bt & ~grpo_batch.truncated_mask[:, None]

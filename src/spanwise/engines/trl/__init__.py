@@ -1,10 +1,10 @@
-"""TRL with the credit of a scheme: `SpanGRPOTrainer` gives every span of a completion its own advantage."""
+"""Train with TRL by a rule of credit: `SpanGRPOTrainer` gives every span of a completion its own advantage."""
 
 from spanwise.errors import lacking
 
 try:
     import trl as _trl  # noqa: F401
-except ModuleNotFoundError as error:  # spanwise installs without trl
+except ModuleNotFoundError as error:  # trl is an optional dependency
     raise lacking("spanwise.engines.trl", error) from error
 
 from spanwise.engines.trl.config import SpanGRPOConfig

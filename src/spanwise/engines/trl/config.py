@@ -1,4 +1,4 @@
-"""`SpanGRPOConfig`: TRL's `GRPOConfig` with a few more options; and the checks before a TRL run starts."""
+"""`SpanGRPOConfig`, TRL's `GRPOConfig` with a few more options; and the checks before a training with TRL starts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
     "beta": (0.0, 1e3), "epsilon": (0.0, 1.0), "epsilon_high": (0.0, 1e3), "entropy_coef": (0.0, 1e3),
     "temperature": (0.01, 100.0), "learning_rate": (0.0, 1e3), "num_iterations": (1, 1e4),
 }  # fmt: skip
-#: Maps options of TRL that have no effect under DPPO to their defaults.
+#: Maps options of TRL that have no effect if `loss_type` is a DPPO loss to their defaults.
 _NOT_UNDER_DPPO = {
     "delta": None,
     "off_policy_mask_threshold": None,
@@ -99,7 +99,7 @@ class SpanGRPOConfig(GRPOConfig):
     )
 
     def __post_init__(self) -> None:
-        # TRL refuses a group of one only after the distributed set-up, with a bare ValueError.
+        # TRL itself refuses groups of one completion only after the distributed set-up, with a bare ValueError.
         if self.num_generations is not None and self.num_generations < 2:
             raise RecipeError(
                 f"num_generations is {self.num_generations}: a completion that is alone in its group has no other to be "
@@ -107,7 +107,7 @@ class SpanGRPOConfig(GRPOConfig):
             )
         try:
             super().__post_init__()
-        except ValueError as error:  # the command line prints a RecipeError as one sentence
+        except ValueError as error:  # spanwise's commands print a RecipeError without traceback
             raise RecipeError(str(error)) from error
         check_args(self)
         check_known("log_metrics", self.log_metrics, ("few", "all"))
@@ -119,7 +119,7 @@ class SpanGRPOConfig(GRPOConfig):
 
 
 def check_base(*, moves_columns: bool) -> None:
-    """Refuse Unsloth's rewritten `GRPOTrainer`, unless our trainer moves advantages to the columns of Unsloth's loss."""
+    """Refuse Unsloth's rewritten `GRPOTrainer`, unless the trainer class moves advantages to the columns of its loss."""
     if GRPOTrainer.__name__.startswith("Unsloth") and not moves_columns:
         raise RecipeError(
             "Unsloth has replaced TRL's trainer, and its loss has completions in other columns. Use UnslothSpanGRPOTrainer of "
@@ -128,7 +128,7 @@ def check_base(*, moves_columns: bool) -> None:
 
 
 def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme:
-    """Return the scheme after checking that it works with the critic and the trainer's options."""
+    """Return the rule of credit after checking that it works with the critic and the trainer's options."""
     scheme_options = [name for name in options if name in inspect.signature(Scheme.preset).parameters]
     known = [*_trl_arguments(), "scheme"]
     if scheme_options:
@@ -204,7 +204,7 @@ def check_use(
     reward_funcs: Any = None,
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuse settings that do not work with this TRL, model or options; warn about settings without effect."""
+    """Refuse settings that do not work with this version of TRL, model or options; warn about settings without effect."""
     has_adapters = (options or {}).get("peft_config") is not None or hasattr(model, "peft_config")
     has_name = isinstance(model, str) or has_adapters or getattr(getattr(model, "config", None), "_name_or_path", "")
     installed_version = Version(trl_version)
@@ -289,7 +289,7 @@ def check_prompts(prompts: Iterable[Any], *, template: bool) -> None:
 
 
 def check_prefilled(prompt: str, layout: Layout) -> None:
-    """Refuse a prompt that opens a tag (or other mark) which the layout does not call `prefilled`, and the reverse."""
+    """Refuse a prompt that ends with an opening tag unless the layout names it `prefilled`, and one without the prefilled tag."""
     prompt_end, prefilled = prompt.rstrip(), layout.prefilled or ""
     opening_signs_of = {part.mark: SEGMENTERS.find(part.segmenter).opens for part in layout.parts}
     signs_by_mark = {

@@ -12,7 +12,7 @@ from spanwise.score.event_loop import run
 
 
 def taken_from(trainer: Any, objectives: Sequence[Objective]) -> list[Any]:
-    """Remove the rewards of environments from the trainer and return them; refuse them if no objective uses them."""
+    """Move the reward functions of TRL's environments out of the trainer; refuse them if no objective uses them."""
     objective_count = len(objectives)
     rewards, environment_names = trainer.reward_funcs[objective_count:], trainer.reward_func_names[objective_count:]
     if rewards and not any(objective.reward == "environment" for objective in objectives):

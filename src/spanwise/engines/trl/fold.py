@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers import TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 
-from spanwise.engines.shared import fold_factor as fold_factor  # the trainer takes it from here
+from spanwise.engines.shared import fold_factor as fold_factor  # re-exported for `trainer.py`
 from spanwise.errors import DivergedError, SpanwiseError
 from spanwise.losses import dppo
 
-#: Maps verl's names of DPPO losses, which TRL lacks, to their divergences.
+#: Maps names of DPPO losses (verl's names, as TRL has no DPPO) to the divergences that the losses bound.
 DPPO: Mapping[str, Any] = {"dppo_tv": "tv", "dppo_kl": "kl"}
 #: The supported values of `loss_type`: the losses of TRL whose normaliser can be undone exactly, and DPPO.
 LOSS_TYPES: tuple[str, ...] = ("bnpo", "cispo", "dapo", "dppo_kl", "dppo_tv", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
@@ -44,7 +44,7 @@ def pooled_logps(
     mask_bt: Num[Tensor, "b t"],
     unit_bt: Int[Tensor, "b t"] | None,
 ) -> Float[Tensor, "b t"]:
-    """Change old log-probabilities so that the tokens of a unit share one ratio, while each keeps its own gradient.
+    """Change old log-probabilities so that a block's or completion's tokens share one ratio, yet keep their own gradients.
 
     log ratio[t] = sg(mean over the unit of t of logp - old) + logp[t] - sg(logp[t]): GSPO-token (Zheng et al. 2025, arXiv
     2507.18071, equations 13 and 14), with a unit in place of the completion. `unit_bt`: from 0; None: one unit.
@@ -59,7 +59,7 @@ def pooled_logps(
 
 
 def clip_range(args: GRPOConfig) -> tuple[float, float]:
-    """Return how far a ratio may move down and up before TRL clips it; under DPPO: a probability."""
+    """Return how far an importance ratio may fall and rise before TRL clips it; DPPO uses the same numbers as its bounds."""
     return args.epsilon, args.epsilon if args.epsilon_high is None else args.epsilon_high
 
 
@@ -99,7 +99,7 @@ def kl_term(kl_bt: Float[Tensor, "b t"], mask_bt: Num[Tensor, "b t"]) -> Float[T
 
 
 def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], args: GRPOConfig) -> Float[Tensor, "b t"]:
-    """Compute each surrogate's derivative by its log-probability for an advantage of 1; NaN if the clip may be active."""
+    """Compute the derivative of each token's surrogate by its log-probability at advantage 1; NaN where clipping may act."""
     old_logp_bt, (low, high) = inputs.get("old_per_token_logps"), clip_range(args)
     ratio_bt = torch.ones_like(logps_bt) if old_logp_bt is None else (logps_bt - old_logp_bt).exp()
     unclipped_bt = (ratio_bt > 1 - low) & (ratio_bt < min(1 + high, float("inf") if args.delta is None else args.delta))
@@ -110,7 +110,7 @@ def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], a
         temperature_bt = torch.where(inputs["advantages"] > 0, args.sapo_temperature_pos, args.sapo_temperature_neg)
         gate_bt = torch.sigmoid(temperature_bt * (ratio_bt - 1))
         slope_bt = 4 * gate_bt * (1 - gate_bt) * ratio_bt
-    if args.loss_type == "vespo":  # vespo weighs a completion by 1 if there are no ratios
+    if args.loss_type == "vespo":  # without importance ratios vespo weighs a completion by 1
         slope_bt = torch.full_like(logps_bt, 1.0 if old_logp_bt is None else torch.nan)
     return slope_bt * inputs.get("importance_sampling_ratio", 1.0)
 
@@ -129,8 +129,8 @@ def check_own_advantage(
 
     d/dA_t of sum_s probe_s dL/dlogp_s = -height_t probe_t mask_t / (b accumulation factor); no check at a NaN height
     """
-    # A release of TRL could average (B, T) advantages over each completion without an error, because TRL itself has one each.
-    # The mixed derivative by log-probabilities and advantages reveals that without a forward pass, whatever the loss contains.
+    # A release of TRL could average advantages over each completion without an error, because TRL has one per completion.
+    # The loss's mixed derivative by log-probabilities and advantages shows such averaging without another forward pass.
     # The probe's weights in [1, 2) differ from token to token, so an average over tokens does not look like a token's own weight.
     index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
     probe_bt = (1 + (index_t * 0.6180339887) % 1).to(advantages_bt.dtype).expand_as(advantages_bt)
@@ -157,7 +157,7 @@ def check_own_advantage(
 def check_loss(
     loss: Tensor, logps_bt: Tensor | None, inputs: Mapping[str, Any], mask_bt: Tensor, tokenizer: Any, *, step: int
 ) -> None:
-    """Stop at a loss that is not finite, and name the first completion with such a number."""
+    """Raise an error if the loss is not finite, and name the first completion with a number that is not finite."""
     if bool(loss.detach().isfinite()):
         return
     loss_value = float(loss.detach())

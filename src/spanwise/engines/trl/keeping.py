@@ -28,7 +28,7 @@ _FEW = re.compile(
 
 
 def few_in(callback_class: Any) -> TrainerCallback:
-    """Build one of transformers' console callbacks, changed to print few metrics."""
+    """Build one of transformers' console callbacks, changed to print only a few of the metrics."""
 
     class Few(callback_class):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -79,11 +79,11 @@ class BatchCallback(TrainerCallback):
         self.step_seconds = self._started = 0.0
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start the step's clock."""
+        """Start to measure the time of an optimizer step."""
         self._started = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop the step's clock; after the last step of a generation batch, write its rollouts."""
+        """Add up the time of optimizer steps; after the last step of a generation batch, write the batch's rollouts."""
         self.step_seconds += time.perf_counter() - self._started
         if state.global_step % self.per_batch:
             return
@@ -121,18 +121,18 @@ class Keeping(BatchCallback):
             seed=args.seed,
         )
         self.record.check(recipe, step=batch_number)
-        self.trainer.accelerator.wait_for_everyone()  # no process writes before all have checked
+        self.trainer.accelerator.wait_for_everyone()  # no process writes before all have checked the folder
         if state.is_world_process_zero:
             self.record.begin(recipe, step=batch_number, tokenizer=self.trainer.processing_class)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the previous batch's line of metrics before a new batch begins."""
+        """Write the line of metrics of the previous generation batch before a new batch begins."""
         if state.global_step % self.per_batch == 0:
             self.record.flush()
         super().on_step_begin(args, state, control, **kwargs)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
-        """Record the metrics of the generation batch that is used up."""
+        """Record the metrics of a generation batch after its last optimizer step."""
         self.record.seconds = self.step_seconds
         if self.trainer.accelerator.is_main_process:
             self.record.add(step, self.trainer.last_metrics)

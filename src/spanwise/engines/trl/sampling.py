@@ -55,7 +55,7 @@ def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[
 
 
 class DynamicSampling:
-    """Replaces useless groups of a generation batch, in at most `rounds` rounds of sampling.
+    """Replaces groups that teach nothing in a generation batch, in at most `rounds` rounds of sampling.
 
     Attributes:
         metrics: for the last batch, the sampled groups per group of the batch, and the share of groups that stayed useless.
@@ -68,16 +68,15 @@ class DynamicSampling:
         self.scored: Any = None
 
     def fill(self, generated: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> tuple[Any, ...]:
-        """Replace the useless groups of a generated batch; this changes `prompts` and `rows` in place."""
+        """Replace the groups of a generated batch that teach nothing; this changes `prompts` and `rows` in place."""
         trainer, group_size = self.trainer, self.trainer.num_generations
         fresh_rows = self._fresh_rows()
         useless_groups = (~self._useful(generated, prompts, rows)).nonzero()[:, 0].tolist()
         group_count = sampled_groups = len(rows) // group_size
         self.scored = generated[1]
         for _ in range(self.rounds):
-            groups_to_sample = max(
-                gather_object([len(useless_groups)])
-            )  # every process samples as many groups as the one that needs most
+            # Every process samples as many groups as the one that needs most.
+            groups_to_sample = max(gather_object([len(useless_groups)]))
             if groups_to_sample == 0:
                 break
             self.scored = None
@@ -97,7 +96,7 @@ class DynamicSampling:
         return generated
 
     def _useful(self, generated: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> Bool[Tensor, " g"]:
-        """Read and score sampled completions, and mark the groups that teach something."""
+        """Score sampled completions, and mark the groups that teach something: some completion gets credit, or rewards differ."""
         extra_fields = next((part for part in generated if isinstance(part, dict)), {})
         for n, row in enumerate(rows):
             row.update({name: values[n] if isinstance(values, list) else values for name, values in extra_fields.items()})
@@ -108,12 +107,12 @@ class DynamicSampling:
             missing_gn = worth_gn.isnan()
             return worth_gn.masked_fill(missing_gn, -torch.inf).amax(1) > worth_gn.masked_fill(missing_gn, torch.inf).amin(1)
         useful_n = self.trainer.step.useful(read_batch)
-        if read_batch.turns is not None:  # rows are turns, and a completion without a turn has no row
+        if read_batch.turns is not None:  # one row per turn; a completion without a turn has none
             useful_n = torch.zeros(read_batch.completions, dtype=torch.bool).index_put((read_batch.turns.row_s,), useful_n)
         return useful_n.view(-1, group_size).any(dim=1)
 
     def _fresh_rows(self) -> Any:
-        """Yield rows of the dataset forever, in an order that depends on the step; each process gets rows of its own."""
+        """Yield further rows of the dataset without end, in an order that depends on the step; processes get different rows."""
         trainer, dataset = self.trainer, self.trainer.train_dataset
         seed = trainer.args.seed * 1_000_003 + trainer.state.global_step  # so that a resumed run draws the same rows
         generator = torch.Generator().manual_seed(seed)
@@ -124,7 +123,7 @@ class DynamicSampling:
 
 
 def _replaced(part: Any, other: Any, old_rows: range, new_rows: range) -> Any:
-    """Replace the range `old` of one result of TRL's `_generate` by the range `new` of another."""
+    """Replace `old_rows` in one output of TRL's `_generate` by `new_rows` of the same output of another call."""
     if isinstance(part, dict):
         row_lists = {name: values for name, values in part.items() if isinstance(values, list)}
         return {**part, **{name: _replaced(values, other[name], old_rows, new_rows) for name, values in row_lists.items()}}

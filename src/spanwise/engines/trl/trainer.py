@@ -42,7 +42,7 @@ from spanwise.step import Ranks, ReadBatch, Step, wider
 
 #: The arguments of TRL's reward functions besides prompts, completions and dataset columns.
 _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
-#: The fields of `Batch` that are known when TRL calls rewards, which is before it computes log-probabilities.
+#: The fields of `Batch` that are known when TRL calls reward functions, before it computes log-probabilities.
 AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
 #: The fields of `Batch` that TRL fills in.
 PROVIDES = (*AT_READ, "logp_nt")
@@ -56,7 +56,7 @@ _LASTING = (
 
 
 class SpanGRPOTrainer(GRPOTrainer):
-    """TRL's `GRPOTrainer` with the credit of a scheme: every span of a completion is paid for what it controls.
+    """TRL's `GRPOTrainer` with the credit of a scheme: every span of a completion gets an advantage of its own.
 
     Generation, vLLM, tools, PEFT, accelerate, logging and resuming work as in TRL. The `scheme` decides the blocks, rewards and
     comparisons. The loss of every `loss_type` in `LOSS_TYPES` becomes the mean over completions of the sum over tokens of
@@ -123,12 +123,12 @@ class SpanGRPOTrainer(GRPOTrainer):
         config.check_datasets(train_dataset, eval_dataset, scheme.objectives, options, needed=prompts_per_batch)
         check_sampling(args, scheme, dataset=train_dataset, options=options, modes=modes)
         self.scheme, self.settings = scheme, None
-        title, _, arxiv_id = scheme.entry.paper.rpartition(", arXiv ")  # for TRL's model card
+        title, _, arxiv_id = scheme.entry.paper.rpartition(", arXiv ")  # TRL cites the paper in model cards
         self._name, self._paper = f"spanwise's method '{scheme.method}'", {"title": title, "id": arxiv_id} if title else {}
         self.last_rollouts: Rollouts | None = None
         self.last_metrics: dict[str, float] = {}
         # These attributes pass data from one hook of TRL to a later one.
-        self._sampled: list[list[int]] | None = None  # the mask of sampled tokens; None: all tokens
+        self._sampled: list[list[int]] | None = None  # 1 for each sampled token; None: all are sampled
         self._reward_arguments: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
         sampling_kind, rounds = (getattr(args, name, None) for name in ("dynamic_sampling", "dynamic_sampling_rounds"))
@@ -136,9 +136,9 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._own: ReadBatch | None = None
         self._read_seconds = 0.0
         self._done: set[str] = set()
-        # These two options mask tokens inside TRL's loss by numbers that are unknown outside of it.
+        # Both options let TRL's loss mask tokens by numbers that are unknown outside of the loss, so no gradient is expected.
         masks_in_loss = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
-        # The canary checks TRL's own loss, which does not contain DPPO.
+        # The canary checks once that TRL's own loss weighs tokens by their advantages; DPPO is added outside of that loss.
         self._canary_due = getattr(args, "canary", True) and not masks_in_loss and args.loss_type not in fold.DPPO
         self._logps: Tensor | None = None
         self._loss_inputs: dict[str, Any] = {}  # the inputs of the loss that TRL is computing
@@ -158,7 +158,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         if hasattr(train_dataset, "__len__") and not any(options.get(n) for n in ("rollout_func", "environment_factory")):
             template = bool(getattr(self.processing_class, "chat_template", None))
             config.check_prompts(train_dataset["prompt"], template=template)
-        # TRL logs the sum of rewards with the weights that training uses.
+        # With these weights TRL logs the same weighted sum of rewards as training uses.
         self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
         is_distributed = self.accelerator.num_processes > 1
         ranks = Ranks(self.accelerator.process_index, lambda local: gather_object([local])) if is_distributed else None
@@ -202,7 +202,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     @property
     def _lasting(self) -> dict[str, Any]:
-        """The scheme, critic and arguments that a resumed run must not change."""
+        """The settings that a resumed run must not change: the rule of credit, the critic, and some of TRL's arguments."""
         critic = {} if self.critic is None else {"critic": vars(self.critic.config)}
         return {**self.scheme.plain(), **critic, **{name: getattr(self.args, name, None) for name in _LASTING}}
 
@@ -220,7 +220,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             self.args.save_total_limit = limit
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            # TRL has saved the arguments without the user's limit on checkpoints.
+            # TRL has saved the arguments while the user's limit on checkpoints was removed, so they are saved again.
             torch.save(self._written_args(), checkpoint / "training_args.bin")
             entry: Any = self.scheme.entry
             write_manifest(
@@ -261,7 +261,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             restore_estimator(self.scheme, read_manifest(Path(checkpoint))["estimator"], Path(checkpoint))
 
     def _reward_function(self, name: str) -> Any:
-        """Build a reward function that stores its arguments and returns zeros, which nothing uses."""
+        """Build a reward function for TRL to call, which stores its arguments and returns zeros that nothing uses."""
 
         def reward(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
             texts = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
@@ -272,14 +272,14 @@ class SpanGRPOTrainer(GRPOTrainer):
         return reward
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
-        """Sample completions as TRL does, in the contexts of all modes."""
+        """Sample completions as TRL does, inside the context managers of modes such as laser, which may watch the sampling."""
         with ExitStack() as contexts:
             for part in self.parts.values():
                 contexts.enter_context(part.generating())
             return super()._generate(*args, **kwargs)
 
     def _read(self, generated: Any, prompts: list[Any], rows: list[dict[str, Any]]) -> ReadBatch:
-        """Read and score sampled completions before TRL asks for rewards."""
+        """Find and score the blocks of sampled completions before TRL asks for rewards."""
         self._sampled = generated[2]
         self._calculate_rewards(rows, prompts, generated[3], generated[1])
         assert self._own is not None, "rewards were read"
@@ -315,7 +315,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return value_nm
 
     def _worth_nm(self, own: ReadBatch) -> Tensor:
-        """Return the rewards of all processes for TRL's log."""
+        """Return the rewards of the completions of all processes for TRL's log, one column per objective."""
         # A missing reward is logged as `if_missing`; a mean over the other completions would make omission look good.
         return own.everyone.worth_nm(self.scheme).to(self.accelerator.device)
 
@@ -367,10 +367,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         Only a run of one process can do this.
         """
         training, rollouts, step, logs = self.model.training, self.last_rollouts, self.step, self._logs
-        self.step, self._logs = (
-            Step(self.scheme, step.vocabulary),
-            copy.deepcopy(logs),
-        )  # warnings belong to training batches
+        # A step of its own gives the warnings of these completions, so that training batches still give theirs.
+        self.step, self._logs = Step(self.scheme, step.vocabulary), copy.deepcopy(logs)
         self.model.eval()
         try:
             with torch.random.fork_rng(), warnings.catch_warnings():
@@ -395,7 +393,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return logp_nt[:, : rows.width].float().cpu()
 
     def _first(self, key: str) -> bool:
-        """Return True only at the first call with a key."""
+        """Return True only at the first call with a key, for checks and warnings that are due once."""
         is_first = key not in self._done
         self._done.add(key)
         return is_first
@@ -426,7 +424,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         accumulation_steps = self.current_gradient_accumulation_steps if training else 1
         beta, self._logps = self.beta, None
         self.beta = 0.0  # TRL would divide the KL like the policy term, which no factor could undo
-        self.loss_type = "sapo" if dppo_loss else self.loss_type  # under DPPO, TRL's loss gets advantages of 0
+        self.loss_type = "sapo" if dppo_loss else self.loss_type  # with DPPO, added below, TRL's own term is 0
         loss_inputs = self._loss_inputs = {**inputs, "advantages": advantages_bt}
         try:
             loss = super().compute_loss(model, loss_inputs, return_outputs, num_items_in_batch)
@@ -437,7 +435,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             dppo_value, dropped_share = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
             self._note({"dppo/dropped": float(dropped_share)})
             logged_losses = self._metrics["train" if training else "eval"]["policy_loss"]
-            if logged_losses:  # TRL logs the policy loss only with an entropy bonus
+            if logged_losses:  # TRL logs it only if there is an entropy bonus
                 logged_losses[-1] = float(dppo_value.detach())
             loss = loss + dppo_value / accumulation_steps
         fold.check_loss(loss, logps_bt, inputs, mask_bt, self._text_tokenizer, step=self.state.global_step)
@@ -474,21 +472,21 @@ class SpanGRPOTrainer(GRPOTrainer):
         result = compute_logps(*args, **kwargs)
         self._logps, inputs = result[0], self._loss_inputs
         old_logp_bt = inputs.get("old_per_token_logps") if self._ratio_level != "token" else None
-        if old_logp_bt is not None:  # TRL reads old log-probabilities after this forward pass
+        if old_logp_bt is not None:  # TRL reads them only after this forward pass
             mask_bt, ratio_unit_bt = fold.loss_mask(inputs), inputs.get("ratio_unit")
             inputs["old_per_token_logps"] = fold.pooled_logps(result[0], old_logp_bt, mask_bt, ratio_unit_bt)
         return result
 
     @property
     def _waits(self) -> bool:
-        """True while the policy waits for a mode that trains alone first."""
+        """True while only a mode such as the critic trains, and the policy stays unchanged."""
         return any(part.waits for part in self.parts.values())
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Run TRL's training step, and remove the policy's gradients while the policy waits."""
+        """Run TRL's training step, and remove the policy's gradients while only a mode such as the critic trains."""
         loss = super().training_step(model, inputs, num_items_in_batch)
         if self._waits:
-            model.zero_grad(set_to_none=True)  # gradients of 0 would still decay the weights
+            model.zero_grad(set_to_none=True)  # with gradients of 0, AdamW would still decay the weights
         return loss
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Pack readings as text in verl's reward workers, and turn the text into advantages in its trainer; imports no verl.
+"""Pack blocks and rewards as text in verl's reward workers, and turn the text into advantages in its trainer; imports no verl.
 
 Every token-level loss of verl depends on the advantage as A f(sign A, ratio). So a positive factor on A scales the token's loss,
 and a factor on A undoes the divisor of `actor.loss_agg_mode` without a copy of verl's loss (`loss_factor`).
@@ -27,7 +27,7 @@ from spanwise.scheme import Scheme
 from spanwise.step import BatchCredit, ReadBatch, Step, StepResult, steps_of_turns
 from spanwise.types import Spans
 
-#: The key of the packed text in `reward_extra_info`.
+#: The key of the packed text in verl's `reward_extra_info`.
 KEY = "spanwise"
 #: The values of `actor.loss_agg_mode` whose divisor a factor on advantages can undo.
 MODES = ("seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-mean", "token-sum")
@@ -37,14 +37,16 @@ USE = f"Use actor_rollout_ref.actor.loss_agg_mode={MODES[0]}."
 
 @dataclass(frozen=True)
 class Rows:
-    """The columns that verl keeps beside the rows of a batch."""
+    """What verl's trainer knows of each row of a batch: its packed blocks and rewards, its rollout, and numbers of its tokens."""
 
     packed: Sequence[Any]  # the result of `pack` for the row's rollout; any value for padding
     session: Sequence[Any] | None = None  # the rollout id of each row; None: every row is a rollout
     step: Sequence[int] | None = None  # the number of each row among the outputs of its rollout
     padding: Sequence[bool] = field(default=())  # True for rows that V1 trainers added as padding
-    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # `Batch` fields per token (`value_nt`, ...)
-    places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)  # mode -> the column of its appended token, or -1
+    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(
+        default_factory=dict
+    )  # `Batch` field with numbers per token -> its table
+    places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)  # mode -> each row's column of its token, or -1
 
     @cached_property
     def real(self) -> list[int]:
@@ -58,7 +60,7 @@ class Rows:
 
 
 def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turns | None = None, anchor: Any = None) -> str:
-    """Pack the reading of a rollout's outputs as text, because verl's V0 trainer carries no other data of uneven length."""
+    """Pack a rollout's blocks and rewards as text, because verl's V0 trainer carries no other data of uneven length."""
     assert reading.spans is not None, "a reading of this process has spans"
     block_nt, note_nm = reading.spans.block_nt, reading.scores.note_nm
     if turns is not None:
@@ -78,7 +80,7 @@ def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turn
 
 
 def _as_json(state: Any) -> Any:
-    """Convert an array to a list; refuse other objects, because equal objects may have different texts."""
+    """Convert an array in a turn's state to a list; refuse other objects, because equal objects may have different texts."""
     if hasattr(state, "tolist"):
         return state.tolist()
     raise RecipeError(
@@ -88,24 +90,26 @@ def _as_json(state: Any) -> Any:
 
 
 class Tokens(NamedTuple):
-    """The blocks of each token of some rows of a batch."""
+    """The block of each token of some rows of a batch, and the turns in these rows."""
 
     spans: Spans  # one row per batch row, or per turn if the batch was read turn by turn
     sampled_nt: Bool[Tensor, "n t"]  # True at tokens that the model sampled
     turns: Turns | None  # the places of the turns in the rows; None: rows have no turns
-    place_s: Int[Tensor, " s"]  # the indices of these rows in the reading of the whole batch
+    place_s: Int[Tensor, " s"]  # the index of each of these rows in `Carried.reading`
 
 
 @dataclass(frozen=True)
 class Carried:
-    """The unpacked reading of a batch."""
+    """The blocks and rewards of a batch, unpacked from the texts that verl's reward workers wrote."""
 
-    reading: Reading  # one row per batch row, or per turn if some batch row was read turn by turn; without spans
-    row_s: Int[Tensor, " s"]  # the batch row of each row of the reading
-    runs: Sequence[list[list[int]]]  # for each batch row: the blocks of its runs of tokens, and the lengths of these runs
+    reading: Reading  # one row per batch row, or per turn if some batch row was read turn by turn; no block of any token
+    row_s: Int[Tensor, " s"]  # for each row of `reading`: the number of its batch row
+    runs: Sequence[
+        list[list[int]]
+    ]  # for each batch row: the block of each run of tokens of one block, and the lengths of the runs
     masked_n: Bool[Tensor, " n"]  # True if the reward worker had the batch row's mask of sampled tokens
     split_n: Bool[Tensor, " n"]  # True if the batch row was read turn by turn
-    anchor: list[Any] | None  # the state before each row of the reading; None: no states
+    anchor: list[Any] | None  # the state from which each row of `reading` starts; None: no states
 
     @cached_property
     def length_n(self) -> list[int]:
@@ -114,12 +118,12 @@ class Carried:
 
     @cached_property
     def step_s(self) -> Int[Tensor, " s"]:
-        """The number, from 0, of each row of the reading within its batch row."""
+        """The number of each turn within its batch row, from 0; 0 for a batch row that was read whole."""
         first_index_s = torch.searchsorted(self.row_s, self.row_s)
         return torch.arange(len(self.row_s)) - first_index_s
 
     def tokens(self, scheme: Scheme, width: int, rows: Sequence[int]) -> Tokens:
-        """Return the blocks of the tokens of some batch rows, in ascending order, right-padded to `width`."""
+        """Return the block of each token of some batch rows (in ascending order), right-padded to `width` tokens."""
         run_blocks, run_lengths = [], []
         for n in rows:
             blocks_of_runs, lengths_of_runs = self.runs[n]
@@ -141,10 +145,10 @@ class Carried:
         return Tokens(spans, sampled_nt, turns, place_s)
 
     def check(self, mask_nt: Tensor, sampled_nt: Tensor, rows: Sequence[int]) -> None:
-        """Refuse rows of which verl trains other tokens than the reward worker took for sampled."""
+        """Refuse rows in which verl trains other tokens than those that its reward worker took for sampled."""
         for n in (mask_nt != sampled_nt).any(dim=1).nonzero().flatten().tolist():
             if self.masked_n[rows[n]] and not (mask_nt[n] & ~sampled_nt[n]).any():
-                continue  # rejection sampling may have removed tokens
+                continue  # verl's rejection sampling may have masked sampled tokens
             raise AlignmentError(
                 f"Row {rows[n]}: verl trains {int(mask_nt[n].sum())} tokens, but the reward worker took {int(sampled_nt[n].sum())} "
                 f"for sampled, so tool output would be scored as the model's. Let agent loops set AgentLoopOutput.response_mask, "
@@ -153,7 +157,7 @@ class Carried:
 
 
 def unpack(packed: Sequence[Any], scheme: Scheme, step: Sequence[int] | None = None) -> Carried:
-    """Unpack the texts of all rows; `step` is each row's number in its rollout."""
+    """Unpack the blocks and rewards of all rows from their texts; `step` is each row's number among its rollout's outputs."""
     rollout_by_text: dict[str, dict[str, Any]] = {}
     rollouts, outputs = [], []
     for n, text in enumerate(packed):
@@ -167,14 +171,14 @@ def unpack(packed: Sequence[Any], scheme: Scheme, step: Sequence[int] | None = N
         rollouts.append(rollout_by_text[text])
         outputs.append(rollout_by_text[text]["outputs"][0 if step is None else step[n]])
     is_split_rows = [rollout["split"] for rollout in rollouts]
-    # If rows were split into turns, a row without sampled tokens has no turn, and so no row in the reading.
+    # If rows were split into turns, a row without sampled tokens has no turn, so none of its blocks and rewards are read.
     read_rows = [n for n, output in enumerate(outputs) if not any(is_split_rows) or max(output["runs"][0], default=-1) >= 0]
     packed_rows = [row for n in read_rows for row in outputs[n]["table"]]
     table_sc = torch.tensor(packed_rows, dtype=torch.float64).reshape(len(packed_rows), -1 if packed_rows else 0)
     states_before_turns = [_hashable(anchor) for n in read_rows for anchor in outputs[n]["anchor"]]
     reading = Reading.unpack(table_sc, scheme)
     if any(outputs[n]["notes"] for n in read_rows):
-        # A rollout whose rewards all lack a note carries no notes.
+        # `pack` writes no notes for a rollout whose rewards all lack one, so add empty notes.
         no_notes: list[str | None] = [None] * len(scheme.objectives)
         notes_by_row = [outputs[n]["notes"] or [no_notes] * len(outputs[n]["table"]) for n in read_rows]
         note_nm = np.array([note_m for notes in notes_by_row for note_m in notes], dtype=object)
@@ -190,7 +194,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, step: Sequence[int] | None = N
 
 
 def _hashable(state: Any) -> Any:
-    """Replace the lists in a JSON state by tuples, at any depth."""
+    """Replace the lists in a turn's state by tuples, at any depth, because equal states are found by their hash."""
     return tuple(map(_hashable, state)) if isinstance(state, list) else state
 
 
@@ -203,7 +207,7 @@ class Credited(NamedTuple):
 
 
 def read_rows(rows: Rows, uids: Sequence[Any], step: Step) -> tuple[Carried, ReadBatch]:
-    """Unpack the readings of a batch, and return them also as a `ReadBatch` without tokens."""
+    """Unpack the blocks and rewards of a batch, and return them also as a `ReadBatch` without the tokens of blocks."""
     group_n = group_index([uids[n] for n in rows.real])
     output_number_n = None if rows.step is None else [rows.step[n] for n in rows.real]
     carried = unpack([rows.packed[n] for n in rows.real], step.scheme, output_number_n)
@@ -250,7 +254,7 @@ def credited(
 
 @dataclass(frozen=True)
 class Shares:
-    """The credit of a batch whose method needs no tokens; it gives the advantages of any share of the rows."""
+    """The credit of a batch whose method needs no tokens, so that advantages can be computed for some of the rows at a time."""
 
     rows: Rows
     carried: Carried
@@ -258,7 +262,7 @@ class Shares:
 
     @staticmethod
     def of(rows: Rows, uids: Sequence[Any], step: Step) -> Shares:
-        """Compute the credit of the rows of a batch."""
+        """Compute the credit of all rows of a batch, before their tokens are fetched."""
         carried, read_batch = read_rows(rows, uids, step)
         return Shares(rows, carried, step.credit(read_batch))
 

@@ -23,7 +23,7 @@ CARRIED: ContextVar[Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]] | N
 
 @contextmanager
 def carrying(compute_credit: Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Inside a `with` block, let verl's estimator `spanwise` call a function of group ids and mask."""
+    """Inside a `with` block, let verl's estimator `spanwise` get advantages from a function of group ids and response mask."""
     reset_token = CARRIED.set(compute_credit)
     try:
         yield
@@ -32,7 +32,7 @@ def carrying(compute_credit: Callable[[Sequence[Any], Tensor], tuple[Tensor, Ten
 
 
 def attach(core_algos: Any) -> None:
-    """Register all estimators and losses with verl's `core_algos`; existing names stay as they are."""
+    """Register spanwise's estimators and policy losses with verl's `core_algos`; existing names stay as they are."""
     for name, function in {**outcome_estimators(), "spanwise": carried_advantages}.items():
         if name not in core_algos.ADV_ESTIMATOR_REGISTRY:
             core_algos.register_adv_est(name)(function)
@@ -47,7 +47,7 @@ def attach(core_algos: Any) -> None:
 
 
 def loss_of(mode: Mode | type[Mode], name: str) -> str:
-    """Return the registry name of a policy loss of verl combined with the loss of a mode."""
+    """Return the registry name for the sum of a policy loss of verl and a mode's loss term, such as laser's."""
     return f"spanwise_{mode.name}_{name}"
 
 
@@ -61,7 +61,7 @@ def _with_mode(
     advantages: Tensor,
     **rest: Any,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Add the loss of a mode's token, averaged over the rows of the mini-batch, to a policy loss of verl."""
+    """Add a mode's loss at the token that it appended, averaged over the rows of the mini-batch, to a policy loss of verl."""
     old_nt, adv_nt, error_nt = split_token(log_prob, old_log_prob, advantages, rest["response_mask"])
     policy_loss, metrics = loss(old_log_prob=old_nt, log_prob=log_prob, advantages=adv_nt, **rest)
     aggregation = {"loss_agg_mode": "seq-mean-token-sum", **rest["config"].global_batch_info}
@@ -71,7 +71,7 @@ def _with_mode(
 def carried_advantages(
     token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return the advantages and returns of a recipe, by the function that the trainer set (`carrying`)."""
+    """Return the advantages and returns that the trainer's function, set by `carrying`, computes by the recipe."""
     compute_credit = CARRIED.get()
     if compute_credit is None:
         raise RecipeError(

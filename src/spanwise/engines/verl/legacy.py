@@ -1,4 +1,4 @@
-"""Wrap verl's V0 trainer (`trainer.use_v1=False`), which gets the readings as one text per row."""
+"""Wrap verl's V0 trainer (`trainer.use_v1=False`), which gets the blocks and rewards of each row as one text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrap verl's agent loop, so that reward workers get the masks of sampled tokens and modes append their tokens."""
+"""Wrap verl's agent loop, so that reward workers get the masks of sampled tokens, and modes such as laser append a token."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from spanwise.engines.verl.plugin import around
 from spanwise.engines.verl.settings import parts_in, scheme_in
 
-#: The key of `extra_fields` under which an output carries its response mask to the reward worker.
+#: The key of `extra_fields` under which an agent loop's output carries its response mask to the reward worker.
 KEY = "spanwise_mask"
 
 
 def attach(agent_loop: Any) -> None:
-    """Let verl send each output's response mask to the reward workers, and append the tokens of modes afterwards."""
+    """Let verl send each output's response mask to the reward workers, and append the token of a mode such as laser afterwards."""
 
     @around(agent_loop.AgentLoopWorker, "_compute_score")
     async def compute_score(original: Any, self: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -31,7 +31,7 @@ def attach(agent_loop: Any) -> None:
             return logprobs
         if not hasattr(self, KEY):
             setattr(self, KEY, parts_in(self.config, scheme_in(self.config), lambda: self.model_config))
-        for part in getattr(self, KEY).values():  # verl stores the output right after this call
+        for part in getattr(self, KEY).values():  # verl stores the output after this
             if part.ended(output.response_ids, output.response_mask):
                 output.response_ids = [*output.response_ids, part.token]
                 output.response_mask = [*output.response_mask, 0]

@@ -25,7 +25,7 @@ PARTS = {
     "verl.trainer.ppo.ray_trainer": "legacy",
     "verl.experimental.agent_loop.agent_loop": "masks",
 }
-#: Maps parts of the adapter to their errors in this process, which `spanwise doctor` shows.
+#: Maps modules of this package that failed to attach to verl to their errors, which `spanwise doctor` shows.
 FAULTS: dict[str, str] = {}
 
 
@@ -43,7 +43,7 @@ def register() -> None:
 
 
 def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Decorate a wrapper for a function of verl, which gets the original as first argument; only the first wrapper counts."""
+    """Return a decorator that wraps a function of verl; the wrapper gets the original as first argument, and only one is set."""
     original = getattr(owner, name)
 
     def wrap(function: Callable[..., Any]) -> None:

@@ -30,7 +30,7 @@ from spanwise.types import Scores
 
 
 class SpanRewardManager(RewardManagerBase):
-    """Scores completions by the recipe in `algorithm.spanwise.recipe`, and packs the reading of every output."""
+    """Scores completions by the recipe in `algorithm.spanwise.recipe`, and packs the blocks and rewards of every output as text."""
 
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any = None, **router: Any) -> None:
         super().__init__(config, tokenizer, compute_score)
@@ -63,7 +63,7 @@ class SpanRewardManager(RewardManagerBase):
         ids = [ids_t[:length].tolist() for ids_t, length in zip(ids_nt, length_n, strict=True)]
         sampled = [[1] * len(row) if mask is None else mask for row, mask in zip(ids, given_masks, strict=True)]
         columns = self._columns(row_fields, ids)
-        if own_result is not None:  # verl's reward managers score the last output alone
+        if own_result is not None:  # verl's own reward managers score only the last output
             reward_columns = {**own_result.get("reward_extra_info", {}), "environment": own_result["reward_score"]}
             columns |= {name: [None] * (len(ids) - 1) + [number] for name, number in reward_columns.items()}
         output_number_n = torch.arange(len(ids))
@@ -72,8 +72,8 @@ class SpanRewardManager(RewardManagerBase):
         return batch, length_n, all(mask is not None for mask in given_masks)
 
     def _packed(self, read_batch: ReadBatch, batch: Batch, length_n: list[int], masked: bool) -> dict[str, Any]:
-        """Pack the reading, with one number per objective for verl's own metrics."""
-        anchor_s = None  # most methods do not compare the states of turns
+        """Return a rollout's total reward, its packed blocks and rewards, and a number per objective for verl's own metrics."""
+        anchor_s = None  # few methods compare turns by their states
         if "anchor_s" in self.scheme.entry.inputs:
             anchor_s = batch.columns.get("anchor")
             if read_batch.turns is not None and read_batch.batch.steps is not None:
@@ -107,7 +107,7 @@ class SpanRewardManager(RewardManagerBase):
 
 
 def _mark(scores: Scores, objectives: Sequence[Objective]) -> float:
-    """Hash the rewards that pay anything, so that two rollouts have the same number only if all these rewards agree."""
+    """Hash the rewards whose weight is not 0, so that two rollouts have the same number only if all these rewards agree."""
     paying_m = torch.tensor([objective.weight != 0 for objective in objectives], dtype=torch.bool)
     tables = scores.reward_nm[:, paying_m], scores.status_nm[:, paying_m]
     return float(zlib.crc32(b"".join(table.contiguous().numpy().tobytes() for table in tables)))
@@ -120,7 +120,7 @@ def _own_manager(config: Any, scheme: Scheme, tokenizer: Any, router: dict[str, 
     if manager is None or not read_columns:
         return None
     is_configured = manager.name != "naive" or config.reward.custom_reward_function.path is not None
-    if not is_configured and "environment" not in read_columns:  # the recipe reads a number of the agent loop instead
+    if not is_configured and "environment" not in read_columns:  # the agent loop gives the number
         return None
     own_config = copy.deepcopy(config)
     with open_dict(own_config):

@@ -28,9 +28,9 @@ from spanwise.step import Step, StepResult
 TOKENS = {"value_nt": "values", "logp_nt": "old_log_probs", "ids_nt": "responses"}
 #: The option with which verl's users name the run folder.
 OPTION = "+algorithm.spanwise.folder"
-#: The file in a checkpoint with the state of a method that remembers earlier batches.
+#: The file in a checkpoint with the state of a credit method that remembers earlier batches.
 MEMORY = "spanwise_memory.json"
-#: Maps the report's names of metrics of an update to verl's names.
+#: Maps the names that spanwise's report has for metrics of a policy update to verl's names.
 _UPDATE = {
     "loss": "actor/loss",
     "entropy": "actor/entropy",
@@ -42,7 +42,7 @@ _UPDATE = {
 
 
 class Sampled(NamedTuple):
-    """The uids, prompt ids, response ids and gold answers (or None) of all rows of a batch, padding included."""
+    """The prompt numbers (uids), prompt tokens, response tokens and gold answers (or None) of all rows, padding included."""
 
     uids: Sequence[Any]
     prompts: Sequence[Sequence[int]]
@@ -62,11 +62,11 @@ class VerlRun:
         self.tokens = {name: field for name, field in TOKENS.items() if name in needed_fields}
         self.step, self.record = Step(scheme), RunRecord.of(config.algorithm.spanwise, option=OPTION)
         self.result: StepResult | None = None
-        self.targets: dict[str, Tensor] = {}  # mode -> targets, which the trainer writes into the old log-probabilities
+        self.targets: dict[str, Tensor] = {}  # mode -> target log-probability of its token in each row
         self._vocabulary: Vocabulary | None = None
 
     def credit(self, rows: Rows, number: int, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the advantages of a batch, scaled for verl's loss, and the critic's targets."""
+        """Compute the advantages of a batch, scaled to undo the normaliser of verl's loss, and the critic's targets."""
         real_indices, mode_fields, all_mode_metrics = rows.real, {}, {}
         for name, part in self.parts.items():
             mode_fields |= part.fields(token_logp(rows.tokens["logp_nt"], rows.places[name])[real_indices], number)
@@ -84,7 +84,7 @@ class VerlRun:
 
     @property
     def takes_shares(self) -> bool:
-        """True if the advantages of some rows need no tokens of other rows, and no run folder needs the whole batch."""
+        """True if advantages can be computed for some rows at a time, as neither credit nor run folder needs the whole batch."""
         correction = self.config.algorithm.get("rollout_correction") or {}
         needs_tokens = self.tokens or self.parts or "mask_nt" in self.scheme.needs
         return not (needs_tokens or self.record or correction.get("rollout_is_batch_normalize"))
@@ -96,7 +96,7 @@ class VerlRun:
         return shares
 
     def credit_share(self, shares: Shares, share: range, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the advantages of a share of the rows, scaled for verl's loss; return them twice, also as returns."""
+        """Compute the advantages of some of the rows, scaled for verl's loss; return them twice, as advantages and as returns."""
         adv_nt = shares.advantages(share, mask_nt, self.scheme)
         adv_nt = adv_nt * self._loss_factor(shares.rows, mask_nt, shares.carried.reading)
         return adv_nt, adv_nt
@@ -108,14 +108,14 @@ class VerlRun:
         return loss_factor(mask_nt, rollouts=rows.rollouts, tokens=token_count, rows=len(rows.packed), **self.reduction)
 
     def save_memory(self, step: int) -> None:
-        """Write the state of a method that remembers earlier batches into the checkpoint of a step."""
+        """Write the state of a credit method that remembers earlier batches into the checkpoint of a step."""
         if self.scheme.entry.stateful:
             estimator: Any = self.scheme.entry.estimator
             folder = Path(self.config.trainer.default_local_dir) / f"global_step_{step}"
             write_text(folder / MEMORY, json.dumps(estimator.state_dict()))
 
     def load_memory(self, step: int) -> None:
-        """Load the state of a method that remembers earlier batches from the checkpoint that verl has just loaded."""
+        """Load the state of a credit method that remembers earlier batches from the checkpoint that verl has just loaded."""
         if step == 0 or not self.scheme.entry.stateful:
             return
         trainer = self.config.trainer
@@ -127,7 +127,7 @@ class VerlRun:
 
     @contextmanager
     def training(self, trainer: Any, *, done: int | None = None) -> Iterator[None]:
-        """Hold the run folder during training; given the `done` steps, first refuse a folder that holds another run."""
+        """Lock the run folder during training; given the number of steps `done`, first refuse a folder that holds another run."""
         if self.record is None:
             yield
             return
@@ -148,7 +148,7 @@ class VerlRun:
             ids_nt = read_rows.take(sampled_rows.ids_nt[rows.real])
             if self._vocabulary is None:
                 self._vocabulary = vocabulary_of(self.config, tokenizer)
-            # Reward workers send the places of blocks without their texts, so the texts are read once more.
+            # Reward workers send the places of blocks without their texts, so the trainer finds the texts in the tokens again.
             spans, text = find_blocks(
                 ids_nt, read_rows.spans.block_nt >= 0, layout=self.scheme.layout, vocabulary=self._vocabulary
             )
@@ -161,7 +161,7 @@ class VerlRun:
             read_batch = replace(
                 read_rows, batch=replace(read_rows.batch, ids_nt=ids_nt), reading=replace(read_rows.reading, text=text)
             )
-            # `prompt_texts` takes the first row of a uid, which must be a rollout's first output.
+            # `prompt_texts` takes the prompt from a uid's first row, which must be a rollout's first output.
             real = sorted(rows.real, key=lambda n: 0 if rows.step is None else rows.step[n])
             uids, prompts = [sampled_rows.uids[n] for n in real], [sampled_rows.prompts[n] for n in real]
             prompt_by_uid = prompt_texts(tokenizer, uids, prompts)

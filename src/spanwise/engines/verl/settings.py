@@ -1,4 +1,4 @@
-"""Check verl's configuration for a recipe, and set the options that the recipe decides."""
+"""Check that verl's configuration works with a recipe of spanwise, and set the options that the recipe decides."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ OWN_MANAGER = "own_manager"
 _FILTER, ANY_REWARD = "algorithm.filter_groups", "any_reward"
 #: The fields of `algorithm.spanwise` that a user may set under the estimator `spanwise`.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
-#: The end of a sentence about a reward of verl's that no objective of the recipe uses.
+#: The end of an error sentence about a reward that verl's configuration sets and no objective of the recipe uses.
 _UNUSED = ", but no objective uses it. Add {reward: environment, pays: [...]} to the recipe, or remove the setting."
-#: Maps options that would change the credit or have no effect to their required value, and the reason for it.
+#: Maps options of verl that would change the credit or have no effect to their required value, and the reason for it.
 _FIXED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (
         False,
@@ -40,14 +40,14 @@ _FIXED: dict[str, tuple[Any, str]] = {
     ),
     "algorithm.use_pf_ppo": (False, "the option resamples under GAE only, so it would change nothing"),
 }
-#: Maps verl's settings to the options of methods that they set unless the recipe does.
+#: Maps verl's discount settings to the options of a credit method that they set, unless the recipe sets them.
 _DISCOUNTS = {"algorithm.gamma": "gamma", "algorithm.lam": "lam"}
 
 
 def attach(trainer_class: Any) -> None:
     """Let a trainer class of verl train by a recipe if the estimator is `spanwise`, and leave other runs unchanged."""
     trainer_class.spanwise = None  # a trainer with a recipe has a `VerlRun` here
-    trainer_class.latest = getattr(trainer_class, "latest", None)  # the trainer that was built last
+    trainer_class.latest = getattr(trainer_class, "latest", None)  # the trainer built last, for functions without `self`
 
     @around(trainer_class, "__init__")
     def create(original: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -116,7 +116,7 @@ def prepare(config: Any) -> VerlRun:
     with open_dict(config):
         section.recipe = str(Path(section.recipe).resolve())
         if config.trainer.get("use_v1"):
-            config.trainer.v1.trainer_mode = _trainer_mode(config)  # verl itself only knows its own names of modes
+            config.trainer.v1.trainer_mode = _trainer_mode(config)  # verl has no mode spanwise_...
         manager = config.reward.reward_manager
         if _manager_name(config) is not None:
             section[OWN_MANAGER] = OmegaConf.to_container(manager)
@@ -140,7 +140,7 @@ def _replace_loss_mode(config: Any) -> str | None:
     critic_mode = OmegaConf.select(config, "critic.loss_agg_mode")
     with open_dict(config):
         actor.loss_agg_mode = MODES[0]
-        if critic_mode is not None:  # verl copies the actor's mode to the critic, so set the old value explicitly
+        if critic_mode is not None:  # else the critic would copy the actor's new mode
             config.critic.loss_agg_mode = critic_mode
     reason = "with several mini-batches, each would divide by its own number of tokens"
     reason = "sapo supports no other mode" if is_sapo else reason
@@ -155,7 +155,7 @@ def filter_metric(config: Any) -> str | None:
 
 
 def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
-    """Replace a filter metric that the reward manager does not return; return a sentence about the filter, or None."""
+    """Replace verl's filter metric if spanwise's reward manager does not return it; return a note about the filter, or None."""
     metric = filter_metric(config)
     if metric is None or metric == ANY_REWARD:
         return None
@@ -189,7 +189,7 @@ def _manager_name(config: Any) -> str | None:
 
 
 def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str, RowPart]:
-    """Build the part of each mode of a scheme, by name; `policy` returns an `HFModelConfig` and is called only if needed."""
+    """Build what runs each mode (such as laser) in verl, by mode name; `policy` returns an `HFModelConfig`, if one is needed."""
     modes = [mode for mode in scheme.modes if "verl" in mode.parts]
     for mode in modes:
         part_class(mode, "verl").check(mode, "verl", config)
@@ -207,7 +207,7 @@ def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str
 
 
 def _reward_faults(config: Any, scheme: Scheme) -> dict[str, Any]:
-    """Return sentences against rewards and discounts of verl that would do nothing, each with whether it applies."""
+    """Return error sentences about rewards and discounts of verl that would do nothing, each with whether it applies."""
     manager, function = _manager_name(config), OmegaConf.select(config, "reward.custom_reward_function.path")
     is_used = any(objective.reward == "environment" for objective in scheme.objectives)
     norm_name = "algorithm.norm_adv_by_std_in_grpo"
@@ -224,7 +224,7 @@ def _reward_faults(config: Any, scheme: Scheme) -> dict[str, Any]:
 
 
 def _faults(config: Any) -> dict[str, Any]:
-    """Return sentences against settings of verl that would change the credit, each with whether it applies."""
+    """Return error sentences about settings of verl that would change the credit, each with whether it applies."""
     actor, trainer = config.actor_rollout_ref.actor, config.trainer
     loss, loss_agg_mode = actor.policy_loss.get("loss_mode", "vanilla"), actor.loss_agg_mode
     section, correction = config.algorithm.spanwise, config.algorithm.get("rollout_correction") or {}

@@ -1,4 +1,4 @@
-"""Wrap verl's V1 trainers, which keep the packed readings in a TransferQueue."""
+"""Wrap verl's V1 trainers, which keep the packed blocks and rewards of rows in verl's TransferQueue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spanwise.modes.parts import RowPart
 
 #: verl's trainer modes, each of which can train by a recipe.
 MODES = ("sync", "colocate_async", "separate_async")
-#: The size of a share of a batch in tokens, padding included.
+#: About how many tokens, padding included, get their advantages in one pass.
 SHARE = 2**21
 
 
@@ -73,12 +73,12 @@ def _by_shares(aggregator: Any, original: Any, batch: Any, metrics: dict[str, An
 
 
 def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, RowPart] | None = None) -> Rows:
-    """Fetch the packed readings and the per-token `Batch` fields of the rows of a batch."""
+    """Fetch the packed blocks and rewards of the rows of a batch, and the numbers per token that the method needs."""
     data = _fetch(batch, "extra_fields", *tokens.values(), *(["responses", "response_mask"] if parts else []))
     extra_fields = list(data["extra_fields"])  # the TransferQueue may return an array instead of a list
     split_keys = [key.rsplit("_", 2) for key in batch.keys]
     token_column_by_mode = {}
-    for name, part in (parts or {}).items():  # a mode's token is the last one of its row and is masked
+    for name, part in (parts or {}).items():  # the token that a mode appended ends its row and is masked
         columns = [
             len(ids) - 1 if len(ids) > 1 and int(ids[-1]) == part.token and not mask[-1] else -1
             for ids, mask in zip(data["responses"].unbind(), data["response_mask"].unbind(), strict=True)
@@ -100,7 +100,7 @@ def _fetch(batch: Any, *fields: str) -> Any:
 
 
 def _write_targets(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
-    """Write the targets of the modes into the old log-probabilities in the TransferQueue."""
+    """Write the targets of modes such as laser over the old log-probabilities of their tokens in the TransferQueue."""
     old_logps = [row.clone() for row in _fetch(batch, "old_log_probs")["old_log_probs"].unbind()]
     for name, target_n in targets.items():
         for n, target in zip(rows.real, target_n, strict=True):
