@@ -25,7 +25,7 @@ class Chart:
     series: Mapping[str, str]  # the metric's name without its prefix -> the label of its curve
     y: str  # the label of the vertical axis
     note: str = ""  # the text below the chart
-    floor: float | None = None  # the chart draws lower values at this number
+    floor: float | None = None  # the chart draws values below this number at the number
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,8 @@ class Page:
     text: str
     asks: str
     charts: tuple[Chart, ...]
-    headline: tuple[
-        str, str, str
-    ]  # the metric's name without prefix, its title, and the words if it is bad at the end of a run
+    # The metric's name without prefix, its title, and what the page says if the metric is bad at the end of a run.
+    headline: tuple[str, str, str]
 
 
 class Mode:
@@ -114,16 +113,16 @@ class Mode:
         """Raise a `RecipeError` for a run of too few steps for the mode to do anything."""
 
     def recorded(self, table: Any, rows: Any) -> Mapping[str, Tensor]:
-        """Return the fields of `Batch` that a `RolloutTable` records for the mode; none while the mode is still off."""
+        """Return the fields of `Batch` that a table of recorded rollouts holds for the mode; none while the mode was still off."""
         return {}
 
     @property
     def readable(self) -> bool:
-        """True if the mode can already score completions with a model (its part "model")."""
+        """True if the mode has all that it needs to score completions with a model outside of training."""
         return False
 
     def as_trained(self, places: Sequence[Path]) -> Mode:
-        """Return the mode with the numbers that a run measured for it, so that it is `readable`.
+        """Return the mode with the numbers that a training run measured for it, so that it can score completions.
 
         Args:
             places: the folders to search for the run's files, in this order.
@@ -136,7 +135,7 @@ class Mode:
         return None
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weight of the mode's score in the credit, and the score after comparison with its group."""
+        """Return the weight in the credit of the score that the mode gives a completion, and the score compared in its group."""
         return torch.zeros_like(score_n), torch.zeros_like(score_n)
 
     def columns(self, batch: Any) -> Mapping[str, Tensor]:
@@ -148,16 +147,16 @@ class Mode:
         return ""
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """Return the credit after the mode's change; it gets the method's credit and the arguments of `pipeline.credit_batch`."""
+        """Return a batch's credit after the mode's change to the method's credit; the arguments end as `pipeline.credit_batch`'s."""
         return credit
 
     def plain(self) -> dict[str, Any]:
-        """Return the mode as a section of a recipe."""
+        """Return the mode's settings as its section of a recipe."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
 
 def setting(default: Any, **bounds: float) -> Any:
-    """Declare a mode's field that is a number, with the bounds `above`, `least` and `most` of `check_number`."""
+    """Declare a mode's setting that is a number, with the bounds `above`, `least` and `most` of `check_number`."""
     return field(default=default, metadata=bounds)
 
 
@@ -175,7 +174,7 @@ def check_modes(modes: Any) -> None:
 
 
 def part_class(mode: Mode | type[Mode], engine: str) -> Any:
-    """Import the class of a mode's part in an engine (see `spanwise.modes.parts`); None if the mode has no part there."""
+    """Import the class that runs a mode inside an engine (see `spanwise.modes.parts`); None if the mode has none there."""
     if engine not in mode.parts:
         return None
     module, _, class_name = mode.parts[engine].partition(":")
@@ -183,10 +182,10 @@ def part_class(mode: Mode | type[Mode], engine: str) -> Any:
 
 
 def parts_of(modes: Sequence[Mode], engine: str, *arguments: Any, **options: Any) -> dict[str, Any]:
-    """Build the part of each mode in an engine; the result maps mode names to parts and lacks modes without one."""
+    """Build the object that runs each mode inside an engine, by mode name; modes without a class for it are left out."""
     return {mode.name: part_class(mode, engine)(mode, *arguments, **options) for mode in modes if engine in mode.parts}
 
 
 def added_by(modes: Sequence[Mode], engine: str) -> frozenset[str]:
-    """Return the fields of `Batch` that the modes fill in if they run in an engine."""
+    """Return the fields of `Batch` that modes fill in when they run inside an engine."""
     return frozenset(name for mode in modes if engine in mode.parts for name in mode.adds)

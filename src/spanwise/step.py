@@ -50,7 +50,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class ReadBatch:
-    """A batch with its reading: blocks, rewards and outcomes.
+    """A batch with what was read from its completions (a `Reading`): blocks, rewards and their statuses.
 
     Attributes:
         batch: one row per completion, or one row per turn of a completion.
@@ -70,17 +70,17 @@ class ReadBatch:
 
     @property
     def everyone(self) -> ReadBatch:
-        """The rows of all processes, because completions are compared across processes."""
+        """The batch with the rows of all processes, because completions are compared across processes."""
         return self if self.gathered is None else self.gathered
 
     @property
     def spans(self) -> Spans:
-        """The spans of the blocks in each row; only rows that this process read itself have spans."""
+        """The token spans of the blocks in each row; rows gathered from other processes have none."""
         assert self.reading.spans is not None, "a reading of this process has spans"
         return self.reading.spans
 
     def take(self, value_nt: Shaped[Tensor, "n t"]) -> Shaped[Tensor, "s u"]:
-        """Turn a table with one row per completion into one row per turn; change nothing if rows are completions."""
+        """Turn a table with one row per completion into one row per turn; change nothing if the batch has no turns."""
         return value_nt if self.turns is None else self.turns.take(value_nt)
 
     def put(self, value_su: Shaped[Tensor, "s u"], *, width: int | None = None) -> Shaped[Tensor, "n t"]:
@@ -121,7 +121,7 @@ def in_useful_groups(credit: Credit, group_n: Shaped[Tensor, " n"], *, tolerance
 
 
 def gather_rows(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
-    """Gather the readings, groups and turns of all processes, since a group may lie on several of them."""
+    """Gather the rewards, group ids and turns of the rows of all processes, since several processes may share a group."""
     steps = own.batch.steps
     own_steps = None if steps is None else (steps.trajectory_s.cpu(), steps.step_s.cpu(), steps.anchor_s)
     gathered_parts = ranks.gather((own.reading.pack(), own.batch.group_n.cpu(), own_steps))
@@ -141,12 +141,12 @@ def gather_rows(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
 
 
 def gather_tokens(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
-    """Gather blocks, values and log-probabilities of all processes' tokens, if the scheme needs them."""
+    """Gather blocks, values and log-probabilities of the tokens of all processes, if the credit method needs them."""
     all_rows = own.everyone
     if all_rows.batch.steps is not None or "mask_nt" not in scheme.needs:
         return own
     own_tables = {name: getattr(own.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
-    # Block number 0 stands for padding and for tokens of no block.
+    # Tables are padded with 0, so each block number is sent plus 1; 0 stands for padding and for tokens of no block.
     block_tables, tables_of_ranks = zip(*ranks.gather((own.spans.block_nt + 1, own_tables)), strict=True)
     block_nt = _stack(block_tables) - 1
     filled_names = [name for name, table in own_tables.items() if table is not None]
@@ -163,7 +163,7 @@ def _stack(tables: Sequence[Tensor]) -> Tensor:
 
 
 def wider(value_nt: Tensor, width: int, *, fill: float = 0.0) -> Tensor:
-    """Pad a table on the right to a width in tokens."""
+    """Pad a table on the right to `width` tokens."""
     return pad(value_nt, (*(0, 0) * (value_nt.dim() - 2), 0, width - value_nt.shape[1]), value=fill)
 
 
@@ -191,7 +191,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     without_descriptions = replace(batch, columns={name: column for name, column in batch.columns.items() if name != TURNS})
     rows, turns = by_turn(without_descriptions)
     is_single = bool((turns.step_s == 0).all())
-    if descriptions is None:  # completions of one turn may have their states in a column of their own
+    if descriptions is None:  # completions of one turn may name states in `anchor`
         anchor_column = rows.columns.get("anchor") if is_single else None
         turn_facts: list[Mapping[str, Any]] = [{"anchor": state} for state in anchor_column or [None] * len(turns.row_s)]
     else:
@@ -313,11 +313,11 @@ class Step:
         self._noted: dict[str, float] = {}
 
     def note(self, metrics: Mapping[str, float]) -> None:
-        """Remember metrics that modes log after the credit; the next batch checks them for alarms."""
+        """Remember metrics that modes log after the credit; `finish` of the next batch warns if one of them is alarming."""
         self._noted.update(metrics)
 
     def read(self, batch: Batch) -> ReadBatch:
-        """Read completions, turn by turn if the scheme or the rollouts ask for it.
+        """Find and score the blocks of completions, turn by turn if the scheme or the rollouts ask for it.
 
         Args:
             batch: the completions of this process; group ids are shared by all processes.
@@ -331,7 +331,7 @@ class Step:
         return read_batch if self.ranks is None else gather_rows(read_batch, self.scheme, self.ranks)
 
     async def read_waiting(self, batch: Batch, in_thread: Callable[..., Awaitable[Any]]) -> ReadBatch:
-        """Read completions as `read` does, but await slow rewards on the running event loop.
+        """Find and score blocks as `read` does, but await slow rewards on the running event loop.
 
         Args:
             batch: the completions.
@@ -348,7 +348,7 @@ class Step:
         return ReadBatch(rows, await in_thread(finish_reading), len(batch.group_n), turns)
 
     def _rows(self, batch: Batch) -> tuple[Batch, Turns | None]:
-        """Return one row per turn if the scheme or the rollouts ask for it, else the completions."""
+        """Split completions into one row per turn if the scheme or the rollouts ask for it, else return them unchanged."""
         descriptions = batch.columns.get(TURNS)
         # A method that runs over tokens credits a whole conversation as one sequence.
         by_turns = descriptions is not None and self.scheme.entry.kind != "token" and all(map(says_turns, descriptions))
@@ -390,7 +390,7 @@ class Step:
         return StepResult(own, adv_nt, spans, own_credit, batch_credit.metrics, batch_credit.warnings, batch_credit.credits)
 
     def credit(self, own: ReadBatch, *, learn: bool = True, number: int | None = None) -> BatchCredit:
-        """Credit the rows of all processes as `finish` does, but without advantages of tokens; the rows need no spans."""
+        """Compute the credit of the rows of all processes as `finish` does, but no advantages of tokens, which need spans."""
         all_rows = own.everyone
         credits = self._credit(all_rows, learn=learn)
         batch_metrics = metrics(credits, all_rows.reading, self.scheme, group_n=all_rows.batch.group_n)
@@ -414,7 +414,7 @@ class Step:
         return BatchCredit(credits, batch_metrics, new_warnings)
 
     def _credit(self, all_rows: ReadBatch, *, learn: bool) -> Credit:
-        """Compute the credit of all processes' rows; without `learn`, restore the estimator's state afterwards."""
+        """Compute the credit of the rows of all processes; without `learn`, undo the change to the credit method's state."""
         entry: Any = self.scheme.entry
         state_before = entry.estimator.state_dict() if entry.stateful and not learn else None
         credits = credit_batch(all_rows.reading, all_rows.batch, self.scheme)
@@ -423,7 +423,7 @@ class Step:
         return credits
 
     def useful(self, own: ReadBatch) -> Bool[Tensor, " n"]:
-        """Mark the rows of groups that get any credit; needs no values or log-probabilities, and remembers nothing."""
+        """Mark the rows of groups in which some completion gets credit, without a change to the credit method's state."""
         all_rows = (own if self.ranks is None else gather_tokens(own, self.scheme, self.ranks)).everyone
         return in_useful_groups(self._credit(all_rows, learn=False), all_rows.batch.group_n)[own.here]
 
@@ -449,7 +449,7 @@ class Step:
         if "logp_nt" not in self.scheme.needs:
             batch = replace(batch, logp_nt=None)
         padding_by_field = {"ids_nt": 0.0, "mask_nt": 0.0, "value_nt": torch.nan, "logp_nt": torch.nan}
-        padded_tables: dict[str, Any] = {  # the trainer's table may be wider than the batch at `read`
+        padded_tables: dict[str, Any] = {  # advantages may be wider than the batch at `read`
             name: wider(table, adv_nt.shape[1], fill=padding)
             for name, padding in padding_by_field.items()
             if (table := getattr(batch, name)) is not None

@@ -118,9 +118,8 @@ class _Packed(GRPOTrainer):
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
         moved_inputs = {**inputs, "advantages": packed(inputs["advantages"].detach(), inputs, pad_id=self._pad_id)}
-        self.beta = (
-            self.args.beta
-        )  # `SpanGRPOTrainer` set it to 0 to add the KL itself, for which Unsloth returns no numbers
+        # `SpanGRPOTrainer` set beta to 0 to add the KL itself, but Unsloth does not return the log-probabilities for that.
+        self.beta = self.args.beta
         return super().compute_loss(model, moved_inputs, return_outputs, num_items_in_batch)
 
 

@@ -17,7 +17,7 @@ def _named(name: str, mode: type[Mode], _: str) -> type[Mode]:
     return mode
 
 
-#: Every mode by name. Engines import their part of a mode when they build it.
+#: The class of every mode by name; an engine imports its own code for a mode only when it builds the mode.
 MODES: Registry[type[Mode]] = Registry("mode", kinds=("mode",), group="spanwise.modes", entry=_named)
 
 from spanwise.modes.critic.config import CriticConfig  # noqa: E402 - registers itself
@@ -27,6 +27,6 @@ __all__ = ["MODES", "CriticConfig", "Laser", "Mode", "scoring_mode"]
 
 
 def scoring_mode(sections: Mapping[str, Any]) -> Mode | None:
-    """Return the first mode in a recipe's sections that gives completions a score; None without one."""
+    """Return a recipe's first mode that gives completions a score, such as laser; None if the recipe has none."""
     modes = (mode.of(sections[name]) for name, mode in MODES.items() if sections.get(name))
     return next((mode for mode in modes if mode.judge is not None), None)

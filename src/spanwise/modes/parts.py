@@ -1,4 +1,4 @@
-"""Base classes of a mode's part in an engine: TRL's trainer, or a trainer that only knows rows (verl, SkyRL)."""
+"""Base classes of the code that runs a mode (such as laser) inside an engine: in TRL's trainer, or in verl and SkyRL."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spanwise.scheme import Scheme
 
 
 class TrlPart:
-    """A mode's part in TRL's trainer: it is built after the trainer, reads the trainer's attributes, and sets none of them."""
+    """Runs a mode inside TRL's trainer: it is built after the trainer, reads the trainer's attributes, and sets none of them."""
 
     def __init__(self, mode: Any, trainer: Any) -> None:
         self.mode: Any = mode
@@ -29,16 +29,16 @@ class TrlPart:
         return gathered.cpu()
 
     def generating(self) -> AbstractContextManager[Any]:
-        """Return the context in which TRL generates completions."""
+        """Return the context manager inside which TRL generates completions, so that a mode can watch the sampling."""
         return nullcontext()
 
     def forward(self, score: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a forward pass; `score` and the arguments are those of TRL's `_get_per_token_logps_and_entropies`."""
+        """Call `score`, TRL's `_get_per_token_logps_and_entropies`, with the arguments that TRL gave; a mode may change them."""
         return score(*args, **kwargs)
 
     def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
-        """Add the mode's fields to a `step.ReadBatch` before the credit, and return it with metrics."""
-        return own, {}  # `loss` gets the fields that a part adds to TRL's `output`, cut into micro-batches
+        """Add the mode's fields to a `step.ReadBatch` before the credit is computed, and return that batch with metrics."""
+        return own, {}  # TRL cuts fields added to `output` into micro-batches, for `loss`
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
         """Return the mode's term in the loss of a micro-batch, and its metrics."""
@@ -64,7 +64,7 @@ class TrlPart:
 
 
 class RowPart(ABC):
-    """A mode's part in verl and SkyRL, which know rows only: it appends one token to rows, for every forward pass."""
+    """Runs a mode inside verl and SkyRL, which know only rows of tokens: it appends a token to rows for every forward pass."""
 
     # The engine appends `token` to each row that `ended`, outside the loss mask, so that every pass gives its log-probability.
     # In the token's column, the advantage holds the weight and the old log-probability the target that `lesson` returned.
@@ -79,7 +79,7 @@ class RowPart(ABC):
 
     @abstractmethod
     def ended(self, ids: Sequence[int], mask: Sequence[Any]) -> bool:
-        """Return whether the engine appends the token to a row, given the row's ids and mask."""
+        """Return whether the engine appends the mode's token to a row, given the row's ids and mask."""
 
     @abstractmethod
     def fields(self, logp_n: Tensor, number: int) -> dict[str, Tensor]:
@@ -87,22 +87,22 @@ class RowPart(ABC):
 
     @abstractmethod
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return a weight and a target for each row of a read batch, and metrics; the trainer averages over `rows` rows."""
+        """Return the weight and target of each row's squared error, and metrics; the trainer averages over `rows` rows."""
 
     @staticmethod
     @abstractmethod
     def parted(logp_nt: Tensor, old_nt: Tensor, adv_nt: Tensor, mask_nt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return old log-probabilities and advantages without targets and weights, and the mode's loss at each token."""
+        """Return old log-probabilities and advantages without the mode's targets and weights, and its loss at each token."""
 
 
 def token_logp(logp_nt: Tensor, column_n: Tensor) -> Tensor:
-    """Return each row's log-probability at the row's column; NaN if the column is -1."""
+    """Return the log-probability of one token per row, whose column is given; NaN if the column is -1."""
     logp_n = logp_nt.gather(1, column_n.clamp(min=0)[:, None])[:, 0]
     return torch.where(column_n >= 0, logp_n, torch.nan)
 
 
 def with_token(value_nt: Tensor, column_n: Tensor, value_n: Tensor) -> Tensor:
-    """Return a copy of a table with each row's value set at the row's column; unchanged if the column is -1."""
+    """Return a copy of a table in which each row's given column has the given value; a row with column -1 stays."""
     value_nt, row_r = value_nt.clone(), (column_n >= 0).nonzero()[:, 0]
     value_nt[row_r, column_n[row_r]] = value_n[row_r].to(value_nt.dtype)
     return value_nt

@@ -23,7 +23,7 @@ class Sequences:
     width: int  # how many of the last columns hold the completions
 
     def take(self, rows: Any) -> Sequences:
-        """Return only some of the rows."""
+        """Return the sequences of some of the rows."""
         return Sequences(self.ids_nl[rows], self.attention_nl[rows], self.width)
 
     @property
@@ -45,7 +45,7 @@ def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
 
 
 def cut_off(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:
-    """Mark the completions that ran out of tokens, so that their last token is no end-of-sequence token."""
+    """Mark the completions that ran out of tokens: their last token is no end-of-sequence token."""
     return torch.tensor([len(ids) > 0 and ids[-1] not in ends for ids in batch.columns["completion_ids"]], dtype=torch.bool)
 
 

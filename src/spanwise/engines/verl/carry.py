@@ -37,15 +37,13 @@ USE = f"Use actor_rollout_ref.actor.loss_agg_mode={MODES[0]}."
 
 @dataclass(frozen=True)
 class Rows:
-    """What verl's trainer knows of each row of a batch: its packed blocks and rewards, its rollout, and numbers of its tokens."""
+    """What verl's trainer knows of each row of a batch: packed blocks and rewards, rollout, and numbers of its tokens."""
 
     packed: Sequence[Any]  # the result of `pack` for the row's rollout; any value for padding
     session: Sequence[Any] | None = None  # the rollout id of each row; None: every row is a rollout
     step: Sequence[int] | None = None  # the number of each row among the outputs of its rollout
     padding: Sequence[bool] = field(default=())  # True for rows that V1 trainers added as padding
-    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(
-        default_factory=dict
-    )  # `Batch` field with numbers per token -> its table
+    tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # field of `Batch` -> its numbers per token
     places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)  # mode -> each row's column of its token, or -1
 
     @cached_property
@@ -104,9 +102,7 @@ class Carried:
 
     reading: Reading  # one row per batch row, or per turn if some batch row was read turn by turn; no block of any token
     row_s: Int[Tensor, " s"]  # for each row of `reading`: the number of its batch row
-    runs: Sequence[
-        list[list[int]]
-    ]  # for each batch row: the block of each run of tokens of one block, and the lengths of the runs
+    runs: Sequence[list[list[int]]]  # for each batch row: the blocks of its tokens and their lengths, in order
     masked_n: Bool[Tensor, " n"]  # True if the reward worker had the batch row's mask of sampled tokens
     split_n: Bool[Tensor, " n"]  # True if the batch row was read turn by turn
     anchor: list[Any] | None  # the state from which each row of `reading` starts; None: no states
@@ -254,7 +250,7 @@ def credited(
 
 @dataclass(frozen=True)
 class Shares:
-    """The credit of a batch whose method needs no tokens, so that advantages can be computed for some of the rows at a time."""
+    """The credit of a batch whose method needs no tokens, so that advantages are computed for some rows at a time."""
 
     rows: Rows
     carried: Carried

@@ -12,7 +12,7 @@ KEY = "spanwise_mask"
 
 
 def attach(agent_loop: Any) -> None:
-    """Let verl send each output's response mask to the reward workers, and append the token of a mode such as laser afterwards."""
+    """Let verl send each output's response mask to the reward workers, and then append the token of a mode such as laser."""
 
     @around(agent_loop.AgentLoopWorker, "_compute_score")
     async def compute_score(original: Any, self: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -30,7 +30,7 @@ from spanwise.types import Scores
 
 
 class SpanRewardManager(RewardManagerBase):
-    """Scores completions by the recipe in `algorithm.spanwise.recipe`, and packs the blocks and rewards of every output as text."""
+    """Scores completions by the recipe in `algorithm.spanwise.recipe`, and packs their blocks and rewards as text."""
 
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any = None, **router: Any) -> None:
         super().__init__(config, tokenizer, compute_score)

@@ -23,7 +23,7 @@ from spanwise.pipeline import Reading, streams
 from spanwise.registry import register
 from spanwise.scheme import Scheme
 
-#: The name of the critic's folder in a run or checkpoint.
+#: The name of the critic's folder in a run folder or checkpoint.
 CRITIC = "critic"
 
 Head = Literal["scalar", "hl_gauss"]
@@ -52,7 +52,7 @@ _PAGE = Page(
             "share of the variance",
             "1 - variance of (earned - expected) / variance of earned, over the tokens of a batch: 1 is perfect, 0 is no "
             "better than a constant, below 0 is worse.",
-            floor=-1.0,  # an untrained critic may begin at -1,000
+            floor=-1.0,  # an untrained critic may have -1,000
         ),
         Chart(
             "Error of the critic",
@@ -171,7 +171,7 @@ class CriticConfig(Mode):
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> Any:
-        """Build the configuration from a recipe's `critic:` section."""
+        """Build the critic's settings from the section `critic:` of a recipe."""
         for name, value in section.items():
             if name in ("gae_lambda_policy", "length_adaptive_alpha"):
                 raise RecipeError(
@@ -183,7 +183,7 @@ class CriticConfig(Mode):
 def critic_faults(
     critic_config: CriticConfig, scheme: Scheme, *, engine: str, there: Any, option: str, instead: str = ""
 ) -> dict[str, Any]:
-    """Return sentences against a critic that does not fit the method or the engine, each with whether it applies."""
+    """Return error sentences about a critic that does not fit the method or the engine, each with whether it applies."""
     value_names, no_values = scheme.value_names, f"method '{scheme.method}' reads no values"
     return {
         f"Method '{scheme.method}' needs the values of {engine}'s critic: add {option}. Or use a method that compares completions, "

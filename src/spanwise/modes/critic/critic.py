@@ -1,4 +1,4 @@
-"""`Critic`: a value model that is fitted to each generation batch, and `CriticInTrl`, its part in TRL's trainer."""
+"""`Critic`: a value model that is fitted to each generation batch; and `CriticInTrl`, which runs it inside TRL's trainer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STATE = "optimizer.pt"
 
 
 class Learned(NamedTuple):
-    """A critic's values of a batch from before the fit to it, and the metrics of the fit."""
+    """The values that a critic gave a batch before it was fitted to the batch, and the metrics of the fit."""
 
     value_nts: Float[Tensor, "n t s"]
     bootstrap_ns: Float[Tensor, "n s"]
@@ -57,7 +57,7 @@ class Critic:
         self.updates = self.batches = 0  # optimizer steps and generation batches so far
         self.model.to("cpu" if config.offload else accelerator.device)
         if config.gradient_checkpointing:
-            trunk = self.model.model  # transformers 5 renamed the method
+            trunk = self.model.model  # the method below has two names, as transformers 5 renamed it
             getattr(trunk, "activation_checkpointing_enable", trunk.gradient_checkpointing_enable)()
         trained_parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained_parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
@@ -87,7 +87,7 @@ class Critic:
         return Learned(value_nts[:, :-1], batch.bootstrap(value_nts), named_metrics)
 
     def _fit(self, batch: _Batch, value_nts: Tensor) -> dict[str, float]:
-        """Fit all epochs; store each row's values from before its first fit, and return mean loss and gradient norm."""
+        """Fit the critic to a batch; store each row's values from before its first fit, and return mean loss and gradient norm."""
         self.model.train()
         step_metrics, row_count = [], len(value_nts)
         for epoch in range(self.config.epochs):
@@ -101,12 +101,12 @@ class Critic:
         return {name: sum(metrics[name] for metrics in step_metrics) / len(step_metrics) for name in step_metrics[0]}
 
     def _read(self, batch: _Batch) -> Tensor:
-        """Return the raw output of the value model's head for some rows."""
+        """Run the value model on some rows, and return the raw output of its head."""
         with self.accelerator.autocast():
             return self.model(batch.rows)
 
     def _update(self, batch: _Batch, row_r: Tensor, value_nts: Tensor, *, first: bool) -> dict[str, float]:
-        """Take one optimizer step on some rows of all processes; return gradient norm and loss."""
+        """Take one optimizer step of the critic on some rows of each process; return gradient norm and loss."""
         token_count = self._sum(batch.take(row_r).mask_nts.sum().float()).clamp(min=1)
         total_loss = torch.zeros((), device=token_count.device)
         for micro_row_r in row_r.split(self.micro_batch):
@@ -137,7 +137,7 @@ class Critic:
         return {"grad_norm": norm, "loss": float(self._sum(total_loss))}
 
     def _check_finite(self, batch: _Batch, value_nts: Tensor, row_r: Tensor) -> None:
-        """Stop all processes if one of them has a value that is not finite."""
+        """Raise an error in all processes if the critic gave a value that is not finite in one of them."""
         lost_count_r = batch.take(row_r).lost_n(value_nts[row_r])
         lost_count = int(self._sum(lost_count_r.sum()))
         if lost_count:
@@ -157,7 +157,7 @@ class Critic:
         return self.accelerator.reduce(value, reduction="sum")
 
     def _compare(self, batch: _Batch, value_nts: Tensor) -> dict[str, float]:
-        """Measure the error of the values, over all processes."""
+        """Measure how far the critic's values are from their targets, over the rows of all processes."""
         stacked_ntsc = torch.stack([value_nts[:, :-1], batch.targets(value_nts), batch.mask_nts.to(value_nts)], dim=-1)
         if self.accelerator.num_processes > 1:
             padded = self.accelerator.pad_across_processes(stacked_ntsc.to(self.accelerator.device), dim=1)
@@ -179,14 +179,14 @@ class Critic:
                 state.update({name: x.to(device) for name, x in state.items() if isinstance(x, Tensor) and x.dim()})
 
     def save(self, folder: str | Path, tokenizer: Any = None, *, state: bool = True) -> None:
-        """Write the model and, unless `state` is False, the state of its optimizer."""
+        """Write the critic's model and, unless `state` is False, the state of its optimizer."""
         self.model.save(folder, tokenizer)
         if state:
             optimizer_state = {"optimizer": self.optimizer.state_dict(), "schedule": self.schedule.state_dict()}
             torch.save({**optimizer_state, "updates": self.updates, "batches": self.batches}, Path(folder) / STATE)
 
     def restore(self, folder: str | Path) -> None:
-        """Load model and optimizer from the files that `save` wrote."""
+        """Load the critic's model and optimizer from the files that `Critic.save` wrote."""
         critic_folder = Path(folder)
         if not (critic_folder / STATE).is_file() or not (critic_folder / ABOUT).is_file():
             raise DataError(
@@ -214,7 +214,7 @@ class _Batch:
 
     @property
     def mask_nts(self) -> Tensor:
-        """The mask of the tokens with a target."""
+        """The mask of the tokens whose values have a target, for each reward stream."""
         mask_snt = self.streams.mask_snt
         if self.config.truncated == "mask":
             mask_snt = mask_snt & ~(self.streams.last_sn & self.truncated_n)[..., None]
@@ -230,13 +230,13 @@ class _Batch:
         return value_nts.gather(1, self.rows.end_n[:, None, None].expand(-1, 1, value_nts.shape[2])).squeeze(1)
 
     def lost_n(self, value_nts: Tensor) -> Tensor:
-        """Count the values that are used but not finite, for each row."""
+        """Count, for each row, the critic's values that are used but not finite."""
         uses_end_n = self.truncated_n & (self.config.truncated == "bootstrap")
         lost_nts = self.streams.mask_snt.permute(1, 2, 0) & ~value_nts[:, :-1].isfinite()
         return lost_nts.sum(dim=(1, 2)).float() + (uses_end_n[:, None] & ~self.ends(value_nts).isfinite()).sum(dim=1)
 
     def targets(self, value_nts: Tensor) -> Tensor:
-        """Return each value's target, 0 without one; values that are not finite count as 1/2 until all processes stop."""
+        """Return the target of each value, 0 if it has none; values that are not finite count as 1/2 until all processes stop."""
         value_nts = torch.where(value_nts.isfinite(), value_nts, 0.5)
         options: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
         inputs_of_streams: Iterator[dict[str, Any]] = self.streams.inputs(value_nts[:, :-1], self.bootstrap(value_nts))
@@ -247,7 +247,7 @@ class _Batch:
         return self.changed(lambda x: x[row_r.to(x.device)])
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> _Batch:
-        """Apply a function to each table of the batch, given with rows as first dimension."""
+        """Return the batch with a function applied to each of its tables, which it gets with rows as first dimension."""
         table_names = ("reward_snt", "mask_snt", "stop_sn", "last_sn")
         streams = {name: change(getattr(self.streams, name).transpose(0, 1)).transpose(0, 1) for name in table_names}
         rows = Sequences(change(self.rows.ids_nl), change(self.rows.attention_nl), self.rows.width)
@@ -279,13 +279,13 @@ class CriticInTrl(TrlPart):
             if self._ended is not None:
                 metrics["critic/share"] = (end_time - start_time) / (start_time - self._ended)
             self._ended = end_time
-        if value_streams.names != ("return",):  # values of an objective have no meaning outside its blocks
+        if value_streams.names != ("return",):  # no objective's value has a meaning outside its blocks
             value_nts = value_nts.masked_fill(~value_streams.mask_snt.permute(1, 2, 0), torch.nan)
         return replace(own, batch=replace(batch, value_nt=value_nts, bootstrap_n=learned.bootstrap_ns)), metrics
 
     @property
     def waits(self) -> bool:
-        """True while only the critic trains."""
+        """True while only the critic trains and the policy stays unchanged."""
         return self.critic.batches <= self.mode.policy_training_start_step
 
     def save(self, folder: Path) -> None:

@@ -34,7 +34,7 @@ class Saved(NamedTuple):
 
     @staticmethod
     def of(place: str | Path) -> Saved | None:
-        """Read the description from a critic's folder; None if there is none, as for any other token classifier."""
+        """Read a saved critic's description from its folder; None if the folder has none, as for any other token classifier."""
         about_file = Path(place) / ABOUT
         try:
             about = json.loads(about_file.read_text(encoding="utf-8"))
@@ -55,7 +55,7 @@ class ValueModel(nn.Module):
 
     @staticmethod
     def of_policy(policy: Any, names: Sequence[str], config: CriticConfig) -> ValueModel:
-        """Copy a policy's trunk, adapters merged, with a head of zeros; in float32, on the policy's device."""
+        """Build a critic from a policy's trunk, adapters merged, and a head of zeros; in float32, on the policy's device."""
         merged_policy = deepcopy(policy).merge_and_unload() if hasattr(policy, "merge_and_unload") else policy
         trunk_settings = _set_head(deepcopy(merged_policy.config), names, config)
         try:
@@ -71,7 +71,7 @@ class ValueModel(nn.Module):
 
     @staticmethod
     def load(place: str, names: Sequence[str], config: CriticConfig, tokenizer: Any = None) -> ValueModel:
-        """Load a saved critic or any token classifier, with a head of zeros if its head has another size."""
+        """Load a saved critic, or any token classifier as a critic; its head becomes zeros if it has another size."""
         description = Saved.of(place)
         if description is not None:
             faults = {
@@ -96,7 +96,7 @@ class ValueModel(nn.Module):
                 place, config=trunk_settings, ignore_mismatched_sizes=True, output_loading_info=True, dtype=torch.float32,
                 trust_remote_code=False,
             )  # fmt: skip
-        except Exception as error:  # transformers, safetensors and json each raise their own type
+        except Exception as error:  # transformers, safetensors and json each raise errors of their own type
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise DataError(f"The critic '{place}' cannot be read: {reason}") from error
         if loading_report["missing_keys"] or loading_report["mismatched_keys"]:
@@ -129,13 +129,13 @@ class ValueModel(nn.Module):
         return output_ntc.unflatten(-1, (len(self.names), *head_shape))
 
     def value(self, output_nts: Tensor) -> Float[Tensor, "n t s"]:
-        """Turn the head's output into values."""
+        """Turn the output of the value head, which may be a distribution over bins, into values."""
         if self.config.head == "scalar":
             return output_nts
         return categorical_value(output_nts, value_range=self.config.value_range)
 
     def loss(self, output_nt: Tensor, target_nt: Tensor, mask_nt: Tensor, old_value_nt: Tensor) -> Float[Tensor, "n t"]:
-        """Return one stream's loss at each token, 0 at masked tokens."""
+        """Return the critic's loss for one reward stream at each token, 0 at masked tokens."""
         if self.config.head == "hl_gauss":
             return categorical_value_loss(output_nt, target_nt, mask_nt, value_range=self.config.value_range)
         clipped_around_nt = None if self.config.value_clip is None else old_value_nt
@@ -161,12 +161,12 @@ def fingerprint(tokenizer: Any) -> str:
 
 
 def _set_head(settings: Any, names: Sequence[str], config: CriticConfig) -> Any:
-    """Give a trunk's settings the critic's head, and remove dropout because values must not be random."""
+    """Set the critic's number of outputs in a model's configuration, and remove dropout because values must not be random."""
     settings.num_labels = len(names) * (1 if config.head == "scalar" else config.bins)
     for name, setting in vars(settings).items():
         if isinstance(setting, float) and "drop" in name:
             setattr(settings, name, 0.0)
-    settings.classifier_dropout = 0.0  # transformers sets .1 by default
+    settings.classifier_dropout = 0.0  # some classifiers default to 0.1
     return settings
 
 
@@ -184,10 +184,10 @@ def _check_tokenizer(place: str, saved: Saved | None, tokenizer: Any) -> None:
     policy_fingerprint, critic_fingerprint = fingerprint(tokenizer), None if saved is None else saved.tokenizer
     if critic_fingerprint is None:
         try:
-            if not has_file(place, "tokenizer_config.json"):  # transformers would invent an empty tokenizer
+            if not has_file(place, "tokenizer_config.json"):  # else transformers returns an empty tokenizer
                 return
             critic_fingerprint = fingerprint(AutoTokenizer.from_pretrained(place, trust_remote_code=False))
-        except Exception:  # a missing tokenizer raises many types; `load` still compares the number of ids
+        except Exception:  # a missing tokenizer raises errors of many types; `load` still compares the number of ids
             return
     if policy_fingerprint != critic_fingerprint:
         raise DataError(

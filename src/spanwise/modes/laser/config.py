@@ -23,12 +23,12 @@ from spanwise.registry import register
 from spanwise.scheme import Scheme
 from spanwise.types import Credit
 
-#: The file in a run folder and its checkpoints with the reference that the training measured.
+#: The file in a run folder and its checkpoints with the reference log-probability that laser measured.
 FILE = "laser.json"
 
 
 def read_measured(file: Path) -> dict[str, Any]:
-    """Read a file with a measured reference: `token`, `id`, `reference` and more."""
+    """Read a file with the reference log-probability that laser measured: `token`, `id`, `reference` and more."""
     try:
         measured = json.loads(file.read_text(encoding="utf-8"))
         return {**measured, "token": measured["token"], "id": measured["id"], "reference": float(measured["reference"])}
@@ -41,7 +41,7 @@ def read_measured(file: Path) -> dict[str, Any]:
 @register("laser", kind="mode")
 @dataclass(frozen=True)
 class Laser(Mode):
-    """The settings of a self-rewarding score: how it is read, trained, and mixed into the credit of a verdict.
+    """The settings of a policy's score of its own answers: how it is read, trained, and mixed into the credit of a verdict.
 
     Equation
         r_s = beta (log pi(token | prompt, completion, end) - reference)
@@ -109,7 +109,7 @@ class Laser(Mode):
             self.check_reach(self.reference)
 
     def check_reach(self, reference: float) -> None:
-        """Refuse a reference so high that no score can reach 1, because no log-probability is above 0."""
+        """Refuse a reference log-probability so high that no score can reach 1, because no log-probability is above 0."""
         if -self.beta * reference < 1:
             needed_beta = math.inf if reference >= 0 else math.ceil(-100 / reference) / 100
             remedy = f"set beta to {needed_beta:.2f} or more" if reference < 0 else "a log-probability is below 0"
@@ -125,17 +125,17 @@ class Laser(Mode):
 
     @property
     def compares(self) -> bool:
-        """True if the score is ever mixed into the credit, which compares it within groups."""
+        """True if laser's score is ever mixed into the credit, because it is then compared within groups."""
         return self.first_mix is not None
 
     def mixes(self, number: int) -> bool:
-        """Return whether the score is mixed into the credit of a generation batch, numbered from 0."""
+        """Return whether laser's score is mixed into the credit of a generation batch, numbered from 0."""
         return self.first_mix is not None and number >= self.first_mix
 
     # ------------------------------------------------------------------ the methods of `Mode`
 
     def check_scheme(self, scheme: Scheme) -> None:
-        """Refuse a scheme without the verdict, and one that credits turns instead of completions."""
+        """Refuse a scheme without the objective that laser predicts, and one that credits turns instead of completions."""
         if self.verdict not in scheme.names:
             raise RecipeError(f"laser.verdict: {unknown('objective', self.verdict, scheme.names)}")
         if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
@@ -145,7 +145,7 @@ class Laser(Mode):
             )
 
     def check_provided(self, provided: Collection[str]) -> None:
-        """Refuse batches without scores of completions."""
+        """Refuse an engine whose batches give laser no scores of completions."""
         if "score_n" not in provided:
             raise RecipeError(
                 f"laser needs the log-probability of '{self.token}' after the end of each completion (score_n), which is not "
@@ -160,7 +160,7 @@ class Laser(Mode):
         )
 
     def check_steps(self, steps: int) -> None:
-        """Refuse warm-ups that last as long as the run or longer."""
+        """Refuse warm-ups after which the run has no steps left for laser's loss or for the mixing of its score."""
         for start, name, remedy in (
             (self.reasoning_warmup, "loss", "set reasoning_warmup down"),
             (self.first_mix, "mixing", "set self_rewarding_warmup down, or mix: 0"),
@@ -172,7 +172,7 @@ class Laser(Mode):
                 )
 
     def mixes_at(self, step_n: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """Mark the completions of steps in which the score is mixed into the credit.
+        """Mark the completions of steps in which laser's score is mixed into the credit.
 
         A step is a generation batch, counted from 1 (see `mixes`). Files without steps have step 0, which is mixed.
 
@@ -184,7 +184,7 @@ class Laser(Mode):
         return (step_n == 0) | (step_n > self.first_mix)
 
     def recorded(self, table: Any, rows: Any) -> dict[str, Tensor]:
-        """Return the recorded scores of some rows of one step, if the credit of that step is mixed."""
+        """Return the scores that laser recorded for some rows of one step, if that step mixes scores into the credit."""
         if self.first_mix is None:
             return {}
         if table.score_n is None:
@@ -196,7 +196,7 @@ class Laser(Mode):
         return {"score_n": table.score_n[rows]} if is_mixed else {}
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return tau and z of `own_opinion`, with tau 0 in steps whose credit is not mixed."""
+        """Return each score's weight in the credit, 0 in steps that mix no scores in, and the score compared in its group."""
         return self._compared(score_n.masked_fill(~self.mixes_at(step_n), torch.nan), group_n)
 
     def _compared(self, score_n: Tensor, group_n: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,11 +204,11 @@ class Laser(Mode):
 
     @property
     def readable(self) -> bool:
-        """True if the reference is known, so that scores can be computed."""
+        """True if the reference log-probability is known, so that laser's scores can be computed."""
         return self.reference is not None
 
     def as_trained(self, places: Sequence[Path]) -> Laser:
-        """Return the mode with the reference that a run measured, if the recipe sets none."""
+        """Return laser with the reference log-probability that a run measured, if the recipe sets none."""
         reference_file = next((reference_file for place in places if (reference_file := place / FILE).is_file()), None)
         if reference_file is None:
             if self.reference is None:
@@ -227,11 +227,11 @@ class Laser(Mode):
 
     @property
     def judge(self) -> str:
-        """The name of the objective that gives the verdict."""
+        """The name of the objective that laser's score predicts, which judges answers right or wrong."""
         return self.verdict
 
     def note(self, table: Any) -> str:
-        """Return a sentence with the number of completions from steps before the mixing; empty if there are none."""
+        """Return a sentence with the number of completions from steps that mix no score into the credit; empty without any."""
         if self.first_mix is None or table.score_n is None:
             return ""
         early_count = int((~self.mixes_at(table.step_n)).sum())
@@ -242,16 +242,16 @@ class Laser(Mode):
         return early_note if early_count else ""
 
     def credit(self, credit: Credit, reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
-        """Mix the score into the advantage of the verdict, in the blocks that it pays; without scores change nothing."""
+        """Mix laser's score into the verdict's advantage, in the blocks that the verdict gives credit; no score, no change."""
         if batch.score_n is None:
             return credit
         if batch.steps is not None:
             self.check_turns()
         m = scheme.names.index(self.verdict)
-        pays_k = torch.tensor([name in scheme.objectives[m].pays for name in scheme.layout.names])
-        paid_nk = reading.present_nk & pays_k.to(reading.length_nk.device)
+        is_paid_k = torch.tensor([name in scheme.objectives[m].pays for name in scheme.layout.names])
+        paid_nk = reading.present_nk & is_paid_k.to(reading.length_nk.device)
         share_n1, compared_n1 = (x_n[:, None] for x_n in self._compared(batch.score_n, batch.group_n))
-        if scheme.entry.kind == "block" and credit.adv_nm is not None:  # the credit of each objective is known
+        if scheme.entry.kind == "block" and credit.adv_nm is not None:  # change the verdict's part of the credit only
             change_n1 = scheme.objectives[m].weight * share_n1 * (compared_n1 - credit.adv_nm[:, m : m + 1].double())
             return replace(credit, block_nk=credit.block_nk + torch.where(paid_nk, change_n1, 0.0))
         block_nk = credit.block_nk + torch.where(paid_nk, share_n1 * (compared_n1 - credit.block_nk), 0.0)
@@ -264,5 +264,5 @@ class Laser(Mode):
 
 
 def verdicts(laser: Laser, reading: Reading, scheme: Scheme) -> Tensor:
-    """Return each completion's verdict, with `if_missing` for a missing one."""
+    """Return each completion's reward for a right answer, which laser predicts, with `if_missing` for a missing one."""
     return fill_missing(reading.scores, scheme.objectives)[:, scheme.names.index(laser.verdict)]

@@ -47,7 +47,7 @@ def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int
 
 
 def ended(ids_nt: Int[Tensor, "n t"], present_nt: Bool[Tensor, "n t"], ends: Collection[int]) -> Bool[Tensor, " n"]:
-    """Mark the completions whose last token is an end token; the others were cut off."""
+    """Mark the completions whose last token is an end-of-sequence token; the others were cut off."""
     last_index_n = present_nt.long().cumsum(dim=1).argmax(dim=1)
     last_id_n = ids_nt.gather(1, last_index_n[:, None])[:, 0]
     return torch.isin(last_id_n, torch.tensor(list(ends), device=ids_nt.device)) & present_nt.any(dim=1)
@@ -59,7 +59,7 @@ def end_logp(
 ) -> Float[Tensor, " n"]:
     """Return T log softmax(logits / T)[token] after each row, with T the temperature, by one forward pass."""
     logps_of_chunks, was_training = [], model.training
-    # A PEFT adapter hides the arguments of the model's forward pass.
+    # A PEFT adapter hides the arguments of the model's forward pass, so they are looked up in the model inside.
     inner_model = model.get_base_model() if hasattr(model, "get_base_model") else model
     try:
         model.eval()
@@ -75,7 +75,7 @@ def end_logp(
 
 
 class ScoreReader:
-    """Reads the self-rewarding score of completions from a model."""
+    """Computes laser's self-rewarding score of completions with a model."""
 
     def __init__(self, laser: Laser, model: Any, tokenizer: Any, ends: Collection[int]) -> None:
         self.laser, self.model, self.tokenizer, self.ends = laser, model, tokenizer, ends
@@ -97,7 +97,7 @@ class ScoreReader:
         return logp_n
 
     def scores(self, *completions: Any, temperature: float) -> Float[Tensor, " n"]:
-        """Return the score of each completion, NaN for completions that did not end."""
+        """Return the self-rewarding score of each completion, NaN for completions that did not end."""
         assert self.laser.reference is not None, "scores need a reference"
         logp_n = self.logps(*completions, temperature=temperature)
         return self_reward(logp_n, beta=self.laser.beta, reference=self.laser.reference)
@@ -106,7 +106,7 @@ class ScoreReader:
 def measured(
     laser: Laser, token: int, logp_n: Float[Tensor, " n"], *, temperature: float
 ) -> tuple[Laser, dict[str, Any], str | None]:
-    """Set the mode's reference to the mean log-probability under the starting policy, or check a given reference against it."""
+    """Set laser's reference to the reserved token's mean log-probability at the start, or compare a given reference with it."""
     known_n = logp_n[~logp_n.isnan()].double()
     if not len(known_n):
         raise DataError(
@@ -134,7 +134,7 @@ def measured(
 
 
 class Appended(RowPart):
-    """The part of laser in verl and SkyRL: the reserved token becomes one more token of each row that ended."""
+    """Runs laser in verl and SkyRL: the reserved token becomes one more token of each row that ended."""
 
     def __init__(self, mode: Laser, tokenizer: Any, *, size: int, generation: Any, temperature: float) -> None:
         end_ids = getattr(generation, "eos_token_id", None)
@@ -146,7 +146,7 @@ class Appended(RowPart):
 
     @staticmethod
     def check(mode: Laser, engine: str, config: Any) -> None:
-        """Refuse settings under which rows are no whole completions or the token gets no log-probability."""
+        """Refuse settings under which rows are no whole completions, or laser's reserved token gets no log-probability."""
         setting_faults = _verl_faults(config) if engine == "verl" else _skyrl_faults(config)
         no_reference = (
             f"laser has no reference, and {engine} does not measure one. Run `spanwise reference RECIPE`, and write the number "
@@ -155,7 +155,7 @@ class Appended(RowPart):
         refuse({**setting_faults, no_reference: mode.reference is None})
 
     def ended(self, ids: Sequence[int], mask: Sequence[Any]) -> bool:
-        """Return whether a row ends with a sampled and trained end token."""
+        """Return whether a row ends with an end-of-sequence token that the policy sampled and the loss trains."""
         return len(ids) > 0 and ids[-1] in self.ends and mask[-1] > 0
 
     def fields(self, logp_n: Float[Tensor, " n"], number: int) -> dict[str, Tensor]:
@@ -164,7 +164,7 @@ class Appended(RowPart):
         return {"score_n": self._score_n} if self.mode.mixes(number) else {}
 
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return each row's weight and target, under which the squared error is the verification loss, and metrics."""
+        """Return each row's weight and target, with which a squared error of log-probabilities is laser's loss, and metrics."""
         laser, score_n, metrics = self.mode, self._score_n, {}
         verdict_n = verdicts(laser, reading, scheme).double()
         known_n = ~(score_n.isnan() | verdict_n.isnan())
@@ -174,7 +174,7 @@ class Appended(RowPart):
             right_n = (score_n > 0.5) == (verdict_n > 0.5)
             metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=class_weight_n))
             metrics["laser/accuracy"] = float(right_n[known_n].double().mean())
-        # loss = 1/rows * sum of weight (logp - target)^2, divided by the count of the whole batch.
+        # The trainer averages weight * (logp - target)^2 over `rows`; the scale makes that a mean squared error of scores.
         weight_scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(scored_count, 1)
         target_n = (laser.reference + torch.where(known_n, verdict_n, 0.0) / laser.beta) / self.temperature
         return (weight_scale * class_weight_n * (number >= laser.reasoning_warmup)).float(), target_n.float(), metrics
@@ -186,8 +186,8 @@ class Appended(RowPart):
         adv_nt: Float[Tensor, "n t"],
         mask_nt: Shaped[Tensor, "n t"],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Take weights and targets out of the advantages and old log-probabilities, and return the loss of each token, too."""
-        # A weight stands right after a trained token; other advantages outside the mask belong to padding rows.
+        """Take laser's weights and targets out of advantages and old log-probabilities; also return its loss at each token."""
+        # A weight of laser stands right after a trained token; other advantages outside the mask belong to padding rows.
         trained_nt = mask_nt > 0
         after_trained_nt = torch.cat([torch.zeros_like(trained_nt[:, :1]), trained_nt[:, :-1]], dim=1)
         token_nt = after_trained_nt & ~trained_nt & (adv_nt != 0)
@@ -197,7 +197,7 @@ class Appended(RowPart):
 
 
 def _verl_faults(config: Any) -> dict[str, Any]:
-    """Return sentences against settings of verl that do not work with laser, each with whether it applies."""
+    """Return error sentences about settings of verl that do not work with laser, each with whether it applies."""
     return {
         "algorithm.rollout_correction.bypass_mode=True takes log-probabilities from sampling, but laser's token is not sampled. "
         "Set bypass_mode=False, or leave laser out.": (config.algorithm.get("rollout_correction") or {}).get("bypass_mode"),
@@ -207,7 +207,7 @@ def _verl_faults(config: Any) -> dict[str, Any]:
 
 
 def _skyrl_faults(cfg: Any) -> dict[str, Any]:
-    """Return sentences against settings of SkyRL that do not work with laser, each with whether it applies."""
+    """Return error sentences about settings of SkyRL that do not work with laser, each with whether it applies."""
     algorithm = cfg.trainer.algorithm
     return {
         "laser scores a completion at its end, but generator.step_wise_trajectories=true makes one row per turn. Set it to false, "

@@ -1,4 +1,4 @@
-"""Laser in TRL's trainer: one more token in its forward passes, and one more term in its loss."""
+"""The mode laser in TRL's trainer: one more token in its forward passes, and one more term in its loss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from spanwise.modes.sequences import sampled_end, sequences
 
 
 class SelfRewarding(TrlPart):
-    """The part of laser in TRL's trainer: the reserved token, its reference, and its log-probabilities in a batch."""
+    """Runs laser in TRL's trainer: it appends the reserved token, and keeps the token's reference and log-probabilities."""
 
     def __init__(self, laser: Laser, trainer: Any) -> None:
         super().__init__(laser, trainer)
@@ -35,7 +35,7 @@ class SelfRewarding(TrlPart):
         self.measured: dict[str, Any] | None = None  # the content of `laser.json`, None before the first batch
         # The token's log-probabilities from the first and last forward pass after a generation, NaN for rows that did not end.
         self.passes: list[Tensor] = []
-        # The token's log-probabilities from each call of `generate`, NaN for rows that end in its very last step.
+        # The token's log-probabilities from each call of `generate`, NaN for rows that end in the call's very last step.
         self.heard: list[Tensor] = []
         self._written = False
         self._score_n: Tensor | None = None
@@ -49,15 +49,15 @@ class SelfRewarding(TrlPart):
 
     @property
     def _needed(self) -> bool:
-        """True if scores are needed before the loss is computed."""
+        """True if laser's scores are needed before the loss is computed: for the reference or the credit."""
         return self.measured is None or self.mode.mixes(self._generation)
 
     @contextmanager
     def generating(self) -> Iterator[None]:
-        """Read the token's log-probabilities during `generate`, if scores are needed before the loss is computed."""
+        """Record the reserved token's log-probabilities during `generate`, if scores are needed before the loss is computed."""
         self.passes, self.heard = [], []
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        inner_model = model.get_base_model() if hasattr(model, "get_base_model") else model  # without the PEFT adapter
+        inner_model = model.get_base_model() if hasattr(model, "get_base_model") else model  # inside a PEFT adapter
         reads_while_sampling = self.trainer.model.training and self._needed
         hook = inner_model.register_forward_hook(self.hear, with_kwargs=True) if reads_while_sampling else None
         try:
@@ -67,7 +67,7 @@ class SelfRewarding(TrlPart):
                 hook.remove()
 
     def hear(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Read the log-probability in a step of `generate`, for every row whose end token is the step's input."""
+        """Record the reserved token's log-probability in a step of `generate`, for rows whose end token is the step's input."""
         input_ids, logits = kwargs.get("input_ids", args[0] if args else None), getattr(output, "logits", None)
         if input_ids is None or logits is None:
             return
@@ -88,7 +88,7 @@ class SelfRewarding(TrlPart):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Run a forward pass with the reserved token appended to each ended row, and take its log-probability out."""
+        """Run a forward pass with the reserved token appended to each ended row, and remove that token from the result."""
         present_bt = attention_mask[:, -logits_to_keep:].bool()
         ended_b = ended(input_ids[:, -logits_to_keep:], present_bt, self.ends)
         column_b = torch.where(ended_b, present_bt.long().cumsum(dim=1).argmax(dim=1) + 1, -1)
@@ -107,7 +107,7 @@ class SelfRewarding(TrlPart):
         return logps_bt, entropies_bt, aux
 
     def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
-        """Add scores to the batch once they are mixed in, and add weights and targets for the loss to TRL's output."""
+        """Add laser's scores to the batch, and the weights and verdicts for its loss to TRL's output."""
         trainer, mode, batch, all_rows = self.trainer, self.mode, own.batch, own.everyone
         if not trainer.model.training:
             return own, {}
@@ -135,7 +135,7 @@ class SelfRewarding(TrlPart):
         for sentence in filter(None, new_warnings if trainer.accelerator.is_main_process else []):
             warnings.warn(f"Step {trainer.state.global_step}: {sentence}", UserWarning, stacklevel=2)
         score_n = self._score_n = self._scores(logp_n)
-        if self._generation >= mode.reasoning_warmup:  # the loss is the mean over rows of weight * squared error
+        if self._generation >= mode.reasoning_warmup:  # the warm-up without a loss is over
             verdict_n = verdicts(mode, all_rows.reading, trainer.scheme)
             verdict_n = torch.where(self.gather(ended_n).bool(), verdict_n, torch.nan)
             scale_to_mean = len(verdict_n) / max(int((~verdict_n.isnan()).sum()), 1)
@@ -149,7 +149,7 @@ class SelfRewarding(TrlPart):
         return replace(own, batch=replace(batch, score_n=score_n), gathered=all_rows), {}
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
-        """Return the verification loss of a micro-batch, and complete the scores of its rows."""
+        """Return laser's loss on a micro-batch, and fill in the scores of its rows that were still unknown."""
         if "laser_weight" not in inputs:
             return 0.0, {}
         verdict_b, score_b = inputs["laser_verdict"], self._scores(self.passes[-1])
@@ -168,17 +168,17 @@ class SelfRewarding(TrlPart):
         return self.mode.alpha * loss, {f"laser/{name}": float(value) for name, value in means.items()}
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
-        """Return the log-probabilities that forward passes or the generation have already read, NaN for the others."""
-        if "old_per_token_logps" in output:  # TRL runs the policy first, so its pass is the first one
+        """Return the reserved token's log-probabilities that forward passes or the generation recorded, NaN for other rows."""
+        if "old_per_token_logps" in output:  # the first pass was the policy's, before the reference's
             return self.passes[0].detach().float().cpu()
         if "logp_nt" in self.trainer.scheme.needs:
             return self.passes[-1].detach().float().cpu()
-        if len(self.heard) == 1 and len(self.heard[0]) == len(ended_n):  # the rows of several calls cannot be told apart
+        if len(self.heard) == 1 and len(self.heard[0]) == len(ended_n):  # one call, so its rows are known
             return torch.where(ended_n, self.heard[0], torch.nan)
         return torch.full((len(ended_n),), torch.nan)
 
     def _read_ends(self, batch: Batch, output: dict[str, Any], wanted_n: Tensor) -> Tensor:
-        """Read the token after completions that no pass has read, with the same number of rows in every process."""
+        """Compute the reserved token's missing log-probabilities by a forward pass, with equally many rows in every process."""
         rows = sequences(output, batch)
         row_count = int(self.gather(wanted_n.sum()[None]).max())
         row_r = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)[:row_count]
@@ -193,16 +193,16 @@ class SelfRewarding(TrlPart):
         return logp_n
 
     def _scores(self, logp_n: Tensor) -> Tensor:
-        """Compute the scores of completions, NaN for those that did not end."""
+        """Compute laser's scores of completions from log-probabilities, NaN for completions that did not end."""
         return self_reward(logp_n, beta=self.mode.beta, reference=self.mode.reference)
 
     @property
     def files(self) -> dict[str, str]:
-        """The file with the measured reference; none before the first batch."""
+        """The name and text of the file with the measured reference; empty before the first batch."""
         return {} if self.measured is None else {FILE: json.dumps(self.measured, indent=1) + "\n"}
 
     def restore(self, folder: Path) -> None:
-        """Restore the reference from a checkpoint; refuse one of another token."""
+        """Restore the reference log-probability from a checkpoint; refuse that of another token."""
         if not (folder / FILE).is_file():
             raise DataError(
                 f"'{folder}' holds no reference of laser ({FILE}), because it was trained without laser. Start a new run."
