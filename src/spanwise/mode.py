@@ -74,7 +74,7 @@ class Mode:
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> Any:
-        """Build the mode from its section of a recipe."""
+        """Build the mode from its section of a recipe, and refuse unknown or missing fields."""
         known_names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         for name in section:
             check_known(f"field of {cls.name}", name, known_names)
@@ -131,7 +131,7 @@ class Mode:
 
     @property
     def judge(self) -> str | None:
-        """The name of the objective that the mode's score predicts; None if the mode gives no score."""
+        """The name of the objective whose reward the mode's score predicts; None if the mode gives no score."""
         return None
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,7 +139,7 @@ class Mode:
         return torch.zeros_like(score_n), torch.zeros_like(score_n)
 
     def columns(self, batch: Any) -> Mapping[str, Tensor]:
-        """Return the mode's columns of a rollout file, one number per completion."""
+        """Return the columns that the mode adds to a file of rollouts, with one number per completion."""
         return {}
 
     def note(self, table: Any) -> str:
@@ -147,7 +147,7 @@ class Mode:
         return ""
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """Return a batch's credit after the mode's change to the method's credit; the arguments end as `pipeline.credit_batch`'s."""
+        """Return a batch's credit after the mode's change; the arguments after it are those of `pipeline.credit_batch`."""
         return credit
 
     def plain(self) -> dict[str, Any]:

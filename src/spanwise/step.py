@@ -84,7 +84,7 @@ class ReadBatch:
         return value_nt if self.turns is None else self.turns.take(value_nt)
 
     def put(self, value_su: Shaped[Tensor, "s u"], *, width: int | None = None) -> Shaped[Tensor, "n t"]:
-        """Turn a table with one row per turn back into one row per completion, with 0 between the turns."""
+        """Turn a table with one row per turn into a table with one row per completion, with 0 between the turns."""
         value_nt = value_su if self.turns is None else self.turns.put(value_su, rows=self.completions)
         return value_nt if width is None else wider(value_nt, width)
 
@@ -110,7 +110,7 @@ class ReadBatch:
 
 
 def in_useful_groups(credit: Credit, group_n: Shaped[Tensor, " n"], *, tolerance: float = 0.0) -> Bool[Tensor, " n"]:
-    """Mark the rows of groups in which some completion has more credit than the tolerance; other groups teach nothing.
+    """Mark the rows of groups in which some completion's credit exceeds the tolerance; nothing can be learned from other groups.
 
     >>> zeros = torch.zeros(4)
     >>> credit = Credit(torch.tensor([[0.5], [0.0], [0.0], [0.0]]), zeros, zeros[:1].long(), zeros[:1].long())
@@ -221,7 +221,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
 
 
 def steps_of_turns(outer: Steps | None, row_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"], anchor_s: Any) -> Steps:
-    """Number turns within their rollouts; `outer` holds the rollout of each row, or is None if each row is a rollout.
+    """Number turns within their rollouts; `outer` holds the rollout of each batch row, or is None if each row is a rollout.
 
     >>> outer, row_s, step_s = Steps(torch.tensor([5, 5]), torch.tensor([1, 0])), torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0])
     >>> steps = steps_of_turns(outer, row_s, step_s, None)
@@ -272,7 +272,7 @@ class StepResult:
         return self.own.put(block_su + 1)
 
     def by_completion(self) -> tuple[Credit, Bool[Tensor, "n k"]]:
-        """Return the credit of all completions (the mean over their turns), and the mask of the blocks that each has."""
+        """Return the credit of each completion (the mean over its turns), and the mask of the blocks that it has."""
         all_rows = self.own.everyone
         if all_rows.batch.steps is None:
             return self.credits, all_rows.reading.present_nk
@@ -363,7 +363,7 @@ class Step:
         number: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> StepResult:
-        """Compute the credit and advantages of rows, once their values, log-probabilities and final mask are known.
+        """Compute the credit and advantages of a read batch, once its values, log-probabilities and final mask are known.
 
         Args:
             own: result of `read`, with the values and log-probabilities that the scheme needs filled into its batch.
@@ -437,7 +437,7 @@ class Step:
         columns: Mapping[str, Sequence[Any]] | None = None,
         learn: bool = True,
     ) -> Rollouts:
-        """Return this process's rows as a table of rollouts: tokens, rewards, credit and advantages.
+        """Return the rows of this process as a table of rollouts: tokens, rewards, credit and advantages.
 
         Args:
             result: result of `finish`; its batch has token ids, its reading has text.

@@ -64,7 +64,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
 
 
 def checkpoint_fault(checkpoint: Path) -> str | None:
-    """Return why training cannot resume from a checkpoint, or None if it can; no model is loaded."""
+    """Return the reason why training cannot resume from a checkpoint, or None if it can; no model is loaded."""
     if not checkpoint.is_dir():
         return "the folder does not exist"
     try:

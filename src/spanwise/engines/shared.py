@@ -36,9 +36,9 @@ WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "tokenizer", "summary.json
 KL_LOSS_TYPES = ("grpo", "sapo")
 #: The packages that `spanwise report` needs to draw report.html.
 _REPORT = ("cyclopts", "rich", "pydantic", "jinja2", "altair", "vl_convert", "scipy")
-#: Fields of a scheme and its layout that are no fields of a recipe.
+#: Fields of `Scheme` and `Layout` that a recipe does not have.
 _UNWRITTEN = {"blocks", "recorded", "modes"}
-#: The fields of a recipe that a resumed run may not change: those of its scheme, layout and modes.
+#: The fields of a recipe that decide the credit (`Scheme`, `Layout` and modes), which a resumed run may not change.
 RULE = (
     *(field.name for part in (Scheme, Layout) for field in fields(part) if field.name not in _UNWRITTEN),
     *(name for name, mode in MODES.items() if mode.in_scheme),
@@ -79,7 +79,7 @@ def fixed_faults(required: Mapping[str, tuple[Any, str]], get_setting: Callable[
 class Discounts:
     """The discounts (gamma, lam) that an engine's configuration sets instead of the recipe."""
 
-    set_by: Mapping[str, tuple[str, float]]  # gamma or lam -> the engine's setting and its value
+    set_by: Mapping[str, tuple[str, float]]  # gamma or lam -> the name and value of the engine's setting
 
     @staticmethod
     def of(settings: Mapping[str, str], get_setting: Callable[[str], Any]) -> Discounts:
@@ -141,7 +141,7 @@ def fold_factor(
     processes: int = 1,
     steps_per_generation: int = 1,
 ) -> Float[Tensor, "b 1"]:
-    """Compute the factor on a micro-batch's advantages that makes a TRL loss a mean over rows of sums over tokens."""
+    """Compute what a micro-batch's advantages are multiplied by, so that TRL's loss is a mean over rows of sums over tokens."""
     # TRL's loss divides by the factor returned here times the number of rows of the micro-batch.
     row_count = mask_bt.shape[0]
     tokens_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
@@ -285,13 +285,13 @@ class RunRecord:
             self.folder.write_rollouts([rollouts().recorded(step=step, rollout_n=rollout_n)], step=step)
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Add metrics of a step to its line in `metrics.jsonl`; a new step first writes the line before."""
+        """Add metrics to a step's line of `metrics.jsonl`, which is written once metrics of the next step arrive."""
         if self._line and self._line["step"] != step:
             self.flush()
         self._line |= {"step": step, **{k: v for k, v in values.items() if isinstance(v, int | float) and v == v}}
 
     def add_update(self, logged: Mapping[str, Any], names: Mapping[str, str]) -> None:
-        """Add the trainer's metrics of the last batch's update; `names` maps names of the report to names of the trainer."""
+        """Add the trainer's metrics of the last policy update; `names` maps the report's names of metrics to the trainer's."""
         if self._line:
             self.add(self._line["step"], {name: logged[key] for name, key in names.items() if key in logged})
 

@@ -37,7 +37,7 @@ def packed(value_bt: Shaped[Tensor, "b t"], inputs: Mapping[str, Any], *, pad_id
     [[1.0, 2.0, 0.0], [0.0, 3.0, 0.0]]
     """
     if any(inputs.get(name) is not None for name in ("pixel_values", "pixel_values_videos")):
-        return value_bt  # with images, Unsloth does not move padding
+        return value_bt  # with images, Unsloth leaves padding and columns as they are
     prompt_bp = inputs["prompt_ids"]
     is_pad_bl = torch.cat([prompt_bp, inputs["completion_ids"]], dim=1) == pad_id
     value_bl = torch.cat([value_bt.new_zeros(prompt_bp.shape), value_bt], dim=1)
@@ -142,7 +142,7 @@ class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
         super().__init__(model, args=args, scheme=scheme, **options)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
-        """Compute Unsloth's loss with advantages that undo its normaliser; check the gradient of the first micro-batch."""
+        """Compute Unsloth's loss with advantages scaled to undo its normaliser; check the gradient of the first micro-batch."""
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if self._canary_due and self.model.training and not (self.args.beta or self.args.entropy_coef):
             self._canary_due = False

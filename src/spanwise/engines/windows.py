@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 
-#: Maps engines to their tested versions, as in the extras of pyproject.toml.
+#: Maps engines to the ranges of versions that the tests cover, as in the extras of pyproject.toml.
 WINDOWS = {"trl": ">=1.10,!=1.15.0,<2", "verl": ">=0.9,<0.10", "skyrl": ">=0.3,<0.5"}
 _COMPARE = {">=": operator.ge, "<": operator.lt, "!=": operator.ne}
 

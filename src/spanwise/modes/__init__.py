@@ -1,4 +1,4 @@
-"""Modes: optional features such as a critic, each in a folder with its settings, credit, parts in engines, metrics and page.
+"""Modes: optional features such as a critic, each in a folder with its settings, credit, metrics, report page and code for engines.
 
 A new mode is a folder here with one `@register(NAME, kind="mode")`, and its import below. Importing this package needs torch only.
 """

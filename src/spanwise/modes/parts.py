@@ -41,12 +41,12 @@ class TrlPart:
         return own, {}  # TRL cuts fields added to `output` into micro-batches, for `loss`
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
-        """Return the mode's term in the loss of a micro-batch, and its metrics."""
+        """Return the term that the mode adds to the loss of a micro-batch, and the mode's metrics."""
         return 0.0, {}
 
     @property
     def waits(self) -> bool:
-        """True while the mode trains alone and the policy waits."""
+        """True while the mode, such as a critic, trains alone and the policy stays unchanged."""
         return False
 
     @property
@@ -60,7 +60,7 @@ class TrlPart:
             write_text(folder / name, text)
 
     def restore(self, folder: Path) -> None:
-        """Restore the mode from the files of a checkpoint."""
+        """Restore the mode's state from the files of a checkpoint."""
 
 
 class RowPart(ABC):
@@ -83,7 +83,7 @@ class RowPart(ABC):
 
     @abstractmethod
     def fields(self, logp_n: Tensor, number: int) -> dict[str, Tensor]:
-        """Return the mode's fields of `Batch` from the token's log-probability in each row; `number` counts batches from 0."""
+        """Return the mode's fields of `Batch`, from its token's log-probability in each row; `number` counts batches from 0."""
 
     @abstractmethod
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:

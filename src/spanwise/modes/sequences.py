@@ -28,14 +28,14 @@ class Sequences:
 
     @property
     def end_n(self) -> Int[Tensor, " n"]:
-        """The length of each completion: the column of its last token within the completion, plus 1."""
+        """The length of each completion: the column of its last token, counted from the completion's start, plus 1."""
         number_l = torch.arange(1, self.ids_nl.shape[1] + 1, device=self.ids_nl.device)
         last_n = (number_l * (self.attention_nl > 0)).amax(dim=1)
         return (last_n - (self.ids_nl.shape[1] - self.width)).clamp(min=0)
 
 
 def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
-    """Join the prompts and completions of TRL's generation batch as the model saw them."""
+    """Join the prompts and completions of a generation batch of TRL into the sequences that the model saw."""
     assert batch.ids_nt is not None, "the batch of a trainer has token ids"
     width, device = batch.ids_nt.shape[1], output["prompt_ids"].device
     length_n = torch.tensor([len(ids) for ids in batch.columns["completion_ids"]], device=device)

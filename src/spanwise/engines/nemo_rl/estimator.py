@@ -106,7 +106,7 @@ class SpanEstimator:
 def fold_factor(
     mask_nt: Shaped[Tensor, "n t"], weight_n: Shaped[Tensor, " n"], *, mini_batch: int, token_level: bool
 ) -> Float[Tensor, "n 1"]:
-    """Compute the factor on advantages that makes NeMo-RL's loss a mean over a mini-batch's rows of sums over tokens.
+    """Compute what advantages are multiplied by, so that NeMo-RL's loss is a mean over a mini-batch's rows of sums over tokens.
 
     factor[i] = D[i] / R,  R the rows of i's mini-batch; D[i] the tokens in its loss, or at sequence level those of row i times
     the rows in the loss. `weight_n` is NeMo-RL's `sample_mask`.

@@ -25,7 +25,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
 
 
 def check(master_config: Any) -> Scheme:
-    """Load the scheme of the recipe that NeMo-RL's configuration names; refuse settings that do not work with it."""
+    """Load the rule of credit from the recipe that NeMo-RL's configuration names; refuse settings that do not work with it."""
     recipe = get_setting(master_config, "grpo.adv_estimator.recipe")
     refuse(
         {

@@ -25,7 +25,7 @@ class SpanwiseConfig(BaseConfig):
 
     recipe: str | None = None  # the path of spanwise's recipe, a YAML file
     folder: str | None = None  # the run folder for `spanwise report`, `why` and `credit`; None: no folder
-    keep_rollouts: int = 0  # write the rollouts of every k-th batch; 0: none
+    keep_rollouts: int = 0  # k: write the rollouts of every k-th batch; 0: none
     report: bool = False  # write report.html when training ends or is interrupted
 
 
@@ -54,7 +54,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
 #: Maps SkyRL's discount settings to the options of a credit method that they set, unless the recipe sets them.
 _DISCOUNTS = {"trainer.algorithm.gamma": "gamma", "trainer.algorithm.lambd": "lam"}
 REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm", "token_mean_legacy")
-#: The values of `advantage_estimator` that are accepted; the recipe's method replaces each of them.
+#: The accepted values of SkyRL's `advantage_estimator`; the recipe's credit method replaces each of them.
 ESTIMATORS = ("spanwise", *AdvantageEstimator)
 #: SkyRL's policy losses that work together with the extra loss term of a mode such as laser.
 LOSSES = ("regular", "dual_clip", "gspo", "cispo", "sapo")
@@ -63,7 +63,7 @@ OPTION = "trainer.algorithm.spanwise.folder"
 
 
 def check(cfg: Any) -> Scheme:
-    """Load the scheme of the recipe that SkyRL's configuration names; refuse settings that do not work with it."""
+    """Load the rule of credit from the recipe that SkyRL's configuration names; refuse settings that conflict with it."""
     skyrl_version = version("skyrl")
     say(untested("skyrl", skyrl_version))
     algorithm, generator, stepwise = cfg.trainer.algorithm, cfg.generator, cfg.generator.step_wise_trajectories

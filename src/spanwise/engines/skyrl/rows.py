@@ -12,7 +12,7 @@ from skyrl.train.generators.base import GeneratorOutput  # pyright: ignore[repor
 from spanwise.batch import Batch, Steps
 from spanwise.credit.trajectories.turns import Turns
 
-#: SkyRL's own fields of a generator's output; every other list with one value per row is a column for rewards.
+#: SkyRL's own fields of a generator's output; every other list with one value per row is a column that reward functions can read.
 _KNOWN = frozenset(GeneratorOutput.__annotations__)
 
 

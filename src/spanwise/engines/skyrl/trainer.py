@@ -124,7 +124,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
         """Compute old log-probabilities or values, and prevent SkyRL from shifting them to other rows."""
-        # SkyRL never drops the padding of its mini-batches, which shifts the results of later rows; one pass has no such padding.
+        # SkyRL keeps the padding rows of mini-batches in its results, which shifts later rows; one pass over all rows has none.
         rank_count = self.dispatch.get_lcm_dp_size()
         needs_padding = any((end - start) % rank_count for start, end in mini_batch_boundaries or ())
         return super()._execute_forward_pass(model, batch, key, None if needs_padding else mini_batch_boundaries or None)
@@ -135,7 +135,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return {} if policy_waits else super()._execute_training_step(model, data)
 
     def train_critic_and_policy(self, data: Any) -> Any:
-        """Run SkyRL's update, and write its loss, gradient norm and entropy to the run folder."""
+        """Run SkyRL's update of critic and policy, and write its loss, gradient norm and entropy to the run folder."""
         status = super().train_critic_and_policy(data)
         if self._record is not None:
             self._record.add_update(self.all_metrics, UPDATE)
@@ -168,7 +168,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         all_metrics, rollout_n = dict(result.metrics), torch.tensor([rows.trajectory_s[s] for s in rows.last_n])
         factor_n1 = fold_factor(
             data["loss_mask"],
-            pad(rollout_n, (0, len(mask_nt) - row_count), value=-1),  # rows of padding have no token in the loss
+            pad(rollout_n, (0, len(mask_nt) - row_count), value=-1),  # -1: padding rows, without a token in the loss
             loss_reduction=self.cfg.trainer.algorithm.loss_reduction,
             mini_batches=data.metadata["policy_mini_batch_boundaries"],
             prompts=data.metadata["policy_prompt_boundaries"],
@@ -252,7 +252,7 @@ def fold_factor(
     max_seq_len: int | None = None,
     micro_batch_size: int = 1,
 ) -> Float[Tensor, "n 1"]:
-    """Compute the factor on advantages that makes SkyRL's loss a mean over rollouts of sums over tokens.
+    """Compute what advantages are multiplied by, so that SkyRL's loss is a mean over rollouts of sums over tokens.
 
     factor[i] = D[i] / R,  R the rollouts of i's mini-batch and D[i] what SkyRL divides row i by; 1 outside mini-batches
     """

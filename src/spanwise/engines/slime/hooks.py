@@ -100,11 +100,11 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
 def fold_factor(
     trained_n: Int[Tensor, " n"], rollout_n: Int[Tensor, " n"], *, batch_size: int, per_token: bool
 ) -> Float[Tensor, " n"]:
-    """Compute the factor on advantages that makes slime's loss a mean over a step's rollouts of sums over tokens.
+    """Compute what advantages are multiplied by, so that slime's loss is a mean over a step's rollouts of sums over tokens.
 
     factor[i] = D[i], the trained tokens of i's rollout; with `calculate_per_token_loss` those of i's step / its rollouts
     """
-    if per_token:  # slime fills its steps with rollouts in the order of their first sample
+    if per_token:  # slime fills optimizer steps with rollouts in the order of their first sample
         divisor_index_n, count_n, rollout_count = rollout_n // batch_size, trained_n.clamp(min=1), batch_size
     else:
         divisor_index_n, count_n, rollout_count = rollout_n, trained_n, 1

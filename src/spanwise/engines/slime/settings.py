@@ -33,7 +33,7 @@ _ESTIMATORS = ("grpo", "gspo", "cispo")
 
 
 def check(args: Any) -> Scheme:
-    """Load the scheme of the recipe that slime's arguments name; refuse arguments that do not work with it.
+    """Load the rule of credit from the recipe that slime's arguments name; refuse arguments that conflict with it.
 
     The hooks call it with their first batch. As slime's `custom_megatron_init_path` it runs before anything is sampled.
 

@@ -32,7 +32,7 @@ installed_recipe = Path("recipe.yaml")
 
 
 def check(recipe: Path, settings: Mapping[str, Any], *, longest: int) -> Scheme:
-    """Load the scheme of a recipe; refuse settings of ms-swift that do not work with it."""
+    """Load the rule of credit from a recipe; refuse settings of ms-swift that do not work with it."""
     scheme, loss_type = scheme_at(recipe, longest=longest), settings["loss_type"]
     level, mode_sections = settings["importance_sampling_level"], load(recipe).modes
     refuse(

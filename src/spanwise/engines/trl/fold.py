@@ -125,7 +125,7 @@ def check_own_advantage(
     accumulation: int,
     height_bt: Float[Tensor, "b t"],
 ) -> None:
-    """Raise unless the loss weighs the gradient of each trainable token with the token's own advantage only.
+    """Raise an error unless the loss weighs each trainable token's gradient with the token's own advantage only.
 
     d/dA_t of sum_s probe_s dL/dlogp_s = -height_t probe_t mask_t / (b accumulation factor); no check at a NaN height
     """
@@ -173,7 +173,7 @@ def check_loss(
         if value_bt is None or bool(value_bt.isfinite().all()):
             continue
         not_finite_bt = ~value_bt.isfinite()
-        unmasked_bt = not_finite_bt & mask_bt.bool()  # TRL multiplies by the mask, and NaN times 0 is NaN
+        unmasked_bt = not_finite_bt & mask_bt.bool()  # a masked NaN counts, too, as TRL multiplies it by 0
         row, token = (unmasked_bt if bool(unmasked_bt.any()) else not_finite_bt).nonzero()[0].tolist()
         adjective = "" if bool(mask_bt[row, token]) else "masked "
         ids = inputs["completion_ids"][row][mask_bt[row].bool()].tolist()

@@ -20,7 +20,7 @@ from spanwise.rollouts.folder import RunFolder
 from spanwise.scheme import Scheme
 from spanwise.types import Credit
 
-#: The names of the metrics that a console shows with `log_metrics="few"`.
+#: The names of the metrics that the console shows if the option `log_metrics` is "few".
 _FEW = re.compile(
     r"(eval_)?(loss|reward|rewards/.*/mean|entropy|kl|completions/(mean_length|clipped_ratio)|credit/malformed)"
     r"|grad_norm|learning_rate|epoch|train_.*|eval_(runtime|.*_per_second)"
@@ -99,7 +99,7 @@ class BatchCallback(TrainerCallback):
 
 
 class Keeping(BatchCallback):
-    """Writes the run folder of a `SpanGRPOTrainer` into its `output_dir`, with one step per generation batch."""
+    """Writes the run folder of a `SpanGRPOTrainer` into its `output_dir`, with one line of metrics per generation batch."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer, args = trainer, trainer.args
@@ -138,6 +138,6 @@ class Keeping(BatchCallback):
             self.record.add(step, self.trainer.last_metrics)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """Add the trainer's log of a step to the line of its generation batch."""
+        """Add the metrics that TRL logs at a step to the line of the step's generation batch in `metrics.jsonl`."""
         if state.is_world_process_zero and logs and "loss" in logs:
             self.record.add(-(-state.global_step // self.per_batch), logs)

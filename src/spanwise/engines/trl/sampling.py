@@ -18,12 +18,12 @@ from torch import Tensor
 from spanwise.errors import SpanwiseError, check_known, refuse
 from spanwise.scheme import Scheme
 
-#: The value of `dynamic_sampling` that judges groups by the credit of all blocks.
+#: The value of `dynamic_sampling` under which a group is replaced if none of its blocks gets credit.
 CREDIT = "credit"
 
 
 def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[str, Any], modes: Sequence[Any]) -> None:
-    """Refuse dynamic sampling if sampled groups cannot be judged before training, or cannot be replaced."""
+    """Refuse dynamic sampling if it is unknown before training which groups teach nothing, or groups cannot be replaced."""
     criterion = getattr(args, "dynamic_sampling", None)
     if criterion is None:
         return
@@ -114,7 +114,7 @@ class DynamicSampling:
     def _fresh_rows(self) -> Any:
         """Yield further rows of the dataset without end, in an order that depends on the step; processes get different rows."""
         trainer, dataset = self.trainer, self.trainer.train_dataset
-        seed = trainer.args.seed * 1_000_003 + trainer.state.global_step  # so that a resumed run draws the same rows
+        seed = trainer.args.seed * 1_000_003 + trainer.state.global_step  # the same rows again in a resumed run
         generator = torch.Generator().manual_seed(seed)
         rank, rank_count = trainer.accelerator.process_index, trainer.accelerator.num_processes
         while True:

@@ -141,8 +141,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         # The canary checks once that TRL's own loss weighs tokens by their advantages; DPPO is added outside of that loss.
         self._canary_due = getattr(args, "canary", True) and not masks_in_loss and args.loss_type not in fold.DPPO
         self._logps: Tensor | None = None
-        self._loss_inputs: dict[str, Any] = {}  # the inputs of the loss that TRL is computing
-        # TRL's level "sequence" averages the advantages of a completion, so TRL always works at level "token".
+        self._loss_inputs: dict[str, Any] = {}  # the inputs while TRL computes a loss
+        # TRL's importance_sampling_level "sequence" averages the advantages of a completion, so TRL always works at level "token".
         self._ratio_level, args.importance_sampling_level = args.importance_sampling_level, "token"
         super().__init__(
             model=model,
@@ -207,7 +207,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return {**self.scheme.plain(), **critic, **{name: getattr(self.args, name, None) for name in _LASTING}}
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write TRL's checkpoint, then the list of its files as a sign that it is complete; only then delete older ones."""
+        """Write TRL's checkpoint, then the list of its files as a sign that it is complete; only then delete older checkpoints."""
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
@@ -241,7 +241,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             self.args = args
 
     def _written_args(self) -> Any:
-        """Copy the arguments without secrets, to be written into files."""
+        """Copy the training arguments without secrets, to be written into files."""
         public_args = copy.copy(self.args)
         public_args.__dict__ = hidden({"trainer": vars(self.args)}, None)["trainer"]
         return public_args
@@ -404,7 +404,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             self._metrics["train" if self.model.training else "eval"][name].append(value)
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
-        """Compute TRL's loss with advantages that undo its normaliser, and add the KL, DPPO and mode terms."""
+        """Compute TRL's loss with advantages scaled to undo its normaliser, and add the terms of KL, DPPO and modes."""
         training = self.model.training
         if training and self._waits:
             return next(weight for weight in model.parameters() if weight.requires_grad).sum() * 0.0
@@ -423,7 +423,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         advantages_bt.requires_grad_(check_due)
         accumulation_steps = self.current_gradient_accumulation_steps if training else 1
         beta, self._logps = self.beta, None
-        self.beta = 0.0  # TRL would divide the KL like the policy term, which no factor could undo
+        self.beta = 0.0  # else TRL adds the KL and divides it, which no factor on advantages undoes
         self.loss_type = "sapo" if dppo_loss else self.loss_type  # with DPPO, added below, TRL's own term is 0
         loss_inputs = self._loss_inputs = {**inputs, "advantages": advantages_bt}
         try:

@@ -31,7 +31,7 @@ from spanwise.types import Spans
 KEY = "spanwise"
 #: The values of `actor.loss_agg_mode` whose divisor a factor on advantages can undo.
 MODES = ("seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-mean", "token-sum")
-#: The advice to users with another `loss_agg_mode`.
+#: The end of an error sentence about an `actor.loss_agg_mode` that does not work.
 USE = f"Use actor_rollout_ref.actor.loss_agg_mode={MODES[0]}."
 
 
@@ -92,7 +92,7 @@ class Tokens(NamedTuple):
 
     spans: Spans  # one row per batch row, or per turn if the batch was read turn by turn
     sampled_nt: Bool[Tensor, "n t"]  # True at tokens that the model sampled
-    turns: Turns | None  # the places of the turns in the rows; None: rows have no turns
+    turns: Turns | None  # the columns of the turns in the batch rows; None: rows are not split
     place_s: Int[Tensor, " s"]  # the index of each of these rows in `Carried.reading`
 
 
@@ -141,7 +141,7 @@ class Carried:
         return Tokens(spans, sampled_nt, turns, place_s)
 
     def check(self, mask_nt: Tensor, sampled_nt: Tensor, rows: Sequence[int]) -> None:
-        """Refuse rows in which verl trains other tokens than those that its reward worker took for sampled."""
+        """Refuse rows in which verl trains other tokens than those that its reward worker considered sampled."""
         for n in (mask_nt != sampled_nt).any(dim=1).nonzero().flatten().tolist():
             if self.masked_n[rows[n]] and not (mask_nt[n] & ~sampled_nt[n]).any():
                 continue  # verl's rejection sampling may have masked sampled tokens
@@ -264,17 +264,17 @@ class Shares:
 
     @cached_property
     def _number_by_row(self) -> dict[int, int]:
-        """Row index -> its number among the rows that are not padding."""
+        """Maps the index of a row to its number among the rows that are not padding."""
         return {n: number for number, n in enumerate(self.rows.real)}
 
     def split(self, tokens: int) -> list[range]:
-        """Split the rows into shares of about `tokens` tokens; neighbours, and so padding rows, go to different shares."""
+        """Split the rows into shares of about `tokens` tokens; adjacent rows, and so padding rows, go to different shares."""
         row_count = len(self.rows.packed)
         share_count = min(row_count, -(-row_count * max(self.carried.length_n, default=0) // tokens)) or 1
         return [range(start, row_count, share_count) for start in range(share_count)]
 
     def advantages(self, share: range, mask_nt: Shaped[Tensor, "n t"], scheme: Scheme) -> Float[Tensor, "n t"]:
-        """Compute the advantages of a share of the rows, with 0 at masked tokens and in padding rows."""
+        """Compute the advantages of some of the rows (a share), with 0 at masked tokens and in padding rows."""
         real_positions = [i for i, n in enumerate(share) if n in self._number_by_row]
         real_numbers = [self._number_by_row[share[i]] for i in real_positions]
         row_tokens = self.carried.tokens(scheme, mask_nt.shape[1], real_numbers)
@@ -306,7 +306,7 @@ def loss_factor(
     rows: int | None = None,
     horizon: int | float | None = None,
 ) -> Float[Tensor, "n 1"]:
-    """Compute the factor on advantages that makes verl's loss a mean over rollouts of sums over tokens."""
+    """Compute what advantages are multiplied by, so that verl's loss is a mean over rollouts of sums over tokens."""
     length_n1, row_count = mask_nt.sum(dim=1, keepdim=True).float(), rows or len(mask_nt)
     if mode == "token-mean" and row_count > mini_batch:
         raise RecipeError(

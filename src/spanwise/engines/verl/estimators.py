@@ -17,7 +17,7 @@ from spanwise.losses import aspo
 from spanwise.mode import Mode, part_class
 from spanwise.modes import MODES
 
-#: The function from group ids and mask to advantages and returns that the estimator `spanwise` calls; the trainer sets it.
+#: The function that the estimator `spanwise` calls (group ids and mask to advantages and returns); the trainer sets it.
 CARRIED: ContextVar[Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]] | None] = ContextVar("carried", default=None)
 
 
@@ -40,10 +40,10 @@ def attach(core_algos: Any) -> None:
         core_algos.register_policy_loss("spanwise_aspo")(partial(_aspo, core_algos.agg_loss))
     for mode in MODES.values():
         for name, loss in list(core_algos.POLICY_LOSS_REGISTRY.items()) if "verl" in mode.parts else ():
-            with_mode = loss_of(mode, name)
-            if not name.startswith(loss_of(mode, "")) and with_mode not in core_algos.POLICY_LOSS_REGISTRY:
+            combined_name = loss_of(mode, name)
+            if not name.startswith(loss_of(mode, "")) and combined_name not in core_algos.POLICY_LOSS_REGISTRY:
                 split_token = part_class(mode, "verl").parted
-                core_algos.register_policy_loss(with_mode)(partial(_with_mode, core_algos.agg_loss, loss, split_token))
+                core_algos.register_policy_loss(combined_name)(partial(_with_mode, core_algos.agg_loss, loss, split_token))
 
 
 def loss_of(mode: Mode | type[Mode], name: str) -> str:
@@ -93,7 +93,7 @@ def _aspo(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Compute `spanwise.losses.aspo` as a policy loss of verl, with `clip_ratio_c` as its cap."""
+    """Compute the loss ASPO (`spanwise.losses.aspo`) as a policy loss of verl, with verl's `clip_ratio_c` as its cap."""
     mask_nt = response_mask.bool()
     limits = (config.clip_ratio_low, config.clip_ratio_high)
     low, high = (config.clip_ratio if limit is None else limit for limit in limits)

@@ -18,7 +18,7 @@ from typing import Any
 
 from spanwise.engines.windows import untested
 
-#: Maps modules of verl to the modules of this package that attach to them.
+#: Maps modules of verl to the modules of this package that patch them.
 PARTS = {
     "verl.trainer.ppo.core_algos": "estimators",
     "verl.trainer.ppo.v1": "trainer",
@@ -30,7 +30,7 @@ FAULTS: dict[str, str] = {}
 
 
 def register() -> None:
-    """Attach every part of the adapter to its module of verl, now or once verl imports it; a second call does nothing."""
+    """Patch the modules of verl that spanwise adapts, now or once verl imports them; a second call does nothing."""
     version = getattr(sys.modules.get("verl"), "__version__", "unknown")
     if version != "unknown":
         say(untested("verl", version))
@@ -59,7 +59,7 @@ def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
 
 
 class _AttachOnImport(MetaPathFinder):
-    """An import finder that attaches a part of the adapter once its module of verl is imported."""
+    """An import finder that lets this package patch a module of verl once the module is imported."""
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname not in PARTS:

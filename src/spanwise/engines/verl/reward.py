@@ -114,7 +114,7 @@ def _mark(scores: Scores, objectives: Sequence[Objective]) -> float:
 
 
 def _own_manager(config: Any, scheme: Scheme, tokenizer: Any, router: dict[str, Any]) -> Any:
-    """Load the reward manager that the user configured, with its function; None if the recipe reads none of its numbers."""
+    """Load the verl reward manager that the user configured; None if the recipe reads none of its numbers."""
     read_columns = {one.options.get("column", "environment") for one in scheme.objectives if one.reward == "environment"}
     manager = config.algorithm.spanwise.get(OWN_MANAGER)
     if manager is None or not read_columns:

@@ -90,7 +90,7 @@ class VerlRun:
         return not (needs_tokens or self.record or correction.get("rollout_is_batch_normalize"))
 
     def credit_rows(self, rows: Rows, uids: Sequence[Any]) -> Shares:
-        """Compute the credit of a batch before its tokens are fetched; `credit_share` then computes advantages."""
+        """Compute the credit of a batch before its tokens are fetched; `credit_share` then computes advantages of some rows."""
         shares = Shares.of(rows, uids, self.step)
         say(*shares.batch.warnings)
         return shares
@@ -102,7 +102,7 @@ class VerlRun:
         return adv_nt, adv_nt
 
     def _loss_factor(self, rows: Rows, mask_nt: Tensor, reading: Reading) -> Tensor:
-        """Compute the factor on advantages that undoes the normaliser of verl's loss, for all or some rows."""
+        """Compute what the advantages of all or some rows are multiplied by to undo the normaliser of verl's loss."""
         # verl's V0 divides its loss by the tokens left after rejection sampling, V1 by all sampled tokens.
         token_count = int((mask_nt if rows.session is None else reading.length_nk).sum())
         return loss_factor(mask_nt, rollouts=rows.rollouts, tokens=token_count, rows=len(rows.packed), **self.reduction)
@@ -137,7 +137,7 @@ class VerlRun:
             yield
 
     def keep(self, trainer: Any, rows: Rows, sampled: Callable[[], Sampled]) -> None:
-        """Write the last credited batch to the run folder."""
+        """Write the metrics of the last credited batch, and its rollouts if they are due, to the run folder."""
         if self.record is None or self.result is None:
             return
         result, tokenizer = self.result, trainer.tokenizer
@@ -176,12 +176,12 @@ class VerlRun:
         self.record.add_batch(batch_number, result, self.scheme, recipe=recipe, tokenizer=tokenizer, rollouts=rollouts)
 
     def add_update(self, logged: Mapping[str, Any]) -> None:
-        """Add verl's metrics of an update to the run folder."""
+        """Add verl's metrics of a policy update to the run folder."""
         if self.record is not None:
             self.record.add_update(logged, _UPDATE)
 
     def _recipe(self, trainer: Any) -> dict[str, Any]:
-        """Build the `recipe.yaml` of the run from the scheme and verl's configuration."""
+        """Build the content of the run's `recipe.yaml` from the rule of credit and verl's configuration."""
         assert self.record is not None, "there is a folder"
         rollout, data = self.config.actor_rollout_ref.rollout, self.config.data
         return self.record.recipe(
@@ -201,5 +201,5 @@ def vocabulary_of(config: Any, tokenizer: Any) -> Vocabulary:
 
 
 def _updates(trainer: Any) -> int:
-    """Return the number of batches in a step of verl: several if trainer and rollouts use separate GPUs."""
+    """Return the number of credited batches in a step of verl: several if trainer and rollouts use separate GPUs."""
     return getattr(trainer, "parameter_sync_step", 1)

@@ -28,7 +28,7 @@ MANAGER = ("importlib", "pkg://spanwise.engines.verl.reward", "SpanRewardManager
 OWN_MANAGER = "own_manager"
 #: verl's option that filters groups, and the metric of `SpanRewardManager` that is equal in a group only if all rewards are.
 _FILTER, ANY_REWARD = "algorithm.filter_groups", "any_reward"
-#: The fields of `algorithm.spanwise` that a user may set under the estimator `spanwise`.
+#: The fields of `algorithm.spanwise` that a user may set if verl's advantage estimator is `spanwise`.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
 #: The end of an error sentence about a reward that verl's configuration sets and no objective of the recipe uses.
 _UNUSED = ", but no objective uses it. Add {reward: environment, pays: [...]} to the recipe, or remove the setting."
@@ -46,7 +46,7 @@ _DISCOUNTS = {"algorithm.gamma": "gamma", "algorithm.lam": "lam"}
 
 def attach(trainer_class: Any) -> None:
     """Let a trainer class of verl train by a recipe if the estimator is `spanwise`, and leave other runs unchanged."""
-    trainer_class.spanwise = None  # a trainer with a recipe has a `VerlRun` here
+    trainer_class.spanwise = None  # a trainer that trains by a recipe has a `VerlRun` here
     trainer_class.latest = getattr(trainer_class, "latest", None)  # the trainer built last, for functions without `self`
 
     @around(trainer_class, "__init__")
@@ -68,7 +68,7 @@ def attach(trainer_class: Any) -> None:
 
     @around(trainer_class, "fit")
     def fit(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded_steps = getattr(self, "global_steps", None)  # None in V0, which loads its checkpoint inside `fit`
+        loaded_steps = getattr(self, "global_steps", None)  # None in verl's V0, which loads its checkpoint inside `fit`
         with nullcontext() if self.spanwise is None else self.spanwise.training(self, done=loaded_steps):
             return original(self, *args, **kwargs)
 
@@ -87,7 +87,7 @@ def attach(trainer_class: Any) -> None:
 
 
 def prepare(config: Any) -> VerlRun:
-    """Load the recipe, refuse settings that do not work with it, and set verl's reward manager and loss."""
+    """Load the recipe, refuse verl's settings that do not work with it, and set verl's reward manager and loss."""
     scheme = scheme_in(config)
     actor, section = config.actor_rollout_ref.actor, config.algorithm.spanwise
     recipe = load(section.recipe)
@@ -128,7 +128,7 @@ def prepare(config: Any) -> VerlRun:
 
 
 def _replace_loss_mode(config: Any) -> str | None:
-    """Replace `loss_agg_mode` if its divisor cannot be undone, and return a sentence about the change, or None.
+    """Replace verl's `loss_agg_mode` if its divisor cannot be undone, and return a sentence about the change, or None.
 
     The policy loss is the same under every mode whose divisor is undone; only KL and entropy change.
     """
@@ -170,7 +170,7 @@ def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
 
 
 def scheme_in(config: Any) -> Scheme:
-    """Load the scheme of the recipe that verl's configuration names."""
+    """Load the rule of credit from the recipe that verl's configuration names."""
     path = (config.algorithm.get("spanwise") or {}).get("recipe")
     if path is None:
         raise RecipeError("spanwise needs a recipe: add +algorithm.spanwise.recipe=recipe.yaml.")
@@ -178,7 +178,7 @@ def scheme_in(config: Any) -> Scheme:
 
 
 def _discounts(config: Any) -> Discounts:
-    """Return gamma and lam, if verl's configuration sets them."""
+    """Return the discounts gamma and lam, if verl's configuration sets them."""
     return Discounts.of(_DISCOUNTS, lambda name: OmegaConf.select(config, name))
 
 

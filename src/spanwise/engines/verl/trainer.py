@@ -57,7 +57,7 @@ def attach(v1: Any) -> None:
 
 
 def _by_shares(aggregator: Any, original: Any, batch: Any, metrics: dict[str, Any], rows: Rows, run: VerlRun) -> Any:
-    """Let verl compute the advantages of one share of a batch after the other, because a table of all tokens may be huge.
+    """Let verl compute advantages for some rows of a batch at a time, because a table of all tokens may be huge.
 
     verl's metrics of the shares are joined like those of its mini-batches.
     """

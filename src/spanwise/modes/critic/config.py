@@ -29,7 +29,7 @@ CRITIC = "critic"
 Head = Literal["scalar", "hl_gauss"]
 Truncated = Literal["terminal", "bootstrap", "mask"]
 
-#: The metric with a warning for runs whose critic explains none of the returns' variance at the end.
+#: The metric that gives a warning if the critic explains none of the returns' variance at the end of a run.
 _EXPLAINED = Metric(
     "critic/[value/]explained_variance",
     at_end=Alarm(
@@ -201,7 +201,7 @@ def critic_faults(
 
 
 def returns(reading: Reading, batch: Batch, scheme: Scheme, *, lam: float) -> tuple[Float[Tensor, "n t"], dict[str, float]]:
-    """Compute the targets of a trainer's own critic, which gives one value per token, and the metrics of its error."""
+    """Compute the value targets for the critic of verl or SkyRL, which gives one value per token, and its error metrics."""
     (stream_inputs,) = streams(reading, batch, scheme).inputs(batch.value_nt)
     value_nt, mask_nt = stream_inputs["value_nt"], stream_inputs["mask_nt"]
     target_nt = value_target(**stream_inputs, gamma=scheme.gamma, lam=lam)

@@ -54,7 +54,7 @@ class Critic:
         self.model, self.config, self.accelerator, self.seed = model, config, accelerator, seed
         self.gamma = gamma
         self.micro_batch = config.micro_batch or micro_batch
-        self.updates = self.batches = 0  # optimizer steps and generation batches so far
+        self.updates = self.batches = 0  # the critic's optimizer steps and generation batches so far
         self.model.to("cpu" if config.offload else accelerator.device)
         if config.gradient_checkpointing:
             trunk = self.model.model  # the method below has two names, as transformers 5 renamed it
@@ -64,7 +64,7 @@ class Critic:
         self.schedule = get_constant_schedule_with_warmup(self.optimizer, config.warmup_steps)
 
     def learn(self, rows: Sequences, streams: Streams, truncated_n: Bool[Tensor, " n"], *, fit: bool) -> Learned:
-        """Compute the values of a batch, and fit the critic to it if `fit` is True."""
+        """Compute the critic's values of a batch, and fit the critic to the batch if `fit` is True."""
         start_time, row_count = time.perf_counter(), len(truncated_n)
         self._move(self.accelerator.device)
         try:
@@ -128,7 +128,7 @@ class Critic:
         for parameter in parameters:
             parameter.grad = self._sum(parameter.grad)
         norm = float(nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
-        if not norm < float("inf"):  # NaN stops here, too, and in every process, because all have the same gradients
+        if not norm < float("inf"):  # true for NaN, too, and in every process, as gradients are equal
             raise self._diverged(f"the norm of its gradient is {norm}")
         self.optimizer.step()
         self.schedule.step()
@@ -153,7 +153,7 @@ class Critic:
         )
 
     def _sum(self, value: Any) -> Any:
-        """Add a tensor up over all processes."""
+        """Return the sum of a tensor over all processes."""
         return self.accelerator.reduce(value, reduction="sum")
 
     def _compare(self, batch: _Batch, value_nts: Tensor) -> dict[str, float]:
@@ -221,12 +221,12 @@ class _Batch:
         return mask_snt.permute(1, 2, 0)
 
     def bootstrap(self, value_nts: Tensor) -> Tensor:
-        """Return the values after the last token of cut-off rows, as `truncated` in the configuration demands."""
+        """Return the values after the last token of rows that ran out of tokens, as the critic's option `truncated` demands."""
         bootstrapped = partial(bootstrap_values, self.truncated_n, truncated=self.config.truncated)
         return torch.stack([bootstrapped(value_end_n=end_n) for end_n in self.ends(value_nts).unbind(1)], 1)
 
     def ends(self, value_nts: Tensor) -> Tensor:
-        """Return the value after the last token of each row."""
+        """Return the critic's values after the last token of each row."""
         return value_nts.gather(1, self.rows.end_n[:, None, None].expand(-1, 1, value_nts.shape[2])).squeeze(1)
 
     def lost_n(self, value_nts: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ class _Batch:
         return torch.stack([value_target(**stream_inputs, **options) for stream_inputs in inputs_of_streams], dim=2)
 
     def take(self, row_r: Tensor) -> _Batch:
-        """Return the batch with only some of its rows."""
+        """Return the batch with only the given rows."""
         return self.changed(lambda x: x[row_r.to(x.device)])
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> _Batch:
@@ -270,7 +270,7 @@ class CriticInTrl(TrlPart):
         self._ended: float | None = None
 
     def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
-        """Add the critic's values to a batch, fit the critic to the batch, and measure the critic's share of the time."""
+        """Add the critic's values to a batch, fit the critic to the batch, and measure its share of the training time."""
         start_time, trainer, batch = time.perf_counter(), self.trainer, own.batch
         value_streams, fit = streams(own.reading, batch, trainer.scheme), bool(trainer.model.training)
         learned = self.critic.learn(sequences(output, batch), value_streams, cut_off(batch, self._ends), fit=fit)

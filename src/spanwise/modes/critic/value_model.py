@@ -26,7 +26,7 @@ ABOUT = "critic.json"
 
 
 class Saved(NamedTuple):
-    """The description of a saved critic: the names of its values, its head, and its tokenizer's fingerprint, if known."""
+    """The description of a saved critic: the names of its values, its head, and its tokenizer's fingerprint (None: unknown)."""
 
     names: list[str]
     config: CriticConfig
@@ -120,7 +120,7 @@ class ValueModel(nn.Module):
         return ValueModel(model, names, config)
 
     def forward(self, rows: Sequences) -> Tensor:
-        """Return the head's output before each of T tokens and after the last column, (N, T + 1, S) or (N, T + 1, S, bins)."""
+        """Return the value head's output before each of T tokens and after the last, (N, T + 1, S) or (N, T + 1, S, bins)."""
         options: dict[str, Any] = {"use_cache": False} if "use_cache" in signature(self.model.forward).parameters else {}
         options |= positions(self.model, rows.attention_nl)
         logits_nlc = self.model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, **options).logits
@@ -142,7 +142,7 @@ class ValueModel(nn.Module):
         return value_loss(output_nt, target_nt, mask_nt, old_value_nt=clipped_around_nt, clip=self.config.value_clip)
 
     def save(self, folder: str | Path, tokenizer: Any = None) -> None:
-        """Write weights, configuration and the names of the values; `load` reads them, and so does `transformers`."""
+        """Write the critic's weights, configuration and names of values, for `load`; `transformers` can read the model, too."""
         self.model.save_pretrained(str(folder))
         description = {
             "values": list(self.names),

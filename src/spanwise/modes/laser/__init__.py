@@ -1,4 +1,4 @@
-"""A confidence without words (LaSeR): the probability of one reserved token after the end of an answer.
+"""The mode laser (LaSeR): a model's confidence in its answer, read as the probability of a reserved token after the end.
 
 `config` has the settings, `score` the score, its change of the credit, and the loss. `logps` reads the score from a model, or from
 a trainer that only gives log-probabilities of rows (verl, SkyRL). `trl` is the part in TRL's trainer.

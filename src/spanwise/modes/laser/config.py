@@ -1,4 +1,4 @@
-"""`Laser`: a confidence without words, the probability of one reserved token after the end of an answer (LaSeR)."""
+"""`Laser` (LaSeR): a model's confidence in its answer, read as the probability of a reserved token after the answer's end."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Laser(Mode):
 
     @property
     def first_mix(self) -> int | None:
-        """The number, from 0, of the first generation batch with mixed credit; None if the credit is never mixed."""
+        """The number, from 0, of the first generation batch whose credit has laser's score mixed in; None: it never has."""
         return self.reasoning_warmup + self.self_rewarding_warmup if self.mix > 0 else None
 
     @property
@@ -153,7 +153,7 @@ class Laser(Mode):
             )
 
     def check_turns(self) -> None:
-        """Refuse rollouts of several turns, whose rows are only parts of completions."""
+        """Refuse rollouts of several turns, because laser scores whole completions and a row holds only one turn."""
         raise RecipeError(
             "laser scores a completion at its end, but these rollouts have several turns or outputs, each with an end of its own. "
             "Leave laser out."

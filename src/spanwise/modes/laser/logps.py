@@ -1,4 +1,4 @@
-"""Read a self-rewarding score from a model or from a trainer's rows, by the reserved token after a completion's end."""
+"""Compute laser's score of a completion, from the log-probability of the reserved token after the completion's end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FAR, _NEAR = 0.5, 0.1
 
 
 def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int]) -> int:
-    """Return the id of the reserved token; refuse a token that the policy may write."""
+    """Return the id of laser's reserved token; refuse a token that the policy may write."""
     vocabulary, token_setting = tokenizer.get_vocab(), f"laser.token '{laser.token}'"
     used_ids = {*ends, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id}
     free_ids = {token: vocabulary[token] for token in tokenizer.all_special_tokens if token in vocabulary}
@@ -57,7 +57,7 @@ def ended(ids_nt: Int[Tensor, "n t"], present_nt: Bool[Tensor, "n t"], ends: Col
 def end_logp(
     model: Any, rows: Sequence[Sequence[int]], token: int, *, pad: int, temperature: float = 1.0, batch_size: int = 64
 ) -> Float[Tensor, " n"]:
-    """Return T log softmax(logits / T)[token] after each row, with T the temperature, by one forward pass."""
+    """Return a token's T log softmax(logits / T) after the end of each row, with T the temperature, by one forward pass."""
     logps_of_chunks, was_training = [], model.training
     # A PEFT adapter hides the arguments of the model's forward pass, so they are looked up in the model inside.
     inner_model = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -159,7 +159,7 @@ class Appended(RowPart):
         return len(ids) > 0 and ids[-1] in self.ends and mask[-1] > 0
 
     def fields(self, logp_n: Float[Tensor, " n"], number: int) -> dict[str, Tensor]:
-        """Compute each row's score from the trainer's log-probability (NaN stays NaN); return it once scores are mixed in."""
+        """Compute each row's score from its reserved token's log-probability; return scores once they are mixed into the credit."""
         self._score_n = self_reward(self.temperature * logp_n.float(), beta=self.mode.beta, reference=self.mode.reference)
         return {"score_n": self._score_n} if self.mode.mixes(number) else {}
 

@@ -69,7 +69,7 @@ def own_opinion(
 
 
 def class_weights(verdict_n: Float[Tensor, " n"], *, balanced: bool = True) -> Float[Tensor, " n"]:
-    r"""Return weights under which right answers together count as much as wrong answers together.
+    r"""Return weights of completions under which right answers together count as much as wrong answers together.
 
     Equation
         w = (N_c + N_i) / (2 N_c) for right, (N_c + N_i) / (2 N_i) for wrong; 0 where there is no verdict
@@ -114,7 +114,7 @@ def verification_loss(
     weight_n: Float[Tensor, " n"] | None = None,
     count: float | None = None,
 ) -> Float[Tensor, ""]:
-    r"""Return the squared error between a policy's scores of its own answers and the verdicts, weighted by class.
+    r"""Return the squared error between a policy's scores of its own answers and their rewards, right and wrong ones weighted.
 
     Equation
         l = 1 / (N_c + N_i) * sum over completions with score and verdict of  w (r_s - r_v)^2

@@ -32,7 +32,7 @@ class SelfRewarding(TrlPart):
         self.ends = list(getattr(trainer, "eos_token_ids", None) or [self.tokenizer.eos_token_id])
         vocabulary_size = trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().weight.shape[0]
         self.token = reserved_id(laser, self.tokenizer, size=vocabulary_size, ends=self.ends)
-        self.measured: dict[str, Any] | None = None  # the content of `laser.json`, None before the first batch
+        self.measured: dict[str, Any] | None = None  # the content of `laser.json`; None before the first batch
         # The token's log-probabilities from the first and last forward pass after a generation, NaN for rows that did not end.
         self.passes: list[Tensor] = []
         # The token's log-probabilities from each call of `generate`, NaN for rows that end in the call's very last step.
