@@ -101,7 +101,7 @@ class Mode:
         return type(self).credit is not Mode.credit
 
     def check_scheme(self, scheme: Any) -> None:
-        """Raise a `RecipeError` for a `Scheme` that does not fit the mode."""
+        """Raise a `RecipeError` for a `Scheme` (a rule of credit) with which the mode does not work."""
 
     def check_provided(self, provided: Collection[str]) -> None:
         """Raise a `RecipeError` if the provided fields of `Batch` lack one that the mode needs."""

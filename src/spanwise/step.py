@@ -191,7 +191,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     without_descriptions = replace(batch, columns={name: column for name, column in batch.columns.items() if name != TURNS})
     rows, turns = by_turn(without_descriptions)
     is_single = bool((turns.step_s == 0).all())
-    if descriptions is None:  # completions of one turn may name states in `anchor`
+    if descriptions is None:  # completions of one turn may have a column `anchor` of states
         anchor_column = rows.columns.get("anchor") if is_single else None
         turn_facts: list[Mapping[str, Any]] = [{"anchor": state} for state in anchor_column or [None] * len(turns.row_s)]
     else:
@@ -449,7 +449,7 @@ class Step:
         if "logp_nt" not in self.scheme.needs:
             batch = replace(batch, logp_nt=None)
         padding_by_field = {"ids_nt": 0.0, "mask_nt": 0.0, "value_nt": torch.nan, "logp_nt": torch.nan}
-        padded_tables: dict[str, Any] = {  # advantages may be wider than the batch at `read`
+        padded_tables: dict[str, Any] = {  # advantages may have more columns than the batch had in `read`
             name: wider(table, adv_nt.shape[1], fill=padding)
             for name, padding in padding_by_field.items()
             if (table := getattr(batch, name)) is not None

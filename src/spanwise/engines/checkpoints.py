@@ -35,7 +35,7 @@ def write_manifest(
     estimator: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a checkpoint's manifest (sizes and digests of its files, settings without secrets), once they are on disk."""
+    """Write a checkpoint's manifest (file sizes, digests and settings without secrets), once all its files are on disk."""
     size_by_name, digest_by_name = {}, {}
     for file in sorted(path for path in checkpoint.rglob("*") if path.is_file()):
         if file.name.lstrip(".").startswith(MANIFEST):
@@ -169,7 +169,7 @@ def whole_checkpoint(args: Any, requested: str | bool | None, settings: Mapping[
 
 
 def restore_estimator(scheme: Scheme, state: Mapping[str, Any] | None, place: Path) -> None:
-    """Restore a credit method that remembers earlier batches from its state in a checkpoint, and refuse None."""
+    """Restore a credit method that remembers earlier batches from its state in a checkpoint; refuse a missing state."""
     if state is None:
         raise DataError(
             f"The checkpoint '{place}' has no state of method '{scheme.method}', which remembers earlier batches. Start a new run."

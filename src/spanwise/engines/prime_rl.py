@@ -101,7 +101,7 @@ def attach(recipe: str, *, tokens: int) -> None:
             self.step = Step(scheme, Vocabulary.from_tokenizer(tokenizer, size=model_size(model_name)))
 
         async def score_group(self, episodes: list[Any]) -> None:
-            """Assign an advantage to every sampled token of a group's traces."""
+            """Assign an advantage to every sampled token of a group's traces (rollouts)."""
             traces = [trace for _, trace in iter_trainable_traces(episodes)]
             advantages_by_trace = await credit_traces(traces, self.step, tokens=tokens)
             for trace, trace_advantages in zip(traces, advantages_by_trace, strict=True):

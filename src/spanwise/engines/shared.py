@@ -114,7 +114,7 @@ class Discounts:
 
 
 def deviation_fault(name: str, value: Any, scheme: Scheme) -> dict[str, bool]:
-    """Return an error sentence, with whether a setting turns off a division by a group's deviation in the recipe."""
+    """Return an error sentence, with whether a setting turns off the recipe's division by a group's deviation."""
     divides = scheme.method == "grpo" or any(objective.scale == "std" for objective in scheme.objectives)
     problem = (
         f"{name} is {value}, but method '{scheme.method}' of the recipe divides by the group's standard deviation. Write method: "

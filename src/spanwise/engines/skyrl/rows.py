@@ -120,7 +120,7 @@ class SampledRows:
             name: [value_of_turn(values, s, k) for s, k, _, _ in turn_ranges] for name, values in self.extra.items()
         }
         anchors = None
-        if anchored and "anchors" not in turn_columns:  # no states are named: use the context before a turn
+        if anchored and "anchors" not in turn_columns:  # without named states, turns are compared by the context before
             anchors = [(*prompts[s], *responses[s][:start]) for s, _, start, _ in turn_ranges]
         row_s, step_s = [s for s, *_ in turn_ranges], torch.arange(len(turn_ranges))
         steps = Steps(torch.tensor([self.trajectory_s[s] for s in row_s]), step_s, turn_columns.pop("anchors", anchors))

@@ -26,7 +26,7 @@ from spanwise.rollouts import Rollouts
 from spanwise.segment import Vocabulary
 from spanwise.step import ReadBatch, Step, StepResult, in_useful_groups
 
-#: The key under which the real rewards are kept while SkyRL chooses groups by rewards that stand for their credit.
+#: The key of the real rewards in a generator's output while SkyRL chooses groups by marks in place of rewards.
 _REWARDS = "spanwise_rewards"
 #: Maps the names that spanwise's report has for metrics of a policy update to SkyRL's names.
 UPDATE = {
@@ -62,7 +62,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             generation=generation_config,
             temperature=algorithm.temperature,
         )
-        for name, part in self.parts.items():  # workers look up their loss by this name later
+        for name, part in self.parts.items():  # SkyRL's workers, built later, find their loss by this name
             algorithm.policy_loss_type = register_loss(name, algorithm.policy_loss_type, part.parted)
         self._ended: dict[str, Tensor] = {}
         self.last_advantages: Tensor | None = None
@@ -150,7 +150,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         mask_nt, row_count = data["loss_mask"] > 0, len(rows.length_n)
         batch, turns = self._batch(rows, width=mask_nt.shape[1], data=data)
         reading = read(batch, self.scheme, self.vocabulary)
-        if self.scheme.value_names:  # no value is fitted in rows that the generator left out
+        if self.scheme.value_names:  # the critic is not fitted in rows that the generator left out of the loss
             batch = replace(batch, mask_nt=mask_nt[:row_count])
         # The token that a mode appends to a row is in the last column, because rows are right-aligned.
         column_by_mode = {name: torch.where(ended_n, mask_nt.shape[1] - 1, -1) for name, ended_n in self._ended.items()}

@@ -66,7 +66,7 @@ def check(args: Any) -> Scheme:
     )  # fmt: skip
     discounts = Discounts.of({"gamma": "gamma", "lambd": "lam"}, lambda name: getattr(args, name, None))
     scheme = scheme_at(recipe, longest=args.rollout_max_response_len, options=discounts.options)
-    has_single_samples = args.n_samples_per_prompt == 1  # slime then ignores grpo_std_normalization
+    has_single_samples = args.n_samples_per_prompt == 1  # slime ignores grpo_std_normalization for single samples
     refuse(
         {
             "The recipe has a critic section, but slime computes values only after the credit. Remove the section.": (

@@ -173,7 +173,7 @@ def check_loss(
         if value_bt is None or bool(value_bt.isfinite().all()):
             continue
         not_finite_bt = ~value_bt.isfinite()
-        unmasked_bt = not_finite_bt & mask_bt.bool()  # a masked NaN counts, too, as TRL multiplies it by 0
+        unmasked_bt = not_finite_bt & mask_bt.bool()  # a masked NaN counts, too: TRL multiplies it by 0, which gives NaN
         row, token = (unmasked_bt if bool(unmasked_bt.any()) else not_finite_bt).nonzero()[0].tolist()
         adjective = "" if bool(mask_bt[row, token]) else "masked "
         ids = inputs["completion_ids"][row][mask_bt[row].bool()].tolist()

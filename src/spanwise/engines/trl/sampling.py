@@ -114,7 +114,7 @@ class DynamicSampling:
     def _fresh_rows(self) -> Any:
         """Yield further rows of the dataset without end, in an order that depends on the step; processes get different rows."""
         trainer, dataset = self.trainer, self.trainer.train_dataset
-        seed = trainer.args.seed * 1_000_003 + trainer.state.global_step  # the same rows again in a resumed run
+        seed = trainer.args.seed * 1_000_003 + trainer.state.global_step  # a resumed run draws the same rows
         generator = torch.Generator().manual_seed(seed)
         rank, rank_count = trainer.accelerator.process_index, trainer.accelerator.num_processes
         while True:

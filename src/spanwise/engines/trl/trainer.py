@@ -136,12 +136,12 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._own: ReadBatch | None = None
         self._read_seconds = 0.0
         self._done: set[str] = set()
-        # Both options let TRL's loss mask tokens by numbers that are unknown outside of the loss, so no gradient is expected.
+        # Both options let TRL's loss mask tokens by numbers unknown outside of it, so the expected gradient is unknown, too.
         masks_in_loss = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
         # The canary checks once that TRL's own loss weighs tokens by their advantages; DPPO is added outside of that loss.
         self._canary_due = getattr(args, "canary", True) and not masks_in_loss and args.loss_type not in fold.DPPO
         self._logps: Tensor | None = None
-        self._loss_inputs: dict[str, Any] = {}  # the inputs while TRL computes a loss
+        self._loss_inputs: dict[str, Any] = {}  # the loss's inputs while TRL computes a loss
         # TRL's importance_sampling_level "sequence" averages the advantages of a completion, so TRL always works at level "token".
         self._ratio_level, args.importance_sampling_level = args.importance_sampling_level, "token"
         super().__init__(
@@ -435,7 +435,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             dppo_value, dropped_share = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
             self._note({"dppo/dropped": float(dropped_share)})
             logged_losses = self._metrics["train" if training else "eval"]["policy_loss"]
-            if logged_losses:  # TRL logs it only if there is an entropy bonus
+            if logged_losses:  # TRL logs a policy loss only with an entropy bonus
                 logged_losses[-1] = float(dppo_value.detach())
             loss = loss + dppo_value / accumulation_steps
         fold.check_loss(loss, logps_bt, inputs, mask_bt, self._text_tokenizer, step=self.state.global_step)
@@ -472,7 +472,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         result = compute_logps(*args, **kwargs)
         self._logps, inputs = result[0], self._loss_inputs
         old_logp_bt = inputs.get("old_per_token_logps") if self._ratio_level != "token" else None
-        if old_logp_bt is not None:  # TRL reads them only after this forward pass
+        if old_logp_bt is not None:  # TRL reads old log-probabilities only after this pass
             mask_bt, ratio_unit_bt = fold.loss_mask(inputs), inputs.get("ratio_unit")
             inputs["old_per_token_logps"] = fold.pooled_logps(result[0], old_logp_bt, mask_bt, ratio_unit_bt)
         return result

@@ -44,7 +44,7 @@ class Rows:
     step: Sequence[int] | None = None  # the number of each row among the outputs of its rollout
     padding: Sequence[bool] = field(default=())  # True for rows that V1 trainers added as padding
     tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # field of `Batch` -> its numbers per token
-    places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)  # mode -> each row's column of its token, or -1
+    places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)  # mode -> column of its added token per row, or -1
 
     @cached_property
     def real(self) -> list[int]:

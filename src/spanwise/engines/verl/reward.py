@@ -120,7 +120,7 @@ def _own_manager(config: Any, scheme: Scheme, tokenizer: Any, router: dict[str, 
     if manager is None or not read_columns:
         return None
     is_configured = manager.name != "naive" or config.reward.custom_reward_function.path is not None
-    if not is_configured and "environment" not in read_columns:  # the agent loop gives the number
+    if not is_configured and "environment" not in read_columns:  # the agent loop gives the numbers of these columns
         return None
     own_config = copy.deepcopy(config)
     with open_dict(own_config):

@@ -42,7 +42,7 @@ _UPDATE = {
 
 
 class Sampled(NamedTuple):
-    """The prompt numbers (uids), prompt tokens, response tokens and gold answers (or None) of all rows, padding included."""
+    """The group ids (uids), prompt tokens, response tokens and gold answers (or None) of all rows, padding included."""
 
     uids: Sequence[Any]
     prompts: Sequence[Sequence[int]]

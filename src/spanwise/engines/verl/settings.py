@@ -47,7 +47,7 @@ _DISCOUNTS = {"algorithm.gamma": "gamma", "algorithm.lam": "lam"}
 def attach(trainer_class: Any) -> None:
     """Let a trainer class of verl train by a recipe if the estimator is `spanwise`, and leave other runs unchanged."""
     trainer_class.spanwise = None  # a trainer that trains by a recipe has a `VerlRun` here
-    trainer_class.latest = getattr(trainer_class, "latest", None)  # the trainer built last, for functions without `self`
+    trainer_class.latest = getattr(trainer_class, "latest", None)  # the trainer built last, for functions without a trainer
 
     @around(trainer_class, "__init__")
     def create(original: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -116,7 +116,7 @@ def prepare(config: Any) -> VerlRun:
     with open_dict(config):
         section.recipe = str(Path(section.recipe).resolve())
         if config.trainer.get("use_v1"):
-            config.trainer.v1.trainer_mode = _trainer_mode(config)  # verl has no mode spanwise_...
+            config.trainer.v1.trainer_mode = _trainer_mode(config)  # verl itself has no mode named spanwise_...
         manager = config.reward.reward_manager
         if _manager_name(config) is not None:
             section[OWN_MANAGER] = OmegaConf.to_container(manager)
@@ -140,7 +140,7 @@ def _replace_loss_mode(config: Any) -> str | None:
     critic_mode = OmegaConf.select(config, "critic.loss_agg_mode")
     with open_dict(config):
         actor.loss_agg_mode = MODES[0]
-        if critic_mode is not None:  # else the critic would copy the actor's new mode
+        if critic_mode is not None:  # else verl's critic would copy the actor's new loss_agg_mode
             config.critic.loss_agg_mode = critic_mode
     reason = "with several mini-batches, each would divide by its own number of tokens"
     reason = "sapo supports no other mode" if is_sapo else reason

@@ -52,7 +52,7 @@ _PAGE = Page(
             "share of the variance",
             "1 - variance of (earned - expected) / variance of earned, over the tokens of a batch: 1 is perfect, 0 is no "
             "better than a constant, below 0 is worse.",
-            floor=-1.0,  # an untrained critic may have -1,000
+            floor=-1.0,  # an untrained critic's explained variance may be -1,000
         ),
         Chart(
             "Error of the critic",
@@ -163,7 +163,7 @@ class CriticConfig(Mode):
         )
 
     def check_scheme(self, scheme: Scheme) -> None:
-        """Refuse a scheme whose method does not use a critic's values."""
+        """Refuse a rule of credit whose method uses no values of a critic."""
         if not scheme.value_names:
             raise RecipeError(
                 f"Method '{scheme.method}' reads no values, so a critic would change nothing. Leave it out, or use 'gae' or 'sae'."

@@ -128,7 +128,7 @@ class Critic:
         for parameter in parameters:
             parameter.grad = self._sum(parameter.grad)
         norm = float(nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
-        if not norm < float("inf"):  # true for NaN, too, and in every process, as gradients are equal
+        if not norm < float("inf"):  # also true for NaN, and in all processes, which have the same gradients
             raise self._diverged(f"the norm of its gradient is {norm}")
         self.optimizer.step()
         self.schedule.step()

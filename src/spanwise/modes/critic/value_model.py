@@ -166,7 +166,7 @@ def _set_head(settings: Any, names: Sequence[str], config: CriticConfig) -> Any:
     for name, setting in vars(settings).items():
         if isinstance(setting, float) and "drop" in name:
             setattr(settings, name, 0.0)
-    settings.classifier_dropout = 0.0  # some classifiers default to 0.1
+    settings.classifier_dropout = 0.0  # some token classifiers default to dropout 0.1
     return settings
 
 

@@ -251,7 +251,7 @@ class Laser(Mode):
         is_paid_k = torch.tensor([name in scheme.objectives[m].pays for name in scheme.layout.names])
         paid_nk = reading.present_nk & is_paid_k.to(reading.length_nk.device)
         share_n1, compared_n1 = (x_n[:, None] for x_n in self._compared(batch.score_n, batch.group_n))
-        if scheme.entry.kind == "block" and credit.adv_nm is not None:  # change the verdict's part of the credit only
+        if scheme.entry.kind == "block" and credit.adv_nm is not None:  # change only the credit that comes from the verdict
             change_n1 = scheme.objectives[m].weight * share_n1 * (compared_n1 - credit.adv_nm[:, m : m + 1].double())
             return replace(credit, block_nk=credit.block_nk + torch.where(paid_nk, change_n1, 0.0))
         block_nk = credit.block_nk + torch.where(paid_nk, share_n1 * (compared_n1 - credit.block_nk), 0.0)

@@ -169,11 +169,11 @@ class SelfRewarding(TrlPart):
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
         """Return the reserved token's log-probabilities that forward passes or the generation recorded, NaN for other rows."""
-        if "old_per_token_logps" in output:  # the first pass was the policy's, before the reference's
+        if "old_per_token_logps" in output:  # the first pass was the policy's
             return self.passes[0].detach().float().cpu()
         if "logp_nt" in self.trainer.scheme.needs:
             return self.passes[-1].detach().float().cpu()
-        if len(self.heard) == 1 and len(self.heard[0]) == len(ended_n):  # one call, so its rows are known
+        if len(self.heard) == 1 and len(self.heard[0]) == len(ended_n):  # one call of `generate`, so its rows are known
             return torch.where(ended_n, self.heard[0], torch.nan)
         return torch.full((len(ended_n),), torch.nan)
 
