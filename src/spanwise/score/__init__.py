@@ -1,4 +1,4 @@
-"""Turn blocks of text into rewards and outcomes, each with a status: absent, failed and zero are three different things."""
+"""Turn the blocks of completions into rewards and outcomes; a reward's status tells an absent, a failed and a zero one apart."""
 
 from spanwise.score.answers import MathVerifier, judge, shared_verifier
 from spanwise.score.fields import count, equals, json_schema, listed, near, one_of

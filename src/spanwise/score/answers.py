@@ -1,4 +1,4 @@
-"""Compare answers: as text first, then by Math-Verify in processes that can be killed if text cannot decide.
+"""Compare answers: as text first, then, if that cannot decide, by Math-Verify in worker processes that can be killed.
 
 Math-Verify may hang, eat memory or take its process down on a hostile answer, and its own timeout works in a main thread only.
 """
@@ -16,7 +16,7 @@ from spanwise.score.worker import DELIMITERS, is_words
 from spanwise.score.workers import DEADLINE, Verdict, Workers, shared_workers
 from spanwise.types import Status
 
-#: The most characters that Math-Verify reads. It reads only the end of a longer answer, and only if mathematics is marked there.
+#: The most characters that Math-Verify reads. It reads only the end of a longer answer, and only if that has a sign such as `$`.
 LONGEST = 10_000
 
 # The quantifiers are possessive: to backtrack through an answer with a megabyte of digits would take quadratic time.
@@ -51,7 +51,7 @@ class MathVerifier(Workers):
     advice = "Without it no answer can be compared; set verify: exact to compare text."
 
     def equal(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
-        """Check every (gold, answer) pair; the verdicts come in the order of the pairs.
+        """Check with Math-Verify whether each answer equals its gold answer; the verdicts come in the order of the pairs.
 
         OK with 1.0 or 0.0; TIMEOUT past the deadline; ERROR if the gold answer cannot be read, or the process died or ran
         out of memory. An answer that cannot be read is not equal: 0.0.
@@ -62,7 +62,7 @@ class MathVerifier(Workers):
 
 
 def shared_verifier(*, workers: int | None = None, deadline: float | int = DEADLINE) -> MathVerifier:
-    """Return the verifier that the built-in rewards share, made on first use and closed when Python ends.
+    """Return the `MathVerifier` that the built-in rewards share, made on first use and closed when Python ends.
 
     Args:
         workers, deadline: see `MathVerifier`.
@@ -76,7 +76,7 @@ def shared_verifier(*, workers: int | None = None, deadline: float | int = DEADL
 def judge(
     golds: Sequence[object], answers: Sequence[str | None], *, verify: str = "auto", verifier: MathVerifier | None = None
 ) -> list[Verdict]:
-    r"""Judge each answer by its gold answer.
+    r"""Judge whether each answer equals its gold answer, as text or as mathematics.
 
     Rule, in this order: no gold answer (None, blank) is ERROR; no answer (None, blank) is wrong; equal text, outer spaces aside,
     is right; then by `verify`:
@@ -115,10 +115,11 @@ def judge(
 
 
 def bare(text: str) -> str:
-    r"""Remove spaces, dollars and `\boxed{}` around a whole answer."""
+    r"""Remove the white space, dollars and `\boxed{}` that enclose a whole answer."""
     start, end = _strip_interval(text, 0, len(text))
     closing_of, dollars = _match_braces(text) if "\\boxed{" in text else {}, text.count("$")
-    while True:  # moves two indices and copies no text, so that a thousand nested boxes cost no more than one
+    # The loop moves two indices and copies no text, so that its time is linear even for a thousand nested boxes.
+    while True:
         if end - start > 2 and dollars == 2 and text[start] == text[end - 1] == "$":
             start, end, dollars = *_strip_interval(text, start + 1, end - 1), 0
         elif text.startswith("\\boxed{", start, end) and closing_of.get(start + len("\\boxed")) == end - 1:
@@ -134,7 +135,7 @@ def _gold_text(gold: object) -> str:
 
 
 def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:
-    """Return a verdict without mathematics; None if only mathematics can decide."""
+    """Return the verdict on an answer by its text; None if only Math-Verify can decide."""
     if not gold:
         return Verdict(Status.ERROR, math.nan, "there is no gold answer")
     if gold == answer:
@@ -146,7 +147,7 @@ def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:
         if bare_gold == bare_answer:
             return RIGHT
         if bare_answer.isascii() and not any(sign.isalnum() for sign in bare_answer):
-            return WRONG  # "?" and "..." can stand for no value
+            return WRONG  # an answer of signs alone, such as "?" or "...", has no value
         plain_gold, plain_answer = _normalize(bare_gold), _normalize(bare_answer)
         if plain_gold is not None and plain_answer is not None:
             return RIGHT if plain_gold == plain_answer else WRONG
@@ -156,16 +157,16 @@ def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:
 
 
 def _end(text: str) -> str:
-    """Return the text, or its end if it is too long for Math-Verify; "" if no mathematics is marked in that end."""
+    """Return the text, or its end if it is too long for Math-Verify; "" if that end has no sign of mathematics such as `$`."""
     if len(text) <= LONGEST:
         return text
     tail = text[-LONGEST:]
-    tail = tail.partition("\n")[2] or tail  # drop the first line: the cut may have split a pair of dollars in it
+    tail = tail.partition("\n")[2] or tail  # without its first line, where the cut may have split a pair of dollars
     return tail if any(sign in tail for sign in DELIMITERS) else ""
 
 
 def _normalize(text: str) -> str | None:
-    """Return an integer without zeros in front, or words unchanged; None for a text that only mathematics can compare."""
+    """Return an integer without leading zeros, or words unchanged; None for a text that only Math-Verify can compare."""
     integer = _INTEGER.fullmatch(text)
     if integer:
         digits = integer[2].lstrip("0") or "0"

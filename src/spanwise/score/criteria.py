@@ -1,4 +1,4 @@
-"""Rubrics: lists of criteria, each a text with a weight and the part it is about, from a file, a recipe or a dataset's cell."""
+"""Read rubrics from a file, a recipe or a dataset: lists of criteria, each a sentence about a completion with a weight."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spanwise.objective import Objective, is_number
 from spanwise.score.custom import takes
 from spanwise.score.reward import built_in
 
-#: The names that datasets of rubrics give to each field of a criterion.
+#: For each field of a criterion, the keys under which datasets of rubrics store it.
 _FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
     "text": ("text", "criterion", "description"),
     "weight": ("weight", "points"),
@@ -27,7 +27,7 @@ _EXAMPLE = "[{text: 'It names a figure.', weight: 1, part: plan}]"
 
 @dataclass(frozen=True)
 class Criterion:
-    """A sentence that should hold of a part, or should not hold if its weight is negative."""
+    """A sentence that should be true of a part of the completion, or false if its weight is negative."""
 
     text: str
     weight: float = 1.0
@@ -36,12 +36,12 @@ class Criterion:
 
 
 def is_column(criteria: Any) -> bool:
-    """Return whether `criteria` names a column of the dataset: it is neither a file nor a list in the recipe."""
+    """Return whether an objective's `criteria` is the name of a dataset column, and neither a file name nor a list."""
     return isinstance(criteria, str) and Path(criteria).suffix not in (".yaml", ".yml", ".json")
 
 
 def criteria_of(cell: Any, where: str) -> list[Criterion]:
-    """Read the rubric of one prompt; None and an empty cell hold no criteria.
+    """Read the rubric of one prompt from a cell of the dataset; None and an empty cell hold no criteria.
 
     >>> criteria_of('[{"criterion": "It is short.", "points": -2, "tags": []}]', "of completion 0")
     [Criterion(text='It is short.', weight=-2.0, part=None, name='')]
@@ -55,8 +55,8 @@ def criteria_of(cell: Any, where: str) -> list[Criterion]:
 
 
 def _read(rubric: Any, where: str, error_type: type[DataError] | type[RecipeError]) -> list[Criterion]:
-    """Read the criteria of a rubric; an entry that is none raises `error_type`."""
-    entries = rubric.tolist() if hasattr(rubric, "tolist") else rubric  # a list in a Parquet file is read as an array
+    """Read the criteria of a rubric; raise `error_type` if an entry is no valid criterion."""
+    entries = rubric.tolist() if hasattr(rubric, "tolist") else rubric  # a list from a Parquet file may be a NumPy array
     if not isinstance(entries, (list, tuple)):
         raise error_type(f"The rubric {where} is {rubric!r:.80}. Write a list of criteria: {_EXAMPLE}.")
     criteria = []
@@ -79,19 +79,22 @@ def _read(rubric: Any, where: str, error_type: type[DataError] | type[RecipeErro
 
 
 def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
-    """Return an objective for each criterion of a file or list, and for each paid block if the criteria stand in a column."""
+    """Split an objective with criteria: one for each criterion of a file or list, or for each paid block if a column holds them."""
     rubric = objective.criteria
     if rubric is None:
         return [objective]
     _check_reads(objective, "criteria" if is_column(rubric) else "criterion")
     if is_column(rubric):
-        with_column = replace(objective, criteria=None, options={"criteria": rubric, **objective.options})
+        column_objective = replace(objective, criteria=None, options={"criteria": rubric, **objective.options})
         if objective.each is not None:
-            return [with_column]
+            return [column_objective]
         blocks = dict.fromkeys(name for pattern in objective.pays for name in layout.matching(pattern))
         return [
             replace(
-                with_column, name=f"{objective.name}.{block}", pays=(block,), options={**with_column.options, "block": block}
+                column_objective,
+                name=f"{objective.name}.{block}",
+                pays=(block,),
+                options={**column_objective.options, "block": block},
             )
             for block in blocks
         ]
@@ -115,7 +118,7 @@ def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
 
 def _load_yaml(path: str, where: str) -> Any:
     try:
-        import yaml  # the bare install has no pyyaml
+        import yaml  # imported here, because spanwise can be installed without pyyaml
     except ImportError as error:
         raise RecipeError(f"The rubric {where} is YAML, and pyyaml is not installed. Install 'spanwise[cli]'.") from error
     yaml_text = read_text(path, f"The rubric {where}", f"Write a list of criteria: {_EXAMPLE}.")
@@ -128,7 +131,7 @@ def _load_yaml(path: str, where: str) -> Any:
 
 
 def _check_reads(objective: Objective, option: str) -> None:
-    """Refuse criteria that the reward does not read, or that its options hold already."""
+    """Refuse an objective whose reward takes no criteria, or whose options hold criteria already."""
     registered = built_in(objective)
     if not (takes(objective, option) if registered is None else option in registered.options):
         raise RecipeError(
@@ -140,7 +143,7 @@ def _check_reads(objective: Objective, option: str) -> None:
 
 
 def _check_criteria(criteria: Collection[Criterion], where: str, objective: Objective, layout: Layout) -> None:
-    """Refuse two criteria with one name, an unknown part, a criterion that pays nothing, and a part beside `each`."""
+    """Refuse criteria of one name, about an unknown block, that pay no block, or that name a part beside the objective's `each`."""
     criterion_names = [criterion.name for criterion in criteria if criterion.name]
     repeated_name = next((name for name in criterion_names if criterion_names.count(name) > 1), None)
     if repeated_name is not None:

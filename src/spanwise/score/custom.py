@@ -1,4 +1,4 @@
-"""Call reward functions of users: check arguments and results, name their errors, and warn of a call that takes long.
+"""Call users' reward functions: check arguments and results, name the function in errors, and warn if a call takes long.
 
 A reward function has TRL's signature, or takes the blocks of each completion.
 """
@@ -35,9 +35,9 @@ from spanwise.score.workers import DEADLINES
 from spanwise.types import whole_text
 
 _FROM_TRAINER = ("prompts", "completions", "completion_ids")
-#: After this many seconds a warning names a function that has not returned.
+#: After this many seconds a warning names a reward function that has not returned.
 SLOW = 60.0
-#: Files whose frames stand between spanwise and a user's function in a traceback.
+#: Folders and files of the code that calls a user's function; their frames in a traceback do not show where its error arose.
 _CALLER_FILES = (os.path.dirname(__file__), os.path.dirname(asyncio.__file__), contextlib.__file__)
 #: The parameters of a function with their defaults, and whether it has `**kwargs`.
 Parameters = tuple[dict[str, Any], bool]
@@ -66,14 +66,14 @@ def with_own_copies(function: partial[Any]) -> partial[Any]:
 
 @contextmanager
 def named_errors(subject: str, size: int, advice: str) -> Iterator[None]:
-    """Add the function's name to an error in the `with` block, or warn if the block takes over a minute."""
+    """Name the user's function in an error that the `with` block raises, and warn if the block takes over a minute."""
     slow = f"{subject} has been running for {SLOW:g} s on {size} completions. Nothing stops it. Give it a timeout."
     with DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow, UserWarning), daemon=True).start()):
         try:
             yield
         except SpanwiseError:
             raise
-        except (Exception, SystemExit) as error:  # sys.exit() in a reward would look like the end of the run
+        except (Exception, SystemExit) as error:  # sys.exit() in a reward function must not end the run
             hint = " A block or a tag that a completion lacks is None." if "'NoneType'" in f"{error}" else ""
             raise RewardError(
                 f"{subject} raised {type(error).__name__}: {error}. {advice}{hint}{place_of(error)}"
@@ -111,16 +111,16 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = 
     ("torch's seed", torch.initial_seed, torch.default_generator.manual_seed),
     ("the working directory", _working_directory, os.chdir),
 )
-#: How often a function was called with the same random state and the same texts.
+#: How often a user's function was called with the same random state and the same texts, by a hash of the three.
 _calls: Counter[int] = Counter()
 
 
 @contextmanager
 def restore_process(subject: str, text: Texts) -> Iterator[None]:
-    """Undo a function's changes to default dtype, gradients, seed and working directory, and warn about them."""
+    """Undo what a user's function changes in the process (default dtype, gradients, seed, working directory), and warn of it."""
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    # Each call draws from streams of its own, seeded by its texts: the training's random state stays the same, after a resume too.
+    # Each call gets a random seed made from its texts, so that the training's random state does not change, after a resume either.
     call = crc32("".join([subject, *map(whole_text, text[:8])]).encode(errors="replace"), hash(python_state[1]) & 0xFFFFFFFF)
     _calls[call] += 1
     seed = crc32(f"{_calls[call]}".encode(), call)
@@ -151,7 +151,7 @@ def restore_process(subject: str, text: Texts) -> Iterator[None]:
 
 
 def listed_values(result: Any, size: int, *, subject: str, noun: str) -> Sequence[Any]:
-    """Return a function's result as a list; refuse a result without one value for each completion."""
+    """Return the result of a reward or outcome function as a list; refuse one that lacks a value for each completion."""
     if isinstance(result, (Tensor, np.ndarray)):
         if isinstance(result, Tensor) and result.is_meta:
             raise RewardError(f"{subject} returned a tensor on the device meta, without {noun}s. Return a list of {size}.")
@@ -169,14 +169,14 @@ def listed_values(result: Any, size: int, *, subject: str, noun: str) -> Sequenc
 
 
 def place_of(error: BaseException) -> str:
-    """Name the line of the function's own file that raised an error; empty for a function without a file."""
+    """Return the sentence that names the line of a user's file where an error arose; "" if there is no such line."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_CALLER_FILES)]
     own_frames = [frame for frame in frames if frame.filename == frames[0].filename]
     return f" It happened in {own_frames[-1].filename}, line {own_frames[-1].lineno}." if own_frames else ""
 
 
 def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[Any]:
-    """Return the call of a user's reward function with the arguments that its parameters name."""
+    """Return the call of a user's reward function with those columns, blocks and options that its parameters name."""
     parameters = parameters_of(objective.reward, objective.name)
     # A function without a parameter `blocks` is a TRL reward function: `f(prompts, completions, completion_ids, **columns)`.
     blocks_argument = {"blocks": list(text)} if "blocks" in parameters[0] else {}
@@ -184,29 +184,29 @@ def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[
     arguments, missing_parameter = arguments_for(parameters, offered_arguments)
     if missing_parameter is not None:
         raise _missing_argument(missing_parameter, offered_arguments, objective.name)
-    return partial(objective.reward, **arguments)  # pyright: ignore[reportArgumentType] - it is no name here
+    return partial(objective.reward, **arguments)  # pyright: ignore[reportArgumentType] - a function, no name
 
 
 def takes(objective: Objective, option: str) -> bool:
-    """Return whether a reward function has a parameter for an option."""
+    """Return whether an objective's reward function has a parameter for an option, or `**kwargs`."""
     defaults, takes_all = parameters_of(objective.reward, objective.name)
     return takes_all or option in defaults
 
 
 def reward_function(objective: Objective) -> str:
-    """Return how a sentence names the reward function of an objective."""
+    """Return how error messages name the reward function of an objective."""
     return f"Objective '{objective.name}': its reward function"
 
 
 def arguments_for(parameters: Parameters, offered: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Return the offered arguments that a function takes, and its first required parameter that none of them fills."""
+    """Return those of the offered arguments that a function takes, and its first required parameter that none of them fills."""
     defaults, takes_all = parameters
     missing = (name for name, default in defaults.items() if default is inspect.Parameter.empty and name not in offered)
     return {name: value for name, value in offered.items() if takes_all or name in defaults}, next(missing, None)
 
 
 def checked_reward(result: Any, objective: Objective, size: int) -> Reward:
-    """Return a function's result as a reward; refuse a result that does not hold a number or None for each completion."""
+    """Return a reward function's result as a `Reward`; refuse a result that lacks a number or None for each completion."""
     if isinstance(result, Reward):
         return result
     values: list[float | None] = []
@@ -230,7 +230,7 @@ def as_number(value: Any) -> float:
 
 
 def check_reward_function(objective: Objective, more: Collection[str] = ()) -> None:
-    """Refuse a reward function that needs positional arguments, or lacks a parameter for an option that is not in `more`."""
+    """Refuse a reward function with a positional-only parameter, or with none for an option of its objective outside `more`."""
     defaults, takes_all = parameters_of(objective.reward, objective.name)
     extra_option = next((option for option in objective.options if option not in {*defaults, *more} and not takes_all), None)
     if extra_option is not None:
@@ -263,7 +263,7 @@ def parameters_of(function: Any, name: str) -> Parameters:
 
 
 def _missing_argument(parameter: str, offered: Mapping[str, Any], name: str) -> RewardError | DataError:
-    """Return the error for a parameter that neither a column nor an option fills."""
+    """Return the error for a parameter of a reward function that neither a column nor an option fills."""
     if parameter in _FROM_TRAINER:
         return RewardError(
             f"Objective '{name}' has a reward function in TRL's signature, but there are no '{parameter}' to call it with. Pass "

@@ -16,7 +16,7 @@ _objects: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Any]] =
 
 
 def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run a coroutine on the loop of this process, and cancel it if this thread is interrupted."""
+    """Run a coroutine on this process's event loop for rewards, and cancel it if the calling thread is interrupted."""
     future = asyncio.run_coroutine_threadsafe(coroutine, _running_loop())
     try:
         return future.result()
@@ -39,7 +39,7 @@ def _running_loop() -> asyncio.AbstractEventLoop:
 
 
 def _after_fork() -> None:
-    """Forget the parent's loop: its thread does not run in this process."""
+    """Forget the parent process's event loop after a fork, because the child has no thread that runs it."""
     global _loop, _lock
     _loop, _lock = None, threading.Lock()
 

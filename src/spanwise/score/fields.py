@@ -1,4 +1,4 @@
-"""Rewards of single fields (`equals`, `near`, `one_of`), of numbers in a column (`listed`), of JSON (`count`, `json_schema`)."""
+"""Built-in rewards for one field (`equals`, `near`, `one_of`), from a column's numbers (`listed`), for JSON (`count`, ...)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from spanwise.types import BlockText, Status, whole_text
 _SIGNED = re.compile("[+-]?" + NUMBER.pattern)
 _DECODER = json.JSONDecoder()
 _INDEX = re.compile(r"\[(\d+)\]")
-#: The text of JSON that may stand before a value, and the quote that opens a string.
+#: What JSON has before a value (a colon, a comma, an opening bracket or nothing), and the quote of a value that is a string.
 _BEFORE = re.compile(r'(?:^|[:\[,])\s*+("?)\Z')
-#: The gold value of a field beyond the end of the gold list.
+#: Stands for the gold value of an element that lies beyond the end of the gold list.
 _BEYOND = object()
 
 
@@ -38,7 +38,7 @@ _BEYOND = object()
 def equals(
     text: Texts, *, pays: Pays, columns: Columns, scored: Scored, tag: str = "answer", column: str = "answer"
 ) -> Reward:
-    """Reward 1 if a field equals the dataset's value, 0 if not.
+    """Reward 1 if a field of the completion equals the dataset's gold value, 0 if not.
 
     Rule: the gold value stands in the column at the field's own path, where a cell holds an object (or its JSON text); else the
     cell is the gold value. Texts are equal character for character, around which space does not count; numbers by value
@@ -63,7 +63,7 @@ def equals(
 
 
 def _same(field: str, gold: Any) -> bool:
-    """Return whether the text of a field equals a gold value, see `equals`."""
+    """Return whether a field's text equals a gold value: as text if the gold value is a string, otherwise as JSON."""
     if isinstance(gold, str):
         return field.strip() == gold.strip()
     field_value = json_value(field, decoder=_DECODER)
@@ -87,7 +87,7 @@ def near(
     rel: float | int = 0.01,
     abs: float | int = 0.0,
 ) -> Reward:
-    """Reward 1 if a number in a field is close to the dataset's, 0 if not: |stated - gold| <= max(rel |gold|, abs).
+    """Reward 1 if the number in a field is close to the gold number, 0 if not: |stated - gold| <= max(rel |gold|, abs).
 
     Rule: the gold value is found as in `equals`. What is no plain number (digits, a sign, a point, an exponent, in quotes or not)
     is wrong (0). No paid block: ABSENT. No gold value, or one that is no finite number: ERROR.
@@ -183,7 +183,7 @@ def listed(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, block: 
 def _judge_field(
     text: Texts, pays: Pays, columns: Columns, tag: str, column: str, rule: Callable[[str | None, Any], bool | None]
 ) -> Reward:
-    """Reward completions by a rule (field, gold value) -> right or wrong, or None if the gold value cannot be read."""
+    """Reward completions by a rule from (field, gold value) to right, wrong, or None if the gold value cannot be read."""
 
     def judge_block(_: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | None:
         gold = _value_at(_parse_cell(cell), tag)
@@ -193,7 +193,7 @@ def _judge_field(
 
 
 def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | None:
-    """Return which completions have a gold value for an objective; None if its reward looks for no gold value by path."""
+    """Return which completions have a gold value for an objective; None unless its reward compares a field with a column."""
     options = objective.options
     gold_cells = columns.get(options.get("column", "answer"))
     if objective.reward not in ("equals", "near", "one_of") or gold_cells is None:
@@ -215,20 +215,20 @@ def _number(value: Any) -> float | None:
 
 
 def _parse_cell(cell: Any) -> Any:
-    """Return the value of a cell: parsed if the cell is the JSON text of an object or list."""
+    """Return the value of a dataset cell, parsed if the cell is the JSON text of an object or list."""
     parsed = json_value(cell, decoder=_DECODER) if isinstance(cell, str) and cell.lstrip()[:1] in ("{", "[") else MISSING
     return cell if parsed is MISSING else parsed
 
 
 def _value_at(value: Any, path: str) -> Any:
-    """Return the value at a path of a JSON object; `MISSING` or `_BEYOND` if there is none."""
+    """Return the value at a path of a JSON object, `_BEYOND` past the end of a list, or `MISSING` if the path leads nowhere."""
     if not isinstance(value, Mapping):
         return MISSING if value is None else value
     if path in value:
         return value[path]
     try:
         path_steps = steps(path)
-    except LayoutError:  # another segmenter's block has a name that is no path
+    except LayoutError:  # a tag that the segmenter `json` did not find may be no path
         return MISSING
     for step in path_steps:
         if isinstance(value, Mapping):
@@ -244,7 +244,7 @@ def _value_at(value: Any, path: str) -> Any:
 def count(
     text: Texts, *, pays: Pays, columns: Columns, scored: Scored, path: str = "items", column: str = "answer"
 ) -> Reward:
-    """Reward 1 if a list of the completion's JSON has as many elements as the dataset's, 0 if not.
+    """Reward 1 if a list in the completion's JSON has as many elements as the gold list, 0 if not.
 
     Rule: the list stands at the path of the completion's JSON, which is found as in `json_schema`, and at the same path of the gold
     object. No list, or JSON that is not complete: wrong (0). No paid block: ABSENT. No gold list: ERROR.
@@ -283,7 +283,7 @@ def json_schema(
     workers: int | None = None,
     deadline: float | int = DEADLINE,
 ) -> Reward:
-    """Reward 1 if the JSON of a completion is valid under a schema, 0 if not.
+    """Reward 1 if the JSON of a completion is valid under a JSON Schema, 0 if not.
 
     Rule: the JSON is what a field says (`tag`), or, without one, the whole completion, whatever it pays: from its first brace on,
     if it is not JSON as a whole. What cannot be read as JSON, or is not complete, is not valid (0); a field that is no JSON is a
@@ -329,7 +329,7 @@ def json_schema(
 
 
 def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **_: Any) -> None:
-    """Refuse an invalid schema, and `alone` together with a tag."""
+    """Refuse options of the reward `json_schema` with an invalid schema, or with both `alone` and a tag."""
     _schema_of_recipe(schema)
     if alone and tag:
         raise RecipeError(
@@ -339,7 +339,7 @@ def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **_: Any) 
 
 
 def _field_json(block: Mapping[str, str | None], tag: str) -> str | None:
-    """Return a field's text as JSON, as a string if it stood in quotes; None if the value is incomplete."""
+    """Return a field's text as JSON, as a string if the completion had it in quotes; None if the field has no complete value."""
     content = block.get(tag)
     if content is None:
         return None
@@ -347,7 +347,7 @@ def _field_json(block: Mapping[str, str | None], tag: str) -> str | None:
 
 
 def _in_quotes(content: str, block: Mapping[str, str | None], tag: str) -> bool:
-    """Return whether a field's text stood in quotes ("3" and not 3), behind its own key or else at its first place."""
+    """Return whether a block has a field's value in quotes ("3" and not 3), behind the field's key, else where it first occurs."""
     block_text, quoted_key = block.get("") or "", f'"{tag.rpartition(".")[2]}"'
     first_opening = ""
     content_start = block_text.find(content)
@@ -361,7 +361,7 @@ def _in_quotes(content: str, block: Mapping[str, str | None], tag: str) -> bool:
 
 
 class SchemaChecker(Workers):
-    """Check JSON in worker processes, for schemas that may take more than linear time; see `worker.py`."""
+    """Check JSON in worker processes that can be killed, for schemas that may take more than linear time; see `worker.py`."""
 
     kind = "schema"
     what = "jsonschema"
@@ -370,7 +370,7 @@ class SchemaChecker(Workers):
 
 
 def _schema_of_recipe(schema: Any) -> str | None:
-    """Return the JSON text of a schema that a recipe holds or names by file; None if the recipe names a column."""
+    """Return the JSON text of a schema that a recipe holds or names by file; None if the recipe names a column of schemas."""
     is_name = isinstance(schema, str)
     if is_name and not schema.endswith(".json"):
         return None

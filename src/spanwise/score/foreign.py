@@ -12,7 +12,7 @@ from spanwise.errors import DataError, RewardError, unknown
 
 #: The columns in which verl, SkyRL and rollout files hold the right answer.
 _GOLD = ("ground_truth", "reward_model.ground_truth", "reward_spec.ground_truth", "answer")
-#: Parameters that only a function of the whole batch has.
+#: Parameters that only a reward function of the whole batch has.
 _OF_BATCH = frozenset(("blocks", "prompts", "completions", "completion_ids"))
 
 
@@ -22,17 +22,17 @@ class Convention:
 
     #: (function, names of its parameters) -> whether the function is written for this library.
     fits: Callable[[Any, frozenset[str]], bool]
-    #: (text of a completion, its cells of the dataset) -> the arguments that the function may name.
+    #: (text of a completion, its cells of the dataset) -> the arguments that the function may take, by name.
     arguments: Callable[[str, Mapping[str, Any]], dict[str, Any]]
-    #: result -> (number or None, note); a dict of numbers in place of the number is read by the objective's `key`.
+    #: result of the function -> (number or None, note); the objective's `key` chooses if it is a dict of numbers.
     read: Callable[[Any], tuple[Any, str | None]] = lambda result: (result, None)
-    #: function -> the callable that scores a completion.
+    #: function -> the callable that scores a completion: the function itself, or what it makes if it is a factory.
     prepare: Callable[[Any], Callable[..., Any]] = lambda function: function
-    #: The key of a dict that holds the reward if the objective names no key.
+    #: For a function that returns a dict: the key of the reward if the objective names none.
     key: str | None = None
 
     def number(self, result: Any, key: str | None, subject: str) -> tuple[Any, str | None]:
-        """Return the number of one result, and a note on it; `key` names the entry of a dict."""
+        """Return the number in a reward function's result, and a note on it; `key` names the entry if the result is a dict."""
         value, note = self.read(result)
         if isinstance(value, Mapping):
             key = key or self.key
@@ -47,12 +47,12 @@ class Convention:
 
 
 def _first_cell(row: Mapping[str, Any], *names: str, default: Any = None) -> Any:
-    """Return the cell of the first of these columns that the dataset has."""
+    """Return a row's cell in the first of the named columns that the dataset has."""
     return next((row[name] for name in names if name in row), default)
 
 
 def _verl_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `compute_score(data_source, solution_str, ground_truth, extra_info)`, and all columns."""
+    """Return the arguments of verl's `compute_score(data_source, solution_str, ground_truth, extra_info)`, and all columns."""
     spec = _first_cell(row, "reward_model", "reward_spec")
     if isinstance(spec, dict) and "ground_truth" in spec:
         gold = spec["ground_truth"]
@@ -74,19 +74,19 @@ def _verl_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_scorer(function: Any, parameters: frozenset[str]) -> bool:
-    """Return whether a function is `async score(state, target) -> Score`, or inspect_ai's factory of such functions."""
+    """Return whether a function is inspect_ai's `async score(state, target) -> Score`, or a factory of such scorers."""
     is_factory = getattr(getattr(function, "__registry_info__", None), "type", "") == "scorer"
     return is_factory or parameters == {"state", "target"}
 
 
 @lru_cache(maxsize=64)
 def _scorer(function: Any) -> Any:
-    """Return the scorer itself, or the one that a factory makes."""
+    """Return inspect_ai's scorer: the function itself, or what it makes if it is a factory of scorers."""
     return function if set(inspect.signature(function).parameters) == {"state", "target"} else function()
 
 
 def _scorer_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    from inspect_ai.model import ModelOutput  # pyright: ignore[reportMissingImports] - loaded only for its own scorers
+    from inspect_ai.model import ModelOutput  # pyright: ignore[reportMissingImports] - imported only for inspect_ai's scorers
     from inspect_ai.scorer import Target  # pyright: ignore[reportMissingImports]
     from inspect_ai.solver import TaskState  # pyright: ignore[reportMissingImports]
 
@@ -99,7 +99,7 @@ def _scorer_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_score(score: Any) -> tuple[Any, str | None]:
-    """Return the number of inspect_ai's score, or a dict of numbers, and the score's explanation."""
+    """Return the number, or the dict of numbers, in inspect_ai's `Score`, and its explanation."""
     from inspect_ai.scorer import value_to_float  # pyright: ignore[reportMissingImports]
 
     if score is None:
@@ -111,7 +111,7 @@ def _read_score(score: Any) -> tuple[Any, str | None]:
 
 
 def _is_of_rubric(_: Any, parameters: frozenset[str]) -> bool:
-    """Return whether a function belongs to a rubric of verifiers, `f(prompt, completion, answer, state, ...)`."""
+    """Return whether a function is made for a `Rubric` of the library verifiers: `f(prompt, completion, answer, state, ...)`."""
     return parameters.isdisjoint(_OF_BATCH) and not parameters.isdisjoint(("completion", "state"))
 
 
@@ -131,18 +131,18 @@ _CONVENTIONS = (
 
 
 def convention_of(function: Any, parameters: frozenset[str]) -> Convention | None:
-    """Return how to call a function for one completion; None for a function of the whole batch."""
+    """Return how a library calls a reward function for one completion; None for a function of the whole batch."""
     return next((convention for convention in _CONVENTIONS if convention.fits(function, parameters)), None)
 
 
 def rubric_functions(rubric: Any) -> list[tuple[Callable[..., Any], float]]:
-    """Return the functions of verifiers' `Rubric` with their weights; each is bound to the rubric's parser and other objects."""
+    """Return the reward functions of verifiers' `Rubric`, bound to its parser and other objects, each with its weight."""
     objects, pairs = getattr(rubric, "class_objects", {}), zip(rubric.funcs, rubric.weights, strict=True)
     return [(_bind_objects(function, objects), weight) for function, weight in pairs]
 
 
 def _bind_objects(function: Callable[..., Any], objects: dict[str, Any]) -> Callable[..., Any]:
-    """Bind a rubric's objects to the parameters of their names, and remove these parameters from the signature."""
+    """Bind a verifiers rubric's objects to the function's parameters of the same names, and remove these from its signature."""
     signature = inspect.signature(function)
     bound = {name: objects[name] for name in signature.parameters if name in objects}
 

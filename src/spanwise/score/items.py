@@ -28,13 +28,13 @@ CALL_OPTIONS: Mapping[str, Any] = {"sees": "whole", "block": None, "timeout": 60
 _END = re.compile(r"<\|[^<>|\n]{1,64}\|>|</s>|<eos>|<end_of_turn>|<\uff5c[^<>\n]{1,64}\uff5c>")
 _K = TypeVar("_K")
 _T = TypeVar("_T")
-#: The number of processes that share `max_concurrent`; 0: all processes of the training.
+#: How many processes share an objective's limit `max_concurrent` of requests in flight; 0: all processes of the training.
 _SHARERS: ContextVar[int] = ContextVar("sharers", default=0)
 
 
 @contextmanager
 def shared_by(processes: int) -> Iterator[None]:
-    """Divide `max_concurrent` by a number of processes inside the `with` block."""
+    """Divide each objective's limit of requests in flight, `max_concurrent`, by a number of processes inside the `with` block."""
     token = _SHARERS.set(processes)
     try:
         yield
@@ -50,7 +50,7 @@ def requests_here(max_concurrent: int) -> int:
 
 @dataclass(frozen=True)
 class CallResult:
-    """The result of one call and a note on it, or the reason for having none."""
+    """The result of one call of a reward function and a note on it, or the error and the status if the call failed."""
 
     value: Any = None
     status: Status = Status.OK
@@ -59,7 +59,7 @@ class CallResult:
 
 
 def semaphore(key: object, limit: int) -> asyncio.Semaphore:
-    """Return this event loop's semaphore for one function or server; batches that run at the same time share it."""
+    """Return the semaphore that limits requests to one function or server on this event loop; concurrent batches share it."""
     return objects_of_loop().setdefault((key, limit), asyncio.Semaphore(limit))
 
 
@@ -93,7 +93,7 @@ async def together(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
 
 
 def without_end(text: str) -> str:
-    """Remove the tokens at the end of a text that end a sequence; other libraries decode without them.
+    """Remove end-of-sequence tokens such as `<|im_end|>` from the end of a text, because other libraries decode without them.
 
     >>> without_end("so 4<|im_end|><|endoftext|>"), without_end("a <|b|> c</s>")
     ('so 4', 'a <|b|> c')
@@ -105,18 +105,18 @@ def without_end(text: str) -> str:
 
 
 def completion_text(blocks: BlockText) -> str:
-    """Return the text of a completion as other libraries decode it."""
+    """Return the text of a completion as other libraries decode it: without end-of-sequence tokens."""
     return without_end(whole_text(blocks))
 
 
 def part_text(blocks: BlockText, pays: Sequence[str], block: str | None) -> str:
-    """Return the text of one block, or of all paid blocks if no block is named."""
+    """Return the text of one block, or of all paid blocks if no block is named, without end-of-sequence tokens."""
     tags_of_blocks = (blocks[name] or {} for name in present(blocks, [block] if block else pays))
     return without_end("".join(tags[""] or "" for tags in tags_of_blocks))
 
 
 def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
-    """Return the cells of each completion by column; the trainer's other entries have no cells and are left out."""
+    """Return each completion's cells by column, without what the trainer adds to `columns` that has no cell for each completion."""
     sequences = {
         name: values
         for name, values in columns.items()
@@ -126,14 +126,14 @@ def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
 
 
 def item_convention(objective: Objective) -> Convention | None:
-    """Return how to call an objective's function for one completion; None for any other reward."""
+    """Return how an objective's reward function is called for one completion; None for any other reward."""
     if isinstance(objective.reward, str):
         return None
     return convention_of(objective.reward, frozenset(parameters_of(objective.reward, objective.name)[0]))
 
 
 def check_call(objective: Objective, convention: Convention | None) -> None:
-    """Refuse call options that cannot work, and a key for a function that returns one number for each completion."""
+    """Refuse call options that cannot work, such as `timeout` for a plain function, and `key` for a function of the whole batch."""
     subject, options = f"Objective '{objective.name}'", objective.options
     if convention is None:
         if objective.key is not None:
@@ -179,7 +179,7 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
 
 
 def call_items(calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
-    """Call a plain function for one completion after another."""
+    """Run the calls of a reward function that is not async, one completion after another."""
     results: dict[int, CallResult] = {}
     for n, call in calls.items():
         try:
@@ -192,7 +192,7 @@ def call_items(calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
 
 
 async def await_items(objective: Objective, calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
-    """Await an asynchronous function for many completions at once, within the objective's limits."""
+    """Await an async reward function for many completions at once, within the objective's `max_concurrent` and `timeout`."""
     call_options = {**CALL_OPTIONS, **objective.options}
     limit = semaphore(id(objective.reward), requests_here(call_options["max_concurrent"]))
     return await await_calls(calls, limit, call_options["timeout"])
@@ -215,7 +215,7 @@ def as_reward(objective: Objective, convention: Convention, results: Mapping[int
 
 
 def reward_of(numbers: Mapping[int, CallResult], size: int, *, measured: Sequence[Sequence[float]] | None = None) -> Reward:
-    """Return the rewards of all completions; a completion without a number has none (ABSENT)."""
+    """Return the rewards of all completions from the call results of some; any other completion has no reward (ABSENT)."""
     absent = CallResult(status=Status.ABSENT)
     results = [numbers.get(n, absent) for n in range(size)]
     return Reward.of(
@@ -227,7 +227,7 @@ def reward_of(numbers: Mapping[int, CallResult], size: int, *, measured: Sequenc
 
 
 def _failure(result: CallResult) -> str:
-    """Say why a call gave no result."""
+    """Return in words why a call of a reward function gave no result."""
     if result.status == Status.TIMEOUT:
         return "no answer in time"
     error_type = type(result.error)
@@ -238,7 +238,7 @@ def _failure(result: CallResult) -> str:
 def refuse_if_all_failed(
     results: Mapping[Any, CallResult], subject: str, *, noun: str = "completions", with_place: bool = False
 ) -> None:
-    """Raise RewardError if all of several calls failed: then the function is at fault, not a completion."""
+    """Raise RewardError if all of several calls failed: then the reward function is at fault, not a completion."""
     failures = [result for result in results.values() if result.error is not None]
     if len(failures) == len(results) > 1:
         first_failure = failures[0]

@@ -29,13 +29,13 @@ from spanwise.score.reward import NAN, Columns, Texts, built_in
 
 #: The most values that an outcome may take in one batch; with more, hardly any two completions share a value.
 MOST_VALUES = 16
-#: The code of a string is a whole number from here to twice this, exact in float64; a number is its own code.
+#: The code of an outcome that is a string is a whole number from here to twice this, exact in float64; a number is its own code.
 _STRING_CODES = 2**52
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """An outcome that a recipe can name; `spanwise.registry.register(name, kind="outcome")` makes one.
+    """An outcome function that a recipe can name; `spanwise.registry.register(name, kind="outcome")` makes one.
 
     Attributes:
         name: as in recipes.
@@ -58,7 +58,7 @@ OUTCOMES: Registry[Outcome] = Registry("outcome", kinds=("outcome",), group="spa
 
 @register("complete", kind="outcome")
 def complete(text: Texts, *, columns: Columns) -> list[bool | None]:
-    """Return whether every tag of the first block has content; unknown without that block.
+    """Return for each completion whether every tag of its first block has content; None without that block.
 
     It tells "no answer" from "a wrong answer": `given: [correct, complete]`.
 
@@ -73,7 +73,7 @@ def complete(text: Texts, *, columns: Columns) -> list[bool | None]:
 
 
 def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function of an entry of `Objective.given`, if the entry is no objective.
+    """Return the outcome function for an entry of `Objective.given` that names no objective.
 
     Raises:
         RecipeError: no such registered outcome, "module:function" that cannot be imported, a function of other parameters.
@@ -144,7 +144,7 @@ def read_outcomes(
 
 
 def check_discrete(values: Collection[float], name: str) -> None:
-    """Refuse an outcome with too many values.
+    """Refuse an outcome with more than 16 different values in a batch, because hardly any two completions would share one.
 
     Args:
         values: the different ones in a batch.
@@ -167,7 +167,7 @@ def check_discrete(values: Collection[float], name: str) -> None:
 
 
 def judge_of(objective: Objective) -> str | None:
-    """Return the objective whose reward judges this objective's reward as right or wrong; None if there is none.
+    """Return the objective, such as `correct`, by whose reward this objective's score of a confidence is judged; None for others.
 
     That is its option (`of`), else the only reward among what it is given, else `correct` if that is among them; `correct` too
     where it is given no reward at all.
@@ -198,7 +198,7 @@ def judge_of(objective: Objective) -> str | None:
 
 
 def judged_column(objective: Objective) -> int | None:
-    """Return the index of the given outcome that judges an objective's reward: the `judged` of `spanwise.credit.advantage`.
+    """Return the index of that given outcome by which an objective's reward is judged: `judged` of `spanwise.credit.advantage`.
 
     None if no given outcome judges it: then `by_outcome_nmo` says nothing about what its baseline knows. A reward function of your
     own that fills in `by_outcome` is judged by the only outcome that it is given.

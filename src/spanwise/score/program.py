@@ -1,11 +1,11 @@
-"""Run a program and its tests in two processes, started by path from `worker.py`; each asks the other in lines of JSON.
+"""Run a completion's code and its tests in two processes, which `worker.py` starts and which ask each other in lines of JSON.
 
 The code has its end of the line as standard input. The tests get code and tests there, and their end as an argument: they let the
 code start, and their exit status is the verdict. Plain values travel as copies, anything else as a
 `Handle`. The code is never asked how one of its objects compares with a plain value, and nothing that it sends is evaluated.
 """
 
-from __future__ import annotations  # this also applies to the code and the tests, which run by `exec`
+from __future__ import annotations  # compile() below applies this to the code and the tests, too
 
 import _thread
 import builtins
@@ -29,7 +29,7 @@ _MODULES = {
     "Decimal": "decimal",
 }
 _PLAIN = {f"{module}.{name}" for name, module in _MODULES.items()} | {f"builtins.{name}" for name in (*_CONTAINERS, "dict")}
-#: Methods that run in the process of their object, if its class has them: none receives a value that the object is compared with.
+#: Methods that run in the process of a `Handle`'s object, if it has them: none receives a value that the object is compared with.
 _UNARY = {
     "__call__", "__len__", "__iter__", "__next__", "__reversed__", "__getitem__", "__setitem__", "__delitem__", "__bool__",
     "__hash__", "__str__", "__repr__", "__abs__", "__neg__", "__int__", "__float__", "__index__", "__enter__", "__exit__",
@@ -38,16 +38,16 @@ _UNARY = {
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 _BINARY = {f"__{name}__" for name in _COMPARE + _ARITHMETIC}
-#: Methods that compare a text, a set or a float. An object of the code must not answer them itself.
+#: Methods by which tests check a text, a set or a float; refused for an object of the tested code, which could return anything.
 _JUDGES = {name for kind in (str, set, float) for name in dir(kind) if name.startswith(("is", "startswith", "endswith"))}
 
 
 class Ended(SystemExit):
-    """The code called `sys.exit`; tests fail with this error unless they expect it."""
+    """Raised in the tests if the tested code called `sys.exit`; the tests fail with this error unless they expect it."""
 
 
 class Handle:
-    """A stand-in for an object of the other process."""
+    """A stand-in for an object of the other process, which asks that process for attributes and calls."""
 
     __slots__ = ("__weakref__", "_line", "_number")
 
@@ -64,7 +64,7 @@ class Handle:
 
 
 def _binary(name: str, *, swapped: bool = False) -> Any:
-    """Build an operator of stand-ins: between two of them the other process computes it, otherwise their plain values are used."""
+    """Build an operator of `Handle`: between two handles the other process computes it, otherwise its plain value counts."""
     operation = getattr(operator, name)
 
     def method(self: Any, other: Any) -> Any:
@@ -106,22 +106,22 @@ class Line:
         try:
             self.writer.write(json.dumps(message).encode() + b"\n")
             self.writer.flush()
-        except OSError:  # nobody reads if there are no tests, or if they have ended
+        except OSError:  # the code runs without tests, or the other process has ended
             if self.judging:
                 os._exit(1)
 
     def receive(self) -> list[Any]:
-        """Read a line; an invalid line fails the tests, and ends the code."""
+        """Read a message of the other process; an invalid one fails the tests in their process, and ends the code in its own."""
         received_line = self.reader.readline(_LONGEST_LINE)
         if received_line.endswith(b"\n"):
             with suppress(Exception):
                 return json.loads(received_line)
         if self.judging:
-            os._exit(1)  # nothing that the code sends or leaves out may make the tests pass
+            os._exit(1)  # nothing that the tested code sends or leaves out may make the tests pass
         sys.exit()
 
     def ask(self, what: str, target: Any, argument_values: Any = (), named: Any = None) -> Any:
-        """Return the other process's answer or raise its exception; copy its changes to lists, dicts and sets back."""
+        """Ask the other process; return its result or raise its exception, and repeat its changes to lists, dicts and sets here."""
         argument_values = [*argument_values, *(named or {}).values()]
         with self.lock:
             self.send(what, self.encode(target), [self.encode(item) for item in argument_values], list(named or {}))
@@ -160,13 +160,13 @@ class Line:
             )
         except BaseException as raised:
             if self.judging and isinstance(raised, AssertionError):
-                os._exit(1)  # a test failed inside a call from the code, which could catch the exception
+                os._exit(1)  # a test failed in a function that the code called and whose exception it could catch
             error, result = self.encode(type(raised)), self.encode((raised.args, vars(raised)))
         new_values = [self.encode(item) for item in arguments]
         self.send("reply", error, result, [] if new_values == values else new_values)
 
     def do(self, what: str, target: Any, values: list[Any], named: dict[str, Any]) -> Any:
-        """Carry out a request of the other process; the tests refuse all but public attributes and operators."""
+        """Carry out a request of the other process; the tests' process refuses all but public attributes and operators."""
         of_attribute = what in ("getattr", "setattr")
         is_public = type(target).__module__ == "__main__" and of_attribute and not values[0].startswith("_")
         if self.judging and not (is_public or what == "plain" or what in _UNARY | _BINARY):
@@ -179,7 +179,7 @@ class Line:
         return operation(target, *values, **named)
 
     def encode(self, value: Any, *, whole: bool = False) -> Any:
-        """Encode a value as JSON; `whole` also encodes an object of a class that derives from a plain type, as that type."""
+        """Encode a value as JSON; with `whole`, an object of the code's own subclass of a plain type as that plain type."""
         value_type = type(value)
         if value_type in _SCALARS or (value_type is int and value.bit_length() < 64):
             return value
@@ -270,7 +270,7 @@ def _error(name: str) -> type[BaseException]:
 
 
 class Names(dict[str, Any]):
-    """The builtins of the tests; a name that is missing is asked for in the code's process."""
+    """The builtins of the tests, which look for a missing name in the process of the tested code."""
 
     line: Line
 
@@ -284,13 +284,13 @@ class Names(dict[str, Any]):
 
 
 def _new_main() -> dict[str, Any]:
-    """Replace the module `__main__` by an empty one, and return its names."""
+    """Replace the module `__main__` by an empty one, and return the dict of the new module's names."""
     sys.modules["_program"], sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     return vars(sys.modules["__main__"])
 
 
 def code() -> None:
-    """Run the code, then answer the requests of the tests."""
+    """Run the tested code in this process, then answer the requests of the tests' process."""
     main_names = _new_main()
     line = Line(0, main_names, judging=False)
     exec(compile(line.receive()[0], "completion", "exec"), main_names)
@@ -300,7 +300,7 @@ def code() -> None:
 
 
 def tests(end: int) -> None:
-    """Run the tests, and exit with 0 if they reach their end."""
+    """Run the tests in this process, and exit with status 0 if they reach their end."""
     program, test_code, redefined = json.loads(sys.stdin.buffer.read())
     sys.argv, exit_status, main_names = ["tests"], 1, _new_main()
     line = Line(end, main_names, judging=True)

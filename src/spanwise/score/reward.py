@@ -21,7 +21,7 @@ from spanwise.score.workers import Verdict
 from spanwise.types import BlockText, ByCompletion, Status
 
 NAN = float("nan")
-#: The blocks of each completion.
+#: The blocks of each completion, by name.
 Texts = Sequence[BlockText]
 #: The names of the blocks that an objective pays.
 Pays = tuple[str, ...]
@@ -140,7 +140,7 @@ class Reward(ByCompletion):
         )
 
 
-#: The rewards of the objectives scored before, by objective.
+#: The rewards of the objectives scored before, by the objective's name.
 Scored = Mapping[str, Reward]
 
 
@@ -152,7 +152,7 @@ def is_number_table(choices: Any) -> bool:
 def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
     """Return a column of the dataset, one row per completion."""
     if name not in columns:
-        # The trainer adds entries that are no columns; they have no length.
+        # A trainer adds entries to the columns that are none, and that have no length.
         column_names = sorted(key for key, values in columns.items() if hasattr(values, "__len__"))
         raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(column_names) or 'none'}.")
     if len(columns[name]) != size:
@@ -161,7 +161,7 @@ def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
 
 
 def present(blocks: BlockText, names: Sequence[str]) -> list[str]:
-    """Return those of some block names whose blocks the completion has."""
+    """Return those of the names whose block the completion has."""
     return [name for name in names if blocks.get(name) is not None]
 
 
@@ -172,7 +172,7 @@ def block_with(blocks: BlockText, pays: Sequence[str], tag: str) -> Mapping[str,
 
 
 def read_tag(blocks: BlockText, pays: Sequence[str], tag: str) -> str | None:
-    """Return the content of `tag` in the first paid block that has it."""
+    """Return the content of `tag` in the first paid block that has the tag; None if none has."""
     return (block_with(blocks, pays, tag) or {}).get(tag)
 
 
@@ -185,7 +185,7 @@ def judged(
     check: Callable[[list[Any]], list[Verdict]] | None = None,
 ) -> Reward:
     """Reward each completion by the verdict of a rule; a completion without a paid block is ABSENT."""
-    # A verdict is a bool or a number, None if the completion cannot be judged, or a tuple that `check` judges.
+    # A verdict is a bool or a number, None if the completion cannot be judged, or a tuple that `check` turns into one.
     verdicts: dict[int, Any] = {}
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
         block = block_with(blocks, pays, tag)
@@ -203,7 +203,7 @@ def judged(
 
 
 def as_notes(notes: Sequence[str | None]) -> np.ndarray:
-    """Return the notes as an array of objects, one per completion."""
+    """Return the notes on the completions' rewards (a text or None each) as a NumPy array of objects."""
     note_n = np.empty(len(notes), dtype=object)
     note_n[:] = notes
     return note_n
@@ -254,7 +254,7 @@ class BuiltIn:
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The options of the reward, with their defaults."""
+        """The options that a recipe can set for the reward, with their defaults."""
         function_parameters = inspect.signature(self.function).parameters
         no_options = ("text", "pays", "columns", "scored")
         return {name: parameter.default for name, parameter in function_parameters.items() if name not in no_options}
@@ -265,5 +265,5 @@ REWARDS: Registry[BuiltIn] = Registry("reward", kinds=("reward",), group="spanwi
 
 
 def built_in(objective: Objective) -> BuiltIn | None:
-    """Return the registered reward that an objective names; None for one with a function of its own."""
+    """Return the registered reward that an objective names; None if the objective has a function of its own."""
     return REWARDS.find(objective.reward) if isinstance(objective.reward, str) else None

@@ -74,7 +74,7 @@ def correct(
 def brier(
     text: Texts, *, pays: Pays, columns: Columns, scored: Scored, tag: str = "confidence", of: str = "correct"
 ) -> Reward:
-    """Reward the stated confidence with its Brier score: -(q - c)^2.
+    """Reward the stated confidence q with its Brier score for the outcome c: -(q - c)^2.
 
     q is read by `parse_confidence`; c is the reward of objective `of`. No block or no tag: ABSENT; not a number in [0, 1]:
     UNPARSABLE; c unknown: ABSENT, while `by_outcome_n2` still holds -q^2 and -(q - 1)^2. `stated_n` is q.
@@ -107,7 +107,7 @@ def log_score(
     of: str = "correct",
     clip: float = 0.01,
 ) -> Reward:
-    """Reward the stated confidence with its log score (negative binary cross-entropy): c log q + (1 - c) log(1 - q).
+    """Reward the stated confidence q with its log score for the outcome c: c log q + (1 - c) log(1 - q).
 
     q is first clipped to [clip, 1 - clip]; everything else as in `brier`.
 
@@ -156,7 +156,7 @@ def parse_confidence(text: str) -> float | None:
 def format_(
     text: Texts, *, pays: Pays, columns: Columns, scored: Scored, tags: Sequence[str] | None = None, empty: bool = False
 ) -> Reward:
-    """Reward 1 if every paid block is well-formed, 0 if not.
+    """Reward 1 if every paid block is well-formed (its tags hold something, and open and close once, in order), 0 if not.
 
     Well-formed: every tag of the block (or every one of `tags` that it has) holds something, these tags open and close once, in
     order, without nesting, and no tag of another block stands in this one. The first opening tag may be missing, as the prompt
@@ -199,7 +199,7 @@ def second_attempt(
     deadline: float | int = DEADLINE,
     verifier: MathVerifier | None = None,
 ) -> Reward:
-    """Reward 1 if the second attempt is right, `partial` if it is wrong but differs from the first, else 0.
+    """Reward 1 if a second attempt's answer is right, `partial` if it is wrong but differs from the first attempt's, else 0.
 
     The second attempt is the first paid block. "Differs" is the contrary of "equal" by `judge`, the first answer in the place of
     the gold one, so that "1/2" after "0.5" is the same; what cannot be compared differs. Without an answer the second attempt gets
@@ -234,7 +234,7 @@ def second_attempt(
 def _score_confidence(
     text: Texts, pays: Pays, tag: str, scored: Scored, of: str, rule: Callable[[float, float], float]
 ) -> Reward:
-    """Score a stated confidence by a proper rule (q, c) -> reward."""
+    """Reward stated confidences q by a proper scoring rule (q, c) -> reward; c is the reward of the objective `of`."""
     check_known("objective scored before this one", of, scored)
     values: list[float | None] = []
     statuses: list[Status] = []
@@ -249,7 +249,7 @@ def _score_confidence(
         stated_text = read_tag(blocks, pays, tag)
         q = None if stated_text is None else parse_confidence(stated_text)
         values.append(None if q is None or math.isnan(c) else rule(q, c))
-        # If a confidence can be read, only a missing outcome c leaves it without a score.
+        # A confidence that can be read has no score only if its outcome c is missing, so it gets the status of c.
         statuses.append(Status.ABSENT if stated_text is None else Status.UNPARSABLE if q is None else Status(status_of_c))
         confidences.append(q)
     by_outcome = [None if q is None else (rule(q, 0.0), rule(q, 1.0)) for q in confidences]
@@ -257,7 +257,7 @@ def _score_confidence(
 
 
 class CodeRunner(Workers):
-    """Run programs and their tests, each in a process of its own, see `worker.py` and `program.py`."""
+    """Run completions' Python code and the tests of it, each in a process of its own, see `worker.py` and `program.py`."""
 
     kind = "code"
     what = "Python"
@@ -333,7 +333,7 @@ def runs(
 
 @register("environment", kind="reward")
 def environment(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, column: str = "environment") -> Reward:
-    """Reward with the number of the environment, which an engine passes along.
+    """Reward a completion with the number that its environment gave, which the engine (a trainer) passes along in a column.
 
     Rule: None or NaN is no reward (ABSENT): in a turn that the environment does not judge. 0 is a reward.
 
@@ -399,7 +399,7 @@ def overlong(
 
 
 def _is_well_formed(block: Mapping[str, str | None], counted_tags: frozenset[str], empty: bool) -> bool:
-    """Return whether a block's tags hold something and open and close in order; see `format_`."""
+    """Return whether those tags of a block that count hold something, and open and close once, in order."""
     tags = [tag for tag in block if tag in counted_tags]
     contents = [block[tag] for tag in tags]
     if any(content is None or not (empty or content.strip()) for content in contents):
@@ -413,5 +413,5 @@ def _is_well_formed(block: Mapping[str, str | None], counted_tags: frozenset[str
 
 @lru_cache(maxsize=256)
 def _marks_of(tags: frozenset[str]) -> re.Pattern[str]:
-    """Compile the pattern of the opening and closing marks of some tags, such as `<answer>`."""
+    """Compile the pattern that matches the opening and closing marks of some tags, such as `<answer>` and `</answer>`."""
     return re.compile("</?(?:" + "|".join(map(re.escape, sorted(tags))) + ")>")

@@ -1,4 +1,4 @@
-"""Score every completion by every objective; check objectives and write them out before a run."""
+"""Score every completion by every objective; before a run, check the objectives and expand their `criteria` and `each`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outco
 from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, as_notes, built_in, present
 from spanwise.types import Scores, Status
 
-#: The largest reward. Sums of its squares stay finite in float64, and float32 leaves a factor of 1e8 for weights and sums.
+#: The largest allowed reward. Sums of its squares stay finite in float64, and float32 leaves a factor of 1e8 for weights and sums.
 LARGEST = 1e30
 
 
@@ -89,7 +89,7 @@ def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns,
 
 
 def _only_right(reward: Reward, other: Reward) -> Reward:
-    """Leave out the reward of every completion whose other reward is not 1."""
+    """Remove an objective's reward from every completion whose reward by the objective named in `only` is not 1."""
     wrong_n = other.value_n != 1.0
     status_n = torch.where(wrong_n, int(Status.UNSCORED), reward.status_n)
     by_outcome_n2 = reward.by_outcome_n2.masked_fill(wrong_n[:, None], NAN)
@@ -109,14 +109,14 @@ def loads_model(objective: Objective) -> bool:
 
 
 def _costs(reward: Reward, measure_count: int) -> Float[Tensor, "n c"]:
-    """Return the costs that a reward measured; a recorded reward costs nothing."""
+    """Return what an objective's rewards cost, by completion and measure; zeros if nobody measured it."""
     if reward.measured_nc is not None:
         return reward.measured_nc
     return torch.zeros(len(reward.value_n), measure_count, dtype=torch.float64)
 
 
 def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Float[Tensor, "n o"] | None = None) -> Scores:
-    """Put the rewards of all objectives side by side.
+    """Put the rewards of all objectives side by side in one `Scores`: a row per completion, a column per objective.
 
     Args:
         scored: objective -> its reward, in order.
@@ -181,7 +181,7 @@ def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Sc
 
 
 def _score_one(objective: Objective, text: Texts, columns: Columns, scored: Scored, early: Scored) -> Reward:
-    """Score every completion by one objective, unless `early` holds its reward already."""
+    """Score every completion by one objective, or take its rewards from `early`, those that `_score_early` computed."""
     if objective.name in early:
         reward = early[objective.name]
     else:
@@ -203,7 +203,7 @@ _ADVICE, _BATCH_ADVICE = (
 
 
 def _batch_call(objective: Objective, text: Texts, columns: Columns, scored: Scored) -> tuple[partial[Any], str, str]:
-    """Return the call of a reward for the whole batch, how a sentence names the reward, and the advice if it raises."""
+    """Return a reward's call for the whole batch, the reward's name in error messages, and the advice in them if it raises."""
     if not isinstance(objective.reward, str):
         return reward_call(objective, text, columns), reward_function(objective), _BATCH_ADVICE
     registered = REWARDS.find(objective.reward)
@@ -226,7 +226,7 @@ def _check_callable(objective: Objective, text: Texts) -> None:
 
 
 def waits(objective: Objective) -> bool:
-    """Return whether an objective's reward is awaited."""
+    """Return whether an objective's reward function is async, so that it must be awaited."""
     registered, convention = built_in(objective), item_convention(objective)
     if registered is not None:
         return is_async(registered.function)
@@ -248,7 +248,7 @@ async def await_rewards(objectives: Sequence[Objective], text: Texts, columns: C
 async def _await_call(
     convention: Convention | None, group: Sequence[Objective], text: Texts, columns: Columns
 ) -> dict[str, Reward]:
-    """Await one function for all objectives of a group, which read different keys of its results."""
+    """Await one async reward function for a group of objectives, which read different keys of its results."""
     objective = group[0]
     if convention is None:
         call, subject, advice = _batch_call(objective, text, columns, {})
@@ -260,7 +260,7 @@ async def _await_call(
 
 
 def _score_early(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Reward]:
-    """Await all objectives that wait, at once; then call the functions that take one completion at a time."""
+    """Await all async reward functions at once; then call the plain functions that take one completion at a time."""
     waiting = [objective for objective in objectives if waits(objective)]
     rewards: dict[str, Reward] = {}
     if waiting:
@@ -288,11 +288,11 @@ def _by_call(objectives: Sequence[Objective], text: Texts) -> list[tuple[Convent
 
 
 def _complete_recorded(objective: Objective, recorded: Reward, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
-    """Add the outcomes and statuses that the text shows to a reward that was computed elsewhere."""
+    """Add the outcomes and statuses that the completions' text shows to an objective's rewards computed elsewhere."""
     registered = built_in(objective)
     if registered is not None and registered.judged_by is not None:
         scored_now = score_one(objective, text, columns=columns, scored=scored)
-        # The text shows that the completion states no confidence, even if the file says only that there is no score.
+        # The text shows if a completion states no confidence, where the rewards from elsewhere say only that there is no score.
         failed_n = (recorded.status_n == Status.ERROR) | (recorded.status_n == Status.UNSCORED)
         unstated_n = (scored_now.status_n == Status.ABSENT) | (scored_now.status_n == Status.UNPARSABLE)
         status_n = torch.where(failed_n & unstated_n, scored_now.status_n, recorded.status_n)
@@ -349,7 +349,7 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
 
 
 def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Objective, ...]:
-    """Write out objectives: without `criteria` and `each`, and with plain names of paid blocks.
+    """Expand objectives: one for each criterion of `criteria` and each block of `each`, with plain names of the paid blocks.
 
     Args:
         objectives: in order.
@@ -385,24 +385,22 @@ def _by_function(objective: Objective) -> list[Objective]:
 
 
 def _with_blocks(objective: Objective, layout: Layout) -> Objective:
-    """Return the objective with the names of its paid blocks in place of patterns."""
+    """Return the objective with the names of its paid blocks in place of patterns such as `step*`."""
     matches = [(name,) if name in layout.names or "*" not in name else layout.matching(name) for name in objective.pays]
     return replace(objective, pays=tuple(dict.fromkeys(chain.from_iterable(matches))))
 
 
 def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
-    """Build an objective for every block that `each` matches."""
+    """Build an objective for every block that the pattern `each` of an objective matches."""
     pays = _with_blocks(objective, layout).pays
     objectives: list[Objective] = []
     for block in layout.matching(objective.each or ""):
-        # The nearest block comes first, because backing off drops the last outcome first.
+        # The nearest earlier block comes first, because `back_off` drops the last outcome first where groups are too small.
         earlier = tuple(other.name for other in reversed(objectives))
         given_outcomes = tuple(name for entry in objective.given for name in (earlier if entry == EARLIER else (entry,)))
         changes: dict[str, Any] = {"name": f"{objective.name}.{block}", "given": given_outcomes}
-        if not given_outcomes and objective.baseline in (
-            "outcome",
-            "blended",
-        ):  # the first block has no earlier block to be compared by
+        # The first block has no earlier block whose reward could be its outcome, so its baseline is the whole group.
+        if not given_outcomes and objective.baseline in ("outcome", "blended"):
             changes |= {"baseline": "group", "back_off": None}
         changes["pays"] = tuple(dict.fromkeys(block if name == OWN else name for name in pays)) or (block,)
         changes["options"] = {**_block_option(objective, block, layout), **objective.options}
@@ -484,7 +482,7 @@ def _check_options(objective: Objective, entry: BuiltIn) -> None:
 
 
 def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None:
-    """Refuse a built-in reward that reads blocks and tags which the layout lacks, or which another segmenter finds."""
+    """Refuse a built-in reward that reads a block or tag which the layout lacks, or that does not fit a paid block's segmenter."""
     tags_of, options = layout.keys, {**entry.options, **objective.options}
     for name in entry.blocks:
         if options[name] not in tags_of:

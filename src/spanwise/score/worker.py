@@ -36,7 +36,7 @@ _WORDS = re.compile(r"[A-Za-z]{2,}+(?:[ '-][A-Za-z]++)*+")
 DELIMITERS = ("$", "\\boxed", "\\(", "\\[")
 _PROGRAM = Path(__file__).with_name("program.py")
 _FILE_BYTES = 2**26
-#: The value of a text that is not JSON.
+#: Stands for the value of a text that is not JSON.
 MISSING = object()
 #: Keywords of a schema that are checked in linear time; other keywords (`pattern`, `uniqueItems`, `$ref`) may take far longer.
 _LINEAR = {
@@ -50,7 +50,7 @@ _SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 
 
 def as_latex(text: str) -> str:
-    r"""Put bare text between dollars, so that `\frac{1}{3}` is not read as 3; words become `\text{...}`, not a product."""
+    r"""Put a text without signs of mathematics between dollars, or Math-Verify reads `\frac{1}{3}` as 3; words become `\text{}`."""
     text = text.strip()
     if any(sign in text for sign in DELIMITERS) or "\n" in text:
         return text
@@ -58,17 +58,17 @@ def as_latex(text: str) -> str:
 
 
 def is_words(text: str) -> bool:
-    """Return whether a text is words, and no product of letters."""
+    """Return whether a text consists of words, and not of variables that form a product."""
     return _WORDS.fullmatch(text) is not None and text != "pi"
 
 
 def equals_as_math(gold: str, answer: str) -> bool | None:
     """Return whether `answer` equals `gold` as mathematics; None if the gold answer cannot be read."""
-    from math_verify import parse, verify  # a heavy import that only this process needs
+    from math_verify import parse, verify  # a heavy import that only processes of the kind `math` need
 
-    # Math-Verify's own time limits are off, because this process is killed from outside.
+    # Math-Verify's own time limits are off, because the parent kills this process if it takes too long.
     parsed_gold = parse(as_latex(gold), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-    if all(isinstance(part, str) for part in parsed_gold):  # it found no mathematics, only the raw text
+    if all(isinstance(part, str) for part in parsed_gold):  # Math-Verify found no mathematics, only the raw text
         return None
     try:
         parsed_answer = parse(as_latex(answer), parsing_timeout=None, raise_on_error=True)  # pyright: ignore[reportArgumentType]
@@ -101,7 +101,7 @@ def json_value(text: str, *, within: bool = False, decoder: json.JSONDecoder = E
 
 
 def whole_json(completion: str) -> Any:
-    """Return the JSON of a completion: from its first brace on, if the whole is not JSON."""
+    """Return the value of a completion's JSON, which begins at the first brace if the whole text is not JSON."""
     value = json_value(completion)
     return json_value(completion, within=True) if value is MISSING else value
 
@@ -141,7 +141,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
             raise ValueError(f"{error.message:.200}" + (f" (at {path})" if path else "")) from error
 
     def follow(contents: Any, resolver: Any) -> None:
-        """Check a schema, the schemas in it and the schemas that it refers to."""
+        """Check a JSON Schema, the schemas inside it and those that it refers to."""
         if not isinstance(contents, dict) or id(contents) in same_value_ids:
             return
         keywords.update(contents)
@@ -182,13 +182,8 @@ def builtins_of_code(tests: str) -> list[str]:
     """Return the builtins that the tested code may redefine: those that the tests use, if the tests use no other undefined name."""
     try:
         table = symtable.symtable(tests, "tests", "exec")
-    except (
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # such test code fails when it runs, so it needs no builtins
-        return []
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []  # test code that cannot be parsed fails when it runs, so it needs no builtins
     tables = [table]
     for nested in tables:
         tables += nested.get_children()
@@ -200,7 +195,7 @@ def builtins_of_code(tests: str) -> list[str]:
 
 
 def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: int) -> bool:
-    """Return whether the code runs to its end and exits with 0, or whether the tests that use it do."""
+    """Return whether a program runs to its end and exits with 0, or, if there are tests of it, whether they do."""
     with tempfile.TemporaryDirectory(prefix="spanwise-", ignore_cleanup_errors=True) as folder, ExitStack() as stack:
 
         def start(*arguments: str, **pipes: Any) -> subprocess.Popen[Any]:
@@ -238,7 +233,7 @@ def _kill(process: subprocess.Popen[Any]) -> None:
 
 
 def _limit_program(deadline: float, clock: float, memory: int) -> None:
-    """Set limits in the new process that end it even if its parent is gone."""
+    """Set limits of time, memory and file size in the new process that end it even if its parent is gone."""
     assert resource is not None, "a POSIX system"
     limits = {resource.RLIMIT_CPU: math.ceil(deadline), resource.RLIMIT_FSIZE: _FILE_BYTES, resource.RLIMIT_CORE: 0}
     if memory:
@@ -271,7 +266,7 @@ def _reply(check: Callable[..., bool | None], *request: Any, **limits: Any) -> s
 
 
 def main() -> None:
-    """Run one harmless check and write its reply, then answer each line of the input."""
+    """Run one harmless check to show the parent that checks work, then answer each line of the input."""
     check_kind, (deadline, clock_deadline), memory = sys.argv[1], map(float, sys.argv[2:4]), int(sys.argv[4])
     # Libraries must not print into the pipe that carries the replies.
     replies = os.fdopen(os.dup(1), "w", encoding="ascii")

@@ -45,18 +45,18 @@ DEADLINE = 5.0
 MEMORY = 4 * 2**30
 
 _W = TypeVar("_W", bound="Workers")
-# Worker processes of the parent. A forked child never closes them: that could flush text that the parent had buffered.
+# The parent's worker processes. A forked child keeps their pipes open, because to close them could flush the parent's buffers.
 _inherited: list[subprocess.Popen[str]] = []
 _all_workers: weakref.WeakSet[Workers] = weakref.WeakSet()
 
 
 class Deadlines:
-    """Call each overdue action from one thread; a block that ends in time does not wake the thread."""
+    """Watch `with` blocks from one thread, which calls a block's action if it takes too long, and sleeps through those in time."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._due: dict[object, tuple[float, Callable[[], object]]] = {}
-        self._wake_time = 0.0  # when the thread wakes next; 0: there is no thread yet
+        self._wake_time = 0.0  # when the watching thread wakes next; 0: there is no thread yet
 
     @contextlib.contextmanager
     def over(self, seconds: float, action: Callable[[], object]) -> Iterator[None]:
@@ -82,7 +82,7 @@ class Deadlines:
                     if due <= time.monotonic():
                         del self._due[key]
                         action()
-                # The wake time stays after its block has ended, so that the next block need not wake the thread.
+                # A planned wake time stays after its `with` block has ended, so that the next block need not wake the thread.
                 planned_wake = self._wake_time if self._wake_time > time.monotonic() else math.inf
                 self._wake_time = min((due for due, _ in self._due.values()), default=planned_wake)
                 self._changed.wait(None if self._wake_time == math.inf else max(0.0, self._wake_time - time.monotonic()))
@@ -112,31 +112,32 @@ class Worker:
 
     def __init__(self, kind: str, what: str, harmless: Request, deadline: float, memory: int) -> None:
         self.what, self.harmless, self.deadline = what, harmless, deadline
-        self.clock_deadline = 4 * deadline + 10.0  # seconds by the clock, because workers may share a core
+        self.clock_deadline = (
+            4 * deadline + 10.0
+        )  # seconds by the clock: more than of processor time, as workers may share a core
         self.command = [kind, str(deadline), str(self.clock_deadline + 5.0), str(memory)]
         self.process: subprocess.Popen[str] | None = None
         self.started = self.failed = False
 
     def check(self, request: Request) -> tuple[Verdict, bool]:
-        """Return the verdict, and whether another check would give the same verdict.
+        """Check one request; return the verdict, and whether another check would give the same verdict.
 
         A check that hangs or dies is repeated in a fresh process. If it fails again while a harmless check succeeds, the answer
         itself broke the check and counts as wrong.
         """
         verdict, has_failed = self._check_once(request)
         if has_failed:
-            with (
-                _ALONE if verdict.status == Status.ERROR else contextlib.nullcontext()
-            ):  # the process may have died for lack of memory
+            # A process that died may have lacked memory, so its check is repeated while no other one is.
+            with _ALONE if verdict.status == Status.ERROR else contextlib.nullcontext():
                 verdict, has_failed = self._check_once(request)
                 if has_failed and self._check_once(self.harmless)[0].status == Status.OK:
                     return Verdict(Status.BROKE, 0.0, f"{verdict.why}, twice"), True
         return verdict, not (has_failed or self.failed)
 
     def _check_once(self, request: Request) -> tuple[Verdict, bool]:
-        """Return the verdict, and whether the check hung or its process died."""
+        """Check one request without a second try; return the verdict, and whether the check hung or its process died."""
         if self.process is not None and self.process.poll() is not None:
-            self.stop()  # no request is to blame: it died while idle, perhaps killed for memory
+            self.stop()  # the process died while idle, perhaps for lack of memory, so no request is to blame
         if self.process is None and (fault := self.start()):
             return Verdict(Status.ERROR, math.nan, fault), False
         secret = secrets.token_hex()
@@ -152,7 +153,7 @@ class Worker:
         return Verdict(Status.OK, float(reply["value"])), False
 
     def start(self) -> str | None:
-        """Start the process, and return the reason if it fails every time; a worker that failed before is tried only once."""
+        """Start the worker process in up to three tries, or in one if it failed before; return the reason if all of them fail."""
         fault = self._start_once()
         for _ in range(0 if self.failed else _STARTS - 1):
             if fault is not None:
@@ -180,7 +181,7 @@ class Worker:
         return None
 
     def ask(self, message: str | None, seconds: float) -> tuple[str, bool]:
-        """Send a line and read a line; return the line, and whether time ran out so that the process was killed."""
+        """Send a line to the process and read one; return that one, and whether time ran out so that the process was killed."""
         process, is_late = self.process, threading.Event()
         assert process is not None
         assert process.stdin is not None
@@ -198,7 +199,7 @@ class Worker:
         return line, is_late.is_set()
 
     def stop(self) -> int | None:
-        """End the process and return its exit code; return None if no process runs."""
+        """End the worker process and return its exit code; return None if no process runs."""
         process, self.process = self.process, None
         if process is None:
             return None
@@ -213,13 +214,13 @@ class Workers:
     """Check requests in worker processes with a deadline, and cache the verdicts; threads, asyncio and forks may share it."""
 
     # The verdict of a request that hangs or crashes is cached too, but not if the process was killed from outside or did not start.
-    #: The kind of check, an argument of `worker.py`.
+    #: The kind of check (math, schema or code), an argument of `worker.py`.
     kind: str
-    #: How a sentence names the check.
+    #: How an error message names the check.
     what: str
     #: A request that succeeds unless the workers themselves are broken.
     harmless: Request
-    #: What to do if the workers cannot start.
+    #: What an error message advises if the workers cannot start.
     advice: str
 
     def __init__(
@@ -306,16 +307,16 @@ _shared: dict[tuple[Any, ...], Workers] = {}
 
 
 def shared_workers(kind: Callable[..., _W], **limits: Any) -> _W:
-    """Return the workers of a class with these limits; all callers share them, and they are closed when Python ends."""
+    """Return the `Workers` of a class with these limits, which all callers share and which are closed when Python ends."""
     workers_key = (kind, *sorted(limits.items()))
     if workers_key not in _shared:
         _shared.setdefault(workers_key, kind(**limits))
-    return _shared[workers_key]  # pyright: ignore[reportReturnType] - an object of this class
+    return _shared[workers_key]  # pyright: ignore[reportReturnType] - its class is in the key
 
 
 @atexit.register
 def close() -> None:
-    """Stop the workers of the shared verifiers; the next check starts new ones.
+    """Stop all shared worker processes; the next check starts new ones.
 
     >>> close()
     """
@@ -324,14 +325,14 @@ def close() -> None:
 
 
 def _after_fork() -> None:
-    """Drop the parent's workers: a forked child holds their pipes but none of the threads."""
+    """Drop the parent's worker processes after a fork, because the child holds their pipes but none of the threads."""
     global _ALONE
     DEADLINES.__init__()
     _ALONE = threading.Lock()
     for workers in list(_all_workers):
         for worker in workers._workers:
             if worker.process is not None:
-                worker.process.returncode = 0  # Popen must not wait for it: it is the parent's child
+                worker.process.returncode = 0  # Popen must not wait for the parent's child
                 _inherited.append(worker.process)
                 worker.process = None
         workers._reset()

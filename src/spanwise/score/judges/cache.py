@@ -1,4 +1,4 @@
-"""Keep a judge's verdicts in a SQLite file, so that a second run asks nothing; several processes may share the file."""
+"""Keep a judge's verdicts in a SQLite file, so that a second run need not ask again; several processes may share the file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def digest(content: Any) -> str:
 
 
 class Cache:
-    """Verdicts by the digest of the whole request: model, messages and choices.
+    """A file of a judge's verdicts by the digest of the whole request: model, messages and the words to choose from.
 
     >>> cache = Cache(":memory:", "memory", prompt="a")
     >>> cache.put("q", Judgement(1.0, "because", 12))
@@ -38,7 +38,7 @@ class Cache:
         self.prompt, self._lock = prompt, threading.Lock()
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            # On a slow disk another process may hold the file for many seconds.
+            # On a slow disk another process may lock the file for many seconds.
             self._file = sqlite3.connect(path, timeout=60.0, isolation_level=None, check_same_thread=False)
             self._file.execute("PRAGMA journal_mode=WAL")
             self._file.execute("PRAGMA synchronous=NORMAL")
@@ -57,14 +57,14 @@ class Cache:
             )
 
     def get(self, questions: Collection[str]) -> dict[str, Judgement]:
-        """Return the verdicts of those questions that the file holds."""
+        """Return the verdicts that the file holds on some questions, given by their digests."""
         query = "SELECT question, value, reason, tokens, place FROM judgements WHERE question = ?"
         with self._lock:
             rows = [self._file.execute(query, (question,)).fetchone() for question in questions]
         return {row[0]: Judgement(*row[1:]) for row in rows if row is not None}
 
     def put(self, question: str, judgement: Judgement) -> None:
-        """Write the verdict of one question into the file."""
+        """Write the verdict on one question, given by its digest, into the file."""
         row = (question, self.prompt, *judgement)
         with self._lock:
             self._file.execute("INSERT OR REPLACE INTO judgements VALUES (?, ?, ?, ?, ?, ?)", row)

@@ -1,4 +1,4 @@
-"""The reward `judge`: a model behind an HTTP endpoint reads one part of a completion and chooses a word, which has a number."""
+"""The reward `judge`: a model behind an HTTP endpoint reads a part of a completion and chooses a word that stands for a number."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from spanwise.types import BlockText, Status
 CHOICES: Mapping[str, float] = {"no": 0.0, "yes": 1.0}
 #: The costs of a judge for each completion: requests sent, answers from the cache, failures, tokens, seconds.
 MEASURES = ("calls", "cached", "failed", "tokens", "seconds")
-#: A client has few connections, because its pool looks at all of them for each request.
+#: The connections of one HTTP client: few, because its pool looks at all of them for each request.
 _CONNECTIONS = 8
-#: Servers that have answered once. If such a server falls silent, its questions fail, but the run goes on.
+#: The judges' servers that have answered once. If such a server falls silent, its questions fail, but the run goes on.
 _answered: set[Any] = set()
-#: Opens each cache once for a process and a request form.
+#: Opens a cache of verdicts once in each process for each form of request.
 _open_cache = lru_cache(maxsize=64)(Cache)
 if hasattr(os, "register_at_fork"):  # a forked child must not use its parent's connection to SQLite
     os.register_at_fork(after_in_child=_open_cache.cache_clear)
@@ -108,7 +108,7 @@ async def ask_judge(
     cache: str | None = None,
     key: str = "OPENAI_API_KEY",
 ) -> Reward:
-    """Reward a part of the completion with the number of the choice that a model makes about it.
+    """Reward a part of the completion with the number of the word that a judge model chooses for it.
 
     Rule: each completion with a paid block is one question, asked through the chat completions API; equal questions are asked once.
     No paid block: ABSENT. A rubric without a criterion about the block: UNSCORED. No answer before `deadline`: TIMEOUT. Any other
@@ -159,8 +159,8 @@ async def ask_judge(
         present_blocks = present(blocks, pays)
         if present_blocks:
             rubric = [Criterion(criterion)] if criteria is None else _criteria_for(block, row[criteria], blocks, n)
-            questions[n] = [form.question(blocks, row, present_blocks, block, one) for one in rubric]
-    distinct = {question.name: question for of_completion in questions.values() for question in of_completion}
+            questions[n] = [form.question(blocks, row, present_blocks, block, entry) for entry in rubric]
+    distinct = {question.name: question for group in questions.values() for question in group}
     verdicts_file = None if cache is None else _open_cache(os.path.abspath(cache), cache, form.digest)
     cached = {} if verdicts_file is None else verdicts_file.get(distinct)
     verdict_results = {name: CallResult(judgement) for name, judgement in cached.items()}
@@ -192,14 +192,14 @@ async def ask_judge(
         verdict_results[name] = await _result_of(name, asking)
     refuse_if_all_failed(verdict_results, "The judge", noun="questions")
     summed = {
-        n: _sum([one for one in of_completion if not locate or _is_about(verdict_results[one.name], block)], verdict_results)
-        for n, of_completion in questions.items()
+        n: _sum([one for one in group if not locate or _is_about(verdict_results[one.name], block)], verdict_results)
+        for n, group in questions.items()
     }
     return reward_of(summed, len(text), measured=_costs(len(text), questions, verdict_results, cached, seconds))
 
 
 async def _result_of(name: str, asking: asyncio.Future[dict[str, CallResult]]) -> CallResult:
-    """Await the answer to a question that another objective has asked."""
+    """Await the judge's verdict on a question that another objective has asked."""
     await asyncio.wait([asking])
     if asking.cancelled() or asking.exception() is not None:
         return CallResult(status=Status.ERROR, error=RuntimeError("another objective asked this question, and was stopped"))
@@ -207,12 +207,12 @@ async def _result_of(name: str, asking: asyncio.Future[dict[str, CallResult]]) -
 
 
 def _is_about(result: CallResult, block: str | None) -> bool:
-    """Return whether a verdict is about a block, or about the whole if no block is named; a failure counts as about any block."""
+    """Return whether a judge's verdict is about a block, or about the whole answer if none is named; a failure is about any."""
     return result.error is not None or result.value.block == (block or WHOLE)
 
 
 class _Question(NamedTuple):
-    """A request about one criterion; its name is the request's digest, and its verdict may be about any of `parts`."""
+    """A request to the judge about one criterion; `name` is its digest, `parts` the blocks that the verdict may be about."""
 
     criterion: Criterion
     name: str
@@ -235,7 +235,7 @@ def _criteria_for(block: str | None, cell: Any, blocks: BlockText, n: int) -> li
 
 @dataclass(frozen=True)
 class _RequestForm:
-    """Everything about a request but the completion; a cached verdict is used only if all of it is the same."""
+    """The template, choices, model and options that all requests of one objective to its judge have in common."""
 
     template: str
     criterion: str
@@ -255,7 +255,7 @@ class _RequestForm:
     def question(
         self, blocks: BlockText, row: Mapping[str, Any], names: list[str], block: str | None, criterion: Criterion
     ) -> _Question:
-        """Write the question about one block of a completion, or about the blocks `names` if no block is named."""
+        """Build the request to the judge about one block of a completion, or about the blocks `names` if no block is named."""
         parts = _possible_parts(blocks, names, block) if self.locate else []
         block = criterion.part or block
         if parts:
@@ -280,12 +280,12 @@ class _RequestForm:
         return _Question(criterion, digest(request), request, parts)
 
     async def ask(self, client: Any, question: _Question, base_url: str | None) -> Judgement:
-        """Ask one question; raise RewardError if the server can answer no question."""
+        """Send one question to the judge and read the verdict; raise RewardError if the server can answer no question at all."""
         import openai
 
         server = base_url or "OpenAI"
         try:
-            # Plain JSON both ways: building the client's own classes takes longer than the rest of the request.
+            # Request and reply are plain JSON: building the client's own classes takes longer than the rest of the request.
             reply = await client.post("/chat/completions", cast_to=object, body=question.request)
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
             raise RewardError(
@@ -311,7 +311,7 @@ def _possible_parts(blocks: BlockText, names: list[str], block: str | None) -> l
 
 
 def _sum(questions: Sequence[_Question], results: Mapping[str, CallResult]) -> CallResult:
-    """Add up the weighted verdicts about one completion; return the first failure instead if there is one."""
+    """Add up the judge's verdicts on one completion, weighted by criterion; return the first failure instead if there is one."""
     if not questions:
         return CallResult(status=Status.UNSCORED, note="no criterion is about this block")
     failure = next((results[question.name] for question in questions if results[question.name].error is not None), None)
@@ -335,7 +335,7 @@ def _costs(
     cached: Collection[str],
     seconds: Mapping[str, float],
 ) -> list[list[float]]:
-    """Count the costs of each completion; equal questions are counted once, and a question asked by another objective never."""
+    """Count what the judge cost for each completion; equal questions count once, one that another objective asked never."""
     costs_nc = [[0.0] * len(MEASURES) for _ in range(size)]
     first_completion = {question.name: n for n in reversed(list(questions)) for question in questions[n]}
     for name, n in first_completion.items():
@@ -347,15 +347,15 @@ def _costs(
 
 
 def _clients_of(base_url: str | None, key: str, timeout: float, retries: int, count: int) -> list[Any]:
-    """Return the clients for a server that belong to this event loop."""
+    """Return this event loop's HTTP clients for a judge's server, made on first use."""
     import certifi
     import openai
 
     loop_objects, client_key = objects_of_loop(), (base_url, key, timeout, retries, count)
     if client_key not in loop_objects:
-        api_key = os.environ.get(key) or "none"  # the client wants a key even if the server asks for none
+        api_key = os.environ.get(key) or "none"  # openai's client wants a key even if the server needs none
         settings: dict[str, Any] = {"base_url": base_url, "api_key": api_key, "timeout": timeout, "max_retries": retries}
-        # The clients share one context: each context reads all certificates from disk.
+        # The clients share one SSL context, because each context reads all certificates from disk.
         context = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE") or certifi.where())
         transports = (openai.DefaultAsyncHttpxClient(verify=context) for _ in range(count))
         loop_objects[client_key] = [openai.AsyncOpenAI(http_client=transport, **settings) for transport in transports]
@@ -363,7 +363,7 @@ def _clients_of(base_url: str | None, key: str, timeout: float, retries: int, co
 
 
 def _server_message(error: Any) -> str:
-    """Return the server's own sentence from an error of the client."""
+    """Return the judge server's own message from an exception of the HTTP client."""
     body = getattr(error, "body", None)
     message = body.get("message") if isinstance(body, Mapping) else None
     return str(message or getattr(error, "message", None) or error)[:300].rstrip(".")

@@ -1,4 +1,4 @@
-"""The reward `reward_model`: a classifier of `transformers` reads prompt and part, or a process reward model every step."""
+"""The reward `reward_model`: a `transformers` classifier scores a part of a completion, or a process reward model every step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from spanwise.types import BlockText, PiecewiseText, Status
 
 #: Ends of the class names for which transformers has an `AutoModel...`; a model of any other class brings its own code.
 _CLASS_ENDS = ("ForSequenceClassification", "ForTokenClassification", "ForCausalLM")
-#: How many rows a model remembers the numbers of, so that several objectives of a batch share its passes.
+#: For how many inputs a reward model remembers its numbers, so that several objectives of a batch share its passes.
 _REMEMBERED = 65_536
 
 
@@ -117,7 +117,7 @@ def score_by_model(
 
 
 def _pieces(blocks: BlockText, names: Sequence[str], sees: str, inside: bool) -> tuple[list[str], int]:
-    """Return the pieces of a completion that the model sees, and the index of the judged piece."""
+    """Return the pieces of a completion's text that the reward model sees, and the index of the one whose number is the reward."""
 
     def block_text(name: str) -> str:
         tags = blocks[name] or {}
@@ -140,7 +140,7 @@ def _pieces(blocks: BlockText, names: Sequence[str], sees: str, inside: bool) ->
 
 
 def _result(reader: _RewardModel, row: _Row, judged_piece: int, longest: int) -> CallResult:
-    """Return the number of one part, or the reason for having none."""
+    """Return the number that the reward model gave to the judged piece of a row, or the reason why there is none."""
     if len(row.ids) > longest:
         reason = f"the prompt and the text have {len(row.ids)} tokens, and the reward model takes {longest}"
         return CallResult(status=Status.ERROR, error=DataError(reason))
@@ -151,40 +151,40 @@ def _result(reader: _RewardModel, row: _Row, judged_piece: int, longest: int) ->
 
 
 class _Row(NamedTuple):
-    """The tokens of one row of the model's input."""
+    """The token ids of one prompt and completion, as a row of the reward model's input."""
 
     ids: tuple[int, ...]
-    types: tuple[int, ...]  # for each token, the index of its text; empty if the model takes no token types
-    places: tuple[int, ...]  # the tokens at which a number is read; empty: the row has one number
+    types: tuple[int, ...]  # the token type of each token; empty if the model takes none
+    places: tuple[int, ...]  # the tokens at which a number is read; empty if the whole row gets one number
 
 
 @dataclass(eq=False)
 class _RewardModel:
-    """A loaded model with its tokenizer, and the numbers of the rows that it has read."""
+    """A loaded reward model with its tokenizer, and the numbers that it gave to the inputs it has read."""
 
     model: Any
     tokenizer: Any
     marker: str | None
-    outputs: list[int]  # the columns of the logits that are read
-    worths: Tensor | None  # the number of each of these columns; None: the logit itself is the number
-    rows: dict[Any, _Row] = field(default_factory=dict)  # (prompt, pieces) -> row
+    outputs: list[int]  # the columns of the logits that the reward is made of
+    worths: Tensor | None  # the number that each column in `outputs` stands for; None: the logit itself
+    rows: dict[Any, _Row] = field(default_factory=dict)  # (prompt, pieces of the completion) -> its row
     numbers: dict[_Row, list[float]] = field(default_factory=dict)
 
     @cached_property
     def longest(self) -> int:
-        """Return the most tokens that a row may have."""
+        """Return the most tokens that the reward model takes as prompt and completion."""
         max_positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return int(min(max_positions or math.inf, self.tokenizer.model_max_length, 2**31))
 
     @cached_property
     def _control_tokens(self) -> list[str]:
-        """Return the special tokens, and the marker if it is a token of its own; the longest comes first."""
+        """Return the tokenizer's special tokens, and the step marker if it is a token of its own; the longest comes first."""
         special = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
         marker_token = {self.marker} & self.tokenizer.get_added_vocab().keys()
         return sorted((token for token in special | marker_token if len(token) > 1), key=len, reverse=True)
 
     def row(self, cells: Mapping[str, Any], pieces: Sequence[str]) -> _Row:
-        """Return the row for a prompt and pieces of a completion; several objectives may ask for the same row."""
+        """Return the tokens of a prompt and pieces of a completion, encoded once even if several objectives ask for them."""
         prompt = prompt_of(cells)
         if prompt is None:
             raise DataError(
@@ -197,9 +197,9 @@ class _RewardModel:
         return self.rows[row_key]
 
     def _write_row(self, prompt: Any, question: str, pieces: Sequence[str]) -> _Row:
-        """Write a row as the model's chat template does; a completion cannot write the template's own tokens."""
+        """Encode prompt and completion by the reward model's chat template; control tokens in a completion become plain text."""
         turns = [{"role": "user", "content": question}] if isinstance(prompt, str) else list(prompt)
-        for token in self._control_tokens:  # a zero-width space makes the token plain text
+        for token in self._control_tokens:  # a zero-width space inside a control token makes it plain text
             pieces = [piece.replace(token, f"{token[0]}\u200b{token[1:]}") for piece in pieces]
         tokenizer, token_types = self.tokenizer, ()
         has_template = tokenizer.chat_template is not None
@@ -224,12 +224,12 @@ class _RewardModel:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def read(self, rows: Sequence[_Row], batch_size: int) -> None:
-        """Run the model on rows that it has not read yet, and remember their numbers."""
+        """Run the reward model on the inputs (rows of tokens) that it has not read yet, and remember their numbers."""
         if len(self.numbers) > _REMEMBERED:
             self.numbers.clear()
             self.rows.clear()
         new_rows = sorted({row for row in rows if row not in self.numbers}, key=lambda row: len(row.ids))
-        # Without a pad_token_id a classifier takes the last token of a row for its end, even if it is padding.
+        # Without a pad_token_id a classifier takes the last token of a row for its end, even padding, so each row runs alone.
         rows_per_pass = batch_size if self.marker or self.model.config.pad_token_id is not None else 1
         for start in range(0, len(new_rows), rows_per_pass):
             batch = new_rows[start : start + rows_per_pass]
@@ -255,7 +255,7 @@ class _RewardModel:
 
 
 def _add_steps(prompt_ids: Sequence[int], steps: Sequence[Sequence[int]], marker: Sequence[int]) -> _Row:
-    """Put a marker behind each step; each is encoded by itself, so that no token belongs to a step and a marker."""
+    """Put the marker's tokens behind those of each step, both encoded apart so that no token belongs to a step and a marker."""
     ids, places = list(prompt_ids), []
     for step in steps:
         ids += [*step, *marker]
@@ -273,7 +273,7 @@ def load_reader(
     label: str | int | None,
     choices: tuple[tuple[str, float | int], ...] | None,
 ) -> _RewardModel:
-    """Load a model once, and find the outputs that are read."""
+    """Load a reward model, once for the same arguments, and find the columns of its logits that the reward is made of."""
     import transformers
 
     load_options = {"trust_remote_code": trust}
@@ -296,7 +296,7 @@ def load_reader(
 
 
 def _check_class(subject: str, class_name: str, *, marker: str | None, choices: Any) -> None:
-    """Refuse options that do not fit the class of a model."""
+    """Refuse a marker or choices that do not fit a reward model's class: sequence classifier, token classifier or causal model."""
     is_causal = class_name.endswith("ForCausalLM")
     refuse(
         {
@@ -317,7 +317,7 @@ def _check_class(subject: str, class_name: str, *, marker: str | None, choices: 
 def _outputs(
     name: str, config: Any, tokenizer: Any, label: str | int | None, choices: Any
 ) -> tuple[list[int], Tensor | None]:
-    """Return the columns of the logits that are read, and the number that each of them stands for."""
+    """Return the columns of the logits that the reward is made of, and each one's number (None: the logit is the number)."""
     if choices is not None:
         if label is not None:
             raise RecipeError(f"The reward model '{name}' has choices. Leave label out.")

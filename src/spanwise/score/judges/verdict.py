@@ -15,7 +15,7 @@ WHOLE, NONE = "whole", "none"
 
 
 class UnreadableReplyError(Exception):
-    """A judge's reply that names none of the choices."""
+    """A judge's reply from which no verdict can be read."""
 
 
 class Judgement(NamedTuple):
@@ -28,7 +28,7 @@ class Judgement(NamedTuple):
 
 
 def reply_format(choices: Sequence[str], constrain: str, *, reasons: bool, parts: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the arguments of a request that let the server write nothing but a verdict."""
+    """Return the arguments of a request to a judge that let the server write nothing but a verdict."""
     if constrain == "none":
         return {}
     if constrain == "choice":
@@ -43,7 +43,7 @@ def reply_format(choices: Sequence[str], constrain: str, *, reasons: bool, parts
 
 
 def reply_instruction(choices: Sequence[str], constrain: str, *, reasons: bool, parts: Sequence[str] = ()) -> str:
-    """Tell the judge in words what to write."""
+    """Return the sentence of the prompt that tells the judge what to write."""
     words = " or ".join(f'"{choice}"' for choice in choices)
     if constrain == "choice" or (constrain == "none" and not reasons and not parts):
         return f"Answer with {words} and nothing else."
@@ -56,7 +56,7 @@ def reply_instruction(choices: Sequence[str], constrain: str, *, reasons: bool, 
 
 
 def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bool, parts: Sequence[str] = ()) -> Judgement:
-    """Read a verdict from the JSON reply of the chat completions API."""
+    """Read the judge's verdict from the JSON reply of the chat completions API."""
     reply = reply if isinstance(reply, dict) else {}
     tokens = int((reply.get("usage") or {}).get("total_tokens") or 0)
     message = next(iter(reply.get("choices") or ()), {})
@@ -74,7 +74,7 @@ def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bo
 
 
 def _read_content(content: str, choices: Mapping[str, float | int]) -> tuple[str | None, str | None, str | None]:
-    """Return the choice that a reply makes, its reason, and the part that it names."""
+    """Return the choice that a judge's reply makes, its reason and the part it names; None for what the reply lacks."""
     brace = content.find("{")
     try:
         parsed = json.JSONDecoder().raw_decode(content, brace)[0] if brace >= 0 else None
@@ -84,7 +84,7 @@ def _read_content(content: str, choices: Mapping[str, float | int]) -> tuple[str
         reason, part = (field if isinstance(field := parsed.get(key), str) else None for key in ("reason", "part"))
         return _matching_choice(str(parsed["verdict"]).strip(), choices), reason, part
     exact_choice = _matching_choice(content.strip().strip('".'), choices)
-    if exact_choice is not None or brace >= 0:  # a JSON object that breaks off holds no verdict
+    if exact_choice is not None or brace >= 0:  # a word in a JSON object that breaks off is no verdict
         return exact_choice, None, None
     alternatives = "|".join(map(re.escape, sorted(choices, key=len, reverse=True)))
     words = re.findall(rf"(?<!\w)(?:{alternatives})(?!\w)", content, re.IGNORECASE)
@@ -92,7 +92,7 @@ def _read_content(content: str, choices: Mapping[str, float | int]) -> tuple[str
 
 
 def _matching_choice(word: str, choices: Mapping[str, float | int]) -> str | None:
-    """Return the choice that a word names, in whatever case it is written."""
+    """Return the choice that a word of a judge's reply names, in upper or lower case; None if it names none."""
     return next((choice for choice in choices if choice.lower() == word.lower()), None)
 
 
