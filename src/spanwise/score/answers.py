@@ -161,7 +161,7 @@ def _end(text: str) -> str:
     if len(text) <= LONGEST:
         return text
     tail = text[-LONGEST:]
-    tail = tail.partition("\n")[2] or tail  # without its first line, where the cut may have split a pair of dollars
+    tail = tail.partition("\n")[2] or tail  # without the first line, in which the cut may have split a pair of `$`
     return tail if any(sign in tail for sign in DELIMITERS) else ""
 
 

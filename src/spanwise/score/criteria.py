@@ -143,7 +143,7 @@ def _check_reads(objective: Objective, option: str) -> None:
 
 
 def _check_criteria(criteria: Collection[Criterion], where: str, objective: Objective, layout: Layout) -> None:
-    """Refuse criteria of one name, about an unknown block, that pay no block, or that name a part beside the objective's `each`."""
+    """Refuse criteria that share a name, are about an unknown block, pay no block, or name a part beside the objective's `each`."""
     criterion_names = [criterion.name for criterion in criteria if criterion.name]
     repeated_name = next((name for name in criterion_names if criterion_names.count(name) > 1), None)
     if repeated_name is not None:

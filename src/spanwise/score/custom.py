@@ -111,7 +111,7 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = 
     ("torch's seed", torch.initial_seed, torch.default_generator.manual_seed),
     ("the working directory", _working_directory, os.chdir),
 )
-#: How often a user's function was called with the same random state and the same texts, by a hash of the three.
+#: Hash of (user's function, random state, texts) -> how often the function was called with them.
 _calls: Counter[int] = Counter()
 
 
@@ -230,7 +230,7 @@ def as_number(value: Any) -> float:
 
 
 def check_reward_function(objective: Objective, more: Collection[str] = ()) -> None:
-    """Refuse a reward function with a positional-only parameter, or with none for an option of its objective outside `more`."""
+    """Refuse a reward function with a positional-only parameter, or with no parameter for an option that is not in `more`."""
     defaults, takes_all = parameters_of(objective.reward, objective.name)
     extra_option = next((option for option in objective.options if option not in {*defaults, *more} and not takes_all), None)
     if extra_option is not None:

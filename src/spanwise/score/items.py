@@ -66,7 +66,7 @@ def semaphore(key: object, limit: int) -> asyncio.Semaphore:
 async def await_calls(
     calls: Mapping[_K, Callable[[], Awaitable[Any]]], limit: asyncio.Semaphore, timeout: float
 ) -> dict[_K, CallResult]:
-    """Await all calls, as many at a time as the semaphore lets through; each has `timeout` seconds from its start."""
+    """Await all calls of a reward function or server, as many at a time as `limit` allows, each for `timeout` seconds at most."""
 
     async def await_call(call: Callable[[], Awaitable[Any]]) -> CallResult:
         async with limit:
@@ -116,7 +116,7 @@ def part_text(blocks: BlockText, pays: Sequence[str], block: str | None) -> str:
 
 
 def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
-    """Return each completion's cells by column, without what the trainer adds to `columns` that has no cell for each completion."""
+    """Return each completion's dataset cells by column, without what else a trainer passes among the columns."""
     sequences = {
         name: values
         for name, values in columns.items()
@@ -126,7 +126,7 @@ def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
 
 
 def item_convention(objective: Objective) -> Convention | None:
-    """Return how an objective's reward function is called for one completion; None for any other reward."""
+    """Return how an objective's reward function is called for one completion; None if it is built in or takes the whole batch."""
     if isinstance(objective.reward, str):
         return None
     return convention_of(objective.reward, frozenset(parameters_of(objective.reward, objective.name)[0]))
@@ -157,7 +157,7 @@ def check_call(objective: Objective, convention: Convention | None) -> None:
 
 
 def item_calls(objective: Objective, convention: Convention, text: Texts, columns: Columns) -> dict[int, Callable[[], Any]]:
-    """Return a call of the objective's function for each completion that has a paid block."""
+    """Build a call of an objective's reward function for each completion that has a block the objective pays."""
     function = convention.prepare(objective.reward)
     parameters = parameters_of(function, objective.name)
     call_options = {**CALL_OPTIONS, **objective.options}

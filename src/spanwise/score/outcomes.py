@@ -1,4 +1,4 @@
-"""Outcomes: discrete facts about the text before a block; completions are compared with those of the same outcome.
+"""Outcomes: discrete facts on the text before a block, such as a right answer; completions of the same outcome are compared.
 
 An outcome is the reward of an earlier objective, or a function `(text, *, columns)` of the blocks of every completion and the
 dataset's columns that returns one bool, number, string or None (unknown) per completion. It must not depend on the blocks that the
@@ -198,7 +198,7 @@ def judge_of(objective: Objective) -> str | None:
 
 
 def judged_column(objective: Objective) -> int | None:
-    """Return the index of that given outcome by which an objective's reward is judged: `judged` of `spanwise.credit.advantage`.
+    """Return which of its given outcomes judges an objective's reward, as an index: the `judged` of `spanwise.credit.advantage`.
 
     None if no given outcome judges it: then `by_outcome_nmo` says nothing about what its baseline knows. A reward function of your
     own that fills in `by_outcome` is judged by the only outcome that it is given.

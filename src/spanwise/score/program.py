@@ -5,7 +5,7 @@ code start, and their exit status is the verdict. Plain values travel as copies,
 `Handle`. The code is never asked how one of its objects compares with a plain value, and nothing that it sends is evaluated.
 """
 
-from __future__ import annotations  # compile() below applies this to the code and the tests, too
+from __future__ import annotations  # compile() applies this import to the code and the tests, too
 
 import _thread
 import builtins
@@ -64,7 +64,7 @@ class Handle:
 
 
 def _binary(name: str, *, swapped: bool = False) -> Any:
-    """Build an operator of `Handle`: between two handles the other process computes it, otherwise its plain value counts."""
+    """Build an operator of `Handle`: between two handles the other process computes it, else the plain value is fetched."""
     operation = getattr(operator, name)
 
     def method(self: Any, other: Any) -> Any:
@@ -166,7 +166,7 @@ class Line:
         self.send("reply", error, result, [] if new_values == values else new_values)
 
     def do(self, what: str, target: Any, values: list[Any], named: dict[str, Any]) -> Any:
-        """Carry out a request of the other process; the tests' process refuses all but public attributes and operators."""
+        """Carry out a request of the other process; the tests' process refuses all but its public attributes and operators."""
         of_attribute = what in ("getattr", "setattr")
         is_public = type(target).__module__ == "__main__" and of_attribute and not values[0].startswith("_")
         if self.judging and not (is_public or what == "plain" or what in _UNARY | _BINARY):
@@ -207,7 +207,7 @@ class Line:
                     return base.__str__(value) if base is str else base(value)
                 return [base_name, *map(self.encode, _constructor_arguments(base, value))]
         if self.judging and not isinstance(value, type(_error)):
-            import pickle  # pickles go only from the tests to the code
+            import pickle  # only the tests' process sends pickles: to load one from the code would run what it says
 
             with suppress(Exception):
                 pickled = pickle.dumps(value)

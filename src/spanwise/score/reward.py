@@ -23,7 +23,7 @@ from spanwise.types import BlockText, ByCompletion, Status
 NAN = float("nan")
 #: The blocks of each completion, by name.
 Texts = Sequence[BlockText]
-#: The names of the blocks that an objective pays.
+#: The names of the blocks that an objective pays, that is, whose tokens get its credit.
 Pays = tuple[str, ...]
 #: The dataset's columns by name, one row per completion.
 Columns = Mapping[str, Any]
@@ -102,7 +102,7 @@ class Reward(ByCompletion):
         notes: Sequence[str | None] | None = None,
         measured: Sequence[Sequence[float]] | None = None,
     ) -> Reward:
-        """Build a reward from plain lists; None means that there is no reward (`status`, ABSENT if not given).
+        """Build a reward from plain lists; a value of None is no reward, for the reason in `status` (ABSENT if not given).
 
         Args:
             values: one number or None per completion.
@@ -161,7 +161,7 @@ def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
 
 
 def present(blocks: BlockText, names: Sequence[str]) -> list[str]:
-    """Return those of the names whose block the completion has."""
+    """Return those of `names` whose block the completion has."""
     return [name for name in names if blocks.get(name) is not None]
 
 

@@ -195,7 +195,7 @@ def _score_one(objective: Objective, text: Texts, columns: Columns, scored: Scor
     return reward.only_where(_has_blocks(objective, text))
 
 
-#: The advice for a reward that raised: a built-in one or a function for one completion, and a function of the whole batch.
+#: What error messages advise if a reward raises: a built-in one or a function of one completion, and one of the whole batch.
 _ADVICE, _BATCH_ADVICE = (
     "Check its options and the columns that it reads.",
     "Return None for a completion that has no reward.",
@@ -234,7 +234,7 @@ def waits(objective: Objective) -> bool:
 
 
 async def await_rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Reward]:
-    """Await the rewards of all objectives at once, on the running event loop; every objective `waits`.
+    """Await the rewards of all objectives at once, on the running event loop; all their reward functions are async.
 
     Args:
         objectives: objectives with rewards that are awaited.

@@ -38,19 +38,19 @@ _PROGRAM = Path(__file__).with_name("program.py")
 _FILE_BYTES = 2**26
 #: Stands for the value of a text that is not JSON.
 MISSING = object()
-#: Keywords of a schema that are checked in linear time; other keywords (`pattern`, `uniqueItems`, `$ref`) may take far longer.
+#: Keywords of a JSON Schema that are checked in linear time; other keywords (`pattern`, `uniqueItems`, `$ref`) may take far longer.
 _LINEAR = {
     "$schema", "$id", "$comment", "$defs", "definitions", "title", "description", "default", "examples", "deprecated", "readOnly",
     "writeOnly", "format", "type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf",
     "minLength", "maxLength", "items", "prefixItems", "additionalItems", "minItems", "maxItems", "properties", "required",
     "additionalProperties", "minProperties", "maxProperties", "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
 }  # fmt: skip
-#: Keywords whose schemas check the same value as the schema around them.
+#: Keywords of a JSON Schema whose own schemas check the same value as the schema around them.
 _SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 
 
 def as_latex(text: str) -> str:
-    r"""Put a text without signs of mathematics between dollars, or Math-Verify reads `\frac{1}{3}` as 3; words become `\text{}`."""
+    r"""Put dollars around a text without signs of mathematics, or Math-Verify reads `\frac{1}{3}` as 3; words become `\text{}`."""
     text = text.strip()
     if any(sign in text for sign in DELIMITERS) or "\n" in text:
         return text
@@ -107,7 +107,7 @@ def whole_json(completion: str) -> Any:
 
 
 def is_valid(schema: str, completion: str) -> bool:
-    """Return whether the JSON of a completion is valid under the schema in a JSON text."""
+    """Return whether the JSON of a completion is valid under a JSON Schema, given as text."""
     completion_value = whole_json(completion)
     try:
         return completion_value is not MISSING and read_schema(schema)[0].is_valid(completion_value)
@@ -117,7 +117,7 @@ def is_valid(schema: str, completion: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def read_schema(text: str) -> tuple[Any, bool]:
-    """Return a validator for a schema's JSON text, and whether it takes linear time; ValueError if the schema is invalid."""
+    """Return a validator for the JSON text of a schema, and whether it runs in linear time; ValueError if the schema is invalid."""
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import SchemaError
     from jsonschema.validators import validator_for
@@ -233,7 +233,7 @@ def _kill(process: subprocess.Popen[Any]) -> None:
 
 
 def _limit_program(deadline: float, clock: float, memory: int) -> None:
-    """Set limits of time, memory and file size in the new process that end it even if its parent is gone."""
+    """Limit the time, memory and file size of the new process that calls this, so that it ends even if its parent is gone."""
     assert resource is not None, "a POSIX system"
     limits = {resource.RLIMIT_CPU: math.ceil(deadline), resource.RLIMIT_FSIZE: _FILE_BYTES, resource.RLIMIT_CORE: 0}
     if memory:
@@ -246,7 +246,7 @@ def _limit_program(deadline: float, clock: float, memory: int) -> None:
 
 
 def _limit_time(processor: float, clock: float) -> None:
-    """Let the system end this process after some processor time, or by the clock, even if the parent is dead."""
+    """Let the system end this process after so many seconds of processor time or by the clock, even if the parent is dead."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_PROF, processor)
         signal.setitimer(signal.ITIMER_REAL, clock)

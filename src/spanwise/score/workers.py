@@ -112,9 +112,8 @@ class Worker:
 
     def __init__(self, kind: str, what: str, harmless: Request, deadline: float, memory: int) -> None:
         self.what, self.harmless, self.deadline = what, harmless, deadline
-        self.clock_deadline = (
-            4 * deadline + 10.0
-        )  # seconds by the clock: more than of processor time, as workers may share a core
+        # A check may take longer by the clock than in processor time, because workers may share a core.
+        self.clock_deadline = 4 * deadline + 10.0
         self.command = [kind, str(deadline), str(self.clock_deadline + 5.0), str(memory)]
         self.process: subprocess.Popen[str] | None = None
         self.started = self.failed = False
@@ -274,7 +273,7 @@ class Workers:
         for worker in self._workers:
             process = worker.process
             if process is not None:
-                process.kill()  # this ends a check that is still running
+                process.kill()  # ends a check that still runs, so that its worker becomes idle
         for _ in self._workers:
             self._idle.get()
         for worker in reversed(self._workers):
@@ -332,7 +331,7 @@ def _after_fork() -> None:
     for workers in list(_all_workers):
         for worker in workers._workers:
             if worker.process is not None:
-                worker.process.returncode = 0  # Popen must not wait for the parent's child
+                worker.process.returncode = 0  # so that Popen never waits for this process, the parent's child
                 _inherited.append(worker.process)
                 worker.process = None
         workers._reset()

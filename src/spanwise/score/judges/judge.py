@@ -42,7 +42,7 @@ MEASURES = ("calls", "cached", "failed", "tokens", "seconds")
 _CONNECTIONS = 8
 #: The judges' servers that have answered once. If such a server falls silent, its questions fail, but the run goes on.
 _answered: set[Any] = set()
-#: Opens a cache of verdicts once in each process for each form of request.
+#: Opens a file of cached verdicts once in each process for each set of the judge's options.
 _open_cache = lru_cache(maxsize=64)(Cache)
 if hasattr(os, "register_at_fork"):  # a forked child must not use its parent's connection to SQLite
     os.register_at_fork(after_in_child=_open_cache.cache_clear)
@@ -335,7 +335,7 @@ def _costs(
     cached: Collection[str],
     seconds: Mapping[str, float],
 ) -> list[list[float]]:
-    """Count what the judge cost for each completion; equal questions count once, one that another objective asked never."""
+    """Count what the judge cost for each completion; equal questions count once, and those of another objective never."""
     costs_nc = [[0.0] * len(MEASURES) for _ in range(size)]
     first_completion = {question.name: n for n in reversed(list(questions)) for question in questions[n]}
     for name, n in first_completion.items():

@@ -167,7 +167,7 @@ class _RewardModel:
     marker: str | None
     outputs: list[int]  # the columns of the logits that the reward is made of
     worths: Tensor | None  # the number that each column in `outputs` stands for; None: the logit itself
-    rows: dict[Any, _Row] = field(default_factory=dict)  # (prompt, pieces of the completion) -> its row
+    rows: dict[Any, _Row] = field(default_factory=dict)  # (prompt, pieces of the completion) -> their tokens
     numbers: dict[_Row, list[float]] = field(default_factory=dict)
 
     @cached_property

@@ -19,7 +19,7 @@ class UnreadableReplyError(Exception):
 
 
 class Judgement(NamedTuple):
-    """A judge's verdict: the number of its choice, its reason, the tokens it read and wrote, and the block it is about."""
+    """A judge's verdict: its choice as a number, its reason, how many tokens the judge read and wrote, the block it is about."""
 
     value: float
     reason: str | None = None
