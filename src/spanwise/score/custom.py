@@ -209,7 +209,7 @@ def checked_reward(result: Any, objective: Objective, size: int) -> Reward:
     """Return a reward function's result as a `Reward`; refuse a result that lacks a number or None for each completion."""
     if isinstance(result, Reward):
         return result
-    values: list[float | None] = []
+    numbers: list[float | None] = []
     for n, value in enumerate(listed_values(result, size, subject=reward_function(objective), noun="number")):
         number = None if value is None else as_number(value)
         if number is not None and not math.isfinite(number):
@@ -217,8 +217,8 @@ def checked_reward(result: Any, objective: Objective, size: int) -> Reward:
                 f"Objective '{objective.name}' gives completion {n} of {size} the reward {value!r}. Return a finite number, or "
                 f"None for no reward."
             )
-        values.append(number)
-    return Reward.of(values)
+        numbers.append(number)
+    return Reward.of(numbers)
 
 
 def as_number(value: Any) -> float:

@@ -118,11 +118,11 @@ def part_text(blocks: BlockText, pays: Sequence[str], block: str | None) -> str:
 def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
     """Return each completion's dataset cells by column, without what else a trainer passes among the columns."""
     sequences = {
-        name: values
-        for name, values in columns.items()
-        if hasattr(values, "__getitem__") and hasattr(values, "__len__") and not isinstance(values, (str, Mapping))
+        name: cells
+        for name, cells in columns.items()
+        if hasattr(cells, "__getitem__") and hasattr(cells, "__len__") and not isinstance(cells, (str, Mapping))
     }
-    return [{name: values[n] for name, values in sequences.items() if len(values) == size} for n in range(size)]
+    return [{name: cells[n] for name, cells in sequences.items() if len(cells) == size} for n in range(size)]
 
 
 def item_convention(objective: Objective) -> Convention | None:

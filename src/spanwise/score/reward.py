@@ -27,7 +27,7 @@ Texts = Sequence[BlockText]
 Pays = tuple[str, ...]
 #: The dataset's columns by name, one row per completion.
 Columns = Mapping[str, Any]
-#: (blocks of a completion, block with the tag, cell of the dataset) -> its verdict; see `judged`.
+#: The rule of a reward: (blocks of a completion, block with the tag, cell of the dataset) -> verdict on the completion.
 Rule = Callable[[BlockText, Mapping[str, "str | None"], Any], "bool | float | tuple[Any, ...] | None"]
 
 
@@ -78,7 +78,7 @@ class Reward(ByCompletion):
             )
 
     def only_where(self, there_n: Bool[Tensor, " n"]) -> Reward:
-        """Set the reward to ABSENT for completions without a paid block; their numbers move to `unused_n`.
+        """Remove the reward (ABSENT) where `there_n` says that the completion has no paid block; the number moves to `unused_n`.
 
         >>> Reward.of([1.0, -1.0]).only_where(torch.tensor([True, False])).unused_n
         tensor([nan, -1.], dtype=torch.float64)
@@ -153,7 +153,7 @@ def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
     """Return a column of the dataset, one row per completion."""
     if name not in columns:
         # A trainer adds entries to the columns that are none, and that have no length.
-        column_names = sorted(key for key, values in columns.items() if hasattr(values, "__len__"))
+        column_names = sorted(key for key, column in columns.items() if hasattr(column, "__len__"))
         raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(column_names) or 'none'}.")
     if len(columns[name]) != size:
         raise AlignmentError(f"Column '{name}' has {len(columns[name])} rows for {size} completions.")
@@ -166,13 +166,13 @@ def present(blocks: BlockText, names: Sequence[str]) -> list[str]:
 
 
 def block_with(blocks: BlockText, pays: Sequence[str], tag: str) -> Mapping[str, str | None] | None:
-    """Return the first paid block that has a tag; {} if no paid block has the tag, None if no paid block exists."""
+    """Return the first of the blocks `pays` that has a tag; {} if none has it, None if the completion has none of these blocks."""
     paid_blocks = [block for name in pays if (block := blocks.get(name)) is not None]
     return next((block for block in paid_blocks if tag in block), {}) if paid_blocks else None
 
 
 def read_tag(blocks: BlockText, pays: Sequence[str], tag: str) -> str | None:
-    """Return the content of `tag` in the first paid block that has the tag; None if none has."""
+    """Return the content of `tag` in the first of the blocks `pays` that has the tag; None if none has."""
     return (block_with(blocks, pays, tag) or {}).get(tag)
 
 
@@ -184,7 +184,7 @@ def judged(
     rule: Rule,
     check: Callable[[list[Any]], list[Verdict]] | None = None,
 ) -> Reward:
-    """Reward each completion by the verdict of a rule; a completion without a paid block is ABSENT."""
+    """Reward each completion by the verdict of a rule; one without any of the blocks `pays` has no reward (ABSENT)."""
     # A verdict is a bool or a number, None if the completion cannot be judged, or a tuple that `check` turns into one.
     verdicts: dict[int, Any] = {}
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
@@ -194,12 +194,12 @@ def judged(
     requests = {n: verdict for n, verdict in verdicts.items() if isinstance(verdict, tuple)}
     if check is not None:
         verdicts.update(zip(requests, check(list(requests.values())), strict=True))
-    values: list[float | None] = [None] * len(text)
+    rewards: list[float | None] = [None] * len(text)
     statuses = [Status.ABSENT] * len(text)
     for n, verdict in verdicts.items():
         number, statuses[n] = (verdict.value, verdict.status) if isinstance(verdict, Verdict) else (verdict, Status.ERROR)
-        values[n] = None if number is None or math.isnan(number) else float(number)
-    return Reward.of(values, status=statuses)
+        rewards[n] = None if number is None or math.isnan(number) else float(number)
+    return Reward.of(rewards, status=statuses)
 
 
 def as_notes(notes: Sequence[str | None]) -> np.ndarray:

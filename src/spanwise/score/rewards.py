@@ -173,14 +173,14 @@ def format_(
         >>> format_([good, twice, {"solution": None}], pays=("solution",), columns={}, scored={}).value_n
         tensor([1., 0., nan], dtype=torch.float64)
     """
-    values: list[float | None] = []
+    rewards: list[float | None] = []
     for blocks in text:
         paid_blocks = [blocks.get(block) for block in pays]
         all_tags = (tag for block in blocks.values() if block for tag in block if tag)
         counted_tags = frozenset(all_tags if tags is None else tags)
         is_good = all(block is not None and _is_well_formed(block, counted_tags, empty) for block in paid_blocks)
-        values.append(None if all(block is None for block in paid_blocks) else float(is_good))
-    return Reward.of(values)
+        rewards.append(None if all(block is None for block in paid_blocks) else float(is_good))
+    return Reward.of(rewards)
 
 
 @register("second_attempt", kind="reward", tags=("tag",), blocks=("first",))
@@ -236,7 +236,7 @@ def _score_confidence(
 ) -> Reward:
     """Reward stated confidences q by a proper scoring rule (q, c) -> reward; c is the reward of the objective `of`."""
     check_known("objective scored before this one", of, scored)
-    values: list[float | None] = []
+    rewards: list[float | None] = []
     statuses: list[Status] = []
     confidences: list[float | None] = []
     judged_rows = zip(text, scored[of].value_n.tolist(), scored[of].status_n.tolist(), strict=True)
@@ -248,12 +248,12 @@ def _score_confidence(
             )
         stated_text = read_tag(blocks, pays, tag)
         q = None if stated_text is None else parse_confidence(stated_text)
-        values.append(None if q is None or math.isnan(c) else rule(q, c))
+        rewards.append(None if q is None or math.isnan(c) else rule(q, c))
         # A confidence that can be read has no score only if its outcome c is missing, so it gets the status of c.
         statuses.append(Status.ABSENT if stated_text is None else Status.UNPARSABLE if q is None else Status(status_of_c))
         confidences.append(q)
     by_outcome = [None if q is None else (rule(q, 0.0), rule(q, 1.0)) for q in confidences]
-    return Reward.of(values, status=statuses, by_outcome=by_outcome, stated=confidences)
+    return Reward.of(rewards, status=statuses, by_outcome=by_outcome, stated=confidences)
 
 
 class CodeRunner(Workers):
@@ -348,8 +348,8 @@ def environment(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, co
         >>> environment([{"turn": {"": "4"}}] * 2, pays=("turn",), columns={"environment": [0.5, None]}, scored={}).status_n
         tensor([0, 1])
     """
-    values = [None if value is None or value != value else float(value) for value in column_of(columns, column, len(text))]
-    return Reward.of(values)
+    numbers = column_of(columns, column, len(text))
+    return Reward.of([None if number is None or number != number else float(number) for number in numbers])
 
 
 def _check_lengths(options: Mapping[str, Any]) -> None:

@@ -266,7 +266,7 @@ def _reply(check: Callable[..., bool | None], *request: Any, **limits: Any) -> s
 
 
 def main() -> None:
-    """Run one harmless check to show the parent that checks work, then answer each line of the input."""
+    """Run one harmless check to show the parent that checks work, then answer each request on standard input."""
     check_kind, (deadline, clock_deadline), memory = sys.argv[1], map(float, sys.argv[2:4]), int(sys.argv[4])
     # Libraries must not print into the pipe that carries the replies.
     replies = os.fdopen(os.dup(1), "w", encoding="ascii")
