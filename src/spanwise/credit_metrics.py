@@ -33,7 +33,7 @@ class CreditedBatch:
 
     @cached_property
     def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """The groups whose rewards are all equal, and the groups with two rewards or more, for each objective that has groups."""
+        """For each objective compared in groups: masks of groups with all rewards equal, and of those with two or more."""
         if self.group_n is None or self.scheme.value_names:
             return {}
         group_n, reward_nm = group_index(self.group_n).cpu(), self.scores.reward_nm.cpu()
@@ -46,13 +46,13 @@ class CreditedBatch:
 
 
 def _by_block(batch: CreditedBatch, compute: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """Compute a number from the credit of each block, over the completions that have the block."""
+    """Apply `compute` to the credits of each block, over the completions that have the block."""
     blocks = enumerate(batch.scheme.layout.names)
     return {name: float(compute(batch.credit.block_nk[batch.present_nk[:, k], k])) for k, name in blocks}
 
 
 def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
-    """Divide a count of each objective's rewards by the number of its rewards."""
+    """Divide each objective's count of completions (or rollouts) by the number of those that the objective scores."""
     if count_m is None:
         return {}
     total_m = torch.full_like(count_m, len(batch.fault_n)) if batch.credit.count_m is None else batch.credit.count_m
@@ -61,7 +61,7 @@ def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
 
 
 def _measure_coarser(batch: CreditedBatch) -> dict[str, float]:
-    """Return the share of rewards that were compared with fewer outcomes, for objectives that are given several."""
+    """Return the share of rewards whose comparison left out some outcomes, for each objective that is given several."""
     names_with_levels = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
     return {name: share for name, share in _divide(batch, batch.credit.coarser_m).items() if name in names_with_levels}
 
@@ -73,7 +73,7 @@ def _measure_unanimous(batch: CreditedBatch) -> dict[str, float]:
 
 def _measure_all_unanimous(batch: CreditedBatch) -> dict[str, float]:
     """Return the share of groups whose rewards are all equal under every objective."""
-    # An objective that is not compared in groups may give credit although all rewards of a group are equal.
+    # There is no share if an objective is not compared in groups: it may give credit to a group of equal rewards.
     if len(batch.agreement) < len(batch.scheme.objectives):
         return {}
     is_unanimous_mg, is_compared_mg = map(torch.stack, zip(*batch.agreement.values(), strict=True))
@@ -87,19 +87,19 @@ def _add_up_costs(batch: CreditedBatch) -> dict[str, float]:
 
 
 def _measure_broke(batch: CreditedBatch) -> dict[str, float]:
-    """Return the share of completions that made their own check fail, for each objective with such completions."""
+    """Return for each objective the share of completions that made its check fail twice; none for a share of 0."""
     broke_share_m = (batch.scores.status_nm == int(Status.BROKE)).double().mean(dim=0)
     return {name: share for name, share in zip(batch.scores.names, broke_share_m.tolist(), strict=True) if share > 0}
 
 
 def _measure_dead_strata(batch: CreditedBatch) -> dict[str, float]:
-    """Return for each comparison the share of strata in which no completion gets any credit."""
+    """Return for each comparison the share of strata (completions compared together) in which none gets any credit."""
     counts = dead_strata(batch.credit, batch.scheme)
     return {comparison: dead / strata if strata else math.nan for comparison, (strata, dead) in counts.items()}
 
 
 def dead_strata(found: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None) -> dict[str, tuple[int, int]]:
-    """Count the strata of each comparison, and among them the strata in which no completion gets any credit."""
+    """Count the strata (completions compared together) of each comparison, and those in which none gets any credit."""
     if found.adv_nm is None or found.comparison is None:
         return {}
     columns = {" + ".join(scheme.names): 0}
@@ -115,7 +115,7 @@ def dead_strata(found: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] 
     return counts
 
 
-#: All metrics of a batch's credit.
+#: All metrics that are computed from a batch's credit.
 CREDIT = (
     Metric("credit/<block>/mean_abs", lambda batch: _by_block(batch, lambda credit_n: credit_n.abs().mean())),
     Metric("credit/<block>/zero_frac", lambda batch: _by_block(batch, lambda credit_n: (credit_n == 0).double().mean())),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from spanwise.errors import DataError, RecipeError, SpanwiseError
 
-#: The error numbers for a full disk, a full quota and a file that is too large.
+#: The system's error numbers for a full disk, a full quota and a file that is too large.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNITS = ((10**9, "GB"), (10**6, "MB"))
 #: Words in the errors of torch's archive writer, which says that a file is incomplete but not why.

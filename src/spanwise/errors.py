@@ -102,7 +102,7 @@ _MOST = 60
 
 
 def refuse(faults: Mapping[str, Any], error: type[SpanwiseError] = RecipeError) -> None:
-    """Raise an error with the first sentence whose fault is true; do nothing if there is none."""
+    """Raise an error with the first sentence of `faults` that applies (its value is true); do nothing if none applies."""
     for sentence, applies in faults.items():
         if applies:
             raise error(sentence)
@@ -122,7 +122,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def check_known(kind: str, name: Any, known: Iterable[str]) -> None:
-    """Refuse an unknown name; `kind` says in the sentence what the name should be."""
+    """Refuse a name that is not among the known ones; `kind` says in the message what is named, such as "baseline"."""
     if name not in (names := tuple(known)):
         raise RecipeError(unknown(kind, name, names))
 

@@ -1,4 +1,4 @@
-"""`Layout`: the blocks of a completion, the marks that each block is found by, and the segmenter that finds them."""
+"""`Layout`: the blocks of a completion, the marks (tags, JSON paths, ...) of each, and the segmenters that find them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """The part of a block that one mark finds; two parts are never equal, even with the same mark."""
+    """The part of a block that one mark (a tag, a path, ...) finds; two parts are never equal, even with the same mark."""
 
     block: int  # the number of the block in the layout
     segmenter: str  # the name of the segmenter that finds the mark
     mark: str  # a tag, a path or a pattern, as written in the layout
     key: str  # the name of the part in the block's text (`BlockText`)
-    index: int | None = None  # which match of the mark the part is, in a repeated block; None: every match
+    index: int | None = None  # in a repeated block, the number of the match that the part is; None: every match
 
 
 @dataclass(frozen=True, init=False)
 class Layout:
-    """The blocks of a completion, in order, and the marks that each block is found by.
+    """The blocks of a completion, in order, and the marks (tags, JSON paths, ...) that each block is found by.
 
     With the segmenter `tags` a mark `answer` opens with `<answer>` and closes with `</answer>`; with `json` it is a path, with
     `channels` a channel; see `spanwise.segment.SEGMENTERS`. A mark may name its own segmenter, `json:price`. Every trainable
@@ -99,17 +99,17 @@ class Layout:
 
     @cached_property
     def keys(self) -> dict[str, tuple[str, ...]]:
-        """The names of each block's parts in its text, by the name of the block."""
+        """The name of each block -> the keys by which its parts are found in the text of the block (`BlockText`)."""
         return {name: tuple(p.key for p in self.parts if p.block == block) for block, name in enumerate(self.names)}
 
     @cached_property
     def rest(self) -> int | None:
-        """The index of the block without marks; None if there is none."""
+        """The index of the block without marks, which gets the text that no other block claims; None if there is none."""
         return next((block for block, (_, marks, _) in enumerate(self._single) if not marks), None)
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """All marks as the layout writes them, without repetition."""
+        """All marks (tags, JSON paths, ...) as the layout writes them, without repetition."""
         return tuple(dict.fromkeys(mark for _, marks in self.blocks for mark in marks))
 
     def parts_of(self, segmenter: str) -> list[Part]:
@@ -192,25 +192,25 @@ class Layout:
                 f"'{first_tags[0] if first_tags else 'none'}'."
             )
         for segmenter in self.segmenters:
-            # The finder is not needed here, but a segmenter that builds it refuses marks that cannot work.
+            # A segmenter refuses marks that cannot work when it builds a finder, so one is built here and not used.
             registered("segmenter").find(segmenter).function(self.parts_of(segmenter), layout=self)
 
 
 def any_index(name: str) -> str:
-    """Return a name or mark with `[*]` in place of every index."""
+    """Return the name or the mark of a block with `[*]` in place of every index, such as `[0]`."""
     return _INDEX.sub(EACH, name)
 
 
 def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
-    """Collect the columns of all indices of a repeated block in one list, under its name with `[*]`."""
-    parts: dict[str, list[_T]] = {}
+    """Collect the columns of a repeated block in one list: those of `item[0]`, `item[1]`, ... under the name `item[*]`."""
+    columns_by_block: dict[str, list[_T]] = {}
     for name, column in columns.items():
-        parts.setdefault(any_index(name), []).append(column)
-    return parts
+        columns_by_block.setdefault(any_index(name), []).append(column)
+    return columns_by_block
 
 
 def _check_block(name: str, marks: tuple[str, ...]) -> None:
-    """Refuse a block whose name or marks cannot work."""
+    """Refuse a block whose name is empty or reserved, or whose marks are missing or doubled."""
     tag_list = ", ".join(marks)
     faults = {
         f"The block with the tags {tag_list or 'none'} has no name; write {{'solution': ['answer']}}.": not name.strip(),
@@ -223,7 +223,7 @@ def _check_block(name: str, marks: tuple[str, ...]) -> None:
 
 
 def _pairs(blocks: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the blocks as pairs of a name and its marks; in a list of names, each name is its own mark."""
+    """Return the blocks as pairs of a name and its marks; if only names are listed, each name is its block's mark."""
     if isinstance(blocks, Mapping):
         return tuple((str(name), _marks(str(name), marks)) for name, marks in blocks.items())
     if isinstance(blocks, Sequence) and not isinstance(blocks, str) and all(isinstance(name, str) for name in blocks):

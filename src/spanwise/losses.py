@@ -21,7 +21,7 @@ __all__ = ["aspo", "categorical_value", "categorical_value_loss", "critic_error"
 
 #: The standard deviation of HL-Gauss in bin widths, as Farebrother et al. recommend it.
 SIGMA_RATIO = 0.75
-#: A target may lie outside the range by this share of a bin, because of rounding.
+#: A critic's target may lie outside the range of the bins by this share of a bin, because of rounding.
 _ROUNDING = 1e-3
 
 
@@ -314,7 +314,7 @@ def categorical_value_loss(
 
 
 def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[Tensor, float]:
-    """Return the edges of the bins, in float32 or a wider dtype, and the width of a bin."""
+    """Return the edges of a categorical critic's bins, in float32 or a wider dtype, and the width of a bin."""
     low, high = value_range
     if bins < 2:
         raise RecipeError(f"The number of bins is {bins}; a distribution over values needs 2 or more.")
@@ -365,7 +365,7 @@ def critic_error(
     mean_error, shape_error = (float(error_n[length_n > 0].mean()) for error_n in (mean_error_n.square(), shape_error_n))
 
     def moments(number_nt: Tensor) -> tuple[float, float]:
-        """Return the mean and the variance over tokens, from differences to the first, so that a constant has variance 0."""
+        """Return the mean and variance over tokens, from differences to the first, so that equal numbers have variance 0."""
         number_u = number_nt[mask_nt]
         above_first_u = number_u - number_u[:1]
         variance = (above_first_u - above_first_u.mean()).square().mean()

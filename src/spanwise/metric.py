@@ -14,7 +14,7 @@ _BEYOND = {"above": operator.gt, "below": operator.lt, "at least": operator.ge, 
 
 @dataclass(frozen=True)
 class Alarm:
-    """A sentence to print if a metric is beyond a threshold; `{name}` in it stands for the metric's part in brackets."""
+    """A sentence to print if a metric is beyond a threshold; `{name}` in it is the block or objective of the metric."""
 
     side: Literal["above", "below", "at least", "at most"]
     threshold: float
@@ -22,7 +22,7 @@ class Alarm:
     cause: str = ""
     #: The names of metrics that mean nothing while this alarm holds.
     hollow: tuple[str, ...] = ()
-    #: The name of another metric: if it is above one half, it explains the value, and there is no alarm.
+    #: The name of another metric: if that one is above one half, it explains the value, and there is no alarm.
     unless: str = ""
     #: The sentence for a run in which no batch has a value of the metric.
     unknown: str = ""
@@ -34,16 +34,16 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Metric:
-    """A logged number, or one for each part if its name holds a part in brackets: `<part>`, or `[part/]`, which may be left out."""
+    """A logged number, or one per block, objective, ... if its name holds a placeholder: `<block>`, optional `[block/]`."""
 
     name: str
-    of: Callable[[Any], Mapping[str, float]] | None = None  # computes the number of each part; None: the logger does so
+    of: Callable[[Any], Mapping[str, float]] | None = None  # filling of the placeholder -> number; None: the logger's
     lasting: Alarm | None = None  # the alarm for a value in several training batches in a row
     overall: Alarm | None = None  # the alarm for the mean over a run's batches, unless `lasting` held
     at_end: Alarm | None = None  # the alarm for the mean over the last batches of a run
 
     def part(self, key: str) -> str | None:
-        """Return the part that a key of the log has in place of the brackets, "" if none; None for another metric's key."""
+        """Return what a key of the log has in place of the placeholder, "" if nothing; None for another metric's key."""
         match = self._shape.fullmatch(key)
         return None if match is None else next(iter(match.groups("")), "")
 
@@ -52,11 +52,11 @@ class Metric:
         return re.compile(re.sub(r"\[\w+/\]", "(?:(.+)/)?", re.sub(r"<\w+>", "(.+)", self.name)))
 
     def key(self, part: str = "") -> str:
-        """Return the key that a part of this metric has in the log."""
+        """Return the key of this metric in the log, with `part` (a block, an objective, ...) in place of the placeholder."""
         return re.sub(r"<\w+>", part, re.sub(r"\[\w+/\]", f"{part}/" if part else "", self.name))
 
 
 def metrics_in(batches: Sequence[Mapping[str, Any]], known: Sequence[Metric]) -> Iterator[tuple[str, str, Metric]]:
-    """Find the known metrics in the log of some batches; yield the key, the part in brackets, and the metric of each."""
+    """Find the known metrics in the log of some batches; yield each one's key, what fills its placeholder, and itself."""
     for key in dict.fromkeys(key for line in batches for key in line):
         yield from ((key, part, metric) for metric in known if (part := metric.part(key)) is not None)

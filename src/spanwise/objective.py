@@ -1,4 +1,4 @@
-"""`Objective`: one reward, the blocks that it pays, and the outcomes that its baseline may depend on."""
+"""`Objective`: one reward, the blocks whose tokens it credits, and the outcomes that its baseline may depend on."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ScaleName = Literal["none", "std"]
 ScopeName = Literal["rollout", "turn"]
 #: Words in an objective with `each`: the rewards of all blocks before its own, the nearest first; and its own block.
 EARLIER, OWN = "earlier", "own"
-#: The text that files hold in place of a secret.
+#: The text that saved files hold in place of a secret, such as an API key.
 HIDDEN = "<hidden>"
 
 
 @runtime_checkable
 class Rubric(Protocol):
-    """A rubric of the library verifiers: reward functions and their weights."""
+    """A rubric of the library `verifiers`: reward functions and their weights."""
 
     funcs: list[Any]
     weights: list[float]
@@ -33,7 +33,7 @@ class Rubric(Protocol):
 
 @dataclass(frozen=True, init=False)
 class Objective:
-    """One reward, the blocks that it pays, and the outcomes that its baseline may depend on.
+    """One reward, the blocks whose tokens it credits, and the outcomes that its baseline may depend on.
 
     Args:
         reward: the name of a built-in reward (`correct`, `brier`, ...) or a function, plain or async, as TRL, verl, verifiers or
@@ -97,7 +97,7 @@ class Objective:
     criteria: str | Sequence[Any] | None
     only: str | None
 
-    # The constructor is written out, because an argument may be one name or a list, and its field is a tuple.
+    # A dataclass's own constructor would not do, because an argument may be one name or a list, and its field is a tuple.
     def __init__(
         self,
         reward: str | Callable[..., Any] | Rubric,
@@ -126,7 +126,7 @@ class Objective:
 
     @property
     def outcomes(self) -> tuple[str, ...]:
-        """The names that `Scores` has for the outcomes in `given`; the name of a function is "module:function"."""
+        """The names of the outcomes in `given`, as `Scores` holds them; the name of a function is "module:function"."""
         return tuple(entry if isinstance(entry, str) else function_name(entry) for entry in self.given)
 
     def _check_types(self) -> None:
@@ -200,7 +200,7 @@ class Objective:
 
 
 def hidden_names(settings: Any, prefix: str = "") -> list[str]:
-    """Return the paths in nested settings, such as `judge.key`, at which a hidden secret stands (`HIDDEN`)."""
+    """Return the paths in nested settings, such as `judge.key`, whose value is the text in place of a secret (`HIDDEN`)."""
     if settings == HIDDEN:
         return [prefix]
     is_list, is_mapping = isinstance(settings, list), isinstance(settings, Mapping)
@@ -228,7 +228,7 @@ def _several(names_or_functions: Any) -> Any:
 
 
 def is_async(value: Any) -> bool:
-    """Return whether a function must be awaited."""
+    """Return whether the result of a function, or of an object that is called like one, must be awaited."""
     call_method = getattr(value, "__call__", None)  # noqa: B004 - an instance may have an async __call__
     return inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(call_method)
 
@@ -249,7 +249,7 @@ def is_number(value: Any) -> bool:
 
 
 def families(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group the names of more than three objectives that are parts of one reward; every other name is a group of its own.
+    """Group objectives named `<reward>.<part>` by reward if it has more than three; every other name is a group of its own.
 
     >>> families(["equals.a", "equals.b", "equals.c", "equals.d", "form"])
     {'equals (4 parts)': ['equals.a', 'equals.b', 'equals.c', 'equals.d'], 'form': ['form']}

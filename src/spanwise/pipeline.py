@@ -29,7 +29,7 @@ from spanwise.types import BlockText, ByCompletion, Credit, Fault, Scores, Spans
 
 @dataclass(frozen=True)
 class Reading(ByCompletion):
-    """The blocks and rewards of N completions: all that `credit_batch` needs beside the batch with its groups.
+    """The blocks and rewards that `read` found in N completions: all that `credit_batch` needs beside the batch.
 
     Attributes:
         scores: rewards, statuses and outcomes of the scheme's objectives.
@@ -61,7 +61,7 @@ class Reading(ByCompletion):
         return self.length_nk > 0
 
     def pack(self) -> Float[Tensor, "n c"]:
-        """Pack scores, block lengths and faults into one float64 table, so that processes exchange them in one gather.
+        """Pack rewards, block lengths and faults of form in one float64 table, so that processes exchange it in one gather.
 
         Columns: M rewards, M statuses, 2 M rewards by outcome, M stated numbers, O outcomes, C measures, K block lengths, 1 fault.
         """
@@ -81,7 +81,7 @@ class Reading(ByCompletion):
 
     @staticmethod
     def unpack(table_nc: Float[Tensor, "n c"], scheme: Scheme) -> Reading:
-        """Turn a table made by `pack` back into a reading, usually after a gather; the reading has no spans and no text.
+        """Turn a table made by `pack` back into a `Reading`, usually after a gather; it has no spans and no text of blocks.
 
         Raises:
             AlignmentError: the table was packed under another scheme.
@@ -111,12 +111,12 @@ class Reading(ByCompletion):
         return Reading(scores, length_nk.long(), fault_n1.squeeze(1).long())
 
     def take(self, rows: Any) -> Reading:
-        """Return the reading of some completions (a slice, or indices), without spans and text."""
+        """Return the blocks and rewards of some completions (a slice, or indices), without spans and text."""
         return super(Reading, replace(self, spans=None, text=None)).take(rows)
 
     @staticmethod
     def joined(parts: Sequence[Reading]) -> Reading:
-        """Join readings under one scheme into one, without spans and text."""
+        """Join the blocks and rewards of batches that were read under one scheme in one `Reading`, without spans and text."""
         return join_rows([replace(part, spans=None, text=None) for part in parts])
 
 
@@ -193,8 +193,8 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         raise AlignmentError(
             f"{len(reading)} completions were read and the batch has {len(batch.group_n)} group ids; give one id to each."
         )
-    mode_fields = {name for mode in scheme.modes for name in mode.adds}  # a mode may add its fields only in later batches
-    scheme.check({*batch.provides, *mode_fields}, at_read=scheme.reads)  # the completions have been read already
+    mode_fields = {name for mode in scheme.modes for name in mode.adds}  # the first batches may lack the fields of a mode
+    scheme.check({*batch.provides, *mode_fields}, at_read=scheme.reads)  # `read` has run, so what it needs counts as given
     inputs: dict[str, Any] = {
         "length_n": reading.length_nk.sum(dim=1),
         "truncated_n": (reading.fault_n & int(Fault.TRUNCATED)) != 0,

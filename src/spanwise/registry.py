@@ -42,7 +42,7 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
             _BY_KIND[kind] = self
 
     def find(self, name: str) -> _Entry:
-        """Return the entry called `name`, ours or a plug-in's; refuse an unknown name."""
+        """Return the entry called `name`, from spanwise or an installed plug-in; refuse an unknown name."""
         if name not in self:
             self.load_plugins()
         if name not in self:
@@ -54,7 +54,7 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
         for point in entry_points(group=self.group):
             try:
                 point.load()
-            except Exception as error:  # a plug-in may raise any error
+            except Exception as error:  # another package's plug-in may raise any error on import
                 raise RecipeError(f"The plug-in '{point.name}' ({point.value}) cannot be loaded: {error}.") from error
 
     def add(self, name: str, function: Callable[..., Any], kind: str, facts: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
 
 
 def registered(kind: str) -> Registry[Any]:
-    """Return the registry of a kind, such as "reward", also to modules that may not import the module that creates it."""
+    """Return the registry of a kind, such as "reward", and import the module that creates it only when it is asked for."""
     if kind not in _BY_KIND and kind in _HOMES:
         import_module(_HOMES[kind])
     if kind not in _BY_KIND:
@@ -128,11 +128,11 @@ def imported(path: str, *, what: str) -> Any:
     try:
         if file is None:
             if sys.modules.get(module_name) in _FILES.values():
-                del sys.modules[module_name]  # another file was run under the same name before
+                del sys.modules[module_name]  # a user's file that ran under the same name before
             with _first(Path.cwd()):
                 code = import_module(module_name)
             if getattr(code, "__file__", None) is None and code.__spec__ is not None and code.__spec__.origin is None:
-                raise ModuleNotFoundError(name=module_name)  # a folder without code was imported
+                raise ModuleNotFoundError(name=module_name)  # only a folder without code has this name
         else:
             code = _run(file, module_name)
     except (Exception, SystemExit) as error:  # a user's module may raise any error, or exit
@@ -151,7 +151,7 @@ def imported(path: str, *, what: str) -> Any:
 
 
 def _show(path: str, place: Path | None) -> None:
-    """Print where the code lies that is about to run, once per process and on the first rank only."""
+    """Print which file or folder holds the user's code that is about to run, once per process, on the first rank only."""
     if place is not None and (path, place) not in _SHOWN and os.environ.get("RANK", "0") == "0":
         file_or_folder = "folder" if place.is_dir() else "file"
         print(f"The recipe runs code: {path!r}, from the {file_or_folder} {str(place)!r}.", file=sys.stderr)
@@ -191,13 +191,13 @@ def _is_installed(module: str) -> bool:
 
 
 def _file(module: str) -> Path | None:
-    """Return the file of a module in the current folder; None if there is no such file."""
+    """Return the file in the current folder that a module's name stands for; None if there is no such file."""
     file = Path.cwd() / (module if module.endswith(".py") else f"{module}.py")
     return file if file.is_file() else None
 
 
 def _run(file: Path, module_name: str) -> ModuleType:
-    """Run a file as a module, once per process, even if another module has its name."""
+    """Run a user's file as a module, once per process, even if another module has its name."""
     loaded_module = sys.modules.get(module_name)
     if loaded_module is not None and Path(getattr(loaded_module, "__file__", None) or ".").resolve() == file.resolve():
         return loaded_module
@@ -206,7 +206,7 @@ def _run(file: Path, module_name: str) -> ModuleType:
         assert spec is not None, "a file ending in .py has a loader"
         assert spec.loader is not None, "a file ending in .py has a loader"
         module = module_from_spec(spec)
-        sys.modules.setdefault(module_name, module)  # dataclasses and pickle look for modules there
+        sys.modules.setdefault(module_name, module)  # dataclasses and pickle look up a class's module in `sys.modules`
         try:
             with _first(file.parent):
                 spec.loader.exec_module(module)
@@ -220,7 +220,7 @@ def _run(file: Path, module_name: str) -> ModuleType:
 
 @contextmanager
 def _first(folder: Path) -> Iterator[None]:
-    """Search a folder for modules before all others, while the `with` block runs."""
+    """Let imports search a folder before all others while the `with` block runs."""
     invalidate_caches()
     sys.path.insert(0, str(folder))
     try:

@@ -21,7 +21,7 @@ from spanwise.segment import SEGMENTERS
 
 #: The task that `recipe.yaml` names if a user's script drives the run; the file then holds the scheme and no prompts.
 SCRIPT = "own"
-#: Names that other libraries have for our options (this one is NeMo-RL's, which also has `gae_lambda_value` for the critic).
+#: A method option's name in another library -> ours (this one is NeMo-RL's, which has `gae_lambda_value` for the critic).
 _OTHER_NAMES = {"gae_lambda_policy": "lam"}
 
 
@@ -156,7 +156,7 @@ class Scheme:
 
     @property
     def stages(self) -> tuple[Any, ...]:
-        """The modes, then the refinement: they change the method's credit in this order."""
+        """The modes, then the refinement: they change the credit that the method gave, in this order."""
         return (*self.modes, *(() if self.refine is None else (self.refine,)))
 
     @cached_property
@@ -267,7 +267,7 @@ class Scheme:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """The names of what the rewards measure of themselves, such as costs, as "<objective>/<measure>"."""
+        """The names, "<objective>/<measure>", of the numbers that rewards report beside themselves, such as their costs."""
         return measures_of(self.objectives)
 
     def plain(self) -> dict[str, Any]:
@@ -307,7 +307,7 @@ def _check_kinds(objectives: Any, options: Any) -> None:
 
 
 def _as_set(names: Collection[str]) -> frozenset[str]:
-    """Return names as a set; a single string is one name."""
+    """Return one name, or several, as a set of names."""
     return frozenset([names] if isinstance(names, str) else names)
 
 
@@ -321,7 +321,7 @@ def _plain(objective: Objective) -> dict[str, Any]:
 
 
 def _parse_per(per: Any) -> str | float:
-    """Return the option `per` as one of its three words or as a positive number; refuse anything else."""
+    """Return the option `per` as "block", "completion", "batch" or a positive number; refuse anything else."""
     if per in ("block", "completion", "batch"):
         return str(per)
     with suppress(TypeError, ValueError):
@@ -331,12 +331,12 @@ def _parse_per(per: Any) -> str | float:
 
 
 def _reads_logp(segmenter: str) -> bool:
-    """Return whether a segmenter cuts by log-probabilities."""
+    """Return whether a segmenter cuts completions into blocks by the log-probabilities of tokens."""
     return SEGMENTERS.find(segmenter).reads_logp
 
 
 def _refuse(objectives: Sequence[Objective], find_fault: Callable[[Objective], Any], sentence: str) -> None:
-    """Refuse the first objective that has a fault; the sentence may hold {o} for the objective and {fault} for the fault."""
+    """Refuse the first objective in which `find_fault` finds one; the sentence may hold {o}, the objective, and {fault}."""
     for objective in objectives:
         if fault := find_fault(objective):
             raise RecipeError(f"Objective '{objective.name}' {sentence.format(o=objective, fault=fault)}")
@@ -390,7 +390,7 @@ def _check_objectives_used(scheme: Scheme) -> None:
 
 
 def _check_values(scheme: Scheme) -> None:
-    """Refuse the field `values` of a scheme whose method reads no critic."""
+    """Refuse the field `values` (what a critic predicts) of a scheme whose method reads no critic."""
     if scheme.values is None:
         return
     resolve_values(scheme.objectives, scheme.values)

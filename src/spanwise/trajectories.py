@@ -56,12 +56,12 @@ def turn_batch(
     turn_ids = [(j, t) for j, trajectory in enumerate(trajectories) for t in range(len(trajectory.turns))]
     trajectory_s, step_s = torch.tensor(turn_ids, dtype=torch.long).reshape(-1, 2).unbind(1)
     turn_columns: dict[str, Sequence[Any]] = {"truncated": [turn.truncated for turn in turns]}
-    for name, values in (columns or {}).items():
-        if len(values) != len(trajectories):
+    for name, column in (columns or {}).items():
+        if len(column) != len(trajectories):
             raise AlignmentError(
-                f"Column '{name}' has {len(values)} values for {len(trajectories)} trajectories; give one to each."
+                f"Column '{name}' has {len(column)} values for {len(trajectories)} trajectories; give one to each."
             )
-        turn_columns[name] = [values[j] for j, _ in turn_ids]
+        turn_columns[name] = [column[j] for j, _ in turn_ids]
     anchors = [turn.anchor for turn in turns]
     steps = Steps(trajectory_s, step_s, anchors if any(anchor is not None for anchor in anchors) else None)
     group_s = group_index([trajectory.group for trajectory in trajectories])[trajectory_s]
@@ -87,7 +87,7 @@ def _collect_rewards(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:
 
 
 def onto_turns(trajectories: Sequence[Trajectory], name: str, value_st: Float[Tensor, "s t"]) -> list[Trajectory]:
-    """Put the numbers of the rows of `turn_batch` back onto the tokens of the turns, as an entry of `Turn.per_token`.
+    """Put numbers computed for the rows of `turn_batch`, such as advantages, onto their turns' tokens, in `Turn.per_token`.
 
     Args:
         trajectories: those of the batch, in its order.

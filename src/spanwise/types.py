@@ -19,7 +19,7 @@ from torch import Tensor
 
 from spanwise.errors import AlignmentError, RecipeError, unknown
 
-#: The text of a completion by block and tag, as in `text["solution"]["answer"]`.
+#: The text of a completion by block and tag: `text["solution"]["answer"]` is what `<answer>` holds in that block.
 #: The text of a block that is absent is None, as is that of a tag that does not both open and close in its block.
 BlockText = Mapping[str, Mapping[str, str | None] | None]
 _Table = TypeVar("_Table", bound="ByCompletion")
@@ -29,7 +29,7 @@ _ROWS = 64
 
 @dataclass(frozen=True)
 class ByCompletion:
-    """The base of tables of completions: a field whose index begins with n (`_n`, `_nk`, ...) has one row per completion."""
+    """The base of tables about completions: a field whose suffix begins with n (`_n`, `_nk`) has one row per completion."""
 
     def take(self: _Table, rows: Any) -> _Table:
         """Return the table for some of the completions, given as a slice or as indices.
@@ -44,14 +44,14 @@ class ByCompletion:
         return replace(self, **taken_tables)
 
     def _parts(self) -> dict[str, Any]:
-        """Return the fields with one row per completion: tensors, and tables inside this one."""
+        """Return the fields with one row per completion: tensors, arrays, and tables inside this table."""
         indexed_fields = {name: value for name, value in vars(self).items() if name.rpartition("_")[2].startswith("n")}
         tensors = {name: value for name, value in indexed_fields.items() if isinstance(value, Tensor | np.ndarray)}
         return tensors | {name: part for name, part in vars(self).items() if isinstance(part, ByCompletion)}
 
 
 def join_rows(parts: Sequence[_Table]) -> _Table:
-    """Concatenate several tables of completions; a field that has no row per completion comes from the first table.
+    """Concatenate several tables about completions; a field that has no row per completion comes from the first table.
 
     >>> scores = Scores(("a",), torch.tensor([[1.]]), torch.zeros(1, 1).long(), torch.zeros(1, 1, 2))
     >>> join_rows([scores, scores]).reward_nm.flatten()
@@ -68,7 +68,7 @@ def join_rows(parts: Sequence[_Table]) -> _Table:
 
 
 class PiecewiseText(dict[str, "Mapping[str, str | None] | None"]):
-    """A `BlockText` with the whole text beside it, for completions whose blocks lie in pieces or out of order.
+    """The text of each block of a completion, with the whole text beside it, for blocks that lie in pieces or out of order.
 
     Args:
         blocks: a `BlockText`.
@@ -99,7 +99,7 @@ class Status(IntEnum):
     """The reason why a reward has its value, or has none: `OK` and `BROKE` go with a number, every other status with NaN."""
 
     OK = 0
-    ABSENT = 1  # the block is missing, or the part of the block that the reward reads
+    ABSENT = 1  # the completion lacks the block, or the part of the block that the reward reads
     UNPARSABLE = 2  # the part that the reward reads has no readable value (a confidence of "high")
     TIMEOUT = 3  # the check of the completion was stopped at its deadline
     ERROR = 4  # the check of the completion raised an error, or its process died
@@ -116,10 +116,10 @@ class Fault(IntFlag):
     """The faults in the form of a completion, as bits that add up; 0 means that it is well-formed."""
 
     NONE = 0
-    MISSING = 1  # a part of the layout is missing: the tag never opens, or the path has no value
+    MISSING = 1  # a part of the layout is missing: its tag never opens, or its JSON path has no value
     DUPLICATE = 2  # a tag opens twice in its block, or an object has a key twice
     ORDER = 4  # the tags are in another order than in the layout
-    NESTED = 8  # a part opens inside another part, or is closed by the sign of another part
+    NESTED = 8  # a part opens inside another part, or is closed by another part's closing tag or sign
     TRUNCATED = 16  # a part opens and never closes
     EMPTY = 32  # the completion has no trainable token
     MORE = 64  # a repeated block has more matches than the layout has blocks for (`most`)
@@ -132,7 +132,7 @@ class Zero(IntEnum):
     words: str
 
     def __new__(cls, number: int, words: str) -> Zero:
-        """Create a member from its number and its words."""
+        """Create a reason from its number and the words that explain it."""
         member = int.__new__(cls, number)
         member._value_, member.words = number, words
         return member
@@ -291,7 +291,7 @@ class Scores(ByCompletion):
 
 @dataclass(frozen=True)
 class Comparison(ByCompletion):
-    """The comparison behind each advantage: `(worth - baseline) / divisor` is the advantage, if there is a baseline.
+    """What each advantage was compared with: it is `(worth - baseline) / divisor`, the worth being the reward or a stand-in.
 
     Attributes:
         worth_nm: float64 reward, or what stands for one that the completion left out; NaN where nothing does.
@@ -330,13 +330,13 @@ class Comparison(ByCompletion):
 
     @staticmethod
     def joined(columns: Sequence[Comparison]) -> Comparison:
-        """Join several comparisons of the same completions, one behind the other as columns."""
+        """Join the comparisons of several objectives, for the same completions, as the columns of one."""
         return Comparison(
             **{name: torch.cat([getattr(column, name) for column in columns], dim=1) for name in vars(columns[0])}
         )
 
     def fitting(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Return the comparison of other advantages, with a reason only for those that are 0."""
+        """Return the comparison for changed advantages: those of 0 have a reason for it, all others count as credited."""
         credited = int(Zero.CREDITED)
         zero_reason_nm = torch.where(self.reason_nm == credited, int(Zero.AT_BASELINE), self.reason_nm)
         return replace(self, reason_nm=torch.where(adv_nm != 0, credited, zero_reason_nm))
@@ -347,7 +347,7 @@ class Comparison(ByCompletion):
         return replace(self, baseline_nm=nan_nm, divisor_nm=nan_nm, averaged_nm=zero_nm).fitting(adv_nm)
 
     def rescaled(self, *, divisor: Float[Tensor, ...] | float, shift: float = 0.0) -> Comparison:
-        """Return the comparison of advantages that were shifted by a number and then divided by another."""
+        """Return the comparison behind advantages that were shifted by a number and then divided by another."""
         baseline_nm = self.baseline_nm + shift * self.divisor_nm
         return replace(self, baseline_nm=baseline_nm, divisor_nm=self.divisor_nm * divisor)
 
@@ -407,13 +407,13 @@ class Credit(ByCompletion):
     def signal_n(self, *, tolerance: float = 0.0) -> Bool[Tensor, " n"]:
         """Mark the completions in which a block, a token or the decision to stop has more credit than the tolerance."""
         tables = (self.block_nk if self.token_nt is None else self.token_nt, self.stop_n[:, None], self.refined_nt)
-        # Two comparisons need less memory than a table of absolute values, and NaN is beyond every tolerance.
+        # Testing both bounds needs less memory than a table of absolute values, and NaN counts as beyond the tolerance.
         has_signal = [~((table <= tolerance) & (table >= -tolerance)).all(dim=1) for table in tables if table is not None]
         return torch.stack(has_signal).any(dim=0)
 
     @property
     def explained(self) -> tuple[Tensor, Comparison]:
-        """The advantages and their comparison; an `AlignmentError` if this credit does not hold them."""
+        """The advantages and what they were compared with; an `AlignmentError` if this credit does not hold both."""
         if self.adv_nm is None or self.comparison is None:
             raise AlignmentError(
                 "This credit holds no comparison of its advantages; take a credit from pipeline.credit_batch."

@@ -1,4 +1,4 @@
-"""Find the reason for every token that trains with exactly 0, one per token, so that the counts add up."""
+"""Find one reason for every token that trains with advantage 0, so that the reasons' counts add up to all tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OBJECTIVES = 4096
 
 
 def key_of(reason: Zero, objective: int = -1) -> int:
-    """Return the integer that stands for a reason and the number of the objective that it is about; -1: no objective.
+    """Return one integer (the key) for a reason and the number of the objective that it is about; -1: no objective.
 
     Example:
         >>> reason_of(key_of(Zero.ABSENT, 2)).name
@@ -31,7 +31,7 @@ def key_of(reason: Zero, objective: int = -1) -> int:
 
 
 def reason_of(key: int) -> Zero:
-    """Return the reason that an integer made by `key_of` stands for.
+    """Return the reason in an integer that `key_of` made of a reason and an objective.
 
     Example:
         >>> reason_of(key_of(Zero.UNPAID)).words
@@ -42,7 +42,7 @@ def reason_of(key: int) -> Zero:
 
 @dataclass(frozen=True)
 class Count:
-    """The number of tokens and completions that have one reason.
+    """The number of tokens and completions that have the same reason for a credit of 0.
 
     Attributes:
         reason: why.
@@ -61,7 +61,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Zeros:
-    """The reason of every token of N completions; the tokens of all completions lie one behind the other.
+    """The reason why each token of N completions gets 0; the tokens of all completions lie one behind the other.
 
     Attributes:
         names: the objectives.
@@ -76,7 +76,7 @@ class Zeros:
     key_n: Int[Tensor, " n"]
 
     def objective(self, key: int) -> str:
-        """Return the name of the objective that the reason of a key is about; an empty text if there is none."""
+        """Return the name of the objective in an integer that `key_of` made; an empty text if there is none."""
         return self.names[key % _OBJECTIVES - 1] if key % _OBJECTIVES else ""
 
     def counts(self, examples: int = 3) -> list[Count]:
@@ -92,7 +92,7 @@ class Zeros:
 
 
 def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
-    """Return for each block the key of the reason why its tokens get 0, if they get 0.
+    """Return for each block the reason why its tokens get 0, if they get 0, as an integer made by `key_of`.
 
     If several objectives pay a block, the reason is the first in the order of `Zero`, then in the order of the objectives.
 
@@ -107,7 +107,7 @@ def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
     """
     comparison, cancelled_key = found.explained[1], key_of(Zero.CANCELLED)
     key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1
-    # If an objective credits a block that gets 0 in all, the other objectives cancel its credit.
+    # If one objective credits a block whose total is 0, the other objectives cancel its credit.
     key_nm = torch.where(comparison.reason_nm == int(Zero.CREDITED), cancelled_key, key_nm)
     key_nm = key_nm.expand(-1, len(scheme.objectives))
     key_nk = torch.full((len(key_nm), len(scheme.layout.names)), key_of(Zero.UNPAID), dtype=torch.long)
@@ -126,7 +126,7 @@ def recorded_reasons(
     reward_n: Float[Tensor, " n"] | None = None,
     rollout_n: Int[Tensor, " n"] | None = None,
 ) -> Int[Tensor, "n k"]:
-    """Return the keys of the reasons why tokens get 0, as far as the numbers that a trainer recorded show them.
+    """Return why tokens get 0, as far as the numbers that a trainer recorded show it, as integers made by `key_of`.
 
     `credit_nk` is NaN where the trainer recorded no credit; `reward_n`, if given, shows which completions are right.
 
@@ -164,7 +164,7 @@ def tally_zeros(
     trainable_v: Bool[Tensor, " v"] | None = None,
     learned_n: Bool[Tensor, " n"] | None = None,
 ) -> Zeros:
-    """Find the reason of every token that gets 0; a completion has the reason of most of its tokens.
+    """Find the reason of every token that gets 0; a completion gets the reason that most of its tokens have.
 
     Args:
         block_nk: what a token of block k of completion n would have as its reason, see `zero_reasons`.
@@ -199,7 +199,7 @@ def tally_zeros(
     if len(key_v):
         row_key_pair_p, count_p = torch.unique(torch.stack([row_v, key_v], dim=1), dim=0, return_counts=True)
         row_p, key_p = row_key_pair_p.T
-        # A completion is MASKED only if it has no other token, and CREDITED if any token has credit.
+        # A completion is MASKED only if all its tokens are, and CREDITED if any token has credit.
         rank_p = torch.where(key_p == key_of(Zero.MASKED), 0, count_p)
         rank_p = torch.where(key_p == key_of(Zero.CREDITED), len(key_v) + 1, rank_p)
         highest_rank_n = torch.zeros_like(key_n).scatter_reduce(0, row_p, rank_p, "amax")

@@ -1,4 +1,4 @@
-"""`assign`: turn the rewards of every objective into the credit of every block, with a reason for each exact 0."""
+"""`assign`: turn the rewards of completions into the credit of their blocks of text, with a reason for each credit of 0."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def assign(
     inputs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Credit:
-    r"""Turn the rewards of every objective into the credit of every block.
+    r"""Turn the rewards of every completion under every objective into the credit (advantage) of each of its blocks.
 
     Equation
         a block method has a column per objective:  A = method(r_nm, group, ...),
@@ -123,7 +123,7 @@ def assign(
         reward_n, comparison = sum_rewards(scores, objectives), None
         reward_nm, weight_m = reward_n[:, None], weights(objectives, reward_n)
         inputs |= {"reward_n": reward_n, "reward_s": reward_n, "reward_nm": filled_nm, "weight_m": weight_m}
-        if mask_nt is not None:  # the tokens of completions without a reward are masked
+        if mask_nt is not None:  # a completion without a reward takes no part: its tokens are masked
             inputs["mask_nt"] = mask_nt.bool() & ~reward_n.isnan()[:, None]
             inputs["reward_nt"] = put_on_last_token(reward_n, inputs["mask_nt"])
         if entry.kind == "token":
@@ -143,7 +143,7 @@ def assign(
             ]
             block_nk = torch.stack(block_means, dim=1)
             has_credit_n = (block_nk != 0).any(dim=1) | (stop_n != 0)
-            adv_nm = has_credit_n.double()[:, None]  # it is 0 or 1, because tokens have no common advantage
+            adv_nm = has_credit_n.double()[:, None]  # 1 = has credit, as tokens share no single advantage
         else:
             advantage_n, comparison = run_method(inputs, group_n.shape)
             adv_nm = advantage_n.double()[:, None]
@@ -172,13 +172,13 @@ def assign(
 
 
 def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
-    """Collect the objectives' fields and outcomes under the names of the methods' parameters."""
+    """Collect what objectives say (baseline, scale, outcomes, ...) as arguments, by the names of the methods' parameters."""
     outcome_names = list(dict.fromkeys(name for objective in objectives for name in objective.outcomes))
     values_by_outcome = {name: scores.outcome(name).double() for name in outcome_names}
     stand_in_nm = torch.where(left_out(scores), fill_missing(scores, objectives), torch.nan)
     by_outcome_nk2, judged_k = scores.by_outcome_nmo.clone(), [judged_column(objective) for objective in objectives]
     for m, objective in enumerate(objectives):
-        if judged_k[m] is None:  # no outcome in `given` judges this reward
+        if judged_k[m] is None:  # rewards by outcome are of no use if `given` lacks that outcome
             by_outcome_nk2[:, m] = torch.nan
         for name in objective.outcomes if objective.baseline in ("outcome", "blended") else ():
             check_discrete(values_by_outcome[name][~values_by_outcome[name].isnan()].unique().tolist(), name)
@@ -198,11 +198,11 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
 def _run_over_streams(
     run_method: Callable[..., tuple[Tensor, Any]], inputs: Mapping[str, Any], streams: Streams | None, stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
-    """Run a method per token on each stream of rewards; add up the weighted advantages of tokens, and those of stopping."""
+    """Run a method that credits tokens on each stream of rewards; add up weighted advantages of tokens and of stopping."""
     shape = inputs["block_nt"].shape
     if streams is None:
         return run_method(inputs, shape)[0], stop_n
-    token_nt = torch.zeros((), device=stop_n.device)  # a scalar 0 leaves the dtype of the sum to the streams
+    token_nt = torch.zeros((), device=stop_n.device)  # a tensor without dimensions does not change the dtype of a sum
     for s, stream_inputs in enumerate(streams.inputs(inputs["value_nt"], inputs.get("bootstrap_n"))):
         weighted_nt = streams.weight_s[s] * run_method({**inputs, **stream_inputs}, shape)[0]
         is_stop_n = streams.stop_sn[s]
@@ -216,7 +216,7 @@ def _run_over_streams(
 def _run_method(
     entry: Method, group_n: Tensor, options: Mapping[str, Any], inputs: Mapping[str, Any], shape: Sequence[int]
 ) -> tuple[Tensor, Comparison | None]:
-    """Call a method, check the shape of its advantages, and return them with the comparison, if the method gives one."""
+    """Call a method and check the shape of its advantages; return them, with what they were compared with, if known."""
     result = call(entry, group_n, inputs, options)
     advantages, comparison = result if isinstance(result, Explained) else (result, None)
     if not isinstance(advantages, Tensor) or advantages.shape != shape:
@@ -245,7 +245,7 @@ def call(chosen: Method, group_n: Tensor, inputs: Mapping[str, Any], options: Ma
 def _check_sizes(
     scores: Scores, group_n: Tensor, present_nk: Tensor, objectives: Sequence[Objective], block_names: Sequence[str]
 ) -> None:
-    """Refuse tables whose sizes do not fit, and a reward that is not finite although its status is OK."""
+    """Refuse rewards, group ids and blocks of sizes that do not fit, and a reward not finite although its status is OK."""
     n, m, k = len(group_n), len(objectives), len(block_names)
     if scores.reward_nm.shape != (n, m) or present_nk.shape != (n, k):
         raise AlignmentError(
@@ -268,7 +268,7 @@ def explain_objectives(
     *,
     truncated_n: Bool[Tensor, " n"] | None,
 ) -> Comparison:
-    """Return the comparison of each objective, and say more exactly why a credit is 0: from statuses, verdicts and weights."""
+    """Refine the reasons why an objective's credit is 0: a missing reward, all right or all wrong, or a weight of 0."""
     missing_nm = _explain_missing(scores, truncated_n)
     reason_nm = torch.where(comparison.reason_nm == int(Zero.ABSENT), missing_nm, comparison.reason_nm)
     for m, objective in enumerate(objectives):
@@ -288,7 +288,7 @@ def explain_sum(
     in_groups: bool,
     truncated_n: Bool[Tensor, " n"] | None,
 ) -> Comparison:
-    """Return the comparison of the objectives' sum, with exact reasons and the objective that each reason is about."""
+    """Refine the reasons why the credit for the sum of rewards is 0, and name the objective that each reason is about."""
     compared_set_n = group_n if in_groups else torch.zeros_like(group_n)
     reason_n, about_objective_n = comparison.reason_nm[:, 0], comparison.about_nm[:, 0]
     sum_moments = moments(comparison.worth_nm[:, 0], compared_set_n)
@@ -307,7 +307,7 @@ def explain_sum(
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)
     is_missing_nm = fill_missing(scores, objectives).isnan() & has_weight_m
     objective_m = torch.arange(objective_count, device=reason_n.device)
-    rank_nm = missing_nm * objective_count + objective_m  # it ranks by reason, then by objective
+    rank_nm = missing_nm * objective_count + objective_m  # the smallest is the first reason, then the first objective
     missing_rank_nm = torch.where(is_missing_nm, rank_nm, len(Zero) * objective_count)
     first_missing_n = missing_rank_nm.argmin(dim=1)
     # The sum is unknown if a reward is missing, but GDPO may credit the completion for its other rewards.
@@ -318,7 +318,7 @@ def explain_sum(
 
 
 def _explain_missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, "n m"]:
-    """Return why each reward is missing, if it is missing."""
+    """Return for each reward the reason that holds if the reward is missing (cut off, unreadable, timeout, ...)."""
     reason_nm = torch.full(scores.status_nm.shape, int(Zero.ABSENT), device=scores.status_nm.device)
     if truncated_n is not None:
         reason_nm[truncated_n] = int(Zero.TRUNCATED)
@@ -328,7 +328,7 @@ def _explain_missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, 
 
 
 def _name_verdict(objective: Objective, reward_n: Tensor, reason_n: Tensor, worth_n: Tensor) -> Tensor:
-    """Replace "all equal" by "all right" or "all wrong" if all rewards of the objective are 0 or 1."""
+    """Replace the reason "all equal" by "all right" or "all wrong" if all rewards of the objective are 0 or 1."""
     is_verdict_n = (reward_n == 0) | (reward_n == 1) | reward_n.isnan()
     if judge_of(objective) is not None or not bool(is_verdict_n.all()):
         return reason_n

@@ -152,7 +152,7 @@ def advantage(
     outcome_no = _collect_outcomes(outcome_no, group_n, baseline)
     result, uncompared_n, levels = None, torch.ones_like(is_absent_n), list[tuple[Tensor, int]]()
     if baseline == "none":
-        check_rewards(reward_n)  # the other baselines check rewards in `moments`
+        check_rewards(reward_n)  # `moments` checks the rewards for every other baseline
         advantage_n, zero_n, uncompared_n = worth_n.nan_to_num(nan=0.0), torch.zeros_like(worth_n), ~uncompared_n
         comparison = build_comparison(advantage_n, worth_n, zero_n, zero_n + 1, alone_n=uncompared_n, equal_n=uncompared_n)
         result = Explained(advantage_n, comparison)
@@ -168,7 +168,7 @@ def advantage(
         coarsest_n = whole_batch_n if baseline == "batch" else group_n
         levels = [(coarsest_n, outcomes) for outcomes in range(most_outcomes, fewest_outcomes - 1, -1)]
     last_level = len(levels) - 1
-    # A stand-in is compared with its group, or with the batch, if its stratum has no reward.
+    # What stands for a missing reward is compared with its group, or with the batch, if its stratum has no reward.
     levels += [(group_n, 0), (whole_batch_n, 0)]
     for level, (coarsest_n, outcomes) in enumerate(levels):
         if result is not None and not bool(uncompared_n.any()):
@@ -178,7 +178,7 @@ def advantage(
             reward_n,
             stratum_n.where(
                 stratum_n < 0, stratum_n + level * len(stratum_n) ** 2
-            ),  # strata of two levels never have the same number
+            ),  # added so that strata of two levels never have the same number
             leave_one_out=leave_one_out,
             min_stratum=min_stratum,
             scale=scale,
@@ -198,7 +198,7 @@ def advantage(
     assert result is not None, "there is a first level"
     adv_n, comparison = result
     stratum_n = comparison.stratum_nm[:, 0]
-    # If some completions have no stratum, the numbers start at -1.
+    # `group_index` turns -1 (no stratum) into 0, and the subtraction restores it.
     dense_stratum_n = group_index(stratum_n) - (stratum_n < 0).any().long()
     comparison = replace(comparison, stratum_nm=dense_stratum_n[:, None])
     is_alone_n = ~is_absent_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
@@ -211,10 +211,10 @@ def compare_columns(
     by_column: Mapping[str, Sequence[Any] | None],
     **options: Any,
 ) -> Explained:
-    """Compute the `advantage` of each column of rewards; `by_column` holds a column's options, `options` those of all columns."""
-    given_options = {name: values for name, values in by_column.items() if values is not None}
+    """Call `advantage` on each column of rewards, with its own options (`by_column`) and those of all (`options`)."""
+    given_options = {name: by_m for name, by_m in by_column.items() if by_m is not None}
     results = [
-        advantage(reward_nm[:, m], group_n, **{name: values[m] for name, values in given_options.items()}, **options)
+        advantage(reward_nm[:, m], group_n, **{name: by_m[m] for name, by_m in given_options.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
     adv_nm = torch.stack([column.advantage_n + column.missing_n for column in results], dim=1)
@@ -222,7 +222,7 @@ def compare_columns(
 
 
 def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Float[Tensor, "n o"]:
-    """Return the outcomes as columns if the baseline depends on outcomes, else a table without columns."""
+    """Return the outcomes as a table with a column for each, or no column if the baseline does not depend on outcomes."""
     if baseline in ("none", "batch", "group"):
         return torch.zeros((len(group_n), 0), dtype=torch.float64, device=group_n.device)
     if outcome_no is None or as_columns(outcome_no).shape[1] == 0:
@@ -235,7 +235,7 @@ def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str)
 def _subtract_blended(
     reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor
 ) -> Explained:
-    """Subtract the blended baseline from rewards and stand-ins, and say what each was compared with."""
+    """Subtract the blended baseline from rewards and from what stands for missing ones; say what each was compared with."""
     in_prompt = compare_in_strata(reward_n, refine(group_n, outcome_no)).comparison
     in_batch = compare_in_strata(reward_n, refine(torch.zeros_like(group_n), outcome_no)).comparison
     advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
@@ -324,7 +324,7 @@ def _estimate_for_outcome(
 ) -> Tensor:
     """Estimate the blended baseline of the completions that `same_outcome_n` marks, which share all their outcomes."""
     present_rewards = reward_n[same_outcome_n & ~reward_n.isnan()]
-    # Rewards are counted from the lowest, so that sums of equal rewards are exact.
+    # The lowest reward is subtracted first, so that sums of equal rewards are exact.
     lowest = present_rewards.min() if len(present_rewards) else 0.0
     above_n = torch.where(same_outcome_n, reward_n - lowest, torch.nan)
     stratum_n = torch.unique(group_n, return_inverse=True)[1]
@@ -332,7 +332,7 @@ def _estimate_for_outcome(
     other_outcome_n = ~same_outcome_n & is_known_n & ~reward_n.isnan()
     rescored_above_n = None if rescored_n is None else torch.where(other_outcome_n, rescored_n - lowest, torch.nan)
     # A variance of 0 would give an infinite weight, and rounding errors must not decide between two variances of 0.
-    mean_squares = [values.nan_to_num().square().mean() for values in (above_n, rescored_above_n) if values is not None]
+    mean_squares = [above.nan_to_num().square().mean() for above in (above_n, rescored_above_n) if above is not None]
     least_variance = 1e-12 * float(sum(mean_squares)) + 1e-24
     noise_s = by_prompt.pooled_variance_elsewhere().nan_to_num(nan=0.0)
 
@@ -360,7 +360,7 @@ def _estimate_from_rescored(by_prompt: Moments, rescored: Moments, noise_s: Tens
     """Estimate the baseline and its variance from the prompt's completions of other outcomes, scored for this outcome."""
     rescored_noise_s = rescored.pooled_variance_elsewhere()
     rescored_noise_s = torch.where(rescored_noise_s.isnan(), noise_s, rescored_noise_s)
-    gap_s = by_prompt.mean_s - rescored.mean_s  # a prompt without one of the two means gets NaN
+    gap_s = by_prompt.mean_s - rescored.mean_s  # NaN for a prompt that lacks one of the two means
     other_gaps_s = (~gap_s.isnan()).sum() - (~gap_s.isnan()).double()
     # The other prompts alone give the shift of a prompt; otherwise a completion's own reward would enter its baseline.
     shift_s = (gap_s.nansum() - gap_s.nan_to_num()) / other_gaps_s.clamp(min=1.0)

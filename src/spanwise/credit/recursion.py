@@ -43,7 +43,7 @@ def lambda_advantage(
     lam = lam if alpha is None else length_adaptive_lambda(mask_nt.sum(dim=1), alpha=alpha)
     for name, option in (("gamma", gamma), ("lam", lam)):
         numbers = torch.as_tensor(option, dtype=torch.float64)
-        bad_numbers = numbers[~((numbers >= 0) & (numbers <= 1))]  # NaN is refused as well
+        bad_numbers = numbers[~((numbers >= 0) & (numbers <= 1))]  # written with ~ so that NaN is refused as well
         if len(bad_numbers):
             raise RecipeError(f"{name} is {float(bad_numbers[0]):g}; it must lie between 0 and 1.")
     dtype = reward_nt.dtype if value_nt is None else torch.promote_types(reward_nt.dtype, value_nt.dtype)
@@ -75,13 +75,13 @@ def lambda_advantage(
         _carry_back(term, factor, next_q_n[rows]).add_(reward_block)
         if value_nt is not None:
             term.sub_(value_block)
-        torch.add(term.mul_(trained_block), 0.0, out=advantage_nt[rows, cols])  # adding 0 turns -0 into 0
+        torch.add(term.mul_(trained_block), 0.0, out=advantage_nt[rows, cols])  # 0 is added to turn -0 into 0
     _check_finite(advantage_nt, value_nt, mask_nt)
     return advantage_nt.masked_fill_(is_absent_n[:, None], 0.0) if bool(is_absent_n.any()) else advantage_nt
 
 
 def _cut_blocks(completions: int, tokens: int) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of completions and of tokens whose tables fit the cache, the last tokens first."""
+    """Yield slices of completions and of tokens that are small enough for the processor's cache, the last tokens first."""
     height = max(1, min(completions, _ROWS))
     width = max(_BLOCK // height, 32)
     for first_row in range(0, completions, height):
@@ -151,7 +151,7 @@ def bootstrap_values(
 
 
 def _check_finite(advantage_nt: Tensor, value_nt: Tensor | None, mask_nt: Tensor) -> None:
-    """Refuse a critic's value that is not finite at a trainable token; it makes the sum of the advantages not finite."""
+    """Refuse a critic's value that is not finite at a trainable token; it would make the advantages' sum not finite."""
     if value_nt is None or bool(advantage_nt.sum().isfinite()):
         return
     if bad_entry := first_of(mask_nt & ~value_nt.isfinite()):

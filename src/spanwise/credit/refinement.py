@@ -1,4 +1,4 @@
-"""`Refinement`: it changes the advantages of tokens after a method has given credit."""
+"""`Refinement`: a second method, such as KTAE, that changes the advantages of tokens after a first one gave credit."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Refinement:
 
     @property
     def entry(self) -> Method:
-        """The registered method that refines."""
+        """The registered method that changes the advantages, such as `ktae`."""
         return method(self.method)
 
     @staticmethod
@@ -81,7 +81,7 @@ class Refinement:
         return Refinement(**recipe_fields)
 
     def check_scheme(self, scheme: Any) -> None:
-        """Refuse a scheme of turns, an objective that does not exist, and options without effect."""
+        """Refuse a scheme that credits single turns, a `correct` that is no objective of it, and options without effect."""
         if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
             raise RecipeError(
                 f"refine changes the tokens of whole completions, and method '{scheme.method}' credits turns here. Leave refine "
@@ -92,14 +92,14 @@ class Refinement:
         self.entry.check_options(self.options)
 
     def check_provided(self, provided: Collection[str]) -> None:
-        """Refuse a trainer whose batches do not provide every input of the refining method."""
+        """Refuse to run if the trainer's batches lack an input of the refining method, such as log-probabilities."""
         if missing_words := self.entry.lacking(provided):
             raise RecipeError(
                 f"refine: '{self.method}' needs {missing_words}, which the batches here do not hold. Leave refine out."
             )
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """Add the refinement to the advantage of each token; the credit of the decision to stop does not change.
+        """Add the change that the refining method makes to each token's advantage; the credit of the decision to stop stays.
 
         Equation
             A[i, t] = the credit of t's block, or of t itself under a method per token, before it is shared over tokens

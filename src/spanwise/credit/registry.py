@@ -42,9 +42,9 @@ FACTS = (
 )  # fmt: skip
 _INDEXED = re.compile(r"_(?:n|s|m|k|nm|nk|nt|st|no|n2|nk2|nmo)$")
 _COMPARED = ("reward_n", "reward_nm", "reward_nk", "reward_nt", "reward_s", "group_n", "group_s")
-#: The inputs that `pipeline.credit_batch` computes from every reading, so that no engine has to provide them.
+#: The inputs of methods that `pipeline.credit_batch` computes from any batch, so that no engine has to provide them.
 _MADE = ("length_n", "block_nt", "adv_nt", "correct_n")
-#: Inputs that a `Batch` holds under another name -> that name; and the words for fields in messages.
+#: Input of a method -> the field of `Batch` that it is made from; and field -> the words for it in messages.
 _FIELDS = {"trajectory_s": "steps", "step_s": "steps", "anchor_s": "steps", "importance_nt": "logp_nt"}
 _WORDS = {
     "value_nt": "values of a critic (value_nt)",
@@ -53,7 +53,7 @@ _WORDS = {
     "ids_nt": "token ids (ids_nt)",
 }
 _SHARE = (lambda value: is_number(value) and 0 <= value <= 1, "it must lie between 0 and 1")
-#: Options that several methods have -> whether a value is valid, and what to say to a user if it is not.
+#: Option that several methods have -> a test of its value, and the advice to a user whose value fails the test.
 _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "min_stratum": (lambda v: is_number(v) and isinstance(v, int) and v >= 2, "a baseline needs at least 2 completions"),
     "ddof": (lambda v: not isinstance(v, bool) and v in (0, 1), "write 0 (population) or 1 (sample)"),
@@ -165,7 +165,7 @@ class Method:
         return frozenset(_FIELDS.get(name, name) for name in self.needs if name not in _MADE)
 
     def lacking(self, provided: Collection[str]) -> str:
-        """Name in words the needed fields that a batch does not provide; empty if it provides all."""
+        """Name in words the fields of `Batch` that the method needs and the batch lacks; an empty text if it lacks none."""
         return " and ".join(_WORDS.get(name, name) for name in sorted(self.fields - {*provided}))
 
     @cached_property
@@ -222,7 +222,7 @@ class Method:
 
     @cached_property
     def _parameters(self) -> dict[str, inspect.Parameter]:
-        fixed_names = getattr(self.estimator, "keywords", {})  # a functools.partial has fixed some of its parameters
+        fixed_names = getattr(self.estimator, "keywords", {})  # parameters that a functools.partial has fixed
         parameters = inspect.signature(self.estimator).parameters.items()
         variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
         return {name: p for name, p in parameters if name not in fixed_names and p.kind not in variable}
@@ -257,7 +257,7 @@ def outcome_methods() -> tuple[str, ...]:
     return tuple(sorted(entry.name for entry in completion_methods if entry.inputs[0] == "reward_n"))
 
 
-#: The lowest score of each calibration score, which a completion without a confidence gets (log_score clips at .01).
+#: The lowest value of each calibration score, which a completion without a confidence gets (`log_score` clips at .01).
 WORST_SCORE = {"brier": -1.0, "log_score": -4.605170185988091}
 
 

@@ -59,7 +59,7 @@ def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], dev
 
 
 def resolve_values(objectives: Sequence[Objective], values: ValuesName | None) -> ValuesName:
-    """Return what the critic predicts; by default "objective" if objectives pay different blocks, else "shared"."""
+    """Return what the critic predicts, "shared" or "objective"; by default the latter if objectives pay different blocks."""
     if values is not None:
         check_known("kind of values", values, get_args(ValuesName))
         return values
@@ -67,7 +67,7 @@ def resolve_values(objectives: Sequence[Objective], values: ValuesName | None) -
 
 
 def name_streams(objectives: Sequence[Objective], values: ValuesName | None) -> tuple[str, ...]:
-    """Name the values that the critic predicts for each token: "return" alone, or every objective."""
+    """Return the names of the values that the critic predicts for each token: "return" alone, or all objectives' names."""
     if resolve_values(objectives, values) == "shared":
         return ("return",)
     return tuple(objective.name for objective in objectives)
@@ -157,24 +157,24 @@ def reward_streams(
     reward_nm, weight_m = fill_missing(scores, objectives), weights(objectives, scores.reward_nm)
     is_trained_nt = mask_nt.bool()
     last_n, has_token_n = find_last_token(is_trained_nt)
-    # Tokens of no block (-1) read the last column, which is added here and is False.
+    # A column of False is added last, because tokens of no block (-1) read the last column.
     pays_block_mk = pad(paid_blocks(objectives, block_names, mask_nt.device), (0, 1))
     paid_mnt = pays_block_mk[:, block_nt.long()] & is_trained_nt
     last_paid_tokens = [find_last_token(paid_nt) for paid_nt in paid_mnt]
     has_paid_token_nm = torch.stack([has_n for _, has_n in last_paid_tokens], dim=1)
-    # The last token stands for the decision to stop, which a completion without a paid block is paid for.
+    # A completion without a paid block gets the reward at its last token, for the decision to stop without the block.
     last_paid_nm = torch.stack([last_paid_n for last_paid_n, _ in last_paid_tokens], dim=1)
     reward_position_nm = torch.where(has_paid_token_nm, last_paid_nm, last_n[:, None])
     objective_numbers, value_names = range(len(objectives)), name_streams(objectives, values)
     if resolve_values(objectives, values) == "shared":
-        # A token of an unpaid block trains as well, because the rewards of later tokens reach it, as in ordinary PPO.
+        # A token of a block that no objective pays trains as well: the rewards of later tokens reach it, as in ordinary PPO.
         weighted_nm = weighted(reward_nm, weight_m)
         has_sum_n = ~weighted_nm.sum(dim=1).isnan()  # the sum is unknown (NaN) if one reward is absent
         mask_snt, stop_sn = (is_trained_nt & has_sum_n[:, None])[None], torch.zeros_like(has_sum_n)[None]
         weight_s = torch.ones(1, dtype=torch.float64, device=mask_nt.device)
         reward_snt = torch.zeros((1, *mask_nt.shape), dtype=dtype, device=mask_nt.device)
         row_i = (has_sum_n & has_token_n).nonzero().squeeze(1)
-        for m in objective_numbers:  # rewards of one token are added in the order of the objectives
+        for m in objective_numbers:  # rewards at one token are added in the objectives' order, however many
             same_token_nm = reward_position_nm[row_i] == reward_position_nm[row_i, m, None]
             sum_i = torch.where(same_token_nm, weighted_nm[row_i], 0.0).sum(dim=1)
             reward_snt[0, row_i, reward_position_nm[row_i, m]] = sum_i.to(dtype)
@@ -194,7 +194,7 @@ def reward_streams(
 
 
 def find_last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
-    """Return the last flagged token of each completion (0 if no token is flagged), and whether a token is flagged."""
+    """Return the position of each completion's last flagged token (0 if none is flagged), and whether a token is flagged."""
     has_flag_n = flag_nt.any(dim=1)
     if not flag_nt.shape[1]:
         return has_flag_n.long(), has_flag_n
@@ -305,7 +305,7 @@ def spread_tokens(
 
 
 def _add_stops(advantage_nt: Tensor, spans: Spans, stop_n: Tensor) -> Tensor:
-    """Add the credit for stopping to the last trainable token of each completion."""
+    """Add the credit of the decision to stop to the last trainable token of each completion."""
     row_n = (spans.present_nk.any(dim=1) & (stop_n != 0)).nonzero()[:, 0]
     if len(row_n):
         advantage_nt[row_n, spans.end_nk[row_n].amax(dim=1) - 1] += stop_n[row_n].to(advantage_nt.dtype)
@@ -313,7 +313,7 @@ def _add_stops(advantage_nt: Tensor, spans: Spans, stop_n: Tensor) -> Tensor:
 
 
 def _find_divisor(length_nk: Tensor, per: str | int | float | Tensor) -> Tensor:
-    """Return the number that the credit of each block is divided by; never 0."""
+    """Return the number that the credit of each block is divided by under the option `per`; never 0."""
     if isinstance(per, Tensor):
         return torch.where(per > 0, per, 1.0).to(length_nk.device, torch.float64)[:, None].expand(length_nk.shape)
     if per == "block":
@@ -346,7 +346,7 @@ def to_tokens(
 
 
 def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
-    """Widen spans to the trainer's final mask and drop the completions that the trainer left out of the loss.
+    """Widen spans to the trainer's final mask, and empty those of completions that the trainer left out of the loss.
 
     A completion without any token in the mask (TRL's `mask_truncated_completions`) loses its spans; every other completion
     must have the same tokens on both sides.

@@ -1,7 +1,8 @@
-"""Compare numbers with the mean and the deviation of their stratum; no other module divides by a group's moment.
+"""Compare numbers with the mean and deviation of their stratum, the set of completions that are compared together.
 
 A stratum is a set of completions that are compared with each other: the batch, those of one prompt (a group), or those of one
-prompt with equal outcomes. Everything here is float64, takes strata of any size in any order, and leaves NaN values out.
+prompt with equal outcomes. No other module divides by a group's moment. Everything here is float64, takes strata of any size in
+any order, and leaves NaN values out.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _Inputs = ParamSpec("_Inputs")
 
 
 def first_of(wrong: Tensor) -> list[int]:
-    """Return the indices of the first wrong entry; empty if there is none."""
+    """Return the indices of the first True in a mask of wrong entries; empty if there is none."""
     return wrong.nonzero()[:1].flatten().tolist()
 
 
@@ -65,7 +66,7 @@ def check_shapes(**tensors: Tensor | None) -> None:
 
 
 class Explained(NamedTuple):
-    """The advantages of a method, and the comparison behind each of them.
+    """The advantages that a method returned, and what each of them was compared with.
 
     Attributes:
         advantages: float64, one number per completion, or a column per objective.
@@ -83,7 +84,7 @@ class Explained(NamedTuple):
     comparison: Comparison
 
     def where(self, mask_n: Bool[Tensor, " n"], other: Explained) -> Explained:
-        """Take these advantages if the mask is true, and those of `other` if not; both have one column."""
+        """Return these advantages where the mask is true, and those of `other` where it is false; both have one column."""
         comparison = self.comparison.where(mask_n[:, None], other.comparison)
         return Explained(self.advantages.where(mask_n, other.advantages), comparison)
 
@@ -128,7 +129,7 @@ def build_comparison(
     members_n: Tensor | None = None,
     averaged_n: Tensor | None = None,
 ) -> Comparison:
-    """Build the `Comparison` of one objective from its parts; a completion that is alone or has a NaN divisor gets no baseline."""
+    """Build the `Comparison` behind a column of advantages; no baseline if a completion is alone or its divisor is NaN."""
     zeros_n = torch.zeros_like(worth_n, dtype=torch.long)
     has_baseline_n = ~(worth_n.isnan() | baseline_n.isnan() | divisor_n.isnan() | alone_n)
     reason_n = torch.full_like(zeros_n, int(Zero.NO_SCALE))
@@ -242,7 +243,7 @@ class Moments:
         return self.look_up(self.square_s, 0.0) == 0
 
     def look_up(self, value_s: Tensor, nowhere: float) -> Float[Tensor, " n"]:
-        """Give each completion the number of its stratum; `nowhere` is the number for completions without a stratum."""
+        """Give each completion its stratum's entry in a table, such as its mean, or `nowhere` if it is in no stratum."""
         return value_s[self.stratum_n.clamp(min=0)].masked_fill_(self.stratum_n < 0, nowhere)
 
     def pooled_variance_elsewhere(self) -> Float[Tensor, " s"]:
@@ -278,7 +279,7 @@ def moments(
             f"of ids of your own."
         )
     in_stratum_n = stratum_n >= 0
-    if highest_stratum > 16 * len(stratum_n):  # large numbers would make a nearly empty table
+    if highest_stratum > 16 * len(stratum_n):  # renumber, as the table has a row up to the largest number
         stratum_n, highest_stratum = group_index(stratum_n).where(in_stratum_n, -1), len(stratum_n)
     member_n, table_row_n = in_stratum_n & ~value_n.isnan(), stratum_n.clamp(min=0).long()
     weight_n = member_n.double() if weight_n is None else weight_n.double().where(member_n, 0.0)
@@ -306,7 +307,7 @@ def compare_in_strata(
     stand_in_n: Float[Tensor, " n"] | None = None,
     voter_n: Int[Tensor, " n"] | None = None,
 ) -> Explained:
-    r"""Subtract the stratum mean, divide by the stratum's standard deviation or mean if asked, and return the comparison too.
+    r"""Subtract its stratum's mean from each value, divide by the stratum's deviation or mean if asked, and record both.
 
     `centred` is the same for the advantages alone.
 
@@ -383,9 +384,9 @@ centred = explains(compare_in_strata)
 def _compare_votes(
     value_n: Tensor, stratum_n: Tensor, voter_n: Tensor, leave_one_out: bool, min_stratum: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compare each row with the mean of its stratum's voters; return the number of voters, that mean and the advantage."""
+    """Compare each row with the mean vote of its stratum's rollouts; return their number, the mean and the advantage."""
     voter_stratum_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(voter_n).double()), -1)
-    by_voter = moments(value_n, voter_stratum_n)  # the mean of a voter's rows is the vote
+    by_voter = moments(value_n, voter_stratum_n)  # a rollout's vote is the mean over its rows
     stratum_u = torch.full((len(by_voter.count_s),), -1, dtype=torch.long, device=value_n.device)
     in_stratum_n = by_voter.stratum_n >= 0
     stratum_u[by_voter.stratum_n[in_stratum_n]] = stratum_n[in_stratum_n].long()
@@ -447,12 +448,12 @@ def _measure_tokens(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, in
     """Compute the mean, the sum of squared deviations and the number of the values inside the mask."""
     mean, square_sum, count = 0.0, 0.0, 0
     zero_value = value_nt.new_zeros(())
-    # The float64 copies of a few rows at a time stay in the cache.
+    # A few rows at a time are copied to float64, so that the copies stay in the processor's cache.
     for value, mask in zip(value_nt.split(_ROWS), mask_nt.split(_ROWS), strict=True):
         new_count = int(torch.count_nonzero(mask))
         if new_count == 0:
             continue
-        if count == 0:  # a constant batch differs from its first value by exactly 0
+        if count == 0:  # subtracting the first value makes a constant batch exactly 0
             mean = float(value.flatten()[mask.flatten().int().argmax()])
         above_mean = torch.where(mask, value, zero_value).double().sub_(mean).masked_fill_(~mask, 0.0).flatten()
         sum_above = float(above_mean.sum())

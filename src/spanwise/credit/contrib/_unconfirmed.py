@@ -1,4 +1,4 @@
-"""Methods whose formula neither the full paper nor code confirms: HA-DW, GRPO-Verif and GAGPO; see the `source` of each."""
+"""Methods whose formula neither the full paper nor its code confirms: HA-DW, GRPO-Verif and GAGPO; see each `source`."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class HistoryWeight:
         eps: float = 1e-6,
         min_stratum: int = 2,
     ) -> Explained:
-        """Apply `ha_dw` to one batch, then move the anchor towards its mean reward, if it has a reward.
+        """Apply `ha_dw` to one batch, then move the anchor (expected success rate) towards its mean reward, if there is one.
 
         Args:
             reward_n, group_n, lambda_scale, ddof, eps, min_stratum: see `ha_dw`.
@@ -88,7 +88,7 @@ class HistoryWeight:
     __call__ = explains(explained)
 
     def _move(self, mean_reward: float, eta: float, window: int, history: int | None) -> None:
-        """Move the anchor after a batch, by the equation of the class."""
+        """Move the anchor (expected success rate) after a batch, by the equation in the docstring of `HistoryWeight`."""
         if history is not None:
             self._rates = [*self._rates, mean_reward][-history:]
             self._anchors = [sum(self._rates) / len(self._rates)]
@@ -98,7 +98,7 @@ class HistoryWeight:
         self._anchors = [*self._anchors, (1 - eta) * self.anchor + eta * mean_reward][-window:]
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Return what a resumed run needs, as plain numbers; empty before the first batch."""
+        """Return the anchors and success rates that a resumed run needs, as plain numbers; empty before the first batch."""
         return {"anchors": list(self._anchors), "rates": list(self._rates)} if self._anchors else {}
 
     def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
@@ -295,7 +295,7 @@ def gagpo(
     """
     check_known("scale", scale, ("none", "std"))
     timeline = build_timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
-    timeline.groups(group_s)  # this refuses a trajectory with rows of two prompts
+    timeline.groups(group_s)  # called because it refuses a trajectory with rows of two prompts
     return_s = timeline.backward_sum(reward_s, decay=gamma)
     state_s = anchor_groups(group_s, anchor_s, similarity=similarity)
     # Each unknown state gets a stratum of its own, so that it is compared with no other.

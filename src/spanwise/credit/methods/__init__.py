@@ -1,1 +1,1 @@
-"""Methods, one file each; importing this folder registers them."""
+"""Credit methods (GRPO, GAE, ...), each file with those that compare alike; importing this folder registers them."""

@@ -91,9 +91,9 @@ def gdpo(
     adv_nm, comparison = compare_columns(reward_nm, group_n, {}, min_stratum=min_stratum, **scaling)
     weighted_adv_nm = adv_nm * weight_m
     adv_sum_n, abs_sum_n = weighted_adv_nm.sum(dim=1), weighted_adv_nm.abs().sum(dim=1)
-    adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * abs_sum_n, adv_sum_n, 0.0)  # rewards that cancel give exactly 0
+    adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * abs_sum_n, adv_sum_n, 0.0)  # no rounding error if rewards cancel
     adv_sum_n = torch.where(reward_nm.isnan().all(dim=1), torch.nan, adv_sum_n)
-    conflict = conflict if len(weight_m) > 1 else None  # a single reward has no other to contradict
+    conflict = conflict if len(weight_m) > 1 else None  # rewards can conflict only if there are two
     if conflict is not None:
         disagrees_n = (weighted_adv_nm > 1e-8).any(dim=1) & (weighted_adv_nm < -1e-8).any(dim=1)
         nearly_cancels_n = adv_sum_n.abs() < conflict * (abs_sum_n + 1e-6)

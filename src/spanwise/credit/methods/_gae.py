@@ -231,7 +231,7 @@ class SaeSegments:
         return SaeSegments(float(chosen_options["threshold"]), chosen_options["boundary"])
 
     def _boundaries(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
-        """Mark the tokens at which lambda counts; marks at masked tokens (and under "start" at the first) have no effect."""
+        """Mark the tokens where SAE applies lambda; marks at masked tokens (and under "start" at the first) do nothing."""
         # The sum is NaN if any number is, and takes less time than a search.
         if bool(logp_nt.sum().isnan()) and (bad_entry := first_of(logp_nt.isnan() & mask_nt)):
             i, t = bad_entry
@@ -257,7 +257,7 @@ def _move_to_next(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) ->
     next_flag_nt = torch.zeros_like(flag_nt)
     doubled_position_t = 2 * torch.arange(flag_nt.shape[1], dtype=torch.int32, device=flag_nt.device)
     for rows in (slice(first, first + _ROWS) for first in range(0, len(flag_nt), _ROWS)):
-        # Twice the position of the latest trainable token, plus 1 if it is flagged; -2 if there is none yet.
+        # One running maximum holds position and flag of the latest trainable token: 2 * position + flag, -2 before any.
         latest_trainable = torch.where(mask_nt[rows], doubled_position_t + flag_nt[rows], -2).cummax(dim=1).values
         next_flag_nt[rows, 1:] = (latest_trainable[:, :-1] & 1).bool()
     return next_flag_nt

@@ -106,7 +106,7 @@ def gigpo(
 
 def _compare_episodes(reward_n: Tensor, group_n: Tensor, singleton: str, options: dict) -> Float[Tensor, " n"]:
     """Compare rewards with those of their group; with `singleton` "raw" an episode without others gets its own reward."""
-    group_n = group_index(group_n)  # a caller's ids may be negative
+    group_n = group_index(group_n)  # a negative id of the caller's would mean "no group"
     advantage_n = centred(reward_n, group_n, **options)
     if singleton == "zero":
         return advantage_n
@@ -122,7 +122,7 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
         raise RecipeError(f"similarity is {similarity}; it must lie between 0 and 1. Use None to compare states exactly.")
     states: list[Any] = anchor_s.tolist() if isinstance(anchor_s, Tensor) else list(anchor_s)
     keys: list[Any] = list(zip(group_s.tolist(), states, strict=True))
-    # A text gets the number of the first earlier text that it resembles, so the order of rows matters here.
+    # A state text gets the number of the first earlier one that it resembles, so the order of rows matters here.
     matchers_by_prompt: dict[int, list[SequenceMatcher]] = {}
     number_of_text: dict[tuple[int, Any], int] = {}
     for row, (prompt, state) in enumerate(keys):
@@ -140,10 +140,10 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
 
 
 def _find_text(state: str, matchers: list[SequenceMatcher], similarity: float) -> int:
-    """Return the number of the first earlier text that a text resembles, or a new number if it resembles none."""
+    """Return the number of the first earlier state text that a new one resembles, or a new number if it resembles none."""
     for number, matcher in enumerate(matchers):
         matcher.set_seq1(state)
-        # Two upper bounds of the ratio are tested first, because they cost less than the ratio.
+        # Two upper bounds of the similarity ratio are tested first, because they cost less than the ratio itself.
         if min(matcher.real_quick_ratio(), matcher.quick_ratio()) >= similarity and matcher.ratio() >= similarity:
             return number
     matchers.append(SequenceMatcher(None, "", state))

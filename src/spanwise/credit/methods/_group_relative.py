@@ -277,6 +277,6 @@ def rlcr(
         a recipe the one number is spread over each block's tokens by itself (`per: block`), as `bae` spreads its own, so that
         the two differ in the credit alone; `per: completion` weighs all tokens alike.
     """
-    check_rewards(reward_nm, column="reward")  # two infinite rewards would cancel to NaN in the sum
+    check_rewards(reward_nm, column="reward")  # inf and -inf would become NaN (absent) in the sum
     reward_sum_n = weighted(reward_nm.double(), weights_of(reward_nm, weight_m)).sum(dim=1)
     return compare_in_strata(reward_sum_n, group_index(group_n), leave_one_out=leave_one_out, min_stratum=min_stratum)

@@ -1,4 +1,4 @@
-"""Refinements: KTAE pays tokens that occur in correct completions more, OAR those that matter for the answer."""
+"""Refinements change token advantages: KTAE raises tokens that correct completions use, OAR those the answer depends on."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def ktae(
 
 
 def _count_frequency(word_u: Tensor, on_side_u: Tensor, word_count: int, k1: float, b: float) -> Float[Tensor, " w"]:
-    """Compute the term frequency of each word among the tokens that `on_side_u` marks, of right or of wrong completions."""
+    """Compute how often each token id occurs in right or in wrong completions (`on_side_u`), as BM25 weighs frequency."""
     share_of_word_w = torch.bincount(word_u[on_side_u], minlength=word_count).double() / on_side_u.sum().clamp(min=1)
     length_ratio = float(on_side_u.sum()) / (len(on_side_u) / 2)
     return share_of_word_w * (k1 + 1) / (share_of_word_w + k1 * (1 - b + b * length_ratio)).clamp(min=1e-300)
@@ -119,10 +119,10 @@ def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[T
     b_ab = torch.arange(wrong + 1, dtype=torch.float64).expand(right + 1, wrong + 1)
     probability_ab = (_log_choose(right, a_ab) + _log_choose(wrong, b_ab) - _log_choose(right + wrong, a_ab + b_ab)).exp()
     p_value_ab = probability_ab
-    if two_sided:  # the p-value adds all tables with the same margins that are at most as probable
+    if two_sided:  # add up the probabilities of all tables with the same margins that are no more probable
         p_value_ab = torch.zeros_like(probability_ab)
         for a in range(right + 1):
-            matching_b_ab = (a_ab + b_ab).long() - a  # the table with this `a` must have as many holders
+            matching_b_ab = (a_ab + b_ab).long() - a  # same margins: a + b, the completions that hold the token
             is_table_ab = (matching_b_ab >= 0) & (matching_b_ab <= wrong)
             other_probability_ab = torch.where(is_table_ab, probability_ab[a][matching_b_ab.clamp(0, wrong)], 0.0)
             p_value_ab += torch.where(other_probability_ab <= probability_ab * (1 + 1e-7), other_probability_ab, 0.0)
@@ -214,7 +214,7 @@ def oar(
 
 
 def _weigh_tokens(importance_u: Tensor, quantile: float, beta: float, floor: float, eps: float) -> Tensor:
-    """Turn the importance of a completion's tokens into their weights."""
+    """Turn the importance of a completion's tokens into the factors that multiply their advantages."""
     level_u = importance_u.log1p()
     lowest, highest = level_u.aminmax()
     level_u = (level_u - lowest) / (highest - lowest if highest > lowest else 1.0)

@@ -1,4 +1,4 @@
-"""Compute credit for rows that are turns: each rollout has one vote, and each turn is paid on its own tokens.
+"""Compute credit for rows that are turns of rollouts: each rollout counts once, and each turn's tokens get their own.
 
 A reward is a fact of the rollout, which all its turns share, or of one turn; see `Objective.scope`.
 """
@@ -28,7 +28,7 @@ OutcomeName = Literal["last", "sum"]
 
 @dataclass(frozen=True)
 class Timeline:
-    """The trajectory of each row, and the order of the rows in it."""
+    """The trajectory that each row is a step of, and the order of the rows in each trajectory."""
 
     index_s: Int[Tensor, " s"]  # the number of each row's trajectory, in the order of `trajectory_s.unique()`
     next_s: Int[Tensor, " s"]  # the row of the trajectory's next step; -1 at its last step
@@ -52,7 +52,7 @@ class Timeline:
         total_s = value_s.double().clone()
         order_by_left, row_counts = self.left_s.argsort(stable=True), self.left_s.bincount()
         for row_indices in order_by_left.split(row_counts.tolist())[1:]:
-            # The product is rounded before the sum, as in a plain loop, so that a step that is met twice gives exactly 0.
+            # The product is rounded before the sum, as in a plain loop, so that equal returns of steps are exactly equal.
             discounted_total = decay * total_s[self.next_s[row_indices]]
             total_s[row_indices] = total_s[row_indices] + discounted_total
         return total_s
@@ -91,7 +91,7 @@ def build_timeline(
     step_s: Int[Tensor, " s"],
     **rows: Float[Tensor, " s"] | Int[Tensor, " s"],
 ) -> Timeline:
-    """Order the rows of each trajectory by step number, where gaps are allowed; check the sizes of `rows` and their rewards."""
+    """Order each trajectory's rows by step number (gaps are allowed); check the sizes of `rows` and the rewards in it."""
     if rows and isinstance(trajectory_s, Tensor):
         check_shapes(**rows, trajectory_s=trajectory_s)
         check_rewards(rows["reward_s"], row="row")
@@ -184,7 +184,7 @@ def assign_turns(
         inputs |= {"trajectory_s": timeline.index_s, "step_s": step_s}
         turn_scores = _score_steps(scores, timeline, objectives)
         credit = assign(turn_scores, group_s, present_sk, objectives=objectives, inputs=inputs, **options)
-        # If a step gets 0, the comparison of its whole rollout gives the reason.
+        # If a step gets credit 0, the reason shown is the one that comparing its whole rollout gives.
         rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=True)
         rollout_comparison = compare_in_strata(sum_rewards(rollout_scores, objectives), group_j).comparison
         rollout_comparison = explain_sum(
@@ -208,7 +208,7 @@ def assign_turns(
             count_m=torch.full(is_turn_m.shape, len(group_j)),
         )
         if bool(is_turn_m.any()):
-            turn_scores = rollout_scores.take(timeline.index_s)  # a turn's objective may depend on a rollout's outcome
+            turn_scores = rollout_scores.take(timeline.index_s)  # a turn's baseline may depend on its rollout's outcome
             tables: dict[str, Any] = {}
             for name, table in _objective_tables(scores).items():
                 is_turn_column = is_turn_m.view(-1, *(1 for _ in table.shape[2:]))
@@ -234,7 +234,7 @@ def _refuse_split(timeline: Timeline, entry: Method) -> None:
 
 
 def _add_credits(rollouts: Credit, turns: Credit, is_turn_m: Bool[Tensor, " m"]) -> Credit:
-    """Add the credit of the objectives that are facts of rollouts to that of the objectives that are facts of turns."""
+    """Add the credit of the objectives that judge whole rollouts to that of the objectives that judge single turns."""
     table_names = ("adv_nm", "singleton_m", "absent_m", "coarser_m", "weight_m")
     tables: dict[str, Any] = {
         name: torch.where(is_turn_m, getattr(turns, name), getattr(rollouts, name)) for name in table_names
@@ -255,7 +255,7 @@ def _weigh_some(objectives: Sequence[Objective], has_weight_m: Tensor) -> list[O
 
 
 def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Objective], *, add_turns: bool) -> Scores:
-    """Return the scores of rollouts: the reward of the last turn that has it, or with `add_turns` the sum over turns."""
+    """Return one score per rollout: its last turn's that has a reward, or with `add_turns` the sum of turn rewards."""
     is_elsewhere_sm, reward_sm = _mark_elsewhere(scores), fill_missing(scores, objectives)
     row_jm = torch.stack([timeline.last_with(~is_elsewhere_s) for is_elsewhere_s in is_elsewhere_sm.T], dim=1)
     column_m = torch.arange(len(objectives), device=row_jm.device)
@@ -278,7 +278,7 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
 
 
 def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Objective]) -> Scores:
-    """Return the scores of turns for a method that adds them up over a rollout: a rollout's reward stands at its last turn."""
+    """Return scores of turns for a method that adds up a rollout's turns: a reward of the rollout stands at its last."""
     reward_sm, status_sm = fill_missing(scores, objectives), scores.status_nm.clone()
     is_elsewhere_sm, is_last_s = _mark_elsewhere(scores), timeline.left_s == 0
     for m, objective in enumerate(objectives):
@@ -287,7 +287,7 @@ def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Object
             reward_row_s = timeline.last_with(~is_elsewhere_sm[:, m])[timeline.index_s]
             reward_sm[:, m] = torch.where(is_last_s, filled_reward_s[reward_row_s], 0.0)
             status_sm[:, m] = status_sm[reward_row_s, m]
-        else:  # a reward that no turn has is absent at the last turn
+        else:  # a reward that no turn has counts as absent once, at the last turn
             lacks_reward_s = is_elsewhere_sm[:, m] & (filled_reward_s.isnan() | (objective.scope is None))
             rollout_has_reward_s = (timeline.add_up(~lacks_reward_s) > 0)[timeline.index_s]
             reward_sm[:, m] = torch.where(lacks_reward_s & (rollout_has_reward_s | ~is_last_s), 0.0, filled_reward_s)
@@ -320,7 +320,7 @@ def keep_for_rollouts(
     timeline, device = build_timeline(trajectory_s, torch.arange(len(trajectory_s))), present_sk.device
     is_rollout_m = torch.tensor([(objective.scope or scope) == "rollout" for objective in objectives], device=device)
     is_paid_sm = (present_sk[:, None] & paid_blocks(objectives, block_names, device)).any(dim=2) & is_rollout_m
-    # The reward may be recorded at the last turn, which only says goodbye, while an earlier turn wrote the paid block.
+    # A reward may be recorded at the last turn, though an earlier turn of the rollout wrote the block that it pays.
     is_restored_sm = ~scores.unused_nm.isnan() & (timeline.add_up(is_paid_sm) > 0)[timeline.index_s]
     return replace(
         scores,

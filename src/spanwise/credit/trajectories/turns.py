@@ -73,7 +73,7 @@ class Branch:
     response_ids: tuple[int, ...]  # the responses of the turns, and the observations between them
     mask: tuple[int, ...]  # 1 at each response token that the model sampled
     turn: tuple[int, ...]  # the turn of each response token; -1 at observations
-    per_token: Mapping[str, tuple[float, ...]]  # numbers by name: 0 at observations, NaN in turns that have none
+    per_token: Mapping[str, tuple[float, ...]]  # numbers by name, such as log-probs: 0 at observations, NaN in turns without
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,10 @@ class Trajectory:
         _check_rewards(self.rewards, f"Trajectory {self.id!r}")
         for t, turn in enumerate(self.turns):
             turn_name, response_length = f"Turn {t} of trajectory {self.id!r}", len(turn.response_ids)
-            for name, values in {"mask": turn.mask, **turn.per_token}.items():
-                if len(values) != response_length:
+            for name, numbers in {"mask": turn.mask, **turn.per_token}.items():
+                if len(numbers) != response_length:
                     raise AlignmentError(
-                        f"{turn_name} has {response_length} response tokens and {len(values)} entries of '{name}'; give one to "
+                        f"{turn_name} has {response_length} response tokens and {len(numbers)} entries of '{name}'; give one to "
                         f"each token."
                     )
             if turn.parent is not None and not 0 <= turn.parent < t:
@@ -136,7 +136,7 @@ class Trajectory:
         *,
         rewards: Mapping[Hashable, Rewards] | None = None,
     ) -> list[Trajectory]:
-        """Sort rows, one per turn, into trajectories.
+        """Build trajectories from rows that hold one turn each.
 
         Args:
             rows: in any order, without parents. What must find its way back to its row travels in `extra`.
@@ -156,16 +156,16 @@ class Trajectory:
             >>> [t.turns == (early, late) for t in Trajectory.of_rows([late, early], ["a", "a"], [7, 2], [0, 0])]
             [True]
         """
-        for name, values in (("trajectory ids", trajectory), ("step numbers", step), ("groups", group)):
-            if len(values) != len(rows):
-                raise AlignmentError(f"There are {len(rows)} rows and {len(values)} {name}; give one to each row.")
+        for name, column in (("trajectory ids", trajectory), ("step numbers", step), ("groups", group)):
+            if len(column) != len(rows):
+                raise AlignmentError(f"There are {len(rows)} rows and {len(column)} {name}; give one to each row.")
         for row, turn in enumerate(rows):
             if turn.parent is not None:
                 raise AlignmentError(
                     f"Row {row} has a parent, but the prompt of a row is its whole context; take `rows()` of its trajectory."
                 )
         timeline = build_timeline(trajectory, torch.tensor(step))
-        timeline.groups(group)  # this refuses a trajectory with rows of two prompts
+        timeline.groups(group)  # called because it refuses a trajectory with rows of two prompts
         rows_of: dict[Hashable, list[int]] = {name: [] for name in trajectory}
         for row in timeline.left_s.argsort(descending=True).tolist():
             rows_of[trajectory[row]].append(row)
@@ -184,7 +184,7 @@ class Trajectory:
         return (*(i for turn in earlier_turns for i in (*turn.prompt_ids, *turn.response_ids)), *self.turns[t].prompt_ids)
 
     def _find_path(self, t: int, used_turns: Collection[int] = ()) -> list[int]:
-        """Return turn t after its parent, the parent after its own, and so on; start after the last turn in `used_turns`."""
+        """Return the chain of parents that leads to turn t, and turn t; start after the last turn in `used_turns`."""
         path: list[int] = []
         turn_index: int | None = t
         while turn_index is not None and turn_index not in used_turns:
@@ -211,7 +211,7 @@ class Trajectory:
             AlignmentError: a prompt was tokenised again; the message shows the first token that differs.
         """
         turns: list[Turn] = []
-        contexts: list[tuple[int, ...]] = []  # each holds the response of its turn as well
+        contexts: list[tuple[int, ...]] = []  # for each turn, all tokens up to the end of its response
         for t, turn in enumerate(self.turns):
             whole_prompt = tuple(turn.prompt_ids) if turn.parent is None else contexts[turn.parent] + tuple(turn.prompt_ids)
             if turn.parent is None:
@@ -244,7 +244,7 @@ class Trajectory:
             )
 
     def branches(self) -> list[Branch]:
-        """Return the sequences to train on: a path of turns to each turn without a child, from the first turn not yet used."""
+        """Return the sequences to train on: for each turn without a child, the turns that lead to it, each turn once."""
         parents = {turn.parent for turn in self.turns}
         used_turns: set[int] = set()
         branches = []
@@ -264,14 +264,14 @@ class Trajectory:
             ids += [*observation, *turn.response_ids]
             mask += [0] * len(observation) + [int(bool(flag)) for flag in turn.mask]
             turn_of_token += [-1] * len(observation) + [t] * response_length
-            for name, values in per_token.items():
-                values += [0.0] * len(observation) + list(turn.per_token.get(name, [math.nan] * response_length))
-        per_token_tuples = {name: tuple(values) for name, values in per_token.items()}
+            for name, numbers in per_token.items():
+                numbers += [0.0] * len(observation) + list(turn.per_token.get(name, [math.nan] * response_length))
+        per_token_tuples = {name: tuple(numbers) for name, numbers in per_token.items()}
         return Branch(tuple(path), self.context(path[0]), tuple(ids), tuple(mask), tuple(turn_of_token), per_token_tuples)
 
 
 def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
-    """Count the sequences and tokens to train on, as rows and as branches, to show what a merge saves.
+    """Count the sequences and tokens to train on, as one row per turn and as merged branches, to show what a merge saves.
 
     Example:
         >>> rows = Trajectory("a", 0, (Turn([1, 2], [3, 4], [1, 1]), Turn([1, 2, 3, 4, 9], [5], [1])))
@@ -296,7 +296,7 @@ def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
 
 
 def _check_rewards(rewards: Rewards, who: str) -> None:
-    """Refuse a reward that is neither a finite number nor a status."""
+    """Refuse a reward that is neither a finite number nor a `Status` that says why there is none."""
     for name, value in rewards.items():
         if not isinstance(value, Status) and not math.isfinite(value):
             raise RewardError(
@@ -357,7 +357,7 @@ class Turns:
 
 
 def runs(mask_nt: Bool[Tensor, "n t"]) -> Int[Tensor, "n t"]:
-    """Number the runs of True in each row of a mask, from 0; tokens outside the mask get -1.
+    """Number the runs of True in each row of a mask, from 0; entries outside the mask get -1.
 
     >>> runs(torch.tensor([[True, True, False, True]])).tolist()
     [[0, 0, -1, 1]]
@@ -401,7 +401,7 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     )  # `unique` sorts them by sequence, then by turn id
     is_sampled_s = torch.zeros(len(turns), dtype=torch.bool, device=mask_nt.device)
     is_sampled_s[turn_i[mask_nt[row_i, position_i]]] = True
-    row_s, order = turns[is_sampled_s, 0], turn_i.argsort(stable=True)  # positions stay ascending inside a turn
+    row_s, order = turns[is_sampled_s, 0], turn_i.argsort(stable=True)  # stable: a turn's positions stay ascending
     position_i = position_i[order][is_sampled_s[turn_i[order]]]
     position_pieces = position_i.split(turn_i.bincount(minlength=len(turns))[is_sampled_s].tolist())
     position_su = position_i.new_empty(0, 0)
