@@ -33,7 +33,7 @@ class CreditedBatch:
 
     @cached_property
     def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """For each objective compared in groups: masks of groups with all rewards equal, and of those with two or more."""
+        """For each objective compared in groups: masks of groups with all rewards equal, and of groups with two or more."""
         if self.group_n is None or self.scheme.value_names:
             return {}
         group_n, reward_nm = group_index(self.group_n).cpu(), self.scores.reward_nm.cpu()
@@ -81,13 +81,13 @@ def _measure_all_unanimous(batch: CreditedBatch) -> dict[str, float]:
 
 
 def _add_up_costs(batch: CreditedBatch) -> dict[str, float]:
-    """Add up over the batch what the rewards measured of themselves, such as tokens and seconds."""
+    """Add up over the batch the costs that the reward functions report, such as tokens and seconds."""
     measures, measured_nc = batch.scores.measures, batch.scores.measured_nc
     return {} if measured_nc is None else dict(zip(measures, measured_nc.sum(dim=0).tolist(), strict=True))
 
 
 def _measure_broke(batch: CreditedBatch) -> dict[str, float]:
-    """Return for each objective the share of completions that made its check fail twice; none for a share of 0."""
+    """Return for each objective the share of completions that made its check fail twice, if there are any."""
     broke_share_m = (batch.scores.status_nm == int(Status.BROKE)).double().mean(dim=0)
     return {name: share for name, share in zip(batch.scores.names, broke_share_m.tolist(), strict=True) if share > 0}
 

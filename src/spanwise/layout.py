@@ -85,7 +85,7 @@ class Layout:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """The parts of all blocks, in the order of the layout."""
+        """The parts of all blocks, each found by one mark, in the order of the layout."""
         return tuple(
             self._part(block, name, written, index)
             for block, (name, marks, index) in enumerate(self._single)
@@ -157,7 +157,7 @@ class Layout:
         ]
 
     def _part(self, block: int, name: str, written: str, index: int | None) -> Part:
-        """Build the part that a mark finds; a mark such as `json:price` names its own segmenter."""
+        """Build the `Part` of a block that a mark finds; a mark such as `json:price` names its own segmenter."""
         prefix, colon, own_mark = written.partition(":")
         names_segmenter = bool(colon) and is_registered(prefix, kind="segmenter")
         segmenter, mark = (prefix, own_mark) if names_segmenter else (self.segmenter, written)
@@ -202,7 +202,7 @@ def any_index(name: str) -> str:
 
 
 def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
-    """Collect the columns of a repeated block in one list: those of `item[0]`, `item[1]`, ... under the name `item[*]`."""
+    """Collect the columns of a repeated block, `item[0]`, `item[1]` and so on, in one list under the name `item[*]`."""
     columns_by_block: dict[str, list[_T]] = {}
     for name, column in columns.items():
         columns_by_block.setdefault(any_index(name), []).append(column)

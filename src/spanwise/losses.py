@@ -188,7 +188,7 @@ def value_loss(
 
 
 def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[float, float]) -> Float[Tensor, "n t b"]:
-    r"""Turn each target into probabilities of bins: the shares of a normal distribution around the target.
+    r"""Turn each target of a critic into probabilities of bins: the shares of a normal distribution around the target.
 
     Equation
         p[b] = (Phi((e[b+1] - y) / sigma) - Phi((e[b] - y) / sigma)) / (Phi((e[B] - y) / sigma) - Phi((e[0] - y) / sigma))

@@ -34,10 +34,10 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Metric:
-    """A logged number, or one per block, objective, ... if its name holds a placeholder: `<block>`, optional `[block/]`."""
+    """A logged number, or one for each block or objective if its name holds a placeholder: `<block>`, optional `[block/]`."""
 
     name: str
-    of: Callable[[Any], Mapping[str, float]] | None = None  # filling of the placeholder -> number; None: the logger's
+    of: Callable[[Any], Mapping[str, float]] | None = None  # gives placeholder text -> number; None: the logger does
     lasting: Alarm | None = None  # the alarm for a value in several training batches in a row
     overall: Alarm | None = None  # the alarm for the mean over a run's batches, unless `lasting` held
     at_end: Alarm | None = None  # the alarm for the mean over the last batches of a run

@@ -17,7 +17,7 @@ BaselineName = Literal["none", "batch", "group", "outcome", "blended"]
 BASELINES: tuple[BaselineName, ...] = ("none", "batch", "group", "outcome", "blended")
 ScaleName = Literal["none", "std"]
 ScopeName = Literal["rollout", "turn"]
-#: Words in an objective with `each`: the rewards of all blocks before its own, the nearest first; and its own block.
+#: Placeholders in an objective with `each`: the rewards of all blocks before its own, the nearest first; its own block.
 EARLIER, OWN = "earlier", "own"
 #: The text that saved files hold in place of a secret, such as an API key.
 HIDDEN = "<hidden>"

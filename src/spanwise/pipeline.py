@@ -61,7 +61,7 @@ class Reading(ByCompletion):
         return self.length_nk > 0
 
     def pack(self) -> Float[Tensor, "n c"]:
-        """Pack rewards, block lengths and faults of form in one float64 table, so that processes exchange it in one gather.
+        """Pack rewards, block lengths and form faults in one float64 table, so that processes exchange it in one gather.
 
         Columns: M rewards, M statuses, 2 M rewards by outcome, M stated numbers, O outcomes, C measures, K block lengths, 1 fault.
         """
@@ -128,7 +128,7 @@ def read(
     recorded: Mapping[str, Reward] | None = None,
     located: tuple[Spans, list[BlockText]] | None = None,
 ) -> Reading:
-    """Find the blocks of every completion and score them, row by row.
+    """Find the blocks of every completion and compute the rewards, without looking at groups.
 
     Args:
         batch: has token ids, mask and the columns that the rewards read.
@@ -193,7 +193,7 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         raise AlignmentError(
             f"{len(reading)} completions were read and the batch has {len(batch.group_n)} group ids; give one id to each."
         )
-    mode_fields = {name for mode in scheme.modes for name in mode.adds}  # the first batches may lack the fields of a mode
+    mode_fields = {name for mode in scheme.modes for name in mode.adds}  # count as provided: a mode may fill them later
     scheme.check({*batch.provides, *mode_fields}, at_read=scheme.reads)  # `read` has run, so what it needs counts as given
     inputs: dict[str, Any] = {
         "length_n": reading.length_nk.sum(dim=1),
@@ -224,7 +224,7 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
 
 
 def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
-    """Put the rewards on the tokens of the streams that the critic of a scheme learns from; refuse a scheme without a critic."""
+    """Put the rewards on tokens, in the streams that a scheme's critic learns from; refuse a scheme without a critic."""
     if not scheme.entry.reads_values:
         raise RecipeError(f"Method '{scheme.method}' uses no critic with a value for each token; use 'gae' or 'sae'.")
     if reading.spans is None or batch.mask_nt is None:
@@ -242,7 +242,7 @@ def advantages(
     mask_nt: Bool[Tensor, "n t"] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "n t"]:
-    """Give every token its share of the credit, row by row, so that a plain sum over tokens is the objective.
+    """Give every token its share of its block's credit, so that a plain sum over tokens is the training objective.
 
     Args:
         found: credit of the completions of `spans`.

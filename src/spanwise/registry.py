@@ -82,7 +82,7 @@ def registered(kind: str) -> Registry[Any]:
 
 
 def is_registered(name: str, *, kind: str) -> bool:
-    """Return whether a name of a kind is registered, by spanwise or by a plug-in."""
+    """Return whether a name is registered for a kind, such as "reward", by spanwise or by a plug-in."""
     registry = registered(kind)
     if name not in registry and entry_points(group=registry.group):
         registry.load_plugins()
@@ -128,7 +128,7 @@ def imported(path: str, *, what: str) -> Any:
     try:
         if file is None:
             if sys.modules.get(module_name) in _FILES.values():
-                del sys.modules[module_name]  # a user's file that ran under the same name before
+                del sys.modules[module_name]  # drop a user's file that ran under the same name
             with _first(Path.cwd()):
                 code = import_module(module_name)
             if getattr(code, "__file__", None) is None and code.__spec__ is not None and code.__spec__.origin is None:
@@ -178,7 +178,7 @@ def seen_from_here(path: str, folder: Path) -> str:
 
 
 def _is_installed(module: str) -> bool:
-    """Return whether a module or its package is installed; a file that was run under this name does not count."""
+    """Return whether a module or its package is installed; a user's file that was run under this name does not count."""
     package_name, _, submodule_name = module.partition(".")
     loaded_module = sys.modules.get(package_name)
     if loaded_module is not None:

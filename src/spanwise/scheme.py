@@ -21,7 +21,7 @@ from spanwise.segment import SEGMENTERS
 
 #: The task that `recipe.yaml` names if a user's script drives the run; the file then holds the scheme and no prompts.
 SCRIPT = "own"
-#: A method option's name in another library -> ours (this one is NeMo-RL's, which has `gae_lambda_value` for the critic).
+#: A method option's name in another library -> its name here (this one is NeMo-RL's, which has `gae_lambda_value` for the critic).
 _OTHER_NAMES = {"gae_lambda_policy": "lam"}
 
 
@@ -106,7 +106,7 @@ class Scheme:
         refine: Refinement | str | Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Scheme:
-        """Build the scheme that a method is meant to be run with, with your changes.
+        """Build the scheme that a method is meant to be run with (its preset), changed as the arguments say.
 
         Args:
             name: name of the method.
@@ -402,7 +402,7 @@ def _check_values(scheme: Scheme) -> None:
 
 
 def _translate(options: Mapping[str, Any], entry: Method) -> dict[str, Any]:
-    """Translate option names of other libraries into ours; refuse an option that is given under both names."""
+    """Translate option names of other libraries into those of spanwise; refuse an option that is given under both names."""
     our_options = dict(options)
     for other, name in _OTHER_NAMES.items():
         if other in our_options and name in entry.options:

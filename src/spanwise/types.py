@@ -291,7 +291,7 @@ class Scores(ByCompletion):
 
 @dataclass(frozen=True)
 class Comparison(ByCompletion):
-    """What each advantage was compared with: it is `(worth - baseline) / divisor`, the worth being the reward or a stand-in.
+    """What each advantage was compared with: advantage = (worth - baseline) / divisor; worth is the reward or a stand-in.
 
     Attributes:
         worth_nm: float64 reward, or what stands for one that the completion left out; NaN where nothing does.
@@ -325,7 +325,7 @@ class Comparison(ByCompletion):
     about_nm: Int[Tensor, "n m"]
 
     def where(self, mask_nm: Bool[Tensor, ...], other: Comparison) -> Comparison:
-        """Return this comparison where the mask is true, and the other one where it is false."""
+        """Return a comparison with this one's entries where the mask is true, and the other one's where it is false."""
         return Comparison(**{name: torch.where(mask_nm, table, getattr(other, name)) for name, table in vars(self).items()})
 
     @staticmethod
@@ -354,7 +354,7 @@ class Comparison(ByCompletion):
 
 @dataclass(frozen=True)
 class Credit(ByCompletion):
-    """The credit of every block of every completion, before it is spread over tokens.
+    """The credit (advantage) of every block of every completion, before it is spread over tokens.
 
     Attributes:
         block_nk: float64 advantage of block k; 0 where the block is absent.

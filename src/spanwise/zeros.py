@@ -31,7 +31,7 @@ def key_of(reason: Zero, objective: int = -1) -> int:
 
 
 def reason_of(key: int) -> Zero:
-    """Return the reason in an integer that `key_of` made of a reason and an objective.
+    """Return the reason that an integer made by `key_of` encodes.
 
     Example:
         >>> reason_of(key_of(Zero.UNPAID)).words
@@ -42,7 +42,7 @@ def reason_of(key: int) -> Zero:
 
 @dataclass(frozen=True)
 class Count:
-    """The number of tokens and completions that have the same reason for a credit of 0.
+    """How many tokens and completions have one and the same reason (`Zero`) for their credit.
 
     Attributes:
         reason: why.
@@ -61,7 +61,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Zeros:
-    """The reason why each token of N completions gets 0; the tokens of all completions lie one behind the other.
+    """Why each token of N completions gets 0, or that it is credited; all completions' tokens lie one behind the other.
 
     Attributes:
         names: the objectives.
@@ -76,7 +76,7 @@ class Zeros:
     key_n: Int[Tensor, " n"]
 
     def objective(self, key: int) -> str:
-        """Return the name of the objective in an integer that `key_of` made; an empty text if there is none."""
+        """Return the name of the objective that an integer made by `key_of` encodes; an empty text if there is none."""
         return self.names[key % _OBJECTIVES - 1] if key % _OBJECTIVES else ""
 
     def counts(self, examples: int = 3) -> list[Count]:

@@ -143,7 +143,7 @@ def assign(
             ]
             block_nk = torch.stack(block_means, dim=1)
             has_credit_n = (block_nk != 0).any(dim=1) | (stop_n != 0)
-            adv_nm = has_credit_n.double()[:, None]  # 1 = has credit, as tokens share no single advantage
+            adv_nm = has_credit_n.double()[:, None]  # 1 if any token has credit, as tokens share no single advantage
         else:
             advantage_n, comparison = run_method(inputs, group_n.shape)
             adv_nm = advantage_n.double()[:, None]
@@ -178,7 +178,7 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
     stand_in_nm = torch.where(left_out(scores), fill_missing(scores, objectives), torch.nan)
     by_outcome_nk2, judged_k = scores.by_outcome_nmo.clone(), [judged_column(objective) for objective in objectives]
     for m, objective in enumerate(objectives):
-        if judged_k[m] is None:  # rewards by outcome are of no use if `given` lacks that outcome
+        if judged_k[m] is None:  # a reward cannot be rescored if `given` lacks its judging outcome
             by_outcome_nk2[:, m] = torch.nan
         for name in objective.outcomes if objective.baseline in ("outcome", "blended") else ():
             check_discrete(values_by_outcome[name][~values_by_outcome[name].isnan()].unique().tolist(), name)
@@ -296,7 +296,7 @@ def explain_sum(
         zero_reason_n = torch.where(sum_moments.constant_n(), int(Zero.ALL_EQUAL), int(Zero.AT_BASELINE))
         reason_n = torch.where(reason_n == int(Zero.CREDITED), reason_n, zero_reason_n)
     is_all_equal_n, all_equal_reason_n = reason_n == int(Zero.ALL_EQUAL), torch.full_like(reason_n, int(Zero.ALL_EQUAL))
-    for m in reversed(range(len(objectives))):  # "all right" and "all wrong" are more exact than "all equal"
+    for m in reversed(range(len(objectives))):  # the reasons "all right" and "all wrong" say more than "all equal"
         reward_moments = moments(scores.reward_nm[:, m], compared_set_n)
         verdict_n = _name_verdict(objectives[m], scores.reward_nm[:, m], all_equal_reason_n, reward_moments.mean_n())
         is_unanimous_n = reward_moments.constant_n() & (reward_moments.count_n() == sum_moments.count_n())

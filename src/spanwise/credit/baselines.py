@@ -1,4 +1,4 @@
-"""Subtract a baseline from the rewards of one objective: none, batch, group, outcome or blended."""
+"""Subtract a baseline from rewards: nothing, the mean of the batch, the group or one outcome, or a blended estimate."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def advantage(
         coarsest_n = whole_batch_n if baseline == "batch" else group_n
         levels = [(coarsest_n, outcomes) for outcomes in range(most_outcomes, fewest_outcomes - 1, -1)]
     last_level = len(levels) - 1
-    # What stands for a missing reward is compared with its group, or with the batch, if its stratum has no reward.
+    # The `if_missing` of an absent reward is compared with its group, or with the batch, if its stratum has no reward.
     levels += [(group_n, 0), (whole_batch_n, 0)]
     for level, (coarsest_n, outcomes) in enumerate(levels):
         if result is not None and not bool(uncompared_n.any()):
@@ -357,7 +357,7 @@ def _estimate_for_outcome(
 
 
 def _estimate_from_rescored(by_prompt: Moments, rescored: Moments, noise_s: Tensor) -> tuple[Tensor, Tensor]:
-    """Estimate the baseline and its variance from the prompt's completions of other outcomes, scored for this outcome."""
+    """Estimate the baseline and its variance from the prompt's completions with other outcomes, rescored for this one."""
     rescored_noise_s = rescored.pooled_variance_elsewhere()
     rescored_noise_s = torch.where(rescored_noise_s.isnan(), noise_s, rescored_noise_s)
     gap_s = by_prompt.mean_s - rescored.mean_s  # NaN for a prompt that lacks one of the two means
@@ -375,7 +375,7 @@ def _estimate_from_rescored(by_prompt: Moments, rescored: Moments, noise_s: Tens
 def excess_variance_elsewhere(
     mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
 ) -> Float[Tensor, " s"]:
-    """Estimate how much the means of strata vary, without sampling noise, from the P other strata; NaN if P < 2.
+    """Estimate for each stratum how much the means of the P other strata vary beyond sampling noise; NaN if P < 2.
 
     t2[s] (1 + 1/P),  t2[s] = max(0, var(other means, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
     """

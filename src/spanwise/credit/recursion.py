@@ -18,7 +18,7 @@ from spanwise.credit.spread import allocate
 from spanwise.credit.strata import check_mask, check_rewards, check_shapes, first_of
 from spanwise.errors import RecipeError, RewardError, check_known
 
-#: The recursion works on at most 1024 rows and 2^18 numbers at a time, which is one megabyte of float32.
+#: The recursion of GAE takes at most 1024 completions and 2^18 numbers at a time, which is one megabyte of float32.
 _ROWS, _BLOCK = 1024, 1 << 18
 
 
@@ -90,7 +90,7 @@ def _cut_blocks(completions: int, tokens: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _carry_back(term: Tensor, factor: Tensor, next_q_n: Tensor) -> Tensor:
-    """Replace each term[t] by Q[t+1], with Q[t] = term[t] + factor[t] Q[t+1]; `later_n` holds the last Q and gets the first."""
+    """Run Q[t] = term[t] + factor[t] Q[t+1] backwards, with Q[t+1] put in term[t]; `later_n` holds the last Q, then the first."""
     q_tn, factor_rows = torch.cat([term.t(), next_q_n[None]]), factor.t().contiguous().unbind(0)
     q_rows = q_tn.unbind(0)
     for t in reversed(range(len(factor_rows))):

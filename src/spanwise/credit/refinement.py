@@ -18,7 +18,7 @@ from spanwise.types import Credit
 
 @dataclass(frozen=True)
 class Refinement:
-    """A method that changes the advantages of tokens, with its options.
+    """A method, such as KTAE, that changes the token advantages of another method, with its options.
 
     Attributes:
         method: name of a method of kind "refinement", such as `ktae` or `oar`.

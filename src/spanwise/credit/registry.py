@@ -35,7 +35,7 @@ PROPERTIES: Mapping[str, str] = {
     "monotone": "more reward never means less credit for that completion, block, step or last token",
     "signs": "over all examples, some credit is above 0 and some is below 0",
 }
-#: The keyword parameters of a method whose values come from the objectives, or from optional fields of a batch.
+#: The keyword parameters of methods that objectives or optional fields of a batch fill in, not a user's options.
 FACTS = (
     "baseline", "scale_k", "back_off_k", "if_missing_k", "given_k", "judged_k", "outcome_no", "by_outcome_nk2", "weight_m",
     "bootstrap_n", "voter_n",
@@ -228,7 +228,7 @@ class Method:
         return {name: p for name, p in parameters if name not in fixed_names and p.kind not in variable}
 
 
-#: Every method by name.
+#: All registered methods by name.
 METHODS: Registry[Method] = Registry(
     "method", kinds=("completion", "block", "token", "step", "refinement"), group="spanwise.methods", entry=Method
 )
@@ -273,7 +273,7 @@ def states_confidence(layout: Layout) -> bool:
 def preset_rule(
     chosen: Method, task: Layout, calibration: str | None, baseline: BaselineName | None
 ) -> tuple[Layout, tuple[Objective, ...]]:
-    """Return the layout and objectives of a method's preset; refuse a change that would have no effect."""
+    """Return the layout and objectives of a method's preset; refuse a calibration score or baseline without effect."""
     preset = chosen.preset or Preset()
     layout = replace(task, blocks={"completion": task.marks}) if preset.whole and len(task.names) > 1 else task
     if calibration is not None and not (preset.calibrated and states_confidence(layout)):
@@ -319,7 +319,7 @@ def preset_objectives(
     first_block, last_block = layout.names[0], layout.names[-1]
     by_block, preset = chosen.kind == "block", chosen.preset or Preset()
     first_baseline, second_baseline = ("group", baseline or "outcome") if "baseline" in chosen.inputs else (None, None)
-    # A reward reads the first of the blocks that it pays, so its own block must stand first.
+    # A reward reads the text of the first block in `pays`, so the block that it judges must stand first.
     correct_pays = (first_block,) if by_block else layout.names
     objectives = [Objective("correct", pays=correct_pays, baseline=first_baseline, if_missing=0.0)]
     if preset.calibrated:
@@ -333,7 +333,7 @@ def preset_objectives(
             options={} if has_confidence else {"first": first_block},
         )
         objectives.append(second_objective)
-    # A tag may be empty here, because other objectives judge its text.
+    # The format objectives let a tag be empty, because other objectives judge its text.
     if preset.format and layout.segmenters == ("tags",):
         tag_options: dict[str, Any] = {"weight": preset.format, "baseline": first_baseline, "options": {"empty": True}}
         format_objectives = [Objective("format", name, name=f"{name}_format", **tag_options) for name in layout.names]

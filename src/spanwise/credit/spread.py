@@ -47,7 +47,7 @@ def sum_rewards(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor
 
 
 def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], device: torch.device) -> Bool[Tensor, "m k"]:
-    """Mark the blocks that each objective pays; refuse an objective that pays an unknown block."""
+    """Mark the blocks whose tokens each objective credits (`pays`); refuse an objective that names an unknown block."""
     for objective in objectives:
         if unknown_names := [name for name in objective.pays if name not in block_names]:
             raise RecipeError(
@@ -124,7 +124,7 @@ class Streams:
             yield {"reward_nt": self.reward_snt[s], "mask_nt": self.mask_snt[s], **stream_tables}
 
     def _arrange_by_stream(self, value: Tensor, what: str, shape: tuple[int, ...]) -> Tensor:
-        """Return the values with streams as the last axis; refuse values for another number of streams or completions."""
+        """Return a critic's values with streams as the last axis; refuse values for other streams or other completions."""
         if tuple(value.shape[: len(shape)]) != shape or value.dim() > len(shape) + 1:
             raise AlignmentError(f"{what} is {tuple(value.shape)} and the completions are {shape}; give one value to each.")
         value = value if value.dim() > len(shape) else value[..., None]
@@ -149,7 +149,7 @@ def reward_streams(
     values: ValuesName | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Streams:
-    """Put each reward on the last token of the last block it pays, in one shared stream or one stream per objective.
+    """Put each reward on the last token of the last block that it credits, in a shared stream or one stream per objective.
 
     With e that token:  shared: r[i, e] = sum of weight_m r[i, m] over the m with that e;   else: r_m[i, e] = r[i, m]
     """
@@ -174,7 +174,7 @@ def reward_streams(
         weight_s = torch.ones(1, dtype=torch.float64, device=mask_nt.device)
         reward_snt = torch.zeros((1, *mask_nt.shape), dtype=dtype, device=mask_nt.device)
         row_i = (has_sum_n & has_token_n).nonzero().squeeze(1)
-        for m in objective_numbers:  # rewards at one token are added in the objectives' order, however many
+        for m in objective_numbers:  # rewards that meet at a token are added in the objectives' order
             same_token_nm = reward_position_nm[row_i] == reward_position_nm[row_i, m, None]
             sum_i = torch.where(same_token_nm, weighted_nm[row_i], 0.0).sum(dim=1)
             reward_snt[0, row_i, reward_position_nm[row_i, m]] = sum_i.to(dtype)

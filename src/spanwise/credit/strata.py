@@ -256,7 +256,7 @@ class Moments:
 def moments(
     value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"], *, weight_n: Float[Tensor, " n"] | None = None
 ) -> Moments:
-    """Compute count, mean and squared deviations of a value in each stratum; NaN values are left out.
+    """Compute the count, mean and sum of squared deviations of the values in each stratum; NaN values are left out.
 
     `stratum_n` is numbered as by `group_index` and `refine`; -1 is no stratum. Values are shifted by their stratum's minimum
     before they are summed, so a constant stratum has deviation exactly 0. Each is counted `weight_n` times; None: once.
@@ -307,7 +307,7 @@ def compare_in_strata(
     stand_in_n: Float[Tensor, " n"] | None = None,
     voter_n: Int[Tensor, " n"] | None = None,
 ) -> Explained:
-    r"""Subtract its stratum's mean from each value, divide by the stratum's deviation or mean if asked, and record both.
+    r"""Subtract its stratum's mean from each value, divide by the stratum's deviation or mean if asked; return both too.
 
     `centred` is the same for the advantages alone.
 

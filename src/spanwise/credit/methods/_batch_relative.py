@@ -104,7 +104,7 @@ def gdpo(
     shift = length_n is not None or conflict is not None
     options: dict[str, Any] = {"shift": shift, "ddof": ddof, "eps": eps, "eps_at": eps_at}
     adv_n, _, divisor = standardise(adv_sum_n, weight_n=weight_n, **options)
-    if len(weight_m) == 1 and divisor > 0 and length_n is None:  # the baseline of a single reward explains the advantage
+    if len(weight_m) == 1 and divisor > 0 and length_n is None:  # a lone reward's baseline explains its advantage
         worth_nm, baseline_nm = weight_m * comparison.worth_nm, weight_m * comparison.baseline_nm
         comparison = replace(comparison, worth_nm=worth_nm, baseline_nm=baseline_nm)
         return Explained(adv_n, comparison.rescaled(divisor=divisor).fitting(adv_n[:, None]))

@@ -105,7 +105,7 @@ def gigpo(
 
 
 def _compare_episodes(reward_n: Tensor, group_n: Tensor, singleton: str, options: dict) -> Float[Tensor, " n"]:
-    """Compare rewards with those of their group; with `singleton` "raw" an episode without others gets its own reward."""
+    """Compare episodes' rewards with their group's; with `singleton` "raw" an episode alone in a group keeps its reward."""
     group_n = group_index(group_n)  # a negative id of the caller's would mean "no group"
     advantage_n = centred(reward_n, group_n, **options)
     if singleton == "zero":

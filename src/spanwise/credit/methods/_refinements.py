@@ -122,7 +122,7 @@ def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[T
     if two_sided:  # add up the probabilities of all tables with the same margins that are no more probable
         p_value_ab = torch.zeros_like(probability_ab)
         for a in range(right + 1):
-            matching_b_ab = (a_ab + b_ab).long() - a  # same margins: a + b, the completions that hold the token
+            matching_b_ab = (a_ab + b_ab).long() - a  # keeps a + b, the completions that hold the token
             is_table_ab = (matching_b_ab >= 0) & (matching_b_ab <= wrong)
             other_probability_ab = torch.where(is_table_ab, probability_ab[a][matching_b_ab.clamp(0, wrong)], 0.0)
             p_value_ab += torch.where(other_probability_ab <= probability_ab * (1 + 1e-7), other_probability_ab, 0.0)

@@ -1,4 +1,4 @@
-"""Compute credit for rows that are turns of rollouts: each rollout counts once, and each turn's tokens get their own.
+"""Compute credit where rows are turns of rollouts: a rollout counts once, and each turn's tokens get their own credit.
 
 A reward is a fact of the rollout, which all its turns share, or of one turn; see `Objective.scope`.
 """
@@ -184,7 +184,7 @@ def assign_turns(
         inputs |= {"trajectory_s": timeline.index_s, "step_s": step_s}
         turn_scores = _score_steps(scores, timeline, objectives)
         credit = assign(turn_scores, group_s, present_sk, objectives=objectives, inputs=inputs, **options)
-        # If a step gets credit 0, the reason shown is the one that comparing its whole rollout gives.
+        # If a step gets credit 0, the comparison of its whole rollout with the group's others gives the reason that is shown.
         rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=True)
         rollout_comparison = compare_in_strata(sum_rewards(rollout_scores, objectives), group_j).comparison
         rollout_comparison = explain_sum(
@@ -255,7 +255,7 @@ def _weigh_some(objectives: Sequence[Objective], has_weight_m: Tensor) -> list[O
 
 
 def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Objective], *, add_turns: bool) -> Scores:
-    """Return one score per rollout: its last turn's that has a reward, or with `add_turns` the sum of turn rewards."""
+    """Return one score per rollout: that of its last turn with a reward, or with `add_turns` the sum of turn rewards."""
     is_elsewhere_sm, reward_sm = _mark_elsewhere(scores), fill_missing(scores, objectives)
     row_jm = torch.stack([timeline.last_with(~is_elsewhere_s) for is_elsewhere_s in is_elsewhere_sm.T], dim=1)
     column_m = torch.arange(len(objectives), device=row_jm.device)
@@ -278,7 +278,7 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
 
 
 def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Objective]) -> Scores:
-    """Return scores of turns for a method that adds up a rollout's turns: a reward of the rollout stands at its last."""
+    """Return scores of turns for a method that sums over a rollout: a reward of the whole rollout stands at its last turn."""
     reward_sm, status_sm = fill_missing(scores, objectives), scores.status_nm.clone()
     is_elsewhere_sm, is_last_s = _mark_elsewhere(scores), timeline.left_s == 0
     for m, objective in enumerate(objectives):
@@ -301,7 +301,7 @@ def _objective_tables(scores: Scores) -> dict[str, Tensor]:
 
 
 def _mark_elsewhere(scores: Scores) -> Bool[Tensor, "s m"]:
-    """Mark the rewards that a turn does not have, though another turn of its rollout may have them."""
+    """Mark the rewards that a turn lacks (absent or unscored), though another turn of its rollout may have them."""
     return (scores.status_nm == int(Status.ABSENT)) | (scores.status_nm == int(Status.UNSCORED))
 
 
@@ -314,7 +314,7 @@ def keep_for_rollouts(
     block_names: Sequence[str],
     scope: ScopeName = "rollout",
 ) -> Scores:
-    """Restore a reward that was dropped because its turn has no paid block, if another turn of the rollout has one."""
+    """Restore a reward dropped because its turn has none of the blocks that it pays, if another turn of the rollout has."""
     if scores.unused_nm is None or not len(trajectory_s):
         return scores
     timeline, device = build_timeline(trajectory_s, torch.arange(len(trajectory_s))), present_sk.device

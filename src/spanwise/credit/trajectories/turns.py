@@ -78,7 +78,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One rollout of one prompt; it has one vote in its group, however many turns, rows or branches it has.
+    """One rollout of one prompt; it counts once in its group, however many turns, rows or branches it has.
 
     Attributes:
         id: its name, for messages.
@@ -255,7 +255,7 @@ class Trajectory:
         return branches
 
     def _build_branch(self, path: Sequence[int]) -> Branch:
-        """Join the responses of a path's turns, with the observations between them, into one sequence."""
+        """Join the responses of successive turns, with the observations between them, into one sequence to train on."""
         ids, mask, turn_of_token = list[int](), list[int](), list[int]()
         per_token: dict[str, list[float]] = {name: [] for t in path for name in self.turns[t].per_token}
         for t in path:
