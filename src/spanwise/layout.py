@@ -210,7 +210,7 @@ def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
 
 
 def _check_block(name: str, marks: tuple[str, ...]) -> None:
-    """Refuse a block whose name is empty or reserved, or whose marks are missing or doubled."""
+    """Refuse a block with an empty or reserved name, with a doubled mark, or repeated and without a mark."""
     tag_list = ", ".join(marks)
     faults = {
         f"The block with the tags {tag_list or 'none'} has no name; write {{'solution': ['answer']}}.": not name.strip(),

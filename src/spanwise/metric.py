@@ -34,7 +34,7 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Metric:
-    """A logged number, or one for each block or objective if its name holds a placeholder: `<block>`, optional `[block/]`."""
+    """A logged number, or one per block or objective if its name has a placeholder, such as `<block>` or the optional `[value/]`."""
 
     name: str
     of: Callable[[Any], Mapping[str, float]] | None = None  # gives placeholder text -> number; None: the logger does

@@ -128,7 +128,7 @@ def read(
     recorded: Mapping[str, Reward] | None = None,
     located: tuple[Spans, list[BlockText]] | None = None,
 ) -> Reading:
-    """Find the blocks of every completion and compute the rewards, without looking at groups.
+    """Find the blocks of every completion, and compute its reward under each objective of the scheme.
 
     Args:
         batch: has token ids, mask and the columns that the rewards read.

@@ -21,7 +21,7 @@ from spanwise.segment import SEGMENTERS
 
 #: The task that `recipe.yaml` names if a user's script drives the run; the file then holds the scheme and no prompts.
 SCRIPT = "own"
-#: A method option's name in another library -> its name here (this one is NeMo-RL's, which has `gae_lambda_value` for the critic).
+#: A method option's name in another library -> its name here (NeMo-RL's; its `gae_lambda_value` is the critic's).
 _OTHER_NAMES = {"gae_lambda_policy": "lam"}
 
 

@@ -90,7 +90,7 @@ def _cut_blocks(completions: int, tokens: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _carry_back(term: Tensor, factor: Tensor, next_q_n: Tensor) -> Tensor:
-    """Run Q[t] = term[t] + factor[t] Q[t+1] backwards, with Q[t+1] put in term[t]; `later_n` holds the last Q, then the first."""
+    """Run Q[t] = term[t] + factor[t] Q[t+1] backwards; Q[t+1] replaces term[t]; `later_n` holds the last Q, then the first."""
     q_tn, factor_rows = torch.cat([term.t(), next_q_n[None]]), factor.t().contiguous().unbind(0)
     q_rows = q_tn.unbind(0)
     for t in reversed(range(len(factor_rows))):

@@ -184,7 +184,7 @@ def assign_turns(
         inputs |= {"trajectory_s": timeline.index_s, "step_s": step_s}
         turn_scores = _score_steps(scores, timeline, objectives)
         credit = assign(turn_scores, group_s, present_sk, objectives=objectives, inputs=inputs, **options)
-        # If a step gets credit 0, the comparison of its whole rollout with the group's others gives the reason that is shown.
+        # If a step gets credit 0, comparing its whole rollout with the others of the group gives the reason that is shown.
         rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=True)
         rollout_comparison = compare_in_strata(sum_rewards(rollout_scores, objectives), group_j).comparison
         rollout_comparison = explain_sum(
@@ -278,7 +278,7 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
 
 
 def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Objective]) -> Scores:
-    """Return scores of turns for a method that sums over a rollout: a reward of the whole rollout stands at its last turn."""
+    """Return scores of turns for a method that sums over a rollout: the whole rollout's reward stands at its last turn."""
     reward_sm, status_sm = fill_missing(scores, objectives), scores.status_nm.clone()
     is_elsewhere_sm, is_last_s = _mark_elsewhere(scores), timeline.left_s == 0
     for m, objective in enumerate(objectives):
