@@ -67,7 +67,7 @@ def _measure_coarser(batch: CreditedBatch) -> dict[str, float]:
 
 
 def _measure_unanimous(batch: CreditedBatch) -> dict[str, float]:
-    """Return for each objective the share of groups whose rewards are all equal."""
+    """Return for each objective the share of groups whose rewards are all equal, among groups with two or more."""
     return {name: float(same_g[compared_g].double().mean()) for name, (same_g, compared_g) in batch.agreement.items()}
 
 

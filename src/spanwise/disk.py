@@ -20,7 +20,7 @@ _TORCH = ("PytorchStreamWriter", "inline_container", "iostream error")
 
 
 def refusal(error: BaseException) -> str | None:
-    """Return why the system refused to write, as an error or one of its causes says; None for any other error.
+    """Return why the system refused to write, as an error or one of its causes says; None if it is about something else.
 
     Python and pyarrow raise an OSError, safetensors and tokenizers their own errors that end with its number, torch a RuntimeError.
     """
@@ -78,7 +78,7 @@ def whole_file(file: Path) -> Iterator[Path]:
             if temporary.exists():
                 temporary.replace(file)
     finally:
-        with suppress(OSError):  # a folder that cannot be reached holds no file to remove
+        with suppress(OSError):  # if the folder cannot be reached, there is no temporary file to remove
             temporary.unlink(missing_ok=True)
 
 

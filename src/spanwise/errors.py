@@ -156,7 +156,7 @@ EXTRAS = {
 
 
 def lacking(part: str, error: ModuleNotFoundError, *, extra: str | None = None) -> ModuleNotFoundError:
-    """Build an error that says which part of spanwise needs a missing package, and how to install it."""
+    """Build the error for a missing package: it says which part of spanwise needs the package, and how to install it."""
     package = (error.name or "").split(".")[0]
     sentence = f"{part} needs '{package}', which does not come with spanwise; install it, or put it on PYTHONPATH."
     if package in EXTRAS:

@@ -232,7 +232,7 @@ def _pairs(blocks: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def _marks(block: str, marks: Any) -> tuple[str, ...]:
-    """Return the marks of a block as a tuple; one text is one mark."""
+    """Return the marks of a block as a tuple, also if the block has a single mark, written as a text."""
     if isinstance(marks, str):
         return (marks,)
     if not isinstance(marks, Sequence) or not all(isinstance(mark, str) for mark in marks):

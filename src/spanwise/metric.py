@@ -34,7 +34,7 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Metric:
-    """A logged number, or one per block or objective if its name has a placeholder, such as `<block>` or the optional `[value/]`."""
+    """A logged number, or one per block or objective if its name has a placeholder: `<block>`, or an optional `[value/]`."""
 
     name: str
     of: Callable[[Any], Mapping[str, float]] | None = None  # gives placeholder text -> number; None: the logger does

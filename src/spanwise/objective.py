@@ -234,7 +234,7 @@ def is_async(value: Any) -> bool:
 
 
 def _is_function(value: Any) -> bool:
-    """Return whether a value can be called and is not a class."""
+    """Return whether a value is a function, or an object that is called like one, and no class."""
     return callable(value) and not inspect.isclass(value)
 
 

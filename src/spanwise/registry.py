@@ -32,7 +32,7 @@ _SHOWN: set[tuple[str, Path | None]] = set()
 
 
 class Registry(dict[str, _Entry], Generic[_Entry]):
-    """The entries of one kind by name, such as all methods; `find` also looks among the installed plug-ins."""
+    """All entries of one kind by name, such as all methods; `find` also looks among the installed plug-ins."""
 
     def __init__(self, noun: str, *, kinds: Sequence[str], group: str, entry: Callable[..., _Entry]) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def imported(path: str, *, what: str) -> Any:
                 raise ModuleNotFoundError(name=module_name)  # only a folder without code has this name
         else:
             code = _run(file, module_name)
-    except (Exception, SystemExit) as error:  # a user's module may raise any error, or exit
+    except (Exception, SystemExit) as error:  # a user's module may raise any error when it is imported, or exit
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and file is None and f"{module_name}.".startswith(f"{error.name}."):
             file_or_module = "file" if module_name.endswith(".py") else "module"
@@ -184,7 +184,7 @@ def _is_installed(module: str) -> bool:
     if loaded_module is not None:
         return loaded_module not in _FILES.values()
     spec = find_spec(package_name)
-    # A folder without __init__.py counts as a package only if one of its modules is named.
+    # A folder without __init__.py counts as a package only if the name goes on to a module in it.
     return (spec is not None and (spec.origin is not None or bool(submodule_name))) or (
         bool(submodule_name) and (Path.cwd() / package_name).is_dir()
     )

@@ -171,7 +171,7 @@ class Scheme:
 
     @property
     def outcome_names(self) -> tuple[str, ...]:
-        """The outcomes in `given` that are not objectives, in the order of `Scores.outcome_names`."""
+        """The outcomes in the objectives' `given` that are not objectives, in the order of `Scores.outcome_names`."""
         names_in_given = (name for objective in self.objectives for name in objective.outcomes if name not in self.names)
         return tuple(dict.fromkeys(names_in_given))
 
@@ -191,7 +191,7 @@ class Scheme:
 
     @property
     def gamma(self) -> float:
-        """The discount from token to token; 1 if the method has none."""
+        """The method's discount of rewards from token to token; 1 if it has none."""
         return {"gamma": 1.0, **self.entry.options, **self.options}["gamma"]
 
     @property
@@ -287,7 +287,7 @@ class Scheme:
 
 
 def _check_layout(layout: Any) -> None:
-    """Refuse a layout that is no `Layout`."""
+    """Refuse an object other than a `Layout` as the layout of a scheme."""
     if not isinstance(layout, Layout):
         raise RecipeError(
             f"The layout is {layout!r}; write Layout({{'solution': ['answer'], 'confidence': ['confidence']}})."

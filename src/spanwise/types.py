@@ -23,7 +23,7 @@ from spanwise.errors import AlignmentError, RecipeError, unknown
 #: The text of a block that is absent is None, as is that of a tag that does not both open and close in its block.
 BlockText = Mapping[str, Mapping[str, str | None] | None]
 _Table = TypeVar("_Table", bound="ByCompletion")
-#: The number of rows of a wide table that are processed at a time, so that they stay in the cache.
+#: The number of completions of a table that are processed at a time, so that they stay in the processor's cache.
 _ROWS = 64
 
 
@@ -108,7 +108,7 @@ class Status(IntEnum):
 
     @property
     def has_number(self) -> bool:
-        """True if a reward of this status is a number."""
+        """True if a reward with this status is a number; with every other status it is NaN."""
         return self in (Status.OK, Status.BROKE)
 
 
@@ -118,7 +118,7 @@ class Fault(IntFlag):
     NONE = 0
     MISSING = 1  # a part of the layout is missing: its tag never opens, or its JSON path has no value
     DUPLICATE = 2  # a tag opens twice in its block, or an object has a key twice
-    ORDER = 4  # the tags are in another order than in the layout
+    ORDER = 4  # the tags stand in another order than in the layout
     NESTED = 8  # a part opens inside another part, or is closed by another part's closing tag or sign
     TRUNCATED = 16  # a part opens and never closes
     EMPTY = 32  # the completion has no trainable token
@@ -161,7 +161,7 @@ class Zero(IntEnum):
 
 @dataclass(frozen=True)
 class Spans:
-    """The tokens of each block of each completion.
+    """The tokens that each block of each completion consists of.
 
     Attributes:
         names: the K block names, in order.

@@ -80,7 +80,7 @@ class Zeros:
         return self.names[key % _OBJECTIVES - 1] if key % _OBJECTIVES else ""
 
     def counts(self, examples: int = 3) -> list[Count]:
-        """Count the tokens and completions of each reason, in the order of `Zero`, with a few example rows."""
+        """Count the tokens and completions of each reason, in the order of `Zero`, with a few rows as examples."""
         counts: list[Count] = []
         for key in torch.cat([self.key_v, self.key_n]).unique().tolist():
             has_key_v, has_key_n = self.key_v == key, self.key_n == key

@@ -91,7 +91,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class Method:
-    """A registered estimator of advantages, with its name and all that recipes and checks must know about it.
+    """A registered estimator of advantages (GRPO, GAE, ...), with its name and all that recipes and checks must know of it.
 
     Attributes:
         name: as in recipes.
@@ -156,12 +156,12 @@ class Method:
 
     @cached_property
     def needs(self) -> tuple[str, ...]:
-        """The inputs that the method needs beside rewards and prompt ids."""
+        """The inputs that the estimator requires beside rewards and prompt ids, such as `mask_nt`."""
         return tuple(name for name in self.required if name not in _COMPARED)
 
     @cached_property
     def fields(self) -> frozenset[str]:
-        """The fields of `Batch` that the method needs."""
+        """The fields of `Batch` that the method needs beside rewards and prompt ids."""
         return frozenset(_FIELDS.get(name, name) for name in self.needs if name not in _MADE)
 
     def lacking(self, provided: Collection[str]) -> str:

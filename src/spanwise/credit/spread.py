@@ -20,7 +20,7 @@ from spanwise.types import Credit, Scores, Spans, Status
 #: What a critic predicts: one return for all objectives together ("shared"), or the future reward of each ("objective").
 ValuesName = Literal["shared", "objective"]
 
-#: The number of rows that are processed at a time, so that they stay in the cache.
+#: The number of completions that are processed at a time, so that they stay in the processor's cache.
 _ROWS = 16
 _NUMPY = {torch.float16: np.float16, torch.float32: np.float32, torch.float64: np.float64}
 
@@ -96,7 +96,7 @@ class Streams:
     def inputs(
         self, value_nt: Float[Tensor, "n t *s"] | None = None, bootstrap_n: Float[Tensor, " n *b"] | None = None
     ) -> Iterator[dict[str, Tensor]]:
-        """Yield the inputs of `gae`, `sae` and `value_target`, stream by stream.
+        """Yield the inputs of `gae`, `sae` and `value_target` for one stream of rewards after another.
 
         Args:
             value_nt: (N, T), or (N, T, S) with one value per stream. None: none is given.
@@ -169,7 +169,7 @@ def reward_streams(
     if resolve_values(objectives, values) == "shared":
         # A token of a block that no objective pays trains as well: the rewards of later tokens reach it, as in ordinary PPO.
         weighted_nm = weighted(reward_nm, weight_m)
-        has_sum_n = ~weighted_nm.sum(dim=1).isnan()  # the sum is unknown (NaN) if one reward is absent
+        has_sum_n = ~weighted_nm.sum(dim=1).isnan()  # the sum is NaN (unknown) if any reward with a weight is absent
         mask_snt, stop_sn = (is_trained_nt & has_sum_n[:, None])[None], torch.zeros_like(has_sum_n)[None]
         weight_s = torch.ones(1, dtype=torch.float64, device=mask_nt.device)
         reward_snt = torch.zeros((1, *mask_nt.shape), dtype=dtype, device=mask_nt.device)
@@ -269,7 +269,7 @@ def spread(
     length_nk = spans.length_nk
     divisor_nk = _find_divisor(length_nk if credit.length_nk is None else credit.length_nk, per)
     share_nk = torch.where(length_nk > 0, credit.block_nk / divisor_nk, 0.0)
-    share_nk = pad(share_nk, (1, 0)).to(dtype)  # tokens of no block (-1) get the first column, which is 0
+    share_nk = pad(share_nk, (1, 0)).to(dtype)  # a first column of 0, for tokens of no block (-1)
     advantage_nt = allocate(spans.block_nt.shape, dtype=dtype, device=share_nk.device)
     row_pieces = (table.split(_ROWS) for table in (share_nk, spans.block_nt, advantage_nt))
     for share_rows_nk, block_nt, out_nt in zip(*row_pieces, strict=True):
@@ -387,7 +387,7 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
 
 
 def allocate(shape: tuple[int, ...] | torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate a tensor without filling it."""
+    """Allocate a tensor without filling it, in the way that is fastest to write to."""
     # NumPy asks Linux for huge pages, so the first write to a large tensor takes a tenth of the time.
     if device.type == "cpu" and dtype in _NUMPY:
         return torch.from_numpy(np.empty(tuple(shape), dtype=_NUMPY[dtype]))

@@ -18,7 +18,7 @@ from spanwise.errors import RecipeError, RewardError, check_known
 from spanwise.registry import register
 
 _ROWS = 64
-#: The options for an unlikely token at a cut: it starts the next segment, or ends the segment before, see `sae`.
+#: Where SAE puts the unlikely token at which it cuts: at the start of the next segment, or at the end of the one before.
 BOUNDARIES: tuple[Literal["start"], Literal["end"]] = ("start", "end")
 
 
@@ -208,7 +208,7 @@ class SaeSegments:
     """The rule by which SAE cuts a completion into segments: at tokens that are less probable than a threshold."""
 
     threshold: float = 0.2
-    boundary: Literal["start", "end"] = "start"  # whether an improbable token starts a segment or ends one
+    boundary: Literal["start", "end"] = "start"  # whether a token below the threshold starts a segment or ends one
 
     def __post_init__(self) -> None:
         if not self.threshold >= 0:
@@ -232,7 +232,7 @@ class SaeSegments:
 
     def _boundaries(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
         """Mark the tokens where SAE applies lambda; marks at masked tokens (and under "start" at the first) do nothing."""
-        # The sum is NaN if any number is, and takes less time than a search.
+        # The sum is NaN if any log-probability is, and takes less time than a search for one.
         if bool(logp_nt.sum().isnan()) and (bad_entry := first_of(logp_nt.isnan() & mask_nt)):
             i, t = bad_entry
             raise RewardError(
@@ -253,7 +253,7 @@ class SaeSegments:
 
 
 def _move_to_next(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
-    """Move the flag of each trainable token to the next trainable token of its completion."""
+    """Move each trainable token's flag on to the next trainable token of its completion."""
     next_flag_nt = torch.zeros_like(flag_nt)
     doubled_position_t = 2 * torch.arange(flag_nt.shape[1], dtype=torch.int32, device=flag_nt.device)
     for rows in (slice(first, first + _ROWS) for first in range(0, len(flag_nt), _ROWS)):

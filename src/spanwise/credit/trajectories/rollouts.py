@@ -249,7 +249,7 @@ def _add_credits(rollouts: Credit, turns: Credit, is_turn_m: Bool[Tensor, " m"])
 
 
 def _weigh_some(objectives: Sequence[Objective], has_weight_m: Tensor) -> list[Objective]:
-    """Return the objectives, with weight 0 for each whose `has_weight_m` is False."""
+    """Return the objectives, with the weight set to 0 for each whose entry of `has_weight_m` is False."""
     pairs = zip(objectives, has_weight_m.tolist(), strict=True)
     return [objective if has_weight else replace(objective, weight=0.0) for objective, has_weight in pairs]
 
@@ -295,7 +295,7 @@ def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Object
 
 
 def _objective_tables(scores: Scores) -> dict[str, Tensor]:
-    """Return the tables of the scores that have one column per objective."""
+    """Return those tables of the scores (rewards, statuses, ...) that have one column per objective."""
     table_names = ("reward_nm", "status_nm", "by_outcome_nmo", "stated_nm")
     return {name: getattr(scores, name) for name in table_names if getattr(scores, name) is not None}
 

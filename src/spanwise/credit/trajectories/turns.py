@@ -352,7 +352,7 @@ class Turns:
         return value_nt
 
     def repeat(self, values: Sequence[Any]) -> list[Any]:
-        """Return a list with one value per turn, from a list with one value per sequence."""
+        """Repeat each sequence's value for every turn in the sequence, so that the list has one value per turn."""
         return [values[row] for row in self.row_s.tolist()]
 
 
