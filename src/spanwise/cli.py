@@ -18,7 +18,7 @@ from spanwise.errors import SpanwiseError, lacking
 try:
     from cyclopts import App
     from rich.console import Console
-except ModuleNotFoundError as error:  # pip install spanwise installs no packages for the command line
+except ModuleNotFoundError as error:  # a plain `pip install spanwise` installs neither Cyclopts nor Rich
     raise SystemExit(
         f"The command line needs '{error.name}'. Install it with: pip install 'spanwise[train]' to train with TRL, or with "
         "'spanwise[cli]' beside another engine. What is installed and whether it works: python -m spanwise.commands.doctor"
@@ -31,7 +31,7 @@ app = App(
 )
 app.register_install_completion_command(help="Install completion of commands and options for this shell (bash, zsh, fish).")
 
-#: The module of each command, with its function `command` and, if the command needs another pip extra than `train`, `EXTRA`.
+#: Command name -> its module: the function `command` and, if it needs another pip extra than `train`, the name `EXTRA`.
 COMMANDS = {
     folder.name: import_module(f"{commands.__name__}.{folder.name}.command")
     for folder in iter_modules(commands.__path__)
@@ -42,10 +42,10 @@ for name, module in COMMANDS.items():
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command line, or `words` in its place; a SpanwiseError becomes one sentence and exit status 2."""
+    """Run the command in `words` (default: sys.argv); print a SpanwiseError as one sentence and exit with status 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    # Warnings are printed as sentences, without a line of code.
+    # A warning is printed as its sentence alone, without the line of code that raised it.
     warnings.formatwarning = lambda message, *_: f"Warning: {message}\n"
     try:
         app(words)
@@ -53,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> None:
         Console(stderr=True).print(f"Error: {error}", style="red", markup=False, soft_wrap=True, highlight=False)
         sys.exit(2)
     except OSError as error:
-        if refusal(error) is None:  # spanwise did not write this file: it may be another library's cache
+        if refusal(error) is None:  # only a full or read-only disk is explained; other errors keep their traceback
             raise
         print(f"Error: {unwritten(Path(str(error.filename or '.')), error)}", file=sys.stderr)
         sys.exit(2)

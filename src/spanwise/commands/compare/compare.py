@@ -1,4 +1,4 @@
-"""`compare`: train several arms with several seeds from one start, and say which differences are more than noise.
+"""`compare`: train several arms (methods, baselines, recipes) with several seeds, and say which differences exceed noise.
 
 Each run trains one arm with one seed, in a process of its own. These processes end with the process that started them.
 """
@@ -39,24 +39,24 @@ from spanwise.objective import BASELINES
 from spanwise.recipe import Recipe, load
 from spanwise.rollouts.folder import RunFolder, hidden, is_filled, sole_writer
 
-#: The figures of the table, in the order of the paper's Table 1. The last three can show a collapse when the others look fine.
+#: The figures of the comparison table, as in Table 1 of the BAE paper. The last three show a collapse that the others may hide.
 FIGURES = ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", "refusal_rate")
-#: The recipe fields in which the runs of a comparison always differ.
+#: The recipe fields that a comparison sets for each run, so they do not belong to the recipe that all runs share.
 _OF_ONE_RUN = ("output", "seed")
-#: The recipe fields of every arm, unless the user gives others.
+#: The recipe fields that a comparison sets for every arm, unless the user sets them.
 COMMON = {"eval_every": 20, "eval_samples": 16, "keep_rollouts": 20, "report": False}
 #: The fields that decide the start and the evaluation of a run; arms that differ in these fields cannot be compared.
 _SAME = (
     "task", "model", "dataset", "split", "question_column", "prompt_column", "instruction", "answer_column", "start", "start_seed",
     "start_steps", "temperature", "eval_prompts", "eval_samples",
 )  # fmt: skip
-#: The files that a run has only at its end.
+#: The files that a run writes only at its end, so they show that it is finished.
 _ENDED = ("summary.json", "evaluation.parquet")
-#: The fields that a run's recipe.yaml takes from the preset if the user gives none (`recipe.resolved`).
+#: The fields of a run's recipe.yaml that come from the method's preset if the user left them out (`recipe.resolved`).
 _FILLED = ("layout", "prefilled", "segmenter", "objectives", "calibration", "baseline", "per", "options")
-#: The pause between two looks at the running processes.
+#: The seconds between two checks of which training processes have ended.
 _LOOK_SECONDS = 0.1
-#: The time that a process has to end before it is killed.
+#: The seconds that a process has to end after SIGTERM before it is killed.
 _END_SECONDS = 10.0
 _Item = TypeVar("_Item")
 
@@ -72,7 +72,7 @@ def compare(
     processes: int | None = None,
     console: Console | None = None,
 ) -> ArmComparison:
-    """Train every arm with every seed, except runs that are already finished, and compare the arms."""
+    """Train each arm (method, baseline or recipe) with each seed, except in finished runs, and compare the arms' figures."""
     console = console or Console()
     runs = plan_runs(arms, seeds, choices or {}, output, shared=shared)
     if reference is not None:
@@ -99,14 +99,14 @@ def compare(
         }
         _write_comparison(folder, runs, comparison, options)
         say(console, *comparison_tables(comparison), comparison.summary())
-        from spanwise.commands.report.report import report_folder  # imported late, because importing takes a second
+        from spanwise.commands.report.report import report_folder  # late: its packages take a second to import
 
         say(console, f"Report: {report_folder(folder)}")
     return comparison
 
 
 def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
-    """Build the table of figures with its warnings, then the table of paired differences."""
+    """Yield the table of every arm's figures, its warnings, and the table of differences between arms, paired by seed."""
     seed_count = max(interval.count for interval in comparison.cells.values())
     title = Text(f"Mean over {seed_count} seeds ± half of the {100 * comparison.level:g} % interval", style="italic")
     headings = (Column(name.replace("_", " "), no_wrap=True) for name in comparison.figures)
@@ -130,7 +130,7 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
 
 
 def _measured_figures(arms: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> list[str]:
-    """Return the names of the figures that at least one run has, in the order of the table."""
+    """Return the names of the figures (accuracy, ECE, ...) that at least one run has, in the order of the comparison table."""
     figures_of_runs = [figures for seeds in arms.values() for figures in seeds.values()]
     known_names = dict.fromkeys(name for figures in figures_of_runs for name, value in figures.items() if value is not None)
     some_unjudged = any((figures.get("verdict_rate") or 1.0) < 1 for figures in figures_of_runs)
@@ -142,9 +142,9 @@ def _measured_figures(arms: Mapping[str, Mapping[int, Mapping[str, float | None]
 
 def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int | None, console: Console) -> None:
     """Train the unfinished runs; after all have ended, raise a DataError that names the first failed run."""
-    from spanwise.commands.shared.task import make_task  # imported late, because importing takes seconds
+    from spanwise.commands.shared.task import make_task  # late: transformers takes seconds to import
 
-    make_task(unfinished_runs[0].recipe, console)  # make the warm start once, before several processes would each make it
+    make_task(unfinished_runs[0].recipe, console)  # make the warm start here once; else each training process would
     process_count = processes or (2 if (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available() else 1)
     say(console, f"{count - len(unfinished_runs)} of {count} runs are finished; {process_count} train at a time.")
     start_seconds, failures, done_count = time.perf_counter(), {}, 0
@@ -172,14 +172,14 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
 
 
 def train_command(run: ArmRun, *, resume: bool) -> list[str]:
-    """Return the command that trains one run."""
-    # --overwrite is safe here: `run.finished()` has refused a folder with the run of another recipe.
+    """Return the command line that trains one run of a comparison, anew or from its last checkpoint."""
+    # --overwrite deletes no other run here: `run.finished()` has refused a folder that holds a run of another recipe.
     resume_options = ["--resume", "last"] if resume else ["--overwrite"]
     return [sys.executable, "-m", "spanwise.cli", "train", str(run.file), *resume_options]
 
 
 def _start(run: ArmRun, console: Console) -> subprocess.Popen[bytes]:
-    """Start the training of one run, from its newest intact checkpoint if it has one."""
+    """Start the process that trains one run, from its newest intact checkpoint if it has one."""
     recipe_fields = run.asked()
     write_text(run.file, yaml.safe_dump(hidden(recipe_fields), sort_keys=False))
     secrets = {name: value for name, value in recipe_fields.items() if hidden({name: value}) != {name: value}}
@@ -210,7 +210,7 @@ def _failure_reason(run: ArmRun, status: int) -> str:
 
 
 def _write_comparison(output: Path, runs: Sequence[ArmRun], comparison: ArmComparison, options: Mapping[str, Any]) -> None:
-    """Write the comparison as numbers and as Markdown."""
+    """Write the figures of a comparison into its folder, as `summary.json` and `comparison.md`."""
     recipes = [run.asked() for run in runs]
     common_fields = {k: v for k, v in recipes[0].items() if k not in _OF_ONE_RUN and all(other[k] == v for other in recipes)}
     figures_by_arm: dict[str, dict[str, Any]] = {arm: {} for arm in comparison.methods}
@@ -232,7 +232,7 @@ def _interval(interval: Interval) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One arm with one seed: its recipe and its folder."""
+    """One training run of a comparison: the name of its arm, its seed, and its recipe."""
 
     arm: str
     seed: int
@@ -245,15 +245,15 @@ class ArmRun:
 
     @property
     def file(self) -> Path:
-        """The file beside the folder that holds the recipe as the user gave it."""
+        """The YAML file beside the run's folder, with the recipe before the method's preset fills fields in."""
         return self.folder.with_name(f"{self.folder.name}.yaml")
 
     def asked(self) -> dict[str, Any]:
-        """Return the recipe as the user gave it, as plain data."""
+        """Return the run's recipe as plain data, before the method's preset fills fields in."""
         return self.recipe.model_dump(mode="json")
 
     def finished(self) -> bool:
-        """Return whether the run ended under this recipe; raise a DataError if the folder holds another run."""
+        """Return whether the run was trained to its end; raise a DataError if its folder holds a run of another recipe."""
         if not any(is_filled(self.folder / name) for name in ("metrics.jsonl", *_ENDED)):
             return False
         if not self.file.is_file():
@@ -273,7 +273,7 @@ class ArmRun:
 
 
 def arm_fields(name: str) -> dict[str, Any]:
-    """Return the recipe fields of an arm: a baseline (of `bae`), a method, or a recipe file."""
+    """Return the recipe fields that an arm sets, which is named by a baseline (of method `bae`), a method, or a recipe file."""
     if name in BASELINES:
         return {"method": "bae", "baseline": name}
     METHODS.load_plugins()
@@ -292,7 +292,7 @@ def plan_runs(
     *,
     shared: str | Path | None = None,
 ) -> list[ArmRun]:
-    """List the runs of a comparison seed by seed, so that an unfinished comparison has whole pairs of arms."""
+    """List the runs of a comparison seed by seed, so that the first seeds are complete if it is interrupted."""
     for field, option in (("seed", "seeds"), ("output", "output")):
         if field in choices:
             raise RecipeError(f"Every run of a comparison has its own {field}; give --{option} in place of --set {field}.")
@@ -308,7 +308,7 @@ def plan_runs(
                     f"Arm '{name}' has the {field} {arm_choices[field]}, but --set {field}={choices[field]} would override that. "
                     f"Remove --set {field}, or make {choices[field]} an arm of its own."
                 )
-    # An arm's own fields win over the shared recipe file, and `choices` win over both.
+    # Fields that an arm sets override the recipe file that all arms share, and `choices` (--set) override both.
     written_fields = set() if shared is None else load(shared).model_fields_set
     common_fields = {field: value for field, value in COMMON.items() if field not in written_fields}
 
@@ -336,7 +336,7 @@ def side_by_side(
     start: Callable[[_Item], subprocess.Popen[bytes]],
     ended: Callable[[_Item, int], None],
 ) -> None:
-    """Run one process per item, a few at a time, and wait for all; Ctrl-C, SIGTERM or an error ends the running processes."""
+    """Run one process per item, `processes` at a time, and wait for all; Ctrl-C, SIGTERM or an error ends the running processes."""
     waiting_items, item_by_process = list(items)[::-1], dict[subprocess.Popen[bytes], _Item]()
     with _sigterm_raises():
         try:
@@ -367,7 +367,7 @@ def _end_processes(processes: Collection[subprocess.Popen[bytes]]) -> None:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Turn SIGTERM into an exception inside the `with` block, so that its clean-up runs."""
+    """Raise SystemExit at SIGTERM inside the `with` block, so that the clean-up of the block runs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

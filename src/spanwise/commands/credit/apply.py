@@ -1,4 +1,4 @@
-"""Credit the completions of a rollout file by several methods, and read the credit that its trainer recorded."""
+"""Credit the completions of a rollout file by several methods, and read the credit that the trainer recorded there."""
 
 from __future__ import annotations
 
@@ -36,26 +36,26 @@ from spanwise.segment import find_blocks
 from spanwise.types import BlockText, Credit, Scores, Spans, join_rows
 
 _T = TypeVar("_T")
-#: The number of tokens, padding included, that are processed at once.
+#: The largest number of tokens, padding included, that are processed at once.
 AT_A_TIME = 250_000
 _OF_A_SCORE = {"ece": "ECE", "brier": "Brier", "auroc": "AUROC"}
 
 
 @dataclass(frozen=True)
 class FileSpans:
-    """The spans of all completions of a file under one layout."""
+    """The tokens of each block (its span) in every completion of a rollout file, for one layout of blocks."""
 
     names: tuple[str, ...]
-    start_nk: Int[Tensor, "n k"]  # every trainable token from start to end belongs to the block
+    start_nk: Int[Tensor, "n k"]  # block k holds the trainable tokens from start_nk to end_nk
     end_nk: Int[Tensor, "n k"]
     length_nk: Int[Tensor, "n k"]
     fault_n: Int[Tensor, " n"]
     trainable: Ragged
-    #: 1 + the block of each token, in rows that hold a block in several pieces; 0 in other rows. None without such rows.
+    #: 1 + the block index of each token, in completions where a block lies in several pieces; 0 in others. None without any.
     pieces: Int[np.ndarray, " v"] | None = None
 
     def spans(self, rows: Tensor | slice, place_rt: Int[np.ndarray, "r t"]) -> Spans:
-        """Return the spans of some rows; `place_rt` says where their tokens lie in the file (`Ragged.places`)."""
+        """Return the tokens of each block for some rows; `place_rt` holds their tokens' positions in the file (`Ragged.places`)."""
         mask_rt, index_t = gather(place_rt, self.trainable.values, False), torch.arange(place_rt.shape[1])
         start_rk, end_rk = self.start_nk[rows], self.end_nk[rows]
         block_rt = torch.full(place_rt.shape, -1, dtype=torch.int8 if len(self.names) < 128 else torch.int16)
@@ -67,7 +67,7 @@ class FileSpans:
         return Spans(self.names, start_rk, end_rk, block_rt, self.fault_n[rows])
 
     def blocks(self, first: int, last: int) -> Int[np.ndarray, " s"]:
-        """Return the block of each token of the rows from `first` up to `last`, end to end; -1 for tokens that are not trained."""
+        """Return the block index of each token of rows `first` to `last` (excluded), concatenated; -1 for tokens in no block."""
         place_rt = self.trainable.places(slice(first, last))
         return self.spans(slice(first, last), place_rt).block_nt.numpy()[place_rt >= 0]
 
@@ -78,15 +78,15 @@ class MethodCredit:
 
     name: str
     file_spans: FileSpans
-    credit: Credit  # credit per block: the mean of its tokens for methods that credit tokens; NaN if a file records none
+    credit: Credit  # by block: for methods that credit tokens the mean over the block; NaN if the file records none
     spread: Callable[[Credit, Spans], Float[Tensor, "n t"]]
-    #: The advantages of all tokens, if tokens of one block can differ; else None, because spreading on demand saves memory.
+    #: The advantages of all tokens, if tokens of one block can differ; else None: computing them on demand saves memory.
     adv_v: Float[np.ndarray, " v"] | None = None
-    #: For each comparison, the share of strata in which no completion gets credit.
+    #: Objective -> the share of its strata (completions that are compared) in which no completion gets credit.
     dead: Mapping[str, float] = field(default_factory=dict)
 
     def advantages(self, table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
-        """Return the advantages of the tokens of some rows, end to end; 0 in rows that the loss leaves out."""
+        """Return the advantage of each token of rows `first` to `last` (excluded), concatenated; 0 in rows the loss leaves out."""
         rows = slice(first, last)
         if self.adv_v is not None:
             adv_s = self.adv_v[table.tokens.offsets[first] : table.tokens.offsets[last]]
@@ -99,13 +99,13 @@ class MethodCredit:
 
     @property
     def by_block(self) -> dict[str, Float[Tensor, " n"]]:
-        """Return the credit of each block, NaN if a completion lacks the block, and as `stop` the cost of omitted blocks."""
+        """Return each block's credit, NaN where a completion lacks the block, and as `stop` the credit for omitting blocks."""
         credit_nk = self.credit.block_nk.masked_fill(self.file_spans.length_nk == 0, torch.nan)
         return {name: credit_nk[:, k] for k, name in enumerate(self.file_spans.names)} | stop_credit(self.credit.stop_n)
 
     @property
     def silent_n(self) -> Bool[Tensor, " n"]:
-        """Mark the completions in which no block gets credit, and the decision to stop gets none."""
+        """True for each completion in which neither a block nor the decision to stop gets credit."""
         return (self.credit.block_nk == 0).all(dim=1) & (self.credit.stop_n == 0)
 
 
@@ -114,31 +114,31 @@ class CreditResult:
     """The credit of a rollout file under several methods, with its scores, spans and notes."""
 
     table: RolloutTable
-    group_n: Tensor  # the group in which each completion is compared
+    group_n: Tensor  # the number of the group that each completion is compared in
     arms: Arms
     applied: tuple[MethodCredit, ...]  # one entry per method; the credit that the file itself records comes last
-    scores: Scores  # the rewards of all methods (`_collect_scores`)
-    file_spans: FileSpans  # the spans of the layout with the most blocks
+    scores: Scores  # the rewards that any of the methods uses (`_collect_scores`)
+    file_spans: FileSpans  # those of the layout `arms.layout` if it was used, else of that with the most blocks
     notes: tuple[str, ...]
     score: dict[str, Any] | None = None  # coverage and calibration of the self-rewarding scores (`_measure_score`)
 
     @property
     def note(self) -> str:
-        """All notes in one text."""
+        """All notes on how the file was read and credited, in one text."""
         return " ".join(self.notes)
 
     @property
     def title(self) -> Text:
         """The title over a table: the file and its size."""
         size = f"{len(self.table)} completions in {len(self.group_n.unique())} groups"
-        # A `Text`, because the console would read brackets in a path as markup.
+        # A `Text`, because Rich would read brackets of a path in a plain string as markup.
         return Text(f"{self.table.path} ({self.table.source}): {size}", style="table.title")
 
 
 def apply_arms(
     table: RolloutTable, arms: Arms, group_n: Int[Tensor, " n"], notes: Sequence[str], *, recorded: bool, must: bool
 ) -> CreditResult:
-    """Credit a file by all methods and, if `recorded`, show its trainer's credit; with `must`, refuse a file without any."""
+    """Credit a file by every method and, if `recorded`, add its trainer's own credit; `must`: refuse a file without that."""
     spans_by_layout, readings = read_file(table, arms, also=[arms.layout] if recorded else [])
     schemes = arms.schemes
     applied = [
@@ -168,7 +168,7 @@ def apply_arms(
 
 
 def _collect_scores(completions: int, arms: Arms, readings: Mapping[str, Reading]) -> Scores:
-    """Join the rewards of all methods; a reward of several methods is taken from the method with the most blocks."""
+    """Join the rewards that the methods use; a reward that several use is taken from the method with the most blocks."""
     rewards: dict[str, Reward] = {}
     for method_name in sorted(readings, key=lambda name: -len(arms.schemes[name].layout.names)):
         scores = readings[method_name].scores
@@ -185,7 +185,7 @@ def _collect_scores(completions: int, arms: Arms, readings: Mapping[str, Reading
 
 
 def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Scores) -> tuple[dict[str, Any] | None, str]:
-    """Measure the self-rewarding scores, and describe the figures in a sentence; return None and "" without scores."""
+    """Return figures on how well self-rewarding scores predict right answers, and a sentence; None and "" without scores."""
     if table.score_n is None:
         return None, ""
     judge = next((mode.judge for scheme in schemes for mode in scheme.modes if mode.judge is not None), "correct")
@@ -217,7 +217,7 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
 
 
 def _by_family(values: Mapping[str, _T]) -> dict[str, _T]:
-    """Join the parts of each reward into one entry if their values agree; else list each part.
+    """Merge the entries of a reward's parts (`x.a`, `x.b`) into one if their values agree; else keep every entry.
 
     >>> _by_family({"x.a": 1, "x.b": 1, "x.c": 1, "x.d": 1, "y": 2})
     {'x (4 parts)': 1, 'y': 2}
@@ -230,7 +230,7 @@ def _by_family(values: Mapping[str, _T]) -> dict[str, _T]:
 
 
 def _describe_origins(table: RolloutTable, arms: Arms) -> str:
-    """Say where each reward comes from, and which columns of rewards are unused."""
+    """Say for each reward whether it comes from the text or from a column, and which reward columns are unused."""
     column_by_objective = {objective.name: arms.recorded_columns.get(objective.name) for objective in arms.objectives}
     if not column_by_objective:
         return ""
@@ -246,7 +246,7 @@ def _describe_origins(table: RolloutTable, arms: Arms) -> str:
 
 
 def _describe_sums(schemes: Mapping[str, Scheme]) -> str:
-    """Say which rewards each method adds up if it gives a completion one number."""
+    """Say for each method that gives a completion one number which rewards it adds up."""
     if len({objective.name for scheme in schemes.values() for objective in scheme.objectives}) < 2:
         return ""
     method_sums = []
@@ -261,7 +261,7 @@ def _describe_sums(schemes: Mapping[str, Scheme]) -> str:
 def read_file(
     table: RolloutTable, arms: Arms, *, also: Sequence[Layout] = ()
 ) -> tuple[dict[Layout, FileSpans], dict[str, Reading]]:
-    """Find blocks and rewards of all completions; return the spans by layout, and a `Reading` by method."""
+    """Find blocks and rewards of all completions; return the blocks' tokens by layout, and the rewards by method (`Reading`)."""
     layouts = (*(scheme.layout for scheme in arms.schemes.values()), *also)
     parts_by_layout: dict[Layout, list[tuple[Tensor, ...]]] = {layout: [] for layout in layouts}
     pieces_by_layout: dict[Layout, np.ndarray] = {}
@@ -272,7 +272,7 @@ def read_file(
         place_rt = table.tokens.places(rows)
         ids_rt, mask_rt = gather(place_rt, table.tokens.values, 0), gather(place_rt, table.trainable, False)
         file_columns = {name: values[rows] for name, values in table.columns.items()}
-        # No file records what a reward would be under another outcome, so `read` computes that from the text.
+        # No file records what a reward would be if the answer were right or wrong, so `read` computes that from the text.
         recorded_rewards = {name: table.rewards[column].take(rows) for name, column in arms.recorded_columns.items()}
         for layout, spans_parts in parts_by_layout.items():
             spans, block_texts = blocks_and_texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)
@@ -299,10 +299,10 @@ def read_file(
 def _function_columns(
     table: RolloutTable, rows: slice, texts: Sequence[BlockText], scheme: Scheme
 ) -> dict[str, Sequence[Any]]:
-    """Return the columns that a trainer would hand to reward functions in addition to the dataset's columns."""
+    """Return the columns (prompts, completions, token ids) that a trainer hands to reward functions beside the dataset's."""
     computed_rewards = [o.reward for o in scheme.objectives if o.name not in scheme.recorded]
     has_functions = any(map(callable, computed_rewards))
-    # Without token ids, a reward for length would count words or bytes as tokens.
+    # Without token ids in the file, a reward for length would count words or bytes as tokens.
     reads_ids = table.has_ids and any(isinstance(name, str) and REWARDS[name].reads_ids for name in computed_rewards)
     function_columns: dict[str, Sequence[Any]] = {}
     if has_functions or reads_ids:
@@ -315,12 +315,12 @@ def _function_columns(
 def apply_arm(
     table: RolloutTable, name: str, scheme: Scheme, reading: Reading, file_spans: FileSpans, group_n: Int[Tensor, " n"]
 ) -> MethodCredit:
-    """Turn the rewards of a file into credit; the completions of each training step are one batch."""
+    """Compute the credit of all completions of a file by one method; those of one training step form one batch."""
     by_token = scheme.entry.kind == "token" or scheme.refine is not None
     adv_v = np.zeros(len(table.tokens.values) if by_token else 0, dtype=np.float32)
     credit_parts: list[tuple[Tensor, Credit]] = []
     for step in steps(table.step_n):
-        # The mean length is that of the whole step, even if its rows are credited in parts.
+        # the mean length of the training step's completions, even if they are credited a few at a time
         mean_length = file_spans.length_nk[step].sum(dim=1).double().mean()
         at_once = AT_A_TIME if by_token and not _needs_whole_step(scheme) else sys.maxsize
         for first, last in fitting_runs(table.tokens.lengths[step.numpy()], at_once):
@@ -354,13 +354,13 @@ def apply_arm(
 
 
 def _needs_whole_step(scheme: Scheme) -> bool:
-    """Return whether a method compares tokens of a whole step, so that the step must be credited at once."""
+    """Return whether a method compares tokens across a training step, so that the whole step must be credited at once."""
     can_split = scheme.entry.kind == "token" and "split" not in scheme.entry.exceptions and not scheme.options.get("whiten")
     return not can_split or any(mode.compares for mode in scheme.modes)
 
 
 def _join_credit(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
-    """Join the credit of several parts in the order of the file, and renumber their strata so that no two parts share one."""
+    """Join the credit of separate sets of rows in file order, and renumber strata (compared completions) to keep them apart."""
     order_n = torch.cat([rows for rows, _ in parts]).argsort()
     renumbered_credits, strata_before = [], 0
     for _, credit in parts:
@@ -373,14 +373,14 @@ def _join_credit(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
 
 
 def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
-    """Yield the rows of each step or, if given group numbers, of each group, in the order of the numbers."""
+    """Yield the row indices of each training step or, if given group numbers, of each group, in the order of the numbers."""
     row_order = torch.argsort(step_n, stable=True)
     step_sizes = torch.unique_consecutive(step_n[row_order], return_counts=True)[1]
     yield from torch.split(row_order, step_sizes.tolist())
 
 
 def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCredit, str]:
-    """Return the credit that the trainer recorded, and a sentence on how the file stores that credit."""
+    """Return the credit that the trainer recorded in the file, and a sentence on how the file stores it."""
     record = table.as_recorded
     if record is None:
         raise RecipeError(

@@ -1,4 +1,4 @@
-"""Choose the methods that a rollout file is credited by: each becomes a scheme, if it fits the blocks and rewards of the file."""
+"""Choose the methods that a rollout file is credited by, and build each on the blocks and rewards of the file (`Scheme`)."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from spanwise.segment import Census, census, census_of
 
 #: The methods that are shown beside the recipe's own method if the user names none.
 USUAL = ("grpo", "rlcr", "bae")
-#: Fields of a `Batch` that a file may hold, and how a sentence calls them.
+#: The fields of a `Batch` that a file may hold per token, and their names in error messages.
 PER_TOKEN = {"value_nt": "values of a critic", "logp_nt": "log-probabilities"}
 
 
 @dataclass(frozen=True)
 class Arms:
-    """The methods that a file is credited by."""
+    """The methods that a rollout file is credited by, and the columns that their rewards are taken from."""
 
-    layout: Layout  # the blocks that the recipe names, or that the file shows
+    layout: Layout  # the blocks that the recipe names, or that were found in the completions
     schemes: dict[str, Scheme]
     own: str | None  # the name of the recipe's own method, if that method is among the schemes
     recorded_columns: Mapping[str, str]  # objective -> the column of the file that holds its reward
@@ -56,8 +56,8 @@ def choose_arms(
     must_fit: bool,
     run_code: bool,
 ) -> Arms:
-    """Build the schemes of the requested methods, or else of the usual methods and the recipe's own, if they fit the file."""
-    # An objective that has a name may give a column of the file as its reward.
+    """Build the requested methods for a file, or else the usual methods and the recipe's own, if they fit the file."""
+    # In a recipe, the reward of an objective that has a name of its own may be a column of the file.
     rewards = {
         str(entry["name"]): entry["reward"]
         for entry in recipe.objectives or ()
@@ -111,13 +111,13 @@ def choose_arms(
 
 
 def left_out_note(names: Sequence[str], reason: str) -> str:
-    """Say which methods are left out and why; name the recipe's own method only if no other method has this reason."""
+    """Say which methods are left out and why; name the recipe's own method only if no other is left out for it."""
     method_names = [name for name in names if name != "recipe"] or ["the recipe's own method"]
     return f"{' and '.join(method_names)} {'is' if len(method_names) == 1 else 'are'} left out: {reason}"
 
 
 def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, str]:
-    """Return the column with each objective's reward: the column that `rewards` names, or the column of the same name."""
+    """Map objectives to the file's columns with their rewards: the column that `rewards` names, or else that of their name."""
     for objective, column in rewards.items():
         if column != "text" and column not in table.rewards:
             filled_cells = [value for value in table.columns.get(column, ()) if value is not None]
@@ -127,13 +127,13 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
             if not table.rewards:
                 raise RecipeError(f"--reward {objective}={column}: '{table.path}' records no rewards at all.")
             raise RecipeError(unknown(f"reward in '{table.path}' called", column, table.rewards))
-    # The trainer's verdict wins over a verdict on the text, unless the user names "text" as the column.
+    # A verdict that the trainer recorded is preferred to one computed from the text, unless the user asks for "text".
     chosen_columns = {"correct": table.verdict or "text"} | {name: name for name in table.rewards} | dict(rewards)
     return {name: column for name, column in chosen_columns.items() if column != "text"}
 
 
 def _summed_rewards(table: RolloutTable, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the recorded rewards that the trainer added up; none if their sum is the verdict itself."""
+    """Return the recorded rewards that the trainer added up; none if it was one reward, equal to the verdict `correct`."""
     names = [name for name in (columns.get("correct"), *table.trained) if name is not None]
     value_tables = [table.rewards[name].value_n.nan_to_num() for name in names]
     is_verdict = "correct" in columns and len(value_tables) == 2 and torch.equal(*value_tables)
@@ -156,7 +156,7 @@ def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTab
 
 
 def _build_own(presets: _Presets, run_code: bool) -> tuple[str, Scheme, _Presets]:
-    """Build the recipe's own scheme, find its shortest name, and give the presets the recipe's objectives and blocks."""
+    """Build the recipe's own method; return its shortest name, its scheme, and presets on the recipe's objectives and blocks."""
     recipe, blocks = presets.recipe, presets.blocks
     if blocks.objectives is None:
         scheme = scheme_of(recipe, blocks.layout, blocks.longest, recorded=presets.recorded_columns, run_code=run_code)
@@ -176,22 +176,22 @@ def _build_own(presets: _Presets, run_code: bool) -> tuple[str, Scheme, _Presets
 
 @dataclass(frozen=True)
 class _Presets:
-    """Builds presets on the blocks of a file, with the objectives of the file or the recipe in place of the preset's own."""
+    """Builds methods by preset for the blocks of a file, with objectives of the file or recipe in place of the preset's."""
 
     recipe: Recipe
     blocks: Blocks
     recorded_columns: Mapping[str, str]
     objectives: tuple[Objective, ...] | None
-    summed: tuple[str, ...]  # the recorded rewards that a method of one number per completion adds up
+    summed: tuple[str, ...]  # the recorded rewards that a method which credits whole completions adds up
 
     def with_each_baseline(self) -> Iterator[tuple[str, Scheme]]:
-        """Yield the preset of the recipe's method, alone and with each baseline that fits."""
+        """Yield the recipe's method by its preset, with its name: without a baseline, and with each baseline that fits."""
         for name in (self.recipe.method, *(f"{self.recipe.method}:{baseline}" for baseline in BASELINES)):
             with suppress(RecipeError, LayoutError):
                 yield name, self.build(name)
 
     def build_for_file(self, name: str) -> Scheme:
-        """Build the preset `method` or `method:baseline`; refuse methods that no rollout file can be credited by."""
+        """Build the preset named `method` or `method:baseline`; refuse methods that no rollout file can be credited by."""
         METHODS.load_plugins()
         entry = METHODS.get(name.partition(":")[0])
         if entry is None:
@@ -219,7 +219,7 @@ class _Presets:
             raise RecipeError(self.blocks.no_verdict)
         if objectives is not None:
             if objectives is self.blocks.objectives and not calibrated:
-                # These objectives are for the file's blocks; without a request, none of them judges a confidence.
+                # If the objectives come from the file's blocks, only a calibrated method has one that scores the confidence.
                 objectives = tuple(objective for objective in objectives if judge_of(objective) is None)
             changes = {"objectives": _adapt_objectives(entry, objectives, layout.names, baseline)}
         elif calibrated and states_confidence(layout):
@@ -231,13 +231,13 @@ class _Presets:
 
 
 def token_columns(scheme: Scheme) -> dict[str, list[str]]:
-    """Return the token columns that a scheme reads, by the field of `Batch` that they fill."""
+    """Return the file's columns that a method reads per token (critic values, log-probabilities), by the `Batch` field."""
     names_by_field = {"value_nt": schema.value_columns(scheme.value_names), "logp_nt": [schema.LOGP]}
     return {field: names for field, names in names_by_field.items() if field in scheme.needs}
 
 
 def check_file(scheme: Scheme, table: RolloutTable) -> None:
-    """Refuse a scheme that needs numbers which the file lacks, or rollouts of one row if the file has several rows of each."""
+    """Refuse a method that needs numbers per token which the file lacks, or one row per rollout where the file has several."""
     if scheme.entry.kind == "token" and table.rollout_n is not None:
         raise RecipeError(
             f"Method '{scheme.method}' runs over the tokens of a rollout from its end, and rollouts of '{table.path}' are several "
@@ -271,7 +271,7 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
 def _adapt_objectives(
     entry: Method, objectives: Sequence[Objective], block_names: tuple[str, ...], baseline: str
 ) -> tuple[Objective, ...]:
-    """Return the recipe's objectives with the blocks, outcomes and baselines that a preset prescribes."""
+    """Return objectives of a recipe or file with the blocks, outcomes and baselines that a method's preset prescribes."""
     if (entry.preset or Preset()).calibrated and len(objectives) == 1 and entry.kind != "block":
         raise RecipeError(
             f"Method '{entry.name}' adds up several objectives, but there is only '{objectives[0].name}'; use grpo."
@@ -283,11 +283,11 @@ def _adapt_objectives(
         used_baseline = ((baseline or "outcome") if objective.given else "group") if takes_baseline else None
         judging_outcomes = tuple(outcome for outcome in objective.given if outcome == judge)
         outcomes = objective.given if used_baseline in ("outcome", "blended") else judging_outcomes
-        # A method that adds up objectives pays every block; the objective's own blocks stay first.
-        pays = objective.pays if by_block else tuple(dict.fromkeys((*objective.pays, *block_names)))
-        field_changes = {"pays": pays, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
+        # A method that adds up all rewards pays every block; the objective's own blocks stay first.
+        paid_blocks = objective.pays if by_block else tuple(dict.fromkeys((*objective.pays, *block_names)))
+        field_changes = {"pays": paid_blocks, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
         if entry.kind == "completion" and objective.reward == "equals" and objective.if_missing is None:
-            field_changes["if_missing"] = 0.0  # without if_missing, a list that lacks an element would have no sum
+            field_changes["if_missing"] = 0.0  # else a list that lacks an element would have no sum of rewards
         adapted_objectives.append(replace(objective, **field_changes))
     if baseline and not any(objective.given for objective in objectives):
         raise RecipeError(
@@ -299,7 +299,7 @@ def _adapt_objectives(
 def _drop_tagless(
     schemes: dict[str, Scheme], table: RolloutTable, texts: Sequence[str], *, required: Collection[str]
 ) -> list[str]:
-    """Remove the schemes whose tags no completion has; return sentences on these schemes and tags."""
+    """Remove the methods that need a tag which no completion has; return sentences on these methods and tags."""
     layouts = dict.fromkeys(scheme.layout for scheme in schemes.values())
     census_by_sentence = {count.sentence: count for layout in layouts for count in census_of(layout, texts)}
     incomplete = [count for count in census_by_sentence.values() if count.lacking]
@@ -308,7 +308,7 @@ def _drop_tagless(
     tag_notes = [
         f"{count.sentence} The layout asks for {'it' if len(count.lacking) == 1 else 'them'}." for count in incomplete
     ]
-    # Without its tag, a reward that reads the text would call every completion wrong, so its method is left out.
+    # A reward that reads a tag which no completion has would call all of them wrong, so its method is left out.
     missing_by_method = {name: tags for name, scheme in schemes.items() if (tags := _missing_tags(scheme, incomplete[0]))}
     if not missing_by_method:
         return tag_notes
@@ -324,7 +324,7 @@ def _drop_tagless(
 
 
 def advise_tagless(table: RolloutTable, texts: Sequence[str], name: str = "correct") -> str:
-    """Say what to do if tags are missing, with options that can be copied as they are."""
+    """Say what to do if completions lack the layout's tags, with options that can be copied as they are."""
     rewards_text = f" The file records {', '.join(table.rewards)}." if table.rewards else ""
     layout_text = f" (most are made of {layout})" if (layout := common_layout(texts)) else ""
     advice = f"{rewards_text} Give the layout that they were sampled with{layout_text}, or credit whole completions with"
@@ -335,7 +335,7 @@ def advise_tagless(table: RolloutTable, texts: Sequence[str], name: str = "corre
 
 
 def _missing_tags(scheme: Scheme, tag_census: Census) -> list[str]:
-    """Return the tags and tokens that a scheme needs and no completion has."""
+    """Return the tags and special tokens that a method needs and no completion has."""
     layout, rewarded_keys = scheme.layout, set[str]()
     for objective in scheme.objectives:
         if objective.name not in scheme.recorded and isinstance(objective.reward, str):

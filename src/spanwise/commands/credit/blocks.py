@@ -25,7 +25,7 @@ from spanwise.score import written_out
 from spanwise.segment import census
 from spanwise.segment.json_fields import paths
 
-#: The recipe fields that decide the blocks.
+#: The recipe fields that decide how completions are cut into blocks.
 _BLOCK_FIELDS = {"layout", "objectives", "prefilled", "segmenter", "task"}
 _TAG = re.compile(r"<(/?)([^\W\d][\w.-]*)>")
 #: The largest number of tags or JSON fields that are taken for a layout.
@@ -34,26 +34,26 @@ _MOST_TAGS = 32
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks into which the completions of a file are cut."""
+    """The blocks into which completions of a file are cut, and the objectives that pay them, if not the recipe's."""
 
     layout: Layout
     longest: int  # the largest possible number of tokens of a completion
     objectives: tuple[Objective, ...] | None = None  # None: the recipe's objectives are used
     note: str = ""  # tells the user how the blocks were chosen
-    no_verdict: str = ""  # why nothing tells which completions are right; empty if something does
+    no_verdict: str = ""  # the reason why no completion can be called right; empty if some can
 
 
 def choose_blocks(
     usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequence[str], *, asked: bool = False
 ) -> Blocks:
-    """Return the usual blocks if the recipe names them or the file is of a spanwise run; else the blocks that the file shows.
+    """Return the recipe's blocks (`usual`) if it sets any or spanwise wrote the file; else blocks found in the completions.
 
     If nothing says which completions are right, and the user names no reward, every recorded reward pays the completion.
     """
     if table.folder is not None or _BLOCK_FIELDS & recipe.model_fields_set:
         return usual
     tags, majority_count = usual_tags(texts)
-    # The JSON fields of an agent are not used, because they belong to its tool calls.
+    # Completions with untrained tokens are an agent's; their JSON belongs to tool calls and gives no blocks.
     json_fields = usual_fields(texts) if table.trainable.all() else ()
     blocks = _blocks_by_tag(tags, recipe, usual) if tags else _blocks_by_field(json_fields, table, usual)
     tag_census = census(texts, usual.layout.tags)
@@ -62,7 +62,7 @@ def choose_blocks(
     unjudged = bool(table.rewards) and not (asked or table.verdict is not None or "correct" in table.rewards)
     if blocks is None and not shows_usual and unjudged:
         return _pay_every_reward(usual, table, Layout({"completion": []}))
-    # The usual blocks also stay if the file shows no blocks: `choose_arms` then says which methods fit.
+    # The recipe's blocks also stay if none are found in the completions: `choose_arms` then says which methods fit.
     if blocks is None or (shows_usual and set(tags) <= set(usual.layout.tags)):
         return usual
     if not tags:
@@ -79,12 +79,12 @@ def choose_blocks(
 
 
 def pay_pairs(pay: Sequence[str]) -> list[tuple[str, str]]:
-    """Split each `--pay` into its block and its reward."""
+    """Split each `--pay block=reward` into the block and the reward."""
     return [key_value(pair, "--pay", "block=reward, such as draft=passed") for pair in pay]
 
 
 def parse_pay(pay: Sequence[str], recipe: Recipe, table: RolloutTable) -> dict[str, Any]:
-    """Return the objectives of `--pay`, and the layout of the file's tags if the recipe names none."""
+    """Return the recipe fields that `--pay` sets: objectives and, if the recipe has no layout, that of the file's tags."""
     blocks_by_reward: dict[str, list[str]] = {}
     block_rewards = pay_pairs(pay)
     for block, reward in block_rewards:
@@ -95,7 +95,7 @@ def parse_pay(pay: Sequence[str], recipe: Recipe, table: RolloutTable) -> dict[s
         return recipe_fields
     asked_blocks = list(dict.fromkeys(block for block, _ in block_rewards))
     tags, _ = usual_tags(SampledTexts(table))
-    # `layout_of` would call the block of a single tag `completion`.
+    # `layout_of` would call a single block `completion`, but it must have the name that --pay gives it.
     if len(asked_blocks) == 1 and list(tags) in ([], asked_blocks):
         return {**recipe_fields, "layout": {asked_blocks[0]: list(tags)}}
     layout = layout_of(tags) if tags else None
@@ -108,7 +108,7 @@ def parse_pay(pay: Sequence[str], recipe: Recipe, table: RolloutTable) -> dict[s
 
 
 def _pay_every_reward(usual: Blocks, table: RolloutTable, layout: Layout) -> Blocks:
-    """Return blocks that every recorded reward pays, for a file that does not say which completions are right."""
+    """Let every recorded reward pay all blocks of a layout, for a file that does not say which completions are right."""
     objectives = tuple(Objective(recorded_elsewhere, layout.names, name=name) for name in table.rewards)
     note = (
         f"No column says which completions are right, so every recorded number is a reward: {', '.join(table.rewards)}. "
@@ -118,7 +118,7 @@ def _pay_every_reward(usual: Blocks, table: RolloutTable, layout: Layout) -> Blo
 
 
 def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks:
-    """Build a block per tag; `correct` pays all but a final confidence, which has its own calibration, as in `bae_paper`."""
+    """Build a block per tag; `correct` pays all but a final confidence, which a calibration reward pays, as in `bae_paper`."""
     layout = layout_of(tags)
     names = layout.names
     note = f"the blocks are {', '.join(names)}; for other blocks, edit and give: --set 'layout={_layout_json(layout)}'."
@@ -149,7 +149,7 @@ def _blocks_by_field(field_names: tuple[str, ...], table: RolloutTable, usual: B
 
 
 def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the fields of the JSON objects that most completions hold, by first appearance; none without a majority."""
+    """Return the JSON fields that most completions have, by first appearance; none if there are too many for a layout."""
     field_counts = Counter[str]()
     for text in texts:
         field_counts.update(path for path in paths(text) if not set(path) & set(".["))
@@ -158,7 +158,7 @@ def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def usual_tags(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """Return the outermost tags of most completions, and how many completions have these tags; none without a majority."""
+    """Return the sequence of outermost tags that most completions share, and how many share it; () and 0 without a majority."""
     tag_counts = Counter(_outermost_tags(text) for text in texts)
     tags, count = tag_counts.most_common(1)[0] if tag_counts else ((), 0)
     can_be_layout = 0 < len(tags) <= _MOST_TAGS and len(set(tags)) == len(tags)
@@ -166,7 +166,7 @@ def usual_tags(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
 
 
 def _outermost_tags(text: str) -> tuple[str, ...]:
-    """Return the tags that are opened outside of all others, in order; tags that are never closed are left out."""
+    """Return the tags of a text that are opened outside of all others, in order; tags that are never closed are left out."""
     tag_matches = list(_TAG.finditer(text))
     closes_last = {match[2]: match.start() for match in tag_matches if match[1]}
     outermost_tags, open_tag = list[str](), None
@@ -180,7 +180,7 @@ def _outermost_tags(text: str) -> tuple[str, ...]:
 
 
 def common_layout(texts: Sequence[str]) -> str:
-    """Return the layout of most texts in the form that `--set layout=` takes; empty without a majority."""
+    """Return the layout of tags that most texts share, in the form that `--set layout=` takes; empty without a majority."""
     tags, _ = usual_tags(texts)
     return _layout_json(layout_of(tags)) if tags else ""
 
@@ -218,7 +218,7 @@ def _layout_json(layout: Layout) -> str:
 def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> tuple[Int[Tensor, " n"], list[str]]:
     """Return the group in which each completion is compared, and notes on these groups for the user."""
     rollout_n = torch.arange(len(table)) if table.rollout_n is None else group_index(table.rollout_n)
-    # A rollout of several rows is one member of its group.
+    # A rollout that has several rows in the file is one member of its group.
     first_row_r = torch.from_numpy(np.unique(rollout_n.numpy(), return_index=True)[1])
     group_r, step_r = table.group_n[first_row_r], table.step_n[first_row_r]
     # Groups of a spanwise run are cut to the run's group size; groups of other files only if the user gives a size.
@@ -238,7 +238,7 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
 
 
 def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
-    """Cut groups that are larger than `size`, in file order; a prompt that is drawn twice in one step makes such groups."""
+    """Cut groups of more than `size` completions in file order; a prompt drawn twice in a training step makes such groups."""
     seen_counts, group_keys = Counter[int](), []
     for group in group_n.tolist():
         group_keys.append((group, seen_counts[group] // size))
@@ -248,7 +248,7 @@ def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
 
 
 def _note_uneven_groups(step_n: Tensor, group_n: Tensor) -> list[str]:
-    """Note if groups of one step differ in size, which happens if a prompt is drawn twice."""
+    """Return a note if groups of one training step differ in size, which happens if a prompt is drawn twice."""
     size_of_group = Counter(zip(step_n.tolist(), group_n.tolist(), strict=True))
     if len({(step, size) for (step, _), size in size_of_group.items()}) == len(step_n.unique()):
         return []

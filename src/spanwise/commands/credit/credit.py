@@ -46,15 +46,15 @@ def credit_rollouts(
         full_recipe = run = load(recipe or own_recipe, overrides)
     if recipe is not None and own_recipe is not None:
         run = load(own_recipe, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides})
-    # A recipe that the user gives must fit the file.
+    # A recipe, method or objective that the user gives must fit the file; a default may be left out.
     must_fit = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides)
     task, longest = task_shape(full_recipe)
     usual_layout = answer_layout(full_recipe, task)
-    # The texts of a spanwise run are not searched for tags, because early completions may lack them.
+    # A spanwise run's recipe names its tags, so its texts are not searched: early completions may lack the tags.
     texts = SampledTexts(table) if must_fit or own_recipe is None else []
     group_n, group_notes = compared_groups(table, full_recipe, None if own_recipe is None else run)
     blocks = choose_blocks(Blocks(usual_layout, longest), full_recipe, table, texts, asked=bool(reward))
-    # A recipe that merely lies beside the file must not run code.
+    # Reward functions are run only if the user named the recipe, not if it merely lies beside the file.
     run_code = recipe is not None or "objectives" in overrides
     arms = choose_arms(table, full_recipe, blocks, methods, reward, texts=texts, must_fit=must_fit, run_code=run_code)
     recorded = RECORDED in methods if methods else own_recipe is None and table.as_recorded is not None
@@ -70,7 +70,7 @@ def credit(
     console: Console | None = None,
     **options: Any,
 ) -> CreditResult:
-    """Credit rollouts, write the files and a report of at most `rows` completions, and print a short table.
+    """Credit a rollout file, write the credit and a report of at most `rows` completions, and print a table of figures.
 
     `write` names a method: the traces are then written again with its advantages.
     """

@@ -1,4 +1,4 @@
-"""Build the report of a credit export, and the token view that it shares with reports of runs."""
+"""Build the report of `spanwise credit`, and the view of tokens with their credit that reports of runs show, too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from spanwise.rollouts.schema import float_column
 
 
 def credit_page(folder: Path) -> str:
-    """Build the report of a credit export; it shows token ids if the tokenizer that the file names no longer exists."""
+    """Build the report of a folder of `spanwise credit`; it shows token ids if the file's tokenizer no longer exists."""
     file, summary = folder / EXPORT, read_fields(folder / "summary.json")
     table, options = read_numbers(file), summary.get("options") or {}
     paying = summary.get("paid") or {}
@@ -64,13 +64,13 @@ def credit_page(folder: Path) -> str:
 
 
 def shown_credit(table: pa.Table, paying: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Tensor]]:
-    """Return the recorded credit by method and, for methods that tell blocks apart, by block; `paying` as in `credited_view`."""
+    """Return the credit in a table by method and block (or whole completion); `paying` maps each method to `Scheme.plain`."""
     kinds = {name: METHODS[rule["method"]].kind for name, rule in paying.items() if rule["method"] in METHODS}
     return {name: credited_units(columns, kinds.get(name, "")) for name, columns in read_credit(table).items()}
 
 
 def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:
-    """Choose at most `count` rows, evenly from the file, in whole groups."""
+    """Choose at most `count` rows (completions) to show, spread evenly over the file, in whole groups."""
     if len(group_n) <= count:
         return list(range(len(group_n)))
     group_rows = sorted(steps(group_n), key=lambda rows: int(rows[0]))
@@ -92,7 +92,7 @@ def credited_view(
     own: str | None,
     tokenizer: Path | None,
 ) -> TokenView:
-    """Build the token view of the `rows` of a table, which `shown` holds; `paying` maps each method to its `Scheme.plain`."""
+    """Build the view of tokens and credit of `rows` of a table, which `shown` holds; `paying`: method -> `Scheme.plain`."""
     segments_of_methods = (SaeSegments.of(rule["method"], rule.get("options")) for rule in paying.values())
     segments = next((cut for cut in segments_of_methods if cut is not None), None)
     mode_by_method = {name: scoring_mode(rule) for name, rule in paying.items()}
@@ -114,19 +114,19 @@ def credited_view(
 
 
 def segment_words(segments: SaeSegments) -> str:
-    """Explain which tokens are boundaries of segments."""
+    """Explain in a sentence at which tokens SAE cuts a completion into segments."""
     verb = "opens a segment" if segments.boundary == "start" else "has closed a segment"
     return f"A tick marks each place where a token with a probability below {segments.threshold:g} {verb}."
 
 
 def opening_tokens(segments: SaeSegments, logp: np.ndarray, trained: np.ndarray) -> list[int]:
-    """Return the tokens of a completion that open a segment, except the first trained token, which has no segment before it."""
+    """Return the indices of the tokens that open a segment of SAE, except the first trained token, before which none ends."""
     logp_1t = torch.from_numpy(logp).float().nan_to_num(nan=0.0)[None]  # a token of unknown probability opens no segment
     return segments.opens(logp_1t, torch.from_numpy(trained)[None])[0].nonzero().flatten()[1:].tolist()
 
 
 def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | None = None) -> Rule:
-    """Build the rule by which a page explains a method, from objectives as `Scheme.plain` writes them."""
+    """Build the `Rule` by which a report explains a method's credit, from objectives as `Scheme.plain` writes them."""
     if method == schema.RECORDED or method not in METHODS:
         return Rule()
     entry = METHODS[method]
@@ -140,14 +140,14 @@ def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | N
 
 
 def as_names(names: str | Sequence[Any] | None) -> list[str]:
-    """Return the names in a field that holds a list of names, one name or nothing."""
+    """Return as a list the names in a recipe field that holds a list of names, one name or nothing."""
     return [names] if isinstance(names, str) else [str(name) for name in names or ()]
 
 
 def score_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
-    """Return (tau, z) of each completion: the share of its score in the credit, and its score relative to its group."""
+    """Return (tau, z) of each completion: how much of its credit is its self-rewarding score, and that score in its group."""
     if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
-        return [(0.0, 0.0)] * len(table)  # without scores in the file, their share is 0
+        return [(0.0, 0.0)] * len(table)  # a file without scores: their share of the credit is 0
     has_steps = schema.STEP in table.column_names
     step_n = float_column(table, schema.STEP).nan_to_num().long() if has_steps else torch.zeros(len(table)).long()
     group_n = torch.unique(torch.stack([step_n, float_column(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]

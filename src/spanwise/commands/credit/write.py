@@ -29,7 +29,7 @@ from spanwise.rollouts.traces import write_branches
 from spanwise.score import judge_of
 from spanwise.types import Status
 
-#: Tokens per row group of the file; smaller row groups make a larger file.
+#: Tokens per row group of `credit.parquet`; smaller row groups make a larger file.
 AT_A_TIME = 1_000_000
 _CAPTION = (
     "Exactly 0: share of the completions with the block. No signal: completions without credit on any token. "
@@ -39,7 +39,7 @@ _CAPTION = (
 
 
 def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any], console: Console) -> None:
-    """Write credit, figures and, if its packages are installed, the report; print a table and the notes."""
+    """Write `credit.parquet`, `summary.json` and, if its packages are installed, the report; print a table and the notes."""
     table, summary_fields = result.table, summary(result, options)
     terminal_tables = figures_tables(summary_fields["methods"], result.title)
     pieces = None if table.has_ids else table.vocabulary.pieces
@@ -57,7 +57,7 @@ def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any],
 
 
 def check_writable(result: CreditResult, method: str, folder: Path) -> None:
-    """Refuse to write the credit of a method that was not applied, or files that no trainer reads back."""
+    """Refuse `--write` for a method that was not applied, for a file that is no trace with token ids, or over its input."""
     table, method_names = result.table, [arm.name for arm in result.applied]
     check_known("method of --write", method, method_names)
     refuse(
@@ -76,7 +76,7 @@ def check_writable(result: CreditResult, method: str, folder: Path) -> None:
 
 
 def write_traces_again(result: CreditResult, method: str, folder: Path, console: Console) -> None:
-    """Write traces again under the same names, with the advantage of a method beside each token."""
+    """Write the traces of an agent again under the same file names, with a method's advantage beside each token."""
     table, arm = result.table, next(arm for arm in result.applied if arm.name == method)
     advantages_by_row = (
         row.tolist()
@@ -91,7 +91,7 @@ def write_traces_again(result: CreditResult, method: str, folder: Path, console:
 
 
 def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
-    """Yield tables of completions with their credit, each with as many completions as the memory holds."""
+    """Yield the rows of `credit.parquet` as tables, each with as many completions and their credit as the memory holds."""
     table, file_spans = result.table, result.file_spans
     token_columns = {schema.IDS: table.tokens.values, schema.TRAINABLE: table.trainable, **table.token_values}
     for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
@@ -159,7 +159,7 @@ def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def figures_tables(methods: Mapping[str, Mapping[str, Any]], title: Text) -> list[Table]:
-    """Build the tables of the terminal, one row per method and block; methods with the same blocks share a table."""
+    """Build the printed tables of credit figures, a row per method and block; methods with the same blocks share a table."""
     blocks_by_method = {name: tuple(figures["blocks"]) for name, figures in methods.items()}
     method_tables = [
         _figures_table({name: methods[name] for name in methods if blocks_by_method[name] == blocks})

@@ -1,4 +1,4 @@
-"""`spanwise demo`: train two arms from one warm start, with every seed, write `summary.json` and show the figures.
+"""`spanwise demo`: train two ways of crediting (arms) from one warm start with each seed, and show the figures.
 
 `invoices`: letters to be read into JSON, paid with one number or field by field. `fields`: a JSON object of eight small answers,
 paid in the same two ways. `confidence`: correctness + log score paid as one number or block by block, from a hard start.
@@ -34,7 +34,7 @@ GOAL = 0.8
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained arm with one seed, and the summary that `train` returned; `title` names the seed if there are several."""
+    """A finished run of the demo: its arm, recipe and summary; `title` names arm and, if there are several, seed."""
 
     arm: str
     title: str
@@ -44,7 +44,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Demo:
-    """The recipe fields of a demo's arms, the `fixed` fields that no option may change, and functions for its result."""
+    """A demo: the recipe fields of its arms, the `fixed` fields that users may not set, and functions that sum up its runs."""
 
     name: str
     arms: Mapping[str, Mapping[str, Any]]
@@ -63,7 +63,7 @@ def run_demo(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Train every arm with every seed, and return the content of `summary.json`; `choices` are recipe fields of all arms."""
+    """Train each arm of a demo with each seed, and return the content of `summary.json`; `choices` are fields of all recipes."""
     console, start_seconds = console or Console(), time.perf_counter()
     if len(set(seeds)) < len(seeds):
         raise RecipeError(f"Give each seed once; got {', '.join(map(str, seeds))}.")
@@ -92,7 +92,7 @@ def run_demo(
 
 
 def _sum_up_digits(trained: Sequence[Trained]) -> dict[str, Any]:
-    """Return the figures of each arm by seed, and their means over seeds."""
+    """Return each arm's figures in the digits demo (accuracy, refusals, ...) by seed, and their means over seeds."""
     figures_by_seed: dict[str, dict[str, dict[str, Any]]] = {}
     for run in trained:
         curve, final = run.summary["curve"], run.summary["final"]
@@ -116,7 +116,7 @@ def _sum_up_digits(trained: Sequence[Trained]) -> dict[str, Any]:
 
 
 def verdict(figures: Mapping[str, Any]) -> str:
-    """Say in words how often an arm refused, at its peak and at the end."""
+    """Say whether a run kept answering, or collapsed into refusing and then came back or not."""
     if figures["peak_refusal_rate"] < 0.5:
         return "kept answering"
     return f"collapsed into refusing and {'stayed there' if figures['refusal_rate'] > 0.5 else 'came back'}"
@@ -134,7 +134,7 @@ def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[s
 
 
 def _sum_up_fields(trained: Sequence[Trained]) -> dict[str, Any]:
-    """Return each run's curve, its last value, and how many completions it took to reach `GOAL` (None: never)."""
+    """Return each run's curve of the share of right fields, its end, and after how many completions it reached `GOAL`."""
     run_figures, curves = dict[str, dict[str, Any]](), dict[str, list[float]]()
     for run in trained:
         field_names = measured_fields(run.recipe)
@@ -158,7 +158,7 @@ def _show_fields(console: Console, trained: Sequence[Trained], result: Mapping[s
 
 def shares_right(recipe: Recipe, names: Sequence[str]) -> list[dict[str, float]]:
     """Return for each batch of a run how often each field is right; a missing field counts as wrong."""
-    # If a missing field costs nothing, the mean reward covers only the completions that have the field.
+    # If a missing field costs nothing, the mean reward covers only completions with the field, so their share scales it.
     costly_omissions = {
         objective.name for objective in scheme_of(recipe, *task_shape(recipe)).objectives if objective.if_missing is not None
     }
@@ -174,12 +174,12 @@ def shares_right(recipe: Recipe, names: Sequence[str]) -> list[dict[str, float]]
 
 
 def measured_fields(recipe: Recipe) -> tuple[str, ...]:
-    """Return the fields whose mean is shown: fields that the prompt answers, and of a list only the fields of its first element."""
+    """Return the JSON fields whose mean is shown: those that the prompt answers, and of a list only its first element's."""
     return MEASURED if recipe.task == "invoices" else Fields(recipe.fields).knowable
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
-    """Return for each value the mean of the last `WINDOW` values up to it."""
+    """Return for each value the mean of the last `WINDOW` values, this one included."""
     windows = [values[max(0, end - WINDOW) : end] for end in range(1, len(values) + 1)]
     return [sum(part) / len(part) for part in windows]
 

@@ -1,5 +1,6 @@
-"""Check which engines are installed and work. Standard library only: this must run where everything else is broken.
+"""Check which engines (TRL, verl, SkyRL) are installed and work.
 
+Standard library only, because this must run where everything else is broken.
 An engine and the adapter to it are imported in a process of their own, `python -m spanwise.commands.doctor ENGINE`.
 """
 
@@ -30,7 +31,7 @@ _TITLES = {"trl": "TRL", "verl": "verl", "skyrl": "SkyRL"}
 PATIENCE = 300
 #: The first word of the line in which a process prints the facts about an engine.
 MARK = "spanwise-doctor "
-#: A row of the table, and its sentences: name, version, versions that the tests run with, state, sentences.
+#: What doctor says of a package or engine: name, version, versions that the tests run with, state, sentences.
 Finding = tuple[str, str, str, str, list[str]]
 
 
@@ -78,7 +79,7 @@ def _check_engine(name: str) -> Finding:
 
 
 def probe_in_process(name: str) -> Mapping[str, Any]:
-    """Import an engine and its adapter in a process of their own, and return the facts that it prints."""
+    """Import an engine and spanwise's adapter to it in a separate process, and return the facts that this process prints."""
     package_root = str(Path(spanwise.__file__).parents[1])
     python_path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), package_root)))
     environment = {**os.environ, "PYTHONPATH": python_path}
@@ -142,13 +143,13 @@ def _trainer_of_verl(facts: Mapping[str, Any]) -> str:
 
 
 def probe(engine: str) -> None:
-    """Print the result of importing an engine as JSON, below all that the engine prints itself."""
+    """Import an engine, and print the facts about it as one line of JSON after all that the engine prints itself."""
     try:
         facts = {"trl": _probe_trl, "verl": _probe_verl, "skyrl": _probe_skyrl}[engine]()
     except BaseException as error:
         facts = {"error": _in_one_line(error)}
     print(f"\n{MARK}{json.dumps(facts)}", flush=True)
-    os._exit(0)  # threads of an engine must not keep this process alive
+    os._exit(0)  # threads that the engine started must not keep this process alive
 
 
 def _in_one_line(error: BaseException) -> str:
@@ -159,7 +160,7 @@ def _in_one_line(error: BaseException) -> str:
 
 
 def _probe_trl() -> dict[str, Any]:
-    """Import TRL and spanwise's adapter; there are no other facts."""
+    """Import TRL and spanwise's adapter, and return no facts, because an import without error is all that matters."""
     import_module("spanwise.engines.trl")
     return {}
 

@@ -38,11 +38,11 @@ def evaluate(
     seed: int = 1,  # the same seed for all evaluations, so that checkpoints differ by their policies alone
     scored: Mode | None = None,
 ) -> Samples:
-    """Sample the first `prompts` held-out prompts, or all if there are fewer, and read the completions."""
+    """Sample completions of the first `prompts` held-out prompts, or of all if there are fewer, and judge their answers."""
     answer_tags, keys_of = recipe.answer_tags, task.layout.keys
     rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
     max_tokens = recipe.max_completion_length or task.max_completion_length
-    is_digits = task.name.startswith("digits")  # the figures of this task already show all its rewards
+    is_digits = task.name.startswith("digits")  # the figures of a digits task show all its rewards already
     roller = Roller(model, tokenizer, task, recipe.temperature, max_tokens)
     ids_nt, mask_nt, row_n = roller.completions(rows, samples=samples, seed=seed)
     spans, texts = roller.read(ids_nt, mask_nt)
@@ -57,7 +57,7 @@ def evaluate(
     reward_by_objective = dict[str, Tensor]()
     if not is_digits:
         completion_ids = [ids_t[mask_t].tolist() for ids_t, mask_t in zip(ids_nt, mask_nt, strict=True)]
-        text_columns = {  # TRL gives reward functions the completion without the token that ends it
+        text_columns = {  # as TRL does, reward functions get completions without the end token
             "prompts": [rows["prompt"][row] for row in row_n.tolist()],
             "completions": tokenizer.batch_decode(completion_ids, skip_special_tokens=True),
             "completion_ids": completion_ids,
@@ -82,10 +82,10 @@ def evaluate(
 
 
 def _compute_rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Tensor]:
-    """Compute the reward of each objective for each completion, with `if_missing` for missing blocks."""
+    """Compute the reward of each completion under each objective; a missing block gets the objective's `if_missing`."""
     scores = score_all(objectives, text, columns=columns)
     worth_nm = fill_missing(scores, objectives)
-    # A missing element of the gold list counts as wrong, and a surplus element does not count.
+    # An element of the gold list that a completion lacks counts as wrong, and one beyond the gold list does not count.
     for m, objective in enumerate(objectives):
         in_gold_n = gold_there(objective, columns) if any_index(objective.name) != objective.name else None
         if in_gold_n is not None:
@@ -97,7 +97,7 @@ def _compute_rewards(objectives: Sequence[Objective], text: Texts, columns: Colu
 def evaluate_folder(
     model_folder: Path, recipe: Recipe, *, prompts: int, samples: int, seed: int, console: Console
 ) -> tuple[Samples, dict[str, str]]:
-    """Evaluate a saved model on the task of a recipe; return its samples, and the figures that they cannot have with reasons."""
+    """Evaluate a saved model on a recipe's held-out prompts; return the samples, and figure -> why they cannot have it."""
     score_folders = (model_folder, *run_above(model_folder))
     score_mode = next((mode.as_trained(score_folders) for mode in recipe.modes.values() if mode.judge is not None), None)
     model, tokenizer, task = model_and_task(model_folder, recipe, console)

@@ -29,21 +29,21 @@ from spanwise.rollouts.folder import hidden
 from spanwise.tasks import task_layout
 
 GROUP_SIZES = (4, 8, 16, 32)
-#: The number of re-rolls of a Monte Carlo critic that a trainer could afford.
+#: The number of re-rolls per token that a trainer with a Monte Carlo critic could afford.
 FEW = 4
-#: The kinds of critics: the run's own, saved with its model; one fitted here on training prompts; means of more re-rolls.
+#: The kinds of critics: `own` is saved with the model, `fitted` is trained here, and `mc` is the mean of further re-rolls.
 CRITICS = ("own", "fitted", "mc")
 #: The setting of SAE that is compared with the best GAE. It was chosen on other samples than those compared here.
 SAE = "SAE start 0.5, 0"
 GROUP_MEAN = "GRPO c - group mean"
-#: Empty fields of `fidelity.json`, for figures that were not measured.
+#: The fields of `fidelity.json` if nothing is measured; measured fields replace them.
 _NOT_MEASURED: Mapping[str, Any] = {
     "counts": {}, "figures": [], "differences": [], "points": [], "tokens": [], "options": {},
 }  # fmt: skip
 
 
 def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, options: Mapping[str, Any]) -> None:
-    """Measure the model in a folder, print the tables, and write `fidelity.json` and a report that names the `options`."""
+    """Compare a saved model's estimated advantages with Monte Carlo, and print tables and write `fidelity.json` and a report."""
     measured: dict[str, Any] = {"options": options}
     if "tokens" in options:
         last_step, critic_names, seed = options["critic_steps"], options["critics"], options["seed"]
@@ -70,14 +70,14 @@ def write_fidelity(folder: str | Path, *, source: str, recipe: Mapping[str, Any]
 
 
 def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> rolls.Roller:
-    """Build the sampler of a saved model, on the task of a recipe."""
+    """Build the `Roller` that samples completions of a recipe's task from a saved model."""
     model, tokenizer, task = model_and_task(folder, recipe, console or Console())
     max_tokens = recipe.max_completion_length or task.max_completion_length
     return rolls.Roller(model, tokenizer, task, recipe.temperature, max_tokens)
 
 
 def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Print how close the baselines come to Monte Carlo, and the q* table; return both as fields of `fidelity.json`."""
+    """Print how close baselines come to Monte Carlo, and which confidence (q*) each teaches; return both for `fidelity.json`."""
     samples, seed, roller = options["samples"], options["seed"], roller_of(checkpoint, recipe, console)
     prompt_rows = roller.task.evaluation.select(range(min(options["prompts"], len(roller.task.evaluation))))
     sampled_rerolls = rolls.collect_last_blocks(roller, prompt_rows, samples=samples, rerolls=options["rerolls"], seed=seed)
@@ -121,7 +121,7 @@ def difference_table(fidelity: Fidelity, one: str = "blended", other: str = "out
 
 
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
-    """Build the q* table: the confidence that each baseline drives a policy to."""
+    """Build the table of q*, the confidence that each baseline drives a policy to, by the honest probability p."""
     honest_baselines = ("none", "batch", "group")
     probabilities = list(dict.fromkeys(row["p"] for row in points))
     q_by_baseline = {("none, batch, group", "any"): probabilities}
@@ -148,7 +148,7 @@ def rolled_tokens(
     console: Console | None = None,
     **options: int,
 ) -> tuple[Trajectories, dict[str, torch.Tensor]]:
-    """Sample completions of held-out prompts with Monte Carlo values; return them with the values of each critic (`CRITICS`)."""
+    """Sample completions with the Monte Carlo value before each token; return them with the values of each critic (`CRITICS`)."""
     if rerolls < 2:
         raise DataError(f"Monte Carlo values need at least 2 re-rolls to know their noise, and you asked for {rerolls}.")
     critic_folder = rolls.own_critic_folder(model_folder)
@@ -183,7 +183,7 @@ def rolled_tokens(
 
 
 def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *, console: Console) -> dict[str, Any]:
-    """Print correlations by critic, and SAE's lead over GAE and GRPO; return both as fields of `fidelity.json`."""
+    """Print token estimators' correlations with Monte Carlo, and SAE's lead over GAE and GRPO; return correlations and counts."""
     counts = {"completions": len(fidelity.prompt_n), "prompts": len(fidelity.prompt_n.unique())}
     token_count, decision_count = (fidelity.count(kind) for kind in TOKEN_KINDS)
     console.print(
@@ -197,7 +197,7 @@ def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *,
 
 
 def reference_words(segments: SaeSegments | None) -> str:
-    """Describe the reference that token advantages are compared with."""
+    """Describe the Monte Carlo reference that token advantages are compared with."""
     if segments is None:
         return "The reference is the change of the Monte Carlo value over each token."
     return (
@@ -207,7 +207,7 @@ def reference_words(segments: SaeSegments | None) -> str:
 
 
 def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
-    """Build the table of correlations, one row per estimator and one column per critic; its first row is the critics' error."""
+    """Build the table of correlations with Monte Carlo by estimator and critic; its first row is the critics' own error."""
     table_rows = []
     estimator_rows = ((name, name, "correlation") for name in fidelity.estimators)
     for heading, name, figure in [("RMSE of the values", VALUES, "rmse"), *estimator_rows]:
@@ -221,7 +221,7 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
 
 
 def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
-    """Build the table of SAE's lead in correlation, over one estimator or over the best estimator of a family."""
+    """Build the table of SAE's lead in correlation with Monte Carlo over one estimator, or over the best of a family."""
     one_estimator = other in fidelity.estimators
     title = f"{kind} tokens: lead over {'' if one_estimator else 'the best '}{other} in correlation (95 % over prompts)"
     table_rows = []

@@ -38,7 +38,7 @@ def show_methods(name: str | None = None) -> None:
 
 
 def _name_source(entry: Method) -> str:
-    """Return the source of a method's formula, or the module of a plug-in that names no source."""
+    """Return where a method's formula was taken from, or the module of a plug-in that does not say so."""
     module_name = entry.estimator.__module__
     names_source = module_name.partition(".")[0] == "spanwise" or entry.source != Method.source
     return entry.source if names_source else f"{module_name}, which is no part of spanwise"

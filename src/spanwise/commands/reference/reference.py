@@ -1,4 +1,4 @@
-"""Measure the reference of a self-rewarding score on the policy that a recipe starts from."""
+"""Measure the reference of a self-rewarding score: its reserved token's log-probability before training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spanwise.recipe import Recipe
 
 
 def reference(recipe: Recipe, *, prompts: int, samples: int, console: Console) -> dict[str, Any]:
-    """Sample completions of training prompts and read the log-probability of the reserved token after their ends."""
+    """Sample completions of training prompts, and measure the log-probability of laser's reserved token after their ends."""
     laser = recipe.modes.get("laser")
     if laser is None:
         raise RecipeError(

@@ -1,4 +1,4 @@
-"""`spanwise report FOLDER`: write `report.html` from the files of a run."""
+"""`spanwise report FOLDER`: write `report.html` from the files of a run, comparison, measurement or credit export."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def report_folder(folder: str | Path) -> Path:
 
 
 def train_page(folder: Path) -> str:
-    """Build the report of a run folder."""
+    """Build the report of a training run from the files of its folder."""
     samples = read_samples(folder) if (folder / FILE).is_file() else None
     recipe = read_fields(folder / "recipe.yaml")
     batches, one_prompt = (sorted((folder / kind).glob("step_*.parquet")) for kind in (TRAINING, ONE_PROMPT))
@@ -82,7 +82,7 @@ def _unmeasured(folder: Path) -> dict[str, str]:
     return unmeasured(layout, recipe.answer_tags, scored=recipe.is_scored)
 
 
-#: The figures of held-out prompts.
+#: The figures that need held-out prompts, which a training script does not have.
 _HELD_OUT = ("accuracy", "ece", "auroc", "brier", "refusal_rate", "malformed")
 
 
@@ -117,7 +117,7 @@ def compare_page(folder: Path) -> str:
 
 
 def fidelity_page(folder: Path) -> str:
-    """Build the report of `fidelity.json`."""
+    """Build the report of `spanwise fidelity` from its file `fidelity.json`."""
     saved_fields = read_fields(folder / FIDELITY)
     try:
         report_fields = {name: value for name, value in saved_fields.items() if name != "options"}
@@ -128,10 +128,10 @@ def fidelity_page(folder: Path) -> str:
 
 
 def over_seeds(votes: Mapping[int, Mapping[str, Curve]]) -> dict[str, Curve]:
-    """Average the voting curves over seeds, with Student's t intervals."""
+    """Average curves of voting accuracy over the seeds of an arm, with Student's t intervals."""
     mean_curves = {}
     for way, budgets in {way: curve.budgets for curves in votes.values() for way, curve in curves.items()}.items():
-        # A seed without any confidence has no weighted vote.
+        # A seed whose completions state no confidence has no vote weighted by confidence.
         curves = {seed: ways[way] for seed, ways in votes.items() if way in ways and ways[way].budgets == budgets}
         accuracy_sb = torch.tensor([[i.value for i in curve.intervals] for curve in curves.values()], dtype=torch.float64)
         mean_curves[way] = Curve(budgets, accuracy_sb, tuple(curves), tuple(map(mean_interval, accuracy_sb.T)))
@@ -145,7 +145,7 @@ def _columns(samples: Samples) -> dict[str, Tensor]:
 
 
 def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
-    """Join the samples of all seeds; a prompt that two seeds answer is one prompt."""
+    """Join the evaluation samples of all seeds of an arm; a prompt that two seeds answer is one prompt."""
     first_seed, *other_seeds = map(_columns, samples)
     return {
         name: torch.cat([column, *(columns[name] for columns in other_seeds)])
@@ -163,7 +163,7 @@ def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, 
 def recorded_view(
     folder: Path, recipe: Mapping[str, Any], files: Sequence[Path]
 ) -> tuple[TokenView | None, dict[str, dict[str, Tensor]]]:
-    """Return recorded completions of a run, with the credit of the run's method and of `grpo` (or `bae`)."""
+    """Return the token view and the credit of a run's recorded completions, by the run's method and by `grpo` (or `bae`)."""
     if not files:
         return None, {}
     table, rule_by_method = pa.concat_tables(map(read_rows, files), promote_options="default"), {}
@@ -187,12 +187,12 @@ def recorded_view(
 
 
 def _add_method(table: pa.Table, place: Path, method: str) -> tuple[pa.Table, dict[str, Any]]:
-    """Add the credit of another method to the rollouts, if they record enough for that method."""
+    """Add columns with the credit of another method to a table of rollouts, if it records enough for that method."""
     try:
         credit_result = credit_rollouts(place, methods=[method])
     except SpanwiseError:
         return table, {}
-    if not credit_result.table.has_ids:  # credit per word does not fit the tokens of the page
+    if not credit_result.table.has_ids:  # then the credit is per word and does not fit the page's tokens
         return table, {}
     other_table = pa.concat_tables(credited_parts(credit_result))
     for name in schema.method_columns(method, other_table.column_names):

@@ -1,1 +1,1 @@
-"""Helpers of several commands: run folders, recipes as tasks, evaluation files, tables of the terminal."""
+"""Helpers of several commands: output folders, options, tasks and models, evaluation files, and printed tables."""

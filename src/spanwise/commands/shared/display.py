@@ -1,4 +1,4 @@
-"""Print progress during a run, and its figures at the end."""
+"""Print the progress of a training run, and tables of figures at its end."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from spanwise.rollouts.files import REPORT
 from spanwise.scheme import Scheme
 
 _LEVELS = " ▁▂▃▄▅▆▇█"
-#: The size in bytes or tokens from which the reading of a file has a progress line.
+#: Files of at least this many bytes or tokens have a progress bar while they are read.
 _LARGE = 20_000_000
 
 
 class Live:
-    """A progress bar on a terminal; a log file gets a line every tenth step instead."""
+    """Shows the progress of a run: as a bar on a terminal, or as a line every tenth step in a log file."""
 
     def __init__(self, console: Console, title: str, steps: int) -> None:
         self.console, self.title, self.steps = console, title, steps
@@ -46,7 +46,7 @@ class Live:
         self._progress.start()
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
-        """Show the figures of a step, without missing values; a reward of many parts is shown as one mean."""
+        """Show the figures of a training step that are not None; a reward of several parts is shown as one mean."""
         text = "  ".join(f"{name} {_short(value)}" for name, value in _average_parts(values).items() if value is not None)
         self._progress.update(self._task, completed=step, figures=text)
         if not self.console.is_terminal and (step % 10 == 0 or step == self.steps):
@@ -148,14 +148,14 @@ def interval_table(
     return figure_table(title, {"": value_by_figure, "95 %": bounds_by_figure}, absent=absent)
 
 
-#: The line under a table that explains the figures of a score.
+#: The line under a table that explains the figures of the self-rewarding score.
 _OF_SCORE = "laser: the model's score for its own answer, read from one reserved token after its end and clipped to 0 to 1"
 
 
 def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
-    """Build a table with one row per way of voting and one column per number of samples (1, 2, 4, ...)."""
+    """Build a table of voting accuracy: a row per way of voting, a column per number of samples (1, 2, 4, ...)."""
     budgets = next(iter(votes.values())).budgets
-    # Only powers of two and the largest number of samples have a column.
+    # Of the numbers of samples, only powers of two and the largest have a column.
     budget_indices = [i for i, budget in enumerate(budgets) if budget & (budget - 1) == 0 or budget == budgets[-1]]
     table_rows = [
         [
@@ -169,14 +169,14 @@ def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
 
 
 def gain_table(title: str, gain: Curve) -> Table:
-    """Build a table of the difference of two curves, one row per number of samples, with intervals."""
+    """Build a table of the difference between two curves of voting accuracy, a row per number of samples, with intervals."""
     budget_intervals = zip(gain.budgets, gain.intervals, strict=True)
     table_rows = ([str(n), f"{i.value:+.3f}", f"{i.low:+.3f} to {i.high:+.3f}"] for n, i in budget_intervals)
     return plain_table("n", "", "95 %", rows=table_rows, title=title)
 
 
 def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
-    """Say how far the outcome baseline pulls a confidence of .70 in groups of this size; None for less than .05."""
+    """Say to what the outcome baseline drives a confidence of .70 in groups of this size; None if it moves less than .05."""
     scored_objectives = (objective for objective in scheme.objectives if objective.reward in get_args(ScoreName))
     if not any(objective.baseline == "outcome" and len(objective.given) == 1 for objective in scored_objectives):
         return None
@@ -206,7 +206,7 @@ def text_plot(series: Mapping[str, Sequence[float | None]], *, height: int = 4) 
 
 
 def _average_parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the figures of many parts of one reward by their mean; of a list only the first element counts.
+    """Replace the figures of a reward's parts (`equals.a`, `equals.b`) by their mean; of a list the first element counts.
 
     >>> _average_parts({"equals.a": 1.0, "equals.b": 0.0, "equals.c[0]": 0.5, "equals.c[1]": 0.0, "equals.d": None, "form": 1.0})
     {'equals (4 parts)': 0.5, 'form': 1.0}

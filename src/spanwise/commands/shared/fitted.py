@@ -59,12 +59,12 @@ def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Te
         yield _full_line(table.caption, "table.caption", console)
 
 
-#: A width that is larger than any text of a table.
+#: The width of a console on which no text of a table is wrapped.
 _ANY = 2**31
 
 
 def _shrink(widths: list[int], least: Sequence[int], total: int) -> list[int]:
-    """Shrink the widest column again and again, each down to its least width, until all columns fit."""
+    """Narrow the widest column by one character again and again, each down to its least width, until all columns fit."""
     for _ in range(sum(widths) - total):
         columns = [n for n, wide in enumerate(widths) if wide > least[n]]
         columns = columns or [n for n, wide in enumerate(widths) if wide > 1]  # words wider than the terminal are folded
@@ -89,5 +89,5 @@ def _padding_width(table: Table, count: int) -> int:
 
 
 def _full_line(words: TextType, style: str, console: Console) -> Text:
-    """Build a title or a caption that may use the whole width of the terminal."""
+    """Build the title or caption of a table as a text of its own, which may use the whole width of the terminal."""
     return Text("", style=style).append_text(console.render_str(words) if isinstance(words, str) else words)

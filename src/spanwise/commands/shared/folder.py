@@ -1,4 +1,4 @@
-"""Folders that commands write: their names, the files that reports read, and the command that repeats a report."""
+"""Folders that commands write: their names, files that reports read, and the command line that repeats the work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spanwise.errors import DataError
 from spanwise.recipe import EMBEDDED, HUB, Recipe
 from spanwise.rollouts.folder import hidden, is_run
 
-#: The folder of runs for which the user names no folder.
+#: The folder under which runs are written if the user names no output folder.
 RUNS = Path("runs")
 
 
@@ -35,7 +35,7 @@ def newest_folder(name: str) -> Path | None:
 
 
 def check_no_run(path: str | Path) -> None:
-    """Refuse a folder that holds a run, whose `summary.json` or `report.html` would be overwritten."""
+    """Refuse an output folder that holds a training run, whose `summary.json` or `report.html` would be overwritten."""
     if is_run(Path(path)):
         raise DataError(f"'{path}' holds a run, and its summary and report would be overwritten; give another --output.")
 
@@ -47,9 +47,9 @@ def write_page(folder: Path, html: str) -> Path:
     return page_file
 
 
-#: The file that `spanwise credit` writes.
+#: The file of `spanwise credit`, which holds every completion with its credit.
 EXPORT = "credit.parquet"
-#: The file that `spanwise fidelity` writes.
+#: The file of `spanwise fidelity`, which holds its figures and options.
 FIDELITY = "fidelity.json"
 
 
@@ -66,17 +66,17 @@ def read_fields(file: Path) -> dict[str, Any]:
         raise DataError(f"The file '{file}' is not {format_name}: {str(error).splitlines()[0]}.") from error
 
 
-#: The environment variable in which a comparison passes secret fields to a run, because recipe files hold no secrets.
+#: The environment variable in which `compare` passes secret fields to its runs, because recipe files hold no secrets.
 SECRETS = "SPANWISE_RECIPE_SECRETS"
 
 
 def secret_fields() -> dict[str, Any]:
-    """Return the secret recipe fields, and remove them from the environment, so that no child process inherits them."""
+    """Return the secret recipe fields from the environment, and remove them there, so that no child process inherits them."""
     return json.loads(os.environ.pop(SECRETS, "{}"))
 
 
 def changed(written: Path | Mapping[str, Any], asked: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """List the fields in which a recipe differs from an earlier recipe or its file; nothing if the file is missing."""
+    """List the fields in which the recipe `asked` differs from the recipe (or file) `written`; none if the file is missing."""
     if isinstance(written, Path):
         if not written.is_file():
             return []
@@ -86,16 +86,16 @@ def changed(written: Path | Mapping[str, Any], asked: Mapping[str, Any], *, but:
 
 
 def without_nan(value: Any) -> Any:
-    """Return the same data with null for NaN, which JSON lacks."""
+    """Return data as JSON stores it, with null in place of NaN, which JSON lacks."""
     return json.loads(json.dumps(value, default=str), parse_constant=lambda _: None)
 
 
-#: The largest number of completions in a token view, unless the user asks for another.
+#: The largest number of completions whose tokens a report shows, unless the user asks for another.
 MOST = 500
 
 
 def again_command(command: str, *places: str | Path, folder: Path, options: Mapping[str, Any] | None = None) -> str:
-    """Return the command that makes a report again, with the options that the user gave."""
+    """Return the command line that repeats the work behind a report in a new folder, with the options that the user gave."""
     command_words = [str(place) for place in places]
     for name, value in hidden(options or {}).items():
         option = "--set" if name == "overrides" else f"--{name.replace('_', '-')}"
@@ -110,5 +110,5 @@ def again_command(command: str, *places: str | Path, folder: Path, options: Mapp
 
 
 def _yaml(value: Any) -> str:
-    """Format a value as one line that `--set` reads back unchanged."""
+    """Format the value of a recipe field as one line of YAML that `--set` reads back unchanged."""
     return yaml.safe_dump([value], default_flow_style=True, sort_keys=False, allow_unicode=True, width=2**31).strip()[1:-1]

@@ -18,7 +18,7 @@ Fields = Annotated[list[str] | None, Parameter(name="--set")]
 
 
 def recipe_fields(pairs: Sequence[str] | None) -> dict[str, Any]:
-    """Parse the pairs of `--set` into recipe fields."""
+    """Parse the `field=value` pairs of `--set` into recipe fields."""
     fields: dict[str, Any] = {}
     for pair in pairs or []:
         key, value = key_value(pair, "--set", "field=value, such as --set entropy=0.05")
@@ -27,7 +27,7 @@ def recipe_fields(pairs: Sequence[str] | None) -> dict[str, Any]:
 
 
 def column_roles(given: Sequence[str] | None) -> dict[str, str]:
-    """Parse `--columns` into a mapping from roles to columns; pairs may be joined by commas."""
+    """Parse the `role=column` pairs of `--columns` (roles: prompt, answer, ...) into a mapping; commas may join pairs."""
     entries = [entry for piece in given or [] for entry in piece.split(",") if entry.strip()]
     role_columns = [key_value(entry, "--columns", "role=column, such as completion=output,answer=gold") for entry in entries]
     roles = [role for role, _ in role_columns]
@@ -70,7 +70,7 @@ class CreditOptions:
     set_: Fields = None
 
     def parsed(self) -> dict[str, Any]:
-        """Return the options as `credit_rollouts` takes them."""
+        """Return the options as the keyword arguments of `credit_rollouts`."""
         reward_form = "objective=column, such as correct=accuracy_reward"
         return {
             "recipe": self.recipe,
@@ -83,7 +83,7 @@ class CreditOptions:
         }
 
 
-#: The options of a command line that gives none.
+#: The credit options of a command line on which the user gave none.
 AS_USUAL = CreditOptions()
 
 

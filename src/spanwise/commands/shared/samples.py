@@ -1,4 +1,4 @@
-"""`Samples`: the answers of one evaluation, from which figures, intervals and votes can be computed later."""
+"""`Samples`: the answers and verdicts of one evaluation, from which figures, intervals and votes can be computed later."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ByArm = dict[str, dict[int, _Figure]]
 
 @dataclass(frozen=True)
 class Samples:
-    """The completions of an evaluation, as one entry of each column per completion."""
+    """The completions of an evaluation, as columns (answers, verdicts, confidence, ...) with one entry per completion."""
 
     prompt_n: Int[Tensor, " n"]  # the index of each completion's held-out prompt
     answers: Mapping[str, list[str | None]]  # answers by block; None if no answer could be read
@@ -41,11 +41,13 @@ class Samples:
     well_formed_n: Bool[Tensor, " n"]
     refusal_n: Bool[Tensor, " n"] | None = None  # whether the completion declines to answer; None for tasks without refusals
     score_n: Float[Tensor, " n"] | None = None  # the self-rewarding score, not clipped; NaN if a completion has none
-    rewards: Mapping[str, Float[Tensor, " n"]] = field(default_factory=dict)  # rewards by objective; NaN if none applies
+    rewards: Mapping[str, Float[Tensor, " n"]] = field(
+        default_factory=dict
+    )  # rewards by objective; NaN if it does not apply
 
     @property
     def first(self) -> str:
-        """The first block that holds an answer; "" if there is none."""
+        """The name of the first block that holds an answer; "" if there is none."""
         return next(iter(self.correct), "")
 
     @property
@@ -54,7 +56,7 @@ class Samples:
         return not bool(self.confidence_n.isnan().all())
 
     def by_score(self) -> Samples | None:
-        """Return the same samples with their score, clipped to [0, 1], in place of the confidence; None without a score."""
+        """Return the samples with the self-rewarding score, clipped to [0, 1], as their confidence; None without a score."""
         if self.score_n is None:
             return None
         return replace(self, confidence_n=self.score_n.clamp(0.0, 1.0), score_n=None)
@@ -76,7 +78,7 @@ class Samples:
         return {**self._apply_to_answers(with_intervals), **self.mean_rewards()}
 
     def mean_rewards(self) -> dict[str, Interval]:
-        """Compute the mean of each reward with its interval by prompt; elements of a list count as `reward/<name>.items[*]`."""
+        """Compute the mean of each reward with its interval by prompt; a list's elements share a mean `reward/<name>.items[*]`."""
         interval_by_reward = {
             f"{OF_REWARD}{name}": mean_interval(torch.cat(parts).double(), self.prompt_n.repeat(len(parts)))
             for name, parts in together(self.rewards).items()
@@ -84,7 +86,7 @@ class Samples:
         return {name: interval for name, interval in interval_by_reward.items() if interval.value == interval.value}
 
     def _apply_to_answers(self, work: Callable[..., Mapping[str, _Figure]]) -> dict[str, _Figure]:
-        """Apply `work` to the first answer, to later answers (only their accuracy is kept), and to the score."""
+        """Compute figures by `work` for the first answer, later answers (only accuracy is kept), and the self-rewarding score."""
         format_columns = {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
         if not self.correct:
             unjudged_figures = work(self.confidence_n, torch.full_like(self.confidence_n, torch.nan), **format_columns)
@@ -99,9 +101,9 @@ class Samples:
     def votes(
         self, block: str | None = None, *, budgets: Sequence[int] | None = None, resamples: int = 1000
     ) -> dict[str, Curve]:
-        """Compute accuracy against the number of samples (`measure.voting`) for the answers of one block, by default the first."""
+        """Compute curves of voting accuracy over the number of samples, for the answers of one block (by default the first)."""
         block_name, score_samples = block or self.first, self.by_score()
-        if score_samples is not None and not self.stated:  # without stated confidences, the score takes their place
+        if score_samples is not None and not self.stated:  # without confidences the score weights votes
             return score_samples.votes(block, budgets=budgets, resamples=resamples)
         prompts = self.prompt_n.tolist()
         answers, correct_n = self.answers[block_name], self.correct[block_name]
@@ -114,7 +116,7 @@ class Samples:
     def figures_and_votes(self) -> dict[str, float | None]:
         """Compute the figures, and the accuracy of a vote over up to 16 samples of a prompt, as `majority@16`."""
         budget, ways = self.most_votes(self.first), ("majority", "weighted", f"{OF_SCORE}weighted")
-        # One resample is enough, because the intervals come from the seeds.
+        # One bootstrap draw is enough, because a comparison takes its intervals from the seeds.
         votes = self.votes(budgets=(budget,), resamples=1) if budget else {}
         return {**self.figures(), **{f"{way}@{budget}": votes[way].intervals[0].value for way in ways if way in votes}}
 
@@ -138,7 +140,7 @@ class Samples:
 
 
 def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool = False) -> dict[str, str]:
-    """Return the figures that an evaluation of this layout cannot have, each with the reason."""
+    """Return the figures (accuracy, ECE, ...) that an evaluation under this layout cannot have, each with the reason."""
     keys_of = {} if layout is None else layout.keys
     part_names = list(dict.fromkeys(part for parts in keys_of.values() for part in parts))
     if layout is None or not part_names:
@@ -150,7 +152,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     def only(parts: Sequence[str]) -> str:
         return f", only {', '.join(map(template.format, parts))}" if parts else ""
 
-    # A task without these parts is of another kind, and a list of its parts would not help the user.
+    # Without a part `answer` or `confidence` the task is of another kind, and a list of its parts would not help.
     if noun == "part" and {answer, confidence}.isdisjoint(part_names):
         reason = f"no block has the part '{answer}' or '{confidence}'"
         reason += "; if another part is the answer, name it in the objective correct"
@@ -194,7 +196,7 @@ def read_samples(folder: str | Path) -> Samples:
 def ended_runs(
     places: Mapping[str, Mapping[int, Path]],
 ) -> tuple[ByArm[dict[str, Any]], ByArm[Samples], ByArm[dict[str, float | None]]]:
-    """Read the summaries, samples and final figures (with the accuracy of votes) of all ended runs, by arm and seed."""
+    """Read the summary, samples and final figures (with votes) of each finished run of a comparison, by arm and seed."""
     summaries, samples, figures = ({arm: {} for arm in places} for _ in range(3))
     for arm, seed, folder in ((arm, seed, folder) for arm, seeds in places.items() for seed, folder in seeds.items()):
         if (folder / "summary.json").is_file():
@@ -208,7 +210,7 @@ def ended_runs(
 
 
 def _check_sizes(samples: Mapping[str, Samples]) -> None:
-    """Refuse to compare evaluations of different sizes."""
+    """Refuse to compare evaluations with different numbers of prompts or samples."""
     sizes = {run: (len(run_samples.prompt_n.unique()), len(run_samples.prompt_n)) for run, run_samples in samples.items()}
     largest = max(sizes, key=lambda run: sizes[run][1], default="")
     for run in sizes:

@@ -21,7 +21,7 @@ from spanwise.tasks.warm_start import shortened
 
 
 def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) -> Task:
-    """Build the task of a recipe: the embedded one (warm-started on first use), or a model and a dataset."""
+    """Build a recipe's task (prompts and start model): an embedded one, warm-started on first use, or a model and a dataset."""
     quiet()
     if recipe.task == SCRIPT:
         raise RecipeError(
@@ -42,9 +42,9 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
         )
     else:
         task = load_task(
-            str(model or recipe.model),  # a trained model keeps its own chat template
+            str(model or recipe.model),  # a trained model's folder has its chat template
             str(recipe.dataset),
-            prompt_format=cast(Any, recipe.task),  # only embedded tasks have a warm start, so this is another task
+            prompt_format=cast(Any, recipe.task),  # embedded tasks took the branch above
             layout=recipe.own_layout,
             eval_limit=recipe.eval_prompts,
             **recipe.model_dump(include={"instruction", "split", "question_column", "prompt_column", "answer_column"}),
@@ -53,7 +53,7 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
 
 
 def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]) -> tuple[Path, Recipe]:
-    """Find the model folder of a run or checkpoint (or of itself), and load the recipe that names its task."""
+    """Return the model folder of a run, checkpoint or model folder, and the recipe that says on which task to measure it."""
     run_folder = next((place for place in (folder, *run_above(folder)) if (place / "recipe.yaml").is_file()), None)
     model_folder = folder / "model" if (folder / "model").is_dir() else folder
     if run_folder == folder == model_folder and not (folder / "config.json").is_file():
@@ -69,7 +69,7 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
 
 
 def run_above(folder: Path) -> list[Path]:
-    """Return the run folder around a model folder or a checkpoint, judged by names; an empty list around other folders."""
+    """Return the run folder that a model folder or checkpoint lies in, judged by names; an empty list for other folders."""
     return (
         [folder.parent] if folder.name == "model" else [folder.parent.parent] if folder.parent.name == "checkpoints" else []
     )
@@ -98,7 +98,7 @@ def load_model(folder: Path) -> tuple[Any, Any]:
         load_options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         model = AutoModelForCausalLM.from_pretrained(str(folder), **load_options)
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **load_options)
-    except Exception as error:  # transformers, safetensors and json each raise their own type
+    except Exception as error:  # transformers, safetensors and json raise different types
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DataError(f"The folder '{folder}' holds no readable model and tokenizer: {reason}") from error
     return model, tokenizer

@@ -51,7 +51,7 @@ def _choose_folder(recipe: Recipe, resume: str | None, overwrite: bool, console:
         raise RecipeError("--resume continues a run, and --overwrite replaces a run; give one of the two.")
     resumed_run = Path(resume) if is_run(Path(resume)) else None
     if resume == "last":
-        # Earlier versions named runs after the task even if they train on a user's dataset.
+        # Earlier versions of spanwise named a run after its task, even if it trains on a user's dataset.
         resumed_run = folder or newest_folder(run_name) or newest_folder(f"{recipe.task}-{recipe.method}-{recipe.seed}")
         if resumed_run is None:
             raise DataError(f"There is no run 'runs/{run_name}-<n>' to resume; name a run with --resume FOLDER.")
@@ -88,7 +88,7 @@ def history_of(
 
 
 def _fixed_fields(old_recipe: Mapping[str, Any], new_recipe: Mapping[str, Any]) -> set[str]:
-    """Return {"steps"} if a resumed run must keep its number of steps, or else nothing."""
+    """Return {"steps"} if a resumed run must keep the number of steps of its recipe, or else an empty set."""
     # A schedule of the learning rate depends on the total number of steps.
     has_schedule = not new_recipe["trainer"].get("lr_scheduler_type", "constant").startswith("constant")
     return {"steps"} if has_schedule or new_recipe["steps"] < old_recipe.get("steps", new_recipe["steps"]) else set()
@@ -114,7 +114,7 @@ def run_folder(
 
 
 def _clean_full_disk(run: Path, old_checkpoints: set[Path], error: Exception) -> str:
-    """Remove half-written checkpoints; return the sentence that names the unwritten file and says how to go on."""
+    """Remove checkpoints that a full disk cut short; return the sentence that names the unwritten file and says how to go on."""
     last_checkpoint, checkpoint_faults = newest_checkpoint(run / "checkpoints")
     folders = (run / "checkpoints" / name for name in checkpoint_faults)
     half_written_folders = [folder for folder in folders if folder not in old_checkpoints]

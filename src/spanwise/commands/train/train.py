@@ -72,7 +72,7 @@ def train(
         task = make_task(recipe, console)
         args = trainer_config(recipe, task)
         settings = resolved(recipe, scheme)
-        per_batch = int(args.logging_steps)  # each generation batch has one line in the log
+        per_batch = int(args.logging_steps)  # optimizer steps per generation batch
         step, history = (None, []) if checkpoint is None else history_of(checkpoint, settings, console, per_batch=per_batch)
         recorder = Recorder(recipe, task, folder, console, title, history, per_batch=per_batch)
         trainer = recorder.trainer = SpanGRPOTrainer(
@@ -105,10 +105,10 @@ def train(
             if critic is not None:
                 with whole_folder(place / CRITIC):
                     critic.save(place / CRITIC, trainer.processing_class, state=False)
-            folder.write_summary(summary)  # the last file, which marks the folder as complete
+            folder.write_summary(summary)  # written last, because it marks the run as complete
             _show(summary, console, title=f"{title}: {place}", absent=recorder.absent)
             if recipe.report:
-                from spanwise.commands.report.report import report_folder  # imported late, because importing takes a second
+                from spanwise.commands.report.report import report_folder  # late: its packages take a second to import
 
                 say(console, f"Report: {report_folder(place)}")
     return summary
@@ -161,7 +161,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
     """Build the TRL configuration of a recipe; options in `recipe.trainer` win over all others."""
-    if len(task.train) < recipe.prompts:  # TRL would end without training a step
+    if len(task.train) < recipe.prompts:  # TRL would end without any training step
         raise DataError(
             f"The dataset '{recipe.dataset}' leaves {len(task.train)} prompts to train on, after the fifth that is kept for "
             f"evaluation (at least 1, at most 512), and a step takes {recipe.prompts}. Add rows, or set --prompts to "
@@ -207,7 +207,7 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
 
 
 class Recorder(BatchCallback):
-    """Follows a run: shows its progress, and writes metrics, rollouts and evaluations."""
+    """A callback of the trainer that shows a run's progress, and writes its metrics, rollouts and evaluations."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class Recorder(BatchCallback):
     ) -> None:
         super().__init__(folder, per_batch=per_batch, keep_rollouts=recipe.keep_rollouts)
         self.recipe, self.task = recipe, task
-        # The figures that an evaluation of this run cannot have.
+        # Figure -> the reason why an evaluation of this run cannot have it.
         self.absent = unmeasured(task.layout, recipe.answer_tags, scored=recipe.is_scored)
         self.console, self.live = console, Live(console, title, recipe.steps)
         self.evaluations = [{"step": line["step"], **line["evaluation"]} for line in history if "evaluation" in line]
@@ -238,7 +238,7 @@ class Recorder(BatchCallback):
             self._evaluate(state.global_step // self.per_batch)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
-        """Write each file of a mode once, keep the scores of the batch, and count its tokens."""
+        """After a generation batch, write new files of modes (laser, ...), keep the batch's scores, and count its tokens."""
         if self.trainer.accelerator.is_main_process:
             mode_files = {name: text for part in self.trainer.parts.values() for name, text in part.files.items()}
             for name in mode_files.keys() - self._written_files:
@@ -250,8 +250,8 @@ class Recorder(BatchCallback):
             self.tokens += sum(tokens for _, tokens in all_ranks)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Write the metrics of a step, show them, and evaluate when it is due."""
-        del state.log_history[:-1]  # the log of a long run would fill the memory, and metrics.jsonl has it
+        """Write and show the metrics of a training step, and evaluate the policy every `eval_every` steps."""
+        del state.log_history[:-1]  # TRL keeps all lines in memory, but metrics.jsonl has them
         if not state.is_world_process_zero or not logs or "loss" not in logs:
             return
         step = state.global_step // self.per_batch
@@ -266,10 +266,10 @@ class Recorder(BatchCallback):
             self._evaluate(step)
 
     def summary(self, *, seconds: float) -> dict[str, Any]:
-        """Evaluate the final model, and sum up the run in one dictionary."""
+        """Evaluate the final model, and return the content of the run's `summary.json`."""
         samples, steps = self._measure(self.recipe.eval_samples), self.recipe.steps
         final, intervals = samples.figures(), _intervals(samples)
-        metrics_lines = metrics_until(self.folder.path, steps)  # only the main process has metrics
+        metrics_lines = metrics_until(self.folder.path, steps)  # empty but in the main process, which writes metrics
         batches = [
             {k: v for k, v in line.items() if k in _BATCH or (k.startswith("rewards/") and k.endswith("/mean"))}
             for line in metrics_lines
@@ -306,7 +306,7 @@ class Recorder(BatchCallback):
         return figures
 
     def _evaluate(self, step: int) -> None:
-        """Evaluate the policy and, after the start, warn of each problem once, with its usual cause."""
+        """Evaluate the policy and, after step 0, warn once of each suspicious figure, with its usual cause."""
         samples = self._measure(2)
         values = samples.figures()
         self.evaluations.append({"step": step, **values})
@@ -320,13 +320,13 @@ class Recorder(BatchCallback):
         self._warned |= set(wrong)
 
     def _keep_one_prompt(self, step: int) -> None:
-        """Write a group of completions of the first held-out prompt, which the report shows step by step."""
+        """Sample and write completions of the first held-out prompt, which the report shows for every evaluated step."""
         if self.keep_rollouts and self.trainer.accelerator.num_processes == 1:
             rollouts = self.trainer.sample_rollouts([self.task.evaluation[0]])
             self.folder.write_rollouts([rollouts.recorded(step=step)], step=step, kind=ONE_PROMPT)
 
     def _measure(self, samples: int) -> Samples:
-        """Evaluate the policy, with self-rewarding scores only once the trainer knows their reference."""
+        """Evaluate the policy, with self-rewarding scores only once the trainer has measured the reference of these scores."""
         trainer = self.trainer
         return evaluate(
             trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class, self.task, self.recipe,
@@ -336,13 +336,13 @@ class Recorder(BatchCallback):
 
 
 def _intervals(samples: Samples) -> dict[str, dict[str, list[float]]]:
-    """Return the bounds of the mean rewards as part of a line of metrics; empty without rewards."""
+    """Return the intervals of the mean rewards as a field for a line of `metrics.jsonl`; empty without rewards."""
     intervals = {name: [mean.low, mean.high] for name, mean in samples.mean_rewards().items() if mean.low == mean.low}
     return {"intervals": intervals} if intervals else {}
 
 
 def _batch_ece(scores: Scores, correct: int, report: int) -> float | None:
-    """Compute the ECE of a batch from the confidences that its reward read."""
+    """Compute the ECE of a batch from the verdicts and the stated confidences in its scores; None if it has none."""
     if scores.stated_nm is None:
         return None
     right_n, stated_n = scores.reward_nm[:, correct], scores.stated_nm[:, report]

@@ -12,12 +12,12 @@ from spanwise.commands.credit.arms import token_columns
 from spanwise.commands.credit.page import opening_tokens
 from spanwise.credit.methods._gae import SaeSegments
 
-#: The numbers of tokens after a decision at which the critic's reaction is measured.
+#: The numbers of tokens after a decision (an unlikely token) at which the change of the critic's value is measured.
 LAGS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def decision_notes(result: CreditResult) -> Iterator[str]:
-    """Yield sentences on each method that cuts at unlikely tokens: how many there are, and how late the critic reacts."""
+    """Yield sentences on each method that, like SAE, cuts at unlikely tokens: how many, and how late the critic reacts."""
     for name, scheme in result.arms.schemes.items():
         segments = SaeSegments.of(scheme.method, scheme.options)
         if segments is None:
@@ -43,7 +43,7 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
 def _cut_segments(
     result: CreditResult, segments: SaeSegments, logp: str, value: str
 ) -> tuple[list[int], list[np.ndarray], list[float]]:
-    """Return the number of decisions of each completion, and the critic's values and the reward of each segment."""
+    """Return the number of decisions (cuts of SAE) of each completion, and the critic's values and reward of each segment."""
     table, counts, segment_values, segment_rewards = result.table, list[int](), list[np.ndarray](), list[float]()
     reward_n = result.scores.reward_nm.nansum(dim=1).tolist()
     for n in range(len(table)):

@@ -46,7 +46,7 @@ def why(
     console = console or Console()
     result = credit_rollouts(rollouts, **options)
     own_method = result.arms.own
-    # A spanwise run is explained by its own method alone.
+    # The rollouts of a spanwise run are explained by the method that trained it, unless the user names methods.
     if not options.get("methods") and own_method is not None and result.table.folder is not None:
         result = replace(result, applied=tuple(arm for arm in result.applied if arm.name == own_method))
     if completion is not None and not 0 <= completion < len(result.table):
@@ -62,17 +62,17 @@ def why(
 
 
 def reasons(result: CreditResult) -> dict[str, Zeros]:
-    """Return for each method why the tokens of a file train with 0."""
+    """Return for each method why tokens of a rollout file have the advantage 0, and how often."""
     table, schemes = result.table, result.arms.schemes
     row_v = torch.from_numpy(np.repeat(np.arange(len(table)), table.tokens.lengths))
-    # The recorded reward that tells right from wrong, if there is one.
+    # The column of the file that says which completions are right, if there is one.
     verdict_column = result.arms.recorded_columns.get("correct", "")
     verdict_name, reward_n = verdict_column, table.rewards[verdict_column].value_n if verdict_column else None
     if "correct" in result.scores.names:
         verdict_name, reward_n = "correct", result.scores.outcome("correct")
 
     def for_all_tokens(numbers: Callable[[int, int], np.ndarray]) -> torch.Tensor:
-        """Compute numbers for all tokens, for as many completions at a time as the memory holds."""
+        """Join what `numbers` returns for the tokens of each range of completions, as many at a time as the memory holds."""
         row_ranges = fitting_runs(table.tokens.lengths, AT_A_TIME)
         return torch.from_numpy(np.concatenate([numbers(first, last) for first, last in row_ranges]))
 
