@@ -1,4 +1,4 @@
-"""Compare estimated credit with credit measured by sampling again: baselines, token estimators, and the q* test.
+"""Compare estimated advantages with Monte Carlo: baselines, token estimators, and the confidence that a baseline teaches.
 
 Needs `pip install 'spanwise[measure]'`. The sampling is in `spanwise.fidelity.rerolls`, the page in `.page`.
 """

@@ -1,4 +1,4 @@
-"""Baseline fidelity: how close a baseline's advantages come to Monte Carlo advantages, which re-roll the last blocks."""
+"""Baseline fidelity: how close a baseline's advantages come to Monte Carlo advantages from re-rolled last blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spanwise.credit import advantage
 from spanwise.credit.strata import check_shapes, moments, refine
 from spanwise.errors import AlignmentError, DataError, check_known
 
-#: The scores that are highest on average if a policy states its true belief.
+#: The proper scores of a confidence: they are highest on average if a policy states its true belief.
 ScoreName = Literal["brier", "log_score"]
 #: The baselines that are compared by default, with their options of `spanwise.credit.advantage`.
 BASELINES: Mapping[str, Mapping[str, Any]] = {
@@ -36,7 +36,7 @@ FIGURES = (
 def proper_score(
     confidence: Float[Tensor, "*n"], outcome: Float[Tensor, "*n"], *, rule: ScoreName = "brier", clip: float = 0.01
 ) -> Float[Tensor, "*n"]:
-    r"""Score confidences by their outcomes: the rewards `brier` and `log_score`, without their text.
+    r"""Score stated confidences by whether the answers are right, as the rewards `brier` and `log_score` do for texts.
 
     Equation
         brier      -(q - c)^2
@@ -66,7 +66,7 @@ def proper_score(
 
 @dataclass(frozen=True)
 class Rerolls:
-    """S completions of each of X prompts, and M fresh last blocks from each of the D distinct prefixes among them.
+    """S completions of each of X prompts, and M fresh last blocks after each of the D distinct prefixes of these completions.
 
     Attributes:
         confidence_xs: the stated confidence; NaN if none is stated.
@@ -98,7 +98,7 @@ class Rerolls:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Figures of every baseline and group size.
+    """How close each baseline comes to Monte Carlo advantages, by group size: RMSE, correlation and other figures.
 
     Attributes:
         baselines, group_sizes: the names along the first two axes; the third axis has the names `FIGURES`.
@@ -123,7 +123,7 @@ class Fidelity:
     def interval(
         self, baseline: str, group_size: int, figure: str, *, minus: str | None = None, level: float = 0.95
     ) -> tuple[float, float, float]:
-        """Return one figure, or its difference to another baseline's, with its percentile interval over prompts."""
+        """Return a figure of a baseline, or its difference to that of the baseline `minus`, with its interval over prompts."""
         g, f = index_of("group size", self.group_sizes, group_size), index_of("figure", FIGURES, figure)
         figure_rb = torch.cat([self.value_bgf[None], self.draw_rbgf])[:, :, g, f]
         figure_r = figure_rb[:, index_of("baseline", self.baselines, baseline)]
@@ -135,7 +135,7 @@ class Fidelity:
 
 
 def index_of(kind: str, known: Sequence[Any], name: Any) -> int:
-    """Return the index of a name; refuse an unknown name with the sentence of `check_known`."""
+    """Return the index of a name among the known names; refuse an unknown name with an error that lists these."""
     check_known(kind, str(name), names := [str(entry) for entry in known])
     return names.index(str(name))
 
@@ -151,7 +151,7 @@ def measure_fidelity(
     draws: int = 1000,
     seed: int = 0,
 ) -> Fidelity:
-    r"""Compare baselines with Monte Carlo advantages at fixed prefixes.
+    r"""Measure how close each baseline's advantages come to Monte Carlo advantages, which re-rolled last blocks give.
 
     Equation
         A_MC = r - V,  V = mean over re-rolls of f(q', c),  e2 = (A - A_MC)^2 - s2,  s2 = var(f(q', c)) / M
@@ -226,18 +226,18 @@ def measure_fidelity(
 
 
 def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
-    """Compute columns of all X * S completions, prompt by prompt, from which batches are then drawn."""
+    """Compute rewards, outcomes and Monte Carlo advantages of all X * S completions, from which batches are then drawn."""
     x, s = rerolls.prefix_xs.shape
     report_n, outcome_n = rerolls.confidence_xs.double().flatten(), rerolls.outcome_xs.double().flatten()
     by_outcome_n2 = torch.stack([proper_score(report_n, torch.full_like(report_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
     reward_n = proper_score(report_n, outcome_n, rule=rule)
     again_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])
-    again_nm = again_dm[rerolls.prefix_xs.flatten()]  # index -1 stands for no prefix and reads the last row, NaN
+    again_nm = again_dm[rerolls.prefix_xs.flatten()]  # without a prefix the index is -1 and reads the last row, NaN
     mc_value_n, noise_n = mean_and_noise(proper_score(again_nm, outcome_n[:, None].expand_as(again_nm), rule=rule))
     return {
         "prompt_n": torch.arange(x).repeat_interleave(s), "reward_n": reward_n, "outcome_n": outcome_n,
         "by_outcome_n2": by_outcome_n2, "usable_n": ~reward_n.isnan() & ~noise_n.isnan(),
-        "exact_n": reward_n - mc_value_n, "noise_n": noise_n,  # A_MC (NaN if unknown) and s2 of `measure_fidelity`
+        "exact_n": reward_n - mc_value_n, "noise_n": noise_n,  # Monte Carlo advantage (NaN if unknown), variance of its noise
         "square_n": (report_n - again_nm.nanmean(dim=1)).square(),  # phi^2
     }  # fmt: skip
 
@@ -247,7 +247,7 @@ _SUMS = 18
 
 
 def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
-    """Compute for each completion of a batch the terms whose sums give the figures; `a` are the advantages."""
+    """Compute for each completion the terms (count, squared error, ...) whose sums give the figures, from advantages `a`."""
     outcome_n, usable_n = batch["outcome_n"], batch["usable_n"]
     count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
     selections = (usable_n, outcome_n == 0, outcome_n == 1, count_n == 1)
@@ -260,7 +260,7 @@ def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor,
 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
-    """Compute the figures, in the order of `FIGURES`, from sums of `_terms` over completions."""
+    """Compute a baseline's figures, in the order of `FIGURES`, from the sums of `_terms` over completions."""
     n, error, n0, error0, n1, error1, n_alone, error_alone, a, m, aa, mm, am, noise, paa, pam, pmm, pnoise = sums.unbind(-1)
     pairs = ((error, n), (error0, n0), (error1, n1), (error_alone, n_alone))
     rmses = [root_ratio(total, count) for total, count in pairs]
@@ -271,7 +271,7 @@ def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
 def agreement(
     n: Tensor, a: Tensor, m: Tensor, aa: Tensor, mm: Tensor, am: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the correlation of A and A_MC, the same of the exact advantage, and the RMSE at the best scale."""
+    """Return the correlation of A with the noisy A_MC, that of the exact advantage, and the RMSE of A at the best scale."""
     var_a, var_m, cov = aa - a * a / n, mm - m * m / n, am - a * m / n
     varies = (var_a > 1e-12 * aa) & (var_m > 1e-12 * mm)  # the rounding error of a constant must not count as variance
     correlation = torch.where(varies, cov / (var_a * var_m).sqrt(), torch.nan)

@@ -1,4 +1,4 @@
-"""The q* test: compare the confidence that a baseline drives a policy to with the honest probability."""
+"""Compute q*, the confidence that a baseline drives a policy to, which should be the probability of a right answer."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from spanwise.errors import RecipeError
 from spanwise.fidelity.baselines import BASELINES, ScoreName, proper_score
 from spanwise.objective import BaselineName
 
-#: The reports of the simulated policy are 0, 1 / LEVELS, ..., 1.
+#: The confidences that the simulated policy states are 0, 1 / LEVELS, ..., 1.
 LEVELS = 10
-#: The fewest simulated completions from which the share of an outcome is measured.
+#: The fewest simulated completions with an outcome (right or wrong) from which its share of the gradient is measured.
 _FEWEST = 100
 
 
 def fixed_point(
     p_b: Float[Tensor, " b"], *, group_size: int, baseline: BaselineName, leave_one_out: bool = False
 ) -> Float[Tensor, " b"]:
-    r"""Compute exactly the confidence q* that a policy learns if a proper score pays it through this baseline.
+    r"""Compute exactly the confidence q* that a policy learns from a proper score (Brier, log score) under a baseline.
 
     Equation
         q* = p share[1] / (p share[1] + (1 - p) share[0]),  share[o]: the share of the gradient that is left if the outcome is o
@@ -85,7 +85,7 @@ def simulated_fixed_point(
     batches: int = 1000,
     seed: int = 0,
 ) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
-    r"""Simulate q* of any baseline with `spanwise.credit.advantage` itself; return q* and its standard error.
+    r"""Simulate the confidence q* that a policy learns under any baseline, with `credit.advantage` itself, and its error.
 
     Equation
         q* = p share[1] / (p share[1] + (1 - p) share[0])
@@ -145,10 +145,10 @@ def simulated_fixed_point(
 def _simulate_batch(
     prompts: Sequence[Tensor], score_v2: Tensor, g: int, options: dict[str, Any], generator: torch.Generator
 ) -> Float[Tensor, "4 b 2"]:
-    """Simulate one batch; sum (b - V) phi and three control variates over each prompt and outcome."""
+    """Simulate a batch of completions; sum the baseline's (b - V) phi and three control variates by prompt and outcome."""
     p_b1, mean_b1, chance_bv = prompts
     b = len(p_b1)
-    torch.randint(1, (b, g), generator=generator)  # this unused draw keeps the random numbers of published results
+    torch.randint(1, (b, g), generator=generator)  # an unused draw, to keep the random numbers of published results
     uniform_2bg = torch.rand(2, b, g, generator=generator, dtype=torch.float64)
     outcome_bg = (uniform_2bg[0] < p_b1).long()
     level_bg = (uniform_2bg[1][..., None] > chance_bv.cumsum(dim=1)[:, None]).sum(dim=2).clamp(max=LEVELS)
@@ -164,7 +164,7 @@ def _simulate_batch(
     terms_4bg = torch.stack([
         reward_bg - credit_n.reshape(b, g) - value_bg,
         torch.ones_like(reward_bg),
-        (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # 0 if no other completion has the outcome
+        (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # 0 if the outcome occurs only once
         rescored_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
     cell_bg, phi_bg = torch.arange(b)[:, None] * 2 + outcome_bg, level_bg.double() / LEVELS - mean_b1
@@ -173,7 +173,7 @@ def _simulate_batch(
 
 
 def _remove_explained_noise(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[Tensor, "b 2"], Float[Tensor, "b 2"]]:
-    """Remove the noise that the control variates explain; return the mean of the first sum and its standard error."""
+    """Return the mean of the first of four sums over batches, without the noise that the others explain, and its error."""
     rows_b2rc = sum_rcb2.permute(2, 3, 0, 1)
     mean_b21c = rows_b2rc.mean(dim=2, keepdim=True)
     first_sum, control_sums = (rows_b2rc - mean_b21c).split([1, 3], dim=3)
@@ -192,7 +192,7 @@ def fixed_point_rows(
     batches: int = 100,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Return the rows of the q* test: exact numbers, or for `blended` a simulation with 512 completions per batch."""
+    """Return the rows (baseline, group size, p, q*) of the q* table: exact, or for `blended` from simulated batches of 512."""
     p_b, rows = torch.tensor(probabilities, dtype=torch.float64), []
     for size, (name, options) in product(group_sizes, BASELINES.items()):
         if name == "blended":

@@ -13,7 +13,7 @@ from spanwise.report.charts import Rows, dodged, fixed_points, forest, is_known
 from spanwise.report.page import Headline, Panel, render
 from spanwise.report.sections import Row, percent, section, wide
 
-#: For each figure, the title of its panel and the title of its axis.
+#: Figure of a baseline -> title of its panel in the report, and title of its axis.
 PANELS: Mapping[str, tuple[str, str]] = {
     "rmse": ("Distance from Monte Carlo", "RMSE"),
     "rmse_wrong": ("… when the answer is wrong", "RMSE"),
@@ -35,7 +35,7 @@ def written_baselines(fidelity: Fidelity, rolled: Rerolls) -> dict[str, Any]:
 
 
 def fidelity_rows(fidelity: Fidelity) -> list[Row]:
-    """Return every figure of every baseline and group size as rows."""
+    """Return every figure of every baseline and group size, with its interval, as rows of `fidelity.json`."""
     combinations = product(fidelity.baselines, fidelity.group_sizes, (*PANELS, "ceiling"))
     return [
         {"baseline": name, "group_size": size, "figure": figure, **_numbers(*fidelity.interval(name, size, figure))}
@@ -44,7 +44,7 @@ def fidelity_rows(fidelity: Fidelity) -> list[Row]:
 
 
 def difference_rows(fidelity: Fidelity, one: str = "blended", other: str = "outcome") -> list[Row]:
-    """Return the differences of two baselines, paired over prompts, as rows."""
+    """Return the differences between the figures of two baselines, paired over prompts, as rows of `fidelity.json`."""
     return [
         {"a": one, "b": other, "group_size": size, "figure": figure}
         | _numbers(*fidelity.interval(one, size, figure, minus=other))
@@ -53,7 +53,7 @@ def difference_rows(fidelity: Fidelity, one: str = "blended", other: str = "outc
 
 
 def token_rows(fidelity: TokenFidelity) -> list[Row]:
-    """Return the correlations with Monte Carlo over the decision tokens as rows."""
+    """Return each estimator's correlation with Monte Carlo over the decision tokens as rows of `fidelity.json`."""
     return [
         {"critic": critic, "estimator": name}
         | _numbers(**vars(fidelity.interval(critic, name, "correlation", kind="decision")))
@@ -62,7 +62,7 @@ def token_rows(fidelity: TokenFidelity) -> list[Row]:
 
 
 def _numbers(value: float, low: float, high: float, **_: Any) -> Row:
-    """Return the value and the bounds of a figure, without the other fields of its row."""
+    """Return the value and the interval of a figure as fields of a row, without the other fields that are given."""
     return {"value": value, "low": low, "high": high}
 
 
@@ -149,7 +149,7 @@ def _with_bounds(row: Mapping[str, Any]) -> str:
 
 
 def _figure_panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | None:
-    """Build the panel of one figure by group size; None if the figure was not measured."""
+    """Build the panel that plots one figure of all baselines by group size; None if the figure was not measured."""
     ceiling = {row["group_size"]: row["value"] for row in figures if figure == "correlation" and row["figure"] == "ceiling"}
     chart_rows: list[Row] = [
         {"series": row["baseline"], "x": row["group_size"], **_numbers(**row), "reference": ceiling.get(row["group_size"])}
@@ -163,7 +163,7 @@ def _figure_panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | N
 
 
 def _group_rows(rows: Rows, key: str) -> Iterator[tuple[Any, Rows]]:
-    """Group neighbouring rows that have the same entry in a column."""
+    """Group neighbouring rows of a table that have the same entry in a column; yield the entry and its rows."""
     return ((entry, list(group)) for entry, group in groupby(rows, key=itemgetter(key)))
 
 
@@ -174,7 +174,7 @@ def _difference_panel(figure: str, rows: Rows) -> Panel:
 
 
 def _forest(title: str, rows: Rows, columns: Mapping[str, str], *, x: str, prefix: str = "") -> Panel:
-    """Build a panel that draws one value with its interval per row."""
+    """Build a panel with a forest plot, which draws the value of each row with its interval, and its table."""
     first_column, *_ = columns.values()
     chart_rows: list[Row] = [{"name": f"{prefix}{row[first_column]}", "series": "", **_numbers(**row)} for row in rows]
     table_rows = [{label: row[name] for label, name in {**columns, "from": "low", "to": "high"}.items()} for row in rows]

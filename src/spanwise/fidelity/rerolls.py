@@ -1,4 +1,4 @@
-"""Re-roll completions of a policy: sample them again from before their last blocks, or from before single tokens.
+"""Re-roll completions of a policy: sample their ends anew, from before their last blocks or from before single tokens.
 
 The critics of token fidelity are here, too: the run's own critic, and one that is fitted on other prompts.
 """
@@ -33,38 +33,38 @@ from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks.embedded import Task, stated_confidences
 from spanwise.types import BlockText, Spans
 
-#: The largest number of decisions, and of other tokens, that are re-rolled in a completion; embedded tasks have fewer.
+#: The most decisions (tokens below probability `DECISION`), and the most other tokens, that are re-rolled in a completion.
 MOST = 16
-#: Tokens less probable than this are always re-rolled from before and after them, because SAE cuts there.
+#: Tokens less probable than this are always re-rolled from before and after, because SAE cuts segments there.
 UNLIKELY = 0.2
-#: The most continuations, and the most tokens, that are sampled at a time; with more, moving the cache takes too long.
+#: The most continuations, and the most tokens, that are sampled at a time; with more, moving the KV cache takes too long.
 ROWS, TOKENS = 512, 32_768
-#: The numbers of fitting steps after which the critic is evaluated.
+#: The numbers of optimizer steps after which the critic that is fitted here is evaluated.
 CRITIC_STEPS = (5, 25, 80)
-#: Completions per fitting step.
+#: The number of completions in a step of fitting a critic.
 CRITIC_BATCH = 256
 #: The learning rate of the fitted critic.
 LEARNING_RATE = 1e-3
-#: A dataset row, and the tokens with which completions of its prompt begin.
+#: The index of a dataset row, and the token ids with which completions of its prompt begin.
 Prefix = tuple[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class FirstBlocks:
-    """The first blocks of N completions."""
+    """The first blocks of N completions, with their prompts, and whether each block is right."""
 
     prompt_n: Int[Tensor, " n"]
     heads: Sequence[Sequence[int]]  # the token ids of each completion's prompt
     ids_nt: Int[Tensor, "n t"]  # the token ids of each first block, cut after the longest one
     mask_nt: Bool[Tensor, "n t"]  # the trainable tokens of the first block
-    reward_n: Float[Tensor, " n"]  # whether the first block is right; NaN if a completion has none
+    reward_n: Float[Tensor, " n"]  # 1 if the first block is right, 0 if it is wrong; NaN without a verdict
 
     def take(self, rows: slice) -> FirstBlocks:
-        """Return the first blocks of some completions."""
+        """Return the `FirstBlocks` of the completions in a slice."""
         return FirstBlocks(*(column[rows] for column in vars(self).values()))
 
     def sequences(self, device: Any = "cpu") -> Sequences:
-        """Return the prompts and first blocks as sequences that a model can read."""
+        """Return prompts and first blocks, concatenated and padded, as the input of a model (`Sequences`)."""
         prompt_nl, prompt_mask_nl = left_padded(self.heads, 0, device)
         ids_nt = self.ids_nt.to(device)
         ids_nl = torch.cat([prompt_nl, ids_nt], dim=1)
@@ -80,7 +80,7 @@ class Roller:
     tokenizer: Any
     task: Task
     temperature: float
-    limit: int  # the longest completion, in tokens
+    limit: int  # the largest number of tokens of a completion
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
@@ -98,7 +98,7 @@ class Roller:
     def continued(
         self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int, batch_size: int = 512
     ) -> list[BlockText]:
-        """Sample completions that begin with each prefix, and return their blocks."""
+        """Sample `rerolls` completions that begin with each prefix, and return the texts of their blocks."""
         prompts, shortest_prefix = prompt_ids(self.tokenizer, rows["prompt"][:]), min(len(prefix) for _, prefix in prefixes)
         new_ids_nt, new_mask_nt = continue_ids(
             self.model, self.tokenizer, [[*prompts[row], *prefix] for row, prefix in prefixes], samples=rerolls,
@@ -118,12 +118,12 @@ class Roller:
     def rewards(
         self, rows: Any, text: list[BlockText], row_n: Sequence[int], objective: Objective | None = None
     ) -> Float[Tensor, " n"]:
-        """Compute the reward of completions by an objective, by default whether the first block is right."""
+        """Compute the reward of completions under an objective, by default whether the first block is right."""
         objective = objective or Objective("correct", pays=(self.task.layout.names[0],))
         return score_all([objective], text, columns=self.columns(rows, row_n)).reward_nm[:, 0]
 
     def columns(self, rows: Any, row_n: Sequence[int]) -> dict[str, list[Any]]:
-        """Return the columns of the dataset, repeated for each completion."""
+        """Return the dataset's columns except the prompt, with an entry for each completion."""
         values_by_column = {name: rows[name][:] for name in rows.column_names if name != "prompt"}
         return {name: [column[row] for row in row_n] for name, column in values_by_column.items()}
 
@@ -141,7 +141,7 @@ class Roller:
     def rewards_from(self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int) -> Float[Tensor, "d m"]:
         """Sample fresh continuations of each prefix, and compute their rewards."""
         reward_dm = torch.full((len(prefixes), rerolls), torch.nan, dtype=torch.float64)
-        # Sorted by length, so that the continuations of one batch are about equally long.
+        # Prefixes are sorted by length, so that the continuations of one batch are about equally long.
         by_length = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
         capacity = min(ROWS, TOKENS // self.limit)
         prefixes_per_batch = max(1, capacity // rerolls)
@@ -158,7 +158,7 @@ class Roller:
 
     @contextmanager
     def _ending_at_later_blocks(self) -> Iterator[None]:
-        """End completions where a later block opens, because the reward is then settled; works for tags of one token."""
+        """Make sampling end where a later block opens, as the first block's reward is then settled; for tags of one token."""
         generation_config, vocabulary = self.model.generation_config, self.tokenizer.get_vocab()
         (_, first_tags), *later_blocks = self.task.layout.blocks
         later_tags = (f"<{tag}>" for _, tags in later_blocks for tag in tags if tag not in first_tags)
@@ -186,7 +186,7 @@ def states_confidence(layout: Layout) -> bool:
 
 
 def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls: int = 32, seed: int = 0) -> Rerolls:
-    """Sample completions, then fresh last blocks after each distinct prefix (the prompt and all tokens before the last block)."""
+    """Sample completions, then re-roll last blocks after each distinct prefix (prompt and tokens before the last block)."""
     layout, last_name = roller.task.layout, roller.task.layout.names[-1]
     if not states_confidence(layout):
         raise RecipeError(
@@ -237,11 +237,11 @@ def collect_tokens(
             "all of them. Use the other critics: --critics own, or --critics fitted."
         )
     last_trainable_nt = torch.where(mask_nt, torch.arange(mask_nt.shape[1]), -1).cummax(dim=1).values
-    # The last trainable token before each token; -1 if there is none.
+    # The index of the last trainable token before each token; -1 if there is none.
     previous_nt = torch.nn.functional.pad(last_trainable_nt[:, :-1], (1, 0), value=-1)
     follows_chosen_nt = (previous_nt < 0) | (weight_nt > 0).gather(1, previous_nt.clamp(min=0))
     index_of_prefix: dict[Prefix, int] = {}
-    # Tokens without a prefix have index -1, which reads the last row: it holds NaN.
+    # Tokens that are not re-rolled keep the index -1, which reads the last row of the rewards: it holds NaN.
     prefix_index_nt = torch.full(blocks.ids_nt.shape, -1)
     for n, t in (mask_nt & ((weight_nt > 0) | follows_chosen_nt)).nonzero().tolist():
         prefix = int(blocks.prompt_n[n]), tuple(blocks.ids_nt[n, :t].tolist())
@@ -249,7 +249,7 @@ def collect_tokens(
     reward_dm = roller.rewards_from(rows, list(index_of_prefix), rerolls=sets * rerolls, seed=reroll_seed)
     reward_dm = torch.cat([reward_dm, torch.full((1, sets * rerolls), torch.nan)])
     value_d, noise_d = mean_and_noise(reward_dm[:, :rerolls])
-    # The second set of re-rolls, which is returned last, gives a Monte Carlo critic whose noise is independent.
+    # A second set of re-rolls is returned for a Monte Carlo critic, whose noise must not be that of these values.
     trajectories = Trajectories(
         blocks.prompt_n, blocks.reward_n, value_d[prefix_index_nt], noise_d[prefix_index_nt], logp_nt, mask_nt, weight_nt
     )
@@ -259,10 +259,10 @@ def collect_tokens(
 def choose_tokens(
     logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"], *, most: int, seed: int = 0
 ) -> Float[Tensor, "n t"]:
-    """Choose the tokens that are re-rolled from both sides; return how many tokens each represents, 0 if not chosen."""
+    """Choose tokens to re-roll from before and after them; return how many tokens each represents, 0 if not chosen."""
     draw_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
     p_nt = logp_nt.exp()
-    # SAE cuts at unlikely tokens, so all of them are chosen. Of other decisions and other tokens, `most` are drawn.
+    # All unlikely tokens are chosen, because SAE cuts there; of other decisions and of other tokens, `most` are drawn.
     weight_nt = (mask_nt & (p_nt < UNLIKELY)).double()
     for low, high in ((UNLIKELY, DECISION), (DECISION, math.inf)):
         is_kind_nt = mask_nt & (p_nt >= low) & (p_nt < high)
@@ -280,7 +280,7 @@ def make_seeds(seed: int) -> Iterator[int]:
 
 
 def own_critic_folder(model_folder: Path) -> Path | None:
-    """Return the folder of the critic that was saved inside or beside a model folder, or None."""
+    """Return the folder of the critic that its run saved inside or beside a model folder; None if there is none."""
     candidates = [model_folder / "critic", *([model_folder.parent / "critic"] if model_folder.name == "model" else [])]
     return next((place for place in candidates if (place / ABOUT).is_file()), None)
 
@@ -303,7 +303,7 @@ def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[
 
 @torch.no_grad()
 def values(critic: ValueModel, blocks: FirstBlocks, *, stream: int = 0) -> Float[Tensor, "n t"]:
-    """Return the value that a critic gives before each token of the first blocks."""
+    """Return the value that a critic predicts before each token of the first blocks."""
     device = next(critic.parameters()).device
     return critic.value(critic(blocks.sequences(device)))[:, :-1, stream].cpu().double()
 
@@ -331,7 +331,7 @@ def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int
 
 
 def _sample_batches(roller: Roller, rows: Any, seeds: Iterator[int]) -> Iterator[FirstBlocks]:
-    """Yield batches of fresh completions without end; two batches are sampled at once, because that is faster."""
+    """Yield batches of the first blocks of fresh completions without end; two are sampled at once, because that is faster."""
     for first in count(0, 2 * CRITIC_BATCH):
         row_indices = [x % len(rows) for x in range(first, first + 2 * CRITIC_BATCH)]
         blocks = roller.blocks(rows.select(row_indices), samples=1, seed=next(seeds))

@@ -23,7 +23,7 @@ TOKEN_FIGURES = ("correlation", "ceiling", "rmse", "rmse_scaled")
 #: The kinds of tokens: all of them, and decisions, which are less probable than `DECISION`.
 TOKEN_KINDS = ("all", "decision")
 DECISION = 0.97
-#: The name under which the critic's own values stand beside the estimators.
+#: The name in the list of estimators of the critic's own values, which are compared with Monte Carlo values.
 VALUES = "values of the critic"
 
 
@@ -66,7 +66,7 @@ class Trajectories:
 
     @property
     def reward_nt(self) -> Float[Tensor, "n t"]:
-        """The reward at the last counted token, and 0 before it."""
+        """The reward of each completion at its last token that counts, and 0 at the others."""
         last_nt = self.mask_nt & (self.mask_nt.cumsum(dim=1) == self.mask_nt.sum(dim=1, keepdim=True))
         return torch.where(last_nt, self.reward_n.double()[:, None], 0.0)
 
@@ -74,7 +74,7 @@ class Trajectories:
 def monte_carlo_advantage(
     trajectories: Trajectories, segments: SaeSegments | None = None
 ) -> tuple[Float[Tensor, "n t"], Float[Tensor, "n t"]]:
-    r"""Compute how much the expected reward changes over each token or its segment, and the variance of the noise.
+    r"""Compute how much the expected reward changes over each token or its segment, and the variance of that estimate.
 
     Equation
         A_MC[k] = V[b] - V[a], a the start of the segment of token k and b that of the next one; the reward in place of V after the
@@ -136,7 +136,7 @@ def _prompt_value(trajectories: Trajectories, value_nt: Tensor) -> Tensor:
     return (trajectories.reward_n.double()[:, None] - value_nt.gather(1, first_n1)).expand_as(value_nt)
 
 
-#: The estimators that are compared. SAE is named by boundary, threshold and lambda; adaptive GAE is named by its alpha.
+#: The advantage estimators that are compared. SAE is named by boundary, threshold and lambda, adaptive GAE by its alpha.
 TOKEN_ESTIMATORS: Mapping[str, Callable[[Trajectories, Tensor], Tensor]] = {
     **{f"GAE {lam:g}": partial(_gae, lam=lam) for lam in (0.0, 0.5, 0.8, 0.95, 1.0)},
     **{f"GAE adaptive {alpha:g}": partial(_gae, length_adaptive_alpha=alpha) for alpha in (0.05, 0.4)},
@@ -153,7 +153,7 @@ TOKEN_ESTIMATORS: Mapping[str, Callable[[Trajectories, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class TokenFidelity:
-    """Figures of every critic (c), estimator (e) and kind of token (s), with bootstrap intervals by prompt.
+    """How well token estimators (e) agree with Monte Carlo, by critic (c) and kind of token (s), with bootstrap intervals.
 
     Attributes:
         critics, estimators: the names along the first two axes; the third axis has the names `TOKEN_KINDS`.
@@ -184,11 +184,11 @@ class TokenFidelity:
     seed: int
 
     def count(self, kind: str = "all") -> int:
-        """Return how many tokens of a kind were compared."""
+        """Return how many tokens of a kind (all, or decisions) were compared with Monte Carlo."""
         return int(self.count_s[index_of("kind of token", TOKEN_KINDS, kind)])
 
     def interval(self, critic: str, estimator: str, figure: str, *, kind: str = "all") -> Interval:
-        """Return one figure of one estimator, or of the critic's own values (`VALUES`), with its interval."""
+        """Return a figure of an estimator under a critic, or of the critic's own values (`VALUES`), with its interval."""
         of_weights = self._figure(critic, estimator, figure, kind)
         return bootstrap(of_weights, self.prompt_n, resamples=self.draws, seed=self.seed)
 
@@ -199,7 +199,7 @@ class TokenFidelity:
         return family_names[int(correlations.argmax())]
 
     def lead(self, critic: str, one: str, other: str, *, kind: str = "all") -> Interval:
-        """Return how far the best estimator named `one...` correlates better than the best named `other...`.
+        """Return the lead in correlation of the best estimator named `one...` over the best estimator named `other...`.
 
         The best is chosen anew in every bootstrap draw, so that the luck of choosing among many is in the interval. A full name
         stands for itself: `lead("critic", "SAE end 0.2, 0", "GAE")` holds one SAE against the best GAE, which favours GAE.
@@ -221,7 +221,7 @@ class TokenFidelity:
         return family_names
 
     def _correlations(self, critic: str, names: Sequence[str], kind: str) -> Weighted:
-        """Return a function that computes the correlations of some estimators, one row each; -inf for constant estimates."""
+        """Return a function of bootstrap weights that computes some estimators' correlations; -inf for constant estimates."""
         functions = [self._figure(critic, name, "correlation", kind) for name in names]
         return lambda weight_rn: torch.stack([figure(weight_rn) for figure in functions]).nan_to_num(nan=-torch.inf)
 
@@ -239,7 +239,7 @@ def token_fidelity(
     draws: int = 1000,
     seed: int = 0,
 ) -> TokenFidelity:
-    r"""Compare token advantages with Monte Carlo.
+    r"""Compare the token advantages of GAE, SAE and GRPO with Monte Carlo advantages, for each of several critics.
 
     Equation
         A_MC and the variance s2 of its noise, token by token or segment by segment: see `monte_carlo_advantage`
@@ -317,21 +317,21 @@ def token_fidelity(
 def _weights(
     trajectories: Trajectories, weight_nt: Tensor, known_n: Tensor, target_nt: Tensor, noise_nt: Tensor
 ) -> Float[Tensor, "s n t"]:
-    """Return the weight of each token among all tokens and among decisions; 0 if some number of the token is unknown."""
+    """Return each token's weight among all tokens and among decisions (improbable tokens); 0 if it cannot be compared."""
     is_known_nt = trajectories.mask_nt & known_n[:, None] & target_nt.isfinite() & noise_nt.isfinite()
     is_decision_nt = trajectories.logp_nt.double().exp() < DECISION
     return torch.where(torch.stack([is_known_nt, is_known_nt & is_decision_nt]), weight_nt, 0.0)
 
 
 def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: Tensor) -> Float[Tensor, "s n k"]:
-    """Sum weight, A, A_MC, their products and the noise over the tokens of each kind and completion."""
+    """Sum the weights, both advantages A and A_MC, their products and the noise over each completion's tokens of a kind."""
     a, m, noise = estimate_nt.double(), target_nt.double(), noise_nt.double()
     term_ntk = torch.stack([torch.ones_like(m), a, m, a * a, m * m, a * m, noise], dim=-1)
     return torch.where(weight_snt[..., None] > 0, weight_snt[..., None] * term_ntk, 0.0).sum(dim=2)
 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
-    """Compute the figures, in the order of `TOKEN_FIGURES`, from sums over tokens."""
+    """Compute an estimator's figures, in the order of `TOKEN_FIGURES`, from the sums of `_sums` over completions."""
     n, a, m, aa, mm, am, noise = sums.unbind(-1)
     correlation, ceiling, scaled = agreement(n, a, m, aa, mm, am, noise)
     return torch.stack([correlation, ceiling, root_ratio(aa - 2 * am + mm - noise, n), scaled], dim=-1)

@@ -41,9 +41,7 @@ class Samples:
     well_formed_n: Bool[Tensor, " n"]
     refusal_n: Bool[Tensor, " n"] | None = None  # whether the completion declines to answer; None for tasks without refusals
     score_n: Float[Tensor, " n"] | None = None  # the self-rewarding score, not clipped; NaN if a completion has none
-    rewards: Mapping[str, Float[Tensor, " n"]] = field(
-        default_factory=dict
-    )  # rewards by objective; NaN if it does not apply
+    rewards: Mapping[str, Float[Tensor, " n"]] = field(default_factory=dict)  # rewards by objective; NaN if none applies
 
     @property
     def first(self) -> str:
