@@ -271,7 +271,7 @@ def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
 def agreement(
     n: Tensor, a: Tensor, m: Tensor, aa: Tensor, mm: Tensor, am: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the correlation of A with the noisy A_MC, that of the exact advantage, and the RMSE of A at the best scale."""
+    """Return the correlation of advantages A with Monte Carlo's A_MC, that of exact advantages, and A's RMSE at the best scale."""
     var_a, var_m, cov = aa - a * a / n, mm - m * m / n, am - a * m / n
     varies = (var_a > 1e-12 * aa) & (var_m > 1e-12 * mm)  # the rounding error of a constant must not count as variance
     correlation = torch.where(varies, cov / (var_a * var_m).sqrt(), torch.nan)

@@ -145,7 +145,7 @@ def simulated_fixed_point(
 def _simulate_batch(
     prompts: Sequence[Tensor], score_v2: Tensor, g: int, options: dict[str, Any], generator: torch.Generator
 ) -> Float[Tensor, "4 b 2"]:
-    """Simulate a batch of completions; sum the baseline's (b - V) phi and three control variates by prompt and outcome."""
+    """Simulate a batch; sum by prompt and outcome the baseline's effect on the gradient, (b - V) phi, and 3 control variates."""
     p_b1, mean_b1, chance_bv = prompts
     b = len(p_b1)
     torch.randint(1, (b, g), generator=generator)  # an unused draw, to keep the random numbers of published results
@@ -164,7 +164,7 @@ def _simulate_batch(
     terms_4bg = torch.stack([
         reward_bg - credit_n.reshape(b, g) - value_bg,
         torch.ones_like(reward_bg),
-        (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # 0 if the outcome occurs only once
+        (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # 0 if no other completion has the outcome
         rescored_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
     cell_bg, phi_bg = torch.arange(b)[:, None] * 2 + outcome_bg, level_bg.double() / LEVELS - mean_b1

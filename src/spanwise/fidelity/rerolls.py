@@ -139,7 +139,7 @@ class Roller:
         return FirstBlocks(row_n, prompts, ids_nt[:, :longest], inside_nt[:, :longest], reward_n)
 
     def rewards_from(self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int) -> Float[Tensor, "d m"]:
-        """Sample fresh continuations of each prefix, and compute their rewards."""
+        """Sample fresh continuations of each prefix (a prompt and first tokens), and compute the rewards of the completions."""
         reward_dm = torch.full((len(prefixes), rerolls), torch.nan, dtype=torch.float64)
         # Prefixes are sorted by length, so that the continuations of one batch are about equally long.
         by_length = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))

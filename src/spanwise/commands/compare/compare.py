@@ -99,7 +99,8 @@ def compare(
         }
         _write_comparison(folder, runs, comparison, options)
         say(console, *comparison_tables(comparison), comparison.summary())
-        from spanwise.commands.report.report import report_folder  # late: its packages take a second to import
+        # Imported only here, because the report's packages take a second to load.
+        from spanwise.commands.report.report import report_folder
 
         say(console, f"Report: {report_folder(folder)}")
     return comparison
@@ -142,9 +143,11 @@ def _measured_figures(arms: Mapping[str, Mapping[int, Mapping[str, float | None]
 
 def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int | None, console: Console) -> None:
     """Train the unfinished runs; after all have ended, raise a DataError that names the first failed run."""
-    from spanwise.commands.shared.task import make_task  # late: transformers takes seconds to import
+    # Imported only here, because transformers takes seconds to load.
+    from spanwise.commands.shared.task import make_task
 
-    make_task(unfinished_runs[0].recipe, console)  # make the warm start here once; else each training process would
+    # Make the start model here once; otherwise each of the training processes would make it.
+    make_task(unfinished_runs[0].recipe, console)
     process_count = processes or (2 if (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available() else 1)
     say(console, f"{count - len(unfinished_runs)} of {count} runs are finished; {process_count} train at a time.")
     start_seconds, failures, done_count = time.perf_counter(), {}, 0
@@ -240,7 +243,7 @@ class ArmRun:
 
     @property
     def folder(self) -> Path:
-        """The folder that the run writes."""
+        """The folder that the training run writes."""
         return Path(self.recipe.output or "")
 
     @property
@@ -273,7 +276,7 @@ class ArmRun:
 
 
 def arm_fields(name: str) -> dict[str, Any]:
-    """Return the recipe fields that an arm sets, which is named by a baseline (of method `bae`), a method, or a recipe file."""
+    """Return the recipe fields that an arm sets; its name is a baseline (of method `bae`), a method or a recipe file."""
     if name in BASELINES:
         return {"method": "bae", "baseline": name}
     METHODS.load_plugins()

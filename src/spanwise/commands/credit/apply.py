@@ -51,7 +51,7 @@ class FileSpans:
     length_nk: Int[Tensor, "n k"]
     fault_n: Int[Tensor, " n"]
     trainable: Ragged
-    #: 1 + the block index of each token, in completions where a block lies in several pieces; 0 in others. None without any.
+    #: 1 + the block index of each token, in completions where a block lies in several pieces; else 0. None if no block does.
     pieces: Int[np.ndarray, " v"] | None = None
 
     def spans(self, rows: Tensor | slice, place_rt: Int[np.ndarray, "r t"]) -> Spans:
@@ -78,7 +78,7 @@ class MethodCredit:
 
     name: str
     file_spans: FileSpans
-    credit: Credit  # by block: for methods that credit tokens the mean over the block; NaN if the file records none
+    credit: Credit  # each block's credit: the mean over its tokens if tokens are credited; NaN if the file has none
     spread: Callable[[Credit, Spans], Float[Tensor, "n t"]]
     #: The advantages of all tokens, if tokens of one block can differ; else None: computing them on demand saves memory.
     adv_v: Float[np.ndarray, " v"] | None = None
@@ -105,7 +105,7 @@ class MethodCredit:
 
     @property
     def silent_n(self) -> Bool[Tensor, " n"]:
-        """True for each completion in which neither a block nor the decision to stop gets credit."""
+        """True for each completion in which no block gets credit, and the omission of blocks gets none either."""
         return (self.credit.block_nk == 0).all(dim=1) & (self.credit.stop_n == 0)
 
 
@@ -118,7 +118,7 @@ class CreditResult:
     arms: Arms
     applied: tuple[MethodCredit, ...]  # one entry per method; the credit that the file itself records comes last
     scores: Scores  # the rewards that any of the methods uses (`_collect_scores`)
-    file_spans: FileSpans  # those of the layout `arms.layout` if it was used, else of that with the most blocks
+    file_spans: FileSpans  # spans of the layout `arms.layout` if it was used, else of the layout with most blocks
     notes: tuple[str, ...]
     score: dict[str, Any] | None = None  # coverage and calibration of the self-rewarding scores (`_measure_score`)
 
@@ -138,7 +138,7 @@ class CreditResult:
 def apply_arms(
     table: RolloutTable, arms: Arms, group_n: Int[Tensor, " n"], notes: Sequence[str], *, recorded: bool, must: bool
 ) -> CreditResult:
-    """Credit a file by every method and, if `recorded`, add its trainer's own credit; `must`: refuse a file without that."""
+    """Credit a file by every method and, if `recorded`, add the trainer's own credit; if `must`, raise an error without it."""
     spans_by_layout, readings = read_file(table, arms, also=[arms.layout] if recorded else [])
     schemes = arms.schemes
     applied = [
@@ -230,7 +230,7 @@ def _by_family(values: Mapping[str, _T]) -> dict[str, _T]:
 
 
 def _describe_origins(table: RolloutTable, arms: Arms) -> str:
-    """Say for each reward whether it comes from the text or from a column, and which reward columns are unused."""
+    """Say for each reward whether it is computed from text or read from a column, and which reward columns are unused."""
     column_by_objective = {objective.name: arms.recorded_columns.get(objective.name) for objective in arms.objectives}
     if not column_by_objective:
         return ""
@@ -343,7 +343,7 @@ def apply_arm(
                 if table.rollout_n is not None:
                     batch_fields["steps"] = Steps(table.rollout_n[rows], rows)
                 credit = credit_batch(part_reading, Batch(group_n[rows], **batch_fields), scheme)
-                # A completion without any block has no token that could carry the cost of stopping.
+                # A completion without any block has no token that could carry the cost of the blocks that it omits.
                 credit = replace(credit, stop_n=credit.stop_n.masked_fill(~part_reading.present_nk.any(dim=1), 0.0))
             credit_parts.append((rows, credit))
     credit = _join_credit(credit_parts)

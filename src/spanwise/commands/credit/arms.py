@@ -41,7 +41,7 @@ class Arms:
 
     @property
     def objectives(self) -> list[Objective]:
-        """The objectives of all methods."""
+        """The objectives (a reward and the blocks that it pays) of all methods."""
         return [objective for scheme in self.schemes.values() for objective in scheme.objectives]
 
 
@@ -117,7 +117,7 @@ def left_out_note(names: Sequence[str], reason: str) -> str:
 
 
 def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, str]:
-    """Map objectives to the file's columns with their rewards: the column that `rewards` names, or else that of their name."""
+    """Return for each objective the file's column with its reward: the one that `rewards` names, or else that of its name."""
     for objective, column in rewards.items():
         if column != "text" and column not in table.rewards:
             filled_cells = [value for value in table.columns.get(column, ()) if value is not None]
@@ -231,7 +231,7 @@ class _Presets:
 
 
 def token_columns(scheme: Scheme) -> dict[str, list[str]]:
-    """Return the file's columns that a method reads per token (critic values, log-probabilities), by the `Batch` field."""
+    """Return the file's columns that a method reads per token (critic values, log-probabilities), by field of `Batch`."""
     names_by_field = {"value_nt": schema.value_columns(scheme.value_names), "logp_nt": [schema.LOGP]}
     return {field: names for field, names in names_by_field.items() if field in scheme.needs}
 

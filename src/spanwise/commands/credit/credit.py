@@ -32,7 +32,7 @@ def credit_rollouts(
     pay: Sequence[str] = (),
     overrides: Mapping[str, Any] | None = None,
 ) -> CreditResult:
-    """Read rollouts, and credit their completions by several methods."""
+    """Read a rollout file, and credit its completions by several methods."""
     paid_blocks = list(dict.fromkeys(block for block, _ in pay_pairs(pay)))
     table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns, parts=paid_blocks)
     if not table.trainable.any():
@@ -46,7 +46,7 @@ def credit_rollouts(
         full_recipe = run = load(recipe or own_recipe, overrides)
     if recipe is not None and own_recipe is not None:
         run = load(own_recipe, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides})
-    # A recipe, method or objective that the user gives must fit the file; a default may be left out.
+    # A recipe, method or objective that the user gives must fit the file; a default that does not fit is left out.
     must_fit = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides)
     task, longest = task_shape(full_recipe)
     usual_layout = answer_layout(full_recipe, task)

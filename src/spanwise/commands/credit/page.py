@@ -145,7 +145,7 @@ def as_names(names: str | Sequence[Any] | None) -> list[str]:
 
 
 def score_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
-    """Return (tau, z) of each completion: how much of its credit is its self-rewarding score, and that score in its group."""
+    """Return (tau, z) of each completion: the share of its self-rewarding score in the credit, and that score within its group."""
     if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
         return [(0.0, 0.0)] * len(table)  # a file without scores: their share of the credit is 0
     has_steps = schema.STEP in table.column_names

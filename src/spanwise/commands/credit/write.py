@@ -192,5 +192,5 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def outcome_of(names: Collection[str], given: Iterable[str | None]) -> str | None:
-    """Return the objective that tells right from wrong: one that others are given or judged by, or else `correct`."""
+    """Return the name of the reward that says right or wrong: one that other objectives are given or judged by, or `correct`."""
     return next((name for name in given if name in names), "correct" if "correct" in names else None)

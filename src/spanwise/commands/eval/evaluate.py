@@ -97,7 +97,7 @@ def _compute_rewards(objectives: Sequence[Objective], text: Texts, columns: Colu
 def evaluate_folder(
     model_folder: Path, recipe: Recipe, *, prompts: int, samples: int, seed: int, console: Console
 ) -> tuple[Samples, dict[str, str]]:
-    """Evaluate a saved model on a recipe's held-out prompts; return the samples, and figure -> why they cannot have it."""
+    """Evaluate a saved model on a recipe's held-out prompts; return the samples, and why they lack some figures."""
     score_folders = (model_folder, *run_above(model_folder))
     score_mode = next((mode.as_trained(score_folders) for mode in recipe.modes.values() if mode.judge is not None), None)
     model, tokenizer, task = model_and_task(model_folder, recipe, console)

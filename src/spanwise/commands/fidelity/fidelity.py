@@ -43,7 +43,7 @@ _NOT_MEASURED: Mapping[str, Any] = {
 
 
 def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, options: Mapping[str, Any]) -> None:
-    """Compare a saved model's estimated advantages with Monte Carlo, and print tables and write `fidelity.json` and a report."""
+    """Compare a saved model's estimated advantages with Monte Carlo; print tables, and write `fidelity.json` and a report."""
     measured: dict[str, Any] = {"options": options}
     if "tokens" in options:
         last_step, critic_names, seed = options["critic_steps"], options["critics"], options["seed"]

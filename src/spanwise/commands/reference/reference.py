@@ -17,7 +17,7 @@ from spanwise.recipe import Recipe
 
 
 def reference(recipe: Recipe, *, prompts: int, samples: int, console: Console) -> dict[str, Any]:
-    """Sample completions of training prompts, and measure the log-probability of laser's reserved token after their ends."""
+    """Sample completions of training prompts, and measure the log-probability of laser's reserved token right after each."""
     laser = recipe.modes.get("laser")
     if laser is None:
         raise RecipeError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-#: The extra of pip that installs the packages of this command.
+#: The pip extra that installs the packages of this command.
 EXTRA = "report"
 
 

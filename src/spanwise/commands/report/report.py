@@ -163,7 +163,7 @@ def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, 
 def recorded_view(
     folder: Path, recipe: Mapping[str, Any], files: Sequence[Path]
 ) -> tuple[TokenView | None, dict[str, dict[str, Tensor]]]:
-    """Return the token view and the credit of a run's recorded completions, by the run's method and by `grpo` (or `bae`)."""
+    """Return a view of tokens and the credit of a run's recorded completions, by the run's method and by `grpo` (or `bae`)."""
     if not files:
         return None, {}
     table, rule_by_method = pa.concat_tables(map(read_rows, files), promote_options="default"), {}
@@ -192,7 +192,7 @@ def _add_method(table: pa.Table, place: Path, method: str) -> tuple[pa.Table, di
         credit_result = credit_rollouts(place, methods=[method])
     except SpanwiseError:
         return table, {}
-    if not credit_result.table.has_ids:  # then the credit is per word and does not fit the page's tokens
+    if not credit_result.table.has_ids:  # without token ids, credit is per word, unlike the page
         return table, {}
     other_table = pa.concat_tables(credited_parts(credit_result))
     for name in schema.method_columns(method, other_table.column_names):

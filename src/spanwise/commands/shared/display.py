@@ -95,7 +95,7 @@ def quiet() -> None:
 
 
 def warm_up_progress(console: Console) -> Any:
-    """Return a function of (step, total, loss) that shows the progress of the warm start."""
+    """Return a function of (step, total, loss) that shows the progress of the warm start (training before RL)."""
     live: Live | None = None
 
     def show(step: int, total: int, loss: float) -> None:

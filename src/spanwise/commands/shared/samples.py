@@ -70,7 +70,7 @@ class Samples:
         return self._apply_to_answers(figures) | {name: interval.value for name, interval in self.mean_rewards().items()}
 
     def intervals(self, *, resamples: int = 1000, seed: int = 0) -> dict[str, Interval | None]:
-        """Compute the figures with bootstrap intervals by prompt (`measure.figure_intervals`)."""
+        """Compute the figures of the evaluation with bootstrap intervals by prompt (`measure.figure_intervals`)."""
         prompts = self.prompt_n.tolist()
         with_intervals = partial(figure_intervals, prompts=prompts, resamples=resamples, seed=seed)
         return {**self._apply_to_answers(with_intervals), **self.mean_rewards()}
@@ -101,7 +101,7 @@ class Samples:
     ) -> dict[str, Curve]:
         """Compute curves of voting accuracy over the number of samples, for the answers of one block (by default the first)."""
         block_name, score_samples = block or self.first, self.by_score()
-        if score_samples is not None and not self.stated:  # without confidences the score weights votes
+        if score_samples is not None and not self.stated:  # without confidences the self-rewarding score weights the votes
             return score_samples.votes(block, budgets=budgets, resamples=resamples)
         prompts = self.prompt_n.tolist()
         answers, correct_n = self.answers[block_name], self.correct[block_name]

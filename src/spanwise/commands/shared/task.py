@@ -42,9 +42,9 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
         )
     else:
         task = load_task(
-            str(model or recipe.model),  # a trained model's folder has its chat template
+            str(model or recipe.model),  # a trained model's folder has its own chat template
             str(recipe.dataset),
-            prompt_format=cast(Any, recipe.task),  # embedded tasks took the branch above
+            prompt_format=cast(Any, recipe.task),  # no embedded task: those took the branch above
             layout=recipe.own_layout,
             eval_limit=recipe.eval_prompts,
             **recipe.model_dump(include={"instruction", "split", "question_column", "prompt_column", "answer_column"}),
@@ -98,7 +98,7 @@ def load_model(folder: Path) -> tuple[Any, Any]:
         load_options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
         model = AutoModelForCausalLM.from_pretrained(str(folder), **load_options)
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **load_options)
-    except Exception as error:  # transformers, safetensors and json raise different types
+    except Exception as error:  # transformers, safetensors and json raise different error types
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DataError(f"The folder '{folder}' holds no readable model and tokenizer: {reason}") from error
     return model, tokenizer

@@ -71,7 +71,7 @@ def history_of(
     checkpoint: Path, new_recipe: Mapping[str, Any], console: Console, *, per_batch: int
 ) -> tuple[int, list[dict[str, Any]]]:
     """Return the step of a checkpoint and the metrics up to that step; refuse a checkpoint of another recipe."""
-    # Checkpoints of earlier versions hold no recipe, so the file in the run's folder is read instead.
+    # Checkpoints of earlier versions hold no recipe, so recipe.yaml in the run's folder is read instead.
     recipe_file = _run_of(checkpoint) / "recipe.yaml"
     old_recipe = read_manifest(checkpoint).get("settings") or (read_fields(recipe_file) if recipe_file.is_file() else None)
     if old_recipe is None:

@@ -108,7 +108,8 @@ def train(
             folder.write_summary(summary)  # written last, because it marks the run as complete
             _show(summary, console, title=f"{title}: {place}", absent=recorder.absent)
             if recipe.report:
-                from spanwise.commands.report.report import report_folder  # late: its packages take a second to import
+                # Imported only here, because the report's packages take a second to load.
+                from spanwise.commands.report.report import report_folder
 
                 say(console, f"Report: {report_folder(place)}")
     return summary
@@ -161,7 +162,7 @@ def check_recipe(recipe: Recipe) -> None:
 
 def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
     """Build the TRL configuration of a recipe; options in `recipe.trainer` win over all others."""
-    if len(task.train) < recipe.prompts:  # TRL would end without any training step
+    if len(task.train) < recipe.prompts:  # with fewer prompts than a step takes, TRL trains no step
         raise DataError(
             f"The dataset '{recipe.dataset}' leaves {len(task.train)} prompts to train on, after the fifth that is kept for "
             f"evaluation (at least 1, at most 512), and a step takes {recipe.prompts}. Add rows, or set --prompts to "
@@ -251,7 +252,7 @@ class Recorder(BatchCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write and show the metrics of a training step, and evaluate the policy every `eval_every` steps."""
-        del state.log_history[:-1]  # TRL keeps all lines in memory, but metrics.jsonl has them
+        del state.log_history[:-1]  # TRL would keep all log lines in memory; metrics.jsonl has them
         if not state.is_world_process_zero or not logs or "loss" not in logs:
             return
         step = state.global_step // self.per_batch
@@ -308,16 +309,16 @@ class Recorder(BatchCallback):
     def _evaluate(self, step: int) -> None:
         """Evaluate the policy and, after step 0, warn once of each suspicious figure, with its usual cause."""
         samples = self._measure(2)
-        values = samples.figures()
-        self.evaluations.append({"step": step, **values})
+        figures = samples.figures()
+        self.evaluations.append({"step": step, **figures})
         if not self.trainer.accelerator.is_main_process:
             return
-        self.folder.add_metrics({"step": step, "evaluation": values, **_intervals(samples)})
+        self.folder.add_metrics({"step": step, "evaluation": figures, **_intervals(samples)})
         self._keep_one_prompt(step)
-        wrong = alarms({name: value for name, value in values.items() if name not in self.absent}).values()
-        for why in dict.fromkeys(why for why in wrong if step and why not in self._warned):
-            say(self.console, f"Warning: step {step}: {why} ({SHOWN_BY[why]} {values[SHOWN_BY[why]]:.3f}). {CAUSES[why]}")
-        self._warned |= set(wrong)
+        problems = alarms({name: value for name, value in figures.items() if name not in self.absent}).values()
+        for why in dict.fromkeys(why for why in problems if step and why not in self._warned):
+            say(self.console, f"Warning: step {step}: {why} ({SHOWN_BY[why]} {figures[SHOWN_BY[why]]:.3f}). {CAUSES[why]}")
+        self._warned |= set(problems)
 
     def _keep_one_prompt(self, step: int) -> None:
         """Sample and write completions of the first held-out prompt, which the report shows for every evaluated step."""

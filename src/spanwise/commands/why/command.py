@@ -8,7 +8,7 @@ from rich.console import Console
 
 from spanwise.commands.shared.options import AS_USUAL, CreditOptions, check_sizes
 
-#: The extra of pip that installs the packages of this command.
+#: The pip extra that installs the packages of this command.
 EXTRA = "report"
 
 

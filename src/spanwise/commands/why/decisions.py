@@ -60,7 +60,7 @@ def _cut_segments(
 
 
 def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) -> str:
-    """Say after how many tokens the critic has learned half of what a decision changes, or that it learns nothing."""
+    """Say after how many tokens the critic has reacted to half of the effect of a decision, or that it does not react."""
 
     def agreement(lag: int | None) -> np.ndarray:
         last_positions = [len(value_t) - 1 if lag is None else min(lag, len(value_t) - 1) for value_t in values]

@@ -1,4 +1,4 @@
-"""`why`: say for every token why it trains with 0, under the methods of `spanwise credit`. Nothing is trained or written."""
+"""`why`: say for every token why its advantage is 0, under the methods of `spanwise credit`. Nothing is trained or written."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from spanwise.rollouts.table import fitting_runs
 from spanwise.types import Fault, Status
 from spanwise.zeros import Zero, Zeros, reason_of, recorded_reasons, tally_zeros, zero_reasons
 
-#: The largest number of completions of a group that are listed with their rewards.
+#: Of the completions that one is compared with, at most this many are listed with their rewards.
 _MATES = 16
-#: The largest number of missing blocks for which each gets its own sentence.
+#: Up to this many missing blocks get a sentence each; more of them share one sentence.
 _NAMED = 4
 
 
@@ -42,7 +42,7 @@ def why(
     console: Console | None = None,
     **options: Any,
 ) -> dict[str, Zeros]:
-    """Say for every method why tokens train with 0: counts first, then examples, or one completion token by token."""
+    """Say for every method why tokens have the advantage 0: counts first, then examples, or one completion token by token."""
     console = console or Console()
     result = credit_rollouts(rollouts, **options)
     own_method = result.arms.own
