@@ -189,8 +189,8 @@ class TokenFidelity:
 
     def interval(self, critic: str, estimator: str, figure: str, *, kind: str = "all") -> Interval:
         """Return a figure of an estimator under a critic, or of the critic's own values (`VALUES`), with its interval."""
-        of_weights = self._figure(critic, estimator, figure, kind)
-        return bootstrap(of_weights, self.prompt_n, resamples=self.draws, seed=self.seed)
+        figure_of_weights = self._figure(critic, estimator, figure, kind)
+        return bootstrap(figure_of_weights, self.prompt_n, resamples=self.draws, seed=self.seed)
 
     def best(self, critic: str, among: str, *, kind: str = "all") -> str:
         """Return the estimator with the highest correlation among those whose names start with `among`."""

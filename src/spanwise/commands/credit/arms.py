@@ -135,8 +135,8 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
 def _summed_rewards(table: RolloutTable, columns: Mapping[str, str]) -> tuple[str, ...]:
     """Return the recorded rewards that the trainer added up; none if it was one reward, equal to the verdict `correct`."""
     names = [name for name in (columns.get("correct"), *table.trained) if name is not None]
-    value_tables = [table.rewards[name].value_n.nan_to_num() for name in names]
-    is_verdict = "correct" in columns and len(value_tables) == 2 and torch.equal(*value_tables)
+    rewards = [table.rewards[name].value_n.nan_to_num() for name in names]
+    is_verdict = "correct" in columns and len(rewards) == 2 and torch.equal(*rewards)
     return () if is_verdict else table.trained
 
 

@@ -28,7 +28,7 @@ from spanwise.segment.json_fields import paths
 #: The recipe fields that decide how completions are cut into blocks.
 _BLOCK_FIELDS = {"layout", "objectives", "prefilled", "segmenter", "task"}
 _TAG = re.compile(r"<(/?)([^\W\d][\w.-]*)>")
-#: The largest number of tags or JSON fields that are taken for a layout.
+#: Completions with more tags or JSON fields than this are not cut into blocks by them.
 _MOST_TAGS = 32
 
 
@@ -40,7 +40,7 @@ class Blocks:
     longest: int  # the largest possible number of tokens of a completion
     objectives: tuple[Objective, ...] | None = None  # None: the recipe's objectives are used
     note: str = ""  # tells the user how the blocks were chosen
-    no_verdict: str = ""  # the reason why no completion can be called right; empty if some can
+    no_verdict: str = ""  # why right and wrong completions cannot be told apart; empty if they can
 
 
 def choose_blocks(

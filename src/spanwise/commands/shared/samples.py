@@ -72,8 +72,8 @@ class Samples:
     def intervals(self, *, resamples: int = 1000, seed: int = 0) -> dict[str, Interval | None]:
         """Compute the figures of the evaluation with bootstrap intervals by prompt (`measure.figure_intervals`)."""
         prompts = self.prompt_n.tolist()
-        with_intervals = partial(figure_intervals, prompts=prompts, resamples=resamples, seed=seed)
-        return {**self._apply_to_answers(with_intervals), **self.mean_rewards()}
+        intervals_of = partial(figure_intervals, prompts=prompts, resamples=resamples, seed=seed)
+        return {**self._apply_to_answers(intervals_of), **self.mean_rewards()}
 
     def mean_rewards(self) -> dict[str, Interval]:
         """Compute the mean of each reward with its interval by prompt; a list's elements share a mean `reward/<name>.items[*]`."""

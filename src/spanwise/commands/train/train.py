@@ -57,10 +57,10 @@ def train(
     """Train as the recipe says, write the run's folder, and return the content of `summary.json`."""
     console = console or Console()
     if secret_names := hidden_names({"trainer": recipe.trainer, "objectives": recipe.objectives}):
-        which = f"{', '.join(secret_names)} {'is' if len(secret_names) == 1 else 'are'} {HIDDEN} in the recipe, so"
+        reason = f"{', '.join(secret_names)} {'is' if len(secret_names) == 1 else 'are'} {HIDDEN} in the recipe, so"
         if [name for name in secret_names if not name.startswith("trainer.")]:
-            raise RecipeError(f"{which} a reward would run without its secret. Set objectives again, with the secret.")
-        say(console, f"{which} it is left out. If you need it, set trainer again with the secret, or log in to the hub.")
+            raise RecipeError(f"{reason} a reward would run without its secret. Set objectives again, with the secret.")
+        say(console, f"{reason} it is left out. If you need it, set trainer again with the secret, or log in to the hub.")
         recipe = recipe.model_copy(update={"trainer": _drop_hidden(recipe.trainer)})
     torch.set_num_threads(recipe.threads)
     start_seconds = time.perf_counter()
