@@ -14,19 +14,19 @@ from spanwise.credit_metrics import CREDIT
 from spanwise.metric import Alarm, metrics_in
 from spanwise.registry import registered
 
-#: Figures that mean nothing if a policy is never right, never answers or always states one number.
+#: Calibration figures, which mean nothing if a policy is never right, never answers or always states the same confidence.
 CALIBRATION = ("ece", "brier", "auroc", "mean_confidence", "sharpness")
 #: The prefix of figures that are computed from the self-rewarding score instead of a stated confidence.
 OF_SCORE = "laser_"
-#: The prefix of mean rewards on held-out prompts.
+#: The prefix of evaluation figures that are mean rewards on held-out prompts.
 OF_REWARD = "reward/"
-#: The figures that are computed from the self-rewarding score.
+#: The evaluation figures that are computed from the self-rewarding score, by which a policy rates its own answer.
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]
 _OUT_OF_REACH = (
     "Usually the score is not trained yet (reasoning_warmup, alpha), or its reference belongs to another model or token."
 )
-#: The rules for an evaluation, by the figure that shows a problem; the first rule that holds gives a figure its reason.
+#: The problems of an evaluation: the figure to check, and the alarm; a figure's warning comes from the first alarm that holds.
 EVALUATION = (
     ("refusal_rate", Alarm("above", 0.5, "most completions refuse to answer",
         "Usually a wrong answer costs more than no answer, for example if all rewards are summed. Pay answer and confidence "
@@ -57,14 +57,14 @@ EVALUATION = (
     (f"{OF_SCORE}sharpness", Alarm("below", 1e-4, "every completion has the same score", _OUT_OF_REACH, hollow=_SCORED)),
 )  # fmt: skip
 
-#: Maps each problem of an evaluation to the figure that shows the problem.
+#: Maps each warning sentence about an evaluation to the figure that triggers the warning.
 SHOWN_BY: Mapping[str, str] = {alarm.sentence: figure for figure, alarm in EVALUATION}
-#: Maps each problem of an evaluation to the usual cause.
+#: Maps each warning sentence about an evaluation to the usual cause of the problem.
 CAUSES: Mapping[str, str] = {alarm.sentence: alarm.cause for _, alarm in EVALUATION}
 _Key = TypeVar("_Key")
-#: A problem is a habit if it lasts for this many training batches in a row.
+#: The number of training batches in a row that must show a problem before it is reported.
 IN_A_ROW = 3
-#: Matches the index of a list element that is not the first.
+#: Matches an index above 0 in the name of an objective, such as "[2]".
 _LATER = re.compile(r"\[[1-9]\d*\]")
 
 
@@ -94,7 +94,7 @@ def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
 
 
 def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
-    """Return each sentence once, with the figures that it applies to."""
+    """Invert a map from figures to warning sentences: map each sentence to all figures that it applies to."""
     keys_by_sentence: dict[str, list[_Key]] = {}
     for key, sentence in sentences.items():
         keys_by_sentence.setdefault(sentence, []).append(key)
@@ -102,7 +102,7 @@ def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
 
 
 def later_elements(names: Iterable[str]) -> set[str]:
-    """Return the objectives of list elements beyond the first, whose absence is no problem, because a list may be short."""
+    """Return the objectives with an index above 0 (`name[2]`), whose absence is no problem, because a list may be short."""
     all_names = set(names)
     return {name for name in all_names if _LATER.search(name) and _LATER.sub("[0]", name) in all_names}
 
@@ -110,7 +110,7 @@ def later_elements(names: Iterable[str]) -> set[str]:
 def _find_watched(
     batches: Sequence[Mapping[str, Any]], when: Literal["lasting", "overall", "at_end"]
 ) -> Iterator[tuple[str, str, Alarm]]:
-    """Yield each metric of training batches with an alarm of this kind: its key, the objective or block, and the alarm."""
+    """Yield the key, the objective or block, and the alarm of each logged metric that has an alarm of the kind `when`."""
     mode_metrics = (metric for mode in registered("mode").values() for metric in mode.metrics)
     logged_metrics = list(metrics_in(batches, [*CREDIT, *mode_metrics]))
     short_list_keys = {f"credit/{name}/reward_absent" for name in later_elements(name for _, name, _ in logged_metrics)}
@@ -120,7 +120,7 @@ def _find_watched(
 
 
 def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return a sentence and the usual cause for each metric that shows a problem in `IN_A_ROW` or more batches in a row."""
+    """Return a warning, with its usual cause, for each metric that shows a problem in `IN_A_ROW` or more batches in a row."""
     sentences = {}
     for key, name, alarm in _find_watched(batches, "lasting"):
         if len(run := _longest_run(batches, key, name, alarm)) < IN_A_ROW:
@@ -146,7 +146,7 @@ def _longest_run(batches: Sequence[Mapping[str, Any]], key: str, name: str, alar
 
 
 def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
-    r"""Return a sentence for each problem of a run's training batches: one that lasted, one of all batches, one at the end.
+    r"""Return a warning for each problem of a run's training batches: lasting several in a row, on average, or at the end.
 
     Args:
         batches: the lines of `metrics.jsonl` of training batches.
@@ -165,7 +165,7 @@ def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[str, str]:
-    """Return a sentence for each problem that a run has at its end.
+    """Return a warning for each problem that the last training batches of a run show.
 
     Args:
         batches: the lines of `metrics.jsonl` of training batches.
@@ -194,5 +194,5 @@ def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[
 
 
 def values_of(batches: Sequence[Mapping[str, Any]], key: str) -> list[float]:
-    """Return the values of a metric in those batches that have a number for it."""
+    """Return a metric's values, without the batches that lack the metric or log NaN for it."""
     return [value for line in batches if (value := line.get(key)) is not None and value == value]

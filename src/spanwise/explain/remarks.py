@@ -1,4 +1,4 @@
-"""Warn about batches that would train on something else than the scheme intends."""
+"""Warn if training would not do what the user intends: missing tags, absent rewards, blocks left out at no cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DRIFT = (
 
 
 def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
-    """Warn about a setup that would train on nothing: missing parts, rewards that never arrive, omissions that cost nothing.
+    """Warn if completions lack the layout's tags, get no reward or leave out blocks at no cost: training would go wrong.
 
     An engine says each sentence once (`Watch`): the keys stay the same, the numbers in a sentence do not.
 
@@ -53,7 +53,7 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
     for m, objective in enumerate(scheme.objectives):
         statuses = set(reading.scores.status_nm[:, m].tolist())
         if warnings["tags"] and not statuses & {Status.OK, Status.ERROR}:
-            continue  # the missing tags explain the missing reward
+            continue  # the warning about missing tags already explains why the objective has no reward
         if Status.ABSENT in statuses and objective.name in later_names:
             continue
         for kind, check in (_REWARD_CHECKS if Status.OK in statuses else {"scored": _warn_unscored}).items():
@@ -65,7 +65,7 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
 
 
 class Watch:
-    """Collects the warnings about the batches of a training, and returns each warning only once."""
+    """Collects the warnings about the batches of a training run, and returns each warning only once."""
 
     def __init__(self, scheme: Scheme) -> None:
         self.scheme = scheme
@@ -73,10 +73,10 @@ class Watch:
         self._batches: deque[Mapping[str, Any]] = deque(maxlen=IN_A_ROW)
 
     def of_reading(self, reading: Reading) -> tuple[list[str], bool]:
-        """Return the `setup_warnings` not given before, and whether a missing tag or reward leaves some objective untrained."""
+        """Return a batch's `setup_warnings` not given before, and whether a missing tag or reward prevents some training."""
         warnings = setup_warnings(reading, self.scheme)
         sentences = self._take_new(warnings)
-        # `habits` would repeat some of these warnings in other words, so their keys count as given.
+        # Later warnings about logged metrics would repeat some of these in other words, so their keys count as given.
         for kind, _, name in (key.partition("/") for key in warnings):
             if kind == "tags":
                 self._given_keys.add("credit/malformed")
@@ -87,19 +87,19 @@ class Watch:
         return sentences, any(key.startswith(("tags", "scored/")) for key in warnings)
 
     def of_batch(self, shown: Mapping[str, float], *, step: int | None = None) -> list[str]:
-        """Return the warnings of `habits` not given before, after a training batch with the metrics `shown`."""
+        """Return the new warnings about problems that last several batches, after a batch with the metrics `shown`."""
         self._batches.append({**({} if step is None else {"step": step}), **shown})
         return self._take_new(habits(self._batches))
 
     def _take_new(self, warnings: Mapping[str, str]) -> list[str]:
-        """Return the warnings whose keys were not given before, and remember all keys as given."""
+        """Return the warnings that were not given before, judged by their keys, and remember them all as given."""
         sentences = [sentence for key, sentence in warnings.items() if key not in self._given_keys]
         self._given_keys.update(warnings)
         return sentences
 
 
 def _warn_missing_tags(reading: Reading, scheme: Scheme) -> str:
-    """Warn about tags or other parts of the layout that nearly all completions lack."""
+    """Warn about the tags (or other markers) of the layout if over 99 % of the completions lack some of them."""
     missing_n = (reading.fault_n & int(Fault.MISSING | Fault.EMPTY)) != 0
     if reading.text is None or float(missing_n.double().mean()) <= 0.99:
         return ""
@@ -126,7 +126,7 @@ def cut_off(
     *,
     among_n: Bool[Tensor, " n"],
 ) -> tuple[int, str]:
-    """Count the completions that seem cut off, and name the sign: an open part, or a length that no completion exceeds."""
+    """Count the completions that seem cut off, and name the sign: an unclosed block, or several at the same longest length."""
     open_count, longest = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum()), int(length_n.max())
     longest_rows = (among_n & (length_n == longest)).nonzero().flatten().tolist() if longest else []
     longest_count = len({text_of(n) for n in longest_rows})
@@ -137,7 +137,7 @@ def cut_off(
 
 
 def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """Warn that no completion has the reward of an objective."""
+    """Warn that an objective trains nothing, because no completion has its reward."""
     counts = Counter(Status(status) for status in sorted(reading.scores.status_nm[:, m].tolist()))
     counts_text = ", ".join(f"{count} {status.name.lower()}" for status, count in counts.items())
     check_failed = Status.TIMEOUT in counts or Status.ERROR in counts
@@ -153,7 +153,7 @@ def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: in
 
 
 def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """Warn about ignored rewards: numbers for missing blocks that differ from the objective's `if_missing`."""
+    """Warn about rewards given for a missing block: they are ignored, as the objective's `if_missing` counts instead."""
     if reading.scores.unused_nm is None:
         return ""
     unused_n, if_missing = reading.scores.unused_nm[:, m], objective.if_missing
@@ -172,7 +172,7 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
 
 
 def _warn_large_if_missing(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """Warn that leaving out a block outweighs all rewards, if `if_missing` is over ten times as large as any reward."""
+    """Warn if `if_missing`, the reward for a missing block, is over ten times as large as the objective's other rewards."""
     reward_n = reading.scores.reward_nm[:, m]
     reward_n = reward_n[~reward_n.isnan()]
     lowest, highest, if_missing = float(reward_n.min()), float(reward_n.max()), objective.if_missing
@@ -186,7 +186,7 @@ def _warn_large_if_missing(objective: Objective, reading: Reading, scheme: Schem
 
 
 def _warn_free_omission(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """Warn that leaving out a block costs nothing, if `if_missing` is None."""
+    """Warn that completions leave out a block, or garble it, at no cost, because the objective's `if_missing` is None."""
     if objective.if_missing is not None:
         return ""
     omitted_count = _count_omitted(objective, reading, scheme)
@@ -202,7 +202,7 @@ def _warn_free_omission(objective: Objective, reading: Reading, scheme: Scheme, 
 
 
 def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> int:
-    """Count the completions that leave out every block an objective pays; 0 if another objective charges for leaving it out."""
+    """Count the completions without any block that the objective rewards; 0 if another objective charges for that."""
     paid_columns = [scheme.layout.names.index(name) for name in objective.pays]
     is_omitted_n = (reading.length_nk.sum(dim=1) > 0) & (reading.length_nk[:, paid_columns] == 0).all(dim=1)
     is_charged = any(other.if_missing is not None and set(objective.pays) <= set(other.pays) for other in scheme.objectives)
@@ -210,7 +210,7 @@ def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> in
 
 
 def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Scheme) -> dict[str, str]:
-    """Merge the warnings about three or more objectives of one reward whose blocks can be left out for free."""
+    """Merge the warnings that blocks are left out at no cost into one, for three or more objectives of the same reward."""
     free_objectives = [objective for objective in scheme.objectives if f"free/{objective.name}" in warnings]
     for family in dict.fromkeys(objective.name.partition(".")[0] for objective in free_objectives if "." in objective.name):
         members = [objective for objective in free_objectives if objective.name.startswith(f"{family}.")]
@@ -228,7 +228,7 @@ def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Sc
 
 
 def _warn_zero_lambda(reading: Reading, scheme: Scheme) -> str:
-    """Warn about completions so short that the adaptive lambda is 0, where only the last token sees the reward."""
+    """Warn if the length-adaptive GAE lambda is 0 for most completions, so that only their last token sees the reward."""
     alpha = scheme.options.get("length_adaptive_alpha")
     if alpha is None:
         return ""
@@ -244,5 +244,5 @@ def _warn_zero_lambda(reading: Reading, scheme: Scheme) -> str:
     )
 
 
-#: The checks of an objective that has rewards; only the first sentence is given.
+#: The checks of an objective that has rewards, in order; only the first check that finds a problem warns.
 _REWARD_CHECKS = {"unused": _warn_unused, "dear": _warn_large_if_missing, "free": _warn_free_omission}

@@ -1,4 +1,4 @@
-"""Turn rollouts into figures: calibration, accuracy, refusals, voting, and the noise of a difference.
+"""Compute figures of rollouts (calibration, accuracy, refusals, voting) and tell differences between runs from noise.
 
 Needs `pip install 'spanwise[measure]'`.
 """
@@ -7,7 +7,7 @@ from spanwise.errors import lacking
 
 try:
     import scipy as _scipy  # noqa: F401  (it loads scipy.stats when that is first used)
-except ModuleNotFoundError as error:  # the core installs without SciPy
+except ModuleNotFoundError as error:  # SciPy is an optional dependency
     raise lacking("spanwise.measure", error) from error
 
 from spanwise.measure.calibration import auroc, ece, reliability, weighted_auroc, weighted_ece, weighted_gaps

@@ -1,4 +1,4 @@
-"""Measure the calibration of stated confidences: ECE, AUROC and reliability, without weights or under rows of weights.
+"""Measure the calibration of stated confidences: ECE, AUROC and reliability, of all completions or of weighted resamples.
 
 A row of weights says how often each completion counts in a resample. All of it runs in float64 on the CPU. scikit-learn and
 torchmetrics take one row of weights or none, so a bootstrap would call them once per resample.
@@ -15,7 +15,7 @@ from spanwise.measure.intervals import Prompts, mean_interval, prompt_index, wil
 
 
 def ece(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], *, bins: int = 10) -> float:
-    r"""Compute the expected calibration error: the distance of accuracy from confidence, averaged over bins.
+    r"""Compute the expected calibration error: the distance of accuracy from confidence, averaged over bins of confidence.
 
     Equation
         ECE = sum over bins b of (n_b / n) |mean correctness in b - mean confidence in b|
@@ -42,7 +42,7 @@ def ece(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], *, bi
 
 
 def auroc(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> float:
-    """Compute the chance that a right answer has a higher confidence than a wrong one; ties count half, NaN if a kind is missing.
+    """Compute the chance that a right answer has more confidence than a wrong one; ties count half, NaN without such pairs.
 
     >>> auroc(torch.tensor([.9, .5, .5, .1]), torch.tensor([1., 1., 0., 0.]))  # 3.5 of 4 pairs
     0.875
@@ -57,7 +57,7 @@ def reliability(
     prompts: Prompts | None = None,
     bins: int = 10,
 ) -> list[dict[str, float]]:
-    """Return the table behind a reliability diagram: accuracy and mean confidence in each bin of `ece`.
+    """Return the table behind a reliability diagram: accuracy and mean confidence in each bin of confidence.
 
     Args:
         confidence_n: reported probabilities in [0, 1]; NaN where there is none.
@@ -96,7 +96,7 @@ def reliability(
 
 
 def _effective_trials(correct_n: Tensor, prompt_n: Tensor) -> float:
-    """Return how many independent completions would give the standard error by prompt."""
+    """Return how many independent completions would give the same standard error as these, which are clustered by prompt."""
     accuracy, by_prompt = float(correct_n.mean()), mean_interval(correct_n, prompt_n)
     error, prompt_count = by_prompt.sem, by_prompt.count
     return float(min(max(accuracy * (1 - accuracy) / error**2, prompt_count), len(correct_n)) if error > 0 else prompt_count)
@@ -105,7 +105,7 @@ def _effective_trials(correct_n: Tensor, prompt_n: Tensor) -> float:
 def weighted_ece(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"], *, bins: int = 10
 ) -> Float[Tensor, " r"]:
-    """Compute `ece` under each row of weights.
+    """Compute the expected calibration error with each row of `weight_rn` as the weights of the completions.
 
     Example:
         >>> q, c = torch.tensor([0.75, 0.25]), torch.tensor([1.0, 0.0])  # each .25 off
@@ -118,7 +118,7 @@ def weighted_ece(
 def weighted_gaps(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"], *, bins: int = 10
 ) -> Float[Tensor, "r b"]:
-    """Return each bin's signed contribution to the ECE: positive if answers are right more often than stated.
+    """Return each confidence bin's signed contribution to the ECE: positive if answers are right more often than stated.
 
     >>> q, c = torch.tensor([.75, .75, .25, 1.]), torch.tensor([1., 0., 0., 1.])
     >>> weighted_gaps(q, c, torch.ones(1, 4, dtype=torch.float64), bins=2)  # [0, .5), [.5, 1), [1, 1.5)
@@ -133,7 +133,7 @@ def weighted_gaps(
 def weighted_auroc(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]
 ) -> Float[Tensor, " r"]:
-    """Compute `auroc` under each row of weights.
+    """Compute the AUROC of the confidences with each row of `weight_rn` as the weights of the completions.
 
     Example:
         >>> q, c = torch.tensor([0.9, 0.2, 0.95]), torch.tensor([1.0, 0.0, 0.0])  # the right one is above one of two wrong ones
@@ -143,7 +143,7 @@ def weighted_auroc(
     confidence_n, correct_n = _check_reports(confidence_n, correct_n)
     right_n, order_n = (correct_n > 0.5).double(), confidence_n.argsort()
     last_v = torch.unique_consecutive(confidence_n[order_n], return_counts=True)[1].cumsum(0) - 1
-    # Each is the cumulative weight at each distinct confidence, after a leading 0.
+    # The cumulative weights of wrong and of right answers up to each distinct confidence, after a leading 0.
     wrong_sum_rv, right_sum_rv = (
         torch.nn.functional.pad((weight_rn.double() * kind_n)[:, order_n].cumsum(dim=1)[:, last_v], (1, 0))
         for kind_n in (1 - right_n, right_n)
@@ -153,7 +153,7 @@ def weighted_auroc(
 
 
 def bin_index(confidence_n: Tensor, bins: int) -> Int[Tensor, " n"]:
-    """Return the number of each completion's bin, 0 to `bins`; the last bin holds confidences of exactly 1."""
+    """Return the index of each completion's confidence bin, 0 to `bins`; the last bin holds confidences of exactly 1."""
     if bins < 1:
         raise RecipeError(f"Calibration needs at least 1 bin, not {bins}.")
     # One rounding unit is added so that .29 * 100, or .7 in float32, does not fall below the border of its bin.
@@ -173,7 +173,7 @@ def _check_reports(confidence_n: Tensor, correct_n: Tensor) -> tuple[Tensor, Ten
 
 
 def refuse_value(name: str, value_n: Tensor, bad_n: Tensor, allowed: str) -> None:
-    """Refuse a column if any value is bad, and name the first bad value."""
+    """Raise an AlignmentError that names the first bad value of a column, if `bad_n` marks any."""
     if bool(bad_n.any()):
         n = int(bad_n.nonzero()[0])
         raise AlignmentError(f"{name} {float(value_n[n])} of completion {n} is not {allowed}.")

@@ -21,14 +21,14 @@ from spanwise.measure.intervals import Interval, mean_interval
 
 #: The figures of all runs: method -> seed -> figure -> value, where None and NaN stand for a missing figure.
 Runs = Mapping[str, Mapping[int, Mapping[str, float | None]]]
-#: "clear": beyond the noise of seeds, all pairs of the figure considered; "borderline": its own interval excludes 0, the number of
-#: pairs (or of seeds) explains it; "noise": the interval holds 0; "same": equal in every seed; "unknown": no two common seeds.
+#: The verdict on a difference: "clear" (beyond the noise after Holm's correction), "borderline" (only its own interval excludes 0),
+#: "noise" (the interval holds 0), "same" (equal in every seed) or "unknown" (the methods have fewer than two common seeds).
 Verdict = Literal["clear", "borderline", "noise", "same", "unknown"]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference in a figure between the methods `a` and `b`, seed by seed.
+    """The difference in an evaluation figure between the methods `a` and `b`, paired by seed, with a verdict on it.
 
     Attributes:
         figure, a, b: what is compared.
@@ -57,7 +57,7 @@ class Difference:
     seeds_needed: int | None
 
     def sentence(self) -> str:
-        """Say how large the difference is, and whether it is more than noise."""
+        """State the mean difference between two methods with its interval, and whether it is beyond the noise of seeds."""
         interval = self.interval
         subject = f"{self.figure} of {self.a} minus {self.b}"
         if self.verdict == "unknown":
@@ -77,7 +77,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class ArmComparison:
-    """The figures of several methods over seeds, and the differences between the methods.
+    """The evaluation figures of several methods, averaged over seeds, and the differences between the methods.
 
     Attributes:
         methods, figures: rows and columns, in the order given.
@@ -100,7 +100,7 @@ class ArmComparison:
     wrong: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def markdown(self) -> str:
-        """Return the figures as a Markdown table: mean ± half the interval, with n if seeds are missing."""
+        """Return a Markdown table with a row per method: each figure's mean ± half its interval, with n if seeds are missing."""
         seed_count = max((cell.count for cell in self.cells.values()), default=0)
         lines = ["| method | " + " | ".join(self.figures) + " |", "|---|" + "---|" * len(self.figures)]
         for method in self.methods:
@@ -111,7 +111,7 @@ class ArmComparison:
         return "\n".join(lines)
 
     def row(self, method: str, most: int) -> list[str]:
-        """Return a method's row of the table, with cells such as "0.5 ± 0.1 (n=2)", and "!" after a figure in `wrong`."""
+        """Return a method's row of the table, with cells such as "0.5 ± 0.1 (n=2)", and "!" after a dubious figure."""
         cells = []
         for figure in self.figures:
             interval, alarm_mark = self.cells[method, figure], " !" * ((method, figure) in self.wrong)
@@ -126,7 +126,7 @@ class ArmComparison:
         return [f"{sentence} ({', '.join(figure for _, figure in cells)})." for sentence, cells in reasons.items()]
 
     def sentences(self, *verdicts: Verdict) -> list[str]:
-        """Return a sentence for each difference, or for those with one of the given verdicts."""
+        """Return a sentence for each difference between two methods, or only for those with one of the given verdicts."""
         sentences = []
         for diff in self.differences:
             alarm_texts = [
@@ -137,7 +137,7 @@ class ArmComparison:
         return sentences
 
     def summary(self) -> str:
-        """Say how many differences are beyond the noise, and name them."""
+        """Say how many differences between methods are beyond the noise of seeds, and name them."""
         clear_names = [f"{diff.figure} ({diff.a} and {diff.b})" for diff in self.differences if diff.verdict == "clear"]
         total = len(self.differences)
         if not clear_names:
@@ -158,7 +158,7 @@ def compare_arms(
     reference: str | None = None,
     level: float = 0.95,
 ) -> ArmComparison:
-    r"""Compare methods over seeds.
+    r"""Compare the evaluation figures of training methods over seeds, with a verdict on each difference.
 
     Equation
         difference of a figure: d_s = a_s - b_s over the seeds both have; mean d +- t_{S-1} sd(d) / sqrt(S)
@@ -224,7 +224,7 @@ def compare_arms(
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjust p values for multiple tests by Holm's method; NaN does not count as a test."""
-    # SciPy has no such function; statsmodels (65 MB) would count NaN as a test.
+    # SciPy has no Holm adjustment; statsmodels (65 MB) would count NaN as a test.
     sorted_p, order = torch.tensor(p_values, dtype=torch.float64).sort()  # torch.sort puts NaN last
     tests_left = int((~sorted_p.isnan()).sum()) - torch.arange(len(sorted_p))
     return (sorted_p * tests_left).clamp(max=1.0).cummax(dim=0).values[order.argsort()].tolist()
@@ -243,12 +243,12 @@ def _find_wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str
 
 
 def _over_seeds(values: Iterable[float], level: float) -> Interval:
-    """Return the mean over seeds with Student's t interval."""
+    """Return the mean of a figure, or of a difference, over seeds with Student's t interval."""
     return mean_interval(torch.tensor(list(values), dtype=torch.float64), level=level)
 
 
 def _p_value(interval: Interval) -> float:
-    """Return the two-sided p value of the hypothesis that the true mean is 0."""
+    """Return the two-sided p value of the hypothesis that the true mean difference over seeds is 0."""
     if interval.count < 2:
         return math.nan
     if _is_flat(interval):
@@ -257,12 +257,12 @@ def _p_value(interval: Interval) -> float:
 
 
 def _is_flat(interval: Interval) -> bool:
-    """Return whether all values behind an interval are equal up to rounding."""
+    """Return whether the values that an interval averages are all equal up to rounding."""
     return interval.sem <= 1e-9 * max(abs(interval.value), 1.0)
 
 
 def seeds_needed(difference: float, sd: float, *, alpha: float, power: float = 0.8, most: int = 1_000_000) -> int | None:
-    """Return how many seeds a paired t test at level `alpha` needs to see this difference; None if more than `most`."""
+    """Return how many seeds a paired t test at level `alpha` needs to detect `difference`; None if more than `most`."""
 
     def is_enough(n: int) -> bool:
         shift, limit = abs(difference) / sd * math.sqrt(n), scipy.stats.t.ppf(1 - alpha / 2, n - 1)

@@ -39,7 +39,7 @@ def figures(
     well_formed_n: Bool[Tensor, " n"],
     refusal_n: Bool[Tensor, " n"] | None = None,
 ) -> dict[str, float | None]:
-    """Compute the figures of one evaluation; calibration covers the completions with a confidence, `coverage` is their share.
+    """Compute the figures of one evaluation; those of calibration cover only completions that state a confidence.
 
     Accuracy is over those whose answer could be judged; `verdict_rate` is their share. `brier` is the mean squared distance between
     confidence and correctness, `sharpness` the variance of the confidences: 0 if the policy always says the same.
@@ -77,7 +77,7 @@ def figure_intervals(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Interval | None]:
-    """Compute the `figures` of one evaluation with intervals by prompt; None for a figure that does not exist.
+    """Compute the figures of one evaluation with confidence intervals that resample prompts; None for an undefined figure.
 
     Equation
         [Q_{.025} f(w, and a prompt that makes f low), Q_{.975} f(w, and a prompt that makes f high)],  w ~ Exp(1) by prompt
@@ -117,13 +117,13 @@ def figure_intervals(
             interval = ece_interval(Reports(stated_n, right_n, known_prompts), **options)
         else:
             interval = unseen_interval(figure.function, figure.columns, figure.ends, known_prompts, **options)
-        if not math.isnan(interval.value):  # `max` and `min` in this order leave bounds that are NaN unchanged
+        if not math.isnan(interval.value):  # with their arguments in this order, `max` and `min` keep NaN
             intervals[name] = replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
     return intervals
 
 
 class BoundedFigure(NamedTuple):
-    """A figure as a function of columns and weights, with the column values of a prompt that makes it low, and high."""
+    """An evaluation figure as a function of columns and weights, with values of an unseen prompt that lower and raise it."""
 
     function: Callable[..., Tensor]
     columns: tuple[Float[Tensor, " n"], ...]
@@ -134,7 +134,7 @@ class BoundedFigure(NamedTuple):
 def build_figures(
     confidence_n: Tensor, correct_n: Tensor, well_formed_n: Tensor, refusal_n: Tensor | None
 ) -> dict[str, BoundedFigure | None]:
-    """Return every figure by name; the refusal rate is None if the task has no refusals."""
+    """Return every evaluation figure by name, with its columns; the refusal rate is None if the task has no refusals."""
     lengths = [len(column) for column in (confidence_n, correct_n, well_formed_n, refusal_n) if column is not None]
     if len(set(lengths)) > 1:
         raise AlignmentError(
@@ -166,14 +166,14 @@ def build_figures(
 
 
 def _variance(value_n: Tensor, weight_rn: Tensor) -> Tensor:
-    """Compute the variance of the values under each row of weights."""
+    """Compute the variance of `value_n` with each row of `weight_rn` as the weights."""
     deviation_rn = value_n.double() - weighted_mean(value_n, weight_rn).unsqueeze(1)
     return (weight_rn * deviation_rn.square()).sum(dim=1) / weight_rn.sum(dim=1)
 
 
 @dataclass(frozen=True)
 class Reports:
-    """The confidence, the verdict and the prompt of each completion in a run.
+    """The stated confidence, the correctness and the prompt of each completion in a run.
 
     Attributes:
         confidence_n: in [0, 1].
@@ -192,7 +192,7 @@ class Reports:
 
 
 def ece_interval(reports: Reports, *, bins: int = 10, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Interval:
-    r"""Compute the interval of an ECE, by prompt, from the bootstrap of its bins.
+    r"""Compute the interval of an expected calibration error from the noise of its bins when prompts are resampled.
 
     Equation
         ECE = sum_b |g_b|, g_b = sum over the completions of bin b of (correct - confidence) / N;  Z_b: noise of g_b
@@ -238,7 +238,7 @@ def ece_interval(reports: Reports, *, bins: int = 10, resamples: int = 1000, lev
 def ece_difference(
     a: Reports, b: Reports, *, bins: int = 10, resamples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> Interval:
-    """Compute the interval of run `a`'s ECE minus run `b`'s on the same prompts, which every resample draws for both.
+    """Compute the interval of run `a`'s ECE minus run `b`'s on the same prompts, resampled alike for both.
 
     The upper side of `ece_interval` for the one run with the resampled error |g + Z| - |g| of the other, and the other way round:
     how far the two biases cancel depends on what is not known, so either may be as small or as large as it can be. The quantiles
@@ -274,7 +274,7 @@ def ece_difference(
 
 
 def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], *, bins: int = 10) -> Float[Tensor, "2 b"]:
-    """Return the changes that one more prompt would make to the gaps if its answers contradict, or match, their confidence."""
+    """Return how one more prompt with answers that contradict (or match) their confidence would change each bin's gap."""
     weight_1n, doubted_n = torch.ones(1, len(prompt_n), dtype=torch.float64), (confidence_n < 0.5).to(confidence_n)
     changes = [weighted_gaps(confidence_n, right_n, weight_1n, bins=bins)[0] for right_n in (doubted_n, 1 - doubted_n)]
     return torch.stack(changes) / len(prompt_n.unique())
@@ -290,7 +290,7 @@ def gaps_interval(
     level: float,
     seed: int,
 ) -> Interval:
-    """Compute the interval of the sum of absolute gaps; with `minus`, the second half of the gaps is subtracted."""
+    """Compute the interval of an ECE, the sum of its bins' absolute gaps; `minus` subtracts the second half, another run's."""
     check_level(level)
     gap_b, gap_rb, count = resample(gaps, prompts, resamples=resamples, seed=seed)
     side_b = torch.ones_like(gap_b)
@@ -315,23 +315,23 @@ def bounds(
     level: float,
     seed: int,
 ) -> tuple[float, float]:
-    """Compute the bounds of `ece_interval` from the noise of the gaps; `side_b` is -1 for a gap that is subtracted."""
+    """Compute the bounds of an ECE from the noise of its bins' gaps; `side_b` is -1 for the bins of a subtracted run."""
     tail = (1 - level) / 2
     stretch = math.sqrt(count / (count - 1)) * float(scipy.stats.t.isf(tail, count - 1)) / NormalDist().inv_cdf(1 - tail)
-    generator = torch.Generator().manual_seed(seed + 1)  # differs from the seed that drew the prompts
+    generator = torch.Generator().manual_seed(seed + 1)  # `seed` itself drew the prompts
     weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
-    # The two unseen prompts get their weights in both orders, so that a reversed difference has the negated bounds.
+    # The two unseen prompts get their weights in both orders, so that swapping the two runs negates the bounds.
     noise_rb = torch.cat([noise_rb + weight_rj @ unseen_jb, noise_rb + weight_rj.flip(1) @ unseen_jb])
     clear_b = gap_b.abs() > math.sqrt(2 * math.log(count)) * noise_rb.std(dim=0)
-    sign_b = gap_b.round(decimals=12).sign()  # rounding must not give 0 a sign
+    sign_b = gap_b.round(decimals=12).sign()  # so that a rounding error around 0 gets no sign
     signed_rb = sign_b * noise_rb
     most_rb = torch.where(clear_b, signed_rb, noise_rb.abs())
-    # In a difference noise makes both ECEs larger, so the smaller side is the resampled error, not the unbiased one.
+    # In a difference, noise makes the ECE of both runs larger, so the smaller side is the resampled error.
     is_single_run = bool((side_b > 0).all())
     least_rb = signed_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
     above_r = torch.where(side_b > 0, most_rb, -least_rb).sum(dim=1)
     below_r = torch.where(side_b > 0, least_rb, -most_rb).sum(dim=1)
-    zero_r = noise_rb[:, (sign_b == 0) & is_single_run].abs().sum(dim=1)  # a gap of 0 may lie on either side
+    zero_r = noise_rb[:, (sign_b == 0) & is_single_run].abs().sum(dim=1)  # the true gap of a bin at 0 may have either sign
     value = float((side_b * gap_b.abs()).sum())
     reach_below = max(float(above_r.quantile(1 - tail)), -float(above_r.quantile(tail)))
     reach_above = max(float((below_r + zero_r).quantile(1 - tail)), -float((below_r - zero_r).quantile(tail)))

@@ -1,4 +1,4 @@
-"""Intervals of figures: Wilson's and Student's t intervals, and the bootstrap of any figure.
+"""Compute confidence intervals of figures: Wilson's, Student's t, and the bootstrap over prompts for any figure.
 
 Samples of one prompt are not independent, so the unit is the prompt, never the single completion.
 """
@@ -21,7 +21,7 @@ from spanwise.errors import AlignmentError, RecipeError
 
 #: The prompt of each completion: integers or any other ids, in any order, with any number of completions each.
 Prompts = Int[Tensor, " n"] | Sequence[Hashable]
-#: A figure of weighted completions: takes the weight of each completion, one row per resample; returns one value per row.
+#: A function that computes a figure from the completions' weights: one row of weights per resample, one value per row.
 Weighted = Callable[[Float[Tensor, "r n"]], Float[Tensor, " r"]]
 
 #: The largest number of weights that one chunk of resamples holds.
@@ -78,7 +78,7 @@ def bounds_text(interval: Interval | None, show: Callable[[Any], str]) -> str:
 
 
 def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -> tuple[float, float]:
-    r"""Compute Wilson's interval of a proportion, which lies in [0, 1] and has a width even at 0 and `count` successes.
+    r"""Compute Wilson's interval of a proportion, which lies in [0, 1] and has a width even if no or every trial succeeds.
 
     Equation
         (p + z^2/2n +- z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n),  p = successes / n
@@ -103,7 +103,7 @@ def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -
 
 
 def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, *, level: float = 0.95) -> Interval:
-    r"""Compute a mean with Student's t interval by prompt (or by value, without `prompts`), of P - 1 degrees of freedom.
+    r"""Compute a mean with Student's t interval, whose independent units are the prompts (or the values, without `prompts`).
 
     Equation
         sem = sqrt(P / (P - 1) * sum over prompts of (sum_p v - n_p mean)^2) / N
@@ -175,7 +175,7 @@ def unseen_interval(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
-    """Compute a bootstrap interval by prompt that expects one more prompt with the values in `ends` (docs/intervals.md)."""
+    """Compute a bootstrap interval over prompts that allows for one unseen prompt with the values in `ends`."""
     interval = bootstrap(partial(figure, *columns), prompts, resamples=resamples, seed=seed)
     if math.isnan(interval.low):
         return interval
@@ -197,7 +197,7 @@ def unseen_interval(
 
 
 def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
-    """Compute the mean of the values, each with its weight; NaN values are left out.
+    """Compute the mean of `value_n` with each row of `weight_rn` as the weights; NaN values are left out.
 
     Example:
         >>> weighted_mean(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([[1.0, 1.0, 1.0], [3.0, 1.0, 1.0]])).tolist()
@@ -211,7 +211,7 @@ def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"])
 def resample(
     figure: Weighted, prompts: Prompts, *, resamples: int, seed: int, smooth: bool = False
 ) -> tuple[Tensor, Tensor, int]:
-    """Return a figure, its value in every resample, and the number of prompts; `smooth` weighs prompts by Exp(1) numbers."""
+    """Return a figure, its value in each bootstrap resample, and the prompt count; `smooth` draws Exp(1) weights."""
     prompt_n = prompt_index(prompts, len(prompts))
     count = int(prompt_n.max()) + 1 if len(prompt_n) else 0
     value = figure(torch.ones(1, len(prompt_n), dtype=torch.float64))[0]
@@ -235,7 +235,7 @@ def draw_weights(prompts: int, completions: int, resamples: int, seed: int, smoo
 
 
 def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
-    """Return each completion's prompt as a number 0..P-1, in sorted order of the ids, so that the order of rows does not matter."""
+    """Return each completion's prompt as a number 0..P-1, in sorted order of the ids, so that row order does not matter."""
     if len(prompts) != completions:
         raise AlignmentError(f"There are {len(prompts)} prompt ids for {completions} completions; give one id to each.")
     ids = plain_ids(prompts)
@@ -244,7 +244,7 @@ def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
 
 
 def _sort_key(prompt: Hashable) -> tuple[str, Any]:
-    """Return a key by which ids of different types can be sorted together."""
+    """Return a key by which prompt ids of different types can be sorted together."""
     return type(prompt).__name__, prompt if isinstance(prompt, int | float | str) else repr(prompt)
 
 
@@ -254,7 +254,7 @@ def plain_ids(prompts: Prompts) -> list[Hashable]:
 
 
 def check_level(level: float) -> float:
-    """Return a confidence level, or refuse a number that is none."""
+    """Return a confidence level, or raise an error for a number that does not lie between 0 and 1."""
     if not 0 < level < 1:
         raise RecipeError(f"A level of confidence must lie between 0 and 1, not at {level}.")
     return level

@@ -22,7 +22,7 @@ from spanwise.measure.intervals import Interval, Prompts, bootstrap, plain_ids, 
 
 #: The ways to choose among the samples of a prompt; only the last two need a stated confidence.
 _WAYS = ("pass@1", "pass@k", "majority", "weighted", "maxconf")
-#: The number that weights are multiplied with before they are rounded to whole numbers.
+#: The factor by which voting weights are multiplied before they are rounded to whole numbers, so that ties are exact.
 _MICRO = 1e6
 
 
@@ -161,7 +161,7 @@ def curve_difference(a: Curve, b: Curve) -> Curve:
 def _build_curve(
     budgets: tuple[int, ...], value_pb: Tensor, prompts: tuple[object, ...], resamples: int = 1000, seed: int = 0
 ) -> Curve:
-    """Build a curve with the bootstrap interval of the mean over prompts at each budget."""
+    """Build a curve with the bootstrap interval of the mean over prompts at each number of samples."""
     intervals = []
     for value_p in value_pb.unbind(dim=1):
         value_i = value_p[~value_p.isnan()]
@@ -202,7 +202,7 @@ def _expected_accuracies(
 
 
 def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
-    """Return the expected correctness of the highest score among n of m samples; ties are equally likely, NaN ranks lowest."""
+    """Return the expected correctness of the highest-scored sample among n of m; ties are equally likely, NaN is lowest."""
     distinct_v, rank_m, count_v = torch.unique(score_m.nan_to_num(nan=-math.inf), return_inverse=True, return_counts=True)
     mean_v = torch.zeros(len(distinct_v), dtype=torch.float64).index_add_(0, rank_m, correct_m) / count_v
     counts_below = [0, *count_v.cumsum(0).tolist()]
@@ -212,7 +212,7 @@ def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
 
 
 def _vote(vote_am: Tensor, value_a: Tensor, weight_m: Tensor, subsets: Iterator[Float[Tensor, "m s"]]) -> float:
-    """Return the mean value, over subsets of samples, of the answer with the most weight; ties count equally."""
+    """Return the mean correctness, over subsets of samples, of the answer with the most weight; ties count equally."""
     if not len(value_a):
         return 0.0
     micro_am = vote_am * (weight_m * _MICRO).round()  # sums and ties of whole numbers are exact

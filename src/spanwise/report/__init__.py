@@ -5,7 +5,7 @@ from spanwise.errors import lacking
 try:
     import altair as _altair  # noqa: F401
     import jinja2 as _jinja2  # noqa: F401
-except ModuleNotFoundError as error:  # the core installs without altair and jinja2
+except ModuleNotFoundError as error:  # altair and jinja2 are optional dependencies
     raise lacking("spanwise.report", error) from error
 
 from spanwise.report.compare import compare_report

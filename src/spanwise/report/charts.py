@@ -1,4 +1,4 @@
-"""Turn plain rows into Altair charts; the page adds the colours, light or dark, and the legend.
+"""Turn rows (dicts) of numbers into Altair charts; the report page adds the colours, light or dark, and the legend.
 
 None and NaN are not drawn. The key `series` of a row selects the colour, in the order of `names`. As a thin mark is hard to hit,
 each chart has a layer of bands on top; the band under the pointer is highlighted and names the value of every series there.
@@ -16,12 +16,12 @@ import altair as alt
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Drawn = alt.Chart | alt.LayerChart
-#: The names of the page's colour lists; in "verdicts" all colours from the third on are grey.
+#: The names of the report page's lists of colours; in "verdicts" all colours from the third on are grey.
 Palette = Literal["series", "verdicts"]
 
-#: The text in a tooltip for a series without a value.
+#: What a chart's tooltip shows for a series without a value.
 NOTHING = "none"
-#: The width of a vertical axis with its labels, equal so that charts above each other are aligned.
+#: The width of every vertical axis with its labels, so that charts above each other are aligned.
 _AXIS_WIDTH = 42
 
 
@@ -83,7 +83,7 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250
 
 
 def dodged(rows: Rows, *, names: Sequence[str], y: str, x: str = "group size G", height: int = 250) -> Drawn:
-    """Draw the points of several series side by side at each `x`, with error bars."""
+    """Draw several series as points with error bars, side by side at each `x`."""
     position = alt.X("x:O", title=x, axis=alt.Axis(labelAngle=0, grid=False))
     offset = alt.XOffset("series:N", scale=alt.Scale(domain=list(names)))
     base = _chart(rows).encode(x=position, xOffset=offset, color=_color(names))
@@ -101,7 +101,7 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str, x: str = "group size G",
 
 
 def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
-    """Draw the confidence that each baseline drives a policy to, against the true probability `x`."""
+    """Draw the confidence that training with each baseline drives a policy to, against the true probability `x`."""
     chart = curves(rows, names=names, x="probability of being right, p", y="where its confidence ends, q*", height=270)
     chart.layer.insert(0, _diagonal(_UNIT))
     return chart
@@ -121,7 +121,7 @@ def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: boo
 
 
 def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "series") -> Drawn:
-    """Draw values with their intervals, one line for each `name`, and a dashed line at 0."""
+    """Draw a forest plot: each value with its interval on a line of its own, and a dashed line at 0."""
     axis = alt.Axis(labelLimit=150, ticks=False, domain=False)
     lines = _chart(rows).encode(y=alt.Y("name:N", sort=_row_names(rows), title=None, axis=axis))
     base = lines.encode(color=_color(names, palette))
@@ -135,7 +135,7 @@ def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "seri
 
 
 def bars(rows: Rows, *, names: Sequence[str], x: str, percent: bool = False, stacked: bool = True) -> Drawn:
-    """Draw horizontal bars, one line for each `name`."""
+    """Draw horizontal bars from rows of `name`, `series` and `value`, one line for each `name`."""
     row_names = _row_names(rows)
     axis = alt.Axis(format="%" if percent else "~s", tickCount=5, grid=True)
     scale = alt.Scale(domain=[0, 1]) if percent else alt.Undefined
@@ -154,7 +154,7 @@ _UNIT = alt.Scale(domain=[0, 1])
 
 
 def _chart(rows: Rows) -> alt.Chart:
-    """Build a chart from rows, with null for NaN and infinity, which JSON lacks."""
+    """Build an Altair chart from rows, with null for NaN and infinity, which JSON lacks."""
     json_rows = [
         {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
         for row in rows
@@ -194,7 +194,7 @@ def _y(field: str, title: str, *, zero: bool = False, percent: bool = False) -> 
 
 
 def _color(names: Sequence[str], palette: Palette = "series") -> alt.Color:
-    colours = "category" if palette == "series" else "ordinal"  # these lists are defined in the page's configuration
+    colours = "category" if palette == "series" else "ordinal"  # lists of colours in the page's Vega configuration
     return alt.Color("series:N", scale=alt.Scale(domain=list(names), range=colours), legend=None)
 
 
@@ -203,14 +203,14 @@ def _shape(names: Sequence[str]) -> alt.Shape:
 
 
 def _tooltip(rows: Rows, **titles: str) -> list[alt.Tooltip]:
-    """Build the tooltip of a row: words unchanged, numbers with four digits."""
+    """Build a chart's tooltip from fields of its rows: words unchanged, numbers with four digits."""
     filled_keys = {key for row in rows for key in row if row[key] != ""}
     all_titles = {"series": " ", **titles, "low": "from", "high": "to"}
     return [tip(key, title, number=key not in ("series", "name")) for key, title in all_titles.items() if key in filled_keys]
 
 
 def value_text(row: Row, *, value: str = "value", percent: bool = False) -> str:
-    """Format a row's value with its interval or error, if it has any."""
+    """Format the value of a chart's row, with its interval or error if the row has one."""
     if not is_known(row.get(value)):
         return NOTHING
     bounds = [_format(row[side], percent) for side in ("low", "high") if is_known(row.get(side))]
@@ -219,7 +219,7 @@ def value_text(row: Row, *, value: str = "value", percent: bool = False) -> str:
 
 
 def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.Chart:
-    """Build a band around each `x` of the rows that shows the values of all series in a tooltip."""
+    """Build an invisible band around each `x` of a chart, whose tooltip shows the values of all series there."""
     xs = sorted({row["x"] for row in rows})
     first_edge, last_edge = (xs[0], xs[-1]) if len(xs) > 1 else (xs[0] - 0.5, xs[0] + 0.5)
     edges = [first_edge, *((a + b) / 2 for a, b in pairwise(xs)), last_edge]
@@ -231,7 +231,7 @@ def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.C
 def bands(
     rows: Rows, *, keys: Mapping[str, str | None], value: str = "value", percent: bool = False, **place: Any
 ) -> alt.Chart:
-    """Build a band for each place along an axis, with a tooltip of all series; `keys` maps the place's fields to headings."""
+    """Build an invisible band for each place along an axis, with a tooltip of all series; `keys` maps fields to headings."""
     # Each series gets a numbered field, because its name may hold characters that are not allowed in a field's name.
     names = list(dict.fromkeys(str(row["series"]) for row in rows))
     band_rows: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -262,7 +262,7 @@ def tip(key: str, title: str, *, number: bool = False) -> alt.Tooltip:
 
 
 def is_known(value: Any) -> bool:
-    """Return whether a value is a number that can be drawn."""
+    """Return whether a chart can draw a value: a number that is finite."""
     return value is not None and math.isfinite(value)
 
 

@@ -1,4 +1,4 @@
-"""Write the report of a comparison: the figures of several arms over seeds, and which differences are noise."""
+"""Write the report of a comparison: the figures of several arms (methods) over seeds, and which differences are noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spanwise.report import sections as parts
 from spanwise.report.charts import forest
 from spanwise.report.page import Headline, Panel, render
 
-#: The figures for which lower, or higher, is better; accuracies and votes are better if higher, all others have no direction.
+#: The figures that are better if lower, or if higher, as accuracies and votes are too; all others have no direction.
 LOWER = ("ece", "brier", "refusal_rate", "malformed", "laser_ece", "laser_brier")
 HIGHER = ("accuracy", "auroc", "coverage", "format_rate", "verdict_rate", "laser_auroc", "laser_coverage")
 VERDICTS = ("clear", "borderline", "noise")
@@ -29,7 +29,7 @@ def compare_report(
     votes: Mapping[str, Mapping[str, Curve]] | None = None,
     command: str = "",
 ) -> str:
-    """Write the report of a comparison as one HTML file.
+    """Write the report that compares several arms (methods) over seeds as one HTML file.
 
     Args:
         title: of the page.
@@ -96,7 +96,7 @@ def compare_report(
 
 
 def _warnings(comparison: ArmComparison) -> list[str]:
-    """Return the alarms of each arm with their usual causes, and a warning about every arm without a run."""
+    """Return the warnings about each arm's figures with their usual causes, and one about every arm without a run."""
     alarm_sentences = [
         f"{sentence} {next((cause for what, cause in CAUSES.items() if what in sentence), '')}".strip()
         for sentence in comparison.warnings()
@@ -111,7 +111,7 @@ def _warnings(comparison: ArmComparison) -> list[str]:
 
 
 def _best_arm_headlines(comparison: ArmComparison) -> list[Headline]:
-    """Name the arms that no other arm clearly beats, for accuracy and for ECE."""
+    """Build the page's headlines that name the arms which no other arm clearly beats, for accuracy and for ECE."""
     headlines = []
     for figure, sign in (("accuracy", 1), ("ece", -1)):
         if figure not in comparison.figures:
@@ -126,7 +126,7 @@ def _best_arm_headlines(comparison: ArmComparison) -> list[Headline]:
 
 
 def _arm_rows(comparison: ArmComparison, most: int) -> list[parts.Row]:
-    """Build a table row per arm; a figure that no seed of the arm has is None."""
+    """Build a table row per arm with its figures over seeds, None for a figure that no seed has."""
     rows: list[parts.Row] = []
     for arm in comparison.methods:
         cells = [None if cell == "-" else cell.replace("!", "⚠") for cell in comparison.row(arm, most)]
@@ -183,13 +183,13 @@ def _figure_finding(comparison: ArmComparison, name: str) -> str:
 
 
 def _is_hollow(comparison: ArmComparison, d: Difference) -> bool:
-    """Return whether an alarm makes the difference meaningless; a low accuracy counts if most answers were judged."""
+    """Return whether a warning about a figure makes its difference meaningless; a low accuracy alone does not."""
     whys = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
     return any(d.figure in (*CALIBRATION, *SCORE_FIGURES) or why.startswith("most answers could not") for why in whys)
 
 
 def _state_better(d: Difference) -> str:
-    """State a clear difference with the better arm first, or the higher arm if neither direction is better."""
+    """State a clear difference between two arms, the better one first, or the higher one if neither direction is better."""
     lower_is_better = d.figure in LOWER
     has_direction = lower_is_better or d.figure in HIGHER or d.figure.endswith("_accuracy") or "@" in d.figure
     better, worse = (d.a, d.b) if (d.interval.value > 0) != lower_is_better else (d.b, d.a)

@@ -18,7 +18,7 @@ from spanwise.rollouts.rows import summarise_credit
 from spanwise.rollouts.schema import RECORDED, STOP
 from spanwise.types import Status
 
-#: Key of a credit figure -> its heading in the table.
+#: Maps each figure that summarises a method's credit to its heading in the table.
 _FIGURES = {
     "completions": "completions", "mean_abs": "mean |credit|", "zero_share": "exactly 0", "lowest": "lowest", "highest": "highest",
 }  # fmt: skip
@@ -87,7 +87,7 @@ def credit_report(
 
 
 def _warnings(statuses: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Warn about every objective that trains nothing because no completion has its reward."""
+    """Return a warning about every objective that trains nothing because no completion has its reward."""
     return [
         f"No completion has the reward {name} ({', '.join(f'{n:,} {key}' for key, n in counts.items())}), so it trains nothing."
         for name, counts in statuses.items()
@@ -96,7 +96,7 @@ def _warnings(statuses: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str, int]]) -> list[Headline]:
-    """Return the mean reward of each objective, with the number of completions by status."""
+    """Build a headline for each objective: its mean reward, with the number of completions by status of the reward."""
     headlines = []
     for name, reward_n in rewards.items():
         counts = [
@@ -116,7 +116,7 @@ def _summary_rows(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tens
 
 
 def _dead_strata_panels(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> list[Panel]:
-    """Draw the share of dead strata by objective and method; repeated blocks show their mean."""
+    """Draw the share of dead strata (compared completions with equal rewards) by objective and method."""
     rows = []
     for method in methods:
         for name, shares in together(dead.get(method, {})).items():
@@ -129,7 +129,7 @@ def _dead_strata_panels(methods: Sequence[str], dead: Mapping[str, Mapping[str, 
 
 
 def _status_section(statuses: Mapping[str, Mapping[str, int]], rewards: Mapping[str, Tensor]) -> Section:
-    """Build the section on how many completions have each reward, and why the others have none."""
+    """Build the page's section on how many completions have each reward, and why the others have none."""
     used_statuses = {status for counts in statuses.values() for status in counts}
     status_names = [name for status in Status if (name := status.name.lower()) in used_statuses]
     means = {name: float(reward_n.double().nanmean()) for name, reward_n in rewards.items()}
@@ -160,7 +160,9 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
         credited_count = int(is_credited_n.sum())
         alarm = "" if credited_count else "Alarm: nothing would be learned. "
         return f"{alarm}{right} gives credit to {credited_count:,} of {count:,} completions."
-    single_n = next(iter(left_n.values())) if len(left_n) == 1 else None  # a completion's only credit counts for each block
+    single_n = (
+        next(iter(left_n.values())) if len(left_n) == 1 else None
+    )  # a method with one number per completion credits every block with it
     block_pairs = {name: (left_n.get(name, single_n), column_n) for name, column_n in right_n.items()}
     opposed_n = {name: a_n * b_n < 0 for name, (a_n, b_n) in block_pairs.items() if a_n is not None}  # NaN gives False
     if not opposed_n:

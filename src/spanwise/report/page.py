@@ -33,7 +33,7 @@ Table = Sequence[Mapping[str, Cell]]
 #: The names of the styles and scripts that the token view needs.
 _TOKEN_ASSETS = ("courses", "why", "list", "steps", "tokens")
 ABSENT = "not measured"
-#: The citation of CITATION.cff without its address, because a page holds no addresses.
+#: The citation of CITATION.cff without its URL, because a report page holds no URLs.
 CITE = (
     "Pavlenko, Golubev, Karasik and Yangel: Blockwise Advantage Estimation for Multi-Objective RL with Verifiable Rewards, 2026, "
     "arXiv:2602.10231."
@@ -42,7 +42,7 @@ CITE = (
 
 @dataclass(frozen=True)
 class Headline:
-    """A large figure at the top of the page.
+    """A large number or word at the top of a report page, with a label and a note.
 
     Attributes:
         label: what it is.
@@ -63,7 +63,7 @@ class Headline:
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart, or several charts above each other, with the numbers that they show.
+    """A chart of a report page, or several charts above each other, with a table of the numbers that they show.
 
     Attributes:
         title: in plain words; it is also what a screen reader says.
@@ -87,7 +87,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page: charts, sentences or a table, under a title and a question.
+    """A section of a report page: charts, sentences or a table, under a title and a question.
 
     Attributes:
         title: of the section and in the contents.
@@ -119,7 +119,7 @@ class Section:
 
     @property
     def anchor(self) -> str:
-        """Return the id of the section in the page."""
+        """Return the HTML id of a section, for links within the page."""
         return "".join(c if c.isalnum() else "-" for c in self.title.lower())
 
 
@@ -190,7 +190,7 @@ def spec_data(chart: Drawn) -> Markup:
 
 
 def shown(value: Cell) -> str:
-    """Format a cell for a reader of the page: a number with three significant digits or so, "not measured" for None."""
+    """Format a table cell of a report page: a number with about three significant digits, "not measured" for None."""
     if value is None or (isinstance(value, float) and value != value):
         return ABSENT
     if isinstance(value, str):
@@ -202,7 +202,7 @@ def shown(value: Cell) -> str:
 
 @cache
 def template(name: str) -> Template:
-    """Load a template of the page or of one of its parts."""
+    """Load a Jinja template of the report page or of a part of the page."""
     environment = Environment(
         loader=PackageLoader("spanwise.report"),
         autoescape=True,
@@ -217,13 +217,13 @@ def template(name: str) -> Template:
 
 @cache
 def _static(name: str) -> str:
-    """Return a style or a script from the folder `static`."""
+    """Return the text of a style or script file from the folder `static`."""
     return _inline(files("spanwise.report").joinpath("static", name).read_text(encoding="utf-8"))
 
 
 @cache
 def _vega() -> str:
-    """Join Vega, Vega-Lite and Vega-Embed into one script."""
+    """Join the chart libraries Vega, Vega-Lite and Vega-Embed into one script."""
     return _inline(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
 
 

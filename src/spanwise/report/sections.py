@@ -1,4 +1,4 @@
-"""Build the sections that several kinds of report share, and the rows for their charts and tables."""
+"""Build the sections that several kinds of report page share, and the rows for their charts and tables."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from spanwise.rollouts.schema import STOP
 
 #: A row of a chart or a table.
 Row = dict[str, Any]
-#: Seed -> points, each with its `step`.
+#: Maps a seed to the evaluations of its run, each a dict of figures with its `step`.
 Seeds = Mapping[int, Sequence[Mapping[str, Any]]]
 
 #: The evaluation figures that are shares of completions.
 SHARES = ("accuracy", "refusal_rate", "malformed", "coverage")
-#: The largest number of points in a curve, and so of rows in its table.
+#: The largest number of points in a chart's curve, and so of rows in the table below.
 MOST = 100
-#: The options of a chart over numbers of samples.
+#: The options of a chart whose horizontal axis is the number of samples that vote.
 _BY_SAMPLES: Mapping[str, Any] = {"x": "samples n", "label": "n", "height": 280}
-#: The columns for a policy's confidence in its own answers, each with a verb for the completions that have it.
+#: The columns that hold a policy's confidence in its own answers, each with a verb for the completions that have one.
 _KINDS = (("confidence", "state a confidence"), ("score", "have a score"))
-#: The note on a vote that is weighed by the self-rewarding score.
+#: The note on voting curves whose votes are weighed by the self-rewarding score.
 VOTES_BY_SCORE = "No confidence is stated, so votes are weighed by the score."
 
 
 def section(title: str, words: Mapping[str, Any] | None = None, **parts: Any) -> Section:
-    """Build a section from its entry in `static/words.yaml`, with `words` filled into its text."""
+    """Build a section of a report page with its text from `static/words.yaml`, into which `words` are filled."""
     entry = SECTIONS[title]
     return Section(title, entry["text"].format(**words or {}).strip(), asks=entry["asks"], **parts)
 
 
 def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: str = "") -> Section:
-    """Build the reliability diagrams, one per arm; a single arm ("") also gets histograms of its confidences."""
+    """Build the section of reliability diagrams, one per arm (method); a single arm, "", also gets histograms of confidence."""
     panels = []
     for name, columns in samples.items():
         for kind, phrase in _KINDS:
@@ -56,7 +56,7 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
 
 
 def _calibration_panels(name: str, kind: str, have: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
-    """Build the reliability diagram of one kind of confidence, with histograms if there is only one arm."""
+    """Build an arm's reliability diagram of stated confidences or of self-rewarding scores; a single arm also gets histograms."""
     rows = reliability(columns[kind], columns["correct"], prompts=columns.get("prompt"))
     if not rows:
         return []
@@ -102,7 +102,7 @@ def figure_panel(name: str, rows: list[Row], names: Sequence[str], **options: An
 def voting_section(
     votes: Mapping[str, Mapping[str, Curve]], samples: Mapping[str, Mapping[str, Tensor]], *, over: str = "prompts"
 ) -> Section:
-    """Build the voting curves, one panel per arm ("" if there is only one); `over` names the units of the intervals."""
+    """Build the section of voting curves, one panel per arm ("" for a single arm), with intervals over prompts or seeds."""
     arms_by_score = [
         name for name, columns in samples.items() if "score" in columns and bool(columns["confidence"].isnan().all())
     ]
@@ -118,7 +118,7 @@ def voting_section(
 
 
 def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
-    """Build the section on how much the majority of a later attempt is better than the majority of the first."""
+    """Build the section on how much more accurate the majority answer of a later attempt is than that of the first attempt."""
     first_attempt, *later_attempts = votes or ("",)
     differences = {
         f"{name} - {first_attempt}": curve_difference(votes[name]["majority"], votes[first_attempt]["majority"])
@@ -131,7 +131,7 @@ def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
 
 
 def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]], *, of: str) -> Section:
-    """Build the section with histograms of each block's credit under several methods; `of` names the completions."""
+    """Build the section with histograms of each block's credit under several methods; `of` describes the completions."""
     credit = {method: grouped(columns) for method, columns in credit.items()}
     blocks, panels = dict.fromkeys(block for method in methods for block in credit[method]), list[Panel]()
     for block in blocks:
@@ -144,21 +144,21 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
 
 
 def tokens_section(view: TokenView | None, *, title: str = "Tokens", note: str = "") -> Section:
-    """Build the token view, if there are completions to show; `note` adds a sentence."""
+    """Build the section with the token view, empty without completions; `note` adds a sentence to its text."""
     body = token_view(view) if view is not None and view.completions else None
     return section(title, {"note": note}, body=body)
 
 
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
     """Count how often right and wrong answers state each confidence, in steps of 0.1."""
-    # A small number is added so that a confidence which rounding puts just below a border (.7 in float32) lies above it.
+    # A small number is added, because rounding may put a confidence just below the border of its bin (.7 in float32).
     nudged_n, verdicts = confidence_n.double() + 1e-7, {"right answers": 1.0, "wrong answers": 0.0}
     edges = [b / 10 for b in range(12)]
     return _count_in_bins({series: nudged_n[correct_n == verdict] for series, verdict in verdicts.items()}, edges)
 
 
 def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
-    """Count the values of each series in the bins between `edges`, with an empty bin at the end to close the outline."""
+    """Count the values of each histogram in the bins between `edges`, with an empty bin at the end to close the outline."""
     rows: list[Row] = []
     for series, value_n in values.items():
         finite_n = value_n[value_n.isfinite()].double().cpu()
@@ -169,7 +169,7 @@ def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list
 
 
 def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Row]:
-    """Return the accuracy by number of samples for each way of voting but pass@1, which does not depend on the number."""
+    """Return chart rows of accuracy by number of samples for each way of voting but pass@1, which is the same for all."""
     return [
         {"series": WAYS.get(name, name), "x": n, "value": i.value, "low": i.low, "high": i.high, over: i.count}
         for name, curve in votes.items()
@@ -180,26 +180,26 @@ def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Ro
 
 
 def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41) -> list[Row]:
-    """Return histograms of several series over the same bins, symmetric about 0, with one bin around 0."""
+    """Return chart rows with a histogram of each series over the same bins, which are symmetric about 0."""
     sizes_n = torch.cat([value_n[value_n.isfinite()].abs().double() for value_n in values.values()])
     widest = float(sizes_n.max()) if sizes_n.any() else 1.0
     return _count_in_bins(values, np.linspace(-widest, widest, bins + 1).tolist())
 
 
 def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the usual evaluation figures, and those of later attempts and of the score if any evaluation has them."""
+    """Return the names of the usual evaluation figures, and of those for later attempts or the score if any point has them."""
     names = dict.fromkeys(name for point in points for name in point)
     score_figures = (name for name in SCORE_FIGURES if name in names)
     return list(dict.fromkeys([*FIGURES, *(name for name in names if name.endswith("_accuracy")), *score_figures]))
 
 
 def grouped(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Concatenate the columns of repeated blocks under one name."""
+    """Concatenate the columns of repeated blocks, such as `step[0]` and `step[1]`, under one name."""
     return {name: torch.cat(repeated_columns) for name, repeated_columns in together(columns).items()}
 
 
 def figure_name(name: str) -> str:
-    """Return the name of a figure in words."""
+    """Return the name of an evaluation figure in words."""
     if name in SCORE_FIGURES:
         bare_name = name.removeprefix(OF_SCORE)
         special_names = {"coverage": "has a score", "mean_confidence": "mean score"}
@@ -208,7 +208,7 @@ def figure_name(name: str) -> str:
 
 
 def is_share(name: str) -> bool:
-    """Return whether a figure is a share of completions."""
+    """Return whether an evaluation figure is a share of completions, which a page shows as a percentage."""
     return name.removeprefix(OF_SCORE) in SHARES or name.endswith("_accuracy")
 
 
@@ -222,7 +222,7 @@ def figure(point: Mapping[str, Any], name: str) -> float | None:
 
 
 def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
-    """Return the mean of a figure over seeds at each step, with the lowest and the highest seed."""
+    """Return a chart row for each evaluated step: the mean of a figure over seeds, with the lowest and the highest seed."""
     values_at: dict[int, list[float]] = {}
     for points in seeds.values():
         for point in {point["step"]: point for point in points}.values():  # a later line for a step replaces an earlier one
@@ -236,7 +236,7 @@ def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
 
 
 def batch_curve(points: Sequence[Mapping[str, Any]], name: str, series: str, *, most: int = MOST) -> list[Row]:
-    """Return a figure over training batches with at most `most` points, each the mean of as many batches in a row."""
+    """Return a chart's curve of a training metric with at most `most` points, each the mean of equally many batches."""
     chunk_size = max(1, math.ceil(len(points) / most))
     rows = []
     for start in range(0, len(points), chunk_size):
@@ -260,7 +260,7 @@ def wide(rows: Sequence[Row], *, key: str, label: str | None = None) -> list[Row
 
 
 def merged(rows: Iterable[Row], *, key: str) -> list[Row]:
-    """Merge the rows that have the same value under `key`."""
+    """Merge the table rows that have the same value under `key` into one row each."""
     merged_rows: dict[Any, Row] = {}
     for row in rows:
         merged_rows.setdefault(row[key], {}).update(row)

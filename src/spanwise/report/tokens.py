@@ -19,17 +19,17 @@ from spanwise.report.why import DIGITS, Rule, clause, credits, explained, openin
 from spanwise.report.words import GLOSSARY, SHARING
 from spanwise.rollouts.rows import TokenRow
 
-#: Significant digits of values and probabilities, and of a column that changes between neighbouring tokens more than MANY times;
-#: with them a page of 500 completions with 1,000 tokens each stays under 3 MB.
+#: Significant digits of token values and probabilities, and of any column with over MANY changes between neighbouring tokens;
+#: these few digits keep a page of 500 completions with 1,000 tokens each under 3 MB.
 COARSE, FEW, MANY = 3, 2, 200_000
 
-#: The largest number of words in a coded column: one per code point from 32 on, without the 2,048 that UTF-8 cannot hold.
+#: The most distinct words that a compressed column can hold: one per code point from 32 on, without the 2,048 surrogates.
 _MOST_WORDS = 0x110000 - 2048 - 32
 
 
 @dataclass(frozen=True)
 class TokenView:
-    """The data of the token view.
+    """The data of the token view: completions with their tokens, and the credit of each token under several methods.
 
     Attributes:
         methods: names, in order; every completion has advantages under each of them.
@@ -58,7 +58,7 @@ class TokenView:
 
     @property
     def pair(self) -> tuple[str, str]:
-        """Return the two methods that are shown first: grpo if there is one, and the run's own method."""
+        """Return the two methods that the page shows first: grpo if it is among them, and the run's own method."""
         left = "grpo" if "grpo" in self.methods else self.methods[0]
         right = self.own if self.own in self.methods and self.own is not None else next(iter(self.methods[1:]), left)
         if left == right:
@@ -67,7 +67,7 @@ class TokenView:
 
 
 def token_view(view: TokenView) -> Markup:
-    """Write the body of the token view; the scripts and styles `courses` and `tokens` in `static` bring it to life.
+    """Write the HTML of the token view, which the scripts and styles `courses` and `tokens` in `static` display.
 
     Completions are untrusted. They travel as compressed base64 and become text nodes in the browser, never markup.
 
@@ -94,7 +94,7 @@ def token_view(view: TokenView) -> Markup:
 
 
 def payload(view: TokenView) -> dict[str, Any]:
-    """Encode the view as JSON data, with repeated values stored once."""
+    """Encode a token view as JSON data, with repeated values stored once."""
     if not view.methods:
         raise DataError("A token view needs at least one method; none is given.")
     rows = view.completions
@@ -144,7 +144,7 @@ def payload(view: TokenView) -> dict[str, Any]:
 
 
 def _own_score(score: float | None) -> str | None:
-    """Describe the score that a completion gives itself."""
+    """Describe the self-rewarding score of a completion, which rates its own answer."""
     if score is None or math.isnan(score):
         return None if score is None else "no score of its own: the completion was cut off"
     clipped = min(max(score, 0.0), 1.0)
@@ -173,7 +173,7 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
 
 
 def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> dict[str, Any] | None:
-    """Encode a column of rounded numbers with the size that is shown in full colour; return None if there are no numbers."""
+    """Encode a number for each token, rounded, with the size shown in full colour; return None if no completion has numbers."""
     if all(column is None for column in columns):
         return None
     numbers_v = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
@@ -190,7 +190,7 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
 
 
 def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
-    """Encode rows of words as a list of distinct words, and as one text per row with a character for each word."""
+    """Compress rows of words to a list of the distinct words, and one text per row with a character for each word."""
     words = [word for word, _ in Counter(word for row in rows for word in row or ()).most_common()]
     if len(words) > _MOST_WORDS:
         words = [*words[: _MOST_WORDS - 1], "…"]
