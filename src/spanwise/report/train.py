@@ -1,4 +1,4 @@
-"""Write the report of a training run: its evaluations, its training batches, and the sections of its modes."""
+"""Write the report of a training run: its evaluations, its training batches, and the sections of its training modes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _HELD_OUT, _BATCH = "held-out prompts", "training batches"
 _HEADLINES = (
     "accuracy", "ece", "auroc", "brier", "laser_ece", "laser_auroc", "laser_brier", "refusal_rate", "malformed",
 )  # fmt: skip
-#: The largest number of rewards that the finding at the top names one by one.
+#: The largest number of rewards that the summary sentence at the top of the page names one by one.
 _NAMED = 4
 #: The figures whose vertical axis begins at 0.
 _FROM_ZERO = ("refusal_rate", "malformed", "coverage", "ece", "brier", "sharpness")
@@ -81,7 +81,7 @@ def train_report(
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
     done = max((line["step"] for line in (*batches, *points)), default=0)
     names = names_in(batches, "rewards/<objective>/mean")
-    # A script has no rewards on held-out prompts, so those of its training batches are shown instead.
+    # A run of the user's own script has no rewards on held-out prompts, so those of its training batches are shown instead.
     rewards = {
         name.removeprefix(OF_REWARD): values_of(points, name)
         for name in dict.fromkeys(name for point in points for name in point if name.startswith(OF_REWARD))
@@ -97,7 +97,7 @@ def train_report(
     trained, *others = view.methods if view else ("",)
     note = f"The run was trained with {trained}; beside it is the credit that {' and '.join(others)}"
     measured = {name: i.value for name, i in (intervals or {}).items() if i is not None}
-    # The intervals may come from more samples than the last line of the metrics, so their values replace that line's.
+    # The values of `intervals` may come from more samples than the last evaluation in `metrics`, so they replace its values.
     ends = [*points[:-1], points[-1] | measured] if points else []
     wrong = alarms({name: value for name, value in ends[-1].items() if name not in unmeasured}) if ends else {}
     alarmed = by_sentence(wrong).items()
@@ -143,7 +143,7 @@ def train_report(
 
 
 def unmeasured_sentences(unmeasured: Mapping[str, str]) -> list[str]:
-    """Return one sentence for each reason why figures cannot be measured.
+    """Return one sentence for each reason why some evaluation figures cannot be measured.
 
     >>> unmeasured_sentences({"ece": "no confidence", "brier": "no confidence"})
     ['Not measured: ECE, brier; no confidence.']
@@ -156,7 +156,7 @@ def _spoken(name: str) -> str:
 
 
 def _baseline(recipe: Mapping[str, Any]) -> str:
-    """Name the baseline of the last objective that sets one; empty if the method takes no baseline."""
+    """Name the reward baseline of the last objective that sets one, for the page's title; empty if the method takes none."""
     method = METHODS.get(str(recipe.get("method")))
     if method is not None and "baseline" not in method.inputs:
         return ""
@@ -177,7 +177,7 @@ def _unfinished(recipe: Mapping[str, Any], ended: bool, done: int, *, again: boo
 
 
 def _lead(recipe: Mapping[str, Any], summary: Mapping[str, Any], done: int) -> str:
-    """Say in one sentence what was trained, on what, and how long it took."""
+    """Say in one sentence what a run trained, on which task, and how long it took."""
     planned_steps = recipe.get("steps")
     steps = f"{done} steps" if planned_steps in (None, done) else f"{done} of {planned_steps} steps"
     size = f" of {recipe['prompts']} prompts x {recipe['group_size']} completions" if recipe.get("group_size") else ""
@@ -196,7 +196,7 @@ def _headlines(
     for name in _HEADLINES:
         optional = name == "refusal_rate" or name.startswith(OF_SCORE)
         never = optional and not any(figure(point, name) is not None for point in points) and name not in intervals
-        if name in unmeasured or (never and (points or name.startswith(OF_SCORE))):  # only the embedded task has refusals
+        if name in unmeasured or (never and (points or name.startswith(OF_SCORE))):  # other tasks know no refusals
             continue
         value, before, interval = figure(last, name), figure(start, name), intervals.get(name)
         show = percent if is_share(name) else shown
@@ -207,7 +207,7 @@ def _headlines(
 
 
 def _note(interval: Interval | None, before: float | None, show: Callable[[Any], str], began: str = "at the start") -> str:
-    """Return the small print under a figure: its interval, and its value at the start."""
+    """Return the small print under a headline figure: its interval, and its value at the start of training."""
     bounds = bounds_text(interval, show)
     notes = [f"95 %: {bounds}"] if bounds else []
     return "\n".join(notes if before is None else [*notes, f"{show(before)} {began}"])
@@ -302,7 +302,7 @@ def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Sect
 
 
 def glance_section(batches: Lines, names: Sequence[str]) -> Section:
-    """Build the section with the three main charts: the reward of each part, comparisons that teach nothing, and the length."""
+    """Build the section with a run's three main charts: rewards, the share of comparisons without signal, and lengths."""
     families = together({name: name for name in names})
 
     def mean(lines: Lines, metric: str, members: Sequence[str]) -> float | None:
@@ -338,15 +338,17 @@ def rewards_section(
     points: Lines = (),
     intervals: Mapping[str, Interval | None] | None = None,
 ) -> Section:
-    """Build the section on rewards: a curve for each, and a table with the paid blocks and the change of each reward."""
+    """Build the section on rewards: a curve for each, and a table of the blocks that each credits and of its change."""
     panels, rows = list[Panel](), list[Row]()
-    pays = {str(entry.get("name") or entry.get("reward")): entry.get("pays") for entry in recipe.get("objectives") or ()}
+    blocks_of_objective = {
+        str(entry.get("name") or entry.get("reward")): entry.get("pays") for entry in recipe.get("objectives") or ()
+    }
     tenth = max(1, len(batches) // 10)
     for name in objectives:
         panels += _panel(Chart(f"Reward: {name}", {f"rewards/{name}/mean": name}, "mean reward"), batches, objectives)
-        values = (values_of(part, f"rewards/{name}/mean") for part in (batches[:tenth], batches[-tenth:]))
-        first, last = (sum(part) / len(part) if part else None for part in values)
-        paid = ", ".join(map(str, pays.get(name) or ())) or "unknown"
+        early_and_late = (values_of(part, f"rewards/{name}/mean") for part in (batches[:tenth], batches[-tenth:]))
+        first, last = (sum(part) / len(part) if part else None for part in early_and_late)
+        paid = ", ".join(map(str, blocks_of_objective.get(name) or ())) or "unknown"
         change = None if first is None or last is None else f"{last - first:+.3f}"
         rows.append({"objective": name, "pays": paid, "first batches": first, "last batches": last, "change": change})
         key = f"{OF_REWARD}{any_index(name)}"
@@ -357,7 +359,7 @@ def rewards_section(
 
 
 def _cost_section(batches: Lines) -> Section:
-    """Build the table of the costs that rewards report about themselves, one row per objective."""
+    """Build the section with a table of the costs that reward functions report (`cost/<measure>`), one row per objective."""
     rows: dict[str, Row] = {}
     for measure in names_in(batches, "cost/<measure>"):
         objective, _, name = measure.rpartition("/")
@@ -367,12 +369,12 @@ def _cost_section(batches: Lines) -> Section:
 
 
 def names_in(batches: Lines, metric: str) -> list[str]:
-    """Return the objectives or blocks that the batches log a metric for."""
+    """Return the objectives or blocks that training batches log a metric for, such as `rewards/<objective>/mean`."""
     return [name for _, name, _ in metrics_in(batches, [Metric(metric)])]
 
 
 def mode_sections(batches: Lines) -> list[Section]:
-    """Build a section for each mode with a page; it has no panels if the batches log no metric of the mode."""
+    """Build a section for each training mode that describes one; it has no panels if no batch logs the mode's metrics."""
     sections = []
     for mode, page in _pages():
         panels, values = list[Panel](), _values(mode, page, batches)
@@ -392,33 +394,33 @@ def mode_sections(batches: Lines) -> list[Section]:
 
 
 def mode_headlines(batches: Lines) -> list[Headline]:
-    """Return the headline metric of a mode in the last batch that has it, for each of its values."""
+    """Build a headline with the last value of each training mode's main metric; a critic with several outputs gets several."""
     headlines, wrong = [], end_alarms(batches)
     for mode, page in _pages():
-        name_end, label, alarm = page.headline
+        metric_name, label, alarm = page.headline
         for value, start in _values(mode, page, batches).items():
-            numbers = values_of(batches, start + name_end)
+            numbers = values_of(batches, start + metric_name)
             note = f"{numbers[0]:.2f} in the first batch" if len(numbers) > 1 else ""
-            state = ("no batch tells" if not numbers else alarm) if start + name_end in wrong else ""
+            state = ("no batch tells" if not numbers else alarm) if start + metric_name in wrong else ""
             last = f"{numbers[-1]:.2f}" if numbers else None
             headlines.append(Headline(label + (f": {value}" if value else ""), last, note, state))
     return headlines
 
 
 def _pages() -> list[tuple[type[Mode], Page]]:
-    """Return the modes that have a section on the page."""
+    """Return the training modes that describe a section of the page, each with that description."""
     return [(mode, mode.page) for mode in MODES.values() if mode.page is not None]
 
 
 def _values(mode: type[Mode], page: Page, batches: Lines) -> dict[str, str]:
-    """Map each value that a mode logs its headline metric for to the prefix of that value's metrics."""
-    end = page.headline[0]
-    numbers = metrics_in(batches, [Metric(f"{mode.name}/[value/]{end}")])
-    return {value: key.removesuffix(end) for key, value, _ in numbers}
+    """Map each output of a critic ("" for a mode's only one) to the prefix of the metrics that the mode logs for it."""
+    metric_name = page.headline[0]
+    numbers = metrics_in(batches, [Metric(f"{mode.name}/[value/]{metric_name}")])
+    return {value: key.removesuffix(metric_name) for key, value, _ in numbers}
 
 
 def _panel(chart: Chart, batches: Lines, names: Sequence[str] = (), **drawn: Any) -> list[Panel]:
-    """Build a panel with the curves of a chart, with a legend unless `names` are given; empty if no batch has the metrics."""
+    """Build a panel with a chart of training metrics, with a legend unless `names` are given; empty if no batch has them."""
     rows = [row for key, name in chart.series.items() for row in batch_curve(batches, key, name)]
     is_cut = chart.floor is not None and any(row["value"] < chart.floor for row in rows)
     note = chart.note + (f" What is below {chart.floor:g} is drawn there." if is_cut else "")

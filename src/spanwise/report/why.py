@@ -1,4 +1,4 @@
-"""Explain credit: sentences about a completion, the arithmetic of each block's credit, and the share of each token."""
+"""Explain the credit of a completion: in sentences, in the arithmetic of each block's credit, and by the share of each token."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy as np
 from spanwise.rollouts import CreditPart
 from spanwise.rollouts.rows import COMPLETION, TokenRow
 
-#: The number of significant digits in a shown number.
+#: The number of significant digits in a number on a report page.
 DIGITS = 4
 _MINUS = "\u2212"
 #: The largest number of blocks that a sentence names one by one.
 _NAMED = 3
-#: A term of a sum: its amount, the amount as text, and its name.
+#: A term of a sum that is shown as text: its amount, the amount as text, and its name.
 _Term = tuple[float, str, str]
 #: The statuses of a reward whose block the completion left out or wrote unreadably.
 LEFT_OUT = ("absent", "unparsable")
-#: Reason in `CreditPart.reason` -> why a reward that exists has no baseline.
+#: Maps a reason in `CreditPart.reason` to words that say why a reward has no baseline.
 _NO_BASELINE = {
     "singleton": "nobody to compare it with",
     "no_scale": "there is no spread to divide the difference by",
@@ -30,7 +30,7 @@ _NO_BASELINE = {
 
 @dataclass(frozen=True)
 class Rule:
-    """The rule by which a method credits, as far as a page explains it.
+    """How a credit method works, as far as a report page explains it: what the method credits, and by which objectives.
 
     Attributes:
         kind: what it credits: "block", "completion", "token", "step"; "" is not known.
@@ -52,7 +52,7 @@ class Rule:
 
 
 def rule_words(baseline: str | None, given: Sequence[str]) -> str:
-    """Say over which completions a baseline averages.
+    """Say in words which completions a reward baseline averages over.
 
     >>> rule_words("outcome", ["correct"]), rule_words("group", []), rule_words("none", [])
     ('same prompt, same correct', 'same prompt', 'nothing is subtracted')
@@ -82,7 +82,7 @@ def _factor(value: float) -> str:
 
 
 def equation(part: CreditPart) -> str:
-    """Write down how a part follows from reward, baseline and divisor; an empty text if it has no baseline."""
+    """Return one objective's credit as an equation of reward, baseline and divisor; an empty text without a baseline."""
     if part.worth is None or part.baseline is None or part.divisor is None:
         return ""
     difference = f"{shown(part.worth)} {_MINUS} {_factor(part.baseline)}"
@@ -94,13 +94,13 @@ def equation(part: CreditPart) -> str:
 
 
 def added(total: float, terms: Sequence[_Term]) -> str:
-    """Write down a sum of named terms."""
+    """Return a sum of named terms as text, such as `+0.5 = 0.8 (correct) − 0.3 (brier)`."""
     sum_text = " + ".join(f"{number} ({name})" for _, number, name in terms)
     return f"{shown(total, sign=True)} = {sum_text.replace(f'+ {_MINUS}', f'{_MINUS} ')}"
 
 
 def _term(weight: float, value: float, name: str) -> _Term:
-    """Build the term of a sum for a weighted value."""
+    """Build the named term `weight * value` of a sum that is shown as text."""
     return weight * value, shown(value) if weight == 1.0 else f"{shown(weight)} · {_factor(value)}", name
 
 
@@ -171,7 +171,7 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
 
 
 def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
-    """Explain the credit under one method: the arithmetic of its `blocks`, or a `note` if it has none."""
+    """Explain a completion's credit under one method: the arithmetic of each block, or a note if the file does not hold it."""
     blocks = {
         block: _explain_block(row, method, rule, block, credit) for block, credit in credits(row, method, rule).items()
     }
@@ -192,10 +192,10 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
 
 
 def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) -> dict[str, Any]:
-    """Explain the credit of a block: the parts that add up to it, and the share of each token."""
+    """Explain the credit of a block: the objectives' credits that add up to it, and the share of each token."""
     paying = [name for name, objective in rule.objectives.items() if block == COMPLETION or block in objective["pays"]]
     parts = list(row.parts.get(method, ()))
-    if not paying or len(parts) != 1:  # a single part may be the sum of all objectives
+    if not paying or len(parts) != 1:  # a method's only part may be for the sum of all objectives
         parts = [part for part in parts if part.objective in paying]
     score_share, score = row.own.get(method, (0.0, 0.0)) if rule.verdict in paying else (0.0, 0.0)
     terms: list[_Term] = []
@@ -224,7 +224,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
 
 
 def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """Describe the compared number if it is a sum of rewards or the value for a missing reward; empty for a plain reward."""
+    """Describe the number compared with a baseline if it is a sum of rewards or stands for a missing one; empty for a reward."""
     if part.worth is None:
         return ""
     if part.objective in row.statuses or part.objective in row.rewards or not rule.objectives:
@@ -237,14 +237,14 @@ def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
         if reward is None:
             return ""
         terms.append(_term(objective.get("weight", 1.0), reward, f"{name}, left out" if is_left_out else name))
-    # In a rollout of several turns, the sum also covers rewards of other rows, and then this text would be wrong.
+    # In a rollout of several turns, the compared sum also covers rewards of other turns, so these terms may not add up to it.
     total = math.fsum(amount for amount, *_ in terms)
     is_same = math.isclose(total, part.worth, rel_tol=1e-9, abs_tol=1e-9)
     return added(part.worth, terms).removeprefix("+") if is_same else ""
 
 
 def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """Describe the baseline and the divisor of a part, or say why the part has none."""
+    """Describe the baseline and the divisor behind one objective's credit, or say why the credit has none."""
     if part.baseline is None:
         status = row.statuses.get(part.objective) or "ok"
         if part.part != 0:
@@ -267,7 +267,7 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
 
 
 def _token_shares(row: TokenRow, method: str, block: str, credit: float) -> tuple[str, str]:
-    """Say which share of a block's credit each token carries, and the tokens together; empty if no token is trained."""
+    """Say how much credit each token of a block carries, and all of them together; empty if no token is trained."""
     advantages = {t: float(value) for t, value in enumerate(row.advantages[method]) if not math.isnan(value)}
     if advantages and row.stop.get(method):
         advantages[max(advantages)] -= row.stop[method]
@@ -289,7 +289,7 @@ def _range(low: float, high: float) -> str:
 
 
 def _explain_stop(row: TokenRow, method: str, rule: Rule) -> str:
-    """Explain the credit for leaving out every block that an objective pays; empty if there is no such credit."""
+    """Explain the credit on the last token for leaving out every block that an objective rewards; empty without such credit."""
     stop, credit = row.stop.get(method), row.credit.get(method, {})
     if not stop:
         return ""

@@ -1,4 +1,4 @@
-"""Load the words of the reports from `static/words.yaml`, and mark the terms of the glossary in a text."""
+"""Load the texts of the report pages from `static/words.yaml`, and mark the terms of the glossary in a text."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ import yaml
 from markupsafe import Markup, escape
 
 _WRITTEN = yaml.safe_load(files("spanwise.report").joinpath("static", "words.yaml").read_text(encoding="utf-8"))
-#: Title of a section -> the question that the section `asks`, its `text` and, for some, its `charts` of training batches.
+#: Maps the title of a page's section to the question that it `asks`, its `text` and, for some, its `charts`.
 SECTIONS: Mapping[str, Mapping[str, Any]] = _WRITTEN["sections"]
-#: Sentences that a section adds to its text if they apply.
+#: Sentences that a section of a report page adds to its text if they apply.
 NOTES: Mapping[str, str] = _WRITTEN["notes"]
-#: The names of evaluation figures and of ways of voting.
+#: Maps evaluation figures, and ways of voting, to their names on a report page.
 FIGURES: Mapping[str, str] = _WRITTEN["figures"]
 WAYS: Mapping[str, str] = _WRITTEN["ways"]
-#: The explanation of how tokens share a credit, and of what GRPO calls an advantage.
+#: The text that explains how the tokens of a block share its credit, and what GRPO calls an advantage.
 SHARING: str = _WRITTEN["sharing"]
-#: Maps each term to its meaning.
+#: Maps each term of the glossary to its meaning.
 GLOSSARY: Mapping[str, str] = _WRITTEN["glossary"]
 
 _TERMS = {term.lower(): term for term in GLOSSARY if term not in _WRITTEN["everyday"]}
-_ALTERNATIVES = "|".join(re.escape(term) for term in sorted(_TERMS, key=len, reverse=True))  # longer terms match first
+_ALTERNATIVES = "|".join(
+    re.escape(term) for term in sorted(_TERMS, key=len, reverse=True)
+)  # so that longer terms match first
 #: Matches a term of the glossary, also in the plural, but not as a part of a name with a dash or a dot.
 _PATTERN = re.compile(rf"(?<![\w./-])(?P<term>{_ALTERNATIVES})s?(?![\w/-])", re.IGNORECASE)
 
@@ -36,7 +38,7 @@ class Terms:
         self.met: dict[str, str] = {}  # maps a term to its meaning, in the order of the glossary
 
     def marked(self, text: str) -> Markup:
-        """Wrap the first mention of each term in an element that explains it."""
+        """Wrap the first mention of each glossary term in a text in an HTML element that explains the term."""
         used_terms: set[str] = set()
 
         def explain(match: re.Match[str]) -> str:

@@ -1,10 +1,10 @@
-"""Read and write rollout files: spanwise's own format, those of TRL, verl and verifiers, and tables that you made."""
+"""Read and write rollout files: spanwise's own format, those of TRL, verl and verifiers, and tables of your own."""
 
 from spanwise.errors import lacking
 
 try:
     import pyarrow as _pyarrow  # noqa: F401
-except ModuleNotFoundError as error:  # the core installs without pyarrow
+except ModuleNotFoundError as error:  # pyarrow is an optional dependency
     raise lacking("spanwise.rollouts", error) from error
 
 from spanwise.rollouts.read import read_rollouts

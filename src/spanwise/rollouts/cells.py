@@ -25,7 +25,7 @@ NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*|\s*[+-]?(inf
 
 
 def parse_numbers(values: Sequence[Any]) -> list[Any]:
-    """Convert a column of texts to numbers or booleans if every text is one, `NOTHING` to None; return other columns unchanged."""
+    """Convert a column of texts to numbers or booleans if every text is one or stands for none; return others unchanged."""
     values = [float(value) if isinstance(value, Decimal) else value for value in values]
     texts = [value for value in values if isinstance(value, str)]
     filled_texts = [text for text in texts if text.strip() not in NOTHING]
@@ -85,7 +85,7 @@ def is_list(value: Any) -> bool:
 
 
 def parse_literals(values: Iterable[Any], fits: Callable[[Any], bool]) -> Iterable[Any]:
-    """Parse the texts of a column if `fits` accepts every parsed value; otherwise return the column unchanged."""
+    """Parse the texts of a column as lists or objects if `fits` accepts every parsed value; otherwise return it unchanged."""
     fits_text = (fits(parse_literal(value)) for value in values if isinstance(value, str))
     return map(parse_literal, values) if next(fits_text, False) and all(fits_text) else values
 
@@ -118,12 +118,12 @@ Parts = Sequence[tuple[str, bool]]
 
 
 def clean(text: str) -> str:
-    """Replace lone surrogates, which JSON may contain and no UTF-8 file can hold."""
+    """Replace the lone surrogates in a text, which JSON may contain and no UTF-8 file can hold."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def content_text(content: Any) -> str:
-    """Return the text of a message's content: a string, a list of parts, or None.
+    """Return the content of a chat message, which may be a string, a list of parts or None, as text.
 
     >>> content_text([{"type": "text", "text": "Hi"}, {"type": "image"}])
     'Hi'

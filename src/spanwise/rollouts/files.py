@@ -29,7 +29,7 @@ REPORT: ContextVar[Callable[[str, int, int], None]] = ContextVar("report", defau
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """Turn errors of the operating system or of Arrow, in a `with` block that reads a file, into one sentence."""
+    """Turn errors of the operating system or of Arrow, in a `with` block that reads a file, into a DataError."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -46,14 +46,14 @@ def _first_line(error: Exception) -> str:
 
 
 def check_names(file: Path, names: Sequence[str]) -> None:
-    """Refuse a table that has two columns of one name."""
+    """Raise an error if a table has two columns of the same name."""
     repeated_name = next((name for name in names if names.count(name) > 1), None)
     if repeated_name is not None:
         raise DataError(f"'{file}' has several columns called '{repeated_name}'; give each column its own name.")
 
 
 def concatenate_tables(path: Path, tables: Iterable[pa.Table]) -> pa.Table:
-    """Concatenate the tables of several files."""
+    """Concatenate the Arrow tables of several files, or raise an error if their columns do not fit together."""
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
@@ -138,7 +138,7 @@ class RereadColumn:
 
 
 def record_columns(files: Sequence[Path], long: Collection[str | None]) -> dict[str, list[Any] | RereadColumn]:
-    """Turn the records of files into columns that store equal texts once; `long` columns are read again at every use."""
+    """Turn the JSON records of files into columns that store equal texts once; `long` columns are read again at every use."""
     shared_texts: dict[str, str] = {}
 
     def intern(name: str, value: Any) -> Any:

@@ -59,7 +59,7 @@ def hidden(value: Any, stand_in: str | None = HIDDEN, *, within: str = "") -> An
 
 
 def _is_secret(name: str, value: Any, within: str) -> bool:
-    """Return whether a setting in the section `within` is a text whose name says that it is secret."""
+    """Return whether a setting in the recipe's section `within` is a text whose name says that it is secret."""
     snake_name = re.sub(r"(?<=[a-z])(?=[A-Z])|-", "_", name).lower()
     has_secret_name = _SECRET.search(snake_name) is not None and _SPECIAL_TOKEN.search(snake_name) is None
     return isinstance(value, str) and (has_secret_name or (within, snake_name) == ("trainer", "token"))
@@ -163,11 +163,11 @@ class RunFolder:
         add_line(self.path / "metrics.jsonl", json.dumps(dict(line)))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write `summary.json` at once; a run with this file has ended."""
+        """Write `summary.json`, whose presence marks a run as finished."""
         write_text(self.path / "summary.json", json.dumps(hidden(dict(summary)), indent=2) + "\n")
 
     def write_rollouts(self, parts: Sequence[pa.Table], *, step: int, kind: str = TRAINING) -> None:
-        """Write a batch, whose parts come from several processes, to `<kind>/step_<step>.parquet`."""
+        """Write the rollouts of a batch, one table from each process, to `<kind>/step_<step>.parquet`."""
         write_rollouts(self.path / kind / f"step_{step:06d}.parquet", parts)
 
 

@@ -25,7 +25,7 @@ _REFUSED = {
     **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"), "is compressed; unpack it first."),
     **dict.fromkeys((".xls", ".xlsx", ".ods"), "is a spreadsheet; save it as CSV in UTF-8."),
 }
-#: Where rollout files lie in a folder; the first pattern with a file is taken.
+#: The patterns of rollout files in a folder; the first pattern that matches a file is taken.
 _PLACES = (
     "rollouts/*.parquet", "completions/*.parquet", "*.parquet", "traces.jsonl", "results.jsonl", "[0-9]*.jsonl", "*.csv", "*.tsv",
     "*.eval", "samples_*.jsonl", "rollout_data/[0-9]*.pt", "[0-9]*.pt",
@@ -74,7 +74,7 @@ def read_rollouts(
     root = Path(path)
     files = rollout_files(root)
     for file in (root, *files):
-        if str(file) != clean(str(file)):  # no message, table or page could print such a name
+        if str(file) != clean(str(file)):  # a name that is not valid UTF-8 cannot be printed
             raise DataError(f"The name of '{clean(str(file))}' is not valid UTF-8; rename it.")
         if file.suffix.lower() in _REFUSED and file.is_file():
             raise DataError(f"'{file}' {_REFUSED[file.suffix.lower()]}")
@@ -106,7 +106,7 @@ def rollout_files(path: Path) -> list[Path]:
 def _choose_reader(
     file: Path, files: Sequence[Path], columns: Mapping[str, str] | None
 ) -> Callable[..., RolloutTable] | None:
-    """Return the function that reads a file's format; None for a table, by its content or because the user names its columns."""
+    """Return the function that reads a file's format; None for a plain table, or if the user names columns."""
     if file.suffix.lower() in SUFFIXES:
         return None
     reader, format_name = None, ""
@@ -142,10 +142,12 @@ def _choose_reader(
 
 
 def _check_parquet(file: Path) -> None:
-    """Refuse a text file such as CSV as what it is, before Arrow calls it damaged parquet."""
+    """Raise an error that says that a file is text or CSV, before Arrow calls it damaged parquet."""
     with file.open("rb") as stream:
         beginning = stream.read(200)
-    first_line = "".join(beginning.decode(errors="surrogateescape").splitlines()[:1])[:60]  # surrogates are not printable
+    first_line = "".join(beginning.decode(errors="surrogateescape").splitlines()[:1])[
+        :60
+    ]  # non-text bytes cannot be printed
     if first_line and first_line.isprintable() and not beginning.startswith(b"PAR1"):
         problem = f"is text in no known format. Known formats: {FORMATS}"
         problem = "looks like CSV; rename it to '.csv' (or '.tsv')" if "," in first_line or "\t" in first_line else problem

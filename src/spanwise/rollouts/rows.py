@@ -26,7 +26,7 @@ from spanwise.rollouts.table import load_tokenizer
 from spanwise.segment import Vocabulary
 from spanwise.types import Fault
 
-#: The name of the only credited unit if a method gives the whole completion one number.
+#: The name in place of a block's if a method gives the whole completion one credit.
 COMPLETION = "completion"
 
 
@@ -70,7 +70,7 @@ def read_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
 
 
 def credited_units(by_block: Mapping[str, Float[Tensor, " n"]], kind: str) -> dict[str, Float[Tensor, " n"]]:
-    """Return the credit by block, or once for the `completion` if the method's kind is so and all blocks get the same credit.
+    """Return the credit by block, or once as `completion` if the method credits whole completions and all blocks agree.
 
     >>> same = {"a": torch.tensor([0.5, torch.nan]), "b": torch.tensor([0.5, -0.5])}
     >>> credited_units(same, "completion")["completion"].tolist(), list(credited_units(same, "block"))
@@ -87,7 +87,7 @@ def credited_units(by_block: Mapping[str, Float[Tensor, " n"]], kind: str) -> di
 
 
 def stop_credit(stop_n: Float[Tensor, " n"]) -> dict[str, Float[Tensor, " n"]]:
-    """Return the credit for leaving out every paid block under the name `stop`, with NaN for 0; nothing if all are 0."""
+    """Return the credit for leaving out every rewarded block under the name `stop`, with NaN for 0; empty if all are 0."""
     return {schema.STOP: stop_n.masked_fill(stop_n == 0, torch.nan)} if bool((stop_n != 0).any()) else {}
 
 
@@ -105,7 +105,7 @@ def summarise_credit(credit_n: Float[Tensor, " n"]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TokenRow:
-    """One completion as plain Python data.
+    """One completion for the token view, as plain Python data: tokens, advantages, blocks, rewards and credit.
 
     Attributes:
         prompt: its text.
@@ -224,13 +224,13 @@ def token_rows(
 
 
 def _part(entry: dict[str, Any]) -> CreditPart:
-    """Build a part from its entry in a file; in old files without reasons, a part of 0 without a baseline was a singleton's."""
+    """Build a CreditPart from a file's entry; in old files without reasons, 0 without a baseline means a group of one."""
     stands_alone = entry["baseline"] is None and entry["worth"] is not None and entry["part"] == 0
     return CreditPart(**{"reason": "singleton" if stands_alone else "", **entry})
 
 
 def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray | None) -> dict[str, list[tuple[int, int]]]:
-    """Map each block to its token intervals: runs of tokens if the file names the block of each token, otherwise one span."""
+    """Map each block to its token intervals: several if the file names the block of each token, otherwise one."""
     if block_t is None:
         return {name: [(row[schema.column("start", name)], row[schema.column("end", name)])] for name in blocks}
     edges = [0, *(np.flatnonzero(np.diff(block_t)) + 1).tolist(), len(block_t)]

@@ -98,10 +98,10 @@ class CreditPart:
 
 
 _ARROW_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "float | None": pa.float64()}
-#: The type of an entry of `parts/<method>`.
+#: The Arrow type of an entry of the column `parts/<method>`: the credit from one objective.
 PART = pa.struct([(part_field.name, _ARROW_TYPES[str(part_field.type)]) for part_field in fields(CreditPart)])
 _NUMBERS = pa.list_(pa.float32())
-#: The type of every column; a family of columns is listed by its prefix.
+#: The Arrow type of every column of a rollout file; a family such as `reward/<objective>` is listed by its prefix.
 COLUMNS = {
     STEP: pa.int64(), GROUP: pa.int64(), ROLLOUT: pa.int64(), PROMPT: pa.string(), IDS: pa.list_(pa.int32()),
     TOKENS: pa.list_(pa.string()), TRAINABLE: pa.list_(pa.bool_()), TEXT: pa.string(), FAULT: pa.int64(),
@@ -123,13 +123,13 @@ def column(family: str, *names: str) -> str:
 
 
 def family_names(names: Iterable[str], *family: str) -> list[str]:
-    """Return the blocks or objectives that a family of columns is written for, such as the objectives of `reward/<objective>`."""
+    """Return the blocks or objectives that have a column of a family, such as the objectives of `reward/<objective>`."""
     prefix = f"{column(*family)}/"
     return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
 
 def value_columns(streams: Sequence[str]) -> list[str]:
-    """Return the names of the columns for a critic's values, one per stream; a single stream has no name."""
+    """Return the names of the columns for a critic's values, one per named value; a critic's only value has no name."""
     return [VALUES] if len(streams) < 2 else [column(VALUES, stream) for stream in streams]
 
 
@@ -237,7 +237,7 @@ def span_columns(
 
 
 def score_columns(scores: Scores) -> dict[str, Any]:
-    """Return the columns of rewards, statuses, notes and stated values for every objective."""
+    """Return the columns of rewards, their statuses and notes, and the numbers that completions state, for every objective."""
     columns: dict[str, Any] = {}
     for m, objective in enumerate(scores.names):
         columns[column("reward", objective)] = scores.reward_nm[:, m]
@@ -262,7 +262,7 @@ def credit_columns(
 
 
 def _part_lists(credit: Credit) -> pa.Array:
-    """Build the column `parts/<method>`: for each completion a list with one struct per compared reward."""
+    """Build the column `parts/<method>`: for each completion a list with one struct (`CreditPart`) per objective."""
     adv_nm, comparison = credit.explained
     assert credit.weight_m is not None, "it compares objectives"
     n, m = adv_nm.shape
@@ -306,7 +306,7 @@ def offsets(column: pa.ChunkedArray) -> Int[np.ndarray, " o"]:
 
 
 def token_edges(table: pa.Table, names: Iterable[str], file: str) -> Int[np.ndarray, " o"]:
-    """Return the `offsets` of the completions' tokens; refuse columns whose lists differ in length."""
+    """Return where each completion's tokens start in the flat columns; refuse columns whose lists differ in length."""
     edges = None
     for name in names:
         lists = column_of(table, name, file)
@@ -329,7 +329,7 @@ def token_edges(table: pa.Table, names: Iterable[str], file: str) -> Int[np.ndar
 def write_rollouts(
     file: Path, parts: Iterable[pa.Table], *, pieces: Sequence[bytes] | None = None, tokenizer: Path | None = None
 ) -> None:
-    """Write a rollout file part by part; the file appears only when it is complete.
+    """Write a rollout file from tables of completions, one after the other; the file appears only when it is complete.
 
     Args:
         file: its folder is made if it does not exist.
@@ -358,7 +358,7 @@ def write_rollouts(
     texts_of_id, empty_id = [*(pieces or ()), b""], len(pieces or ())
     try:
         texts = pa.array([piece.decode() for piece in texts_of_id], pa.string())
-    except UnicodeDecodeError:  # a token may hold part of a character
+    except UnicodeDecodeError:  # a token may be part of a UTF-8 character
         texts = pa.array(texts_of_id, pa.binary())
     writer: pq.ParquetWriter | None = None
     with whole_file(file) as temporary:
@@ -417,7 +417,7 @@ class Rollouts:
     more: Mapping[str, Tensor] = field(default_factory=dict)
 
     def recorded(self, *, step: int, rollout_n: Int[Tensor, " n"] | None = None) -> pa.Table:
-        """Return the table for the rollout file, without padding; `answer` is the only dataset column.
+        """Return the batch as a table for the rollout file, without padding; of the dataset's columns it holds only `answer`.
 
         Args:
             step: of training, which a batch may serve several optimiser steps of.

@@ -83,7 +83,7 @@ class Ragged:
 
 
 def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int]]:
-    """Split rows into runs (first, last) whose padded tables have at most `size` entries; a longer row is a run by itself.
+    """Split rows into chunks (start, end) whose padded tables have at most `size` entries; a longer row is its own chunk.
 
     >>> list(fitting_runs(np.array([3, 1, 4]), 6))
     [(0, 2), (2, 3)]
@@ -99,7 +99,7 @@ def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[in
 
 
 def gather(places: Int[np.ndarray, "m t"], values: Shaped[np.ndarray, " v"], nowhere: Any) -> Shaped[Tensor, "m t"]:
-    """Fill the padded table of `Ragged.places` with flat values, and its padding with `nowhere`."""
+    """Replace each index in a padded table (`Ragged.places`) by the flat value there, and -1 by `nowhere`."""
     return torch.from_numpy(np.where(places >= 0, values[places], np.asarray(nowhere, dtype=values.dtype)))
 
 
@@ -118,7 +118,9 @@ class AsRecorded(NamedTuple):
     says: str  # the numbers' description for the user
     value: Float[np.ndarray, " v"]  # one number per completion, or per token if `by_token`
     shares: bool = False  # True if the numbers are shared out over tokens, so that a plain sum is the objective
-    by_block: Mapping[str, Float[Tensor, " n"]] = MappingProxyType({})  # block (or `stop`) -> credit; `value` is their sum
+    by_block: Mapping[str, Float[Tensor, " n"]] = MappingProxyType(
+        {}
+    )  # maps blocks (or `stop`) to credit that adds up to `value`
     by_token: bool = False
 
 
@@ -190,7 +192,7 @@ class RolloutTable:
 
     @property
     def verdict(self) -> str | None:
-        """Return the first recorded reward of `VERDICTS` that holds only 0 and 1."""
+        """Return the name of a recorded reward that marks right answers with 1 and wrong ones with 0; None without one."""
         for name in VERDICTS:
             value_n = self.rewards[name].value_n if name in self.rewards else None
             if value_n is not None and bool((value_n.isnan() | (value_n == 0) | (value_n == 1)).all()):
@@ -211,7 +213,7 @@ class RolloutTable:
         trained: Collection[str] = (),
         notes: Sequence[str] = (),
     ) -> RolloutTable:
-        """Build the table from the columns of a reader; completions of one step with equal `keys` (None: prompts) are a group.
+        """Build a table from the columns that a reader read; completions of one step with equal `keys` (None: prompts) are a group.
 
         The reward that a trainer compared is the column `score` or `reward` (`scores`, `rewards`), else the sum of those `trained`.
         """
@@ -266,7 +268,7 @@ def is_computed(name: str) -> bool:
 def training_record(
     rewards: Mapping[str, Reward], columns: Mapping[str, Sequence[Any]] = MappingProxyType({})
 ) -> AsRecorded | None:
-    """Return the numbers that completions were trained with: the advantages or block credit in `columns`, or else rewards."""
+    """Return the numbers that a trainer used for its completions: advantages or block credit in `columns`, or else rewards."""
     computed = parse_rewards({name: values for name, values in columns.items() if is_computed(name)})
     candidates = {**rewards, **computed}
     name = next((name for name in ("advantage", "score", "reward") if name in candidates), None)
@@ -316,7 +318,7 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
         texts = iterate_texts()
         while chunk := list(islice(texts, AT_ONCE)):
             for text, encoding in zip(chunk, backend.encode_batch(chunk, add_special_tokens=False), strict=True):
-                text_ids = np.array(encoding.ids, np.int32)  # an encoding takes a hundred bytes per token
+                text_ids = np.array(encoding.ids, np.int32)  # the encoding itself would take a hundred bytes per token
                 ids.frombytes(text_ids.tobytes())
                 text_lengths.append(len(text_ids))
                 changed_texts += vocabulary.join(text_ids)[0] != text.encode()

@@ -20,7 +20,7 @@ from spanwise.types import Status
 
 #: The fields of a trace's node with a number for each sampled token.
 STREAMS = ("logprobs", "advantages", "reference_logprobs", "trainer_logprobs", "entropies")
-#: The field of a node with named lists of a number for every token.
+#: The field of a trace's node that maps names to loss weights, a list with a number for every token.
 _WEIGHTS = "loss_weights"
 
 
@@ -35,7 +35,7 @@ class Trace:
     step: int
     keyed: bool  # True if the episode itself names its group
     task: Mapping[str, Any]
-    paths: list[tuple[list[int], list[int]]]  # the context nodes and the own nodes of each branch that trains
+    paths: list[tuple[list[int], list[int]]]  # for each trained branch, the nodes of its context and those it adds
 
     def prompt(self, before: Sequence[int]) -> str:
         """Return the messages of the nodes `before` a completion as text."""
@@ -43,14 +43,14 @@ class Trace:
 
 
 class NodeTokens(NamedTuple):
-    """The tokens of a node in a trace; a stream has a number for each token, 0 if no model sampled it."""
+    """The tokens of a node (a message) in a trace, and lists with a number for each token, 0 if no model sampled it."""
 
     ids: list[int]
     mask: list[bool]
     streams: dict[str, list[float]]
 
     def stream(self, name: str) -> list[float]:
-        """Return the numbers in a stream; if the node lacks the stream, NaN for sampled tokens."""
+        """Return a number for each token from a list such as `logprobs`; if the node lacks it, NaN for sampled tokens."""
         return self.streams.get(name, [math.nan if flag else 0.0 for flag in self.mask])
 
 
@@ -142,7 +142,7 @@ def write_traces(
 
 
 def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[float]]) -> None:
-    """Copy a file of traces with new advantages: one row per branch, in the order of `Trace.paths`."""
+    """Copy a file of traces with new advantages, which come as one row per branch in the order of `Trace.paths`."""
     with whole_file(file) as temporary, temporary.open("w", encoding="utf-8") as stream:
         for _, _, record in read_records([source]):
             for trace in trained_traces(record):
@@ -201,7 +201,7 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
 
 
 def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield the context nodes and the own nodes of each branch that trains.
+    """Yield, for each trained branch of a trace, the nodes of its context and the nodes that it adds to them.
 
     The first branch through a sampled node owns it; for other branches it is context. An attempt to shorten the history trains only
     if the agent continued from it.
@@ -288,7 +288,7 @@ def _trajectories(record: Mapping[str, Any]) -> Iterator[Trajectory]:
 
 
 def _turns(trace: Trace) -> Iterator[Turn]:
-    """Yield each sampled node of a trace as a turn, whose prompt is the tokens since the sampled node before."""
+    """Yield each sampled node of a trace as a turn, whose prompt is the tokens since the previous sampled node."""
     nodes = trace.nodes
     tokens_of_node = {i: node_tokens(trace, i) for path in trace.paths for node_ids in path for i in node_ids}
     turn_of_node: dict[int, int] = {}

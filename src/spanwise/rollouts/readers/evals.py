@@ -37,7 +37,7 @@ def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None
 def _inspect_completions(
     files: Sequence[Path], rows: list[dict[str, Any]], unanswered_ids: list[Any]
 ) -> Iterator[cells.Parts]:
-    """Yield the completion of every sample and append the other fields to `rows`; collect the ids of samples without one."""
+    """Yield every sample's completion, append its other fields to `rows`, and collect the ids of samples without completion."""
     for sample in _read_samples(files):
         prompt, completion = cells.split_chat([*map(_to_message, sample.messages)])
         if completion is None:
@@ -46,7 +46,7 @@ def _inspect_completions(
         columns = {"answer": cells.answer_text(sample.target), "epoch": sample.epoch, **cells.scalar_fields(sample.metadata)}
         rewards = {} if sample.error else _score_values(sample.scores or {})
         question = sample.input if isinstance(sample.input, str) else [*map(_to_message, sample.input)]
-        key = sample.id, cells.prompt_text(question)  # two tasks in a folder may both have a sample 1
+        key = sample.id, cells.prompt_text(question)  # the logs of two tasks may both have a sample 1
         rows.append({"prompt": cells.prompt_text(prompt), "key": key, "rewards": rewards, "columns": columns})
         yield cells.completion_parts(completion)
 
@@ -63,7 +63,7 @@ def _read_samples(files: Sequence[Path]) -> Iterator[Any]:
     for file in files:
         try:
             yield from read_eval_log_samples(str(file), all_samples_required=False)
-        except Exception as error:  # zip, JSON and Inspect each raise their own type
+        except Exception as error:  # zip, JSON and Inspect each raise their own exceptions
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise DataError(f"'{file}' cannot be read as a log of Inspect; it is damaged or cut off ({reason}).") from error
 
@@ -80,7 +80,7 @@ def _to_message(message: Any) -> dict[str, Any]:
 
 
 def _score_values(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of every scorer by name, with numbers for Inspect's letters."""
+    """Return the values of every Inspect scorer by name, with numbers in place of grades such as "C" (correct)."""
     values: dict[str, Any] = {}
     for name, score in scores.items():
         entries = score.value if isinstance(score.value, Mapping) else {"": score.value}
@@ -108,7 +108,7 @@ def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None
 
 
 def _lm_eval_responses(files: Sequence[Path], rows: list[dict[str, Any]]) -> Iterator[cells.Parts]:
-    """Yield the responses to every document once, and append their fields to `rows`."""
+    """Yield the responses to each document once, though a file has a line per filter, and append their fields to `rows`."""
     rows_of_document: dict[str, list[dict[str, Any]]] = {}
     for record in parse_records(files, _parse_lm_eval):
         texts, key = record.pop("texts"), record["key"]
@@ -146,7 +146,7 @@ def _parse_lm_eval(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build_table(source: str, path: Path, tokens: Any, rows: Sequence[Mapping[str, Any]], note: str) -> RolloutTable:
-    """Turn the rows of a log into a table; rows with equal keys are a group."""
+    """Build a RolloutTable from the rows of an evaluation log; rows with equal keys are a group."""
     return RolloutTable.of(
         source,
         path,

@@ -33,10 +33,10 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     if source == schema.IDS and tokenizer is None:
         tokenizer = (folder and tokenizer_in(folder)) or schema.tokenizer_of(arrow_schema)
     per_token = schema.token_columns(names)
-    # Completions were trained with the advantages of `recorded`, or of the only method.
+    # The advantages that training used are those called `recorded`, or those of the only method in the file.
     trained_methods = [schema.RECORDED] if schema.RECORDED in methods else methods if len(methods) == 1 else []
     trained_columns = [name for method in trained_methods if (name := schema.column("advantages", method)) in names]
-    # Methods compute credit again, segmentation finds the spans again, and a tokenizer decodes the text again.
+    # Columns of credit, spans and text stay unread, because methods, segmentation and the tokenizer produce them again.
     unread = {name for method in methods for name in schema.method_columns(method, names)} - {*trained_columns}
     unread |= {schema.column("start", block) for block in schema.family_names(names, "end")}
     unread |= set() if tokenizer is None else {schema.TEXT}
@@ -57,7 +57,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         tokens = TokenizedTexts(Ragged(schema.flat_values(table[source], np.int32), edges), trainable, vocabulary, "")
         _check_spelling(files[0], vocabulary, tokenizer)
     else:
-        per_token, trained_columns = [], []  # numbers per token do not fit the words of the text
+        per_token, trained_columns = [], []  # the text is split into words, which numbers per token do not fit
         if schema.TEXT not in names:
             raise DataError(f"'{path}' holds token ids, but no text; give the folder of the tokenizer with --tokenizer.")
         note = (
@@ -93,7 +93,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
 
 
 def tokenizer_in(run: Path) -> Path | None:
-    """Return the folder in a run that holds its tokenizer: `model`, or `tokenizer` if a script trained; None without either."""
+    """Return the folder in a run that holds its tokenizer: `model`, or `tokenizer` after a user's script; None without either."""
     return next((run / name for name in ("model", "tokenizer") if (run / name / "tokenizer.json").is_file()), None)
 
 

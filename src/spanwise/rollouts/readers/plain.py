@@ -38,7 +38,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 _COMPLETIONS = {*NAMES["completion"], *NAMES["completions"], "messages"}
 #: Prefixes that mark a column as a reward.
 REWARD_STARTS = ("rewards/", schema.column("reward", ""))
-#: The two ways to name the column for a role, for error messages.
+#: The two ways in which a user can name the column for a role, for error messages.
 _HOW = "--columns {role}=NAME, in Python columns={{'{role}': 'NAME'}}"
 #: The names that pandas gives an index column.
 _INDEX = ("", "__index_level_0__", "Unnamed: 0")
@@ -69,7 +69,7 @@ def read_plain(
     row_count = max(map(len, table.values()), default=0)
     if not row_count:
         raise DataError(f"'{path}' holds no completions.")
-    # A file that names no completions may have a column for each of their parts.
+    # A table without a column of completions may have a column for each part of a completion.
     parts = (
         parts if {*parts} <= table.keys() and not table.keys() & _COMPLETIONS and "completion" not in role_columns else ()
     )
@@ -114,7 +114,7 @@ def read_plain(
 
 
 def _join_parts(path: Path, table: Mapping[str, Any], parts: Sequence[str]) -> dict[str, Any]:
-    """Return the table with a column of completions in the place of their parts, each of which is written between tags."""
+    """Replace the columns that hold the parts of completions by a column of completions, with each part between tags."""
     tags = [tag for part in parts for tag in (f"<{part}>", f"</{part}>")]
     completions = []
     for row, row_cells in enumerate(zip(*(table[part] for part in parts), strict=True)):
@@ -136,7 +136,7 @@ def _read_columns(path: Path, files: Sequence[Path], roles: Mapping[str, str]) -
         long_names = {*_COMPLETIONS, roles.get("completion"), roles.get("completions")}
         return "JSON" if suffix == ".json" else "JSONL", record_columns(files, long_names), note
     tables: list[pa.Table] = []
-    # TRL writes a batch that serves several optimiser steps into several files.
+    # TRL writes a batch that serves several optimiser steps into several files, of which one is kept.
     is_trl = all(_is_trl(pq.read_schema(file)) for file in files)
     for table in map(pq.read_table, files):
         if not (is_trl and tables and table.drop_columns(["step"]).equals(tables[-1].drop_columns(["step"]))):
@@ -164,7 +164,7 @@ def _is_trl(schema: pa.Schema) -> bool:
 
 
 def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
-    """Check the roles that the user gave to columns, and return them."""
+    """Check and return the roles (prompt, completion, answer, ...) that the user gave to columns."""
     role_of_column: dict[str, str] = {}
     for role, name in role_columns.items():
         if role not in NAMES:
@@ -180,13 +180,13 @@ def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str]) -> dict[str, str]:
-    """Map each role to its column, as the user says or by name; without completions, the prompts must be conversations."""
+    """Map each role, such as prompt, to its column, as the user says or by name; without completions, prompts must be chats."""
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
     problem = f"'{path}' has the columns {', '.join(map(str, names[:12])) or '(none)'}{more}"
     for role, name in role_columns.items():
         if name not in names:
             raise DataError(f"--columns {role}={name}: {problem}. {unknown('column', name, names).split(' Known: ')[0]}")
-    used_names = {name for role, name in role_columns.items() if role != "group"}  # the group may be the prompt
+    used_names = {name for role, name in role_columns.items() if role != "group"}  # one column may be both group and prompt
     roles = dict(role_columns)
     for role in ("prompt", "completion", "answer", "group", "step"):
         list_names = NAMES["completions"] if role == "completion" else ()
@@ -244,7 +244,7 @@ def _split_conversation(cell: Any) -> tuple[Any, list[Any]]:
 
 @dataclass(frozen=True)
 class _PlainTable:
-    """A table whose columns have roles; iterate over `read_completions` first, because it fills `sources`."""
+    """A table whose columns have roles such as prompt; iterate over `read_completions` first, because it fills `sources`."""
 
     path: Path
     table: Mapping[str, Any]
@@ -276,7 +276,7 @@ class _PlainTable:
                 yield cells.completion_parts(completion)
 
     def expand_columns(self) -> dict[str, list[Any]]:
-        """Return the other columns with a value per completion: that of its row, or its entry in the row's list."""
+        """Return the columns without a role, with a value per completion: that of its row, or its entry in the row's list."""
         answer, group = self.roles.get("answer"), self.roles.get("group")
         skipped_names = {self.roles.get(role) for role in ("prompt", "completion", "completions", "step")}
         has_lists = "completions" in self.roles or any(source.siblings > 1 for source in self.sources)
@@ -340,7 +340,7 @@ class _PlainTable:
 
 
 def _name_rewards(path: Path, columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-    """Return the columns that may be rewards by the name of the reward; `rewards/NAME` becomes NAME."""
+    """Map the names of rewards to the columns that may hold them; a column `rewards/NAME` holds NAME."""
     rewards: dict[str, Sequence[Any]] = {}
     for name, values in columns.items():
         prefix = next((prefix for prefix in REWARD_STARTS if name.startswith(prefix) and name != prefix), "")

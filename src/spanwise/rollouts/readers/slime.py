@@ -18,7 +18,7 @@ from spanwise.rollouts.table import Ragged, RolloutTable, TokenizedTexts, load_t
 
 
 def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read slime's samples: the number of a rollout is the step, `group_index` the group, `label` the answer.
+    """Read slime's samples, with the rollout's number as the step, `group_index` as the group and `label` as the answer.
 
     A sample that slime leaves out of the loss is compared and gets no credit.
     """
@@ -67,7 +67,7 @@ def _read_dump(file: Path) -> Iterator[dict[str, Any]]:
             dump = torch.load(file, map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as error:  # torch, pickle and zipfile each raise their own types
+    except Exception as error:  # torch, pickle and zipfile each raise their own exceptions
         raise DataError(
             f"'{file}' is not a dump of slime, or it is damaged: torch cannot load it without running code in it. Give a file of "
             "slime's --save-debug-rollout-data."
@@ -102,7 +102,7 @@ def _parse_sample(sample: Any) -> dict[str, Any]:
         "prompt": cells.prompt_text(sample["prompt"]),
         "response": cells.content_text(sample["response"]),
         "ids": ids[len(ids) - length :],
-        "mask": flags if flags.any() else ~flags,  # slime masks every token of a sample that it leaves out
+        "mask": flags if flags.any() else ~flags,  # if slime leaves a sample out of the loss, it masks every token
         "learned": bool(flags.any()) and not sample.get("remove_sample", False),
         "logps": None if logps is None else np.array(logps, dtype=np.float32),
         "group": sample.get("group_index"),

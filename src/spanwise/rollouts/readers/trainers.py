@@ -26,7 +26,7 @@ _NO_REWARDS = ("gts", "answer", "uid", "request_id")
 
 
 def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read verl's dump; rows of a group share the `uid`, or its beginning in a rollout key of V1, or else the prompt's text."""
+    """Read verl's dump; completions are grouped by `uid`, or by its prompt id in verl V1, or else by the prompt's text."""
     rows: list[dict[str, Any]] = []
     tokens = tokenize(_read_outputs(files, rows), tokenizer)
     columns = cells.by_column(rows)
@@ -38,7 +38,7 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     matches = [match for match in map(_ROLLOUT_KEY.fullmatch, keys) if match]
     if len(matches) == len(keys):
         keys = [match[1] for match in matches]
-    elif len(set(zip(keys, steps, strict=True))) == len(keys):  # no two rows share a uid
+    elif len(set(zip(keys, steps, strict=True))) == len(keys):  # a uid of its own for each row makes no groups
         keys = []
     return RolloutTable.of(
         "verl",
@@ -53,7 +53,7 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
 
 
 def _read_outputs(files: Sequence[Path], rows: list[dict[str, Any]]) -> Iterator[cells.Parts]:
-    """Yield the output of every record and append the other fields to `rows`."""
+    """Yield the output of every verl record, and append the record's other fields to `rows`."""
     prompts: dict[str, str] = {}
     for row in parse_records(files, _parse_verl):
         row["input"] = prompts.setdefault(row["input"], row["input"])
@@ -80,7 +80,7 @@ _LEGACY_FIELDS = ("answer", "reward", "example_id")
 
 
 def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read verifiers' episodes, with one completion per branch of a trace that trains; the branches of a trace are one rollout.
+    """Read verifiers' episodes: each trained branch of a trace is a completion, and all branches of a trace are one rollout.
 
     Token ids are read if every trace has them and a tokenizer is given, otherwise messages.
     """
@@ -128,7 +128,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
 
 
 def _unanswered_note(errors: Sequence[str | None]) -> str:
-    """Tell the user how many episodes have no completion, with the most frequent of their errors (None: has a completion)."""
+    """Tell the user how many episodes have no completion, and their most frequent error; `errors` holds None for others."""
     error_counts = Counter(error for error in errors if error is not None)
     if not error_counts:
         return ""
@@ -152,7 +152,7 @@ def _parse_episode(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str
 
 
 def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each branch of an episode's traces, from the branch's first own sampled token on."""
+    """Yield a table row for each trained branch of an episode, from the first sampled token that no earlier branch has."""
     for trace in trained_traces(record):
         for n, (earlier_nodes, nodes) in enumerate(trace.paths):
             tokens = [node_tokens(trace, i) for i in nodes]
@@ -176,7 +176,7 @@ def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                     for name in ("logprobs", "advantages")
                     if any(name in node.streams for node in tokens)
                 },
-                "opens": n == 0,  # the first branch opens its trace
+                "opens": n == 0,  # whether a new trace begins with this branch
             }
 
 
@@ -197,7 +197,7 @@ def _legacy_row(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_advantages(fields: Mapping[str, Sequence[Any]], tokens: TokenizedTexts, *, has_ids: bool) -> AsRecorded | None:
-    """Return the advantages of the traces, or their mean per completion if the text was split into other tokens."""
+    """Return the advantages that traces record, or their mean per completion if the text was split into other tokens."""
     if not any("advantages" in streams for streams in fields["streams"]):
         return None
     token_values = np.full(len(tokens.trainable), np.nan)
