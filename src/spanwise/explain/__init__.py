@@ -1,4 +1,4 @@
-"""Warnings on a batch, a run and an evaluation: one table of rules, and the sentences that follow from it."""
+"""Warn about problems of a batch, a training run or an evaluation by rules, each with a sentence and the usual cause."""
 
 from spanwise.explain.alarms import alarms, batch_alarms, end_alarms
 from spanwise.explain.remarks import setup_warnings

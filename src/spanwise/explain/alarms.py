@@ -136,7 +136,7 @@ def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _longest_run(batches: Sequence[Mapping[str, Any]], key: str, name: str, alarm: Alarm) -> list[Mapping[str, Any]]:
-    """Return the longest run of batches in which an alarm holds; a batch without the metric ends a run."""
+    """Return the most batches in a row in which a metric's alarm holds; a batch without the metric interrupts the row."""
     excusing_key = alarm.unless.format(name=name)
 
     def holds(line: Mapping[str, Any]) -> bool:

@@ -73,7 +73,7 @@ class Watch:
         self._batches: deque[Mapping[str, Any]] = deque(maxlen=IN_A_ROW)
 
     def of_reading(self, reading: Reading) -> tuple[list[str], bool]:
-        """Return a batch's `setup_warnings` not given before, and whether a missing tag or reward prevents some training."""
+        """Return a batch's new `setup_warnings`, and whether a missing tag or reward leaves some objective untrained."""
         warnings = setup_warnings(reading, self.scheme)
         sentences = self._take_new(warnings)
         # Later warnings about logged metrics would repeat some of these in other words, so their keys count as given.

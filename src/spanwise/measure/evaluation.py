@@ -41,8 +41,8 @@ def figures(
 ) -> dict[str, float | None]:
     """Compute the figures of one evaluation; those of calibration cover only completions that state a confidence.
 
-    Accuracy is over those whose answer could be judged; `verdict_rate` is their share. `brier` is the mean squared distance between
-    confidence and correctness, `sharpness` the variance of the confidences: 0 if the policy always says the same.
+    Their share is `coverage`. Accuracy is over those whose answer could be judged; `verdict_rate` is their share. `brier` is the
+    mean squared distance between confidence and correctness, `sharpness` the variance of the confidences: 0 if all are the same.
 
     A collapsed policy has a beautiful ECE: read accuracy, refusal and format rate first.
 
@@ -318,7 +318,7 @@ def bounds(
     """Compute the bounds of an ECE from the noise of its bins' gaps; `side_b` is -1 for the bins of a subtracted run."""
     tail = (1 - level) / 2
     stretch = math.sqrt(count / (count - 1)) * float(scipy.stats.t.isf(tail, count - 1)) / NormalDist().inv_cdf(1 - tail)
-    generator = torch.Generator().manual_seed(seed + 1)  # `seed` itself drew the prompts
+    generator = torch.Generator().manual_seed(seed + 1)  # a seed of its own, because `seed` drew the prompts
     weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
     # The two unseen prompts get their weights in both orders, so that swapping the two runs negates the bounds.
     noise_rb = torch.cat([noise_rb + weight_rj @ unseen_jb, noise_rb + weight_rj.flip(1) @ unseen_jb])

@@ -103,7 +103,7 @@ def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -
 
 
 def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, *, level: float = 0.95) -> Interval:
-    r"""Compute a mean with Student's t interval, whose independent units are the prompts (or the values, without `prompts`).
+    r"""Compute a mean with Student's t interval of P - 1 degrees of freedom, for P prompts (or P values, without `prompts`).
 
     Equation
         sem = sqrt(P / (P - 1) * sum over prompts of (sum_p v - n_p mean)^2) / N
@@ -211,7 +211,7 @@ def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"])
 def resample(
     figure: Weighted, prompts: Prompts, *, resamples: int, seed: int, smooth: bool = False
 ) -> tuple[Tensor, Tensor, int]:
-    """Return a figure, its value in each bootstrap resample, and the prompt count; `smooth` draws Exp(1) weights."""
+    """Return a figure, its value in each bootstrap resample, and the prompt count; `smooth` gives prompts Exp(1) weights."""
     prompt_n = prompt_index(prompts, len(prompts))
     count = int(prompt_n.max()) + 1 if len(prompt_n) else 0
     value = figure(torch.ones(1, len(prompt_n), dtype=torch.float64))[0]

@@ -59,7 +59,7 @@ def voting(
     resamples: int = 1000,
     seed: int = 0,
 ) -> dict[str, Curve]:
-    r"""Compute accuracy against the number of samples, for every way of choosing among them.
+    r"""Compute accuracy by the number of samples of a prompt, for every way of choosing an answer among them.
 
     Equation
         pass@1     mean correctness, whatever the budget

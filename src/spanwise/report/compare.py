@@ -13,7 +13,7 @@ from spanwise.report import sections as parts
 from spanwise.report.charts import forest
 from spanwise.report.page import Headline, Panel, render
 
-#: The figures that are better if lower, or if higher, as accuracies and votes are too; all others have no direction.
+#: Figures that are better if lower, and if higher; accuracies and votes are better if higher, others have no direction.
 LOWER = ("ece", "brier", "refusal_rate", "malformed", "laser_ece", "laser_brier")
 HIGHER = ("accuracy", "auroc", "coverage", "format_rate", "verdict_rate", "laser_auroc", "laser_coverage")
 VERDICTS = ("clear", "borderline", "noise")
@@ -183,7 +183,7 @@ def _figure_finding(comparison: ArmComparison, name: str) -> str:
 
 
 def _is_hollow(comparison: ArmComparison, d: Difference) -> bool:
-    """Return whether a warning about a figure makes its difference meaningless; a low accuracy alone does not."""
+    """Return whether a warning about a figure makes a difference in it meaningless; a warning of low accuracy does not."""
     whys = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
     return any(d.figure in (*CALIBRATION, *SCORE_FIGURES) or why.startswith("most answers could not") for why in whys)
 

@@ -26,7 +26,7 @@ from spanwise.report.charts import Drawn, Palette
 from spanwise.report.words import Terms
 from spanwise.rollouts.folder import hidden
 
-#: The types of a table's cells: None and NaN are shown as "not measured".
+#: The types of the cells in a report page's table: None and NaN are shown as "not measured".
 Cell = str | float | int | None
 Table = Sequence[Mapping[str, Cell]]
 
@@ -135,7 +135,7 @@ def render(
     sections: Sequence[Section] = (),
     recipe: Mapping[str, Any] | None = None,
 ) -> str:
-    """Put a report into one HTML file.
+    """Render a report, with its charts, tables and scripts, as one HTML file.
 
     Args:
         title: of the page.

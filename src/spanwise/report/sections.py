@@ -20,7 +20,7 @@ from spanwise.report.tokens import TokenView, token_view
 from spanwise.report.words import FIGURES, NOTES, SECTIONS, WAYS
 from spanwise.rollouts.schema import STOP
 
-#: A row of a chart or a table.
+#: A row of a chart's data or of a table: a dict from column names to values.
 Row = dict[str, Any]
 #: Maps a seed to the evaluations of its run, each a dict of figures with its `step`.
 Seeds = Mapping[int, Sequence[Mapping[str, Any]]]
@@ -55,13 +55,13 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
     return section("Reliability", {"kinds": phrase, "score": f" {NOTES['score']}" if has_scores else ""}, panels=panels)
 
 
-def _calibration_panels(name: str, kind: str, have: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
+def _calibration_panels(name: str, kind: str, phrase: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
     """Build an arm's reliability diagram of stated confidences or of self-rewarding scores; a single arm also gets histograms."""
     rows = reliability(columns[kind], columns["correct"], prompts=columns.get("prompt"))
     if not rows:
         return []
     count_note = (
-        f"{sum(row['count'] for row in rows):,} of {len(columns['correct']):,} completions {have} and could be judged."
+        f"{sum(row['count'] for row in rows):,} of {len(columns['correct']):,} completions {phrase} and could be judged."
     )
     title = f"Accuracy by {kind}" if not name else f"{name}, by its score" if kind == "score" else name
     bins: list[Row] = [
@@ -169,7 +169,7 @@ def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list
 
 
 def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Row]:
-    """Return chart rows of accuracy by number of samples for each way of voting but pass@1, which is the same for all."""
+    """Return chart rows of accuracy by number of samples for each way of voting but pass@1, which does not change with it."""
     return [
         {"series": WAYS.get(name, name), "x": n, "value": i.value, "low": i.low, "high": i.high, over: i.count}
         for name, curve in votes.items()
@@ -225,7 +225,8 @@ def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
     """Return a chart row for each evaluated step: the mean of a figure over seeds, with the lowest and the highest seed."""
     values_at: dict[int, list[float]] = {}
     for points in seeds.values():
-        for point in {point["step"]: point for point in points}.values():  # a later line for a step replaces an earlier one
+        # If a step was evaluated twice, the later evaluation counts.
+        for point in {point["step"]: point for point in points}.values():
             if (value := figure(point, name)) is not None:
                 values_at.setdefault(point["step"], []).append(value)
     return [

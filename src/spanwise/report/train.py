@@ -27,13 +27,13 @@ from spanwise.report.words import SECTIONS
 
 Lines = Sequence[Mapping[str, Any]]
 _HELD_OUT, _BATCH = "held-out prompts", "training batches"
-#: The large figures at the top of the page, in order.
+#: The evaluation figures that stand large at the top of the page, in order.
 _HEADLINES = (
     "accuracy", "ece", "auroc", "brier", "laser_ece", "laser_auroc", "laser_brier", "refusal_rate", "malformed",
 )  # fmt: skip
 #: The largest number of rewards that the summary sentence at the top of the page names one by one.
 _NAMED = 4
-#: The figures whose vertical axis begins at 0.
+#: The evaluation figures whose charts have a vertical axis that begins at 0.
 _FROM_ZERO = ("refusal_rate", "malformed", "coverage", "ece", "brier", "sharpness")
 
 
@@ -196,7 +196,7 @@ def _headlines(
     for name in _HEADLINES:
         optional = name == "refusal_rate" or name.startswith(OF_SCORE)
         never = optional and not any(figure(point, name) is not None for point in points) and name not in intervals
-        if name in unmeasured or (never and (points or name.startswith(OF_SCORE))):  # other tasks know no refusals
+        if name in unmeasured or (never and (points or name.startswith(OF_SCORE))):  # a task may know no refusals
             continue
         value, before, interval = figure(last, name), figure(start, name), intervals.get(name)
         show = percent if is_share(name) else shown
@@ -250,7 +250,7 @@ def train_finding(
 
 
 def _moved(name: str, last: Mapping[str, Any], first: Mapping[str, Any], interval: Interval | None) -> str:
-    """Say how a share changed from the start to the end; "no clear change" if the interval contains the value at the start."""
+    """Say how a share of completions changed over a run; "no clear change" if its interval contains the value at the start."""
     value, before = figure(last, name), figure(first, name)
     if value is None:
         return f"{figure_name(name)} was not measured"
@@ -302,7 +302,7 @@ def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Sect
 
 
 def glance_section(batches: Lines, names: Sequence[str]) -> Section:
-    """Build the section with a run's three main charts: rewards, the share of comparisons without signal, and lengths."""
+    """Build the section with a run's three main charts: rewards, the share of compared groups that teach nothing, and lengths."""
     families = together({name: name for name in names})
 
     def mean(lines: Lines, metric: str, members: Sequence[str]) -> float | None:
@@ -377,14 +377,18 @@ def mode_sections(batches: Lines) -> list[Section]:
     """Build a section for each training mode that describes one; it has no panels if no batch logs the mode's metrics."""
     sections = []
     for mode, page in _pages():
-        panels, values = list[Panel](), _values(mode, page, batches)
+        panels, prefixes = list[Panel](), _values(mode, page, batches)
         for chart in (chart for chart in page.charts if len(chart.series) == 1):
-            series = {start + end: value or name for end, name in chart.series.items() for value, start in values.items()}
+            series = {
+                prefix + metric_name: value or name
+                for metric_name, name in chart.series.items()
+                for value, prefix in prefixes.items()
+            }
             panels += _panel(replace(chart, series=series), batches, y_zero=True)
-        for place, (value, start) in enumerate(values.items()):
+        for place, (value, prefix) in enumerate(prefixes.items()):
             for chart in (chart for chart in page.charts if len(chart.series) > 1):
                 title, note = f"{chart.title}: {value}" if value else chart.title, "" if place else chart.note
-                series = {start + end: name for end, name in chart.series.items()}
+                series = {prefix + metric_name: name for metric_name, name in chart.series.items()}
                 panels += _panel(replace(chart, title=title, note=note, series=series), batches, y_zero=True)
         share = values_of(batches, f"{mode.name}/share")
         cost = f" It took {percent(median(share))} of the time of the rest of a step (median)." if share else ""
@@ -398,10 +402,10 @@ def mode_headlines(batches: Lines) -> list[Headline]:
     headlines, wrong = [], end_alarms(batches)
     for mode, page in _pages():
         metric_name, label, alarm = page.headline
-        for value, start in _values(mode, page, batches).items():
-            numbers = values_of(batches, start + metric_name)
+        for value, prefix in _values(mode, page, batches).items():
+            numbers = values_of(batches, prefix + metric_name)
             note = f"{numbers[0]:.2f} in the first batch" if len(numbers) > 1 else ""
-            state = ("no batch tells" if not numbers else alarm) if start + metric_name in wrong else ""
+            state = ("no batch tells" if not numbers else alarm) if prefix + metric_name in wrong else ""
             last = f"{numbers[-1]:.2f}" if numbers else None
             headlines.append(Headline(label + (f": {value}" if value else ""), last, note, state))
     return headlines

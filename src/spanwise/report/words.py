@@ -24,9 +24,8 @@ SHARING: str = _WRITTEN["sharing"]
 GLOSSARY: Mapping[str, str] = _WRITTEN["glossary"]
 
 _TERMS = {term.lower(): term for term in GLOSSARY if term not in _WRITTEN["everyday"]}
-_ALTERNATIVES = "|".join(
-    re.escape(term) for term in sorted(_TERMS, key=len, reverse=True)
-)  # so that longer terms match first
+# A regular expression takes the first alternative that matches, so longer terms come first.
+_ALTERNATIVES = "|".join(re.escape(term) for term in sorted(_TERMS, key=len, reverse=True))
 #: Matches a term of the glossary, also in the plural, but not as a part of a name with a dash or a dot.
 _PATTERN = re.compile(rf"(?<![\w./-])(?P<term>{_ALTERNATIVES})s?(?![\w/-])", re.IGNORECASE)
 

@@ -25,7 +25,7 @@ NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*|\s*[+-]?(inf
 
 
 def parse_numbers(values: Sequence[Any]) -> list[Any]:
-    """Convert a column of texts to numbers or booleans if every text is one or stands for none; return others unchanged."""
+    """Convert a column of texts to numbers or booleans, "NaN" and the like to None; return it unchanged if it has other texts."""
     values = [float(value) if isinstance(value, Decimal) else value for value in values]
     texts = [value for value in values if isinstance(value, str)]
     filled_texts = [text for text in texts if text.strip() not in NOTHING]
@@ -150,7 +150,7 @@ def message_text(message: Any) -> str:
 
 
 def _call_text(call: Any) -> str:
-    """Write a tool call as `name(arguments)`; both may lie in the call, as in verifiers, or in its `function`, as in chats."""
+    """Write a tool call as `name(arguments)`, read from the call itself (verifiers) or from its field `function` (chats)."""
     if not isinstance(call, Mapping):
         return content_text(call)
     function = call.get("function")
@@ -207,7 +207,7 @@ def completion_parts(completion: Any) -> Parts:
 
 
 def scalar_fields(record: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the fields of a record that hold texts, numbers or None."""
+    """Return those fields of a JSON record that hold a text, a number or None."""
     return {name: value for name, value in (record or {}).items() if isinstance(value, str | int | float | None)}
 
 

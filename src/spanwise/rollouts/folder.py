@@ -108,7 +108,7 @@ def sole_writer(path: str | Path) -> Iterator[None]:
         raise DataError(
             f"Another process is writing into '{path}'; wait until it ends, end it, or give another --output."
         ) from None
-    except (OSError, NotImplementedError):  # the file system has no locks
+    except (OSError, NotImplementedError):  # the file system has no locks, so the run goes on without one
         pass
     try:
         yield
@@ -144,7 +144,7 @@ class RunFolder:
     def begin(
         self, recipe: Mapping[str, Any], *, step: int | None = None, history: Iterable[Mapping[str, Any]] = ()
     ) -> None:
-        """Begin a run, or resume a run at `step` with its metrics until then; remove all later files of an earlier run."""
+        """Prepare the folder for a new run, or for one that resumes at `step` with its metrics until then; remove later files."""
         with writing(self.path, f"The output folder '{self.path}'"):
             for path in (self.path / name for name in self.writes if step is None or name in RESULTS):
                 if path.is_dir() and not path.is_symlink():

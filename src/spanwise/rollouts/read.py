@@ -145,9 +145,8 @@ def _check_parquet(file: Path) -> None:
     """Raise an error that says that a file is text or CSV, before Arrow calls it damaged parquet."""
     with file.open("rb") as stream:
         beginning = stream.read(200)
-    first_line = "".join(beginning.decode(errors="surrogateescape").splitlines()[:1])[
-        :60
-    ]  # non-text bytes cannot be printed
+    # Bytes that are no text become surrogates, which do not count as printable.
+    first_line = "".join(beginning.decode(errors="surrogateescape").splitlines()[:1])[:60]
     if first_line and first_line.isprintable() and not beginning.startswith(b"PAR1"):
         problem = f"is text in no known format. Known formats: {FORMATS}"
         problem = "looks like CSV; rename it to '.csv' (or '.tsv')" if "," in first_line or "\t" in first_line else problem

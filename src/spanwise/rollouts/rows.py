@@ -60,7 +60,7 @@ def _open_parquet(file: Path) -> pq.ParquetFile:
 
 
 def read_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
-    """Return a file's credit as method -> block (or `stop`) -> credit of each completion, with NaN if a block is absent."""
+    """Return each completion's credit by method and block (`stop`: for leaving out blocks), with NaN if a block is absent."""
     credit = {}
     for method in schema.methods_in(table.column_names):
         blocks = schema.family_names(table.column_names, "credit", method)

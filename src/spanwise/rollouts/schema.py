@@ -71,7 +71,7 @@ _VERSION_KEY, _TOKENIZER_KEY = b"spanwise.rollouts", b"spanwise.tokenizer"
 
 @dataclass(frozen=True)
 class CreditPart:
-    """The credit that one objective gives a completion: `part = weight * (worth - baseline) / divisor`.
+    """The credit that one objective gives a completion: `weight * (worth - baseline) / divisor`, where worth is the reward.
 
     Attributes:
         objective: its name; several joined by " + " whose sum is compared.
@@ -150,13 +150,13 @@ def methods_in(names: Iterable[str]) -> list[str]:
 
 
 def method_columns(method: str, names: Iterable[str]) -> list[str]:
-    """Select the columns with the credit and the advantages of a method."""
+    """Select the columns of a rollout file that hold the credit and the advantages of a method."""
     token_and_part_columns = (column("advantages", method), column("parts", method))
     return [name for name in names if name in token_and_part_columns or name.startswith(column("credit", method, ""))]
 
 
 def type_of(name: str) -> pa.DataType | None:
-    """Return the Arrow type of a column; None if the format has no such column."""
+    """Return the Arrow type of a column; None if the rollout format has no such column."""
     family, slash, _ = name.partition("/")
     return COLUMNS.get(family + slash)
 
@@ -292,7 +292,7 @@ def column_of(table: pa.Table, name: str, file: str = "the rollouts") -> pa.Chun
 
 
 def flat_values(column: pa.ChunkedArray, dtype: Any) -> Shaped[np.ndarray, " v"]:
-    """Concatenate the lists in a column, with NaN for missing values."""
+    """Concatenate the lists of an Arrow column into one array, with NaN for missing values."""
     values = column.combine_chunks().flatten()
     if values.null_count:
         values = values.cast(pa.float64())
@@ -300,7 +300,7 @@ def flat_values(column: pa.ChunkedArray, dtype: Any) -> Shaped[np.ndarray, " v"]
 
 
 def offsets(column: pa.ChunkedArray) -> Int[np.ndarray, " o"]:
-    """Return the index in `flat_values` at which each list in a column starts, and the end of the last list."""
+    """Return where each list of an Arrow column starts in `flat_values`, and where the last list ends."""
     lengths = column.combine_chunks().value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
     return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 

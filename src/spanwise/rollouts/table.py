@@ -117,7 +117,7 @@ class AsRecorded(NamedTuple):
 
     says: str  # the numbers' description for the user
     value: Float[np.ndarray, " v"]  # one number per completion, or per token if `by_token`
-    shares: bool = False  # True if the numbers are shared out over tokens, so that a plain sum is the objective
+    shares: bool = False  # True if each number is a token's share of the credit, so that the objective is a plain sum
     by_block: Mapping[str, Float[Tensor, " n"]] = MappingProxyType(
         {}
     )  # maps blocks (or `stop`) to credit that adds up to `value`

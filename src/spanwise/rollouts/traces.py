@@ -38,7 +38,7 @@ class Trace:
     paths: list[tuple[list[int], list[int]]]  # for each trained branch, the nodes of its context and those it adds
 
     def prompt(self, before: Sequence[int]) -> str:
-        """Return the messages of the nodes `before` a completion as text."""
+        """Return the messages of the nodes before a completion as text: the prompt."""
         return prompt_text([object_field(self.nodes[node_id], "message") for node_id in before])
 
 
@@ -187,7 +187,7 @@ def _list_traces(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
-    """Yield the traces of an episode whose agent is trained."""
+    """Yield those traces of a verifiers episode whose agent is trained."""
     step = whole_number(object_field(object_field(record, "run"), "work").get("step"), "step")
     group_id = object_field(record, "group").get("id")
     for place, raw in enumerate(_list_traces(record)):

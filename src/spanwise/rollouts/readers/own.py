@@ -98,7 +98,7 @@ def tokenizer_in(run: Path) -> Path | None:
 
 
 def _read_ids(path: Path, table: pa.Table, name: str) -> list[int] | None:
-    """Return the column of group or rollout ids, None if there is none; refuse missing ids."""
+    """Return a rollout file's column of group or rollout ids, None if it has none; refuse a column in which ids are missing."""
     if name not in table.column_names:
         return None
     if missing_count := table[name].null_count:
