@@ -98,8 +98,8 @@ def train_report(
     note = f"The run was trained with {trained}; beside it is the credit that {' and '.join(others)}"
     measured = {name: i.value for name, i in (intervals or {}).items() if i is not None}
     # The values of `intervals` may come from more samples than the last evaluation in `metrics`, so they replace its values.
-    ends = [*points[:-1], points[-1] | measured] if points else []
-    wrong = alarms({name: value for name, value in ends[-1].items() if name not in unmeasured}) if ends else {}
+    evaluations = [*points[:-1], points[-1] | measured] if points else []
+    wrong = alarms({name: value for name, value in evaluations[-1].items() if name not in unmeasured}) if evaluations else {}
     alarmed = by_sentence(wrong).items()
     learning: list[Panel] = []
     for name in figures_of(points):
@@ -127,7 +127,7 @@ def train_report(
         title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),
         lead=_lead(recipe, summary, done),
         finding=train_finding(
-            ends, steps=done, intervals=intervals, unmeasured=unmeasured, rewards=rewards, of_batches=of_batches
+            evaluations, steps=done, intervals=intervals, unmeasured=unmeasured, rewards=rewards, of_batches=of_batches
         ),
         command=command,
         warnings=[
@@ -136,7 +136,7 @@ def train_report(
             *batch_alarms(batches),
         ],
         notes=unmeasured_sentences(unmeasured),
-        headlines=[*_headlines(ends, intervals or {}, unmeasured, wrong), *mean_rewards, *mode_headlines(batches)],
+        headlines=[*_headlines(evaluations, intervals or {}, unmeasured, wrong), *mean_rewards, *mode_headlines(batches)],
         sections=sections,
         recipe=recipe,
     )
@@ -170,9 +170,9 @@ def _unfinished(recipe: Mapping[str, Any], ended: bool, done: int, *, again: boo
     planned_steps = recipe.get("steps")
     if ended or planned_steps is None or done >= planned_steps:
         return []
-    on = " spanwise train --resume FOLDER resumes from its last checkpoint." if again else ""
+    resume_hint = " spanwise train --resume FOLDER resumes from its last checkpoint." if again else ""
     return [
-        f"The run is not finished: {done} of {planned_steps} steps are recorded. The run was stopped, or still trains.{on}"
+        f"The run is not finished: {done} of {planned_steps} steps are recorded. The run was stopped, or still trains.{resume_hint}"
     ]
 
 
@@ -183,8 +183,8 @@ def _lead(recipe: Mapping[str, Any], summary: Mapping[str, Any], done: int) -> s
     size = f" of {recipe['prompts']} prompts x {recipe['group_size']} completions" if recipe.get("group_size") else ""
     task = f" on {recipe.get('model') or recipe.get('task')}" if recipe.get("task") else ""
     seconds = f", in {summary['seconds']:,.0f} s" if summary.get("seconds") else ""
-    own = summary.get("spanwise_share")
-    share = f"; segmenting, scoring and crediting took {percent(own)} of the steps" if own else ""
+    spanwise_share = summary.get("spanwise_share")
+    share = f"; segmenting, scoring and crediting took {percent(spanwise_share)} of the steps" if spanwise_share else ""
     return f"{steps}{size}{task}, seed {recipe.get('seed', 'unknown')}{seconds}{share}."
 
 
@@ -273,17 +273,17 @@ def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> st
     ends = {
         name: (means[0] if len(means) > 1 else None, means[-1]) for name, means in rewards.items() if means[-1] is not None
     }
-    was = {name: "" if start is None else f" (was {start:.3f})" for name, (start, _) in ends.items()}
+    start_notes = {name: "" if start is None else f" (was {start:.3f})" for name, (start, _) in ends.items()}
     if len(ends) <= _NAMED:
-        listed = ", ".join(f"{name} is {end:.3f}{was[name]}" for name, (_, end) in ends.items())
+        listed = ", ".join(f"{name} is {end:.3f}{start_notes[name]}" for name, (_, end) in ends.items())
         return f"the mean reward {where} of {listed}" if ends else ""
-    moved = {name: end - start for name, (start, end) in ends.items() if start is not None and end is not None}
+    change_by_name = {name: end - start for name, (start, end) in ends.items() if start is not None and end is not None}
     mean = math.fsum(end for _, end in ends.values() if end is not None) / len(ends)
-    if len(moved) < len(ends):
+    if len(change_by_name) < len(ends):
         return f"the mean of {len(ends)} rewards {where} is {mean:.3f}"
-    most, least = max(moved, key=moved.__getitem__), min(moved, key=moved.__getitem__)
-    changes = f"most by {moved[most]:+.3f} in {most} and least by {moved[least]:+.3f} in {least}"
-    before = mean - math.fsum(moved.values()) / len(moved)
+    most, least = max(change_by_name, key=change_by_name.__getitem__), min(change_by_name, key=change_by_name.__getitem__)
+    changes = f"most by {change_by_name[most]:+.3f} in {most} and least by {change_by_name[least]:+.3f} in {least}"
+    before = mean - math.fsum(change_by_name.values()) / len(change_by_name)
     return f"the mean of {len(ends)} rewards {where} is {mean:.3f} (was {before:.3f}); it moved {changes}"
 
 
