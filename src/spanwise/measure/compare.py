@@ -231,7 +231,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _find_wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Map (method, figure) to the most frequent alarm about that figure, with the number of seeds that have an alarm."""
+    """Map (method, figure) to the most frequent warning about that figure, with the number of seeds that have a warning."""
     sentences: dict[tuple[str, str], str] = {}
     for method, seeds in runs.items():
         alarms_by_seed = [alarms(values) for values in seeds.values()]

@@ -28,7 +28,7 @@ _MICRO = 1e6
 
 @dataclass(frozen=True)
 class Curve:
-    """The accuracy of a way of choosing among n samples of a prompt, for several n.
+    """The accuracy of a way of choosing an answer among n samples of a prompt, for several n.
 
     Attributes:
         budgets: the numbers of samples.

@@ -224,7 +224,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
 
 
 def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """Describe the number compared with a baseline if it is a sum of rewards or stands for a missing one; empty for a reward."""
+    """Describe the number compared with a baseline if it is a sum of rewards or stands for a missing one; else return ""."""
     if part.worth is None:
         return ""
     if part.objective in row.statuses or part.objective in row.rewards or not rule.objectives:

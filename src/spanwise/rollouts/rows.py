@@ -31,7 +31,7 @@ COMPLETION = "completion"
 
 
 def read_numbers(file: Path) -> pa.Table:
-    """Read the columns with one number per completion, such as credit, rewards, spans and steps."""
+    """Read the columns of a rollout file with one number per completion, such as credit, rewards, spans and steps."""
     with readable(file):
         parquet_file = _open_parquet(file)
         fields = parquet_file.schema_arrow
@@ -224,7 +224,7 @@ def token_rows(
 
 
 def _part(entry: dict[str, Any]) -> CreditPart:
-    """Build a CreditPart from a file's entry; in old files without reasons, 0 without a baseline means a group of one."""
+    """Build a CreditPart from a file's entry; in old files without reasons, credit 0 without a baseline means a group of one."""
     stands_alone = entry["baseline"] is None and entry["worth"] is not None and entry["part"] == 0
     return CreditPart(**{"reason": "singleton" if stands_alone else "", **entry})
 

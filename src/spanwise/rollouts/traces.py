@@ -180,7 +180,7 @@ def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: s
 
 
 def _list_traces(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the traces in a line of the file: those of an episode, or a single trace in old files."""
+    """Return the traces in a line of verifiers' file: those of an episode, or a single trace in old files."""
     if "traces" not in record and "nodes" not in record:
         raise missing_field("traces", record)
     return list_field(record, "traces", Mapping, "objects") if "traces" in record else [record]

@@ -93,7 +93,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
 
 
 def tokenizer_in(run: Path) -> Path | None:
-    """Return the folder in a run that holds its tokenizer: `model`, or `tokenizer` after a user's script; None without either."""
+    """Return the folder with a run's tokenizer: `model`, or `tokenizer` if a user's script trained; None without either."""
     return next((run / name for name in ("model", "tokenizer") if (run / name / "tokenizer.json").is_file()), None)
 
 

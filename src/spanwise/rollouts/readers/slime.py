@@ -61,7 +61,7 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
 
 
 def _read_dump(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the samples in a file of slime as rows of a table."""
+    """Yield the samples in a dump of slime as rows of a table."""
     try:
         with warnings.catch_warnings(action="ignore"):  # torch warns about files that other programs saved
             dump = torch.load(file, map_location="cpu", weights_only=True)
