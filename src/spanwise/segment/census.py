@@ -12,7 +12,7 @@ from spanwise.segment.claims import SEGMENTERS
 
 @dataclass(frozen=True)
 class Census:
-    """The number of completions that have each part.
+    """How many completions hold each tag, JSON field or channel that a layout asks for, and how many hold others.
 
     Attributes:
         size: completions that were looked at.
@@ -28,12 +28,12 @@ class Census:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """Return the layout's marks that fewer than 1 % of the completions have."""
+        """Return the layout's marks (tags, JSON paths, ...) that fewer than 1 % of the completions hold."""
         return tuple(tag for tag, count in self.wanted.items() if count * 100 < self.size)
 
     @property
     def sentence(self) -> str:
-        """Say which marks are lacking and which marks completions have instead; empty if none is lacking.
+        """Say which of the layout's marks are lacking, and which marks the completions hold instead; "" if none is lacking.
 
         >>> census(["<plan>go</plan>"] * 3, ["answer", "plan"]).sentence
         '<answer> is in 0 of 3 completions; they do contain <plan> (3).'
@@ -56,7 +56,7 @@ class Census:
 
 
 def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "tags", prefilled: str | None = None) -> Census:
-    """Count the completions that have each part.
+    """Count the completions that hold each of a layout's marks (tags, JSON paths, ...), and those that hold other marks.
 
     Args:
         texts: what was sampled.
@@ -92,7 +92,7 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
 
 
 def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:
-    """Count the completions that have each part of a layout, segmenter by segmenter.
+    """Count, for each segmenter of a layout, the completions that hold each of its marks (tags, JSON paths, ...).
 
     Args:
         layout: what is asked for.

@@ -30,7 +30,7 @@ from spanwise.types import Fault
 
 _REASONING, _CALL, _ANSWER = "reasoning", "tool_call", "answer"
 #: Channel, opening sign, closing sign; if the closing sign is "", the next opening or the end of the turn closes the channel.
-# U+FF5C in DeepSeek's signs is the fullwidth bar.
+# The character U+FF5C in DeepSeek's special tokens is a fullwidth vertical bar.
 _PAIRS = (
     (_REASONING, "<think>", "</think>"),
     (_REASONING, "[THINK]", "[/THINK]"),
@@ -47,25 +47,25 @@ def _signs(*texts: str) -> set[bytes]:
     return {sign.encode() for signs in texts for sign in signs.split()}
 
 
-#: Opening sign -> channel and closing sign.
+#: Opening sign, such as `<think>` -> the channel that it opens, and its closing sign.
 _OPENS = {opening.encode(): (channel, closing.encode()) for channel, opening, closing in _PAIRS}
 _CLOSES = {closing for _, closing in _OPENS.values() if closing}
 _REASONING_CLOSES = tuple(closing for channel, closing in _OPENS.values() if channel == _REASONING)
 #: The signs around the role in a header of Llama, `<|start_header_id|>assistant<|end_header_id|>`.
 _ROLE, _ROLE_ENDS = b"<|start_header_id|>", b"<|end_header_id|>"
-#: Signs that may stand before an opening sign and belong to the same channel.
+#: Signs that may stand before an opening sign, and then belong to the channel that it opens.
 _LEADS = {_ROLE, *_signs("<\uff5ctool▁calls▁begin\uff5c> <|tool_calls_section_begin|>")}
 #: Signs that end a header or a section of tool calls; they neither open nor close a channel.
 _FILLS = {_ROLE_ENDS, *_signs("<\uff5ctool▁calls▁end\uff5c> <|tool_calls_section_end|>")}
-#: A header of harmony, `<|start|>assistant<|channel|>analysis<|message|>`, which may begin at any of its signs.
+#: The signs of a header of harmony (gpt-oss), `<|start|>assistant<|channel|>analysis<|message|>`; it may begin at each.
 _MESSAGE = b"<|message|>"
 _HEADER = (b"<|start|>", b"<|channel|>", _MESSAGE)
 _TO, _ANALYSIS = re.compile(rb"\bto="), re.compile(rb"<\|channel\|>\s*+analysis")
-#: Signs that open a channel; inside another channel they are a fault.
+#: Signs that open a channel; inside another channel they are the fault NESTED.
 _ANY_OPENING = {*_OPENS, *_HEADER}
 #: Signs at which a channel without its closing sign ends.
 _NEXT = _ANY_OPENING | _LEADS
-#: A turn that begins with one of these signs has no prefilled reasoning.
+#: A turn that begins with one of these signs does not continue reasoning that the prompt has opened.
 _AT_ONCE = _NEXT - {_ROLE}
 _MESSAGE_ENDS = b"<|end|>"
 _TURN_ENDS = _signs(
@@ -79,14 +79,14 @@ _OPENING = re.compile("|".join(re.escape(sign.decode()) for sign in _OPENS) + r"
 
 
 def _list_channels(text: str) -> list[str]:
-    """List the channels that a text opens, and the answer, which needs no sign."""
+    """List the channels (reasoning, tool call) that a text opens, and the answer, which no sign opens."""
     openings = [sign.encode() for sign in dict.fromkeys(_OPENING.findall(text))]
     opened_channels = [_OPENS[sign][0] if sign in _OPENS else _channel_of_header(sign) for sign in openings]
     return list(dict.fromkeys((*opened_channels, _ANSWER)))
 
 
 def _prompt_endings(mark: str) -> tuple[str, ...]:
-    """Return the signs that open a channel if a prompt ends with one of them."""
+    """Return the signs, such as `<think>`, that a prompt ends with if it has already opened a channel."""
     channel = mark.removesuffix(EACH)
     header = ("<|channel|>analysis<|message|>",) if channel == _REASONING else ()
     return (*(opening for name, opening, _ in _PAIRS if name == channel), *header)
@@ -100,7 +100,7 @@ def _prompt_endings(mark: str) -> tuple[str, ...]:
     holds=lambda text, mark: mark.removesuffix(EACH) in _list_channels(text),
 )
 def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find the reasoning, the tool calls and the answers of a chat model; see the module."""
+    """Find the reasoning, the tool calls and the answers of a chat model, by the rules at the top of this module."""
     parts_of = group_by_mark(parts)
     for channel, channel_parts in parts_of.items():
         if channel not in (_REASONING, _CALL, _ANSWER):
@@ -125,19 +125,19 @@ def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 class _Reader:
-    """Reads one completion turn by turn, from sign to sign."""
+    """Reads one completion turn by turn, from one special token to the next, and collects its channels and faults."""
 
     def __init__(self, text: bytes, signs: list[Sign], prefilled: bool) -> None:
         self.text, self.signs, self.prefilled = text, signs, prefilled
-        self.channels: list[tuple[str, int, tuple[int, int] | None]] = []  # channel, first byte, content (None if cut off)
+        self.channels: list[tuple[str, int, tuple[int, int] | None]] = []  # name, first byte, content (None if cut off)
         self.fault = 0
         self.unclaimed = 0  # the first byte that no channel has claimed yet
-        self.lead_start: int | None = None  # the first byte of the signs before the next opening
-        self.turn_end = 0  # the index of the sign that ends this turn
-        self.last_index: dict[bytes, int] = {}  # the last index of each sign in the turn
+        self.lead_start: int | None = None  # the first byte of the signs in `_LEADS` that belong to the next channel
+        self.turn_end = 0  # the index in `signs` of the sign that ends this turn
+        self.last_index: dict[bytes, int] = {}  # sign -> the index in `signs` of its last occurrence in this turn
 
     def run(self) -> None:
-        """Read all turns."""
+        """Read all turns of the completion into `channels` and `fault`."""
         turn_ends = [index for index, sign in enumerate(self.signs) if sign.written in _TURN_ENDS]
         index = 0
         for turn_end in (*turn_ends, len(self.signs) - 1):
@@ -154,7 +154,7 @@ class _Reader:
             index, self.unclaimed = turn_end + 1, end_sign.end
 
     def _read_sign(self, index: int) -> int:
-        """Read a sign, and the channel that it opens; return the index of the next sign to read."""
+        """Read the sign at `index` and, if it opens a channel, the channel; return the index of the next sign to read."""
         sign = self.signs[index]
         if sign.written in _CLOSES:
             self.fault |= Fault.ORDER
@@ -173,7 +173,7 @@ class _Reader:
         return index + 1
 
     def _add_answer(self, stop: int) -> None:
-        """Add the unclaimed text before the byte `stop` as an answer, if it is more than white space."""
+        """Add the text that no channel has claimed, up to the byte `stop`, as an answer, unless it is only white space."""
         if self.text[self.unclaimed : stop].strip():
             self._add(_ANSWER, self.unclaimed, (self.unclaimed, stop))
             self.unclaimed = stop
@@ -185,12 +185,12 @@ class _Reader:
     def _read_channel(
         self, index: int, channel: str, start: int, inner_start: int, closings: Sequence[bytes], is_complete: bool
     ) -> int:
-        """Read a channel up to the first of some closing signs; an incomplete channel ends at the next opening sign."""
+        """Read a channel up to the first of its closing signs; one without any ends at the next opening sign."""
         is_complete = is_complete or any(self.last_index.get(closing, index) > index for closing in closings)
         self.fault |= 0 if is_complete else Fault.TRUNCATED
         end_index = index_of_first(self.signs, range(index + 1, self.turn_end), closings if is_complete else _NEXT)
         end_sign = self.signs[end_index]
-        if is_complete or end_sign.start > start:  # a prefilled channel without bytes does not count
+        if is_complete or end_sign.start > start:  # reasoning that the prompt opened does not count if it is empty
             self._add(channel, start, (inner_start, end_sign.start) if is_complete else None)
         if any(sign.written in _ANY_OPENING for sign in self.signs[index + 1 : end_index]):
             self.fault |= Fault.NESTED
@@ -199,10 +199,10 @@ class _Reader:
         return end_index + closes
 
     def _read_message(self, index: int) -> int:
-        """Read a message of harmony, whose header names its channel."""
+        """Read a message in the format harmony (gpt-oss), whose header names its channel."""
         sign, end_sign = self.signs[index], self.signs[self.turn_end]
         body_index = index_of_first(self.signs, range(index, self.turn_end), (_MESSAGE,))
-        if body_index == self.turn_end:  # the completion ends inside the header
+        if body_index == self.turn_end:  # the turn ends inside the header, before `<|message|>`
             self.fault |= Fault.TRUNCATED
             self.unclaimed = end_sign.start
             return self.turn_end
@@ -216,7 +216,7 @@ class _Reader:
 
 
 def _channel_of_header(header: bytes) -> str:
-    """Return the channel that a header of harmony names; a message with a recipient calls a tool."""
+    """Return the channel that a header of harmony (gpt-oss) names; a header with a recipient, `to=`, is a tool call."""
     if _TO.search(header):
         return _CALL
     return _REASONING if _ANALYSIS.search(header) else _ANSWER

@@ -1,4 +1,4 @@
-"""Finders claim bytes of a completion (`Sample`) for the parts of a layout (`Claim`); `cut` makes blocks of the claims."""
+"""A segmenter reads a completion (`Sample`) and claims bytes for parts of a layout (`Claim`); `cut` makes blocks of them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import Fault
 
 _BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
-#: The content of a part: its bytes [start, end), or its text if the completion spells it with escapes.
+#: The content of a part of a completion: its bytes [start, end), or its text if JSON escapes had to be resolved.
 Inner = tuple[int, int] | bytes
-#: A match of a finder: the mark, the first byte, the byte after the last one, and the content.
+#: One match of a mark (such as a tag): the mark, the first byte, the byte after the last one, and the content if complete.
 Match = tuple[str, int, int, Inner | None]
 
 
 @dataclass(eq=False, slots=True)
 class Sample:
-    """One completion for a finder: only its trainable tokens, as if all others were deleted.
+    """One completion as a segmenter sees it: only its trainable tokens, as if all others were deleted.
 
     Attributes:
         text: its bytes.
@@ -54,7 +54,7 @@ class Sample:
 
 
 class Claim(NamedTuple):
-    """The place of one part, in bytes of a completion.
+    """The bytes of a completion that a segmenter found for one part of the layout, such as for one tag.
 
     Attributes:
         part: of the layout.
@@ -79,7 +79,7 @@ class Claim(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The claims of a finder on one completion, which never overlap partly, and the completion's faults.
+    """What a segmenter found in one completion: claims, of which no two overlap partly, and the completion's faults.
 
     Example:
         >>> Found([]).fault
@@ -90,13 +90,13 @@ class Found(NamedTuple):
     fault: int = 0
 
 
-#: The finder that a registered segmenter builds from the parts of one layout.
+#: A function that a segmenter builds from a layout's parts: it takes a completion and returns what it found there.
 Finder = Callable[[Sample], Found]
 
 
 @dataclass(frozen=True)
 class Segmenter:
-    """A registered segmenter: the function that builds its finder, and what it can say about texts and marks.
+    """A registered segmenter: what finds a layout's blocks, and functions that say which marks (such as tags) a text holds.
 
     Attributes:
         name: as in layouts.
@@ -131,12 +131,12 @@ SEGMENTERS: Registry[Segmenter] = Registry("segmenter", kinds=("segmenter",), gr
 
 
 class Pieces(NamedTuple):
-    """One completion, cut into pieces that each belong to a block."""
+    """One completion, cut into consecutive runs of bytes (pieces) that each belong to a block."""
 
-    blocks: tuple[int, ...]  # the block of each piece; a block may have several pieces
+    blocks: tuple[int, ...]  # the block's number for each piece; a block may have several pieces
     starts: tuple[int, ...]  # the first byte of each piece, from 0 on; a piece ends where the next piece starts
     fault: int
-    contents: Mapping[tuple[int, str], Inner]  # (block, key) -> the part's text, as in `Claim.inner`, if it is complete
+    contents: Mapping[tuple[int, str], Inner]  # (block, name of a part) -> the part's content, if it is complete
 
 
 def assign(
@@ -146,7 +146,7 @@ def assign(
     surplus: Literal["keep", "report", "drop"],
     fault: int = 0,
 ) -> Found:
-    """Assign the matches of each mark to its parts in order; `surplus` says whether the last part takes further matches."""
+    """Give the matches of each mark, in order, to the layout's parts with this mark; `surplus`: what happens to more matches."""
     claims: list[Claim] = []
     match_count = dict.fromkeys(parts_of, 0)
     for mark, start, stop, inner in matches:
@@ -165,7 +165,7 @@ def assign(
 
 
 def group_by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list[Part]]:
-    """Return mark -> its parts; a `bare` mark has no `[*]` at its end."""
+    """Group a layout's parts by their mark (such as a tag); `bare` removes the `[*]` at the end of marks."""
     parts_of: dict[str, list[Part]] = {}
     for part in parts:
         parts_of.setdefault(part.mark.removesuffix(EACH) if bare else part.mark, []).append(part)
@@ -173,7 +173,7 @@ def group_by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list
 
 
 def cut(layout: Layout, found: Iterable[Found], length: int) -> Pieces:
-    """Cut a completion into pieces by the claims on it; bytes without a claim belong to the block for the rest.
+    """Cut a completion into blocks by the claims on it; unclaimed bytes go to the block for the rest, else to the block before.
 
     A claim inside another claim takes its bytes out of the outer claim. Of two claims that overlap in part, the claim that begins
     first has its bytes; the other claim is dropped, with the fault NESTED.
@@ -182,7 +182,7 @@ def cut(layout: Layout, found: Iterable[Found], length: int) -> Pieces:
     for finding in found:
         fault |= finding.fault
         claims += finding.claims
-    # Outer claims come before the claims inside them.
+    # Sort outer claims before the claims inside them.
     claims.sort(key=lambda claim: (claim.start, -sys.maxsize if claim.stop is None else -claim.stop))
     pieces, claims_with_bytes = _carve(claims, layout.rest, length)
     if len(claims_with_bytes) < len(claims):
@@ -197,9 +197,9 @@ def cut(layout: Layout, found: Iterable[Found], length: int) -> Pieces:
 
 
 def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list[tuple[int, int]], list[Claim]]:
-    """Return the pieces, each as its start and its block, and the claims that have bytes of their own."""
+    """Return each piece of a completion as first byte and block, and the claims that overlap no earlier claim in part."""
     pieces, claims_with_bytes = [] if rest is None else [(0, rest)], list[Claim]()
-    # A claim without a stop runs on to the next claim without a stop.
+    # A claim whose stop is None runs on to the next claim whose stop is None.
     open_stops = iter([*[claim.start for claim in claims if claim.stop is None][1:], length])
     open_claims = [(length, rest)]
     for claim in claims:
@@ -215,7 +215,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
 
 
 def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:
-    """Close the claims that end at or before a byte, and return the pieces in which the claims around them go on."""
+    """Remove the claims that end at or before a byte, and return the pieces with which the claims around them go on."""
     pieces = []
     while len(stack) > 1 and stack[-1][0] <= byte:
         stop = stack.pop()[0]

@@ -47,7 +47,7 @@ _ADVICE = {
 
 
 class Sign(NamedTuple):
-    """One sign in the text: its spelling and its bytes [start, end)."""
+    """A delimiter, such as `</think>`, that was found in a completion: its spelling and its bytes [start, end)."""
 
     written: bytes
     start: int
@@ -55,11 +55,11 @@ class Sign(NamedTuple):
 
 
 def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()) -> Callable[[Sample], list[Sign]]:
-    """Return a function that lists the signs in a completion in order; an empty sign stands at the end."""
+    """Return a function that lists a completion's delimiters (signs) in order, with an empty sign at the end of the text."""
 
     @lru_cache(maxsize=4)
     def compile_signs(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
-        """Return the ids of the tokens that are signs, and a pattern for the signs that are spelled."""
+        """Return the ids of the added tokens that are signs, and a pattern that finds the other signs by their bytes."""
         sign_ids = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
         spelled_texts = (
             set(signs) - {vocabulary.pieces[index] for index in sign_ids} - set(tokens_only if vocabulary.added else ())
@@ -75,7 +75,7 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
         token_ends = sample.end_t[sign_tokens].tolist()
         token_signs = [Sign(written, end - len(written), end) for written, end in zip(spellings, token_ends, strict=True)]
         token_starts = [sign.start for sign in token_signs]
-        # Drop spelled signs that overlap an added token, because that token is a sign of its own.
+        # Drop signs found by their bytes that overlap an added token, because that token is a sign of its own.
         free_signs = [
             sign for sign in spelled_signs if bisect_left(token_starts, sign.end) == bisect_left(token_ends, sign.start + 1)
         ]
@@ -86,12 +86,12 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
 
 
 def index_of_first(signs: Sequence[Sign], indices: range, wanted: Collection[bytes]) -> int:
-    """Return the first index at which a wanted sign stands; the end of the range if there is none."""
+    """Return the first of some indices at which a wanted sign (delimiter) stands; the end of the range if there is none."""
     return next((index for index in indices if signs[index].written in wanted), indices.stop)
 
 
 def signs_of(mark: str) -> tuple[str, str]:
-    """Return the opening and the closing sign of a mark; the closing sign may be empty."""
+    """Split a mark such as `<think>...</think>` into its opening and its closing sign; the closing sign may be empty."""
     opening, dots, closing = mark.removesuffix(EACH).partition(_BETWEEN)
     if not dots or not opening:
         raise LayoutError(
@@ -102,13 +102,13 @@ def signs_of(mark: str) -> tuple[str, str]:
 
 
 def _opens(mark: str) -> tuple[str, ...]:
-    """Return the sign that opens a part if a prompt ends with it; return none if the same sign also closes the part."""
+    """Return the sign with which a prompt may end to open a mark's part; none if the same sign also closes the part."""
     opening, closing = signs_of(mark)
     return () if opening == closing else (opening,)
 
 
 def _says(text: str) -> list[str]:
-    """Return a mark for each tag that a text opens and closes."""
+    """Return the mark `<tag>...</tag>` of each tag that a text both opens and closes."""
     tags = _TAG.findall(text)
     closed_names = {name for slash, name in tags if slash}
     return [
@@ -118,7 +118,7 @@ def _says(text: str) -> list[str]:
 
 @register("delimiters", kind="segmenter", says=_says, opens=_opens, holds=lambda text, mark: signs_of(mark)[0] in text)
 def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find the text between two signs, such as `<think>...</think>`; see the module."""
+    """Find the text between two signs, such as `<think>...</think>`, by the rules at the top of this module."""
     parts_of = group_by_mark(parts, bare=False)
     mark_of_opening: dict[bytes, tuple[str, bytes]] = {}  # opening sign -> mark and closing sign
     for mark in parts_of:
@@ -151,7 +151,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
                     Fault.NESTED if any(inside.written in mark_of_opening for inside in signs[index + 1 : end_index]) else 0
                 )
             else:
-                fault |= Fault.ORDER if end_index > index + 1 else 0  # the closing signs in between have no opening sign
+                fault |= Fault.ORDER if end_index > index + 1 else 0  # closing signs before `end_index` close nothing
                 fault |= Fault.TRUNCATED if closing else 0
             inner = None if closing and not has_closing else (sign.end, end_sign.start)
             pairs.append((mark, sign.start, end_sign.end if has_closing else end_sign.start, inner))
@@ -163,7 +163,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 @register("regex", kind="segmenter", holds=lambda text, mark: _compile(mark).search(text.encode()) is not None)
 def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find the matches of regular expressions; see the module."""
+    """Find the matches of regular expressions, by the rules at the top of this module."""
     parts_of = group_by_mark(parts, bare=False)
     patterns = [(mark, _compile(mark)) for mark in parts_of]
 
@@ -182,7 +182,7 @@ def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _compile(mark: str) -> Any:
-    """Compile a pattern of RE2, which searches bytes."""
+    """Compile a mark as a pattern of RE2 that searches bytes; explain a pattern that RE2 refuses."""
     try:
         import re2  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:

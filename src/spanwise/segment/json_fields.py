@@ -39,14 +39,14 @@ from spanwise.segment.claims import Claim, Finder, Found
 from spanwise.types import Fault
 
 _DECODER = json.JSONDecoder()
-_MOST_STEPS = 20  # the longest path that `paths` suggests
+_MOST_STEPS = 20  # in the longest path that `paths` lists
 _KEYS = re.compile(r'"([^"\\\n]{1,60})"\s*:')
 _STEP = re.compile(r'(?:^|(?<=.)\.)([^.\[\]"]+)|\[(\d+|\*)\]|(?:(?<=.)\.)?\["((?:[^"\\]|\\.)*)"\]')
 # Possessive quantifiers keep the search linear in time: it reads each byte twice at most.
 _INSIDE = rb'(?:[^"\\\n]++|\\.)*+'
 #: Matches a bracket, a comma or a string; the groups are a string's text, its closing quote, and the colon after a key.
 _TOKEN = re.compile(rb'"(%b)(?:(")([ \t\r\n]*+:)?+)?+|[{}\[\],]' % _INSIDE, re.DOTALL)
-#: The last group of a match if a string has no closing quote, and if it is a key.
+#: The last group in a match of `_TOKEN`: for a string without a closing quote, and for a key.
 _BROKEN, _KEY = 1, 3
 _WHOLE = re.compile(rb'"%b"' % _INSIDE, re.DOTALL)
 _COMMA, _ARRAY, _ARRAY_END = b",[]"
@@ -58,11 +58,11 @@ _NESTED, _TRUNCATED, _DUPLICATE, _MORE = map(
 
 @dataclass(eq=False)
 class Node:
-    """A place in JSON that paths of the layout lead to: the part that ends here, and the places inside by key or index."""
+    """A place in JSON on paths of the layout: the part whose path ends here, and the places inside by key or index."""
 
     part: Part | None
     steps: dict[bytes | int, Node]
-    counted: bool  # whether each element of this array is a block of its own, up to `most` blocks
+    counted: bool  # whether each element of this array is a block of its own, up to the layout's `most` blocks
 
 
 #: Stands for every place in JSON that no path of the layout leads to.
@@ -75,7 +75,7 @@ class _Open:
 
     node: Node
     array: bool
-    index: int = -1  # the index of the element that is being read
+    index: int = -1  # in an array, the index of the element that is being read
     seen: set[Node] = field(default_factory=set)
     #: The node of the value that is being read, the first byte that its part claims, and the value's own first byte.
     reading: tuple[Node, int, int] | None = None
@@ -88,7 +88,7 @@ class _Open:
     asks=lambda mark: [step for step in steps(mark) if isinstance(step, str)],
 )
 def json_fields(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find the fields of JSON objects, see the module.
+    """Find the fields of JSON objects, by the rules at the top of this module.
 
     With a block for the rest a field is its value, from the colon on; the rest has keys and punctuation. Without one it runs from
     its key to the next field's key.
@@ -109,7 +109,7 @@ class _Scan:
         self.done: set[Part] = set()
 
     def run(self) -> Found:
-        """Return the claims on the fields, in order."""
+        """Scan all JSON objects of the completion; return the bytes of the layout's fields, in order, and the faults."""
         brace = self.text.find(b"{")
         while brace >= 0:
             brace = self.text.find(b"{", self._read_object(brace))
@@ -139,7 +139,7 @@ class _Scan:
         return len(self.text)
 
     def _read_key(self, match: re.Match[bytes]) -> None:
-        """Begin the value of a key of the innermost object."""
+        """Read a key of the innermost open object, and begin the value that follows it."""
         top, key = self.stack[-1], match[1]
         if top.reading:  # the comma before this key is missing
             self.fault |= _NESTED
@@ -154,7 +154,7 @@ class _Scan:
         top.reading = node, match.start() if self.from_key else match.end(), match.end()
 
     def _read_comma(self, at: int) -> None:
-        """End the value that is being read, if there is one, and begin the next element of an array."""
+        """End the value that is being read, if there is one, and, in an array, begin the next element."""
         top = self.stack[-1]
         self._end_value(top, at)
         if top.array:
@@ -185,7 +185,7 @@ class _Scan:
             is_done = top.array == array
 
     def _end_value(self, top: _Open, at: int, *, is_whole: bool = True) -> None:
-        """End the value that is being read; a value that was cut off has no content."""
+        """End the value that is being read; claim its bytes if it is a field of the layout, without content if it was cut off."""
         value_read, top.reading = top.reading, None
         if value_read is None:
             return
@@ -209,7 +209,7 @@ class _Scan:
 
 
 def _value_content(value_text: bytes, start: int) -> tuple[int, int] | bytes | None:
-    """Return the content of a complete value: its JSON text, or the inside of a string."""
+    """Return the content of a complete JSON value: the inside of a string, without escapes, or any other value as it is."""
     if value_text[:1] != b'"':
         return (start, start + len(value_text)) if value_text else None
     if not _WHOLE.fullmatch(value_text):
@@ -218,7 +218,7 @@ def _value_content(value_text: bytes, start: int) -> tuple[int, int] | bytes | N
 
 
 def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node:
-    """Build the node at which some paths meet, each given with its remaining steps."""
+    """Build the node at which some paths of the layout meet, and the nodes inside; each path comes as its remaining steps."""
     parts_here = [part for part, steps_left in paths if not steps_left]
     if parts_here and len(paths) > 1:
         outer = parts_here[-1]
@@ -230,7 +230,7 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
             f"the two out."
         )
     next_steps = [(_resolve_step(part, steps_left[0]), part, steps_left[1:]) for part, steps_left in paths if steps_left]
-    # A pattern for every element (-1) also applies to elements named by index.
+    # A path with `[*]` (-1) also leads to the elements that other paths name by index.
     inner_nodes: dict[bytes | int, Node] = {}
     for key in dict.fromkeys(step for step, _, _ in next_steps):
         steps_to_key = {key, -1} if isinstance(key, int) else {key}
@@ -240,14 +240,14 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
 
 
 def _resolve_step(part: Part, step: str | int) -> bytes | int:
-    """Return a step as the key of a node; in a repeated block `[*]` (-1) becomes the index of the part."""
+    """Return a path's step as the key of a node; the step `[*]` (-1) of a repeated block becomes the index of its part."""
     if isinstance(step, str):
         return step.encode()
     return part.index if step == -1 and part.index is not None else step
 
 
 def steps(path: str) -> list[str | int]:
-    """Return the steps of a path: keys, indices, and -1 for `[*]`."""
+    """Return the steps of a path into JSON, such as `items[*].price`: keys, indices, and -1 for `[*]`."""
     matches = list(_STEP.finditer(path))
     path_steps = [_parse_step(match) for match in matches]
     if "".join(match[0] for match in matches) != path or not isinstance(next(iter(path_steps), 0), str):
@@ -289,7 +289,7 @@ def paths(text: str) -> dict[str, None]:
 
 
 def _add_paths(value: object, path: str, paths: dict[str, None], depth: int = 0) -> None:
-    """Add the path of a JSON value and of all values inside it."""
+    """Add the path of a JSON value, and those of all values inside it, to `paths`."""
     if path:
         paths[path] = None
     if depth == _MOST_STEPS:

@@ -42,12 +42,12 @@ from spanwise.segment.claims import Finder, Found, Match, Sample, assign, group_
 from spanwise.types import Fault
 
 _ANY = "section"
-#: Matches the line of a fence or a heading; its groups are the fence's sign, the heading's sign and the text after either.
+#: Matches the line of a code fence or a heading; its groups are the fence, the heading's `#` signs, and the text after either.
 _LINE = re.compile(rb"^(?:[ \t]*+(`{3,}+|~{3,}+)| {0,3}+(#{1,6}+)(?![^ \t\r\n]))([^\n]*+)\n?", re.MULTILINE)
 
 
 class Fence(NamedTuple):
-    """A fenced code block: its bytes with and without the fences, the word after the opening fence, and whether it ends."""
+    """A fenced code block: its bytes with and without the fences, the word after the opening fence, and whether it is closed."""
 
     start: int
     stop: int
@@ -57,7 +57,7 @@ class Fence(NamedTuple):
 
 
 class Heading(NamedTuple):
-    """A heading: the bytes of its line, its level and its text."""
+    """A heading of Markdown: the bytes of its line, its level and its text."""
 
     start: int
     end: int
@@ -66,7 +66,7 @@ class Heading(NamedTuple):
 
 
 def outline(text: bytes) -> tuple[list[Fence], list[Heading]]:
-    """Return the fenced code blocks of a text, and the headings outside of them; an open block runs to the end."""
+    """Return the fenced code blocks of a text, and the headings outside of them; a block that is never closed runs to the end."""
     fences, headings, text_end = list[Fence](), list[Heading](), len(text)
     open_fence: re.Match[bytes] | None = None
     for match in _LINE.finditer(text):
@@ -94,7 +94,7 @@ def _titles(text: str) -> list[str]:
 
 @register("markdown", kind="segmenter", says=_titles)
 def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find the sections of Markdown; see the module."""
+    """Find the sections of Markdown, by the rules at the top of this module."""
     parts_of: dict[str, list[Part]] = {}
     for mark, mark_parts in group_by_mark(parts).items():
         if not mark.strip("# \t") or "\n" in mark:
@@ -118,7 +118,7 @@ def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _section_stops(headings: Sequence[Heading], text_end: int) -> list[int]:
-    """Return the byte at which the section of each heading ends."""
+    """Return, for each heading, the byte at which its section ends."""
     stops: list[int] = []
     stop_of_level = [text_end] * 8  # level -> the start of the next heading of this level or a higher one
     for heading in reversed(headings):
@@ -131,7 +131,7 @@ _ALIASES = {
     "py": "python", "python3": "python", "js": "javascript", "jsx": "javascript", "ts": "typescript", "sh": "bash", "shell": "bash",
     "c++": "cpp", "c#": "c_sharp", "csharp": "c_sharp", "golang": "go", "rs": "rust", "rb": "ruby",
 }  # fmt: skip
-#: Our kind of code -> the names that grammars have for its nodes.
+#: Our name for a kind of code -> the names that tree-sitter's grammars have for it.
 _KINDS = {
     "function": ("function_definition", "function_declaration", "method_definition", "method_declaration", "function_item"),
     "class": ("class_definition", "class_declaration", "class_specifier"),
@@ -141,13 +141,13 @@ _KINDS = {
 }  # fmt: skip
 _MARK = re.compile(r"([a-z0-9_]+)\.(\w+)")
 
-#: Takes the root of a syntax tree and returns the first and last byte of each match, and whether its syntax is valid.
+#: Takes a syntax tree's root; returns each match's first byte, the byte after its last one, and whether its syntax is valid.
 _Matcher = Callable[[Any], list[tuple[int, int, bool]]]
 
 
 @register("code", kind="segmenter", says=lambda text: ["fence"] * bool(outline(text.encode(errors="replace"))[0]))
 def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Find fenced code blocks, and functions, classes, statements in them; see the module."""
+    """Find fenced code blocks, and functions, classes and statements in them, by the rules at the top of this module."""
     parts_of = group_by_mark(parts)
     parsers: dict[str, Any] = {}
     matchers: dict[str, dict[str, _Matcher]] = {}
@@ -189,14 +189,14 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _code_bytes(language: str, fences: Sequence[Fence], text_end: int) -> list[tuple[int, int]]:
-    """Return the bytes that hold code of a language: the whole text if it has no fence."""
+    """Return the byte ranges of a text that hold code of a language: its fenced code blocks, or the whole text if it has none."""
     if not fences:
         return [(0, text_end)]
     return [fence.inner for fence in fences if _ALIASES.get(fence.language, fence.language) in ("", language)]
 
 
 def _syntax_fault(root: Any, last_line: int) -> int:
-    """Return TRUNCATED if a syntax error reaches into the last line, NESTED if one lies before it."""
+    """Return the fault TRUNCATED if a syntax error reaches into the last line of code, and NESTED if one lies before it."""
     fault, nodes_to_visit = 0, [root] if root.has_error else []
     while nodes_to_visit:
         node = nodes_to_visit.pop()
@@ -208,7 +208,7 @@ def _syntax_fault(root: Any, last_line: int) -> int:
 
 
 def _build_matcher(grammar: Any, language: str, kind: str) -> _Matcher:
-    """Return a function that finds the outermost nodes of a kind."""
+    """Return a function that finds, in a syntax tree, the outermost nodes of a kind such as `function`."""
     if kind == "statement":
         return lambda root: [_locate(node) for node in root.named_children if not node.is_error and not node.is_extra]
     if kind == "docstring" and language == "python":
@@ -232,7 +232,7 @@ def _build_matcher(grammar: Any, language: str, kind: str) -> _Matcher:
 
 
 def _match_outermost(root: Any, match: Callable[[Any], Any]) -> list[tuple[int, int, bool]]:
-    """Locate the outermost nodes that match, in order; tree-sitter's queries would take quadratic time."""
+    """Locate the outermost nodes of a syntax tree that match, in order; tree-sitter's own queries would take quadratic time."""
     located_nodes, nodes_to_visit = list[tuple[int, int, bool]](), [root]
     while nodes_to_visit:
         node = nodes_to_visit.pop()
@@ -245,7 +245,7 @@ def _match_outermost(root: Any, match: Callable[[Any], Any]) -> list[tuple[int, 
 
 
 def _find_docstring(node: Any) -> Any:
-    """Return the string that a module, class or function of Python starts with; None if there is none."""
+    """Return the docstring of a node that is a module, class or function of Python; None if it is not, or has none."""
     if node.type not in ("module", "class_definition", "function_definition"):
         return None
     body = node if node.type == "module" else node.child_by_field_name("body")
@@ -258,7 +258,7 @@ def _find_docstring(node: Any) -> Any:
 
 
 def _locate(node: Any) -> tuple[int, int, bool]:
-    """Return the first byte of a node, the byte after its last one, and whether its syntax is valid."""
+    """Return the first byte of a syntax node, the byte after its last one, and whether its syntax is valid."""
     return node.start_byte, node.end_byte, not node.has_error
 
 

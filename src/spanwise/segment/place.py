@@ -22,7 +22,7 @@ from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import BlockText, Fault, PiecewiseText, Spans
 
 _OPENING_TAG = re.compile(r"<([^\W\d][\w.-]* ?)>")
-#: Longer sequences of tags are not cached, because they rarely repeat and would fill the memory.
+#: Longer sequences of tags are not cached with their blocks, because they rarely repeat and would fill the memory.
 _LONGEST_CACHED = 64
 #: Names of special tokens that look like tags, such as `<pad>`.
 _SPECIAL = frozenset(("bos", "eos", "mask", "pad", "s", "unk"))
@@ -93,16 +93,15 @@ def find_blocks(
     return spans, texts
 
 
-#: Cuts completions, which it takes both as texts and as samples, into pieces.
+#: A function that cuts completions, given both as bytes and as `Sample` objects, into pieces (runs of bytes of one block).
 _Cutter = Callable[[Sequence[bytes], Iterable[Sample]], list[Pieces]]
 
 
 def _build_cutter(layout: Layout) -> _Cutter:
-    """Return a function that cuts completions into the pieces of a layout."""
+    """Return a function that cuts completions into runs of bytes (pieces) that each belong to one block of the layout."""
     if layout.segmenters == ("tags",):
-        tag_parser = TagParser(
-            layout
-        )  # the parser knows the order of tags, which claims cannot express, and reads only text
+        # `TagParser` knows the order of tags, which claims cannot express, and needs only the text.
+        tag_parser = TagParser(layout)
         return lambda texts, _: [tag_parser.parse(text)[0] for text in texts]
     finders = [SEGMENTERS.find(name).function(layout.parts_of(name), layout=layout) for name in layout.segmenters]
     return lambda _, samples: [cut(layout, [find(sample) for find in finders], len(sample.text)) for sample in samples]
@@ -117,7 +116,7 @@ def _segment_rows(
     vocabulary: Vocabulary,
     first_row: int,
 ) -> tuple[tuple[np.ndarray, ...], list[BlockText]]:
-    """Segment some completions at once; return the columns of `Spans` (start, end, block, fault, length), and the texts."""
+    """Find the blocks of some completions; return the columns of `Spans` (start, end, block, fault, length), and the texts."""
     (n, t), block_count = valid_nt.shape, len(layout.names)
     row_t, column_t = np.nonzero(valid_nt)
     id_t = ids_nt[valid_nt]
@@ -127,7 +126,7 @@ def _segment_rows(
     except AlignmentError as error:
         bad_t = np.flatnonzero((id_t < 0) | (id_t >= len(vocabulary)))
         raise AlignmentError(f"Completion {row_t[bad_t[0]] + first_row}: {error}") from None
-    # The tokens and bytes of completion i lie between the edges i and i + 1.
+    # Completion i has the tokens from `token_edge[i]` up to `token_edge[i + 1]`, and likewise its bytes in `byte_edge`.
     token_edge = np.concatenate(([0], np.cumsum(valid_nt.sum(axis=1))))
     byte_edge = np.concatenate(([0], end_t))[token_edge]
     edges = list(zip(pairwise(token_edge.tolist()), pairwise(byte_edge.tolist()), strict=True))
@@ -138,11 +137,11 @@ def _segment_rows(
     )
     pieces_n = cutter(completions, samples)
 
-    # The index p numbers the pieces of all completions.
+    # The suffix p in names is the index over the pieces of all completions.
     row_p = np.repeat(np.arange(n), [len(pieces.starts) for pieces in pieces_n])
     block_p = np.array([k for pieces in pieces_n for k in pieces.blocks], dtype=np.int64)
     first_byte_p = np.array([byte for pieces in pieces_n for byte in pieces.starts], dtype=np.int64) + byte_edge[row_p]
-    # If a piece begins inside token j, its first token is j + 1.
+    # If a piece begins inside token j, its first token is j + 1, because token j belongs to the block of its first byte.
     first_token_p = np.searchsorted(end_t, first_byte_p, side="right")
     first_token_p += np.concatenate(([0], end_t))[first_token_p] != first_byte_p
     first_token_p = np.minimum(first_token_p, token_edge[row_p + 1])
@@ -203,7 +202,7 @@ def _check_shape(values_nt: Tensor, shape: tuple[int, ...], name: str) -> None:
 
 
 def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Mapping[str, Sequence[str]]) -> BlockText:
-    """Return the text of a completion, block by block."""
+    """Return the text of each block of a completion, and the contents of the block's parts (None if incomplete)."""
     pieces_of_block: dict[int, list[bytes]] = {}
     for k, start, stop in zip(pieces.blocks, pieces.starts, (*pieces.starts[1:], len(completion)), strict=True):
         pieces_of_block.setdefault(k, []).append(completion[start:stop])
@@ -216,14 +215,14 @@ def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Ma
                 content_bytes = completion[slice(*content)] if isinstance(content, tuple) else content
                 block_text[key] = None if content_bytes is None else content_bytes.decode("utf-8", "replace")
             block_text[""] = b"".join(pieces_of_block[k]).decode("utf-8", "replace")
-    # The blocks joined give the whole text only if each is one piece and they follow the layout's order.
+    # The blocks' texts, joined, are the whole text only if each block is one piece and they follow the layout's order.
     if len(pieces_of_block) == len(pieces.blocks) and sorted(pieces_of_block) == [*pieces.blocks]:
         return text
     return PiecewiseText(text, completion.decode("utf-8", "replace"))
 
 
 class _Tag(NamedTuple):
-    """One tag in the text: its name, whether it closes, and its bytes [start, end)."""
+    """One tag, such as `</answer>`, in a text: its name, whether it is a closing tag, and its bytes [start, end)."""
 
     name: str
     closes: bool
@@ -232,7 +231,7 @@ class _Tag(NamedTuple):
 
 
 def _opening_tags(text: str) -> list[str]:
-    """Return the tags that a text opens, without special tokens that look like tags."""
+    """Return the names of the tags that a text opens, without special tokens that look like tags, such as `<pad>`."""
     return [tag for tag in _OPENING_TAG.findall(text) if tag not in _SPECIAL]
 
 
@@ -264,7 +263,7 @@ class TagParser:
         self._parse_tags_cached = lru_cache(4096)(self._parse_tags)
 
     def find(self, sample: Sample) -> Found:
-        """Return a claim for each tag, up to the next tag: layouts with several segmenters are cut by claims."""
+        """Return each tag's bytes, up to the next tag, as a `Claim`; layouts that mix segmenters need claims."""
         pieces, part_starts = self.parse(sample.text)
         claims = [
             Claim(part, start, None, pieces.contents.get((part.block, part.key)))
@@ -274,7 +273,7 @@ class TagParser:
         return Found(claims, pieces.fault)
 
     def parse(self, text: bytes) -> tuple[Pieces, list[int | None]]:
-        """Find the blocks of a text, and the byte at which each part opens (None if its tag is not found)."""
+        """Find the blocks of a text, and the byte at which each tag of the layout opens (None if it is not found)."""
         texts_and_tags = self._pattern.split(text)  # text, tag, text, tag, ..., text
         edges, tags = [0, *accumulate(map(len, texts_and_tags))], tuple(texts_and_tags[1::2])
         parse_tags = self._parse_tags_cached if len(tags) <= _LONGEST_CACHED else self._parse_tags
@@ -284,7 +283,7 @@ class TagParser:
         return pieces_in_bytes, [None if start is None else edges[start] for start in part_places]
 
     def _parse_tags(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
-        """Find blocks from the tags alone; places stand for bytes: 0 is the start, and tag i lies between 2i + 1 and 2i + 2."""
+        """Find blocks from a text's tags alone, to cache them; not bytes but places: 0 the start, tag i from 2i + 1 to 2i + 2."""
         seen_tags = [*self._prefilled]
         for i, tag in enumerate(tags):
             closes = tag.startswith(b"</")
@@ -310,13 +309,13 @@ class TagParser:
     def _check_tags(
         self, tags: Sequence[_Tag], matched_indices: Collection[int], blocks: Sequence[int], starts: Sequence[int]
     ) -> tuple[int, set[str], dict[tuple[int, str], tuple[int, int]]]:
-        """Return the faults of the tags, the names of tags out of order, and the text inside the last pair of each tag."""
+        """Return the faults of the tags, the names of tags out of order, and where the text in each tag's last pair lies."""
         fault, open_names, misplaced_names = 0, set[str](), set[str]()
         seen: set[tuple[int, str]] = set()
         content_start: dict[tuple[int, str], int] = {}
         contents: dict[tuple[int, str], tuple[int, int]] = {}
         for index, tag in enumerate(tags):
-            # A prefilled tag has no bytes; it lies in the first block, even if the second block also opens at byte 0.
+            # A tag that the prompt opened has no bytes here; it lies in the first block, even if the second also opens at byte 0.
             block_and_name = blocks[0 if tag.end == 0 else bisect_right(starts, tag.start) - 1], tag.name
             key = self._key_of.get(block_and_name)
             if tag.closes:

@@ -1,4 +1,4 @@
-"""Segmenters that cut a completion into consecutive units: prose by what it says, or runs of tokens by number or probability.
+"""Segmenters that cut a completion into consecutive units: lines, sentences or steps, or runs of tokens.
 
 They are for repeated blocks, `Layout({"step[*]": "steps:"})` or `Layout(["step[*]"], segmenter="steps")`. Units follow each other
 without a gap; what stands before the first one belongs to it, or to the rest where the layout has one. More units than `most`: the
@@ -53,7 +53,7 @@ _STEP = re.compile(
 
 
 def _unit_finder(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) -> Finder:
-    """Return a finder of units; `trimmed` leaves the white space around a unit out of its content."""
+    """Return a function that finds a completion's units, such as lines; `trimmed` leaves white space around them out."""
 
     def find(sample: Sample) -> Found:
         text, units = sample.text, list[Match]()
@@ -69,10 +69,10 @@ def _unit_finder(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) ->
 
 
 def _register_unmarked(name: str, starts_of: _Starts, *, trimmed: bool = True) -> None:
-    """Register a segmenter that takes no marks, except one that only repeats the name of its block."""
+    """Register a segmenter that, like `lines`, has no mark to look for; a mark that repeats the block's name is allowed."""
 
     def segmenter(parts: Sequence[Part], *, layout: Layout) -> Finder:
-        """Find consecutive units; the rules stand in the module `spanwise.segment.units`."""
+        """Find consecutive units, such as lines, by the rules at the top of the module `spanwise.segment.units`."""
         for part in parts:
             block, mark = layout.names[part.block], part.mark
             if mark and block not in (mark, mark.replace(EACH, f"[{part.index}]", 1)):
@@ -86,7 +86,7 @@ def _register_unmarked(name: str, starts_of: _Starts, *, trimmed: bool = True) -
 
 
 def _start_after(pattern: re.Pattern[bytes]) -> _Starts:
-    """Return a function that starts a unit after each match of a pattern."""
+    """Return a function that lists where units begin: at the start of the text, and after each match of a pattern."""
     return lambda sample: [0, *(match.end() for match in pattern.finditer(sample.text))]
 
 
@@ -107,7 +107,7 @@ def _sentence_starts(sample: Sample) -> list[int]:
 
 
 def _is_in_sentence(text: bytes, full_stop: int) -> bool:
-    """Return whether a full stop belongs to an abbreviation, or to a number at the start of a line."""
+    """Return whether a full stop ends no sentence: it belongs to an abbreviation, or to a number at the start of a line."""
     if _ABBREVIATION.search(text, max(0, full_stop - 8), full_stop + 1):
         return True
     text_before = text[max(0, full_stop - 4) : full_stop]
@@ -121,7 +121,7 @@ def _is_in_sentence(text: bytes, full_stop: int) -> bool:
 
 
 def _start_at_tokens(cuts_of: Callable[[Sample], np.ndarray]) -> _Starts:
-    """Return a function that starts a unit at each token whose index `cuts_of` returns."""
+    """Return a function that lists where units begin: at the start, and at each token whose index `cuts_of` returns."""
 
     def starts_of(sample: Sample) -> list[int]:
         token_indices = cuts_of(sample)
@@ -135,13 +135,13 @@ _register_unmarked("lines", _start_after(_LINE))
 _register_unmarked("paragraphs", _start_after(_PARAGRAPH))
 _register_unmarked("sentences", _sentence_starts)
 _register_unmarked("steps", lambda sample: [match.start() for match in _STEP.finditer(sample.text)])
-# A turn begins after masked tokens (tool output), which leave a gap between the columns.
+# A turn begins after masked tokens (tool output), which leave a gap between the columns of trainable tokens.
 _register_unmarked("turns", _start_at_tokens(lambda sample: np.flatnonzero(np.diff(sample.column_t) > 1) + 1), trimmed=False)
 
 
 @register("fixed", kind="segmenter")
 def fixed(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Cut after every so many trainable tokens: `fixed:32`."""
+    """Cut a completion after every so many trainable tokens; `fixed:32` cuts after every 32."""
     run_length = int(_parse_number(_single_mark(parts), parts, example="fixed:32"))
     starts_of = _start_at_tokens(lambda sample: np.arange(run_length, len(sample.end_t), run_length))
     return _unit_finder(parts, starts_of, trimmed=False)
@@ -149,7 +149,7 @@ def fixed(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 @register("cuts", kind="segmenter", reads_logp=True)
 def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Cut after every so many tokens that the policy was not sure of: `cuts:5`, of probability below .9, or `cuts:5@0.8`.
+    """Cut a completion after every so many unsure tokens: `cuts:5` after five of probability below 0.9, `cuts:5@0.8` below 0.8.
 
     Reference:
         "Segment Policy Optimization" 2025 (arXiv 2505.23564), SPO-chain: cutpoints below .9, five to a segment.
@@ -163,7 +163,7 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 @register("low_probability", kind="segmenter", reads_logp=True)
 def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Cut before every token less probable than this: `low_probability:0.2`, the segments that the method `sae` bootstraps from.
+    """Cut before every token less probable than, with `low_probability:0.2`, 0.2: into the segments that the method `sae` uses.
 
     Reference:
         "Segmental Advantage Estimation" 2026 (arXiv 2601.07320); the side of the cut is that of `sae(boundary="start")`.
@@ -173,7 +173,7 @@ def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _single_mark(parts: Sequence[Part]) -> str:
-    """Return the mark that all parts share; refuse several marks, because a completion is cut in one way."""
+    """Return the mark, such as `32` in `fixed:32`, that all parts share; refuse two, as a completion is cut in one way."""
     other_mark = next((part.mark for part in parts if part.mark != parts[0].mark), None)
     if other_mark is not None:
         raise LayoutError(
@@ -183,7 +183,7 @@ def _single_mark(parts: Sequence[Part]) -> str:
 
 
 def _parse_number(written: str, parts: Sequence[Part], *, example: str, probability: bool = False) -> int | float:
-    """Parse the number in a mark: a whole number from 1 on, or a probability above 0 and up to 1."""
+    """Parse the number in a mark such as `fixed:32`: a whole number from 1 on, or a probability above 0 and up to 1."""
     expected = "a probability above 0 and up to 1" if probability else "a whole number of tokens from 1 on"
     try:
         number = float(written) if probability else int(written) if written.isascii() and written.isdecimal() else 0

@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from spanwise.errors import AlignmentError, DataError
 
-#: A test text: ASCII with tags, characters of two, three and four bytes, and a character that most vocabularies must cut.
+#: A test text: ASCII with tags, characters of two, three and four bytes, and one that most tokenizers cut into several tokens.
 PROBE = "Hi <answer>42</answer>\n naïve Σ→∞ 日本語 🙂🏽!"
 
 _REMEDY = (
@@ -59,7 +59,7 @@ class Vocabulary:
 
     @cached_property
     def _table(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the bytes of every id in one table, and the number of bytes of each id."""
+        """Return the bytes of every token id as one array, and the number of bytes of each id."""
         return np.array(self.pieces, dtype=object), np.array([len(piece) for piece in self.pieces], dtype=np.int64)
 
     def join(self, ids_t: Int[np.ndarray, " t"]) -> tuple[bytes, Int[np.ndarray, " t"]]:
@@ -89,7 +89,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Any, model: Any) -> Vocabulary:
-        """Read the bytes of every id that a model can sample, which are often more than its tokenizer has tokens.
+        """Read the bytes of every token id that a model can sample; a model often has more ids than its tokenizer has tokens.
 
         Args:
             tokenizer: see `from_tokenizer`.
@@ -111,7 +111,7 @@ class Vocabulary:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, *, size: int | None = None) -> Vocabulary:
-        r"""Read the bytes of every id from a fast tokenizer.
+        r"""Read the bytes of every token id from a fast tokenizer.
 
         Pieces follow the tokenizer's own decoder. Added and special tokens hold their literal text in UTF-8, except that a
         SentencePiece vocabulary's ordinary added tokens read "▁" as a space, as the decoder does. The one difference to
@@ -152,10 +152,10 @@ class Vocabulary:
 
 
 def _check_probe(vocabulary: Vocabulary, backend: Any) -> None:
-    """Check on a test text that the pieces join to what the tokenizer itself decodes."""
+    """Check on a test text that the bytes of its tokens, joined, are what the tokenizer itself decodes."""
     try:
         ids = backend.encode(PROBE, add_special_tokens=False).ids
-    except Exception:  # a word vocabulary without an unknown token cannot encode the probe
+    except Exception:  # a word vocabulary without an unknown token cannot encode the test text
         return
     joined_text = vocabulary.join(np.array(ids, dtype=np.int64))[0].decode(errors="replace")
     decoded_text = backend.decode(ids, skip_special_tokens=False)
@@ -166,7 +166,7 @@ def _check_probe(vocabulary: Vocabulary, backend: Any) -> None:
 
 
 def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes], Callable[[str], str]]:
-    """Turn a decoder's JSON into two functions: from a learned token to its bytes, and from an added token to its text."""
+    """Make two functions of a tokenizer's decoder (JSON): from a learned token to its bytes, from an added one to its text."""
     if decoder is None:
         raise DataError(
             f"The tokenizer has no decoder, so its text is joined with spaces that no token holds. Set one, for example "
@@ -180,7 +180,7 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str],
         if step_type == "Fuse":
             is_fused = True
         elif step_type == "Strip" and is_fused:
-            pass  # it strips the leading space of a text, but a completion keeps it, as it continues a prompt
+            pass  # Strip removes a text's leading space, but a completion keeps it, as it continues a prompt
         elif step_type == "Replace" and comes_first and "String" in step["pattern"]:
             replacements.append((step["pattern"]["String"], step["content"]))
         elif step_type == "Metaspace" and comes_first:
@@ -199,7 +199,7 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str],
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Return GPT-2's alphabet: printable Latin-1 is itself, every other byte a character from U+0100 on."""
+    """Map GPT-2's characters to bytes: printable Latin-1 stands for itself, characters from U+0100 on for all other bytes."""
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     other_bytes = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(other_bytes)}
@@ -212,7 +212,7 @@ _BYTE_PIECE = re.compile("<0x([0-9a-fA-F]{2})>")
 def _byte_level(text: str) -> bytes:
     try:
         return bytes([_ALPHABET[character] for character in text])
-    except KeyError:  # the decoder keeps a text with characters outside the alphabet
+    except KeyError:  # like the tokenizer, keep a text with characters outside GPT-2's alphabet
         return text.encode()
 
 
@@ -221,5 +221,5 @@ def _byte_fallback(text: str) -> bytes:
     return text.encode() if match is None else bytes.fromhex(match[1])
 
 
-#: Name of a decoder -> a function from a piece to its bytes.
+#: Type of a step in a tokenizer's decoder -> a function from a token's text to its bytes.
 _ENCODERS: dict[str, Callable[[str], bytes]] = {"ByteLevel": _byte_level, "ByteFallback": _byte_fallback}
