@@ -42,7 +42,7 @@ HUB: Mapping[str, Any] = {
 
 
 class Recipe(BaseModel):
-    """Everything that one run depends on; `resolved` also writes out its preset.
+    """Everything that one run depends on; `resolved` also writes out what the method's preset stands for.
 
     Missing fields take the defaults of the embedded task below; for a model by name `load` takes `HUB` instead. An
     unlisted field is the section of a feature beside the method, by name (`spanwise.modes.MODES`), such as `critic` or `laser`.
@@ -184,7 +184,7 @@ class Recipe(BaseModel):
             types, expected = ((int,), "a whole number") if name == "workers" else ((int, float), "a number of seconds")
             if isinstance(limit, bool) or not isinstance(limit, types):
                 raise ValueError(f"verifier.{name} is {limit!r}, and must be {expected}.")
-        MathVerifier(**limits)  # checks the limits without starting a worker
+        MathVerifier(**limits)  # raises if a limit is wrong; starts no worker process
         return limits
 
     @field_validator("*", mode="before")
@@ -227,7 +227,7 @@ class Recipe(BaseModel):
 
     @cached_property
     def modes(self) -> dict[str, Any]:
-        """The modes that the recipe has a section for, by name."""
+        """The modes (features beside the method, such as `critic`) that the recipe has a section for, by name."""
         sections = self.model_extra or {}
         return {name: MODES[name].of(sections[name]) for name in MODES if sections.get(name) is not None}
 
@@ -238,24 +238,24 @@ class Recipe(BaseModel):
 
     @cached_property
     def own_layout(self) -> Layout | None:
-        """The layout that the recipe names; None if it leaves that to the task."""
+        """The layout that the recipe names; None if it leaves the layout to the task."""
         if self.layout is None:
             return None
         return Layout(self.layout, prefilled=self.prefilled, segmenter=self.segmenter, most=self.most)
 
     @property
     def scheme_modes(self) -> tuple[Mode, ...]:
-        """The recipe's modes that are part of its rule of credit."""
+        """The recipe's modes (features beside the method) that are part of its rule of credit."""
         return tuple(mode for mode in self.modes.values() if mode.in_scheme)
 
     @property
     def is_scored(self) -> bool:
-        """Whether one of the recipe's modes gives completions a score."""
+        """Whether one of the recipe's modes (features beside the method) gives completions a score."""
         return any(mode.judge is not None for mode in self.modes.values())
 
     @property
     def rule(self) -> Literal["brier", "log_score"]:
-        """The scoring rule for confidences: that of the objectives, else `calibration`, else Brier."""
+        """The scoring rule for confidences: that of the recipe's objectives, else its `calibration`, else Brier."""
         rewards = [entry.get("reward") for entry in self.objectives or ()]
         if "log_score" in rewards:
             return "log_score"
@@ -273,7 +273,7 @@ class Recipe(BaseModel):
 
 
 def _parse_descriptions(docstring: str | None) -> dict[str, str]:
-    """Read the description of each attribute from a docstring."""
+    """Read the description of each attribute from the section `Attributes` of a docstring."""
     entries = re.split(r"\n {4}(?=\w)", cleandoc(docstring or "").partition("Attributes:")[2])
     return {name: " ".join(text.split()) for name, _, text in (entry.partition(": ") for entry in entries[1:])}
 
@@ -317,7 +317,7 @@ def _read(path: str | Path) -> dict[str, Any]:
 
 
 def _resolve_paths(written: Any, folder: Path, field: str = "") -> Any:
-    """Resolve the paths in a recipe: look for them in the current folder, then beside the recipe."""
+    """Resolve the paths of files and modules in a recipe: look for each in the current folder, then beside the recipe."""
     if isinstance(written, dict) and field in ("", "critic", "objectives"):
         return {key: _resolve_paths(value, folder, str(key)) for key, value in written.items()}
     if isinstance(written, list):
@@ -332,14 +332,14 @@ def _resolve_paths(written: Any, folder: Path, field: str = "") -> Any:
 
 
 def _no_field(key: str) -> str:
-    """Say that the recipe has no such field, and where a method's options belong."""
+    """Say that recipes have no such field, and, if it is an option of a method, where it belongs."""
     if any(key in entry.of_a_run().options for entry in METHODS.values()):
         return f"There is no recipe field '{key}'. It is an option of a method, so write options: {{{key}: ...}}."
     return unknown("recipe field", key, [*Recipe.model_fields, *MODES])
 
 
 def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Refuse to change a preset that the file already spells out; the change would be ignored."""
+    """Refuse to change `method` and the like if the recipe spells out what they set; the change would have no full effect."""
     for field in ("method", "baseline", "calibration"):
         old_setting = from_file.get(field, Recipe.model_fields[field].default)
         if field not in changes or changes[field] == old_setting:
@@ -357,7 +357,7 @@ def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> 
 def scheme_of(
     recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Collection[str] = (), run_code: bool = True
 ) -> Scheme:
-    """Build the scheme of a recipe; a reward's function is imported if `run_code` allows it and its rewards are not `recorded`."""
+    """Build a recipe's rule of credit; import a reward's function only if `run_code` is true and its rewards are not `recorded`."""
     entries = _task_objectives(recipe, task_layout) if recipe.objectives is None else recipe.objectives
     preset_options = {
         "name": recipe.method,
@@ -382,10 +382,10 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
     shared_fields = {"if_missing": 0.0, **({"baseline": "group"} if "baseline" in method_entry.inputs else {})}
     each_field = {"reward": "equals", "each": "*", "pays": (OWN, *form_block) if by_block else layout.names, **shared_fields}
     if recipe.task == "fields":
-        return [each_field]  # a field also pays keys and punctuation, because a wrong key loses the field
+        return [each_field]  # a field's reward is also for keys and punctuation, because a wrong key loses the field
     paid_blocks = form_block if by_block else layout.names
     if by_block:
-        # Only the two objectives below pay keys and punctuation, because a reward per field would drown the values.
+        # Only the two objectives below reward keys and punctuation, because the rewards of all fields would drown the values.
         each_field |= {"pays": (OWN,), "if_missing": None}
     json_schema = {"schema": _invoice_schema(layout), "alone": True}
     return [
@@ -445,9 +445,9 @@ def _choose_layout(recipe: Recipe, task_layout: Layout) -> Layout:
 
 
 def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
-    """Return the layout that completions are read by: the recipe's, or the task's."""
+    """Return the layout by which answers are found in completions: the recipe's, or the task's."""
     layout = _choose_layout(recipe, task_layout)
-    # A recipe that pays the whole completion as one block does not change the text, so the task's blocks stay.
+    # A layout of the whole completion as one block does not change what is written, so answers stay in the task's blocks.
     is_unmarked = not layout.marks and (recipe.own_layout is None or recipe.task in EMBEDDED)
     if len(layout.names) == 1 and (is_unmarked or layout.marks == task_layout.marks):
         segmenter = layout.segmenter if layout.marks else task_layout.segmenter
@@ -456,7 +456,7 @@ def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
 
 
 def check_written(recipe: Recipe, task_layout: Layout) -> None:
-    """Refuse tags that the embedded model has never learnt; its prompts do not ask for them."""
+    """Refuse a layout with tags that the embedded task's model has never learnt; its prompts do not ask for tags."""
     layout, learnt_tags = recipe.own_layout, dict.fromkeys(task_layout.tags)
     recipe_tags = layout.tags if layout and layout.segmenter == "tags" else ()
     unknown_tags = [f"<{tag}>" for tag in recipe_tags if tag not in learnt_tags]
@@ -472,7 +472,7 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
     plain_scheme = scheme.plain()
     import_paths = [entry["reward"] for entry in recipe.objectives or () if ":" in str(entry["reward"])]
     for plain_objective, objective in zip(plain_scheme["objectives"], scheme.objectives, strict=True):
-        for path in import_paths:  # the recipe's own path, because its module may only import the function
+        for path in import_paths:  # keep the recipe's path, because the function may be defined elsewhere
             if not isinstance(objective.reward, str) and str(path).endswith(f":{objective.reward.__qualname__}"):
                 plain_objective["reward"] = path
     return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **plain_scheme}
@@ -484,7 +484,7 @@ def recorded_elsewhere(**_: Any) -> list[float]:
 
 
 def _build_objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str], run_code: bool) -> Objective:
-    """Build an objective from its entry; import its function only if the reward is not recorded and code may run."""
+    """Build an objective from its entry in a recipe; import its function only if the reward is not recorded and code may run."""
     position, entry = numbered
     for key in entry:
         if key not in Objective.__dataclass_fields__:
@@ -505,7 +505,7 @@ def _build_objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collecti
         else:
             functions = [reward, *functions]
     elif isinstance(reward, str) and reward in recorded and not is_registered(reward, kind="reward"):
-        entry = {"name": reward, **entry, "reward": recorded_elsewhere}  # the reward is a column of the file
+        entry = {"name": reward, **entry, "reward": recorded_elsewhere}  # a column of the file of rollouts holds the reward
     elif isinstance(reward, str) and recorded and not is_registered(reward, kind="reward"):
         raise RecipeError(f"Objective {position}: {unknown('reward', reward, [*recorded, *REWARDS])}")
     if functions and not run_code:
@@ -522,7 +522,7 @@ def _explain(error: ValidationError) -> str:
     sentences = []
     for item in error.errors():
         kind, value, context = item["type"], item["input"], item.get("ctx", {})
-        # Pydantic appends to the field's name which type of a union it tried.
+        # Pydantic appends the type of a union that it tried to the field's name; leave it out.
         field = ".".join(str(name) for name in item["loc"] if name not in ("str", "float", "list[str]"))
         if kind == "invalid_key":
             sentences.append(_no_field(field))

@@ -283,7 +283,7 @@ class TagParser:
         return pieces_in_bytes, [None if start is None else edges[start] for start in part_places]
 
     def _parse_tags(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
-        """Find blocks from a text's tags alone, to cache them; not bytes but places: 0 the start, tag i from 2i + 1 to 2i + 2."""
+        """Find blocks from a text's tags alone; to be cached, places replace bytes: 0 the start, 2i + 1 to 2i + 2 tag i."""
         seen_tags = [*self._prefilled]
         for i, tag in enumerate(tags):
             closes = tag.startswith(b"</")

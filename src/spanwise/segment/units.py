@@ -163,7 +163,7 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 @register("low_probability", kind="segmenter", reads_logp=True)
 def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Cut before every token less probable than, with `low_probability:0.2`, 0.2: into the segments that the method `sae` uses.
+    """Cut before every token of probability below a limit, as in `low_probability:0.2`: the segments of the method `sae`.
 
     Reference:
         "Segmental Advantage Estimation" 2026 (arXiv 2601.07320); the side of the cut is that of `sae(boundary="start")`.

@@ -1,4 +1,4 @@
-"""Tasks to train on: an embedded task with its tiny warm-started model, or a model and a dataset by name."""
+"""Tasks to train on: an embedded task with its tiny warm-started model, or a model and a dataset that the recipe names."""
 
 from spanwise.layout import Layout
 from spanwise.recipe import SCRIPT, Recipe
@@ -10,7 +10,7 @@ from spanwise.tasks.warm_start import Phase, WarmStartSettings, default_cache_fo
 
 
 def task_start(recipe: Recipe) -> Start | Fields | None:
-    """Return the warm start of a recipe's embedded task, or its fields; None if the task is not embedded."""
+    """Return the name of the warm start (trained tiny model) of a recipe's task, or its `Fields`; None if it is not embedded."""
     starts: dict[str, Start | Fields] = {
         "digits": recipe.start, "digits_twice": "twice", "digits_long": "long", "fields": Fields(recipe.fields),
         "invoices": "invoices",
@@ -19,7 +19,7 @@ def task_start(recipe: Recipe) -> Start | Fields | None:
 
 
 def task_layout(recipe: Recipe) -> Layout:
-    """Return the blocks of a recipe's task, if the recipe names none; a script's run has the blocks that it names.
+    """Return the default blocks of a recipe's task; for the run of a user's own script, the blocks that the recipe names.
 
     Example:
         >>> from spanwise.recipe import load
@@ -30,7 +30,7 @@ def task_layout(recipe: Recipe) -> Layout:
 
 
 def task_shape(recipe: Recipe) -> tuple[Layout, int]:
-    """Return `task_layout`, and the largest possible number of tokens of a completion."""
+    """Return the default blocks of a recipe's task, and the largest possible number of tokens of a completion."""
     if (start := task_start(recipe)) is not None:
         task = embedded(start)
         return task.layout, recipe.max_completion_length or task.longest

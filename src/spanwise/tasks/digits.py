@@ -1,4 +1,4 @@
-"""Draw the problems of the embedded tasks, and keep 512 of each for evaluation; make up the digit chains and their traces.
+"""Draw the problems of the embedded tasks, and keep 512 of each task for evaluation; write the digit chains' training texts.
 
 A prompt such as `7+3*4~2___=` is a start digit, k = 1..6 steps (an operator and an operand 1..9) and fillers up to six. Steps are
 taken from left to right, modulo 10. `~` is a smudged operator: its true value is in no prompt.
@@ -25,14 +25,14 @@ AnyProblems = TypeVar("AnyProblems", bound="EmbeddedProblems")
 
 
 class EmbeddedProblems:
-    """N problems of an embedded task: a dataclass whose fields are arrays of N rows each."""
+    """N problems of an embedded task; each subclass is a dataclass whose fields are arrays of N rows each."""
 
     def __len__(self) -> int:
         """The number of problems."""
         return len(next(iter(vars(self).values())))
 
     def take(self: AnyProblems, rows: Int[np.ndarray, " m"]) -> AnyProblems:
-        """Return the problems of some rows."""
+        """Return the problems with these row numbers."""
         return type(self)(*(column[rows] for column in vars(self).values()))
 
     @property
@@ -43,7 +43,7 @@ class EmbeddedProblems:
 
 @dataclass(frozen=True)
 class Source(Generic[AnyProblems]):
-    """The source of a task's problems: a function that draws them, and the seed of the evaluation problems."""
+    """The source of an embedded task's problems: a function that draws them, and the seed of the evaluation problems."""
 
     draw_any: Callable[[int, np.random.Generator], AnyProblems]
     held_out_seed: int
@@ -51,7 +51,7 @@ class Source(Generic[AnyProblems]):
     def draw(
         self, size: int, *, rng: np.random.Generator, exclude: Set[str] = frozenset(), unique: bool = False
     ) -> AnyProblems:
-        """Draw random problems, without the prompts in `exclude`; with `unique` no prompt is drawn twice."""
+        """Draw `size` random problems, none with a prompt in `exclude`; with `unique` no prompt is drawn twice."""
         if size < 1:
             raise DataError(f"Cannot draw {size} problems; ask for at least 1.")
         excluded_prompts, chunks, missing_count = set(exclude), list[AnyProblems](), size
@@ -67,11 +67,11 @@ class Source(Generic[AnyProblems]):
         return type(chunks[0])(*(np.concatenate(column) for column in columns))
 
     def training(self, size: int, *, rng: np.random.Generator) -> AnyProblems:
-        """Draw random problems for training, without the evaluation problems."""
+        """Draw random problems for training, none with the prompt of an evaluation problem."""
         return self.draw(size, rng=rng, exclude=self.held_out_prompts)
 
     def held_out(self, size: int = HELD_OUT) -> AnyProblems:
-        """Return the first `size` of the 512 evaluation problems, all different; raise a DataError if there are fewer."""
+        """Return the first `size` of the task's 512 evaluation problems, all different; raise a DataError if there are fewer."""
         if not 1 <= size <= HELD_OUT:
             raise DataError(f"This task has {HELD_OUT} evaluation prompts and you asked for {size}. Choose 1 to {HELD_OUT}.")
         problems = self.draw(HELD_OUT, rng=np.random.default_rng(self.held_out_seed), unique=True)
@@ -95,7 +95,7 @@ DIGITS_LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["ana
 
 @dataclass(frozen=True)
 class Problems(EmbeddedProblems):
-    """N digit chains as arrays; steps from `length_n` on are fillers.
+    """N digit chains (a digit and up to six operations modulo 10) as arrays; steps from `length_n` on are fillers.
 
     All prompts have the same number of tokens. A smudged operator is `+` with probability 0.7 and `-` with 0.3, drawn once per
     prompt, so that no model can know every answer.
@@ -105,7 +105,7 @@ class Problems(EmbeddedProblems):
     length_n: Int[np.ndarray, " n"]  # the number of steps
     operator_ns: Int[np.ndarray, "n s"]  # indices into `OPERATORS`
     operand_ns: Int[np.ndarray, "n s"]
-    plus_n: Bool[np.ndarray, " n"] | Bool[np.ndarray, "n s"]  # whether smudges are pluses, in each prompt or each step
+    plus_n: Bool[np.ndarray, " n"] | Bool[np.ndarray, "n s"]  # whether the operator `~` is a plus, by prompt or by step
 
     @property
     def items(self) -> list[list[str]]:
@@ -115,24 +115,24 @@ class Problems(EmbeddedProblems):
 
     @property
     def prompts(self) -> list[str]:
-        """The prompt texts, fillers and the final `=` included."""
+        """The prompt texts, such as `7+3*4~2___=`, with fillers and the final `=`."""
         chains = zip(self.start_n.tolist(), self.items, strict=True)
         return [f"{start}{''.join(steps)}{FILLER * (STEPS - len(steps))}=" for start, steps in chains]
 
     @property
     def answers(self) -> list[str]:
-        """The true answers, one digit each; a smudged operator has its hidden true value."""
+        """The true answers, one digit each; the smudged operator `~` counts as the plus or minus that no prompt shows."""
         no_slip_ns = np.zeros(self.operator_ns.shape, dtype=bool)
         return [str(digit) for digit in run_chain(self, no_slip_ns, self.operand_ns)[:, -1].tolist()]
 
 
 @dataclass(frozen=True)
 class TraceNoise:
-    """The probabilities and kinds of errors in the traces of a warm start."""
+    """How often the digit chain's training completions are wrong or refuse, and how they state their confidence."""
 
     slip: tuple[float, float, float, float]  # the probability that a step's digit becomes random, for each of `OPERATORS`
-    refusal: float  # the probability of no solution: `<reasoning></reasoning><answer>?</answer>`
-    # A refusal draws its confidence from these values; if there are none, it gets one as other traces do.
+    refusal: float  # the probability of a refusal: `<reasoning></reasoning><answer>?</answer>`
+    # A refusal draws its confidence from these values; if there are none, it gets one as other completions do.
     refusal_confidence: tuple[float, ...] = ()
     power: float = 0.5  # confidence = round(clip(p_true**power + N(0, spread)), 1): over-confident and weakly informative
     spread: float = 0.25
@@ -145,7 +145,7 @@ NOISE: dict[str, TraceNoise] = {
 
 
 def apply_step(digit: int, step: str) -> int:
-    """Return the digit after a step such as `+3`, modulo 10."""
+    """Return the digit, modulo 10, that a step such as `+3` makes of a digit."""
     operand = int(step[1])
     return {"+": digit + operand, "-": digit - operand, "*": digit * operand}[step[0]] % 10
 
@@ -153,7 +153,7 @@ def apply_step(digit: int, step: str) -> int:
 def run_chain(
     problems: Problems, slip_ns: Bool[np.ndarray, "n s"], slipped_ns: Int[np.ndarray, "n s"]
 ) -> Int[np.ndarray, "n s"]:
-    """Return the digit after every step; after a slip the chain continues from the wrong digit."""
+    """Return the digit after every step of N chains; where `slip_ns` is true, it is the wrong digit in `slipped_ns`."""
     digit_n, digits_after_step = problems.start_n, list[np.ndarray]()
     plus_ns = np.broadcast_to(problems.plus_n.reshape(len(problems), -1), problems.operator_ns.shape)
     for step in range(problems.operator_ns.shape[1]):
@@ -168,14 +168,14 @@ def run_chain(
 
 
 def slipping_chain(problems: Problems, slip: tuple[float, ...], rng: np.random.Generator) -> Int[np.ndarray, "n s"]:
-    """Return the digit after every step; a step with operator o becomes a random digit with probability `slip[o]`."""
+    """Return the digit after every step, with random errors: operator o yields a random digit with probability `slip[o]`."""
     chain_shape = problems.operator_ns.shape
     slip_ns = rng.random(chain_shape) < np.array(slip)[problems.operator_ns]
     return run_chain(problems, slip_ns, rng.integers(0, 10, chain_shape))
 
 
 def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarray, " n"]:
-    """Return p_true, the probability that a model which copies the noisy traces gets all steps right."""
+    """Return p_true: for each problem, the probability that a model as noisy as its training texts gets all steps right."""
     smudge_read_right = SMUDGE_IS_PLUS**2 + (1 - SMUDGE_IS_PLUS) ** 2
     step_right_o = (1 - 0.9 * np.array(noise.slip)) * np.array([1, 1, 1, smudge_read_right])
     is_step_ns = np.arange(STEPS) < problems.length_n[:, None]
@@ -183,7 +183,7 @@ def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarr
 
 
 def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Generator) -> list[str]:
-    """Write the completions that the warm start imitates: reasoning with slips, answer, risky steps, confidence."""
+    """Write the completions that the warm start imitates: reasoning with random errors, answer, risky steps, confidence."""
     problem_count = len(problems)
     digit_ns = slipping_chain(problems, noise.slip, rng)
     refuse_n = rng.random(problem_count) < noise.refusal
@@ -226,7 +226,7 @@ def draw_chains(
     plus: float = SMUDGE_IS_PLUS,
     each_step: bool = False,
 ) -> Problems:
-    """Draw digit chains with uniform lengths, digits and operands; the true value of `~` is drawn per prompt or per step."""
+    """Draw digit chains with uniform lengths, digits and operands; the sign of `~` is drawn per prompt or per step."""
     shape = size, lengths[1]
     return kind(
         start_n=rng.integers(0, 10, size),
@@ -246,7 +246,7 @@ TWICE_LAYOUT = Layout({"first": ["answer"], "second": ["reasoning", "answer"]})
 
 @dataclass(frozen=True)
 class TwiceNoise:
-    """The probabilities of errors in warm-start traces with two attempts.
+    """The probabilities of errors in the training completions of the task with two attempts.
 
         7+3*4~2___=<answer>5</answer><reasoning>088</reasoning><answer>8</answer>
 
@@ -254,7 +254,7 @@ class TwiceNoise:
     and the others slip so often that only the reward shows that writing the steps out pays.
     """
 
-    slip: tuple[float, float, float, float]  # probability that a digit of the reflection becomes random, by operator
+    slip: tuple[float, float, float, float]  # probability of a random digit in the reflection, for each of `OPERATORS`
     repeat: float  # share of reflections that are empty and repeat the first answer
     refusal: float = 0.02  # share of first answers that are `?`
     glance: float = 0.8  # the first answer to k steps is right with probability glance**(k - 1), else a random digit
@@ -267,7 +267,7 @@ TWICE_NOISE: dict[str, TwiceNoise] = {
 
 
 def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Generator) -> list[str]:
-    """Write the completions that the warm start imitates: an answer, a reflection that is empty or slips, a second answer."""
+    """Write the completions that the warm start imitates: an answer, a reflection (empty or noisy), a second answer."""
     problem_count = len(problems)
     digit_ns = slipping_chain(problems, noise.slip, rng)
     repeat_n = rng.random(problem_count) < noise.repeat
@@ -286,11 +286,11 @@ def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Genera
 #: The smallest and the largest number of steps of the long chain.
 FEWEST, MOST = 4, 8
 LONG_SHARE = (0.44, 0.30, 0.06, 0.20)
-#: The probability that a smudged operator of the long chain is a plus.
+#: The probability that a smudged operator `~` of the long chain is a plus.
 LONG_PLUS = 0.95
 #: Tokens of the longest completion of the long chain: eight careful lines of 14 tokens, then tags, answer and end.
 LONGEST = MOST * 14 + 6
-#: The number of positions that a prompt and the longest completion need.
+#: The positions of the long chain's model: enough for a prompt and the longest completion.
 LONG_POSITIONS = 160
 
 #: The one block of a completion of the long chain.
@@ -322,12 +322,12 @@ class LongProblems(Problems):
 
 @dataclass(frozen=True)
 class LongNoise:
-    """The probabilities of errors and of careful lines in warm-start traces of the long chain."""
+    """The probabilities of errors, and of lines that write their calculation twice, in the long chain's training texts."""
 
     slip: tuple[float, float, float]  # probability that a new value becomes a random digit, for `+`, `-` and `*`
-    careful: float = 0.3  # share of careful lines
-    relief: float = 0.2  # probability of a slip in a careful line, as a share of the usual probability
-    plus: float = 0.5  # probability that a smudge is read as a plus
+    careful: float = 0.3  # share of careful lines, which write their calculation twice
+    relief: float = 0.2  # `slip` is multiplied by this in a careful line
+    plus: float = 0.5  # probability that a smudged operator `~` is read as a plus
 
 
 LONG_NOISE: dict[str, LongNoise] = {
@@ -338,7 +338,7 @@ LONG_NOISE: dict[str, LongNoise] = {
 
 
 def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Generator) -> list[str]:
-    """Write the completions that the warm start imitates: one line per step, then the last digit as the answer."""
+    """Write the completions that the long chain's warm start imitates: one line per step, then the last digit as the answer."""
     traces = []
     for digit, steps in zip(problems.start_n.tolist(), problems.items, strict=True):
         lines = ""
@@ -354,7 +354,7 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
 
 
 def tables(size: int, *, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Draw exercises in arithmetic such as `7+3=0_0*4=0_`, each cut after its first `=` into prompt and completion."""
+    """Draw exercises modulo 10 such as `7+3=0_0*4=0_`, each cut after its first `=` into prompt and completion."""
     length = int(rng.choice((1, 2, 4, 8)))
     start_digits = rng.integers(0, 10, size // length).tolist()
     step_numbers = rng.integers(0, 27, (size // length, length)).tolist()

@@ -27,7 +27,7 @@ from spanwise.tasks.fields import FIELDS_NOISE, Fields, field_words
 from spanwise.types import BlockText
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
-# With the usual 0.02 the layers' outputs would drown the embeddings of the digits, and the model learns arithmetic much later.
+# With the usual standard deviation, 0.02, the layers' outputs would drown the embeddings, and arithmetic come much later.
 _EMBEDDING_STD = 0.5
 
 
@@ -50,7 +50,7 @@ def build_tokenizer() -> Any:
 
 
 def build_fields_tokenizer() -> Any:
-    """Build the tokenizer of the fields: one token per key with its punctuation, per digit and per brace.
+    """Build the tokenizer of the task `fields`: one token per JSON key with punctuation, per digit and per brace.
 
     Example:
         >>> tokenizer = build_fields_tokenizer()
@@ -73,7 +73,7 @@ def build_invoice_tokenizer() -> Any:
 
     letters = invoices.INVOICES.training(3_000, rng=np.random.default_rng(0))
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
-    # A word takes the space after it, so that a name has the same tokens in a letter and after the quote of an object.
+    # A word takes the space after it, so that a name has the same tokens in a letter and after a quote in JSON.
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[A-Za-z_]+ ?|[0-9]|[^A-Za-z_0-9] ?"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     trainer = trainers.BpeTrainer(
@@ -85,7 +85,7 @@ def build_invoice_tokenizer() -> Any:
 
 
 def build_reader(tokenizer: Any, seed: int, *, width: int = 128) -> Any:
-    """Build the model that reads letters, of 0.7 million parameters: attention, and short convolutions, which ease copying."""
+    """Build the model, of 0.7 million parameters, that reads letters: attention, and short convolutions, which ease copying."""
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
     id_of = tokenizer.get_vocab()
@@ -99,7 +99,7 @@ def build_reader(tokenizer: Any, seed: int, *, width: int = 128) -> Any:
 
 
 def _draw_weights(model_class: Any, config: Any, seed: int, *, embedding_std: float) -> Any:
-    """Build a model with random weights; the global random state stays as it was."""
+    """Build a model with random weights from a seed; torch's global random state stays as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = model_class(config)
@@ -128,7 +128,7 @@ def _fast_tokenizer(tokenizer: Any) -> Any:
 
 
 def build_model(tokenizer: Any, seed: int, *, layers: int = 2, positions: int = 64, width: int = 128, heads: int = 4) -> Any:
-    """Build a Llama with random weights; the global random state stays as it was.
+    """Build a Llama with random weights from a seed; torch's global random state stays as it was.
 
     Positions are rotary: prompts have one length, so step i always stands the same distance before the digit it leads to.
 
@@ -160,22 +160,22 @@ def build_model(tokenizer: Any, seed: int, *, layers: int = 2, positions: int = 
 
 #: Prompts, each with the completion that a warm start imitates.
 Pairs = list[tuple[str, str]]
-#: The name of a warm start of the digit chain or of the letters.
+#: The name of a warm start of the digit chains or of the invoice letters.
 Start = Literal["easy", "hard", "twice", "long", "invoices"]
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """One stretch of a warm start: its traces, and the tokens that the model learns (`None`: all tokens after the prompts)."""
+    """One stage of a warm start: its training texts, and the tokens in the loss (`None`: all tokens after the prompts)."""
 
     name: str
-    place: int  # the seed of the stretch's traces
-    noise: Any  # a dataclass, whose fields are part of the key of a cached model
+    place: int  # the seed of this stage's training texts
+    noise: Any  # a dataclass; a cached model is reused only if its fields are equal
     draw: Callable[[int, np.random.Generator], Pairs]
     learned: Callable[[Int[Tensor, "n t"], dict[str, int]], Bool[Tensor, "n t"]] | None = None
 
     def batch(self, tokenizer: Any, size: int, rng: np.random.Generator) -> tuple[Int[Tensor, "n t"], Int[Tensor, " n"]]:
-        """Return the token ids of noisy traces, padded on the right, and the number of tokens of each prompt."""
+        """Draw prompts with training completions; return their token ids, padded on the right, and each prompt's token count."""
         pairs = self.draw(size, rng)
         texts = [f"{prompt}{trace}{END}" for prompt, trace in pairs]
         ids_nt = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
@@ -184,7 +184,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Course:
-    """A whole warm start: its stretches in order, and how to build the tokenizer and the model that it trains."""
+    """A whole warm start: its stages (stretches) in order, and how to build the tokenizer and the model that it trains."""
 
     stretches: tuple[Stretch, ...]
     tokenizer: Callable[[], Any] = build_tokenizer
@@ -193,16 +193,16 @@ class Course:
     # If true, training keeps the mean of the embeddings at 0; tied embeddings of rare words would else become alike.
     centred: bool = False
     folder: str = "digits-{}"
-    key: Mapping[str, Any] = field(default_factory=dict)  # everything else that decides the weights
+    key: Mapping[str, Any] = field(default_factory=dict)  # all else that decides the weights, for the cached model's name
 
 
 @dataclass(frozen=True)
 class Embedded:
-    """A task that brings its own problems and a model that has learned its form."""
+    """A task that brings its own problems and a tiny model that has learned to write completions in the right form."""
 
     name: str
     layout: Layout
-    longest: int  # tokens of a completion that keeps the format
+    longest: int  # the most tokens of a completion in the right form
     source: Source[Any]
     course: Course
     answers: Callable[[Any], list[str]] = attrgetter("answers")
@@ -218,7 +218,7 @@ def _course(
     source_of: Callable[[Any], Source[Any]] | None = None,
     **options: Any,
 ) -> Course:
-    """Build a course with a stretch for each noise, numbered from `first`; a `batch_divisor` shrinks batches of long traces."""
+    """Build a course with a stage for each kind of noise, seeded from `first` on; `batch_divisor` makes batches smaller."""
 
     def build_stretch(place: int, name: str, noise: Any) -> Stretch:
         noise_source = source if source_of is None else source_of(noise)
@@ -233,7 +233,7 @@ def _course(
 
 
 def _long_course() -> Course:
-    """Build the long chain's warm start: arithmetic alone, with a loss on results only, then long traces."""
+    """Build the long chain's warm start: arithmetic alone, with a loss on results only, then whole completions."""
     noises = dict(digits.LONG_NOISE)
     exercises = Stretch(
         "long_tables", 6, noises.pop("long_tables"), lambda size, rng: digits.tables(4 * size, rng=rng),
@@ -244,7 +244,7 @@ def _long_course() -> Course:
 
 
 def _invoice_course() -> Course:
-    """Build the warm start of the letters: short ones first, then whole ones, then the faults of a clerk."""
+    """Build the warm start of the invoice letters: letters with few facts, then whole ones, then a hurried clerk's faults."""
     return _course(
         11, invoices.INVOICES_NOISE, invoices.INVOICES, invoices.clerk_traces, batch_divisor=4,
         source_of=lambda noise: replace(invoices.INVOICES, draw_any=partial(invoices.draw_letters, facts=noise.facts)),
@@ -253,7 +253,7 @@ def _invoice_course() -> Course:
 
 
 _HARD = _course(0, digits.NOISE, digits.DIGITS, digits.noisy_traces)
-# The warm start of benchmarks/agent_start.py has the seeds 4 and 5.
+# Each stage has a seed of its own; the warm start of benchmarks/agent_start.py has the seeds 4 and 5.
 _TWICE = _course(2, digits.TWICE_NOISE, digits.DIGITS, digits.twice_traces)
 STARTS: dict[Start, Embedded] = {
     "easy": Embedded("digits-easy", digits.DIGITS_LAYOUT, 32, digits.DIGITS, Course(_HARD.stretches[:1])),
@@ -267,7 +267,7 @@ STARTS: dict[Start, Embedded] = {
 
 
 def embedded(task: Start | Fields) -> Embedded:
-    """Return an embedded task by its start, or by its fields."""
+    """Return the embedded task that belongs to the name of a warm start, or to its `Fields`."""
     if not isinstance(task, Fields):
         return STARTS[task]
     course = _course(
@@ -279,7 +279,7 @@ def embedded(task: Start | Fields) -> Embedded:
 
 @dataclass(frozen=True)
 class Task:
-    """A model to start from, prompts with answers, and the shape of a completion.
+    """A model to start from, prompts with answers, and the blocks and the largest length of a completion.
 
     Args:
         name: how reports call it.
@@ -306,7 +306,7 @@ class Task:
 
 
 def stated_confidences(text: list[BlockText], block: str, layout: Layout, *, tag: str = "confidence") -> torch.Tensor:
-    """Return the stated confidences; NaN for a missing or unreadable confidence."""
+    """Return the number that each completion states as its confidence; NaN if it is missing or unreadable."""
     stated_texts = [(blocks.get(block) or {}).get(tag) if tag in layout.keys[block] else None for blocks in text]
     confidences = [None if stated is None else parse_confidence(stated) for stated in stated_texts]
     return torch.tensor([math.nan if q is None else q for q in confidences], dtype=torch.float64)

@@ -19,14 +19,14 @@ from spanwise.layout import Layout
 from spanwise.tasks.digits import FILLER, EmbeddedProblems, Source
 
 DIGITS = 8
-#: The names of fields, in order; benchmarks/field_kinds.py uses `total`.
+#: The names of fields, in order; only benchmarks/field_kinds.py uses `total`.
 LETTERS = "abcdefghijklmnop"
 NAMES = (*LETTERS, "total")
-#: The block of all text outside the fields.
+#: The name of the block of all text outside the fields' values.
 FORM = "form"
 _TABLE = np.array([4, 7, 1, 9, 0, 6, 2, 8, 5, 3])
 
-#: The question of field k: an operation and the places of its digits; the answer to `hidden` cannot be known.
+#: The question of field k: an operation and the places of its digits in the prompt; the answer to `hidden` cannot be known.
 QUESTIONS: tuple[tuple[str, int, int], ...] = (
     ("larger", 0, 1), ("hidden", 0, 0), ("copy", 2, 2), ("smaller", 3, 4),
     ("look-up", 5, 5), ("parity", 7, 7), ("rest", 6, 6), ("larger", 4, 6),
@@ -37,27 +37,27 @@ QUESTIONS: tuple[tuple[str, int, int], ...] = (
 
 @dataclass(frozen=True)
 class FieldProblems(EmbeddedProblems):
-    """The digits and hidden values of N prompts of the task `fields`."""
+    """The digits in N prompts of the task `fields`, and the N values that no prompt shows."""
 
     digit_nd: Int[np.ndarray, "n d"]  # the digits in the prompt
-    hidden_n: Int[np.ndarray, " n"]  # the value that no prompt shows
+    hidden_n: Int[np.ndarray, " n"]  # the value of field `b`, which no prompt shows
 
     @property
     def prompts(self) -> list[str]:
-        """The prompt texts: the digits, each with a filler so that every digit is equally far from its field, and `=`."""
+        """The prompt texts: eight digits, each with a filler, so that all are equally far from their fields, and `=`."""
         return [f"{''.join(f'{digit}{FILLER}' for digit in digits)}=" for digits in self.digit_nd.tolist()]
 
 
 @dataclass(frozen=True)
 class FieldsNoise:
-    """How often the fields of a warm-start completion follow their rules, and how often they copy a wrong digit.
+    """How often the fields of a training completion follow their rules, and how often they copy a wrong digit.
 
     A field copies the digit four places after its own, so that each has an error of its own to unlearn. If wrong values were only
     random, a more certain model would improve all fields at once.
     """
 
-    right: tuple[float, ...]  # the probability that field 0, 1, 2, ... follows its rule (in turn); other values are random
-    astray: float = 0.4  # the probability that a field copies a wrong digit instead
+    right: tuple[float, ...]  # the probabilities, repeated in turn, that a field follows its rule; other values are random
+    astray: float = 0.4  # the probability that a field copies a wrong digit of the prompt
 
 
 FIELDS_NOISE: dict[str, FieldsNoise] = {
@@ -67,12 +67,12 @@ FIELDS_NOISE: dict[str, FieldsNoise] = {
 
 
 def draw_digits(size: int, rng: np.random.Generator, *, below: int | np.ndarray = 10) -> FieldProblems:
-    """Draw problems of random digits, each below one limit or a limit for each place."""
+    """Draw problems of random digits below `below`: one limit for all digits, or one for each place."""
     return FieldProblems(rng.integers(0, below, (size, DIGITS)), rng.integers(0, 10, size))
 
 
 def value_of(problems: FieldProblems, operation: str, first: int, second: int) -> Int[np.ndarray, " n"]:
-    """Compute the answer to one of `QUESTIONS`."""
+    """Compute the answers to one of `QUESTIONS`, such as the larger of two digits, for N problems."""
     left_n, right_n = problems.digit_nd[:, first], problems.digit_nd[:, second]
     return {
         "hidden": problems.hidden_n,
@@ -87,7 +87,7 @@ def value_of(problems: FieldProblems, operation: str, first: int, second: int) -
 
 @dataclass(frozen=True)
 class Fields:
-    """The JSON objects of the task: the number of fields and their kind.
+    """The JSON objects of the task `fields`: how many fields they have, and of which kind.
 
     Args:
         count: K, the number of fields, 1 to 16.
@@ -114,12 +114,12 @@ class Fields:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The keys of the object, in order."""
+        """The keys of a JSON object of the task, in order."""
         return tuple(LETTERS[: self.count])
 
     @property
     def knowable(self) -> tuple[str, ...]:
-        """The fields whose values follow from the prompt."""
+        """The names of the fields whose values follow from the prompt."""
         return tuple(name for name, (operation, *_) in zip(self.names, QUESTIONS, strict=False) if operation != "hidden")
 
     @property
@@ -133,31 +133,31 @@ class Fields:
         return 2 * self.count + 2
 
     def values(self, problems: FieldProblems, slips: tuple[np.ndarray, np.ndarray] | None = None) -> Int[np.ndarray, "n k"]:
-        """Compute the value of every field; `slips` says which values (N, K) are wrong, and what they are instead."""
+        """Compute the value of every field of N objects; `slips`: which values (N, K) to replace, and by what."""
         value_nk = np.stack([value_of(problems, *question) for question in QUESTIONS[: self.count]], axis=1)
         return value_nk if slips is None else np.where(*slips, value_nk)
 
     def answers(self, problems: FieldProblems) -> list[str]:
-        """Return the gold objects as JSON, hidden values included."""
+        """Return the right JSON object of each problem as text, including the values that no prompt shows."""
         return self.objects(self.values(problems))
 
     def traces(self, problems: FieldProblems, noise: FieldsNoise, *, rng: np.random.Generator) -> list[str]:
-        """Write the completions that the warm start imitates: a correct form, with values that often break their rule."""
+        """Write the completions that the warm start imitates: correct JSON, with values that often are wrong."""
         slip_nk, slipped_nk = self.slips(len(problems), noise, rng)
         astray_nk = rng.random(slip_nk.shape) < noise.astray
         copied_nk = problems.digit_nd[:, (np.arange(self.count) + DIGITS // 2) % DIGITS]
         return self.objects(self.values(problems, (slip_nk | astray_nk, np.where(astray_nk, copied_nk, slipped_nk))))
 
     def slips(self, size: int, noise: FieldsNoise, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draw which values break their rule, and what they are instead."""
+        """Draw which values of the training completions break their field's rule, and random digits to replace them."""
         right_k = [noise.right[k % len(noise.right)] * (name in self.knowable) for k, name in enumerate(self.names)]
         return rng.random((size, self.count)) >= np.array(right_k), rng.integers(0, 10, (size, self.count))
 
     def objects(self, values_nk: Int[np.ndarray, "n k"]) -> list[str]:
-        """Write values as JSON, as completions and the column `answer` hold them."""
+        """Write the fields' values as JSON objects, as completions and the dataset's column `answer` hold them."""
         return [json.dumps(dict(zip(self.names, values, strict=True))) for values in values_nk.tolist()]
 
 
 def field_words() -> list[str]:
-    """Return the tokenizer's words beside the digits: the keys with their punctuation, and the closing brace."""
+    """Return the words, beside digits, of the task's tokenizer: the keys with their punctuation, and the closing brace."""
     return [f'{{"{NAMES[0]}": ', *(f', "{name}": ' for name in NAMES[1:]), "}"]

@@ -22,7 +22,7 @@ from spanwise.tasks.embedded import Task
 PromptFormat = Literal["confidence", "two_attempts"]
 #: Where an instruction goes: into plain text (no chat template), into the user's message, or into a system message.
 PromptStyle = Literal["plain", "user", "system"]
-#: The number of prompts that are searched for the tags of the layout.
+#: The number of prompts that are searched for the layout's tags, to warn if prompts do not ask for them.
 _SEARCHED_PROMPTS = 64
 #: Column names that TRL uses itself, so that a dataset's columns of these names are dropped.
 _TRL_NAMES = ("completion", "completions", "completion_ids", "prompts", "image", "images", "environment")
@@ -119,7 +119,7 @@ def load_task(
         rows = rows.select(range(min(limit, len(rows))))
     usual_layout, usual_instruction = LAYOUTS[prompt_format], INSTRUCTIONS[prompt_format]
     instruction_text = usual_instruction if instruction is None else instruction
-    train, evaluation = (_add_prompts(part, columns, instruction_text, style) for part in (rows, held_out_rows))
+    train, evaluation = (_add_prompts(split_rows, columns, instruction_text, style) for split_rows in (rows, held_out_rows))
     layout = layout or usual_layout
     rendered_prompts = [render(prompt, tokenizer) for prompt in train["prompt"][:_SEARCHED_PROMPTS]]
     _check_asked(layout, rendered_prompts, instruction=instruction, whole=columns.whole, usual=prompt_format)
@@ -134,7 +134,7 @@ def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
     try:
         AutoConfig.from_pretrained(model, trust_remote_code=False)
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
-    except Exception as error:  # transformers raises many types, and the parser of a damaged file adds its own
+    except Exception as error:  # transformers, and its parsers of damaged files, raise many types of exceptions
         if Path(model).is_dir():
             fault = (
                 f"The model folder '{model}' needs a config and a tokenizer that can be read; it holds {_list_files(model)}"
@@ -149,13 +149,13 @@ def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
     try:
         roles = ("system", "user")
         tokenizer.apply_chat_template([{"role": role, "content": "Hi"} for role in roles], tokenize=False)
-    except Exception:  # a template raises a type of its own for a role that it refuses
+    except Exception:  # a chat template raises its own exception type for a role that it rejects
         return tokenizer, "user"
     return tokenizer, "system"
 
 
 def _add_prompts(rows: Any, columns: DatasetColumns, instruction: str, style: PromptStyle) -> Any:
-    """Return the rows with the columns `prompt` and `answer` beside the other columns."""
+    """Return a dataset's rows with new columns `prompt` and `answer`, and all others whose names TRL does not use itself."""
     added_columns = ["prompt"] if columns.answer is None else ["prompt", "answer"]
     dropped_names = (*added_columns, *([columns.prompt] if columns.whole else []), *_TRL_NAMES)
     other_columns = [name for name in rows.column_names if name not in dropped_names]
@@ -173,7 +173,7 @@ def _build_row(cells: Mapping[str, Any], *, columns: DatasetColumns, instruction
 
 
 def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None, whole: bool, usual: PromptFormat) -> None:
-    """Refuse spanwise's own instruction for tags that it does not ask for; warn if the user's prompts name none of the tags."""
+    """Refuse the default instruction for a layout whose tags it does not ask for; warn if the user's own prompts lack tags."""
     missing_words = find_unasked(layout, prompts)
     if not missing_words or instruction == "":
         return
@@ -199,7 +199,7 @@ def _list_files(folder: str) -> str:
 
 
 def add_instruction(question: str, instruction: str, style: PromptStyle) -> Any:
-    """Put an instruction before a question; an empty instruction adds nothing."""
+    """Put an instruction before a question, as text or as chat messages; an empty instruction adds nothing."""
     if style == "plain":
         return f"{instruction}\n\nProblem:\n{question}\n\n" if instruction else question
     if style == "system" and instruction:
@@ -218,7 +218,7 @@ def render(prompt: Any, tokenizer: Any) -> str:
 
 
 def find_unasked(layout: Layout, texts: Sequence[str]) -> list[str]:
-    """Return the opening tags and keys of a layout that no text names, except those that the prompt itself opens."""
+    """Return the opening tags and JSON keys of a layout that none of the prompts names, except a tag that prompts open."""
     words: dict[str, None] = {}
     for part in layout.parts:
         asks = SEGMENTERS.find(part.segmenter).asks
@@ -228,7 +228,7 @@ def find_unasked(layout: Layout, texts: Sequence[str]) -> list[str]:
 
 
 def _holds(text: str, word: str) -> bool:
-    """Return whether a text holds a tag, or a word that is not part of a longer word."""
+    """Return whether a text holds a tag, or holds a word that is not part of a longer word."""
     return bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)) if word[:1].isalnum() else word in text
 
 
@@ -239,7 +239,7 @@ class DatasetColumns:
     prompt: str
     whole: bool  # whether the column holds whole prompts, which stay unchanged
     answer: str | None
-    conversations: bool = False  # whether nobody named this column, so that its conversations may hold answers
+    conversations: bool = False  # whether nobody named this column, so that its chats may end with answers
 
 
 def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -> Any:
@@ -249,7 +249,7 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
     path = Path(dataset)
     suffix, readable_suffixes = path.suffix.lower(), (*_READERS, *SUFFIXES)
     if path.exists():
-        config.HF_UPDATE_DOWNLOAD_COUNTS = False  # the libraries would report readers of local files to a server
+        config.HF_UPDATE_DOWNLOAD_COUNTS = False  # or `datasets` would tell a server that files were read
     if path.is_file() != (suffix in readable_suffixes):
         not_found = f"does not exist in '{Path.cwd()}' or beside the recipe"
         problem = "is not a kind of file that can be read" if path.is_file() else not_found
@@ -271,7 +271,7 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
             saved_dataset = load_from_disk(dataset)
             return saved_dataset[split] if isinstance(saved_dataset, DatasetDict) else saved_dataset
         return load_dataset(hub_name, hub_config or None, split=split)
-    except Exception as error:  # datasets, pyarrow and the hub client each raise their own types
+    except Exception as error:  # datasets, pyarrow and the hub client raise exceptions of their own types
         if "StopIteration" in reason(error) or "corresponds to no data" in reason(error):
             raise DataError(_NO_ROWS.format(dataset)) from error
         file_or_folder = "file" if reader else "folder" if path.is_dir() else "name"
@@ -284,7 +284,7 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
 def find_columns(
     names: Sequence[str], question: str, prompt: str | None, answer: str | None, instruction: str | None
 ) -> DatasetColumns:
-    """Find the named columns; without a question column take whole prompts from `prompt`, else from `messages`."""
+    """Choose a dataset's columns; without a question column take whole prompts from `prompt`, else from `messages`."""
     may_be_conversations = False
     if prompt is None and not instruction and question not in names:
         prompt = next((name for name in ("prompt", "messages") if name in names), None)
@@ -305,7 +305,7 @@ def find_columns(
 
 
 def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: bool) -> None:
-    """Refuse rows without a usable question, prompt or answer; name the row and the remedy."""
+    """Refuse a dataset in which a row has no usable question, prompt or answer; name the row and the remedy."""
     if not len(rows):
         raise DataError(_NO_ROWS.format(dataset))
     for name, option in (
@@ -332,7 +332,7 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
 
 
 def _cell_fault(cell: Any, option: str, columns: DatasetColumns, *, template: bool) -> str | None:
-    """Say why a cell is no question, prompt or answer; return None for a good cell."""
+    """Say why a cell of a dataset is no question, prompt or answer; return None for a good cell."""
     if option == "prompt_column":
         fault = prompt_fault(cell, template=template)
         if not fault and columns.conversations and cell[-1]["role"] == "assistant":
@@ -346,7 +346,7 @@ def _cell_fault(cell: Any, option: str, columns: DatasetColumns, *, template: bo
 
 
 def set_aside(rows: Any, dataset: str, eval_limit: int) -> tuple[Any, Any]:
-    """Return the training rows in order, and the first `eval_limit` of the rows kept for evaluation."""
+    """Split a dataset's rows: return those for training in order, and `eval_limit` of those kept for evaluation."""
     held_out_count = min(HELD_OUT, max(1, len(rows) // 5))
     if len(rows) < 2 or eval_limit < 1:
         raise DataError(

@@ -1,4 +1,4 @@
-"""Make up letters in English that a model reads into JSON: number, customer, dates, currency, items, total.
+"""Make up invoice letters in English, from which a model learns to write JSON: number, customer, dates, items, total, ...
 
     Invoice 4821 of 12 March 2024. Customer: Dana Weltor. 3 x blue lamp, 12 each. Total 36 euros. Please pay by 26.03.2024.
     {"invoice": 4821, "customer": "Dana Weltor", "date": "2024-03-12", "due": "2024-03-26", "currency": "EUR",
@@ -24,7 +24,7 @@ from spanwise.tasks.digits import EmbeddedProblems, Source
 from spanwise.tasks.fields import FORM
 
 MOST_ITEMS = 3
-#: The tokens of the longest object and the end token, rounded up.
+#: The number of tokens of the longest JSON object and the end token, rounded up.
 LONGEST = 88
 FIELDS = ("invoice", "customer", "date", "due", "currency", "total")
 ITEM_FIELDS = ("name", "quantity", "price")
@@ -52,13 +52,13 @@ _MONTHS = (
 _CURRENCIES: Mapping[str, tuple[str, ...]] = {
     "EUR": ("EUR", "euros"), "USD": ("USD", "dollars"), "GBP": ("GBP", "pounds"), "CHF": ("CHF", "francs"),
 }  # fmt: skip
-#: The forms of an item in a letter; a punctuation mark follows the name, as a quote does in the object.
+#: The ways in which a letter words an item; a punctuation mark follows the item's name, as a quote does in JSON.
 _LINES = ("{quantity} x {name}, {price} each", "{name}: {quantity} at {price}", "{quantity} of {name}; {price} per piece")
 
 
 @dataclass(frozen=True)
 class InvoiceProblems(EmbeddedProblems):
-    """N letters, their gold objects, and the misleading numbers, dates and names in them."""
+    """N invoice letters, the right JSON object of each, and the misleading numbers, dates and names in them."""
 
     letter_n: Shaped[np.ndarray, " n"]  # text
     gold_n: Shaped[np.ndarray, " n"]  # the object
@@ -66,16 +66,16 @@ class InvoiceProblems(EmbeddedProblems):
 
     @property
     def prompts(self) -> list[str]:
-        """The letters, each with a line break, after which the object begins."""
+        """The letters, each with a line break, after which the JSON object begins."""
         return [f"{letter}\n" for letter in self.letter_n]
 
 
 @dataclass(frozen=True)
 class ClerkNoise:
-    """How often a warm start's completions have the faults of a hurried clerk, and how many facts its letters hold."""
+    """How often training completions have the faults of a hurried clerk, and how many optional facts their letters hold."""
 
     slip: float = 0.0  # the probability of a fault in each field
-    facts: float = 1.0  # the smallest share of optional facts in a letter
+    facts: float = 1.0  # the smallest share of the optional facts that a letter holds
 
 
 INVOICES_NOISE: dict[str, ClerkNoise] = {
@@ -86,7 +86,7 @@ INVOICES_NOISE: dict[str, ClerkNoise] = {
 
 
 def _name(rng: np.random.Generator) -> str:
-    """Make up a first name, and a surname of one or two syllables and an ending."""
+    """Make up a person's name: a first name, and a surname of one or two syllables and an ending."""
     syllable_count = int(rng.integers(1, 3))
     surname = "".join(_pick(_SYLLABLES, rng) for _ in range(syllable_count)) + _pick(_SURNAME_ENDS, rng)
     return f"{_pick(_FIRST, rng)} {surname.capitalize()}"
@@ -105,7 +105,7 @@ def _write_date(day: date, form: int) -> str:
 
 
 def draw_letters(size: int, rng: np.random.Generator, *, facts: float = 1.0) -> InvoiceProblems:
-    """Draw letters with their objects; each holds an optional fact with a probability of its own, at least `facts`."""
+    """Draw letters and their JSON objects; a letter's share of optional facts is drawn from `facts` up to 1."""
     problems = InvoiceProblems(*(np.empty(size, dtype=object) for _ in range(3)))
     for n in range(size):
         facts_share = facts if facts == 1 else float(rng.uniform(facts, 1))
@@ -114,7 +114,7 @@ def draw_letters(size: int, rng: np.random.Generator, *, facts: float = 1.0) -> 
 
 
 def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Draw a letter, its gold object, and the misleading facts in it."""
+    """Draw an invoice letter, its right JSON object, and the misleading facts in it."""
 
     def has(share: float) -> bool:
         return bool(rng.random() < share * facts)
@@ -170,7 +170,7 @@ def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str,
 
 
 def _smudge(letter: str, rng: np.random.Generator) -> str:
-    """Smudge one character in each of up to three words."""
+    """Replace one character by `_` in each of up to three words of a letter."""
     characters = list(letter)
     word_starts = [
         i for word in ("Customer", "Total", "each", "Please", "Invoice", "pay", "Prices") if (i := letter.find(word)) >= 0
@@ -181,12 +181,12 @@ def _smudge(letter: str, rng: np.random.Generator) -> str:
 
 
 def answers(problems: InvoiceProblems) -> list[str]:
-    """Return the gold objects as JSON."""
+    """Return the right JSON object of each letter as text."""
     return [json.dumps(gold) for gold in problems.gold_n]
 
 
 def clerk_traces(problems: InvoiceProblems, noise: ClerkNoise, *, rng: np.random.Generator) -> list[str]:
-    """Write the completions that the warm start imitates: each letter's object, with the faults of a hurried clerk."""
+    """Write the completions that the warm start imitates: each letter as JSON, with the faults of a hurried clerk."""
     pairs = zip(problems.gold_n, problems.other_n, strict=True)
     return [json.dumps(_copy_with_faults(gold, other, noise.slip, rng)) for gold, other in pairs]
 
@@ -194,7 +194,7 @@ def clerk_traces(problems: InvoiceProblems, noise: ClerkNoise, *, rng: np.random
 def _copy_with_faults(
     gold: Mapping[str, Any], other: Mapping[str, Any], rate: float, rng: np.random.Generator
 ) -> dict[str, Any]:
-    """Copy an object as a hurried clerk does: take misleading facts, invent or overlook dates, miscount."""
+    """Copy a letter's JSON object as a hurried clerk does: take misleading facts, invent or overlook dates, miscount."""
 
     def slips() -> bool:
         return bool(rng.random() < rate)
@@ -226,7 +226,7 @@ INVOICES: Source[InvoiceProblems] = Source(draw_letters, 20_264)
 
 
 def key_words() -> list[str]:
-    """Return the texts that the tokenizer writes as one token: the keys with their punctuation, the quote and null."""
+    """Return the texts that are one token each for the letters' tokenizer: keys with punctuation, the quote and null."""
     first_field, *other_fields = FIELDS[:-1]
     item_keys = [f', "{name}": ' for name in ITEM_FIELDS[1:]]
     return [f'{{"{first_field}": ', *(f', "{name}": ' for name in other_fields), ', "items": [', '{"name": ',

@@ -1,4 +1,4 @@
-"""Train a tiny model once on noisy traces of an embedded task, and cache it: the warm start.
+"""Train the tiny model of an embedded task once, on completions with deliberate errors, and cache it: the warm start.
 
 A cached model is a whole folder or none, and a record holds the digest of each file.
 """
@@ -56,7 +56,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class WarmStartSettings:
-    """Everything that a warm start depends on, besides task, seed and traces.
+    """Everything that a warm start depends on, besides task, seed and training texts.
 
     Args:
         easy: from random weights, on mildly noisy traces.
@@ -167,7 +167,7 @@ def digits_task(
     progress: Progress | None = None,
     settings: WarmStartSettings | None = None,
 ) -> Task:
-    """Build an embedded task with its warm-started model: the smudged digit chain, or a JSON object of small answers.
+    """Build an embedded task with its warm-started model: digit chains, JSON objects of small answers, or invoice letters.
 
     The evaluation prompts are the same for every seed; neither the training prompts nor the warm start contain any of the 512.
 
@@ -207,7 +207,7 @@ def _dataset(prompts: list[str], answers: list[str]) -> Any:
 def _train(
     model: Any, tokenizer: Any, stretch: Stretch, seed: int, settings: WarmStartSettings, *, centred: bool
 ) -> Iterator[float]:
-    """Train the model on one stretch of the course; after each step yield the mean loss of the completions' tokens."""
+    """Train the model on one stage of its warm start; after each step yield the mean loss of the learned tokens."""
     phase = _phases(settings)[stretch.name]
 
     def learning_rate_factor(step: int) -> float:
@@ -272,7 +272,7 @@ def _phases(settings: WarmStartSettings) -> dict[str, Phase]:
 
 
 def _identity(course: Course, index: int, seed: int, settings: WarmStartSettings) -> dict[str, Any]:
-    """Return everything that decides the weights after a stretch of the course."""
+    """Return all that decides a model's weights after a stage of its warm start, to name and record the cached model."""
     stretch_of = {stretch.name: stretch for stretch in course.stretches[: index + 1]}
     unused_phases = _phases(settings).keys() - stretch_of.keys()
     return {
@@ -290,7 +290,7 @@ def _folder_name(course: Course, index: int, seed: int, settings: WarmStartSetti
 
 
 def default_cache_folder() -> Path:
-    """Return `$SPANWISE_CACHE`, else `$XDG_CACHE_HOME/spanwise`, else `~/.cache/spanwise`.
+    """Return the folder of cached warm starts: `$SPANWISE_CACHE`, else `$XDG_CACHE_HOME/spanwise`, else `~/.cache/spanwise`.
 
     Example:
         >>> from unittest import mock
@@ -347,7 +347,7 @@ def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) ->
 
 
 def load(folder: Path) -> Any:
-    """Load the model of a cached folder."""
+    """Load the model from the folder of a cached warm start."""
     from transformers import AutoModelForCausalLM
 
     with _hide_progress():
@@ -368,12 +368,12 @@ def _hide_progress() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-#: Coefficients of the quintic iteration; see torch.optim.Muon.
+#: Coefficients of Muon's Newton-Schulz iteration, which is quintic; see torch.optim.Muon.
 _A, _B, _C, _STEPS, _EPS, _MOMENTUM = 3.4445, -4.7750, 2.0315, 5, 1e-7, 0.95
 
 
 def matrix_optimizer(matrices: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-    """Return `torch.optim.Muon` if the processor multiplies bfloat16 quickly (AVX-512), else the same in float32."""
+    """Return `torch.optim.Muon` if the processor multiplies bfloat16 quickly (AVX-512), else the same optimiser in float32."""
     has_fast_bfloat16 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     return (torch.optim.Muon if has_fast_bfloat16 else Float32Muon)(list(matrices), lr=lr, weight_decay=0.0)
 
@@ -386,7 +386,7 @@ class Float32Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take one step; closures are not supported."""
+        """Take one step of the optimiser; closures are not supported."""
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is None:
@@ -399,7 +399,7 @@ class Float32Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
-    """Return a matrix with the same singular vectors and singular values near 1 (0.7 to 1.2), by Newton and Schulz."""
+    """Return a matrix with the same singular vectors and singular values near 1 (0.7 to 1.2), by Newton-Schulz iteration."""
     wide_matrix = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     wide_matrix = wide_matrix / wide_matrix.norm().clamp(min=_EPS)
     for _ in range(_STEPS):

@@ -27,7 +27,7 @@ _numbers = st.sampled_from([0.0, 0.125, -0.25, 0.5, 1.0, -1.0, 717 / 1024, 2.0, 
 
 Draw = Callable[[SearchStrategy[Any]], Any]
 
-#: Name of an input without its index letters -> the values that its entries may have; `inputs=` adds names.
+#: Name of an input without its index letters -> the values that its entries may have; a check's `inputs=` adds names.
 ENTRIES: dict[str, SearchStrategy[Any]] = {
     **dict.fromkeys(("reward", "score", "by_outcome", "metric", "value", "adv", "advantage", "bootstrap"), _numbers),
     **dict.fromkeys(("confidence", "report", "importance"), st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])),
@@ -77,7 +77,7 @@ def take(columns: Mapping[str, Any], index: Sequence[int]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DrawnBatch:
-    """The inputs of one call; `place_nt` says where each token stands among the masked tokens."""
+    """The inputs of one call of a function under test; `place_nt` has each trainable token's index, and -1 at masked tokens."""
 
     spec: tuple[Input, ...]
     group_n: Int[Tensor, " n"]  # the group of each row, even if the estimator gets no groups
@@ -99,7 +99,7 @@ class DrawnBatch:
         return replace(self, rows={**self.rows, **changes})
 
     def inputs(self) -> dict[str, Any]:
-        """Return the arguments of the call by name."""
+        """Return the arguments for one call of the function under test, by name."""
         inputs, fill_index = dict(self.rows), -100 if self.fill != self.fill else int(self.fill)
         for entry in (entry for entry in self.spec if entry.by_token):
             fill = self.fill if entry.dtype == torch.float64 else fill_index
@@ -111,7 +111,7 @@ class DrawnBatch:
 
 
 def placed(token_nt: Tensor, place_nt: Int[Tensor, "n t"], masked: float | int) -> Tensor:
-    """Put the trainable tokens of each row at their places, and one value at all others."""
+    """Put the values of each row's trainable tokens where `place_nt` has their indices, and `masked` everywhere else."""
     return pad(token_nt, (0, 1), value=masked).gather(1, place_nt % (token_nt.shape[1] + 1))
 
 
@@ -147,7 +147,7 @@ def batches_of(
     most: int = 8,
     ids: SearchStrategy[tuple[int, ...]] | None = None,
 ) -> DrawnBatch:
-    """Draw batches with these inputs: 1 to `most` rows, groups of any sizes in any order, right-padded tokens."""
+    """Draw random batches with these inputs: 1 to `most` rows, groups of any sizes in any order, right-padded tokens."""
     stems = {entry.stem for entry in spec}
     n = draw(st.sampled_from([*range(1, most + 1), *range((most + 3) // 2, most + 1)]))  # larger batches come up more often
     group = draw(st.lists(st.sampled_from([0, 0, 1, 1, 2]), min_size=n, max_size=n))
@@ -172,7 +172,7 @@ def batches_of(
 
 
 def _draw_tokens(draw: Draw, entry: Input, length: int, k: int) -> tuple[Any, ...]:
-    """Draw the values of an input at the tokens of a row."""
+    """Draw the values of one input at the tokens of one row."""
     if entry.stem == "block":
         return tuple(sorted(draw(st.lists(st.integers(0, k - 1), min_size=length, max_size=length))))
     assert entry.entries is not None
@@ -182,7 +182,7 @@ def _draw_tokens(draw: Draw, entry: Input, length: int, k: int) -> tuple[Any, ..
 
 
 def _draw_rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, list[int]], absent: bool) -> Any:
-    """Draw the values of an input for all rows; with `absent` some rewards are NaN."""
+    """Draw the values of one input for all rows; with `absent` some rewards are NaN."""
     if entry.stem in structure:
         return torch.tensor(structure[entry.stem], dtype=entry.dtype)
     if entry.stem == "step":  # step numbers have gaps, because only their order counts
@@ -207,7 +207,7 @@ def _pad(rows: Sequence[Sequence[Any]], dtype: torch.dtype = torch.int64, *, fil
 
 
 def rearranged(batch: DrawnBatch, draw: Draw) -> Int[Tensor, "n t"]:
-    """Draw places for the same trainable tokens with masked tokens before, between and after them."""
+    """Return a `place_nt` for the same trainable tokens with some masked tokens drawn before, between and after them."""
     place_rows = [[t for t in places if t >= 0] for places in batch.place_nt.tolist()]
     for places in place_rows:
         for _ in range(draw(st.integers(0, 3))):
@@ -216,5 +216,5 @@ def rearranged(batch: DrawnBatch, draw: Draw) -> Int[Tensor, "n t"]:
 
 
 def left_padded(batch: DrawnBatch) -> Int[Tensor, "n t"]:
-    """Return places for the same tokens with all padding on the left."""
+    """Return a `place_nt` for the same trainable tokens with all padding on the left."""
     return pad(batch.place_nt, (1, 0), value=-1).sort(dim=1).values

@@ -1,4 +1,4 @@
-"""`check_estimator`: the properties that every estimator must have, whoever wrote it."""
+"""`check_estimator`: the properties that every advantage estimator must have, whoever wrote it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from spanwise.testing.search import ConformanceError, Suite, show
 from spanwise.types import Credit, Spans
 
 _IDS = ("group", "trajectory", "stratum", "anchor", "state")
-_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # numbers whose sums float32 rounds
+_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # rewards; the sums of most of them are inexact in float32
 _REWARD_NAMES = ("reward_n", "reward_nk", "reward_nm", "reward_nt", "reward_s")
 _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
 _SAYS = {**PROPERTIES, "oracle": "it equals the slow oracle", "one block": "one block is the method for completions"}
-#: Index letters of the first input -> the kind of method.
+#: Index letters of an estimator's first input -> the kind of method (what it credits).
 _KIND_OF_AXES: dict[str, Kind] = {"n": "completion", "nm": "completion", "nk": "block", "nt": "token", "s": "step"}
 _ALWAYS = ("result", "pure", "precision", "permutation", "split")
 _REWARDED = ("absent", "shift", "constant", "conservation")
 _PAID = ("monotone", "signs")
 _MASKED = ("masking", "poison", "padding")
-#: Kind of method -> its properties.
+#: Kind of method (what it credits) -> the properties that it must have.
 BY_KIND: Mapping[str, tuple[str, ...]] = {
     "completion": (*_ALWAYS, *_REWARDED, *_PAID),
     "block": (*_ALWAYS, *_REWARDED, *_PAID),
@@ -115,7 +115,7 @@ def check_estimator(
 
 @dataclass(kw_only=True)
 class _Estimator(Suite):
-    """An estimator under test, the inputs it needs, and the results it is compared with."""
+    """An advantage estimator under test, the inputs it needs, and the functions whose results it must equal."""
 
     method: Method
     spec: tuple[Input, ...]
@@ -126,20 +126,20 @@ class _Estimator(Suite):
 
     @property
     def of_tokens(self) -> bool:
-        """Whether the estimator gives every token a number."""
+        """Whether the estimator returns a number for every token."""
         return self.method.kind in ("token", "refinement")
 
     @property
     def rewards(self) -> list[str]:
-        """The inputs that are rewards of whole rows."""
+        """The names of the inputs that are rewards of whole rows, not of tokens."""
         return [entry.name for entry in self.spec if entry.is_reward and not entry.by_token]
 
     def separate_rows(self, batch: DrawnBatch) -> list[list[int]]:
-        """Return the groups, which are credited apart from each other."""
+        """Return the row numbers of each group, because groups are credited apart from each other."""
         return [_row_indices(batch.group_n == group) for group in batch.group_n.unique()]
 
     def columns(self, result: Any) -> dict[str, Tensor]:
-        """Return the advantages by column name."""
+        """Return the advantages in an estimator's result as its only column, which has no name."""
         if isinstance(result, tuple) and result and isinstance(result[0], Tensor):
             result = result[0]  # a NamedTuple whose first field is the advantage
         if not isinstance(result, Tensor):
@@ -147,7 +147,7 @@ class _Estimator(Suite):
         return {"": result}
 
     def refuse(self, batch: DrawnBatch, result: Tensor, expected: str) -> None:
-        """Fail with the result and the expected one."""
+        """Fail the property that is being checked, with the result and what was expected."""
         self.fail(batch, f"Got {show(result)}, expected {expected}.")
 
     def result(self, batch: DrawnBatch, _: Draw) -> None:
@@ -181,10 +181,8 @@ class _Estimator(Suite):
 
     def permutation(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that another order and other ids of the rows only reorder the result."""
-        labels = {
-            **dict.fromkeys(_IDS, LABELS),
-            "step": sorted(LABELS),
-        }  # sorted: the steps of a trajectory keep their order
+        # New step numbers are sorted, so that the steps of a trajectory keep their order.
+        labels = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}
         id_inputs = [entry for entry in self.spec if entry.stem in labels and isinstance(batch.rows.get(entry.name), Tensor)]
         order = draw(st.permutations(range(len(batch))))
         new_ids = {
@@ -200,14 +198,14 @@ class _Estimator(Suite):
         self.same(shifted_batch, self.run(shifted_batch), self.run(batch))
 
     def constant(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Check that groups with equal rewards get exactly 0; for steps all rewards are 0, as trajectories differ in length."""
+        """Check that groups with equal rewards get exactly 0; step methods get rewards of 0, as trajectories differ in length."""
         levels = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
         levels = [abs(level) if "negative" in self.method.exceptions else level for level in levels]
         level_n = _draw_by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*levels, NAN))
         changes = {}
         for name in [entry.name for entry in self.spec if entry.is_reward or entry.stem in ("confidence", "report")]:
-            values, level = batch.rows[name], _expand(level_n, batch.rows[name])
-            changes[name] = torch.where(values.isnan() | level.isnan(), values, level)
+            old_input, level = batch.rows[name], _expand(level_n, batch.rows[name])
+            changes[name] = torch.where(old_input.isnan() | level.isnan(), old_input, level)
         constant_batch = batch.put(changes)
         is_constant_n = ~level_n.isnan()
         for dtype in (torch.float64, torch.float32):
@@ -239,7 +237,7 @@ class _Estimator(Suite):
             self.refuse(batch, adv_nt, "exactly 0 outside every block")
 
     def monotone(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Check that credit does not fall if one reward of its block, step or row, or at its last token, is raised."""
+        """Check that the credit of a row, block, step or last token does not fall if a reward of its own is raised."""
         reward_names = [entry.name for entry in self.spec if entry.is_reward and entry.stem != "calibration"]
         row, name, amount = draw(st.integers(0, len(batch) - 1)), draw(st.sampled_from(reward_names)), draw(_NOT_NEGATIVE)
         reward = batch.rows[name]
@@ -278,7 +276,7 @@ def _row_indices(is_chosen_n: Tensor) -> list[int]:
 
 
 def _draw_by_group(batch: DrawnBatch, draw: Draw, numbers: Sequence[float]) -> Tensor:
-    """Draw a number for each group and return it row by row."""
+    """Draw a number for each group of a batch, and return for each row the number of its group."""
     number_g = draw(st.lists(st.sampled_from(numbers), min_size=8, max_size=8))
     return torch.tensor(number_g, dtype=torch.float64)[batch.group_n % len(number_g)]
 

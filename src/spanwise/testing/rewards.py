@@ -1,4 +1,4 @@
-"""`check_reward`: the properties of every function that turns text into a number."""
+"""`check_reward`: the properties that every reward (a function from a completion's text to a number) must have."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from spanwise.testing.batches import Draw
 from spanwise.testing.search import Suite
 from spanwise.types import BlockText, Status
 
-#: Property of a reward -> its meaning.
+#: Name of a property of rewards -> its meaning.
 REWARD_PROPERTIES: Mapping[str, str] = {
     "result": "one finite number or one status per completion, whatever the text",
     "pure": "its inputs stay as they are and a second call gives the same numbers",
@@ -43,7 +43,7 @@ HOSTILE = (
 
 @dataclass(frozen=True)
 class DrawnCompletions:
-    """The arguments of a reward: each completion's blocks, dataset row, and earlier rewards."""
+    """The arguments of one call of a reward: each completion's blocks, dataset row, and earlier rewards."""
 
     rows: Sequence[tuple[Any, ...]]
 
@@ -52,7 +52,7 @@ class DrawnCompletions:
         return len(self.rows)
 
     def inputs(self) -> dict[str, Any]:
-        """Return the arguments by name, as copies."""
+        """Return the reward's arguments by name, as copies."""
         text, *row_tables = copy.deepcopy(list(zip(*self.rows, strict=True)))
         columns, scored = ({name: [row[name] for row in rows] for name in rows[0]} for rows in row_tables)
         return {"text": list(text), "columns": columns, "scored": scored}
@@ -77,7 +77,7 @@ def check_reward(
     processes: bool = True,
     examples: int = 40,
 ) -> None:
-    """Check a reward, registered or a callable as recipes take it, against `REWARD_PROPERTIES`.
+    """Check a reward, given by its registered name or as a function, against `REWARD_PROPERTIES`.
 
     Args:
         reward: its registered name, or the function.
@@ -134,7 +134,7 @@ def _build_block(tags: tuple[str, ...], contents: Sequence[str | None]) -> dict[
 def _draw_completions(
     layout: Layout, contents: Sequence[str], *tables: Mapping[str, Sequence[Any]]
 ) -> SearchStrategy[DrawnCompletions]:
-    """Draw one to five completions, whose blocks have any contents or are missing."""
+    """Build a strategy for one to five completions, whose blocks have any contents or are missing."""
     content = st.one_of(st.sampled_from([*contents, None]), st.text(max_size=5))
     blocks = {name: st.tuples(*[content] * len(tags)).map(partial(_build_block, tags)) for name, tags in layout.keys.items()}
     text = st.fixed_dictionaries({name: st.one_of(block, block, st.none()) for name, block in blocks.items()})
@@ -143,7 +143,7 @@ def _draw_completions(
 
 
 def _list_completions(layout: Layout, contents: Sequence[str], *tables: Mapping[str, Sequence[Any]]) -> DrawnCompletions:
-    """Pair every content with every row of the columns, to compare the processes in which the reward runs."""
+    """Pair every text with every dataset row, as completions that must get the same reward in each thread and process."""
     row_count = max((len(values) for table in tables for values in table.values()), default=1)
     table_rows = [[{name: v[i % len(v)] for name, v in table.items()} for table in tables] for i in range(row_count)]
     rows = [
@@ -156,7 +156,7 @@ def _list_completions(layout: Layout, contents: Sequence[str], *tables: Mapping[
 def score_completions(
     objective: Objective, *, text: Sequence[BlockText], columns: dict[str, Any], scored: dict[str, Any]
 ) -> list[tuple[float, str]]:
-    """Return values and statuses as plain pairs, which can be sent between processes."""
+    """Score completions; return rewards and statuses as plain pairs, which can be sent between processes."""
     earlier_rewards = {name: Reward.of(values) for name, values in scored.items()}
     reward = score_one(objective, text, columns=columns, scored=earlier_rewards)
     statuses = [Status(code).name for code in reward.status_n.tolist()]
@@ -165,7 +165,7 @@ def score_completions(
 
 @dataclass(kw_only=True)
 class _Reward(Suite):
-    """A reward under test as an objective; it may be called in another process."""
+    """A reward under test, as an objective that is also scored in another process if `processes` is true."""
 
     objective: Objective
     processes: bool

@@ -16,7 +16,7 @@ from torch import Tensor
 from spanwise.errors import RecipeError, SpanwiseError, check_known
 from spanwise.testing.batches import NAN, Draw, DrawnBatch, left_padded, placed, rearranged, take
 
-# The suite checks neither the speed of a function nor the size of its inputs.
+# Hypothesis would also report a slow function and large inputs, which break no property.
 _IGNORED_CHECKS = (
     HealthCheck.too_slow,
     HealthCheck.data_too_large,
@@ -24,7 +24,7 @@ _IGNORED_CHECKS = (
     HealthCheck.filter_too_much,
 )
 
-#: The least number of examples for a property that only some of the examples show.
+#: The least number of examples for a property that need not show in each example, only in some.
 _LEAST_EXAMPLES = 60
 
 
@@ -39,13 +39,13 @@ class ConformanceError(SpanwiseError, AssertionError):
 
 @dataclass(kw_only=True)
 class Suite:
-    """A function under test: for each property, the method of that name takes an example and checks the property on it."""
+    """A function under test and its checks: for each property, the method of that name checks the property on an example."""
 
     who: str
     function: Callable[..., Any]
     sentences: Mapping[str, str]
     name: str = ""  # the name of the property that is checked
-    facts_shown: set[Any] = field(default_factory=set)  # what the examples of the property showed so far
+    facts_shown: set[Any] = field(default_factory=set)  # the facts that the examples of this property have shown so far
     #: Property -> the facts that its examples together must show.
     facts_to_show: ClassVar[Mapping[str, frozenset[Any]]] = {}
     #: Column with a number per token -> the number that it must have at masked tokens.
@@ -55,15 +55,15 @@ class Suite:
     crashes: ClassVar[str] = "raises"
 
     def columns(self, result: Any) -> dict[str, Any]:
-        """Return the function's result by name: tensors and lists with an entry per row."""
+        """Return a result of the function under test as columns by name: tensors and lists with an entry per row."""
         return {"": result}
 
     def separate_rows(self, batch: Any) -> list[list[int]]:
-        """Return the sets of rows that the function handles apart from each other."""
+        """Return the sets of row numbers that the function under test must handle apart from each other."""
         return [[row] for row in range(len(batch))]
 
     def show_example(self, example: Any) -> str:
-        """Return an example as text."""
+        """Return an example as text, for the message of a failed property."""
         return show(example.inputs())
 
     def check(
@@ -89,7 +89,7 @@ class Suite:
                     )
 
     def call(self, inputs: dict[str, Any], function: Callable[..., Any] | None = None) -> dict[str, Any]:
-        """Call a function with some inputs; raise a ConformanceError if it crashes."""
+        """Call the function under test, or another one, with these inputs; raise a ConformanceError if it crashes."""
         try:
             return self.columns((function or self.function)(**inputs))
         except ConformanceError:
@@ -101,28 +101,28 @@ class Suite:
             ) from error
 
     def run(self, batch: Any) -> dict[str, Any]:
-        """Call the function with a batch."""
+        """Call the function under test with a batch."""
         return self.call(batch.inputs())
 
     def fail(self, example: Any, detail: str) -> NoReturn:
-        """Raise a ConformanceError with the property, the example and the detail."""
+        """Raise a ConformanceError that states the property, the example that breaks it, and the detail."""
         broken = f"{self.who} breaks '{self.name}': {self.sentences[self.name]}."
         raise ConformanceError(f"{broken} Smallest example: {self.show_example(example)}. {detail}")
 
     def same(self, example: Any, result: dict[str, Any], expected: dict[str, Any], *, tolerance: float = 1e-9) -> None:
-        """Fail if two results differ in the expected columns."""
+        """Fail the property if a result differs from the expected one in a column of the latter."""
         for column, expected_value in expected.items():
             if differ(result[column], expected_value, tolerance=tolerance):
                 column_name = f"{column} " if column else ""
                 self.fail(example, f"Got {column_name}{show(result[column])}, expected {show(expected_value)}.")
 
     def alone(self, batch: Any, rows: list[int]) -> None:
-        """Fail if some rows alone get another result than in the batch."""
+        """Fail the property if some rows of a batch alone get another result than within the batch."""
         if rows:
             self.same(batch, take(self.run(batch), rows), self.run(batch.take(rows)))
 
     def pure(self, batch: Any, _: Draw) -> None:
-        """Check that a second call gives the same result, and that the inputs stay as they are."""
+        """Check that a second call gives the same result, and that the calls do not change their inputs."""
         inputs = batch.inputs()
         inputs_before = copy.deepcopy(inputs)
         first_result = copy.deepcopy(self.call(inputs))
@@ -138,27 +138,27 @@ class Suite:
         self.same(reordered_batch, self.run(reordered_batch), take(self.run(batch), order))
 
     def split(self, batch: Any, _: Draw) -> None:
-        """Check that each separate set of rows gets the same result alone."""
+        """Check that each set of rows that is handled apart from others gets the same result alone."""
         for rows in self.separate_rows(batch):
             self.alone(batch, rows)
 
     def masking(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Check that masked tokens between the others change no number."""
+        """Check that masked tokens before, between and after the trainable ones change no number of the result."""
         self._check_moved_tokens(batch, rearranged(batch, draw))
 
     def padding(self, batch: DrawnBatch, _: Draw) -> None:
-        """Check that padding on the left changes no number."""
+        """Check that padding on the left changes no number of the result."""
         self._check_moved_tokens(batch, left_padded(batch))
 
     def poison(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Check that the values at masked tokens change no number."""
+        """Check that the values at masked tokens (NaN, 1e9) change no number of the result."""
         masked_batch = replace(batch, place_nt=rearranged(batch, draw))
         for fill in (NAN, 1e9):
             poisoned_batch = replace(masked_batch, fill=fill)
             self.same(poisoned_batch, self.run(poisoned_batch), self.run(masked_batch))
 
     def _check_moved_tokens(self, batch: DrawnBatch, place_nt: Tensor) -> None:
-        """Check that trainable tokens get the same numbers at other places."""
+        """Check that trainable tokens get the same numbers if they stand at other columns of their row."""
         moved_batch, result_before = replace(batch, place_nt=place_nt), self.run(batch)
         expected = {column: result_before[column] for column in self.by_row}
         expected |= {column: placed(result_before[column], place_nt, masked) for column, masked in self.by_token.items()}
@@ -195,7 +195,7 @@ def _search(check: Callable[[Any, Draw], None], strategy: SearchStrategy[Any], *
 
 
 def show(value: Any) -> str:
-    """Return a short, exact text of an input or a result."""
+    """Return a short, exact text of an input or a result, for error messages."""
     if isinstance(value, Tensor):
         return str(value.tolist())
     if isinstance(value, dict):

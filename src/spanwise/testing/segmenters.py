@@ -1,4 +1,4 @@
-"""`check_segmenter`: the properties of every function that turns token ids into spans."""
+"""`check_segmenter`: the properties that every segmenter (a function from token ids to spans of blocks) must have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spanwise.testing.batches import Draw, DrawnBatch, batches_of, read_inputs
 from spanwise.testing.search import ConformanceError, Suite, show
 from spanwise.types import Fault, Spans
 
-#: Property of a segmenter -> its meaning.
+#: Name of a property of segmenters -> its meaning.
 SEGMENTER_PROPERTIES: Mapping[str, str] = {
     "partition": "every trainable token belongs to exactly one block, no other token to any, and the intervals say the same",
     "contiguous": "the intervals of two blocks do not overlap",
@@ -32,7 +32,7 @@ _NOISE = ("4", " ", "So ", ".", "0.9", "é", "日本", "🙂", "<", ">", "</", "
 
 
 def small_vocabulary(tags: Sequence[str] = ("answer", "confidence"), *, signs: Sequence[str] = ()) -> Vocabulary:
-    """Build a vocabulary for tests: all bytes, whole tags and signs, and pieces that straddle a sign or cut a character.
+    """Build a vocabulary for tests: all bytes, whole tags and signs, and tokens that straddle a sign or cut a character.
 
     >>> b"></" in small_vocabulary().pieces
     True
@@ -64,7 +64,7 @@ def texts(
 def token_rows(
     vocabulary: Vocabulary, tags: Sequence[str] = ("answer", "confidence"), *, signs: Sequence[str] = ()
 ) -> SearchStrategy[tuple[int, ...]]:
-    """Build a strategy for token ids of a text of `texts(tags)`, cut into any pieces of the vocabulary.
+    """Build a strategy for rows of token ids: a text drawn from `texts(tags)`, cut into any tokens of the vocabulary that fit.
 
     Example:
         >>> from hypothesis import given
@@ -78,7 +78,7 @@ def token_rows(
 
 
 def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int, ...]]:
-    """Return a function of bytes and choices that cuts the bytes into pieces of the vocabulary; choice 0 is the longest piece."""
+    """Return a function that cuts bytes into token ids; each of its choices picks one of the tokens that fit, 0 the longest."""
     ids_by_first_byte: dict[int, list[int]] = {}
     for index in sorted(range(len(vocabulary)), key=lambda i: -len(vocabulary.pieces[i])):
         if vocabulary.pieces[index]:
@@ -90,7 +90,7 @@ def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int
         while byte_index < len(data):
             ids_here = ids_by_first_byte.get(data[byte_index], ())
             fitting_ids = [i for i in ids_here if data.startswith(vocabulary.pieces[i], byte_index)]
-            if not fitting_ids:  # the vocabulary has no piece for this byte
+            if not fitting_ids:  # no token of the vocabulary fits at this byte, so it is left out
                 byte_index += 1
                 continue
             ids.append(fitting_ids[min(choices[len(ids) % len(choices)], len(fitting_ids) - 1)])
@@ -143,7 +143,7 @@ def check_segmenter(
 
 @dataclass(kw_only=True)
 class _Segmenter(Suite):
-    """A segmenter under test, and the vocabulary of its tokens."""
+    """A segmenter under test, and the vocabulary of the tokens that it is given."""
 
     vocabulary: Vocabulary
     by_token: ClassVar[Mapping[str, float]] = {"block_nt": -1}
@@ -161,11 +161,11 @@ class _Segmenter(Suite):
         return {**result_columns, "block_nt": spans.block_nt.long(), "text": text_n, "names": [spans.names] * n}
 
     def show_example(self, example: DrawnBatch) -> str:
-        """Return an example as the pieces of its tokens and all other arguments."""
+        """Return an example as text: the bytes of its tokens, and all arguments."""
         return f"as pieces: {self.spelled(example)}; {show(example.inputs())}"
 
     def spelled(self, batch: DrawnBatch) -> list[list[bytes]]:
-        """Return the pieces of the trainable tokens of each completion."""
+        """Return the bytes of each trainable token of each completion."""
         rows = zip(batch.inputs()["ids_nt"], batch.place_nt >= 0, strict=True)
         return [[self.vocabulary.pieces[i] for i in ids_t[here_t].tolist()] for ids_t, here_t in rows]
 
@@ -208,26 +208,26 @@ class _Segmenter(Suite):
             if [block is not None for block in block_texts] != has_token:
                 self.fail(batch, f"Completion {row} has the texts {block_texts}, but blocks with tokens {has_token}.")
             joined = "".join(str(block[""]) for block in block_texts if block is not None)
-            # A straddled block has bytes but no token, and so no text.
+            # A block inside one token (STRADDLED) has bytes but no token of its own, and so no text.
             is_straddled = int(result["fault_n"][row]) & Fault.STRADDLED
             if not is_straddled and not _same_text(joined, token_text, ordered=not _overlap(spans)):
                 self.fail(batch, f"The blocks of completion {row} hold {joined!r}, its tokens {token_text!r}.")
 
 
 def _intervals(result: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
-    """Return the first and last token of each block of each completion."""
+    """Return, for each completion, the first token of each block and the token after its last one."""
     pairs = zip(result["start_nk"].tolist(), result["end_nk"].tolist(), strict=True)
     return [list(zip(start_k, end_k, strict=True)) for start_k, end_k in pairs]
 
 
 def _overlap(spans: Sequence[tuple[int, int]]) -> bool:
-    """Return whether two intervals of a completion share a token."""
+    """Return whether any two blocks of a completion, given as token intervals, overlap."""
     spans_with_tokens = sorted(span for span in spans if span[0] < span[1])
     return any(before[1] > after[0] for before, after in pairwise(spans_with_tokens))
 
 
 def _same_text(joined: str, token_text: str, *, ordered: bool) -> bool:
-    """Return whether two texts are the same, up to characters that blocks share and that became U+FFFD in each."""
+    """Return whether two texts are the same, apart from characters that a block's edge cut and that became U+FFFD."""
     if "\ufffd" in joined:
         joined, token_text = (text.encode("ascii", "ignore").decode() for text in (joined, token_text))
     return joined == token_text if ordered else sorted(joined) == sorted(token_text)
