@@ -311,7 +311,7 @@ def _read(path: str | Path) -> dict[str, Any]:
         raise RecipeError(f"The recipe '{path}' is nested deeper than can be read.") from error
     if recipe_data is not None and not isinstance(recipe_data, dict):
         raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(recipe_data).__name__}.")
-    # The folder of a run holds its results, so the recipe's paths do not point there.
+    # A run's folder holds its recipe and its results, so the recipe's paths are not relative to that folder.
     is_of_a_run = (recipe_folder / "metrics.jsonl").is_file()
     return dict(recipe_data or {}) if is_of_a_run else _resolve_paths(recipe_data or {}, recipe_folder)
 
@@ -339,7 +339,7 @@ def _no_field(key: str) -> str:
 
 
 def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Refuse to change `method` and the like if the recipe spells out what they set; the change would have no full effect."""
+    """Refuse to change `method`, `baseline` or `calibration` if the recipe spells out what it sets; little would change."""
     for field in ("method", "baseline", "calibration"):
         old_setting = from_file.get(field, Recipe.model_fields[field].default)
         if field not in changes or changes[field] == old_setting:
@@ -403,7 +403,7 @@ def _invoice_schema(layout: Layout) -> dict[str, Any]:
 
 
 def _apply_limits(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
-    """Give the recipe's verifier limits to all objectives that use a verifier, unless an objective sets its own."""
+    """Give the recipe's limits of answer checking to all objectives that use a verifier, unless an objective sets its own."""
 
     def has_verifier(objective: Objective) -> bool:
         return isinstance(objective.reward, str) and limits.keys() <= REWARDS.find(objective.reward).options.keys()
@@ -468,11 +468,11 @@ def check_written(recipe: Recipe, task_layout: Layout) -> None:
 
 
 def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
-    """Return the recipe as plain data with its scheme written out, ready for YAML; loading it again gives the same run."""
+    """Return the recipe as plain data with its rule of credit written out, ready for YAML; loaded again, it gives the same run."""
     plain_scheme = scheme.plain()
     import_paths = [entry["reward"] for entry in recipe.objectives or () if ":" in str(entry["reward"])]
     for plain_objective, objective in zip(plain_scheme["objectives"], scheme.objectives, strict=True):
-        for path in import_paths:  # keep the recipe's path, because the function may be defined elsewhere
+        for path in import_paths:  # keep the import path of the recipe, because the function may be defined elsewhere
             if not isinstance(objective.reward, str) and str(path).endswith(f":{objective.reward.__qualname__}"):
                 plain_objective["reward"] = path
     return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **plain_scheme}

@@ -29,7 +29,7 @@ from spanwise.segment.delimiters import Sign, index_of_first, sign_finder
 from spanwise.types import Fault
 
 _REASONING, _CALL, _ANSWER = "reasoning", "tool_call", "answer"
-#: Channel, opening sign, closing sign; if the closing sign is "", the next opening or the end of the turn closes the channel.
+#: Channel, opening sign, closing sign; if the latter is "", the next opening sign or the end of the turn closes the channel.
 # The character U+FF5C in DeepSeek's special tokens is a fullwidth vertical bar.
 _PAIRS = (
     (_REASONING, "<think>", "</think>"),
@@ -53,19 +53,19 @@ _CLOSES = {closing for _, closing in _OPENS.values() if closing}
 _REASONING_CLOSES = tuple(closing for channel, closing in _OPENS.values() if channel == _REASONING)
 #: The signs around the role in a header of Llama, `<|start_header_id|>assistant<|end_header_id|>`.
 _ROLE, _ROLE_ENDS = b"<|start_header_id|>", b"<|end_header_id|>"
-#: Signs that may stand before an opening sign, and then belong to the channel that it opens.
+#: Special tokens that may stand before one that opens a channel, and then belong to that channel.
 _LEADS = {_ROLE, *_signs("<\uff5ctool▁calls▁begin\uff5c> <|tool_calls_section_begin|>")}
-#: Signs that end a header or a section of tool calls; they neither open nor close a channel.
+#: Special tokens that end a header or a section of tool calls; they neither open nor close a channel.
 _FILLS = {_ROLE_ENDS, *_signs("<\uff5ctool▁calls▁end\uff5c> <|tool_calls_section_end|>")}
-#: The signs of a header of harmony (gpt-oss), `<|start|>assistant<|channel|>analysis<|message|>`; it may begin at each.
+#: The special tokens in a header of harmony, `<|start|>assistant<|channel|>analysis<|message|>`; it may begin at each.
 _MESSAGE = b"<|message|>"
 _HEADER = (b"<|start|>", b"<|channel|>", _MESSAGE)
 _TO, _ANALYSIS = re.compile(rb"\bto="), re.compile(rb"<\|channel\|>\s*+analysis")
-#: Signs that open a channel; inside another channel they are the fault NESTED.
+#: Special tokens that open a channel; inside another channel they are the fault NESTED.
 _ANY_OPENING = {*_OPENS, *_HEADER}
-#: Signs at which a channel without its closing sign ends.
+#: Special tokens at which a channel without its closing sign ends.
 _NEXT = _ANY_OPENING | _LEADS
-#: A turn that begins with one of these signs does not continue reasoning that the prompt has opened.
+#: A turn that begins with one of these special tokens does not continue reasoning that the prompt has opened.
 _AT_ONCE = _NEXT - {_ROLE}
 _MESSAGE_ENDS = b"<|end|>"
 _TURN_ENDS = _signs(
@@ -73,7 +73,7 @@ _TURN_ENDS = _signs(
     "<\uff5cend▁of▁sentence\uff5c> <|user|> <|observation|> [e~[",
 )
 _SIGNS = {*_OPENS, *_CLOSES, *_LEADS, *_FILLS, *_HEADER, *_TURN_ENDS}
-#: Signs that also count if a model spells them in several tokens; every other sign must be one token.
+#: Signs, such as `<think>`, that also count if a model spells them in several tokens; every other sign must be one token.
 _SPELLED = {sign for sign in {*_OPENS, *_CLOSES} if sign[:1] == b"<" and sign[1:2] != b"|" and b"\xef" not in sign}
 _OPENING = re.compile("|".join(re.escape(sign.decode()) for sign in _OPENS) + r"|<\|channel\|>[^<]*+")
 
@@ -154,7 +154,7 @@ class _Reader:
             index, self.unclaimed = turn_end + 1, end_sign.end
 
     def _read_sign(self, index: int) -> int:
-        """Read the sign at `index` and, if it opens a channel, the channel; return the index of the next sign to read."""
+        """Read the sign (special token) at `index`, and any channel that it opens; return the index of the next sign to read."""
         sign = self.signs[index]
         if sign.written in _CLOSES:
             self.fault |= Fault.ORDER

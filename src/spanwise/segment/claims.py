@@ -191,7 +191,7 @@ def cut(layout: Layout, found: Iterable[Found], length: int) -> Pieces:
         fault |= Fault.MISSING
     contents = {(claim.part.block, claim.part.key): claim.inner for claim in claims_with_bytes if claim.inner is not None}
     pieces[:1] = [(0, pieces[0][1] if pieces else 0)]
-    # Of several pieces that start at the same byte, the last piece has the byte.
+    # Of several pieces (runs of bytes) that start at the same byte, the last one has the byte.
     block_at = {start: block for (_, before), (start, block) in pairwise([(-1, -1), *pieces]) if block != before}
     return Pieces(tuple(block_at.values()), tuple(block_at), int(fault), contents)
 
@@ -215,7 +215,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
 
 
 def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:
-    """Remove the claims that end at or before a byte, and return the pieces with which the claims around them go on."""
+    """Remove the claims that end at or before a byte from the stack; return the pieces with which those around them go on."""
     pieces = []
     while len(stack) > 1 and stack[-1][0] <= byte:
         stop = stack.pop()[0]

@@ -37,7 +37,7 @@ from spanwise.types import Fault
 
 _BETWEEN = "..."
 _TAG = re.compile(r"<(/?)([A-Za-z_][\w.:-]{0,59})>")
-#: Start of an error message of RE2 -> our advice.
+#: Start of an error message of the pattern library RE2 -> our advice.
 _ADVICE = {
     "invalid perl operator: (?": "it uses lookaround, which no linear-time search supports; match the text around it too "
     "and put the part you want into a group, such as 'Answer: (?P<value>[0-9]+)'",
@@ -120,7 +120,7 @@ def _says(text: str) -> list[str]:
 def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the text between two signs, such as `<think>...</think>`, by the rules at the top of this module."""
     parts_of = group_by_mark(parts, bare=False)
-    mark_of_opening: dict[bytes, tuple[str, bytes]] = {}  # opening sign -> mark and closing sign
+    mark_of_opening: dict[bytes, tuple[str, bytes]] = {}  # opening sign -> its mark in the layout, closing sign
     for mark in parts_of:
         opening, closing = (sign.encode() for sign in signs_of(mark))
         if opening in mark_of_opening:

@@ -39,12 +39,12 @@ from spanwise.segment.claims import Claim, Finder, Found
 from spanwise.types import Fault
 
 _DECODER = json.JSONDecoder()
-_MOST_STEPS = 20  # in the longest path that `paths` lists
+_MOST_STEPS = 20  # the most steps in a path that `paths` lists
 _KEYS = re.compile(r'"([^"\\\n]{1,60})"\s*:')
 _STEP = re.compile(r'(?:^|(?<=.)\.)([^.\[\]"]+)|\[(\d+|\*)\]|(?:(?<=.)\.)?\["((?:[^"\\]|\\.)*)"\]')
 # Possessive quantifiers keep the search linear in time: it reads each byte twice at most.
 _INSIDE = rb'(?:[^"\\\n]++|\\.)*+'
-#: Matches a bracket, a comma or a string; the groups are a string's text, its closing quote, and the colon after a key.
+#: Matches a bracket, a comma or a string of JSON; the groups are a string's text, its closing quote, and the colon after a key.
 _TOKEN = re.compile(rb'"(%b)(?:(")([ \t\r\n]*+:)?+)?+|[{}\[\],]' % _INSIDE, re.DOTALL)
 #: The last group in a match of `_TOKEN`: for a string without a closing quote, and for a key.
 _BROKEN, _KEY = 1, 3

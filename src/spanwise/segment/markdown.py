@@ -263,7 +263,7 @@ def _locate(node: Any) -> tuple[int, int, bool]:
 
 
 def _load_parser(language: str) -> Any:
-    """Load the tree-sitter parser of a language."""
+    """Load the tree-sitter parser of a programming language."""
     try:
         tree_sitter = import_module("tree_sitter")
         package = import_module(f"tree_sitter_{language}")

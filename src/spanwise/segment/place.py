@@ -137,7 +137,7 @@ def _segment_rows(
     )
     pieces_n = cutter(completions, samples)
 
-    # The suffix p in names is the index over the pieces of all completions.
+    # In names, the suffix `_p` is the index over the pieces (runs of bytes) of all completions.
     row_p = np.repeat(np.arange(n), [len(pieces.starts) for pieces in pieces_n])
     block_p = np.array([k for pieces in pieces_n for k in pieces.blocks], dtype=np.int64)
     first_byte_p = np.array([byte for pieces in pieces_n for byte in pieces.starts], dtype=np.int64) + byte_edge[row_p]
@@ -263,7 +263,7 @@ class TagParser:
         self._parse_tags_cached = lru_cache(4096)(self._parse_tags)
 
     def find(self, sample: Sample) -> Found:
-        """Return each tag's bytes, up to the next tag, as a `Claim`; layouts that mix segmenters need claims."""
+        """Return each tag's bytes, up to the next tag, as a `Claim`, which layouts with several segmenters are cut by."""
         pieces, part_starts = self.parse(sample.text)
         claims = [
             Claim(part, start, None, pieces.contents.get((part.block, part.key)))
@@ -283,13 +283,13 @@ class TagParser:
         return pieces_in_bytes, [None if start is None else edges[start] for start in part_places]
 
     def _parse_tags(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
-        """Find blocks from a text's tags alone; to be cached, places replace bytes: 0 the start, 2i + 1 to 2i + 2 tag i."""
+        """Find blocks from the tags alone, to cache the result; 2i + 1 stands for the first byte of tag i, 2i + 2 for its end."""
         seen_tags = [*self._prefilled]
         for i, tag in enumerate(tags):
             closes = tag.startswith(b"</")
             seen_tags.append(_Tag(tag[1 + closes : -1].decode(), closes, 0 if at_start and not i else 2 * i + 1, 2 * i + 2))
         opening_names = [None if tag.closes else tag.name for tag in seen_tags]
-        tag_of_part: dict[Part, int] = {}  # part -> the index of its opening tag
+        tag_of_part: dict[Part, int] = {}  # part of the layout -> the index of its opening tag
         next_index = 0
         for part in self._parts:
             if part.mark in opening_names[next_index:]:

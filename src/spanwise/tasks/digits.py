@@ -183,7 +183,7 @@ def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarr
 
 
 def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Generator) -> list[str]:
-    """Write the completions that the warm start imitates: reasoning with random errors, answer, risky steps, confidence."""
+    """Write the completions that the warm start imitates: reasoning with errors, answer, steps with `*` or `~`, confidence."""
     problem_count = len(problems)
     digit_ns = slipping_chain(problems, noise.slip, rng)
     refuse_n = rng.random(problem_count) < noise.refusal
@@ -255,8 +255,8 @@ class TwiceNoise:
     """
 
     slip: tuple[float, float, float, float]  # probability of a random digit in the reflection, for each of `OPERATORS`
-    repeat: float  # share of reflections that are empty and repeat the first answer
-    refusal: float = 0.02  # share of first answers that are `?`
+    repeat: float  # share of completions whose reflection is empty and whose answers are the same
+    refusal: float = 0.02  # share of first answers that are `?`, a refusal
     glance: float = 0.8  # the first answer to k steps is right with probability glance**(k - 1), else a random digit
 
 
@@ -283,17 +283,17 @@ def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Genera
     return traces
 
 
-#: The smallest and the largest number of steps of the long chain.
+#: The smallest and the largest number of steps of a long digit chain.
 FEWEST, MOST = 4, 8
 LONG_SHARE = (0.44, 0.30, 0.06, 0.20)
-#: The probability that a smudged operator `~` of the long chain is a plus.
+#: The probability that a smudged operator `~` of a long digit chain is a plus.
 LONG_PLUS = 0.95
-#: Tokens of the longest completion of the long chain: eight careful lines of 14 tokens, then tags, answer and end.
+#: Tokens of the longest completion of a long digit chain: eight careful lines of 14 tokens, then tags, answer and end.
 LONGEST = MOST * 14 + 6
-#: The positions of the long chain's model: enough for a prompt and the longest completion.
+#: The positions of the model for long digit chains: enough for a prompt and the longest completion.
 LONG_POSITIONS = 160
 
-#: The one block of a completion of the long chain.
+#: The one block of a completion of a long digit chain.
 LONG_LAYOUT = Layout({"solution": ["reasoning", "answer"]})
 
 

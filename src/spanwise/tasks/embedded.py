@@ -1,4 +1,4 @@
-"""The embedded tasks: where their problems come from, how long a completion is, and how a warm start trains their models.
+"""The embedded tasks: their problems, the length of a completion, and how a warm start trains the tiny model of each.
 
 A warm start is a `Course`: stretches of training on noisy traces, one after the other. Models have at most 0.7 million parameters,
 tokenizers some sixty ids, or some 460 for letters in English; all are real `transformers` classes.
@@ -27,7 +27,7 @@ from spanwise.tasks.fields import FIELDS_NOISE, Fields, field_words
 from spanwise.types import BlockText
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
-# With the usual standard deviation, 0.02, the layers' outputs would drown the embeddings, and arithmetic come much later.
+# With the usual standard deviation, 0.02, layers would drown the embeddings, and arithmetic would be learned much later.
 _EMBEDDING_STD = 0.5
 
 
@@ -218,7 +218,7 @@ def _course(
     source_of: Callable[[Any], Source[Any]] | None = None,
     **options: Any,
 ) -> Course:
-    """Build a course with a stage for each kind of noise, seeded from `first` on; `batch_divisor` makes batches smaller."""
+    """Build a warm start with one training stage per noise setting, seeded from `first` on; `batch_divisor` shrinks batches."""
 
     def build_stretch(place: int, name: str, noise: Any) -> Stretch:
         noise_source = source if source_of is None else source_of(noise)
@@ -267,7 +267,7 @@ STARTS: dict[Start, Embedded] = {
 
 
 def embedded(task: Start | Fields) -> Embedded:
-    """Return the embedded task that belongs to the name of a warm start, or to its `Fields`."""
+    """Return an embedded task by the name of its warm start, or by its `Fields`."""
     if not isinstance(task, Fields):
         return STARTS[task]
     course = _course(

@@ -124,7 +124,7 @@ class Fields:
 
     @property
     def layout(self) -> Layout:
-        """Return a block for each field's value, and one for the form: keys, punctuation, the end."""
+        """Return the layout of a completion: a block for each field's value, and one for the form: keys, punctuation, the end."""
         return Layout({FORM: [], **{name: [name] for name in self.names}}, segmenter="json")
 
     @property

@@ -284,7 +284,7 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
 def find_columns(
     names: Sequence[str], question: str, prompt: str | None, answer: str | None, instruction: str | None
 ) -> DatasetColumns:
-    """Choose a dataset's columns; without a question column take whole prompts from `prompt`, else from `messages`."""
+    """Choose a dataset's columns of prompts and answers; without a question column, prompts are `prompt`, else `messages`."""
     may_be_conversations = False
     if prompt is None and not instruction and question not in names:
         prompt = next((name for name in ("prompt", "messages") if name in names), None)

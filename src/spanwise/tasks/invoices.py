@@ -28,7 +28,7 @@ MOST_ITEMS = 3
 LONGEST = 88
 FIELDS = ("invoice", "customer", "date", "due", "currency", "total")
 ITEM_FIELDS = ("name", "quantity", "price")
-#: The fields that every letter has; second items are left out, because only some letters have one.
+#: The JSON fields that every letter's object has; second items are left out, because only some letters have one.
 MEASURED = (*FIELDS, *(f"items[0].{name}" for name in ITEM_FIELDS))
 INVOICES_LAYOUT = Layout(
     {FORM: [], **{name: [name] for name in FIELDS}, **{f"items[*].{name}": [f"items[*].{name}"] for name in ITEM_FIELDS}},

@@ -98,7 +98,7 @@ class WarmStartSettings:
 
 
 def shortened(steps: int, settings: WarmStartSettings | None = None) -> WarmStartSettings:
-    """Return settings with every phase cut to `steps`: training is short, and the model learns little."""
+    """Return warm-start settings with every phase cut to `steps` steps: training is short, and the model learns little."""
     settings = settings or WarmStartSettings()
     return replace(settings, **{name: replace(phase, steps=steps) for name, phase in _phases(settings).items()})
 

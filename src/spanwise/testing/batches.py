@@ -86,7 +86,7 @@ class DrawnBatch:
     fill: float = 0.0
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """The number of rows (completions or steps)."""
         return len(self.group_n)
 
     def take(self, index: Sequence[int]) -> DrawnBatch:

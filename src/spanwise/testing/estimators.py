@@ -141,7 +141,7 @@ class _Estimator(Suite):
     def columns(self, result: Any) -> dict[str, Tensor]:
         """Return the advantages in an estimator's result as its only column, which has no name."""
         if isinstance(result, tuple) and result and isinstance(result[0], Tensor):
-            result = result[0]  # a NamedTuple whose first field is the advantage
+            result = result[0]  # the result is a NamedTuple whose first field is the advantage
         if not isinstance(result, Tensor):
             raise ConformanceError(f"{self.who} returns {type(result).__name__}, not a tensor.")
         return {"": result}
@@ -180,7 +180,7 @@ class _Estimator(Suite):
         self.alone(batch, _row_indices(~absent_n))
 
     def permutation(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Check that another order and other ids of the rows only reorder the result."""
+        """Check that another order of the rows, with other ids of groups and trajectories, only reorders the result."""
         # New step numbers are sorted, so that the steps of a trajectory keep their order.
         labels = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}
         id_inputs = [entry for entry in self.spec if entry.stem in labels and isinstance(batch.rows.get(entry.name), Tensor)]

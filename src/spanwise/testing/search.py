@@ -110,7 +110,7 @@ class Suite:
         raise ConformanceError(f"{broken} Smallest example: {self.show_example(example)}. {detail}")
 
     def same(self, example: Any, result: dict[str, Any], expected: dict[str, Any], *, tolerance: float = 1e-9) -> None:
-        """Fail the property if a result differs from the expected one in a column of the latter."""
+        """Fail the property if a result differs from the expected one in any of the expected columns."""
         for column, expected_value in expected.items():
             if differ(result[column], expected_value, tolerance=tolerance):
                 column_name = f"{column} " if column else ""

@@ -151,7 +151,7 @@ class _Segmenter(Suite):
     facts_to_show: ClassVar[Mapping[str, frozenset[Any]]] = {"seen": frozenset((True,))}
 
     def columns(self, result: Any) -> dict[str, Any]:
-        """Return the tensors of the spans, and the texts if the segmenter returns texts."""
+        """Return the tensors of a segmenter's spans, and the texts if it returns texts."""
         spans, text = result if isinstance(result, tuple) else (result, None)
         if not isinstance(spans, Spans):
             raise ConformanceError(f"{self.who} returns {type(spans).__name__}; return Spans, or Spans and texts.")
