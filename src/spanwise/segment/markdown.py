@@ -189,7 +189,7 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _code_bytes(language: str, fences: Sequence[Fence], text_end: int) -> list[tuple[int, int]]:
-    """Return the byte ranges of a text that hold code of a language: its fenced code blocks, or the whole text if it has none."""
+    """Return the bytes of a text that are code of a language: in fences of that language or of none; without fences, all."""
     if not fences:
         return [(0, text_end)]
     return [fence.inner for fence in fences if _ALIASES.get(fence.language, fence.language) in ("", language)]

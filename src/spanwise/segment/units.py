@@ -173,7 +173,7 @@ def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _single_mark(parts: Sequence[Part]) -> str:
-    """Return the mark, such as `32` in `fixed:32`, that all parts share; refuse two marks, as there is one way to cut."""
+    """Return the mark, such as `32` in `fixed:32`, that all parts of the layout share; refuse a layout with different ones."""
     other_mark = next((part.mark for part in parts if part.mark != parts[0].mark), None)
     if other_mark is not None:
         raise LayoutError(

@@ -344,11 +344,11 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
         lines = ""
         for place, smudged_step in enumerate(steps):
             step = smudged_step.replace("~", "+" if rng.random() < noise.plus else "-")
-            question, is_careful = f"{digit}{step}", rng.random() < noise.careful
+            calculation, is_careful = f"{digit}{step}", rng.random() < noise.careful
             slips = rng.random() < noise.slip[OPERATORS.index(step[0])] * (noise.relief if is_careful else 1)
             digit = int(rng.integers(0, 10)) if slips else apply_step(digit, step)
-            reading = "" if smudged_step == step else step.replace("-", "?-")
-            lines += f"{place}.{smudged_step}{reading}_{question}{f'_{question}' if is_careful else ''}={digit}_"
+            step_as_read = "" if smudged_step == step else step.replace("-", "?-")
+            lines += f"{place}.{smudged_step}{step_as_read}_{calculation}{f'_{calculation}' if is_careful else ''}={digit}_"
         traces.append(f"<reasoning>{lines}</reasoning><answer>{digit}</answer>")
     return traces
 

@@ -155,7 +155,7 @@ class Fields:
 
     def objects(self, values_nk: Int[np.ndarray, "n k"]) -> list[str]:
         """Write the fields' values as JSON objects, as completions and the dataset's column `answer` hold them."""
-        return [json.dumps(dict(zip(self.names, values, strict=True))) for values in values_nk.tolist()]
+        return [json.dumps(dict(zip(self.names, field_values, strict=True))) for field_values in values_nk.tolist()]
 
 
 def field_words() -> list[str]:

@@ -68,7 +68,7 @@ class Input:
 
 
 def take(columns: Mapping[str, Any], index: Sequence[int]) -> dict[str, Any]:
-    """Return the given rows of columns, which are tensors or lists, in the given order."""
+    """Return the rows with these indices, in the given order, of columns that are tensors or lists."""
     return {
         name: value[list(index)] if isinstance(value, Tensor) else [value[row] for row in index]
         for name, value in columns.items()
@@ -90,12 +90,12 @@ class DrawnBatch:
         return len(self.group_n)
 
     def take(self, index: Sequence[int]) -> DrawnBatch:
-        """Return the batch of the given rows, in the given order."""
+        """Return a batch of the rows with these indices, in the given order."""
         indices = list(index)
         return replace(self, group_n=self.group_n[indices], rows=take(self.rows, indices), place_nt=self.place_nt[indices])
 
     def put(self, changes: Mapping[str, Any]) -> DrawnBatch:
-        """Return the same batch with other values for some inputs."""
+        """Return the batch with the values of some inputs replaced by `changes`."""
         return replace(self, rows={**self.rows, **changes})
 
     def inputs(self) -> dict[str, Any]:

@@ -163,8 +163,8 @@ class _Estimator(Suite):
 
     def precision(self, batch: DrawnBatch, _: Draw) -> None:
         inputs = batch.inputs()
-        floats = {k: v.float() for k, v in inputs.items() if isinstance(v, Tensor) and v.is_floating_point()}
-        result = self.call({**inputs, **floats})[""]
+        float32_inputs = {k: v.float() for k, v in inputs.items() if isinstance(v, Tensor) and v.is_floating_point()}
+        result = self.call({**inputs, **float32_inputs})[""]
         dtype, tolerance = (torch.float32, 1e-4) if self.of_tokens else (torch.float64, 1e-9)
         if result.dtype != dtype:
             self.refuse(batch, result, f"{dtype} of rewards in float32, not {result.dtype}")
@@ -267,8 +267,10 @@ class _Estimator(Suite):
 
     def one_block(self, batch: DrawnBatch, _: Draw) -> None:
         inputs = {name: value[:, :1] if name.endswith("_nk") else value for name, value in batch.inputs().items()}
-        by_row = {name.removesuffix("k"): value[:, 0] if name.endswith("_nk") else value for name, value in inputs.items()}
-        self.same(batch, {"": self.call(inputs)[""][:, 0]}, self.call(by_row, self.sequence))
+        row_inputs = {
+            name.removesuffix("k"): value[:, 0] if name.endswith("_nk") else value for name, value in inputs.items()
+        }
+        self.same(batch, {"": self.call(inputs)[""][:, 0]}, self.call(row_inputs, self.sequence))
 
 
 def _row_indices(is_chosen_n: Tensor) -> list[int]:

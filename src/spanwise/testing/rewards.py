@@ -58,7 +58,7 @@ class DrawnCompletions:
         return {"text": list(text), "columns": columns, "scored": scored}
 
     def take(self, index: Sequence[int]) -> DrawnCompletions:
-        """Return the given completions, in the given order."""
+        """Return the completions with these indices, in the given order."""
         return DrawnCompletions([self.rows[row] for row in index])
 
 
