@@ -246,3 +246,12 @@ def test_an_injection_cannot_change_the_structure_of_the_message():
         ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
         written = [tokenizer.decode([i]) for i in ids if i in known]
         assert written == ["<|im_start|>", "<|im_end|>"] * 2 + ["<|im_start|>"], text
+
+
+def test_a_choice_with_another_number_is_no_verdict_of_the_cache(tmp_path):
+    """The words that the judge sees are the same, the reward is not."""
+    with Server(even).serving() as server:
+        for worth in (1, 2, 1):
+            scores = judged(server, cache=str(tmp_path / "judge.sqlite"), text=TEXT[:1], choices={"no": 0, "yes": worth})
+            assert scores.reward_nm[0, 0] == worth
+        assert len(server.requests) == 2

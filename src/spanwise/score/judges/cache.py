@@ -26,7 +26,7 @@ def digest(content: Any) -> str:
 
 
 class Cache:
-    """A file of a judge's verdicts by the digest of the whole request: model, messages and the words to choose from.
+    """A file of a judge's verdicts by the digest of the whole request and of the number of each choice.
 
     >>> cache = Cache(":memory:", "memory", prompt="a")
     >>> cache.put("q", Judgement(1.0, "because", 12))

@@ -277,7 +277,8 @@ class _RequestForm:
             **({"logprobs": True, "top_logprobs": 20} if self.expected else {}),
             **reply_format(words, self.constrain, reasons=self.reasons, parts=parts),
         }
-        return _Question(criterion, digest(request), request, parts)
+        # The request holds only the words of the choices, and the verdict in the cache is their number.
+        return _Question(criterion, digest({**request, "choices": self.choices}), request, parts)
 
     async def ask(self, client: Any, question: _Question, base_url: str | None) -> Judgement:
         """Send one question to the judge and read the verdict; raise RewardError if the server can answer no question at all."""
