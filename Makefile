@@ -49,8 +49,7 @@ invoices: .venv/train.stamp      ## letters read into JSON, by field and with on
 	$(BIN)/python benchmarks/invoices.py --rate 3e-4 --charts docs/images
 
 scale: .venv/train.stamp         ## the letters with groups of 4 and 16, and with smaller and larger policies: docs/scale.md; hours, goes on where it stopped
-	for size in "--group 4" "--group 16" "--width 64" "--width 256"; do \
-	  $(BIN)/python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum $$size --output "runs/invoices$${size// /}"; done
+	$(BIN)/python benchmarks/scale.py --charts docs/images
 
 rubric: .venv/train.stamp        ## what a judge's errors cost by part and in a sum, five seeds: docs/evidence.md; half an hour, goes on where it stopped
 	$(BIN)/python benchmarks/rubric.py --charts docs/images

@@ -4,6 +4,7 @@ import math
 
 import invoices as benchmark
 import pytest
+import scale
 
 from spanwise.tasks.invoices import MEASURED
 
@@ -45,3 +46,15 @@ def test_completions_to_a_goal_count_whole_steps_of_the_running_mean():
     assert benchmark.completions_to(run, 0.6) == 5 * 64
     assert benchmark.completions_to(run, 0.9) == math.inf
     assert benchmark.written([1.0, math.inf]) == "1 of 2 got there"
+
+
+def test_the_ratio_of_two_arms_is_a_geometric_mean_over_the_seeds_that_got_there():
+    def run(step):  # every field is right from this step on
+        return {"batches": [{"a": float(n >= step)} for n in range(1, 20)]}
+
+    runs = {"by_field": {0: run(1), 1: run(1), 2: run(1)}, "sum": {0: run(2), 1: run(6), 2: run(30)}}
+    row = scale.ratio_rows("g4", runs)[-1]
+    # 60 % of the last five batches, or of all so far: by field at the first step, the sum at the steps 3 (0 1 1) and 8, and never.
+    assert [scale.invoices.completions_to(run(step), 0.6) for step in (1, 2, 6, 30)] == [64, 192, 512, math.inf]
+    assert (row["reached"], row["seeds"]) == (2, 3)
+    assert row["value"] == pytest.approx(math.sqrt(3 * 8))
