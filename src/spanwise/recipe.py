@@ -339,7 +339,7 @@ def _no_field(key: str) -> str:
 
 
 def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Refuse to change `method`, `baseline` or `calibration` if the recipe spells out what it sets; little would change."""
+    """Refuse to change `method`, `baseline` or `calibration` where the recipe's own `objectives` or `per` override the change."""
     for field in ("method", "baseline", "calibration"):
         old_setting = from_file.get(field, Recipe.model_fields[field].default)
         if field not in changes or changes[field] == old_setting:
@@ -382,10 +382,10 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
     shared_fields = {"if_missing": 0.0, **({"baseline": "group"} if "baseline" in method_entry.inputs else {})}
     each_field = {"reward": "equals", "each": "*", "pays": (OWN, *form_block) if by_block else layout.names, **shared_fields}
     if recipe.task == "fields":
-        return [each_field]  # a field's reward is also for keys and punctuation, because a wrong key loses the field
+        return [each_field]  # each field's objective also pays keys and punctuation, because a wrong key loses the field
     paid_blocks = form_block if by_block else layout.names
     if by_block:
-        # Only the two objectives below reward keys and punctuation, because the rewards of all fields would drown the values.
+        # Only the two objectives below pay keys and punctuation; the sum of all fields' rewards there would drown the values' own.
         each_field |= {"pays": (OWN,), "if_missing": None}
     json_schema = {"schema": _invoice_schema(layout), "alone": True}
     return [
@@ -447,7 +447,7 @@ def _choose_layout(recipe: Recipe, task_layout: Layout) -> Layout:
 def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
     """Return the layout by which answers are found in completions: the recipe's, or the task's."""
     layout = _choose_layout(recipe, task_layout)
-    # A layout of the whole completion as one block does not change what is written, so answers stay in the task's blocks.
+    # If the layout is one block of the whole completion, models still write the task's blocks, so answers are looked for there.
     is_unmarked = not layout.marks and (recipe.own_layout is None or recipe.task in EMBEDDED)
     if len(layout.names) == 1 and (is_unmarked or layout.marks == task_layout.marks):
         segmenter = layout.segmenter if layout.marks else task_layout.segmenter
@@ -456,7 +456,7 @@ def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
 
 
 def check_written(recipe: Recipe, task_layout: Layout) -> None:
-    """Refuse a layout with tags that the embedded task's model has never learnt; its prompts do not ask for tags."""
+    """Refuse a layout with tags that the tiny model of the embedded task has not learnt to write."""
     layout, learnt_tags = recipe.own_layout, dict.fromkeys(task_layout.tags)
     recipe_tags = layout.tags if layout and layout.segmenter == "tags" else ()
     unknown_tags = [f"<{tag}>" for tag in recipe_tags if tag not in learnt_tags]
@@ -472,7 +472,7 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
     plain_scheme = scheme.plain()
     import_paths = [entry["reward"] for entry in recipe.objectives or () if ":" in str(entry["reward"])]
     for plain_objective, objective in zip(plain_scheme["objectives"], scheme.objectives, strict=True):
-        for path in import_paths:  # keep the import path of the recipe, because the function may be defined elsewhere
+        for path in import_paths:  # write the path as the recipe has it; the function may be defined in another module
             if not isinstance(objective.reward, str) and str(path).endswith(f":{objective.reward.__qualname__}"):
                 plain_objective["reward"] = path
     return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **plain_scheme}

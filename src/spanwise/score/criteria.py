@@ -79,7 +79,7 @@ def _read(rubric: Any, where: str, error_type: type[DataError] | type[RecipeErro
 
 
 def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
-    """Split an objective with criteria: one for each criterion of a file or list, or for each paid block if a column holds them."""
+    """Split an objective with criteria into one per criterion of a file or list, or one per paid block if a column holds them."""
     rubric = objective.criteria
     if rubric is None:
         return [objective]
@@ -143,7 +143,7 @@ def _check_reads(objective: Objective, option: str) -> None:
 
 
 def _check_criteria(criteria: Collection[Criterion], where: str, objective: Objective, layout: Layout) -> None:
-    """Refuse criteria that share a name, are about an unknown block, pay no block, or name a part beside the objective's `each`."""
+    """Refuse criteria that share a name, are about an unknown block, pay no block, or name a part if the objective has `each`."""
     criterion_names = [criterion.name for criterion in criteria if criterion.name]
     repeated_name = next((name for name in criterion_names if criterion_names.count(name) > 1), None)
     if repeated_name is not None:

@@ -230,7 +230,7 @@ def as_number(value: Any) -> float:
 
 
 def check_reward_function(objective: Objective, more: Collection[str] = ()) -> None:
-    """Refuse a reward function with a positional-only parameter, or with no parameter for an option that is not in `more`."""
+    """Refuse a reward function with a positional-only parameter, and an option that neither the function nor `more` names."""
     defaults, takes_all = parameters_of(objective.reward, objective.name)
     extra_option = next((option for option in objective.options if option not in {*defaults, *more} and not takes_all), None)
     if extra_option is not None:

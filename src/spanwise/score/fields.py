@@ -228,7 +228,7 @@ def _value_at(value: Any, path: str) -> Any:
         return value[path]
     try:
         path_steps = steps(path)
-    except LayoutError:  # a tag that the segmenter `json` did not find may be no path
+    except LayoutError:  # a tag must be a path only if the segmenter `json` finds it
         return MISSING
     for step in path_steps:
         if isinstance(value, Mapping):
@@ -347,7 +347,7 @@ def _field_json(block: Mapping[str, str | None], tag: str) -> str | None:
 
 
 def _in_quotes(content: str, block: Mapping[str, str | None], tag: str) -> bool:
-    """Return whether a block has a field's value in quotes ("3" and not 3), behind the field's key, else where it first occurs."""
+    """Return whether a field's value is in quotes ("3" and not 3) where it follows the field's key, else where it first occurs."""
     block_text, quoted_key = block.get("") or "", f'"{tag.rpartition(".")[2]}"'
     first_opening = ""
     content_start = block_text.find(content)

@@ -116,7 +116,7 @@ def part_text(blocks: BlockText, pays: Sequence[str], block: str | None) -> str:
 
 
 def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
-    """Return each completion's dataset cells by column, without what else a trainer passes among the columns."""
+    """Return each completion's dataset cells by column; leave out entries of `columns` that are no columns of the dataset."""
     sequences = {
         name: cells
         for name, cells in columns.items()

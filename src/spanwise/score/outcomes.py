@@ -1,4 +1,4 @@
-"""Outcomes: discrete facts on the text before a block, such as a right answer; completions of the same outcome are compared.
+"""Outcomes: discrete facts on the text before a block, such as a right answer; completions that share one are compared.
 
 An outcome is the reward of an earlier objective, or a function `(text, *, columns)` of the blocks of every completion and the
 dataset's columns that returns one bool, number, string or None (unknown) per completion. It must not depend on the blocks that the
@@ -73,7 +73,7 @@ def complete(text: Texts, *, columns: Columns) -> list[bool | None]:
 
 
 def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return the outcome function for an entry of `Objective.given` that names no objective.
+    """Return an outcome function, found by its registered name, by its import path "module:function", or passed as it is.
 
     Raises:
         RecipeError: no such registered outcome, "module:function" that cannot be imported, a function of other parameters.
@@ -106,7 +106,9 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
 def read_outcomes(
     objectives: Sequence[Objective], text: Texts, *, columns: Columns
 ) -> tuple[tuple[str, ...], Float[Tensor, "n o"]]:
-    """Call each outcome function in the objectives' `given` once; the rewards of earlier objectives need no call.
+    """Call each outcome function that the objectives name in `given` (the facts that their baselines may know), each once.
+
+    An entry that names an earlier objective needs no call.
 
     Numbers stand for themselves (True is 1), a string for a code that is the same in every run and process, None is NaN.
 
@@ -167,7 +169,7 @@ def check_discrete(values: Collection[float], name: str) -> None:
 
 
 def judge_of(objective: Objective) -> str | None:
-    """Return the objective, such as `correct`, by whose reward this objective's score of a confidence is judged; None for others.
+    """Return which objective, such as `correct`, says whether the answer is right; None if this objective scores no confidence.
 
     That is its option (`of`), else the only reward among what it is given, else `correct` if that is among them; `correct` too
     where it is given no reward at all.
@@ -198,7 +200,9 @@ def judge_of(objective: Objective) -> str | None:
 
 
 def judged_column(objective: Objective) -> int | None:
-    """Return which of its given outcomes judges an objective's reward, as an index: the `judged` of `spanwise.credit.advantage`.
+    """Return the index, in an objective's `given`, of the outcome that decides its reward: for `brier`, if the answer is right.
+
+    `spanwise.credit.advantage` takes it as `judged`.
 
     None if no given outcome judges it: then `by_outcome_nmo` says nothing about what its baseline knows. A reward function of your
     own that fills in `by_outcome` is judged by the only outcome that it is given.

@@ -5,7 +5,7 @@ code start, and their exit status is the verdict. Plain values travel as copies,
 `Handle`. The code is never asked how one of its objects compares with a plain value, and nothing that it sends is evaluated.
 """
 
-from __future__ import annotations  # compile() applies this import to the code and the tests, too
+from __future__ import annotations  # compile() passes this import on to the tested code and the tests
 
 import _thread
 import builtins
@@ -29,7 +29,7 @@ _MODULES = {
     "Decimal": "decimal",
 }
 _PLAIN = {f"{module}.{name}" for name, module in _MODULES.items()} | {f"builtins.{name}" for name in (*_CONTAINERS, "dict")}
-#: Methods that run in the process of a `Handle`'s object, if it has them: none receives a value that the object is compared with.
+#: Methods of a `Handle` that run in the process of its object, because none of them receives a value that a test expects.
 _UNARY = {
     "__call__", "__len__", "__iter__", "__next__", "__reversed__", "__getitem__", "__setitem__", "__delitem__", "__bool__",
     "__hash__", "__str__", "__repr__", "__abs__", "__neg__", "__int__", "__float__", "__index__", "__enter__", "__exit__",
@@ -64,7 +64,7 @@ class Handle:
 
 
 def _binary(name: str, *, swapped: bool = False) -> Any:
-    """Build an operator of `Handle`: between two handles the other process computes it, else the plain value is fetched."""
+    """Build an operator of `Handle`: the other process computes it for two handles, this process for a handle and a plain value."""
     operation = getattr(operator, name)
 
     def method(self: Any, other: Any) -> Any:
@@ -106,7 +106,7 @@ class Line:
         try:
             self.writer.write(json.dumps(message).encode() + b"\n")
             self.writer.flush()
-        except OSError:  # the code runs without tests, or the other process has ended
+        except OSError:  # nobody reads the message: there are no tests, or the other process has ended
             if self.judging:
                 os._exit(1)
 
@@ -160,13 +160,13 @@ class Line:
             )
         except BaseException as raised:
             if self.judging and isinstance(raised, AssertionError):
-                os._exit(1)  # a test failed in a function that the code called and whose exception it could catch
+                os._exit(1)  # the tested code called a function of the tests that failed, and could catch the error
             error, result = self.encode(type(raised)), self.encode((raised.args, vars(raised)))
         new_values = [self.encode(item) for item in arguments]
         self.send("reply", error, result, [] if new_values == values else new_values)
 
     def do(self, what: str, target: Any, values: list[Any], named: dict[str, Any]) -> Any:
-        """Carry out a request of the other process; the tests' process refuses all but its public attributes and operators."""
+        """Carry out a request of the other process, such as to get an attribute; the tests' process refuses private attributes."""
         of_attribute = what in ("getattr", "setattr")
         is_public = type(target).__module__ == "__main__" and of_attribute and not values[0].startswith("_")
         if self.judging and not (is_public or what == "plain" or what in _UNARY | _BINARY):
@@ -179,7 +179,7 @@ class Line:
         return operation(target, *values, **named)
 
     def encode(self, value: Any, *, whole: bool = False) -> Any:
-        """Encode a value as JSON; with `whole`, an object of the code's own subclass of a plain type as that plain type."""
+        """Encode a value as JSON; with `whole`, encode an object of a subclass that the program defines as its plain type."""
         value_type = type(value)
         if value_type in _SCALARS or (value_type is int and value.bit_length() < 64):
             return value

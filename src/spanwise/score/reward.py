@@ -78,7 +78,7 @@ class Reward(ByCompletion):
             )
 
     def only_where(self, there_n: Bool[Tensor, " n"]) -> Reward:
-        """Remove the reward (ABSENT) where `there_n` says that the completion has no paid block; the number moves to `unused_n`.
+        """Remove the reward (ABSENT) of each completion that lacks a paid block (`there_n` is False), and keep it as `unused_n`.
 
         >>> Reward.of([1.0, -1.0]).only_where(torch.tensor([True, False])).unused_n
         tensor([nan, -1.], dtype=torch.float64)
@@ -152,7 +152,7 @@ def is_number_table(choices: Any) -> bool:
 def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
     """Return a column of the dataset, one row per completion."""
     if name not in columns:
-        # A trainer adds entries to the columns that are none, and that have no length.
+        # A trainer also passes entries that are not columns; these have no length.
         column_names = sorted(key for key, column in columns.items() if hasattr(column, "__len__"))
         raise DataError(f"The dataset has no column '{name}'; its columns are {', '.join(column_names) or 'none'}.")
     if len(columns[name]) != size:

@@ -399,7 +399,7 @@ def overlong(
 
 
 def _is_well_formed(block: Mapping[str, str | None], counted_tags: frozenset[str], empty: bool) -> bool:
-    """Return whether those tags of a block that count hold something, and open and close once, in order."""
+    """Return whether the tags of a block that `counted_tags` names hold something, and open and close once, in order."""
     tags = [tag for tag in block if tag in counted_tags]
     contents = [block[tag] for tag in tags]
     if any(content is None or not (empty or content.strip()) for content in contents):

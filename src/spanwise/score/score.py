@@ -215,7 +215,7 @@ def _batch_call(objective: Objective, text: Texts, columns: Columns, scored: Sco
 
 
 def _check_callable(objective: Objective, text: Texts) -> None:
-    """Refuse an option with `<hidden>` in place of a secret, and a paid block that the completions do not have."""
+    """Refuse an objective with `<hidden>` in place of a secret option, or with a paid block that the completions do not have."""
     if secrets := hidden_names(objective.options):
         raise RecipeError(
             f"Objective '{objective.name}' has the option '{secrets[0]}' with {HIDDEN} in place of a secret, so its reward would "
@@ -288,7 +288,7 @@ def _by_call(objectives: Sequence[Objective], text: Texts) -> list[tuple[Convent
 
 
 def _complete_recorded(objective: Objective, recorded: Reward, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
-    """Add the outcomes and statuses that the completions' text shows to an objective's rewards computed elsewhere."""
+    """Take an objective's rewards, computed elsewhere, and add the outcomes and statuses that the completions' text shows."""
     registered = built_in(objective)
     if registered is not None and registered.judged_by is not None:
         scored_now = score_one(objective, text, columns=columns, scored=scored)
@@ -349,7 +349,7 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
 
 
 def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Objective, ...]:
-    """Expand objectives: one for each criterion of `criteria` and each block of `each`, with plain names of the paid blocks.
+    """Expand objectives into one for each criterion of `criteria` and each block of `each`, and patterns of blocks into names.
 
     Args:
         objectives: in order.
@@ -395,7 +395,7 @@ def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
     pays = _with_blocks(objective, layout).pays
     objectives: list[Objective] = []
     for block in layout.matching(objective.each or ""):
-        # The nearest earlier block comes first, because `back_off` drops the last outcome first where groups are too small.
+        # Where too few completions share all outcomes, `back_off` drops the last one, so the nearest block's outcome comes first.
         earlier = tuple(other.name for other in reversed(objectives))
         given_outcomes = tuple(name for entry in objective.given for name in (earlier if entry == EARLIER else (entry,)))
         changes: dict[str, Any] = {"name": f"{objective.name}.{block}", "given": given_outcomes}

@@ -147,7 +147,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
         keywords.update(contents)
         patterns = "|".join(contents.get("patternProperties", ()))
         try:
-            re.compile(patterns)  # joined, because the validator searches for the joined pattern
+            re.compile(patterns)  # the validator joins these patterns into one, so the joined one must compile
         except re.error as error:
             raise ValueError(f"{patterns!r} is no regular expression of Python ({error})") from None
         nested_schemas = [contents.get(key) for key in _SAME_VALUE]
@@ -195,7 +195,7 @@ def builtins_of_code(tests: str) -> list[str]:
 
 
 def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: int) -> bool:
-    """Return whether a program runs to its end and exits with 0, or, if there are tests of it, whether they do."""
+    """Return whether a program runs to its end and exits with 0; if it has tests, return whether the tests do."""
     with tempfile.TemporaryDirectory(prefix="spanwise-", ignore_cleanup_errors=True) as folder, ExitStack() as stack:
 
         def start(*arguments: str, **pipes: Any) -> subprocess.Popen[Any]:

@@ -51,7 +51,7 @@ _all_workers: weakref.WeakSet[Workers] = weakref.WeakSet()
 
 
 class Deadlines:
-    """Watch `with` blocks from one thread, which calls a block's action if it takes too long, and sleeps through those in time."""
+    """Watch `with` blocks from one thread, which calls a block's action if the block takes too long."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -310,7 +310,7 @@ def shared_workers(kind: Callable[..., _W], **limits: Any) -> _W:
     workers_key = (kind, *sorted(limits.items()))
     if workers_key not in _shared:
         _shared.setdefault(workers_key, kind(**limits))
-    return _shared[workers_key]  # pyright: ignore[reportReturnType] - its class is in the key
+    return _shared[workers_key]  # pyright: ignore[reportReturnType] - the key holds the class `kind` of the value
 
 
 @atexit.register
@@ -331,7 +331,7 @@ def _after_fork() -> None:
     for workers in list(_all_workers):
         for worker in workers._workers:
             if worker.process is not None:
-                worker.process.returncode = 0  # so that Popen never waits for this process, the parent's child
+                worker.process.returncode = 0  # Popen must not wait for a worker that is a child of the parent process
                 _inherited.append(worker.process)
                 worker.process = None
         workers._reset()

@@ -57,7 +57,7 @@ _ROLE, _ROLE_ENDS = b"<|start_header_id|>", b"<|end_header_id|>"
 _LEADS = {_ROLE, *_signs("<\uff5ctool▁calls▁begin\uff5c> <|tool_calls_section_begin|>")}
 #: Special tokens that end a header or a section of tool calls; they neither open nor close a channel.
 _FILLS = {_ROLE_ENDS, *_signs("<\uff5ctool▁calls▁end\uff5c> <|tool_calls_section_end|>")}
-#: The special tokens in a header of harmony, `<|start|>assistant<|channel|>analysis<|message|>`; it may begin at each.
+#: The special tokens in a header of harmony, `<|start|>assistant<|channel|>analysis<|message|>`; a header may begin at any of them.
 _MESSAGE = b"<|message|>"
 _HEADER = (b"<|start|>", b"<|channel|>", _MESSAGE)
 _TO, _ANALYSIS = re.compile(rb"\bto="), re.compile(rb"<\|channel\|>\s*+analysis")

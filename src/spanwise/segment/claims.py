@@ -146,7 +146,7 @@ def assign(
     surplus: Literal["keep", "report", "drop"],
     fault: int = 0,
 ) -> Found:
-    """Give the matches of each mark, in order, to the layout's parts with this mark; `surplus`: what happens to more matches."""
+    """Give the matches of each mark, in order, to the parts with this mark; `surplus` says what becomes of further matches."""
     claims: list[Claim] = []
     match_count = dict.fromkeys(parts_of, 0)
     for mark, start, stop, inner in matches:
@@ -197,7 +197,7 @@ def cut(layout: Layout, found: Iterable[Found], length: int) -> Pieces:
 
 
 def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list[tuple[int, int]], list[Claim]]:
-    """Return each piece of a completion as first byte and block, and the claims that overlap no earlier claim in part."""
+    """Cut a completion into pieces (first byte, block) by claims; also return the claims that partly overlap no earlier claim."""
     pieces, claims_with_bytes = [] if rest is None else [(0, rest)], list[Claim]()
     # A claim whose stop is None runs on to the next claim whose stop is None.
     open_stops = iter([*[claim.start for claim in claims if claim.stop is None][1:], length])
@@ -215,7 +215,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
 
 
 def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:
-    """Remove the claims that end at or before a byte from the stack; return the pieces with which those around them go on."""
+    """Pop the claims that end at or before a byte off the stack; return the pieces in which the claims around them continue."""
     pieces = []
     while len(stack) > 1 and stack[-1][0] <= byte:
         stop = stack.pop()[0]

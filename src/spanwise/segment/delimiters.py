@@ -102,7 +102,7 @@ def signs_of(mark: str) -> tuple[str, str]:
 
 
 def _opens(mark: str) -> tuple[str, ...]:
-    """Return the sign with which a prompt may end to open a mark's part; none if the same sign also closes the part."""
+    """Return a mark's opening sign, with which a prompt may end; return none if the same sign also closes the part."""
     opening, closing = signs_of(mark)
     return () if opening == closing else (opening,)
 
@@ -151,7 +151,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
                     Fault.NESTED if any(inside.written in mark_of_opening for inside in signs[index + 1 : end_index]) else 0
                 )
             else:
-                fault |= Fault.ORDER if end_index > index + 1 else 0  # closing signs before `end_index` close nothing
+                fault |= Fault.ORDER if end_index > index + 1 else 0  # the signs in between close other marks
                 fault |= Fault.TRUNCATED if closing else 0
             inner = None if closing and not has_closing else (sign.end, end_sign.start)
             pairs.append((mark, sign.start, end_sign.end if has_closing else end_sign.start, inner))

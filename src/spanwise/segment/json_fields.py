@@ -46,7 +46,7 @@ _STEP = re.compile(r'(?:^|(?<=.)\.)([^.\[\]"]+)|\[(\d+|\*)\]|(?:(?<=.)\.)?\["((?
 _INSIDE = rb'(?:[^"\\\n]++|\\.)*+'
 #: Matches a bracket, a comma or a string of JSON; the groups are a string's text, its closing quote, and the colon after a key.
 _TOKEN = re.compile(rb'"(%b)(?:(")([ \t\r\n]*+:)?+)?+|[{}\[\],]' % _INSIDE, re.DOTALL)
-#: The last group in a match of `_TOKEN`: for a string without a closing quote, and for a key.
+#: The number of the last group that matches in `_TOKEN`, if the match is a string without a closing quote, and if it is a key.
 _BROKEN, _KEY = 1, 3
 _WHOLE = re.compile(rb'"%b"' % _INSIDE, re.DOTALL)
 _COMMA, _ARRAY, _ARRAY_END = b",[]"
@@ -58,7 +58,7 @@ _NESTED, _TRUNCATED, _DUPLICATE, _MORE = map(
 
 @dataclass(eq=False)
 class Node:
-    """A place in JSON on paths of the layout: the part whose path ends here, and the places inside by key or index."""
+    """A place in JSON to which the layout's paths lead: the part whose path ends here, and the places inside by key or index."""
 
     part: Part | None
     steps: dict[bytes | int, Node]
@@ -240,7 +240,7 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
 
 
 def _resolve_step(part: Part, step: str | int) -> bytes | int:
-    """Return a path's step as the key of a node; the step `[*]` (-1) of a repeated block becomes the index of its part."""
+    """Return a step of a part's path as the key of a node; the step `[*]` (-1) becomes the part's index, if the part has one."""
     if isinstance(step, str):
         return step.encode()
     return part.index if step == -1 and part.index is not None else step

@@ -100,7 +100,7 @@ _Cutter = Callable[[Sequence[bytes], Iterable[Sample]], list[Pieces]]
 def _build_cutter(layout: Layout) -> _Cutter:
     """Return a function that cuts completions into runs of bytes (pieces) that each belong to one block of the layout."""
     if layout.segmenters == ("tags",):
-        # `TagParser` knows the order of tags, which claims cannot express, and needs only the text.
+        # `TagParser` cuts the text itself, because claims cannot express the order of tags.
         tag_parser = TagParser(layout)
         return lambda texts, _: [tag_parser.parse(text)[0] for text in texts]
     finders = [SEGMENTERS.find(name).function(layout.parts_of(name), layout=layout) for name in layout.segmenters]
@@ -263,7 +263,7 @@ class TagParser:
         self._parse_tags_cached = lru_cache(4096)(self._parse_tags)
 
     def find(self, sample: Sample) -> Found:
-        """Return each tag's bytes, up to the next tag, as a `Claim`, which layouts with several segmenters are cut by."""
+        """Return the bytes from each tag up to the next one as a `Claim`, for layouts with several segmenters."""
         pieces, part_starts = self.parse(sample.text)
         claims = [
             Claim(part, start, None, pieces.contents.get((part.block, part.key)))
@@ -283,7 +283,7 @@ class TagParser:
         return pieces_in_bytes, [None if start is None else edges[start] for start in part_places]
 
     def _parse_tags(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
-        """Find blocks from the tags alone, to cache the result; 2i + 1 stands for the first byte of tag i, 2i + 2 for its end."""
+        """Find blocks from the tags alone; in the result, 2i + 1 is the first byte of tag i, and 2i + 2 the byte after this tag."""
         seen_tags = [*self._prefilled]
         for i, tag in enumerate(tags):
             closes = tag.startswith(b"</")
@@ -309,13 +309,13 @@ class TagParser:
     def _check_tags(
         self, tags: Sequence[_Tag], matched_indices: Collection[int], blocks: Sequence[int], starts: Sequence[int]
     ) -> tuple[int, set[str], dict[tuple[int, str], tuple[int, int]]]:
-        """Return the faults of the tags, the names of tags out of order, and where the text in each tag's last pair lies."""
+        """Return the tags' faults, the names of tags out of order, and where each tag's content lies (in its last pair)."""
         fault, open_names, misplaced_names = 0, set[str](), set[str]()
         seen: set[tuple[int, str]] = set()
         content_start: dict[tuple[int, str], int] = {}
         contents: dict[tuple[int, str], tuple[int, int]] = {}
         for index, tag in enumerate(tags):
-            # A tag that the prompt opened has no bytes here; it lies in the first block, even if the second also opens at byte 0.
+            # A tag that the prompt opened has no bytes here; it is in the first block, even if the second also begins at byte 0.
             block_and_name = blocks[0 if tag.end == 0 else bisect_right(starts, tag.start) - 1], tag.name
             key = self._key_of.get(block_and_name)
             if tag.closes:

@@ -10,7 +10,7 @@ from spanwise.tasks.warm_start import Phase, WarmStartSettings, default_cache_fo
 
 
 def task_start(recipe: Recipe) -> Start | Fields | None:
-    """Return the name of the warm start (trained tiny model) of a recipe's embedded task, or its `Fields`; None for other tasks."""
+    """Return the name of the warm start of a recipe's embedded task, or the settings of the task `fields`; None for other tasks."""
     starts: dict[str, Start | Fields] = {
         "digits": recipe.start, "digits_twice": "twice", "digits_long": "long", "fields": Fields(recipe.fields),
         "invoices": "invoices",

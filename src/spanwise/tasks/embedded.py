@@ -218,7 +218,7 @@ def _course(
     source_of: Callable[[Any], Source[Any]] | None = None,
     **options: Any,
 ) -> Course:
-    """Build a warm start with one training stage per noise setting, seeded from `first` on; `batch_divisor` shrinks batches."""
+    """Build a warm start with one training stage per noise setting; the stages' seeds are `first` and the numbers after it."""
 
     def build_stretch(place: int, name: str, noise: Any) -> Stretch:
         noise_source = source if source_of is None else source_of(noise)
@@ -267,7 +267,7 @@ STARTS: dict[Start, Embedded] = {
 
 
 def embedded(task: Start | Fields) -> Embedded:
-    """Return an embedded task by the name of its warm start, or by its `Fields`."""
+    """Return an embedded task by the name of its warm start; return the task `fields` by its settings."""
     if not isinstance(task, Fields):
         return STARTS[task]
     course = _course(

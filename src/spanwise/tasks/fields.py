@@ -56,7 +56,7 @@ class FieldsNoise:
     random, a more certain model would improve all fields at once.
     """
 
-    right: tuple[float, ...]  # the probabilities, repeated in turn, that a field follows its rule; other values are random
+    right: tuple[float, ...]  # each field's probability to follow its rule, repeated in turn; else its value is random
     astray: float = 0.4  # the probability that a field copies a wrong digit of the prompt
 
 

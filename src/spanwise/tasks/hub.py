@@ -239,7 +239,7 @@ class DatasetColumns:
     prompt: str
     whole: bool  # whether the column holds whole prompts, which stay unchanged
     answer: str | None
-    conversations: bool = False  # whether nobody named this column, so that its chats may end with answers
+    conversations: bool = False  # whether the user did not name this column; its chats may then end with answers
 
 
 def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -> Any:
@@ -249,7 +249,7 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
     path = Path(dataset)
     suffix, readable_suffixes = path.suffix.lower(), (*_READERS, *SUFFIXES)
     if path.exists():
-        config.HF_UPDATE_DOWNLOAD_COUNTS = False  # or `datasets` would tell a server that files were read
+        config.HF_UPDATE_DOWNLOAD_COUNTS = False  # otherwise `datasets` would tell a server that files were read
     if path.is_file() != (suffix in readable_suffixes):
         not_found = f"does not exist in '{Path.cwd()}' or beside the recipe"
         problem = "is not a kind of file that can be read" if path.is_file() else not_found

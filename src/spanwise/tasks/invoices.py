@@ -52,7 +52,7 @@ _MONTHS = (
 _CURRENCIES: Mapping[str, tuple[str, ...]] = {
     "EUR": ("EUR", "euros"), "USD": ("USD", "dollars"), "GBP": ("GBP", "pounds"), "CHF": ("CHF", "francs"),
 }  # fmt: skip
-#: The ways in which a letter words an item; a punctuation mark follows the item's name, as a quote does in JSON.
+#: The ways in which a letter words an item; punctuation follows the item's name, so that its tokens are the same as in JSON.
 _LINES = ("{quantity} x {name}, {price} each", "{name}: {quantity} at {price}", "{quantity} of {name}; {price} per piece")
 
 

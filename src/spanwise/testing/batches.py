@@ -48,7 +48,7 @@ LABELS = (-(2**62) - 1, -(2**62), -1, -(2**63), 0, 2**62, 2**63 - 1, 2, 7)
 
 @dataclass(frozen=True)
 class Input:
-    """One input of an estimator: `reward_nk` has the stem `reward` and the axes `nk`."""
+    """One input of an estimator; its name, such as `reward_nk`, is a stem and one letter for each axis."""
 
     name: str
     stem: str

@@ -24,7 +24,7 @@ _IGNORED_CHECKS = (
     HealthCheck.filter_too_much,
 )
 
-#: The least number of examples for a property that need not show in each example, only in some.
+#: The least number of examples for a property that must show in some example, but not in each.
 _LEAST_EXAMPLES = 60
 
 
@@ -45,8 +45,8 @@ class Suite:
     function: Callable[..., Any]
     sentences: Mapping[str, str]
     name: str = ""  # the name of the property that is checked
-    facts_shown: set[Any] = field(default_factory=set)  # the facts that the examples of this property have shown so far
-    #: Property -> the facts that its examples together must show.
+    facts_shown: set[Any] = field(default_factory=set)  # what the property's examples have shown so far
+    #: Property -> what its examples together must show, such as a positive and a negative result.
     facts_to_show: ClassVar[Mapping[str, frozenset[Any]]] = {}
     #: Column with a number per token -> the number that it must have at masked tokens.
     by_token: ClassVar[Mapping[str, float]] = {}

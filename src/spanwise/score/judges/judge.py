@@ -207,7 +207,7 @@ async def _result_of(name: str, asking: asyncio.Future[dict[str, CallResult]]) -
 
 
 def _is_about(result: CallResult, block: str | None) -> bool:
-    """Return whether a judge's verdict is about a block, or about the whole answer if none is named; a failure is about any."""
+    """Return whether a judge's verdict is about a block (None: about the whole answer); true also if the judge gave no verdict."""
     return result.error is not None or result.value.block == (block or WHOLE)
 
 
@@ -277,7 +277,7 @@ class _RequestForm:
             **({"logprobs": True, "top_logprobs": 20} if self.expected else {}),
             **reply_format(words, self.constrain, reasons=self.reasons, parts=parts),
         }
-        # The request holds only the words of the choices, and the verdict in the cache is their number.
+        # The digest covers the choices' numbers too, because a cached verdict is a number and the request holds only the words.
         return _Question(criterion, digest({**request, "choices": self.choices}), request, parts)
 
     async def ask(self, client: Any, question: _Question, base_url: str | None) -> Judgement:
@@ -305,7 +305,7 @@ class _RequestForm:
 
 
 def _possible_parts(blocks: BlockText, names: list[str], block: str | None) -> list[str]:
-    """Return the blocks that a verdict may be about: the blocks `names`, or all that differ from `block` only by their index."""
+    """Return the blocks that a verdict may be about: all of the same name as `block`, with any index, or those in `names`."""
     if block is None:
         return names
     return [name for name in present(blocks, list(blocks)) if any_index(name) == any_index(block)]

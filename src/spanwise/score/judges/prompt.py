@@ -47,12 +47,12 @@ def fenced(text: str, name: str) -> str:
     """
     plain = _CONTROL.sub(lambda match: f"{match[0][0]}\u200b{match[0][1:]}", text)
     fence_number = sha256(plain.encode(errors="replace")).hexdigest()[:12]
-    while fence_number in plain:  # a hash of the whole text, so that hardly any text can contain its own
+    while fence_number in plain:  # the number is a hash of the whole text, and hardly any text contains its own hash
         fence_number = sha256(fence_number.encode()).hexdigest()[:12]
     return f"<{name} {fence_number}>\n{plain}\n</{name} {fence_number}>"
 
 
-@lru_cache(maxsize=64)  # cached, because verl's workers ask about one completion at a time
+@lru_cache(maxsize=64)  # verl's workers ask about one completion at a time, and need not compile the template each time
 def _compiled(source: str) -> tuple[Any, frozenset[str]]:
     """Compile a judge's template; return it with the names that it uses in placeholders and conditions."""
     from jinja2 import StrictUndefined, TemplateError, meta

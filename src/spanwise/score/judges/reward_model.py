@@ -19,7 +19,7 @@ from spanwise.score.judges.prompt import prompt_of, question_of
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, is_number_table, present
 from spanwise.types import BlockText, PiecewiseText, Status
 
-#: Ends of the class names for which transformers has an `AutoModel...`; a model of any other class brings its own code.
+#: How the names of the model classes end that a transformers `AutoModel...` can load; any other class brings its own code.
 _CLASS_ENDS = ("ForSequenceClassification", "ForTokenClassification", "ForCausalLM")
 #: For how many inputs a reward model remembers its numbers, so that several objectives of a batch share its passes.
 _REMEMBERED = 65_536
@@ -166,7 +166,7 @@ class _RewardModel:
     tokenizer: Any
     marker: str | None
     outputs: list[int]  # the columns of the logits that the reward is made of
-    worths: Tensor | None  # the number that each column in `outputs` stands for; None: the logit itself
+    worths: Tensor | None  # the number that each column in `outputs` stands for; if None, the logit itself is the reward
     rows: dict[Any, _Row] = field(default_factory=dict)  # (prompt, pieces of the completion) -> their tokens
     numbers: dict[_Row, list[float]] = field(default_factory=dict)
 
@@ -317,7 +317,7 @@ def _check_class(subject: str, class_name: str, *, marker: str | None, choices: 
 def _outputs(
     name: str, config: Any, tokenizer: Any, label: str | int | None, choices: Any
 ) -> tuple[list[int], Tensor | None]:
-    """Return the columns of the logits that the reward is made of, and each one's number (None: the logit is the number)."""
+    """Return the columns of the logits that make up the reward, and the number that each stands for (None: the logit itself)."""
     if choices is not None:
         if label is not None:
             raise RecipeError(f"The reward model '{name}' has choices. Leave label out.")
