@@ -33,7 +33,7 @@ class CreditedBatch:
 
     @cached_property
     def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """For each objective compared in groups: masks of groups with all rewards equal, and of groups with two or more."""
+        """The groups with all rewards equal, and those with two or more rewards, as masks for each objective compared in groups."""
         if self.group_n is None or self.scheme.value_names:
             return {}
         group_n, reward_nm = group_index(self.group_n).cpu(), self.scores.reward_nm.cpu()
@@ -61,19 +61,19 @@ def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
 
 
 def _measure_coarser(batch: CreditedBatch) -> dict[str, float]:
-    """Return the share of rewards whose comparison left out some outcomes, for each objective that is given several."""
+    """Return for each objective that is given several outcomes the share of rewards whose comparison disregarded some of them."""
     names_with_levels = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
     return {name: share for name, share in _divide(batch, batch.credit.coarser_m).items() if name in names_with_levels}
 
 
 def _measure_unanimous(batch: CreditedBatch) -> dict[str, float]:
-    """Return for each objective the share of groups whose rewards are all equal, among groups with two or more."""
+    """Return for each objective the share of groups whose rewards are all equal, among groups with two or more rewards."""
     return {name: float(same_g[compared_g].double().mean()) for name, (same_g, compared_g) in batch.agreement.items()}
 
 
 def _measure_all_unanimous(batch: CreditedBatch) -> dict[str, float]:
     """Return the share of groups whose rewards are all equal under every objective."""
-    # There is no share if an objective is not compared in groups: it may give credit to a group of equal rewards.
+    # An objective that is not compared in groups may give credit to a group of equal rewards, so there is no share then.
     if len(batch.agreement) < len(batch.scheme.objectives):
         return {}
     is_unanimous_mg, is_compared_mg = map(torch.stack, zip(*batch.agreement.values(), strict=True))

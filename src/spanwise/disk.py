@@ -20,7 +20,7 @@ _TORCH = ("PytorchStreamWriter", "inline_container", "iostream error")
 
 
 def refusal(error: BaseException) -> str | None:
-    """Return why the system refused to write, as an error or one of its causes says; None if it is about something else.
+    """Return why the system refused to write, from an error or its causes; None if the error is about something else.
 
     Python and pyarrow raise an OSError, safetensors and tokenizers their own errors that end with its number, torch a RuntimeError.
     """

@@ -25,7 +25,7 @@ class Part:
     segmenter: str  # the name of the segmenter that finds the mark
     mark: str  # a tag, a path or a pattern, as written in the layout
     key: str  # the name of the part in the block's text (`BlockText`)
-    index: int | None = None  # in a repeated block, the number of the match that the part is; None: every match
+    index: int | None = None  # which match of the mark this part is, if the block is repeated; None: every match
 
 
 @dataclass(frozen=True, init=False)

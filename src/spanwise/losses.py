@@ -327,7 +327,7 @@ def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[T
 def critic_error(
     value_nt: Float[Tensor, "n t"], target_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]
 ) -> dict[str, float]:
-    r"""Split a critic's squared error into the error of its mean over a completion and the error around that mean.
+    r"""Split a critic's squared error into the error of the completions' mean values and the error of values around those means.
 
     Equation
         error_point = mean_i mean_t (v - q)^2 = error_mean + error_within

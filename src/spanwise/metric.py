@@ -37,9 +37,9 @@ class Metric:
     """A logged number, or one per block or objective if its name has a placeholder: `<block>`, or an optional `[value/]`."""
 
     name: str
-    of: Callable[[Any], Mapping[str, float]] | None = None  # gives placeholder text -> number; None: the logger does
+    of: Callable[[Any], Mapping[str, float]] | None = None  # computes {placeholder's text: number}; None: the logger does
     lasting: Alarm | None = None  # the alarm for a value in several training batches in a row
-    overall: Alarm | None = None  # the alarm for the mean over a run's batches, unless `lasting` held
+    overall: Alarm | None = None  # the alarm for the mean over a run's batches, unless the alarm `lasting` was raised
     at_end: Alarm | None = None  # the alarm for the mean over the last batches of a run
 
     def part(self, key: str) -> str | None:
@@ -57,6 +57,6 @@ class Metric:
 
 
 def metrics_in(batches: Sequence[Mapping[str, Any]], known: Sequence[Metric]) -> Iterator[tuple[str, str, Metric]]:
-    """Find the known metrics in the log of some batches; yield each one's key, what fills its placeholder, and itself."""
+    """Find the known metrics in the log of some batches; yield each key of the log, its placeholder's text, and the metric."""
     for key in dict.fromkeys(key for line in batches for key in line):
         yield from ((key, part, metric) for metric in known if (part := metric.part(key)) is not None)

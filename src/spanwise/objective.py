@@ -17,7 +17,7 @@ BaselineName = Literal["none", "batch", "group", "outcome", "blended"]
 BASELINES: tuple[BaselineName, ...] = ("none", "batch", "group", "outcome", "blended")
 ScaleName = Literal["none", "std"]
 ScopeName = Literal["rollout", "turn"]
-#: Placeholders in an objective with `each`: the rewards of all blocks before its own, the nearest first; its own block.
+#: Words in an objective with `each`: "earlier" stands for the rewards of the blocks before its own, "own" for its own block.
 EARLIER, OWN = "earlier", "own"
 #: The text that saved files hold in place of a secret, such as an API key.
 HIDDEN = "<hidden>"
@@ -97,7 +97,7 @@ class Objective:
     criteria: str | Sequence[Any] | None
     only: str | None
 
-    # A dataclass's own constructor would not do, because an argument may be one name or a list, and its field is a tuple.
+    # The constructor is written by hand, because an argument may be one name or a list, while its field is always a tuple.
     def __init__(
         self,
         reward: str | Callable[..., Any] | Rubric,
@@ -126,7 +126,7 @@ class Objective:
 
     @property
     def outcomes(self) -> tuple[str, ...]:
-        """The names of the outcomes in `given`, as `Scores` holds them; the name of a function is "module:function"."""
+        """The names of the outcomes that the baseline may depend on (`given`); a function's name is "module:function"."""
         return tuple(entry if isinstance(entry, str) else function_name(entry) for entry in self.given)
 
     def _check_types(self) -> None:
@@ -200,7 +200,7 @@ class Objective:
 
 
 def hidden_names(settings: Any, prefix: str = "") -> list[str]:
-    """Return the paths in nested settings, such as `judge.key`, whose value is the text in place of a secret (`HIDDEN`)."""
+    """Return the paths in nested settings, such as `judge.key`, that hold `HIDDEN`, the text in place of a secret."""
     if settings == HIDDEN:
         return [prefix]
     is_list, is_mapping = isinstance(settings, list), isinstance(settings, Mapping)
@@ -249,7 +249,7 @@ def is_number(value: Any) -> bool:
 
 
 def families(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group objectives named `<reward>.<part>` by reward if it has more than three; every other name is a group of its own.
+    """Group objectives named `<reward>.<part>` by reward if it has more than three parts; other names are groups of their own.
 
     >>> families(["equals.a", "equals.b", "equals.c", "equals.d", "form"])
     {'equals (4 parts)': ['equals.a', 'equals.b', 'equals.c', 'equals.d'], 'form': ['form']}

@@ -193,8 +193,8 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         raise AlignmentError(
             f"{len(reading)} completions were read and the batch has {len(batch.group_n)} group ids; give one id to each."
         )
-    mode_fields = {name for mode in scheme.modes for name in mode.adds}  # count as provided: a mode may fill them later
-    scheme.check({*batch.provides, *mode_fields}, at_read=scheme.reads)  # `read` has run, so what it needs counts as given
+    mode_fields = {name for mode in scheme.modes for name in mode.adds}  # fields that a mode may fill in later
+    scheme.check({*batch.provides, *mode_fields}, at_read=scheme.reads)  # `read` has run, so it had the fields that it needs
     inputs: dict[str, Any] = {
         "length_n": reading.length_nk.sum(dim=1),
         "truncated_n": (reading.fault_n & int(Fault.TRUNCATED)) != 0,

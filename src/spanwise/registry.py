@@ -128,11 +128,11 @@ def imported(path: str, *, what: str) -> Any:
     try:
         if file is None:
             if sys.modules.get(module_name) in _FILES.values():
-                del sys.modules[module_name]  # drop a user's file that ran under the same name
+                del sys.modules[module_name]  # forget a user's file that ran under the same name
             with _first(Path.cwd()):
                 code = import_module(module_name)
             if getattr(code, "__file__", None) is None and code.__spec__ is not None and code.__spec__.origin is None:
-                raise ModuleNotFoundError(name=module_name)  # only a folder without code has this name
+                raise ModuleNotFoundError(name=module_name)  # Python imported a mere folder, which has no code
         else:
             code = _run(file, module_name)
     except (Exception, SystemExit) as error:  # a user's module may raise any error when it is imported, or exit
@@ -184,7 +184,7 @@ def _is_installed(module: str) -> bool:
     if loaded_module is not None:
         return loaded_module not in _FILES.values()
     spec = find_spec(package_name)
-    # A folder without __init__.py counts as a package only if the name goes on to a module in it.
+    # A folder without __init__.py counts as a package only if the dotted name continues with a module in it.
     return (spec is not None and (spec.origin is not None or bool(submodule_name))) or (
         bool(submodule_name) and (Path.cwd() / package_name).is_dir()
     )

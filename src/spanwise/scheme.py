@@ -21,7 +21,7 @@ from spanwise.segment import SEGMENTERS
 
 #: The task that `recipe.yaml` names if a user's script drives the run; the file then holds the scheme and no prompts.
 SCRIPT = "own"
-#: A method option's name in another library -> its name here (NeMo-RL's; its `gae_lambda_value` is the critic's).
+#: The name of a method's option in NeMo-RL -> its name here; NeMo-RL's `gae_lambda_value` is about the critic instead.
 _OTHER_NAMES = {"gae_lambda_policy": "lam"}
 
 
@@ -171,7 +171,7 @@ class Scheme:
 
     @property
     def outcome_names(self) -> tuple[str, ...]:
-        """The outcomes in the objectives' `given` that are not objectives, in the order of `Scores.outcome_names`."""
+        """The outcomes that baselines may depend on and that are not objectives, in the order of `Scores.outcome_names`."""
         names_in_given = (name for objective in self.objectives for name in objective.outcomes if name not in self.names)
         return tuple(dict.fromkeys(names_in_given))
 
@@ -336,7 +336,7 @@ def _reads_logp(segmenter: str) -> bool:
 
 
 def _refuse(objectives: Sequence[Objective], find_fault: Callable[[Objective], Any], sentence: str) -> None:
-    """Refuse the first objective in which `find_fault` finds one; the sentence may hold {o}, the objective, and {fault}."""
+    """Refuse the first objective for which `find_fault` returns a fault; the sentence may hold {o}, the objective, and {fault}."""
     for objective in objectives:
         if fault := find_fault(objective):
             raise RecipeError(f"Objective '{objective.name}' {sentence.format(o=objective, fault=fault)}")

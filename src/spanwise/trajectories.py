@@ -87,7 +87,7 @@ def _collect_rewards(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:
 
 
 def onto_turns(trajectories: Sequence[Trajectory], name: str, value_st: Float[Tensor, "s t"]) -> list[Trajectory]:
-    """Put numbers computed for the rows of `turn_batch`, such as advantages, onto their turns' tokens, in `Turn.per_token`.
+    """Write numbers that were computed for the rows of `turn_batch`, such as advantages, into `Turn.per_token` of their turns.
 
     Args:
         trajectories: those of the batch, in its order.

@@ -20,7 +20,7 @@ from torch import Tensor
 from spanwise.errors import AlignmentError, RecipeError, unknown
 
 #: The text of a completion by block and tag: `text["solution"]["answer"]` is what `<answer>` holds in that block.
-#: The text of a block that is absent is None, as is that of a tag that does not both open and close in its block.
+#: The text is None for an absent block, and for a tag that does not both open and close in its block.
 BlockText = Mapping[str, Mapping[str, str | None] | None]
 _Table = TypeVar("_Table", bound="ByCompletion")
 #: The number of completions of a table that are processed at a time, so that they stay in the processor's cache.
@@ -103,7 +103,7 @@ class Status(IntEnum):
     UNPARSABLE = 2  # the part that the reward reads has no readable value (a confidence of "high")
     TIMEOUT = 3  # the check of the completion was stopped at its deadline
     ERROR = 4  # the check of the completion raised an error, or its process died
-    UNSCORED = 5  # nobody computed the reward: a file holds no number, no criterion asks for it, or `only` leaves it out
+    UNSCORED = 5  # no reward was computed: a file lacks it, no criterion asks for it, or the objective's `only` excludes it
     BROKE = 6  # the completion made its own check fail twice, so it counts as wrong
 
     @property
@@ -336,7 +336,7 @@ class Comparison(ByCompletion):
         )
 
     def fitting(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Return the comparison for changed advantages: those of 0 have a reason for it, all others count as credited."""
+        """Return the comparison with its reasons adapted to changed advantages: an advantage other than 0 counts as credited."""
         credited = int(Zero.CREDITED)
         zero_reason_nm = torch.where(self.reason_nm == credited, int(Zero.AT_BASELINE), self.reason_nm)
         return replace(self, reason_nm=torch.where(adv_nm != 0, credited, zero_reason_nm))

@@ -61,7 +61,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Zeros:
-    """Why each token of N completions gets 0, or that it is credited; all completions' tokens lie one behind the other.
+    """The reason why each token of N completions gets 0, if it does; the tokens of all completions stand in one list.
 
     Attributes:
         names: the objectives.
@@ -92,7 +92,7 @@ class Zeros:
 
 
 def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
-    """Return for each block the reason why its tokens get 0, if they get 0, as an integer made by `key_of`.
+    """Return for each block, as an integer made by `key_of`, the reason that holds for those of its tokens that get 0.
 
     If several objectives pay a block, the reason is the first in the order of `Zero`, then in the order of the objectives.
 
@@ -107,7 +107,7 @@ def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
     """
     comparison, cancelled_key = found.explained[1], key_of(Zero.CANCELLED)
     key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1
-    # If one objective credits a block whose total is 0, the other objectives cancel its credit.
+    # If an objective credits a block whose summed credit is 0, the other objectives cancel that credit.
     key_nm = torch.where(comparison.reason_nm == int(Zero.CREDITED), cancelled_key, key_nm)
     key_nm = key_nm.expand(-1, len(scheme.objectives))
     key_nk = torch.full((len(key_nm), len(scheme.layout.names)), key_of(Zero.UNPAID), dtype=torch.long)

@@ -143,7 +143,7 @@ def assign(
             ]
             block_nk = torch.stack(block_means, dim=1)
             has_credit_n = (block_nk != 0).any(dim=1) | (stop_n != 0)
-            adv_nm = has_credit_n.double()[:, None]  # 1 if any token has credit, as tokens share no single advantage
+            adv_nm = has_credit_n.double()[:, None]  # tokens have different advantages; 1 says that there is credit
         else:
             advantage_n, comparison = run_method(inputs, group_n.shape)
             adv_nm = advantage_n.double()[:, None]
@@ -172,13 +172,13 @@ def assign(
 
 
 def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
-    """Collect what objectives say (baseline, scale, outcomes, ...) as arguments, by the names of the methods' parameters."""
+    """Turn the objectives' settings and outcomes (baseline, scale, ...) into a method's arguments, under its parameters' names."""
     outcome_names = list(dict.fromkeys(name for objective in objectives for name in objective.outcomes))
     values_by_outcome = {name: scores.outcome(name).double() for name in outcome_names}
     stand_in_nm = torch.where(left_out(scores), fill_missing(scores, objectives), torch.nan)
     by_outcome_nk2, judged_k = scores.by_outcome_nmo.clone(), [judged_column(objective) for objective in objectives]
     for m, objective in enumerate(objectives):
-        if judged_k[m] is None:  # a reward cannot be rescored if `given` lacks its judging outcome
+        if judged_k[m] is None:  # the baseline is not given what decides this reward, so the reward is not rescored
             by_outcome_nk2[:, m] = torch.nan
         for name in objective.outcomes if objective.baseline in ("outcome", "blended") else ():
             check_discrete(values_by_outcome[name][~values_by_outcome[name].isnan()].unique().tolist(), name)
@@ -198,7 +198,7 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
 def _run_over_streams(
     run_method: Callable[..., tuple[Tensor, Any]], inputs: Mapping[str, Any], streams: Streams | None, stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
-    """Run a method that credits tokens on each stream of rewards; add up weighted advantages of tokens and of stopping."""
+    """Run a method that credits tokens once per stream of rewards (`Streams`), and add up the streams' weighted advantages."""
     shape = inputs["block_nt"].shape
     if streams is None:
         return run_method(inputs, shape)[0], stop_n
@@ -307,7 +307,7 @@ def explain_sum(
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)
     is_missing_nm = fill_missing(scores, objectives).isnan() & has_weight_m
     objective_m = torch.arange(objective_count, device=reason_n.device)
-    rank_nm = missing_nm * objective_count + objective_m  # the smallest is the first reason, then the first objective
+    rank_nm = missing_nm * objective_count + objective_m  # ranks sort by reason, then by objective
     missing_rank_nm = torch.where(is_missing_nm, rank_nm, len(Zero) * objective_count)
     first_missing_n = missing_rank_nm.argmin(dim=1)
     # The sum is unknown if a reward is missing, but GDPO may credit the completion for its other rewards.

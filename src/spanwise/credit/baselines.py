@@ -168,7 +168,7 @@ def advantage(
         coarsest_n = whole_batch_n if baseline == "batch" else group_n
         levels = [(coarsest_n, outcomes) for outcomes in range(most_outcomes, fewest_outcomes - 1, -1)]
     last_level = len(levels) - 1
-    # The `if_missing` of an absent reward is compared with its group, or with the batch, if its stratum has no reward.
+    # If no completion with equal outcomes has a reward, the stand-in for a missing one is compared with the group or the batch.
     levels += [(group_n, 0), (whole_batch_n, 0)]
     for level, (coarsest_n, outcomes) in enumerate(levels):
         if result is not None and not bool(uncompared_n.any()):
@@ -178,7 +178,7 @@ def advantage(
             reward_n,
             stratum_n.where(
                 stratum_n < 0, stratum_n + level * len(stratum_n) ** 2
-            ),  # added so that strata of two levels never have the same number
+            ),  # the offset keeps the numbers of coarse and of fine strata (sets of compared completions) apart
             leave_one_out=leave_one_out,
             min_stratum=min_stratum,
             scale=scale,
@@ -198,7 +198,7 @@ def advantage(
     assert result is not None, "there is a first level"
     adv_n, comparison = result
     stratum_n = comparison.stratum_nm[:, 0]
-    # `group_index` turns -1 (no stratum) into 0, and the subtraction restores it.
+    # `group_index` numbers -1 (a completion compared with none) as 0; the subtraction of 1 makes it -1 again.
     dense_stratum_n = group_index(stratum_n) - (stratum_n < 0).any().long()
     comparison = replace(comparison, stratum_nm=dense_stratum_n[:, None])
     is_alone_n = ~is_absent_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
@@ -211,7 +211,7 @@ def compare_columns(
     by_column: Mapping[str, Sequence[Any] | None],
     **options: Any,
 ) -> Explained:
-    """Call `advantage` on each column of rewards, with its own options (`by_column`) and those of all (`options`)."""
+    """Call `advantage` on each column of rewards; `by_column` holds the options that differ by column, `options` the others."""
     given_options = {name: by_m for name, by_m in by_column.items() if by_m is not None}
     results = [
         advantage(reward_nm[:, m], group_n, **{name: by_m[m] for name, by_m in given_options.items()}, **options)
@@ -235,7 +235,7 @@ def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str)
 def _subtract_blended(
     reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor
 ) -> Explained:
-    """Subtract the blended baseline from rewards and from what stands for missing ones; say what each was compared with."""
+    """Subtract the blended baseline from each reward, or from the number that stands for a missing reward."""
     in_prompt = compare_in_strata(reward_n, refine(group_n, outcome_no)).comparison
     in_batch = compare_in_strata(reward_n, refine(torch.zeros_like(group_n), outcome_no)).comparison
     advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
@@ -309,7 +309,7 @@ def blended_baseline(
     if by_outcome_n2 is not None and judged is not None and not 0 <= judged < outcome_count:
         raise RecipeError(f"'judged' is {judged}; write a column from 0 to {outcome_count - 1}.")
     baseline_n = torch.full((len(reward_n),), torch.nan, dtype=torch.float64, device=reward_n.device)
-    outcome_code_n = refine(torch.zeros_like(group_n), outcome_no)  # completions with an unknown outcome get -1
+    outcome_code_n = refine(torch.zeros_like(group_n), outcome_no)  # equal outcomes get one number, an unknown outcome -1
     for code in outcome_code_n[outcome_code_n >= 0].unique().tolist():
         same_outcome_n, rescored_n = outcome_code_n == code, None
         if by_outcome_n2 is not None and (verdict := float(outcome_no[same_outcome_n, judged or 0][0])) in (0.0, 1.0):
@@ -357,12 +357,12 @@ def _estimate_for_outcome(
 
 
 def _estimate_from_rescored(by_prompt: Moments, rescored: Moments, noise_s: Tensor) -> tuple[Tensor, Tensor]:
-    """Estimate the baseline and its variance from the prompt's completions with other outcomes, rescored for this one."""
+    """Estimate the baseline and its variance from the prompt's completions with other outcomes, rescored under those at hand."""
     rescored_noise_s = rescored.pooled_variance_elsewhere()
     rescored_noise_s = torch.where(rescored_noise_s.isnan(), noise_s, rescored_noise_s)
-    gap_s = by_prompt.mean_s - rescored.mean_s  # NaN for a prompt that lacks one of the two means
+    gap_s = by_prompt.mean_s - rescored.mean_s  # NaN if a prompt lacks completions with these outcomes or with others
     other_gaps_s = (~gap_s.isnan()).sum() - (~gap_s.isnan()).double()
-    # The other prompts alone give the shift of a prompt; otherwise a completion's own reward would enter its baseline.
+    # The shift of a prompt is the mean gap of the other prompts, so that no completion's reward enters its own baseline.
     shift_s = (gap_s.nansum() - gap_s.nan_to_num()) / other_gaps_s.clamp(min=1.0)
     noise_sa = torch.stack([noise_s, rescored_noise_s], dim=1)
     count_sa = torch.stack([by_prompt.count_s, rescored.count_s], dim=1)
@@ -375,7 +375,7 @@ def _estimate_from_rescored(by_prompt: Moments, rescored: Moments, noise_s: Tens
 def excess_variance_elsewhere(
     mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
 ) -> Float[Tensor, " s"]:
-    """Estimate for each stratum how much the means of the P other strata vary beyond sampling noise; NaN if P < 2.
+    """Estimate for each set of compared completions (stratum) how much the P other sets' means vary beyond noise; NaN if P < 2.
 
     t2[s] (1 + 1/P),  t2[s] = max(0, var(other means, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
     """

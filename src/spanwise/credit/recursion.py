@@ -43,7 +43,7 @@ def lambda_advantage(
     lam = lam if alpha is None else length_adaptive_lambda(mask_nt.sum(dim=1), alpha=alpha)
     for name, option in (("gamma", gamma), ("lam", lam)):
         numbers = torch.as_tensor(option, dtype=torch.float64)
-        bad_numbers = numbers[~((numbers >= 0) & (numbers <= 1))]  # written with ~ so that NaN is refused as well
+        bad_numbers = numbers[~((numbers >= 0) & (numbers <= 1))]  # the condition is negated so that it also refuses NaN
         if len(bad_numbers):
             raise RecipeError(f"{name} is {float(bad_numbers[0]):g}; it must lie between 0 and 1.")
     dtype = reward_nt.dtype if value_nt is None else torch.promote_types(reward_nt.dtype, value_nt.dtype)
@@ -54,8 +54,8 @@ def lambda_advantage(
     if not bool(reward_nt.sum().isfinite()):  # a finite sum proves that no reward is NaN (absent)
         is_absent_n |= (reward_nt.isnan() & mask_nt).any(dim=1)
         reward_nt = torch.where(reward_nt.isnan(), 0.0, reward_nt)
-    # The loop computes Q[k] = gamma (V[k] + lam[k] A[k]) from the last token to the first; A[k] = r[k] - V[k] + Q[k+1].
-    # It uses Q[k] = gamma ((1 - lam[k]) V[k] + lam[k] r[k]) + gamma lam[k] Q[k+1], and Q[t] = r[t] + Q[t+1] at a masked token.
+    # The loop computes Q[k] = gamma (V[k] + lam[k] A[k]) from the last token to the first, where A[k] = r[k] - V[k] + Q[k+1].
+    # With A inserted, Q[k] = gamma ((1 - lam[k]) V[k] + lam[k] r[k]) + gamma lam[k] Q[k+1]; at masked tokens Q[t] = r[t] + Q[t+1].
     next_q_n = torch.zeros(len(reward_nt), dtype=exact_dtype, device=reward_nt.device)
     if bootstrap_n is not None:
         is_absent_n |= bootstrap_n.isnan()
@@ -90,7 +90,7 @@ def _cut_blocks(completions: int, tokens: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _carry_back(term: Tensor, factor: Tensor, next_q_n: Tensor) -> Tensor:
-    """Run Q[t] = term[t] + factor[t] Q[t+1] backwards; Q[t+1] replaces term[t]; `later_n` holds the last Q, then the first."""
+    """Compute Q[t] = term[t] + factor[t] Q[t+1] from last to first; write Q[t+1] over term[t], and the first Q over `next_q_n`."""
     q_tn, factor_rows = torch.cat([term.t(), next_q_n[None]]), factor.t().contiguous().unbind(0)
     q_rows = q_tn.unbind(0)
     for t in reversed(range(len(factor_rows))):

@@ -99,7 +99,7 @@ class Refinement:
             )
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """Add the change that the refining method makes to each token's advantage; the credit of the decision to stop stays.
+        """Add to a credit what the refining method changes in each token's advantage; the decision to stop keeps its credit.
 
         Equation
             A[i, t] = the credit of t's block, or of t itself under a method per token, before it is shared over tokens

@@ -35,7 +35,7 @@ PROPERTIES: Mapping[str, str] = {
     "monotone": "more reward never means less credit for that completion, block, step or last token",
     "signs": "over all examples, some credit is above 0 and some is below 0",
 }
-#: The keyword parameters of methods that objectives or optional fields of a batch fill in, not a user's options.
+#: The keyword parameters of methods that the objectives or the batch fill in, so that a user cannot set them as options.
 FACTS = (
     "baseline", "scale_k", "back_off_k", "if_missing_k", "given_k", "judged_k", "outcome_no", "by_outcome_nk2", "weight_m",
     "bootstrap_n", "voter_n",
@@ -44,7 +44,7 @@ _INDEXED = re.compile(r"_(?:n|s|m|k|nm|nk|nt|st|no|n2|nk2|nmo)$")
 _COMPARED = ("reward_n", "reward_nm", "reward_nk", "reward_nt", "reward_s", "group_n", "group_s")
 #: The inputs of methods that `pipeline.credit_batch` computes from any batch, so that no engine has to provide them.
 _MADE = ("length_n", "block_nt", "adv_nt", "correct_n")
-#: Input of a method -> the field of `Batch` that it is made from; and field -> the words for it in messages.
+#: `_FIELDS`: input of a method -> the field of `Batch` that it is made from; `_WORDS`: field -> the words for it in messages.
 _FIELDS = {"trajectory_s": "steps", "step_s": "steps", "anchor_s": "steps", "importance_nt": "logp_nt"}
 _WORDS = {
     "value_nt": "values of a critic (value_nt)",
@@ -70,7 +70,7 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class Preset:
-    """What a method is run with if a recipe gives nothing but its name.
+    """The settings that a method runs with if a recipe gives nothing but the method's name.
 
     Attributes:
         whole: make the whole completion one block; False keeps the task's blocks.

@@ -157,7 +157,7 @@ def reward_streams(
     reward_nm, weight_m = fill_missing(scores, objectives), weights(objectives, scores.reward_nm)
     is_trained_nt = mask_nt.bool()
     last_n, has_token_n = find_last_token(is_trained_nt)
-    # A column of False is added last, because tokens of no block (-1) read the last column.
+    # A last column of False is added, because a token in no block has the block index -1, which reads the last column.
     pays_block_mk = pad(paid_blocks(objectives, block_names, mask_nt.device), (0, 1))
     paid_mnt = pays_block_mk[:, block_nt.long()] & is_trained_nt
     last_paid_tokens = [find_last_token(paid_nt) for paid_nt in paid_mnt]
@@ -269,7 +269,7 @@ def spread(
     length_nk = spans.length_nk
     divisor_nk = _find_divisor(length_nk if credit.length_nk is None else credit.length_nk, per)
     share_nk = torch.where(length_nk > 0, credit.block_nk / divisor_nk, 0.0)
-    share_nk = pad(share_nk, (1, 0)).to(dtype)  # a first column of 0, for tokens of no block (-1)
+    share_nk = pad(share_nk, (1, 0)).to(dtype)  # tokens in no block (index -1) read this first column of 0
     advantage_nt = allocate(spans.block_nt.shape, dtype=dtype, device=share_nk.device)
     row_pieces = (table.split(_ROWS) for table in (share_nk, spans.block_nt, advantage_nt))
     for share_rows_nk, block_nt, out_nt in zip(*row_pieces, strict=True):
@@ -346,7 +346,7 @@ def to_tokens(
 
 
 def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
-    """Widen spans to the trainer's final mask, and empty those of completions that the trainer left out of the loss.
+    """Widen spans to the width of the trainer's mask, and empty the spans of completions that have no token in the mask.
 
     A completion without any token in the mask (TRL's `mask_truncated_completions`) loses its spans; every other completion
     must have the same tokens on both sides.

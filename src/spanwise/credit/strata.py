@@ -84,7 +84,7 @@ class Explained(NamedTuple):
     comparison: Comparison
 
     def where(self, mask_n: Bool[Tensor, " n"], other: Explained) -> Explained:
-        """Return these advantages where the mask is true, and those of `other` where it is false; both have one column."""
+        """Return this result's advantages where the mask is true, and `other`'s where it is false; each result has one column."""
         comparison = self.comparison.where(mask_n[:, None], other.comparison)
         return Explained(self.advantages.where(mask_n, other.advantages), comparison)
 
@@ -201,7 +201,7 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
     for column, outcome_n in enumerate(as_columns(outcome_no).T):
         is_known_n = is_known_n & ~outcome_n.isnan()
         distinct_outcomes, outcome_id_n = torch.unique(outcome_n.nan_to_num(nan=0.0), return_inverse=True)
-        # The strata are numbered anew for each outcome, so that their numbers stay small.
+        # The sets split so far are renumbered from 0 before each further outcome, so that their numbers stay small.
         dense_stratum_n = group_index(stratum_n) if column else stratum_n
         stratum_n = dense_stratum_n * len(distinct_outcomes) + outcome_id_n
     return torch.where(is_known_n, stratum_n, -1)
@@ -209,11 +209,11 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
 
 @dataclass(frozen=True)
 class Moments:
-    """The count, mean and sum of squared deviations of a value in each stratum, and the stratum of each completion."""
+    """The count, mean and sum of squared deviations of a value in each stratum (completions compared with each other)."""
 
     stratum_n: Int[Tensor, " n"]  # the number of each completion's stratum; -1: in no stratum
     member_n: Bool[Tensor, " n"]  # True if the completion has a value and a stratum
-    deviation_n: Float[Tensor, " n"]  # value minus the stratum's mean; exactly 0 in a constant stratum and without a value
+    deviation_n: Float[Tensor, " n"]  # value minus its stratum's mean; exactly 0 if all are equal or the value is absent
     count_s: Float[Tensor, " s"]
     mean_s: Float[Tensor, " s"]
     square_s: Float[Tensor, " s"]  # sum of squared deviations; an empty stratum has count 0, mean NaN and sum 0
@@ -247,7 +247,7 @@ class Moments:
         return value_s[self.stratum_n.clamp(min=0)].masked_fill_(self.stratum_n < 0, nowhere)
 
     def pooled_variance_elsewhere(self) -> Float[Tensor, " s"]:
-        """Return for each stratum the variance within all others: sum of squares over sum of (count - 1), NaN if that is 0."""
+        """Return for each stratum the variance inside the others: sum of squares over sum of (count - 1); NaN if that is 0."""
         degrees_s = (self.count_s - 1).clamp(min=0.0)
         degrees_s, square_s = degrees_s.sum() - degrees_s, (self.square_s.sum() - self.square_s).clamp(min=0.0)
         return torch.where(degrees_s > 0, square_s / degrees_s.clamp(min=1.0), torch.nan)
@@ -256,7 +256,7 @@ class Moments:
 def moments(
     value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"], *, weight_n: Float[Tensor, " n"] | None = None
 ) -> Moments:
-    """Compute the count, mean and sum of squared deviations of the values in each stratum; NaN values are left out.
+    """Compute the count, mean and sum of squared deviations of the values in each stratum (compared set), without NaN.
 
     `stratum_n` is numbered as by `group_index` and `refine`; -1 is no stratum. Values are shifted by their stratum's minimum
     before they are summed, so a constant stratum has deviation exactly 0. Each is counted `weight_n` times; None: once.
@@ -279,7 +279,7 @@ def moments(
             f"of ids of your own."
         )
     in_stratum_n = stratum_n >= 0
-    if highest_stratum > 16 * len(stratum_n):  # renumber, as the table has a row up to the largest number
+    if highest_stratum > 16 * len(stratum_n):  # renumber, as the tables have a row for every number up to the largest
         stratum_n, highest_stratum = group_index(stratum_n).where(in_stratum_n, -1), len(stratum_n)
     member_n, table_row_n = in_stratum_n & ~value_n.isnan(), stratum_n.clamp(min=0).long()
     weight_n = member_n.double() if weight_n is None else weight_n.double().where(member_n, 0.0)
@@ -307,7 +307,7 @@ def compare_in_strata(
     stand_in_n: Float[Tensor, " n"] | None = None,
     voter_n: Int[Tensor, " n"] | None = None,
 ) -> Explained:
-    r"""Subtract its stratum's mean from each value, divide by the stratum's deviation or mean if asked; return both too.
+    r"""Subtract from each value the mean of those it is compared with (its stratum); divide by their deviation or mean if asked.
 
     `centred` is the same for the advantages alone.
 
@@ -384,9 +384,9 @@ centred = explains(compare_in_strata)
 def _compare_votes(
     value_n: Tensor, stratum_n: Tensor, voter_n: Tensor, leave_one_out: bool, min_stratum: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compare each row with the mean vote of its stratum's rollouts; return their number, the mean and the advantage."""
+    """Compare each turn with the rollouts of its stratum, each counted once; return their number, their mean and the advantages."""
     voter_stratum_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(voter_n).double()), -1)
-    by_voter = moments(value_n, voter_stratum_n)  # a rollout's vote is the mean over its rows
+    by_voter = moments(value_n, voter_stratum_n)  # each rollout counts once, with the mean over its rows
     stratum_u = torch.full((len(by_voter.count_s),), -1, dtype=torch.long, device=value_n.device)
     in_stratum_n = by_voter.stratum_n >= 0
     stratum_u[by_voter.stratum_n[in_stratum_n]] = stratum_n[in_stratum_n].long()

@@ -298,7 +298,7 @@ def gagpo(
     timeline.groups(group_s)  # called because it refuses a trajectory with rows of two prompts
     return_s = timeline.backward_sum(reward_s, decay=gamma)
     state_s = anchor_groups(group_s, anchor_s, similarity=similarity)
-    # Each unknown state gets a stratum of its own, so that it is compared with no other.
+    # Each unknown state gets a number of its own, so that it is compared with no other state.
     own_stratum_s = len(state_s) + torch.arange(len(state_s), device=state_s.device)
     value_s = moments(return_s, torch.where(state_s < 0, own_stratum_s, state_s)).mean_n()
     next_value_s = torch.where(timeline.next_s >= 0, gamma * value_s[timeline.next_s], 0.0)

@@ -91,7 +91,7 @@ def gdpo(
     adv_nm, comparison = compare_columns(reward_nm, group_n, {}, min_stratum=min_stratum, **scaling)
     weighted_adv_nm = adv_nm * weight_m
     adv_sum_n, abs_sum_n = weighted_adv_nm.sum(dim=1), weighted_adv_nm.abs().sum(dim=1)
-    adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * abs_sum_n, adv_sum_n, 0.0)  # no rounding error if rewards cancel
+    adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * abs_sum_n, adv_sum_n, 0.0)  # exactly 0 if the advantages cancel
     adv_sum_n = torch.where(reward_nm.isnan().all(dim=1), torch.nan, adv_sum_n)
     conflict = conflict if len(weight_m) > 1 else None  # rewards can conflict only if there are two
     if conflict is not None:
@@ -104,7 +104,7 @@ def gdpo(
     shift = length_n is not None or conflict is not None
     options: dict[str, Any] = {"shift": shift, "ddof": ddof, "eps": eps, "eps_at": eps_at}
     adv_n, _, divisor = standardise(adv_sum_n, weight_n=weight_n, **options)
-    if len(weight_m) == 1 and divisor > 0 and length_n is None:  # a lone reward's baseline explains its advantage
+    if len(weight_m) == 1 and divisor > 0 and length_n is None:  # one reward: its baseline explains the advantage
         worth_nm, baseline_nm = weight_m * comparison.worth_nm, weight_m * comparison.baseline_nm
         comparison = replace(comparison, worth_nm=worth_nm, baseline_nm=baseline_nm)
         return Explained(adv_n, comparison.rescaled(divisor=divisor).fitting(adv_n[:, None]))

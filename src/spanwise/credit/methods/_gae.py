@@ -219,7 +219,7 @@ class SaeSegments:
 
     @staticmethod
     def of(method: str | None, options: Mapping[str, Any] | None) -> SaeSegments | None:
-        """Return the rule that a method cuts segments by, under its options; None for a method without segments.
+        """Return the rule by which a method, under its options, cuts completions into segments; None if it cuts none.
 
         >>> SaeSegments.of("gae", {}), SaeSegments.of("sae", {"threshold": 0.5})
         (None, SaeSegments(threshold=0.5, boundary='start'))
@@ -231,7 +231,7 @@ class SaeSegments:
         return SaeSegments(float(chosen_options["threshold"]), chosen_options["boundary"])
 
     def _boundaries(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
-        """Mark the tokens where SAE applies lambda; marks at masked tokens (and under "start" at the first) do nothing."""
+        """Mark the tokens at which SAE cuts, that is, applies lambda; a mark on a masked token has no effect."""
         # The sum is NaN if any log-probability is, and takes less time than a search for one.
         if bool(logp_nt.sum().isnan()) and (bad_entry := first_of(logp_nt.isnan() & mask_nt)):
             i, t = bad_entry
@@ -257,7 +257,7 @@ def _move_to_next(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) ->
     next_flag_nt = torch.zeros_like(flag_nt)
     doubled_position_t = 2 * torch.arange(flag_nt.shape[1], dtype=torch.int32, device=flag_nt.device)
     for rows in (slice(first, first + _ROWS) for first in range(0, len(flag_nt), _ROWS)):
-        # One running maximum holds position and flag of the latest trainable token: 2 * position + flag, -2 before any.
+        # The running maximum of 2 * position + flag over trainable tokens keeps the flag of the latest one; -2: there is none yet.
         latest_trainable = torch.where(mask_nt[rows], doubled_position_t + flag_nt[rows], -2).cummax(dim=1).values
         next_flag_nt[rows, 1:] = (latest_trainable[:, :-1] & 1).bool()
     return next_flag_nt

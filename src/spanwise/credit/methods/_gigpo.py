@@ -105,8 +105,8 @@ def gigpo(
 
 
 def _compare_episodes(reward_n: Tensor, group_n: Tensor, singleton: str, options: dict) -> Float[Tensor, " n"]:
-    """Compare episodes' rewards with their group's; with `singleton` "raw" an episode alone in a group keeps its reward."""
-    group_n = group_index(group_n)  # a negative id of the caller's would mean "no group"
+    """Compare each episode's reward with its group; if `singleton` is "raw", an episode alone in its group keeps its reward."""
+    group_n = group_index(group_n)  # renumbered from 0, because a negative number would mean "no group"
     advantage_n = centred(reward_n, group_n, **options)
     if singleton == "zero":
         return advantage_n

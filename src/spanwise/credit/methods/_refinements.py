@@ -114,15 +114,15 @@ def _count_frequency(word_u: Tensor, on_side_u: Tensor, word_count: int, k1: flo
 
 @lru_cache(maxsize=256)
 def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[Tensor, "a b"], Float[Tensor, "a b"]]:
-    """Compute Fisher's exp(-2 p) and the information gain of a token that `a` right and `b` wrong completions hold."""
+    """Compute exp(-2 p), p from Fisher's exact test, and the information gain of a token in `a` right and `b` wrong completions."""
     a_ab = torch.arange(right + 1, dtype=torch.float64)[:, None].expand(right + 1, wrong + 1)
     b_ab = torch.arange(wrong + 1, dtype=torch.float64).expand(right + 1, wrong + 1)
     probability_ab = (_log_choose(right, a_ab) + _log_choose(wrong, b_ab) - _log_choose(right + wrong, a_ab + b_ab)).exp()
     p_value_ab = probability_ab
-    if two_sided:  # add up the probabilities of all tables with the same margins that are no more probable
+    if two_sided:  # the p-value adds up the probabilities of all tables with these margins that are at most as probable
         p_value_ab = torch.zeros_like(probability_ab)
         for a in range(right + 1):
-            matching_b_ab = (a_ab + b_ab).long() - a  # keeps a + b, the completions that hold the token
+            matching_b_ab = (a_ab + b_ab).long() - a  # so that a + b, the number of completions with the token, is the same
             is_table_ab = (matching_b_ab >= 0) & (matching_b_ab <= wrong)
             other_probability_ab = torch.where(is_table_ab, probability_ab[a][matching_b_ab.clamp(0, wrong)], 0.0)
             p_value_ab += torch.where(other_probability_ab <= probability_ab * (1 + 1e-7), other_probability_ab, 0.0)

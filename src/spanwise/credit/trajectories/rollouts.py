@@ -184,7 +184,7 @@ def assign_turns(
         inputs |= {"trajectory_s": timeline.index_s, "step_s": step_s}
         turn_scores = _score_steps(scores, timeline, objectives)
         credit = assign(turn_scores, group_s, present_sk, objectives=objectives, inputs=inputs, **options)
-        # If a step gets credit 0, comparing its whole rollout with the others of the group gives the reason that is shown.
+        # The reason shown for a step's credit of 0 comes from comparing its whole rollout with the others of the group.
         rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=True)
         rollout_comparison = compare_in_strata(sum_rewards(rollout_scores, objectives), group_j).comparison
         rollout_comparison = explain_sum(
@@ -278,7 +278,7 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
 
 
 def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Objective]) -> Scores:
-    """Return scores of turns for a method that sums over a rollout: the whole rollout's reward stands at its last turn."""
+    """Return the scores of turns for a method that sums them over a rollout; a whole rollout's reward is put on its last turn."""
     reward_sm, status_sm = fill_missing(scores, objectives), scores.status_nm.clone()
     is_elsewhere_sm, is_last_s = _mark_elsewhere(scores), timeline.left_s == 0
     for m, objective in enumerate(objectives):
@@ -287,7 +287,7 @@ def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Object
             reward_row_s = timeline.last_with(~is_elsewhere_sm[:, m])[timeline.index_s]
             reward_sm[:, m] = torch.where(is_last_s, filled_reward_s[reward_row_s], 0.0)
             status_sm[:, m] = status_sm[reward_row_s, m]
-        else:  # a reward that no turn has counts as absent once, at the last turn
+        else:  # if no turn has the reward, it counts as absent once, at the last turn
             lacks_reward_s = is_elsewhere_sm[:, m] & (filled_reward_s.isnan() | (objective.scope is None))
             rollout_has_reward_s = (timeline.add_up(~lacks_reward_s) > 0)[timeline.index_s]
             reward_sm[:, m] = torch.where(lacks_reward_s & (rollout_has_reward_s | ~is_last_s), 0.0, filled_reward_s)
@@ -314,7 +314,7 @@ def keep_for_rollouts(
     block_names: Sequence[str],
     scope: ScopeName = "rollout",
 ) -> Scores:
-    """Restore a reward dropped because its turn has none of the blocks that it pays, if another turn of the rollout has."""
+    """Restore a reward that was dropped because its turn has no block that it pays, if another turn of the rollout has one."""
     if scores.unused_nm is None or not len(trajectory_s):
         return scores
     timeline, device = build_timeline(trajectory_s, torch.arange(len(trajectory_s))), present_sk.device

@@ -73,7 +73,7 @@ class Branch:
     response_ids: tuple[int, ...]  # the responses of the turns, and the observations between them
     mask: tuple[int, ...]  # 1 at each response token that the model sampled
     turn: tuple[int, ...]  # the turn of each response token; -1 at observations
-    per_token: Mapping[str, tuple[float, ...]]  # numbers by name, such as log-probs: 0 at observations, NaN in turns without
+    per_token: Mapping[str, tuple[float, ...]]  # log-probs and other numbers: 0 at observations, NaN in turns that lack them
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Trajectory:
         return (*(i for turn in earlier_turns for i in (*turn.prompt_ids, *turn.response_ids)), *self.turns[t].prompt_ids)
 
     def _find_path(self, t: int, used_turns: Collection[int] = ()) -> list[int]:
-        """Return the chain of parents that leads to turn t, and turn t; start after the last turn in `used_turns`."""
+        """Return the chain of parents that ends with turn t; it starts after the last parent in `used_turns`, if there is one."""
         path: list[int] = []
         turn_index: int | None = t
         while turn_index is not None and turn_index not in used_turns:
@@ -398,10 +398,10 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     row_and_turn_i = torch.stack([row_i, turn_nt[row_i, position_i].long()], dim=1)
     turns, turn_i = torch.unique(
         row_and_turn_i, dim=0, return_inverse=True
-    )  # `unique` sorts them by sequence, then by turn id
+    )  # `unique` sorts the turns by sequence, then by turn id
     is_sampled_s = torch.zeros(len(turns), dtype=torch.bool, device=mask_nt.device)
     is_sampled_s[turn_i[mask_nt[row_i, position_i]]] = True
-    row_s, order = turns[is_sampled_s, 0], turn_i.argsort(stable=True)  # stable: a turn's positions stay ascending
+    row_s, order = turns[is_sampled_s, 0], turn_i.argsort(stable=True)  # a stable sort keeps each turn's positions ascending
     position_i = position_i[order][is_sampled_s[turn_i[order]]]
     position_pieces = position_i.split(turn_i.bincount(minlength=len(turns))[is_sampled_s].tolist())
     position_su = position_i.new_empty(0, 0)
@@ -454,6 +454,6 @@ def prompt_mini_batches(group_s: Int[Tensor, " s"], *, prompts_per_batch: int) -
     """
     if prompts_per_batch < 1:
         raise RecipeError(f"prompts_per_batch is {prompts_per_batch}; it must be at least 1.")
-    # `group_index` numbers the groups of a list, unlike those of a tensor, in the order in which they first appear.
+    # The ids become a list, because `group_index` numbers the groups of a list, not of a tensor, in order of appearance.
     batch_s = group_index(group_s.tolist()).to(group_s.device) // prompts_per_batch
     return list(batch_s.argsort(stable=True).split(batch_s.bincount().tolist()))
