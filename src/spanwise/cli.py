@@ -31,7 +31,7 @@ app = App(
 )
 app.register_install_completion_command(help="Install completion of commands and options for this shell (bash, zsh, fish).")
 
-#: Command name -> its module: the function `command` and, if it needs another pip extra than `train`, the name `EXTRA`.
+#: Maps each command name to its module, which defines `command`, and `EXTRA` if the command needs another pip extra than `train`.
 COMMANDS = {
     folder.name: import_module(f"{commands.__name__}.{folder.name}.command")
     for folder in iter_modules(commands.__path__)

@@ -110,7 +110,7 @@ def later_elements(names: Iterable[str]) -> set[str]:
 def _find_watched(
     batches: Sequence[Mapping[str, Any]], when: Literal["lasting", "overall", "at_end"]
 ) -> Iterator[tuple[str, str, Alarm]]:
-    """Yield the key, the objective or block, and the alarm of each logged metric that has an alarm of the kind `when`."""
+    """Yield each logged metric that has an alarm of the kind `when`: its key, its objective or block, and that alarm."""
     mode_metrics = (metric for mode in registered("mode").values() for metric in mode.metrics)
     logged_metrics = list(metrics_in(batches, [*CREDIT, *mode_metrics]))
     short_list_keys = {f"credit/{name}/reward_absent" for name in later_elements(name for _, name, _ in logged_metrics)}
@@ -146,7 +146,7 @@ def _longest_run(batches: Sequence[Mapping[str, Any]], key: str, name: str, alar
 
 
 def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
-    r"""Return a warning for each problem of a run's training batches: lasting several in a row, on average, or at the end.
+    r"""Return a warning for each problem that training batches show: in several batches in a row, on average, or at the end.
 
     Args:
         batches: the lines of `metrics.jsonl` of training batches.

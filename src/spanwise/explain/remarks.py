@@ -76,7 +76,7 @@ class Watch:
         """Return a batch's new `setup_warnings`, and whether a missing tag or reward leaves some objective untrained."""
         warnings = setup_warnings(reading, self.scheme)
         sentences = self._take_new(warnings)
-        # Later warnings about logged metrics would repeat some of these in other words, so their keys count as given.
+        # Warnings about logged metrics would later repeat some of these warnings, so the metrics' keys count as given.
         for kind, _, name in (key.partition("/") for key in warnings):
             if kind == "tags":
                 self._given_keys.add("credit/malformed")
@@ -92,7 +92,7 @@ class Watch:
         return self._take_new(habits(self._batches))
 
     def _take_new(self, warnings: Mapping[str, str]) -> list[str]:
-        """Return the warnings that were not given before, judged by their keys, and remember them all as given."""
+        """Return the warnings whose keys were not given before, and remember all keys as given."""
         sentences = [sentence for key, sentence in warnings.items() if key not in self._given_keys]
         self._given_keys.update(warnings)
         return sentences

@@ -232,7 +232,7 @@ def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
     by_outcome_n2 = torch.stack([proper_score(report_n, torch.full_like(report_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
     reward_n = proper_score(report_n, outcome_n, rule=rule)
     again_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])
-    again_nm = again_dm[rerolls.prefix_xs.flatten()]  # without a prefix the index is -1 and reads the last row, NaN
+    again_nm = again_dm[rerolls.prefix_xs.flatten()]  # index -1 (no prefix) reads the last row, NaN
     mc_value_n, noise_n = mean_and_noise(proper_score(again_nm, outcome_n[:, None].expand_as(again_nm), rule=rule))
     return {
         "prompt_n": torch.arange(x).repeat_interleave(s), "reward_n": reward_n, "outcome_n": outcome_n,

@@ -69,7 +69,7 @@ def fixed_point(
     else:
         expected_b2 = group_size * chance_b2
         paid_count_b2 = (expected_b2 + torch.expm1(group_size * torch.log1p(-chance_b2))).clamp(min=0.0)
-        share_b2 = (paid_count_b2 / expected_b2).nan_to_num(nan=0.0)  # 0 / 0, for an outcome of probability 0, counts as 0
+        share_b2 = (paid_count_b2 / expected_b2).nan_to_num(nan=0.0)  # an outcome of probability 0 gives 0 / 0
     wrong_b, right_b = (chance_b2 * share_b2).unbind(dim=1)
     return right_b / (right_b + wrong_b)
 
@@ -145,7 +145,7 @@ def simulated_fixed_point(
 def _simulate_batch(
     prompts: Sequence[Tensor], score_v2: Tensor, g: int, options: dict[str, Any], generator: torch.Generator
 ) -> Float[Tensor, "4 b 2"]:
-    """Simulate a batch; sum by prompt and outcome the baseline's effect on the gradient, (b - V) phi, and 3 control variates."""
+    """Simulate a batch; return sums by prompt and outcome: the baseline's gradient term (b - V) phi, then 3 control variates."""
     p_b1, mean_b1, chance_bv = prompts
     b = len(p_b1)
     torch.randint(1, (b, g), generator=generator)  # an unused draw, to keep the random numbers of published results
@@ -164,7 +164,7 @@ def _simulate_batch(
     terms_4bg = torch.stack([
         reward_bg - credit_n.reshape(b, g) - value_bg,
         torch.ones_like(reward_bg),
-        (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # 0 if no other completion has the outcome
+        (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # the mean is 0 if no other has the outcome
         rescored_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
     cell_bg, phi_bg = torch.arange(b)[:, None] * 2 + outcome_bg, level_bg.double() / LEVELS - mean_b1
@@ -173,7 +173,7 @@ def _simulate_batch(
 
 
 def _remove_explained_noise(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[Tensor, "b 2"], Float[Tensor, "b 2"]]:
-    """Return the mean of the first of four sums over batches, without the noise that the others explain, and its error."""
+    """Return the mean over batches of the first of four sums, without the noise that the other three explain, and its error."""
     rows_b2rc = sum_rcb2.permute(2, 3, 0, 1)
     mean_b21c = rows_b2rc.mean(dim=2, keepdim=True)
     first_sum, control_sums = (rows_b2rc - mean_b21c).split([1, 3], dim=3)

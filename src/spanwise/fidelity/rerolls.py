@@ -55,7 +55,7 @@ class FirstBlocks:
 
     prompt_n: Int[Tensor, " n"]
     heads: Sequence[Sequence[int]]  # the token ids of each completion's prompt
-    ids_nt: Int[Tensor, "n t"]  # the token ids of each first block, cut after the longest one
+    ids_nt: Int[Tensor, "n t"]  # the first token ids of each completion, as many as the longest first block needs
     mask_nt: Bool[Tensor, "n t"]  # the trainable tokens of the first block
     reward_n: Float[Tensor, " n"]  # 1 if the first block is right, 0 if it is wrong; NaN without a verdict
 
@@ -158,7 +158,7 @@ class Roller:
 
     @contextmanager
     def _ending_at_later_blocks(self) -> Iterator[None]:
-        """Make sampling end where a later block opens, as the first block's reward is then settled; for tags of one token."""
+        """Let sampling also end at a later block's opening tag, if it is one token: the first block's reward is then settled."""
         generation_config, vocabulary = self.model.generation_config, self.tokenizer.get_vocab()
         (_, first_tags), *later_blocks = self.task.layout.blocks
         later_tags = (f"<{tag}>" for _, tags in later_blocks for tag in tags if tag not in first_tags)
@@ -259,7 +259,7 @@ def collect_tokens(
 def choose_tokens(
     logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"], *, most: int, seed: int = 0
 ) -> Float[Tensor, "n t"]:
-    """Choose tokens to re-roll from before and after them; return how many tokens each represents, 0 if not chosen."""
+    """Choose the tokens before and after which to re-roll; return for each token how many it stands for, 0 if it is not chosen."""
     draw_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
     p_nt = logp_nt.exp()
     # All unlikely tokens are chosen, because SAE cuts there; of other decisions and of other tokens, `most` are drawn.

@@ -317,7 +317,7 @@ def token_fidelity(
 def _weights(
     trajectories: Trajectories, weight_nt: Tensor, known_n: Tensor, target_nt: Tensor, noise_nt: Tensor
 ) -> Float[Tensor, "s n t"]:
-    """Return each token's weight among all tokens and among decisions (improbable tokens); 0 if it cannot be compared."""
+    """Return each token's weight among all tokens and among decisions (improbable tokens); 0 where Monte Carlo gives no value."""
     is_known_nt = trajectories.mask_nt & known_n[:, None] & target_nt.isfinite() & noise_nt.isfinite()
     is_decision_nt = trajectories.logp_nt.double().exp() < DECISION
     return torch.where(torch.stack([is_known_nt, is_known_nt & is_decision_nt]), weight_nt, 0.0)

@@ -117,13 +117,13 @@ def figure_intervals(
             interval = ece_interval(Reports(stated_n, right_n, known_prompts), **options)
         else:
             interval = unseen_interval(figure.function, figure.columns, figure.ends, known_prompts, **options)
-        if not math.isnan(interval.value):  # with their arguments in this order, `max` and `min` keep NaN
+        if not math.isnan(interval.value):  # `max` and `min` keep a NaN that is their first argument
             intervals[name] = replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
     return intervals
 
 
 class BoundedFigure(NamedTuple):
-    """An evaluation figure as a function of columns and weights, with values of an unseen prompt that lower and raise it."""
+    """An evaluation figure as a function of columns and weights; `ends` holds values of one more prompt that lower or raise it."""
 
     function: Callable[..., Tensor]
     columns: tuple[Float[Tensor, " n"], ...]
@@ -274,7 +274,7 @@ def ece_difference(
 
 
 def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], *, bins: int = 10) -> Float[Tensor, "2 b"]:
-    """Return how one more prompt with answers that contradict (or match) their confidence would change each bin's gap."""
+    """Return the change of each bin's gap by one more prompt whose answers contradict, or match, their stated confidences."""
     weight_1n, doubted_n = torch.ones(1, len(prompt_n), dtype=torch.float64), (confidence_n < 0.5).to(confidence_n)
     changes = [weighted_gaps(confidence_n, right_n, weight_1n, bins=bins)[0] for right_n in (doubted_n, 1 - doubted_n)]
     return torch.stack(changes) / len(prompt_n.unique())
@@ -290,7 +290,7 @@ def gaps_interval(
     level: float,
     seed: int,
 ) -> Interval:
-    """Compute the interval of an ECE, the sum of its bins' absolute gaps; `minus` subtracts the second half, another run's."""
+    """Compute the interval of an ECE from its bins' gaps; with `minus`, the second half of the bins is a run to subtract."""
     check_level(level)
     gap_b, gap_rb, count = resample(gaps, prompts, resamples=resamples, seed=seed)
     side_b = torch.ones_like(gap_b)
@@ -318,20 +318,20 @@ def bounds(
     """Compute the bounds of an ECE from the noise of its bins' gaps; `side_b` is -1 for the bins of a subtracted run."""
     tail = (1 - level) / 2
     stretch = math.sqrt(count / (count - 1)) * float(scipy.stats.t.isf(tail, count - 1)) / NormalDist().inv_cdf(1 - tail)
-    generator = torch.Generator().manual_seed(seed + 1)  # a seed of its own, because `seed` drew the prompts
+    generator = torch.Generator().manual_seed(seed + 1)  # not `seed` itself, which drew the prompts
     weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
-    # The two unseen prompts get their weights in both orders, so that swapping the two runs negates the bounds.
+    # Each pair of weights of the two unseen prompts is used in both orders, so that swapping the two runs negates the bounds.
     noise_rb = torch.cat([noise_rb + weight_rj @ unseen_jb, noise_rb + weight_rj.flip(1) @ unseen_jb])
     clear_b = gap_b.abs() > math.sqrt(2 * math.log(count)) * noise_rb.std(dim=0)
-    sign_b = gap_b.round(decimals=12).sign()  # so that a rounding error around 0 gets no sign
+    sign_b = gap_b.round(decimals=12).sign()  # a gap that is 0 up to rounding gets the sign 0
     signed_rb = sign_b * noise_rb
     most_rb = torch.where(clear_b, signed_rb, noise_rb.abs())
-    # In a difference, noise makes the ECE of both runs larger, so the smaller side is the resampled error.
+    # In a difference of two runs, noise makes both ECEs larger, so `least_rb` is the change of each resampled absolute gap.
     is_single_run = bool((side_b > 0).all())
     least_rb = signed_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
     above_r = torch.where(side_b > 0, most_rb, -least_rb).sum(dim=1)
     below_r = torch.where(side_b > 0, least_rb, -most_rb).sum(dim=1)
-    zero_r = noise_rb[:, (sign_b == 0) & is_single_run].abs().sum(dim=1)  # the true gap of a bin at 0 may have either sign
+    zero_r = noise_rb[:, (sign_b == 0) & is_single_run].abs().sum(dim=1)  # a gap of 0 may hide a true gap of either sign
     value = float((side_b * gap_b.abs()).sum())
     reach_below = max(float(above_r.quantile(1 - tail)), -float(above_r.quantile(tail)))
     reach_above = max(float((below_r + zero_r).quantile(1 - tail)), -float((below_r - zero_r).quantile(tail)))

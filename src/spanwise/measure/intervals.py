@@ -175,7 +175,7 @@ def unseen_interval(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
-    """Compute a bootstrap interval over prompts that allows for one unseen prompt with the values in `ends`."""
+    """Compute a bootstrap interval over prompts that allows for one more, unseen prompt, whose values `ends` holds."""
     interval = bootstrap(partial(figure, *columns), prompts, resamples=resamples, seed=seed)
     if math.isnan(interval.low):
         return interval

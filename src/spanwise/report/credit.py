@@ -160,7 +160,7 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
         credited_count = int(is_credited_n.sum())
         alarm = "" if credited_count else "Alarm: nothing would be learned. "
         return f"{alarm}{right} gives credit to {credited_count:,} of {count:,} completions."
-    single_n = next(iter(left_n.values())) if len(left_n) == 1 else None  # one credit per completion holds for each block
+    single_n = next(iter(left_n.values())) if len(left_n) == 1 else None  # one credit per completion counts for every block
     block_pairs = {name: (left_n.get(name, single_n), column_n) for name, column_n in right_n.items()}
     opposed_n = {name: a_n * b_n < 0 for name, (a_n, b_n) in block_pairs.items() if a_n is not None}  # NaN gives False
     if not opposed_n:

@@ -187,7 +187,7 @@ def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41)
 
 
 def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the usual evaluation figures, and of those for later attempts or the score if any point has them."""
+    """Return the names of the usual evaluation figures, then those of later attempts and the self-rewarding score in `points`."""
     names = dict.fromkeys(name for point in points for name in point)
     score_figures = (name for name in SCORE_FIGURES if name in names)
     return list(dict.fromkeys([*FIGURES, *(name for name in names if name.endswith("_accuracy")), *score_figures]))
@@ -213,7 +213,7 @@ def is_share(name: str) -> bool:
 
 
 def figure(point: Mapping[str, Any], name: str) -> float | None:
-    """Return a figure of an evaluation, None if it does not exist; `malformed` may be given as 1 minus `format_rate`."""
+    """Return a figure of an evaluation, None if it does not exist; a missing `malformed` is computed as 1 minus `format_rate`."""
     if name == "malformed" and point.get("malformed") is None:
         format_rate = point.get("format_rate")
         return None if format_rate is None else 1.0 - format_rate

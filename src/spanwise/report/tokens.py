@@ -173,7 +173,7 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
 
 
 def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> dict[str, Any] | None:
-    """Encode a number for each token, rounded, with the size shown in full colour; return None if no completion has numbers."""
+    """Encode rounded numbers per token, and the size that gets the full colour; return None if no completion has numbers."""
     if all(column is None for column in columns):
         return None
     numbers_v = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])

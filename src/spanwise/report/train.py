@@ -338,7 +338,7 @@ def rewards_section(
     points: Lines = (),
     intervals: Mapping[str, Interval | None] | None = None,
 ) -> Section:
-    """Build the section on rewards: a curve for each, and a table of the blocks that each credits and of its change."""
+    """Build the section on rewards: a curve for each objective, and a table of the blocks that it pays and its reward's change."""
     panels, rows = list[Panel](), list[Row]()
     blocks_of_objective = {
         str(entry.get("name") or entry.get("reward")): entry.get("pays") for entry in recipe.get("objectives") or ()
@@ -417,7 +417,7 @@ def _pages() -> list[tuple[type[Mode], Page]]:
 
 
 def _values(mode: type[Mode], page: Page, batches: Lines) -> dict[str, str]:
-    """Map each output of a critic ("" for a mode's only one) to the prefix of the metrics that the mode logs for it."""
+    """Map the name of each output of a critic ("" if it has only one) to the prefix of the metrics logged for this output."""
     metric_name = page.headline[0]
     numbers = metrics_in(batches, [Metric(f"{mode.name}/[value/]{metric_name}")])
     return {value: key.removesuffix(metric_name) for key, value, _ in numbers}

@@ -195,7 +195,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
     """Explain the credit of a block: the objectives' credits that add up to it, and the share of each token."""
     paying = [name for name, objective in rule.objectives.items() if block == COMPLETION or block in objective["pays"]]
     parts = list(row.parts.get(method, ()))
-    if not paying or len(parts) != 1:  # a method's only part may be for the sum of all objectives
+    if not paying or len(parts) != 1:  # a lone part may be for the sum of all objectives, so it stays
         parts = [part for part in parts if part.objective in paying]
     score_share, score = row.own.get(method, (0.0, 0.0)) if rule.verdict in paying else (0.0, 0.0)
     terms: list[_Term] = []
@@ -224,7 +224,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
 
 
 def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """Describe the number compared with a baseline if it is a sum of rewards or stands for a missing one; else return ""."""
+    """Describe the number that is compared with a baseline, if it is no single reward but a sum or a stand-in; else return ""."""
     if part.worth is None:
         return ""
     if part.objective in row.statuses or part.objective in row.rewards or not rule.objectives:

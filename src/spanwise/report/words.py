@@ -34,7 +34,7 @@ class Terms:
     """The glossary terms that a page has used so far, for the list at its end."""
 
     def __init__(self) -> None:
-        self.met: dict[str, str] = {}  # maps a term to its meaning, in the order of the glossary
+        self.met: dict[str, str] = {}  # maps each term that occurred to its meaning, in the order of the glossary
 
     def marked(self, text: str) -> Markup:
         """Wrap the first mention of each glossary term in a text in an HTML element that explains the term."""

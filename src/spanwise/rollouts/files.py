@@ -21,9 +21,9 @@ from spanwise.rollouts.cells import at_place, by_column
 Parsed = TypeVar("Parsed")
 #: The suffixes of text tables, each with its delimiter; a CSV file may use another delimiter.
 SUFFIXES = {".csv": ",", ".tsv": "\t"}
-#: The smallest and the largest block, in bytes, as which Arrow may read a whole text table.
+#: The smallest and the largest size, in bytes, of the single block as which Arrow reads a text table.
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 2**20, 2**31 - 1
-#: The function that long work calls with its name, the amount done and the total; a command sets one that shows a progress bar.
+#: The function to which long work reports its name, the amount done and the total; commands set one that shows a progress bar.
 REPORT: ContextVar[Callable[[str, int, int], None]] = ContextVar("report", default=lambda work, done, total: None)
 
 

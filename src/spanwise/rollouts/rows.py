@@ -224,7 +224,7 @@ def token_rows(
 
 
 def _part(entry: dict[str, Any]) -> CreditPart:
-    """Build a CreditPart from a file's entry; in old files without reasons, credit 0 without a baseline means a group of one."""
+    """Build a CreditPart from a file's entry; if an old file gives no reason, credit 0 without a baseline means a group of one."""
     stands_alone = entry["baseline"] is None and entry["worth"] is not None and entry["part"] == 0
     return CreditPart(**{"reason": "singleton" if stands_alone else "", **entry})
 

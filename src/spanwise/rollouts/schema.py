@@ -380,7 +380,7 @@ def write_rollouts(
                     writer.close()
                 finally:  # closing fails on a full disk, and would fail again in the writer's destructor
                     writer.is_open = False
-    pa.default_memory_pool().release_unused()  # otherwise Arrow keeps the memory for later allocations that never come
+    pa.default_memory_pool().release_unused()  # else Arrow keeps the freed memory, which is not needed again
 
 
 @dataclass(frozen=True)

@@ -115,9 +115,9 @@ class TokenizedTexts(NamedTuple):
 class AsRecorded(NamedTuple):
     """The numbers that a trainer used for its completions: advantages or rewards, NaN for a completion without one."""
 
-    says: str  # the numbers' description for the user
+    says: str  # a description of the numbers for the user
     value: Float[np.ndarray, " v"]  # one number per completion, or per token if `by_token`
-    shares: bool = False  # True if each number is a token's share of the credit, so that the objective is a plain sum
+    shares: bool = False  # True if each number is one token's share of the credit, not to be spread over tokens
     by_block: Mapping[str, Float[Tensor, " n"]] = MappingProxyType(
         {}
     )  # maps blocks (or `stop`) to credit that adds up to `value`

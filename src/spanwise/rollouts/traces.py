@@ -35,7 +35,7 @@ class Trace:
     step: int
     keyed: bool  # True if the episode itself names its group
     task: Mapping[str, Any]
-    paths: list[tuple[list[int], list[int]]]  # for each trained branch, the nodes of its context and those it adds
+    paths: list[tuple[list[int], list[int]]]  # per trained branch: nodes of its context, nodes that it adds to them
 
     def prompt(self, before: Sequence[int]) -> str:
         """Return the messages of the nodes before a completion as text: the prompt."""
@@ -158,7 +158,7 @@ def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[f
 
 
 def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: str | Path) -> None:
-    """Write the numbers that a trajectory's turns hold under `entry` into the nodes of its trace, as `advantages`."""
+    """Write the `advantages` of a trace's nodes: the numbers per token that the trajectory's turns have under the name `entry`."""
     nodes: dict[Any, dict[str, Any]] = dict(enumerate(trace["nodes"]))
     for t, turn in enumerate(trajectory.turns):
         turn_name = f"Turn {t} of trajectory {trajectory.id!r}"

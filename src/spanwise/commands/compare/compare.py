@@ -276,7 +276,7 @@ class ArmRun:
 
 
 def arm_fields(name: str) -> dict[str, Any]:
-    """Return the recipe fields that an arm sets; its name is a baseline (of method `bae`), a method or a recipe file."""
+    """Return the recipe fields that an arm sets; an arm is named by a baseline (of method `bae`), a method or a recipe file."""
     if name in BASELINES:
         return {"method": "bae", "baseline": name}
     METHODS.load_plugins()

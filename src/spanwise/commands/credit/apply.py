@@ -51,7 +51,7 @@ class FileSpans:
     length_nk: Int[Tensor, "n k"]
     fault_n: Int[Tensor, " n"]
     trainable: Ragged
-    #: 1 + the block index of each token, in completions where a block lies in several pieces; else 0. None if no block does.
+    #: 1 + each token's block index if its completion has a block in several pieces, else 0; None if all would be 0.
     pieces: Int[np.ndarray, " v"] | None = None
 
     def spans(self, rows: Tensor | slice, place_rt: Int[np.ndarray, "r t"]) -> Spans:
@@ -80,7 +80,7 @@ class MethodCredit:
     file_spans: FileSpans
     credit: Credit  # each block's credit: the mean over its tokens if tokens are credited; NaN if the file has none
     spread: Callable[[Credit, Spans], Float[Tensor, "n t"]]
-    #: The advantages of all tokens, if tokens of one block can differ; else None: computing them on demand saves memory.
+    #: The advantages of all tokens if tokens of one block can differ; else None, and they are computed on demand to save memory.
     adv_v: Float[np.ndarray, " v"] | None = None
     #: Objective -> the share of its strata (completions that are compared) in which no completion gets credit.
     dead: Mapping[str, float] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class CreditResult:
 def apply_arms(
     table: RolloutTable, arms: Arms, group_n: Int[Tensor, " n"], notes: Sequence[str], *, recorded: bool, must: bool
 ) -> CreditResult:
-    """Credit a file by every method and, if `recorded`, add the trainer's own credit; if `must`, raise an error without it."""
+    """Credit a file by every method and, if `recorded`, add the trainer's own credit, whose absence is an error if `must`."""
     spans_by_layout, readings = read_file(table, arms, also=[arms.layout] if recorded else [])
     schemes = arms.schemes
     applied = [
@@ -217,7 +217,7 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
 
 
 def _by_family(values: Mapping[str, _T]) -> dict[str, _T]:
-    """Merge the entries of a reward's parts (`x.a`, `x.b`) into one if their values agree; else keep every entry.
+    """Merge the values of a reward's parts (`x.a`, `x.b`) into one entry if they agree; else keep an entry for each part.
 
     >>> _by_family({"x.a": 1, "x.b": 1, "x.c": 1, "x.d": 1, "y": 2})
     {'x (4 parts)': 1, 'y': 2}
@@ -246,7 +246,7 @@ def _describe_origins(table: RolloutTable, arms: Arms) -> str:
 
 
 def _describe_sums(schemes: Mapping[str, Scheme]) -> str:
-    """Say for each method that gives a completion one number which rewards it adds up."""
+    """Say, for each method that credits a completion as a whole, which rewards it adds up."""
     if len({objective.name for scheme in schemes.values() for objective in scheme.objectives}) < 2:
         return ""
     method_sums = []
@@ -261,7 +261,7 @@ def _describe_sums(schemes: Mapping[str, Scheme]) -> str:
 def read_file(
     table: RolloutTable, arms: Arms, *, also: Sequence[Layout] = ()
 ) -> tuple[dict[Layout, FileSpans], dict[str, Reading]]:
-    """Find blocks and rewards of all completions; return the blocks' tokens by layout, and the rewards by method (`Reading`)."""
+    """Find blocks and rewards of all completions; return a `FileSpans` per layout, and the rewards (`Reading`) per method."""
     layouts = (*(scheme.layout for scheme in arms.schemes.values()), *also)
     parts_by_layout: dict[Layout, list[tuple[Tensor, ...]]] = {layout: [] for layout in layouts}
     pieces_by_layout: dict[Layout, np.ndarray] = {}
@@ -315,7 +315,7 @@ def _function_columns(
 def apply_arm(
     table: RolloutTable, name: str, scheme: Scheme, reading: Reading, file_spans: FileSpans, group_n: Int[Tensor, " n"]
 ) -> MethodCredit:
-    """Compute the credit of all completions of a file by one method; those of one training step form one batch."""
+    """Compute the credit of all completions of a file by one method; the completions of one training step form one batch."""
     by_token = scheme.entry.kind == "token" or scheme.refine is not None
     adv_v = np.zeros(len(table.tokens.values) if by_token else 0, dtype=np.float32)
     credit_parts: list[tuple[Tensor, Credit]] = []
@@ -360,7 +360,7 @@ def _needs_whole_step(scheme: Scheme) -> bool:
 
 
 def _join_credit(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
-    """Join the credit of separate sets of rows in file order, and renumber strata (compared completions) to keep them apart."""
+    """Join the credit of separate sets of rows in file order; sets of compared completions (strata) get new, distinct numbers."""
     order_n = torch.cat([rows for rows, _ in parts]).argsort()
     renumbered_credits, strata_before = [], 0
     for _, credit in parts:

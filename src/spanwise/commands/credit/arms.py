@@ -117,7 +117,7 @@ def left_out_note(names: Sequence[str], reason: str) -> str:
 
 
 def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, str]:
-    """Return for each objective the file's column with its reward: the one that `rewards` names, or else that of its name."""
+    """Map each objective to the file's column with its reward: the one that `rewards` names, or else the one of the same name."""
     for objective, column in rewards.items():
         if column != "text" and column not in table.rewards:
             filled_cells = [value for value in table.columns.get(column, ()) if value is not None]
@@ -156,7 +156,7 @@ def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTab
 
 
 def _build_own(presets: _Presets, run_code: bool) -> tuple[str, Scheme, _Presets]:
-    """Build the recipe's own method; return its shortest name, its scheme, and presets on the recipe's objectives and blocks."""
+    """Build the recipe's own method; return the name of the preset that equals it (or "recipe"), its scheme, and its `_Presets`."""
     recipe, blocks = presets.recipe, presets.blocks
     if blocks.objectives is None:
         scheme = scheme_of(recipe, blocks.layout, blocks.longest, recorded=presets.recorded_columns, run_code=run_code)
@@ -185,7 +185,7 @@ class _Presets:
     summed: tuple[str, ...]  # the recorded rewards that a method which credits whole completions adds up
 
     def with_each_baseline(self) -> Iterator[tuple[str, Scheme]]:
-        """Yield the recipe's method by its preset, with its name: without a baseline, and with each baseline that fits."""
+        """Yield the recipe's method as a preset (name, scheme), first without a baseline, then with each baseline that fits."""
         for name in (self.recipe.method, *(f"{self.recipe.method}:{baseline}" for baseline in BASELINES)):
             with suppress(RecipeError, LayoutError):
                 yield name, self.build(name)
@@ -219,7 +219,7 @@ class _Presets:
             raise RecipeError(self.blocks.no_verdict)
         if objectives is not None:
             if objectives is self.blocks.objectives and not calibrated:
-                # If the objectives come from the file's blocks, only a calibrated method has one that scores the confidence.
+                # Objectives from the file's blocks may include one that scores the confidence, which only calibrated methods keep.
                 objectives = tuple(objective for objective in objectives if judge_of(objective) is None)
             changes = {"objectives": _adapt_objectives(entry, objectives, layout.names, baseline)}
         elif calibrated and states_confidence(layout):
@@ -283,11 +283,11 @@ def _adapt_objectives(
         used_baseline = ((baseline or "outcome") if objective.given else "group") if takes_baseline else None
         judging_outcomes = tuple(outcome for outcome in objective.given if outcome == judge)
         outcomes = objective.given if used_baseline in ("outcome", "blended") else judging_outcomes
-        # A method that adds up all rewards pays every block; the objective's own blocks stay first.
+        # If a method adds up all rewards, each objective pays every block: first the blocks that it already pays.
         paid_blocks = objective.pays if by_block else tuple(dict.fromkeys((*objective.pays, *block_names)))
         field_changes = {"pays": paid_blocks, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
         if entry.kind == "completion" and objective.reward == "equals" and objective.if_missing is None:
-            field_changes["if_missing"] = 0.0  # else a list that lacks an element would have no sum of rewards
+            field_changes["if_missing"] = 0.0  # without it, a completion whose list lacks an element has no sum of rewards
         adapted_objectives.append(replace(objective, **field_changes))
     if baseline and not any(objective.given for objective in objectives):
         raise RecipeError(

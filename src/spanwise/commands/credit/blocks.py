@@ -38,7 +38,7 @@ class Blocks:
 
     layout: Layout
     longest: int  # the largest possible number of tokens of a completion
-    objectives: tuple[Objective, ...] | None = None  # None: the recipe's objectives are used
+    objectives: tuple[Objective, ...] | None = None  # None if the recipe's objectives are used
     note: str = ""  # tells the user how the blocks were chosen
     no_verdict: str = ""  # why right and wrong completions cannot be told apart; empty if they can
 
@@ -53,7 +53,7 @@ def choose_blocks(
     if table.folder is not None or _BLOCK_FIELDS & recipe.model_fields_set:
         return usual
     tags, majority_count = usual_tags(texts)
-    # Completions with untrained tokens are an agent's; their JSON belongs to tool calls and gives no blocks.
+    # If tokens are untrained, an agent wrote the completions; its JSON belongs to tool calls and gives no blocks.
     json_fields = usual_fields(texts) if table.trainable.all() else ()
     blocks = _blocks_by_tag(tags, recipe, usual) if tags else _blocks_by_field(json_fields, table, usual)
     tag_census = census(texts, usual.layout.tags)
@@ -186,7 +186,7 @@ def common_layout(texts: Sequence[str]) -> str:
 
 
 def layout_of(tags: Sequence[str]) -> Layout:
-    """Build a block for each tag; a single tag is the whole completion, and the text before a lone confidence is its own block."""
+    """Build a block for each of several tags; a lone tag gives one block `completion`, a lone `confidence` also a block `text`."""
     if list(tags) == ["confidence"]:
         return Layout({"text": [], "confidence": ["confidence"]})
     return Layout({tag: [tag] for tag in tags} if len(tags) > 1 else {"completion": list(tags)})

@@ -64,7 +64,10 @@ def credit_page(folder: Path) -> str:
 
 
 def shown_credit(table: pa.Table, paying: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Tensor]]:
-    """Return the credit in a table by method and block (or whole completion); `paying` maps each method to `Scheme.plain`."""
+    """Return the credit in a table by method and block; credit of whole completions stands under the name `completion`.
+
+    `paying` maps each method to its `Scheme.plain`.
+    """
     kinds = {name: METHODS[rule["method"]].kind for name, rule in paying.items() if rule["method"] in METHODS}
     return {name: credited_units(columns, kinds.get(name, "")) for name, columns in read_credit(table).items()}
 
@@ -92,7 +95,10 @@ def credited_view(
     own: str | None,
     tokenizer: Path | None,
 ) -> TokenView:
-    """Build the view of tokens and credit of `rows` of a table, which `shown` holds; `paying`: method -> `Scheme.plain`."""
+    """Build the view of the tokens and the credit of some completions of a table.
+
+    `shown` is the table of the completions `rows` alone; `paying` maps each method to its `Scheme.plain`.
+    """
     segments_of_methods = (SaeSegments.of(rule["method"], rule.get("options")) for rule in paying.values())
     segments = next((cut for cut in segments_of_methods if cut is not None), None)
     mode_by_method = {name: scoring_mode(rule) for name, rule in paying.items()}
@@ -120,13 +126,13 @@ def segment_words(segments: SaeSegments) -> str:
 
 
 def opening_tokens(segments: SaeSegments, logp: np.ndarray, trained: np.ndarray) -> list[int]:
-    """Return the indices of the tokens that open a segment of SAE, except the first trained token, before which none ends."""
+    """Return the indices of the tokens that open a segment of SAE, except the first segment's."""
     logp_1t = torch.from_numpy(logp).float().nan_to_num(nan=0.0)[None]  # a token of unknown probability opens no segment
     return segments.opens(logp_1t, torch.from_numpy(trained)[None])[0].nonzero().flatten()[1:].tolist()
 
 
 def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | None = None) -> Rule:
-    """Build the `Rule` by which a report explains a method's credit, from objectives as `Scheme.plain` writes them."""
+    """Build the `Rule` by which a report explains a method's credit, from objectives in the plain form of `Scheme.plain`."""
     if method == schema.RECORDED or method not in METHODS:
         return Rule()
     entry = METHODS[method]

@@ -57,7 +57,7 @@ def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any],
 
 
 def check_writable(result: CreditResult, method: str, folder: Path) -> None:
-    """Refuse `--write` for a method that was not applied, for a file that is no trace with token ids, or over its input."""
+    """Refuse `--write` if the method was not applied, the file is no trace with token ids, or it would be overwritten."""
     table, method_names = result.table, [arm.name for arm in result.applied]
     check_known("method of --write", method, method_names)
     refuse(
@@ -192,5 +192,5 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def outcome_of(names: Collection[str], given: Iterable[str | None]) -> str | None:
-    """Return the name of the reward that says right or wrong: one that other objectives are given or judged by, or `correct`."""
+    """Return the name of the reward that tells right from wrong completions: the first of `given` in `names`, or `correct`."""
     return next((name for name in given if name in names), "correct" if "correct" in names else None)

@@ -134,7 +134,7 @@ def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[s
 
 
 def _sum_up_fields(trained: Sequence[Trained]) -> dict[str, Any]:
-    """Return each run's curve of the share of right fields, its end, and after how many completions it reached `GOAL`."""
+    """Return the curve of the share of right fields of each run, and figures (the curve's end, completions until `GOAL`, ...)."""
     run_figures, curves = dict[str, dict[str, Any]](), dict[str, list[float]]()
     for run in trained:
         field_names = measured_fields(run.recipe)
@@ -174,7 +174,7 @@ def shares_right(recipe: Recipe, names: Sequence[str]) -> list[dict[str, float]]
 
 
 def measured_fields(recipe: Recipe) -> tuple[str, ...]:
-    """Return the JSON fields whose mean is shown: those that the prompt answers, and of a list only its first element's."""
+    """Return the JSON fields that the demo counts: those that the prompt determines, and of a list only the first element's."""
     return MEASURED if recipe.task == "invoices" else Fields(recipe.fields).knowable
 
 

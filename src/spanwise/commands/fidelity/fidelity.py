@@ -29,7 +29,7 @@ from spanwise.rollouts.folder import hidden
 from spanwise.tasks import task_layout
 
 GROUP_SIZES = (4, 8, 16, 32)
-#: The number of re-rolls per token that a trainer with a Monte Carlo critic could afford.
+#: One of the Monte Carlo critics averages this many re-rolls per token, as many as a trainer could afford.
 FEW = 4
 #: The kinds of critics: `own` is saved with the model, `fitted` is trained here, and `mc` is the mean of further re-rolls.
 CRITICS = ("own", "fitted", "mc")
@@ -244,7 +244,7 @@ def _decimals(number: float) -> str:
 
 
 def _short_name(name: str, family: str) -> str:
-    """Return an estimator's name without its family and without zeros before the point."""
+    """Return an estimator's name without its family, and with numbers written as `.5` instead of `0.5`."""
     return name.removeprefix(f"{family} ").replace("0.", ".")
 
 

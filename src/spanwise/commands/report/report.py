@@ -192,7 +192,7 @@ def _add_method(table: pa.Table, place: Path, method: str) -> tuple[pa.Table, di
         credit_result = credit_rollouts(place, methods=[method])
     except SpanwiseError:
         return table, {}
-    if not credit_result.table.has_ids:  # without token ids, credit is per word, unlike the page
+    if not credit_result.table.has_ids:  # without token ids, credit is per word, but the page shows tokens
         return table, {}
     other_table = pa.concat_tables(credited_parts(credit_result))
     for name in schema.method_columns(method, other_table.column_names):

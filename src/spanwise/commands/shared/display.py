@@ -176,7 +176,7 @@ def gain_table(title: str, gain: Curve) -> Table:
 
 
 def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
-    """Say to what the outcome baseline drives a confidence of .70 in groups of this size; None if it moves less than .05."""
+    """Say to which value the outcome baseline drives an honest confidence of .70 in groups of this size; None if it is near .70."""
     scored_objectives = (objective for objective in scheme.objectives if objective.reward in get_args(ScoreName))
     if not any(objective.baseline == "outcome" and len(objective.given) == 1 for objective in scored_objectives):
         return None
@@ -206,7 +206,7 @@ def text_plot(series: Mapping[str, Sequence[float | None]], *, height: int = 4) 
 
 
 def _average_parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the figures of a reward's parts (`equals.a`, `equals.b`) by their mean; of a list the first element counts.
+    """Replace the figures of a reward's parts (`equals.a`, `equals.b`) by their mean, without later elements of lists.
 
     >>> _average_parts({"equals.a": 1.0, "equals.b": 0.0, "equals.c[0]": 0.5, "equals.c[1]": 0.0, "equals.d": None, "form": 1.0})
     {'equals (4 parts)': 0.5, 'form': 1.0}

@@ -60,7 +60,7 @@ class Samples:
         return replace(self, confidence_n=self.score_n.clamp(0.0, 1.0), score_n=None)
 
     def most_votes(self, block: str) -> int:
-        """Return how many samples a vote on a block's answer can use, at most 16; 0 if no answer was judged."""
+        """Return how many samples of a prompt can vote on a block's answer, at most 16; 0 if no answer was judged."""
         if not len(self.prompt_n) or block not in self.correct or bool(self.correct[block].isnan().all()):
             return 0
         return min(int(torch.bincount(self.prompt_n).max()), MOST_VOTES)
@@ -70,13 +70,13 @@ class Samples:
         return self._apply_to_answers(figures) | {name: interval.value for name, interval in self.mean_rewards().items()}
 
     def intervals(self, *, resamples: int = 1000, seed: int = 0) -> dict[str, Interval | None]:
-        """Compute the figures of the evaluation with bootstrap intervals by prompt (`measure.figure_intervals`)."""
+        """Compute the figures of the evaluation with intervals from a bootstrap over prompts (`measure.figure_intervals`)."""
         prompts = self.prompt_n.tolist()
         intervals_of = partial(figure_intervals, prompts=prompts, resamples=resamples, seed=seed)
         return {**self._apply_to_answers(intervals_of), **self.mean_rewards()}
 
     def mean_rewards(self) -> dict[str, Interval]:
-        """Compute the mean of each reward with its interval by prompt; a list's elements share a mean `reward/<name>.items[*]`."""
+        """Compute each reward's mean with an interval over prompts; a list's elements share the mean `reward/<name>.items[*]`."""
         interval_by_reward = {
             f"{OF_REWARD}{name}": mean_interval(torch.cat(parts).double(), self.prompt_n.repeat(len(parts)))
             for name, parts in together(self.rewards).items()
@@ -84,7 +84,7 @@ class Samples:
         return {name: interval for name, interval in interval_by_reward.items() if interval.value == interval.value}
 
     def _apply_to_answers(self, work: Callable[..., Mapping[str, _Figure]]) -> dict[str, _Figure]:
-        """Compute figures by `work` for the first answer, later answers (only accuracy is kept), and the self-rewarding score."""
+        """Return the figures by `work` for the first answer, for later answers (only accuracy) and for the self-rewarding score."""
         format_columns = {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
         if not self.correct:
             unjudged_figures = work(self.confidence_n, torch.full_like(self.confidence_n, torch.nan), **format_columns)
@@ -150,7 +150,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     def only(parts: Sequence[str]) -> str:
         return f", only {', '.join(map(template.format, parts))}" if parts else ""
 
-    # Without a part `answer` or `confidence` the task is of another kind, and a list of its parts would not help.
+    # A layout without a part `answer` or `confidence` is of another kind of task, so the reason does not list its parts.
     if noun == "part" and {answer, confidence}.isdisjoint(part_names):
         reason = f"no block has the part '{answer}' or '{confidence}'"
         reason += "; if another part is the answer, name it in the objective correct"

@@ -44,7 +44,7 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
         task = load_task(
             str(model or recipe.model),  # a trained model's folder has its own chat template
             str(recipe.dataset),
-            prompt_format=cast(Any, recipe.task),  # no embedded task: those took the branch above
+            prompt_format=cast(Any, recipe.task),  # not an embedded task, which takes the branch above
             layout=recipe.own_layout,
             eval_limit=recipe.eval_prompts,
             **recipe.model_dump(include={"instruction", "split", "question_column", "prompt_column", "answer_column"}),

@@ -105,7 +105,7 @@ def train(
             if critic is not None:
                 with whole_folder(place / CRITIC):
                     critic.save(place / CRITIC, trainer.processing_class, state=False)
-            folder.write_summary(summary)  # written last, because it marks the run as complete
+            folder.write_summary(summary)  # after model and critic, because this file marks the run as complete
             _show(summary, console, title=f"{title}: {place}", absent=recorder.absent)
             if recipe.report:
                 # Imported only here, because the report's packages take a second to load.
@@ -270,7 +270,7 @@ class Recorder(BatchCallback):
         """Evaluate the final model, and return the content of the run's `summary.json`."""
         samples, steps = self._measure(self.recipe.eval_samples), self.recipe.steps
         final, intervals = samples.figures(), _intervals(samples)
-        metrics_lines = metrics_until(self.folder.path, steps)  # empty but in the main process, which writes metrics
+        metrics_lines = metrics_until(self.folder.path, steps)  # no lines except in the main process, which writes them
         batches = [
             {k: v for k, v in line.items() if k in _BATCH or (k.startswith("rewards/") and k.endswith("/mean"))}
             for line in metrics_lines

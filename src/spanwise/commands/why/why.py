@@ -28,7 +28,7 @@ from spanwise.rollouts.table import fitting_runs
 from spanwise.types import Fault, Status
 from spanwise.zeros import Zero, Zeros, reason_of, recorded_reasons, tally_zeros, zero_reasons
 
-#: Of the completions that one is compared with, at most this many are listed with their rewards.
+#: The description of a completion lists at most this many of the completions that it is compared with.
 _MATES = 16
 #: Up to this many missing blocks get a sentence each; more of them share one sentence.
 _NAMED = 4
@@ -72,7 +72,7 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
         verdict_name, reward_n = "correct", result.scores.outcome("correct")
 
     def for_all_tokens(numbers: Callable[[int, int], np.ndarray]) -> torch.Tensor:
-        """Join what `numbers` returns for the tokens of each range of completions, as many at a time as the memory holds."""
+        """Call `numbers` for ranges of completions that fit into memory, and concatenate the returned numbers of their tokens."""
         row_ranges = fitting_runs(table.tokens.lengths, AT_A_TIME)
         return torch.from_numpy(np.concatenate([numbers(first, last) for first, last in row_ranges]))
 

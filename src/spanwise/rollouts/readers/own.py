@@ -36,7 +36,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     # The advantages that training used are those called `recorded`, or those of the only method in the file.
     trained_methods = [schema.RECORDED] if schema.RECORDED in methods else methods if len(methods) == 1 else []
     trained_columns = [name for method in trained_methods if (name := schema.column("advantages", method)) in names]
-    # Columns of credit, spans and text stay unread, because methods, segmentation and the tokenizer produce them again.
+    # Columns of credit, spans and text are not read: they are computed again from the tokens and rewards.
     unread = {name for method in methods for name in schema.method_columns(method, names)} - {*trained_columns}
     unread |= {schema.column("start", block) for block in schema.family_names(names, "end")}
     unread |= set() if tokenizer is None else {schema.TEXT}

@@ -186,7 +186,7 @@ def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str
     for role, name in role_columns.items():
         if name not in names:
             raise DataError(f"--columns {role}={name}: {problem}. {unknown('column', name, names).split(' Known: ')[0]}")
-    used_names = {name for role, name in role_columns.items() if role != "group"}  # one column may be both group and prompt
+    used_names = {name for role, name in role_columns.items() if role != "group"}  # one column may be group and prompt
     roles = dict(role_columns)
     for role in ("prompt", "completion", "answer", "group", "step"):
         list_names = NAMES["completions"] if role == "completion" else ()

@@ -38,7 +38,7 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     matches = [match for match in map(_ROLLOUT_KEY.fullmatch, keys) if match]
     if len(matches) == len(keys):
         keys = [match[1] for match in matches]
-    elif len(set(zip(keys, steps, strict=True))) == len(keys):  # a uid of its own for each row makes no groups
+    elif len(set(zip(keys, steps, strict=True))) == len(keys):  # if every row has its own uid, uids form no groups
         keys = []
     return RolloutTable.of(
         "verl",
@@ -152,7 +152,7 @@ def _parse_episode(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str
 
 
 def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a table row for each trained branch of an episode, from the first sampled token that no earlier branch has."""
+    """Yield a row per trained branch of an episode; the completion starts at the first sampled token that no earlier branch has."""
     for trace in trained_traces(record):
         for n, (earlier_nodes, nodes) in enumerate(trace.paths):
             tokens = [node_tokens(trace, i) for i in nodes]
@@ -176,7 +176,7 @@ def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                     for name in ("logprobs", "advantages")
                     if any(name in node.streams for node in tokens)
                 },
-                "opens": n == 0,  # whether a new trace begins with this branch
+                "opens": n == 0,  # True for the first branch of a trace
             }
 
 
