@@ -17,7 +17,7 @@ from spanwise.errors import AlignmentError
 
 @dataclass(frozen=True)
 class Steps:
-    """The trajectory of each row of a batch and the row's step in it, for methods that credit the steps of trajectories.
+    """The number of each row's trajectory and of the row's step in it, for methods that credit the steps of trajectories.
 
     Attributes:
         trajectory_s: id of each row's trajectory.
@@ -82,7 +82,7 @@ class Batch:
             if table is None:
                 continue
             needed_shape = ids_shape if dims == 2 else None
-            most_dims = dims + (name in ("value_nt", "bootstrap_n"))  # a critic may give one value per reward stream
+            most_dims = dims + (name in ("value_nt", "bootstrap_n"))  # a critic may give several values per token
             fits = dims <= table.dim() <= most_dims and len(table) == count
             if not fits or (needed_shape is not None and tuple(table.shape[:2]) != needed_shape):
                 ids = "" if needed_shape is None else f" and token ids {needed_shape}"
@@ -127,7 +127,7 @@ def by_turn(
     anchor_s: Any = None,
     columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> tuple[Batch, Turns]:
-    """Split completions into one row per turn; also return the `Turns` that turn tables of these rows back into completions.
+    """Split completions into one row per turn; also return a `Turns`, which joins tables of turns to tables of completions again.
 
     Args:
         batch: one row per rollout, with token ids and mask.

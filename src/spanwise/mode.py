@@ -25,7 +25,7 @@ class Chart:
     series: Mapping[str, str]  # the metric's name without its prefix -> the label of its curve
     y: str  # the label of the vertical axis
     note: str = ""  # the text below the chart
-    floor: float | None = None  # the chart draws values below this number at the number
+    floor: float | None = None  # the chart draws values below this floor at the floor
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Mode:
         """Raise a `RecipeError` for a run of too few steps for the mode to do anything."""
 
     def recorded(self, table: Any, rows: Any) -> Mapping[str, Tensor]:
-        """Return the fields of `Batch` that a table of recorded rollouts holds for the mode; none while the mode was still off."""
+        """Return the fields of `Batch` that recorded rollouts hold for the mode; empty if the mode was still off."""
         return {}
 
     @property
@@ -135,7 +135,7 @@ class Mode:
         return None
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weight in the credit of the score that the mode gives a completion, and the score compared in its group."""
+        """Return the weight that the mode's score of each completion has in the credit, and that score relative to its group."""
         return torch.zeros_like(score_n), torch.zeros_like(score_n)
 
     def columns(self, batch: Any) -> Mapping[str, Tensor]:
@@ -147,7 +147,7 @@ class Mode:
         return ""
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """Return a batch's credit after the mode's change; the arguments after it are those of `pipeline.credit_batch`."""
+        """Return a batch's credit as the mode changes it; the arguments after `credit` are those of `pipeline.credit_batch`."""
         return credit
 
     def plain(self) -> dict[str, Any]:

@@ -191,7 +191,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     without_descriptions = replace(batch, columns={name: column for name, column in batch.columns.items() if name != TURNS})
     rows, turns = by_turn(without_descriptions)
     is_single = bool((turns.step_s == 0).all())
-    if descriptions is None:  # completions of one turn may have a column `anchor` of states
+    if descriptions is None:  # for completions of one turn, a column `anchor` may name the states
         anchor_column = rows.columns.get("anchor") if is_single else None
         turn_facts: list[Mapping[str, Any]] = [{"anchor": state} for state in anchor_column or [None] * len(turns.row_s)]
     else:

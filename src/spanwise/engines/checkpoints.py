@@ -142,7 +142,7 @@ def _digest(file: Path) -> str:
 
 
 def whole_checkpoint(args: Any, requested: str | bool | None, settings: Mapping[str, Any] | None = None) -> str | None:
-    """Return the checkpoint to resume from (None: a new run); given `settings`, refuse changed settings and files."""
+    """Return the checkpoint to resume from (None: a new run); given `settings`, refuse one whose settings or files changed."""
     if requested is None or requested is False:
         return None
     checkpoint, warning = find_checkpoint(args.output_dir, None if requested is True else str(requested))

@@ -33,7 +33,7 @@ def outcome_advantages(
     batch: Any = None,
     **rest: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Give all trained tokens of a completion one advantage; return the table twice, as advantages and as returns."""
+    """Give all trained tokens of a completion the same advantage; return the table twice, because trainers also expect returns."""
     algorithm_settings = config if hasattr(config, "get") else {}
     spanwise_section = algorithm_settings.get("spanwise") or {}
     ignored_option = next((key for key in spanwise_section if key != "options"), None)
@@ -48,7 +48,7 @@ def outcome_advantages(
         }
     )
     uids = index.tolist() if hasattr(index, "tolist") else list(index)
-    # Rows that only fill up the batch (a padding id; last, or without a trained token) are not compared with completions.
+    # A row with a padding id is not compared with completions if it is at the end of the batch or has no trained token.
     is_padding_n = [bool(_PAD.fullmatch(str(uid))) for uid in uids]
     first_padding_row = max((n + 1 for n, is_padding in enumerate(is_padding_n) if not is_padding), default=0)
     trained_n = response_mask.bool().any(dim=1)

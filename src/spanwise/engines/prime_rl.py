@@ -61,7 +61,7 @@ def check(recipe: str, *, tokens: int) -> Scheme:
 
 
 async def credit_traces(traces: Sequence[Any], step: Step, *, tokens: int) -> list[list[float]]:
-    """Compute the advantage of each sampled token of a group's rollouts (traces), in node order, times `tokens`."""
+    """Compute the advantages, times `tokens`, of the sampled tokens of a group's rollouts (traces), in the order of their nodes."""
     nodes_by_trace = [[node for node in trace.nodes if any(node.mask)] for trace in traces]
     columns = columns_of([_facts(trace) for trace in traces])
     trajectories = [
@@ -70,7 +70,7 @@ async def credit_traces(traces: Sequence[Any], step: Step, *, tokens: int) -> li
     ]
     batch, _ = turn_batch(trajectories, columns=columns)
     if all(len(nodes) == 1 for nodes in nodes_by_trace):
-        batch = replace(batch, steps=None)  # each row is a whole rollout, not one step of it
+        batch = replace(batch, steps=None)  # each row is a whole rollout, so rows need no step numbers
     read_batch = await step.read_waiting(batch, asyncio.to_thread)
     result = step.finish(read_batch)
     say(*result.warnings)

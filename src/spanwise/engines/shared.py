@@ -83,7 +83,7 @@ class Discounts:
 
     @staticmethod
     def of(settings: Mapping[str, str], get_setting: Callable[[str], Any]) -> Discounts:
-        """Read an engine's discounts; `settings` maps names of its settings to gamma or lam. None and 1 count as not set."""
+        """Read an engine's discounts; `settings` maps the engine's option names to gamma or lam. None and 1 count as not set."""
         setting_by_option = {option: (name, get_setting(name)) for name, option in settings.items()}
         return Discounts({option: pair for option, pair in setting_by_option.items() if pair[1] not in (None, 1.0)})
 
@@ -114,7 +114,7 @@ class Discounts:
 
 
 def deviation_fault(name: str, value: Any, scheme: Scheme) -> dict[str, bool]:
-    """Return an error sentence, with whether a setting turns off the recipe's division by a group's deviation."""
+    """Return an error sentence, with whether an engine's setting forbids the recipe's division by a group's deviation."""
     divides = scheme.method == "grpo" or any(objective.scale == "std" for objective in scheme.objectives)
     problem = (
         f"{name} is {value}, but method '{scheme.method}' of the recipe divides by the group's standard deviation. Write method: "
@@ -205,7 +205,7 @@ def reward_means(worth_nm: Float[Tensor, "n m"], names: Sequence[str]) -> dict[s
 
 
 def prompt_texts(tokenizer: Any, uids: Iterable[Any], prompts: Iterable[Sequence[int]]) -> dict[Any, str]:
-    """Decode the text of each prompt by its id (uid), from the first row with that id."""
+    """Decode the prompt of the first row with each prompt id (uid), and return the texts by id."""
     ids_by_uid: dict[Any, Sequence[int]] = {}
     for uid, ids in zip(uids, prompts, strict=True):
         ids_by_uid.setdefault(uid, ids)

@@ -86,7 +86,7 @@ def credit_datums(
     rollout_columns = {name: [values[g] for g in group_of_rollout] for name, values in (columns or {}).items()}
     batch, recorded = turn_batch(trajectories, columns=rollout_columns)
     if all(len(rollout) == 1 for rollout in rollouts):
-        batch = replace(batch, steps=None)  # each row is a whole rollout, not one step of it
+        batch = replace(batch, steps=None)  # each row is a whole rollout, so rows need no step numbers
     reading = read(batch, scheme, vocabulary, recorded=recorded)
     advantage_rows = iter(advantages(credit_batch(reading, batch, scheme), reading.spans, scheme).tolist())
     new_datums = iter([_credited(datum, next(advantage_rows)) for datum in rollout] for rollout in rollouts)

@@ -111,7 +111,7 @@ class _Packed(GRPOTrainer):
         mask_nt = output["completion_mask"]
         before_last_nt = torch.arange(mask_nt.shape[1], device=mask_nt.device) < mask_nt.sum(dim=1, keepdim=True) - 1
         has_inner_padding_n = (before_last_nt & (output["completion_ids"] == self._pad_id)).any(dim=1)
-        # Unsloth moves the tokens after a padding token but not their mask, so a completion with one is left out of the loss.
+        # Unsloth moves tokens after a padding token but not their mask, so completions with inner padding are left out of the loss.
         if bool(has_inner_padding_n.any()):
             output["tool_mask"] = output.get("tool_mask", mask_nt) * ~has_inner_padding_n[:, None]
         return output
@@ -146,7 +146,7 @@ class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
         loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if self._canary_due and self.model.training and not (self.args.beta or self.args.entropy_coef):
             self._canary_due = False
-            # Unsloth computes the gradient together with the loss, and stores it there.
+            # Unsloth computes the gradient together with the loss, and stores it in the loss's `grad_fn`.
             saved_tensors = getattr(loss.grad_fn, "saved_tensors", ())
             value_bt = inputs["advantages"]
             slope_bt = fold.surrogate_slope(torch.zeros_like(value_bt), {"advantages": value_bt}, self.args)

@@ -38,7 +38,7 @@ class TrlPart:
 
     def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
         """Add the mode's fields to a `step.ReadBatch` before the credit is computed, and return that batch with metrics."""
-        return own, {}  # TRL cuts fields added to `output` into micro-batches, for `loss`
+        return own, {}  # fields that a mode adds to `output` reach `loss` in micro-batches
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
         """Return the term that the mode adds to the loss of a micro-batch, and the mode's metrics."""
@@ -64,11 +64,11 @@ class TrlPart:
 
 
 class RowPart(ABC):
-    """Runs a mode inside verl and SkyRL, which know only rows of tokens: it appends a token to rows for every forward pass."""
+    """Runs a mode inside verl and SkyRL, which know only rows of tokens: the engine appends a token of the mode to rows."""
 
-    # The engine appends `token` to each row that `ended`, outside the loss mask, so that every pass gives its log-probability.
-    # In the token's column, the advantage holds the weight and the old log-probability the target that `lesson` returned.
-    # The engine's loss `spanwise_<mode>_<loss>` takes weight and target out again by `parted`, and adds the squared error.
+    # The engine appends `token`, outside the loss mask, to each row for which `ended` is True, so passes give its log-probability.
+    # In the column of `token`, the advantages hold the weight from `lesson`, and the old log-probabilities hold the target.
+    # The engine's loss `spanwise_<mode>_<loss>` takes weight and target out by `parted`, and adds the weighted squared error.
     mode: Any
     token: int
 
@@ -83,16 +83,19 @@ class RowPart(ABC):
 
     @abstractmethod
     def fields(self, logp_n: Tensor, number: int) -> dict[str, Tensor]:
-        """Return the mode's fields of `Batch`, from its token's log-probability in each row; `number` counts batches from 0."""
+        """Compute the mode's fields of `Batch` from its token's log-probability in each row; `number` counts batches from 0."""
 
     @abstractmethod
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return the weight and target of each row's squared error, and metrics; the trainer averages over `rows` rows."""
+        """Return the weight and the target log-probability of the squared error on each row's appended token, and metrics.
+
+        The trainer averages the squared errors over `rows` rows.
+        """
 
     @staticmethod
     @abstractmethod
     def parted(logp_nt: Tensor, old_nt: Tensor, adv_nt: Tensor, mask_nt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return old log-probabilities and advantages without the mode's targets and weights, and its loss at each token."""
+        """Return old log-probabilities and advantages without the mode's targets and weights, and the mode's loss at each token."""
 
 
 def token_logp(logp_nt: Tensor, column_n: Tensor) -> Tensor:
@@ -102,7 +105,7 @@ def token_logp(logp_nt: Tensor, column_n: Tensor) -> Tensor:
 
 
 def with_token(value_nt: Tensor, column_n: Tensor, value_n: Tensor) -> Tensor:
-    """Return a copy of a table in which each row's given column has the given value; a row with column -1 stays."""
+    """Return a copy of a table in which each row's given column has the given value; rows with column -1 stay as they are."""
     value_nt, row_r = value_nt.clone(), (column_n >= 0).nonzero()[:, 0]
     value_nt[row_r, column_n[row_r]] = value_n[row_r].to(value_nt.dtype)
     return value_nt

@@ -55,13 +55,13 @@ class SpanEstimator:
         batch = self._batch(repeated_batch, reply_start_n, prompt_ids, rewards)
         assert batch.mask_nt is not None
         reply_width, padded_nt = batch.mask_nt.shape[1], pad(mask.float().cpu(), (0, batch.mask_nt.shape[1]))
-        column_nt = torch.tensor(reply_start_n)[:, None] + torch.arange(reply_width)  # a reply token's column in `mask`
+        column_nt = torch.tensor(reply_start_n)[:, None] + torch.arange(reply_width)  # each reply token's column in `mask`
         read_batch = self.step.read(batch)
         result = self.step.finish(read_batch, mask_nt=(padded_nt.gather(1, column_nt) > 0) & batch.mask_nt)
         self.last_metrics = {name: value for name, value in result.metrics.items() if value == value}
         say(*result.warnings)
         adv_nt = torch.zeros_like(padded_nt).scatter(1, column_nt, read_batch.put(result.advantages_nt, width=reply_width))
-        # NeMo-RL's divisor counts rollouts without a reply by their loss multiplier, as they have no token in the mask.
+        # A rollout without a reply has no token in the mask, so NeMo-RL's divisor counts its loss multiplier instead.
         multiplier_n = torch.as_tensor(repeated_batch["loss_multiplier"]).float().cpu()
         weight_n = torch.where(batch.mask_nt.any(dim=1), padded_nt.amax(dim=1), multiplier_n)
         loss_settings = {"mini_batch": self.mini_batch, "token_level": self.token_level}
@@ -85,7 +85,7 @@ class SpanEstimator:
         )
 
     def _columns(self, batch: Any, prompt_ids: Tensor, ids: list[list[int]], rewards: Tensor) -> dict[str, list[Any]]:
-        """Return the columns that reward functions read: lists of the batch, the environment's info, texts, and its reward."""
+        """Return the columns that reward functions read: the batch's lists, the environment's info and reward, and texts."""
         environment_facts = batch.get("extra_env_info") or [None] * len(ids)
         batch_lists: dict[str, list[Any]] = {}
         for name, values in batch.items():
@@ -111,7 +111,7 @@ def fold_factor(
     factor[i] = D[i] / R,  R the rows of i's mini-batch; D[i] the tokens in its loss, or at sequence level those of row i times
     the rows in the loss. `weight_n` is NeMo-RL's `sample_mask`.
     """
-    mask_nt = mask_nt[:, 1:].float()  # no term of the loss is for the first token, which nothing predicts
+    mask_nt = mask_nt[:, 1:].float()  # nothing predicts the first token, so the loss has no term for it
     factors = []
     for mini_nt, mini_weight_n in zip(mask_nt.split(mini_batch), weight_n.split(mini_batch), strict=True):
         divisor_n = (mini_nt > 0).sum(dim=1) * mini_weight_n.sum()

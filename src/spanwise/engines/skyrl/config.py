@@ -120,7 +120,7 @@ def check(cfg: Any) -> Scheme:
     scheme.check_loads("SkyRL")
     for mode in skyrl_modes:
         part_class(mode, "skyrl").check(mode, "skyrl", cfg)
-    row_fields = {"logp_nt", "value_nt"}  # SkyRL computes these for its own rows, not for single turns of a rollout
+    row_fields = {"logp_nt", "value_nt"}  # SkyRL computes these two fields for its own rows, not for single turns
     provided_fields = {"group_n", "ids_nt", "mask_nt", "columns", "steps", *row_fields, *added_by(scheme.modes, "skyrl")}
     late_fields = row_fields if reads_turns(scheme, stepwise=stepwise) else set()
     scheme.check(provided_fields, at_read=provided_fields - late_fields)

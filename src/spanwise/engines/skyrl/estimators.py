@@ -51,10 +51,10 @@ def _with_mode(
     loss_mask: Tensor | None = None,
     rollout_logprobs: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Add a mode's loss term to a policy loss of SkyRL; both are sums, because advantages are divided beforehand."""
+    """Add a mode's loss term to a policy loss of SkyRL; both are sums over tokens, because SkyRL divides advantages earlier."""
     old_nt, adv_nt, error_nt = split_token(log_probs, old_log_probs, advantages, loss_mask)
     inner_config = copy.copy(config)
-    inner_config.policy_loss_type = loss_name  # some losses of SkyRL read their own name from it
+    inner_config.policy_loss_type = loss_name  # some losses of SkyRL read their own name from this field
     loss_options: dict[str, Any] = {"config": inner_config, "loss_mask": loss_mask, "rollout_logprobs": rollout_logprobs}
     loss, metrics = PolicyLossRegistry._functions[loss_name](log_probs, old_nt, adv_nt, **loss_options)
     return loss + error_nt.sum(), metrics

@@ -22,7 +22,8 @@ class SampledRows:
 
     output: Mapping[str, Any]  # the generator's output, before SkyRL merged its rows
     uids: Sequence[str]  # the prompt id of each row of the output
-    place_s: Sequence[tuple[int, int]]  # row of the output -> row of the training batch, and its first response token there
+    # For each row of the output: its row in the training batch, and its first token's place in that row's response.
+    place_s: Sequence[tuple[int, int]]
     length_n: Sequence[int]  # the number of response tokens of each row of the training batch
     stepwise: bool  # True if a row of the output is one turn instead of a whole conversation
 
@@ -120,7 +121,7 @@ class SampledRows:
             name: [value_of_turn(values, s, k) for s, k, _, _ in turn_ranges] for name, values in self.extra.items()
         }
         anchors = None
-        if anchored and "anchors" not in turn_columns:  # without named states, turns are compared by the context before
+        if anchored and "anchors" not in turn_columns:  # without named states, a turn's state is all tokens before the turn
             anchors = [(*prompts[s], *responses[s][:start]) for s, _, start, _ in turn_ranges]
         row_s, step_s = [s for s, *_ in turn_ranges], torch.arange(len(turn_ranges))
         steps = Steps(torch.tensor([self.trajectory_s[s] for s in row_s]), step_s, turn_columns.pop("anchors", anchors))

@@ -26,7 +26,7 @@ from spanwise.rollouts import Rollouts
 from spanwise.segment import Vocabulary
 from spanwise.step import ReadBatch, Step, StepResult, in_useful_groups
 
-#: The key of the real rewards in a generator's output while SkyRL chooses groups by marks in place of rewards.
+#: The key that keeps the real rewards in a generator's output while SkyRL chooses groups by marks that replace the rewards.
 _REWARDS = "spanwise_rewards"
 #: Maps the names that spanwise's report has for metrics of a policy update to SkyRL's names.
 UPDATE = {
@@ -124,7 +124,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
         """Compute old log-probabilities or values, and prevent SkyRL from shifting them to other rows."""
-        # SkyRL keeps the padding rows of mini-batches in its results, which shifts later rows; one pass over all rows has none.
+        # SkyRL leaves padding rows of mini-batches in its results, which shifts later rows; one pass over all rows has no padding.
         rank_count = self.dispatch.get_lcm_dp_size()
         needs_padding = any((end - start) % rank_count for start, end in mini_batch_boundaries or ())
         return super()._execute_forward_pass(model, batch, key, None if needs_padding else mini_batch_boundaries or None)
@@ -135,7 +135,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return {} if policy_waits else super()._execute_training_step(model, data)
 
     def train_critic_and_policy(self, data: Any) -> Any:
-        """Run SkyRL's update of critic and policy, and write its loss, gradient norm and entropy to the run folder."""
+        """Run SkyRL's update of critic and policy, and write the update's loss, gradient norm and entropy to the run folder."""
         status = super().train_critic_and_policy(data)
         if self._record is not None:
             self._record.add_update(self.all_metrics, UPDATE)
@@ -150,7 +150,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         mask_nt, row_count = data["loss_mask"] > 0, len(rows.length_n)
         batch, turns = self._batch(rows, width=mask_nt.shape[1], data=data)
         reading = read(batch, self.scheme, self.vocabulary)
-        if self.scheme.value_names:  # the critic is not fitted in rows that the generator left out of the loss
+        if self.scheme.value_names:  # the critic is not fitted to rows that the generator left out of the loss
             batch = replace(batch, mask_nt=mask_nt[:row_count])
         # The token that a mode appends to a row is in the last column, because rows are right-aligned.
         column_by_mode = {name: torch.where(ended_n, mask_nt.shape[1] - 1, -1) for name, ended_n in self._ended.items()}
@@ -210,7 +210,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
         """Return the dataset's columns for some prompts; nested mappings become columns such as `reward_spec.ground_truth`."""
         prompt_dataset: Any = self.train_dataset
-        # A prompt's id is its row number in `PromptDataset`; other ids lead to no columns.
+        # A prompt id made of digits is the prompt's row number in `PromptDataset`; a prompt with another id gets no columns.
         row_by_uid = {uid: prompt_dataset[int(uid)][2] if uid.isdecimal() else {} for uid in dict.fromkeys(uids)}
         return columns_of([row_by_uid[uid] for uid in uids])
 
@@ -219,7 +219,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
         def rollouts() -> Rollouts:
             prompt_by_uid = prompt_texts(self.tokenizer, sampled_rows.uids, sampled_rows.output["prompt_token_ids"])
-            prompt_by_group = list(prompt_by_uid.values())  # group numbers count prompts in this order
+            prompt_by_group = list(prompt_by_uid.values())  # groups are numbered in the order of these prompts
             prompts = [prompt_by_group[group] for group in result.own.batch.group_n.tolist()]
             return self.step.rollouts(result, number=self.global_step, prompts=prompts)
 

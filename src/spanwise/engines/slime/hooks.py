@@ -94,7 +94,8 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
             raise AlignmentError(f"Sample {n} of this rank has {len(adv_t)} advantages and {len(kl)} log-probabilities.")
         advantages.append(adv_t)
     rollout_data["advantages"], rollout_data["returns"] = advantages, list(advantages)
-    rollout_data["rewards"] = rollout_data["local_raw_reward"]  # the field held credit, but slime logs its own rewards
+    # slime logs the field `rewards`, which held credit until here, so slime's own rewards are put back.
+    rollout_data["rewards"] = rollout_data["local_raw_reward"]
 
 
 def fold_factor(
@@ -104,7 +105,7 @@ def fold_factor(
 
     factor[i] = D[i], the trained tokens of i's rollout; with `calculate_per_token_loss` those of i's step / its rollouts
     """
-    if per_token:  # slime fills optimizer steps with rollouts in the order of their first sample
+    if per_token:  # slime fills optimizer steps with rollouts in the order of their numbers
         divisor_index_n, count_n, rollout_count = rollout_n // batch_size, trained_n.clamp(min=1), batch_size
     else:
         divisor_index_n, count_n, rollout_count = rollout_n, trained_n, 1

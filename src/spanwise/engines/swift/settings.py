@@ -11,7 +11,7 @@ from spanwise.errors import refuse, unknown
 from spanwise.recipe import load, scheme_at
 from spanwise.scheme import Scheme
 
-#: The fields of `Batch` that ms-swift's rollouts fill in; old log-probabilities are known before completions are read.
+#: The fields of `Batch` that ms-swift's rollouts fill in; `logp_nt` is among them, as ms-swift computes it before spanwise reads.
 PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "sapo")
 RATIO_LEVELS = ("token", "sequence_token")

@@ -44,7 +44,7 @@ _Class = TypeVar("_Class", bound=type)
 
 def no_type_check(cls: _Class) -> _Class:
     """Return a class unchanged; jaxtyping's import hook skips classes that have a decorator of this name."""
-    # Run-time checks would fail on TRL's loose annotations. `typing.no_type_check` would hide type hints from TRL's parser.
+    # jaxtyping's checks would fail on TRL's loose annotations, and `typing.no_type_check` would hide type hints from TRL's parser.
     return cls
 
 
@@ -289,7 +289,7 @@ def check_prompts(prompts: Iterable[Any], *, template: bool) -> None:
 
 
 def check_prefilled(prompt: str, layout: Layout) -> None:
-    """Refuse a prompt that ends with an opening tag unless the layout names it `prefilled`, and one without the prefilled tag."""
+    """Refuse a prompt that ends with an opening tag other than the layout's `prefilled`, and one that lacks the prefilled tag."""
     prompt_end, prefilled = prompt.rstrip(), layout.prefilled or ""
     opening_signs_of = {part.mark: SEGMENTERS.find(part.segmenter).opens for part in layout.parts}
     signs_by_mark = {

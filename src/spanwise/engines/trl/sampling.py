@@ -23,7 +23,7 @@ CREDIT = "credit"
 
 
 def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[str, Any], modes: Sequence[Any]) -> None:
-    """Refuse dynamic sampling if it is unknown before training which groups teach nothing, or groups cannot be replaced."""
+    """Refuse dynamic sampling where groups that teach nothing cannot be recognised right after sampling, or cannot be replaced."""
     criterion = getattr(args, "dynamic_sampling", None)
     if criterion is None:
         return
@@ -75,7 +75,7 @@ class DynamicSampling:
         group_count = sampled_groups = len(rows) // group_size
         self.scored = generated[1]
         for _ in range(self.rounds):
-            # Every process samples as many groups as the one that needs most.
+            # Every process samples as many groups as the process that needs the most groups.
             groups_to_sample = max(gather_object([len(useless_groups)]))
             if groups_to_sample == 0:
                 break
@@ -123,7 +123,7 @@ class DynamicSampling:
 
 
 def _replaced(part: Any, other: Any, old_rows: range, new_rows: range) -> Any:
-    """Replace `old_rows` in one output of TRL's `_generate` by `new_rows` of the same output of another call."""
+    """In one output of a call of TRL's `_generate`, replace `old_rows` by `new_rows` of the same output of another call."""
     if isinstance(part, dict):
         row_lists = {name: values for name, values in part.items() if isinstance(values, list)}
         return {**part, **{name: _replaced(values, other[name], old_rows, new_rows) for name, values in row_lists.items()}}

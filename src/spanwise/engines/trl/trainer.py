@@ -46,7 +46,7 @@ _TRL_KWARGS = ("trainer_state", "log_extra", "log_metric", "environments")
 AT_READ = ("group_n", "ids_nt", "mask_nt", "columns", "steps")
 #: The fields of `Batch` that TRL fills in.
 PROVIDES = (*AT_READ, "logp_nt")
-#: Arguments that a resumed run must not change, because a change would split the run in two or have no effect.
+#: Arguments that a resumed run must not change: the run would become two different runs, or the change would have no effect.
 _LASTING = (
     "seed", "data_seed", "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2",
     "max_grad_norm", "beta", "epsilon", "epsilon_high", "delta", "loss_type", "num_iterations", "num_generations",
@@ -136,7 +136,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._own: ReadBatch | None = None
         self._read_seconds = 0.0
         self._done: set[str] = set()
-        # Both options let TRL's loss mask tokens by numbers unknown outside of it, so the expected gradient is unknown, too.
+        # With either option TRL's loss masks tokens by numbers that only the loss knows, so the right gradient is not known here.
         masks_in_loss = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
         # The canary checks once that TRL's own loss weighs tokens by their advantages; DPPO is added outside of that loss.
         self._canary_due = getattr(args, "canary", True) and not masks_in_loss and args.loss_type not in fold.DPPO
@@ -367,7 +367,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         Only a run of one process can do this.
         """
         training, rollouts, step, logs = self.model.training, self.last_rollouts, self.step, self._logs
-        # A step of its own gives the warnings of these completions, so that training batches still give theirs.
+        # A `Step` gives each warning once, so a separate one is used here, and the training's own still gives all its warnings.
         self.step, self._logs = Step(self.scheme, step.vocabulary), copy.deepcopy(logs)
         self.model.eval()
         try:
@@ -423,8 +423,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         advantages_bt.requires_grad_(check_due)
         accumulation_steps = self.current_gradient_accumulation_steps if training else 1
         beta, self._logps = self.beta, None
-        self.beta = 0.0  # else TRL adds the KL and divides it, which no factor on advantages undoes
-        self.loss_type = "sapo" if dppo_loss else self.loss_type  # with DPPO, added below, TRL's own term is 0
+        self.beta = 0.0  # else TRL would add the KL and divide it, which no factor on advantages undoes
+        self.loss_type = "sapo" if dppo_loss else self.loss_type  # DPPO is added below, and TRL's own loss is 0 then
         loss_inputs = self._loss_inputs = {**inputs, "advantages": advantages_bt}
         try:
             loss = super().compute_loss(model, loss_inputs, return_outputs, num_items_in_batch)
@@ -472,7 +472,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         result = compute_logps(*args, **kwargs)
         self._logps, inputs = result[0], self._loss_inputs
         old_logp_bt = inputs.get("old_per_token_logps") if self._ratio_level != "token" else None
-        if old_logp_bt is not None:  # TRL reads old log-probabilities only after this pass
+        if old_logp_bt is not None:  # TRL reads old log-probabilities after this pass, so they can change here
             mask_bt, ratio_unit_bt = fold.loss_mask(inputs), inputs.get("ratio_unit")
             inputs["old_per_token_logps"] = fold.pooled_logps(result[0], old_logp_bt, mask_bt, ratio_unit_bt)
         return result

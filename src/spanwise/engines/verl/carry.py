@@ -37,14 +37,15 @@ USE = f"Use actor_rollout_ref.actor.loss_agg_mode={MODES[0]}."
 
 @dataclass(frozen=True)
 class Rows:
-    """What verl's trainer knows of each row of a batch: packed blocks and rewards, rollout, and numbers of its tokens."""
+    """What verl's trainer knows of each row of a batch: packed blocks and rewards, its rollout, and numbers per token."""
 
     packed: Sequence[Any]  # the result of `pack` for the row's rollout; any value for padding
     session: Sequence[Any] | None = None  # the rollout id of each row; None: every row is a rollout
     step: Sequence[int] | None = None  # the number of each row among the outputs of its rollout
     padding: Sequence[bool] = field(default=())  # True for rows that V1 trainers added as padding
     tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # field of `Batch` -> its numbers per token
-    places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)  # mode -> column of its added token per row, or -1
+    # mode -> for each row, the column of the token that the mode appended, or -1
+    places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
 
     @cached_property
     def real(self) -> list[int]:
@@ -93,16 +94,16 @@ class Tokens(NamedTuple):
     spans: Spans  # one row per batch row, or per turn if the batch was read turn by turn
     sampled_nt: Bool[Tensor, "n t"]  # True at tokens that the model sampled
     turns: Turns | None  # the columns of the turns in the batch rows; None: rows are not split
-    place_s: Int[Tensor, " s"]  # the index of each of these rows in `Carried.reading`
+    place_s: Int[Tensor, " s"]  # for each row of `spans`: its index in `Carried.reading`
 
 
 @dataclass(frozen=True)
 class Carried:
     """The blocks and rewards of a batch, unpacked from the texts that verl's reward workers wrote."""
 
-    reading: Reading  # one row per batch row, or per turn if some batch row was read turn by turn; no block of any token
+    reading: Reading  # one row per batch row, or per turn if some batch row was read turn by turn; without `spans`
     row_s: Int[Tensor, " s"]  # for each row of `reading`: the number of its batch row
-    runs: Sequence[list[list[int]]]  # for each batch row: the blocks of its tokens and their lengths, in order
+    runs: Sequence[list[list[int]]]  # for each batch row: the block of each run of tokens, and the runs' lengths
     masked_n: Bool[Tensor, " n"]  # True if the reward worker had the batch row's mask of sampled tokens
     split_n: Bool[Tensor, " n"]  # True if the batch row was read turn by turn
     anchor: list[Any] | None  # the state from which each row of `reading` starts; None: no states
@@ -203,7 +204,7 @@ class Credited(NamedTuple):
 
 
 def read_rows(rows: Rows, uids: Sequence[Any], step: Step) -> tuple[Carried, ReadBatch]:
-    """Unpack the blocks and rewards of a batch, and return them also as a `ReadBatch` without the tokens of blocks."""
+    """Unpack the blocks and rewards of a batch; also return them as a `ReadBatch`, which does not say which tokens a block has."""
     group_n = group_index([uids[n] for n in rows.real])
     output_number_n = None if rows.step is None else [rows.step[n] for n in rows.real]
     carried = unpack([rows.packed[n] for n in rows.real], step.scheme, output_number_n)

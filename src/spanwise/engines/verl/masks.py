@@ -31,7 +31,7 @@ def attach(agent_loop: Any) -> None:
             return logprobs
         if not hasattr(self, KEY):
             setattr(self, KEY, parts_in(self.config, scheme_in(self.config), lambda: self.model_config))
-        for part in getattr(self, KEY).values():  # append now, as verl stores the output next
+        for part in getattr(self, KEY).values():  # append the token now, because verl stores the output next
             if part.ended(output.response_ids, output.response_mask):
                 output.response_ids = [*output.response_ids, part.token]
                 output.response_mask = [*output.response_mask, 0]

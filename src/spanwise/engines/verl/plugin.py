@@ -43,7 +43,10 @@ def register() -> None:
 
 
 def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Return a decorator that wraps a function of verl; the wrapper gets the original as first argument, and only one is set."""
+    """Return a decorator that makes a function the wrapper of `owner.name`, unless spanwise has already wrapped it.
+
+    The wrapper gets the original function as its first argument.
+    """
     original = getattr(owner, name)
 
     def wrap(function: Callable[..., Any]) -> None:

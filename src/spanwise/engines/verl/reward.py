@@ -73,7 +73,7 @@ class SpanRewardManager(RewardManagerBase):
 
     def _packed(self, read_batch: ReadBatch, batch: Batch, length_n: list[int], masked: bool) -> dict[str, Any]:
         """Return a rollout's total reward, its packed blocks and rewards, and a number per objective for verl's own metrics."""
-        anchor_s = None  # few methods compare turns by their states
+        anchor_s = None  # only methods that compare turns by state need states
         if "anchor_s" in self.scheme.entry.inputs:
             anchor_s = batch.columns.get("anchor")
             if read_batch.turns is not None and read_batch.batch.steps is not None:

@@ -62,7 +62,7 @@ class VerlRun:
         self.tokens = {name: field for name, field in TOKENS.items() if name in needed_fields}
         self.step, self.record = Step(scheme), RunRecord.of(config.algorithm.spanwise, option=OPTION)
         self.result: StepResult | None = None
-        self.targets: dict[str, Tensor] = {}  # mode -> target log-probability of its token in each row
+        self.targets: dict[str, Tensor] = {}  # mode -> target log-probability of the mode's token in each row
         self._vocabulary: Vocabulary | None = None
 
     def credit(self, rows: Rows, number: int, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:

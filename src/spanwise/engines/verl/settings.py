@@ -68,7 +68,7 @@ def attach(trainer_class: Any) -> None:
 
     @around(trainer_class, "fit")
     def fit(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded_steps = getattr(self, "global_steps", None)  # None in verl's V0, which loads its checkpoint inside `fit`
+        loaded_steps = getattr(self, "global_steps", None)  # None in V0, which loads its checkpoint inside `fit`
         with nullcontext() if self.spanwise is None else self.spanwise.training(self, done=loaded_steps):
             return original(self, *args, **kwargs)
 
@@ -140,7 +140,7 @@ def _replace_loss_mode(config: Any) -> str | None:
     critic_mode = OmegaConf.select(config, "critic.loss_agg_mode")
     with open_dict(config):
         actor.loss_agg_mode = MODES[0]
-        if critic_mode is not None:  # else verl's critic would copy the actor's new loss_agg_mode
+        if critic_mode is not None:  # by default the critic would copy the actor's new mode
             config.critic.loss_agg_mode = critic_mode
     reason = "with several mini-batches, each would divide by its own number of tokens"
     reason = "sapo supports no other mode" if is_sapo else reason
@@ -189,7 +189,7 @@ def _manager_name(config: Any) -> str | None:
 
 
 def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str, RowPart]:
-    """Build what runs each mode (such as laser) in verl, by mode name; `policy` returns an `HFModelConfig`, if one is needed."""
+    """Build the object that runs each mode (such as laser) in verl, by mode name; `policy` returns the policy's `HFModelConfig`."""
     modes = [mode for mode in scheme.modes if "verl" in mode.parts]
     for mode in modes:
         part_class(mode, "verl").check(mode, "verl", config)

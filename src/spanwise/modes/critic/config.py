@@ -201,7 +201,7 @@ def critic_faults(
 
 
 def returns(reading: Reading, batch: Batch, scheme: Scheme, *, lam: float) -> tuple[Float[Tensor, "n t"], dict[str, float]]:
-    """Compute the value targets for the critic of verl or SkyRL, which gives one value per token, and its error metrics."""
+    """Compute the targets and the error metrics of verl's or SkyRL's critic, which gives one value per token."""
     (stream_inputs,) = streams(reading, batch, scheme).inputs(batch.value_nt)
     value_nt, mask_nt = stream_inputs["value_nt"], stream_inputs["mask_nt"]
     target_nt = value_target(**stream_inputs, gamma=scheme.gamma, lam=lam)

@@ -71,7 +71,7 @@ class Critic:
             device, batch = self.accelerator.device, _Batch(rows, streams, truncated_n, self.config, self.gamma)
             batch = batch.changed(lambda x: x.to(device))
             value_nts = torch.zeros(row_count, rows.width + 1, len(self.model.names), device=device)
-            # The values come from the first pass that fits the critic to a row, before it has seen the row's reward.
+            # `_fit` stores a row's values from its first pass over the row, before the critic has learned from the row's reward.
             fit_metrics = self._fit(batch, value_nts) if fit else {}
             if not fit:
                 self.model.eval()
@@ -128,7 +128,7 @@ class Critic:
         for parameter in parameters:
             parameter.grad = self._sum(parameter.grad)
         norm = float(nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
-        if not norm < float("inf"):  # also true for NaN, and in all processes, which have the same gradients
+        if not norm < float("inf"):  # NaN fails here, too; all processes have the same gradients
             raise self._diverged(f"the norm of its gradient is {norm}")
         self.optimizer.step()
         self.schedule.step()
@@ -204,7 +204,7 @@ class Critic:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The rows to which a critic is fitted, with one value before each token and one after the last column."""
+    """The rows to which a critic is fitted; methods take tables with a value before each token and one after the last column."""
 
     rows: Sequences
     streams: Streams
@@ -214,7 +214,7 @@ class _Batch:
 
     @property
     def mask_nts(self) -> Tensor:
-        """The mask of the tokens whose values have a target, for each reward stream."""
+        """The mask of the tokens whose values have a target, for each of the values that the critic gives a token."""
         mask_snt = self.streams.mask_snt
         if self.config.truncated == "mask":
             mask_snt = mask_snt & ~(self.streams.last_sn & self.truncated_n)[..., None]
@@ -236,7 +236,7 @@ class _Batch:
         return lost_nts.sum(dim=(1, 2)).float() + (uses_end_n[:, None] & ~self.ends(value_nts).isfinite()).sum(dim=1)
 
     def targets(self, value_nts: Tensor) -> Tensor:
-        """Return the target of each value, 0 if it has none; values that are not finite count as 1/2 until all processes stop."""
+        """Return the target of each value, 0 if it has none; values that are not finite count as 1/2 until an error stops all."""
         value_nts = torch.where(value_nts.isfinite(), value_nts, 0.5)
         options: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
         inputs_of_streams: Iterator[dict[str, Any]] = self.streams.inputs(value_nts[:, :-1], self.bootstrap(value_nts))
@@ -279,7 +279,7 @@ class CriticInTrl(TrlPart):
             if self._ended is not None:
                 metrics["critic/share"] = (end_time - start_time) / (start_time - self._ended)
             self._ended = end_time
-        if value_streams.names != ("return",):  # no objective's value has a meaning outside its blocks
+        if value_streams.names != ("return",):  # an objective's value means nothing outside the objective's blocks
             value_nts = value_nts.masked_fill(~value_streams.mask_snt.permute(1, 2, 0), torch.nan)
         return replace(own, batch=replace(batch, value_nt=value_nts, bootstrap_n=learned.bootstrap_ns)), metrics
 

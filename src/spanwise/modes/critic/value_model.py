@@ -135,7 +135,7 @@ class ValueModel(nn.Module):
         return categorical_value(output_nts, value_range=self.config.value_range)
 
     def loss(self, output_nt: Tensor, target_nt: Tensor, mask_nt: Tensor, old_value_nt: Tensor) -> Float[Tensor, "n t"]:
-        """Return the critic's loss for one reward stream at each token, 0 at masked tokens."""
+        """Return the critic's loss at each token for one of the values that it gives a token, 0 at masked tokens."""
         if self.config.head == "hl_gauss":
             return categorical_value_loss(output_nt, target_nt, mask_nt, value_range=self.config.value_range)
         clipped_around_nt = None if self.config.value_clip is None else old_value_nt
@@ -184,7 +184,7 @@ def _check_tokenizer(place: str, saved: Saved | None, tokenizer: Any) -> None:
     policy_fingerprint, critic_fingerprint = fingerprint(tokenizer), None if saved is None else saved.tokenizer
     if critic_fingerprint is None:
         try:
-            if not has_file(place, "tokenizer_config.json"):  # else transformers returns an empty tokenizer
+            if not has_file(place, "tokenizer_config.json"):  # without this file, transformers returns an empty tokenizer
                 return
             critic_fingerprint = fingerprint(AutoTokenizer.from_pretrained(place, trust_remote_code=False))
         except Exception:  # a missing tokenizer raises errors of many types; `load` still compares the number of ids

@@ -132,7 +132,7 @@ class Laser(Mode):
         """Return whether laser's score is mixed into the credit of a generation batch, numbered from 0."""
         return self.first_mix is not None and number >= self.first_mix
 
-    # ------------------------------------------------------------------ the methods of `Mode`
+    # The methods below override those of `Mode`.
 
     def check_scheme(self, scheme: Scheme) -> None:
         """Refuse a scheme without the objective that laser predicts, and one that credits turns instead of completions."""
@@ -196,7 +196,7 @@ class Laser(Mode):
         return {"score_n": table.score_n[rows]} if is_mixed else {}
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each score's weight in the credit, 0 in steps that mix no scores in, and the score compared in its group."""
+        """Return each score's weight in the credit, 0 in steps that mix no scores in, and the score relative to its group."""
         return self._compared(score_n.masked_fill(~self.mixes_at(step_n), torch.nan), group_n)
 
     def _compared(self, score_n: Tensor, group_n: Tensor) -> tuple[Tensor, Tensor]:
@@ -227,11 +227,11 @@ class Laser(Mode):
 
     @property
     def judge(self) -> str:
-        """The name of the objective that laser's score predicts, which judges answers right or wrong."""
+        """The name of the objective whose reward laser's score predicts: 1 for a right answer, 0 for a wrong answer."""
         return self.verdict
 
     def note(self, table: Any) -> str:
-        """Return a sentence with the number of completions from steps that mix no score into the credit; empty without any."""
+        """Return a sentence that counts the completions from steps that mix no score into the credit; empty if there are none."""
         if self.first_mix is None or table.score_n is None:
             return ""
         early_count = int((~self.mixes_at(table.step_n)).sum())
@@ -242,7 +242,7 @@ class Laser(Mode):
         return early_note if early_count else ""
 
     def credit(self, credit: Credit, reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
-        """Mix laser's score into the verdict's advantage, in the blocks that the verdict gives credit; no score, no change."""
+        """Mix laser's scores into the advantages of the objective `verdict`, in the blocks to which that objective gives credit."""
         if batch.score_n is None:
             return credit
         if batch.steps is not None:
@@ -251,7 +251,8 @@ class Laser(Mode):
         is_paid_k = torch.tensor([name in scheme.objectives[m].pays for name in scheme.layout.names])
         paid_nk = reading.present_nk & is_paid_k.to(reading.length_nk.device)
         share_n1, compared_n1 = (x_n[:, None] for x_n in self._compared(batch.score_n, batch.group_n))
-        if scheme.entry.kind == "block" and credit.adv_nm is not None:  # change only the credit that comes from the verdict
+        # If the credit of each objective is known, change only the part that comes from the objective `verdict`.
+        if scheme.entry.kind == "block" and credit.adv_nm is not None:
             change_n1 = scheme.objectives[m].weight * share_n1 * (compared_n1 - credit.adv_nm[:, m : m + 1].double())
             return replace(credit, block_nk=credit.block_nk + torch.where(paid_nk, change_n1, 0.0))
         block_nk = credit.block_nk + torch.where(paid_nk, share_n1 * (compared_n1 - credit.block_nk), 0.0)

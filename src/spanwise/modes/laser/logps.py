@@ -57,7 +57,7 @@ def ended(ids_nt: Int[Tensor, "n t"], present_nt: Bool[Tensor, "n t"], ends: Col
 def end_logp(
     model: Any, rows: Sequence[Sequence[int]], token: int, *, pad: int, temperature: float = 1.0, batch_size: int = 64
 ) -> Float[Tensor, " n"]:
-    """Return a token's T log softmax(logits / T) after the end of each row, with T the temperature, by one forward pass."""
+    """Return T times a token's log-probability at temperature T after the end of each row, computed by forward passes."""
     logps_of_chunks, was_training = [], model.training
     # A PEFT adapter hides the arguments of the model's forward pass, so they are looked up in the model inside.
     inner_model = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -164,7 +164,7 @@ class Appended(RowPart):
         return {"score_n": self._score_n} if self.mode.mixes(number) else {}
 
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return each row's weight and target, with which a squared error of log-probabilities is laser's loss, and metrics."""
+        """Return the weight and the target log-probability of laser's squared error on each row's reserved token, and metrics."""
         laser, score_n, metrics = self.mode, self._score_n, {}
         verdict_n = verdicts(laser, reading, scheme).double()
         known_n = ~(score_n.isnan() | verdict_n.isnan())
@@ -186,8 +186,8 @@ class Appended(RowPart):
         adv_nt: Float[Tensor, "n t"],
         mask_nt: Shaped[Tensor, "n t"],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Take laser's weights and targets out of advantages and old log-probabilities; also return its loss at each token."""
-        # A weight of laser stands right after a trained token; other advantages outside the mask belong to padding rows.
+        """Take laser's weights and targets out of advantages and old log-probabilities; also return laser's loss at each token."""
+        # An advantage outside the mask is a weight of laser if it is right after a trained token; the others are in padding rows.
         trained_nt = mask_nt > 0
         after_trained_nt = torch.cat([torch.zeros_like(trained_nt[:, :1]), trained_nt[:, :-1]], dim=1)
         token_nt = after_trained_nt & ~trained_nt & (adv_nt != 0)

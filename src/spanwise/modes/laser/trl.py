@@ -33,9 +33,9 @@ class SelfRewarding(TrlPart):
         vocabulary_size = trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().weight.shape[0]
         self.token = reserved_id(laser, self.tokenizer, size=vocabulary_size, ends=self.ends)
         self.measured: dict[str, Any] | None = None  # the content of `laser.json`; None before the first batch
-        # The token's log-probabilities from the first and last forward pass after a generation, NaN for rows that did not end.
+        # The reserved token's log-probabilities from the first and last pass after a generation, NaN for rows that did not end.
         self.passes: list[Tensor] = []
-        # The token's log-probabilities from each call of `generate`, NaN for rows that end in the call's very last step.
+        # The reserved token's log-probabilities from each call of `generate`, NaN for rows that end in the call's very last step.
         self.heard: list[Tensor] = []
         self._written = False
         self._score_n: Tensor | None = None
@@ -57,7 +57,8 @@ class SelfRewarding(TrlPart):
         """Record the reserved token's log-probabilities during `generate`, if scores are needed before the loss is computed."""
         self.passes, self.heard = [], []
         model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        inner_model = model.get_base_model() if hasattr(model, "get_base_model") else model  # inside a PEFT adapter
+        # A PEFT adapter has the model inside, and the hook must be on the model itself.
+        inner_model = model.get_base_model() if hasattr(model, "get_base_model") else model
         reads_while_sampling = self.trainer.model.training and self._needed
         hook = inner_model.register_forward_hook(self.hear, with_kwargs=True) if reads_while_sampling else None
         try:
@@ -107,7 +108,7 @@ class SelfRewarding(TrlPart):
         return logps_bt, entropies_bt, aux
 
     def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
-        """Add laser's scores to the batch, and the weights and verdicts for its loss to TRL's output."""
+        """Add laser's scores to the batch, and the weights and verdicts for laser's loss to TRL's output."""
         trainer, mode, batch, all_rows = self.trainer, self.mode, own.batch, own.everyone
         if not trainer.model.training:
             return own, {}
@@ -169,11 +170,11 @@ class SelfRewarding(TrlPart):
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
         """Return the reserved token's log-probabilities that forward passes or the generation recorded, NaN for other rows."""
-        if "old_per_token_logps" in output:  # the first pass was the policy's
+        if "old_per_token_logps" in output:  # then TRL's first forward pass was that of the policy
             return self.passes[0].detach().float().cpu()
         if "logp_nt" in self.trainer.scheme.needs:
             return self.passes[-1].detach().float().cpu()
-        if len(self.heard) == 1 and len(self.heard[0]) == len(ended_n):  # one call of `generate`, so its rows are known
+        if len(self.heard) == 1 and len(self.heard[0]) == len(ended_n):  # one call of `generate`: its rows are the batch's
             return torch.where(ended_n, self.heard[0], torch.nan)
         return torch.full((len(ended_n),), torch.nan)
 
@@ -202,7 +203,7 @@ class SelfRewarding(TrlPart):
         return {} if self.measured is None else {FILE: json.dumps(self.measured, indent=1) + "\n"}
 
     def restore(self, folder: Path) -> None:
-        """Restore the reference log-probability from a checkpoint; refuse that of another token."""
+        """Restore the reference log-probability from a checkpoint; refuse one that was measured for another token."""
         if not (folder / FILE).is_file():
             raise DataError(
                 f"'{folder}' holds no reference of laser ({FILE}), because it was trained without laser. Start a new run."
