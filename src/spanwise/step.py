@@ -120,6 +120,13 @@ def in_useful_groups(credit: Credit, group_n: Shaped[Tensor, " n"], *, tolerance
     return torch.isin(group_n, group_n[credit.signal_n(tolerance=tolerance)])
 
 
+def list_states(states: Any, count: int) -> list[Any]:
+    """List the states that `count` turns start from; a number in a tensor or an array would not equal another such number."""
+    if states is None:
+        return [None] * count
+    return states.tolist() if hasattr(states, "tolist") else list(states)
+
+
 def gather_rows(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     """Gather the rewards, group ids and turns of the rows of all processes, since several processes may share a group."""
     steps = own.batch.steps
@@ -133,7 +140,7 @@ def gather_rows(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
         trajectory_s = torch.cat([own_s + rank * own.completions for rank, own_s in enumerate(trajectories)])
         anchor_s = None
         if any(states is not None for states in anchors):
-            anchor_s = list(chain(*(states or [None] * count for states, count in zip(anchors, row_counts, strict=True))))
+            anchor_s = list(chain(*map(list_states, anchors, row_counts)))
         batch = replace(batch, steps=Steps(trajectory_s, torch.cat(step_numbers), anchor_s))
     all_rows = ReadBatch(batch, Reading.unpack(torch.cat(packed_readings), scheme), len(row_counts) * own.completions)
     first_row = sum(row_counts[: ranks.rank])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from spanwise import AlignmentError, Batch, Layout, Objective, Scheme, Vocabulary
-from spanwise.step import Ranks, Step
+from spanwise.step import Ranks, Step, gather_rows
 
 VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"<confidence>", b"0.5", b"</confidence>", b" so"))
 RIGHT, WRONG, SURE = [0, 1, 3], [0, 2, 3], [4, 5, 6]
@@ -132,3 +132,15 @@ def test_a_batch_without_signal_is_counted_and_said_once_and_an_evaluation_is_ne
     assert sentence.startswith("Every advantage of the batch at step 7 is zero")
     assert step.finish(own, number=8).warnings == []
     assert step.zero_batches == 2
+
+
+@pytest.mark.parametrize(
+    "states", [[3, 5], torch.tensor([3, 5]), torch.tensor([3, 5]).numpy()], ids=["list", "tensor", "array"]
+)
+def test_states_of_several_processes_are_one_list(states):
+    step = Step(STEPS, VOCABULARY)
+    own = step.read(batch_of([0, 4], torch.zeros(8, dtype=torch.long), turns=True))
+    own = replace(own, batch=replace(own.batch, steps=replace(own.batch.steps, anchor_s=states)))
+    together = gather_rows(own, STEPS, Ranks(1, lambda packed: [packed, (*packed[:2], (*packed[2][:2], None))]))
+    assert together.gathered.batch.steps.anchor_s == [3, 5, None, None]
+    assert together.here == slice(2, 4)
