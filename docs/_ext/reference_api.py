@@ -177,7 +177,7 @@ def said_of(name: str) -> str:
     """The comment above a constant (`#: ...`), where it is defined.
 
     >>> said_of("spanwise.tasks.LONG_LAYOUT")
-    'The one block of a completion of the long chain.'
+    'The one block of a completion of a long digit chain.'
     """
     room, _, short = name.rpartition(".")
     module = _origin(room, short)

@@ -248,6 +248,7 @@ def test_an_injection_cannot_change_the_structure_of_the_message():
         assert written == ["<|im_start|>", "<|im_end|>"] * 2 + ["<|im_start|>"], text
 
 
+@pytest.mark.filterwarnings("ignore:The judge's cache")
 def test_a_choice_with_another_number_is_no_verdict_of_the_cache(tmp_path):
     """The words that the judge sees are the same, the reward is not."""
     with Server(even).serving() as server:

@@ -153,7 +153,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     # A layout without a part `answer` or `confidence` is of another kind of task, so the reason does not list its parts.
     if noun == "part" and {answer, confidence}.isdisjoint(part_names):
         reason = f"no block has the part '{answer}' or '{confidence}'"
-        reason += "; if another part is the answer, name it in the objective correct"
+        reason += "; if another part is the answer, name it in the objective 'correct'"
         return dict.fromkeys((*judged_figures, "coverage", *CALIBRATION, *score_figures), reason)
     reason_by_figure: dict[str, str] = {}
     if confidence not in keys_of[last_block]:
@@ -162,7 +162,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
         reason_by_figure = dict.fromkeys(("coverage", *CALIBRATION), reason)
     if answer not in part_names:
         reason = f"no block has the {noun} {template.format(answer)}{only(part_names)}"
-        reason += f"; name the {noun} of the answer in the objective correct"
+        reason += f"; name the {noun} of the answer in the objective 'correct'"
         reason_by_figure |= dict.fromkeys((*judged_figures, *CALIBRATION, *score_figures), reason)
     return reason_by_figure
 
