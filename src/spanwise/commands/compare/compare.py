@@ -78,7 +78,7 @@ def compare(
     if reference is not None:
         check_known("reference arm", reference, {run.arm for run in runs})
     check_no_run(output)
-    folder = Path(output)
+    output_folder = Path(output)
     with sole_writer(output):
         unfinished_runs = [run for run in runs if not run.finished()]
         if unfinished_runs:
@@ -87,22 +87,22 @@ def compare(
             except (KeyboardInterrupt, SystemExit):
                 say(console, "Stopped. Run the same command again to do the missing runs.")
                 raise
-        folders = {run.arm: {peer.seed: peer.folder for peer in runs if peer.arm == run.arm} for run in runs}
-        *_, figures_by_arm = ended_runs(folders)
+        folders_by_arm = {run.arm: {peer.seed: peer.folder for peer in runs if peer.arm == run.arm} for run in runs}
+        *_, figures_by_arm = ended_runs(folders_by_arm)
         comparison = compare_arms(figures_by_arm, figures=_measured_figures(figures_by_arm), reference=reference)
-        options = {
+        command_options = {
             "places": [] if shared is None else [str(shared)],
             "arms": list(arms),
             "seeds": list(seeds),
             "reference": reference,
             "overrides": dict(choices or {}),
         }
-        _write_comparison(folder, runs, comparison, options)
+        _write_comparison(output_folder, runs, comparison, command_options)
         say(console, *comparison_tables(comparison), comparison.summary())
         # Imported only here, because the report's packages take a second to load.
         from spanwise.commands.report.report import report_folder
 
-        say(console, f"Report: {report_folder(folder)}")
+        say(console, f"Report: {report_folder(output_folder)}")
     return comparison
 
 
@@ -110,9 +110,9 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     """Yield the table of every arm's figures, its warnings, and the table of differences between arms, paired by seed."""
     seed_count = max(interval.count for interval in comparison.cells.values())
     title = Text(f"Mean over {seed_count} seeds ± half of the {100 * comparison.level:g} % interval", style="italic")
-    headings = (Column(name.replace("_", " "), no_wrap=True) for name in comparison.figures)
+    figure_columns = (Column(name.replace("_", " "), no_wrap=True) for name in comparison.figures)
     figure_rows = ([arm, *comparison.row(arm, seed_count)] for arm in comparison.methods)
-    yield plain_table("", *headings, rows=figure_rows, title=title)
+    yield plain_table("", *figure_columns, rows=figure_rows, title=title)
     yield from (Text(f"! {sentence}", style="bold red") for sentence in comparison.warnings())
     if not comparison.differences:
         return
@@ -123,20 +123,20 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
         for d in differences:
             interval = d.interval
             more_seeds = "-" if d.seeds_needed is None or d.verdict == "clear" else str(d.seeds_needed)
-            bounds = f" [{interval.low:+.3f}, {interval.high:+.3f}]" if interval.low == interval.low else ""
-            interval_text = f"{interval.value:+.3f}{bounds}"
+            bounds_text = f" [{interval.low:+.3f}, {interval.high:+.3f}]" if interval.low == interval.low else ""
+            interval_text = f"{interval.value:+.3f}{bounds_text}"
             difference_rows.append([f"  {d.a} - {d.b}", interval_text, d.verdict, more_seeds])
-    columns = (Column(name, no_wrap=True) for name in ("difference", "verdict", "seeds"))
-    yield plain_table(Column("", overflow="fold"), *columns, rows=difference_rows)
+    difference_columns = (Column(name, no_wrap=True) for name in ("difference", "verdict", "seeds"))
+    yield plain_table(Column("", overflow="fold"), *difference_columns, rows=difference_rows)
 
 
 def _measured_figures(arms: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> list[str]:
     """Return the names of the figures (accuracy, ECE, ...) that at least one run has, in the order of the comparison table."""
     figures_of_runs = [figures for seeds in arms.values() for figures in seeds.values()]
     known_names = dict.fromkeys(name for figures in figures_of_runs for name, value in figures.items() if value is not None)
-    some_unjudged = any((figures.get("verdict_rate") or 1.0) < 1 for figures in figures_of_runs)
+    has_unjudged_runs = any((figures.get("verdict_rate") or 1.0) < 1 for figures in figures_of_runs)
     score_figures = (f"{OF_SCORE}{name}" for name in ("auroc", "ece", "brier", "coverage"))
-    names_in_order = [*FIGURES, *(["verdict_rate"] if some_unjudged else []), *score_figures]
+    names_in_order = [*FIGURES, *(["verdict_rate"] if has_unjudged_runs else []), *score_figures]
     other_names = [name for name in known_names if "@" in name or name.endswith("_accuracy")]
     return [*(name for name in names_in_order if name in known_names), *other_names]
 
@@ -150,7 +150,7 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
     make_task(unfinished_runs[0].recipe, console)
     process_count = processes or (2 if (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available() else 1)
     say(console, f"{count - len(unfinished_runs)} of {count} runs are finished; {process_count} train at a time.")
-    start_seconds, failures, done_count = time.perf_counter(), {}, 0
+    start_seconds, reason_by_failed_run, done_count = time.perf_counter(), {}, 0
 
     def ended(run: ArmRun, status: int) -> None:
         nonlocal done_count
@@ -160,16 +160,16 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
             figures = read_fields(run.folder / "summary.json")["final"]
             outcome_text = "  ".join(f"{name} {figures[name]:.3f}" for name in FIGURES if figures.get(name) is not None)
         else:
-            failures[run.folder.name] = _failure_reason(run, status)
-            outcome_text = f"failed: {failures[run.folder.name]}"
+            reason_by_failed_run[run.folder.name] = _failure_reason(run, status)
+            outcome_text = f"failed: {reason_by_failed_run[run.folder.name]}"
         counts_text = f"{done_count}/{len(unfinished_runs)}"
         say(console, f"{counts_text}  {run.folder.name}  {outcome_text}  left {seconds_left / 60:.0f} min")
 
     side_by_side(unfinished_runs, process_count, start=lambda run: _start(run, console), ended=ended)
-    if failures:
-        run_name, reason = next(iter(failures.items()))
+    if reason_by_failed_run:
+        run_name, failure_reason = next(iter(reason_by_failed_run.items()))
         raise DataError(
-            f"{len(failures)} of {len(unfinished_runs)} runs failed, the first was {run_name}: {reason} "
+            f"{len(reason_by_failed_run)} of {len(unfinished_runs)} runs failed, the first was {run_name}: {failure_reason} "
             "Run the same command again for the missing runs."
         )
 
@@ -219,12 +219,12 @@ def _write_comparison(output: Path, runs: Sequence[ArmRun], comparison: ArmCompa
     figures_by_arm: dict[str, dict[str, Any]] = {arm: {} for arm in comparison.methods}
     for (arm, figure), interval in comparison.cells.items():
         figures_by_arm[arm][figure] = {**_interval(interval), "sd": interval.sd, "seeds": interval.count}
-    summary = {
+    summary_fields = {
         "arms": list(comparison.methods), "seeds": sorted({run.seed for run in runs}), "reference": options["reference"],
         "options": options, "recipe": common_fields, "figures": figures_by_arm,
         "differences": [{**vars(d), "interval": _interval(d.interval), "sd": d.interval.sd} for d in comparison.differences],
     }  # fmt: skip
-    RunFolder(output).write_summary(without_nan(summary))
+    RunFolder(output).write_summary(without_nan(summary_fields))
     sentences = "\n".join(f"- {sentence}" for sentence in comparison.sentences())
     write_text(output / "comparison.md", f"{comparison.markdown()}\n\n{comparison.summary()}\n\n{sentences}\n")
 
@@ -265,11 +265,11 @@ class ArmRun:
                 f"delete '{self.folder}'."
             )
         recipe_fields = self.asked()
-        changes = changed(self.file, recipe_fields, but=("output",))
-        changes = changes or changed(self.folder / "recipe.yaml", recipe_fields, but=("output", *_FILLED))
-        if changes:
+        changed_fields = changed(self.file, recipe_fields, but=("output",))
+        changed_fields = changed_fields or changed(self.folder / "recipe.yaml", recipe_fields, but=("output", *_FILLED))
+        if changed_fields:
             raise DataError(
-                f"'{self.folder}' holds a run of another recipe ({', '.join(changes[:3])}). Give another --output, or "
+                f"'{self.folder}' holds a run of another recipe ({', '.join(changed_fields[:3])}). Give another --output, or "
                 f"delete '{self.folder}' and '{self.file}'."
             )
         return all(is_filled(self.folder / name) for name in _ENDED)
@@ -312,12 +312,12 @@ def plan_runs(
                     f"Remove --set {field}, or make {choices[field]} an arm of its own."
                 )
     # Fields that an arm sets override the recipe file that all arms share, and `choices` (--set) override both.
-    written_fields = set() if shared is None else load(shared).model_fields_set
-    common_fields = {field: value for field, value in COMMON.items() if field not in written_fields}
+    shared_file_fields = set() if shared is None else load(shared).model_fields_set
+    common_fields = {field: value for field, value in COMMON.items() if field not in shared_file_fields}
 
     def recipe(name: str, seed: int) -> Recipe:
-        folder = str(Path(output) / f"{name}-{seed}")
-        return load(shared, {**common_fields, **fields_by_arm[name], **choices, "seed": seed, "output": folder})
+        run_folder = str(Path(output) / f"{name}-{seed}")
+        return load(shared, {**common_fields, **fields_by_arm[name], **choices, "seed": seed, "output": run_folder})
 
     runs = [ArmRun(name, seed, recipe(name, seed)) for seed in seeds for name in arm_names]
     first_run = runs[0]

@@ -130,9 +130,9 @@ class CreditResult:
     @property
     def title(self) -> Text:
         """The title over a table: the file and its size."""
-        size = f"{len(self.table)} completions in {len(self.group_n.unique())} groups"
+        size_text = f"{len(self.table)} completions in {len(self.group_n.unique())} groups"
         # A `Text`, because Rich would read brackets of a path in a plain string as markup.
-        return Text(f"{self.table.path} ({self.table.source}): {size}", style="table.title")
+        return Text(f"{self.table.path} ({self.table.source}): {size_text}", style="table.title")
 
 
 def apply_arms(
@@ -148,8 +148,8 @@ def apply_arms(
     recorded_note = ""
     try:
         if recorded:
-            recorded_arm, recorded_note = apply_recorded(table, spans_by_layout[arms.layout])
-            applied.append(recorded_arm)
+            recorded_credit, recorded_note = apply_recorded(table, spans_by_layout[arms.layout])
+            applied.append(recorded_credit)
     except RecipeError as error:
         if must:
             raise
@@ -157,13 +157,13 @@ def apply_arms(
     setup_notes = [text for name, scheme in schemes.items() for text in setup_warnings(readings[name], scheme).values()]
     scores = _collect_scores(len(table), arms, readings)
     figures, score_note = _measure_score(table, schemes.values(), scores)
-    modes = next((scheme.modes for scheme in schemes.values() if scheme.modes), ())
+    scheme_modes = next((scheme.modes for scheme in schemes.values() if scheme.modes), ())
     all_notes = [
         *arms.notes, recorded_note, *dict.fromkeys(setup_notes), table.note, *notes, _describe_origins(table, arms),
-        _describe_sums(schemes), score_note, *(mode.note(table) for mode in modes),
+        _describe_sums(schemes), score_note, *(mode.note(table) for mode in scheme_modes),
     ]  # fmt: skip
-    most_blocks = max((arm.file_spans for arm in applied), key=lambda spans: len(spans.names))
-    shown_spans = spans_by_layout.get(arms.layout, most_blocks)
+    spans_with_most_blocks = max((arm.file_spans for arm in applied), key=lambda spans: len(spans.names))
+    shown_spans = spans_by_layout.get(arms.layout, spans_with_most_blocks)
     return CreditResult(table, group_n, arms, tuple(applied), scores, shown_spans, tuple(filter(None, all_notes)), figures)
 
 
@@ -171,12 +171,12 @@ def _collect_scores(completions: int, arms: Arms, readings: Mapping[str, Reading
     """Join the rewards that the methods use; a reward that several use is taken from the method with the most blocks."""
     rewards: dict[str, Reward] = {}
     for method_name in sorted(readings, key=lambda name: -len(arms.schemes[name].layout.names)):
-        scores = readings[method_name].scores
+        method_scores = readings[method_name].scores
         score_tables = {
-            "value_n": scores.reward_nm, "status_n": scores.status_nm, "by_outcome_n2": scores.by_outcome_nmo,
-            "stated_n": scores.stated_nm, "note_n": scores.note_nm,
+            "value_n": method_scores.reward_nm, "status_n": method_scores.status_nm, "by_outcome_n2": method_scores.by_outcome_nmo,
+            "stated_n": method_scores.stated_nm, "note_n": method_scores.note_nm,
         }  # fmt: skip
-        for m, objective in enumerate(scores.names):
+        for m, objective in enumerate(method_scores.names):
             reward_fields: dict[str, Any] = {name: table[:, m] for name, table in score_tables.items() if table is not None}
             rewards.setdefault(objective, Reward(**reward_fields))
     if not rewards:  # without methods, only the credit that the file records is shown
@@ -188,32 +188,32 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
     """Return figures on how well self-rewarding scores predict right answers, and a sentence; None and "" without scores."""
     if table.score_n is None:
         return None, ""
-    judge = next((mode.judge for scheme in schemes for mode in scheme.modes if mode.judge is not None), "correct")
+    judge_name = next((mode.judge for scheme in schemes for mode in scheme.modes if mode.judge is not None), "correct")
     clipped_n = table.score_n.clamp(0.0, 1.0)
-    known_n = ~clipped_n.isnan()
-    right_n = scores.outcome(judge).double() if judge in scores.names else torch.full_like(clipped_n, torch.nan)
-    right_n = right_n.masked_fill((right_n != 0) & (right_n != 1), torch.nan)
-    is_judged = not bool(right_n.isnan().all())
-    score_count, coverage = int(known_n.sum()), float(known_n.double().mean())
-    fields: dict[str, Any] = {"completions": score_count, "coverage": coverage, "verdict": judge if is_judged else None}
-    sentence = f"Self-rewarding score (laser): {score_count:,} completions have a score ({100 * coverage:.3g} %)"
+    has_score_n = ~clipped_n.isnan()
+    correct_n = scores.outcome(judge_name).double() if judge_name in scores.names else torch.full_like(clipped_n, torch.nan)
+    correct_n = correct_n.masked_fill((correct_n != 0) & (correct_n != 1), torch.nan)
+    is_judged = not bool(correct_n.isnan().all())
+    score_count, coverage = int(has_score_n.sum()), float(has_score_n.double().mean())
+    fields: dict[str, Any] = {"completions": score_count, "coverage": coverage, "verdict": judge_name if is_judged else None}
+    score_sentence = f"Self-rewarding score (laser): {score_count:,} completions have a score ({100 * coverage:.3g} %)"
     alarm_reasons: list[str] = []
     try:
         from spanwise.measure import figures
     except ModuleNotFoundError:  # SciPy is missing, which the extra `cli` does not install
         pass
     else:
-        figure_values = figures(clipped_n, right_n, well_formed_n=known_n)
-        by_score = {name: figure_values[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES}
-        alarm_reasons = list(dict.fromkeys(alarms(by_score).values()))
-        fields |= {name.removeprefix(OF_SCORE): value for name, value in by_score.items()} | {"alarms": alarm_reasons}
+        figure_values = figures(clipped_n, correct_n, well_formed_n=has_score_n)
+        score_figures = {name: figure_values[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES}
+        alarm_reasons = list(dict.fromkeys(alarms(score_figures).values()))
+        fields |= {name.removeprefix(OF_SCORE): value for name, value in score_figures.items()} | {"alarms": alarm_reasons}
         if is_judged:
             worded_figures = ((word, fields[name]) for name, word in _OF_A_SCORE.items())
             figures_text = ", ".join(f"{word} {'-' if value is None else f'{value:.3f}'}" for word, value in worded_figures)
-            sentence = f"{sentence}, and against {judge} {figures_text}"
+            score_sentence = f"{score_sentence}, and against {judge_name} {figures_text}"
     if not is_judged:
-        return fields, f"{sentence}; the file does not say which completions are right."
-    return fields, f"{sentence}." + "".join(f" {reason[:1].upper()}{reason[1:]}." for reason in alarm_reasons)
+        return fields, f"{score_sentence}; the file does not say which completions are right."
+    return fields, f"{score_sentence}." + "".join(f" {reason[:1].upper()}{reason[1:]}." for reason in alarm_reasons)
 
 
 def _by_family(values: Mapping[str, _T]) -> dict[str, _T]:
@@ -224,8 +224,8 @@ def _by_family(values: Mapping[str, _T]) -> dict[str, _T]:
     """
     value_by_label: dict[str, _T] = {}
     for label, members in families(values).items():
-        all_agree = len({values[member] for member in members}) == 1
-        value_by_label |= {label: values[members[0]]} if all_agree else {member: values[member] for member in members}
+        values_agree = len({values[member] for member in members}) == 1
+        value_by_label |= {label: values[members[0]]} if values_agree else {member: values[member] for member in members}
     return value_by_label
 
 
@@ -234,11 +234,11 @@ def _describe_origins(table: RolloutTable, arms: Arms) -> str:
     column_by_objective = {objective.name: arms.recorded_columns.get(objective.name) for objective in arms.objectives}
     if not column_by_objective:
         return ""
-    origins = {
+    origin_by_objective = {
         name: "the text" if column is None else "the file" if column == name else f"the file's '{column}'"
         for name, column in column_by_objective.items()
     }
-    origins_text = ", ".join(f"{label} from {place}" for label, place in _by_family(origins).items())
+    origins_text = ", ".join(f"{label} from {place}" for label, place in _by_family(origin_by_objective).items())
     unused = [name for name in table.rewards if name not in column_by_objective.values()]
     more_text = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
     unused_hint = f" No objective uses the file's {', '.join(unused[:3])}{more_text}; --reward OBJECTIVE=COLUMN assigns one."
@@ -249,13 +249,13 @@ def _describe_sums(schemes: Mapping[str, Scheme]) -> str:
     """Say, for each method that credits a completion as a whole, which rewards it adds up."""
     if len({objective.name for scheme in schemes.values() for objective in scheme.objectives}) < 2:
         return ""
-    method_sums = []
+    sum_texts = []
     for name, scheme in schemes.items():
         if scheme.entry.kind == "completion":
             weight_by_label = _by_family({term.name: term.weight for term in scheme.objectives})
             weighted_names = (f"{'' if weight == 1 else f'{weight:g} '}{label}" for label, weight in weight_by_label.items())
-            method_sums.append(f"{name}: {' + '.join(weighted_names)}{'' if len(scheme.objectives) > 1 else ' alone'}")
-    return f"Rewards that a method adds up to one number per completion: {'; '.join(method_sums)}." if method_sums else ""
+            sum_texts.append(f"{name}: {' + '.join(weighted_names)}{'' if len(scheme.objectives) > 1 else ' alone'}")
+    return f"Rewards that a method adds up to one number per completion: {'; '.join(sum_texts)}." if sum_texts else ""
 
 
 def read_file(
@@ -268,12 +268,12 @@ def read_file(
     readings: dict[str, list[Reading]] = {name: [] for name in arms.schemes}
     for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
         REPORT.get()("finding blocks", int(table.tokens.offsets[last]), len(table.tokens.values))
-        rows = slice(first, last)
-        place_rt = table.tokens.places(rows)
+        row_range = slice(first, last)
+        place_rt = table.tokens.places(row_range)
         ids_rt, mask_rt = gather(place_rt, table.tokens.values, 0), gather(place_rt, table.trainable, False)
-        file_columns = {name: values[rows] for name, values in table.columns.items()}
+        file_columns = {name: values[row_range] for name, values in table.columns.items()}
         # No file records what a reward would be if the answer were right or wrong, so `read` computes that from the text.
-        recorded_rewards = {name: table.rewards[column].take(rows) for name, column in arms.recorded_columns.items()}
+        recorded_rewards = {name: table.rewards[column].take(row_range) for name, column in arms.recorded_columns.items()}
         for layout, spans_parts in parts_by_layout.items():
             spans, block_texts = blocks_and_texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)
             if spans.interleaved:
@@ -283,16 +283,16 @@ def read_file(
             spans_parts.append((spans.start_nk, spans.end_nk, spans.length_nk, spans.fault_n))
             for name, scheme in arms.schemes.items():
                 if scheme.layout == layout:
-                    function_columns = _function_columns(table, rows, block_texts, scheme)
-                    batch = Batch(table.group_n[rows], ids_rt, mask_rt, columns={**file_columns, **function_columns})
+                    function_columns = _function_columns(table, row_range, block_texts, scheme)
+                    batch = Batch(table.group_n[row_range], ids_rt, mask_rt, columns={**file_columns, **function_columns})
                     reading = read(batch, scheme, table.vocabulary, recorded=recorded_rewards, located=blocks_and_texts)
                     readings[name].append(reading.take(slice(None)))
     spans_by_layout = {}
     for layout, spans_parts in parts_by_layout.items():
         joined_columns = (torch.cat(column) for column in zip(*spans_parts, strict=True))
-        trainable = table.tokens.with_values(table.trainable)
-        pieces = pieces_by_layout.get(layout)
-        spans_by_layout[layout] = FileSpans(layout.names, *joined_columns, trainable=trainable, pieces=pieces)
+        trainable_tokens = table.tokens.with_values(table.trainable)
+        layout_pieces = pieces_by_layout.get(layout)
+        spans_by_layout[layout] = FileSpans(layout.names, *joined_columns, trainable=trainable_tokens, pieces=layout_pieces)
     return spans_by_layout, {name: Reading.joined(parts) for name, parts in readings.items()}
 
 
@@ -316,41 +316,41 @@ def apply_arm(
     table: RolloutTable, name: str, scheme: Scheme, reading: Reading, file_spans: FileSpans, group_n: Int[Tensor, " n"]
 ) -> MethodCredit:
     """Compute the credit of all completions of a file by one method; the completions of one training step form one batch."""
-    by_token = scheme.entry.kind == "token" or scheme.refine is not None
-    adv_v = np.zeros(len(table.tokens.values) if by_token else 0, dtype=np.float32)
+    credits_tokens = scheme.entry.kind == "token" or scheme.refine is not None
+    adv_v = np.zeros(len(table.tokens.values) if credits_tokens else 0, dtype=np.float32)
     credit_parts: list[tuple[Tensor, Credit]] = []
     for step in steps(table.step_n):
         # the mean length of the training step's completions, even if they are credited a few at a time
         mean_length = file_spans.length_nk[step].sum(dim=1).double().mean()
-        at_once = AT_A_TIME if by_token and not _needs_whole_step(scheme) else sys.maxsize
-        for first, last in fitting_runs(table.tokens.lengths[step.numpy()], at_once):
-            rows = step[first:last]
-            part_reading, batch_fields = reading.take(rows), dict[str, Any]()
+        most_tokens = AT_A_TIME if credits_tokens and not _needs_whole_step(scheme) else sys.maxsize
+        for first, last in fitting_runs(table.tokens.lengths[step.numpy()], most_tokens):
+            row_indices = step[first:last]
+            part_reading, batch_fields = reading.take(row_indices), dict[str, Any]()
             for mode in scheme.modes:
-                batch_fields |= mode.recorded(table, rows)
-            if by_token:
-                place_rt = table.tokens.places(rows.numpy())
-                part_reading = replace(part_reading, spans=file_spans.spans(rows, place_rt))
+                batch_fields |= mode.recorded(table, row_indices)
+            if credits_tokens:
+                place_rt = table.tokens.places(row_indices.numpy())
+                part_reading = replace(part_reading, spans=file_spans.spans(row_indices, place_rt))
                 batch_fields["ids_nt"] = gather(place_rt, table.tokens.values, 0)
                 batch_fields["mask_nt"] = gather(place_rt, table.trainable, False)
                 for batch_field, column_names in token_columns(scheme).items():
                     token_streams = [gather(place_rt, table.token_values[column], 0.0) for column in column_names]
                     batch_fields[batch_field] = torch.stack(token_streams, dim=2).squeeze(2)
-                credit = credit_batch(part_reading, Batch(group_n[rows], **batch_fields), scheme)
-                credit = replace(credit, mean_length_n=mean_length.expand(len(rows)))
+                credit = credit_batch(part_reading, Batch(group_n[row_indices], **batch_fields), scheme)
+                credit = replace(credit, mean_length_n=mean_length.expand(len(row_indices)))
                 adv_v[place_rt[place_rt >= 0]] = advantages(credit, part_reading.spans, scheme).numpy()[place_rt >= 0]
             else:
                 if table.rollout_n is not None:
-                    batch_fields["steps"] = Steps(table.rollout_n[rows], rows)
-                credit = credit_batch(part_reading, Batch(group_n[rows], **batch_fields), scheme)
+                    batch_fields["steps"] = Steps(table.rollout_n[row_indices], row_indices)
+                credit = credit_batch(part_reading, Batch(group_n[row_indices], **batch_fields), scheme)
                 # A completion without any block has no token that could carry the cost of the blocks that it omits.
                 credit = replace(credit, stop_n=credit.stop_n.masked_fill(~part_reading.present_nk.any(dim=1), 0.0))
-            credit_parts.append((rows, credit))
+            credit_parts.append((row_indices, credit))
     credit = _join_credit(credit_parts)
-    strata_counts = dead_strata(credit, scheme, group_n=group_n if by_token else None)
-    dead_share = {objective: silent / total for objective, (total, silent) in strata_counts.items() if total}
+    strata_counts = dead_strata(credit, scheme, group_n=group_n if credits_tokens else None)
+    dead_share_by_objective = {objective: silent / total for objective, (total, silent) in strata_counts.items() if total}
     spread_credit = partial(advantages, scheme=scheme)
-    return MethodCredit(name, file_spans, credit, spread_credit, adv_v if by_token else None, dead_share)
+    return MethodCredit(name, file_spans, credit, spread_credit, adv_v if credits_tokens else None, dead_share_by_objective)
 
 
 def _needs_whole_step(scheme: Scheme) -> bool:
@@ -361,7 +361,7 @@ def _needs_whole_step(scheme: Scheme) -> bool:
 
 def _join_credit(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
     """Join the credit of separate sets of rows in file order; sets of compared completions (strata) get new, distinct numbers."""
-    order_n = torch.cat([rows for rows, _ in parts]).argsort()
+    row_order = torch.cat([rows for rows, _ in parts]).argsort()
     renumbered_credits, strata_before = [], 0
     for _, credit in parts:
         assert credit.comparison is not None, "it was credited here"
@@ -369,7 +369,7 @@ def _join_credit(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
         comparison = replace(credit.comparison, stratum_nm=torch.where(stratum_nm >= 0, stratum_nm + strata_before, -1))
         renumbered_credits.append(replace(credit, comparison=comparison, token_nt=None, refined_nt=None))
         strata_before += int(stratum_nm.max()) + 1 if stratum_nm.numel() else 0
-    return join_rows(renumbered_credits).take(order_n)
+    return join_rows(renumbered_credits).take(row_order)
 
 
 def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
@@ -381,8 +381,8 @@ def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
 
 def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCredit, str]:
     """Return the credit that the trainer recorded in the file, and a sentence on how the file stores it."""
-    record = table.as_recorded
-    if record is None:
+    recorded_numbers = table.as_recorded
+    if recorded_numbers is None:
         raise RecipeError(
             f"'{table.path}' records no advantages, score or reward, so there is nothing to show; leave '{RECORDED}' out."
         )
@@ -391,39 +391,39 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
     if table.rollout_n is not None:
         token_count_n = torch.bincount(table.rollout_n, weights=token_count_n)[table.rollout_n]
     stop_n, adv_v = torch.zeros(len(table)).double(), None
-    if record.by_block:
+    if recorded_numbers.by_block:
         no_credit_n = torch.zeros(len(table))
-        block_nk = torch.stack([record.by_block.get(name, no_credit_n) for name in file_spans.names], dim=1)
+        credit_nk = torch.stack([recorded_numbers.by_block.get(name, no_credit_n) for name in file_spans.names], dim=1)
         present_names = [name for k, name in enumerate(file_spans.names) if present_nk[:, k].any()]
-        if missing_names := [name for name in present_names if name not in record.by_block]:
-            block_names = ", ".join(name for name in record.by_block if name != STOP)
+        if missing_names := [name for name in present_names if name not in recorded_numbers.by_block]:
+            block_names = ", ".join(name for name in recorded_numbers.by_block if name != STOP)
             raise RecipeError(
                 f"'{table.path}' records credit of the blocks {block_names}, but the layout also has {', '.join(missing_names)}; "
                 f"give the trainer's layout to see its credit under '{RECORDED}'."
             )
-        block_nk, stop_n = block_nk.double().nan_to_num(), record.by_block.get(STOP, stop_n).nan_to_num()
-    elif record.by_token:
-        sum_parts, inside_parts = list[Tensor](), list[np.ndarray]()
+        credit_nk, stop_n = credit_nk.double().nan_to_num(), recorded_numbers.by_block.get(STOP, stop_n).nan_to_num()
+    elif recorded_numbers.by_token:
+        sum_parts, in_block_parts = list[Tensor](), list[np.ndarray]()
         for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
             place_rt = table.tokens.places(slice(first, last))
-            column_rt = file_spans.spans(slice(first, last), place_rt).block_nt.long() + 1
-            inside_parts.append(column_rt.numpy()[place_rt >= 0] > 0)
+            block_column_rt = file_spans.spans(slice(first, last), place_rt).block_nt.long() + 1
+            in_block_parts.append(block_column_rt.numpy()[place_rt >= 0] > 0)
             sum_rk = torch.zeros(last - first, len(file_spans.names) + 1).double()
-            sum_parts.append(sum_rk.scatter_add_(1, column_rt, gather(place_rt, record.value, 0.0))[:, 1:])
-        block_nk = torch.cat(sum_parts)
-        used_v = np.isnan(record.value) | np.concatenate(inside_parts)
-        adv_v = np.where(used_v, record.value, 0.0).astype(np.float32)
-        if not record.shares:
-            block_nk = block_nk / file_spans.length_nk.clamp(min=1)
+            sum_parts.append(sum_rk.scatter_add_(1, block_column_rt, gather(place_rt, recorded_numbers.value, 0.0))[:, 1:])
+        credit_nk = torch.cat(sum_parts)
+        is_used_v = np.isnan(recorded_numbers.value) | np.concatenate(in_block_parts)
+        adv_v = np.where(is_used_v, recorded_numbers.value, 0.0).astype(np.float32)
+        if not recorded_numbers.shares:
+            credit_nk = credit_nk / file_spans.length_nk.clamp(min=1)
             adv_v /= np.repeat(token_count_n.numpy(), table.tokens.lengths)
     else:
-        block_nk = torch.from_numpy(record.value)[:, None].expand(present_nk.shape)
+        credit_nk = torch.from_numpy(recorded_numbers.value)[:, None].expand(present_nk.shape)
     empty_m = torch.zeros(0, dtype=torch.long)
-    credit = Credit(torch.where(present_nk, block_nk, 0.0), stop_n, empty_m, empty_m, mean_length_n=token_count_n)
-    spread_words = f"spread over the tokens of the {'block' if record.by_block else 'completion'}"
-    note = f"{RECORDED} is no method: {record.says}, {'as it stands there' if record.shares else spread_words}."
-    spread_credit = partial(_spread_recorded, by_block=bool(record.by_block))
-    return MethodCredit(RECORDED, file_spans, credit, spread_credit, adv_v), note
+    credit = Credit(torch.where(present_nk, credit_nk, 0.0), stop_n, empty_m, empty_m, mean_length_n=token_count_n)
+    spread_words = f"spread over the tokens of the {'block' if recorded_numbers.by_block else 'completion'}"
+    note = f"{RECORDED} is no method: {recorded_numbers.says}, {'as it stands there' if recorded_numbers.shares else spread_words}."
+    spread_function = partial(_spread_recorded, by_block=bool(recorded_numbers.by_block))
+    return MethodCredit(RECORDED, file_spans, credit, spread_function, adv_v), note
 
 
 def _spread_recorded(credit: Credit, spans: Spans, *, by_block: bool) -> Float[Tensor, "n t"]:

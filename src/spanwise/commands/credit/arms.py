@@ -66,12 +66,12 @@ def choose_arms(
     } | dict(rewards or {})
     recorded_columns = choose_columns(table, rewards)
     if blocks.no_verdict:
-        advice = advise_tagless(table, texts) if common_layout(texts) else ""
-        blocks = replace(blocks, no_verdict="" if "correct" in recorded_columns else f"{blocks.no_verdict}{advice}")
+        tagless_advice = advise_tagless(table, texts) if common_layout(texts) else ""
+        blocks = replace(blocks, no_verdict="" if "correct" in recorded_columns else f"{blocks.no_verdict}{tagless_advice}")
     own_scheme: Scheme | SpanwiseError
-    adds_up = table.folder is None and recipe.objectives is None and "correct" not in rewards
-    summed = _summed_rewards(table, recorded_columns) if adds_up else ()
-    presets, own_name = _Presets(recipe, blocks, recorded_columns, blocks.objectives, summed), "recipe"
+    sums_rewards = table.folder is None and recipe.objectives is None and "correct" not in rewards
+    summed_rewards = _summed_rewards(table, recorded_columns) if sums_rewards else ()
+    presets, own_name = _Presets(recipe, blocks, recorded_columns, blocks.objectives, summed_rewards), "recipe"
     try:
         own_name, own_scheme, presets = _build_own(presets, run_code)
     except (RecipeError, LayoutError) as error:
@@ -81,10 +81,10 @@ def choose_arms(
     schemes: dict[str, Scheme] = {}
     methods_by_reason: dict[str, list[str]] = {}
     last_error: SpanwiseError | None = None
-    for requested in [name for name in methods if name != RECORDED] if methods else (*USUAL, "recipe"):
-        name = own_name if requested == "recipe" else requested
+    for requested in [method_name for method_name in methods if method_name != RECORDED] if methods else (*USUAL, "recipe"):
+        method_name = own_name if requested == "recipe" else requested
         try:
-            scheme = own_scheme if name == own_name else presets.build_for_file(name)
+            scheme = own_scheme if method_name == own_name else presets.build_for_file(method_name)
             if not isinstance(scheme, Scheme):
                 raise scheme
             check_file(scheme, table)
@@ -95,8 +95,8 @@ def choose_arms(
             last_error = error
             methods_by_reason.setdefault(str(error), []).append(requested)
             continue
-        if methods or name in USUAL or scheme not in schemes.values():
-            schemes[name] = scheme
+        if methods or method_name in USUAL or scheme not in schemes.values():
+            schemes[method_name] = scheme
     if last_error is not None and not schemes:
         raise last_error
     objective_names = dict.fromkeys(objective.name for scheme in schemes.values() for objective in scheme.objectives)
@@ -105,8 +105,8 @@ def choose_arms(
             raise RecipeError(unknown("objective", objective, objective_names))
     notes = [blocks.note, *(left_out_note(names, reason) for reason, names in methods_by_reason.items())]
     if schemes and texts:
-        required = schemes if methods else [own_name] if must_fit else []
-        notes += _drop_tagless(schemes, table, texts, required=required)
+        required_methods = schemes if methods else [own_name] if must_fit else []
+        notes += _drop_tagless(schemes, table, texts, required=required_methods)
     return Arms(blocks.layout, schemes, own_name if own_name in schemes else None, recorded_columns, notes)
 
 
@@ -121,9 +121,9 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
     for objective, column in rewards.items():
         if column != "text" and column not in table.rewards:
             filled_cells = [value for value in table.columns.get(column, ()) if value is not None]
-            reason = f"holds no numbers; it has {reprlib.repr(filled_cells[0])}" if filled_cells else "is empty"
+            column_problem = f"holds no numbers; it has {reprlib.repr(filled_cells[0])}" if filled_cells else "is empty"
             if column in table.columns:
-                raise RecipeError(f"--reward {objective}={column}: that column of '{table.path}' {reason}.")
+                raise RecipeError(f"--reward {objective}={column}: that column of '{table.path}' {column_problem}.")
             if not table.rewards:
                 raise RecipeError(f"--reward {objective}={column}: '{table.path}' records no rewards at all.")
             raise RecipeError(unknown(f"reward in '{table.path}' called", column, table.rewards))
@@ -134,9 +134,9 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
 
 def _summed_rewards(table: RolloutTable, columns: Mapping[str, str]) -> tuple[str, ...]:
     """Return the recorded rewards that the trainer added up; none if it was one reward, equal to the verdict `correct`."""
-    names = [name for name in (columns.get("correct"), *table.trained) if name is not None]
-    rewards = [table.rewards[name].value_n.nan_to_num() for name in names]
-    is_verdict = "correct" in columns and len(rewards) == 2 and torch.equal(*rewards)
+    reward_names = [name for name in (columns.get("correct"), *table.trained) if name is not None]
+    reward_columns = [table.rewards[name].value_n.nan_to_num() for name in reward_names]
+    is_verdict = "correct" in columns and len(reward_columns) == 2 and torch.equal(*reward_columns)
     return () if is_verdict else table.trained
 
 
@@ -150,8 +150,8 @@ def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTab
             problem = f"needs gold answers, but '{table.path}' has no column '{answer_column}'"
             reward_option = f"--reward {name}={next(iter(table.rewards), '')}"
             advice = f"The file records {', '.join(table.rewards)}: take one with {reward_option}, or add the column."
-            has_others = answer_column == "answer" and table.columns
-            columns_hint = f" If another column has them: --columns {answer_column}=NAME." if has_others else ""
+            has_other_columns = answer_column == "answer" and table.columns
+            columns_hint = f" If another column has them: --columns {answer_column}=NAME." if has_other_columns else ""
             raise DataError(f"Reward '{name}' {problem}. {advice if table.rewards else 'Add the column.'}{columns_hint}")
 
 
@@ -160,12 +160,12 @@ def _build_own(presets: _Presets, run_code: bool) -> tuple[str, Scheme, _Presets
     recipe, blocks = presets.recipe, presets.blocks
     if blocks.objectives is None:
         scheme = scheme_of(recipe, blocks.layout, blocks.longest, recorded=presets.recorded_columns, run_code=run_code)
-        same_method = presets.with_each_baseline()
-        if recipe.objectives is not None and all(preset.objectives != scheme.objectives for _, preset in same_method):
+        method_presets = presets.with_each_baseline()
+        if recipe.objectives is not None and all(preset.objectives != scheme.objectives for _, preset in method_presets):
             blocks = replace(blocks, layout=scheme.layout)
             presets = replace(presets, blocks=blocks, objectives=tuple(scheme.objectives))
-        same_method = presets.with_each_baseline()
-        return next((name for name, preset in same_method if preset == scheme), "recipe"), scheme, presets
+        method_presets = presets.with_each_baseline()
+        return next((name for name, preset in method_presets if preset == scheme), "recipe"), scheme, presets
 
     preset_name = f"{recipe.method}:{recipe.baseline}" if recipe.baseline else recipe.method
     scheme = presets.build(preset_name)
@@ -210,23 +210,23 @@ class _Presets:
         method_name, _, baseline = name.partition(":")
         if baseline and baseline not in BASELINES:
             raise RecipeError(f"Baseline '{baseline}' of '{name}' does not exist; choose from {', '.join(BASELINES)}.")
-        entry, layout, objectives = method(method_name), self.blocks.layout, self.objectives
-        calibrated = (entry.preset or Preset()).calibrated
-        changes: dict[str, Any] = {"baseline": baseline or None}
-        if entry.kind == "completion" and not calibrated and self.summed:
+        method_entry, layout, objectives = method(method_name), self.blocks.layout, self.objectives
+        is_calibrated = (method_entry.preset or Preset()).calibrated
+        scheme_fields: dict[str, Any] = {"baseline": baseline or None}
+        if method_entry.kind == "completion" and not is_calibrated and self.summed:
             objectives = tuple(Objective(recorded_elsewhere, layout.names, name=name) for name in self.summed)
         elif self.blocks.no_verdict:
             raise RecipeError(self.blocks.no_verdict)
         if objectives is not None:
-            if objectives is self.blocks.objectives and not calibrated:
+            if objectives is self.blocks.objectives and not is_calibrated:
                 # Objectives from the file's blocks may include one that scores the confidence, which only calibrated methods keep.
                 objectives = tuple(objective for objective in objectives if judge_of(objective) is None)
-            changes = {"objectives": _adapt_objectives(entry, objectives, layout.names, baseline)}
-        elif calibrated and states_confidence(layout):
-            changes["calibration"] = self.recipe.rule
+            scheme_fields = {"objectives": _adapt_objectives(method_entry, objectives, layout.names, baseline)}
+        elif is_calibrated and states_confidence(layout):
+            scheme_fields["calibration"] = self.recipe.rule
         options = self.recipe.options if method_name == self.recipe.method else {}
         return Scheme.preset(
-            method_name, layout, **{**changes, **options}, longest=self.blocks.longest, recorded=self.recorded_columns
+            method_name, layout, **{**scheme_fields, **options}, longest=self.blocks.longest, recorded=self.recorded_columns
         )
 
 
@@ -249,21 +249,21 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
         raise RecipeError(
             f"refine changes the tokens of whole completions, but rollouts of '{table.path}' have several rows. Remove refine."
         )
-    names_by_field = token_columns(scheme)
-    missing_fields = [field for field, names in names_by_field.items() if not set(names) <= table.token_values.keys()]
+    columns_by_field = token_columns(scheme)
+    missing_fields = [field for field, names in columns_by_field.items() if not set(names) <= table.token_values.keys()]
     if not missing_fields:
         return
     value_names = [name.partition("/")[2] for name in table.token_values if name.startswith(schema.VALUES)]
     values_wanted, present_words = "", "none of them" if table.has_ids else "no token ids"
-    column_names = " and ".join(name for names in names_by_field.values() for name in names)
+    column_names = " and ".join(name for names in columns_by_field.values() for name in names)
     advice = f"Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns {column_names}"
     if value_names and missing_fields == ["value_nt"]:
         present_words = f"those of {', '.join(value_names)}" if value_names != [""] else "one value"
         values_wanted = f" for {', '.join(scheme.value_names)}"
         advice = "Use the recipe that the critic was trained under (its objectives and `values`)"
-    needs = " and ".join(PER_TOKEN[field] for field in missing_fields)
+    needs_text = " and ".join(PER_TOKEN[field] for field in missing_fields)
     raise RecipeError(
-        f"Method '{scheme.method}' needs {needs} of every token{values_wanted}, and '{table.path}' holds {present_words}. "
+        f"Method '{scheme.method}' needs {needs_text} of every token{values_wanted}, and '{table.path}' holds {present_words}. "
         f"{advice}."
     )
 
@@ -276,15 +276,15 @@ def _adapt_objectives(
         raise RecipeError(
             f"Method '{entry.name}' adds up several objectives, but there is only '{objectives[0].name}'; use grpo."
         )
-    by_block, takes_baseline = entry.kind == "block", "baseline" in entry.inputs
+    credits_blocks, takes_baseline = entry.kind == "block", "baseline" in entry.inputs
     adapted_objectives = []
     for objective in objectives:
-        judge = judge_of(objective)
+        judge_name = judge_of(objective)
         used_baseline = ((baseline or "outcome") if objective.given else "group") if takes_baseline else None
-        judging_outcomes = tuple(outcome for outcome in objective.given if outcome == judge)
+        judging_outcomes = tuple(outcome for outcome in objective.given if outcome == judge_name)
         outcomes = objective.given if used_baseline in ("outcome", "blended") else judging_outcomes
         # If a method adds up all rewards, each objective pays every block: first the blocks that it already pays.
-        paid_blocks = objective.pays if by_block else tuple(dict.fromkeys((*objective.pays, *block_names)))
+        paid_blocks = objective.pays if credits_blocks else tuple(dict.fromkeys((*objective.pays, *block_names)))
         field_changes = {"pays": paid_blocks, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
         if entry.kind == "completion" and objective.reward == "equals" and objective.if_missing is None:
             field_changes["if_missing"] = 0.0  # without it, a completion whose list lacks an element has no sum of rewards
@@ -330,8 +330,8 @@ def advise_tagless(table: RolloutTable, texts: Sequence[str], name: str = "corre
     advice = f"{rewards_text} Give the layout that they were sampled with{layout_text}, or credit whole completions with"
     if table.rewards:
         return f"{advice} --methods grpo --reward {name}={table.verdict or next(iter(table.rewards))}"
-    objective = '{reward: correct, pays: [completion], options: {tag: ""}}'
-    return f"{advice} --methods recipe --set 'layout={{completion: []}}' --set 'objectives=[{objective}]'"
+    objective_text = '{reward: correct, pays: [completion], options: {tag: ""}}'
+    return f"{advice} --methods recipe --set 'layout={{completion: []}}' --set 'objectives=[{objective_text}]'"
 
 
 def _missing_tags(scheme: Scheme, tag_census: Census) -> list[str]:
@@ -340,8 +340,8 @@ def _missing_tags(scheme: Scheme, tag_census: Census) -> list[str]:
     for objective in scheme.objectives:
         if objective.name not in scheme.recorded and isinstance(objective.reward, str):
             reward_entry = REWARDS[objective.reward]
-            options = {**reward_entry.options, **objective.options}
-            rewarded_keys.update(options[name] for name in reward_entry.tags)
+            reward_options = {**reward_entry.options, **objective.options}
+            rewarded_keys.update(reward_options[name] for name in reward_entry.tags)
     layout_parts = layout.parts_of(tag_census.segmenter)
     needed_parts = [part for part in layout_parts if part.key and part.key in rewarded_keys]
     if scheme.entry.kind == "block" and len(layout.names) > 1:

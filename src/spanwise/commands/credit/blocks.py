@@ -52,30 +52,30 @@ def choose_blocks(
     """
     if table.folder is not None or _BLOCK_FIELDS & recipe.model_fields_set:
         return usual
-    tags, majority_count = usual_tags(texts)
+    common_tags, majority_count = usual_tags(texts)
     # If tokens are untrained, an agent wrote the completions; its JSON belongs to tool calls and gives no blocks.
     json_fields = usual_fields(texts) if table.trainable.all() else ()
-    blocks = _blocks_by_tag(tags, recipe, usual) if tags else _blocks_by_field(json_fields, table, usual)
+    found_blocks = _blocks_by_tag(common_tags, recipe, usual) if common_tags else _blocks_by_field(json_fields, table, usual)
     tag_census = census(texts, usual.layout.tags)
-    all_or_any = all if tags else any
-    shows_usual = all_or_any(any(tag_census.wanted[tag] for tag in block_tags) for _, block_tags in usual.layout.blocks)
-    unjudged = bool(table.rewards) and not (asked or table.verdict is not None or "correct" in table.rewards)
-    if blocks is None and not shows_usual and unjudged:
+    all_or_any = all if common_tags else any
+    shows_usual_tags = all_or_any(any(tag_census.wanted[tag] for tag in block_tags) for _, block_tags in usual.layout.blocks)
+    lacks_verdict = bool(table.rewards) and not (asked or table.verdict is not None or "correct" in table.rewards)
+    if found_blocks is None and not shows_usual_tags and lacks_verdict:
         return _pay_every_reward(usual, table, Layout({"completion": []}))
     # The recipe's blocks also stay if none are found in the completions: `choose_arms` then says which methods fit.
-    if blocks is None or (shows_usual and set(tags) <= set(usual.layout.tags)):
+    if found_blocks is None or (shows_usual_tags and set(common_tags) <= set(usual.layout.tags)):
         return usual
-    if not tags:
-        return blocks
-    reason = f"You gave no layout, and the usual layout does not fit the file. {tag_census.sentence}".strip()
-    tags_text = " ".join(f"<{tag}>" for tag in tags)
+    if not common_tags:
+        return found_blocks
+    layout_reason = f"You gave no layout, and the usual layout does not fit the file. {tag_census.sentence}".strip()
+    tags_text = " ".join(f"<{tag}>" for tag in common_tags)
     majority_text = f"{majority_count} of {len(texts)} completions consist of {tags_text}, in this order, so"
-    if unjudged and set(tags).isdisjoint(usual.layout.tags):
-        blocks = _pay_every_reward(usual, table, blocks.layout)
-        return replace(blocks, note=f"{reason} {majority_text} the blocks are its tags. {blocks.note}")
+    if lacks_verdict and set(common_tags).isdisjoint(usual.layout.tags):
+        found_blocks = _pay_every_reward(usual, table, found_blocks.layout)
+        return replace(found_blocks, note=f"{layout_reason} {majority_text} the blocks are its tags. {found_blocks.note}")
     answer_sentence = census(texts, ["answer"]).sentence
     no_verdict = f"Nothing says which completions of '{table.path}' are right: {answer_sentence}" if answer_sentence else ""
-    return replace(blocks, note=f"{reason} {majority_text} {blocks.note}", no_verdict=no_verdict)
+    return replace(found_blocks, note=f"{layout_reason} {majority_text} {found_blocks.note}", no_verdict=no_verdict)
 
 
 def pay_pairs(pay: Sequence[str]) -> list[tuple[str, str]]:
@@ -86,19 +86,19 @@ def pay_pairs(pay: Sequence[str]) -> list[tuple[str, str]]:
 def parse_pay(pay: Sequence[str], recipe: Recipe, table: RolloutTable) -> dict[str, Any]:
     """Return the recipe fields that `--pay` sets: objectives and, if the recipe has no layout, that of the file's tags."""
     blocks_by_reward: dict[str, list[str]] = {}
-    block_rewards = pay_pairs(pay)
-    for block, reward in block_rewards:
+    block_reward_pairs = pay_pairs(pay)
+    for block, reward in block_reward_pairs:
         blocks_by_reward.setdefault(reward, []).append(block)
-    objectives = [{"reward": name, "pays": pays} for name, pays in blocks_by_reward.items()]
-    recipe_fields: dict[str, Any] = {"objectives": objectives}
+    objective_fields = [{"reward": name, "pays": pays} for name, pays in blocks_by_reward.items()]
+    recipe_fields: dict[str, Any] = {"objectives": objective_fields}
     if recipe.layout is not None:
         return recipe_fields
-    asked_blocks = list(dict.fromkeys(block for block, _ in block_rewards))
-    tags, _ = usual_tags(SampledTexts(table))
+    asked_blocks = list(dict.fromkeys(block for block, _ in block_reward_pairs))
+    common_tags, _ = usual_tags(SampledTexts(table))
     # `layout_of` would call a single block `completion`, but it must have the name that --pay gives it.
-    if len(asked_blocks) == 1 and list(tags) in ([], asked_blocks):
-        return {**recipe_fields, "layout": {asked_blocks[0]: list(tags)}}
-    layout = layout_of(tags) if tags else None
+    if len(asked_blocks) == 1 and list(common_tags) in ([], asked_blocks):
+        return {**recipe_fields, "layout": {asked_blocks[0]: list(common_tags)}}
+    layout = layout_of(common_tags) if common_tags else None
     for block in asked_blocks:
         if layout is None:
             raise RecipeError(f"--pay {block}=...: Most completions have no tags; give --set layout=...")
@@ -110,30 +110,30 @@ def parse_pay(pay: Sequence[str], recipe: Recipe, table: RolloutTable) -> dict[s
 def _pay_every_reward(usual: Blocks, table: RolloutTable, layout: Layout) -> Blocks:
     """Let every recorded reward pay all blocks of a layout, for a file that does not say which completions are right."""
     objectives = tuple(Objective(recorded_elsewhere, layout.names, name=name) for name in table.rewards)
-    note = (
+    blocks_note = (
         f"No column says which completions are right, so every recorded number is a reward: {', '.join(table.rewards)}. "
         f"Choose one with --pay {layout.names[0]}={next(iter(table.rewards))}."
     )
-    return Blocks(layout, usual.longest, objectives, note)
+    return Blocks(layout, usual.longest, objectives, blocks_note)
 
 
 def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks:
     """Build a block per tag; `correct` pays all but a final confidence, which a calibration reward pays, as in `bae_paper`."""
-    layout = layout_of(tags)
-    names = layout.names
-    note = f"the blocks are {', '.join(names)}; for other blocks, edit and give: --set 'layout={_layout_json(layout)}'."
-    correct, calibration = preset_objectives(method("bae_paper"), layout, calibration=recipe.calibration or "brier")
+    tag_layout = layout_of(tags)
+    names = tag_layout.names
+    note = f"the blocks are {', '.join(names)}; for other blocks, edit and give: --set 'layout={_layout_json(tag_layout)}'."
+    correct, calibration = preset_objectives(method("bae_paper"), tag_layout, calibration=recipe.calibration or "brier")
     has_confidence = len(names) > 1 and names[-1] == "confidence"
     objectives = (replace(correct, pays=names[:-1]), calibration) if has_confidence else (replace(correct, pays=names),)
-    return Blocks(layout, usual.longest, objectives, note)
+    return Blocks(tag_layout, usual.longest, objectives, note)
 
 
 def _blocks_by_field(field_names: tuple[str, ...], table: RolloutTable, usual: Blocks) -> Blocks | None:
     """Build a block per field of the JSON that most completions hold, each paid for the dataset's value of that field."""
     if not field_names:
         return None
-    layout, gold_answers, no_verdict = Layout(field_names, segmenter="json"), table.columns.get("answer", ()), ""
-    note = (
+    json_layout, gold_answers, no_verdict = Layout(field_names, segmenter="json"), table.columns.get("answer", ()), ""
+    blocks_note = (
         f"You gave no layout, and most completions hold JSON, so the blocks are its fields {', '.join(field_names)}. For others, "
         f"edit and give: --set 'layout=[{', '.join(field_names)}]' --set segmenter=json."
     )
@@ -145,7 +145,7 @@ def _blocks_by_field(field_names: tuple[str, ...], table: RolloutTable, usual: B
             no_verdict = (
                 f"Nothing says which completions of '{table.path}' are right: no column 'answer' holds JSON objects."
             )
-    return Blocks(layout, usual.longest, written_out([objective], layout), note, no_verdict)
+    return Blocks(json_layout, usual.longest, written_out([objective], json_layout), blocks_note, no_verdict)
 
 
 def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
@@ -160,18 +160,18 @@ def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
 def usual_tags(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
     """Return the sequence of outermost tags that most completions share, and how many share it; () and 0 without a majority."""
     tag_counts = Counter(_outermost_tags(text) for text in texts)
-    tags, count = tag_counts.most_common(1)[0] if tag_counts else ((), 0)
-    can_be_layout = 0 < len(tags) <= _MOST_TAGS and len(set(tags)) == len(tags)
-    return (tags, count) if can_be_layout and 2 * count > len(texts) else ((), 0)
+    common_tags, sharing_count = tag_counts.most_common(1)[0] if tag_counts else ((), 0)
+    can_be_layout = 0 < len(common_tags) <= _MOST_TAGS and len(set(common_tags)) == len(common_tags)
+    return (common_tags, sharing_count) if can_be_layout and 2 * sharing_count > len(texts) else ((), 0)
 
 
 def _outermost_tags(text: str) -> tuple[str, ...]:
     """Return the tags of a text that are opened outside of all others, in order; tags that are never closed are left out."""
     tag_matches = list(_TAG.finditer(text))
-    closes_last = {match[2]: match.start() for match in tag_matches if match[1]}
+    last_close_by_tag = {match[2]: match.start() for match in tag_matches if match[1]}
     outermost_tags, open_tag = list[str](), None
     for match in tag_matches:
-        if open_tag is None and not match[1] and closes_last.get(match[2], -1) > match.start():
+        if open_tag is None and not match[1] and last_close_by_tag.get(match[2], -1) > match.start():
             open_tag = match[2]
             outermost_tags.append(open_tag)
         elif match[1] and match[2] == open_tag:
@@ -181,8 +181,8 @@ def _outermost_tags(text: str) -> tuple[str, ...]:
 
 def common_layout(texts: Sequence[str]) -> str:
     """Return the layout of tags that most texts share, in the form that `--set layout=` takes; empty without a majority."""
-    tags, _ = usual_tags(texts)
-    return _layout_json(layout_of(tags)) if tags else ""
+    common_tags, _ = usual_tags(texts)
+    return _layout_json(layout_of(common_tags)) if common_tags else ""
 
 
 def layout_of(tags: Sequence[str]) -> Layout:
@@ -202,10 +202,10 @@ class SampledTexts(Sequence[str]):
         return len(self.table)
 
     def __getitem__(self, row: Any) -> Any:
-        tokens = self.table.tokens
-        sampled = self.table.trainable[tokens.offsets[row] : tokens.offsets[row + 1]]
-        ids = tokens.slice(row, row + 1)[sampled].astype(np.int64)
-        return self.table.vocabulary.join(ids)[0].decode(errors="replace")
+        file_tokens = self.table.tokens
+        is_sampled = self.table.trainable[file_tokens.offsets[row] : file_tokens.offsets[row + 1]]
+        sampled_ids = file_tokens.slice(row, row + 1)[is_sampled].astype(np.int64)
+        return self.table.vocabulary.join(sampled_ids)[0].decode(errors="replace")
 
     def __iter__(self) -> Iterator[str]:
         return (self[row] for row in range(len(self)))
@@ -239,10 +239,10 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
 
 def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
     """Cut groups of more than `size` completions in file order; a prompt drawn twice in a training step makes such groups."""
-    seen_counts, group_keys = Counter[int](), []
+    seen_count_by_group, group_keys = Counter[int](), []
     for group in group_n.tolist():
-        group_keys.append((group, seen_counts[group] // size))
-        seen_counts[group] += 1
+        group_keys.append((group, seen_count_by_group[group] // size))
+        seen_count_by_group[group] += 1
     index_of_key = {key: index for index, key in enumerate(sorted(set(group_keys)))}
     return torch.tensor([index_of_key[key] for key in group_keys], dtype=torch.long)
 

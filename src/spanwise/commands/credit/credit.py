@@ -33,32 +33,32 @@ def credit_rollouts(
     overrides: Mapping[str, Any] | None = None,
 ) -> CreditResult:
     """Read a rollout file, and credit its completions by several methods."""
-    paid_blocks = list(dict.fromkeys(block for block, _ in pay_pairs(pay)))
-    table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns, parts=paid_blocks)
-    if not table.trainable.any():
-        raise DataError(f"None of the {len(table)} completions of '{rollouts}' has any text. {table.note}".strip())
-    own_recipe, overrides = None if table.folder is None else table.folder / "recipe.yaml", overrides or {}
-    full_recipe = run = load(recipe or own_recipe, overrides)
+    paid_block_names = list(dict.fromkeys(block for block, _ in pay_pairs(pay)))
+    file_table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns, parts=paid_block_names)
+    if not file_table.trainable.any():
+        raise DataError(f"None of the {len(file_table)} completions of '{rollouts}' has any text. {file_table.note}".strip())
+    own_recipe_file, overrides = None if file_table.folder is None else file_table.folder / "recipe.yaml", overrides or {}
+    full_recipe = run = load(recipe or own_recipe_file, overrides)
     if pay:
         if "objectives" in overrides:
             raise RecipeError("--pay and --set objectives both say which blocks are paid; give only one of them.")
-        overrides = {**overrides, **parse_pay(pay, full_recipe, table)}
-        full_recipe = run = load(recipe or own_recipe, overrides)
-    if recipe is not None and own_recipe is not None:
-        run = load(own_recipe, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides})
+        overrides = {**overrides, **parse_pay(pay, full_recipe, file_table)}
+        full_recipe = run = load(recipe or own_recipe_file, overrides)
+    if recipe is not None and own_recipe_file is not None:
+        run = load(own_recipe_file, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides})
     # A recipe, method or objective that the user gives must fit the file; a default that does not fit is left out.
     must_fit = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides)
-    task, longest = task_shape(full_recipe)
-    usual_layout = answer_layout(full_recipe, task)
+    task_layout, longest_length = task_shape(full_recipe)
+    usual_layout = answer_layout(full_recipe, task_layout)
     # A spanwise run's recipe names its tags, so its texts are not searched: early completions may lack the tags.
-    texts = SampledTexts(table) if must_fit or own_recipe is None else []
-    group_n, group_notes = compared_groups(table, full_recipe, None if own_recipe is None else run)
-    blocks = choose_blocks(Blocks(usual_layout, longest), full_recipe, table, texts, asked=bool(reward))
+    texts = SampledTexts(file_table) if must_fit or own_recipe_file is None else []
+    group_n, group_notes = compared_groups(file_table, full_recipe, None if own_recipe_file is None else run)
+    blocks = choose_blocks(Blocks(usual_layout, longest_length), full_recipe, file_table, texts, asked=bool(reward))
     # Reward functions are run only if the user named the recipe, not if it merely lies beside the file.
     run_code = recipe is not None or "objectives" in overrides
-    arms = choose_arms(table, full_recipe, blocks, methods, reward, texts=texts, must_fit=must_fit, run_code=run_code)
-    recorded = RECORDED in methods if methods else own_recipe is None and table.as_recorded is not None
-    return apply_arms(table, arms, group_n, group_notes, recorded=recorded, must=bool(methods))
+    arms = choose_arms(file_table, full_recipe, blocks, methods, reward, texts=texts, must_fit=must_fit, run_code=run_code)
+    shows_recorded = RECORDED in methods if methods else own_recipe_file is None and file_table.as_recorded is not None
+    return apply_arms(file_table, arms, group_n, group_notes, recorded=shows_recorded, must=bool(methods))
 
 
 def credit(
@@ -78,10 +78,10 @@ def credit(
         raise RecipeError(f"--rows is {rows}; the report needs at least 1 completion.")
     check_no_run(output)
     with sole_writer(output):
-        result = credit_rollouts(rollouts, **options)
+        credit_result = credit_rollouts(rollouts, **options)
         if write is not None:
-            check_writable(result, write, Path(output))
-        write_result(Path(output), result, {**options, "rows": rows}, console or Console())
+            check_writable(credit_result, write, Path(output))
+        write_result(Path(output), credit_result, {**options, "rows": rows}, console or Console())
         if write is not None:
-            write_traces_again(result, write, Path(output), console or Console())
-    return result
+            write_traces_again(credit_result, write, Path(output), console or Console())
+    return credit_result

@@ -26,15 +26,15 @@ from spanwise.rollouts.schema import float_column
 
 def credit_page(folder: Path) -> str:
     """Build the report of a folder of `spanwise credit`; it shows token ids if the file's tokenizer no longer exists."""
-    file, summary = folder / EXPORT, read_fields(folder / "summary.json")
-    table, options = read_numbers(file), summary.get("options") or {}
-    paying = summary.get("paid") or {}
-    credit_by_method = shown_credit(table, paying)
+    export_file, summary = folder / EXPORT, read_fields(folder / "summary.json")
+    table, command_options = read_numbers(export_file), summary.get("options") or {}
+    rule_by_method = summary.get("paid") or {}
+    credit_by_method = shown_credit(table, rule_by_method)
     group_n = float_column(table, schema.GROUP).long()
-    row_indices = choose_rows(group_n, options.get("rows", MOST))
-    shown_table = read_rows(file, row_indices)
-    view = credited_view(
-        table, shown_table, row_indices, paying=paying, outcome=summary.get("outcome"), own=summary.get("own"),
+    row_indices = choose_rows(group_n, command_options.get("rows", MOST))
+    shown_table = read_rows(export_file, row_indices)
+    token_view = credited_view(
+        table, shown_table, row_indices, paying=rule_by_method, outcome=summary.get("outcome"), own=summary.get("own"),
         tokenizer=schema.tokenizer_of(shown_table.schema),
     )  # fmt: skip
     shown_count, row_count = len(row_indices), len(table)
@@ -44,9 +44,9 @@ def credit_page(folder: Path) -> str:
     verdict_column = schema.column("reward", (summary.get("score") or {}).get("verdict") or "correct")
     score_samples = None
     if {schema.SCORE, verdict_column} <= set(table.column_names):
-        right_n, score_n = float_column(table, verdict_column), float_column(table, schema.SCORE).clamp(0.0, 1.0)
-        judged_n = right_n.masked_fill((right_n != 0) & (right_n != 1), torch.nan)
-        score_samples = {"score": score_n, "correct": judged_n, "prompt": group_n}
+        verdict_n, score_n = float_column(table, verdict_column), float_column(table, schema.SCORE).clamp(0.0, 1.0)
+        judged_verdict_n = verdict_n.masked_fill((verdict_n != 0) & (verdict_n != 1), torch.nan)
+        score_samples = {"score": score_n, "correct": judged_verdict_n, "prompt": group_n}
     return credit_report(
         source=summary["source"],
         note=f"{summary.get('note', '')}{shown_note}".strip(),
@@ -57,9 +57,9 @@ def credit_page(folder: Path) -> str:
         },
         statuses=summary["statuses"],
         dead={method: summary["methods"][method]["dead_strata"] for method in credit_by_method},
-        view=view,
+        view=token_view,
         samples=score_samples,
-        command=again_command("credit", summary["source"], folder=folder, options=options),
+        command=again_command("credit", summary["source"], folder=folder, options=command_options),
     )
 
 
@@ -68,18 +68,18 @@ def shown_credit(table: pa.Table, paying: Mapping[str, Mapping[str, Any]]) -> di
 
     `paying` maps each method to its `Scheme.plain`.
     """
-    kinds = {name: METHODS[rule["method"]].kind for name, rule in paying.items() if rule["method"] in METHODS}
-    return {name: credited_units(columns, kinds.get(name, "")) for name, columns in read_credit(table).items()}
+    kind_by_method = {name: METHODS[rule["method"]].kind for name, rule in paying.items() if rule["method"] in METHODS}
+    return {name: credited_units(columns, kind_by_method.get(name, "")) for name, columns in read_credit(table).items()}
 
 
 def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:
     """Choose at most `count` rows (completions) to show, spread evenly over the file, in whole groups."""
     if len(group_n) <= count:
         return list(range(len(group_n)))
-    group_rows = sorted(steps(group_n), key=lambda rows: int(rows[0]))
+    rows_of_groups = sorted(steps(group_n), key=lambda rows: int(rows[0]))
     chosen_groups: list[Tensor] = []
-    for group_count in range(max(1, count * len(group_rows) // len(group_n)), 0, -1):
-        chosen_groups = [group_rows[int(position)] for position in np.linspace(0, len(group_rows) - 1, group_count)]
+    for group_count in range(max(1, count * len(rows_of_groups) // len(group_n)), 0, -1):
+        chosen_groups = [rows_of_groups[int(position)] for position in np.linspace(0, len(rows_of_groups) - 1, group_count)]
         if sum(map(len, chosen_groups)) <= count:
             break
     return sorted(torch.cat(chosen_groups).tolist())[:count]
@@ -100,7 +100,7 @@ def credited_view(
     `shown` is the table of the completions `rows` alone; `paying` maps each method to its `Scheme.plain`.
     """
     segments_of_methods = (SaeSegments.of(rule["method"], rule.get("options")) for rule in paying.values())
-    segments = next((cut for cut in segments_of_methods if cut is not None), None)
+    sae_segments = next((cut for cut in segments_of_methods if cut is not None), None)
     mode_by_method = {name: scoring_mode(rule) for name, rule in paying.items()}
     shares_by_method = {name: score_shares(table, mode) for name, mode in mode_by_method.items() if mode is not None}
     return TokenView(
@@ -108,11 +108,11 @@ def credited_view(
         token_rows(
             shown,
             read_vocabulary(tokenizer),
-            None if segments is None else partial(opening_tokens, segments),
+            None if sae_segments is None else partial(opening_tokens, sae_segments),
             {name: [by_row[n] for n in rows] for name, by_row in shares_by_method.items()},
         ),
         outcome,
-        "" if segments is None else segment_words(segments),
+        "" if sae_segments is None else segment_words(sae_segments),
         rules={name: rule_of(rule["method"], rule["objectives"], mode_by_method[name]) for name, rule in paying.items()},
         own=own,
         total=len(table),
@@ -135,14 +135,14 @@ def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | N
     """Build the `Rule` by which a report explains a method's credit, from objectives in the plain form of `Scheme.plain`."""
     if method == schema.RECORDED or method not in METHODS:
         return Rule()
-    entry = METHODS[method]
+    method_entry = METHODS[method]
     objective_by_name = {}
     for fields in objectives:
-        baseline = fields.get("baseline") if entry.kind == "block" else None
-        pays, outcomes = as_names(fields.get("pays")), as_names(fields.get("given"))
+        baseline = fields.get("baseline") if method_entry.kind == "block" else None
+        paid_block_names, given_outcomes = as_names(fields.get("pays")), as_names(fields.get("given"))
         name = str(fields.get("name") or fields.get("reward"))
-        objective_by_name[name] = {**fields, "pays": pays, "baseline": baseline, "given": outcomes}
-    return Rule(entry.kind, f"{method}: {entry.summary}", objective_by_name, (mode and mode.judge) or "")
+        objective_by_name[name] = {**fields, "pays": paid_block_names, "baseline": baseline, "given": given_outcomes}
+    return Rule(method_entry.kind, f"{method}: {method_entry.summary}", objective_by_name, (mode and mode.judge) or "")
 
 
 def as_names(names: str | Sequence[Any] | None) -> list[str]:

@@ -40,10 +40,10 @@ _CAPTION = (
 
 def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any], console: Console) -> None:
     """Write `credit.parquet`, `summary.json` and, if its packages are installed, the report; print a table and the notes."""
-    table, summary_fields = result.table, summary(result, options)
+    file_table, summary_fields = result.table, summary(result, options)
     terminal_tables = figures_tables(summary_fields["methods"], result.title)
-    pieces = None if table.has_ids else table.vocabulary.pieces
-    write_rollouts(folder / EXPORT, credited_parts(result), pieces=pieces, tokenizer=table.tokenizer)
+    token_pieces = None if file_table.has_ids else file_table.vocabulary.pieces
+    write_rollouts(folder / EXPORT, credited_parts(result), pieces=token_pieces, tokenizer=file_table.tokenizer)
     RunFolder(folder).write_summary(summary_fields)
     say(console, *terminal_tables, *result.notes, keep=2)
     written_files = [str(folder / EXPORT)]
@@ -77,50 +77,50 @@ def check_writable(result: CreditResult, method: str, folder: Path) -> None:
 
 def write_traces_again(result: CreditResult, method: str, folder: Path, console: Console) -> None:
     """Write the traces of an agent again under the same file names, with a method's advantage beside each token."""
-    table, arm = result.table, next(arm for arm in result.applied if arm.name == method)
+    file_table, arm = result.table, next(arm for arm in result.applied if arm.name == method)
     advantages_by_row = (
         row.tolist()
-        for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME)
-        for row in np.split(arm.advantages(table, first, last), np.cumsum(table.tokens.lengths[first : last - 1]))
+        for first, last in fitting_runs(file_table.tokens.lengths, AT_A_TIME)
+        for row in np.split(arm.advantages(file_table, first, last), np.cumsum(file_table.tokens.lengths[first : last - 1]))
     )
     scheme = result.arms.schemes.get(method)
-    per_note = "" if scheme is None else f" (per: {scheme.per}; use a loss that adds up tokens)"
-    for file in rollout_files(table.path):
+    spread_note = "" if scheme is None else f" (per: {scheme.per}; use a loss that adds up tokens)"
+    for file in rollout_files(file_table.path):
         write_branches(folder / file.name, file, advantages_by_row)
-        say(console, f"Written with the advantages of {method}{per_note}: {folder / file.name}")
+        say(console, f"Written with the advantages of {method}{spread_note}: {folder / file.name}")
 
 
 def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
     """Yield the rows of `credit.parquet` as tables, each with as many completions and their credit as the memory holds."""
-    table, file_spans = result.table, result.file_spans
-    token_columns = {schema.IDS: table.tokens.values, schema.TRAINABLE: table.trainable, **table.token_values}
-    for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
-        rows, offsets = slice(first, last), table.tokens.offsets[first : last + 1]
-        learned_n1 = torch.ones(last - first, 1).bool() if table.learned_n is None else table.learned_n[rows, None]
-        not_learned_v = np.repeat(~learned_n1[:, 0].numpy(), np.diff(offsets))
+    file_table, file_spans = result.table, result.file_spans
+    token_columns = {schema.IDS: file_table.tokens.values, schema.TRAINABLE: file_table.trainable, **file_table.token_values}
+    for first, last in fitting_runs(file_table.tokens.lengths, AT_A_TIME):
+        rows, token_offsets = slice(first, last), file_table.tokens.offsets[first : last + 1]
+        learned_n1 = torch.ones(last - first, 1).bool() if file_table.learned_n is None else file_table.learned_n[rows, None]
+        not_learned_v = np.repeat(~learned_n1[:, 0].numpy(), np.diff(token_offsets))
         columns: dict[str, Any] = {
-            schema.STEP: table.step_n[rows],
+            schema.STEP: file_table.step_n[rows],
             schema.GROUP: result.group_n[rows],
-            schema.ROLLOUT: None if table.rollout_n is None else table.rollout_n[rows],
-            schema.PROMPT: table.prompts[rows],
-            schema.ANSWER: table.columns[schema.ANSWER][rows] if schema.ANSWER in table.columns else None,
+            schema.ROLLOUT: None if file_table.rollout_n is None else file_table.rollout_n[rows],
+            schema.PROMPT: file_table.prompts[rows],
+            schema.ANSWER: file_table.columns[schema.ANSWER][rows] if schema.ANSWER in file_table.columns else None,
             schema.FAULT: file_spans.fault_n[rows],
             **span_columns(file_spans.names, file_spans.start_nk[rows] * learned_n1, file_spans.end_nk[rows] * learned_n1),
-            schema.SCORE: None if table.score_n is None else table.score_n[rows],
+            schema.SCORE: None if file_table.score_n is None else file_table.score_n[rows],
             **score_columns(result.scores.take(rows)),
-            **{name: values[offsets[0] : offsets[-1]] for name, values in token_columns.items()},
+            **{name: values[token_offsets[0] : token_offsets[-1]] for name, values in token_columns.items()},
             schema.BLOCK: None if file_spans.pieces is None else file_spans.blocks(first, last),
         }
         for arm in result.applied:
-            advantages = np.where(not_learned_v, np.float32(np.nan), arm.advantages(table, first, last))
+            learned_advantages = np.where(not_learned_v, np.float32(np.nan), arm.advantages(file_table, first, last))
             present_nk = arm.file_spans.length_nk[rows] > 0
-            columns |= credit_columns(arm.name, arm.file_spans.names, present_nk, arm.credit.take(rows), advantages)
-        yield rollout_table(columns, offsets - offsets[0])
+            columns |= credit_columns(arm.name, arm.file_spans.names, present_nk, arm.credit.take(rows), learned_advantages)
+        yield rollout_table(columns, token_offsets - token_offsets[0])
 
 
 def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of `summary.json`: the figures of every method, and all else that the report needs."""
-    table, scores, arms = result.table, result.scores, result.arms
+    file_table, scores, arms = result.table, result.scores, result.arms
     status_counts = {
         name: {status.name.lower(): n for status in Status if (n := int((scores.status_nm[:, m] == int(status)).sum()))}
         for m, name in enumerate(scores.names)
@@ -140,13 +140,13 @@ def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
     }
     outcome_names = (judge_of(o) or next(iter(o.outcomes), None) for o in arms.objectives)
     summary_fields = {
-        "source": str(table.path),
-        "format": table.source,
+        "source": str(file_table.path),
+        "format": file_table.source,
         "note": result.note,
-        "completions": len(table),
+        "completions": len(file_table),
         "groups": int(result.group_n.unique().numel()),
-        "steps": int(table.step_n.unique().numel()),
-        "tokens": int(table.trainable.sum()),
+        "steps": int(file_table.step_n.unique().numel()),
+        "tokens": int(file_table.trainable.sum()),
         "statuses": status_counts,
         **({} if result.score is None else {"score": result.score}),
         "methods": figures_by_method,
@@ -177,10 +177,10 @@ def _figures_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
             (name, _cell(block["mean_abs"], ".4f"), _cell(block["zero_share"], ".1%"))
             for name, block in figures["blocks"].items()
         ]
-        dead_cells = [f"{name} {share:.0%}" for name, share in figures["dead_strata"].items()]
-        no_signal = _cell(figures["no_signal_share"], ".1%")
-        for position, (cells, dead) in enumerate(zip_longest(block_cells, dead_cells)):
-            method_cell, signal_cell = ("", "") if position else (method, no_signal)
+        dead_strata_cells = [f"{name} {share:.0%}" for name, share in figures["dead_strata"].items()]
+        no_signal_cell = _cell(figures["no_signal_share"], ".1%")
+        for position, (cells, dead) in enumerate(zip_longest(block_cells, dead_strata_cells)):
+            method_cell, signal_cell = ("", "") if position else (method, no_signal_cell)
             table_rows.append([method_cell, *(cells or ("", "", "")), signal_cell, dead or ""])
     return plain_table(
         "method", "block", "mean |credit|", "exactly 0", "no signal", "dead strata", rows=table_rows, right=(2, 3, 4)

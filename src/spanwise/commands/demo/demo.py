@@ -77,16 +77,16 @@ def run_demo(
     }
     for run_folder in run_folders.values():
         check_free(run_folder, overwrite=overwrite)
-    trained = []
+    trained_runs = []
     with sole_writer(folder):
         for (arm, seed), run_folder in run_folders.items():
             recipe_fields = {**demo.common, **demo.arms[arm], **(choices or {}), "seed": seed, "output": str(run_folder)}
-            recipe, title = load(None, recipe_fields), f"{arm}, seed {seed}" if many_seeds else arm
-            summary = train(recipe, console=console, title=title, overwrite=overwrite)
-            trained.append(Trained(arm, title, recipe, summary))
-        result = {**demo.result(trained), "seconds": time.perf_counter() - start_seconds}
+            run_recipe, run_title = load(None, recipe_fields), f"{arm}, seed {seed}" if many_seeds else arm
+            run_summary = train(run_recipe, console=console, title=run_title, overwrite=overwrite)
+            trained_runs.append(Trained(arm, run_title, run_recipe, run_summary))
+        result = {**demo.result(trained_runs), "seconds": time.perf_counter() - start_seconds}
         RunFolder(folder).write_summary(result)
-    demo.show(console, trained, result)
+    demo.show(console, trained_runs, result)
     console.print(f"{result['seconds']:.0f} s in all. Everything is in {folder}: summary.json, and a folder for each run.")
     return result
 
@@ -95,21 +95,21 @@ def _sum_up_digits(trained: Sequence[Trained]) -> dict[str, Any]:
     """Return each arm's figures in the digits demo (accuracy, refusals, ...) by seed, and their means over seeds."""
     figures_by_seed: dict[str, dict[str, dict[str, Any]]] = {}
     for run in trained:
-        curve, final = run.summary["curve"], run.summary["final"]
+        evaluation_points, final_figures = run.summary["curve"], run.summary["final"]
         figures_by_seed.setdefault(str(run.recipe.seed), {})[run.arm] = {
-            **{name: final[name] for name in ("accuracy", "refusal_rate")},
-            "peak_refusal_rate": max(point["refusal_rate"] for point in curve),
-            "mean_accuracy": sum(point["accuracy"] for point in curve) / len(curve),
-            **{name: final[name] for name in ("ece", "brier", "auroc", "format_rate")},
+            **{name: final_figures[name] for name in ("accuracy", "refusal_rate")},
+            "peak_refusal_rate": max(point["refusal_rate"] for point in evaluation_points),
+            "mean_accuracy": sum(point["accuracy"] for point in evaluation_points) / len(evaluation_points),
+            **{name: final_figures[name] for name in ("ece", "brier", "auroc", "format_rate")},
             **{name: run.summary[name] for name in ("seconds", "spanwise_share")},
         }
-    means: dict[str, dict[str, float | None]] = {}
+    means_by_arm: dict[str, dict[str, float | None]] = {}
     for arm in DIGITS.arms:
         seed_figures = [arms[arm] for arms in figures_by_seed.values()]
-        numbers = {name: [row[name] for row in seed_figures if row[name] is not None] for name in seed_figures[0]}
-        means[arm] = {name: sum(known) / len(known) if known else None for name, known in numbers.items()}
+        numbers_by_figure = {name: [row[name] for row in seed_figures if row[name] is not None] for name in seed_figures[0]}
+        means_by_arm[arm] = {name: sum(known) / len(known) if known else None for name, known in numbers_by_figure.items()}
     return {
-        "arms": means,
+        "arms": means_by_arm,
         "seeds": figures_by_seed,
         "recipe": trained[0].recipe.model_dump(mode="json", exclude=set(DIGITS.fixed)),
     }
@@ -125,30 +125,30 @@ def verdict(figures: Mapping[str, Any]) -> str:
 def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
     for seed, arms in result["seeds"].items():
         title = f"correctness + log score from the same hard warm start, seed {seed}"
-        verdicts = (f"{arm}: {verdict(figures)}" for arm, figures in arms.items())
-        say(console, *figure_table(title, arms, absent=["spanwise_share"]), *verdicts)
+        verdict_texts = (f"{arm}: {verdict(figures)}" for arm, figures in arms.items())
+        say(console, *figure_table(title, arms, absent=["spanwise_share"]), *verdict_texts)
     for run in trained:
-        rates = {"refusals": "refusal_rate", "accuracy": "accuracy"}
-        curves = {label: [point.get(rate) for point in run.summary["curve"]] for label, rate in rates.items()}
+        rate_by_label = {"refusals": "refusal_rate", "accuracy": "accuracy"}
+        curves = {label: [point.get(rate) for point in run.summary["curve"]] for label, rate in rate_by_label.items()}
         say(console, f"\n{run.title}, every {run.recipe.eval_every} steps", text_plot(curves))
 
 
 def _sum_up_fields(trained: Sequence[Trained]) -> dict[str, Any]:
     """Return the curve of the share of right fields of each run, and figures (the curve's end, completions until `GOAL`, ...)."""
-    run_figures, curves = dict[str, dict[str, Any]](), dict[str, list[float]]()
+    figures_by_run, curve_by_run = dict[str, dict[str, Any]](), dict[str, list[float]]()
     for run in trained:
         field_names = measured_fields(run.recipe)
-        curve = running_mean([sum(shares.values()) / len(shares) for shares in shares_right(run.recipe, field_names)])
-        goal_batch = next((batch for batch, value in enumerate(curve, start=1) if value >= GOAL), None)
-        run_figures[run.title] = {
-            "right at the end": curve[-1],
+        share_curve = running_mean([sum(shares.values()) / len(shares) for shares in shares_right(run.recipe, field_names)])
+        goal_batch = next((batch for batch, value in enumerate(share_curve, start=1) if value >= GOAL), None)
+        figures_by_run[run.title] = {
+            "right at the end": share_curve[-1],
             "completions to 80 %": None if goal_batch is None else goal_batch * run.recipe.prompts * run.recipe.group_size,
             "format rate": run.summary["final"]["format_rate"],
             # Step times leave out the warm start, which the first arm makes for both arms.
             "seconds of steps": run.summary["step_seconds"],
         }
-        curves[run.title] = curve
-    return {"arms": run_figures, "curves": curves}
+        curve_by_run[run.title] = share_curve
+    return {"arms": figures_by_run, "curves": curve_by_run}
 
 
 def _show_fields(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
