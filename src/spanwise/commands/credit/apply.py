@@ -366,8 +366,8 @@ def _join_credit(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
     for _, credit in parts:
         assert credit.comparison is not None, "it was credited here"
         stratum_nm = credit.comparison.stratum_nm
-        comparison = replace(credit.comparison, stratum_nm=torch.where(stratum_nm >= 0, stratum_nm + strata_before, -1))
-        renumbered_credits.append(replace(credit, comparison=comparison, token_nt=None, refined_nt=None))
+        renumbered = replace(credit.comparison, stratum_nm=torch.where(stratum_nm >= 0, stratum_nm + strata_before, -1))
+        renumbered_credits.append(replace(credit, comparison=renumbered, token_nt=None, refined_nt=None))
         strata_before += int(stratum_nm.max()) + 1 if stratum_nm.numel() else 0
     return join_rows(renumbered_credits).take(row_order)
 

@@ -284,8 +284,8 @@ def _adapt_objectives(
         judging_outcomes = tuple(outcome for outcome in objective.given if outcome == judge_name)
         outcomes = objective.given if used_baseline in ("outcome", "blended") else judging_outcomes
         # If a method adds up all rewards, each objective pays every block: first the blocks that it already pays.
-        paid_blocks = objective.pays if credits_blocks else tuple(dict.fromkeys((*objective.pays, *block_names)))
-        field_changes = {"pays": paid_blocks, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
+        paid_names = objective.pays if credits_blocks else tuple(dict.fromkeys((*objective.pays, *block_names)))
+        field_changes = {"pays": paid_names, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
         if entry.kind == "completion" and objective.reward == "equals" and objective.if_missing is None:
             field_changes["if_missing"] = 0.0  # without it, a completion whose list lacks an element has no sum of rewards
         adapted_objectives.append(replace(objective, **field_changes))

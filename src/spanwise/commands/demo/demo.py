@@ -129,8 +129,8 @@ def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[s
         say(console, *figure_table(title, arms, absent=["spanwise_share"]), *verdict_texts)
     for run in trained:
         rate_by_label = {"refusals": "refusal_rate", "accuracy": "accuracy"}
-        curves = {label: [point.get(rate) for point in run.summary["curve"]] for label, rate in rate_by_label.items()}
-        say(console, f"\n{run.title}, every {run.recipe.eval_every} steps", text_plot(curves))
+        rate_curves = {label: [point.get(rate) for point in run.summary["curve"]] for label, rate in rate_by_label.items()}
+        say(console, f"\n{run.title}, every {run.recipe.eval_every} steps", text_plot(rate_curves))
 
 
 def _sum_up_fields(trained: Sequence[Trained]) -> dict[str, Any]:

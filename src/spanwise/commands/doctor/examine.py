@@ -61,21 +61,21 @@ def installed(name: str) -> str | None:
 
 
 def _check_engine(name: str) -> Finding:
-    title, engine_version, window = _TITLES[name], installed(name), WINDOWS[name]
+    engine_title, engine_version, tested_window = _TITLES[name], installed(name), WINDOWS[name]
     if engine_version is None:
         other_installed = any(installed(other) for other in WINDOWS if other != name)
         environment_words = ", in an environment of its own" if name != "trl" or other_installed else ""
-        install_advice = f"To train with {title}: pip install 'spanwise[{name}]'{environment_words}."
+        install_advice = f"To train with {engine_title}: pip install 'spanwise[{name}]'{environment_words}."
         if name == "skyrl" and sys.version_info < (3, 12):
             install_advice = (
                 "SkyRL needs Python 3.12 or newer: make a separate environment, and pip install 'spanwise[skyrl]' there."
             )
-        return title, "", window, "not installed", [install_advice]
-    problems, working = sentences(name, probe_in_process(name))
-    untested_note = f"{title} {engine_version} is untested: the tests run with {window}."
+        return engine_title, "", tested_window, "not installed", [install_advice]
+    problem_sentences, working_sentences = sentences(name, probe_in_process(name))
+    untested_note = f"{engine_title} {engine_version} is untested: the tests run with {tested_window}."
     version_notes = [] if is_tested(name, engine_version) else [untested_note]
-    state = "broken" if problems else "untested" if version_notes else "ok"
-    return title, engine_version, window, state, [*problems, *version_notes, *working]
+    status = "broken" if problem_sentences else "untested" if version_notes else "ok"
+    return engine_title, engine_version, tested_window, status, [*problem_sentences, *version_notes, *working_sentences]
 
 
 def probe_in_process(name: str) -> Mapping[str, Any]:
@@ -108,11 +108,11 @@ def sentences(name: str, facts: Mapping[str, Any]) -> tuple[list[str], list[str]
             "spanwise.engines.skyrl is imported; trainer.override_entrypoint=spanwise.engines.skyrl.main trains by a recipe. "
             f"SkyRL's registry has {method_count} names spanwise_<method>."
         ]
-    working = [
+    working_sentences = [
         f"algorithm.adv_estimator=spanwise is in verl's registry, and {method_count} names spanwise_<method> for one reward.",
         _trainer_of_verl(facts),
     ]
-    return _faults_of_verl(facts), working if is_registered else []
+    return _faults_of_verl(facts), working_sentences if is_registered else []
 
 
 def _faults_of_verl(facts: Mapping[str, Any]) -> list[str]:
@@ -145,10 +145,10 @@ def _trainer_of_verl(facts: Mapping[str, Any]) -> str:
 def probe(engine: str) -> None:
     """Import an engine, and print the facts about it as one line of JSON after all that the engine prints itself."""
     try:
-        facts = {"trl": _probe_trl, "verl": _probe_verl, "skyrl": _probe_skyrl}[engine]()
+        engine_facts = {"trl": _probe_trl, "verl": _probe_verl, "skyrl": _probe_skyrl}[engine]()
     except BaseException as error:
-        facts = {"error": _in_one_line(error)}
-    print(f"\n{MARK}{json.dumps(facts)}", flush=True)
+        engine_facts = {"error": _in_one_line(error)}
+    print(f"\n{MARK}{json.dumps(engine_facts)}", flush=True)
     os._exit(0)  # threads that the engine started must not keep this process alive
 
 
@@ -169,8 +169,8 @@ def _probe_skyrl() -> dict[str, Any]:
     """Import spanwise's entry point for SkyRL, and return the estimators in SkyRL's registry."""
     import_module("spanwise.engines.skyrl.main")
     import_module("spanwise.engines.skyrl.estimators").register()
-    registry = import_module("skyrl.backends.skyrl_train.utils.ppo_utils").AdvantageEstimatorRegistry
-    return {"estimators": sorted(map(str, registry.list_available()))}
+    estimator_registry = import_module("skyrl.backends.skyrl_train.utils.ppo_utils").AdvantageEstimatorRegistry
+    return {"estimators": sorted(map(str, estimator_registry.list_available()))}
 
 
 def _probe_verl() -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _probe_verl() -> dict[str, Any]:
     trainer_config: dict[str, Any] = {}
     if config_file.is_file():
         trainer_config = import_module("yaml").safe_load(config_file.read_text(encoding="utf-8"))["trainer"]
-    facts = {
+    verl_facts = {
         "switch": os.environ.get("VERL_USE_EXTERNAL_PLUGINS", ""),
         "plugins": plugins(),
         "failed": plugin_errors,
@@ -188,10 +188,10 @@ def _probe_verl() -> dict[str, Any]:
         "use_v1": trainer_config.get("use_v1"),
     }
     try:
-        facts["modes"] = sorted(import_module("verl.trainer.ppo.v1").trainer_base.TRAINER_REGISTRY)
+        verl_facts["modes"] = sorted(import_module("verl.trainer.ppo.v1").trainer_base.TRAINER_REGISTRY)
     except Exception as error:
-        facts["v1"] = _in_one_line(error)
-    return {**facts, "faults": dict(import_module("spanwise.engines.verl.plugin").FAULTS)}
+        verl_facts["v1"] = _in_one_line(error)
+    return {**verl_facts, "faults": dict(import_module("spanwise.engines.verl.plugin").FAULTS)}
 
 
 def plugins() -> dict[str, str]:
@@ -208,7 +208,7 @@ def _collect_plugin_errors() -> dict[str, str]:
             plugin_errors[str(record.args[0])] = _in_one_line(record.args[1])
         return True
 
-    logger = logging.getLogger("verl")
-    logger.setLevel(logging.DEBUG)
-    logger.addFilter(collect)
+    verl_logger = logging.getLogger("verl")
+    verl_logger.setLevel(logging.DEBUG)
+    verl_logger.addFilter(collect)
     return plugin_errors

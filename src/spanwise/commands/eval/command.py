@@ -48,10 +48,10 @@ def command(
     prompts_note = "" if prompts_drawn == prompts else f" (of {prompts} requested; there are no more)"
     title = f"{model}: {prompts_drawn} prompts x {samples} samples{prompts_note}"
     say(console, *interval_table(title, sampled.intervals(), absent=absent), *unmeasured_sentences(absent))
-    votes = {block: sampled.votes(block) for block in sampled.correct if sampled.most_votes(block)}
-    if votes and sampled.score_n is not None and not sampled.stated:
+    curves_by_block = {block: sampled.votes(block) for block in sampled.correct if sampled.most_votes(block)}
+    if curves_by_block and sampled.score_n is not None and not sampled.stated:
         say(console, VOTES_BY_SCORE)
-    say(console, *(vote_table(f"accuracy of a vote, block '{block}'", curves) for block, curves in votes.items()))
-    for block in list(votes)[1:]:
-        gain = curve_difference(votes[block]["majority"], votes[sampled.first]["majority"])
-        say(console, gain_table(f"majority of '{block}' minus majority of '{sampled.first}', paired by prompt", gain))
+    say(console, *(vote_table(f"accuracy of a vote, block '{block}'", curves) for block, curves in curves_by_block.items()))
+    for block in list(curves_by_block)[1:]:
+        gain_curve = curve_difference(curves_by_block[block]["majority"], curves_by_block[sampled.first]["majority"])
+        say(console, gain_table(f"majority of '{block}' minus majority of '{sampled.first}', paired by prompt", gain_curve))

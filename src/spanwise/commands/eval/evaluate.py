@@ -39,39 +39,39 @@ def evaluate(
     scored: Mode | None = None,
 ) -> Samples:
     """Sample completions of the first `prompts` held-out prompts, or of all if there are fewer, and judge their answers."""
-    answer_tags, keys_of = recipe.answer_tags, task.layout.keys
-    rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
+    answer_tags, keys_by_block = recipe.answer_tags, task.layout.keys
+    prompt_rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
     max_tokens = recipe.max_completion_length or task.max_completion_length
     is_digits = task.name.startswith("digits")  # the figures of a digits task show all its rewards already
     roller = Roller(model, tokenizer, task, recipe.temperature, max_tokens)
-    ids_nt, mask_nt, row_n = roller.completions(rows, samples=samples, seed=seed)
+    ids_nt, mask_nt, row_n = roller.completions(prompt_rows, samples=samples, seed=seed)
     spans, texts = roller.read(ids_nt, mask_nt)
-    answering = [name for name in task.layout.names if answer_tags["answer"] in keys_of[name]]
+    answering_blocks = [name for name in task.layout.names if answer_tags["answer"] in keys_by_block[name]]
     options = {"tag": answer_tags["answer"], **recipe.verifier}
-    correct_by_block = dict.fromkeys(answering, torch.full((len(texts),), torch.nan, dtype=torch.float64))
-    for name in answering if "answer" in rows.column_names else ():
-        right_n = roller.rewards(rows, texts, row_n.tolist(), Objective("correct", pays=(name,), options=options))
+    correct_by_block = dict.fromkeys(answering_blocks, torch.full((len(texts),), torch.nan, dtype=torch.float64))
+    for name in answering_blocks if "answer" in prompt_rows.column_names else ():
+        correct_n = roller.rewards(prompt_rows, texts, row_n.tolist(), Objective("correct", pays=(name,), options=options))
         # A completion without the answer's block counts as wrong.
         present_n = torch.tensor([blocks.get(name) is not None for blocks in texts])
-        correct_by_block[name] = torch.where(present_n, right_n, 0.0)
+        correct_by_block[name] = torch.where(present_n, correct_n, 0.0)
     reward_by_objective = dict[str, Tensor]()
     if not is_digits:
         completion_ids = [ids_t[mask_t].tolist() for ids_t, mask_t in zip(ids_nt, mask_nt, strict=True)]
         text_columns = {  # as TRL does, reward functions get completions without the end token
-            "prompts": [rows["prompt"][row] for row in row_n.tolist()],
+            "prompts": [prompt_rows["prompt"][row] for row in row_n.tolist()],
             "completions": tokenizer.batch_decode(completion_ids, skip_special_tokens=True),
             "completion_ids": completion_ids,
         }
-        columns = roller.columns(rows, row_n.tolist()) | text_columns
-        reward_by_objective = _compute_rewards(scheme_of(recipe, task.layout, max_tokens).objectives, texts, columns)
+        reward_columns = roller.columns(prompt_rows, row_n.tolist()) | text_columns
+        reward_by_objective = _compute_rewards(scheme_of(recipe, task.layout, max_tokens).objectives, texts, reward_columns)
     score_n = None
     if scored is not None:
-        reader = part_class(scored, "model")(scored, model, tokenizer, end_ids(model, tokenizer))
-        prompt_starts = [ids for ids in prompt_ids(tokenizer, rows["prompt"][:]) for _ in range(samples)]
-        score_n = reader.scores(prompt_starts, ids_nt, mask_nt, temperature=recipe.temperature).double()
+        score_reader = part_class(scored, "model")(scored, model, tokenizer, end_ids(model, tokenizer))
+        prompt_ids_n = [ids for ids in prompt_ids(tokenizer, prompt_rows["prompt"][:]) for _ in range(samples)]
+        score_n = score_reader.scores(prompt_ids_n, ids_nt, mask_nt, temperature=recipe.temperature).double()
     return Samples(
         row_n,
-        {name: [(blocks.get(name) or {}).get(answer_tags["answer"]) for blocks in texts] for name in answering},
+        {name: [(blocks.get(name) or {}).get(answer_tags["answer"]) for blocks in texts] for name in answering_blocks},
         correct_by_block,
         stated_confidences(texts, task.layout.names[-1], task.layout, tag=answer_tags["confidence"]),
         spans.fault_n == 0,
@@ -83,15 +83,15 @@ def evaluate(
 
 def _compute_rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Tensor]:
     """Compute the reward of each completion under each objective; a missing block gets the objective's `if_missing`."""
-    scores = score_all(objectives, text, columns=columns)
-    worth_nm = fill_missing(scores, objectives)
+    reward_scores = score_all(objectives, text, columns=columns)
+    filled_reward_nm = fill_missing(reward_scores, objectives)
     # An element of the gold list that a completion lacks counts as wrong, and one beyond the gold list does not count.
     for m, objective in enumerate(objectives):
         in_gold_n = gold_there(objective, columns) if any_index(objective.name) != objective.name else None
         if in_gold_n is not None:
-            left_out_n = worth_nm[:, m].isnan() & (scores.status_nm[:, m] == int(Status.ABSENT))
-            worth_nm[:, m] = worth_nm[:, m].masked_fill(left_out_n, 0.0).masked_fill(~in_gold_n, torch.nan)
-    return dict(zip(scores.names, worth_nm.T, strict=True))
+            is_omitted_n = filled_reward_nm[:, m].isnan() & (reward_scores.status_nm[:, m] == int(Status.ABSENT))
+            filled_reward_nm[:, m] = filled_reward_nm[:, m].masked_fill(is_omitted_n, 0.0).masked_fill(~in_gold_n, torch.nan)
+    return dict(zip(reward_scores.names, filled_reward_nm.T, strict=True))
 
 
 def evaluate_folder(

@@ -54,7 +54,7 @@ def command(
     check_sizes(prompts=prompts, samples=samples, rerolls=rerolls, token_prompts=token_prompts, critic_steps=critic_steps)
     check_no_run(output)
     recipe_changes = recipe_fields(set_)
-    folder, full_recipe = run_or_model(checkpoint, recipe, recipe_changes)
+    model_folder, full_recipe = run_or_model(checkpoint, recipe, recipe_changes)
     if (critics or reference) and not tokens:
         raise RecipeError("--critics and --reference only work when comparing token by token; add --tokens.")
     options: dict[str, Any] = {"prompts": prompts, "samples": samples, "rerolls": rerolls, "seed": seed}
@@ -63,4 +63,4 @@ def command(
         options |= {"critic_steps": critic_steps, "reference": reference}
     options |= {"recipe": recipe, "overrides": recipe_changes}
     with sole_writer(output):
-        show(folder, full_recipe, output=output, console=Console(), options=options)
+        show(model_folder, full_recipe, output=output, console=Console(), options=options)

@@ -46,15 +46,15 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
     """Compare a saved model's estimated advantages with Monte Carlo; print tables, and write `fidelity.json` and a report."""
     measured: dict[str, Any] = {"options": options}
     if "tokens" in options:
-        last_step, critic_names, seed = options["critic_steps"], options["critics"], options["seed"]
-        segments = SaeSegments() if options["reference"] == "segment" else None
-        rolled = rolled_tokens(
+        last_critic_step, critic_names, seed = options["critic_steps"], options["critics"], options["seed"]
+        sae_segments = SaeSegments() if options["reference"] == "segment" else None
+        trajectories_and_values = rolled_tokens(
             checkpoint, recipe, prompts=options["token_prompts"], rerolls=options["rerolls"], seed=seed, console=console,
             critics=critic_names and critic_names.split(","),
-            steps=sorted({last_step, *(step for step in rolls.CRITIC_STEPS if step < last_step)}),
+            steps=sorted({last_critic_step, *(step for step in rolls.CRITIC_STEPS if step < last_critic_step)}),
         )  # fmt: skip
-        fidelity = token_fidelity(*rolled, segments=segments, seed=seed)
-        measured |= show_tokens(fidelity, segments, console=console)
+        fidelity = token_fidelity(*trajectories_and_values, segments=sae_segments, seed=seed)
+        measured |= show_tokens(fidelity, sae_segments, console=console)
     if "tokens" in options and not rolls.states_confidence(answer_layout(recipe, task_layout(recipe))):
         say(console, "The last block states no confidence, so there is nothing else to compare.")
     else:
@@ -84,10 +84,10 @@ def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: 
     group_sizes = [size for size in GROUP_SIZES if size <= samples] or [samples]
     fidelity = measure_fidelity(sampled_rerolls, group_sizes=group_sizes, rule=recipe.rule, seed=seed)
     report_fields = {**written_baselines(fidelity, sampled_rerolls), "points": fixed_point_rows(rule=recipe.rule, seed=seed)}
-    counts = report_fields["counts"]
+    sample_counts = report_fields["counts"]
     console.print(
-        f"{counts['completions']} completions of {counts['prompts']} prompts, {counts['rerolls']} re-rolls of "
-        f"{counts['prefixes']} distinct prefixes; {fidelity.share:.1%} of the completions could be used.",
+        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts, {sample_counts['rerolls']} re-rolls of "
+        f"{sample_counts['prefixes']} distinct prefixes; {fidelity.share:.1%} of the completions could be used.",
         highlight=False,
     )
     say(console, *fidelity_tables(fidelity), difference_table(fidelity))
@@ -101,21 +101,21 @@ def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
     for size in fidelity.group_sizes:
         table_rows = []
         for name in fidelity.baselines:
-            rmse, *bounds = fidelity.interval(name, size, "rmse")
-            other_names = (figure for figure in FIGURES if figure not in ("rmse", "ceiling"))
-            other_figures = (fidelity.interval(name, size, figure)[0] for figure in other_names)
-            table_rows.append([name, _decimals(rmse), "-".join(map(_decimals, bounds)), *map(_decimals, other_figures)])
-        ceiling, *_ = fidelity.interval(fidelity.baselines[0], size, "ceiling")
-        title = f"G = {size}: advantages against Monte Carlo (exact advantages would correlate {ceiling:.3f})"
+            rmse, *rmse_bounds = fidelity.interval(name, size, "rmse")
+            other_figure_names = (figure for figure in FIGURES if figure not in ("rmse", "ceiling"))
+            other_figures = (fidelity.interval(name, size, figure)[0] for figure in other_figure_names)
+            table_rows.append([name, _decimals(rmse), "-".join(map(_decimals, rmse_bounds)), *map(_decimals, other_figures)])
+        ceiling_correlation, *_ = fidelity.interval(fidelity.baselines[0], size, "ceiling")
+        title = f"G = {size}: advantages against Monte Carlo (exact advantages would correlate {ceiling_correlation:.3f})"
         yield _table(title, headings, table_rows)
 
 
 def difference_table(fidelity: Fidelity, one: str = "blended", other: str = "outcome") -> Table:
     """Build the table of one baseline's figures minus another's, with paired intervals over prompts."""
-    differences = difference_rows(fidelity, one, other)
-    figure_names = dict.fromkeys(row["figure"].replace("_", " ") for row in differences)
+    figure_differences = difference_rows(fidelity, one, other)
+    figure_names = dict.fromkeys(row["figure"].replace("_", " ") for row in figure_differences)
     cells_by_size: dict[int, list[str]] = {size: [str(size)] for size in fidelity.group_sizes}
-    for row in differences:
+    for row in figure_differences:
         cells_by_size[row["group_size"]].append(f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]")
     return _table(f"{one} minus {other}, paired over prompts", ("G", *figure_names), cells_by_size.values())
 
@@ -123,17 +123,17 @@ def difference_table(fidelity: Fidelity, one: str = "blended", other: str = "out
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
     """Build the table of q*, the confidence that each baseline drives a policy to, by the honest probability p."""
     honest_baselines = ("none", "batch", "group")
-    probabilities = list(dict.fromkeys(row["p"] for row in points))
-    q_by_baseline = {("none, batch, group", "any"): probabilities}
+    honest_probabilities = list(dict.fromkeys(row["p"] for row in points))
+    q_by_baseline = {("none, batch, group", "any"): honest_probabilities}
     for name in dict.fromkeys(row["baseline"] for row in points if row["baseline"] not in honest_baselines):
         for row in (row for row in points if row["baseline"] == name):
             q_by_baseline.setdefault((name, str(row["group_size"])), []).append(row["q"])
     table_rows = ([*names, *map(_decimals, q_values)] for names, q_values in q_by_baseline.items())
-    headings = ("", "G", *(f"{p:g}" for p in probabilities))
-    table = _table("q*: the confidence a policy is driven to, by p", headings, table_rows)
+    headings = ("", "G", *(f"{p:g}" for p in honest_probabilities))
+    q_table = _table("q*: the confidence a policy is driven to, by p", headings, table_rows)
     largest_error = max(row["error"] or 0.0 for row in points)
-    table.caption = f"outcome: exact; blended: simulated, standard error at most {largest_error:.4f}"
-    return table
+    q_table.caption = f"outcome: exact; blended: simulated, standard error at most {largest_error:.4f}"
+    return q_table
 
 
 def rolled_tokens(
@@ -165,15 +165,15 @@ def rolled_tokens(
     roller = roller_of(model_folder, recipe.model_copy(update=task_sizes), console)
     task = roller.task
     row_order = torch.randperm(len(task.evaluation), generator=torch.Generator().manual_seed(seed)).tolist()
-    prompt_rows, sets = task.evaluation.select(row_order[:prompts]), 2 if "mc" in critic_kinds else 1
+    prompt_rows, reroll_sets = task.evaluation.select(row_order[:prompts]), 2 if "mc" in critic_kinds else 1
     blocks, trajectories, reward_ntm = rolls.collect_tokens(
-        roller, prompt_rows, rerolls=rerolls, sets=sets, seed=seed, **options
+        roller, prompt_rows, rerolls=rerolls, sets=reroll_sets, seed=seed, **options
     )
     critic_values: dict[str, torch.Tensor] = {}
     if "own" in critic_kinds and critic_folder is not None:
-        objectives = [objective.name for objective in scheme_of(recipe, task.layout, roller.limit).objectives]
-        critic, stream = rolls.own_critic(critic_folder, roller.tokenizer, objectives)
-        critic_values["own"] = rolls.values(critic, blocks, stream=stream)
+        objective_names = [objective.name for objective in scheme_of(recipe, task.layout, roller.limit).objectives]
+        critic, value_stream = rolls.own_critic(critic_folder, roller.tokenizer, objective_names)
+        critic_values["own"] = rolls.values(critic, blocks, stream=value_stream)
     if "fitted" in critic_kinds:
         for step, critic in rolls.fitted_critics(roller, task.train, steps=steps, seed=seed + 1):
             critic_values[f"{step} steps"] = rolls.values(critic, blocks)
@@ -184,16 +184,16 @@ def rolled_tokens(
 
 def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *, console: Console) -> dict[str, Any]:
     """Print token estimators' correlations with Monte Carlo, and SAE's lead over GAE and GRPO; return correlations and counts."""
-    counts = {"completions": len(fidelity.prompt_n), "prompts": len(fidelity.prompt_n.unique())}
+    sample_counts = {"completions": len(fidelity.prompt_n), "prompts": len(fidelity.prompt_n.unique())}
     token_count, decision_count = (fidelity.count(kind) for kind in TOKEN_KINDS)
     console.print(
-        f"{token_count} tokens of the first blocks of {counts['completions']} completions of {counts['prompts']} "
+        f"{token_count} tokens of the first blocks of {sample_counts['completions']} completions of {sample_counts['prompts']} "
         f"prompts; {decision_count} of the tokens are decisions (p < .97). {reference_words(segments)}",
         highlight=False,
     )
     say(console, *(_correlation_table(fidelity, kind) for kind in TOKEN_KINDS))
     say(console, *(_lead_table(fidelity, kind, other) for kind in TOKEN_KINDS for other in ("GAE", GROUP_MEAN)))
-    return {"tokens": token_rows(fidelity), "counts": counts}
+    return {"tokens": token_rows(fidelity), "counts": sample_counts}
 
 
 def reference_words(segments: SaeSegments | None) -> str:
@@ -215,28 +215,28 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
         table_rows.append([heading, *map(_decimals, critic_values)])
     exact_correlation = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)
     title = f"{kind} tokens: correlation (of the exact advantage: {_decimals(exact_correlation.value)})"
-    table = _table(title, ("", *fidelity.critics), table_rows)
-    table.rows[0].end_section = True
-    return table
+    correlation_table = _table(title, ("", *fidelity.critics), table_rows)
+    correlation_table.rows[0].end_section = True
+    return correlation_table
 
 
 def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
     """Build the table of SAE's lead in correlation with Monte Carlo over one estimator, or over the best of a family."""
-    one_estimator = other in fidelity.estimators
-    title = f"{kind} tokens: lead over {'' if one_estimator else 'the best '}{other} in correlation (95 % over prompts)"
+    is_estimator = other in fidelity.estimators
+    title = f"{kind} tokens: lead over {'' if is_estimator else 'the best '}{other} in correlation (95 % over prompts)"
     table_rows = []
     for critic in fidelity.critics:
-        best_other, best_sae = (_short_name(fidelity.best(critic, name, kind=kind), name) for name in (other, "SAE"))
-        one_lead, best_lead = (_format_lead(fidelity.lead(critic, name, other, kind=kind)) for name in (SAE, "SAE"))
-        table_rows.append([critic, *([] if one_estimator else [best_other]), one_lead, best_sae, best_lead])
-    headings = ("critic", *([] if one_estimator else [f"best {other}"]), _short_name(SAE, "SAE"), "best SAE", "its lead")
+        other_name, sae_name = (_short_name(fidelity.best(critic, name, kind=kind), name) for name in (other, "SAE"))
+        sae_lead, best_sae_lead = (_format_lead(fidelity.lead(critic, name, other, kind=kind)) for name in (SAE, "SAE"))
+        table_rows.append([critic, *([] if is_estimator else [other_name]), sae_lead, sae_name, best_sae_lead])
+    headings = ("critic", *([] if is_estimator else [f"best {other}"]), _short_name(SAE, "SAE"), "best SAE", "its lead")
     return _table(title, headings, table_rows)
 
 
 def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Build a table without borders; every column but the first holds numbers."""
-    headings = [columns[0], *(Column(name, justify="right", no_wrap=True) for name in columns[1:])]
-    return plain_table(*headings, rows=rows, title=title, padding=(0, 1, 0, 0))
+    table_columns = [columns[0], *(Column(name, justify="right", no_wrap=True) for name in columns[1:])]
+    return plain_table(*table_columns, rows=rows, title=title, padding=(0, 1, 0, 0))
 
 
 def _decimals(number: float) -> str:

@@ -19,20 +19,20 @@ def show_methods(name: str | None = None) -> None:
         METHODS.load_plugins()
         say(console, _methods_table())
         return
-    entry = method(name)
-    options_text = ", ".join(f"{option}: {value}" for option, value in entry.of_a_run().options.items()) or "none"
-    needs_text = f"Needs {', '.join(entry.needs)}. " if entry.needs else ""
-    if entry.kind == "refinement":
+    method_entry = method(name)
+    options_text = ", ".join(f"{option}: {value}" for option, value in method_entry.of_a_run().options.items()) or "none"
+    needs_text = f"Needs {', '.join(method_entry.needs)}. " if method_entry.needs else ""
+    if method_entry.kind == "refinement":
         preset_text = f"# Beside another method: refine: {name}."
-    elif entry.preset is None:
+    elif method_entry.preset is None:
         preset_text = "# Callable from Python only: no engine provides its inputs."
     else:  # presets are shown with the blocks and the longest completion of the embedded task
         preset_text = yaml.safe_dump(scheme_of(load(None, {"method": name}), DIGITS_LAYOUT, 32).plain(), sort_keys=False)
     say(
         console,
-        f"# {entry.summary}",
-        f"# {needs_text}{entry.paper}. Taken from {_name_source(entry)}.",
-        f"# spanwise.credit.{entry.estimator.__name__}; options: {options_text}.",
+        f"# {method_entry.summary}",
+        f"# {needs_text}{method_entry.paper}. Taken from {_name_source(method_entry)}.",
+        f"# spanwise.credit.{method_entry.estimator.__name__}; options: {options_text}.",
         preset_text,
     )
 
@@ -40,14 +40,14 @@ def show_methods(name: str | None = None) -> None:
 def _name_source(entry: Method) -> str:
     """Return where a method's formula was taken from, or the module of a plug-in that does not say so."""
     module_name = entry.estimator.__module__
-    names_source = module_name.partition(".")[0] == "spanwise" or entry.source != Method.source
-    return entry.source if names_source else f"{module_name}, which is no part of spanwise"
+    states_source = module_name.partition(".")[0] == "spanwise" or entry.source != Method.source
+    return entry.source if states_source else f"{module_name}, which is no part of spanwise"
 
 
 def _methods_table() -> Table:
-    rows = []
+    table_rows = []
     for entry in sorted(METHODS.values(), key=lambda entry: (entry.kind, entry.name)):
         facts = [entry.paper, f"from {_name_source(entry)}", f"needs {', '.join(entry.needs) or 'rewards only'}"]
         facts += ["beside another method"] if entry.kind == "refinement" else [] if entry.preset else ["from Python only"]
-        rows.append([f"[bold]{entry.name}", f"{entry.kind}s", f"{entry.summary}\n[dim]{'; '.join(facts)}[/dim]"])
-    return plain_table("method", "credits", "what it does", rows=rows)
+        table_rows.append([f"[bold]{entry.name}", f"{entry.kind}s", f"{entry.summary}\n[dim]{'; '.join(facts)}[/dim]"])
+    return plain_table("method", "credits", "what it does", rows=table_rows)

@@ -27,10 +27,10 @@ def reference(recipe: Recipe, *, prompts: int, samples: int, console: Console) -
     laser, task = replace(laser, reference=None), make_task(recipe, console)
     model: Any = AutoModelForCausalLM.from_pretrained(task.model, trust_remote_code=False)
     tokenizer = AutoTokenizer.from_pretrained(task.model, padding_side="left", trust_remote_code=False)
-    reader, prompt_rows = ScoreReader(laser, model, tokenizer, end_ids(model, tokenizer)), task.train["prompt"][:prompts]
+    reader, train_prompts = ScoreReader(laser, model, tokenizer, end_ids(model, tokenizer)), task.train["prompt"][:prompts]
     max_tokens = recipe.max_completion_length or task.max_completion_length
     sampling_options = {"max_new_tokens": max_tokens, "temperature": recipe.temperature, "seed": recipe.seed}
-    ids_nt, mask_nt = sample(model, tokenizer, prompt_rows, samples=samples, **sampling_options)
-    prompt_ids_n = [row for row in prompt_ids(tokenizer, prompt_rows) for _ in range(samples)]
+    ids_nt, mask_nt = sample(model, tokenizer, train_prompts, samples=samples, **sampling_options)
+    prompt_ids_n = [row for row in prompt_ids(tokenizer, train_prompts) for _ in range(samples)]
     logp_n = reader.logps(prompt_ids_n, ids_nt, mask_nt, temperature=recipe.temperature)
     return measured(laser, reader.token, logp_n, temperature=recipe.temperature)[1]

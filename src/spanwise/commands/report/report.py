@@ -52,21 +52,21 @@ def report_folder(folder: str | Path) -> Path:
 def train_page(folder: Path) -> str:
     """Build the report of a training run from the files of its folder."""
     samples = read_samples(folder) if (folder / FILE).is_file() else None
-    recipe = read_fields(folder / "recipe.yaml")
-    batches, one_prompt = (sorted((folder / kind).glob("step_*.parquet")) for kind in (TRAINING, ONE_PROMPT))
-    view, credit = recorded_view(folder, recipe, batches[-1:])
+    recipe_fields = read_fields(folder / "recipe.yaml")
+    batch_files, one_prompt_files = (sorted((folder / kind).glob("step_*.parquet")) for kind in (TRAINING, ONE_PROMPT))
+    token_view, credit_by_method = recorded_view(folder, recipe_fields, batch_files[-1:])
     return train_report(
-        recipe={name: value for name, value in recipe.items() if (name, value) != ("task", SCRIPT)},
+        recipe={name: value for name, value in recipe_fields.items() if (name, value) != ("task", SCRIPT)},
         metrics=[line for _, _, line in read_records([folder / "metrics.jsonl"])],
         summary=read_fields(folder / "summary.json") if (folder / "summary.json").is_file() else {},
         samples=_columns(samples) if samples and samples.correct else None,
         intervals=samples.intervals() if samples else None,
         votes={block: _votes(samples, block) for block in samples.correct} if samples else None,
-        credit=credit,
-        view=view,
-        one_prompt=recorded_view(folder, recipe, one_prompt)[0],
+        credit=credit_by_method,
+        view=token_view,
+        one_prompt=recorded_view(folder, recipe_fields, one_prompt_files)[0],
         unmeasured=_unmeasured(folder),
-        command="" if recipe.get("task") == SCRIPT else again_command("train", folder / "recipe.yaml", folder=folder),
+        command="" if recipe_fields.get("task") == SCRIPT else again_command("train", folder / "recipe.yaml", folder=folder),
     )
 
 
@@ -88,22 +88,22 @@ _HELD_OUT = ("accuracy", "ece", "auroc", "brier", "refusal_rate", "malformed")
 
 def compare_page(folder: Path) -> str:
     """Build the report of a comparison from its runs; a run without an evaluation file gives only its final figures."""
-    summary = read_fields(folder / "summary.json")
-    if not isinstance(summary.get("arms"), list) or not isinstance(summary.get("figures"), dict):
+    summary_fields = read_fields(folder / "summary.json")
+    if not isinstance(summary_fields.get("arms"), list) or not isinstance(summary_fields.get("figures"), dict):
         problem = f"'{folder / 'summary.json'}' is no summary of a comparison: it lists no arms and figures"
         raise DataError(f"{problem}. Give the output folder of spanwise compare.")
-    arms, seeds, options = summary["arms"], summary["seeds"], summary.get("options")
-    folders = {arm: {seed: folder / f"{arm}-{seed}" for seed in seeds} for arm in arms}
-    summaries, samples, figures = ended_runs(folders)
-    known_figures = {name for runs in figures.values() for run_figures in runs.values() for name in run_figures}
-    if not known_figures:
+    arm_names, seeds, options = summary_fields["arms"], summary_fields["seeds"], summary_fields.get("options")
+    folders_by_arm = {arm: {seed: folder / f"{arm}-{seed}" for seed in seeds} for arm in arm_names}
+    summaries_by_arm, samples, figures_by_arm = ended_runs(folders_by_arm)
+    measured_figures = {name for runs in figures_by_arm.values() for run_figures in runs.values() for name in run_figures}
+    if not measured_figures:
         raise DataError("No run of this comparison exists; run spanwise compare again.")
-    figure_names = [name for name in next(iter(summary["figures"].values()), {}) if name in known_figures]
+    figure_names = [name for name in next(iter(summary_fields["figures"].values()), {}) if name in measured_figures]
     return compare_report(
-        title=f"Comparison of {len(arms)} arms",
-        recipe=summary.get("recipe", {}),
-        comparison=compare_arms(figures, figures=figure_names, reference=summary.get("reference")),
-        curves={arm: {seed: run["curve"] for seed, run in runs.items()} for arm, runs in summaries.items()},
+        title=f"Comparison of {len(arm_names)} arms",
+        recipe=summary_fields.get("recipe", {}),
+        comparison=compare_arms(figures_by_arm, figures=figure_names, reference=summary_fields.get("reference")),
+        curves={arm: {seed: run["curve"] for seed, run in runs.items()} for arm, runs in summaries_by_arm.items()},
         samples={
             arm: pooled(judged) for arm, runs in samples.items() if (judged := [run for run in runs.values() if run.correct])
         },
@@ -146,17 +146,17 @@ def _columns(samples: Samples) -> dict[str, Tensor]:
 
 def pooled(samples: Sequence[Samples]) -> dict[str, Tensor]:
     """Join the evaluation samples of all seeds of an arm; a prompt that two seeds answer is one prompt."""
-    first_seed, *other_seeds = map(_columns, samples)
+    first_columns, *other_columns = map(_columns, samples)
     return {
-        name: torch.cat([column, *(columns[name] for columns in other_seeds)])
-        for name, column in first_seed.items()
-        if all(name in columns for columns in other_seeds)
+        name: torch.cat([column, *(columns[name] for columns in other_columns)])
+        for name, column in first_columns.items()
+        if all(name in columns for columns in other_columns)
     }
 
 
 def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, Curve]:
-    most = samples.most_votes(block)
-    budgets = sorted({n for n in (*BUDGETS, most) if 1 <= n <= most})
+    largest_budget = samples.most_votes(block)
+    budgets = sorted({n for n in (*BUDGETS, largest_budget) if 1 <= n <= largest_budget})
     return samples.votes(block, budgets=budgets, resamples=resamples) if len(budgets) > 1 else {}
 
 
@@ -166,24 +166,24 @@ def recorded_view(
     """Return a view of tokens and the credit of a run's recorded completions, by the run's method and by `grpo` (or `bae`)."""
     if not files:
         return None, {}
-    table, rule_by_method = pa.concat_tables(map(read_rows, files), promote_options="default"), {}
-    methods = schema.methods_in(table.column_names)
-    entries = recipe.get("objectives") or ()
-    outcome_names = [(entry.get("options") or {}).get("of") for entry in entries]
-    outcome_names += [name for entry in entries for name in as_names(entry.get("given"))]
+    credit_table, rule_by_method = pa.concat_tables(map(read_rows, files), promote_options="default"), {}
+    methods = schema.methods_in(credit_table.column_names)
+    objective_fields = recipe.get("objectives") or ()
+    outcome_names = [(entry.get("options") or {}).get("of") for entry in objective_fields]
+    outcome_names += [name for entry in objective_fields for name in as_names(entry.get("given"))]
     if len(methods) == 1:
-        place = files[0] if len(files) == 1 else files[0].parent
-        table, rule_by_method = _add_method(table, place, "bae" if methods[0] == "grpo" else "grpo")
+        rollouts_place = files[0] if len(files) == 1 else files[0].parent
+        credit_table, rule_by_method = _add_method(credit_table, rollouts_place, "bae" if methods[0] == "grpo" else "grpo")
     if methods:
-        run_rule = {"objectives": entries, **{name: recipe.get(name) for name in ("method", "options", *MODES)}}
+        run_rule = {"objectives": objective_fields, **{name: recipe.get(name) for name in ("method", "options", *MODES)}}
         rule_by_method = {methods[0]: run_rule, **rule_by_method}
-    row_indices = choose_rows(schema.float_column(table, schema.STEP).long(), MOST)
-    view = credited_view(
-        table, table.take(row_indices), row_indices, paying=rule_by_method,
-        outcome=outcome_of(schema.family_names(table.column_names, "reward"), outcome_names),
+    row_indices = choose_rows(schema.float_column(credit_table, schema.STEP).long(), MOST)
+    token_view = credited_view(
+        credit_table, credit_table.take(row_indices), row_indices, paying=rule_by_method,
+        outcome=outcome_of(schema.family_names(credit_table.column_names, "reward"), outcome_names),
         own=next(iter(methods), None), tokenizer=tokenizer_in(folder) or folder / "model",
     )  # fmt: skip
-    return replace(view, by_step=len(files) > 1), shown_credit(table, rule_by_method)
+    return replace(token_view, by_step=len(files) > 1), shown_credit(credit_table, rule_by_method)
 
 
 def _add_method(table: pa.Table, place: Path, method: str) -> tuple[pa.Table, dict[str, Any]]:
@@ -194,7 +194,7 @@ def _add_method(table: pa.Table, place: Path, method: str) -> tuple[pa.Table, di
         return table, {}
     if not credit_result.table.has_ids:  # without token ids, credit is per word, but the page shows tokens
         return table, {}
-    other_table = pa.concat_tables(credited_parts(credit_result))
-    for name in schema.method_columns(method, other_table.column_names):
-        table = table.append_column(name, other_table[name])
+    other_credit_table = pa.concat_tables(credited_parts(credit_result))
+    for name in schema.method_columns(method, other_credit_table.column_names):
+        table = table.append_column(name, other_credit_table[name])
     return table, {method: credit_result.arms.schemes[method].plain()}

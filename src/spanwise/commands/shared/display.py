@@ -34,14 +34,14 @@ class Live:
     def __init__(self, console: Console, title: str, steps: int) -> None:
         self.console, self.title, self.steps = console, title, steps
         self._started = time.perf_counter()
-        columns = (
+        progress_columns = (
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=20),
             TextColumn("{task.completed}/{task.total}"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[figures]}"),
         )
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._progress = Progress(*progress_columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task(title, total=steps, figures="")
         self._progress.start()
 
@@ -51,8 +51,8 @@ class Live:
         self._progress.update(self._task, completed=step, figures=text)
         if not self.console.is_terminal and (step % 10 == 0 or step == self.steps):
             seconds_left = (time.perf_counter() - self._started) / max(step, 1) * (self.steps - step)
-            line = f"{self.title} {step}/{self.steps}  {text}  left {seconds_left:.0f} s"
-            self.console.print(line, soft_wrap=True, highlight=False)
+            log_line = f"{self.title} {step}/{self.steps}  {text}  left {seconds_left:.0f} s"
+            self.console.print(log_line, soft_wrap=True, highlight=False)
 
     def close(self) -> None:
         """Remove the progress bar."""
@@ -182,12 +182,12 @@ def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
         return None
     start_b = torch.tensor([0.7], dtype=torch.float64)
     leave_one_out = scheme.options.get("leave_one_out", False)
-    driven_to = float(fixed_point(start_b, group_size=group_size, baseline="outcome", leave_one_out=leave_one_out))
-    if abs(driven_to - 0.7) < 0.05:
+    driven_confidence = float(fixed_point(start_b, group_size=group_size, baseline="outcome", leave_one_out=leave_one_out))
+    if abs(driven_confidence - 0.7) < 0.05:
         return None
     return (
         f"In groups of {group_size} that hold right and wrong answers the outcome baseline drives a confidence of .70 to "
-        f"{driven_to:.2f}".replace(" 0.", " .")
+        f"{driven_confidence:.2f}".replace(" 0.", " .")
         + "; larger groups do it less, the baselines blended and group do not (docs/fidelity.md)."
     )
 

@@ -37,24 +37,24 @@ def plain_table(
 def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Text]:
     """Cut a table into tables that fit the terminal; each of them repeats the first `keep` columns."""
     terminal_width, keep = console.width, min(keep, max(len(table.columns) - 1, 0))
-    least_c, full_c = list[int](), list[int]()
+    least_c, full_width_c = list[int](), list[int]()
     for column in table.columns:
         sizes = [Measurement.get(console, console.options.update(max_width=_ANY), c) for c in (column.header, *column.cells)]
         is_unbroken = [column.no_wrap, *[column.no_wrap or column.justify == "right"] * (len(sizes) - 1)]
         least_c.append(max(size.maximum if line else size.minimum for size, line in zip(sizes, is_unbroken, strict=True)))
-        full_c.append(max(size.maximum for size in sizes))
-    groups: list[list[int]] = [list(range(keep))]
+        full_width_c.append(max(size.maximum for size in sizes))
+    column_groups: list[list[int]] = [list(range(keep))]
     for c in range(keep, len(table.columns)):
-        width_with_c = sum(least_c[i] for i in (*groups[-1], c)) + _padding_width(table, len(groups[-1]) + 1)
-        if len(groups[-1]) > keep and width_with_c > terminal_width:
-            groups.append(list(range(keep)))
-        groups[-1].append(c)
+        width_with_c = sum(least_c[i] for i in (*column_groups[-1], c)) + _padding_width(table, len(column_groups[-1]) + 1)
+        if len(column_groups[-1]) > keep and width_with_c > terminal_width:
+            column_groups.append(list(range(keep)))
+        column_groups[-1].append(c)
     if table.title:
         yield _full_line(table.title, "table.title", console)
-    for columns in groups:
-        group_widths = [full_c[c] for c in columns]
-        room = terminal_width - _padding_width(table, len(columns))
-        yield _narrow_table(table, columns, _shrink(group_widths, [least_c[c] for c in columns], room))
+    for columns in column_groups:
+        group_widths = [full_width_c[c] for c in columns]
+        available_width = terminal_width - _padding_width(table, len(columns))
+        yield _narrow_table(table, columns, _shrink(group_widths, [least_c[c] for c in columns], available_width))
     if table.caption:
         yield _full_line(table.caption, "table.caption", console)
 
@@ -75,10 +75,10 @@ def _shrink(widths: list[int], least: Sequence[int], total: int) -> list[int]:
 
 def _narrow_table(table: Table, shown: Sequence[int], widths: Sequence[int]) -> Table:
     """Build a table from some columns of another table, with the given widths."""
-    columns = [
+    narrowed_columns = [
         replace(table.columns[c], width=wide, no_wrap=False, overflow="fold") for c, wide in zip(shown, widths, strict=True)
     ]
-    narrow_table = Table(*columns, box=table.box, padding=table.padding, show_header=table.show_header)
+    narrow_table = Table(*narrowed_columns, box=table.box, padding=table.padding, show_header=table.show_header)
     narrow_table.rows = table.rows
     return narrow_table
 

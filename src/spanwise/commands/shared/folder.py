@@ -29,8 +29,8 @@ def new_folder(name: str) -> Path:
 
 def newest_folder(name: str) -> Path | None:
     """Return the `runs/<name>-<n>` with the largest n; None if there is none."""
-    parts_by_folder = {folder: folder.name.rpartition("-") for folder in RUNS.glob("*") if folder.is_dir()}
-    numbers = {folder: int(n) for folder, (start, _, n) in parts_by_folder.items() if start == name and n.isdecimal()}
+    name_parts_by_folder = {folder: folder.name.rpartition("-") for folder in RUNS.glob("*") if folder.is_dir()}
+    numbers = {folder: int(n) for folder, (start, _, n) in name_parts_by_folder.items() if start == name and n.isdecimal()}
     return max(numbers, key=numbers.__getitem__, default=None)
 
 
@@ -57,8 +57,8 @@ def read_fields(file: Path) -> dict[str, Any]:
     """Read the fields of a JSON or YAML file; raise a DataError if it cannot be read."""
     is_json = file.suffix == ".json"
     try:
-        text = file.read_text(encoding="utf-8")
-        return dict((json.loads if is_json else yaml.safe_load)(text) or {})
+        file_text = file.read_text(encoding="utf-8")
+        return dict((json.loads if is_json else yaml.safe_load)(file_text) or {})
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"The file '{file}' cannot be read: {error}.") from error
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
@@ -98,14 +98,14 @@ def again_command(command: str, *places: str | Path, folder: Path, options: Mapp
     """Return the command line that repeats the work behind a report in a new folder, with the options that the user gave."""
     command_words = [str(place) for place in places]
     for name, value in hidden(options or {}).items():
-        option = "--set" if name == "overrides" else f"--{name.replace('_', '-')}"
+        option_name = "--set" if name == "overrides" else f"--{name.replace('_', '-')}"
         if isinstance(value, Mapping):
             text_by_key = {key: _yaml(field) if name == "overrides" else field for key, field in value.items()}
-            command_words += [piece for key, field in text_by_key.items() for piece in (option, f"{key}={field}")]
+            command_words += [piece for key, field in text_by_key.items() for piece in (option_name, f"{key}={field}")]
         elif isinstance(value, list):
-            command_words += [option, ",".join(map(str, value))] if value else []
+            command_words += [option_name, ",".join(map(str, value))] if value else []
         elif value is not None and value is not False:
-            command_words += [option] if value is True else [option, str(value)]
+            command_words += [option_name] if value is True else [option_name, str(value)]
     return shlex.join(["spanwise", command, *command_words, "--output", f"{folder}-again" if folder.name else "again"])
 
 

@@ -21,20 +21,20 @@ def recipe_fields(pairs: Sequence[str] | None) -> dict[str, Any]:
     """Parse the `field=value` pairs of `--set` into recipe fields."""
     fields: dict[str, Any] = {}
     for pair in pairs or []:
-        key, value = key_value(pair, "--set", "field=value, such as --set entropy=0.05")
-        fields[key.replace("-", "_")] = yaml.safe_load(value)
+        field_name, value_text = key_value(pair, "--set", "field=value, such as --set entropy=0.05")
+        fields[field_name.replace("-", "_")] = yaml.safe_load(value_text)
     return fields
 
 
 def column_roles(given: Sequence[str] | None) -> dict[str, str]:
     """Parse the `role=column` pairs of `--columns` (roles: prompt, answer, ...) into a mapping; commas may join pairs."""
-    entries = [entry for piece in given or [] for entry in piece.split(",") if entry.strip()]
-    role_columns = [key_value(entry, "--columns", "role=column, such as completion=output,answer=gold") for entry in entries]
-    roles = [role for role, _ in role_columns]
+    pairs = [entry for piece in given or [] for entry in piece.split(",") if entry.strip()]
+    role_pairs = [key_value(entry, "--columns", "role=column, such as completion=output,answer=gold") for entry in pairs]
+    roles = [role for role, _ in role_pairs]
     repeated_role = next((role for role in roles if roles.count(role) > 1), None)
     if repeated_role is not None:
         raise RecipeError(f"--columns names the column of {repeated_role} more than once; give it once.")
-    return dict(role_columns)
+    return dict(role_pairs)
 
 
 @Parameter(name="*")
@@ -71,13 +71,13 @@ class CreditOptions:
 
     def parsed(self) -> dict[str, Any]:
         """Return the options as the keyword arguments of `credit_rollouts`."""
-        reward_form = "objective=column, such as correct=accuracy_reward"
+        reward_shape = "objective=column, such as correct=accuracy_reward"
         return {
             "recipe": self.recipe,
             "methods": listed(self.methods or ""),
             "tokenizer": self.tokenizer,
             "columns": column_roles(self.columns),
-            "reward": dict(key_value(entry, "--reward", reward_form) for entry in self.reward or []),
+            "reward": dict(key_value(entry, "--reward", reward_shape) for entry in self.reward or []),
             "pay": [entry for piece in self.pay or [] for entry in listed(piece)],
             "overrides": recipe_fields(self.set_),
         }
@@ -109,7 +109,7 @@ def check_sizes(**sizes: int) -> None:
 
 def key_value(entry: str, option: str, shape: str) -> tuple[str, str]:
     """Split `key=value` at the first equals sign; refuse an entry without a value."""
-    key, equals, value = entry.partition("=")
-    if not equals or not value:
+    key, equals_sign, value = entry.partition("=")
+    if not equals_sign or not value:
         raise RecipeError(f"{option} takes {shape}; got '{entry}'.")
     return key.strip(), value.strip()

@@ -71,9 +71,9 @@ class Samples:
 
     def intervals(self, *, resamples: int = 1000, seed: int = 0) -> dict[str, Interval | None]:
         """Compute the figures of the evaluation with intervals from a bootstrap over prompts (`measure.figure_intervals`)."""
-        prompts = self.prompt_n.tolist()
-        intervals_of = partial(figure_intervals, prompts=prompts, resamples=resamples, seed=seed)
-        return {**self._apply_to_answers(intervals_of), **self.mean_rewards()}
+        prompt_indices = self.prompt_n.tolist()
+        intervals_function = partial(figure_intervals, prompts=prompt_indices, resamples=resamples, seed=seed)
+        return {**self._apply_to_answers(intervals_function), **self.mean_rewards()}
 
     def mean_rewards(self) -> dict[str, Interval]:
         """Compute each reward's mean with an interval over prompts; a list's elements share the mean `reward/<name>.items[*]`."""
@@ -93,8 +93,8 @@ class Samples:
         later_accuracies = {f"{name}_accuracy": by_block[name]["accuracy"] for name in by_block if name != self.first}
         score_samples = self.by_score()
         score_figures = {} if score_samples is None else score_samples._apply_to_answers(work)
-        by_score = {name: score_figures[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES if score_figures}
-        return {**by_block[self.first], **later_accuracies, **by_score}
+        laser_figures = {name: score_figures[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES if score_figures}
+        return {**by_block[self.first], **later_accuracies, **laser_figures}
 
     def votes(
         self, block: str | None = None, *, budgets: Sequence[int] | None = None, resamples: int = 1000
@@ -103,9 +103,9 @@ class Samples:
         block_name, score_samples = block or self.first, self.by_score()
         if score_samples is not None and not self.stated:  # without confidences the self-rewarding score weights the votes
             return score_samples.votes(block, budgets=budgets, resamples=resamples)
-        prompts = self.prompt_n.tolist()
+        prompt_indices = self.prompt_n.tolist()
         answers, correct_n = self.answers[block_name], self.correct[block_name]
-        curves = voting(answers, self.confidence_n, correct_n, prompts=prompts, budgets=budgets, resamples=resamples)
+        curves = voting(answers, self.confidence_n, correct_n, prompts=prompt_indices, budgets=budgets, resamples=resamples)
         if score_samples is not None:
             score_curves = score_samples.votes(block, budgets=budgets, resamples=resamples)
             curves |= {f"{OF_SCORE}{way}": score_curves[way] for way in ("weighted", "maxconf") if way in score_curves}
@@ -113,10 +113,10 @@ class Samples:
 
     def figures_and_votes(self) -> dict[str, float | None]:
         """Compute the figures, and the accuracy of a vote over up to 16 samples of a prompt, as `majority@16`."""
-        budget, ways = self.most_votes(self.first), ("majority", "weighted", f"{OF_SCORE}weighted")
+        vote_budget, ways = self.most_votes(self.first), ("majority", "weighted", f"{OF_SCORE}weighted")
         # One bootstrap draw is enough, because a comparison takes its intervals from the seeds.
-        votes = self.votes(budgets=(budget,), resamples=1) if budget else {}
-        return {**self.figures(), **{f"{way}@{budget}": votes[way].intervals[0].value for way in ways if way in votes}}
+        votes = self.votes(budgets=(vote_budget,), resamples=1) if vote_budget else {}
+        return {**self.figures(), **{f"{way}@{vote_budget}": votes[way].intervals[0].value for way in ways if way in votes}}
 
     def write(self, folder: str | Path) -> None:
         """Write `evaluation.parquet` into a folder: a row per completion, null for missing values."""
@@ -128,13 +128,13 @@ class Samples:
         columns |= {"well_formed": self.well_formed_n, "refusal": self.refusal_n}
         columns |= {f"{OF_REWARD}{name}": reward_n.double() for name, reward_n in self.rewards.items()}
         columns[schema.SCORE] = None if self.score_n is None else self.score_n.double()
-        table = pa.table({
+        sample_table = pa.table({
             name: pa.array(column.numpy(), from_pandas=True) if isinstance(column, Tensor) else column
             for name, column in columns.items()
             if column is not None
         })  # fmt: skip
         with whole_file(Path(folder) / FILE) as unfinished:
-            pq.write_table(table, unfinished)
+            pq.write_table(sample_table, unfinished)
 
 
 def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool = False) -> dict[str, str]:
@@ -143,7 +143,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     part_names = list(dict.fromkeys(part for parts in keys_of.values() for part in parts))
     if layout is None or not part_names:
         return {}
-    noun, template = ("tag", "<{}>") if layout.segmenters == ("tags",) else ("part", "'{}'")
+    part_noun, template = ("tag", "<{}>") if layout.segmenters == ("tags",) else ("part", "'{}'")
     last_block, (answer, confidence) = list(keys_of)[-1], (tags["answer"], tags["confidence"])
     judged_figures, score_figures = ("accuracy", "refusal_rate", "verdict_rate"), SCORE_FIGURES[1:] if scored else ()
 
@@ -151,18 +151,18 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
         return f", only {', '.join(map(template.format, parts))}" if parts else ""
 
     # A layout without a part `answer` or `confidence` is of another kind of task, so the reason does not list its parts.
-    if noun == "part" and {answer, confidence}.isdisjoint(part_names):
+    if part_noun == "part" and {answer, confidence}.isdisjoint(part_names):
         reason = f"no block has the part '{answer}' or '{confidence}'"
         reason += "; if another part is the answer, name it in the objective 'correct'"
         return dict.fromkeys((*judged_figures, "coverage", *CALIBRATION, *score_figures), reason)
     reason_by_figure: dict[str, str] = {}
     if confidence not in keys_of[last_block]:
-        reason = f"the last block, {last_block}, has no {noun} {template.format(confidence)}{only(keys_of[last_block])}"
+        reason = f"the last block, {last_block}, has no {part_noun} {template.format(confidence)}{only(keys_of[last_block])}"
         reason += "; the figures of the score are measured" if scored and answer in part_names else ""
         reason_by_figure = dict.fromkeys(("coverage", *CALIBRATION), reason)
     if answer not in part_names:
-        reason = f"no block has the {noun} {template.format(answer)}{only(part_names)}"
-        reason += f"; name the {noun} of the answer in the objective 'correct'"
+        reason = f"no block has the {part_noun} {template.format(answer)}{only(part_names)}"
+        reason += f"; name the {part_noun} of the answer in the objective 'correct'"
         reason_by_figure |= dict.fromkeys((*judged_figures, *CALIBRATION, *score_figures), reason)
     return reason_by_figure
 
@@ -173,17 +173,17 @@ def read_samples(folder: str | Path) -> Samples:
     try:
         table = pq.read_table(file)
         number_columns = {entry.name: table[entry.name] for entry in table.schema if not entry.name.startswith("answer/")}
-        columns = {name: torch.tensor(column.to_numpy()) for name, column in number_columns.items()}
-        block_names = [name.removeprefix("correct/") for name in columns if name.startswith("correct/")]
+        tensors = {name: torch.tensor(column.to_numpy()) for name, column in number_columns.items()}
+        block_names = [name.removeprefix("correct/") for name in tensors if name.startswith("correct/")]
         return Samples(
-            columns["prompt"],
+            tensors["prompt"],
             {name: table[f"answer/{name}"].to_pylist() for name in block_names},
-            {name: columns[f"correct/{name}"].double() for name in block_names},
-            columns.get("confidence", torch.full((len(table),), torch.nan)).double(),
-            columns["well_formed"],
-            columns.get("refusal"),
-            columns.get(schema.SCORE),
-            {name.removeprefix(OF_REWARD): column for name, column in columns.items() if name.startswith(OF_REWARD)},
+            {name: tensors[f"correct/{name}"].double() for name in block_names},
+            tensors.get("confidence", torch.full((len(table),), torch.nan)).double(),
+            tensors["well_formed"],
+            tensors.get("refusal"),
+            tensors.get(schema.SCORE),
+            {name.removeprefix(OF_REWARD): column for name, column in tensors.items() if name.startswith(OF_REWARD)},
         )
     except FileNotFoundError:
         raise DataError(f"The evaluation '{file}' does not exist; write it with: spanwise eval {folder}") from None
@@ -195,16 +195,16 @@ def ended_runs(
     places: Mapping[str, Mapping[int, Path]],
 ) -> tuple[ByArm[dict[str, Any]], ByArm[Samples], ByArm[dict[str, float | None]]]:
     """Read the summary, samples and final figures (with votes) of each finished run of a comparison, by arm and seed."""
-    summaries, samples, figures = ({arm: {} for arm in places} for _ in range(3))
+    summaries_by_arm, samples_by_arm, figures_by_arm = ({arm: {} for arm in places} for _ in range(3))
     for arm, seed, folder in ((arm, seed, folder) for arm, seeds in places.items() for seed, folder in seeds.items()):
         if (folder / "summary.json").is_file():
-            summaries[arm][seed] = read_fields(folder / "summary.json")
-            figures[arm][seed] = summaries[arm][seed]["final"]
+            summaries_by_arm[arm][seed] = read_fields(folder / "summary.json")
+            figures_by_arm[arm][seed] = summaries_by_arm[arm][seed]["final"]
             if (folder / FILE).is_file():
-                samples[arm][seed] = read_samples(folder)
-                figures[arm][seed] = figures[arm][seed] | samples[arm][seed].figures_and_votes()
-    _check_sizes({str(places[arm][seed]): run for arm, seeds in samples.items() for seed, run in seeds.items()})
-    return summaries, samples, figures
+                samples_by_arm[arm][seed] = read_samples(folder)
+                figures_by_arm[arm][seed] = figures_by_arm[arm][seed] | samples_by_arm[arm][seed].figures_and_votes()
+    _check_sizes({str(places[arm][seed]): run for arm, seeds in samples_by_arm.items() for seed, run in seeds.items()})
+    return summaries_by_arm, samples_by_arm, figures_by_arm
 
 
 def _check_sizes(samples: Mapping[str, Samples]) -> None:
@@ -213,9 +213,9 @@ def _check_sizes(samples: Mapping[str, Samples]) -> None:
     largest = max(sizes, key=lambda run: sizes[run][1], default="")
     for run in sizes:
         if sizes[run] != sizes[largest]:
-            prompts, completions = sizes[largest]
+            prompts, completion_count = sizes[largest]
             run_size, largest_size = (f"{p} prompts x {n / max(p, 1):g} samples" for p, n in (sizes[run], sizes[largest]))
             raise DataError(
                 f"The evaluation of '{run}' has {run_size} and that of '{largest}' has {largest_size}, so their figures cannot be "
-                f"compared. Write it again: spanwise eval {run} --prompts {prompts} --samples {completions // max(prompts, 1)}"
+                f"compared. Write it again: spanwise eval {run} --prompts {prompts} --samples {completion_count // max(prompts, 1)}"
             )

@@ -62,8 +62,8 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
         raise DataError(f"The run in '{folder}' has no model yet, because it has not ended; {checkpoint_words}.")
     recipe_file = recipe or (None if run_folder is None else run_folder / "recipe.yaml")
     recipe_changes = dict(overrides)
-    names_prompts = recipe_changes.get("dataset") or recipe_changes.get("task", EMBEDDED[0]) not in EMBEDDED
-    if recipe_file is None and "model" not in recipe_changes and names_prompts:
+    has_own_prompts = recipe_changes.get("dataset") or recipe_changes.get("task", EMBEDDED[0]) not in EMBEDDED
+    if recipe_file is None and "model" not in recipe_changes and has_own_prompts:
         recipe_changes["model"] = str(model_folder)
     return model_folder, load(recipe_file, recipe_changes)
 
@@ -99,6 +99,6 @@ def load_model(folder: Path) -> tuple[Any, Any]:
         model = AutoModelForCausalLM.from_pretrained(str(folder), **load_options)
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **load_options)
     except Exception as error:  # transformers, safetensors and json raise different error types
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise DataError(f"The folder '{folder}' holds no readable model and tokenizer: {reason}") from error
+        error_text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise DataError(f"The folder '{folder}' holds no readable model and tokenizer: {error_text}") from error
     return model, tokenizer

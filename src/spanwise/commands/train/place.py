@@ -83,8 +83,8 @@ def history_of(
             advice = f"'{recipe_file}' was edited later: undo the edit, or leave out --resume and give another --output."
         raise DataError(f"'{checkpoint}' belongs to a run of another recipe ({', '.join(changed_fields[:3])}). {advice}")
     say(console, *filter(None, [check_contents(checkpoint)]))
-    step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] // per_batch
-    return step, metrics_until(recipe_file.parent, step)
+    checkpoint_step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] // per_batch
+    return checkpoint_step, metrics_until(recipe_file.parent, checkpoint_step)
 
 
 def _fixed_fields(old_recipe: Mapping[str, Any], new_recipe: Mapping[str, Any]) -> set[str]:
@@ -116,8 +116,8 @@ def run_folder(
 def _clean_full_disk(run: Path, old_checkpoints: set[Path], error: Exception) -> str:
     """Remove checkpoints that a full disk cut short; return the sentence that names the unwritten file and says how to go on."""
     last_checkpoint, checkpoint_faults = newest_checkpoint(run / "checkpoints")
-    folders = (run / "checkpoints" / name for name in checkpoint_faults)
-    half_written_folders = [folder for folder in folders if folder not in old_checkpoints]
+    damaged_folders = (run / "checkpoints" / name for name in checkpoint_faults)
+    half_written_folders = [folder for folder in damaged_folders if folder not in old_checkpoints]
     error_file = error.filename if isinstance(error, OSError) else None
     unwritten_file = Path(error_file) if isinstance(error_file, str) else (*half_written_folders, run)[0]
     sentence = str(error) if isinstance(error, SpanwiseError) else unwritten(unwritten_file, error)

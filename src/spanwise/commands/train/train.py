@@ -65,19 +65,19 @@ def train(
     torch.set_num_threads(recipe.threads)
     start_seconds = time.perf_counter()
     check_recipe(recipe)
-    layout, longest = task_shape(recipe)
-    scheme = scheme_of(recipe, answer_layout(recipe, layout), longest)  # refuses bad recipes before the slow warm start
+    task_layout, longest = task_shape(recipe)
+    scheme = scheme_of(recipe, answer_layout(recipe, task_layout), longest)  # refuses bad recipes before the slow warm start
     with run_folder(recipe, resume=resume, overwrite=overwrite, console=console) as (place, checkpoint):
         recipe, folder = recipe.model_copy(update={"output": str(place)}), RunFolder(place)
         task = make_task(recipe, console)
-        args = trainer_config(recipe, task)
+        trainer_args = trainer_config(recipe, task)
         settings = resolved(recipe, scheme)
-        per_batch = int(args.logging_steps)  # optimizer steps per generation batch
+        per_batch = int(trainer_args.logging_steps)  # optimizer steps per generation batch
         step, history = (None, []) if checkpoint is None else history_of(checkpoint, settings, console, per_batch=per_batch)
         recorder = Recorder(recipe, task, folder, console, title, history, per_batch=per_batch)
         trainer = recorder.trainer = SpanGRPOTrainer(
             model=task.model,
-            args=args,
+            args=trainer_args,
             train_dataset=task.train,
             processing_class=AutoTokenizer.from_pretrained(task.model, padding_side="left", trust_remote_code=False),
             scheme=scheme,
@@ -85,7 +85,7 @@ def train(
             callbacks=[recorder],
         )
         trainer.settings = settings
-        for callback_class in (PrinterCallback, ProgressCallback) if args.log_metrics == "few" else ():
+        for callback_class in (PrinterCallback, ProgressCallback) if trainer_args.log_metrics == "few" else ():
             trainer.remove_callback(callback_class)  # the recorder shows the progress in place of TRL's callbacks
         is_main, critic = trainer.accelerator.is_main_process, trainer.critic
         if is_main:
@@ -98,21 +98,21 @@ def train(
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         finally:
             recorder.live.close()
-        summary = recorder.summary(seconds=time.perf_counter() - start_seconds)
+        run_summary = recorder.summary(seconds=time.perf_counter() - start_seconds)
         with whole_folder(place / "model"):
             trainer.save_model(str(place / "model"))
         if is_main:
             if critic is not None:
                 with whole_folder(place / CRITIC):
                     critic.save(place / CRITIC, trainer.processing_class, state=False)
-            folder.write_summary(summary)  # after model and critic, because this file marks the run as complete
-            _show(summary, console, title=f"{title}: {place}", absent=recorder.absent)
+            folder.write_summary(run_summary)  # after model and critic, because this file marks the run as complete
+            _show(run_summary, console, title=f"{title}: {place}", absent=recorder.absent)
             if recipe.report:
                 # Imported only here, because the report's packages take a second to load.
                 from spanwise.commands.report.report import report_folder
 
                 say(console, f"Report: {report_folder(place)}")
-    return summary
+    return run_summary
 
 
 def _drop_hidden(value: Any) -> Any:
@@ -123,10 +123,10 @@ def _drop_hidden(value: Any) -> Any:
 
 def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: Mapping[str, str]) -> None:
     """Print the figures of held-out prompts at start and end, and the time of the run."""
-    columns = {"start": summary["start"], "end": summary["final"]}
+    figure_columns = {"start": summary["start"], "end": summary["final"]}
     if summary["intervals"]:
-        columns["95 %"] = {name: f"{low:.3f} to {high:.3f}" for name, (low, high) in summary["intervals"].items()}
-    say(console, *figure_table(title, columns, absent=absent), *unmeasured_sentences(absent))
+        figure_columns["95 %"] = {name: f"{low:.3f} to {high:.3f}" for name, (low, high) in summary["intervals"].items()}
+    say(console, *figure_table(title, figure_columns, absent=absent), *unmeasured_sentences(absent))
     if not summary["tokens_per_second"]:
         console.print("No step was left to train.")
         return
@@ -140,9 +140,9 @@ def check_recipe(recipe: Recipe) -> None:
     """Refuse, before anything is built, a recipe that cannot be trained: an unknown logger or option, or a missing critic."""
     for mode in recipe.modes.values():
         mode.check_steps(recipe.steps)
-    loggers = ["none", "all", *INTEGRATION_TO_CALLBACK]
-    check_known("logger for report_to", recipe.report_to, loggers)
-    if recipe.report_to not in (*loggers[:2], *get_available_reporting_integrations()):
+    logger_names = ["none", "all", *INTEGRATION_TO_CALLBACK]
+    check_known("logger for report_to", recipe.report_to, logger_names)
+    if recipe.report_to not in (*logger_names[:2], *get_available_reporting_integrations()):
         raise RecipeError(
             f"report_to is '{recipe.report_to}', which is not installed; install it, or set report_to to none."
         )
@@ -170,14 +170,14 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
         )
     on_cpu = not torch.cuda.is_available()
     process_count = int(os.environ.get("WORLD_SIZE", "1"))
-    mini_batch = recipe.prompts * recipe.group_size // recipe.mini_batches
-    rank_batch = mini_batch // process_count
-    micro_batch = recipe.micro_batch or (rank_batch if recipe.task in EMBEDDED else gcd(rank_batch, 4))
+    mini_batch_size = recipe.prompts * recipe.group_size // recipe.mini_batches
+    rank_batch_size = mini_batch_size // process_count
+    micro_batch_size = recipe.micro_batch or (rank_batch_size if recipe.task in EMBEDDED else gcd(rank_batch_size, 4))
     recipe_options = {
         "output_dir": str(Path(recipe.output or "") / "checkpoints"),
-        "per_device_train_batch_size": micro_batch,
-        "gradient_accumulation_steps": max(1, mini_batch // (micro_batch * process_count)),
-        "steps_per_generation": max(1, mini_batch // (micro_batch * process_count)) * recipe.mini_batches,
+        "per_device_train_batch_size": micro_batch_size,
+        "gradient_accumulation_steps": max(1, mini_batch_size // (micro_batch_size * process_count)),
+        "steps_per_generation": max(1, mini_batch_size // (micro_batch_size * process_count)) * recipe.mini_batches,
         "num_generations": recipe.group_size,
         "max_completion_length": recipe.max_completion_length or task.max_completion_length,
         "learning_rate": recipe.learning_rate,
@@ -197,12 +197,12 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
         "disable_tqdm": True,
     }
     given_options = {**recipe_options, **recipe.trainer}
-    per_batch = steps_per_batch(SpanGRPOConfig(**given_options))
+    batch_steps = steps_per_batch(SpanGRPOConfig(**given_options))
     step_options = {
-        "max_steps": recipe.steps * per_batch,
-        "warmup_steps": recipe.warmup_steps * per_batch,
-        "logging_steps": per_batch,
-        "save_steps": recipe.save_every * per_batch or 1,
+        "max_steps": recipe.steps * batch_steps,
+        "warmup_steps": recipe.warmup_steps * batch_steps,
+        "logging_steps": batch_steps,
+        "save_steps": recipe.save_every * batch_steps or 1,
     }
     return SpanGRPOConfig(**{**step_options, **given_options})
 
@@ -246,9 +246,9 @@ class Recorder(BatchCallback):
                 write_text(self.folder.path / name, mode_files[name])
             self._written_files |= mode_files.keys()
         if rollouts is not None:
-            all_ranks = gather_object([(rollouts.reading.scores, int((rollouts.batch.mask_nt != 0).sum()))])
-            self._scores = join_rows([scores for scores, _ in all_ranks])
-            self.tokens += sum(tokens for _, tokens in all_ranks)
+            rank_results = gather_object([(rollouts.reading.scores, int((rollouts.batch.mask_nt != 0).sum()))])
+            self._scores = join_rows([scores for scores, _ in rank_results])
+            self.tokens += sum(tokens for _, tokens in rank_results)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write and show the metrics of a training step, and evaluate the policy every `eval_every` steps."""
@@ -268,27 +268,27 @@ class Recorder(BatchCallback):
 
     def summary(self, *, seconds: float) -> dict[str, Any]:
         """Evaluate the final model, and return the content of the run's `summary.json`."""
-        samples, steps = self._measure(self.recipe.eval_samples), self.recipe.steps
-        final, intervals = samples.figures(), _intervals(samples)
+        final_samples, steps = self._measure(self.recipe.eval_samples), self.recipe.steps
+        final_figures, final_intervals = final_samples.figures(), _intervals(final_samples)
         metrics_lines = metrics_until(self.folder.path, steps)  # no lines except in the main process, which writes them
-        batches = [
+        batch_figures = [
             {k: v for k, v in line.items() if k in _BATCH or (k.startswith("rewards/") and k.endswith("/mean"))}
             for line in metrics_lines
             if "evaluation" not in line
         ]
         if self.trainer.accelerator.is_main_process:
-            samples.write(self.folder.path)
-            self.folder.add_metrics({"step": steps, "final": final, **intervals})
+            final_samples.write(self.folder.path)
+            self.folder.add_metrics({"step": steps, "final": final_figures, **final_intervals})
             self._keep_one_prompt(steps)
         start_figures, training_seconds = self.evaluations[0], max(self.step_seconds, 1e-9)
         return {
             **{name: getattr(self.recipe, name) for name in ("method", "seed", "steps")},
             "task": task_name(self.recipe),
             "start": {k: v if start_figures["step"] == 0 else None for k, v in start_figures.items() if k != "step"},
-            "final": final,
-            "intervals": intervals.get("intervals", {}),
-            "curve": [*self.evaluations, {"step": steps, **final}],
-            "batches": batches,
+            "final": final_figures,
+            "intervals": final_intervals.get("intervals", {}),
+            "curve": [*self.evaluations, {"step": steps, **final_figures}],
+            "batches": batch_figures,
             "seconds": seconds,
             "step_seconds": self.step_seconds,
             "spanwise_seconds": self.spanwise_seconds,
@@ -308,17 +308,17 @@ class Recorder(BatchCallback):
 
     def _evaluate(self, step: int) -> None:
         """Evaluate the policy and, after step 0, warn once of each suspicious figure, with its usual cause."""
-        samples = self._measure(2)
-        figures = samples.figures()
+        evaluation_samples = self._measure(2)
+        figures = evaluation_samples.figures()
         self.evaluations.append({"step": step, **figures})
         if not self.trainer.accelerator.is_main_process:
             return
-        self.folder.add_metrics({"step": step, "evaluation": figures, **_intervals(samples)})
+        self.folder.add_metrics({"step": step, "evaluation": figures, **_intervals(evaluation_samples)})
         self._keep_one_prompt(step)
-        problems = alarms({name: value for name, value in figures.items() if name not in self.absent}).values()
-        for why in dict.fromkeys(why for why in problems if step and why not in self._warned):
+        alarm_sentences = alarms({name: value for name, value in figures.items() if name not in self.absent}).values()
+        for why in dict.fromkeys(why for why in alarm_sentences if step and why not in self._warned):
             say(self.console, f"Warning: step {step}: {why} ({SHOWN_BY[why]} {figures[SHOWN_BY[why]]:.3f}). {CAUSES[why]}")
-        self._warned |= set(problems)
+        self._warned |= set(alarm_sentences)
 
     def _keep_one_prompt(self, step: int) -> None:
         """Sample and write completions of the first held-out prompt, which the report shows for every evaluated step."""
@@ -338,14 +338,14 @@ class Recorder(BatchCallback):
 
 def _intervals(samples: Samples) -> dict[str, dict[str, list[float]]]:
     """Return the intervals of the mean rewards as a field for a line of `metrics.jsonl`; empty without rewards."""
-    intervals = {name: [mean.low, mean.high] for name, mean in samples.mean_rewards().items() if mean.low == mean.low}
-    return {"intervals": intervals} if intervals else {}
+    bounds_by_reward = {name: [mean.low, mean.high] for name, mean in samples.mean_rewards().items() if mean.low == mean.low}
+    return {"intervals": bounds_by_reward} if bounds_by_reward else {}
 
 
 def _batch_ece(scores: Scores, correct: int, report: int) -> float | None:
     """Compute the ECE of a batch from the verdicts and the stated confidences in its scores; None if it has none."""
     if scores.stated_nm is None:
         return None
-    right_n, stated_n = scores.reward_nm[:, correct], scores.stated_nm[:, report]
-    known_n = ~(right_n.isnan() | stated_n.isnan())
-    return ece(stated_n[known_n], right_n[known_n]) if bool(known_n.any()) else None
+    verdict_n, stated_n = scores.reward_nm[:, correct], scores.stated_nm[:, report]
+    is_known_n = ~(verdict_n.isnan() | stated_n.isnan())
+    return ece(stated_n[is_known_n], verdict_n[is_known_n]) if bool(is_known_n.any()) else None

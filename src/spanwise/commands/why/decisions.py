@@ -24,8 +24,8 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
             continue
         column_by_field = token_columns(scheme)
         logp_column, value_column = column_by_field["logp_nt"][0], column_by_field["value_nt"][0]
-        counts, segment_values, segment_rewards = _cut_segments(result, segments, logp_column, value_column)
-        mean_count = sum(counts) / max(len(counts), 1)
+        decision_counts, segment_values, segment_rewards = _cut_segments(result, segments, logp_column, value_column)
+        mean_count = sum(decision_counts) / max(len(decision_counts), 1)
         count_words = f"{name}: {mean_count:.3g} decisions (tokens less likely than {segments.threshold:g}) in a completion"
         if not segment_values:
             yield f"{count_words}, so at nearly every token it is GAE with lambda 1."
@@ -44,19 +44,19 @@ def _cut_segments(
     result: CreditResult, segments: SaeSegments, logp: str, value: str
 ) -> tuple[list[int], list[np.ndarray], list[float]]:
     """Return the number of decisions (cuts of SAE) of each completion, and the critic's values and reward of each segment."""
-    table, counts, segment_values, segment_rewards = result.table, list[int](), list[np.ndarray](), list[float]()
+    table, decision_counts, segment_values, segment_rewards = result.table, list[int](), list[np.ndarray](), list[float]()
     reward_n = result.scores.reward_nm.nansum(dim=1).tolist()
     for n in range(len(table)):
-        tokens = slice(int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1]))
-        is_sampled = np.asarray(table.trainable[tokens])
-        logp_t, value_t = (table.token_values[column][tokens][is_sampled] for column in (logp, value))
-        decisions = opening_tokens(segments, logp_t, np.ones(len(logp_t), dtype=bool))
-        counts.append(len(decisions))
-        for first, last in pairwise([*decisions, len(value_t) - 1]):
+        token_range = slice(int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1]))
+        is_sampled = np.asarray(table.trainable[token_range])
+        logp_t, value_t = (table.token_values[column][token_range][is_sampled] for column in (logp, value))
+        decision_positions = opening_tokens(segments, logp_t, np.ones(len(logp_t), dtype=bool))
+        decision_counts.append(len(decision_positions))
+        for first, last in pairwise([*decision_positions, len(value_t) - 1]):
             if last > first and np.isfinite(value_t[first : last + 1]).all():
                 segment_values.append(value_t[first : last + 1].astype(np.float64))
                 segment_rewards.append(reward_n[n])
-    return counts, segment_values, segment_rewards
+    return decision_counts, segment_values, segment_rewards
 
 
 def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) -> str:
@@ -64,8 +64,8 @@ def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) ->
 
     def agreement(lag: int | None) -> np.ndarray:
         last_positions = [len(value_t) - 1 if lag is None else min(lag, len(value_t) - 1) for value_t in values]
-        change = np.array([value_t[last] - value_t[0] for value_t, last in zip(values, last_positions, strict=True)])
-        return (change - change.mean()) * (rewards - rewards.mean())
+        value_change = np.array([value_t[last] - value_t[0] for value_t, last in zip(values, last_positions, strict=True)])
+        return (value_change - value_change.mean()) * (rewards - rewards.mean())
 
     full_agreement = agreement(None)
     if len(full_agreement) < 2 or full_agreement.mean() <= 2 * full_agreement.std(ddof=1) / len(full_agreement) ** 0.5:

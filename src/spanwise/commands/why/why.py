@@ -54,16 +54,16 @@ def why(
         raise RecipeError(f"--completion is {completion}, but '{result.table.path}' holds the completions 0 to {last_row}.")
     zeros_by_method = reasons(result)
     if completion is None:
-        lines = [*_describe_file(result, zeros_by_method, examples), *decision_notes(result)]
+        printed_parts = [*_describe_file(result, zeros_by_method, examples), *decision_notes(result)]
     else:
-        lines = _describe_completion(result, zeros_by_method, completion)
-    say(console, *lines, *result.notes, keep=2)
+        printed_parts = _describe_completion(result, zeros_by_method, completion)
+    say(console, *printed_parts, *result.notes, keep=2)
     return zeros_by_method
 
 
 def reasons(result: CreditResult) -> dict[str, Zeros]:
     """Return for each method why tokens of a rollout file have the advantage 0, and how often."""
-    table, schemes = result.table, result.arms.schemes
+    table, scheme_by_method = result.table, result.arms.schemes
     row_v = torch.from_numpy(np.repeat(np.arange(len(table)), table.tokens.lengths))
     # The column of the file that says which completions are right, if there is one.
     verdict_column = result.arms.recorded_columns.get("correct", "")
@@ -81,13 +81,13 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
         if arm.credit.comparison is None:
             reason_nk = recorded_reasons(arm.credit.block_nk, result.group_n, reward_n=reward_n, rollout_n=table.rollout_n)
         else:
-            reason_nk = zero_reasons(arm.credit, schemes[arm.name])
+            reason_nk = zero_reasons(arm.credit, scheme_by_method[arm.name])
         zeros_by_method[arm.name] = tally_zeros(
             reason_nk,
             for_all_tokens(partial(arm.advantages, table)),
             for_all_tokens(arm.file_spans.blocks),
             row_v,
-            names=(verdict_name,) if arm.credit.comparison is None else schemes[arm.name].names,
+            names=(verdict_name,) if arm.credit.comparison is None else scheme_by_method[arm.name].names,
             trainable_v=torch.tensor(table.trainable),
             learned_n=table.learned_n,
         )
@@ -109,8 +109,8 @@ def _reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: in
             row_list = _row_list(count.rows, more=len(count.rows) < count.completions)
             method_cell = escape(name) if position == 0 else ""
             counts_table.add_row(method_cell, reason_words, str(count.completions), str(count.tokens), token_share, row_list)
-        all_counts = (str(len(tally.key_n)), str(len(tally.key_v)), "100.0%")
-        counts_table.add_row("", "all", *all_counts, style="bold", end_section=True)
+        total_cells = (str(len(tally.key_n)), str(len(tally.key_v)), "100.0%")
+        counts_table.add_row("", "all", *total_cells, style="bold", end_section=True)
     return counts_table
 
 
@@ -123,24 +123,24 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
         all_wrong_n |= torch.tensor([reason_of(key) is Zero.ALL_WRONG for key in tally.key_n.tolist()])
     faulty_n = all_wrong_n & (fault_n != 0)
     if bool(faulty_n.any()):
-        tokens, length_n = result.table.tokens, result.file_spans.length_nk.sum(dim=1)
-        count, cut_off_where = cut_off(fault_n, length_n, lambda n: tokens.slice(n, n + 1).tobytes(), among_n=faulty_n)
-        cut_off_words = f"; {count} of them {cut_off_where}" if count else ""
+        file_tokens, length_n = result.table.tokens, result.file_spans.length_nk.sum(dim=1)
+        count, cut_off_place = cut_off(fault_n, length_n, lambda n: file_tokens.slice(n, n + 1).tobytes(), among_n=faulty_n)
+        cut_off_words = f"; {count} of them {cut_off_place}" if count else ""
         wrong_count, faulty_count = int(all_wrong_n.sum()), int(faulty_n.sum())
         lines.append(
             f"Of the {wrong_count} completions whose group is all wrong, {faulty_count} are malformed{cut_off_words}."
         )
     missing_nk = present_nk.any(dim=1, keepdim=True) & ~present_nk
-    columns = zip(result.file_spans.names, missing_nk.T, strict=True)
-    missing_rows = {name: missing_n.nonzero().flatten().tolist() for name, missing_n in columns if missing_n.any()}
-    sentences = [
+    missing_columns = zip(result.file_spans.names, missing_nk.T, strict=True)
+    missing_rows = {name: missing_n.nonzero().flatten().tolist() for name, missing_n in missing_columns if missing_n.any()}
+    missing_sentences = [
         f"Block '{name}' is missing in {len(rows)} of {len(missing_nk)} completions (row {_row_list(rows[:3])})"
         for name, rows in missing_rows.items()
     ]
     if len(missing_rows) > _NAMED:
         missing_names = ", ".join(f"{name} in {len(rows)}" for name, rows in missing_rows.items())
-        sentences = [f"Of {len(missing_nk)} completions some lack a block ({missing_names})"]
-    return [*lines, *(f"{lack}, so its objectives have no token there to pay." for lack in sentences)]
+        missing_sentences = [f"Of {len(missing_nk)} completions some lack a block ({missing_names})"]
+    return [*lines, *(f"{lack}, so its objectives have no token there to pay." for lack in missing_sentences)]
 
 
 def _describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: int) -> list[Table | str]:
@@ -154,31 +154,31 @@ def _describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: in
     if fault_names:
         description.append(f"Its tags: {', '.join(fault_names)}.")
     for m, name in enumerate(scores.names):
-        own_reward, *others = scores.reward_nm[[n, *group_rows[:_MATES]], m].tolist()
-        reward = f"{own_reward:g}" if own_reward == own_reward else Status(int(scores.status_nm[n, m])).name.lower()
-        other_rewards = " ".join(f"{value:g}" if value == value else "-" for value in others)
-        more = " ..." if len(group_rows) > _MATES else ""
-        description.append(f"Reward {name}: {reward}; of all rows compared: {other_rewards}{more}")
+        own_reward, *other_values = scores.reward_nm[[n, *group_rows[:_MATES]], m].tolist()
+        reward_text = f"{own_reward:g}" if own_reward == own_reward else Status(int(scores.status_nm[n, m])).name.lower()
+        other_rewards_text = " ".join(f"{value:g}" if value == value else "-" for value in other_values)
+        more_mark = " ..." if len(group_rows) > _MATES else ""
+        description.append(f"Reward {name}: {reward_text}; of all rows compared: {other_rewards_text}{more_mark}")
     return [*description, *(_token_table(table, arm, zeros[arm.name], n) for arm in result.applied), SHARING]
 
 
 def _token_table(table: RolloutTable, arm: MethodCredit, tally: Zeros, n: int) -> Table:
     """Build the table of a completion's tokens under one method; neighbours with the same facts share a row."""
     first_token, end_token = int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1])
-    ids = table.tokens.slice(n, n + 1).astype(np.int64)
-    advantages = arm.advantages(table, n, n + 1).tolist()
-    blocks, reasons = arm.file_spans.blocks(n, n + 1).tolist(), tally.key_v[first_token:end_token].tolist()
+    completion_ids = table.tokens.slice(n, n + 1).astype(np.int64)
+    token_advantages = arm.advantages(table, n, n + 1).tolist()
+    token_blocks, zero_keys = arm.file_spans.blocks(n, n + 1).tolist(), tally.key_v[first_token:end_token].tolist()
     credit_cells = [f"{credit:.4g}" for credit in arm.credit.block_nk[n].tolist()]
-    token_facts = [(blocks[t], reasons[t], f"{advantages[t]:.6g}") for t in range(end_token - first_token)]
+    token_facts = [(token_blocks[t], zero_keys[t], f"{token_advantages[t]:.6g}") for t in range(end_token - first_token)]
     table_rows = []
     for (block, key, _), positions in groupby(range(end_token - first_token), key=token_facts.__getitem__):
         token_run = list(positions)
-        text = table.vocabulary.join(ids[token_run])[0].decode(errors="replace")
-        text_cell = repr(text) if len(text) <= 60 else f"{text[:28]!r} ... {text[-28:]!r}"
+        run_text = table.vocabulary.join(completion_ids[token_run])[0].decode(errors="replace")
+        text_cell = repr(run_text) if len(run_text) <= 60 else f"{run_text[:28]!r} ... {run_text[-28:]!r}"
         table_rows.append([
             f"{token_run[0]}-{token_run[-1]}" if len(token_run) > 1 else f"{token_run[0]}", escape(text_cell),
             escape(arm.file_spans.names[block]) if block >= 0 else "-", credit_cells[block] if block >= 0 else "-",
-            f"{advantages[token_run[0]]:.4g}",
+            f"{token_advantages[token_run[0]]:.4g}",
             _reason_words(reason_of(key), tally.objective(key)),
         ])  # fmt: skip
     headings = ("tokens", "text", "block", "credit", "per token", "why")
