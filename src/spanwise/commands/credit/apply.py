@@ -56,11 +56,11 @@ class FileSpans:
 
     def spans(self, rows: Tensor | slice, place_rt: Int[np.ndarray, "r t"]) -> Spans:
         """Return the tokens of each block for some rows; `place_rt` holds their tokens' positions in the file (`Ragged.places`)."""
-        mask_rt, index_t = gather(place_rt, self.trainable.values, False), torch.arange(place_rt.shape[1])
+        mask_rt, token_index_t = gather(place_rt, self.trainable.values, False), torch.arange(place_rt.shape[1])
         start_rk, end_rk = self.start_nk[rows], self.end_nk[rows]
         block_rt = torch.full(place_rt.shape, -1, dtype=torch.int8 if len(self.names) < 128 else torch.int16)
         for k in range(len(self.names)):
-            block_rt[mask_rt & (index_t >= start_rk[:, k, None]) & (index_t < end_rk[:, k, None])] = k
+            block_rt[mask_rt & (token_index_t >= start_rk[:, k, None]) & (token_index_t < end_rk[:, k, None])] = k
         if self.pieces is not None:
             piece_rt = gather(place_rt, self.pieces, 0)
             block_rt = torch.where(piece_rt > 0, piece_rt - 1, block_rt)

@@ -71,9 +71,9 @@ def choose_arms(
     own_scheme: Scheme | SpanwiseError
     sums_rewards = table.folder is None and recipe.objectives is None and "correct" not in rewards
     summed_rewards = _summed_rewards(table, recorded_columns) if sums_rewards else ()
-    presets, own_name = _Presets(recipe, blocks, recorded_columns, blocks.objectives, summed_rewards), "recipe"
+    presets, own_method_name = _Presets(recipe, blocks, recorded_columns, blocks.objectives, summed_rewards), "recipe"
     try:
-        own_name, own_scheme, presets = _build_own(presets, run_code)
+        own_method_name, own_scheme, presets = _build_own(presets, run_code)
     except (RecipeError, LayoutError) as error:
         if must_fit:
             raise
@@ -82,9 +82,9 @@ def choose_arms(
     methods_by_reason: dict[str, list[str]] = {}
     last_error: SpanwiseError | None = None
     for requested in [method_name for method_name in methods if method_name != RECORDED] if methods else (*USUAL, "recipe"):
-        method_name = own_name if requested == "recipe" else requested
+        method_name = own_method_name if requested == "recipe" else requested
         try:
-            scheme = own_scheme if method_name == own_name else presets.build_for_file(method_name)
+            scheme = own_scheme if method_name == own_method_name else presets.build_for_file(method_name)
             if not isinstance(scheme, Scheme):
                 raise scheme
             check_file(scheme, table)
@@ -105,9 +105,9 @@ def choose_arms(
             raise RecipeError(unknown("objective", objective, objective_names))
     notes = [blocks.note, *(left_out_note(names, reason) for reason, names in methods_by_reason.items())]
     if schemes and texts:
-        required_methods = schemes if methods else [own_name] if must_fit else []
+        required_methods = schemes if methods else [own_method_name] if must_fit else []
         notes += _drop_tagless(schemes, table, texts, required=required_methods)
-    return Arms(blocks.layout, schemes, own_name if own_name in schemes else None, recorded_columns, notes)
+    return Arms(blocks.layout, schemes, own_method_name if own_method_name in schemes else None, recorded_columns, notes)
 
 
 def left_out_note(names: Sequence[str], reason: str) -> str:

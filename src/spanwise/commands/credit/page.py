@@ -157,5 +157,5 @@ def score_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
     has_steps = schema.STEP in table.column_names
     step_n = float_column(table, schema.STEP).nan_to_num().long() if has_steps else torch.zeros(len(table)).long()
     group_n = torch.unique(torch.stack([step_n, float_column(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]
-    share_n, relative_score_n = mode.opinion(float_column(table, schema.SCORE), group_n, step_n)
-    return list(zip(share_n.tolist(), relative_score_n.where(share_n > 0, 0.0).tolist(), strict=True))
+    score_share_n, relative_score_n = mode.opinion(float_column(table, schema.SCORE), group_n, step_n)
+    return list(zip(score_share_n.tolist(), relative_score_n.where(score_share_n > 0, 0.0).tolist(), strict=True))

@@ -180,8 +180,8 @@ def measured_fields(recipe: Recipe) -> tuple[str, ...]:
 
 def running_mean(values: Sequence[float]) -> list[float]:
     """Return for each value the mean of the last `WINDOW` values, this one included."""
-    windows = [values[max(0, end - WINDOW) : end] for end in range(1, len(values) + 1)]
-    return [sum(part) / len(part) for part in windows]
+    value_windows = [values[max(0, end - WINDOW) : end] for end in range(1, len(values) + 1)]
+    return [sum(part) / len(part) for part in value_windows]
 
 
 _WRITTEN = yaml.safe_load(files("spanwise.commands.demo").joinpath("demos.yaml").read_text(encoding="utf-8"))

@@ -52,8 +52,8 @@ def evaluate(
     for name in answering_blocks if "answer" in prompt_rows.column_names else ():
         correct_n = roller.rewards(prompt_rows, texts, row_n.tolist(), Objective("correct", pays=(name,), options=options))
         # A completion without the answer's block counts as wrong.
-        present_n = torch.tensor([blocks.get(name) is not None for blocks in texts])
-        correct_by_block[name] = torch.where(present_n, correct_n, 0.0)
+        has_block_n = torch.tensor([blocks.get(name) is not None for blocks in texts])
+        correct_by_block[name] = torch.where(has_block_n, correct_n, 0.0)
     reward_by_objective = dict[str, Tensor]()
     if not is_digits:
         completion_ids = [ids_t[mask_t].tolist() for ids_t, mask_t in zip(ids_nt, mask_nt, strict=True)]

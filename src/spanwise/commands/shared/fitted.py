@@ -52,9 +52,9 @@ def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Te
     if table.title:
         yield _full_line(table.title, "table.title", console)
     for columns in column_groups:
-        group_widths = [full_width_c[c] for c in columns]
+        full_widths = [full_width_c[c] for c in columns]
         available_width = terminal_width - _padding_width(table, len(columns))
-        yield _narrow_table(table, columns, _shrink(group_widths, [least_c[c] for c in columns], available_width))
+        yield _narrow_table(table, columns, _shrink(full_widths, [least_c[c] for c in columns], available_width))
     if table.caption:
         yield _full_line(table.caption, "table.caption", console)
 

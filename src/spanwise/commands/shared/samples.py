@@ -213,9 +213,9 @@ def _check_sizes(samples: Mapping[str, Samples]) -> None:
     largest = max(sizes, key=lambda run: sizes[run][1], default="")
     for run in sizes:
         if sizes[run] != sizes[largest]:
-            prompts, completion_count = sizes[largest]
+            prompts, completions = sizes[largest]
             run_size, largest_size = (f"{p} prompts x {n / max(p, 1):g} samples" for p, n in (sizes[run], sizes[largest]))
             raise DataError(
                 f"The evaluation of '{run}' has {run_size} and that of '{largest}' has {largest_size}, so their figures cannot be "
-                f"compared. Write it again: spanwise eval {run} --prompts {prompts} --samples {completion_count // max(prompts, 1)}"
+                f"compared. Write it again: spanwise eval {run} --prompts {prompts} --samples {completions // max(prompts, 1)}"
             )

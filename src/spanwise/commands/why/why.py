@@ -64,7 +64,7 @@ def why(
 def reasons(result: CreditResult) -> dict[str, Zeros]:
     """Return for each method why tokens of a rollout file have the advantage 0, and how often."""
     table, scheme_by_method = result.table, result.arms.schemes
-    row_v = torch.from_numpy(np.repeat(np.arange(len(table)), table.tokens.lengths))
+    row_index_v = torch.from_numpy(np.repeat(np.arange(len(table)), table.tokens.lengths))
     # The column of the file that says which completions are right, if there is one.
     verdict_column = result.arms.recorded_columns.get("correct", "")
     verdict_name, reward_n = verdict_column, table.rewards[verdict_column].value_n if verdict_column else None
@@ -86,7 +86,7 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
             reason_nk,
             for_all_tokens(partial(arm.advantages, table)),
             for_all_tokens(arm.file_spans.blocks),
-            row_v,
+            row_index_v,
             names=(verdict_name,) if arm.credit.comparison is None else scheme_by_method[arm.name].names,
             trainable_v=torch.tensor(table.trainable),
             learned_n=table.learned_n,
