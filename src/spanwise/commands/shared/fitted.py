@@ -37,12 +37,12 @@ def plain_table(
 def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Text]:
     """Cut a table into tables that fit the terminal; each of them repeats the first `keep` columns."""
     terminal_width, keep = console.width, min(keep, max(len(table.columns) - 1, 0))
-    least_c, full_width_c = list[int](), list[int]()
+    least_c, full_c = list[int](), list[int]()
     for column in table.columns:
         sizes = [Measurement.get(console, console.options.update(max_width=_ANY), c) for c in (column.header, *column.cells)]
         is_unbroken = [column.no_wrap, *[column.no_wrap or column.justify == "right"] * (len(sizes) - 1)]
         least_c.append(max(size.maximum if line else size.minimum for size, line in zip(sizes, is_unbroken, strict=True)))
-        full_width_c.append(max(size.maximum for size in sizes))
+        full_c.append(max(size.maximum for size in sizes))
     column_groups: list[list[int]] = [list(range(keep))]
     for c in range(keep, len(table.columns)):
         width_with_c = sum(least_c[i] for i in (*column_groups[-1], c)) + _padding_width(table, len(column_groups[-1]) + 1)
@@ -52,7 +52,7 @@ def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Te
     if table.title:
         yield _full_line(table.title, "table.title", console)
     for columns in column_groups:
-        full_widths = [full_width_c[c] for c in columns]
+        full_widths = [full_c[c] for c in columns]
         available_width = terminal_width - _padding_width(table, len(columns))
         yield _narrow_table(table, columns, _shrink(full_widths, [least_c[c] for c in columns], available_width))
     if table.caption:
