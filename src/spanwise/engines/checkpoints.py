@@ -70,7 +70,7 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
     try:
         manifest = read_manifest(checkpoint)
         size_by_name = {str(name): int(size) for name, size in manifest["files"].items()}
-        resumable, _, _ = bool(manifest["resumable"]), int(manifest["processes"]), manifest["estimator"]
+        is_resumable, _, _ = bool(manifest["resumable"]), int(manifest["processes"]), manifest["estimator"]
     except FileNotFoundError:
         return f"the folder lacks {MANIFEST}, which is written last: saving was cut off, or another trainer wrote the folder"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -78,9 +78,9 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
     for name, size in size_by_name.items():
         actual_size = (checkpoint / name).stat().st_size if (checkpoint / name).is_file() else None
         if actual_size != size:
-            damaged = f"{name} is damaged: it has {actual_size} of {size} bytes"
-            return f"{name} is missing" if actual_size is None else damaged
-    if not resumable:
+            damage_message = f"{name} is damaged: it has {actual_size} of {size} bytes"
+            return f"{name} is missing" if actual_size is None else damage_message
+    if not is_resumable:
         return "the checkpoint holds a model only, because save_only_model was set"
     return next((f"{name} is damaged" for name in size_by_name if not _readable(checkpoint / name)), None)
 
@@ -88,14 +88,14 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
 def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
     """Return a folder's newest checkpoint that training can resume from, or None; also say why each newer one is unusable."""
     step_by_path = {path: path.name.removeprefix("checkpoint-") for path in Path(folder).glob("checkpoint-*")}
-    checkpoints = [path for path, step in step_by_path.items() if step.isdecimal()]
-    faults: dict[str, str] = {}
-    for path in sorted(checkpoints, key=lambda path: -int(step_by_path[path])):
+    checkpoint_paths = [path for path, step in step_by_path.items() if step.isdecimal()]
+    fault_by_name: dict[str, str] = {}
+    for path in sorted(checkpoint_paths, key=lambda path: -int(step_by_path[path])):
         fault = checkpoint_fault(path)
         if fault is None:
-            return path, faults
-        faults[path.name] = fault
-    return None, faults
+            return path, fault_by_name
+        fault_by_name[path.name] = fault
+    return None, fault_by_name
 
 
 def find_checkpoint(folder: str | Path, path: str | Path | None = None) -> tuple[Path, str]:
@@ -104,19 +104,19 @@ def find_checkpoint(folder: str | Path, path: str | Path | None = None) -> tuple
         if fault := checkpoint_fault(Path(path)):
             raise DataError(f"'{path}' is not a readable checkpoint: {fault}. Give another checkpoint-<step> folder.")
         return Path(path), ""
-    newest, faults = newest_checkpoint(folder)
-    fault_list = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
-    if newest is None and not faults:
+    newest_path, fault_by_name = newest_checkpoint(folder)
+    joined_faults = "; ".join(f"{name}: {fault}" for name, fault in fault_by_name.items())
+    if newest_path is None and not fault_by_name:
         raise DataError(
             f"There is no checkpoint under '{folder}'; train with --save-every 10 (save_steps in a script) to write some."
         )
-    if newest is None:
+    if newest_path is None:
         raise DataError(
-            f"No checkpoint under '{folder}' is readable ({fault_list}). To start a new run, leave out --resume (in a "
+            f"No checkpoint under '{folder}' is readable ({joined_faults}). To start a new run, leave out --resume (in a "
             "script: resume_from_checkpoint)."
         )
-    note = f"Training resumes from {newest.name}; newer checkpoints are not readable: {fault_list}."
-    return newest, note if faults else ""
+    resume_note = f"Training resumes from {newest_path.name}; newer checkpoints are not readable: {joined_faults}."
+    return newest_path, resume_note if fault_by_name else ""
 
 
 def check_contents(place: Path) -> str:
@@ -124,13 +124,13 @@ def check_contents(place: Path) -> str:
     digest_by_name = read_manifest(place).get("digests")
     if digest_by_name is None:
         return f"The checkpoint '{place}' comes from an earlier version without file digests or settings, so nothing is checked."
-    changed_file: list[str | None] = [None]  # `broadcast_object_list` sends a list's entries to the other processes
+    changed_names: list[str | None] = [None]  # `broadcast_object_list` sends a list's entries to the other processes
     if PartialState().is_main_process:
-        changed_file = [next((name for name, digest in digest_by_name.items() if _digest(place / name) != digest), None)]
-    broadcast_object_list(changed_file)
-    if changed_file[0] is not None:
+        changed_names = [next((name for name, digest in digest_by_name.items() if _digest(place / name) != digest), None)]
+    broadcast_object_list(changed_names)
+    if changed_names[0] is not None:
         raise DataError(
-            f"'{place / changed_file[0]}' is not what was written into this checkpoint: it is damaged, or of another run. Put the "
+            f"'{place / changed_names[0]}' is not what was written into this checkpoint: it is damaged, or of another run. Put the "
             f"file back, or give another checkpoint-<step> folder of '{place.parent}'."
         )
     return ""

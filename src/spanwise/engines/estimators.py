@@ -36,15 +36,15 @@ def outcome_advantages(
     """Give all trained tokens of a completion the same advantage; return the table twice, because trainers also expect returns."""
     algorithm_settings = config if hasattr(config, "get") else {}
     spanwise_section = algorithm_settings.get("spanwise") or {}
-    ignored_option = next((key for key in spanwise_section if key != "options"), None)
+    ignored_key = next((key for key in spanwise_section if key != "options"), None)
     refuse(
         {
             f"The estimator 'spanwise_{name}' compares completions of one prompt, but the batch has no uid.": index is None,
             "Estimator 'spanwise_grpo' ignores grpo_norm_by_std=False and norm_adv_by_std_in_grpo=False; use spanwise_dr_grpo.": (
                 name == "grpo" and rest.get("grpo_norm_by_std", algorithm_settings.get("norm_adv_by_std_in_grpo")) is False
             ),
-            f"algorithm.spanwise.{ignored_option} only works with algorithm.adv_estimator=spanwise: the estimator "
-            f"'spanwise_{name}' sees one reward and no completion. Leave the option out.": ignored_option,
+            f"algorithm.spanwise.{ignored_key} only works with algorithm.adv_estimator=spanwise: the estimator "
+            f"'spanwise_{name}' sees one reward and no completion. Leave the option out.": ignored_key,
         }
     )
     uids = index.tolist() if hasattr(index, "tolist") else list(index)
@@ -52,15 +52,15 @@ def outcome_advantages(
     is_padding_n = [bool(_PAD.fullmatch(str(uid))) for uid in uids]
     first_padding_row = max((n + 1 for n, is_padding in enumerate(is_padding_n) if not is_padding), default=0)
     trained_n = response_mask.bool().any(dim=1)
-    compared_rows = [n for n, pad in enumerate(is_padding_n) if not pad or (n < first_padding_row and trained_n[n])]
+    compared_indices = [n for n, pad in enumerate(is_padding_n) if not pad or (n < first_padding_row and trained_n[n])]
     # A rollout that the trainer rejected has no trained token, so its reward is the sum over all its tokens.
     reward_n = torch.where(
         trained_n, step_rewards(token_level_rewards, response_mask), token_level_rewards.double().sum(dim=1)
     )
     adv_n = torch.zeros_like(reward_n)
-    if compared_rows:
+    if compared_indices:
         method_options = dict(spanwise_section.get("options") or {})
-        group_n = group_index([uids[n] for n in compared_rows])
-        adv_n[compared_rows] = method(name).estimator(reward_n[compared_rows], group_n, **method_options).double()
+        group_n = group_index([uids[n] for n in compared_indices])
+        adv_n[compared_indices] = method(name).estimator(reward_n[compared_indices], group_n, **method_options).double()
     adv_nt = to_tokens(adv_n, response_mask, dtype=token_level_rewards.dtype)
     return adv_nt, adv_nt

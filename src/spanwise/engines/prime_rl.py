@@ -30,16 +30,16 @@ def check(recipe: str, *, tokens: int) -> Scheme:
     """Load a recipe's rule of credit; refuse rules that compare prompt groups, because prime-rl passes one group at a time."""
     refuse({f"TOKENS is {tokens}; write the usual number of tokens of a rollout, such as 2048.": tokens < 1})
     scheme = scheme_at(recipe, longest=tokens)
-    one_group = "prime-rl passes one group at a time"
+    group_limit = "prime-rl passes one group at a time"
     refuse(
         {
             **{
-                f"Objective '{objective.name}' has the baseline '{objective.baseline}', which compares groups, but {one_group}. "
+                f"Objective '{objective.name}' has the baseline '{objective.baseline}', which compares groups, but {group_limit}. "
                 "Use 'group' or 'outcome'.": objective.baseline in ("batch", "blended")
                 for objective in scheme.objectives
             },
-            f"per is 'batch', but {one_group}. Use 'block', 'completion' or a number.": scheme.per == "batch",
-            f"Method '{scheme.method}' whitens over the batch, but {one_group}. Use another method.": (
+            f"per is 'batch', but {group_limit}. Use 'block', 'completion' or a number.": scheme.per == "batch",
+            f"Method '{scheme.method}' whitens over the batch, but {group_limit}. Use another method.": (
                 {**scheme.entry.options, **scheme.options}.get("whiten")
             ),
             **{
@@ -63,19 +63,19 @@ def check(recipe: str, *, tokens: int) -> Scheme:
 async def credit_traces(traces: Sequence[Any], step: Step, *, tokens: int) -> list[list[float]]:
     """Compute the advantages, times `tokens`, of the sampled tokens of a group's rollouts (traces), in the order of their nodes."""
     nodes_by_trace = [[node for node in trace.nodes if any(node.mask)] for trace in traces]
-    columns = columns_of([_facts(trace) for trace in traces])
+    fact_columns = columns_of([_facts(trace) for trace in traces])
     trajectories = [
         Trajectory(n, 0, tuple(Turn((), node.token_ids, [int(flag) for flag in node.mask]) for node in nodes), {})
         for n, nodes in enumerate(nodes_by_trace)
     ]
-    batch, _ = turn_batch(trajectories, columns=columns)
+    batch, _ = turn_batch(trajectories, columns=fact_columns)
     if all(len(nodes) == 1 for nodes in nodes_by_trace):
         batch = replace(batch, steps=None)  # each row is a whole rollout, so rows need no step numbers
-    read_batch = await step.read_waiting(batch, asyncio.to_thread)
-    result = step.finish(read_batch)
-    say(*result.warnings)
+    scored_batch = await step.read_waiting(batch, asyncio.to_thread)
+    step_result = step.finish(scored_batch)
+    say(*step_result.warnings)
     assert batch.ids_nt is not None
-    advantage_rows = iter((read_batch.put(result.advantages_nt, width=batch.ids_nt.shape[1]) * tokens).tolist())
+    advantage_rows = iter((scored_batch.put(step_result.advantages_nt, width=batch.ids_nt.shape[1]) * tokens).tolist())
     return [[adv for node in nodes for adv in compress(next(advantage_rows), node.mask)] for nodes in nodes_by_trace]
 
 

@@ -40,8 +40,8 @@ def continue_ids(
         with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
             torch.manual_seed(seed)
             for start in range(0, len(prefixes), prefixes_per_chunk):
-                chunk = prefixes[start : start + prefixes_per_chunk]
-                ids_nl, attention_nl = left_padded(chunk, int(tokenizer.pad_token_id), model.device)
+                prefix_chunk = prefixes[start : start + prefixes_per_chunk]
+                ids_nl, attention_nl = left_padded(prefix_chunk, int(tokenizer.pad_token_id), model.device)
                 output = model.generate(
                     input_ids=ids_nl,
                     attention_mask=attention_nl,
@@ -57,8 +57,8 @@ def continue_ids(
                 outputs.append(output[:, ids_nl.shape[1] :].cpu())
     finally:
         model.train(was_training)
-    width = max(output.shape[1] for output in outputs)
-    ids_nt = torch.cat([pad(output, (0, width - output.shape[1]), value=int(end_token_ids[0])) for output in outputs])
+    max_length = max(output.shape[1] for output in outputs)
+    ids_nt = torch.cat([pad(output, (0, max_length - output.shape[1]), value=int(end_token_ids[0])) for output in outputs])
     end_count_nt = torch.isin(ids_nt, end_token_ids).cumsum(dim=1)
     # A completion reaches up to and including its first end token; `generate` pads after it.
     mask_nt = torch.cat([torch.ones_like(end_count_nt[:, :1]), (end_count_nt[:, :-1] == 0).long()], dim=1).bool()
@@ -77,6 +77,6 @@ def prompt_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[list[int]]:
 
 def end_ids(model: Any, tokenizer: Any) -> list[int]:
     """Return the ids of the tokens that end a completion."""
-    end_id = model.generation_config.eos_token_id
-    end_id = tokenizer.eos_token_id if end_id is None else end_id
-    return list(end_id) if isinstance(end_id, list) else [int(end_id)]
+    end_id_setting = model.generation_config.eos_token_id
+    end_id_setting = tokenizer.eos_token_id if end_id_setting is None else end_id_setting
+    return list(end_id_setting) if isinstance(end_id_setting, list) else [int(end_id_setting)]

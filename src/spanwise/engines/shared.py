@@ -56,8 +56,8 @@ def idle_fields(path: str | Path, *, engine: str) -> str:
             ignored_names |= {f"{name}.{field}" for field in recipe.get(name) or {} if field not in mode.elsewhere}
     if not ignored_names:
         return ""
-    names = ", ".join(sorted(ignored_names))
-    return f"The recipe also sets {names}, but {engine}'s own configuration decides; these fields are ignored."
+    joined_names = ", ".join(sorted(ignored_names))
+    return f"The recipe also sets {joined_names}, but {engine}'s own configuration decides; these fields are ignored."
 
 
 def say(*sentences: str) -> None:
@@ -115,21 +115,21 @@ class Discounts:
 
 def deviation_fault(name: str, value: Any, scheme: Scheme) -> dict[str, bool]:
     """Return an error sentence, with whether an engine's setting forbids the recipe's division by a group's deviation."""
-    divides = scheme.method == "grpo" or any(objective.scale == "std" for objective in scheme.objectives)
-    problem = (
+    divides_by_std = scheme.method == "grpo" or any(objective.scale == "std" for objective in scheme.objectives)
+    error_sentence = (
         f"{name} is {value}, but method '{scheme.method}' of the recipe divides by the group's standard deviation. Write method: "
         "dr_grpo, or remove scale: std."
     )
-    return {problem: divides and value is not None and not value}
+    return {error_sentence: divides_by_std and value is not None and not value}
 
 
 def kl_fault(beta: float, loss_type: str, *, engine: str) -> dict[str, bool]:
     """Return an error sentence, with whether the engine's KL term is not averaged over the tokens of each completion."""
-    sentence = (
+    error_sentence = (
         f"beta is {beta}, and under loss_type '{loss_type}' {engine} does not average the KL over the tokens of each completion. "
         f"Set loss_type to {' or '.join(KL_LOSS_TYPES)}, or beta to 0."
     )
-    return {sentence: bool(beta) and loss_type not in KL_LOSS_TYPES}
+    return {error_sentence: bool(beta) and loss_type not in KL_LOSS_TYPES}
 
 
 def fold_factor(
@@ -144,10 +144,10 @@ def fold_factor(
     """Compute what a micro-batch's advantages are multiplied by, so that TRL's loss is a mean over rows of sums over tokens."""
     # TRL's loss divides by the factor returned here times the number of rows of the micro-batch.
     row_count = mask_bt.shape[0]
-    tokens_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
-    ones_b1 = torch.ones_like(tokens_b1)
+    token_count_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
+    ones_b1 = torch.ones_like(token_count_b1)
     if loss_type in ("grpo", "sapo"):
-        return tokens_b1
+        return token_count_b1
     if loss_type == "bnpo":
         return ones_b1 * mask_bt.sum().clamp(min=1) / row_count
     if loss_type == "dr_grpo":
@@ -160,10 +160,10 @@ def fold_factor(
 def model_size(path: str | None) -> int | None:
     """Return the vocabulary size in a model's config, which often exceeds that of its tokenizer; None if unknown."""
     try:
-        config, _ = PretrainedConfig.get_config_dict(path) if path else ({}, {})
+        model_config, _ = PretrainedConfig.get_config_dict(path) if path else ({}, {})
     except (OSError, ValueError):
         return None
-    return {**config, **(config.get("text_config") or {})}.get("vocab_size")
+    return {**model_config, **(model_config.get("text_config") or {})}.get("vocab_size")
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -227,42 +227,42 @@ class RunRecord:
         """Build a `RunRecord` from the options folder, keep_rollouts and report; None if there is no folder to write."""
         folder, keep_every, report = section.get("folder"), section.get("keep_rollouts", 0), section.get("report", False)
         check_keeping(keep_every, report)
-        has_no_folder = folder is None and (keep_every or report)
-        refuse({f"keep_rollouts and report need a folder; add {option}=runs/NAME.": has_no_folder})
+        lacks_folder = folder is None and (keep_every or report)
+        refuse({f"keep_rollouts and report need a folder; add {option}=runs/NAME.": lacks_folder})
         return None if folder is None else RunRecord(str(folder), keep_rollouts=keep_every, report=report, option=option)
 
     def recipe(self, scheme: Scheme, **settings: Any) -> dict[str, Any]:
         """Build the content of `recipe.yaml` from a scheme and from the trainer's settings that are not None."""
-        set_values = {name: value for name, value in settings.items() if value is not None}
-        recipe = {"task": SCRIPT, **scheme.plain(), **set_values, "keep_rollouts": self.keep, "report": self.report}
+        given_settings = {name: value for name, value in settings.items() if value is not None}
+        recipe = {"task": SCRIPT, **scheme.plain(), **given_settings, "keep_rollouts": self.keep, "report": self.report}
         return json.loads(json.dumps(recipe))  # lists in place of tuples, as a file returns them
 
     def check(self, recipe: Mapping[str, Any], *, step: int) -> None:
         """Refuse a folder that already holds another run or other files."""
-        folder = self.folder.path
-        if not is_run(folder):
-            check_free(folder, writes=WRITES)
+        folder_path = self.folder.path
+        if not is_run(folder_path):
+            check_free(folder_path, writes=WRITES)
             return
         if not step:
             raise DataError(
-                f"'{folder}' already holds a run, and the new run starts at step 0. Give another {self.option}, move the old "
+                f"'{folder_path}' already holds a run, and the new run starts at step 0. Give another {self.option}, move the old "
                 "run away, or resume it from a checkpoint."
             )
-        saved_recipe = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8")) or {}
+        saved_recipe = yaml.safe_load((folder_path / "recipe.yaml").read_text(encoding="utf-8")) or {}
         changed_names = [name for name in RULE if hidden({name: saved_recipe.get(name)}) != hidden({name: recipe.get(name)})]
         if changed_names:
             raise DataError(
-                f"The run in '{folder}' was trained with another {', '.join(changed_names)}, so it cannot go on in the same "
+                f"The run in '{folder_path}' was trained with another {', '.join(changed_names)}, so it cannot go on in the same "
                 f"folder. Give another {self.option}."
             )
 
     def begin(self, recipe: Mapping[str, Any], *, step: int, tokenizer: Any) -> None:
         """Start the run folder, or continue the run in it from a step."""
-        folder = self.folder.path
+        folder_path = self.folder.path
         self.step, self._recipe = step, recipe
-        self.folder.begin(recipe, step=step, history=metrics_until(folder, step))
-        with whole_folder(folder / "tokenizer"):
-            tokenizer.save_pretrained(str(folder / "tokenizer"))
+        self.folder.begin(recipe, step=step, history=metrics_until(folder_path, step))
+        with whole_folder(folder_path / "tokenizer"):
+            tokenizer.save_pretrained(str(folder_path / "tokenizer"))
 
     def add_batch(
         self,
@@ -278,10 +278,10 @@ class RunRecord:
         if self._recipe is None:
             self.check(recipe, step=step - 1)
             self.begin(recipe, step=step - 1, tokenizer=tokenizer)
-        scores, batch_steps = result.own.reading.scores, result.own.batch.steps
+        scores, turn_steps = result.own.reading.scores, result.own.batch.steps
         self.add(step, {**result.metrics, **reward_means(fill_missing(scores, scheme.objectives), scheme.names)})
         if self.keep and step % self.keep == 0:
-            rollout_n = None if batch_steps is None else batch_steps.trajectory_s
+            rollout_n = None if turn_steps is None else turn_steps.trajectory_s
             self.folder.write_rollouts([rollouts().recorded(step=step, rollout_n=rollout_n)], step=step)
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
@@ -306,19 +306,19 @@ class RunRecord:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Lock the run folder during training, and complete its files even if training fails."""
-        start_time, finished = time.perf_counter(), False
+        start_time, has_finished = time.perf_counter(), False
         with sole_writer(self.folder.path):
             try:
                 yield
-                finished = True
+                has_finished = True
             finally:
                 self.flush()
-                if self._recipe is not None and finished:
-                    description = {name: self._recipe.get(name) for name in ("method", "task", "seed")}
-                    own_share = self.own_seconds / self.seconds if self.seconds else None
-                    time_costs = {"spanwise_seconds": self.own_seconds, "spanwise_share": own_share}
-                    seconds = time.perf_counter() - start_time
-                    self.folder.write_summary({**description, "steps": self.step, "seconds": seconds, **time_costs})
+                if self._recipe is not None and has_finished:
+                    recipe_summary = {name: self._recipe.get(name) for name in ("method", "task", "seed")}
+                    spanwise_share = self.own_seconds / self.seconds if self.seconds else None
+                    time_costs = {"spanwise_seconds": self.own_seconds, "spanwise_share": spanwise_share}
+                    run_seconds = time.perf_counter() - start_time
+                    self.folder.write_summary({**recipe_summary, "steps": self.step, "seconds": run_seconds, **time_costs})
                 if self._recipe is not None and self.report:
                     _make_report(self.folder.path)
                 self._recipe = None
@@ -326,8 +326,8 @@ class RunRecord:
 
 def _make_report(folder: Path) -> None:
     """Make report.html in a separate process, whose errors cannot stop the training; warn if it fails."""
-    command = [sys.executable, "-m", "spanwise.cli", "report", str(folder)]
-    process = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    report_command = [sys.executable, "-m", "spanwise.cli", "report", str(folder)]
+    process = subprocess.run(report_command, capture_output=True, text=True, errors="replace", check=False)
     if process.returncode:
         reason = (process.stderr.strip().splitlines() or [f"exit status {process.returncode}"])[-1].removeprefix("Error: ")
         warnings.warn(

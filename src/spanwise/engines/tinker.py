@@ -84,20 +84,20 @@ def credit_datums(
         for n, rollout in enumerate(rollouts)
     ]
     rollout_columns = {name: [values[g] for g in group_of_rollout] for name, values in (columns or {}).items()}
-    batch, recorded = turn_batch(trajectories, columns=rollout_columns)
+    batch, recorded_blocks = turn_batch(trajectories, columns=rollout_columns)
     if all(len(rollout) == 1 for rollout in rollouts):
         batch = replace(batch, steps=None)  # each row is a whole rollout, so rows need no step numbers
-    reading = read(batch, scheme, vocabulary, recorded=recorded)
+    reading = read(batch, scheme, vocabulary, recorded=recorded_blocks)
     advantage_rows = iter(advantages(credit_batch(reading, batch, scheme), reading.spans, scheme).tolist())
-    new_datums = iter([_credited(datum, next(advantage_rows)) for datum in rollout] for rollout in rollouts)
-    return [[next(new_datums) for _ in group] for group in groups]
+    credited_rollouts = iter([_credited(datum, next(advantage_rows)) for datum in rollout] for rollout in rollouts)
+    return [[next(credited_rollouts) for _ in group] for group in groups]
 
 
 def _turn(datum: Any, rollout: int, number: int) -> Turn:
     """Build a `Turn` (token ids and mask) from a datum of Tinker; refuse a datum without a mask of its sampled tokens."""
-    inputs = _get(datum, "loss_fn_inputs")
-    ids = [int(value) for value in _values(_get(inputs, "target_tokens"))]
-    mask = _values(_get(inputs, "mask")) or _values(_get(inputs, "weights"))
+    loss_inputs = _get(datum, "loss_fn_inputs")
+    ids = [int(value) for value in _values(_get(loss_inputs, "target_tokens"))]
+    mask = _values(_get(loss_inputs, "mask")) or _values(_get(loss_inputs, "weights"))
     refuse(
         {
             f"Datum {number} of rollout {rollout} has neither 'mask' nor 'weights', so nobody knows which of its {len(ids)} "
@@ -113,11 +113,11 @@ def _turn(datum: Any, rollout: int, number: int) -> Turn:
 
 def _credited(datum: Any, advantage_t: Sequence[float]) -> Any:
     """Copy a datum of Tinker with new advantages in the container type of the old ones; `advantage_t` may be padded."""
-    inputs = _get(datum, "loss_fn_inputs")
-    target_tokens, old_advantages = _get(inputs, "target_tokens"), _get(inputs, "advantages")
-    container = target_tokens if old_advantages is None else old_advantages
-    new_advantages = _like(container, advantage_t[: len(_values(target_tokens))])
-    return _with(datum, "loss_fn_inputs", _with(inputs, "advantages", new_advantages))
+    loss_inputs = _get(datum, "loss_fn_inputs")
+    target_tokens, old_advantages = _get(loss_inputs, "target_tokens"), _get(loss_inputs, "advantages")
+    example_values = target_tokens if old_advantages is None else old_advantages
+    new_advantages = _like(example_values, advantage_t[: len(_values(target_tokens))])
+    return _with(datum, "loss_fn_inputs", _with(loss_inputs, "advantages", new_advantages))
 
 
 def _get(record: Any, name: str) -> Any:
@@ -135,19 +135,19 @@ def _values(numbers: Any) -> list[Any]:
     """Convert a list, tensor, array or object with `data` to a list of its numbers; None becomes an empty list."""
     if isinstance(numbers, (Tensor, np.ndarray)):
         return numbers.tolist()
-    data = _get(numbers, "data")
-    return list(numbers or ()) if data is None else list(data)
+    data_field = _get(numbers, "data")
+    return list(numbers or ()) if data_field is None else list(data_field)
 
 
 def _like(numbers: Any, values: Sequence[float]) -> Any:
     """Convert values to float32 in the container type of `numbers`: a tensor, an array, a list or an object with `data`."""
-    array = np.array(values, dtype=np.float32)
+    float_array = np.array(values, dtype=np.float32)
     if isinstance(numbers, Tensor):
-        return torch.from_numpy(array)
+        return torch.from_numpy(float_array)
     if isinstance(numbers, np.ndarray):
-        return array
+        return float_array
     if isinstance(numbers, Mapping):
-        return {**numbers, "data": array.tolist(), **({"dtype": "float32"} if "dtype" in numbers else {})}
+        return {**numbers, "data": float_array.tolist(), **({"dtype": "float32"} if "dtype" in numbers else {})}
     if hasattr(numbers, "from_numpy"):
-        return type(numbers).from_numpy(array)
-    return _with(numbers, "data", array.tolist()) if hasattr(numbers, "data") else array.tolist()
+        return type(numbers).from_numpy(float_array)
+    return _with(numbers, "data", float_array.tolist()) if hasattr(numbers, "data") else float_array.tolist()

@@ -38,23 +38,23 @@ def packed(value_bt: Shaped[Tensor, "b t"], inputs: Mapping[str, Any], *, pad_id
     """
     if any(inputs.get(name) is not None for name in ("pixel_values", "pixel_values_videos")):
         return value_bt  # with images, Unsloth leaves padding and columns as they are
-    prompt_bp = inputs["prompt_ids"]
-    is_pad_bl = torch.cat([prompt_bp, inputs["completion_ids"]], dim=1) == pad_id
-    value_bl = torch.cat([value_bt.new_zeros(prompt_bp.shape), value_bt], dim=1)
+    prompt_ids_bp = inputs["prompt_ids"]
+    is_pad_bl = torch.cat([prompt_ids_bp, inputs["completion_ids"]], dim=1) == pad_id
+    value_bl = torch.cat([value_bt.new_zeros(prompt_ids_bp.shape), value_bt], dim=1)
     value_bl = value_bl.gather(1, is_pad_bl.to(torch.uint8).argsort(dim=1, stable=True))
     # Log-probabilities that were computed before the loss show how wide Unsloth makes its tables.
     for name in ("old_per_token_logps", "ref_per_token_logps"):
         if inputs.get(name) is not None:
             return value_bl[:, -inputs[name].shape[1] :]
-    return value_bl[:, -(value_bt.shape[1] + int((prompt_bp == pad_id).sum(dim=1).max())) :]
+    return value_bl[:, -(value_bt.shape[1] + int((prompt_ids_bp == pad_id).sum(dim=1).max())) :]
 
 
 def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
     """Refuse settings and schemes that do not work with Unsloth's loss."""
     loss_type, beta = getattr(args, "loss_type", "dr_grpo"), getattr(args, "beta", 0.0)
     ratio_level = getattr(args, "importance_sampling_level", "token")
-    needed_fields, modes = (scheme.needs, scheme.modes) if isinstance(scheme, Scheme) else ((), ())
-    mode_names = [mode.name for mode in (critic, *modes) if mode is not None]
+    needed_fields, scheme_modes = (scheme.needs, scheme.modes) if isinstance(scheme, Scheme) else ((), ())
+    mode_names = [mode.name for mode in (critic, *scheme_modes) if mode is not None]
     faults: dict[str, Any] = {
         "Unsloth has not replaced TRL's trainer. Write `import unsloth` as the first line of the script, before trl and "
         f"spanwise; or {_INSTEAD}.": not GRPOTrainer.__name__.startswith("Unsloth"),
@@ -77,11 +77,11 @@ def check_gradient(gradient_bu: Float[Tensor, "b u"] | None, expected_bu: Float[
     """Raise unless the loss's gradient by each log-probability is as expected; without `exact`, only its sign counts."""
     if gradient_bu is None:
         raise SpanwiseError(f"Unsloth's loss stores no gradient, so spanwise cannot check it. {_CANARY}")
-    wrong_bu = (gradient_bu - expected_bu).abs() > 0.05 * expected_bu.abs() + 1e-6 * expected_bu.abs().max()
+    is_wrong_bu = (gradient_bu - expected_bu).abs() > 0.05 * expected_bu.abs() + 1e-6 * expected_bu.abs().max()
     if not exact:  # clipping and importance ratios change the size of the gradient, not its sign
-        wrong_bu = (gradient_bu * expected_bu < 0) | ((expected_bu == 0) & (gradient_bu != 0))
-    if bool(wrong_bu.any()):
-        row, column = wrong_bu.nonzero()[0].tolist()
+        is_wrong_bu = (gradient_bu * expected_bu < 0) | ((expected_bu == 0) & (gradient_bu != 0))
+    if bool(is_wrong_bu.any()):
+        row, column = is_wrong_bu.nonzero()[0].tolist()
         raise SpanwiseError(
             f"Unsloth does not weigh the tokens of completion {row} with their own advantages: in column {column} the gradient is "
             f"{float(gradient_bu[row, column]):.4g} and must be {float(expected_bu[row, column]):.4g}. {_CANARY}"
@@ -99,18 +99,18 @@ class _Packed(GRPOTrainer):
         return getattr(self.processing_class, "tokenizer", self.processing_class).pad_token_id
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
-        prompt_ids, completion_ids, sampled, *rest = super()._generate(*args, **kwargs)
+        prompt_ids, completion_ids, sampled, *other_outputs = super()._generate(*args, **kwargs)
         ends_in_padding = [list(ids[-1:]) == [self._pad_id] for ids in completion_ids]
         if any(ends_in_padding):  # Unsloth's loss ignores padding tokens, so one that ends a completion must not train
-            masks = [[1] * len(ids) for ids in completion_ids] if sampled is None else sampled
-            sampled = [[*mask[:-1], 0] if is_pad else mask for mask, is_pad in zip(masks, ends_in_padding, strict=True)]
-        return prompt_ids, completion_ids, sampled, *rest
+            all_masks = [[1] * len(ids) for ids in completion_ids] if sampled is None else sampled
+            sampled = [[*mask[:-1], 0] if is_pad else mask for mask, is_pad in zip(all_masks, ends_in_padding, strict=True)]
+        return prompt_ids, completion_ids, sampled, *other_outputs
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         mask_nt = output["completion_mask"]
-        before_last_nt = torch.arange(mask_nt.shape[1], device=mask_nt.device) < mask_nt.sum(dim=1, keepdim=True) - 1
-        has_inner_padding_n = (before_last_nt & (output["completion_ids"] == self._pad_id)).any(dim=1)
+        is_before_last_nt = torch.arange(mask_nt.shape[1], device=mask_nt.device) < mask_nt.sum(dim=1, keepdim=True) - 1
+        has_inner_padding_n = (is_before_last_nt & (output["completion_ids"] == self._pad_id)).any(dim=1)
         # Unsloth moves tokens after a padding token but not their mask, so completions with inner padding are left out of the loss.
         if bool(has_inner_padding_n.any()):
             output["tool_mask"] = output.get("tool_mask", mask_nt) * ~has_inner_padding_n[:, None]
@@ -148,11 +148,11 @@ class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
             self._canary_due = False
             # Unsloth computes the gradient together with the loss, and stores it in the loss's `grad_fn`.
             saved_tensors = getattr(loss.grad_fn, "saved_tensors", ())
-            value_bt = inputs["advantages"]
-            slope_bt = fold.surrogate_slope(torch.zeros_like(value_bt), {"advantages": value_bt}, self.args)
+            advantage_bt = inputs["advantages"]
+            slope_bt = fold.surrogate_slope(torch.zeros_like(advantage_bt), {"advantages": advantage_bt}, self.args)
             gradient_scale = 1.0 if self.accelerator.scaler is None else self.accelerator.scaler.get_scale()
-            gradient_scale /= len(value_bt) * self.current_gradient_accumulation_steps
-            expected_bu = -packed(value_bt * slope_bt * gradient_scale, inputs, pad_id=self._pad_id)
+            gradient_scale /= len(advantage_bt) * self.current_gradient_accumulation_steps
+            expected_bu = -packed(advantage_bt * slope_bt * gradient_scale, inputs, pad_id=self._pad_id)
             gradient_bu = saved_tensors[0] if saved_tensors else None
             check_gradient(gradient_bu, expected_bu, exact=inputs.get("old_per_token_logps") is None)
         return loss

@@ -12,8 +12,8 @@ _COMPARE = {">=": operator.ge, "<": operator.lt, "!=": operator.ne}
 
 def is_tested(engine: str, version: str) -> bool:
     """Return whether the tests cover a version of an engine; a pre-release counts as its release."""
-    bounds = re.findall(r"([<>!]=?)([\d.]+)", WINDOWS[engine])
-    return all(_COMPARE[sign](_numbers(version), _numbers(bound)) for sign, bound in bounds)
+    version_bounds = re.findall(r"([<>!]=?)([\d.]+)", WINDOWS[engine])
+    return all(_COMPARE[sign](_numbers(version), _numbers(bound)) for sign, bound in version_bounds)
 
 
 def _numbers(version: str) -> list[int]:

@@ -10,11 +10,11 @@ def attach() -> None:
     """Let `grpo.adv_estimator.name=spanwise` choose `SpanEstimator` in NeMo-RL; other estimator names work as before."""
     from nemo_rl.algorithms import grpo  # pyright: ignore[reportMissingImports]
 
-    original = grpo._create_advantage_estimator
+    original_factory = grpo._create_advantage_estimator
 
     def create(master_config: Any) -> Any:
         if get_setting(master_config, "grpo.adv_estimator.name") == "spanwise":
             return SpanEstimator(master_config)
-        return original(master_config)
+        return original_factory(master_config)
 
     grpo._create_advantage_estimator = create

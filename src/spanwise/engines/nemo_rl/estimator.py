@@ -54,50 +54,52 @@ class SpanEstimator:
         reply_start_n = [int(length) for length in repeated_batch["length"]]
         batch = self._batch(repeated_batch, reply_start_n, prompt_ids, rewards)
         assert batch.mask_nt is not None
-        reply_width, padded_nt = batch.mask_nt.shape[1], pad(mask.float().cpu(), (0, batch.mask_nt.shape[1]))
+        reply_width, full_mask_nt = batch.mask_nt.shape[1], pad(mask.float().cpu(), (0, batch.mask_nt.shape[1]))
         column_nt = torch.tensor(reply_start_n)[:, None] + torch.arange(reply_width)  # each reply token's column in `mask`
-        read_batch = self.step.read(batch)
-        result = self.step.finish(read_batch, mask_nt=(padded_nt.gather(1, column_nt) > 0) & batch.mask_nt)
-        self.last_metrics = {name: value for name, value in result.metrics.items() if value == value}
-        say(*result.warnings)
-        adv_nt = torch.zeros_like(padded_nt).scatter(1, column_nt, read_batch.put(result.advantages_nt, width=reply_width))
+        scored_rows = self.step.read(batch)
+        step_result = self.step.finish(scored_rows, mask_nt=(full_mask_nt.gather(1, column_nt) > 0) & batch.mask_nt)
+        self.last_metrics = {name: value for name, value in step_result.metrics.items() if value == value}
+        say(*step_result.warnings)
+        adv_nt = torch.zeros_like(full_mask_nt).scatter(
+            1, column_nt, scored_rows.put(step_result.advantages_nt, width=reply_width)
+        )
         # A rollout without a reply has no token in the mask, so NeMo-RL's divisor counts its loss multiplier instead.
-        multiplier_n = torch.as_tensor(repeated_batch["loss_multiplier"]).float().cpu()
-        weight_n = torch.where(batch.mask_nt.any(dim=1), padded_nt.amax(dim=1), multiplier_n)
+        loss_multiplier_n = torch.as_tensor(repeated_batch["loss_multiplier"]).float().cpu()
+        sample_weight_n = torch.where(batch.mask_nt.any(dim=1), full_mask_nt.amax(dim=1), loss_multiplier_n)
         loss_settings = {"mini_batch": self.mini_batch, "token_level": self.token_level}
-        return (adv_nt[:, : mask.shape[1]] * fold_factor(mask.cpu(), weight_n, **loss_settings)).to(mask.device)
+        return (adv_nt[:, : mask.shape[1]] * fold_factor(mask.cpu(), sample_weight_n, **loss_settings)).to(mask.device)
 
     def _batch(self, batch: Any, reply_start_n: Sequence[int], prompt_ids: Tensor, rewards: Tensor) -> Batch:
         """Build a `Batch` from the messages after each prompt: the replies and the environment's messages between them."""
-        ids, sampled, logps = (
+        reply_ids, sampled_masks, reply_logps = (
             [torch.cat([message[name] for message in log])[first:].tolist()
              for log, first in zip(batch["message_log"], reply_start_n, strict=True)]
             for name in ("token_ids", "token_loss_mask", "generation_logprobs")
         )  # fmt: skip
-        prompt_rows = batch.get("idx")  # tells prompts apart that have the same words but different images
-        row_numbers = [0] * len(ids) if prompt_rows is None else [int(row) for row in prompt_rows]
+        prompt_numbers = batch.get("idx")  # tells prompts apart that have the same words but different images
+        prompt_number_n = [0] * len(reply_ids) if prompt_numbers is None else [int(row) for row in prompt_numbers]
         return Batch.jagged(
-            ids,
-            list(zip(map(tuple, prompt_ids.tolist()), row_numbers, strict=True)),
-            sampled=sampled,
-            columns=self._columns(batch, prompt_ids, ids, rewards),
-            logp_nt=pad_sequence([torch.tensor(logp) for logp in logps], True),
+            reply_ids,
+            list(zip(map(tuple, prompt_ids.tolist()), prompt_number_n, strict=True)),
+            sampled=sampled_masks,
+            columns=self._columns(batch, prompt_ids, reply_ids, rewards),
+            logp_nt=pad_sequence([torch.tensor(logp) for logp in reply_logps], True),
         )
 
     def _columns(self, batch: Any, prompt_ids: Tensor, ids: list[list[int]], rewards: Tensor) -> dict[str, list[Any]]:
         """Return the columns that reward functions read: the batch's lists, the environment's info and reward, and texts."""
         environment_facts = batch.get("extra_env_info") or [None] * len(ids)
-        batch_lists: dict[str, list[Any]] = {}
+        list_by_name: dict[str, list[Any]] = {}
         for name, values in batch.items():
             values = values.tolist() if isinstance(values, Tensor) and values.dim() == 1 else values
             if isinstance(values, list) and len(values) == len(ids) and name not in _OTHER:
-                batch_lists[name] = values
-        column_rows = [{name: values[n] for name, values in batch_lists.items()} for n in range(len(ids))]
-        decode = partial(self.tokenizer.decode, skip_special_tokens=True)
+                list_by_name[name] = values
+        row_dicts = [{name: values[n] for name, values in list_by_name.items()} for n in range(len(ids))]
+        decode_ids = partial(self.tokenizer.decode, skip_special_tokens=True)
         return {
-            **columns_of([{**row, **(fact or {})} for row, fact in zip(column_rows, environment_facts, strict=True)]),
-            "prompts": [decode(row_ids) for row_ids in prompt_ids.tolist()],
-            "completions": [decode(row_ids) for row_ids in ids],
+            **columns_of([{**row, **(fact or {})} for row, fact in zip(row_dicts, environment_facts, strict=True)]),
+            "prompts": [decode_ids(row_ids) for row_ids in prompt_ids.tolist()],
+            "completions": [decode_ids(row_ids) for row_ids in ids],
             "completion_ids": ids,
             "environment": rewards.tolist(),
         }
@@ -112,10 +114,10 @@ def fold_factor(
     the rows in the loss. `weight_n` is NeMo-RL's `sample_mask`.
     """
     mask_nt = mask_nt[:, 1:].float()  # nothing predicts the first token, so the loss has no term for it
-    factors = []
+    mini_batch_factors = []
     for mini_nt, mini_weight_n in zip(mask_nt.split(mini_batch), weight_n.split(mini_batch), strict=True):
         divisor_n = (mini_nt > 0).sum(dim=1) * mini_weight_n.sum()
         if token_level:
             divisor_n = mini_nt.sum().expand(len(mini_nt))
-        factors.append(divisor_n / len(mini_nt))
-    return torch.cat(factors)[:, None]
+        mini_batch_factors.append(divisor_n / len(mini_nt))
+    return torch.cat(mini_batch_factors)[:, None]

@@ -34,11 +34,11 @@ def check(master_config: Any) -> Scheme:
         }
     )
     scheme = scheme_at(recipe, longest=get_setting(master_config, "policy.generation.max_new_tokens"))
-    norm_name, has_critic = "grpo.adv_estimator.normalize_rewards", "critic" in load(recipe).modes
+    norm_setting, has_critic = "grpo.adv_estimator.normalize_rewards", "critic" in load(recipe).modes
     refuse(
         {
             "The recipe has a critic section, but NeMo-RL's GRPO has no critic. Remove the section.": has_critic,
-            **deviation_fault(norm_name, get_setting(master_config, norm_name), scheme),
+            **deviation_fault(norm_setting, get_setting(master_config, norm_setting), scheme),
         }
     )
     scheme.check_forgets("NeMo-RL")
@@ -47,8 +47,8 @@ def check(master_config: Any) -> Scheme:
     filter_warning = (
         "grpo.use_dynamic_sampling drops groups with equal environment rewards, although their blocks may differ."
     )
-    is_filtered = get_setting(master_config, "grpo.use_dynamic_sampling")
-    say(idle_fields(recipe, engine="NeMo-RL"), filter_warning if is_filtered else "")
+    filters_groups = get_setting(master_config, "grpo.use_dynamic_sampling")
+    say(idle_fields(recipe, engine="NeMo-RL"), filter_warning if filters_groups else "")
     return scheme
 
 

@@ -66,38 +66,38 @@ def check(cfg: Any) -> Scheme:
     """Load the rule of credit from the recipe that SkyRL's configuration names; refuse settings that conflict with it."""
     skyrl_version = version("skyrl")
     say(untested("skyrl", skyrl_version))
-    algorithm, generator, stepwise = cfg.trainer.algorithm, cfg.generator, cfg.generator.step_wise_trajectories
-    spanwise_options, loss_name = algorithm.spanwise, algorithm.policy_loss_type
-    mini_batch_rows = cfg.trainer.policy_mini_batch_size * generator.n_samples_per_prompt
+    algorithm_config, generator_config, stepwise = cfg.trainer.algorithm, cfg.generator, cfg.generator.step_wise_trajectories
+    spanwise_options, loss_name = algorithm_config.spanwise, algorithm_config.policy_loss_type
+    mini_batch_rows = cfg.trainer.policy_mini_batch_size * generator_config.n_samples_per_prompt
     micro_batch_rows = cfg.trainer.micro_train_batch_size_per_gpu
     refuse(
         {
             "There is no recipe; add trainer.algorithm.spanwise.recipe=recipe.yaml.": spanwise_options.recipe is None,
             **fixed_faults(_FIXED, lambda name: attrgetter(name)(cfg)),
-            unknown("trainer.algorithm.advantage_estimator", algorithm.advantage_estimator, ESTIMATORS): (
-                algorithm.advantage_estimator not in ESTIMATORS
+            unknown("trainer.algorithm.advantage_estimator", algorithm_config.advantage_estimator, ESTIMATORS): (
+                algorithm_config.advantage_estimator not in ESTIMATORS
             ),
-            unknown("trainer.algorithm.loss_reduction", algorithm.loss_reduction, REDUCTIONS): (
-                algorithm.loss_reduction not in REDUCTIONS
+            unknown("trainer.algorithm.loss_reduction", algorithm_config.loss_reduction, REDUCTIONS): (
+                algorithm_config.loss_reduction not in REDUCTIONS
             ),
             f"trainer.algorithm.loss_reduction is 'token_mean_legacy', which drops the rows that fill no micro-batch, and "
             f"{mini_batch_rows} rows of a mini-batch do not divide into micro-batches of {micro_batch_rows}. Use token_mean, which "
-            "gives the same loss here.": algorithm.loss_reduction == "token_mean_legacy"
+            "gives the same loss here.": algorithm_config.loss_reduction == "token_mean_legacy"
             and mini_batch_rows % micro_batch_rows,
             "trainer.algorithm.policy_loss_type is 'cross_entropy', a loss without advantages. Use 'regular'.": (
                 loss_name == "cross_entropy"
             ),
         }
     )
-    max_turns = getattr(generator, "max_turns", 1) or 1
+    max_turns = getattr(generator_config, "max_turns", 1) or 1
     discounts = Discounts.of(_DISCOUNTS, lambda name: attrgetter(name)(cfg))
-    max_tokens = max_turns * generator.sampling_params.max_generate_length
+    max_tokens = max_turns * generator_config.sampling_params.max_generate_length
     scheme = scheme_at(spanwise_options.recipe, longest=max_tokens, options=discounts.options)
     critic, skyrl_modes = critic_of(cfg), [mode for mode in scheme.modes if "skyrl" in mode.parts]
     refuse(
         {
             **_group_faults(cfg, scheme, skyrl_version=skyrl_version),
-            **deviation_fault("trainer.algorithm.grpo_norm_by_std", algorithm.grpo_norm_by_std, scheme),
+            **deviation_fault("trainer.algorithm.grpo_norm_by_std", algorithm_config.grpo_norm_by_std, scheme),
             **discounts.faults(scheme),
             **critic_faults(
                 critic,
@@ -110,7 +110,7 @@ def check(cfg: Any) -> Scheme:
             "The recipe has head: hl_gauss, but SkyRL's critic returns one number. Leave head out.": critic.head != "scalar",
             f"Method '{scheme.method}' runs over the tokens of a whole rollout, but every row is one turn. Set "
             f"generator.merge_stepwise_output=true, or use an outcome method or 'gigpo'.": (
-                scheme.entry.kind == "token" and stepwise and not generator.merge_stepwise_output
+                scheme.entry.kind == "token" and stepwise and not generator_config.merge_stepwise_output
             ),
             f"trainer.algorithm.policy_loss_type is '{loss_name}', which does not work with the loss of a mode such as laser. Use "
             f"one of {', '.join(LOSSES)}.": skyrl_modes and loss_name not in LOSSES,
@@ -122,16 +122,16 @@ def check(cfg: Any) -> Scheme:
         part_class(mode, "skyrl").check(mode, "skyrl", cfg)
     row_fields = {"logp_nt", "value_nt"}  # SkyRL computes these two fields for its own rows, not for single turns
     provided_fields = {"group_n", "ids_nt", "mask_nt", "columns", "steps", *row_fields, *added_by(scheme.modes, "skyrl")}
-    late_fields = row_fields if reads_turns(scheme, stepwise=stepwise) else set()
-    scheme.check(provided_fields, at_read=provided_fields - late_fields)
+    late_batch_fields = row_fields if reads_turns(scheme, stepwise=stepwise) else set()
+    scheme.check(provided_fields, at_read=provided_fields - late_batch_fields)
     say(idle_fields(spanwise_options.recipe, engine="SkyRL"))
-    estimator_name = algorithm.advantage_estimator
+    estimator_name = algorithm_config.advantage_estimator
     if estimator_name not in ("spanwise", scheme.method):
         say(
             f"trainer.algorithm.advantage_estimator={estimator_name} is not used: method '{scheme.method}' of the recipe replaces "
             "it."
         )
-    algorithm.advantage_estimator = "spanwise"
+    algorithm_config.advantage_estimator = "spanwise"
     say(*discounts.remarks(scheme, load(spanwise_options.recipe).options, engine="SkyRL"))
     RunRecord.of(vars(spanwise_options), option=OPTION)
     return scheme
@@ -144,8 +144,8 @@ def reads_turns(scheme: Scheme, *, stepwise: bool) -> bool:
 
 def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, Any]:
     """Return error sentences about SkyRL's filters of groups that conflict with the recipe, each with whether it applies."""
-    algorithm, mode_names = cfg.trainer.algorithm, [mode.name for mode in scheme.modes if "skyrl" in mode.parts]
-    sampling_type = algorithm.dynamic_sampling.type
+    algorithm_config, mode_names = cfg.trainer.algorithm, [mode.name for mode in scheme.modes if "skyrl" in mode.parts]
+    sampling_type = algorithm_config.dynamic_sampling.type
     filter_setting = "trainer.fully_async.sample_full_batch" if cfg.trainer.fully_async.sample_full_batch else ""
     filter_setting = f"trainer.algorithm.dynamic_sampling.type={sampling_type}" if sampling_type else filter_setting
     late_fields = sorted({"logp_nt", "value_nt"} & scheme.needs) or mode_names
@@ -158,7 +158,7 @@ def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, 
         f"{filter_setting} keeps the groups that get credit, but the credit needs {', '.join(late_fields)}, which SkyRL computes "
         "after sampling. Remove the setting.": filter_setting and late_fields,
         "trainer.algorithm.zero_variance_filter leaves out completions from which a mode still learns. Remove the setting.": (
-            algorithm.zero_variance_filter and mode_names
+            algorithm_config.zero_variance_filter and mode_names
         ),
     }
 

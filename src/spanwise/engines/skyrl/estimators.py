@@ -27,18 +27,18 @@ _ENTRYPOINT = "trainer.override_entrypoint=spanwise.engines.skyrl.main trainer.a
 def register() -> None:
     """Add `spanwise` and, for every method with a preset, `spanwise_<method>` to SkyRL's registry, if it lacks them."""
     preset_names = (name for name, entry in METHODS.items() if entry.preset is not None)
-    refusals = {f"spanwise_{name}": partial(_refused, name) for name in preset_names}
-    for name, function in {"spanwise": _by_recipe, **refusals, **outcome_estimators()}.items():
+    refusal_by_name = {f"spanwise_{name}": partial(_refused, name) for name in preset_names}
+    for name, function in {"spanwise": _by_recipe, **refusal_by_name, **outcome_estimators()}.items():
         if name not in AdvantageEstimatorRegistry._functions:
             AdvantageEstimatorRegistry.register(name, function)
 
 
 def register_loss(mode: str, loss_name: str, split_token: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> str:
     """Register the sum of a SkyRL policy loss and a mode's loss term (such as laser's), and return its registry name."""
-    name = f"spanwise_{mode}_{loss_name}"
-    if name not in PolicyLossRegistry._functions:
-        PolicyLossRegistry.register(name, partial(_with_mode, loss_name, split_token))
-    return name
+    combined_name = f"spanwise_{mode}_{loss_name}"
+    if combined_name not in PolicyLossRegistry._functions:
+        PolicyLossRegistry.register(combined_name, partial(_with_mode, loss_name, split_token))
+    return combined_name
 
 
 def _with_mode(
@@ -52,12 +52,12 @@ def _with_mode(
     rollout_logprobs: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
     """Add a mode's loss term to a policy loss of SkyRL; both are sums over tokens, because SkyRL divides advantages earlier."""
-    old_nt, adv_nt, error_nt = split_token(log_probs, old_log_probs, advantages, loss_mask)
+    old_logp_nt, adv_nt, mode_loss_nt = split_token(log_probs, old_log_probs, advantages, loss_mask)
     inner_config = copy.copy(config)
     inner_config.policy_loss_type = loss_name  # some losses of SkyRL read their own name from this field
     loss_options: dict[str, Any] = {"config": inner_config, "loss_mask": loss_mask, "rollout_logprobs": rollout_logprobs}
-    loss, metrics = PolicyLossRegistry._functions[loss_name](log_probs, old_nt, adv_nt, **loss_options)
-    return loss + error_nt.sum(), metrics
+    policy_loss, metrics = PolicyLossRegistry._functions[loss_name](log_probs, old_logp_nt, adv_nt, **loss_options)
+    return policy_loss + mode_loss_nt.sum(), metrics
 
 
 def _by_recipe(token_level_rewards: Tensor, *, config: Any, **rest: Any) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,8 @@ class SpanFullyAsyncRayPPOTrainer(SpanRayPPOTrainer, FullyAsyncRayPPOTrainer):
 
     def _should_keep_group(self, group: Any) -> bool:
         """Return whether some completion of a prompt group gets credit; SkyRL fills its batches with such groups."""
-        output = group.generator_output
-        return bool(self._useful_uids(output, [group.uid] * len(output["response_ids"])))
+        group_output = group.generator_output
+        return bool(self._useful_uids(group_output, [group.uid] * len(group_output["response_ids"])))
 
 
 def trainer_class(cfg: Any) -> type[SpanRayPPOTrainer]:

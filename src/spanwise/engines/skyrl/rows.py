@@ -30,24 +30,24 @@ class SampledRows:
     @staticmethod
     def of(output: Mapping[str, Any], uids: Sequence[str], trained: Mapping[str, Any], *, stepwise: bool) -> "SampledRows":
         """Find where each row of the generator's output lies in the rows that `postprocess_generator_output` merged."""
-        lengths = [len(response) for response in trained["response_ids"]]
-        if len(lengths) == len(output["response_ids"]):
-            return SampledRows(output, uids, [(n, 0) for n in range(len(lengths))], lengths, stepwise)
-        turns = list(zip(output["prompt_token_ids"], output["response_ids"], output["trajectory_ids"], strict=True))
+        response_lengths = [len(response) for response in trained["response_ids"]]
+        if len(response_lengths) == len(output["response_ids"]):
+            return SampledRows(output, uids, [(n, 0) for n in range(len(response_lengths))], response_lengths, stepwise)
+        turn_tuples = list(zip(output["prompt_token_ids"], output["response_ids"], output["trajectory_ids"], strict=True))
         place_s: list[tuple[int, int]] = []
         for n, (prompt, response) in enumerate(zip(trained["prompt_token_ids"], trained["response_ids"], strict=True)):
-            row_ids, known_length, trajectory = [*prompt, *response], len(prompt), turns[len(place_s)][2]
-            while len(place_s) < len(turns):
-                turn_prompt, turn_response, turn_trajectory = turns[len(place_s)]
+            row_ids, matched_length, trajectory_id = [*prompt, *response], len(prompt), turn_tuples[len(place_s)][2]
+            while len(place_s) < len(turn_tuples):
+                turn_prompt, turn_response, turn_trajectory_id = turn_tuples[len(place_s)]
                 if (
-                    turn_trajectory != trajectory
-                    or len(turn_prompt) < known_length
+                    turn_trajectory_id != trajectory_id
+                    or len(turn_prompt) < matched_length
                     or row_ids[: len(turn_prompt) + len(turn_response)] != [*turn_prompt, *turn_response]
                 ):
                     break
                 place_s.append((n, len(turn_prompt) - len(prompt)))
-                known_length = len(turn_prompt) + len(turn_response)
-        return SampledRows(output, uids, place_s, lengths, stepwise)
+                matched_length = len(turn_prompt) + len(turn_response)
+        return SampledRows(output, uids, place_s, response_lengths, stepwise)
 
     @cached_property
     def last_n(self) -> list[int]:
@@ -58,8 +58,8 @@ class SampledRows:
     def extra(self) -> dict[str, list[Any]]:
         """The lists with one value per row that a generator's output has besides SkyRL's own fields, by name."""
         row_count = len(self.uids)
-        row_lists = {name: values for name, values in self.output.items() if isinstance(values, list)}
-        return {name: values for name, values in row_lists.items() if name not in _KNOWN and len(values) == row_count}
+        list_by_name = {name: values for name, values in self.output.items() if isinstance(values, list)}
+        return {name: values for name, values in list_by_name.items() if name not in _KNOWN and len(values) == row_count}
 
     @cached_property
     def trajectory_s(self) -> list[int]:
@@ -75,28 +75,28 @@ class SampledRows:
 
         Without `data` (SkyRL's tables of these rows) the batch is left-aligned and only has ids, mask and columns.
         """
-        last_rows = self.last_n
-        rewards = [float(sum(reward) if isinstance(reward, list) else reward) for reward in self.output["rewards"]]
-        row_columns: dict[str, list[Any]] = {**self.extra, "environment": rewards}
+        last_row_indices = self.last_n
+        row_rewards = [float(sum(reward) if isinstance(reward, list) else reward) for reward in self.output["rewards"]]
+        row_columns: dict[str, list[Any]] = {**self.extra, "environment": row_rewards}
         if not self.stepwise:
             row_columns["completion_ids"] = list(self.output["response_ids"])
-        uids, row_count = [self.uids[s] for s in last_rows], len(last_rows)
-        named_columns = columns(uids) | {name: [column[s] for s in last_rows] for name, column in row_columns.items()}
+        uids, row_count = [self.uids[s] for s in last_row_indices], len(last_row_indices)
+        named_columns = columns(uids) | {name: [column[s] for s in last_row_indices] for name, column in row_columns.items()}
         if data is None:
-            responses, masks = self.output["response_ids"], self.output["loss_masks"]
-            sampled = [mask if any(mask) else [1] * len(mask) for mask in masks]
-            return Batch.jagged(responses, uids, sampled=sampled, columns=named_columns)
-        width = data["loss_mask"].shape[1]
+            responses, loss_masks = self.output["response_ids"], self.output["loss_masks"]
+            sampled_masks = [mask if any(mask) else [1] * len(mask) for mask in loss_masks]
+            return Batch.jagged(responses, uids, sampled=sampled_masks, columns=named_columns)
+        response_width = data["loss_mask"].shape[1]
         trained_nt = data["loss_mask"][:row_count] > 0
         value_nt, logp_nt = data.get("values"), data.get("action_log_probs")
         # For some losses SkyRL computes no log-probabilities under the policy, and uses those from sampling instead.
         logp_nt = data.get("rollout_logprobs") if logp_nt is None else logp_nt
-        left_out_n1 = ~trained_nt.any(dim=1, keepdim=True)
-        step_tensors = torch.tensor([self.trajectory_s[s] for s in last_rows]), torch.arange(row_count)
+        untrained_n1 = ~trained_nt.any(dim=1, keepdim=True)
+        step_tensors = torch.tensor([self.trajectory_s[s] for s in last_row_indices]), torch.arange(row_count)
         return Batch(
             uids,
-            data["sequences"][:row_count, -width:],
-            trained_nt | (left_out_n1 & data["response_mask"][:row_count].bool()),
+            data["sequences"][:row_count, -response_width:],
+            trained_nt | (untrained_n1 & data["response_mask"][:row_count].bool()),
             columns=named_columns,
             steps=Steps(*step_tensors) if self.stepwise else None,
             value_nt=None if value_nt is None else value_nt[:row_count],
@@ -107,28 +107,28 @@ class SampledRows:
         self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], *, width: int, anchored: bool = False
     ) -> tuple[Batch, Turns]:
         """Build a batch with one row per turn, and the turns' places in SkyRL's rows; a run of sampled tokens is a turn."""
-        prompts, responses, masks = (self.output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks"))
-        row_masks = zip(responses, masks, strict=True)
-        ranges_s = [[(0, len(response))] if self.stepwise else _runs(mask) for response, mask in row_masks]
+        prompts, responses, loss_masks = (self.output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks"))
+        masked_responses = zip(responses, loss_masks, strict=True)
+        ranges_s = [[(0, len(response))] if self.stepwise else _runs(mask) for response, mask in masked_responses]
         turn_ranges = [(s, k, *token_range) for s, ranges in enumerate(ranges_s) for k, token_range in enumerate(ranges)]
 
         def value_of_turn(values: Sequence[Any], s: int, k: int) -> Any:
             """Return a turn's own value in a list of the generator, or the value of the whole row."""
-            per_turn = not self.stepwise and isinstance(values[s], list) and len(values[s]) == len(ranges_s[s])
-            return values[s][k] if per_turn else values[s]
+            has_turn_values = not self.stepwise and isinstance(values[s], list) and len(values[s]) == len(ranges_s[s])
+            return values[s][k] if has_turn_values else values[s]
 
         turn_columns: dict[str, Any] = {
             name: [value_of_turn(values, s, k) for s, k, _, _ in turn_ranges] for name, values in self.extra.items()
         }
-        anchors = None
+        states = None
         if anchored and "anchors" not in turn_columns:  # without named states, a turn's state is all tokens before the turn
-            anchors = [(*prompts[s], *responses[s][:start]) for s, _, start, _ in turn_ranges]
-        row_s, step_s = [s for s, *_ in turn_ranges], torch.arange(len(turn_ranges))
-        steps = Steps(torch.tensor([self.trajectory_s[s] for s in row_s]), step_s, turn_columns.pop("anchors", anchors))
+            states = [(*prompts[s], *responses[s][:start]) for s, _, start, _ in turn_ranges]
+        row_index_s, turn_s = [s for s, *_ in turn_ranges], torch.arange(len(turn_ranges))
+        steps = Steps(torch.tensor([self.trajectory_s[s] for s in row_index_s]), turn_s, turn_columns.pop("anchors", states))
         turn_columns["environment"] = [self._turn_reward(s, ranges_s[s], k) for s, k, _, _ in turn_ranges]
         turn_columns["completion_ids"] = [responses[s][start:end] for s, _, start, end in turn_ranges]
-        uids = [self.uids[s] for s in row_s]
-        turn_masks = [masks[s][start:end] for s, _, start, end in turn_ranges]
+        uids = [self.uids[s] for s in row_index_s]
+        turn_masks = [loss_masks[s][start:end] for s, _, start, end in turn_ranges]
         # Turns that the generator left out of the loss are still scored and compared, so all their tokens count as sampled.
         batch = Batch.jagged(
             turn_columns["completion_ids"],
@@ -137,13 +137,13 @@ class SampledRows:
             columns={**columns(uids), **turn_columns},
             steps=steps,
         )
-        row_n = torch.tensor([self.place_s[s][0] for s in row_s])
+        row_n = torch.tensor([self.place_s[s][0] for s in row_index_s])
         row_start_s = [width - self.length_n[n] + token for n, token in self.place_s]
-        first_columns = [row_start_s[s] + start for s, _, start, _ in turn_ranges]
-        length_s1 = torch.tensor([end - start for *_, start, end in turn_ranges])[:, None]
-        inside_u = torch.arange(int(length_s1.max()))
-        place_su = torch.where(inside_u < length_s1, torch.tensor(first_columns)[:, None] + inside_u, -1)
-        return batch, Turns(row_n, step_s, place_su, width)
+        first_column_s = [row_start_s[s] + start for s, _, start, _ in turn_ranges]
+        turn_length_s1 = torch.tensor([end - start for *_, start, end in turn_ranges])[:, None]
+        token_offset_u = torch.arange(int(turn_length_s1.max()))
+        column_su = torch.where(token_offset_u < turn_length_s1, torch.tensor(first_column_s)[:, None] + token_offset_u, -1)
+        return batch, Turns(row_n, turn_s, column_su, width)
 
     def _turn_reward(self, s: int, ranges: Sequence[tuple[int, int]], k: int) -> float | None:
         """Return the environment's reward of a turn: the sum of the row's token rewards until the next turn."""

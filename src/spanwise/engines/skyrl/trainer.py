@@ -85,16 +85,16 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             merged_output, uids = super().postprocess_generator_output(generator_output, uids, *more, **rest)
         finally:
             algorithm.zero_variance_filter = filter_setting
-        stepwise = self.cfg.generator.step_wise_trajectories
-        self.last_rows = SampledRows.of(unmerged_output, turn_uids, merged_output, stepwise=stepwise)
+        is_stepwise = self.cfg.generator.step_wise_trajectories
+        self.last_rows = SampledRows.of(unmerged_output, turn_uids, merged_output, stepwise=is_stepwise)
         for name, part in self.parts.items():
-            appended_n = list(map(part.ended, merged_output["response_ids"], merged_output["loss_masks"]))
-            self._ended[name] = torch.tensor(appended_n)
-            token_fields = {"response_ids": part.token, "loss_masks": 0, "rewards": 0.0, "rollout_logprobs": 0.0}
-            for field, token_value in token_fields.items():
+            has_token_n = list(map(part.ended, merged_output["response_ids"], merged_output["loss_masks"]))
+            self._ended[name] = torch.tensor(has_token_n)
+            value_by_field = {"response_ids": part.token, "loss_masks": 0, "rewards": 0.0, "rollout_logprobs": 0.0}
+            for field, token_value in value_by_field.items():
                 if merged_output.get(field) is not None:
-                    flagged_rows = zip(merged_output[field], appended_n, strict=True)
-                    new_rows = [[*row, token_value] if has_token else row for row, has_token in flagged_rows]
+                    rows_with_flags = zip(merged_output[field], has_token_n, strict=True)
+                    new_rows = [[*row, token_value] if has_token else row for row, has_token in rows_with_flags]
                     merged_output = {**merged_output, field: new_rows}
         return merged_output, uids
 
@@ -103,18 +103,18 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         useful_uids = self._useful_uids(generator_output, uids)
         # SkyRL keeps groups whose rewards differ, so here one row of each useful group has reward 1 and all others have 0.
         first_row_by_uid = {uid: row for row, uid in reversed(list(enumerate(uids)))}
-        marks = [float(uid in useful_uids and first_row_by_uid[uid] == row) for row, uid in enumerate(uids)]
-        marked_output = {**generator_output, "rewards": marks, _REWARDS: generator_output["rewards"]}
-        output, uids, keep_sampling = super().handle_dynamic_sampling(marked_output, uids)
-        rewards = output.pop(_REWARDS)
-        return {**output, "rewards": rewards}, uids, keep_sampling
+        mark_rewards = [float(uid in useful_uids and first_row_by_uid[uid] == row) for row, uid in enumerate(uids)]
+        marked_output = {**generator_output, "rewards": mark_rewards, _REWARDS: generator_output["rewards"]}
+        sampled_output, uids, keep_sampling = super().handle_dynamic_sampling(marked_output, uids)
+        original_rewards = sampled_output.pop(_REWARDS)
+        return {**sampled_output, "rewards": original_rewards}, uids, keep_sampling
 
     def _useful_uids(self, output: Any, uids: Sequence[str]) -> set[str]:
         """Return the prompt ids of the groups in which some completion gets credit."""
-        rows = SampledRows.of(output, uids, output, stepwise=self.cfg.generator.step_wise_trajectories)
-        batch, turns = self._batch(rows, width=max(rows.length_n))
-        read_batch = ReadBatch(batch, read(batch, self.scheme, self.vocabulary), len(uids), turns)
-        return _prompts_of(uids, batch.group_n[self.step.useful(read_batch)])
+        sampled_rows = SampledRows.of(output, uids, output, stepwise=self.cfg.generator.step_wise_trajectories)
+        batch, turn_places = self._batch(sampled_rows, width=max(sampled_rows.length_n))
+        scored_batch = ReadBatch(batch, read(batch, self.scheme, self.vocabulary), len(uids), turn_places)
+        return _prompts_of(uids, batch.group_n[self.step.useful(scored_batch)])
 
     def _batch(self, rows: SampledRows, *, width: int, data: Any = None) -> tuple[Batch, Turns | None]:
         """Build the batch whose blocks are then found and scored: one row per turn, or SkyRL's own rows."""
@@ -136,10 +136,10 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def train_critic_and_policy(self, data: Any) -> Any:
         """Run SkyRL's update of critic and policy, and write the update's loss, gradient norm and entropy to the run folder."""
-        status = super().train_critic_and_policy(data)
+        training_status = super().train_critic_and_policy(data)
         if self._record is not None:
             self._record.add_update(self.all_metrics, UPDATE)
-        return status
+        return training_status
 
     @torch.no_grad()
     def compute_advantages_and_returns(self, data: Any) -> Any:
@@ -148,24 +148,24 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         rows = self.last_rows
         assert rows is not None, "SkyRL postprocesses rows before it trains on them"
         mask_nt, row_count = data["loss_mask"] > 0, len(rows.length_n)
-        batch, turns = self._batch(rows, width=mask_nt.shape[1], data=data)
+        batch, turn_places = self._batch(rows, width=mask_nt.shape[1], data=data)
         reading = read(batch, self.scheme, self.vocabulary)
         if self.scheme.value_names:  # the critic is not fitted to rows that the generator left out of the loss
             batch = replace(batch, mask_nt=mask_nt[:row_count])
         # The token that a mode appends to a row is in the last column, because rows are right-aligned.
         column_by_mode = {name: torch.where(ended_n, mask_nt.shape[1] - 1, -1) for name, ended_n in self._ended.items()}
         for name, part in self.parts.items():
-            logp_n = token_logp(data["action_log_probs"][:row_count], column_by_mode[name])
-            batch = replace(batch, **part.fields(logp_n, self.global_step - 1))
-        read_batch = ReadBatch(batch, reading, row_count, turns)
-        result = self.step.finish(read_batch, number=self.global_step, dtype=self.advantage_dtype)
-        adv_nt = read_batch.put(result.advantages_nt)
+            mode_logp_n = token_logp(data["action_log_probs"][:row_count], column_by_mode[name])
+            batch = replace(batch, **part.fields(mode_logp_n, self.global_step - 1))
+        scored_batch = ReadBatch(batch, reading, row_count, turn_places)
+        step_result = self.step.finish(scored_batch, number=self.global_step, dtype=self.advantage_dtype)
+        adv_nt = scored_batch.put(step_result.advantages_nt)
         if self.cfg.trainer.algorithm.zero_variance_filter:
-            self._leave_out_useless(data, result, rows)
+            self._leave_out_useless(data, step_result, rows)
             mask_nt = data["loss_mask"] > 0
         # The mask sets advantages to 0 in padding and in rows that are left out of the loss.
         adv_nt = pad(adv_nt, (0, 0, 0, len(mask_nt) - row_count)) * mask_nt
-        all_metrics, rollout_n = dict(result.metrics), torch.tensor([rows.trajectory_s[s] for s in rows.last_n])
+        all_metrics, rollout_n = dict(step_result.metrics), torch.tensor([rows.trajectory_s[s] for s in rows.last_n])
         factor_n1 = fold_factor(
             data["loss_mask"],
             pad(rollout_n, (0, len(mask_nt) - row_count), value=-1),  # -1: padding rows, without a token in the loss
@@ -178,8 +178,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         data["advantages"], data["returns"] = adv_nt * factor_n1, adv_nt
         if batch.value_nt is not None and self.scheme.value_names:
             # SkyRL multiplies errors by the loss mask, and NaN times 0 is NaN, so masked tokens hold 0.
-            return_nt, error_metrics = returns(reading, batch, self.scheme, lam=self.critic_config.gae_lambda_value)
-            all_metrics |= error_metrics
+            return_nt, critic_metrics = returns(reading, batch, self.scheme, lam=self.critic_config.gae_lambda_value)
+            all_metrics |= critic_metrics
             for name, value_nt in (("values", batch.value_nt), ("returns", return_nt)):
                 data[name] = torch.where(mask_nt, pad(value_nt, (0, 0, 0, len(mask_nt) - row_count)), 0.0)
         for name, part in self.parts.items():
@@ -190,12 +190,12 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             all_metrics |= mode_metrics
         self.last_advantages = adv_nt[:row_count]
         if self._record is not None:
-            self._keep(self._record, replace(result, metrics=all_metrics), rows)
+            self._keep(self._record, replace(step_result, metrics=all_metrics), rows)
         self.all_metrics.update({name: value for name, value in all_metrics.items() if value == value})
         trained_advantages = adv_nt[mask_nt]
         for name, logged_advantages in (("", trained_advantages), ("_abs", trained_advantages.abs())):
             self.all_metrics[f"loss/avg_raw_advantages{name}"] = float(logged_advantages.mean())
-        say(*result.warnings)
+        say(*step_result.warnings)
         return data
 
     def _leave_out_useless(self, data: Any, result: StepResult, rows: SampledRows) -> None:
@@ -220,18 +220,18 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         def rollouts() -> Rollouts:
             prompt_by_uid = prompt_texts(self.tokenizer, sampled_rows.uids, sampled_rows.output["prompt_token_ids"])
             prompt_by_group = list(prompt_by_uid.values())  # groups are numbered in the order of these prompts
-            prompts = [prompt_by_group[group] for group in result.own.batch.group_n.tolist()]
-            return self.step.rollouts(result, number=self.global_step, prompts=prompts)
+            row_prompts = [prompt_by_group[group] for group in result.own.batch.group_n.tolist()]
+            return self.step.rollouts(result, number=self.global_step, prompts=row_prompts)
 
-        trainer, generator = self.cfg.trainer, self.cfg.generator
+        trainer_config, generator_config = self.cfg.trainer, self.cfg.generator
         recipe = record.recipe(
             self.scheme,
-            model=trainer.policy.model.path,
+            model=trainer_config.policy.model.path,
             steps=self.total_training_steps,
-            prompts=trainer.train_batch_size,
-            group_size=max(2, generator.n_samples_per_prompt),
-            temperature=float(generator.sampling_params.temperature),
-            seed=trainer.seed,
+            prompts=trainer_config.train_batch_size,
+            group_size=max(2, generator_config.n_samples_per_prompt),
+            temperature=float(generator_config.sampling_params.temperature),
+            seed=trainer_config.seed,
         )
         record.add_batch(self.global_step, result, self.scheme, recipe=recipe, tokenizer=self.tokenizer, rollouts=rollouts)
 
@@ -259,18 +259,18 @@ def fold_factor(
     length_n = loss_mask_nt.sum(dim=1).float()
     factor_n = torch.ones_like(length_n)
     for start, end in mini_batches:
-        mini_rows, row_count = slice(start, end), end - start
+        mini_batch_slice, mini_batch_rows = slice(start, end), end - start
         prompt_slices = [slice(first, last) for first, last in prompts if start <= first < end]
         micro_slices = [slice(first, first + micro_batch_size) for first in range(start, end, micro_batch_size)]
         slices_by_reduction = {"prompt_mean": prompt_slices, "token_mean_legacy": micro_slices}
-        for divided_rows in slices_by_reduction.get(loss_reduction, [mini_rows]):
-            token_count = length_n[divided_rows].sum()
-            factor_n[divided_rows] = {
+        for divided_slice in slices_by_reduction.get(loss_reduction, [mini_batch_slice]):
+            token_count = length_n[divided_slice].sum()
+            factor_n[divided_slice] = {
                 "token_mean": token_count,
                 "prompt_mean": len(prompt_slices) * token_count,
                 "token_mean_legacy": len(micro_slices) * token_count,
-                "sequence_mean": row_count * length_n[divided_rows],
-                "seq_mean_token_sum_norm": float(row_count * (max_seq_len or 1)),
+                "sequence_mean": mini_batch_rows * length_n[divided_slice],
+                "seq_mean_token_sum_norm": float(mini_batch_rows * (max_seq_len or 1)),
             }[loss_reduction]
-        factor_n[mini_rows] /= len(rollout_n[mini_rows].unique())
+        factor_n[mini_batch_slice] /= len(rollout_n[mini_batch_slice].unique())
     return factor_n[:, None]

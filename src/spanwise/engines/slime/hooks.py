@@ -50,16 +50,16 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
         scheme, tokenizer = check(args), AutoTokenizer.from_pretrained(args.hf_checkpoint, trust_remote_code=True)
         vocabulary = Vocabulary.from_tokenizer(tokenizer, size=model_size(args.hf_checkpoint))
         _STEPS[args.spanwise_recipe] = Step(scheme, vocabulary)
-    step = _STEPS[args.spanwise_recipe]
-    batch, rollout_n, trained_nt = batch_of(args, samples, step.scheme)
-    read_batch = step.read(batch)
-    result = step.finish(read_batch, mask_nt=trained_nt)
-    adv_nt = read_batch.put(result.advantages_nt, width=trained_nt.shape[1])
+    credit_step = _STEPS[args.spanwise_recipe]
+    batch, rollout_n, trained_nt = batch_of(args, samples, credit_step.scheme)
+    scored_batch = credit_step.read(batch)
+    step_result = credit_step.finish(scored_batch, mask_nt=trained_nt)
+    adv_nt = scored_batch.put(step_result.advantages_nt, width=trained_nt.shape[1])
     factor_n = fold_factor(
         trained_nt.sum(dim=1), rollout_n, batch_size=args.global_batch_size, per_token=args.calculate_per_token_loss
     )
-    _log(args, result.metrics)
-    say(*result.warnings)
+    _log(args, step_result.metrics)
+    say(*step_result.warnings)
     credited_rows = zip(adv_nt, factor_n, samples, strict=True)
     raw_rewards = [nan if (value := own_reward(args, sample)) is None else float(value) for sample in samples]
     return raw_rewards, [adv_t[: sample.response_length] * factor for adv_t, factor, sample in credited_rows]
@@ -86,14 +86,14 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
     refuse({f"{own_option} works only beside {other_option}: {HOOKS[other_option]}.": not has_credit})
     from slime.backends.megatron_utils.cp_utils import slice_log_prob_with_cp  # pyright: ignore[reportMissingImports]
 
-    advantages = []
-    lengths = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
-    for n, (row, (total, response), kl) in enumerate(zip(credit_rows, lengths, rollout_data["kl"], strict=True)):
+    advantage_rows = []
+    length_pairs = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
+    for n, (row, (total, response), kl) in enumerate(zip(credit_rows, length_pairs, rollout_data["kl"], strict=True)):
         adv_t = slice_log_prob_with_cp(row, total, response).to(device=kl.device, dtype=torch.float32)
         if adv_t.shape != kl.shape:
             raise AlignmentError(f"Sample {n} of this rank has {len(adv_t)} advantages and {len(kl)} log-probabilities.")
-        advantages.append(adv_t)
-    rollout_data["advantages"], rollout_data["returns"] = advantages, list(advantages)
+        advantage_rows.append(adv_t)
+    rollout_data["advantages"], rollout_data["returns"] = advantage_rows, list(advantage_rows)
     # slime logs the field `rewards`, which held credit until here, so slime's own rewards are put back.
     rollout_data["rewards"] = rollout_data["local_raw_reward"]
 
@@ -106,10 +106,10 @@ def fold_factor(
     factor[i] = D[i], the trained tokens of i's rollout; with `calculate_per_token_loss` those of i's step / its rollouts
     """
     if per_token:  # slime fills optimizer steps with rollouts in the order of their numbers
-        divisor_index_n, count_n, rollout_count = rollout_n // batch_size, trained_n.clamp(min=1), batch_size
+        divisor_index_n, token_count_n, rollout_count = rollout_n // batch_size, trained_n.clamp(min=1), batch_size
     else:
-        divisor_index_n, count_n, rollout_count = rollout_n, trained_n, 1
-    tokens_per_divisor = torch.zeros(int(divisor_index_n.max()) + 1).index_add(0, divisor_index_n, count_n.float())
+        divisor_index_n, token_count_n, rollout_count = rollout_n, trained_n, 1
+    tokens_per_divisor = torch.zeros(int(divisor_index_n.max()) + 1).index_add(0, divisor_index_n, token_count_n.float())
     return tokens_per_divisor.clamp(min=1)[divisor_index_n] / rollout_count
 
 

@@ -19,24 +19,24 @@ from spanwise.scheme import Scheme
 
 def batch_of(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, Int[Tensor, " n"], Bool[Tensor, "n t"]]:
     """Return the samples as a batch, the rollout number of each, and the mask of the tokens that slime trains."""
-    masks = [[1] * one.response_length if one.loss_mask is None else list(one.loss_mask) for one in samples]
-    ids = [list(one.tokens[len(one.tokens) - one.response_length :]) for one in samples]
+    loss_masks = [[1] * one.response_length if one.loss_mask is None else list(one.loss_mask) for one in samples]
+    completion_ids = [list(one.tokens[len(one.tokens) - one.response_length :]) for one in samples]
     for n, sample in enumerate(samples):
         if sample.group_index is None:
             raise AlignmentError(f"Sample {n} has no group_index; give the samples of a prompt one.")
     rollout_n = group_index([("none", n) if one.rollout_id is None else one.rollout_id for n, one in enumerate(samples)])
     has_turns = len(rollout_n.unique()) < len(samples)
-    logps = [one.rollout_log_probs for one in samples] if "logp_nt" in scheme.needs else [None]
+    rollout_logps = [one.rollout_log_probs for one in samples] if "logp_nt" in scheme.needs else [None]
     batch = Batch.jagged(
-        ids,
+        completion_ids,
         [one.group_index for one in samples],
         # A sample that is left out of the loss is still scored and compared, so all its tokens count as sampled.
-        sampled=[mask if any(mask) else [1] * len(mask) for mask in masks],
-        columns=columns_of([_columns(args, one, row) for one, row in zip(samples, ids, strict=True)]),
+        sampled=[mask if any(mask) else [1] * len(mask) for mask in loss_masks],
+        columns=columns_of([_columns(args, one, row) for one, row in zip(samples, completion_ids, strict=True)]),
         steps=Steps(rollout_n, torch.arange(len(samples))) if has_turns else None,
-        logp_nt=None if None in logps else pad_sequence([torch.tensor(logp) for logp in logps], True),
+        logp_nt=None if None in rollout_logps else pad_sequence([torch.tensor(logp) for logp in rollout_logps], True),
     )
-    left_out_n = torch.tensor([one.remove_sample or not any(mask) for one, mask in zip(samples, masks, strict=True)])
+    left_out_n = torch.tensor([one.remove_sample or not any(mask) for one, mask in zip(samples, loss_masks, strict=True)])
     assert batch.mask_nt is not None
     return batch, rollout_n, batch.mask_nt & ~left_out_n[:, None]
 
@@ -44,9 +44,9 @@ def batch_of(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, 
 def _columns(args: Any, sample: Any, ids: list[int]) -> dict[str, Any]:
     """Return what reward functions read of a sample of slime: its metadata, its label, its text and slime's own reward."""
     reward_parts = sample.reward if isinstance(sample.reward, Mapping) else {}
-    text = {"prompts": sample.prompt, "completions": sample.response, "completion_ids": ids}
+    text_columns = {"prompts": sample.prompt, "completions": sample.response, "completion_ids": ids}
     label = {} if sample.label is None else {"label": sample.label, args.label_key or "label": sample.label}
-    return {**reward_parts, **(sample.metadata or {}), **label, **text, "environment": own_reward(args, sample)}
+    return {**reward_parts, **(sample.metadata or {}), **label, **text_columns, "environment": own_reward(args, sample)}
 
 
 def own_reward(args: Any, sample: Any) -> Any:

@@ -50,13 +50,13 @@ def check(args: Any) -> Scheme:
         spanwise.errors.RecipeError: There is no recipe; add spanwise_recipe: recipe.yaml to the file of --custom-config-path.
     """
     recipe: Any = getattr(args, "spanwise_recipe", None)
-    estimator = getattr(args, "advantage_estimator", None)
+    estimator_name = getattr(args, "advantage_estimator", None)
     filter_path = getattr(args, "dynamic_sampling_filter_path", None)
     refuse(
         {
             "There is no recipe; add spanwise_recipe: recipe.yaml to the file of --custom-config-path.": recipe is None,
-            f"advantage_estimator is '{estimator}', which trains a critic or normalises advantages. Use "
-            f"{', '.join(_ESTIMATORS)}, whose losses work with the recipe's advantages.": estimator not in _ESTIMATORS,
+            f"advantage_estimator is '{estimator_name}', which trains a critic or normalises advantages. Use "
+            f"{', '.join(_ESTIMATORS)}, whose losses work with the recipe's advantages.": estimator_name not in _ESTIMATORS,
             **{f"{name} is {getattr(args, name, None)}; set it to {hook}.": getattr(args, name, None) != hook
                for name, hook in HOOKS.items()},
             **fixed_faults(_FIXED, lambda name: getattr(args, name, None)),
@@ -79,10 +79,10 @@ def check(args: Any) -> Scheme:
     scheme.check_forgets("slime")
     scheme.check_loads("slime")
     scheme.check({"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt"})
-    warnings = [idle_fields(recipe, engine="slime"), *discounts.remarks(scheme, load(recipe).options, engine="slime")]
+    sentences = [idle_fields(recipe, engine="slime"), *discounts.remarks(scheme, load(recipe).options, engine="slime")]
     if filter_path is not None:
-        warnings.append(
+        sentences.append(
             f"{filter_path} drops groups by slime's own reward, although the blocks of a dropped group may differ."
         )
-    say(*warnings)
+    say(*sentences)
     return scheme

@@ -26,57 +26,57 @@ class SwiftSpanTrainer(GRPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         template = self.template
-        options = {
+        swift_settings = {
             **vars(self.args),
             "teacher": self._has_teacher_explicit(),
             "dynamic_num_samples": self.dynamic_num_samples,
         }
-        options |= {"padding_free": template.padding_free, "sequence_parallel_size": template.sequence_parallel_size}
-        scheme = settings.check(settings.installed_recipe, options, longest=self.max_completion_length)
-        ranks = Ranks(self.accelerator.process_index, lambda local: gather_object([local]))
+        swift_settings |= {"padding_free": template.padding_free, "sequence_parallel_size": template.sequence_parallel_size}
+        scheme = settings.check(settings.installed_recipe, swift_settings, longest=self.max_completion_length)
+        process_ranks = Ranks(self.accelerator.process_index, lambda local: gather_object([local]))
         distributed = self.accelerator.num_processes > 1
-        self.step = Step(scheme, Vocabulary.of(template.tokenizer, self.model), ranks=ranks if distributed else None)
+        self.step = Step(scheme, Vocabulary.of(template.tokenizer, self.model), ranks=process_ranks if distributed else None)
 
     def _postprocess_batch(self, samples: Sequence[Any], batch_encoded_inputs: Sequence[Any]) -> None:
         """Replace ms-swift's advantages in each micro-batch by those of the recipe."""
         super()._postprocess_batch(samples, batch_encoded_inputs)
         ordered_samples = [sample for chunk in self.split_by_mini_batches(samples) for sample in chunk]
-        training, micro_batches = self.model.training, [encoded["grpo_batch"] for encoded in batch_encoded_inputs]
-        rows = [
+        is_training, micro_batches = self.model.training, [encoded["grpo_batch"] for encoded in batch_encoded_inputs]
+        row_dicts = [
             _row(micro_batch, ids_l, n)
             for micro_batch, encoded in zip(micro_batches, batch_encoded_inputs, strict=True)
             for n, ids_l in enumerate(encoded["model_inputs"]["input_ids"])
         ]
         refuse({settings.NO_TEACHER: any(micro_batch.teacher_per_token_logps is not None for micro_batch in micro_batches)})
-        width = max(len(row["ids"]) for row in rows)
-        logp_nt = torch.stack([wider(row["logp"][None].float(), width)[0] for row in rows]).cpu()
-        group_size = self.num_generations if training else self.num_generations_eval
-        group_n = (self.accelerator.process_index * len(rows) + torch.arange(len(rows))) // group_size
-        ids, sampled = ([row[name] for row in rows] for name in ("ids", "sampled"))
+        longest_row = max(len(row["ids"]) for row in row_dicts)
+        logp_nt = torch.stack([wider(row["logp"][None].float(), longest_row)[0] for row in row_dicts]).cpu()
+        group_size = self.num_generations if is_training else self.num_generations_eval
+        group_n = (self.accelerator.process_index * len(row_dicts) + torch.arange(len(row_dicts))) // group_size
+        ids, sampled_masks = ([row[name] for row in row_dicts] for name in ("ids", "sampled"))
         columns = self._columns(ordered_samples)
-        read_batch = self.step.read(Batch.jagged(ids, group_n, sampled=sampled, columns=columns, logp_nt=logp_nt))
-        mask_nt = torch.tensor([[*row["sampled"], *[0] * (width - len(row["ids"]))] for row in rows]).bool()
+        scored_batch = self.step.read(Batch.jagged(ids, group_n, sampled=sampled_masks, columns=columns, logp_nt=logp_nt))
+        mask_nt = torch.tensor([[*row["sampled"], *[0] * (longest_row - len(row["ids"]))] for row in row_dicts]).bool()
         if self.overlong_filter:
             mask_nt &= ~torch.cat([micro_batch.truncated_mask for micro_batch in micro_batches]).cpu()[:, None]
-        result = self.step.finish(read_batch, mask_nt=mask_nt, learn=training, number=self.state.global_step)
-        advantage_rows = iter(read_batch.put(result.advantages_nt, width=width))
-        column_ranges = iter(row["place"] for row in rows)
+        step_result = self.step.finish(scored_batch, mask_nt=mask_nt, learn=is_training, number=self.state.global_step)
+        advantage_rows = iter(scored_batch.put(step_result.advantages_nt, width=longest_row))
+        column_ranges = iter(row["place"] for row in row_dicts)
         for micro_batch in micro_batches:
             micro_batch.advantages = torch.zeros_like(micro_batch.completion_mask, dtype=torch.float32)
             for advantage_t in micro_batch.advantages:
                 column_range = next(column_ranges)
                 advantage_t[column_range] = next(advantage_rows)[: column_range.stop - column_range.start].to(advantage_t)
-        for name, value in result.metrics.items():
-            self._metrics["train" if training else "eval"][name].append(value)
-        say(*result.warnings if self.accelerator.is_main_process else ())
+        for name, value in step_result.metrics.items():
+            self._metrics["train" if is_training else "eval"][name].append(value)
+        say(*step_result.warnings if self.accelerator.is_main_process else ())
 
     def _columns(self, samples: Sequence[Any]) -> dict[str, list[Any]]:
         """Return the columns that reward functions read: the dataset's, prompts, ms-swift's rewards and their sum."""
         reward_nf = torch.stack(list(get_even_process_data(self, self._rewards_per_func)))
-        total_n = (reward_nf * self.reward_weights).nansum(dim=1).masked_fill(reward_nf.isnan().all(dim=1), torch.nan)
+        total_reward_n = (reward_nf * self.reward_weights).nansum(dim=1).masked_fill(reward_nf.isnan().all(dim=1), torch.nan)
         extra_names = dict.fromkeys(name for sample in samples for name in sample.extra)
         columns = {name: [sample.extra.get(name) for sample in samples] for name in extra_names}
-        columns |= {"prompts": [sample.messages[:-1] for sample in samples], "environment": total_n.tolist()}
+        columns |= {"prompts": [sample.messages[:-1] for sample in samples], "environment": total_reward_n.tolist()}
         return columns | {name: reward_nf[:, f].tolist() for f, name in enumerate(self.reward_func_names)}
 
     def _compute_loss_and_metrics(self, model: Any, model_inputs: Any, grpo_batch: Any) -> Any:
@@ -92,8 +92,8 @@ class SwiftSpanTrainer(GRPOTrainer):
             processes=self.accelerator.num_processes,
             steps_per_generation=self.current_gradient_accumulation_steps if self.model.training else 1,
         )
-        scaled_batch = replace(grpo_batch, advantages=grpo_batch.advantages * factor_b1)
-        return super()._compute_loss_and_metrics(model, model_inputs, scaled_batch)
+        scaled_grpo_batch = replace(grpo_batch, advantages=grpo_batch.advantages * factor_b1)
+        return super()._compute_loss_and_metrics(model, model_inputs, scaled_grpo_batch)
 
 
 def _row(micro_batch: Any, ids_l: Tensor, n: int) -> dict[str, Any]:
@@ -101,6 +101,6 @@ def _row(micro_batch: Any, ids_l: Tensor, n: int) -> dict[str, Any]:
     mask_t = micro_batch.completion_mask[n].bool()
     trained_columns = mask_t.nonzero()[:, 0].tolist() or [0, -1]
     column_range = slice(trained_columns[0], trained_columns[-1] + 1)
-    ids_t = ids_l[-len(mask_t) :]
-    logp_t, sampled = micro_batch.old_per_token_logps[n, column_range], mask_t[column_range].int().tolist()
-    return {"ids": ids_t[column_range].tolist(), "sampled": sampled, "logp": logp_t, "place": column_range}
+    row_ids_t = ids_l[-len(mask_t) :]
+    logp_t, sampled_flags = micro_batch.old_per_token_logps[n, column_range], mask_t[column_range].int().tolist()
+    return {"ids": row_ids_t[column_range].tolist(), "sampled": sampled_flags, "logp": logp_t, "place": column_range}

@@ -129,14 +129,14 @@ def check_base(*, moves_columns: bool) -> None:
 
 def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme:
     """Return the rule of credit after checking that it works with the critic and the trainer's options."""
-    scheme_options = [name for name in options if name in inspect.signature(Scheme.preset).parameters]
-    known = [*_trl_arguments(), "scheme"]
-    if scheme_options:
-        raise RecipeError(f"Set {' and '.join(scheme_options)} in the scheme, not in the trainer. Write {_SCHEME}.")
+    misplaced_options = [name for name in options if name in inspect.signature(Scheme.preset).parameters]
+    known_names = [*_trl_arguments(), "scheme"]
+    if misplaced_options:
+        raise RecipeError(f"Set {' and '.join(misplaced_options)} in the scheme, not in the trainer. Write {_SCHEME}.")
     if not isinstance(scheme, Scheme):
         raise RecipeError(f"The scheme is {scheme!r}, which is no Scheme. Write {_SCHEME}.")
     faults: dict[str, Any] = {
-        **{unknown("argument of SpanGRPOTrainer called", name, known): name not in known for name in options},
+        **{unknown("argument of SpanGRPOTrainer called", name, known_names): name not in known_names for name in options},
         **{
             f"Objective '{objective.name}' has a model as reward; pass a function that calls it and returns one number per "
             "completion.": (isinstance(objective.reward, nn.Module))
@@ -206,7 +206,7 @@ def check_use(
 ) -> None:
     """Refuse settings that do not work with this version of TRL, model or options; warn about settings without effect."""
     has_adapters = (options or {}).get("peft_config") is not None or hasattr(model, "peft_config")
-    has_name = isinstance(model, str) or has_adapters or getattr(getattr(model, "config", None), "_name_or_path", "")
+    has_model_name = isinstance(model, str) or has_adapters or getattr(getattr(model, "config", None), "_name_or_path", "")
     installed_version = Version(trl_version)
     faults = {
         f"trl {installed_version} divides some losses by numbers that spanwise cannot undo. Install trl 1.10 or newer.": (
@@ -221,17 +221,17 @@ def check_use(
         "Set it to False, or install trl 1.14 or newer.": args.use_liger_kernel and installed_version < Version("1.14"),
         f"beta is {args.beta}, so TRL must load the reference model by name, but your model has no name: it was "
         "built in memory. Save it and its tokenizer in a folder and pass the folder as model, or set beta=0.": (
-            args.beta != 0.0 and not has_name
+            args.beta != 0.0 and not has_model_name
         ),
     }
     refuse(faults)
     for name, default in (("scale_rewards", "group"), ("multi_objective_aggregation", "sum_then_normalize")):
         if getattr(args, name) != default:
-            no_effect = (
+            warning_sentence = (
                 f"{name}={getattr(args, name)!r} changes nothing: the option shapes TRL's own advantage of a completion, but "
                 "spanwise takes advantages from the objectives (their baseline, scale and weight)."
             )
-            warnings.warn(no_effect, UserWarning, stacklevel=3)
+            warnings.warn(warning_sentence, UserWarning, stacklevel=3)
 
 
 def check_datasets(
@@ -242,8 +242,8 @@ def check_datasets(
         raise DataError("train_dataset is missing: pass a dataset with the column 'prompt' and the columns of the rewards.")
     _check_dataset("train_dataset", train, objectives)
     for name, dataset in (evaluation if isinstance(evaluation, Mapping) else {"": evaluation}).items():
-        argument = f"eval_dataset[{name!r}]" if name else "eval_dataset"
-        _check_dataset(argument, dataset, objectives, prefix=f"{argument}: ", kind="evaluation")
+        argument_name = f"eval_dataset[{name!r}]" if name else "eval_dataset"
+        _check_dataset(argument_name, dataset, objectives, prefix=f"{argument_name}: ", kind="evaluation")
     prompt_count = len(train) if isinstance(train, Dataset) else needed
     if prompt_count < needed:
         raise DataError(
@@ -291,10 +291,10 @@ def check_prompts(prompts: Iterable[Any], *, template: bool) -> None:
 def check_prefilled(prompt: str, layout: Layout) -> None:
     """Refuse a prompt that ends with an opening tag other than the layout's `prefilled`, and one that lacks the prefilled tag."""
     prompt_end, prefilled = prompt.rstrip(), layout.prefilled or ""
-    opening_signs_of = {part.mark: SEGMENTERS.find(part.segmenter).opens for part in layout.parts}
+    sign_finder_by_mark = {part.mark: SEGMENTERS.find(part.segmenter).opens for part in layout.parts}
     signs_by_mark = {
         mark: tuple(sign.strip() for sign in find(mark) if sign.strip())
-        for mark, find in opening_signs_of.items()
+        for mark, find in sign_finder_by_mark.items()
         if find is not None
     }
     opened_marks = ((mark, sign) for mark, signs in signs_by_mark.items() for sign in signs if prompt_end.endswith(sign))

@@ -14,19 +14,19 @@ from spanwise.score.event_loop import run
 def taken_from(trainer: Any, objectives: Sequence[Objective]) -> list[Any]:
     """Move the reward functions of TRL's environments out of the trainer; refuse them if no objective uses them."""
     objective_count = len(objectives)
-    rewards, environment_names = trainer.reward_funcs[objective_count:], trainer.reward_func_names[objective_count:]
-    if rewards and not any(objective.reward == "environment" for objective in objectives):
+    reward_functions, environment_names = trainer.reward_funcs[objective_count:], trainer.reward_func_names[objective_count:]
+    if reward_functions and not any(objective.reward == "environment" for objective in objectives):
         raise RecipeError(
             f"The environment {', '.join(environment_names)} has a get_reward method, but no objective uses its reward. Add "
             "Objective('environment', pays=[...]) with the blocks that the reward pays."
         )
     for trainer_list in (trainer.reward_funcs, trainer.reward_func_names, trainer.reward_processing_classes):
         del trainer_list[objective_count:]
-    return rewards
+    return reward_functions
 
 
 def environment_rewards(rewards: Sequence[Any], environments: Sequence[Any]) -> list[float | None]:
     """Return each rollout's reward from its environment; None if the environment gives none."""
-    columns = [reward(environments=environments) for reward in rewards]
-    awaited_columns = [run(column) if inspect.iscoroutine(column) else column for column in columns]
+    reward_columns = [reward(environments=environments) for reward in rewards]
+    awaited_columns = [run(column) if inspect.iscoroutine(column) else column for column in reward_columns]
     return [next((value for value in row if value is not None), None) for row in zip(*awaited_columns, strict=True)]

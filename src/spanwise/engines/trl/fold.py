@@ -51,11 +51,11 @@ def pooled_logps(
     """
     new_logp_bt = logps_bt.detach()
     unit_bt = torch.zeros_like(mask_bt, dtype=torch.long) if unit_bt is None else unit_bt.long()
-    counted_bt = mask_bt.to(new_logp_bt.dtype)
-    drift_bt = torch.where(mask_bt.bool(), new_logp_bt - old_logp_bt, 0.0)
-    zeros_bu = new_logp_bt.new_zeros(len(unit_bt), int(unit_bt.max()) + 1)
-    total_bu, count_bu = (zeros_bu.scatter_add(1, unit_bt, value_bt) for value_bt in (drift_bt, counted_bt))
-    return new_logp_bt - (total_bu / count_bu.clamp(min=1)).gather(1, unit_bt)
+    token_weight_bt = mask_bt.to(new_logp_bt.dtype)
+    log_ratio_bt = torch.where(mask_bt.bool(), new_logp_bt - old_logp_bt, 0.0)
+    zero_bu = new_logp_bt.new_zeros(len(unit_bt), int(unit_bt.max()) + 1)
+    total_bu, token_count_bu = (zero_bu.scatter_add(1, unit_bt, value_bt) for value_bt in (log_ratio_bt, token_weight_bt))
+    return new_logp_bt - (total_bu / token_count_bu.clamp(min=1)).gather(1, unit_bt)
 
 
 def clip_range(args: GRPOConfig) -> tuple[float, float]:
@@ -70,11 +70,11 @@ def dppo_term(
     sampling_logp_bt = inputs.get("sampling_per_token_logps")
     sampling_logp_bt = inputs.get("old_per_token_logps") if sampling_logp_bt is None else sampling_logp_bt
     sampling_logp_bt = logps_bt.detach() if sampling_logp_bt is None else sampling_logp_bt
-    in_loss_bt, advantages_bt, (low, high) = mask_bt.bool(), inputs["advantages"], clip_range(args)
-    clip_options: dict[str, Any] = {"delta_low": low, "delta_high": high, "divergence": DPPO[args.loss_type]}
+    in_loss_bt, advantages_bt, (clip_low, clip_high) = mask_bt.bool(), inputs["advantages"], clip_range(args)
+    clip_options: dict[str, Any] = {"delta_low": clip_low, "delta_high": clip_high, "divergence": DPPO[args.loss_type]}
     loss_bt = dppo(logps_bt, sampling_logp_bt, advantages_bt, in_loss_bt, **clip_options)
-    dropped_bt = in_loss_bt & (advantages_bt != 0) & (loss_bt == 0)
-    return loss_bt.sum() / len(loss_bt), dropped_bt.sum() / in_loss_bt.sum().clamp(min=1)
+    is_dropped_bt = in_loss_bt & (advantages_bt != 0) & (loss_bt == 0)
+    return loss_bt.sum() / len(loss_bt), is_dropped_bt.sum() / in_loss_bt.sum().clamp(min=1)
 
 
 def token_kl(
@@ -102,8 +102,8 @@ def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], a
     """Compute the derivative of each token's surrogate by its log-probability at advantage 1; NaN where clipping may act."""
     old_logp_bt, (low, high) = inputs.get("old_per_token_logps"), clip_range(args)
     ratio_bt = torch.ones_like(logps_bt) if old_logp_bt is None else (logps_bt - old_logp_bt).exp()
-    unclipped_bt = (ratio_bt > 1 - low) & (ratio_bt < min(1 + high, float("inf") if args.delta is None else args.delta))
-    slope_bt = torch.where(unclipped_bt, ratio_bt, torch.nan)
+    is_unclipped_bt = (ratio_bt > 1 - low) & (ratio_bt < min(1 + high, float("inf") if args.delta is None else args.delta))
+    slope_bt = torch.where(is_unclipped_bt, ratio_bt, torch.nan)
     if args.loss_type == "cispo":
         slope_bt = ratio_bt.clamp(max=high)
     if args.loss_type == "sapo":
@@ -132,25 +132,25 @@ def check_own_advantage(
     # A release of TRL could average advantages over each completion without an error, because TRL has one per completion.
     # The loss's mixed derivative by log-probabilities and advantages shows such averaging without another forward pass.
     # The probe's weights in [1, 2) differ from token to token, so an average over tokens does not look like a token's own weight.
-    index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
-    probe_bt = (1 + (index_t * 0.6180339887) % 1).to(advantages_bt.dtype).expand_as(advantages_bt)
+    token_index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
+    probe_bt = (1 + (token_index_t * 0.6180339887) % 1).to(advantages_bt.dtype).expand_as(advantages_bt)
     (logp_gradient_bt,) = torch.autograd.grad(loss, logps_bt, create_graph=True, allow_unused=True)
-    gradient_bt = None
+    advantage_gradient_bt = None
     if logp_gradient_bt is not None and logp_gradient_bt.requires_grad:
         weighted_sum = (logp_gradient_bt * probe_bt).sum()
-        (gradient_bt,) = torch.autograd.grad(weighted_sum, advantages_bt, retain_graph=True, allow_unused=True)
-    if gradient_bt is None:
+        (advantage_gradient_bt,) = torch.autograd.grad(weighted_sum, advantages_bt, retain_graph=True, allow_unused=True)
+    if advantage_gradient_bt is None:
         raise SpanwiseError(f"The loss does not depend on the advantage of any token. {_CANARY}")
     row_count = advantages_bt.shape[0]
-    weight_bt = -gradient_bt * factor_b1 * row_count * accumulation
-    expected_bt = torch.where(mask_bt.bool(), probe_bt * height_bt, 0.0)
+    measured_weight_bt = -advantage_gradient_bt * factor_b1 * row_count * accumulation
+    expected_weight_bt = torch.where(mask_bt.bool(), probe_bt * height_bt, 0.0)
     # The tolerance covers the rounding of bfloat16; the probes of most tokens differ by more. NaN never counts as wrong.
-    wrong_bt = (weight_bt - expected_bt).abs() > 0.05
-    if bool(wrong_bt.any()):
-        row, token = (int(index) for index in wrong_bt.nonzero()[0])
+    is_wrong_bt = (measured_weight_bt - expected_weight_bt).abs() > 0.05
+    if bool(is_wrong_bt.any()):
+        row, token = (int(index) for index in is_wrong_bt.nonzero()[0])
         raise SpanwiseError(
             f"The gradient of token {token} of completion {row} is not weighted with its own advantage: in a probe the weight is "
-            f"{float(weight_bt[row, token]):.4g} and must be {float(expected_bt[row, token]):.4g}. {_CANARY}"
+            f"{float(measured_weight_bt[row, token]):.4g} and must be {float(expected_weight_bt[row, token]):.4g}. {_CANARY}"
         )
 
 
@@ -162,25 +162,25 @@ def check_loss(
         return
     loss_value = float(loss.detach())
     old_logp_bt = inputs.get("old_per_token_logps")
-    tables_by_name = {
+    table_by_name = {
         "advantage": inputs.get("advantages"),
         "log-probability": logps_bt,
         "log-probability before the update": old_logp_bt,
         "reference": inputs.get("ref_per_token_logps"),
         "ratio": None if logps_bt is None or old_logp_bt is None else (logps_bt.detach() - old_logp_bt).exp(),
     }
-    for name, value_bt in tables_by_name.items():
+    for name, value_bt in table_by_name.items():
         if value_bt is None or bool(value_bt.isfinite().all()):
             continue
         not_finite_bt = ~value_bt.isfinite()
         unmasked_bt = not_finite_bt & mask_bt.bool()  # a masked NaN counts, too: TRL multiplies it by 0, which gives NaN
         row, token = (unmasked_bt if bool(unmasked_bt.any()) else not_finite_bt).nonzero()[0].tolist()
         adjective = "" if bool(mask_bt[row, token]) else "masked "
-        ids = inputs["completion_ids"][row][mask_bt[row].bool()].tolist()
-        text = repr(tokenizer.decode(ids, skip_special_tokens=False)[:200])
+        completion_ids = inputs["completion_ids"][row][mask_bt[row].bool()].tolist()
+        completion_text = repr(tokenizer.decode(completion_ids, skip_special_tokens=False)[:200])
         raise DivergedError(
             f"Step {step}: the loss is {loss_value}; in completion {row} of the micro-batch of {len(mask_bt)}, the {name} of "
-            f"{adjective}token {token} is {float(value_bt.detach()[row, token])}: {text}. {_ADVICE} that completion."
+            f"{adjective}token {token} is {float(value_bt.detach()[row, token])}: {completion_text}. {_ADVICE} that completion."
         )
     raise DivergedError(
         f"Step {step}: the loss is {loss_value}, but all numbers of its completions are finite. {_ADVICE} beta and entropy."

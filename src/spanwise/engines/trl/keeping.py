@@ -59,14 +59,14 @@ def log_credit(logs: Mapping[str, Any], credit: Credit, present_nk: Bool[Tensor,
 
 def steps_per_batch(args: GRPOConfig) -> int:
     """Return the number of optimizer steps per generation batch; refuse a batch that fills no whole number of steps."""
-    passes, micro_batches = args.num_iterations, args.steps_per_generation or 1
-    if passes < 1 or (micro_batches * passes) % args.gradient_accumulation_steps:
+    pass_count, micro_batch_count = args.num_iterations, args.steps_per_generation or 1
+    if pass_count < 1 or (micro_batch_count * pass_count) % args.gradient_accumulation_steps:
         raise RecipeError(
-            f"{micro_batches} micro-batches (steps_per_generation) times {passes} passes "
+            f"{micro_batch_count} micro-batches (steps_per_generation) times {pass_count} passes "
             f"(num_iterations) must be a positive multiple of {args.gradient_accumulation_steps} "
             "(gradient_accumulation_steps), so that a generation batch fills whole optimizer steps."
         )
-    return micro_batches * passes // args.gradient_accumulation_steps
+    return micro_batch_count * pass_count // args.gradient_accumulation_steps
 
 
 class BatchCallback(TrainerCallback):
@@ -87,10 +87,10 @@ class BatchCallback(TrainerCallback):
         self.step_seconds += time.perf_counter() - self._started
         if state.global_step % self.per_batch:
             return
-        batch_number, rollouts = state.global_step // self.per_batch, self.trainer.last_rollouts
-        self.batch_ended(batch_number, rollouts)
-        if rollouts is not None and self.keep_rollouts and batch_number % self.keep_rollouts == 0:
-            rollouts_of_ranks = gather_object([rollouts.recorded(step=batch_number)])
+        batch_number, last_rollouts = state.global_step // self.per_batch, self.trainer.last_rollouts
+        self.batch_ended(batch_number, last_rollouts)
+        if last_rollouts is not None and self.keep_rollouts and batch_number % self.keep_rollouts == 0:
+            rollouts_of_ranks = gather_object([last_rollouts.recorded(step=batch_number)])
             if state.is_world_process_zero:
                 self.folder.write_rollouts(rollouts_of_ranks, step=batch_number)
 

@@ -30,7 +30,7 @@ def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[
     check_known("dynamic_sampling", criterion, (CREDIT, *scheme.names))
     late_fields = sorted({"logp_nt", "value_nt"} & scheme.needs) if criterion == CREDIT else []
     column_names = getattr(dataset, "column_names", None) or []
-    leave_out, rounds = "Leave dynamic_sampling out.", args.dynamic_sampling_rounds
+    advice, round_count = "Leave dynamic_sampling out.", args.dynamic_sampling_rounds
     has_environment = options.get("environment_factory") is not None
     refuse(
         {
@@ -38,15 +38,15 @@ def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[
             f"{', '.join(late_fields)}, which TRL computes later. Name an objective instead: "
             f"dynamic_sampling='{scheme.names[0]}'.": late_fields,
             **{
-                f"dynamic_sampling replaces completions that mode '{mode.name}' must see during sampling. {leave_out}": True
+                f"dynamic_sampling replaces completions that mode '{mode.name}' must see during sampling. {advice}": True
                 for mode in modes
                 if mode.name != "critic"
             },
             f"dynamic_sampling draws other prompts by row number, but train_dataset is a {type(dataset).__name__}. Pass a "
             f"datasets.Dataset.": not isinstance(dataset, Dataset),
-            f"dynamic_sampling cannot replace prompts that have an environment. {leave_out}": has_environment,
-            f"dynamic_sampling cannot replace prompts with images. {leave_out}": {"image", "images"} & {*column_names},
-            f"dynamic_sampling_rounds is {rounds}; set it to 1 or more.": rounds < 1,
+            f"dynamic_sampling cannot replace prompts that have an environment. {advice}": has_environment,
+            f"dynamic_sampling cannot replace prompts with images. {advice}": {"image", "images"} & {*column_names},
+            f"dynamic_sampling_rounds is {round_count}; set it to 1 or more.": round_count < 1,
             f"dynamic_sampling needs whole groups in each process, but {args.generation_batch_size // args.world_size} completions "
             f"per process do not make whole groups of {args.num_generations}. Change per_device_train_batch_size or "
             "steps_per_generation.": (args.generation_batch_size // args.world_size % args.num_generations),
@@ -72,7 +72,7 @@ class DynamicSampling:
         trainer, group_size = self.trainer, self.trainer.num_generations
         fresh_rows = self._fresh_rows()
         useless_groups = (~self._useful(generated, prompts, rows)).nonzero()[:, 0].tolist()
-        group_count = sampled_groups = len(rows) // group_size
+        group_count = sampled_group_count = len(rows) // group_size
         self.scored = generated[1]
         for _ in range(self.rounds):
             # Every process samples as many groups as the process that needs the most groups.
@@ -83,16 +83,16 @@ class DynamicSampling:
             sampled_rows = [next(fresh_rows) for _ in range(groups_to_sample)]
             candidate_rows = [dict(row) for row in sampled_rows for _ in range(group_size)]
             candidate_prompts = [row["prompt"] for row in candidate_rows]
-            answers = trainer._sample(candidate_prompts)
-            sampled_groups += groups_to_sample
-            useful_g = self._useful(answers, candidate_prompts, candidate_rows)
-            for group in useful_g.nonzero()[:, 0].tolist()[: len(useless_groups)]:
+            candidates = trainer._sample(candidate_prompts)
+            sampled_group_count += groups_to_sample
+            is_useful_g = self._useful(candidates, candidate_prompts, candidate_rows)
+            for group in is_useful_g.nonzero()[:, 0].tolist()[: len(useless_groups)]:
                 ranges = [range(g * group_size, (g + 1) * group_size) for g in (useless_groups.pop(0), group)]
-                generated = tuple(_replaced(part, other, *ranges) for part, other in zip(generated, answers, strict=True))
-                for place, source in zip(*ranges, strict=True):
-                    prompts[place], rows[place] = candidate_prompts[source], candidate_rows[source]
+                generated = tuple(_replaced(part, other, *ranges) for part, other in zip(generated, candidates, strict=True))
+                for old_row, new_row in zip(*ranges, strict=True):
+                    prompts[old_row], rows[old_row] = candidate_prompts[new_row], candidate_rows[new_row]
         useless_share = len(useless_groups) / group_count
-        self.metrics = {"sampling/groups": sampled_groups / group_count, "sampling/useless": useless_share}
+        self.metrics = {"sampling/groups": sampled_group_count / group_count, "sampling/useless": useless_share}
         return generated
 
     def _useful(self, generated: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> Bool[Tensor, " g"]:
@@ -100,25 +100,25 @@ class DynamicSampling:
         extra_fields = next((part for part in generated if isinstance(part, dict)), {})
         for n, row in enumerate(rows):
             row.update({name: values[n] if isinstance(values, list) else values for name, values in extra_fields.items()})
-        read_batch, scheme = self.trainer._read(generated, prompts, rows), self.trainer.scheme
+        scored_rows, scheme = self.trainer._read(generated, prompts, rows), self.trainer.scheme
         group_size = self.trainer.num_generations
         if self.kind != CREDIT:
-            worth_gn = read_batch.worth_nm(scheme)[:, scheme.names.index(self.kind)].view(-1, group_size)
-            missing_gn = worth_gn.isnan()
-            return worth_gn.masked_fill(missing_gn, -torch.inf).amax(1) > worth_gn.masked_fill(missing_gn, torch.inf).amin(1)
-        useful_n = self.trainer.step.useful(read_batch)
-        if read_batch.turns is not None:  # one row per turn; a completion without a turn has none
-            useful_n = torch.zeros(read_batch.completions, dtype=torch.bool).index_put((read_batch.turns.row_s,), useful_n)
+            worth_gn = scored_rows.worth_nm(scheme)[:, scheme.names.index(self.kind)].view(-1, group_size)
+            is_nan_gn = worth_gn.isnan()
+            return worth_gn.masked_fill(is_nan_gn, -torch.inf).amax(1) > worth_gn.masked_fill(is_nan_gn, torch.inf).amin(1)
+        useful_n = self.trainer.step.useful(scored_rows)
+        if scored_rows.turns is not None:  # one row per turn; a completion without a turn has none
+            useful_n = torch.zeros(scored_rows.completions, dtype=torch.bool).index_put((scored_rows.turns.row_s,), useful_n)
         return useful_n.view(-1, group_size).any(dim=1)
 
     def _fresh_rows(self) -> Any:
         """Yield further rows of the dataset without end, in an order that depends on the step; processes get different rows."""
         trainer, dataset = self.trainer, self.trainer.train_dataset
         seed = trainer.args.seed * 1_000_003 + trainer.state.global_step  # a resumed run draws the same rows
-        generator = torch.Generator().manual_seed(seed)
+        random_generator = torch.Generator().manual_seed(seed)
         rank, rank_count = trainer.accelerator.process_index, trainer.accelerator.num_processes
         while True:
-            for index in torch.randperm(len(dataset), generator=generator).tolist()[rank::rank_count] or [0]:
+            for index in torch.randperm(len(dataset), generator=random_generator).tolist()[rank::rank_count] or [0]:
                 yield dataset[index]
 
 
@@ -128,9 +128,9 @@ def _replaced(part: Any, other: Any, old_rows: range, new_rows: range) -> Any:
         row_lists = {name: values for name, values in part.items() if isinstance(values, list)}
         return {**part, **{name: _replaced(values, other[name], old_rows, new_rows) for name, values in row_lists.items()}}
     if isinstance(part, list) and isinstance(other, list):
-        result = list(part)
-        result[old_rows.start : old_rows.stop] = other[new_rows.start : new_rows.stop]
-        return result
+        mixed_rows = list(part)
+        mixed_rows[old_rows.start : old_rows.stop] = other[new_rows.start : new_rows.stop]
+        return mixed_rows
     if part is not None and other is not None:
         raise SpanwiseError(
             f"TRL's _generate returned a {type(part).__name__}, whose groups dynamic_sampling cannot replace. Install trl 1.16, or "

@@ -112,8 +112,8 @@ class SpanGRPOTrainer(GRPOTrainer):
     ) -> None:
         config.check_base(moves_columns=self._moves_columns)
         scheme = config.check_scheme(scheme, critic, options)
-        modes = scheme.modes if critic is None else (critic, *scheme.modes)
-        scheme.check((*PROVIDES, *added_by(modes, "trl")), at_read=AT_READ)
+        all_modes = scheme.modes if critic is None else (critic, *scheme.modes)
+        scheme.check((*PROVIDES, *added_by(all_modes, "trl")), at_read=AT_READ)
         if args is None:
             model_path = model if isinstance(model, str) else str(getattr(model.config, "_name_or_path", ""))
             args = config.SpanGRPOConfig(f"{model_path.split('/')[-1] or 'model'}-SpanGRPO")
@@ -121,7 +121,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         config.check_use(args, trl_version=trl.__version__, model=model, reward_funcs=reward_funcs, options=options)
         prompts_per_batch = (args.generation_batch_size or 0) // (args.num_generations or 1)
         config.check_datasets(train_dataset, eval_dataset, scheme.objectives, options, needed=prompts_per_batch)
-        check_sampling(args, scheme, dataset=train_dataset, options=options, modes=modes)
+        check_sampling(args, scheme, dataset=train_dataset, options=options, modes=all_modes)
         self.scheme, self.settings = scheme, None
         title, _, arxiv_id = scheme.entry.paper.rpartition(", arXiv ")  # TRL cites the paper in model cards
         self._name, self._paper = f"spanwise's method '{scheme.method}'", {"title": title, "id": arxiv_id} if title else {}
@@ -156,14 +156,14 @@ class SpanGRPOTrainer(GRPOTrainer):
         args.importance_sampling_level = self._ratio_level
         self._environment_rewards = taken_from(self, scheme.objectives)
         if hasattr(train_dataset, "__len__") and not any(options.get(n) for n in ("rollout_func", "environment_factory")):
-            template = bool(getattr(self.processing_class, "chat_template", None))
-            config.check_prompts(train_dataset["prompt"], template=template)
+            has_template = bool(getattr(self.processing_class, "chat_template", None))
+            config.check_prompts(train_dataset["prompt"], template=has_template)
         # With these weights TRL logs the same weighted sum of rewards as training uses.
         self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
         is_distributed = self.accelerator.num_processes > 1
         ranks = Ranks(self.accelerator.process_index, lambda local: gather_object([local])) if is_distributed else None
         self.step: Step = Step(scheme, Vocabulary.of(self._text_tokenizer, self.model), ranks=ranks)
-        self.parts = parts_of(modes, "trl", self)
+        self.parts = parts_of(all_modes, "trl", self)
         self.critic = None if critic is None else self.parts[critic.name].critic
         self.add_callback(fold.GradientGuard(lambda: self.accelerator.scaler is not None))
         if getattr(args, "log_metrics", "all") == "few":
@@ -188,23 +188,23 @@ class SpanGRPOTrainer(GRPOTrainer):
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """Run TRL's training, and complete the run folder even if training fails; True resumes at the newest checkpoint."""
         checkpoint = whole_checkpoint(self.args, resume_from_checkpoint, self._lasting if self.settings is None else None)
-        keeping = self.keeping if self.accelerator.is_main_process else None
+        run_keeping = self.keeping if self.accelerator.is_main_process else None
         try:
-            with nullcontext() if keeping is None else keeping.record.running():
+            with nullcontext() if run_keeping is None else run_keeping.record.running():
                 return super().train(checkpoint, *args, **options)
         except UnpicklingError as error:
             if checkpoint is None:
                 raise
-            reason = str(error).splitlines()[0]
+            error_line = str(error).splitlines()[0]
             raise DataError(
-                f"Checkpoint '{checkpoint}' holds objects that could run code: {reason} Resume from another checkpoint."
+                f"Checkpoint '{checkpoint}' holds objects that could run code: {error_line} Resume from another checkpoint."
             ) from error
 
     @property
     def _lasting(self) -> dict[str, Any]:
         """The settings that a resumed run must not change: the rule of credit, the critic, and some of TRL's arguments."""
-        critic = {} if self.critic is None else {"critic": vars(self.critic.config)}
-        return {**self.scheme.plain(), **critic, **{name: getattr(self.args, name, None) for name in _LASTING}}
+        critic_settings = {} if self.critic is None else {"critic": vars(self.critic.config)}
+        return {**self.scheme.plain(), **critic_settings, **{name: getattr(self.args, name, None) for name in _LASTING}}
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Write TRL's checkpoint, then the list of its files as a sign that it is complete; only then delete older checkpoints."""
@@ -234,11 +234,11 @@ class SpanGRPOTrainer(GRPOTrainer):
             rotate_checkpoints(str(folder), save_total_limit=limit, best_model_checkpoint=best_checkpoint, use_mtime=True)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        args, self.args = self.args, self._written_args()
+        user_args, self.args = self.args, self._written_args()
         try:
             super()._save(output_dir, state_dict)
         finally:
-            self.args = args
+            self.args = user_args
 
     def _written_args(self) -> Any:
         """Copy the training arguments without secrets, to be written into files."""
@@ -264,8 +264,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         """Build a reward function for TRL to call, which stores its arguments and returns zeros that nothing uses."""
 
         def reward(prompts: Any, completions: Any, completion_ids: Any, **columns: Any) -> list[float]:
-            texts = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
-            self._reward_arguments = {**columns, **texts}
+            text_columns = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids}
+            self._reward_arguments = {**columns, **text_columns}
             return [0.0] * len(completion_ids)
 
         reward.__name__ = name
@@ -301,18 +301,18 @@ class SpanGRPOTrainer(GRPOTrainer):
             return self._worth_nm(self._own)
         super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         start_time, columns = time.perf_counter(), self._reward_arguments
-        extras = {key: columns.pop(key) for key in _TRL_KWARGS if key in columns}
+        trl_arguments = {key: columns.pop(key) for key in _TRL_KWARGS if key in columns}
         if self._environment_rewards:
-            columns["environment"] = environment_rewards(self._environment_rewards, extras["environments"])
+            columns["environment"] = environment_rewards(self._environment_rewards, trl_arguments["environments"])
         # Completions of a prompt are adjacent, and each process has equally many completions.
         group_size = self.num_generations if self.model.training else self.num_generations_eval
-        number_n = torch.arange(len(completion_ids_list))
-        group_n = (self.accelerator.process_index * len(number_n) + number_n) // group_size
-        batch = Batch.jagged(completion_ids_list, group_n, sampled=self._sampled, columns=columns, extras=extras)
+        row_index_n = torch.arange(len(completion_ids_list))
+        group_n = (self.accelerator.process_index * len(row_index_n) + row_index_n) // group_size
+        batch = Batch.jagged(completion_ids_list, group_n, sampled=self._sampled, columns=columns, extras=trl_arguments)
         self._own = self.step.read(batch)
-        value_nm = self._worth_nm(self._own)
+        reward_nm = self._worth_nm(self._own)
         self._read_seconds += time.perf_counter() - start_time
-        return value_nm
+        return reward_nm
 
     def _worth_nm(self, own: ReadBatch) -> Tensor:
         """Return the rewards of the completions of all processes for TRL's log, one column per objective."""
@@ -321,35 +321,35 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         self._rows, self._read_seconds = inputs, 0.0
-        output, read_batch, training = super()._generate_and_score_completions(inputs), self._own, self.model.training
-        assert read_batch is not None, "TRL asks for rewards"
-        batch, all_rows, step_number = read_batch.batch, read_batch.everyone, self.state.global_step
+        output, scored_batch, is_training = super()._generate_and_score_completions(inputs), self._own, self.model.training
+        assert scored_batch is not None, "TRL asks for rewards"
+        batch, all_rows, step_number = scored_batch.batch, scored_batch.everyone, self.state.global_step
         if "logp_nt" in self.scheme.needs:
             logp_nt = self._sampled_logps(sequences(output, batch), output)
-            read_batch = replace(read_batch, batch=replace(batch, logp_nt=logp_nt))
+            scored_batch = replace(scored_batch, batch=replace(batch, logp_nt=logp_nt))
         for part in self.parts.values():
-            read_batch, metrics = part.fill(read_batch, output)
+            scored_batch, metrics = part.fill(scored_batch, output)
             self._note(metrics)
         start_time, mask_nt = time.perf_counter(), fold.loss_mask(output).bool().cpu()
-        result = self.step.finish(read_batch, mask_nt=mask_nt, learn=training, number=step_number)
-        trained_nt = read_batch.put(result.advantages_nt, width=mask_nt.shape[1])
-        output["advantages"] = trained_nt.to(output["completion_ids"].device)
+        step_result = self.step.finish(scored_batch, mask_nt=mask_nt, learn=is_training, number=step_number)
+        advantage_nt = scored_batch.put(step_result.advantages_nt, width=mask_nt.shape[1])
+        output["advantages"] = advantage_nt.to(output["completion_ids"].device)
         if self._ratio_level == "block":
-            output["ratio_unit"] = wider(result.blocks_nt, mask_nt.shape[1]).to(output["completion_ids"].device)
-        text_columns = ("prompts", "completions", "completion_ids")
+            output["ratio_unit"] = wider(step_result.blocks_nt, mask_nt.shape[1]).to(output["completion_ids"].device)
+        text_column_names = ("prompts", "completions", "completion_ids")
         self.last_rollouts = self.step.rollouts(
-            result,
+            step_result,
             number=step_number,
             prompts=batch.columns["prompts"],
             completions=batch.columns["completions"],
-            columns={name: values for name, values in batch.columns.items() if name not in text_columns},
-            learn=training,
+            columns={name: values for name, values in batch.columns.items() if name not in text_column_names},
+            learn=is_training,
         )
-        metrics = {**result.metrics, "spanwise/seconds": self._read_seconds + time.perf_counter() - start_time}
+        metrics = {**step_result.metrics, "spanwise/seconds": self._read_seconds + time.perf_counter() - start_time}
         self._note(metrics)
-        if training:
+        if is_training:
             self.last_metrics = {**metrics, **reward_means(all_rows.worth_nm(self.scheme), self.scheme.names)}
-        sentence_by_kind = {"table": log_credit(getattr(self, "_logs", {}), *result.by_completion(), self.scheme)}
+        sentence_by_kind = {"table": log_credit(getattr(self, "_logs", {}), *step_result.by_completion(), self.scheme)}
         if int(output["num_items_in_batch"]) == 0:
             sentence_by_kind["cut off"] = (
                 f"Step {step_number}: all {all_rows.completions} completions were cut off at max_completion_length="
@@ -357,7 +357,7 @@ class SpanGRPOTrainer(GRPOTrainer):
                 "learned. Raise max_completion_length, or set mask_truncated_completions=False."
             )
         first_sentences = [sentence for kind, sentence in sentence_by_kind.items() if sentence and self._first(kind)]
-        for sentence in (*first_sentences, *result.warnings) if self.accelerator.is_main_process else ():
+        for sentence in (*first_sentences, *step_result.warnings) if self.accelerator.is_main_process else ():
             warnings.warn(sentence, UserWarning, stacklevel=2)
         return output
 
@@ -366,9 +366,9 @@ class SpanGRPOTrainer(GRPOTrainer):
 
         Only a run of one process can do this.
         """
-        training, rollouts, step, logs = self.model.training, self.last_rollouts, self.step, self._logs
+        was_training, old_rollouts, old_step, old_logs = self.model.training, self.last_rollouts, self.step, self._logs
         # A `Step` gives each warning once, so a separate one is used here, and the training's own still gives all its warnings.
-        self.step, self._logs = Step(self.scheme, step.vocabulary), copy.deepcopy(logs)
+        self.step, self._logs = Step(self.scheme, old_step.vocabulary), copy.deepcopy(old_logs)
         self.model.eval()
         try:
             with torch.random.fork_rng(), warnings.catch_warnings():
@@ -379,8 +379,8 @@ class SpanGRPOTrainer(GRPOTrainer):
             assert sampled_rollouts is not None, "completions were sampled"
             return sampled_rollouts
         finally:
-            self.model.train(training)
-            self.last_rollouts, self.step, self._logs = rollouts, step, logs
+            self.model.train(was_training)
+            self.last_rollouts, self.step, self._logs = old_rollouts, old_step, old_logs
             self._metrics["eval"].clear()
 
     @torch.no_grad()
@@ -388,8 +388,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         """Compute the tokens' log-probabilities under the policy and the temperature that sampled them."""
         logp_nt = output.get("old_per_token_logps")
         if logp_nt is None:
-            arguments = (rows.ids_nl, rows.attention_nl, rows.width, self.args.per_device_train_batch_size)
-            logp_nt, self._logps = self._get_per_token_logps_and_entropies(self.model, *arguments)[0], None
+            logp_arguments = (rows.ids_nl, rows.attention_nl, rows.width, self.args.per_device_train_batch_size)
+            logp_nt, self._logps = self._get_per_token_logps_and_entropies(self.model, *logp_arguments)[0], None
         return logp_nt[:, : rows.width].float().cpu()
 
     def _first(self, key: str) -> bool:
@@ -405,8 +405,8 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Tensor:
         """Compute TRL's loss with advantages scaled to undo its normaliser, and add the terms of KL, DPPO and modes."""
-        training = self.model.training
-        if training and self._waits:
+        is_training = self.model.training
+        if is_training and self._waits:
             return next(weight for weight in model.parameters() if weight.requires_grad).sum() * 0.0
         mask_bt = fold.loss_mask(inputs)
         factor_b1 = fold.fold_factor(
@@ -415,33 +415,33 @@ class SpanGRPOTrainer(GRPOTrainer):
             max_completion_length=self.max_completion_length,
             num_items=inputs["num_items_in_batch"],
             processes=self.accelerator.num_processes,
-            steps_per_generation=self.args.steps_per_generation if training else 1,
+            steps_per_generation=self.args.steps_per_generation if is_training else 1,
         )
         dppo_loss = self.loss_type if self.loss_type in fold.DPPO else None
         advantages_bt = inputs["advantages"] * factor_b1 * float(dppo_loss is None)
-        check_due = self._canary_due and training and torch.is_grad_enabled()
-        advantages_bt.requires_grad_(check_due)
-        accumulation_steps = self.current_gradient_accumulation_steps if training else 1
-        beta, self._logps = self.beta, None
+        canary_due = self._canary_due and is_training and torch.is_grad_enabled()
+        advantages_bt.requires_grad_(canary_due)
+        accumulation_steps = self.current_gradient_accumulation_steps if is_training else 1
+        kl_weight, self._logps = self.beta, None
         self.beta = 0.0  # else TRL would add the KL and divide it, which no factor on advantages undoes
         self.loss_type = "sapo" if dppo_loss else self.loss_type  # DPPO is added below, and TRL's own loss is 0 then
         loss_inputs = self._loss_inputs = {**inputs, "advantages": advantages_bt}
         try:
-            loss = super().compute_loss(model, loss_inputs, return_outputs, num_items_in_batch)
+            total_loss = super().compute_loss(model, loss_inputs, return_outputs, num_items_in_batch)
         finally:
-            self.beta, logps_bt, self._logps, self._loss_inputs = beta, self._logps, None, {}
+            self.beta, logps_bt, self._logps, self._loss_inputs = kl_weight, self._logps, None, {}
             self.loss_type = dppo_loss or self.loss_type
         if dppo_loss is not None and logps_bt is not None:
             dppo_value, dropped_share = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
             self._note({"dppo/dropped": float(dropped_share)})
-            logged_losses = self._metrics["train" if training else "eval"]["policy_loss"]
+            logged_losses = self._metrics["train" if is_training else "eval"]["policy_loss"]
             if logged_losses:  # TRL logs a policy loss only with an entropy bonus
                 logged_losses[-1] = float(dppo_value.detach())
-            loss = loss + dppo_value / accumulation_steps
-        fold.check_loss(loss, logps_bt, inputs, mask_bt, self._text_tokenizer, step=self.state.global_step)
-        if check_due and logps_bt is not None:
+            total_loss = total_loss + dppo_value / accumulation_steps
+        fold.check_loss(total_loss, logps_bt, inputs, mask_bt, self._text_tokenizer, step=self.state.global_step)
+        if canary_due and logps_bt is not None:
             fold.check_own_advantage(
-                loss,
+                total_loss,
                 logps_bt,
                 advantages_bt,
                 mask_bt,
@@ -450,32 +450,32 @@ class SpanGRPOTrainer(GRPOTrainer):
                 height_bt=fold.surrogate_slope(logps_bt.detach(), loss_inputs, self.args),
             )
             self._canary_due = False
-        if beta != 0.0 and logps_bt is not None:
+        if kl_weight != 0.0 and logps_bt is not None:
             old_logp_bt = inputs.get("old_per_token_logps", logps_bt.detach()) if self.args.use_bias_correction_kl else None
             kl_bt = fold.token_kl(logps_bt, inputs["ref_per_token_logps"], mask_bt, old_bt=old_logp_bt)
-            totals = torch.stack([kl_bt.detach().sum(), mask_bt.sum().to(kl_bt.dtype)])
+            kl_and_token_sums = torch.stack([kl_bt.detach().sum(), mask_bt.sum().to(kl_bt.dtype)])
             # Like TRL, log the KL over the tokens of all processes.
-            gathered_totals: Any = self.accelerator.reduce(totals, reduction="sum")
+            gathered_totals: Any = self.accelerator.reduce(kl_and_token_sums, reduction="sum")
             self._note({"kl": float(gathered_totals[0] / gathered_totals[1].clamp(min=1))})
-            loss = loss + beta * fold.kl_term(kl_bt, mask_bt) / accumulation_steps
+            total_loss = total_loss + kl_weight * fold.kl_term(kl_bt, mask_bt) / accumulation_steps
         for part in self.parts.values():
             mode_loss, metrics = part.loss(inputs)
-            loss = loss + mode_loss / accumulation_steps
+            total_loss = total_loss + mode_loss / accumulation_steps
             self._note(metrics)
-            self.step.note(metrics if training else {})
-        return loss
+            self.step.note(metrics if is_training else {})
+        return total_loss
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         compute_logps = super()._get_per_token_logps_and_entropies
         for part in self.parts.values():
             compute_logps = partial(part.forward, compute_logps)
-        result = compute_logps(*args, **kwargs)
-        self._logps, inputs = result[0], self._loss_inputs
-        old_logp_bt = inputs.get("old_per_token_logps") if self._ratio_level != "token" else None
+        logp_outputs = compute_logps(*args, **kwargs)
+        self._logps, loss_inputs = logp_outputs[0], self._loss_inputs
+        old_logp_bt = loss_inputs.get("old_per_token_logps") if self._ratio_level != "token" else None
         if old_logp_bt is not None:  # TRL reads old log-probabilities after this pass, so they can change here
-            mask_bt, ratio_unit_bt = fold.loss_mask(inputs), inputs.get("ratio_unit")
-            inputs["old_per_token_logps"] = fold.pooled_logps(result[0], old_logp_bt, mask_bt, ratio_unit_bt)
-        return result
+            mask_bt, ratio_unit_bt = fold.loss_mask(loss_inputs), loss_inputs.get("ratio_unit")
+            loss_inputs["old_per_token_logps"] = fold.pooled_logps(logp_outputs[0], old_logp_bt, mask_bt, ratio_unit_bt)
+        return logp_outputs
 
     @property
     def _waits(self) -> bool:
@@ -491,7 +491,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         """Write TRL's log line without metrics that were NaN in all batches since the last line."""
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        for name in [name for name, values in metrics.items() if all(math.isnan(value) for value in values)]:
-            del metrics[name]
+        metric_lists = self._metrics["train" if self.model.training else "eval"]
+        for name in [name for name, values in metric_lists.items() if all(math.isnan(value) for value in values)]:
+            del metric_lists[name]
         super().log(logs, start_time)

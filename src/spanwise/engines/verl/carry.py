@@ -68,14 +68,14 @@ def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turn
     for block_t, length in zip(block_nt, length_n, strict=True):
         blocks_and_counts = block_t[:length].unique_consecutive(return_counts=True)
         outputs.append({"runs": [column.tolist() for column in blocks_and_counts], "table": [], "anchor": [], "notes": []})
-    output_s = range(len(outputs)) if turns is None else turns.row_s.tolist()
-    for s, (n, table_row) in enumerate(zip(output_s, reading.pack().tolist(), strict=True)):
+    output_index_s = range(len(outputs)) if turns is None else turns.row_s.tolist()
+    for s, (n, table_row) in enumerate(zip(output_index_s, reading.pack().tolist(), strict=True)):
         outputs[n]["table"].append(table_row)
         outputs[n]["anchor"].append(None if anchor is None else anchor[s])
         if note_nm is not None:
             outputs[n]["notes"].append(note_nm[s].tolist())
-    rollout = {"masked": masked, "split": turns is not None, "outputs": outputs}
-    return json.dumps(rollout, separators=(",", ":"), default=_as_json)
+    rollout_dict = {"masked": masked, "split": turns is not None, "outputs": outputs}
+    return json.dumps(rollout_dict, separators=(",", ":"), default=_as_json)
 
 
 def _as_json(state: Any) -> Any:
@@ -116,8 +116,8 @@ class Carried:
     @cached_property
     def step_s(self) -> Int[Tensor, " s"]:
         """The number of each turn within its batch row, from 0; 0 for a batch row that was read whole."""
-        first_index_s = torch.searchsorted(self.row_s, self.row_s)
-        return torch.arange(len(self.row_s)) - first_index_s
+        first_turn_index_s = torch.searchsorted(self.row_s, self.row_s)
+        return torch.arange(len(self.row_s)) - first_turn_index_s
 
     def tokens(self, scheme: Scheme, width: int, rows: Sequence[int]) -> Tokens:
         """Return the block of each token of some batch rows (in ascending order), right-padded to `width` tokens."""
@@ -132,14 +132,14 @@ class Carried:
             run_lengths += [*lengths_of_runs, width - self.length_n[n]]
         dtype = np.int8 if len(scheme.layout.names) < 128 else np.int16
         block_nt = torch.from_numpy(np.repeat(np.array(run_blocks, dtype=dtype), run_lengths).reshape(len(rows), width))
-        sampled_nt, turns, row_n = block_nt >= 0, None, torch.tensor(rows, dtype=torch.int64)
+        sampled_nt, row_turns, row_n = block_nt >= 0, None, torch.tensor(rows, dtype=torch.int64)
         if self.split_n.any():
             # A turn is a run of sampled tokens, or all sampled tokens of a row that was read as one turn.
-            turns = split_turns(sampled_nt, torch.where(sampled_nt, runs(sampled_nt) * self.split_n[row_n, None], -1))
-            block_nt = turns.take(block_nt, fill=-1)
-        place_s = torch.isin(self.row_s, row_n).nonzero().flatten()
-        spans = Spans.of_blocks(scheme.layout.names, block_nt, self.reading.fault_n[place_s])
-        return Tokens(spans, sampled_nt, turns, place_s)
+            row_turns = split_turns(sampled_nt, torch.where(sampled_nt, runs(sampled_nt) * self.split_n[row_n, None], -1))
+            block_nt = row_turns.take(block_nt, fill=-1)
+        reading_row_s = torch.isin(self.row_s, row_n).nonzero().flatten()
+        spans = Spans.of_blocks(scheme.layout.names, block_nt, self.reading.fault_n[reading_row_s])
+        return Tokens(spans, sampled_nt, row_turns, reading_row_s)
 
     def check(self, mask_nt: Tensor, sampled_nt: Tensor, rows: Sequence[int]) -> None:
         """Refuse rows in which verl trains other tokens than those that its reward worker considered sampled."""
@@ -156,7 +156,7 @@ class Carried:
 def unpack(packed: Sequence[Any], scheme: Scheme, step: Sequence[int] | None = None) -> Carried:
     """Unpack the blocks and rewards of all rows from their texts; `step` is each row's number among its rollout's outputs."""
     rollout_by_text: dict[str, dict[str, Any]] = {}
-    rollouts, outputs = [], []
+    rollout_dicts, outputs = [], []
     for n, text in enumerate(packed):
         if not isinstance(text, str):
             raise RecipeError(
@@ -165,28 +165,28 @@ def unpack(packed: Sequence[Any], scheme: Scheme, step: Sequence[int] | None = N
             )
         if text not in rollout_by_text:
             rollout_by_text[text] = json.loads(text)
-        rollouts.append(rollout_by_text[text])
+        rollout_dicts.append(rollout_by_text[text])
         outputs.append(rollout_by_text[text]["outputs"][0 if step is None else step[n]])
-    is_split_rows = [rollout["split"] for rollout in rollouts]
+    is_split_n = [rollout["split"] for rollout in rollout_dicts]
     # If rows were split into turns, a row without sampled tokens has no turn, so none of its blocks and rewards are read.
-    read_rows = [n for n, output in enumerate(outputs) if not any(is_split_rows) or max(output["runs"][0], default=-1) >= 0]
-    packed_rows = [row for n in read_rows for row in outputs[n]["table"]]
-    table_sc = torch.tensor(packed_rows, dtype=torch.float64).reshape(len(packed_rows), -1 if packed_rows else 0)
-    states_before_turns = [_hashable(anchor) for n in read_rows for anchor in outputs[n]["anchor"]]
-    reading = Reading.unpack(table_sc, scheme)
-    if any(outputs[n]["notes"] for n in read_rows):
+    read_indices = [n for n, output in enumerate(outputs) if not any(is_split_n) or max(output["runs"][0], default=-1) >= 0]
+    table_rows = [row for n in read_indices for row in outputs[n]["table"]]
+    packed_reading_sc = torch.tensor(table_rows, dtype=torch.float64).reshape(len(table_rows), -1 if table_rows else 0)
+    state_before_turn_s = [_hashable(anchor) for n in read_indices for anchor in outputs[n]["anchor"]]
+    reading = Reading.unpack(packed_reading_sc, scheme)
+    if any(outputs[n]["notes"] for n in read_indices):
         # `pack` writes no notes for a rollout whose rewards all lack one, so add empty notes.
         no_notes: list[str | None] = [None] * len(scheme.objectives)
-        notes_by_row = [outputs[n]["notes"] or [no_notes] * len(outputs[n]["table"]) for n in read_rows]
+        notes_by_row = [outputs[n]["notes"] or [no_notes] * len(outputs[n]["table"]) for n in read_indices]
         note_nm = np.array([note_m for notes in notes_by_row for note_m in notes], dtype=object)
         reading = replace(reading, scores=replace(reading.scores, note_nm=note_nm))
     return Carried(
         reading,
-        torch.tensor([n for n in read_rows for _ in outputs[n]["table"]], dtype=torch.int64),
+        torch.tensor([n for n in read_indices for _ in outputs[n]["table"]], dtype=torch.int64),
         [output["runs"] for output in outputs],
-        torch.tensor([rollout["masked"] for rollout in rollouts]),
-        torch.tensor(is_split_rows),
-        states_before_turns if any(state is not None for state in states_before_turns) else None,
+        torch.tensor([rollout["masked"] for rollout in rollout_dicts]),
+        torch.tensor(is_split_n),
+        state_before_turn_s if any(state is not None for state in state_before_turn_s) else None,
     )
 
 
@@ -208,16 +208,16 @@ def read_rows(rows: Rows, uids: Sequence[Any], step: Step) -> tuple[Carried, Rea
     group_n = group_index([uids[n] for n in rows.real])
     output_number_n = None if rows.step is None else [rows.step[n] for n in rows.real]
     carried = unpack([rows.packed[n] for n in rows.real], step.scheme, output_number_n)
-    session_n = torch.arange(len(group_n)) if rows.session is None else group_index([rows.session[n] for n in rows.real])
-    step_n = torch.zeros_like(session_n) if output_number_n is None else torch.tensor(output_number_n)
-    steps = Steps(session_n, step_n, carried.anchor)
+    rollout_n = torch.arange(len(group_n)) if rows.session is None else group_index([rows.session[n] for n in rows.real])
+    output_step_n = torch.zeros_like(rollout_n) if output_number_n is None else torch.tensor(output_number_n)
+    turn_steps = Steps(rollout_n, output_step_n, carried.anchor)
     if carried.split_n.any():
-        steps = steps_of_turns(steps, carried.row_s, carried.step_s, carried.anchor)
-    elif len(session_n.unique()) == len(session_n) and "steps" not in step.scheme.needs:
-        steps = None
-    for mode in step.scheme.modes if steps is not None else ():
+        turn_steps = steps_of_turns(turn_steps, carried.row_s, carried.step_s, carried.anchor)
+    elif len(rollout_n.unique()) == len(rollout_n) and "steps" not in step.scheme.needs:
+        turn_steps = None
+    for mode in step.scheme.modes if turn_steps is not None else ():
         mode.check_turns()
-    return carried, ReadBatch(Batch(group_n[carried.row_s], steps=steps), carried.reading, len(group_n))
+    return carried, ReadBatch(Batch(group_n[carried.row_s], steps=turn_steps), carried.reading, len(group_n))
 
 
 def credited(
@@ -232,21 +232,21 @@ def credited(
 ) -> Credited:
     """Compute the advantages of a batch and the targets of its critic, with 0 at masked tokens and in padding rows."""
     scheme, real_indices = step.scheme, rows.real
-    carried, read_batch = read_rows(rows, uids, step)
-    row_tokens = carried.tokens(scheme, mask_nt.shape[1], range(len(real_indices)))
-    read_mask_nt = real_rows(mask_nt.bool(), real_indices)
-    carried.check(read_mask_nt, row_tokens.sampled_nt, range(len(real_indices)))
-    read_batch = replace(read_batch, reading=replace(read_batch.reading, spans=row_tokens.spans), turns=row_tokens.turns)
-    token_tables: dict[str, Any] = {name: read_batch.take(value_nt[real_indices]) for name, value_nt in rows.tokens.items()}
-    batch = replace(read_batch.batch, mask_nt=read_batch.take(row_tokens.sampled_nt), **token_tables, **(more or {}))
-    result = step.finish(replace(read_batch, batch=batch), dtype=dtype)
-    result.advantages_nt.masked_fill_(~read_batch.take(read_mask_nt), 0.0)
-    adv_nt = to_all_rows(read_batch.put(result.advantages_nt), real_indices, mask_nt)
+    carried_reading, scored_rows = read_rows(rows, uids, step)
+    row_tokens = carried_reading.tokens(scheme, mask_nt.shape[1], range(len(real_indices)))
+    real_mask_nt = real_rows(mask_nt.bool(), real_indices)
+    carried_reading.check(real_mask_nt, row_tokens.sampled_nt, range(len(real_indices)))
+    scored_rows = replace(scored_rows, reading=replace(scored_rows.reading, spans=row_tokens.spans), turns=row_tokens.turns)
+    token_tables: dict[str, Any] = {name: scored_rows.take(value_nt[real_indices]) for name, value_nt in rows.tokens.items()}
+    batch = replace(scored_rows.batch, mask_nt=scored_rows.take(row_tokens.sampled_nt), **token_tables, **(more or {}))
+    step_result = step.finish(replace(scored_rows, batch=batch), dtype=dtype)
+    step_result.advantages_nt.masked_fill_(~scored_rows.take(real_mask_nt), 0.0)
+    adv_nt = to_all_rows(scored_rows.put(step_result.advantages_nt), real_indices, mask_nt)
     if not scheme.value_names:
-        return Credited(adv_nt, None, result)
-    return_su, error_metrics = returns(read_batch.reading, batch, scheme, lam=value_lam)
-    return_nt = to_all_rows(read_batch.put(return_su), real_indices, mask_nt)
-    return Credited(adv_nt, return_nt, replace(result, metrics={**result.metrics, **error_metrics}))
+        return Credited(adv_nt, None, step_result)
+    return_su, critic_metrics = returns(scored_rows.reading, batch, scheme, lam=value_lam)
+    return_nt = to_all_rows(scored_rows.put(return_su), real_indices, mask_nt)
+    return Credited(adv_nt, return_nt, replace(step_result, metrics={**step_result.metrics, **critic_metrics}))
 
 
 @dataclass(frozen=True)
@@ -260,8 +260,8 @@ class Shares:
     @staticmethod
     def of(rows: Rows, uids: Sequence[Any], step: Step) -> Shares:
         """Compute the credit of all rows of a batch, before their tokens are fetched."""
-        carried, read_batch = read_rows(rows, uids, step)
-        return Shares(rows, carried, step.credit(read_batch))
+        carried_reading, scored_rows = read_rows(rows, uids, step)
+        return Shares(rows, carried_reading, step.credit(scored_rows))
 
     @cached_property
     def _number_by_row(self) -> dict[int, int]:
@@ -276,13 +276,13 @@ class Shares:
 
     def advantages(self, share: range, mask_nt: Shaped[Tensor, "n t"], scheme: Scheme) -> Float[Tensor, "n t"]:
         """Compute the advantages of some of the rows (a share), with 0 at masked tokens and in padding rows."""
-        real_positions = [i for i, n in enumerate(share) if n in self._number_by_row]
-        real_numbers = [self._number_by_row[share[i]] for i in real_positions]
-        row_tokens = self.carried.tokens(scheme, mask_nt.shape[1], real_numbers)
-        self.carried.check(real_rows(mask_nt.bool(), real_positions), row_tokens.sampled_nt, real_numbers)
+        unpadded_positions = [i for i, n in enumerate(share) if n in self._number_by_row]
+        unpadded_row_numbers = [self._number_by_row[share[i]] for i in unpadded_positions]
+        row_tokens = self.carried.tokens(scheme, mask_nt.shape[1], unpadded_row_numbers)
+        self.carried.check(real_rows(mask_nt.bool(), unpadded_positions), row_tokens.sampled_nt, unpadded_row_numbers)
         adv_nt = advantages(self.batch.credits.take(row_tokens.place_s), row_tokens.spans, scheme)
-        adv_nt = adv_nt if row_tokens.turns is None else row_tokens.turns.put(adv_nt, rows=len(real_positions))
-        return to_all_rows(adv_nt, real_positions, mask_nt)
+        adv_nt = adv_nt if row_tokens.turns is None else row_tokens.turns.put(adv_nt, rows=len(unpadded_positions))
+        return to_all_rows(adv_nt, unpadded_positions, mask_nt)
 
 
 def real_rows(value_nt: Shaped[Tensor, "m t"], real: Sequence[int]) -> Shaped[Tensor, "n t"]:
@@ -315,9 +315,9 @@ def loss_factor(
             f"mini-batches of {mini_batch}, so the same credit would weigh differently in each. {USE}"
         )
     # verl divides by a fixed number of rows, so rows / rollouts corrects for padding and for rollouts of several rows.
-    base_n1 = length_n1.new_full(length_n1.shape, row_count / max(rollouts, 1))
+    row_factor_n1 = length_n1.new_full(length_n1.shape, row_count / max(rollouts, 1))
     if mode == "token-sum":
-        return base_n1 / mini_batch
+        return row_factor_n1 / mini_batch
     if mode == "token-mean":
-        return base_n1 / row_count * tokens
-    return base_n1 * {"seq-mean-token-mean": length_n1, "seq-mean-token-sum-norm": float(horizon or 1)}.get(mode, 1.0)
+        return row_factor_n1 / row_count * tokens
+    return row_factor_n1 * {"seq-mean-token-mean": length_n1, "seq-mean-token-sum-norm": float(horizon or 1)}.get(mode, 1.0)

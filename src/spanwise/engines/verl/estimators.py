@@ -62,10 +62,10 @@ def _with_mode(
     **rest: Any,
 ) -> tuple[Tensor, dict[str, Any]]:
     """Add a mode's loss at the token that it appended, averaged over the rows of the mini-batch, to a policy loss of verl."""
-    old_nt, adv_nt, error_nt = split_token(log_prob, old_log_prob, advantages, rest["response_mask"])
-    policy_loss, metrics = loss(old_log_prob=old_nt, log_prob=log_prob, advantages=adv_nt, **rest)
-    aggregation = {"loss_agg_mode": "seq-mean-token-sum", **rest["config"].global_batch_info}
-    return policy_loss + agg_loss(loss_mat=error_nt, loss_mask=torch.ones_like(error_nt), **aggregation), metrics
+    old_logp_nt, adv_nt, mode_loss_nt = split_token(log_prob, old_log_prob, advantages, rest["response_mask"])
+    policy_loss, metrics = loss(old_log_prob=old_logp_nt, log_prob=log_prob, advantages=adv_nt, **rest)
+    agg_options = {"loss_agg_mode": "seq-mean-token-sum", **rest["config"].global_batch_info}
+    return policy_loss + agg_loss(loss_mat=mode_loss_nt, loss_mask=torch.ones_like(mode_loss_nt), **agg_options), metrics
 
 
 def carried_advantages(
@@ -95,11 +95,11 @@ def _aspo(
 ) -> tuple[Tensor, dict[str, Any]]:
     """Compute the loss ASPO (`spanwise.losses.aspo`) as a policy loss of verl, with verl's `clip_ratio_c` as its cap."""
     mask_nt = response_mask.bool()
-    limits = (config.clip_ratio_low, config.clip_ratio_high)
-    low, high = (config.clip_ratio if limit is None else limit for limit in limits)
+    clip_limits = (config.clip_ratio_low, config.clip_ratio_high)
+    low, high = (config.clip_ratio if limit is None else limit for limit in clip_limits)
     loss_nt = aspo(log_prob, old_log_prob, advantages, mask_nt, clip_low=low, clip_high=high, cap=config.clip_ratio_c)
     if rollout_is_weights is not None:
         loss_nt = loss_nt * rollout_is_weights
-    loss = agg_loss(loss_mat=loss_nt, loss_mask=mask_nt, loss_agg_mode=loss_agg_mode, **config.global_batch_info)
-    drift_nt = torch.where(mask_nt, old_log_prob - log_prob.detach(), 0.0)
-    return loss, {"actor/ppo_kl": float(drift_nt.sum() / mask_nt.sum().clamp(min=1))}
+    mean_loss = agg_loss(loss_mat=loss_nt, loss_mask=mask_nt, loss_agg_mode=loss_agg_mode, **config.global_batch_info)
+    log_ratio_nt = torch.where(mask_nt, old_log_prob - log_prob.detach(), 0.0)
+    return mean_loss, {"actor/ppo_kl": float(log_ratio_nt.sum() / mask_nt.sum().clamp(min=1))}

@@ -20,22 +20,22 @@ def attach(ray_trainer: Any) -> None:
 
     @around(trainer_class, "_update_actor")
     def update_actor(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = original(self, *args, **kwargs)
+        actor_output = original(self, *args, **kwargs)
         if self.spanwise is not None:
-            self.spanwise.add_update(ray_trainer.reduce_metrics(dict(output.meta_info["metrics"])))
-        return output
+            self.spanwise.add_update(ray_trainer.reduce_metrics(dict(actor_output.meta_info["metrics"])))
+        return actor_output
 
     @around(ray_trainer, "compute_advantage")
     def compute_advantage(original: Any, data: Any, adv_estimator: Any, *args: Any, **kwargs: Any) -> Any:
         if adv_estimator != "spanwise" or trainer_class.latest is None or KEY not in data.non_tensor_batch:
             return original(data, adv_estimator, *args, **kwargs)
         run: VerlRun = trainer_class.latest.spanwise
-        token_tables = {name: data.batch[field] for name, field in run.tokens.items()}
-        rows = Rows(data.non_tensor_batch[KEY].tolist(), tokens=token_tables)
-        with carrying(partial(run.credit, rows, 0)):
+        table_by_field = {name: data.batch[field] for name, field in run.tokens.items()}
+        batch_rows = Rows(data.non_tensor_batch[KEY].tolist(), tokens=table_by_field)
+        with carrying(partial(run.credit, batch_rows, 0)):
             data = original(data, adv_estimator, *args, **kwargs)
         credit_metrics.update(run.result.metrics if run.result else {})
-        run.keep(trainer_class.latest, rows, lambda: sampled_of(data))
+        run.keep(trainer_class.latest, batch_rows, lambda: sampled_of(data))
         return data
 
     @around(ray_trainer, "compute_data_metrics")
@@ -49,12 +49,12 @@ def attach(ray_trainer: Any) -> None:
 
 def sampled_of(data: Any) -> Sampled:
     """Return prompts, responses and gold answers of a V0 batch, whose prompts are padded on the left."""
-    ids_nt, prompts_nt = data.batch["responses"], data.batch["prompts"]
-    prompt_mask_nt = data.batch["attention_mask"][:, : prompts_nt.shape[1]].bool()
-    reward_models = data.non_tensor_batch.get("reward_model", [None] * len(ids_nt))
+    response_nt, prompt_nt = data.batch["responses"], data.batch["prompts"]
+    prompt_mask_nt = data.batch["attention_mask"][:, : prompt_nt.shape[1]].bool()
+    reward_models = data.non_tensor_batch.get("reward_model", [None] * len(response_nt))
     return Sampled(
         uids=data.non_tensor_batch["uid"].tolist(),
-        prompts=[ids_t[mask_t].tolist() for ids_t, mask_t in zip(prompts_nt, prompt_mask_nt, strict=True)],
-        ids_nt=ids_nt,
+        prompts=[ids_t[mask_t].tolist() for ids_t, mask_t in zip(prompt_nt, prompt_mask_nt, strict=True)],
+        ids_nt=response_nt,
         answers=[(reward_model or {}).get("ground_truth") for reward_model in reward_models],
     )

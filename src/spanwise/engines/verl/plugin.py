@@ -31,15 +31,15 @@ FAULTS: dict[str, str] = {}
 
 def register() -> None:
     """Patch the modules of verl that spanwise adapts, now or once verl imports them; a second call does nothing."""
-    version = getattr(sys.modules.get("verl"), "__version__", "unknown")
-    if version != "unknown":
-        say(untested("verl", version))
+    verl_version = getattr(sys.modules.get("verl"), "__version__", "unknown")
+    if verl_version != "unknown":
+        say(untested("verl", verl_version))
     if not any(isinstance(finder, _AttachOnImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AttachOnImport())
     for name in PARTS:
-        module = sys.modules.get(name)
-        if module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False):
-            _attach(module)
+        verl_module = sys.modules.get(name)
+        if verl_module is not None and not getattr(getattr(verl_module, "__spec__", None), "_initializing", False):
+            _attach(verl_module)
 
 
 def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
@@ -47,15 +47,15 @@ def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
 
     The wrapper gets the original function as its first argument.
     """
-    original = getattr(owner, name)
+    original_function = getattr(owner, name)
 
     def wrap(function: Callable[..., Any]) -> None:
-        @wraps(original)
+        @wraps(original_function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return function(original, *args, **kwargs)
+            return function(original_function, *args, **kwargs)
 
         wrapper.by_spanwise = True  # type: ignore[attr-defined]
-        if not hasattr(original, "by_spanwise"):
+        if not hasattr(original_function, "by_spanwise"):
             setattr(owner, name, wrapper)
 
     return wrap
@@ -68,15 +68,15 @@ class _AttachOnImport(MetaPathFinder):
         if fullname not in PARTS:
             return None
         finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        spec = next((candidate for finder in finders if (candidate := finder.find_spec(fullname, path, target))), None)
-        if spec is not None and spec.loader is not None:
+        found_spec = next((candidate for finder in finders if (candidate := finder.find_spec(fullname, path, target))), None)
+        if found_spec is not None and found_spec.loader is not None:
 
-            @around(spec.loader, "exec_module")
+            @around(found_spec.loader, "exec_module")
             def exec_module(original: Callable[[ModuleType], None], module: ModuleType) -> None:
                 original(module)
                 _attach(module)
 
-        return spec
+        return found_spec
 
 
 def _attach(module: ModuleType) -> None:

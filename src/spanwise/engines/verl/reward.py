@@ -47,12 +47,12 @@ class SpanRewardManager(RewardManagerBase):
             return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
         agent_fields = [data[n].non_tensor_batch.get("tool_extra_fields") or {} for n in range(len(data))]
-        is_rewarded = any("environment" in fields for fields in agent_fields)
-        own_result = None if self.own_manager is None or is_rewarded else await self.own_manager.run_single(data)
-        batch, length_n, masked = await in_thread(self._batch, data, own_result)
+        has_agent_reward = any("environment" in fields for fields in agent_fields)
+        own_result = None if self.own_manager is None or has_agent_reward else await self.own_manager.run_single(data)
+        rollout_batch, length_n, has_masks = await in_thread(self._batch, data, own_result)
         with shared_by(int(self.config.reward.num_workers)):
-            read_batch = await self.step.read_waiting(batch, in_thread)
-        return await in_thread(self._packed, read_batch, batch, length_n, masked)
+            scored_batch = await self.step.read_waiting(rollout_batch, in_thread)
+        return await in_thread(self._packed, scored_batch, rollout_batch, length_n, has_masks)
 
     def _batch(self, data: Any, own_result: dict[str, Any] | None) -> tuple[Batch, list[int], bool]:
         """Return a rollout's outputs as a batch, their lengths, and whether all have a mask of their sampled tokens."""
@@ -61,14 +61,14 @@ class SpanRewardManager(RewardManagerBase):
         row_fields = [data[n].non_tensor_batch for n in range(len(data))]
         given_masks = [(row.get("tool_extra_fields") or {}).get(masks.KEY) for row in row_fields]
         ids = [ids_t[:length].tolist() for ids_t, length in zip(ids_nt, length_n, strict=True)]
-        sampled = [[1] * len(row) if mask is None else mask for row, mask in zip(ids, given_masks, strict=True)]
+        sampled_masks = [[1] * len(row) if mask is None else mask for row, mask in zip(ids, given_masks, strict=True)]
         columns = self._columns(row_fields, ids)
         if own_result is not None:  # verl's own reward managers score only the last output
             reward_columns = {**own_result.get("reward_extra_info", {}), "environment": own_result["reward_score"]}
             columns |= {name: [None] * (len(ids) - 1) + [number] for name, number in reward_columns.items()}
         output_number_n = torch.arange(len(ids))
         steps = Steps(torch.zeros_like(output_number_n), output_number_n, columns.get("anchor")) if len(ids) > 1 else None
-        batch = Batch.jagged(ids, torch.zeros_like(output_number_n), sampled=sampled, columns=columns, steps=steps)
+        batch = Batch.jagged(ids, torch.zeros_like(output_number_n), sampled=sampled_masks, columns=columns, steps=steps)
         return batch, length_n, all(mask is not None for mask in given_masks)
 
     def _packed(self, read_batch: ReadBatch, batch: Batch, length_n: list[int], masked: bool) -> dict[str, Any]:
@@ -78,51 +78,51 @@ class SpanRewardManager(RewardManagerBase):
             anchor_s = batch.columns.get("anchor")
             if read_batch.turns is not None and read_batch.batch.steps is not None:
                 anchor_s = read_batch.batch.steps.anchor_s
-        packed = carry.pack(read_batch.reading, length_n, masked=masked, turns=read_batch.turns, anchor=anchor_s)
+        packed_text = carry.pack(read_batch.reading, length_n, masked=masked, turns=read_batch.turns, anchor=anchor_s)
         # verl logs the rewards of the last turn, with `if_missing` for a missing one.
         objectives, reward_nm = self.scheme.objectives, fill_missing(read_batch.reading.scores, self.scheme.objectives)
         last_reward_m = reward_nm[-1].tolist() if len(reward_nm) else [math.nan] * len(objectives)
-        pairs = list(zip(objectives, last_reward_m, strict=True))
-        score = sum(objective.weight * reward for objective, reward in pairs if reward == reward)
-        extra_info = {**{objective.name: reward for objective, reward in pairs}, carry.KEY: packed}
+        reward_pairs = list(zip(objectives, last_reward_m, strict=True))
+        total_reward = sum(objective.weight * reward for objective, reward in reward_pairs if reward == reward)
+        extra_info = {**{objective.name: reward for objective, reward in reward_pairs}, carry.KEY: packed_text}
         if self.marks_rewards:
             extra_info[ANY_REWARD] = _mark(read_batch.reading.scores, objectives)
-        return {"reward_score": float(score), "reward_extra_info": extra_info}
+        return {"reward_score": float(total_reward), "reward_extra_info": extra_info}
 
     def _columns(self, row_fields: list[Any], ids: list[list[int]]) -> dict[str, list[Any]]:
-        column_rows = []
+        row_dicts = []
         for row, ids_t in zip(row_fields, ids, strict=True):
-            gold = (row.get("reward_model") or {}).get("ground_truth")
-            text = {
+            gold_answer = (row.get("reward_model") or {}).get("ground_truth")
+            text_columns = {
                 "prompts": row.get("raw_prompt"),
                 "completions": self.tokenizer.decode(ids_t, skip_special_tokens=True),
                 "completion_ids": ids_t,
                 "num_turns": row.get("__num_turns__"),
             }
-            answer = {} if gold is None else {"answer": gold}
+            answer_column = {} if gold_answer is None else {"answer": gold_answer}
             extra_fields = {**(row.get("extra_info") or {}), **(row.get("tool_extra_fields") or {})}
-            column_rows.append({**row, **extra_fields, **answer, **text})
-        names = dict.fromkeys(name for row in column_rows for name in row)
-        return {name: [row.get(name) for row in column_rows] for name in names}
+            row_dicts.append({**row, **extra_fields, **answer_column, **text_columns})
+        column_names = dict.fromkeys(name for row in row_dicts for name in row)
+        return {name: [row.get(name) for row in row_dicts] for name in column_names}
 
 
 def _mark(scores: Scores, objectives: Sequence[Objective]) -> float:
     """Hash the rewards whose weight is not 0, so that two rollouts have the same number only if all these rewards agree."""
-    paying_m = torch.tensor([objective.weight != 0 for objective in objectives], dtype=torch.bool)
-    tables = scores.reward_nm[:, paying_m], scores.status_nm[:, paying_m]
-    return float(zlib.crc32(b"".join(table.contiguous().numpy().tobytes() for table in tables)))
+    is_paying_m = torch.tensor([objective.weight != 0 for objective in objectives], dtype=torch.bool)
+    paid_tables = scores.reward_nm[:, is_paying_m], scores.status_nm[:, is_paying_m]
+    return float(zlib.crc32(b"".join(table.contiguous().numpy().tobytes() for table in paid_tables)))
 
 
 def _own_manager(config: Any, scheme: Scheme, tokenizer: Any, router: dict[str, Any]) -> Any:
     """Load the verl reward manager that the user configured; None if the recipe reads none of its numbers."""
     read_columns = {one.options.get("column", "environment") for one in scheme.objectives if one.reward == "environment"}
-    manager = config.algorithm.spanwise.get(OWN_MANAGER)
-    if manager is None or not read_columns:
+    manager_config = config.algorithm.spanwise.get(OWN_MANAGER)
+    if manager_config is None or not read_columns:
         return None
-    is_configured = manager.name != "naive" or config.reward.custom_reward_function.path is not None
+    is_configured = manager_config.name != "naive" or config.reward.custom_reward_function.path is not None
     if not is_configured and "environment" not in read_columns:  # the agent loop gives the numbers of these columns
         return None
     own_config = copy.deepcopy(config)
     with open_dict(own_config):
-        own_config.reward.reward_manager = manager
+        own_config.reward.reward_manager = manager_config
     return load_reward_manager(own_config, tokenizer, **router)

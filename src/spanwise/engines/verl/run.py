@@ -54,10 +54,10 @@ class VerlRun:
     """Credits the batches of a verl trainer by a recipe, and writes its run folder."""
 
     def __init__(self, config: Any, scheme: Scheme, *, value_lam: float, parts: Mapping[str, RowPart]) -> None:
-        actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+        actor_config, rollout_config = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
         self.config, self.scheme, self.value_lam, self.parts = config, scheme, value_lam, parts
-        loss_settings = {"mode": actor.loss_agg_mode, "horizon": actor.get("loss_scale_factor")}
-        self.reduction: dict[str, Any] = {**loss_settings, "mini_batch": actor.ppo_mini_batch_size * rollout.n}
+        loss_settings = {"mode": actor_config.loss_agg_mode, "horizon": actor_config.get("loss_scale_factor")}
+        self.reduction: dict[str, Any] = {**loss_settings, "mini_batch": actor_config.ppo_mini_batch_size * rollout_config.n}
         needed_fields = scheme.needs | ({"logp_nt"} if parts else set())
         self.tokens = {name: field for name, field in TOKENS.items() if name in needed_fields}
         self.step, self.record = Step(scheme), RunRecord.of(config.algorithm.spanwise, option=OPTION)
@@ -70,24 +70,24 @@ class VerlRun:
         real_indices, mode_fields, all_mode_metrics = rows.real, {}, {}
         for name, part in self.parts.items():
             mode_fields |= part.fields(token_logp(rows.tokens["logp_nt"], rows.places[name])[real_indices], number)
-        adv_nt, return_nt, result = credited(rows, uids, mask_nt, self.step, value_lam=self.value_lam, more=mode_fields)
-        say(*result.warnings)
-        reading = result.own.reading
+        adv_nt, return_nt, step_result = credited(rows, uids, mask_nt, self.step, value_lam=self.value_lam, more=mode_fields)
+        say(*step_result.warnings)
+        reading = step_result.own.reading
         adv_nt = adv_nt * self._loss_factor(rows, mask_nt, reading)
         return_nt = adv_nt if return_nt is None else return_nt
         for name, part in self.parts.items():
             weight_n, self.targets[name], mode_metrics = part.lesson(reading, self.scheme, number, rows=len(mask_nt))
             adv_nt[real_indices] = with_token(adv_nt[real_indices], rows.places[name][real_indices], weight_n)
             all_mode_metrics |= mode_metrics
-        self.result = replace(result, metrics={**result.metrics, **all_mode_metrics})
+        self.result = replace(step_result, metrics={**step_result.metrics, **all_mode_metrics})
         return adv_nt, return_nt
 
     @property
     def takes_shares(self) -> bool:
         """True if advantages can be computed for some rows at a time, as neither credit nor run folder needs the whole batch."""
-        correction = self.config.algorithm.get("rollout_correction") or {}
+        correction_config = self.config.algorithm.get("rollout_correction") or {}
         needs_tokens = self.tokens or self.parts or "mask_nt" in self.scheme.needs
-        return not (needs_tokens or self.record or correction.get("rollout_is_batch_normalize"))
+        return not (needs_tokens or self.record or correction_config.get("rollout_is_batch_normalize"))
 
     def credit_rows(self, rows: Rows, uids: Sequence[Any]) -> Shares:
         """Compute the credit of a batch before its tokens are fetched; `credit_share` then computes advantages of some rows."""
@@ -111,16 +111,16 @@ class VerlRun:
         """Write the state of a credit method that remembers earlier batches into the checkpoint of a step."""
         if self.scheme.entry.stateful:
             estimator: Any = self.scheme.entry.estimator
-            folder = Path(self.config.trainer.default_local_dir) / f"global_step_{step}"
-            write_text(folder / MEMORY, json.dumps(estimator.state_dict()))
+            checkpoint_folder = Path(self.config.trainer.default_local_dir) / f"global_step_{step}"
+            write_text(checkpoint_folder / MEMORY, json.dumps(estimator.state_dict()))
 
     def load_memory(self, step: int) -> None:
         """Load the state of a credit method that remembers earlier batches from the checkpoint that verl has just loaded."""
         if step == 0 or not self.scheme.entry.stateful:
             return
         trainer = self.config.trainer
-        by_path = trainer.resume_mode == "resume_path"
-        checkpoint = Path(trainer.resume_from_path if by_path else f"{trainer.default_local_dir}/global_step_{step}")
+        resumes_by_path = trainer.resume_mode == "resume_path"
+        checkpoint = Path(trainer.resume_from_path if resumes_by_path else f"{trainer.default_local_dir}/global_step_{step}")
         memory_file = checkpoint / MEMORY
         estimator_state = json.loads(memory_file.read_text(encoding="utf-8")) if memory_file.is_file() else None
         restore_estimator(self.scheme, estimator_state, checkpoint)
@@ -140,40 +140,40 @@ class VerlRun:
         """Write the metrics of the last credited batch, and its rollouts if they are due, to the run folder."""
         if self.record is None or self.result is None:
             return
-        result, tokenizer = self.result, trainer.tokenizer
+        step_result, tokenizer = self.result, trainer.tokenizer
         batch_number = (trainer.global_steps - 1) * _updates(trainer) + getattr(trainer, "local_trigger_step", 0) + 1
 
         def rollouts() -> Rollouts:
-            sampled_rows, read_rows = sampled(), result.own
-            ids_nt = read_rows.take(sampled_rows.ids_nt[rows.real])
+            sampled_rows, own_rows = sampled(), step_result.own
+            ids_nt = own_rows.take(sampled_rows.ids_nt[rows.real])
             if self._vocabulary is None:
                 self._vocabulary = vocabulary_of(self.config, tokenizer)
             # Reward workers send the places of blocks without their texts, so the trainer finds the texts in the tokens again.
-            spans, text = find_blocks(
-                ids_nt, read_rows.spans.block_nt >= 0, layout=self.scheme.layout, vocabulary=self._vocabulary
+            spans, block_text = find_blocks(
+                ids_nt, own_rows.spans.block_nt >= 0, layout=self.scheme.layout, vocabulary=self._vocabulary
             )
-            differs_n = (spans.block_nt != read_rows.spans.block_nt).any(dim=1)
+            differs_n = (spans.block_nt != own_rows.spans.block_nt).any(dim=1)
             if differs_n.any():
                 raise AlignmentError(
                     f"Row {int(differs_n.int().argmax())}: the reward worker found other blocks than the trainer finds in the same "
                     f"tokens. Give both the same tokenizer (actor_rollout_ref.model.path) and the same recipe files."
                 )
-            read_batch = replace(
-                read_rows, batch=replace(read_rows.batch, ids_nt=ids_nt), reading=replace(read_rows.reading, text=text)
+            completed_batch = replace(
+                own_rows, batch=replace(own_rows.batch, ids_nt=ids_nt), reading=replace(own_rows.reading, text=block_text)
             )
             # `prompt_texts` takes the prompt from a uid's first row, which must be a rollout's first output.
-            real = sorted(rows.real, key=lambda n: 0 if rows.step is None else rows.step[n])
-            uids, prompts = [sampled_rows.uids[n] for n in real], [sampled_rows.prompts[n] for n in real]
-            prompt_by_uid = prompt_texts(tokenizer, uids, prompts)
+            row_order = sorted(rows.real, key=lambda n: 0 if rows.step is None else rows.step[n])
+            uids, prompt_ids = [sampled_rows.uids[n] for n in row_order], [sampled_rows.prompts[n] for n in row_order]
+            prompt_by_uid = prompt_texts(tokenizer, uids, prompt_ids)
             return self.step.rollouts(
-                replace(result, own=read_batch),
+                replace(step_result, own=completed_batch),
                 number=batch_number,
-                prompts=read_rows.repeat([prompt_by_uid[sampled_rows.uids[n]] for n in rows.real]),
-                columns={"answer": read_rows.repeat([sampled_rows.answers[n] for n in rows.real])},
+                prompts=own_rows.repeat([prompt_by_uid[sampled_rows.uids[n]] for n in rows.real]),
+                columns={"answer": own_rows.repeat([sampled_rows.answers[n] for n in rows.real])},
             )
 
         recipe = self._recipe(trainer)
-        self.record.add_batch(batch_number, result, self.scheme, recipe=recipe, tokenizer=tokenizer, rollouts=rollouts)
+        self.record.add_batch(batch_number, step_result, self.scheme, recipe=recipe, tokenizer=tokenizer, rollouts=rollouts)
 
     def add_update(self, logged: Mapping[str, Any]) -> None:
         """Add verl's metrics of a policy update to the run folder."""
@@ -183,15 +183,15 @@ class VerlRun:
     def _recipe(self, trainer: Any) -> dict[str, Any]:
         """Build the content of the run's `recipe.yaml` from the rule of credit and verl's configuration."""
         assert self.record is not None, "there is a folder"
-        rollout, data = self.config.actor_rollout_ref.rollout, self.config.data
+        rollout_config, data_config = self.config.actor_rollout_ref.rollout, self.config.data
         return self.record.recipe(
             self.scheme,
             model=self.config.actor_rollout_ref.model.path,
             steps=trainer.total_training_steps * _updates(trainer),
-            prompts=data.train_batch_size // _updates(trainer),
-            group_size=max(2, rollout.n),
-            temperature=float(rollout.temperature),
-            seed=data.get("seed"),
+            prompts=data_config.train_batch_size // _updates(trainer),
+            group_size=max(2, rollout_config.n),
+            temperature=float(rollout_config.temperature),
+            seed=data_config.get("seed"),
         )
 
 

@@ -80,26 +80,26 @@ def attach(trainer_class: Any) -> None:
 
     @around(trainer_class, "_load_checkpoint")
     def load_checkpoint(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
+        load_result = original(self, *args, **kwargs)
         if self.spanwise is not None:
             self.spanwise.load_memory(self.global_steps)
-        return result
+        return load_result
 
 
 def prepare(config: Any) -> VerlRun:
     """Load the recipe, refuse verl's settings that do not work with it, and set verl's reward manager and loss."""
     scheme = scheme_in(config)
-    actor, section = config.actor_rollout_ref.actor, config.algorithm.spanwise
-    recipe = load(section.recipe)
-    critic = recipe.modes.get("critic") or CriticConfig()
-    has_critic, option = config.critic.get("enable"), "critic.enable=True and critic.model.path=MODEL"
-    start_step, warmup = critic.policy_training_start_step, config.trainer.critic_warmup
+    actor_config, spanwise_section = config.actor_rollout_ref.actor, config.algorithm.spanwise
+    recipe = load(spanwise_section.recipe)
+    critic_settings = recipe.modes.get("critic") or CriticConfig()
+    has_critic, critic_option = config.critic.get("enable"), "critic.enable=True and critic.model.path=MODEL"
+    policy_start_step, critic_warmup = critic_settings.policy_training_start_step, config.trainer.critic_warmup
     refuse(
         {
-            **critic_faults(critic, scheme, engine="verl", there=has_critic, option=option),
-            f"critic.policy_training_start_step is {start_step} and trainer.critic_warmup is {warmup}; add "
-            f"trainer.critic_warmup={start_step + 1}, the first step at which verl trains the policy.": (
-                start_step and warmup != start_step + 1
+            **critic_faults(critic_settings, scheme, engine="verl", there=has_critic, option=critic_option),
+            f"critic.policy_training_start_step is {policy_start_step} and trainer.critic_warmup is {critic_warmup}; add "
+            f"trainer.critic_warmup={policy_start_step + 1}, the first step at which verl trains the policy.": (
+                policy_start_step and critic_warmup != policy_start_step + 1
             ),
         }
     )
@@ -111,20 +111,20 @@ def prepare(config: Any) -> VerlRun:
     scheme.check_loads("verl")
     change_notes = [_replace_loss_mode(config), _replace_filter_metric(config, scheme)]
     refuse(_faults(config) | _reward_faults(config, scheme))
-    parts = parts_in(config, scheme, lambda: omega_conf_to_dataclass(config.actor_rollout_ref.model))
-    run = VerlRun(config, scheme, value_lam=critic.gae_lambda_value, parts=parts)
+    mode_parts = parts_in(config, scheme, lambda: omega_conf_to_dataclass(config.actor_rollout_ref.model))
+    verl_run = VerlRun(config, scheme, value_lam=critic_settings.gae_lambda_value, parts=mode_parts)
     with open_dict(config):
-        section.recipe = str(Path(section.recipe).resolve())
+        spanwise_section.recipe = str(Path(spanwise_section.recipe).resolve())
         if config.trainer.get("use_v1"):
             config.trainer.v1.trainer_mode = _trainer_mode(config)  # verl itself has no mode named spanwise_...
-        manager = config.reward.reward_manager
+        manager_config = config.reward.reward_manager
         if _manager_name(config) is not None:
-            section[OWN_MANAGER] = OmegaConf.to_container(manager)
-        manager.source, manager.module.path, manager.name = MANAGER
-        for part in parts.values():
-            actor.policy_loss.loss_mode = loss_of(part.mode, actor.policy_loss.get("loss_mode", "vanilla"))
+            spanwise_section[OWN_MANAGER] = OmegaConf.to_container(manager_config)
+        manager_config.source, manager_config.module.path, manager_config.name = MANAGER
+        for part in mode_parts.values():
+            actor_config.policy_loss.loss_mode = loss_of(part.mode, actor_config.policy_loss.get("loss_mode", "vanilla"))
     say(*change_notes, *_remarks(config, scheme, recipe))
-    return run
+    return verl_run
 
 
 def _replace_loss_mode(config: Any) -> str | None:
@@ -133,25 +133,25 @@ def _replace_loss_mode(config: Any) -> str | None:
     The policy loss is the same under every mode whose divisor is undone; only KL and entropy change.
     """
     actor = config.actor_rollout_ref.actor
-    is_split = config.data.train_batch_size > actor.ppo_mini_batch_size and _trainer_mode(config) != "separate_async"
+    has_mini_batches = config.data.train_batch_size > actor.ppo_mini_batch_size and _trainer_mode(config) != "separate_async"
     is_sapo = actor.policy_loss.get("loss_mode", "vanilla") == "sapo"
-    if actor.loss_agg_mode != "token-mean" or not (is_split or is_sapo):
+    if actor.loss_agg_mode != "token-mean" or not (has_mini_batches or is_sapo):
         return None
-    critic_mode = OmegaConf.select(config, "critic.loss_agg_mode")
+    critic_loss_mode = OmegaConf.select(config, "critic.loss_agg_mode")
     with open_dict(config):
         actor.loss_agg_mode = MODES[0]
-        if critic_mode is not None:  # by default the critic would copy the actor's new mode
-            config.critic.loss_agg_mode = critic_mode
-    reason = "with several mini-batches, each would divide by its own number of tokens"
-    reason = "sapo supports no other mode" if is_sapo else reason
+        if critic_loss_mode is not None:  # by default the critic would copy the actor's new mode
+            config.critic.loss_agg_mode = critic_loss_mode
+    change_reason = "with several mini-batches, each would divide by its own number of tokens"
+    change_reason = "sapo supports no other mode" if is_sapo else change_reason
     kl_note = " KL and entropy are averaged the same way." if actor.use_kl_loss or actor.entropy_coeff else ""
-    return f"loss_agg_mode is set from token-mean to {MODES[0]}: {reason}. The policy loss stays the same.{kl_note}"
+    return f"loss_agg_mode is set from token-mean to {MODES[0]}: {change_reason}. The policy loss stays the same.{kl_note}"
 
 
 def filter_metric(config: Any) -> str | None:
     """Return the name of the metric by which verl filters groups; None without a filter."""
-    section = OmegaConf.select(config, _FILTER) or {}
-    return section.get("metric") if section.get("enable") else None
+    filter_section = OmegaConf.select(config, _FILTER) or {}
+    return filter_section.get("metric") if filter_section.get("enable") else None
 
 
 def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
@@ -171,10 +171,10 @@ def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
 
 def scheme_in(config: Any) -> Scheme:
     """Load the rule of credit from the recipe that verl's configuration names."""
-    path = (config.algorithm.get("spanwise") or {}).get("recipe")
-    if path is None:
+    recipe_path = (config.algorithm.get("spanwise") or {}).get("recipe")
+    if recipe_path is None:
         raise RecipeError("spanwise needs a recipe: add +algorithm.spanwise.recipe=recipe.yaml.")
-    return scheme_at(path, longest=config.data.max_response_length, options=_discounts(config).options)
+    return scheme_at(recipe_path, longest=config.data.max_response_length, options=_discounts(config).options)
 
 
 def _discounts(config: Any) -> Discounts:
@@ -184,20 +184,20 @@ def _discounts(config: Any) -> Discounts:
 
 def _manager_name(config: Any) -> str | None:
     """Return the name of the configured reward manager; None if it is `SpanRewardManager`."""
-    manager = config.reward.reward_manager
-    return None if (manager.source, manager.name) == (MANAGER[0], MANAGER[2]) else manager.name
+    manager_config = config.reward.reward_manager
+    return None if (manager_config.source, manager_config.name) == (MANAGER[0], MANAGER[2]) else manager_config.name
 
 
 def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str, RowPart]:
     """Build the object that runs each mode (such as laser) in verl, by mode name; `policy` returns the policy's `HFModelConfig`."""
-    modes = [mode for mode in scheme.modes if "verl" in mode.parts]
-    for mode in modes:
+    verl_modes = [mode for mode in scheme.modes if "verl" in mode.parts]
+    for mode in verl_modes:
         part_class(mode, "verl").check(mode, "verl", config)
-    if not modes:
+    if not verl_modes:
         return {}
     model_config = policy()
     return parts_of(
-        modes,
+        verl_modes,
         "verl",
         model_config.tokenizer,
         size=model_config.hf_config.get_text_config().vocab_size,
@@ -208,53 +208,53 @@ def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str
 
 def _reward_faults(config: Any, scheme: Scheme) -> dict[str, Any]:
     """Return error sentences about rewards and discounts of verl that would do nothing, each with whether it applies."""
-    manager, function = _manager_name(config), OmegaConf.select(config, "reward.custom_reward_function.path")
-    is_used = any(objective.reward == "environment" for objective in scheme.objectives)
-    norm_name = "algorithm.norm_adv_by_std_in_grpo"
+    manager_name, function_path = _manager_name(config), OmegaConf.select(config, "reward.custom_reward_function.path")
+    reads_environment = any(objective.reward == "environment" for objective in scheme.objectives)
+    norm_setting = "algorithm.norm_adv_by_std_in_grpo"
     return {
-        f"reward.reward_manager is {manager}{_UNUSED}": manager not in (None, "naive") and not is_used,
-        f"reward.custom_reward_function is {function}{_UNUSED}": function is not None and not is_used,
+        f"reward.reward_manager is {manager_name}{_UNUSED}": manager_name not in (None, "naive") and not reads_environment,
+        f"reward.custom_reward_function is {function_path}{_UNUSED}": function_path is not None and not reads_environment,
         "reward.reward_model.enable is True, but verl passes its reward model only to reward.custom_reward_function. Set the path "
         "and name of such a function, and add {reward: environment, pays: [...]} to the recipe.": (
-            OmegaConf.select(config, "reward.reward_model.enable") and not (is_used and function is not None)
+            OmegaConf.select(config, "reward.reward_model.enable") and not (reads_environment and function_path is not None)
         ),
-        **deviation_fault(norm_name, OmegaConf.select(config, norm_name), scheme),
+        **deviation_fault(norm_setting, OmegaConf.select(config, norm_setting), scheme),
         **_discounts(config).faults(scheme),
     }
 
 
 def _faults(config: Any) -> dict[str, Any]:
     """Return error sentences about settings of verl that would change the credit, each with whether it applies."""
-    actor, trainer = config.actor_rollout_ref.actor, config.trainer
-    loss, loss_agg_mode = actor.policy_loss.get("loss_mode", "vanilla"), actor.loss_agg_mode
-    section, correction = config.algorithm.spanwise, config.algorithm.get("rollout_correction") or {}
-    folder, dump_folder = section.get("folder"), trainer.get("rollout_data_dir")
+    actor_config, trainer_config = config.actor_rollout_ref.actor, config.trainer
+    loss_mode, loss_agg_mode = actor_config.policy_loss.get("loss_mode", "vanilla"), actor_config.loss_agg_mode
+    section, correction_config = config.algorithm.spanwise, config.algorithm.get("rollout_correction") or {}
+    run_folder, dump_folder = section.get("folder"), trainer_config.get("rollout_data_dir")
     return {
         f"{unknown('loss_agg_mode', loss_agg_mode, MODES)} {USE}": loss_agg_mode not in MODES,
         f"loss_agg_mode '{loss_agg_mode}' divides by the width of each micro-batch, and widths differ. Set "
         f"actor_rollout_ref.actor.loss_scale_factor to the longest response. Or: {USE}": (
-            loss_agg_mode == "seq-mean-token-sum-norm" and not actor.get("loss_scale_factor")
+            loss_agg_mode == "seq-mean-token-sum-norm" and not actor_config.get("loss_scale_factor")
         ),
         **fixed_faults(_FIXED, lambda name: OmegaConf.select(config, name)),
-        f"policy_loss.loss_mode '{loss}' averages advantages, picks tokens by their size or adds a term that does not grow "
-        f"with them. Use vanilla, cispo, gspo or sapo.": loss in ("geo_mean", "clip_cov", "kl_cov", "dro"),
+        f"policy_loss.loss_mode '{loss_mode}' averages advantages, picks tokens by their size or adds a term that does not grow "
+        f"with them. Use vanilla, cispo, gspo or sapo.": loss_mode in ("geo_mean", "clip_cov", "kl_cov", "dro"),
         f"policy_loss.loss_mode 'sapo' always averages as seq-mean-token-mean. {USE}": (
-            loss == "sapo" and loss_agg_mode != MODES[0]
+            loss_mode == "sapo" and loss_agg_mode != MODES[0]
         ),
         "rollout_correction.bypass_mode with rollout_rs rejects tokens inside the loss, after spanwise has counted them. Use "
         "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum.": (
-            correction.get("bypass_mode") and correction.get("rollout_rs") and loss_agg_mode == MODES[0]
+            correction_config.get("bypass_mode") and correction_config.get("rollout_rs") and loss_agg_mode == MODES[0]
         ),
         "algorithm.spanwise.options is for estimators of one reward. Write the options in the recipe.": "options" in section,
         **{
             f"algorithm.spanwise.{name} is no option. Use {', '.join(_KNOWN)}.": name not in (*_KNOWN, OWN_MANAGER)
             for name in section
         },
-        f"trainer.val_only=True trains nothing, so there is no run to write. Remove {OPTION}.": folder
-        and trainer.get("val_only"),
+        f"trainer.val_only=True trains nothing, so there is no run to write. Remove {OPTION}.": run_folder
+        and trainer_config.get("val_only"),
         f"trainer.rollout_data_dir is '{dump_folder}', where {OPTION} writes its own rollouts. Remove trainer.rollout_data_dir, "
         f"or name another folder.": (
-            folder and dump_folder and Path(dump_folder).resolve() == (Path(str(folder)) / "rollouts").resolve()
+            run_folder and dump_folder and Path(dump_folder).resolve() == (Path(str(run_folder)) / "rollouts").resolve()
         ),
     }
 

@@ -27,33 +27,33 @@ SHARE = 2**21
 def attach(v1: Any) -> None:
     """Let verl's V1 trainers train by a recipe; `spanwise_<mode>` becomes a second name of each trainer mode."""
     settings.attach(v1.PPOTrainer)
-    registry = v1.trainer_base.TRAINER_REGISTRY
+    trainer_registry = v1.trainer_base.TRAINER_REGISTRY
     for mode in MODES:
-        if mode in registry:
-            registry.setdefault(f"spanwise_{mode}", registry[mode])
+        if mode in trainer_registry:
+            trainer_registry.setdefault(f"spanwise_{mode}", trainer_registry[mode])
 
     @around(v1.PPOTrainer, "_compute_advantage")
     def compute_advantage(original: Any, self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         run: VerlRun | None = self.spanwise
         if run is None:
             return original(self, batch, metrics)
-        rows = rows_of(batch, run.tokens, run.parts)
+        batch_rows = rows_of(batch, run.tokens, run.parts)
         if run.takes_shares:
-            return _by_shares(v1.trainer_base.MetricsAggregator, partial(original, self), batch, metrics, rows, run)
-        with carrying(partial(run.credit, rows, getattr(self, "global_steps", 1) - 1)):
+            return _by_shares(v1.trainer_base.MetricsAggregator, partial(original, self), batch, metrics, batch_rows, run)
+        with carrying(partial(run.credit, batch_rows, getattr(self, "global_steps", 1) - 1)):
             batch = original(self, batch, metrics)
         metrics.update(run.result.metrics if run.result else {})
         if run.parts:
-            _write_targets(batch, rows, run.targets)
-        run.keep(self, rows, lambda: sampled_of(batch))
+            _write_targets(batch, batch_rows, run.targets)
+        run.keep(self, batch_rows, lambda: sampled_of(batch))
         return batch
 
     @around(v1.PPOTrainer, "_compute_metrics")
     def compute_metrics(original: Any, self: Any, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        result = original(self, batch, metrics, *args, **kwargs)
+        computed_metrics = original(self, batch, metrics, *args, **kwargs)
         if self.spanwise is not None:
             self.spanwise.add_update(metrics)
-        return result
+        return computed_metrics
 
 
 def _by_shares(aggregator: Any, original: Any, batch: Any, metrics: dict[str, Any], rows: Rows, run: VerlRun) -> Any:
@@ -61,35 +61,35 @@ def _by_shares(aggregator: Any, original: Any, batch: Any, metrics: dict[str, An
 
     verl's metrics of the shares are joined like those of its mini-batches.
     """
-    shares = run.credit_rows(rows, [uid for uid, _ in rows.session or ()])
+    batch_shares = run.credit_rows(rows, [uid for uid, _ in rows.session or ()])
     credited_shares, joined_metrics = [], aggregator()
-    for share in shares.split(SHARE):
+    for share in batch_shares.split(SHARE):
         share_metrics: dict[str, Any] = {}
-        with carrying(partial(run.credit_share, shares, share)):
+        with carrying(partial(run.credit_share, batch_shares, share)):
             credited_shares.append(original(batch.select_keys([batch.keys[n] for n in share]), share_metrics))
         joined_metrics.add_step_metrics(share_metrics, sample_count=len(share))
-    metrics.update({**joined_metrics.get_aggregated_metrics(), **shares.batch.metrics})
+    metrics.update({**joined_metrics.get_aggregated_metrics(), **batch_shares.batch.metrics})
     return type(batch).concat(credited_shares).select_keys(batch.keys)
 
 
 def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, RowPart] | None = None) -> Rows:
     """Fetch the packed blocks and rewards of the rows of a batch, and the numbers per token that the method needs."""
-    data = _fetch(batch, "extra_fields", *tokens.values(), *(["responses", "response_mask"] if parts else []))
-    extra_fields = list(data["extra_fields"])  # the TransferQueue may return an array instead of a list
-    split_keys = [key.rsplit("_", 2) for key in batch.keys]
+    fetched_fields = _fetch(batch, "extra_fields", *tokens.values(), *(["responses", "response_mask"] if parts else []))
+    extra_fields = list(fetched_fields["extra_fields"])  # the TransferQueue may return an array instead of a list
+    key_parts = [key.rsplit("_", 2) for key in batch.keys]
     token_column_by_mode = {}
     for name, part in (parts or {}).items():  # the token that a mode appended ends its row and is masked
-        columns = [
+        token_columns = [
             len(ids) - 1 if len(ids) > 1 and int(ids[-1]) == part.token and not mask[-1] else -1
-            for ids, mask in zip(data["responses"].unbind(), data["response_mask"].unbind(), strict=True)
+            for ids, mask in zip(fetched_fields["responses"].unbind(), fetched_fields["response_mask"].unbind(), strict=True)
         ]
-        token_column_by_mode[name] = torch.tensor(columns)
+        token_column_by_mode[name] = torch.tensor(token_columns)
     return Rows(
         packed=[(fields.get("reward_extra_info") or {}).get(KEY) for fields in extra_fields],
-        session=[(uid, session) for uid, session, _ in split_keys],
-        step=[int(output) for _, _, output in split_keys],
+        session=[(uid, session) for uid, session, _ in key_parts],
+        step=[int(output) for _, _, output in key_parts],
         padding=[bool(tag.get("is_padding")) for tag in batch.tags],
-        tokens={name: data[field].to_padded_tensor(0.0) for name, field in tokens.items()},
+        tokens={name: fetched_fields[field].to_padded_tensor(0.0) for name, field in tokens.items()},
         places=token_column_by_mode,
     )
 
@@ -101,24 +101,24 @@ def _fetch(batch: Any, *fields: str) -> Any:
 
 def _write_targets(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
     """Write the targets of modes such as laser over the old log-probabilities of their tokens in the TransferQueue."""
-    old_logps = [row.clone() for row in _fetch(batch, "old_log_probs")["old_log_probs"].unbind()]
+    old_logp_rows = [row.clone() for row in _fetch(batch, "old_log_probs")["old_log_probs"].unbind()]
     for name, target_n in targets.items():
         for n, target in zip(rows.real, target_n, strict=True):
-            if (column := int(rows.places[name][n])) >= 0:
-                old_logps[n][column] = target
-    nested_logps = torch.nested.as_nested_tensor(old_logps, layout=torch.jagged)
-    update = TensorDict({"old_log_probs": nested_logps}, batch_size=len(old_logps))
-    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=update)
+            if (token_column := int(rows.places[name][n])) >= 0:
+                old_logp_rows[n][token_column] = target
+    nested_logp_table = torch.nested.as_nested_tensor(old_logp_rows, layout=torch.jagged)
+    updated_fields = TensorDict({"old_log_probs": nested_logp_table}, batch_size=len(old_logp_rows))
+    tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=updated_fields)
 
 
 def sampled_of(batch: Any) -> Sampled:
     """Fetch prompts, responses and gold answers (if the dataset has any) of a batch from the TransferQueue."""
-    data = _fetch(batch, "prompts", "responses", "reward_model")
-    field_names = set(data.keys())  # `in` does not work on a TensorDict
-    reward_models = list(data["reward_model"]) if "reward_model" in field_names else [None] * len(batch.keys)
+    fetched_fields = _fetch(batch, "prompts", "responses", "reward_model")
+    field_names = set(fetched_fields.keys())  # `in` does not work on a TensorDict
+    reward_models = list(fetched_fields["reward_model"]) if "reward_model" in field_names else [None] * len(batch.keys)
     return Sampled(
         uids=[key.rsplit("_", 2)[0] for key in batch.keys],
-        prompts=[ids_t.tolist() for ids_t in data["prompts"].unbind()],
-        ids_nt=data["responses"].to_padded_tensor(0),
+        prompts=[ids_t.tolist() for ids_t in fetched_fields["prompts"].unbind()],
+        ids_nt=fetched_fields["responses"].to_padded_tensor(0),
         answers=[(reward_model or {}).get("ground_truth") for reward_model in reward_models],
     )
