@@ -51,11 +51,11 @@ def outcome_advantages(
     # A row with a padding id is not compared with completions if it is at the end of the batch or has no trained token.
     is_padding_n = [bool(_PAD.fullmatch(str(uid))) for uid in uids]
     first_padding_row = max((n + 1 for n, is_padding in enumerate(is_padding_n) if not is_padding), default=0)
-    trained_n = response_mask.bool().any(dim=1)
-    compared_indices = [n for n, pad in enumerate(is_padding_n) if not pad or (n < first_padding_row and trained_n[n])]
+    is_trained_n = response_mask.bool().any(dim=1)
+    compared_indices = [n for n, pad in enumerate(is_padding_n) if not pad or (n < first_padding_row and is_trained_n[n])]
     # A rollout that the trainer rejected has no trained token, so its reward is the sum over all its tokens.
     reward_n = torch.where(
-        trained_n, step_rewards(token_level_rewards, response_mask), token_level_rewards.double().sum(dim=1)
+        is_trained_n, step_rewards(token_level_rewards, response_mask), token_level_rewards.double().sum(dim=1)
     )
     adv_n = torch.zeros_like(reward_n)
     if compared_indices:

@@ -40,13 +40,13 @@ def packed(value_bt: Shaped[Tensor, "b t"], inputs: Mapping[str, Any], *, pad_id
         return value_bt  # with images, Unsloth leaves padding and columns as they are
     prompt_ids_bp = inputs["prompt_ids"]
     is_pad_bl = torch.cat([prompt_ids_bp, inputs["completion_ids"]], dim=1) == pad_id
-    value_bl = torch.cat([value_bt.new_zeros(prompt_ids_bp.shape), value_bt], dim=1)
-    value_bl = value_bl.gather(1, is_pad_bl.to(torch.uint8).argsort(dim=1, stable=True))
+    packed_value_bl = torch.cat([value_bt.new_zeros(prompt_ids_bp.shape), value_bt], dim=1)
+    packed_value_bl = packed_value_bl.gather(1, is_pad_bl.to(torch.uint8).argsort(dim=1, stable=True))
     # Log-probabilities that were computed before the loss show how wide Unsloth makes its tables.
     for name in ("old_per_token_logps", "ref_per_token_logps"):
         if inputs.get(name) is not None:
-            return value_bl[:, -inputs[name].shape[1] :]
-    return value_bl[:, -(value_bt.shape[1] + int((prompt_ids_bp == pad_id).sum(dim=1).max())) :]
+            return packed_value_bl[:, -inputs[name].shape[1] :]
+    return packed_value_bl[:, -(value_bt.shape[1] + int((prompt_ids_bp == pad_id).sum(dim=1).max())) :]
 
 
 def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:

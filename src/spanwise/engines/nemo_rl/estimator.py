@@ -88,7 +88,7 @@ class SpanEstimator:
 
     def _columns(self, batch: Any, prompt_ids: Tensor, ids: list[list[int]], rewards: Tensor) -> dict[str, list[Any]]:
         """Return the columns that reward functions read: the batch's lists, the environment's info and reward, and texts."""
-        environment_facts = batch.get("extra_env_info") or [None] * len(ids)
+        environment_infos = batch.get("extra_env_info") or [None] * len(ids)
         list_by_name: dict[str, list[Any]] = {}
         for name, values in batch.items():
             values = values.tolist() if isinstance(values, Tensor) and values.dim() == 1 else values
@@ -97,7 +97,7 @@ class SpanEstimator:
         row_dicts = [{name: values[n] for name, values in list_by_name.items()} for n in range(len(ids))]
         decode_ids = partial(self.tokenizer.decode, skip_special_tokens=True)
         return {
-            **columns_of([{**row, **(fact or {})} for row, fact in zip(row_dicts, environment_facts, strict=True)]),
+            **columns_of([{**row, **(fact or {})} for row, fact in zip(row_dicts, environment_infos, strict=True)]),
             "prompts": [decode_ids(row_ids) for row_ids in prompt_ids.tolist()],
             "completions": [decode_ids(row_ids) for row_ids in ids],
             "completion_ids": ids,

@@ -183,9 +183,9 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             for name, value_nt in (("values", batch.value_nt), ("returns", return_nt)):
                 data[name] = torch.where(mask_nt, pad(value_nt, (0, 0, 0, len(mask_nt) - row_count)), 0.0)
         for name, part in self.parts.items():
-            weight_n, target_n, mode_metrics = part.lesson(reading, self.scheme, self.global_step - 1, rows=row_count)
-            weight_n = weight_n * factor_n1[:row_count, 0]
-            for field, value_n in (("advantages", weight_n), ("action_log_probs", target_n)):
+            mode_weight_n, target_n, mode_metrics = part.lesson(reading, self.scheme, self.global_step - 1, rows=row_count)
+            mode_weight_n = mode_weight_n * factor_n1[:row_count, 0]
+            for field, value_n in (("advantages", mode_weight_n), ("action_log_probs", target_n)):
                 data[field] = with_token(data[field], column_by_mode[name], value_n)
             all_metrics |= mode_metrics
         self.last_advantages = adv_nt[:row_count]
@@ -264,11 +264,11 @@ def fold_factor(
         micro_slices = [slice(first, first + micro_batch_size) for first in range(start, end, micro_batch_size)]
         slices_by_reduction = {"prompt_mean": prompt_slices, "token_mean_legacy": micro_slices}
         for divided_slice in slices_by_reduction.get(loss_reduction, [mini_batch_slice]):
-            token_count = length_n[divided_slice].sum()
+            slice_token_count = length_n[divided_slice].sum()
             factor_n[divided_slice] = {
-                "token_mean": token_count,
-                "prompt_mean": len(prompt_slices) * token_count,
-                "token_mean_legacy": len(micro_slices) * token_count,
+                "token_mean": slice_token_count,
+                "prompt_mean": len(prompt_slices) * slice_token_count,
+                "token_mean_legacy": len(micro_slices) * slice_token_count,
                 "sequence_mean": mini_batch_rows * length_n[divided_slice],
                 "seq_mean_token_sum_norm": float(mini_batch_rows * (max_seq_len or 1)),
             }[loss_reduction]

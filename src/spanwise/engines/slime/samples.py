@@ -36,9 +36,9 @@ def batch_of(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, 
         steps=Steps(rollout_n, torch.arange(len(samples))) if has_turns else None,
         logp_nt=None if None in rollout_logps else pad_sequence([torch.tensor(logp) for logp in rollout_logps], True),
     )
-    left_out_n = torch.tensor([one.remove_sample or not any(mask) for one, mask in zip(samples, loss_masks, strict=True)])
+    is_left_out_n = torch.tensor([one.remove_sample or not any(mask) for one, mask in zip(samples, loss_masks, strict=True)])
     assert batch.mask_nt is not None
-    return batch, rollout_n, batch.mask_nt & ~left_out_n[:, None]
+    return batch, rollout_n, batch.mask_nt & ~is_left_out_n[:, None]
 
 
 def _columns(args: Any, sample: Any, ids: list[int]) -> dict[str, Any]:

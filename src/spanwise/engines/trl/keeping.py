@@ -108,7 +108,7 @@ class Keeping(BatchCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin or continue the run folder; every process first refuses a folder that holds another run."""
-        batch_number, group_size = state.global_step // self.per_batch, args.num_generations or 1
+        first_batch_number, group_size = state.global_step // self.per_batch, args.num_generations or 1
         recipe = self.record.recipe(
             self.trainer.scheme,
             model=str(getattr(getattr(self.trainer.model, "config", None), "_name_or_path", "")) or None,
@@ -120,10 +120,10 @@ class Keeping(BatchCallback):
             max_completion_length=args.max_completion_length,
             seed=args.seed,
         )
-        self.record.check(recipe, step=batch_number)
+        self.record.check(recipe, step=first_batch_number)
         self.trainer.accelerator.wait_for_everyone()  # no process writes before all have checked the folder
         if state.is_world_process_zero:
-            self.record.begin(recipe, step=batch_number, tokenizer=self.trainer.processing_class)
+            self.record.begin(recipe, step=first_batch_number, tokenizer=self.trainer.processing_class)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write the line of metrics of the previous generation batch before a new batch begins."""

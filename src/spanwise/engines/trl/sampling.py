@@ -103,9 +103,9 @@ class DynamicSampling:
         scored_rows, scheme = self.trainer._read(generated, prompts, rows), self.trainer.scheme
         group_size = self.trainer.num_generations
         if self.kind != CREDIT:
-            worth_gn = scored_rows.worth_nm(scheme)[:, scheme.names.index(self.kind)].view(-1, group_size)
-            is_nan_gn = worth_gn.isnan()
-            return worth_gn.masked_fill(is_nan_gn, -torch.inf).amax(1) > worth_gn.masked_fill(is_nan_gn, torch.inf).amin(1)
+            reward_gn = scored_rows.worth_nm(scheme)[:, scheme.names.index(self.kind)].view(-1, group_size)
+            is_nan_gn = reward_gn.isnan()
+            return reward_gn.masked_fill(is_nan_gn, -torch.inf).amax(1) > reward_gn.masked_fill(is_nan_gn, torch.inf).amin(1)
         useful_n = self.trainer.step.useful(scored_rows)
         if scored_rows.turns is not None:  # one row per turn; a completion without a turn has none
             useful_n = torch.zeros(scored_rows.completions, dtype=torch.bool).index_put((scored_rows.turns.row_s,), useful_n)

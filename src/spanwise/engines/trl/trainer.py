@@ -386,11 +386,11 @@ class SpanGRPOTrainer(GRPOTrainer):
     @torch.no_grad()
     def _sampled_logps(self, rows: Sequences, output: dict[str, Any]) -> Tensor:
         """Compute the tokens' log-probabilities under the policy and the temperature that sampled them."""
-        logp_nt = output.get("old_per_token_logps")
-        if logp_nt is None:
+        sampled_logp_nt = output.get("old_per_token_logps")
+        if sampled_logp_nt is None:
             logp_arguments = (rows.ids_nl, rows.attention_nl, rows.width, self.args.per_device_train_batch_size)
-            logp_nt, self._logps = self._get_per_token_logps_and_entropies(self.model, *logp_arguments)[0], None
-        return logp_nt[:, : rows.width].float().cpu()
+            sampled_logp_nt, self._logps = self._get_per_token_logps_and_entropies(self.model, *logp_arguments)[0], None
+        return sampled_logp_nt[:, : rows.width].float().cpu()
 
     def _first(self, key: str) -> bool:
         """Return True only at the first call with a key, for checks and warnings that are due once."""

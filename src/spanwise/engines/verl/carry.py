@@ -138,8 +138,8 @@ class Carried:
             row_turns = split_turns(sampled_nt, torch.where(sampled_nt, runs(sampled_nt) * self.split_n[row_n, None], -1))
             block_nt = row_turns.take(block_nt, fill=-1)
         reading_row_s = torch.isin(self.row_s, row_n).nonzero().flatten()
-        spans = Spans.of_blocks(scheme.layout.names, block_nt, self.reading.fault_n[reading_row_s])
-        return Tokens(spans, sampled_nt, row_turns, reading_row_s)
+        row_spans = Spans.of_blocks(scheme.layout.names, block_nt, self.reading.fault_n[reading_row_s])
+        return Tokens(row_spans, sampled_nt, row_turns, reading_row_s)
 
     def check(self, mask_nt: Tensor, sampled_nt: Tensor, rows: Sequence[int]) -> None:
         """Refuse rows in which verl trains other tokens than those that its reward worker considered sampled."""
@@ -308,16 +308,18 @@ def loss_factor(
     horizon: int | float | None = None,
 ) -> Float[Tensor, "n 1"]:
     """Compute what advantages are multiplied by, so that verl's loss is a mean over rollouts of sums over tokens."""
-    length_n1, row_count = mask_nt.sum(dim=1, keepdim=True).float(), rows or len(mask_nt)
+    token_count_n1, row_count = mask_nt.sum(dim=1, keepdim=True).float(), rows or len(mask_nt)
     if mode == "token-mean" and row_count > mini_batch:
         raise RecipeError(
             f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and this batch of {row_count} rows makes "
             f"mini-batches of {mini_batch}, so the same credit would weigh differently in each. {USE}"
         )
     # verl divides by a fixed number of rows, so rows / rollouts corrects for padding and for rollouts of several rows.
-    row_factor_n1 = length_n1.new_full(length_n1.shape, row_count / max(rollouts, 1))
+    row_factor_n1 = token_count_n1.new_full(token_count_n1.shape, row_count / max(rollouts, 1))
     if mode == "token-sum":
         return row_factor_n1 / mini_batch
     if mode == "token-mean":
         return row_factor_n1 / row_count * tokens
-    return row_factor_n1 * {"seq-mean-token-mean": length_n1, "seq-mean-token-sum-norm": float(horizon or 1)}.get(mode, 1.0)
+    return row_factor_n1 * {"seq-mean-token-mean": token_count_n1, "seq-mean-token-sum-norm": float(horizon or 1)}.get(
+        mode, 1.0
+    )

@@ -58,11 +58,11 @@ class SpanRewardManager(RewardManagerBase):
         """Return a rollout's outputs as a batch, their lengths, and whether all have a mask of their sampled tokens."""
         ids_nt = data.batch["responses"]
         length_n = data.batch["attention_mask"][:, -ids_nt.shape[1] :].sum(dim=1).tolist()
-        row_fields = [data[n].non_tensor_batch for n in range(len(data))]
-        given_masks = [(row.get("tool_extra_fields") or {}).get(masks.KEY) for row in row_fields]
+        field_dicts = [data[n].non_tensor_batch for n in range(len(data))]
+        given_masks = [(row.get("tool_extra_fields") or {}).get(masks.KEY) for row in field_dicts]
         ids = [ids_t[:length].tolist() for ids_t, length in zip(ids_nt, length_n, strict=True)]
         sampled_masks = [[1] * len(row) if mask is None else mask for row, mask in zip(ids, given_masks, strict=True)]
-        columns = self._columns(row_fields, ids)
+        columns = self._columns(field_dicts, ids)
         if own_result is not None:  # verl's own reward managers score only the last output
             reward_columns = {**own_result.get("reward_extra_info", {}), "environment": own_result["reward_score"]}
             columns |= {name: [None] * (len(ids) - 1) + [number] for name, number in reward_columns.items()}

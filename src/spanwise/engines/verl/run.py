@@ -76,8 +76,8 @@ class VerlRun:
         adv_nt = adv_nt * self._loss_factor(rows, mask_nt, reading)
         return_nt = adv_nt if return_nt is None else return_nt
         for name, part in self.parts.items():
-            weight_n, self.targets[name], mode_metrics = part.lesson(reading, self.scheme, number, rows=len(mask_nt))
-            adv_nt[real_indices] = with_token(adv_nt[real_indices], rows.places[name][real_indices], weight_n)
+            mode_weight_n, self.targets[name], mode_metrics = part.lesson(reading, self.scheme, number, rows=len(mask_nt))
+            adv_nt[real_indices] = with_token(adv_nt[real_indices], rows.places[name][real_indices], mode_weight_n)
             all_mode_metrics |= mode_metrics
         self.result = replace(step_result, metrics={**step_result.metrics, **all_mode_metrics})
         return adv_nt, return_nt
@@ -149,10 +149,10 @@ class VerlRun:
             if self._vocabulary is None:
                 self._vocabulary = vocabulary_of(self.config, tokenizer)
             # Reward workers send the places of blocks without their texts, so the trainer finds the texts in the tokens again.
-            spans, block_text = find_blocks(
+            found_spans, block_text = find_blocks(
                 ids_nt, own_rows.spans.block_nt >= 0, layout=self.scheme.layout, vocabulary=self._vocabulary
             )
-            differs_n = (spans.block_nt != own_rows.spans.block_nt).any(dim=1)
+            differs_n = (found_spans.block_nt != own_rows.spans.block_nt).any(dim=1)
             if differs_n.any():
                 raise AlignmentError(
                     f"Row {int(differs_n.int().argmax())}: the reward worker found other blocks than the trainer finds in the same "
