@@ -315,11 +315,9 @@ def loss_factor(
             f"mini-batches of {mini_batch}, so the same credit would weigh differently in each. {USE}"
         )
     # verl divides by a fixed number of rows, so rows / rollouts corrects for padding and for rollouts of several rows.
-    row_factor_n1 = token_count_n1.new_full(token_count_n1.shape, row_count / max(rollouts, 1))
+    factor_n1 = token_count_n1.new_full(token_count_n1.shape, row_count / max(rollouts, 1))
     if mode == "token-sum":
-        return row_factor_n1 / mini_batch
+        return factor_n1 / mini_batch
     if mode == "token-mean":
-        return row_factor_n1 / row_count * tokens
-    return row_factor_n1 * {"seq-mean-token-mean": token_count_n1, "seq-mean-token-sum-norm": float(horizon or 1)}.get(
-        mode, 1.0
-    )
+        return factor_n1 / row_count * tokens
+    return factor_n1 * {"seq-mean-token-mean": token_count_n1, "seq-mean-token-sum-norm": float(horizon or 1)}.get(mode, 1.0)
