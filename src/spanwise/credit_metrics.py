@@ -37,18 +37,18 @@ class CreditedBatch:
         if self.group_n is None or self.scheme.value_names:
             return {}
         group_n, reward_nm = group_index(self.group_n).cpu(), self.scores.reward_nm.cpu()
-        agreement = {}
+        agreement_by_objective = {}
         for m, objective in enumerate(self.scheme.objectives):
             if objective.baseline not in ("none", "batch"):
-                groups = moments(reward_nm[:, m], group_n)
-                agreement[objective.name] = groups.square_s == 0, groups.count_s > 1
-        return agreement
+                group_moments = moments(reward_nm[:, m], group_n)
+                agreement_by_objective[objective.name] = group_moments.square_s == 0, group_moments.count_s > 1
+        return agreement_by_objective
 
 
 def _by_block(batch: CreditedBatch, compute: Callable[[Tensor], Tensor]) -> dict[str, float]:
     """Apply `compute` to the credits of each block, over the completions that have the block."""
-    blocks = enumerate(batch.scheme.layout.names)
-    return {name: float(compute(batch.credit.block_nk[batch.present_nk[:, k], k])) for k, name in blocks}
+    numbered_blocks = enumerate(batch.scheme.layout.names)
+    return {name: float(compute(batch.credit.block_nk[batch.present_nk[:, k], k])) for k, name in numbered_blocks}
 
 
 def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
@@ -94,8 +94,8 @@ def _measure_broke(batch: CreditedBatch) -> dict[str, float]:
 
 def _measure_dead_strata(batch: CreditedBatch) -> dict[str, float]:
     """Return for each comparison the share of strata (completions compared together) in which none gets any credit."""
-    counts = dead_strata(batch.credit, batch.scheme)
-    return {comparison: dead / strata if strata else math.nan for comparison, (strata, dead) in counts.items()}
+    strata_counts = dead_strata(batch.credit, batch.scheme)
+    return {comparison: dead / strata if strata else math.nan for comparison, (strata, dead) in strata_counts.items()}
 
 
 def dead_strata(found: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None) -> dict[str, tuple[int, int]]:
@@ -105,14 +105,14 @@ def dead_strata(found: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] 
     columns = {" + ".join(scheme.names): 0}
     if scheme.entry.kind == "block" and group_n is None:
         columns = {objective.name: m for m, objective in enumerate(scheme.objectives) if objective.baseline != "none"}
-    stratum_nm, counts = found.comparison.stratum_nm if group_n is None else group_n[:, None], {}
+    stratum_nm, strata_counts = found.comparison.stratum_nm if group_n is None else group_n[:, None], {}
     for name, m in columns.items():
         stratum_n, has_credit_n = stratum_nm[:, m], found.adv_nm[:, m] != 0
         in_stratum_n = stratum_n >= 0
         stratum_count = len(stratum_n[in_stratum_n].unique())
         alive_count = len(stratum_n[in_stratum_n & has_credit_n].unique())
-        counts[name] = stratum_count, stratum_count - alive_count
-    return counts
+        strata_counts[name] = stratum_count, stratum_count - alive_count
+    return strata_counts
 
 
 #: All metrics that are computed from a batch's credit.

@@ -40,9 +40,9 @@ def refusal(error: BaseException) -> str | None:
 
 def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
     """Build the sentence that says why the system did not write a file or a folder."""
-    reason, name = refusal(error), f"'{place}'" if what is None else what
-    sentence = f"{name} cannot be written: {reason or getattr(error, 'strerror', None) or error}"
-    if reason in (None, os.strerror(errno.EROFS)):
+    refusal_reason, place_name = refusal(error), f"'{place}'" if what is None else what
+    sentence = f"{place_name} cannot be written: {refusal_reason or getattr(error, 'strerror', None) or error}"
+    if refusal_reason in (None, os.strerror(errno.EROFS)):
         return f"{sentence}."
     with suppress(OSError, StopIteration):  # some systems do not say how much space is free
         free_bytes = shutil.disk_usage(next(folder for folder in (place, *place.absolute().parents) if folder.exists())).free
@@ -70,16 +70,16 @@ def whole_file(file: Path) -> Iterator[Path]:
 
     If the block fails, the file that was there before stays, and the temporary file is removed.
     """
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    temporary_file = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with writing(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-            yield temporary
-            if temporary.exists():
-                temporary.replace(file)
+            yield temporary_file
+            if temporary_file.exists():
+                temporary_file.replace(file)
     finally:
         with suppress(OSError):  # if the folder cannot be reached, there is no temporary file to remove
-            temporary.unlink(missing_ok=True)
+            temporary_file.unlink(missing_ok=True)
 
 
 @contextmanager

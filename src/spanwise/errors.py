@@ -110,14 +110,14 @@ def refuse(faults: Mapping[str, Any], error: type[SpanwiseError] = RecipeError) 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """Build the sentence for an unknown name: it suggests the nearest known name, and lists all, or the nearest of many."""
-    names = sorted(known)
-    nearest_names = get_close_matches(str(name), names, n=3)
+    known_names = sorted(known)
+    nearest_names = get_close_matches(str(name), known_names, n=3)
     suggestion = f" Did you mean '{nearest_names[0]}'?" if nearest_names else ""
-    if len(names) <= _MOST:
-        name_list = f"Known: {', '.join(names)}."
+    if len(known_names) <= _MOST:
+        name_list = f"Known: {', '.join(known_names)}."
     else:
-        closest = f"Of {len(names)} the closest are: {', '.join(nearest_names)}."
-        name_list = closest if nearest_names else f"None of {len(names)} is close to it."
+        closest_text = f"Of {len(known_names)} the closest are: {', '.join(nearest_names)}."
+        name_list = closest_text if nearest_names else f"None of {len(known_names)} is close to it."
     return f"There is no {kind} '{name}'.{suggestion} {name_list}"
 
 
@@ -157,8 +157,8 @@ EXTRAS = {
 
 def lacking(part: str, error: ModuleNotFoundError, *, extra: str | None = None) -> ModuleNotFoundError:
     """Build the error for a missing package: it says which part of spanwise needs the package, and how to install it."""
-    package = (error.name or "").split(".")[0]
-    sentence = f"{part} needs '{package}', which does not come with spanwise; install it, or put it on PYTHONPATH."
-    if package in EXTRAS:
-        sentence = f"{part} needs '{package}'. Install it with: pip install 'spanwise[{extra or EXTRAS[package]}]'"
+    package_name = (error.name or "").split(".")[0]
+    sentence = f"{part} needs '{package_name}', which does not come with spanwise; install it, or put it on PYTHONPATH."
+    if package_name in EXTRAS:
+        sentence = f"{part} needs '{package_name}'. Install it with: pip install 'spanwise[{extra or EXTRAS[package_name]}]'"
     return ModuleNotFoundError(sentence, name=error.name)

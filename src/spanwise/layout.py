@@ -177,10 +177,10 @@ class Layout:
         for block_name, marks in self.blocks:
             _check_block(block_name, marks)
         unmarked_blocks = [position for position, (_, marks) in enumerate(self.blocks) if not marks]
-        only_tags = self.segmenters == ("tags",)
-        if unmarked_blocks and (len(unmarked_blocks) > 1 or (only_tags and unmarked_blocks != [0])):
+        uses_only_tags = self.segmenters == ("tags",)
+        if unmarked_blocks and (len(unmarked_blocks) > 1 or (uses_only_tags and unmarked_blocks != [0])):
             block_name = self.blocks[unmarked_blocks[-1]][0]
-            requirement = "every block after the first needs a tag" if only_tags else "every block but one needs a mark"
+            requirement = "every block after the first needs a tag" if uses_only_tags else "every block but one needs a mark"
             raise LayoutError(f"No tag opens block '{block_name}': {requirement}, for example {block_name}: [{block_name}].")
         if len(set(self.names)) != len(self.names):
             doubled_name = next(block_name for block_name in self.names if self.names.count(block_name) > 1)

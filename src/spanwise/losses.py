@@ -118,13 +118,13 @@ def dppo(
     detached_inputs = {"logp_old_nt": logp_old_nt.detach(), "adv_nt": adv_nt.detach()}
     logp_nt, logp_old_nt, adv_nt = zero_masked(mask_nt, logp_nt=logp_nt, **detached_inputs)
     detached_logp_nt = logp_nt.detach()
-    p_nt, p_old_nt, delta_nt = detached_logp_nt.exp(), logp_old_nt.exp(), torch.where(adv_nt > 0, delta_high, delta_low)
-    moved_away_nt = (p_nt - p_old_nt) * adv_nt.sign()
+    prob_nt, p_old_nt, limit_nt = detached_logp_nt.exp(), logp_old_nt.exp(), torch.where(adv_nt > 0, delta_high, delta_low)
+    moved_away_nt = (prob_nt - p_old_nt) * adv_nt.sign()
     if divergence == "tv":
-        is_kept_nt = moved_away_nt <= delta_nt
+        is_kept_nt = moved_away_nt <= limit_nt
     elif divergence == "kl":
-        other_tokens_kl_nt = (1 - p_old_nt) * ((1 - p_old_nt + eps) / (1 - p_nt + eps)).log()
-        is_kept_nt = (p_old_nt * (logp_old_nt - detached_logp_nt) + other_tokens_kl_nt <= delta_nt) | (moved_away_nt < 0)
+        other_tokens_kl_nt = (1 - p_old_nt) * ((1 - p_old_nt + eps) / (1 - prob_nt + eps)).log()
+        is_kept_nt = (p_old_nt * (logp_old_nt - detached_logp_nt) + other_tokens_kl_nt <= limit_nt) | (moved_away_nt < 0)
     else:
         raise RecipeError(unknown("divergence", divergence, ("tv", "kl")))
     weight_nt = (detached_logp_nt - logp_old_nt).exp().clamp(max=cap)
@@ -225,17 +225,17 @@ def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[f
         Imani & White 2018 (arXiv 1806.04613); Farebrother et al. 2024, "Stop Regressing" (arXiv 2403.03950), for the ratio .75.
         Critics of language models: arXiv 2608.02181.
     """
-    edge_e, width = _edges(bins, value_range, target_nt)
-    low, high = value_range
-    in_range_nt = (target_nt >= low - _ROUNDING * width) & (target_nt <= high + _ROUNDING * width)
+    edge_e, bin_width = _edges(bins, value_range, target_nt)
+    lowest_value, highest_value = value_range
+    in_range_nt = (target_nt >= lowest_value - _ROUNDING * bin_width) & (target_nt <= highest_value + _ROUNDING * bin_width)
     if not bool(in_range_nt.all()):
         n, t = (int(x) for x in (~in_range_nt).nonzero()[0])
         raise RewardError(
             f"The value target of completion {n} at token {t} is {float(target_nt[n, t]):g}, outside value_range "
-            f"({low:g}, {high:g}). Let the range hold every return that can occur."
+            f"({lowest_value:g}, {highest_value:g}). Let the range hold every return that can occur."
         )
     probability_below_nte = torch.special.ndtr(
-        (edge_e - target_nt.to(edge_e.dtype).clamp(low, high).unsqueeze(-1)) / (SIGMA_RATIO * width)
+        (edge_e - target_nt.to(edge_e.dtype).clamp(lowest_value, highest_value).unsqueeze(-1)) / (SIGMA_RATIO * bin_width)
     )
     return probability_below_nte.diff(dim=-1) / (probability_below_nte[..., -1:] - probability_below_nte[..., :1])
 
@@ -264,8 +264,8 @@ def categorical_value(logits_ntb: Float[Tensor, "*n b"], *, value_range: tuple[f
     Reference:
         Farebrother et al. 2024 (arXiv 2403.03950).
     """
-    edge_e, width = _edges(logits_ntb.shape[-1], value_range, logits_ntb)
-    return logits_ntb.to(edge_e.dtype).softmax(dim=-1) @ (edge_e[:-1] + width / 2)
+    bin_edge_e, bin_width = _edges(logits_ntb.shape[-1], value_range, logits_ntb)
+    return logits_ntb.to(bin_edge_e.dtype).softmax(dim=-1) @ (bin_edge_e[:-1] + bin_width / 2)
 
 
 def categorical_value_loss(
@@ -308,9 +308,9 @@ def categorical_value_loss(
     (target_nt,) = zero_masked(mask_nt, target_nt=target_nt.detach())
     target_nt = torch.where(mask_nt, target_nt, sum(value_range) / 2)
     dtype = torch.promote_types(logits_ntb.dtype, torch.float32)
-    score_ntb = torch.where(mask_nt.unsqueeze(-1), logits_ntb.to(dtype), 0.0)
+    bin_score_ntb = torch.where(mask_nt.unsqueeze(-1), logits_ntb.to(dtype), 0.0)
     target_probability_ntb = hl_gauss(target_nt.to(dtype), bins=logits_ntb.shape[-1], value_range=value_range)
-    return torch.where(mask_nt, -(target_probability_ntb * score_ntb.log_softmax(dim=-1)).sum(dim=-1), 0.0)
+    return torch.where(mask_nt, -(target_probability_ntb * bin_score_ntb.log_softmax(dim=-1)).sum(dim=-1), 0.0)
 
 
 def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[Tensor, float]:

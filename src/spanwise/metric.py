@@ -44,8 +44,8 @@ class Metric:
 
     def part(self, key: str) -> str | None:
         """Return what a key of the log has in place of the placeholder, "" if nothing; None for another metric's key."""
-        match = self._shape.fullmatch(key)
-        return None if match is None else next(iter(match.groups("")), "")
+        key_match = self._shape.fullmatch(key)
+        return None if key_match is None else next(iter(key_match.groups("")), "")
 
     @cached_property
     def _shape(self) -> re.Pattern[str]:

@@ -204,8 +204,8 @@ def hidden_names(settings: Any, prefix: str = "") -> list[str]:
     if settings == HIDDEN:
         return [prefix]
     is_list, is_mapping = isinstance(settings, list), isinstance(settings, Mapping)
-    entries = enumerate(settings) if is_list else settings.items() if is_mapping else ()
-    return [path for name, setting in entries for path in hidden_names(setting, f"{prefix}.{name}".lstrip("."))]
+    setting_entries = enumerate(settings) if is_list else settings.items() if is_mapping else ()
+    return [path for name, setting in setting_entries for path in hidden_names(setting, f"{prefix}.{name}".lstrip("."))]
 
 
 def function_name(function: Callable[..., Any]) -> str:
@@ -254,10 +254,10 @@ def families(names: Iterable[str]) -> dict[str, list[str]]:
     >>> families(["equals.a", "equals.b", "equals.c", "equals.d", "form"])
     {'equals (4 parts)': ['equals.a', 'equals.b', 'equals.c', 'equals.d'], 'form': ['form']}
     """
-    all_names, by_family = list(names), dict[str, list[str]]()
+    all_names, names_by_family = list(names), dict[str, list[str]]()
     part_counts = Counter(name.partition(".")[0] for name in all_names if "." in name)
     for name in all_names:
-        reward = name.partition(".")[0]
-        is_part = "." in name and part_counts[reward] > 3
-        by_family.setdefault(f"{reward} ({part_counts[reward]} parts)" if is_part else name, []).append(name)
-    return by_family
+        reward_name = name.partition(".")[0]
+        is_part = "." in name and part_counts[reward_name] > 3
+        names_by_family.setdefault(f"{reward_name} ({part_counts[reward_name]} parts)" if is_part else name, []).append(name)
+    return names_by_family

@@ -95,8 +95,8 @@ class Reading(ByCompletion):
                 f"The packed table has {table_nc.shape[1]} columns, and this scheme's objectives and blocks make "
                 f"{sum(column_counts)}; pack and unpack with the same scheme."
             )
-        tables = table_nc.split(column_counts, dim=1)
-        reward_nm, status_nm, by_outcome_nc, stated_nm, outcome_no, measured_nc, length_nk, fault_n1 = tables
+        column_tables = table_nc.split(column_counts, dim=1)
+        reward_nm, status_nm, by_outcome_nc, stated_nm, outcome_no, measured_nc, length_nk, fault_n1 = column_tables
         scores = Scores(
             scheme.names,
             reward_nm,
@@ -148,8 +148,8 @@ def read(
         >>> read(batch, Scheme.preset("grpo", Layout({"all": ["answer"]})), vocabulary).scores.reward_nm.flatten()
         tensor([1., 0.], dtype=torch.float64)
     """
-    spans, text = locate(batch, scheme, vocabulary) if located is None else located
-    scores = score_all(scheme.objectives, text, columns={**batch.columns, **batch.extras}, recorded=recorded)
+    spans, block_texts = locate(batch, scheme, vocabulary) if located is None else located
+    scores = score_all(scheme.objectives, block_texts, columns={**batch.columns, **batch.extras}, recorded=recorded)
     if batch.steps is not None:
         scores = keep_for_rollouts(
             scores,
@@ -159,7 +159,7 @@ def read(
             block_names=scheme.layout.names,
             scope="turn" if scheme.entry.kind == "step" else "rollout",
         )
-    return Reading(scores, spans.length_nk, spans.fault_n, spans, text)
+    return Reading(scores, spans.length_nk, spans.fault_n, spans, block_texts)
 
 
 def locate(batch: Batch, scheme: Scheme, vocabulary: Vocabulary) -> tuple[Spans, list[BlockText]]:
@@ -291,10 +291,10 @@ def advantages(
     adv_sum_n = adv_nt.sum(dim=1)  # a finite sum proves, with little memory, that a row is finite
     if not adv_sum_n.isfinite().all() and (bad_token := first_of(~adv_nt.isfinite())):
         n, t = bad_token
-        credits = ", ".join(f"{value:g}" for value in found.block_nk[n].tolist())
+        credit_list = ", ".join(f"{value:g}" for value in found.block_nk[n].tolist())
         raise DivergedError(
             f"The advantage of completion {n} of {len(adv_nt)} at token {t} is {float(adv_nt[n, t])}; its blocks are credited with "
-            f"{credits}. Training stopped before this updated the model. Check the size of this completion's rewards, of "
+            f"{credit_list}. Training stopped before this updated the model. Check the size of this completion's rewards, of "
             f"weight and if_missing, and of the critic's values."
         )
     return adv_nt

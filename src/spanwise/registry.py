@@ -123,30 +123,30 @@ def register(name: str, *, kind: str, **facts: Any) -> Callable[[_Function], _Fu
 def imported(path: str, *, what: str) -> Any:
     """Import the function that a recipe names as `module:function` or `file.py:function`; first print which code will run."""
     module_name, _, attribute_path = path.rpartition(":")
-    file = _file(module_name)
-    _show(path, file or _origin(module_name))
+    module_file = _file(module_name)
+    _show(path, module_file or _origin(module_name))
     try:
-        if file is None:
+        if module_file is None:
             if sys.modules.get(module_name) in _FILES.values():
                 del sys.modules[module_name]  # forget a user's file that ran under the same name
             with _first(Path.cwd()):
-                code = import_module(module_name)
-            if getattr(code, "__file__", None) is None and code.__spec__ is not None and code.__spec__.origin is None:
+                module = import_module(module_name)
+            if getattr(module, "__file__", None) is None and module.__spec__ is not None and module.__spec__.origin is None:
                 raise ModuleNotFoundError(name=module_name)  # Python imported a mere folder, which has no code
         else:
-            code = _run(file, module_name)
+            module = _run(module_file, module_name)
     except (Exception, SystemExit) as error:  # a user's module may raise any error when it is imported, or exit
         reason = f"{type(error).__name__}: {error}"
-        if isinstance(error, ModuleNotFoundError) and file is None and f"{module_name}.".startswith(f"{error.name}."):
+        if isinstance(error, ModuleNotFoundError) and module_file is None and f"{module_name}.".startswith(f"{error.name}."):
             file_or_module = "file" if module_name.endswith(".py") else "module"
             searched_places = f"in the current folder '{Path.cwd()}', beside the recipe or installed"
             reason = f"there is no {file_or_module} '{module_name}' {searched_places}"
         raise RecipeError(f"{what} '{path}' cannot be imported: {reason}.") from error
     try:
-        return attrgetter(attribute_path)(code)
+        return attrgetter(attribute_path)(module)
     except AttributeError as error:
-        functions = [key for key, value in vars(code).items() if callable(value) and not key.startswith("_")]
-        wanted = f"function in '{getattr(code, '__file__', module_name)}' called"
+        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        wanted = f"function in '{getattr(module, '__file__', module_name)}' called"
         raise RecipeError(f"{what} '{path}' cannot be imported: {unknown(wanted, attribute_path, functions)}") from error
 
 
@@ -161,10 +161,10 @@ def _show(path: str, place: Path | None) -> None:
 def _origin(module: str) -> Path | None:
     """Find the file or folder of a module's package without running it; None if there is none."""
     with _first(Path.cwd()), suppress(ValueError):
-        spec = find_spec(module.partition(".")[0])
-        if spec is not None:
-            paths = [*(spec.submodule_search_locations or ()), spec.origin or ""]
-            return next((Path(path) for path in paths if Path(path).exists() and path), None)
+        module_spec = find_spec(module.partition(".")[0])
+        if module_spec is not None:
+            origin_paths = [*(module_spec.submodule_search_locations or ()), module_spec.origin or ""]
+            return next((Path(path) for path in origin_paths if Path(path).exists() and path), None)
     return None
 
 
@@ -173,8 +173,8 @@ def seen_from_here(path: str, folder: Path) -> str:
     module_name, _, function_name = path.rpartition(":")
     if not module_name or _file(module_name) or (not module_name.endswith(".py") and _is_installed(module_name)):
         return path
-    file = folder / (module_name if module_name.endswith(".py") else f"{module_name.replace('.', '/')}.py")
-    return f"{file}:{function_name}" if file.is_file() else path
+    module_file = folder / (module_name if module_name.endswith(".py") else f"{module_name.replace('.', '/')}.py")
+    return f"{module_file}:{function_name}" if module_file.is_file() else path
 
 
 def _is_installed(module: str) -> bool:
@@ -183,17 +183,17 @@ def _is_installed(module: str) -> bool:
     loaded_module = sys.modules.get(package_name)
     if loaded_module is not None:
         return loaded_module not in _FILES.values()
-    spec = find_spec(package_name)
+    package_spec = find_spec(package_name)
     # A folder without __init__.py counts as a package only if the dotted name continues with a module in it.
-    return (spec is not None and (spec.origin is not None or bool(submodule_name))) or (
+    return (package_spec is not None and (package_spec.origin is not None or bool(submodule_name))) or (
         bool(submodule_name) and (Path.cwd() / package_name).is_dir()
     )
 
 
 def _file(module: str) -> Path | None:
     """Return the file in the current folder that a module's name stands for; None if there is no such file."""
-    file = Path.cwd() / (module if module.endswith(".py") else f"{module}.py")
-    return file if file.is_file() else None
+    module_file = Path.cwd() / (module if module.endswith(".py") else f"{module}.py")
+    return module_file if module_file.is_file() else None
 
 
 def _run(file: Path, module_name: str) -> ModuleType:
@@ -202,14 +202,14 @@ def _run(file: Path, module_name: str) -> ModuleType:
     if loaded_module is not None and Path(getattr(loaded_module, "__file__", None) or ".").resolve() == file.resolve():
         return loaded_module
     if file.resolve() not in _FILES:
-        spec = spec_from_file_location(module_name, file)
-        assert spec is not None, "a file ending in .py has a loader"
-        assert spec.loader is not None, "a file ending in .py has a loader"
-        module = module_from_spec(spec)
+        module_spec = spec_from_file_location(module_name, file)
+        assert module_spec is not None, "a file ending in .py has a loader"
+        assert module_spec.loader is not None, "a file ending in .py has a loader"
+        module = module_from_spec(module_spec)
         sys.modules.setdefault(module_name, module)  # dataclasses and pickle look up a class's module in `sys.modules`
         try:
             with _first(file.parent):
-                spec.loader.exec_module(module)
+                module_spec.loader.exec_module(module)
         except BaseException:
             if sys.modules.get(module_name) is module:
                 del sys.modules[module_name]

@@ -225,8 +225,8 @@ class Scheme:
             Traceback (most recent call last):
             spanwise.errors.RecipeError: The segmenter 'cuts' cuts by log-probabilities (logp_nt), but here completions are...
         """
-        provided = {*provides, "mask_nt"}
-        if self.reads - (provided if at_read is None else set(at_read)):
+        given_fields = {*provides, "mask_nt"}
+        if self.reads - (given_fields if at_read is None else set(at_read)):
             cutting_segmenter = next(filter(_reads_logp, self.layout.segmenters))
             other_segmenters = ", ".join(sorted(name for name in SEGMENTERS if not _reads_logp(name)))
             raise RecipeError(
@@ -234,14 +234,14 @@ class Scheme:
                 f"them. Use a segmenter that needs none: {other_segmenters}."
             )
         for stage in self.stages:
-            stage.check_provided(provided)
-        if missing_words := self.entry.lacking(provided):
-            runnable = [name for name, entry in sorted(METHODS.items()) if entry.preset and not entry.lacking(provided)]
+            stage.check_provided(given_fields)
+        if missing_words := self.entry.lacking(given_fields):
+            runnable = [name for name, entry in sorted(METHODS.items()) if entry.preset and not entry.lacking(given_fields)]
             raise RecipeError(
                 f"Method '{self.method}' needs {missing_words}, which the batches here do not hold. Methods that can be run: "
                 f"{', '.join(runnable)}."
             )
-        if "steps" not in provided:
+        if "steps" not in given_fields:
             _refuse(
                 self.objectives,
                 lambda o: o.scope == "turn",

@@ -62,11 +62,11 @@ def turn_batch(
                 f"Column '{name}' has {len(column)} values for {len(trajectories)} trajectories; give one to each."
             )
         turn_columns[name] = [column[j] for j, _ in turn_ids]
-    anchors = [turn.anchor for turn in turns]
-    steps = Steps(trajectory_s, step_s, anchors if any(anchor is not None for anchor in anchors) else None)
+    turn_anchors = [turn.anchor for turn in turns]
+    steps = Steps(trajectory_s, step_s, turn_anchors if any(anchor is not None for anchor in turn_anchors) else None)
     group_s = group_index([trajectory.group for trajectory in trajectories])[trajectory_s]
-    response_ids, masks = [turn.response_ids for turn in turns], [turn.mask for turn in turns]
-    batch = Batch.jagged(response_ids, group_s, sampled=masks, columns=turn_columns, steps=steps)
+    response_ids, turn_masks = [turn.response_ids for turn in turns], [turn.mask for turn in turns]
+    batch = Batch.jagged(response_ids, group_s, sampled=turn_masks, columns=turn_columns, steps=steps)
     return batch, _collect_rewards(trajectories)
 
 
@@ -77,13 +77,13 @@ def _collect_rewards(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:
         last_turn = max((t for t, turn in enumerate(trajectory.turns) if any(turn.mask)), default=len(trajectory.turns) - 1)
         for t, turn in enumerate(trajectory.turns):
             rewards_of_turns.append({**turn.rewards, **(trajectory.rewards if t == last_turn else {})})
-    by_objective = {}
+    reward_by_objective = {}
     for name in dict.fromkeys(name for rewards in rewards_of_turns for name in rewards):
         rewards = [rewards.get(name, Status.UNSCORED) for rewards in rewards_of_turns]
-        numbers = [None if isinstance(reward, Status) else float(reward) for reward in rewards]
-        statuses = [reward if isinstance(reward, Status) else Status.OK for reward in rewards]
-        by_objective[name] = Reward.of(numbers, status=statuses)
-    return by_objective
+        reward_numbers = [None if isinstance(reward, Status) else float(reward) for reward in rewards]
+        reward_statuses = [reward if isinstance(reward, Status) else Status.OK for reward in rewards]
+        reward_by_objective[name] = Reward.of(reward_numbers, status=reward_statuses)
+    return reward_by_objective
 
 
 def onto_turns(trajectories: Sequence[Trajectory], name: str, value_st: Float[Tensor, "s t"]) -> list[Trajectory]:

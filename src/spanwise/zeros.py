@@ -84,9 +84,9 @@ class Zeros:
         counts: list[Count] = []
         for key in torch.cat([self.key_v, self.key_n]).unique().tolist():
             has_key_v, has_key_n = self.key_v == key, self.key_n == key
-            rows = has_key_n.nonzero().flatten() if bool(has_key_n.any()) else self.row_v[has_key_v].unique()
+            row_indices = has_key_n.nonzero().flatten() if bool(has_key_n.any()) else self.row_v[has_key_v].unique()
             token_count, completion_count = int(has_key_v.sum()), int(has_key_n.sum())
-            reason, objective, first_rows = reason_of(key), self.objective(key), tuple(rows[:examples].tolist())
+            reason, objective, first_rows = reason_of(key), self.objective(key), tuple(row_indices[:examples].tolist())
             counts.append(Count(reason, objective, token_count, completion_count, first_rows))
         return counts
 
@@ -106,16 +106,16 @@ def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
         ['ALL_RIGHT', 'ALL_RIGHT', 'SINGLETON']
     """
     comparison, cancelled_key = found.explained[1], key_of(Zero.CANCELLED)
-    key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1
+    reason_key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1
     # If an objective credits a block whose summed credit is 0, the other objectives cancel that credit.
-    key_nm = torch.where(comparison.reason_nm == int(Zero.CREDITED), cancelled_key, key_nm)
-    key_nm = key_nm.expand(-1, len(scheme.objectives))
-    key_nk = torch.full((len(key_nm), len(scheme.layout.names)), key_of(Zero.UNPAID), dtype=torch.long)
+    reason_key_nm = torch.where(comparison.reason_nm == int(Zero.CREDITED), cancelled_key, reason_key_nm)
+    reason_key_nm = reason_key_nm.expand(-1, len(scheme.objectives))
+    key_nk = torch.full((len(reason_key_nm), len(scheme.layout.names)), key_of(Zero.UNPAID), dtype=torch.long)
     for k, name in enumerate(scheme.layout.names):
         paying_columns = [m for m, o in enumerate(scheme.objectives) if name in o.pays and o.weight != 0]
         if paying_columns:
-            is_cancelled_n = (key_nm[:, paying_columns] == cancelled_key).any(dim=1)
-            key_nk[:, k] = torch.where(is_cancelled_n, cancelled_key, key_nm[:, paying_columns].amin(dim=1))
+            is_cancelled_n = (reason_key_nm[:, paying_columns] == cancelled_key).any(dim=1)
+            key_nk[:, k] = torch.where(is_cancelled_n, cancelled_key, reason_key_nm[:, paying_columns].amin(dim=1))
     return key_nk
 
 

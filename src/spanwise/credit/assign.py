@@ -94,35 +94,35 @@ def assign(
     """
     entry = find(method) if isinstance(method, str) else method
     _check_sizes(scores, group_n, present_nk, objectives, block_names)
-    paid_mk = paid_blocks(objectives, block_names, present_nk.device)
+    pays_block_mk = paid_blocks(objectives, block_names, present_nk.device)
     group_n = group_index(group_n)  # methods rely on group ids that run from 0 without gaps
-    inputs, filled_nm = dict(inputs or {}), fill_missing(scores, objectives)
+    inputs, filled_reward_nm = dict(inputs or {}), fill_missing(scores, objectives)
     truncated_n, mask_nt = inputs.pop("truncated_n", None), inputs.get("mask_nt")
     run_method, min_stratum = partial(_run_method, entry, group_n, options), options.get("min_stratum", 2)
-    stop_n = torch.zeros(len(group_n), dtype=torch.float64, device=present_nk.device)
+    stop_credit_n = torch.zeros(len(group_n), dtype=torch.float64, device=present_nk.device)
     comparison_names, in_groups, token_nt = tuple(objective.name for objective in objectives), True, None
     if entry.kind == "block":
-        reward_nm = scores.reward_nm if "if_missing_k" in entry.inputs else filled_nm
-        is_left_out_nm = left_out(scores)
+        reward_nm = scores.reward_nm if "if_missing_k" in entry.inputs else filled_reward_nm
+        reward_left_out_nm = left_out(scores)
         inputs |= {**_collect_inputs(scores, objectives), "reward_nk": reward_nm, "reward_nm": reward_nm}
         adv_nm, comparison = run_method(inputs, reward_nm.shape)
-        adv_nm = torch.where(scores.reward_nm.isnan() & ~is_left_out_nm, 0.0, adv_nm.double())
+        adv_nm = torch.where(scores.reward_nm.isnan() & ~reward_left_out_nm, 0.0, adv_nm.double())
         if comparison is None:
             outcomes_m = [inputs["outcome_no"][:, columns] if columns else None for columns in inputs["given_k"]]
-            options_m = {"baseline": inputs["baseline"], "outcome_no": outcomes_m, "back_off": inputs["back_off_k"]}
-            comparison = compare_columns(reward_nm, group_n, options_m, min_stratum=min_stratum).comparison
+            comparison_options = {"baseline": inputs["baseline"], "outcome_no": outcomes_m, "back_off": inputs["back_off_k"]}
+            comparison = compare_columns(reward_nm, group_n, comparison_options, min_stratum=min_stratum).comparison
             comparison = comparison.unexplained(adv_nm)
         weight_m = weights(objectives, adv_nm)
-        block_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=stop_n.device)
-        for m, paid_k in enumerate(paid_mk):  # a matrix product would add in another order and change the last digits
+        block_credit_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=stop_credit_n.device)
+        for m, paid_k in enumerate(pays_block_mk):  # a matrix product would add in another order and change the last digits
             weighted_adv_n = weight_m[m] * adv_nm[:, m]
-            block_nk[:, paid_k] += weighted_adv_n[:, None]
-            stop_n += torch.where(present_nk[:, paid_k].any(dim=1) | ~is_left_out_nm[:, m], 0.0, weighted_adv_n)
+            block_credit_nk[:, paid_k] += weighted_adv_n[:, None]
+            stop_credit_n += torch.where(present_nk[:, paid_k].any(dim=1) | ~reward_left_out_nm[:, m], 0.0, weighted_adv_n)
         final_comparison = explain_objectives(comparison, scores, objectives, reward_nm, truncated_n=truncated_n)
     else:
         reward_n, comparison = sum_rewards(scores, objectives), None
         reward_nm, weight_m = reward_n[:, None], weights(objectives, reward_n)
-        inputs |= {"reward_n": reward_n, "reward_s": reward_n, "reward_nm": filled_nm, "weight_m": weight_m}
+        inputs |= {"reward_n": reward_n, "reward_s": reward_n, "reward_nm": filled_reward_nm, "weight_m": weight_m}
         if mask_nt is not None:  # a completion without a reward takes no part: its tokens are masked
             inputs["mask_nt"] = mask_nt.bool() & ~reward_n.isnan()[:, None]
             inputs["reward_nt"] = put_on_last_token(reward_n, inputs["mask_nt"])
@@ -136,18 +136,18 @@ def assign(
             if entry.reads_values and mask_nt is not None and inputs.get("value_nt") is not None:
                 dtype = torch.promote_types(inputs["value_nt"].dtype, torch.float32)
                 streams = reward_streams(scores, objectives, block_names, block_nt, mask_nt, values=values, dtype=dtype)
-            token_nt, stop_n = _run_over_streams(run_method, inputs, streams, stop_n)
+            token_nt, stop_credit_n = _run_over_streams(run_method, inputs, streams, stop_credit_n)
             block_means = [
                 torch.where(block_nt == k, token_nt.double(), 0.0).sum(dim=1) / (block_nt == k).sum(dim=1).clamp(min=1)
                 for k in range(len(block_names))
             ]
-            block_nk = torch.stack(block_means, dim=1)
-            has_credit_n = (block_nk != 0).any(dim=1) | (stop_n != 0)
+            block_credit_nk = torch.stack(block_means, dim=1)
+            has_credit_n = (block_credit_nk != 0).any(dim=1) | (stop_credit_n != 0)
             adv_nm = has_credit_n.double()[:, None]  # tokens have different advantages; 1 says that there is credit
         else:
             advantage_n, comparison = run_method(inputs, group_n.shape)
             adv_nm = advantage_n.double()[:, None]
-            block_nk = adv_nm * paid_mk.any(dim=0)
+            block_credit_nk = adv_nm * pays_block_mk.any(dim=0)
         if comparison is None:
             comparison = compare_in_strata(reward_n, group_n, min_stratum=min_stratum).comparison
             comparison = comparison.unexplained(adv_nm if token_nt is None else torch.zeros_like(adv_nm))
@@ -156,17 +156,17 @@ def assign(
         in_groups = not {"group_n", "group_s"}.isdisjoint(entry.inputs)
         final_comparison = explain_sum(comparison, scores, objectives, group_n, in_groups=in_groups, truncated_n=truncated_n)
     is_alone_nm = (comparison.reason_nm == int(Zero.SINGLETON)) & ~reward_nm.isnan()
-    is_coarser_nm = (comparison.level_nm > 0) & (comparison.stratum_nm >= 0) & ~reward_nm.isnan()
+    backed_off_nm = (comparison.level_nm > 0) & (comparison.stratum_nm >= 0) & ~reward_nm.isnan()
     return Credit(
-        torch.where(present_nk, block_nk, 0.0),
-        stop_n,
+        torch.where(present_nk, block_credit_nk, 0.0),
+        stop_credit_n,
         is_alone_nm.sum(dim=0).expand(len(objectives)) * int(in_groups),
         scores.reward_nm.isnan().sum(dim=0),
         adv_nm=adv_nm,
         comparison=final_comparison,
         weight_m=weight_m,
         names=comparison_names,
-        coarser_m=is_coarser_nm.sum(dim=0).expand(len(objectives)),
+        coarser_m=backed_off_nm.sum(dim=0).expand(len(objectives)),
         token_nt=token_nt,
     )
 
@@ -175,11 +175,11 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
     """Turn the objectives' settings and outcomes (baseline, scale, ...) into a method's arguments, under its parameters' names."""
     outcome_names = list(dict.fromkeys(name for objective in objectives for name in objective.outcomes))
     values_by_outcome = {name: scores.outcome(name).double() for name in outcome_names}
-    stand_in_nm = torch.where(left_out(scores), fill_missing(scores, objectives), torch.nan)
-    by_outcome_nk2, judged_k = scores.by_outcome_nmo.clone(), [judged_column(objective) for objective in objectives]
+    stand_in_reward_nm = torch.where(left_out(scores), fill_missing(scores, objectives), torch.nan)
+    reward_by_outcome_nk2, judged_k = scores.by_outcome_nmo.clone(), [judged_column(objective) for objective in objectives]
     for m, objective in enumerate(objectives):
         if judged_k[m] is None:  # the baseline is not given what decides this reward, so the reward is not rescored
-            by_outcome_nk2[:, m] = torch.nan
+            reward_by_outcome_nk2[:, m] = torch.nan
         for name in objective.outcomes if objective.baseline in ("outcome", "blended") else ():
             check_discrete(values_by_outcome[name][~values_by_outcome[name].isnan()].unique().tolist(), name)
     no_outcomes_n0 = scores.reward_nm.new_zeros(len(scores.reward_nm), 0)
@@ -187,11 +187,11 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
         "baseline": [o.baseline or "group" for o in objectives],
         "scale_k": [o.scale or "none" for o in objectives],
         "back_off_k": [o.back_off for o in objectives],
-        "if_missing_k": [None if o.if_missing is None else stand_in_nm[:, m] for m, o in enumerate(objectives)],
+        "if_missing_k": [None if o.if_missing is None else stand_in_reward_nm[:, m] for m, o in enumerate(objectives)],
         "outcome_no": torch.stack(list(values_by_outcome.values()), dim=1) if values_by_outcome else no_outcomes_n0,
         "given_k": [[outcome_names.index(name) for name in objective.outcomes] for objective in objectives],
         "judged_k": [column or 0 for column in judged_k],
-        "by_outcome_nk2": by_outcome_nk2,
+        "by_outcome_nk2": reward_by_outcome_nk2,
     }
 
 
@@ -199,26 +199,26 @@ def _run_over_streams(
     run_method: Callable[..., tuple[Tensor, Any]], inputs: Mapping[str, Any], streams: Streams | None, stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
     """Run a method that credits tokens once per stream of rewards (`Streams`), and add up the streams' weighted advantages."""
-    shape = inputs["block_nt"].shape
+    token_shape = inputs["block_nt"].shape
     if streams is None:
-        return run_method(inputs, shape)[0], stop_n
-    token_nt = torch.zeros((), device=stop_n.device)  # a tensor without dimensions does not change the dtype of a sum
+        return run_method(inputs, token_shape)[0], stop_n
+    token_credit_nt = torch.zeros((), device=stop_n.device)  # a tensor without dimensions does not change the dtype of a sum
     for s, stream_inputs in enumerate(streams.inputs(inputs["value_nt"], inputs.get("bootstrap_n"))):
-        weighted_nt = streams.weight_s[s] * run_method({**inputs, **stream_inputs}, shape)[0]
+        weighted_advantage_nt = streams.weight_s[s] * run_method({**inputs, **stream_inputs}, token_shape)[0]
         is_stop_n = streams.stop_sn[s]
         if bool(is_stop_n.any()):
-            stop_n = stop_n + torch.where(is_stop_n, weighted_nt.sum(dim=1).double(), 0.0)
-            weighted_nt = weighted_nt.masked_fill(is_stop_n[:, None], 0.0)
-        token_nt = token_nt + weighted_nt
-    return token_nt, stop_n
+            stop_n = stop_n + torch.where(is_stop_n, weighted_advantage_nt.sum(dim=1).double(), 0.0)
+            weighted_advantage_nt = weighted_advantage_nt.masked_fill(is_stop_n[:, None], 0.0)
+        token_credit_nt = token_credit_nt + weighted_advantage_nt
+    return token_credit_nt, stop_n
 
 
 def _run_method(
     entry: Method, group_n: Tensor, options: Mapping[str, Any], inputs: Mapping[str, Any], shape: Sequence[int]
 ) -> tuple[Tensor, Comparison | None]:
     """Call a method and check the shape of its advantages; return them, with what they were compared with, if known."""
-    result = call(entry, group_n, inputs, options)
-    advantages, comparison = result if isinstance(result, Explained) else (result, None)
+    method_result = call(entry, group_n, inputs, options)
+    advantages, comparison = method_result if isinstance(method_result, Explained) else (method_result, None)
     if not isinstance(advantages, Tensor) or advantages.shape != shape:
         is_tensor, axis_texts = isinstance(advantages, Tensor), {"block": " and objectives", "token": " and tokens"}
         returned_text = f"a tensor of {tuple(advantages.shape)}" if is_tensor else type(advantages).__name__
@@ -236,8 +236,8 @@ def call(chosen: Method, group_n: Tensor, inputs: Mapping[str, Any], options: Ma
     if missing_inputs:
         raise RecipeError(f"Method '{chosen.name}' needs {' and '.join(missing_inputs)}, which this batch does not have.")
     chosen.check_names(options)
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(chosen.estimator).parameters.values())
-    optional_names = [*inputs] if takes_all else [name for name in FACTS if name in chosen.settings]
+    takes_all_inputs = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(chosen.estimator).parameters.values())
+    optional_names = [*inputs] if takes_all_inputs else [name for name in FACTS if name in chosen.settings]
     input_names = {*chosen.required, *(name for name in optional_names if available_inputs.get(name) is not None)}
     return call_explained(chosen.estimator, **{name: available_inputs[name] for name in input_names}, **options)
 
@@ -269,8 +269,8 @@ def explain_objectives(
     truncated_n: Bool[Tensor, " n"] | None,
 ) -> Comparison:
     """Refine the reasons why an objective's credit is 0: a missing reward, all right or all wrong, or a weight of 0."""
-    missing_nm = _explain_missing(scores, truncated_n)
-    reason_nm = torch.where(comparison.reason_nm == int(Zero.ABSENT), missing_nm, comparison.reason_nm)
+    missing_reason_nm = _explain_missing(scores, truncated_n)
+    reason_nm = torch.where(comparison.reason_nm == int(Zero.ABSENT), missing_reason_nm, comparison.reason_nm)
     for m, objective in enumerate(objectives):
         reason_nm[:, m] = _name_verdict(objective, reward_nm[:, m], reason_nm[:, m], comparison.worth_nm[:, m])
         if objective.weight == 0:
@@ -303,16 +303,16 @@ def explain_sum(
         is_named_n = is_all_equal_n & is_unanimous_n & (verdict_n != all_equal_reason_n)
         reason_n = torch.where(is_named_n, verdict_n, reason_n)
         about_objective_n = torch.where(is_named_n, m, about_objective_n)
-    missing_nm, objective_count = _explain_missing(scores, truncated_n), len(objectives)
+    missing_reason_nm, objective_count = _explain_missing(scores, truncated_n), len(objectives)
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)
     is_missing_nm = fill_missing(scores, objectives).isnan() & has_weight_m
     objective_m = torch.arange(objective_count, device=reason_n.device)
-    rank_nm = missing_nm * objective_count + objective_m  # ranks sort by reason, then by objective
-    missing_rank_nm = torch.where(is_missing_nm, rank_nm, len(Zero) * objective_count)
+    reason_rank_nm = missing_reason_nm * objective_count + objective_m  # ranks sort by reason, then by objective
+    missing_rank_nm = torch.where(is_missing_nm, reason_rank_nm, len(Zero) * objective_count)
     first_missing_n = missing_rank_nm.argmin(dim=1)
     # The sum is unknown if a reward is missing, but GDPO may credit the completion for its other rewards.
     is_missing_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))
-    reason_n = torch.where(is_missing_n, missing_nm.gather(1, first_missing_n[:, None])[:, 0], reason_n)
+    reason_n = torch.where(is_missing_n, missing_reason_nm.gather(1, first_missing_n[:, None])[:, 0], reason_n)
     about_objective_n = torch.where(is_missing_n, first_missing_n, about_objective_n)
     return replace(comparison, reason_nm=reason_n[:, None], about_nm=about_objective_n[:, None])
 

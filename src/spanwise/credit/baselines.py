@@ -144,36 +144,36 @@ def advantage(
         raise RecipeError(f"back_off works with the baseline 'outcome' only; leave it out of the baseline '{baseline}'.")
     if scale != "none" and baseline in ("none", "blended"):
         raise RecipeError(f"Baseline '{baseline}' has no stratum to take a standard deviation of; use scale='none'.")
-    is_absent_n, whole_batch_n = reward_n.isnan(), torch.zeros_like(group_n, dtype=torch.long)
-    stand_in_n = torch.full_like(reward_n, torch.nan, dtype=torch.float64)
+    lacks_reward_n, whole_batch_n = reward_n.isnan(), torch.zeros_like(group_n, dtype=torch.long)
+    stand_in_reward_n = torch.full_like(reward_n, torch.nan, dtype=torch.float64)
     if if_missing is not None:
-        stand_in_n = torch.where(is_absent_n, if_missing, stand_in_n)
-    worth_n = torch.where(is_absent_n, stand_in_n, reward_n.double())
+        stand_in_reward_n = torch.where(lacks_reward_n, if_missing, stand_in_reward_n)
+    worth_n = torch.where(lacks_reward_n, stand_in_reward_n, reward_n.double())
     outcome_no = _collect_outcomes(outcome_no, group_n, baseline)
-    result, uncompared_n, levels = None, torch.ones_like(is_absent_n), list[tuple[Tensor, int]]()
+    best_comparison, uncompared_n, comparison_levels = None, torch.ones_like(lacks_reward_n), list[tuple[Tensor, int]]()
     if baseline == "none":
         check_rewards(reward_n)  # `moments` checks the rewards for every other baseline
         advantage_n, zero_n, uncompared_n = worth_n.nan_to_num(nan=0.0), torch.zeros_like(worth_n), ~uncompared_n
         comparison = build_comparison(advantage_n, worth_n, zero_n, zero_n + 1, alone_n=uncompared_n, equal_n=uncompared_n)
-        result = Explained(advantage_n, comparison)
+        best_comparison = Explained(advantage_n, comparison)
     elif baseline == "blended":
         if voter_n is not None:
             raise RecipeError("Turns of trajectories have no baseline 'blended'; use 'outcome', 'group', 'batch' or 'none'.")
         baseline_n = blended_baseline(reward_n, group_n, outcome_no, by_outcome_n2, judged=judged)
-        result = _subtract_blended(reward_n, worth_n, baseline_n, group_n, outcome_no)
-        uncompared_n = baseline_n.isnan() & ~stand_in_n.isnan()
+        best_comparison = _subtract_blended(reward_n, worth_n, baseline_n, group_n, outcome_no)
+        uncompared_n = baseline_n.isnan() & ~stand_in_reward_n.isnan()
     else:
         most_outcomes = outcome_no.shape[1]
         fewest_outcomes = 0 if back_off or (back_off is None and most_outcomes > 1) else most_outcomes
-        coarsest_n = whole_batch_n if baseline == "batch" else group_n
-        levels = [(coarsest_n, outcomes) for outcomes in range(most_outcomes, fewest_outcomes - 1, -1)]
-    last_level = len(levels) - 1
+        coarsest_group_n = whole_batch_n if baseline == "batch" else group_n
+        comparison_levels = [(coarsest_group_n, outcomes) for outcomes in range(most_outcomes, fewest_outcomes - 1, -1)]
+    last_level = len(comparison_levels) - 1
     # If no completion with equal outcomes has a reward, the stand-in for a missing one is compared with the group or the batch.
-    levels += [(group_n, 0), (whole_batch_n, 0)]
-    for level, (coarsest_n, outcomes) in enumerate(levels):
-        if result is not None and not bool(uncompared_n.any()):
+    comparison_levels += [(group_n, 0), (whole_batch_n, 0)]
+    for level, (coarsest_group_n, outcomes) in enumerate(comparison_levels):
+        if best_comparison is not None and not bool(uncompared_n.any()):
             break
-        stratum_n = refine(coarsest_n, outcome_no[:, :outcomes])
+        stratum_n = refine(coarsest_group_n, outcome_no[:, :outcomes])
         level_result = compare_in_strata(
             reward_n,
             stratum_n.where(
@@ -184,25 +184,25 @@ def advantage(
             scale=scale,
             ddof=ddof,
             eps=eps,
-            stand_in_n=stand_in_n,
+            stand_in_n=stand_in_reward_n,
             voter_n=voter_n,
         )
         if 0 < level <= last_level:
             level_nm = torch.full_like(level_result.comparison.level_nm, level)
             level_result = Explained(level_result.advantages, replace(level_result.comparison, level_nm=level_nm))
-        result = level_result if result is None else level_result.where(uncompared_n, result)
+        best_comparison = level_result if best_comparison is None else level_result.where(uncompared_n, best_comparison)
         enough_members = max(min_stratum, 2) if level < last_level else 1
         uncompared_n = uncompared_n & (level_result.comparison.members_nm[:, 0] < enough_members)
         if level >= last_level:
-            uncompared_n &= ~stand_in_n.isnan()
-    assert result is not None, "there is a first level"
-    adv_n, comparison = result
+            uncompared_n &= ~stand_in_reward_n.isnan()
+    assert best_comparison is not None, "there is a first level"
+    adv_n, comparison = best_comparison
     stratum_n = comparison.stratum_nm[:, 0]
     # `group_index` numbers -1 (a completion compared with none) as 0; the subtraction of 1 makes it -1 again.
     dense_stratum_n = group_index(stratum_n) - (stratum_n < 0).any().long()
     comparison = replace(comparison, stratum_nm=dense_stratum_n[:, None])
-    is_alone_n = ~is_absent_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
-    return Advantage(adv_n.where(~is_absent_n, 0.0), adv_n.where(is_absent_n, 0.0), is_alone_n, comparison)
+    is_singleton_n = ~lacks_reward_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
+    return Advantage(adv_n.where(~lacks_reward_n, 0.0), adv_n.where(lacks_reward_n, 0.0), is_singleton_n, comparison)
 
 
 def compare_columns(
@@ -213,12 +213,12 @@ def compare_columns(
 ) -> Explained:
     """Call `advantage` on each column of rewards; `by_column` holds the options that differ by column, `options` the others."""
     given_options = {name: by_m for name, by_m in by_column.items() if by_m is not None}
-    results = [
+    column_advantages = [
         advantage(reward_nm[:, m], group_n, **{name: by_m[m] for name, by_m in given_options.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
-    adv_nm = torch.stack([column.advantage_n + column.missing_n for column in results], dim=1)
-    return Explained(adv_nm, Comparison.joined([column.comparison for column in results]))
+    adv_nm = torch.stack([column.advantage_n + column.missing_n for column in column_advantages], dim=1)
+    return Explained(adv_nm, Comparison.joined([column.comparison for column in column_advantages]))
 
 
 def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Float[Tensor, "n o"]:
@@ -237,9 +237,9 @@ def _subtract_blended(
 ) -> Explained:
     """Subtract the blended baseline from each reward, or from the number that stands for a missing reward."""
     in_prompt = compare_in_strata(reward_n, refine(group_n, outcome_no)).comparison
-    in_batch = compare_in_strata(reward_n, refine(torch.zeros_like(group_n), outcome_no)).comparison
+    batch_comparison = compare_in_strata(reward_n, refine(torch.zeros_like(group_n), outcome_no)).comparison
     advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
-    reason_n = torch.where(in_prompt.members_nm > 1, in_prompt.reason_nm, in_batch.reason_nm)[:, 0]
+    reason_n = torch.where(in_prompt.members_nm > 1, in_prompt.reason_nm, batch_comparison.reason_nm)[:, 0]
     return Explained(advantage_n, build_comparison(
         advantage_n, worth_n, baseline_n, torch.ones_like(baseline_n), alone_n=baseline_n.isnan(),
         equal_n=reason_n == int(Zero.ALL_EQUAL), stratum_n=in_prompt.stratum_nm[:, 0], members_n=in_prompt.members_nm[:, 0],
@@ -325,51 +325,51 @@ def _estimate_for_outcome(
     """Estimate the blended baseline of the completions that `same_outcome_n` marks, which share all their outcomes."""
     present_rewards = reward_n[same_outcome_n & ~reward_n.isnan()]
     # The lowest reward is subtracted first, so that sums of equal rewards are exact.
-    lowest = present_rewards.min() if len(present_rewards) else 0.0
-    above_n = torch.where(same_outcome_n, reward_n - lowest, torch.nan)
+    lowest_reward = present_rewards.min() if len(present_rewards) else 0.0
+    above_n = torch.where(same_outcome_n, reward_n - lowest_reward, torch.nan)
     stratum_n = torch.unique(group_n, return_inverse=True)[1]
-    by_prompt = moments(above_n, stratum_n)
+    prompt_stats = moments(above_n, stratum_n)
     other_outcome_n = ~same_outcome_n & is_known_n & ~reward_n.isnan()
-    rescored_above_n = None if rescored_n is None else torch.where(other_outcome_n, rescored_n - lowest, torch.nan)
+    rescored_above_n = None if rescored_n is None else torch.where(other_outcome_n, rescored_n - lowest_reward, torch.nan)
     # A variance of 0 would give an infinite weight, and rounding errors must not decide between two variances of 0.
     mean_squares = [above.nan_to_num().square().mean() for above in (above_n, rescored_above_n) if above is not None]
     least_variance = 1e-12 * float(sum(mean_squares)) + 1e-24
-    noise_s = by_prompt.pooled_variance_elsewhere().nan_to_num(nan=0.0)
+    noise_s = prompt_stats.pooled_variance_elsewhere().nan_to_num(nan=0.0)
 
-    other_count_n = by_prompt.count_n() - by_prompt.member_n.double()
-    prompt_sum_n = (by_prompt.mean_n() * by_prompt.count_n()).nan_to_num()
+    other_count_n = prompt_stats.count_n() - prompt_stats.member_n.double()
+    prompt_sum_n = (prompt_stats.mean_n() * prompt_stats.count_n()).nan_to_num()
     ml_n = torch.where(other_count_n > 0, (prompt_sum_n - above_n.nan_to_num()) / other_count_n.clamp(min=1.0), torch.nan)
-    ml_variance_n = noise_s[stratum_n] / other_count_n.clamp(min=1.0)
+    prompt_mean_variance_n = noise_s[stratum_n] / other_count_n.clamp(min=1.0)
 
-    elsewhere_count_n = by_prompt.count_s.sum() - by_prompt.count_n()
-    batch_sum = (by_prompt.mean_s * by_prompt.count_s).nansum()
+    elsewhere_count_n = prompt_stats.count_s.sum() - prompt_stats.count_n()
+    batch_sum = (prompt_stats.mean_s * prompt_stats.count_s).nansum()
     mu_n = torch.where(elsewhere_count_n > 0, (batch_sum - prompt_sum_n) / elsewhere_count_n.clamp(min=1.0), torch.nan)
-    between_variance_s = excess_variance_elsewhere(by_prompt.mean_s, noise_s[:, None], by_prompt.count_s[:, None])
-    mu_variance_n = between_variance_s[stratum_n] + noise_s[stratum_n] / elsewhere_count_n.clamp(min=1.0)
+    between_variance_s = excess_variance_elsewhere(prompt_stats.mean_s, noise_s[:, None], prompt_stats.count_s[:, None])
+    batch_mean_variance_n = between_variance_s[stratum_n] + noise_s[stratum_n] / elsewhere_count_n.clamp(min=1.0)
 
-    estimates, variances = [ml_n, mu_n], [ml_variance_n, mu_variance_n]
+    estimates, variances = [ml_n, mu_n], [prompt_mean_variance_n, batch_mean_variance_n]
     if rescored_above_n is not None:
-        x_n, x_variance_n = _estimate_from_rescored(by_prompt, moments(rescored_above_n, stratum_n), noise_s)
-        estimates.append(x_n)
+        rescored_mean_n, x_variance_n = _estimate_from_rescored(prompt_stats, moments(rescored_above_n, stratum_n), noise_s)
+        estimates.append(rescored_mean_n)
         variances.append(x_variance_n)
-    mixed_n = average_by_precision(torch.stack(estimates), torch.stack(variances).clamp(min=least_variance))
-    return torch.where(mixed_n.isnan(), mu_n, mixed_n) + lowest
+    combined_estimate_n = average_by_precision(torch.stack(estimates), torch.stack(variances).clamp(min=least_variance))
+    return torch.where(combined_estimate_n.isnan(), mu_n, combined_estimate_n) + lowest_reward
 
 
 def _estimate_from_rescored(by_prompt: Moments, rescored: Moments, noise_s: Tensor) -> tuple[Tensor, Tensor]:
     """Estimate the baseline and its variance from the prompt's completions with other outcomes, rescored under those at hand."""
     rescored_noise_s = rescored.pooled_variance_elsewhere()
     rescored_noise_s = torch.where(rescored_noise_s.isnan(), noise_s, rescored_noise_s)
-    gap_s = by_prompt.mean_s - rescored.mean_s  # NaN if a prompt lacks completions with these outcomes or with others
-    other_gaps_s = (~gap_s.isnan()).sum() - (~gap_s.isnan()).double()
+    mean_gap_s = by_prompt.mean_s - rescored.mean_s  # NaN if a prompt lacks completions with these outcomes or with others
+    other_gap_count_s = (~mean_gap_s.isnan()).sum() - (~mean_gap_s.isnan()).double()
     # The shift of a prompt is the mean gap of the other prompts, so that no completion's reward enters its own baseline.
-    shift_s = (gap_s.nansum() - gap_s.nan_to_num()) / other_gaps_s.clamp(min=1.0)
-    noise_sa = torch.stack([noise_s, rescored_noise_s], dim=1)
+    mean_gap_elsewhere_s = (mean_gap_s.nansum() - mean_gap_s.nan_to_num()) / other_gap_count_s.clamp(min=1.0)
+    noise_variance_sa = torch.stack([noise_s, rescored_noise_s], dim=1)
     count_sa = torch.stack([by_prompt.count_s, rescored.count_s], dim=1)
-    gap_variance_s = excess_variance_elsewhere(gap_s, noise_sa, count_sa)
+    gap_variance_s = excess_variance_elsewhere(mean_gap_s, noise_variance_sa, count_sa)
     stratum_n = by_prompt.stratum_n
-    variance_n = gap_variance_s[stratum_n] + rescored_noise_s[stratum_n] / rescored.count_n().clamp(min=1.0)
-    return rescored.mean_n() + shift_s[stratum_n], variance_n
+    estimate_variance_n = gap_variance_s[stratum_n] + rescored_noise_s[stratum_n] / rescored.count_n().clamp(min=1.0)
+    return rescored.mean_n() + mean_gap_elsewhere_s[stratum_n], estimate_variance_n
 
 
 def excess_variance_elsewhere(
@@ -383,16 +383,16 @@ def excess_variance_elsewhere(
     other_count_s = has_mean_s.sum() - has_mean_s.to(mean_s.dtype)
     centred_s = torch.where(has_mean_s, mean_s - mean_s.nanmean(), 0.0)
     inverse_sa = torch.where(has_mean_s[:, None], 1.0 / count_sa.clamp(min=1.0), 0.0)
-    sum_s, square_sum_s = centred_s.sum() - centred_s, centred_s.square().sum() - centred_s.square()
-    variance_s = (square_sum_s - sum_s.square() / other_count_s.clamp(min=1.0)) / (other_count_s - 1).clamp(min=1.0)
+    other_sum_s, square_sum_s = centred_s.sum() - centred_s, centred_s.square().sum() - centred_s.square()
+    variance_s = (square_sum_s - other_sum_s.square() / other_count_s.clamp(min=1.0)) / (other_count_s - 1).clamp(min=1.0)
     sampling_noise_s = (noise_sa * (inverse_sa.sum(dim=0) - inverse_sa)).sum(dim=1) / other_count_s.clamp(min=1.0)
-    excess_s = (variance_s - sampling_noise_s).clamp(min=0.0) * (1 + 1 / other_count_s.clamp(min=1.0))
-    return torch.where(other_count_s >= 2, excess_s, torch.nan)
+    excess_variance_s = (variance_s - sampling_noise_s).clamp(min=0.0) * (1 + 1 / other_count_s.clamp(min=1.0))
+    return torch.where(other_count_s >= 2, excess_variance_s, torch.nan)
 
 
 def average_by_precision(estimate_en: Float[Tensor, "e n"], variance_en: Float[Tensor, "e n"]) -> Float[Tensor, " n"]:
     """Average several estimates of the same quantity, weighted by 1/variance; skip NaN, and return NaN if all are NaN."""
     weight_en = torch.where(estimate_en.isnan() | variance_en.isnan(), 0.0, 1.0 / variance_en)
-    total_n = weight_en.sum(dim=0)
-    mean_n = (weight_en * estimate_en.nan_to_num(nan=0.0)).sum(dim=0) / torch.where(total_n > 0, total_n, 1.0)
-    return torch.where(total_n > 0, mean_n, torch.nan)
+    total_weight_n = weight_en.sum(dim=0)
+    mean_n = (weight_en * estimate_en.nan_to_num(nan=0.0)).sum(dim=0) / torch.where(total_weight_n > 0, total_weight_n, 1.0)
+    return torch.where(total_weight_n > 0, mean_n, torch.nan)

@@ -50,15 +50,15 @@ def lambda_advantage(
     advantage_nt = allocate(reward_nt.shape, dtype=dtype, device=reward_nt.device)
     exact_dtype = torch.promote_types(dtype, torch.float32)
     check_rewards(reward_nt)
-    is_absent_n = torch.zeros(len(reward_nt), dtype=torch.bool, device=reward_nt.device)
+    lacks_reward_n = torch.zeros(len(reward_nt), dtype=torch.bool, device=reward_nt.device)
     if not bool(reward_nt.sum().isfinite()):  # a finite sum proves that no reward is NaN (absent)
-        is_absent_n |= (reward_nt.isnan() & mask_nt).any(dim=1)
+        lacks_reward_n |= (reward_nt.isnan() & mask_nt).any(dim=1)
         reward_nt = torch.where(reward_nt.isnan(), 0.0, reward_nt)
     # The loop computes Q[k] = gamma (V[k] + lam[k] A[k]) from the last token to the first, where A[k] = r[k] - V[k] + Q[k+1].
     # With A inserted, Q[k] = gamma ((1 - lam[k]) V[k] + lam[k] r[k]) + gamma lam[k] Q[k+1]; at masked tokens Q[t] = r[t] + Q[t+1].
     next_q_n = torch.zeros(len(reward_nt), dtype=exact_dtype, device=reward_nt.device)
     if bootstrap_n is not None:
-        is_absent_n |= bootstrap_n.isnan()
+        lacks_reward_n |= bootstrap_n.isnan()
         next_q_n.copy_(bootstrap_n.nan_to_num(nan=0.0)).mul_(gamma)
     value_factor_n = gamma * (1 - torch.as_tensor(lam, dtype=exact_dtype, device=reward_nt.device).expand(len(reward_nt)))
     for rows, cols in _cut_blocks(*reward_nt.shape):
@@ -66,27 +66,27 @@ def lambda_advantage(
         trained_block = mask_block.to(exact_dtype)
         boundary_block = trained_block if boundary_nt is None else (mask_block & boundary_nt[rows, cols]).to(exact_dtype)
         value_factor = boundary_block * value_factor_n[rows, None]
-        factor = (trained_block * (gamma - 1)).sub_(value_factor).add_(1.0)
-        term = factor * reward_block
-        value_block = term.new_zeros(())
+        carry_factor = (trained_block * (gamma - 1)).sub_(value_factor).add_(1.0)
+        reward_term = carry_factor * reward_block
+        value_block = reward_term.new_zeros(())
         if value_nt is not None:
             value_block = torch.where(mask_block, value_nt[rows, cols].to(exact_dtype), value_block)
-            term.addcmul_(value_factor, value_block)
-        _carry_back(term, factor, next_q_n[rows]).add_(reward_block)
+            reward_term.addcmul_(value_factor, value_block)
+        _carry_back(reward_term, carry_factor, next_q_n[rows]).add_(reward_block)
         if value_nt is not None:
-            term.sub_(value_block)
-        torch.add(term.mul_(trained_block), 0.0, out=advantage_nt[rows, cols])  # 0 is added to turn -0 into 0
+            reward_term.sub_(value_block)
+        torch.add(reward_term.mul_(trained_block), 0.0, out=advantage_nt[rows, cols])  # 0 is added to turn -0 into 0
     _check_finite(advantage_nt, value_nt, mask_nt)
-    return advantage_nt.masked_fill_(is_absent_n[:, None], 0.0) if bool(is_absent_n.any()) else advantage_nt
+    return advantage_nt.masked_fill_(lacks_reward_n[:, None], 0.0) if bool(lacks_reward_n.any()) else advantage_nt
 
 
 def _cut_blocks(completions: int, tokens: int) -> Iterator[tuple[slice, slice]]:
     """Yield slices of completions and of tokens that are small enough for the processor's cache, the last tokens first."""
-    height = max(1, min(completions, _ROWS))
-    width = max(_BLOCK // height, 32)
-    for first_row in range(0, completions, height):
-        for end_column in range(tokens, 0, -width):
-            yield slice(first_row, first_row + height), slice(max(0, end_column - width), end_column)
+    block_height = max(1, min(completions, _ROWS))
+    block_width = max(_BLOCK // block_height, 32)
+    for first_row in range(0, completions, block_height):
+        for end_column in range(tokens, 0, -block_width):
+            yield slice(first_row, first_row + block_height), slice(max(0, end_column - block_width), end_column)
 
 
 def _carry_back(term: Tensor, factor: Tensor, next_q_n: Tensor) -> Tensor:

@@ -208,8 +208,8 @@ class Method:
         """
         self.check_names(options)
         for name, value in options.items():
-            is_valid, advice = _VALUES.get(name, (lambda _: True, ""))
-            if not is_valid(value):
+            is_valid_value, advice = _VALUES.get(name, (lambda _: True, ""))
+            if not is_valid_value(value):
                 raise RecipeError(f"The option {name} is {value!r}; {advice}.")
             if name in self.only_with and value != self.options[name]:
                 other_option, required_values = self.only_with[name]
@@ -224,8 +224,8 @@ class Method:
     def _parameters(self) -> dict[str, inspect.Parameter]:
         fixed_names = getattr(self.estimator, "keywords", {})  # parameters that a functools.partial has fixed
         parameters = inspect.signature(self.estimator).parameters.items()
-        variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        return {name: p for name, p in parameters if name not in fixed_names and p.kind not in variable}
+        variable_kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        return {name: p for name, p in parameters if name not in fixed_names and p.kind not in variable_kinds}
 
 
 #: All registered methods by name.

@@ -54,8 +54,8 @@ def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], dev
                 f"Objective '{objective.name}' pays '{unknown_names[0]}', which is no block. The blocks are: "
                 f"{', '.join(block_names)}."
             )
-    paid_mk = [[name in objective.pays for name in block_names] for objective in objectives]
-    return torch.tensor(paid_mk, dtype=torch.bool, device=device).reshape(len(objectives), len(block_names))
+    pays_block_mk = [[name in objective.pays for name in block_names] for objective in objectives]
+    return torch.tensor(pays_block_mk, dtype=torch.bool, device=device).reshape(len(objectives), len(block_names))
 
 
 def resolve_values(objectives: Sequence[Objective], values: ValuesName | None) -> ValuesName:
@@ -113,14 +113,14 @@ class Streams:
             >>> [inputs["reward_nt"].tolist() for inputs in streams.inputs(torch.tensor([[.5, .6]]))]
             [[[0.0, 1.0]]]
         """
-        shape = tuple(self.mask_snt.shape[1:])
-        tables = {} if value_nt is None else {"value_nt": self._arrange_by_stream(value_nt, "value_nt", shape)}
+        mask_shape = tuple(self.mask_snt.shape[1:])
+        token_tables = {} if value_nt is None else {"value_nt": self._arrange_by_stream(value_nt, "value_nt", mask_shape)}
         if bootstrap_n is not None:
             bootstrap_n = bootstrap_n[:, None].expand(-1, len(self.names)) if bootstrap_n.dim() == 1 else bootstrap_n
-            end_value_ns = self._arrange_by_stream(bootstrap_n, "bootstrap_n", shape[:1])
-            tables["bootstrap_n"] = torch.where(self.last_sn.T, end_value_ns, 0.0)
+            end_value_ns = self._arrange_by_stream(bootstrap_n, "bootstrap_n", mask_shape[:1])
+            token_tables["bootstrap_n"] = torch.where(self.last_sn.T, end_value_ns, 0.0)
         for s in range(len(self.names)):
-            stream_tables = {name: table[..., s] for name, table in tables.items()}
+            stream_tables = {name: table[..., s] for name, table in token_tables.items()}
             yield {"reward_nt": self.reward_snt[s], "mask_nt": self.mask_snt[s], **stream_tables}
 
     def _arrange_by_stream(self, value: Tensor, what: str, shape: tuple[int, ...]) -> Tensor:
@@ -159,30 +159,30 @@ def reward_streams(
     last_n, has_token_n = find_last_token(is_trained_nt)
     # A last column of False is added, because a token in no block has the block index -1, which reads the last column.
     pays_block_mk = pad(paid_blocks(objectives, block_names, mask_nt.device), (0, 1))
-    paid_mnt = pays_block_mk[:, block_nt.long()] & is_trained_nt
-    last_paid_tokens = [find_last_token(paid_nt) for paid_nt in paid_mnt]
+    is_paid_mnt = pays_block_mk[:, block_nt.long()] & is_trained_nt
+    last_paid_tokens = [find_last_token(paid_nt) for paid_nt in is_paid_mnt]
     has_paid_token_nm = torch.stack([has_n for _, has_n in last_paid_tokens], dim=1)
     # A completion without a paid block gets the reward at its last token, for the decision to stop without the block.
-    last_paid_nm = torch.stack([last_paid_n for last_paid_n, _ in last_paid_tokens], dim=1)
-    reward_position_nm = torch.where(has_paid_token_nm, last_paid_nm, last_n[:, None])
+    last_paid_token_nm = torch.stack([last_paid_n for last_paid_n, _ in last_paid_tokens], dim=1)
+    reward_position_nm = torch.where(has_paid_token_nm, last_paid_token_nm, last_n[:, None])
     objective_numbers, value_names = range(len(objectives)), name_streams(objectives, values)
     if resolve_values(objectives, values) == "shared":
         # A token of a block that no objective pays trains as well: the rewards of later tokens reach it, as in ordinary PPO.
-        weighted_nm = weighted(reward_nm, weight_m)
-        has_sum_n = ~weighted_nm.sum(dim=1).isnan()  # the sum is NaN (unknown) if any reward with a weight is absent
+        weighted_reward_nm = weighted(reward_nm, weight_m)
+        has_sum_n = ~weighted_reward_nm.sum(dim=1).isnan()  # the sum is NaN (unknown) if any reward with a weight is absent
         mask_snt, stop_sn = (is_trained_nt & has_sum_n[:, None])[None], torch.zeros_like(has_sum_n)[None]
         weight_s = torch.ones(1, dtype=torch.float64, device=mask_nt.device)
         reward_snt = torch.zeros((1, *mask_nt.shape), dtype=dtype, device=mask_nt.device)
         row_i = (has_sum_n & has_token_n).nonzero().squeeze(1)
         for m in objective_numbers:  # rewards that meet at a token are added in the objectives' order
             same_token_nm = reward_position_nm[row_i] == reward_position_nm[row_i, m, None]
-            sum_i = torch.where(same_token_nm, weighted_nm[row_i], 0.0).sum(dim=1)
-            reward_snt[0, row_i, reward_position_nm[row_i, m]] = sum_i.to(dtype)
+            reward_sum_i = torch.where(same_token_nm, weighted_reward_nm[row_i], 0.0).sum(dim=1)
+            reward_snt[0, row_i, reward_position_nm[row_i, m]] = reward_sum_i.to(dtype)
     else:
         has_reward_nm = ~reward_nm.isnan()
         is_stop_nm = has_reward_nm & left_out(scores) & ~has_paid_token_nm & has_token_n[:, None]
-        reward_snt = torch.zeros(paid_mnt.shape, dtype=dtype, device=mask_nt.device)
-        mask_snt = paid_mnt & has_reward_nm.T[..., None]
+        reward_snt = torch.zeros(is_paid_mnt.shape, dtype=dtype, device=mask_nt.device)
+        mask_snt = is_paid_mnt & has_reward_nm.T[..., None]
         for m in objective_numbers:
             stop_row_i = is_stop_nm[:, m].nonzero().squeeze(1)
             mask_snt[m, stop_row_i, last_n[stop_row_i]] = True
@@ -205,8 +205,8 @@ def find_last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " 
 def put_on_last_token(reward_n: Float[Tensor, " n"], mask_nt: Bool[Tensor, "n t"]) -> Float[Tensor, "n t"]:
     """Put the reward of each completion on its last trainable token, and 0 on all other tokens."""
     reward_nt = torch.zeros(mask_nt.shape, device=mask_nt.device)
-    last_n, has_token_n = find_last_token(mask_nt.bool())
-    reward_nt[has_token_n, last_n[has_token_n]] = reward_n[has_token_n].to(reward_nt.dtype)
+    last_token_n, has_token_n = find_last_token(mask_nt.bool())
+    reward_nt[has_token_n, last_token_n[has_token_n]] = reward_n[has_token_n].to(reward_nt.dtype)
     return reward_nt
 
 
@@ -257,21 +257,21 @@ def spread(
             f"The credit is for {tuple(credit.block_nk.shape)} completions and blocks, and the spans are for "
             f"{tuple(spans.start_nk.shape)}; pass the credit and the spans of the same completions."
         )
-    start_nk, end_nk, width = spans.start_nk, spans.end_nk, spans.block_nt.shape[1]
-    if bad_entry := first_of((end_nk != start_nk) & ((end_nk < start_nk) | (end_nk > width) | (start_nk < 0))):
+    start_nk, end_nk, token_width = spans.start_nk, spans.end_nk, spans.block_nt.shape[1]
+    if bad_entry := first_of((end_nk != start_nk) & ((end_nk < start_nk) | (end_nk > token_width) | (start_nk < 0))):
         n, k = bad_entry
         raise AlignmentError(
             f"Block '{spans.names[k]}' of completion {n} is [{int(start_nk[n, k])}, {int(end_nk[n, k])}), which is no interval of "
-            f"the completion's {width} tokens; give a start and an end among them."
+            f"the completion's {token_width} tokens; give a start and an end among them."
         )
     if bad_entry := first_of(~(credit.block_nk.isfinite().all(dim=1) & credit.stop_n.isfinite())):
         raise RewardError(f"The credit of completion {bad_entry[0]} is not finite; give an absent reward the credit 0.")
     length_nk = spans.length_nk
     divisor_nk = _find_divisor(length_nk if credit.length_nk is None else credit.length_nk, per)
-    share_nk = torch.where(length_nk > 0, credit.block_nk / divisor_nk, 0.0)
-    share_nk = pad(share_nk, (1, 0)).to(dtype)  # tokens in no block (index -1) read this first column of 0
-    advantage_nt = allocate(spans.block_nt.shape, dtype=dtype, device=share_nk.device)
-    row_pieces = (table.split(_ROWS) for table in (share_nk, spans.block_nt, advantage_nt))
+    credit_share_nk = torch.where(length_nk > 0, credit.block_nk / divisor_nk, 0.0)
+    credit_share_nk = pad(credit_share_nk, (1, 0)).to(dtype)  # tokens in no block (index -1) read this first column of 0
+    advantage_nt = allocate(spans.block_nt.shape, dtype=dtype, device=credit_share_nk.device)
+    row_pieces = (table.split(_ROWS) for table in (credit_share_nk, spans.block_nt, advantage_nt))
     for share_rows_nk, block_nt, out_nt in zip(*row_pieces, strict=True):
         torch.gather(share_rows_nk, 1, (block_nt + 1).long(), out=out_nt)
     return _add_stops(advantage_nt, spans, credit.stop_n)
@@ -297,18 +297,18 @@ def spread_tokens(
         )
     divisor_nk = _find_divisor(spans.length_nk, per)
     divisor_nt = torch.gather(divisor_nk, 1, spans.block_nt.long().clamp(min=0)) if divisor_nk.shape[1] > 1 else divisor_nk
-    share_nt = torch.where(spans.block_nt >= 0, pad(adv_nt.double(), (0, missing_width)), 0.0) / divisor_nt
+    credit_share_nt = torch.where(spans.block_nt >= 0, pad(adv_nt.double(), (0, missing_width)), 0.0) / divisor_nt
     if stop_n is not None:
         is_per_block = isinstance(per, str) and per == "block"
-        _add_stops(share_nt, spans, stop_n.double() if is_per_block else stop_n.double() / divisor_nk[:, 0])
-    return share_nt.to(dtype)
+        _add_stops(credit_share_nt, spans, stop_n.double() if is_per_block else stop_n.double() / divisor_nk[:, 0])
+    return credit_share_nt.to(dtype)
 
 
 def _add_stops(advantage_nt: Tensor, spans: Spans, stop_n: Tensor) -> Tensor:
     """Add the credit of the decision to stop to the last trainable token of each completion."""
-    row_n = (spans.present_nk.any(dim=1) & (stop_n != 0)).nonzero()[:, 0]
-    if len(row_n):
-        advantage_nt[row_n, spans.end_nk[row_n].amax(dim=1) - 1] += stop_n[row_n].to(advantage_nt.dtype)
+    stop_row_i = (spans.present_nk.any(dim=1) & (stop_n != 0)).nonzero()[:, 0]
+    if len(stop_row_i):
+        advantage_nt[stop_row_i, spans.end_nk[stop_row_i].amax(dim=1) - 1] += stop_n[stop_row_i].to(advantage_nt.dtype)
     return advantage_nt
 
 
@@ -341,8 +341,8 @@ def to_tokens(
                 [ 0.0000, -1.0000,  0.0000]])
     """
     advantage_nt = allocate(mask_nt.shape, dtype=dtype, device=advantage_n.device)
-    zero = torch.zeros((), dtype=dtype, device=advantage_n.device)
-    return torch.where(mask_nt.bool(), advantage_n.to(dtype)[:, None], zero, out=advantage_nt)
+    zero_advantage = torch.zeros((), dtype=dtype, device=advantage_n.device)
+    return torch.where(mask_nt.bool(), advantage_n.to(dtype)[:, None], zero_advantage, out=advantage_nt)
 
 
 def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:

@@ -37,9 +37,9 @@ def check_rewards(reward: Tensor, *, row: str = "completion", column: str = "tok
     if bool(reward.sum().isfinite()):  # a finite sum proves that no reward is infinite
         return
     if indices := first_of(reward.isinf()):
-        at_column = f" at {column} {indices[1]}" if len(indices) > 1 else ""
+        column_text = f" at {column} {indices[1]}" if len(indices) > 1 else ""
         raise RewardError(
-            f"The reward of {row} {indices[0]} is {float(reward[tuple(indices)])}{at_column}; a reward must be finite, or NaN "
+            f"The reward of {row} {indices[0]} is {float(reward[tuple(indices)])}{column_text}; a reward must be finite, or NaN "
             f"if it is absent."
         )
 
@@ -58,8 +58,8 @@ def check_counts(things: Sized, what: str, others: Sized, of: str, *, advice: st
 
 def check_shapes(**tensors: Tensor | None) -> None:
     """Refuse tensors whose size differs from the first one's along an index that both names have, such as n in `_nt` and `_nk`."""
-    (first_name, first_tensor), *others = ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
-    for name, tensor in others:
+    (first_name, first_tensor), *other_tensors = ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
+    for name, tensor in other_tensors:
         shared_axis_count = sum(map(eq, first_name.rpartition("_")[2], name.rpartition("_")[2]))
         if tensor.shape[:shared_axis_count] != first_tensor.shape[:shared_axis_count]:
             raise AlignmentError(f"{first_name} is {tuple(first_tensor.shape)} but {name} is {tuple(tensor.shape)}.")
@@ -85,8 +85,8 @@ class Explained(NamedTuple):
 
     def where(self, mask_n: Bool[Tensor, " n"], other: Explained) -> Explained:
         """Return this result's advantages where the mask is true, and `other`'s where it is false; each result has one column."""
-        comparison = self.comparison.where(mask_n[:, None], other.comparison)
-        return Explained(self.advantages.where(mask_n, other.advantages), comparison)
+        merged_comparison = self.comparison.where(mask_n[:, None], other.comparison)
+        return Explained(self.advantages.where(mask_n, other.advantages), merged_comparison)
 
 
 def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
@@ -228,14 +228,14 @@ class Moments:
 
     def std_n(self, *, ddof: int, stand_in_n: Float[Tensor, " n"] | None = None) -> Float[Tensor, " n"]:
         """Return the standard deviation of each completion's stratum, sqrt(square / (count - ddof)); 0 if it is undefined."""
-        count_s, square_s = self.count_s, self.square_s
+        count_s, square_sum_s = self.count_s, self.square_s
         if stand_in_n is not None:
             joins_stratum_n = (self.stratum_n >= 0) & ~self.member_n & ~stand_in_n.isnan()
             gap_i, stratum_i = (stand_in_n.double() - self.mean_n())[joins_stratum_n], self.stratum_n[joins_stratum_n]
             count_s = count_s.index_add(0, stratum_i, torch.ones_like(gap_i))
-            square_s = square_s.index_add(0, stratum_i, gap_i.square())
-        degrees_s = count_s - ddof
-        std_s = torch.where(degrees_s > 0, square_s / degrees_s.clamp(min=1.0), 0.0).sqrt()
+            square_sum_s = square_sum_s.index_add(0, stratum_i, gap_i.square())
+        degrees_of_freedom_s = count_s - ddof
+        std_s = torch.where(degrees_of_freedom_s > 0, square_sum_s / degrees_of_freedom_s.clamp(min=1.0), 0.0).sqrt()
         return self.look_up(std_s, 0.0)
 
     def constant_n(self) -> Bool[Tensor, " n"]:
@@ -249,8 +249,8 @@ class Moments:
     def pooled_variance_elsewhere(self) -> Float[Tensor, " s"]:
         """Return for each stratum the variance inside the others: sum of squares over sum of (count - 1); NaN if that is 0."""
         degrees_s = (self.count_s - 1).clamp(min=0.0)
-        degrees_s, square_s = degrees_s.sum() - degrees_s, (self.square_s.sum() - self.square_s).clamp(min=0.0)
-        return torch.where(degrees_s > 0, square_s / degrees_s.clamp(min=1.0), torch.nan)
+        degrees_s, square_sum_s = degrees_s.sum() - degrees_s, (self.square_s.sum() - self.square_s).clamp(min=0.0)
+        return torch.where(degrees_s > 0, square_sum_s / degrees_s.clamp(min=1.0), torch.nan)
 
 
 def moments(
@@ -287,12 +287,12 @@ def moments(
     zeros_s = torch.zeros(max(highest_stratum, 0) + 1, dtype=torch.float64, device=value_n.device)
     count_s = zeros_s.index_add(0, table_row_n, weight_n)
     minimum_s = zeros_s.scatter_reduce(0, table_row_n, value_n, "amin", include_self=False)
-    above_n = (value_n - minimum_s[table_row_n]).masked_fill_(~member_n, 0.0)
-    mean_above_s = zeros_s.index_add(0, table_row_n, weight_n * above_n) / count_s.where(count_s > 0, 1.0)
-    deviation_n = (above_n - mean_above_s[table_row_n]).masked_fill_(~member_n, 0.0)
+    above_minimum_n = (value_n - minimum_s[table_row_n]).masked_fill_(~member_n, 0.0)
+    mean_above_s = zeros_s.index_add(0, table_row_n, weight_n * above_minimum_n) / count_s.where(count_s > 0, 1.0)
+    deviation_n = (above_minimum_n - mean_above_s[table_row_n]).masked_fill_(~member_n, 0.0)
     mean_s = (minimum_s + mean_above_s).masked_fill_(count_s <= 0, torch.nan)
-    square_s = zeros_s.index_add(0, table_row_n, weight_n * deviation_n.square())
-    return Moments(stratum_n, member_n, deviation_n, count_s, mean_s, square_s)
+    square_sum_s = zeros_s.index_add(0, table_row_n, weight_n * deviation_n.square())
+    return Moments(stratum_n, member_n, deviation_n, count_s, mean_s, square_sum_s)
 
 
 def compare_in_strata(
@@ -346,34 +346,34 @@ def compare_in_strata(
         ([0.0, 0.3333333333333333, 0.3333333333333333, 0.3333333333333333], [0.5, 0.5, 0.5, 0.5])
     """
     check_known("scale", scale, ("none", "std", "mean"))
-    strata, worth_n = moments(value_n, stratum_n), value_n.double()
+    stratum_moments, worth_n = moments(value_n, stratum_n), value_n.double()
     stand_in_n = torch.full_like(worth_n, torch.nan) if stand_in_n is None else stand_in_n.double()
     if voter_n is None:
-        count_n, mean_n, advantage_n = strata.count_n(), strata.mean_n(), strata.deviation_n
+        count_n, mean_n, advantage_n = stratum_moments.count_n(), stratum_moments.mean_n(), stratum_moments.deviation_n
         if leave_one_out:
             advantage_n = advantage_n * count_n / (count_n - 1).clamp(min=1.0)
     elif scale != "none":
         raise RecipeError(f"Turns of trajectories are compared without a scale, and scale is '{scale}'; use scale='none'.")
     else:
         count_n, mean_n, advantage_n = _compare_votes(value_n, stratum_n, voter_n, leave_one_out, min_stratum)
-    uses_stand_in_n = ~strata.member_n & ~stand_in_n.isnan() & (count_n > 0)
+    uses_stand_in_n = ~stratum_moments.member_n & ~stand_in_n.isnan() & (count_n > 0)
     advantage_n = torch.where(uses_stand_in_n, stand_in_n - mean_n, advantage_n)
     worth_n = torch.where(worth_n.isnan(), stand_in_n, worth_n)
     baseline_n, divisor_n = worth_n - advantage_n, torch.ones_like(advantage_n)
     if scale != "none":
-        scale_n = (mean_n if scale == "mean" else strata.std_n(ddof=ddof, stand_in_n=stand_in_n)) + eps
-        is_divided_n = (advantage_n != 0) | ((scale_n > 0) & ~strata.constant_n())
+        scale_n = (mean_n if scale == "mean" else stratum_moments.std_n(ddof=ddof, stand_in_n=stand_in_n)) + eps
+        is_divided_n = (advantage_n != 0) | ((scale_n > 0) & ~stratum_moments.constant_n())
         divisor_n = torch.where(is_divided_n, torch.where(scale_n > 0, scale_n, torch.nan), divisor_n)
         advantage_n = torch.where(scale_n > 0, advantage_n / torch.where(scale_n > 0, scale_n, 1.0), 0.0)
-    is_compared_n = (strata.member_n & (count_n >= max(min_stratum, 2))) | uses_stand_in_n
+    is_compared_n = (stratum_moments.member_n & (count_n >= max(min_stratum, 2))) | uses_stand_in_n
     advantage_n = torch.where(is_compared_n, advantage_n, 0.0)
     return Explained(
         advantage_n,
         build_comparison(
             advantage_n, worth_n, baseline_n, divisor_n,
-            alone_n=~is_compared_n, equal_n=strata.member_n & strata.constant_n(),
-            stratum_n=stratum_n.long().where(strata.member_n | uses_stand_in_n, -1), members_n=count_n,
-            averaged_n=count_n - strata.member_n.double() if leave_one_out else count_n,
+            alone_n=~is_compared_n, equal_n=stratum_moments.member_n & stratum_moments.constant_n(),
+            stratum_n=stratum_n.long().where(stratum_moments.member_n | uses_stand_in_n, -1), members_n=count_n,
+            averaged_n=count_n - stratum_moments.member_n.double() if leave_one_out else count_n,
         ),
     )  # fmt: skip
 
@@ -386,14 +386,14 @@ def _compare_votes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compare each turn with the rollouts of its stratum, each counted once; return their number, their mean and the advantages."""
     voter_stratum_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(voter_n).double()), -1)
-    by_voter = moments(value_n, voter_stratum_n)  # each rollout counts once, with the mean over its rows
-    stratum_u = torch.full((len(by_voter.count_s),), -1, dtype=torch.long, device=value_n.device)
-    in_stratum_n = by_voter.stratum_n >= 0
-    stratum_u[by_voter.stratum_n[in_stratum_n]] = stratum_n[in_stratum_n].long()
-    advantage_u = centred(by_voter.mean_s, stratum_u, leave_one_out=leave_one_out, min_stratum=min_stratum)
-    by_stratum = moments(by_voter.mean_s, stratum_u)
-    count_n, mean_n = by_voter.look_up(by_stratum.count_n(), 0.0), by_voter.look_up(by_stratum.mean_n(), torch.nan)
-    return count_n, mean_n, by_voter.deviation_n + by_voter.look_up(advantage_u, 0.0)
+    voter_moments = moments(value_n, voter_stratum_n)  # each rollout counts once, with the mean over its rows
+    stratum_u = torch.full((len(voter_moments.count_s),), -1, dtype=torch.long, device=value_n.device)
+    in_stratum_n = voter_moments.stratum_n >= 0
+    stratum_u[voter_moments.stratum_n[in_stratum_n]] = stratum_n[in_stratum_n].long()
+    advantage_u = centred(voter_moments.mean_s, stratum_u, leave_one_out=leave_one_out, min_stratum=min_stratum)
+    by_stratum = moments(voter_moments.mean_s, stratum_u)
+    count_n, mean_n = voter_moments.look_up(by_stratum.count_n(), 0.0), voter_moments.look_up(by_stratum.mean_n(), torch.nan)
+    return count_n, mean_n, voter_moments.deviation_n + voter_moments.look_up(advantage_u, 0.0)
 
 
 def standardise(
@@ -420,8 +420,8 @@ def standardise(
     deviation_n = (value_n - mean_n).nan_to_num(nan=0.0)
     divisor = _find_divisor(float((weight_n * deviation_n.square()).sum()), float(weight_n.sum()), ddof, eps, eps_at)
     numerator_n = deviation_n if shift else value_n.nan_to_num(nan=0.0)
-    mean = float(mean_n[0]) if shift and len(mean_n) else 0.0
-    return numerator_n / divisor if divisor > 0 else torch.zeros_like(value_n), mean, divisor
+    batch_mean = float(mean_n[0]) if shift and len(mean_n) else 0.0
+    return numerator_n / divisor if divisor > 0 else torch.zeros_like(value_n), batch_mean, divisor
 
 
 def standardise_tokens(
@@ -434,32 +434,32 @@ def standardise_tokens(
     in_place: bool = False,
 ) -> Float[Tensor, "n t"]:
     """Standardise the values of all tokens in the mask together; every other token gets exactly 0."""
-    mean, square_sum, token_count = _measure_tokens(value_nt, mask_nt)
+    token_mean, square_sum, token_count = _measure_tokens(value_nt, mask_nt)
     divisor = _find_divisor(square_sum, token_count, ddof, eps, eps_at)
     whitened_nt = value_nt if in_place else value_nt.clone()
     if divisor == 0:
         return whitened_nt.zero_()
     for white, mask in zip(whitened_nt.split(_ROWS), mask_nt.split(_ROWS), strict=True):
-        white.sub_(mean).div_(divisor).masked_fill_(~mask, 0.0)
+        white.sub_(token_mean).div_(divisor).masked_fill_(~mask, 0.0)
     return whitened_nt
 
 
 def _measure_tokens(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, int]:
     """Compute the mean, the sum of squared deviations and the number of the values inside the mask."""
-    mean, square_sum, count = 0.0, 0.0, 0
+    running_mean, square_sum, token_count = 0.0, 0.0, 0
     zero_value = value_nt.new_zeros(())
     # A few rows at a time are copied to float64, so that the copies stay in the processor's cache.
     for value, mask in zip(value_nt.split(_ROWS), mask_nt.split(_ROWS), strict=True):
         new_count = int(torch.count_nonzero(mask))
         if new_count == 0:
             continue
-        if count == 0:  # subtracting the first value makes a constant batch exactly 0
-            mean = float(value.flatten()[mask.flatten().int().argmax()])
-        above_mean = torch.where(mask, value, zero_value).double().sub_(mean).masked_fill_(~mask, 0.0).flatten()
-        sum_above = float(above_mean.sum())
-        square_sum += float(above_mean.dot(above_mean)) - sum_above**2 / (count + new_count)
-        mean, count = mean + sum_above / (count + new_count), count + new_count
-    return mean, max(square_sum, 0.0), count
+        if token_count == 0:  # subtracting the first value makes a constant batch exactly 0
+            running_mean = float(value.flatten()[mask.flatten().int().argmax()])
+        above_mean = torch.where(mask, value, zero_value).double().sub_(running_mean).masked_fill_(~mask, 0.0).flatten()
+        sum_above_mean = float(above_mean.sum())
+        square_sum += float(above_mean.dot(above_mean)) - sum_above_mean**2 / (token_count + new_count)
+        running_mean, token_count = running_mean + sum_above_mean / (token_count + new_count), token_count + new_count
+    return running_mean, max(square_sum, 0.0), token_count
 
 
 def _find_divisor(square_sum: float, total_weight: float | int, ddof: int, eps: float, eps_at: EpsAt) -> float:

@@ -79,11 +79,11 @@ class HistoryWeight:
             )
         self._anchors = self._anchors or [float(anchor)]
         options = {"lambda_scale": lambda_scale, "ddof": ddof, "eps": eps, "min_stratum": min_stratum}
-        explained = call_explained(ha_dw, reward_n, group_n, anchor=self.anchor, **options)
+        explained_advantage = call_explained(ha_dw, reward_n, group_n, anchor=self.anchor, **options)
         present_reward_i = reward_n[~reward_n.isnan()].double()
         if len(present_reward_i):
             self._move(float(present_reward_i.mean()), eta, window, history)
-        return explained
+        return explained_advantage
 
     __call__ = explains(explained)
 
@@ -163,8 +163,8 @@ def ha_dw(
         "Your Group-Relative Advantage Is Biased" (arXiv 2601.08521), after a note on it.
     """
     adv_n, comparison = call_explained(grpo, reward_n, group_n, ddof=ddof, eps=eps, min_stratum=min_stratum)
-    above_anchor_n = moments(reward_n, group_index(group_n)).mean_n() - anchor
-    weight_factor_n = (-adv_n.sign() * above_anchor_n).exp()  # a group without any reward gets NaN
+    mean_above_anchor_n = moments(reward_n, group_index(group_n)).mean_n() - anchor
+    weight_factor_n = (-adv_n.sign() * mean_above_anchor_n).exp()  # a group without any reward gets NaN
     comparison = comparison.rescaled(divisor=torch.where(adv_n == 0, 1.0, 1 / (lambda_scale * weight_factor_n))[:, None])
     adv_n = (adv_n * lambda_scale * weight_factor_n).nan_to_num(nan=0.0)
     return Explained(adv_n, comparison.fitting(adv_n[:, None]))
@@ -223,8 +223,8 @@ def grpo_verif(
         "GRPO-Verif" (arXiv 2511.15137). Its alpha stands in the loss, here in the advantage, which is the same for clipped
         losses. ddof and eps are not verified.
     """
-    options = {"ddof": ddof, "eps": eps, "min_stratum": min_stratum}
-    standardised: Explained = call_explained(dcpo, reward_nk, group_n, if_missing_k=if_missing_k, **options)
+    grpo_options = {"ddof": ddof, "eps": eps, "min_stratum": min_stratum}
+    standardised: Explained = call_explained(dcpo, reward_nk, group_n, if_missing_k=if_missing_k, **grpo_options)
     weight_k = torch.full((reward_nk.shape[1],), weight, dtype=torch.float64, device=reward_nk.device)
     weight_k[:1] = 1.0
     adv_nk, has_weight_k = standardised.advantages * weight_k, weight_k != 0
@@ -294,15 +294,15 @@ def gagpo(
         `scale`, off by default. Its ratio per action belongs to the loss.
     """
     check_known("scale", scale, ("none", "std"))
-    timeline = build_timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
-    timeline.groups(group_s)  # called because it refuses a trajectory with rows of two prompts
-    return_s = timeline.backward_sum(reward_s, decay=gamma)
+    step_timeline = build_timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
+    step_timeline.groups(group_s)  # called because it refuses a trajectory with rows of two prompts
+    return_s = step_timeline.backward_sum(reward_s, decay=gamma)
     state_s = anchor_groups(group_s, anchor_s, similarity=similarity)
     # Each unknown state gets a number of its own, so that it is compared with no other state.
     own_stratum_s = len(state_s) + torch.arange(len(state_s), device=state_s.device)
-    value_s = moments(return_s, torch.where(state_s < 0, own_stratum_s, state_s)).mean_n()
-    next_value_s = torch.where(timeline.next_s >= 0, gamma * value_s[timeline.next_s], 0.0)
-    advantage_s = timeline.backward_sum((reward_s.double() + next_value_s) - value_s, decay=gamma * lam)
+    state_value_s = moments(return_s, torch.where(state_s < 0, own_stratum_s, state_s)).mean_n()
+    next_state_value_s = torch.where(step_timeline.next_s >= 0, gamma * state_value_s[step_timeline.next_s], 0.0)
+    advantage_s = step_timeline.backward_sum((reward_s.double() + next_state_value_s) - state_value_s, decay=gamma * lam)
     if scale == "none":
         return advantage_s.nan_to_num(nan=0.0)
     return centred(advantage_s, group_index(group_s), scale=scale, ddof=ddof, eps=eps, min_stratum=min_stratum)

@@ -100,14 +100,14 @@ def gdpo(
         is_kept_n = ~(disagrees_n & nearly_cancels_n)
         kept_share_n = moments(is_kept_n.double().where(~adv_sum_n.isnan(), torch.nan), group_index(group_n)).mean_n()
         adv_sum_n = torch.where(is_kept_n, adv_sum_n * kept_share_n, torch.nan)
-    weight_n = None if length_n is None else length_n.double()
-    shift = length_n is not None or conflict is not None
-    options: dict[str, Any] = {"shift": shift, "ddof": ddof, "eps": eps, "eps_at": eps_at}
-    adv_n, _, divisor = standardise(adv_sum_n, weight_n=weight_n, **options)
-    if len(weight_m) == 1 and divisor > 0 and length_n is None:  # one reward: its baseline explains the advantage
+    length_weight_n = None if length_n is None else length_n.double()
+    subtracts_mean = length_n is not None or conflict is not None
+    options: dict[str, Any] = {"shift": subtracts_mean, "ddof": ddof, "eps": eps, "eps_at": eps_at}
+    adv_n, _, batch_divisor = standardise(adv_sum_n, weight_n=length_weight_n, **options)
+    if len(weight_m) == 1 and batch_divisor > 0 and length_n is None:  # one reward: its baseline explains the advantage
         worth_nm, baseline_nm = weight_m * comparison.worth_nm, weight_m * comparison.baseline_nm
         comparison = replace(comparison, worth_nm=worth_nm, baseline_nm=baseline_nm)
-        return Explained(adv_n, comparison.rescaled(divisor=divisor).fitting(adv_n[:, None]))
+        return Explained(adv_n, comparison.rescaled(divisor=batch_divisor).fitting(adv_n[:, None]))
     reward_sum_n = weighted(reward_nm.double(), weight_m).sum(dim=1)
     sum_comparison = compare_in_strata(reward_sum_n, group_index(group_n), min_stratum=min_stratum).comparison
     return Explained(adv_n, sum_comparison.unexplained(adv_n[:, None]))
@@ -229,20 +229,20 @@ def reinforce_plus_plus_baseline(
     """
     stratum_n = group_index(group_n)
     group_moments = moments(reward_n, stratum_n)
-    is_member_n = group_moments.member_n & (group_moments.count_n() >= max(min_stratum, 2))
+    is_compared_n = group_moments.member_n & (group_moments.count_n() >= max(min_stratum, 2))
     if zero_constant_groups:
-        is_member_n &= group_moments.std_n(ddof=0) > 0
+        is_compared_n &= group_moments.std_n(ddof=0) > 0
     centred_n, comparison = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum)
     options: dict[str, Any] = {"weight_n": length_n.double(), "ddof": ddof, "eps": eps, "eps_at": eps_at}
-    adv_n, batch_mean, divisor = standardise(torch.where(is_member_n, centred_n, torch.nan), **options)
+    adv_n, batch_mean, batch_divisor = standardise(torch.where(is_compared_n, centred_n, torch.nan), **options)
     adv_n1, has_tokens_n1 = adv_n[:, None], (length_n > 0)[:, None]
-    scaled_comparison = comparison.rescaled(divisor=divisor, shift=batch_mean).fitting(adv_n1)
+    scaled_comparison = comparison.rescaled(divisor=batch_divisor, shift=batch_mean).fitting(adv_n1)
     scaled_comparison = replace(scaled_comparison, averaged_nm=torch.zeros_like(comparison.averaged_nm))
     unscaled_comparison = comparison.unexplained(adv_n1)
     zero_reason_n1 = torch.where(has_tokens_n1, int(Zero.NO_SCALE), int(Zero.EMPTY))
     is_at_baseline_n1 = unscaled_comparison.reason_nm == int(Zero.AT_BASELINE)
     reason_nm = torch.where(is_at_baseline_n1, zero_reason_n1, unscaled_comparison.reason_nm)
     unscaled_comparison = replace(unscaled_comparison, reason_nm=reason_nm)
-    is_scaled_n1 = is_member_n[:, None] & has_tokens_n1 & (divisor > 0)
+    is_scaled_n1 = is_compared_n[:, None] & has_tokens_n1 & (batch_divisor > 0)
     unscaled_comparison = comparison.where(centred_n[:, None] == 0, unscaled_comparison)
     return Explained(adv_n, scaled_comparison.where(is_scaled_n1, unscaled_comparison))

@@ -95,10 +95,10 @@ def gae(
     advantage_nt = lambda_advantage(reward_nt, value_nt, mask_nt, **lambda_options, bootstrap_n=bootstrap_n)
     if not whiten:
         return advantage_nt
-    absent_n = (reward_nt.isnan() & mask_nt).any(dim=1)
+    lacks_reward_n = (reward_nt.isnan() & mask_nt).any(dim=1)
     if bootstrap_n is not None:
-        absent_n |= bootstrap_n.isnan()
-    return standardise_tokens(advantage_nt, mask_nt & ~absent_n[:, None], ddof=ddof, eps=eps, in_place=True)
+        lacks_reward_n |= bootstrap_n.isnan()
+    return standardise_tokens(advantage_nt, mask_nt & ~lacks_reward_n[:, None], ddof=ddof, eps=eps, in_place=True)
 
 
 def value_target(
@@ -256,8 +256,8 @@ def _move_to_next(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) ->
     """Move each trainable token's flag on to the next trainable token of its completion."""
     next_flag_nt = torch.zeros_like(flag_nt)
     doubled_position_t = 2 * torch.arange(flag_nt.shape[1], dtype=torch.int32, device=flag_nt.device)
-    for rows in (slice(first, first + _ROWS) for first in range(0, len(flag_nt), _ROWS)):
+    for row_range in (slice(first, first + _ROWS) for first in range(0, len(flag_nt), _ROWS)):
         # The running maximum of 2 * position + flag over trainable tokens keeps the flag of the latest one; -2: there is none yet.
-        latest_trainable = torch.where(mask_nt[rows], doubled_position_t + flag_nt[rows], -2).cummax(dim=1).values
-        next_flag_nt[rows, 1:] = (latest_trainable[:, :-1] & 1).bool()
+        latest_trainable = torch.where(mask_nt[row_range], doubled_position_t + flag_nt[row_range], -2).cummax(dim=1).values
+        next_flag_nt[row_range, 1:] = (latest_trainable[:, :-1] & 1).bool()
     return next_flag_nt

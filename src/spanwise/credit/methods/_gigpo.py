@@ -93,14 +93,14 @@ def gigpo(
     check_known("unit for episode moments", over, ("rows", "trajectories"))
     check_known("rule for singletons", singleton, ("zero", "raw"))
     timeline = build_timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
-    reward_j, group_j = timeline.outcome(reward_s, reward), timeline.groups(group_s)
-    options = {"scale": scale, "ddof": ddof, "eps": eps, "min_stratum": min_stratum}
+    rollout_reward_j, rollout_group_j = timeline.outcome(reward_s, reward), timeline.groups(group_s)
+    scaling_options = {"scale": scale, "ddof": ddof, "eps": eps, "min_stratum": min_stratum}
     if over == "rows":
-        episode_adv_s = _compare_episodes(reward_j[timeline.index_s], group_s, singleton, options)
+        episode_adv_s = _compare_episodes(rollout_reward_j[timeline.index_s], group_s, singleton, scaling_options)
     else:
-        episode_adv_s = _compare_episodes(reward_j, group_j, singleton, options)[timeline.index_s]
+        episode_adv_s = _compare_episodes(rollout_reward_j, rollout_group_j, singleton, scaling_options)[timeline.index_s]
     return_s = timeline.backward_sum(reward_s, decay=gamma)
-    step_adv_s = centred(return_s, anchor_groups(group_s, anchor_s, similarity=similarity), **options)
+    step_adv_s = centred(return_s, anchor_groups(group_s, anchor_s, similarity=similarity), **scaling_options)
     return episode_weight * episode_adv_s + step_weight * step_adv_s
 
 
@@ -121,22 +121,22 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
     if similarity is not None and not 0.0 < similarity < 1.0:
         raise RecipeError(f"similarity is {similarity}; it must lie between 0 and 1. Use None to compare states exactly.")
     states: list[Any] = anchor_s.tolist() if isinstance(anchor_s, Tensor) else list(anchor_s)
-    keys: list[Any] = list(zip(group_s.tolist(), states, strict=True))
+    state_keys: list[Any] = list(zip(group_s.tolist(), states, strict=True))
     # A state text gets the number of the first earlier one that it resembles, so the order of rows matters here.
     matchers_by_prompt: dict[int, list[SequenceMatcher]] = {}
     number_of_text: dict[tuple[int, Any], int] = {}
-    for row, (prompt, state) in enumerate(keys):
+    for row, (prompt, state) in enumerate(state_keys):
         if state is not None and not isinstance(state, Hashable if similarity is None else str):
-            advice = "and states are compared by equality; turn it into a string or a tuple"
-            advice = advice if similarity is None else "and only texts have a similarity; use similarity=None"
-            raise RecipeError(f"The anchor state of row {row} is a {type(state).__name__}, {advice}.")
+            state_advice = "and states are compared by equality; turn it into a string or a tuple"
+            state_advice = state_advice if similarity is None else "and only texts have a similarity; use similarity=None"
+            raise RecipeError(f"The anchor state of row {row} is a {type(state).__name__}, {state_advice}.")
         if similarity is not None and state is not None and (prompt, state) not in number_of_text:
-            matchers = matchers_by_prompt.setdefault(prompt, [])
-            number_of_text[prompt, state] = _find_text(str(state), matchers, similarity)
+            prompt_matchers = matchers_by_prompt.setdefault(prompt, [])
+            number_of_text[prompt, state] = _find_text(str(state), prompt_matchers, similarity)
     if similarity is not None:
-        keys = [(prompt, number_of_text.get((prompt, state), -1)) for prompt, state in keys]
+        state_keys = [(prompt, number_of_text.get((prompt, state), -1)) for prompt, state in state_keys]
     is_known_s = torch.tensor([state is not None for state in states], dtype=torch.bool, device=group_s.device)
-    return torch.where(is_known_s, group_index(keys).to(group_s.device), -1)
+    return torch.where(is_known_s, group_index(state_keys).to(group_s.device), -1)
 
 
 def _find_text(state: str, matchers: list[SequenceMatcher], similarity: float) -> int:

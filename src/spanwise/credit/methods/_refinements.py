@@ -89,19 +89,19 @@ def ktae(
             continue
         id_w, word_u = torch.unique(ids_nt[row_i][mask_it], return_inverse=True)
         row_u = mask_it.nonzero()[:, 0]
-        holds_wi = torch.zeros(len(id_w), len(is_right_i), dtype=torch.bool, device=ids_nt.device)
-        holds_wi[word_u, row_u] = True
-        right_w, wrong_w = holds_wi[:, is_right_i].sum(dim=1), holds_wi[:, ~is_right_i].sum(dim=1)
+        has_token_wi = torch.zeros(len(id_w), len(is_right_i), dtype=torch.bool, device=ids_nt.device)
+        has_token_wi[word_u, row_u] = True
+        right_w, wrong_w = has_token_wi[:, is_right_i].sum(dim=1), has_token_wi[:, ~is_right_i].sum(dim=1)
         right, wrong, is_right_u = int(is_right_i.sum()), int((~is_right_i).sum()), is_right_i[row_u]
-        fisher_ab, gain_ab = _tabulate_evidence(right, wrong, form == "code")
-        term_size, divisor = (1.0, 1.0) if form == "paper" else (2 * top, h1 + h2)
-        evidence_w = (h1 * fisher_ab + h2 * gain_ab).to(ids_nt.device)[right_w, wrong_w] / divisor
+        fisher_ab, information_gain_ab = _tabulate_evidence(right, wrong, form == "code")
+        term_size, evidence_divisor = (1.0, 1.0) if form == "paper" else (2 * top, h1 + h2)
+        evidence_w = (h1 * fisher_ab + h2 * information_gain_ab).to(ids_nt.device)[right_w, wrong_w] / evidence_divisor
         right_tf_w, wrong_tf_w = (_count_frequency(word_u, side_u, len(id_w), k1, b) for side_u in (is_right_u, ~is_right_u))
         tf_gap_w = right_tf_w / (wrong_tf_w + floor) - wrong_tf_w / (right_tf_w + floor)
         direction_w = (right_w.double() / right).sqrt().asin() - (wrong_w.double() / wrong).sqrt().asin() + h3 * tf_gap_w
-        term_it = torch.zeros(mask_it.shape, dtype=torch.float64, device=adv_nt.device)
-        term_it[mask_it] = term_size * (torch.sigmoid((evidence_w * direction_w)[word_u]) - 0.5)
-        reshaped_nt[row_i] = (reshaped_nt[row_i] + term_it).to(adv_nt.dtype)
+        advantage_term_it = torch.zeros(mask_it.shape, dtype=torch.float64, device=adv_nt.device)
+        advantage_term_it[mask_it] = term_size * (torch.sigmoid((evidence_w * direction_w)[word_u]) - 0.5)
+        reshaped_nt[row_i] = (reshaped_nt[row_i] + advantage_term_it).to(adv_nt.dtype)
     return reshaped_nt
 
 
@@ -123,8 +123,8 @@ def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[T
         p_value_ab = torch.zeros_like(probability_ab)
         for a in range(right + 1):
             matching_b_ab = (a_ab + b_ab).long() - a  # so that a + b, the number of completions with the token, is the same
-            is_table_ab = (matching_b_ab >= 0) & (matching_b_ab <= wrong)
-            other_probability_ab = torch.where(is_table_ab, probability_ab[a][matching_b_ab.clamp(0, wrong)], 0.0)
+            table_exists_ab = (matching_b_ab >= 0) & (matching_b_ab <= wrong)
+            other_probability_ab = torch.where(table_exists_ab, probability_ab[a][matching_b_ab.clamp(0, wrong)], 0.0)
             p_value_ab += torch.where(other_probability_ab <= probability_ab * (1 + 1e-7), other_probability_ab, 0.0)
     fisher_ab = torch.where(p_value_ab > 1 - 1e-9, 0.0, (-2 * p_value_ab).exp())
     completion_count = right + wrong
@@ -216,12 +216,12 @@ def oar(
 def _weigh_tokens(importance_u: Tensor, quantile: float, beta: float, floor: float, eps: float) -> Tensor:
     """Turn the importance of a completion's tokens into the factors that multiply their advantages."""
     level_u = importance_u.log1p()
-    lowest, highest = level_u.aminmax()
-    level_u = (level_u - lowest) / (highest - lowest if highest > lowest else 1.0)
-    rank = quantile * (len(level_u) - 1)  # torch.quantile interpolates alike, but refuses long inputs
-    sorted_u, rank_below = level_u.sort().values, int(rank)
+    lowest_level, highest_level = level_u.aminmax()
+    level_u = (level_u - lowest_level) / (highest_level - lowest_level if highest_level > lowest_level else 1.0)
+    quantile_rank = quantile * (len(level_u) - 1)  # torch.quantile interpolates alike, but refuses long inputs
+    sorted_level_u, rank_below = level_u.sort().values, int(quantile_rank)
     next_rank = min(rank_below + 1, len(level_u) - 1)
-    split_level = torch.lerp(sorted_u[rank_below], sorted_u[next_rank], rank - rank_below)
+    split_level = torch.lerp(sorted_level_u[rank_below], sorted_level_u[next_rank], quantile_rank - rank_below)
     shrunk_weight_u = (level_u / (split_level + eps)).clamp(min=floor)
     grown_weight_u = 1 + beta * (level_u - split_level) / (1 - split_level + eps)
     return torch.where(level_u < split_level, shrunk_weight_u, grown_weight_u)

@@ -42,20 +42,20 @@ class Timeline:
 
     def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
         """Return the row of each trajectory's last flagged step, or of its last step if no step is flagged."""
-        order = (self.left_s + torch.where(flag_s, 0, len(flag_s))).argsort(stable=True)
-        order = order[self.index_s[order].argsort(stable=True)]
+        row_order = (self.left_s + torch.where(flag_s, 0, len(flag_s))).argsort(stable=True)
+        row_order = row_order[self.index_s[row_order].argsort(stable=True)]
         step_count_j = self.index_s.bincount()
-        return order[step_count_j.cumsum(dim=0) - step_count_j]
+        return row_order[step_count_j.cumsum(dim=0) - step_count_j]
 
     def backward_sum(self, value_s: Float[Tensor, " s"], *, decay: float) -> Float[Tensor, " s"]:
         """Sum the values from each step to the trajectory's end, weighted by decay^distance; a NaN makes all sums before it NaN."""
-        total_s = value_s.double().clone()
-        order_by_left, row_counts = self.left_s.argsort(stable=True), self.left_s.bincount()
-        for row_indices in order_by_left.split(row_counts.tolist())[1:]:
+        discounted_sum_s = value_s.double().clone()
+        rows_by_steps_left, rows_per_steps_left = self.left_s.argsort(stable=True), self.left_s.bincount()
+        for row_indices in rows_by_steps_left.split(rows_per_steps_left.tolist())[1:]:
             # The product is rounded before the sum, as in a plain loop, so that equal returns of steps are exactly equal.
-            discounted_total = decay * total_s[self.next_s[row_indices]]
-            total_s[row_indices] = total_s[row_indices] + discounted_total
-        return total_s
+            discounted_next = decay * discounted_sum_s[self.next_s[row_indices]]
+            discounted_sum_s[row_indices] = discounted_sum_s[row_indices] + discounted_next
+        return discounted_sum_s
 
     def add_up(self, value_s: Tensor) -> Tensor:
         """Add up the whole numbers or flags of each trajectory's rows, for one column or several."""
@@ -78,10 +78,10 @@ class Timeline:
         """Return the number of each trajectory's group; refuse a trajectory with rows of two groups."""
         group_index_s, last_row_s = group_index(group_s), self.last_j[self.index_s]
         if bad_rows := first_of(group_index_s != group_index_s[last_row_s]):
-            row, group_ids = bad_rows[0], _as_list(group_s)
+            bad_row, group_ids = bad_rows[0], _as_list(group_s)
             raise AlignmentError(
-                f"Trajectory {self.names[row]!r} has rows of prompt {group_ids[row]!r} and of prompt "
-                f"{group_ids[int(last_row_s[row])]!r}; give the trajectories of different prompts different ids."
+                f"Trajectory {self.names[bad_row]!r} has rows of prompt {group_ids[bad_row]!r} and of prompt "
+                f"{group_ids[int(last_row_s[bad_row])]!r}; give the trajectories of different prompts different ids."
             )
         return group_index_s[self.last_j]
 
@@ -96,24 +96,24 @@ def build_timeline(
         check_shapes(**rows, trajectory_s=trajectory_s)
         check_rewards(rows["reward_s"], row="row")
     check_counts(trajectory_s, "trajectory ids", step_s, "step numbers", advice="one of each to every row")
-    index_s, trajectory_ids = group_index(trajectory_s), _as_list(trajectory_s)
-    order = step_s.argsort(stable=True)
-    order = order[index_s[order].argsort(stable=True)]
-    ordered_index_o, ordered_step_o = index_s[order], step_s[order]
+    trajectory_index_s, trajectory_ids = group_index(trajectory_s), _as_list(trajectory_s)
+    row_order = step_s.argsort(stable=True)
+    row_order = row_order[trajectory_index_s[row_order].argsort(stable=True)]
+    ordered_index_o, ordered_step_o = trajectory_index_s[row_order], step_s[row_order]
     same_trajectory_o = ordered_index_o[1:] == ordered_index_o[:-1]
     if repeated_step := first_of(same_trajectory_o & (ordered_step_o[1:] == ordered_step_o[:-1])):
-        earlier_row, later_row = sorted(order[repeated_step[0] : repeated_step[0] + 2].tolist())
+        earlier_row, later_row = sorted(row_order[repeated_step[0] : repeated_step[0] + 2].tolist())
         raise AlignmentError(
             f"Rows {earlier_row} and {later_row} are both step {int(step_s[earlier_row])} of trajectory "
             f"{trajectory_ids[earlier_row]!r}; give each step of a trajectory its own number, and the trajectories of different "
             f"prompts different ids."
         )
-    next_s = torch.full_like(order, -1)
-    next_s[order[:-1][same_trajectory_o]] = order[1:][same_trajectory_o]
-    end_position_j = index_s.bincount().cumsum(dim=0)
-    steps_left_s = torch.empty_like(order)
-    steps_left_s[order] = end_position_j[ordered_index_o] - 1 - torch.arange(len(order), device=order.device)
-    return Timeline(index_s, next_s, steps_left_s, trajectory_ids)
+    next_s = torch.full_like(row_order, -1)
+    next_s[row_order[:-1][same_trajectory_o]] = row_order[1:][same_trajectory_o]
+    end_position_j = trajectory_index_s.bincount().cumsum(dim=0)
+    steps_left_s = torch.empty_like(row_order)
+    steps_left_s[row_order] = end_position_j[ordered_index_o] - 1 - torch.arange(len(row_order), device=row_order.device)
+    return Timeline(trajectory_index_s, next_s, steps_left_s, trajectory_ids)
 
 
 def _as_list(ids: Tensor | Sequence[Hashable]) -> Sequence[Hashable]:
@@ -171,64 +171,64 @@ def assign_turns(
         >>> found.block_nk.flatten(), found.length_nk.flatten()
         (tensor([ 0.5000,  0.5000, -0.5000], dtype=torch.float64), tensor([2, 2, 1]))
     """
-    entry = find(method) if isinstance(method, str) else method
-    timeline, present_sk = build_timeline(trajectory_s, step_s), length_sk > 0
-    group_j, length_jk = timeline.groups(group_s), timeline.add_up(length_sk)
-    inputs, options = dict(inputs or {}), {"block_names": block_names, "method": entry, **options}
+    method_entry = find(method) if isinstance(method, str) else method
+    step_timeline, present_sk = build_timeline(trajectory_s, step_s), length_sk > 0
+    group_j, length_jk = step_timeline.groups(group_s), step_timeline.add_up(length_sk)
+    inputs, options = dict(inputs or {}), {"block_names": block_names, "method": method_entry, **options}
     truncated_s = inputs.get("truncated_n")
-    truncated_j = None if truncated_s is None else timeline.add_up(truncated_s) > 0
-    if entry.kind == "token":
-        _refuse_split(timeline, entry)
+    truncated_j = None if truncated_s is None else step_timeline.add_up(truncated_s) > 0
+    if method_entry.kind == "token":
+        _refuse_split(step_timeline, method_entry)
         credit = assign(scores, group_s, present_sk, objectives=objectives, inputs=inputs, **options)
-    elif entry.kind == "step":
-        inputs |= {"trajectory_s": timeline.index_s, "step_s": step_s}
-        turn_scores = _score_steps(scores, timeline, objectives)
+    elif method_entry.kind == "step":
+        inputs |= {"trajectory_s": step_timeline.index_s, "step_s": step_s}
+        turn_scores = _score_steps(scores, step_timeline, objectives)
         credit = assign(turn_scores, group_s, present_sk, objectives=objectives, inputs=inputs, **options)
         # The reason shown for a step's credit of 0 comes from comparing its whole rollout with the others of the group.
-        rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=True)
+        rollout_scores = _score_rollouts(scores, step_timeline, objectives, add_turns=True)
         rollout_comparison = compare_in_strata(sum_rewards(rollout_scores, objectives), group_j).comparison
         rollout_comparison = explain_sum(
             rollout_comparison, rollout_scores, objectives, group_j, in_groups=True, truncated_n=truncated_j
         )
-        rollout_comparison, (adv_nm, comparison) = rollout_comparison.take(timeline.index_s), credit.explained
+        rollout_comparison, (adv_nm, comparison) = rollout_comparison.take(step_timeline.index_s), credit.explained
         comparison = replace(comparison, reason_nm=rollout_comparison.reason_nm, about_nm=rollout_comparison.about_nm)
         credit = replace(credit, comparison=comparison.fitting(adv_nm))
     else:
-        is_turn_m = torch.tensor([o.scope == "turn" and entry.kind == "block" for o in objectives])
-        rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=entry.kind == "completion")
+        is_turn_objective_m = torch.tensor([o.scope == "turn" and method_entry.kind == "block" for o in objectives])
+        rollout_scores = _score_rollouts(scores, step_timeline, objectives, add_turns=method_entry.kind == "completion")
         inputs = {"length_n": length_jk.sum(dim=1), "truncated_n": truncated_j}
-        rollout_objectives = _weigh_some(objectives, ~is_turn_m)
+        rollout_objectives = _weigh_some(objectives, ~is_turn_objective_m)
         credit = assign(rollout_scores, group_j, length_jk > 0, objectives=rollout_objectives, inputs=inputs, **options)
-        credit, has_tokens_s = credit.take(timeline.index_s), length_sk.sum(dim=1) > 0
-        is_last_s = torch.zeros_like(has_tokens_s).index_fill(0, timeline.last_with(has_tokens_s), True) & has_tokens_s
+        credit, has_tokens_s = credit.take(step_timeline.index_s), length_sk.sum(dim=1) > 0
+        is_last_s = torch.zeros_like(has_tokens_s).index_fill(0, step_timeline.last_with(has_tokens_s), True) & has_tokens_s
         credit = replace(
             credit,
             block_nk=torch.where(present_sk, credit.block_nk, 0.0),
             stop_n=torch.where(is_last_s, credit.stop_n, 0.0),
-            count_m=torch.full(is_turn_m.shape, len(group_j)),
+            count_m=torch.full(is_turn_objective_m.shape, len(group_j)),
         )
-        if bool(is_turn_m.any()):
-            turn_scores = rollout_scores.take(timeline.index_s)  # a turn's baseline may depend on its rollout's outcome
+        if bool(is_turn_objective_m.any()):
+            turn_scores = rollout_scores.take(step_timeline.index_s)  # a turn's baseline may depend on its rollout's outcome
             tables: dict[str, Any] = {}
             for name, table in _objective_tables(scores).items():
-                is_turn_column = is_turn_m.view(-1, *(1 for _ in table.shape[2:]))
+                is_turn_column = is_turn_objective_m.view(-1, *(1 for _ in table.shape[2:]))
                 tables[name] = torch.where(is_turn_column, table, getattr(turn_scores, name))
-            turn_scores, turn_objectives = replace(turn_scores, **tables), _weigh_some(objectives, is_turn_m)
-            inputs = {"voter_n": timeline.index_s, "truncated_n": truncated_s}
+            turn_scores, turn_objectives = replace(turn_scores, **tables), _weigh_some(objectives, is_turn_objective_m)
+            inputs = {"voter_n": step_timeline.index_s, "truncated_n": truncated_s}
             turn_credit = assign(turn_scores, group_s, present_sk, objectives=turn_objectives, inputs=inputs, **options)
-            count_m = torch.where(is_turn_m, len(group_s), len(group_j))
-            credit = replace(_add_credits(credit, turn_credit, is_turn_m), count_m=count_m)
+            count_m = torch.where(is_turn_objective_m, len(group_s), len(group_j))
+            credit = replace(_add_credits(credit, turn_credit, is_turn_objective_m), count_m=count_m)
     mean_length = length_jk.sum(dim=1).double().mean()
-    return replace(credit, length_nk=length_jk[timeline.index_s], mean_length_n=mean_length.expand(len(group_s)))
+    return replace(credit, length_nk=length_jk[step_timeline.index_s], mean_length_n=mean_length.expand(len(group_s)))
 
 
 def _refuse_split(timeline: Timeline, entry: Method) -> None:
     """Refuse a method that credits tokens if a rollout has more than one row."""
     has_next_s = timeline.left_s > 0
     if bool(has_next_s.any()):
-        row_indices = torch.nonzero(timeline.index_s == timeline.index_s[has_next_s][0]).squeeze(1).tolist()
+        turn_rows = torch.nonzero(timeline.index_s == timeline.index_s[has_next_s][0]).squeeze(1).tolist()
         raise RecipeError(
-            f"Method '{entry.name}' needs all tokens of a rollout in one row, and rows {row_indices[:6]} are turns of one rollout. "
+            f"Method '{entry.name}' needs all tokens of a rollout in one row, and rows {turn_rows[:6]} are turns of one rollout. "
             f"Merge the turns of a rollout into one row, or use a method that credits completions or steps, such as 'gigpo'."
         )
 
@@ -250,26 +250,26 @@ def _add_credits(rollouts: Credit, turns: Credit, is_turn_m: Bool[Tensor, " m"])
 
 def _weigh_some(objectives: Sequence[Objective], has_weight_m: Tensor) -> list[Objective]:
     """Return the objectives, with the weight set to 0 for each whose entry of `has_weight_m` is False."""
-    pairs = zip(objectives, has_weight_m.tolist(), strict=True)
-    return [objective if has_weight else replace(objective, weight=0.0) for objective, has_weight in pairs]
+    weighted_objectives = zip(objectives, has_weight_m.tolist(), strict=True)
+    return [objective if has_weight else replace(objective, weight=0.0) for objective, has_weight in weighted_objectives]
 
 
 def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Objective], *, add_turns: bool) -> Scores:
     """Return one score per rollout: that of its last turn with a reward, or with `add_turns` the sum of turn rewards."""
-    is_elsewhere_sm, reward_sm = _mark_elsewhere(scores), fill_missing(scores, objectives)
-    row_jm = torch.stack([timeline.last_with(~is_elsewhere_s) for is_elsewhere_s in is_elsewhere_sm.T], dim=1)
-    column_m = torch.arange(len(objectives), device=row_jm.device)
-    tables: dict[str, Any] = {name: table[row_jm, column_m] for name, table in _objective_tables(scores).items()}
+    reward_is_elsewhere_sm, reward_sm = _mark_elsewhere(scores), fill_missing(scores, objectives)
+    reward_row_jm = torch.stack([timeline.last_with(~is_elsewhere_s) for is_elsewhere_s in reward_is_elsewhere_sm.T], dim=1)
+    column_m = torch.arange(len(objectives), device=reward_row_jm.device)
+    tables: dict[str, Any] = {name: table[reward_row_jm, column_m] for name, table in _objective_tables(scores).items()}
     for m, objective in enumerate(objectives):
         if add_turns and objective.scope == "turn":
             reward_s = reward_sm[:, m]
-            has_reward_s = ~(is_elsewhere_sm[:, m] & reward_s.isnan())
-            total_j = timeline.sum_exactly(torch.where(has_reward_s, reward_s, 0.0))
+            has_reward_s = ~(reward_is_elsewhere_sm[:, m] & reward_s.isnan())
+            reward_sum_j = timeline.sum_exactly(torch.where(has_reward_s, reward_s, 0.0))
             has_reward_j = timeline.add_up(has_reward_s) > 0
-            tables["reward_nm"][:, m] = torch.where(has_reward_j, total_j, tables["reward_nm"][:, m])
+            tables["reward_nm"][:, m] = torch.where(has_reward_j, reward_sum_j, tables["reward_nm"][:, m])
             # If a turn's check failed, the sum is NaN, and the rollout gets the status of that turn.
             failed_status_j = scores.status_nm[timeline.last_with(has_reward_s & reward_s.isnan()), m]
-            status_j = torch.where(total_j.isnan(), failed_status_j, int(Status.OK))
+            status_j = torch.where(reward_sum_j.isnan(), failed_status_j, int(Status.OK))
             tables["status_nm"][:, m] = torch.where(has_reward_j, status_j, tables["status_nm"][:, m])
     outcome_jo = None
     if scores.outcome_no is not None:
@@ -280,17 +280,17 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
 def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Objective]) -> Scores:
     """Return the scores of turns for a method that sums them over a rollout; a whole rollout's reward is put on its last turn."""
     reward_sm, status_sm = fill_missing(scores, objectives), scores.status_nm.clone()
-    is_elsewhere_sm, is_last_s = _mark_elsewhere(scores), timeline.left_s == 0
+    reward_is_elsewhere_sm, is_last_turn_s = _mark_elsewhere(scores), timeline.left_s == 0
     for m, objective in enumerate(objectives):
         filled_reward_s = reward_sm[:, m].clone()
         if objective.scope == "rollout":
-            reward_row_s = timeline.last_with(~is_elsewhere_sm[:, m])[timeline.index_s]
-            reward_sm[:, m] = torch.where(is_last_s, filled_reward_s[reward_row_s], 0.0)
+            reward_row_s = timeline.last_with(~reward_is_elsewhere_sm[:, m])[timeline.index_s]
+            reward_sm[:, m] = torch.where(is_last_turn_s, filled_reward_s[reward_row_s], 0.0)
             status_sm[:, m] = status_sm[reward_row_s, m]
         else:  # if no turn has the reward, it counts as absent once, at the last turn
-            lacks_reward_s = is_elsewhere_sm[:, m] & (filled_reward_s.isnan() | (objective.scope is None))
+            lacks_reward_s = reward_is_elsewhere_sm[:, m] & (filled_reward_s.isnan() | (objective.scope is None))
             rollout_has_reward_s = (timeline.add_up(~lacks_reward_s) > 0)[timeline.index_s]
-            reward_sm[:, m] = torch.where(lacks_reward_s & (rollout_has_reward_s | ~is_last_s), 0.0, filled_reward_s)
+            reward_sm[:, m] = torch.where(lacks_reward_s & (rollout_has_reward_s | ~is_last_turn_s), 0.0, filled_reward_s)
     return replace(scores, reward_nm=reward_sm, status_nm=torch.where(reward_sm.isnan(), status_sm, int(Status.OK)))
 
 

@@ -249,9 +249,9 @@ class Trajectory:
         used_turns: set[int] = set()
         branches = []
         for leaf in (t for t in range(len(self.turns)) if t not in parents):
-            path = self._find_path(leaf, used_turns)
-            used_turns.update(path)
-            branches.append(self._build_branch(path))
+            turn_path = self._find_path(leaf, used_turns)
+            used_turns.update(turn_path)
+            branches.append(self._build_branch(turn_path))
         return branches
 
     def _build_branch(self, path: Sequence[int]) -> Branch:
@@ -260,12 +260,12 @@ class Trajectory:
         per_token: dict[str, list[float]] = {name: [] for t in path for name in self.turns[t].per_token}
         for t in path:
             turn = self.turns[t]
-            observation, response_length = () if t == path[0] else turn.prompt_ids, len(turn.response_ids)
-            ids += [*observation, *turn.response_ids]
-            mask += [0] * len(observation) + [int(bool(flag)) for flag in turn.mask]
-            turn_of_token += [-1] * len(observation) + [t] * response_length
+            observation_ids, response_length = () if t == path[0] else turn.prompt_ids, len(turn.response_ids)
+            ids += [*observation_ids, *turn.response_ids]
+            mask += [0] * len(observation_ids) + [int(bool(flag)) for flag in turn.mask]
+            turn_of_token += [-1] * len(observation_ids) + [t] * response_length
             for name, numbers in per_token.items():
-                numbers += [0.0] * len(observation) + list(turn.per_token.get(name, [math.nan] * response_length))
+                numbers += [0.0] * len(observation_ids) + list(turn.per_token.get(name, [math.nan] * response_length))
         per_token_tuples = {name: tuple(numbers) for name, numbers in per_token.items()}
         return Branch(tuple(path), self.context(path[0]), tuple(ids), tuple(mask), tuple(turn_of_token), per_token_tuples)
 
@@ -279,7 +279,7 @@ def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
         {'trajectories': 1, 'rows': 2, 'row_tokens': 10, 'branches': 1, 'branch_tokens': 6, 'trained_tokens': 3}
     """
     trajectories = list(trajectories)
-    rows = [turn for trajectory in trajectories for turn in trajectory.rows().turns]
+    turns_as_rows = [turn for trajectory in trajectories for turn in trajectory.rows().turns]
     branches = [branch for trajectory in trajectories for branch in trajectory.branches()]
 
     def tokens(sequences: Sequence[Turn | Branch]) -> int:
@@ -287,11 +287,11 @@ def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
 
     return {
         "trajectories": len(trajectories),
-        "rows": len(rows),
-        "row_tokens": tokens(rows),
+        "rows": len(turns_as_rows),
+        "row_tokens": tokens(turns_as_rows),
         "branches": len(branches),
         "branch_tokens": tokens(branches),
-        "trained_tokens": sum(sum(map(bool, row.mask)) for row in rows),
+        "trained_tokens": sum(sum(map(bool, row.mask)) for row in turns_as_rows),
     }
 
 
@@ -392,8 +392,8 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     turn_nt = runs(mask_nt) if turn_nt is None else turn_nt
     check_shapes(turn_nt=turn_nt, mask_nt=mask_nt)
     if bad_token := first_of(mask_nt & (turn_nt < 0)):
-        sequence, position = bad_token
-        raise AlignmentError(f"Token {position} of sequence {sequence} was sampled and has no turn id; give it one.")
+        sequence_index, position = bad_token
+        raise AlignmentError(f"Token {position} of sequence {sequence_index} was sampled and has no turn id; give it one.")
     row_i, position_i = torch.nonzero(turn_nt >= 0, as_tuple=True)
     row_and_turn_i = torch.stack([row_i, turn_nt[row_i, position_i].long()], dim=1)
     turns, turn_i = torch.unique(
