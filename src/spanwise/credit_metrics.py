@@ -82,8 +82,8 @@ def _measure_all_unanimous(batch: CreditedBatch) -> dict[str, float]:
 
 def _add_up_costs(batch: CreditedBatch) -> dict[str, float]:
     """Add up over the batch the costs that the reward functions report, such as tokens and seconds."""
-    measures, measured_nc = batch.scores.measures, batch.scores.measured_nc
-    return {} if measured_nc is None else dict(zip(measures, measured_nc.sum(dim=0).tolist(), strict=True))
+    measure_names, measured_nc = batch.scores.measures, batch.scores.measured_nc
+    return {} if measured_nc is None else dict(zip(measure_names, measured_nc.sum(dim=0).tolist(), strict=True))
 
 
 def _measure_broke(batch: CreditedBatch) -> dict[str, float]:
@@ -102,11 +102,11 @@ def dead_strata(found: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] 
     """Count the strata (completions compared together) of each comparison, and those in which none gets any credit."""
     if found.adv_nm is None or found.comparison is None:
         return {}
-    columns = {" + ".join(scheme.names): 0}
+    column_by_name = {" + ".join(scheme.names): 0}
     if scheme.entry.kind == "block" and group_n is None:
-        columns = {objective.name: m for m, objective in enumerate(scheme.objectives) if objective.baseline != "none"}
+        column_by_name = {objective.name: m for m, objective in enumerate(scheme.objectives) if objective.baseline != "none"}
     stratum_nm, strata_counts = found.comparison.stratum_nm if group_n is None else group_n[:, None], {}
-    for name, m in columns.items():
+    for name, m in column_by_name.items():
         stratum_n, has_credit_n = stratum_nm[:, m], found.adv_nm[:, m] != 0
         in_stratum_n = stratum_n >= 0
         stratum_count = len(stratum_n[in_stratum_n].unique())

@@ -30,8 +30,8 @@ def refusal(error: BaseException) -> str | None:
         causes.append(current_cause)
         current_cause = current_cause.__cause__ or current_cause.__context__
     for cause in causes:
-        os_error = re.search(r"\(os error (\d+)\)", str(cause))
-        error_number = cause.errno if isinstance(cause, OSError) else int(os_error[1]) if os_error else None
+        os_error_match = re.search(r"\(os error (\d+)\)", str(cause))
+        error_number = cause.errno if isinstance(cause, OSError) else int(os_error_match[1]) if os_error_match else None
         if error_number in (*_NO_ROOM, errno.EROFS):
             return os.strerror(error_number)
     is_torch_error = any(isinstance(cause, RuntimeError) and phrase in str(cause) for cause in causes for phrase in _TORCH)
@@ -41,14 +41,14 @@ def refusal(error: BaseException) -> str | None:
 def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
     """Build the sentence that says why the system did not write a file or a folder."""
     refusal_reason, place_name = refusal(error), f"'{place}'" if what is None else what
-    sentence = f"{place_name} cannot be written: {refusal_reason or getattr(error, 'strerror', None) or error}"
+    error_sentence = f"{place_name} cannot be written: {refusal_reason or getattr(error, 'strerror', None) or error}"
     if refusal_reason in (None, os.strerror(errno.EROFS)):
-        return f"{sentence}."
+        return f"{error_sentence}."
     with suppress(OSError, StopIteration):  # some systems do not say how much space is free
         free_bytes = shutil.disk_usage(next(folder for folder in (place, *place.absolute().parents) if folder.exists())).free
         size, unit = next(((size, unit) for size, unit in _UNITS if free_bytes >= size / 10), (1, "bytes"))
-        sentence += f"; {free_bytes / size:.{int(size > 1)}f} {unit} are free there"
-    return f"{sentence}. Make room there."
+        error_sentence += f"; {free_bytes / size:.{int(size > 1)}f} {unit} are free there"
+    return f"{error_sentence}. Make room there."
 
 
 @contextmanager
@@ -98,8 +98,8 @@ def read_text(path: str | Path, what: str, advice: str = "") -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise RecipeError(f"{what} cannot be read: {reason}. {advice}".rstrip()) from error
+        failure_reason = getattr(error, "strerror", None) or error
+        raise RecipeError(f"{what} cannot be read: {failure_reason}. {advice}".rstrip()) from error
 
 
 def write_text(file: Path, text: str) -> None:
@@ -111,10 +111,10 @@ def write_text(file: Path, text: str) -> None:
 def add_line(file: Path, text: str) -> None:
     """Append one whole line to a text file, or nothing; a DataError if it cannot be written."""
     with writing(file):
-        size_before = file.stat().st_size if file.exists() else 0
+        file_size_before = file.stat().st_size if file.exists() else 0
         try:
             with file.open("a", encoding="utf-8") as stream:
                 stream.write(f"{text}\n")
         except OSError:
-            os.truncate(file, size_before)
+            os.truncate(file, file_size_before)
             raise

@@ -185,11 +185,11 @@ class Layout:
         if len(set(self.names)) != len(self.names):
             doubled_name = next(block_name for block_name in self.names if self.names.count(block_name) > 1)
             raise LayoutError(f"Two blocks are called '{doubled_name}'; give each a name of its own.")
-        first_tags = [part.mark for part in self.parts if part.block == 0]
-        if self.prefilled is not None and first_tags[:1] != [self.prefilled]:
+        first_block_tags = [part.mark for part in self.parts if part.block == 0]
+        if self.prefilled is not None and first_block_tags[:1] != [self.prefilled]:
             raise LayoutError(
                 f"The prefilled tag '{self.prefilled}' must be the first tag of the first block, which is "
-                f"'{first_tags[0] if first_tags else 'none'}'."
+                f"'{first_block_tags[0] if first_block_tags else 'none'}'."
             )
         for segmenter in self.segmenters:
             # A segmenter refuses marks that cannot work when it builds a finder, so one is built here and not used.
@@ -212,14 +212,14 @@ def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
 def _check_block(name: str, marks: tuple[str, ...]) -> None:
     """Refuse a block with an empty or reserved name, with a doubled mark, or repeated and without a mark."""
     tag_list = ", ".join(marks)
-    faults = {
+    possible_faults = {
         f"The block with the tags {tag_list or 'none'} has no name; write {{'solution': ['answer']}}.": not name.strip(),
         "No block can be called 'stop': metrics and files use this name for the decision to stop.": name == "stop",
         f"Block '{name}' has [*] twice; write one of the two as a number, such as items[0].parts[*].": name.count(EACH) > 1,
         f"Block '{name}' names a tag twice: {tag_list}. Give each attempt its own block.": len(set(marks)) != len(marks),
         f"The repeated block '{name}' has no mark; give it one, such as {name}: [step].": EACH in name and not marks,
     }
-    refuse(faults, LayoutError)
+    refuse(possible_faults, LayoutError)
 
 
 def _pairs(blocks: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:

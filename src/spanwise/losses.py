@@ -118,12 +118,12 @@ def dppo(
     detached_inputs = {"logp_old_nt": logp_old_nt.detach(), "adv_nt": adv_nt.detach()}
     logp_nt, logp_old_nt, adv_nt = zero_masked(mask_nt, logp_nt=logp_nt, **detached_inputs)
     detached_logp_nt = logp_nt.detach()
-    prob_nt, p_old_nt, limit_nt = detached_logp_nt.exp(), logp_old_nt.exp(), torch.where(adv_nt > 0, delta_high, delta_low)
-    moved_away_nt = (prob_nt - p_old_nt) * adv_nt.sign()
+    p_nt, p_old_nt, limit_nt = detached_logp_nt.exp(), logp_old_nt.exp(), torch.where(adv_nt > 0, delta_high, delta_low)
+    moved_away_nt = (p_nt - p_old_nt) * adv_nt.sign()
     if divergence == "tv":
         is_kept_nt = moved_away_nt <= limit_nt
     elif divergence == "kl":
-        other_tokens_kl_nt = (1 - p_old_nt) * ((1 - p_old_nt + eps) / (1 - prob_nt + eps)).log()
+        other_tokens_kl_nt = (1 - p_old_nt) * ((1 - p_old_nt + eps) / (1 - p_nt + eps)).log()
         is_kept_nt = (p_old_nt * (logp_old_nt - detached_logp_nt) + other_tokens_kl_nt <= limit_nt) | (moved_away_nt < 0)
     else:
         raise RecipeError(unknown("divergence", divergence, ("tv", "kl")))
@@ -173,11 +173,11 @@ def value_loss(
         PPO trainer multiply it by 1/2: their loss is half of ours, and one bound on the gradient's norm cuts ours earlier.
         The clipped form is that of OpenAI's baselines.
     """
-    faults = {
+    possible_faults = {
         "Pass both clip and old_value_nt for a clipped value loss, or neither.": (clip is None) != (old_value_nt is None),
         f"clip is {clip}; it is a distance between values and must be above 0.": clip is not None and not clip > 0,
     }
-    refuse(faults)
+    refuse(possible_faults)
     value_nt, target_nt = zero_masked(mask_nt, value_nt=value_nt, target_nt=target_nt.detach())
     loss_nt = (value_nt - target_nt).square()
     if old_value_nt is not None and clip is not None:
@@ -225,7 +225,7 @@ def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[f
         Imani & White 2018 (arXiv 1806.04613); Farebrother et al. 2024, "Stop Regressing" (arXiv 2403.03950), for the ratio .75.
         Critics of language models: arXiv 2608.02181.
     """
-    edge_e, bin_width = _edges(bins, value_range, target_nt)
+    bin_edge_e, bin_width = _edges(bins, value_range, target_nt)
     lowest_value, highest_value = value_range
     in_range_nt = (target_nt >= lowest_value - _ROUNDING * bin_width) & (target_nt <= highest_value + _ROUNDING * bin_width)
     if not bool(in_range_nt.all()):
@@ -235,7 +235,8 @@ def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[f
             f"({lowest_value:g}, {highest_value:g}). Let the range hold every return that can occur."
         )
     probability_below_nte = torch.special.ndtr(
-        (edge_e - target_nt.to(edge_e.dtype).clamp(lowest_value, highest_value).unsqueeze(-1)) / (SIGMA_RATIO * bin_width)
+        (bin_edge_e - target_nt.to(bin_edge_e.dtype).clamp(lowest_value, highest_value).unsqueeze(-1))
+        / (SIGMA_RATIO * bin_width)
     )
     return probability_below_nte.diff(dim=-1) / (probability_below_nte[..., -1:] - probability_below_nte[..., :1])
 
@@ -357,8 +358,8 @@ def critic_error(
     Reference:
         "Value Flattening" (SP3O) 2026 (arXiv 2609.18708): the decomposition.
     """
-    double_inputs = {"value_nt": value_nt.detach().double(), "target_nt": target_nt.detach().double()}
-    value_nt, target_nt = zero_masked(mask_nt, **double_inputs)
+    float64_inputs = {"value_nt": value_nt.detach().double(), "target_nt": target_nt.detach().double()}
+    value_nt, target_nt = zero_masked(mask_nt, **float64_inputs)
     error_nt, length_n = target_nt - value_nt, mask_nt.sum(dim=1)
     mean_error_n = error_nt.sum(dim=1) / length_n.clamp(min=1)
     shape_error_n = torch.where(mask_nt, error_nt - mean_error_n[:, None], 0.0).square().sum(dim=1) / length_n.clamp(min=1)

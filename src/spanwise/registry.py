@@ -136,18 +136,20 @@ def imported(path: str, *, what: str) -> Any:
         else:
             module = _run(module_file, module_name)
     except (Exception, SystemExit) as error:  # a user's module may raise any error when it is imported, or exit
-        reason = f"{type(error).__name__}: {error}"
+        failure_reason = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and module_file is None and f"{module_name}.".startswith(f"{error.name}."):
             file_or_module = "file" if module_name.endswith(".py") else "module"
             searched_places = f"in the current folder '{Path.cwd()}', beside the recipe or installed"
-            reason = f"there is no {file_or_module} '{module_name}' {searched_places}"
-        raise RecipeError(f"{what} '{path}' cannot be imported: {reason}.") from error
+            failure_reason = f"there is no {file_or_module} '{module_name}' {searched_places}"
+        raise RecipeError(f"{what} '{path}' cannot be imported: {failure_reason}.") from error
     try:
         return attrgetter(attribute_path)(module)
     except AttributeError as error:
-        functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        wanted = f"function in '{getattr(module, '__file__', module_name)}' called"
-        raise RecipeError(f"{what} '{path}' cannot be imported: {unknown(wanted, attribute_path, functions)}") from error
+        function_names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        wanted_function = f"function in '{getattr(module, '__file__', module_name)}' called"
+        raise RecipeError(
+            f"{what} '{path}' cannot be imported: {unknown(wanted_function, attribute_path, function_names)}"
+        ) from error
 
 
 def _show(path: str, place: Path | None) -> None:

@@ -236,10 +236,12 @@ class Scheme:
         for stage in self.stages:
             stage.check_provided(given_fields)
         if missing_words := self.entry.lacking(given_fields):
-            runnable = [name for name, entry in sorted(METHODS.items()) if entry.preset and not entry.lacking(given_fields)]
+            runnable_methods = [
+                name for name, entry in sorted(METHODS.items()) if entry.preset and not entry.lacking(given_fields)
+            ]
             raise RecipeError(
                 f"Method '{self.method}' needs {missing_words}, which the batches here do not hold. Methods that can be run: "
-                f"{', '.join(runnable)}."
+                f"{', '.join(runnable_methods)}."
             )
         if "steps" not in given_fields:
             _refuse(
@@ -314,8 +316,8 @@ def _as_set(names: Collection[str]) -> frozenset[str]:
 def _plain(objective: Objective) -> dict[str, Any]:
     """Return an objective as plain data for YAML, without fields that are empty."""
     reward_name = objective.reward if isinstance(objective.reward, str) else function_name(objective.reward)
-    given_names = objective.outcomes[0] if len(objective.given) == 1 else list(objective.outcomes)
-    recipe_entry = {**vars(objective), "reward": reward_name, "pays": list(objective.pays), "given": given_names}
+    given_outcomes = objective.outcomes[0] if len(objective.given) == 1 else list(objective.outcomes)
+    recipe_entry = {**vars(objective), "reward": reward_name, "pays": list(objective.pays), "given": given_outcomes}
     recipe_entry["options"] = dict(objective.options)
     return {key: value for key, value in recipe_entry.items() if value is not None and value not in ({}, [])}
 
@@ -344,9 +346,9 @@ def _refuse(objectives: Sequence[Objective], find_fault: Callable[[Objective], A
 
 def _check_objectives_used(scheme: Scheme) -> None:
     """Refuse objectives with a field that the method would ignore."""
-    entry, objectives, method_name = scheme.entry, scheme.objectives, f"method '{scheme.entry.name}'"
+    chosen_method, objectives, method_name = scheme.entry, scheme.objectives, f"method '{scheme.entry.name}'"
     for input_name, name in (("baseline", "baseline"), ("scale_k", "scale"), ("back_off_k", "back_off")):
-        if input_name not in entry.inputs:
+        if input_name not in chosen_method.inputs:
             _refuse(
                 objectives,
                 lambda o, name=name: getattr(o, name) is not None,
@@ -359,15 +361,15 @@ def _check_objectives_used(scheme: Scheme) -> None:
         "is given the outcome '{fault}', but neither its reward nor its baseline uses it. Use baseline 'outcome' or 'blended', or "
         "leave it out.",
     )
-    if entry.kind != "block" and not entry.reads_values:
+    if chosen_method.kind != "block" and not chosen_method.reads_values:
         first = objectives[0]
         other = next((objective for objective in objectives if set(objective.pays) != set(first.pays)), None)
         if other is not None:
             raise RecipeError(
-                f"Method '{entry.name}' gives a completion one number, but '{first.name}' pays {', '.join(first.pays)} and "
+                f"Method '{chosen_method.name}' gives a completion one number, but '{first.name}' pays {', '.join(first.pays)} and "
                 f"'{other.name}' pays {', '.join(other.pays)}. Let all objectives pay the same blocks, or use method 'bae'."
             )
-    if entry.kind != "block" and "reward_nm" not in entry.inputs:
+    if chosen_method.kind != "block" and "reward_nm" not in chosen_method.inputs:
         _refuse(
             objectives,
             lambda o: o.only,
@@ -379,9 +381,11 @@ def _check_objectives_used(scheme: Scheme) -> None:
         "block": "cannot tell which rows are turns of one rollout: a rollout of many turns would have many votes. Leave it out, or "
         "use method 'bae'.",
     }
-    if entry.kind == "token" or (entry.kind == "block" and "voter_n" not in entry.inputs):
-        _refuse(objectives, lambda o: o.scope == "turn", f"has scope: turn, but {method_name} {why_no_turns[entry.kind]}")
-    if entry.kind != "block" and "reward_nm" in entry.inputs and "weight_m" not in entry.inputs:
+    if chosen_method.kind == "token" or (chosen_method.kind == "block" and "voter_n" not in chosen_method.inputs):
+        _refuse(
+            objectives, lambda o: o.scope == "turn", f"has scope: turn, but {method_name} {why_no_turns[chosen_method.kind]}"
+        )
+    if chosen_method.kind != "block" and "reward_nm" in chosen_method.inputs and "weight_m" not in chosen_method.inputs:
         _refuse(
             objectives,
             lambda o: o.weight != 1.0,

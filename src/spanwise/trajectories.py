@@ -63,10 +63,10 @@ def turn_batch(
             )
         turn_columns[name] = [column[j] for j, _ in turn_ids]
     turn_anchors = [turn.anchor for turn in turns]
-    steps = Steps(trajectory_s, step_s, turn_anchors if any(anchor is not None for anchor in turn_anchors) else None)
+    turn_steps = Steps(trajectory_s, step_s, turn_anchors if any(anchor is not None for anchor in turn_anchors) else None)
     group_s = group_index([trajectory.group for trajectory in trajectories])[trajectory_s]
     response_ids, turn_masks = [turn.response_ids for turn in turns], [turn.mask for turn in turns]
-    batch = Batch.jagged(response_ids, group_s, sampled=turn_masks, columns=turn_columns, steps=steps)
+    batch = Batch.jagged(response_ids, group_s, sampled=turn_masks, columns=turn_columns, steps=turn_steps)
     return batch, _collect_rewards(trajectories)
 
 
@@ -105,10 +105,10 @@ def onto_turns(trajectories: Sequence[Trajectory], name: str, value_st: Float[Te
         {'advantages': (0.5, 0.0, -1.0)}
     """
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    longest_response = max((len(turn.response_ids) for turn in turns), default=0)
-    if len(turns) != len(value_st) or longest_response > value_st.shape[1]:
+    longest_length = max((len(turn.response_ids) for turn in turns), default=0)
+    if len(turns) != len(value_st) or longest_length > value_st.shape[1]:
         raise AlignmentError(
-            f"'{name}' is {tuple(value_st.shape)} for {len(turns)} turns of up to {longest_response} tokens; give a row to each "
+            f"'{name}' is {tuple(value_st.shape)} for {len(turns)} turns of up to {longest_length} tokens; give a row to each "
             f"turn."
         )
     credited_turns = (

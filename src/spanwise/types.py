@@ -46,8 +46,8 @@ class ByCompletion:
     def _parts(self) -> dict[str, Any]:
         """Return the fields with one row per completion: tensors, arrays, and tables inside this table."""
         indexed_fields = {name: value for name, value in vars(self).items() if name.rpartition("_")[2].startswith("n")}
-        tensors = {name: value for name, value in indexed_fields.items() if isinstance(value, Tensor | np.ndarray)}
-        return tensors | {name: part for name, part in vars(self).items() if isinstance(part, ByCompletion)}
+        indexed_tensors = {name: value for name, value in indexed_fields.items() if isinstance(value, Tensor | np.ndarray)}
+        return indexed_tensors | {name: part for name, part in vars(self).items() if isinstance(part, ByCompletion)}
 
 
 def join_rows(parts: Sequence[_Table]) -> _Table:
@@ -133,9 +133,9 @@ class Zero(IntEnum):
 
     def __new__(cls, number: int, words: str) -> Zero:
         """Create a reason from its number and the words that explain it."""
-        member = int.__new__(cls, number)
-        member._value_, member.words = number, words
-        return member
+        enum_member = int.__new__(cls, number)
+        enum_member._value_, enum_member.words = number, words
+        return enum_member
 
     CREDITED = 0, "credited"
     MASKED = 1, "masked: not sampled by the model (a tool, an observation)"
@@ -406,9 +406,9 @@ class Credit(ByCompletion):
 
     def signal_n(self, *, tolerance: float = 0.0) -> Bool[Tensor, " n"]:
         """Mark the completions in which a block, a token or the decision to stop has more credit than the tolerance."""
-        tables = (self.block_nk if self.token_nt is None else self.token_nt, self.stop_n[:, None], self.refined_nt)
+        credits = (self.block_nk if self.token_nt is None else self.token_nt, self.stop_n[:, None], self.refined_nt)
         # Testing both bounds needs less memory than a table of absolute values, and NaN counts as beyond the tolerance.
-        has_signal = [~((table <= tolerance) & (table >= -tolerance)).all(dim=1) for table in tables if table is not None]
+        has_signal = [~((table <= tolerance) & (table >= -tolerance)).all(dim=1) for table in credits if table is not None]
         return torch.stack(has_signal).any(dim=0)
 
     @property

@@ -86,8 +86,8 @@ class Zeros:
             has_key_v, has_key_n = self.key_v == key, self.key_n == key
             row_indices = has_key_n.nonzero().flatten() if bool(has_key_n.any()) else self.row_v[has_key_v].unique()
             token_count, completion_count = int(has_key_v.sum()), int(has_key_n.sum())
-            reason, objective, first_rows = reason_of(key), self.objective(key), tuple(row_indices[:examples].tolist())
-            counts.append(Count(reason, objective, token_count, completion_count, first_rows))
+            zero_reason, objective, first_rows = reason_of(key), self.objective(key), tuple(row_indices[:examples].tolist())
+            counts.append(Count(zero_reason, objective, token_count, completion_count, first_rows))
         return counts
 
 
@@ -110,13 +110,13 @@ def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
     # If an objective credits a block whose summed credit is 0, the other objectives cancel that credit.
     reason_key_nm = torch.where(comparison.reason_nm == int(Zero.CREDITED), cancelled_key, reason_key_nm)
     reason_key_nm = reason_key_nm.expand(-1, len(scheme.objectives))
-    key_nk = torch.full((len(reason_key_nm), len(scheme.layout.names)), key_of(Zero.UNPAID), dtype=torch.long)
+    block_key_nk = torch.full((len(reason_key_nm), len(scheme.layout.names)), key_of(Zero.UNPAID), dtype=torch.long)
     for k, name in enumerate(scheme.layout.names):
         paying_columns = [m for m, o in enumerate(scheme.objectives) if name in o.pays and o.weight != 0]
         if paying_columns:
             is_cancelled_n = (reason_key_nm[:, paying_columns] == cancelled_key).any(dim=1)
-            key_nk[:, k] = torch.where(is_cancelled_n, cancelled_key, reason_key_nm[:, paying_columns].amin(dim=1))
-    return key_nk
+            block_key_nk[:, k] = torch.where(is_cancelled_n, cancelled_key, reason_key_nm[:, paying_columns].amin(dim=1))
+    return block_key_nk
 
 
 def recorded_reasons(

@@ -100,27 +100,27 @@ def assign(
     truncated_n, mask_nt = inputs.pop("truncated_n", None), inputs.get("mask_nt")
     run_method, min_stratum = partial(_run_method, entry, group_n, options), options.get("min_stratum", 2)
     stop_credit_n = torch.zeros(len(group_n), dtype=torch.float64, device=present_nk.device)
-    comparison_names, in_groups, token_nt = tuple(objective.name for objective in objectives), True, None
+    comparison_names, compares_in_groups, token_credit_nt = tuple(objective.name for objective in objectives), True, None
     if entry.kind == "block":
         reward_nm = scores.reward_nm if "if_missing_k" in entry.inputs else filled_reward_nm
         reward_left_out_nm = left_out(scores)
         inputs |= {**_collect_inputs(scores, objectives), "reward_nk": reward_nm, "reward_nm": reward_nm}
-        adv_nm, comparison = run_method(inputs, reward_nm.shape)
+        adv_nm, reward_comparison = run_method(inputs, reward_nm.shape)
         adv_nm = torch.where(scores.reward_nm.isnan() & ~reward_left_out_nm, 0.0, adv_nm.double())
-        if comparison is None:
+        if reward_comparison is None:
             outcomes_m = [inputs["outcome_no"][:, columns] if columns else None for columns in inputs["given_k"]]
             comparison_options = {"baseline": inputs["baseline"], "outcome_no": outcomes_m, "back_off": inputs["back_off_k"]}
-            comparison = compare_columns(reward_nm, group_n, comparison_options, min_stratum=min_stratum).comparison
-            comparison = comparison.unexplained(adv_nm)
+            reward_comparison = compare_columns(reward_nm, group_n, comparison_options, min_stratum=min_stratum).comparison
+            reward_comparison = reward_comparison.unexplained(adv_nm)
         weight_m = weights(objectives, adv_nm)
         block_credit_nk = torch.zeros(present_nk.shape, dtype=torch.float64, device=stop_credit_n.device)
         for m, paid_k in enumerate(pays_block_mk):  # a matrix product would add in another order and change the last digits
             weighted_adv_n = weight_m[m] * adv_nm[:, m]
             block_credit_nk[:, paid_k] += weighted_adv_n[:, None]
             stop_credit_n += torch.where(present_nk[:, paid_k].any(dim=1) | ~reward_left_out_nm[:, m], 0.0, weighted_adv_n)
-        final_comparison = explain_objectives(comparison, scores, objectives, reward_nm, truncated_n=truncated_n)
+        explained_comparison = explain_objectives(reward_comparison, scores, objectives, reward_nm, truncated_n=truncated_n)
     else:
-        reward_n, comparison = sum_rewards(scores, objectives), None
+        reward_n, reward_comparison = sum_rewards(scores, objectives), None
         reward_nm, weight_m = reward_n[:, None], weights(objectives, reward_n)
         inputs |= {"reward_n": reward_n, "reward_s": reward_n, "reward_nm": filled_reward_nm, "weight_m": weight_m}
         if mask_nt is not None:  # a completion without a reward takes no part: its tokens are masked
@@ -136,38 +136,43 @@ def assign(
             if entry.reads_values and mask_nt is not None and inputs.get("value_nt") is not None:
                 dtype = torch.promote_types(inputs["value_nt"].dtype, torch.float32)
                 streams = reward_streams(scores, objectives, block_names, block_nt, mask_nt, values=values, dtype=dtype)
-            token_nt, stop_credit_n = _run_over_streams(run_method, inputs, streams, stop_credit_n)
-            block_means = [
-                torch.where(block_nt == k, token_nt.double(), 0.0).sum(dim=1) / (block_nt == k).sum(dim=1).clamp(min=1)
+            token_credit_nt, stop_credit_n = _run_over_streams(run_method, inputs, streams, stop_credit_n)
+            block_mean_columns = [
+                torch.where(block_nt == k, token_credit_nt.double(), 0.0).sum(dim=1)
+                / (block_nt == k).sum(dim=1).clamp(min=1)
                 for k in range(len(block_names))
             ]
-            block_credit_nk = torch.stack(block_means, dim=1)
+            block_credit_nk = torch.stack(block_mean_columns, dim=1)
             has_credit_n = (block_credit_nk != 0).any(dim=1) | (stop_credit_n != 0)
             adv_nm = has_credit_n.double()[:, None]  # tokens have different advantages; 1 says that there is credit
         else:
-            advantage_n, comparison = run_method(inputs, group_n.shape)
+            advantage_n, reward_comparison = run_method(inputs, group_n.shape)
             adv_nm = advantage_n.double()[:, None]
             block_credit_nk = adv_nm * pays_block_mk.any(dim=0)
-        if comparison is None:
-            comparison = compare_in_strata(reward_n, group_n, min_stratum=min_stratum).comparison
-            comparison = comparison.unexplained(adv_nm if token_nt is None else torch.zeros_like(adv_nm))
+        if reward_comparison is None:
+            reward_comparison = compare_in_strata(reward_n, group_n, min_stratum=min_stratum).comparison
+            reward_comparison = reward_comparison.unexplained(
+                adv_nm if token_credit_nt is None else torch.zeros_like(adv_nm)
+            )
         weight_m = adv_nm.new_ones(1)
         comparison_names = (" + ".join(comparison_names),) if entry.kind == "completion" else ()
-        in_groups = not {"group_n", "group_s"}.isdisjoint(entry.inputs)
-        final_comparison = explain_sum(comparison, scores, objectives, group_n, in_groups=in_groups, truncated_n=truncated_n)
-    is_alone_nm = (comparison.reason_nm == int(Zero.SINGLETON)) & ~reward_nm.isnan()
-    backed_off_nm = (comparison.level_nm > 0) & (comparison.stratum_nm >= 0) & ~reward_nm.isnan()
+        compares_in_groups = not {"group_n", "group_s"}.isdisjoint(entry.inputs)
+        explained_comparison = explain_sum(
+            reward_comparison, scores, objectives, group_n, in_groups=compares_in_groups, truncated_n=truncated_n
+        )
+    is_alone_nm = (reward_comparison.reason_nm == int(Zero.SINGLETON)) & ~reward_nm.isnan()
+    backed_off_nm = (reward_comparison.level_nm > 0) & (reward_comparison.stratum_nm >= 0) & ~reward_nm.isnan()
     return Credit(
         torch.where(present_nk, block_credit_nk, 0.0),
         stop_credit_n,
-        is_alone_nm.sum(dim=0).expand(len(objectives)) * int(in_groups),
+        is_alone_nm.sum(dim=0).expand(len(objectives)) * int(compares_in_groups),
         scores.reward_nm.isnan().sum(dim=0),
         adv_nm=adv_nm,
-        comparison=final_comparison,
+        comparison=explained_comparison,
         weight_m=weight_m,
         names=comparison_names,
         coarser_m=backed_off_nm.sum(dim=0).expand(len(objectives)),
-        token_nt=token_nt,
+        token_nt=token_credit_nt,
     )
 
 
@@ -253,9 +258,9 @@ def _check_sizes(
             f"they are {tuple(scores.reward_nm.shape)} and {tuple(present_nk.shape)}."
         )
     if bad_entry := first_of((scores.status_nm == int(Status.OK)) & ~scores.reward_nm.isfinite()):
-        i, j = bad_entry
+        row, column = bad_entry
         raise RewardError(
-            f"Reward '{scores.names[j]}' of completion {i} is {float(scores.reward_nm[i, j])} with status OK; "
+            f"Reward '{scores.names[column]}' of completion {row} is {float(scores.reward_nm[row, column])} with status OK; "
             f"a reward must be finite, or absent with a status that says why."
         )
 

@@ -150,17 +150,17 @@ def advantage(
         stand_in_reward_n = torch.where(lacks_reward_n, if_missing, stand_in_reward_n)
     worth_n = torch.where(lacks_reward_n, stand_in_reward_n, reward_n.double())
     outcome_no = _collect_outcomes(outcome_no, group_n, baseline)
-    best_comparison, uncompared_n, comparison_levels = None, torch.ones_like(lacks_reward_n), list[tuple[Tensor, int]]()
+    merged_result, uncompared_n, comparison_levels = None, torch.ones_like(lacks_reward_n), list[tuple[Tensor, int]]()
     if baseline == "none":
         check_rewards(reward_n)  # `moments` checks the rewards for every other baseline
         advantage_n, zero_n, uncompared_n = worth_n.nan_to_num(nan=0.0), torch.zeros_like(worth_n), ~uncompared_n
         comparison = build_comparison(advantage_n, worth_n, zero_n, zero_n + 1, alone_n=uncompared_n, equal_n=uncompared_n)
-        best_comparison = Explained(advantage_n, comparison)
+        merged_result = Explained(advantage_n, comparison)
     elif baseline == "blended":
         if voter_n is not None:
             raise RecipeError("Turns of trajectories have no baseline 'blended'; use 'outcome', 'group', 'batch' or 'none'.")
         baseline_n = blended_baseline(reward_n, group_n, outcome_no, by_outcome_n2, judged=judged)
-        best_comparison = _subtract_blended(reward_n, worth_n, baseline_n, group_n, outcome_no)
+        merged_result = _subtract_blended(reward_n, worth_n, baseline_n, group_n, outcome_no)
         uncompared_n = baseline_n.isnan() & ~stand_in_reward_n.isnan()
     else:
         most_outcomes = outcome_no.shape[1]
@@ -171,7 +171,7 @@ def advantage(
     # If no completion with equal outcomes has a reward, the stand-in for a missing one is compared with the group or the batch.
     comparison_levels += [(group_n, 0), (whole_batch_n, 0)]
     for level, (coarsest_group_n, outcomes) in enumerate(comparison_levels):
-        if best_comparison is not None and not bool(uncompared_n.any()):
+        if merged_result is not None and not bool(uncompared_n.any()):
             break
         stratum_n = refine(coarsest_group_n, outcome_no[:, :outcomes])
         level_result = compare_in_strata(
@@ -190,13 +190,13 @@ def advantage(
         if 0 < level <= last_level:
             level_nm = torch.full_like(level_result.comparison.level_nm, level)
             level_result = Explained(level_result.advantages, replace(level_result.comparison, level_nm=level_nm))
-        best_comparison = level_result if best_comparison is None else level_result.where(uncompared_n, best_comparison)
+        merged_result = level_result if merged_result is None else level_result.where(uncompared_n, merged_result)
         enough_members = max(min_stratum, 2) if level < last_level else 1
         uncompared_n = uncompared_n & (level_result.comparison.members_nm[:, 0] < enough_members)
         if level >= last_level:
             uncompared_n &= ~stand_in_reward_n.isnan()
-    assert best_comparison is not None, "there is a first level"
-    adv_n, comparison = best_comparison
+    assert merged_result is not None, "there is a first level"
+    adv_n, comparison = merged_result
     stratum_n = comparison.stratum_nm[:, 0]
     # `group_index` numbers -1 (a completion compared with none) as 0; the subtraction of 1 makes it -1 again.
     dense_stratum_n = group_index(stratum_n) - (stratum_n < 0).any().long()
@@ -338,22 +338,28 @@ def _estimate_for_outcome(
 
     other_count_n = prompt_stats.count_n() - prompt_stats.member_n.double()
     prompt_sum_n = (prompt_stats.mean_n() * prompt_stats.count_n()).nan_to_num()
-    ml_n = torch.where(other_count_n > 0, (prompt_sum_n - above_n.nan_to_num()) / other_count_n.clamp(min=1.0), torch.nan)
+    prompt_mean_n = torch.where(
+        other_count_n > 0, (prompt_sum_n - above_n.nan_to_num()) / other_count_n.clamp(min=1.0), torch.nan
+    )
     prompt_mean_variance_n = noise_s[stratum_n] / other_count_n.clamp(min=1.0)
 
     elsewhere_count_n = prompt_stats.count_s.sum() - prompt_stats.count_n()
     batch_sum = (prompt_stats.mean_s * prompt_stats.count_s).nansum()
-    mu_n = torch.where(elsewhere_count_n > 0, (batch_sum - prompt_sum_n) / elsewhere_count_n.clamp(min=1.0), torch.nan)
+    batch_mean_n = torch.where(
+        elsewhere_count_n > 0, (batch_sum - prompt_sum_n) / elsewhere_count_n.clamp(min=1.0), torch.nan
+    )
     between_variance_s = excess_variance_elsewhere(prompt_stats.mean_s, noise_s[:, None], prompt_stats.count_s[:, None])
     batch_mean_variance_n = between_variance_s[stratum_n] + noise_s[stratum_n] / elsewhere_count_n.clamp(min=1.0)
 
-    estimates, variances = [ml_n, mu_n], [prompt_mean_variance_n, batch_mean_variance_n]
+    estimates, variances = [prompt_mean_n, batch_mean_n], [prompt_mean_variance_n, batch_mean_variance_n]
     if rescored_above_n is not None:
-        rescored_mean_n, x_variance_n = _estimate_from_rescored(prompt_stats, moments(rescored_above_n, stratum_n), noise_s)
+        rescored_mean_n, rescored_variance_n = _estimate_from_rescored(
+            prompt_stats, moments(rescored_above_n, stratum_n), noise_s
+        )
         estimates.append(rescored_mean_n)
-        variances.append(x_variance_n)
+        variances.append(rescored_variance_n)
     combined_estimate_n = average_by_precision(torch.stack(estimates), torch.stack(variances).clamp(min=least_variance))
-    return torch.where(combined_estimate_n.isnan(), mu_n, combined_estimate_n) + lowest_reward
+    return torch.where(combined_estimate_n.isnan(), batch_mean_n, combined_estimate_n) + lowest_reward
 
 
 def _estimate_from_rescored(by_prompt: Moments, rescored: Moments, noise_s: Tensor) -> tuple[Tensor, Tensor]:
@@ -383,8 +389,8 @@ def excess_variance_elsewhere(
     other_count_s = has_mean_s.sum() - has_mean_s.to(mean_s.dtype)
     centred_s = torch.where(has_mean_s, mean_s - mean_s.nanmean(), 0.0)
     inverse_sa = torch.where(has_mean_s[:, None], 1.0 / count_sa.clamp(min=1.0), 0.0)
-    other_sum_s, square_sum_s = centred_s.sum() - centred_s, centred_s.square().sum() - centred_s.square()
-    variance_s = (square_sum_s - other_sum_s.square() / other_count_s.clamp(min=1.0)) / (other_count_s - 1).clamp(min=1.0)
+    other_sum_s, other_squares_s = centred_s.sum() - centred_s, centred_s.square().sum() - centred_s.square()
+    variance_s = (other_squares_s - other_sum_s.square() / other_count_s.clamp(min=1.0)) / (other_count_s - 1).clamp(min=1.0)
     sampling_noise_s = (noise_sa * (inverse_sa.sum(dim=0) - inverse_sa)).sum(dim=1) / other_count_s.clamp(min=1.0)
     excess_variance_s = (variance_s - sampling_noise_s).clamp(min=0.0) * (1 + 1 / other_count_s.clamp(min=1.0))
     return torch.where(other_count_s >= 2, excess_variance_s, torch.nan)

@@ -294,15 +294,15 @@ def gagpo(
         `scale`, off by default. Its ratio per action belongs to the loss.
     """
     check_known("scale", scale, ("none", "std"))
-    step_timeline = build_timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
-    step_timeline.groups(group_s)  # called because it refuses a trajectory with rows of two prompts
-    return_s = step_timeline.backward_sum(reward_s, decay=gamma)
+    timeline = build_timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
+    timeline.groups(group_s)  # called because it refuses a trajectory with rows of two prompts
+    return_s = timeline.backward_sum(reward_s, decay=gamma)
     state_s = anchor_groups(group_s, anchor_s, similarity=similarity)
     # Each unknown state gets a number of its own, so that it is compared with no other state.
     own_stratum_s = len(state_s) + torch.arange(len(state_s), device=state_s.device)
     state_value_s = moments(return_s, torch.where(state_s < 0, own_stratum_s, state_s)).mean_n()
-    next_state_value_s = torch.where(step_timeline.next_s >= 0, gamma * state_value_s[step_timeline.next_s], 0.0)
-    advantage_s = step_timeline.backward_sum((reward_s.double() + next_state_value_s) - state_value_s, decay=gamma * lam)
+    next_state_value_s = torch.where(timeline.next_s >= 0, gamma * state_value_s[timeline.next_s], 0.0)
+    advantage_s = timeline.backward_sum((reward_s.double() + next_state_value_s) - state_value_s, decay=gamma * lam)
     if scale == "none":
         return advantage_s.nan_to_num(nan=0.0)
     return centred(advantage_s, group_index(group_s), scale=scale, ddof=ddof, eps=eps, min_stratum=min_stratum)

@@ -234,9 +234,9 @@ class SaeSegments:
         """Mark the tokens at which SAE cuts, that is, applies lambda; a mark on a masked token has no effect."""
         # The sum is NaN if any log-probability is, and takes less time than a search for one.
         if bool(logp_nt.sum().isnan()) and (bad_entry := first_of(logp_nt.isnan() & mask_nt)):
-            i, t = bad_entry
+            row, t = bad_entry
             raise RewardError(
-                f"The log-probability of completion {i} is nan at trainable token {t}; give a number for every sampled token."
+                f"The log-probability of completion {row} is nan at trainable token {t}; give a number for every sampled token."
             )
         unlikely_nt = logp_nt < (math.log(self.threshold) if self.threshold > 0 else -math.inf)
         return unlikely_nt if self.boundary == "start" else _move_to_next(unlikely_nt, mask_nt)

@@ -80,7 +80,7 @@ def ktae(
     check_mask(mask_nt)
     check_rewards(correct_n)
     check_known("form of KTAE", form, ("paper", "code"))
-    reshaped_nt = torch.where(mask_nt, adv_nt, 0.0)
+    reshaped_adv_nt = torch.where(mask_nt, adv_nt, 0.0)
     group_index_n = torch.where(correct_n.isnan(), -1, group_index(group_n))
     for g in group_index_n[group_index_n >= 0].unique():
         row_i = (group_index_n == g).nonzero().squeeze(1)
@@ -91,18 +91,24 @@ def ktae(
         row_u = mask_it.nonzero()[:, 0]
         has_token_wi = torch.zeros(len(id_w), len(is_right_i), dtype=torch.bool, device=ids_nt.device)
         has_token_wi[word_u, row_u] = True
-        right_w, wrong_w = has_token_wi[:, is_right_i].sum(dim=1), has_token_wi[:, ~is_right_i].sum(dim=1)
-        right, wrong, is_right_u = int(is_right_i.sum()), int((~is_right_i).sum()), is_right_i[row_u]
-        fisher_ab, information_gain_ab = _tabulate_evidence(right, wrong, form == "code")
+        right_count_w, wrong_count_w = has_token_wi[:, is_right_i].sum(dim=1), has_token_wi[:, ~is_right_i].sum(dim=1)
+        right_count, wrong_count, is_right_u = int(is_right_i.sum()), int((~is_right_i).sum()), is_right_i[row_u]
+        fisher_ab, information_gain_ab = _tabulate_evidence(right_count, wrong_count, form == "code")
         term_size, evidence_divisor = (1.0, 1.0) if form == "paper" else (2 * top, h1 + h2)
-        evidence_w = (h1 * fisher_ab + h2 * information_gain_ab).to(ids_nt.device)[right_w, wrong_w] / evidence_divisor
+        evidence_w = (h1 * fisher_ab + h2 * information_gain_ab).to(ids_nt.device)[
+            right_count_w, wrong_count_w
+        ] / evidence_divisor
         right_tf_w, wrong_tf_w = (_count_frequency(word_u, side_u, len(id_w), k1, b) for side_u in (is_right_u, ~is_right_u))
         tf_gap_w = right_tf_w / (wrong_tf_w + floor) - wrong_tf_w / (right_tf_w + floor)
-        direction_w = (right_w.double() / right).sqrt().asin() - (wrong_w.double() / wrong).sqrt().asin() + h3 * tf_gap_w
+        direction_w = (
+            (right_count_w.double() / right_count).sqrt().asin()
+            - (wrong_count_w.double() / wrong_count).sqrt().asin()
+            + h3 * tf_gap_w
+        )
         advantage_term_it = torch.zeros(mask_it.shape, dtype=torch.float64, device=adv_nt.device)
         advantage_term_it[mask_it] = term_size * (torch.sigmoid((evidence_w * direction_w)[word_u]) - 0.5)
-        reshaped_nt[row_i] = (reshaped_nt[row_i] + advantage_term_it).to(adv_nt.dtype)
-    return reshaped_nt
+        reshaped_adv_nt[row_i] = (reshaped_adv_nt[row_i] + advantage_term_it).to(adv_nt.dtype)
+    return reshaped_adv_nt
 
 
 def _count_frequency(word_u: Tensor, on_side_u: Tensor, word_count: int, k1: float, b: float) -> Float[Tensor, " w"]:
@@ -196,7 +202,7 @@ def oar(
     check_mask(mask_nt)
     if not 0 <= quantile <= 1:
         raise RecipeError(f"quantile is {quantile:g}; it is the share of tokens whose advantage shrinks, so write 0 to 1.")
-    reshaped_nt = torch.zeros_like(adv_nt)
+    reshaped_adv_nt = torch.zeros_like(adv_nt)
     for i in range(len(adv_nt)):
         mask_t = mask_nt[i]
         importance_u = importance_nt[i, mask_t].double()
@@ -209,8 +215,8 @@ def oar(
         weight_u = _weigh_tokens(importance_u, quantile, beta, floor, eps)
         if sum_to_length:
             weight_u = weight_u / weight_u.mean()
-        reshaped_nt[i, mask_t] = (adv_nt[i, mask_t] * weight_u).to(adv_nt.dtype)
-    return reshaped_nt
+        reshaped_adv_nt[i, mask_t] = (adv_nt[i, mask_t] * weight_u).to(adv_nt.dtype)
+    return reshaped_adv_nt
 
 
 def _weigh_tokens(importance_u: Tensor, quantile: float, beta: float, floor: float, eps: float) -> Tensor:

@@ -172,35 +172,35 @@ def assign_turns(
         (tensor([ 0.5000,  0.5000, -0.5000], dtype=torch.float64), tensor([2, 2, 1]))
     """
     method_entry = find(method) if isinstance(method, str) else method
-    step_timeline, present_sk = build_timeline(trajectory_s, step_s), length_sk > 0
-    group_j, length_jk = step_timeline.groups(group_s), step_timeline.add_up(length_sk)
+    timeline, present_sk = build_timeline(trajectory_s, step_s), length_sk > 0
+    group_j, length_jk = timeline.groups(group_s), timeline.add_up(length_sk)
     inputs, options = dict(inputs or {}), {"block_names": block_names, "method": method_entry, **options}
     truncated_s = inputs.get("truncated_n")
-    truncated_j = None if truncated_s is None else step_timeline.add_up(truncated_s) > 0
+    truncated_j = None if truncated_s is None else timeline.add_up(truncated_s) > 0
     if method_entry.kind == "token":
-        _refuse_split(step_timeline, method_entry)
+        _refuse_split(timeline, method_entry)
         credit = assign(scores, group_s, present_sk, objectives=objectives, inputs=inputs, **options)
     elif method_entry.kind == "step":
-        inputs |= {"trajectory_s": step_timeline.index_s, "step_s": step_s}
-        turn_scores = _score_steps(scores, step_timeline, objectives)
+        inputs |= {"trajectory_s": timeline.index_s, "step_s": step_s}
+        turn_scores = _score_steps(scores, timeline, objectives)
         credit = assign(turn_scores, group_s, present_sk, objectives=objectives, inputs=inputs, **options)
         # The reason shown for a step's credit of 0 comes from comparing its whole rollout with the others of the group.
-        rollout_scores = _score_rollouts(scores, step_timeline, objectives, add_turns=True)
+        rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=True)
         rollout_comparison = compare_in_strata(sum_rewards(rollout_scores, objectives), group_j).comparison
         rollout_comparison = explain_sum(
             rollout_comparison, rollout_scores, objectives, group_j, in_groups=True, truncated_n=truncated_j
         )
-        rollout_comparison, (adv_nm, comparison) = rollout_comparison.take(step_timeline.index_s), credit.explained
+        rollout_comparison, (adv_nm, comparison) = rollout_comparison.take(timeline.index_s), credit.explained
         comparison = replace(comparison, reason_nm=rollout_comparison.reason_nm, about_nm=rollout_comparison.about_nm)
         credit = replace(credit, comparison=comparison.fitting(adv_nm))
     else:
         is_turn_objective_m = torch.tensor([o.scope == "turn" and method_entry.kind == "block" for o in objectives])
-        rollout_scores = _score_rollouts(scores, step_timeline, objectives, add_turns=method_entry.kind == "completion")
+        rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=method_entry.kind == "completion")
         inputs = {"length_n": length_jk.sum(dim=1), "truncated_n": truncated_j}
         rollout_objectives = _weigh_some(objectives, ~is_turn_objective_m)
         credit = assign(rollout_scores, group_j, length_jk > 0, objectives=rollout_objectives, inputs=inputs, **options)
-        credit, has_tokens_s = credit.take(step_timeline.index_s), length_sk.sum(dim=1) > 0
-        is_last_s = torch.zeros_like(has_tokens_s).index_fill(0, step_timeline.last_with(has_tokens_s), True) & has_tokens_s
+        credit, has_tokens_s = credit.take(timeline.index_s), length_sk.sum(dim=1) > 0
+        is_last_s = torch.zeros_like(has_tokens_s).index_fill(0, timeline.last_with(has_tokens_s), True) & has_tokens_s
         credit = replace(
             credit,
             block_nk=torch.where(present_sk, credit.block_nk, 0.0),
@@ -208,18 +208,18 @@ def assign_turns(
             count_m=torch.full(is_turn_objective_m.shape, len(group_j)),
         )
         if bool(is_turn_objective_m.any()):
-            turn_scores = rollout_scores.take(step_timeline.index_s)  # a turn's baseline may depend on its rollout's outcome
+            turn_scores = rollout_scores.take(timeline.index_s)  # a turn's baseline may depend on its rollout's outcome
             tables: dict[str, Any] = {}
             for name, table in _objective_tables(scores).items():
                 is_turn_column = is_turn_objective_m.view(-1, *(1 for _ in table.shape[2:]))
                 tables[name] = torch.where(is_turn_column, table, getattr(turn_scores, name))
             turn_scores, turn_objectives = replace(turn_scores, **tables), _weigh_some(objectives, is_turn_objective_m)
-            inputs = {"voter_n": step_timeline.index_s, "truncated_n": truncated_s}
+            inputs = {"voter_n": timeline.index_s, "truncated_n": truncated_s}
             turn_credit = assign(turn_scores, group_s, present_sk, objectives=turn_objectives, inputs=inputs, **options)
-            count_m = torch.where(is_turn_objective_m, len(group_s), len(group_j))
-            credit = replace(_add_credits(credit, turn_credit, is_turn_objective_m), count_m=count_m)
+            completion_count_m = torch.where(is_turn_objective_m, len(group_s), len(group_j))
+            credit = replace(_add_credits(credit, turn_credit, is_turn_objective_m), count_m=completion_count_m)
     mean_length = length_jk.sum(dim=1).double().mean()
-    return replace(credit, length_nk=length_jk[step_timeline.index_s], mean_length_n=mean_length.expand(len(group_s)))
+    return replace(credit, length_nk=length_jk[timeline.index_s], mean_length_n=mean_length.expand(len(group_s)))
 
 
 def _refuse_split(timeline: Timeline, entry: Method) -> None:

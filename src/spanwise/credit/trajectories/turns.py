@@ -111,19 +111,19 @@ class Trajectory:
         object.__setattr__(self, "turns", tuple(self.turns))
         _check_rewards(self.rewards, f"Trajectory {self.id!r}")
         for t, turn in enumerate(self.turns):
-            turn_name, response_length = f"Turn {t} of trajectory {self.id!r}", len(turn.response_ids)
+            turn_text, response_length = f"Turn {t} of trajectory {self.id!r}", len(turn.response_ids)
             for name, numbers in {"mask": turn.mask, **turn.per_token}.items():
                 if len(numbers) != response_length:
                     raise AlignmentError(
-                        f"{turn_name} has {response_length} response tokens and {len(numbers)} entries of '{name}'; give one to "
+                        f"{turn_text} has {response_length} response tokens and {len(numbers)} entries of '{name}'; give one to "
                         f"each token."
                     )
             if turn.parent is not None and not 0 <= turn.parent < t:
-                raise AlignmentError(f"{turn_name} has turn {turn.parent} as its parent; a parent must be an earlier turn.")
-            _check_rewards(turn.rewards, turn_name)
+                raise AlignmentError(f"{turn_text} has turn {turn.parent} as its parent; a parent must be an earlier turn.")
+            _check_rewards(turn.rewards, turn_text)
             if doubled_names := [name for name in turn.rewards if name in self.rewards]:
                 raise RewardError(
-                    f"{turn_name} has a reward '{doubled_names[0]}', and so has the trajectory as a whole; give the two different "
+                    f"{turn_text} has a reward '{doubled_names[0]}', and so has the trajectory as a whole; give the two different "
                     f"names."
                 )
 
@@ -215,8 +215,8 @@ class Trajectory:
         for t, turn in enumerate(self.turns):
             whole_prompt = tuple(turn.prompt_ids) if turn.parent is None else contexts[turn.parent] + tuple(turn.prompt_ids)
             if turn.parent is None:
-                longest_first = sorted(range(t), key=lambda p: (len(contexts[p]), p), reverse=True)
-                parent = next((p for p in longest_first if whole_prompt[: len(contexts[p])] == contexts[p]), None)
+                longest_contexts_first = sorted(range(t), key=lambda p: (len(contexts[p]), p), reverse=True)
+                parent = next((p for p in longest_contexts_first if whole_prompt[: len(contexts[p])] == contexts[p]), None)
                 if parent is not None:
                     turn = replace(turn, prompt_ids=whole_prompt[len(contexts[parent]) :], parent=parent)
                 elif vocabulary is not None:
@@ -245,10 +245,10 @@ class Trajectory:
 
     def branches(self) -> list[Branch]:
         """Return the sequences to train on: for each turn without a child, the turns that lead to it, each turn once."""
-        parents = {turn.parent for turn in self.turns}
+        parent_turns = {turn.parent for turn in self.turns}
         used_turns: set[int] = set()
         branches = []
-        for leaf in (t for t in range(len(self.turns)) if t not in parents):
+        for leaf in (t for t in range(len(self.turns)) if t not in parent_turns):
             turn_path = self._find_path(leaf, used_turns)
             used_turns.update(turn_path)
             branches.append(self._build_branch(turn_path))
@@ -403,10 +403,10 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     is_sampled_s[turn_i[mask_nt[row_i, position_i]]] = True
     row_s, order = turns[is_sampled_s, 0], turn_i.argsort(stable=True)  # a stable sort keeps each turn's positions ascending
     position_i = position_i[order][is_sampled_s[turn_i[order]]]
-    position_pieces = position_i.split(turn_i.bincount(minlength=len(turns))[is_sampled_s].tolist())
+    positions_by_turn = position_i.split(turn_i.bincount(minlength=len(turns))[is_sampled_s].tolist())
     position_su = position_i.new_empty(0, 0)
     if len(row_s):
-        position_su = pad_sequence([*position_pieces], batch_first=True, padding_value=-1)
+        position_su = pad_sequence([*positions_by_turn], batch_first=True, padding_value=-1)
     step_s = torch.arange(len(row_s), device=mask_nt.device) - torch.searchsorted(row_s, row_s)
     return Turns(row_s, step_s, position_su, mask_nt.shape[1])
 
