@@ -123,25 +123,25 @@ class Scheme:
             RecipeError: a change that would have no effect; see `Scheme`.
         """
         _check_layout(layout)
-        entry = method(name)
-        if entry.kind == "refinement":
+        method_entry = method(name)
+        if method_entry.kind == "refinement":
             raise RecipeError(
                 f"Method '{name}' only refines the advantages of another method. Write both, such as method: grpo and "
                 f"refine: {name}."
             )
-        if entry.preset is None:
+        if method_entry.preset is None:
             raise RecipeError(
-                f"Method '{name}' is a function to call from Python (spanwise.credit.{entry.estimator.__name__}): no engine here "
-                f"has what it needs ({', '.join(entry.needs)}). Use 'bae' or another method of `spanwise methods`."
+                f"Method '{name}' is a function to call from Python (spanwise.credit.{method_entry.estimator.__name__}): no engine "
+                f"here has what it needs ({', '.join(method_entry.needs)}). Use 'bae' or another method of `spanwise methods`."
             )
         if objectives is None:
-            layout, objectives = preset_rule(entry, layout, calibration, baseline)
+            layout, objectives = preset_rule(method_entry, layout, calibration, baseline)
         elif calibration is not None or baseline is not None:
             unused_change = f"calibration is '{calibration}'" if calibration is not None else f"baseline is '{baseline}'"
             raise RecipeError(
                 f"{unused_change}, but the objectives are given, so it would change nothing; set it in the objectives instead."
             )
-        per = entry.preset.per if per is None else per
+        per = method_entry.preset.per if per is None else per
         if per == "length":
             if longest is None:
                 raise RecipeError(
@@ -299,10 +299,13 @@ def _check_layout(layout: Any) -> None:
 def _check_kinds(objectives: Any, options: Any) -> None:
     """Refuse `objectives` that are no list of `Objective`, and `options` that are no mapping."""
     is_list = isinstance(objectives, Sequence) and not isinstance(objectives, str)
-    bad_entry = next((entry for entry in objectives if not isinstance(entry, Objective)), None) if is_list else objectives
-    if bad_entry is not None or not is_list:
+    bad_objective = (
+        next((entry for entry in objectives if not isinstance(entry, Objective)), None) if is_list else objectives
+    )
+    if bad_objective is not None or not is_list:
         raise RecipeError(
-            f"The objectives must be a list of Objective(...), such as [Objective('correct', pays='solution')]; got {bad_entry!r}."
+            f"The objectives must be a list of Objective(...), such as [Objective('correct', pays='solution')]; "
+            f"got {bad_objective!r}."
         )
     if not isinstance(options, Mapping):
         raise RecipeError(f"The method's options are {options!r}; write each with its name, such as {{'ddof': 0}}.")
@@ -346,9 +349,9 @@ def _refuse(objectives: Sequence[Objective], find_fault: Callable[[Objective], A
 
 def _check_objectives_used(scheme: Scheme) -> None:
     """Refuse objectives with a field that the method would ignore."""
-    chosen_method, objectives, method_name = scheme.entry, scheme.objectives, f"method '{scheme.entry.name}'"
+    method_entry, objectives, method_name = scheme.entry, scheme.objectives, f"method '{scheme.entry.name}'"
     for input_name, name in (("baseline", "baseline"), ("scale_k", "scale"), ("back_off_k", "back_off")):
-        if input_name not in chosen_method.inputs:
+        if input_name not in method_entry.inputs:
             _refuse(
                 objectives,
                 lambda o, name=name: getattr(o, name) is not None,
@@ -361,15 +364,18 @@ def _check_objectives_used(scheme: Scheme) -> None:
         "is given the outcome '{fault}', but neither its reward nor its baseline uses it. Use baseline 'outcome' or 'blended', or "
         "leave it out.",
     )
-    if chosen_method.kind != "block" and not chosen_method.reads_values:
-        first = objectives[0]
-        other = next((objective for objective in objectives if set(objective.pays) != set(first.pays)), None)
-        if other is not None:
+    if method_entry.kind != "block" and not method_entry.reads_values:
+        first_objective = objectives[0]
+        other_objective = next(
+            (objective for objective in objectives if set(objective.pays) != set(first_objective.pays)), None
+        )
+        if other_objective is not None:
             raise RecipeError(
-                f"Method '{chosen_method.name}' gives a completion one number, but '{first.name}' pays {', '.join(first.pays)} and "
-                f"'{other.name}' pays {', '.join(other.pays)}. Let all objectives pay the same blocks, or use method 'bae'."
+                f"Method '{method_entry.name}' gives a completion one number, but '{first_objective.name}' pays "
+                f"{', '.join(first_objective.pays)} and '{other_objective.name}' pays {', '.join(other_objective.pays)}. "
+                f"Let all objectives pay the same blocks, or use method 'bae'."
             )
-    if chosen_method.kind != "block" and "reward_nm" not in chosen_method.inputs:
+    if method_entry.kind != "block" and "reward_nm" not in method_entry.inputs:
         _refuse(
             objectives,
             lambda o: o.only,
@@ -381,11 +387,11 @@ def _check_objectives_used(scheme: Scheme) -> None:
         "block": "cannot tell which rows are turns of one rollout: a rollout of many turns would have many votes. Leave it out, or "
         "use method 'bae'.",
     }
-    if chosen_method.kind == "token" or (chosen_method.kind == "block" and "voter_n" not in chosen_method.inputs):
+    if method_entry.kind == "token" or (method_entry.kind == "block" and "voter_n" not in method_entry.inputs):
         _refuse(
-            objectives, lambda o: o.scope == "turn", f"has scope: turn, but {method_name} {why_no_turns[chosen_method.kind]}"
+            objectives, lambda o: o.scope == "turn", f"has scope: turn, but {method_name} {why_no_turns[method_entry.kind]}"
         )
-    if chosen_method.kind != "block" and "reward_nm" in chosen_method.inputs and "weight_m" not in chosen_method.inputs:
+    if method_entry.kind != "block" and "reward_nm" in method_entry.inputs and "weight_m" not in method_entry.inputs:
         _refuse(
             objectives,
             lambda o: o.weight != 1.0,

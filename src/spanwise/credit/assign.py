@@ -92,17 +92,17 @@ def assign(
         tensor([[ 0.5000,  0.3150],
                 [-0.5000, -0.3150]], dtype=torch.float64)
     """
-    entry = find(method) if isinstance(method, str) else method
+    method_entry = find(method) if isinstance(method, str) else method
     _check_sizes(scores, group_n, present_nk, objectives, block_names)
     pays_block_mk = paid_blocks(objectives, block_names, present_nk.device)
     group_n = group_index(group_n)  # methods rely on group ids that run from 0 without gaps
     inputs, filled_reward_nm = dict(inputs or {}), fill_missing(scores, objectives)
     truncated_n, mask_nt = inputs.pop("truncated_n", None), inputs.get("mask_nt")
-    run_method, min_stratum = partial(_run_method, entry, group_n, options), options.get("min_stratum", 2)
+    run_method, min_stratum = partial(_run_method, method_entry, group_n, options), options.get("min_stratum", 2)
     stop_credit_n = torch.zeros(len(group_n), dtype=torch.float64, device=present_nk.device)
     comparison_names, compares_in_groups, token_credit_nt = tuple(objective.name for objective in objectives), True, None
-    if entry.kind == "block":
-        reward_nm = scores.reward_nm if "if_missing_k" in entry.inputs else filled_reward_nm
+    if method_entry.kind == "block":
+        reward_nm = scores.reward_nm if "if_missing_k" in method_entry.inputs else filled_reward_nm
         reward_left_out_nm = left_out(scores)
         inputs |= {**_collect_inputs(scores, objectives), "reward_nk": reward_nm, "reward_nm": reward_nm}
         adv_nm, reward_comparison = run_method(inputs, reward_nm.shape)
@@ -126,14 +126,14 @@ def assign(
         if mask_nt is not None:  # a completion without a reward takes no part: its tokens are masked
             inputs["mask_nt"] = mask_nt.bool() & ~reward_n.isnan()[:, None]
             inputs["reward_nt"] = put_on_last_token(reward_n, inputs["mask_nt"])
-        if entry.kind == "token":
+        if method_entry.kind == "token":
             block_nt, streams = inputs.get("block_nt"), None
             if block_nt is None:
                 raise RecipeError(
-                    f"Method '{entry.name}' credits each token separately, so it must know the block of each. Pass the reading "
-                    f"with its spans, or block_nt."
+                    f"Method '{method_entry.name}' credits each token separately, so it must know the block of each. Pass the "
+                    f"reading with its spans, or block_nt."
                 )
-            if entry.reads_values and mask_nt is not None and inputs.get("value_nt") is not None:
+            if method_entry.reads_values and mask_nt is not None and inputs.get("value_nt") is not None:
                 dtype = torch.promote_types(inputs["value_nt"].dtype, torch.float32)
                 streams = reward_streams(scores, objectives, block_names, block_nt, mask_nt, values=values, dtype=dtype)
             token_credit_nt, stop_credit_n = _run_over_streams(run_method, inputs, streams, stop_credit_n)
@@ -155,8 +155,8 @@ def assign(
                 adv_nm if token_credit_nt is None else torch.zeros_like(adv_nm)
             )
         weight_m = adv_nm.new_ones(1)
-        comparison_names = (" + ".join(comparison_names),) if entry.kind == "completion" else ()
-        compares_in_groups = not {"group_n", "group_s"}.isdisjoint(entry.inputs)
+        comparison_names = (" + ".join(comparison_names),) if method_entry.kind == "completion" else ()
+        compares_in_groups = not {"group_n", "group_s"}.isdisjoint(method_entry.inputs)
         explained_comparison = explain_sum(
             reward_comparison, scores, objectives, group_n, in_groups=compares_in_groups, truncated_n=truncated_n
         )

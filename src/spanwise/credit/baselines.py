@@ -236,13 +236,14 @@ def _subtract_blended(
     reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor
 ) -> Explained:
     """Subtract the blended baseline from each reward, or from the number that stands for a missing reward."""
-    in_prompt = compare_in_strata(reward_n, refine(group_n, outcome_no)).comparison
+    prompt_comparison = compare_in_strata(reward_n, refine(group_n, outcome_no)).comparison
     batch_comparison = compare_in_strata(reward_n, refine(torch.zeros_like(group_n), outcome_no)).comparison
     advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
-    reason_n = torch.where(in_prompt.members_nm > 1, in_prompt.reason_nm, batch_comparison.reason_nm)[:, 0]
+    reason_n = torch.where(prompt_comparison.members_nm > 1, prompt_comparison.reason_nm, batch_comparison.reason_nm)[:, 0]
     return Explained(advantage_n, build_comparison(
         advantage_n, worth_n, baseline_n, torch.ones_like(baseline_n), alone_n=baseline_n.isnan(),
-        equal_n=reason_n == int(Zero.ALL_EQUAL), stratum_n=in_prompt.stratum_nm[:, 0], members_n=in_prompt.members_nm[:, 0],
+        equal_n=reason_n == int(Zero.ALL_EQUAL), stratum_n=prompt_comparison.stratum_nm[:, 0],
+        members_n=prompt_comparison.members_nm[:, 0],
     ))  # fmt: skip
 
 
