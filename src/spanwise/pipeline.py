@@ -86,8 +86,8 @@ class Reading(ByCompletion):
         Raises:
             AlignmentError: the table was packed under another scheme.
         """
-        m, outcome_names, measures = len(scheme.objectives), scheme.outcome_names, scheme.measures
-        column_counts = [m, m, 2 * m, m, len(outcome_names), len(measures), len(scheme.layout.names), 1]
+        m, outcome_names, measure_names = len(scheme.objectives), scheme.outcome_names, scheme.measures
+        column_counts = [m, m, 2 * m, m, len(outcome_names), len(measure_names), len(scheme.layout.names), 1]
         if len(table_nc) == 0:  # a table without rows may have lost its columns as well
             table_nc = table_nc.new_zeros(0, sum(column_counts))
         if table_nc.shape[1] != sum(column_counts):
@@ -105,8 +105,8 @@ class Reading(ByCompletion):
             outcome_names=outcome_names,
             outcome_no=outcome_no if outcome_names else None,
             stated_nm=stated_nm,
-            measured_nc=measured_nc if measures else None,
-            measures=measures,
+            measured_nc=measured_nc if measure_names else None,
+            measures=measure_names,
         )
         return Reading(scores, length_nk.long(), fault_n1.squeeze(1).long())
 
@@ -230,8 +230,10 @@ def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
     if reading.spans is None or batch.mask_nt is None:
         raise RecipeError("A critic learns token by token; give the batch with its mask and the reading with its spans.")
     dtype = torch.float32 if batch.value_nt is None else torch.promote_types(batch.value_nt.dtype, torch.float32)
-    tables = reading.spans.block_nt, batch.mask_nt
-    return reward_streams(reading.scores, scheme.objectives, scheme.layout.names, *tables, values=scheme.values, dtype=dtype)
+    token_tables = reading.spans.block_nt, batch.mask_nt
+    return reward_streams(
+        reading.scores, scheme.objectives, scheme.layout.names, *token_tables, values=scheme.values, dtype=dtype
+    )
 
 
 def advantages(

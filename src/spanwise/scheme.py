@@ -413,12 +413,12 @@ def _check_values(scheme: Scheme) -> None:
 
 def _translate(options: Mapping[str, Any], entry: Method) -> dict[str, Any]:
     """Translate option names of other libraries into those of spanwise; refuse an option that is given under both names."""
-    our_options = dict(options)
+    translated_options = dict(options)
     for other, name in _OTHER_NAMES.items():
-        if other in our_options and name in entry.options:
-            if name in our_options:
+        if other in translated_options and name in entry.options:
+            if name in translated_options:
                 raise RecipeError(
                     f"'{other}' is another name of the option '{name}', and both are given; remove one of them."
                 )
-            our_options[name] = our_options.pop(other)
-    return our_options
+            translated_options[name] = translated_options.pop(other)
+    return translated_options

@@ -53,15 +53,15 @@ def turn_batch(
             f"leave it out."
         )
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    turn_ids = [(j, t) for j, trajectory in enumerate(trajectories) for t in range(len(trajectory.turns))]
-    trajectory_s, step_s = torch.tensor(turn_ids, dtype=torch.long).reshape(-1, 2).unbind(1)
+    turn_index_pairs = [(j, t) for j, trajectory in enumerate(trajectories) for t in range(len(trajectory.turns))]
+    trajectory_s, step_s = torch.tensor(turn_index_pairs, dtype=torch.long).reshape(-1, 2).unbind(1)
     turn_columns: dict[str, Sequence[Any]] = {"truncated": [turn.truncated for turn in turns]}
     for name, column in (columns or {}).items():
         if len(column) != len(trajectories):
             raise AlignmentError(
                 f"Column '{name}' has {len(column)} values for {len(trajectories)} trajectories; give one to each."
             )
-        turn_columns[name] = [column[j] for j, _ in turn_ids]
+        turn_columns[name] = [column[j] for j, _ in turn_index_pairs]
     turn_anchors = [turn.anchor for turn in turns]
     turn_steps = Steps(trajectory_s, step_s, turn_anchors if any(anchor is not None for anchor in turn_anchors) else None)
     group_s = group_index([trajectory.group for trajectory in trajectories])[trajectory_s]

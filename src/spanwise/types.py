@@ -206,9 +206,9 @@ class Spans:
     def length_nk(self) -> Int[Tensor, "n k"]:
         """The number of trainable tokens of each block, |T_k| in equations."""
         length_nk = torch.zeros(self.start_nk.shape, dtype=torch.long, device=self.block_nt.device)
-        for rows_nk, rows_nt in zip(length_nk.split(_ROWS), self.block_nt.split(_ROWS), strict=True):
+        for length_rows_nk, block_rows_nt in zip(length_nk.split(_ROWS), self.block_nt.split(_ROWS), strict=True):
             for k in range(len(self.names)):
-                rows_nk[:, k] = (rows_nt == k).view(torch.uint8).sum(dim=1, dtype=torch.int32)
+                length_rows_nk[:, k] = (block_rows_nt == k).view(torch.uint8).sum(dim=1, dtype=torch.int32)
         return length_nk
 
     @property

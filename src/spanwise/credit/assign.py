@@ -181,9 +181,12 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
     outcome_names = list(dict.fromkeys(name for objective in objectives for name in objective.outcomes))
     values_by_outcome = {name: scores.outcome(name).double() for name in outcome_names}
     stand_in_reward_nm = torch.where(left_out(scores), fill_missing(scores, objectives), torch.nan)
-    reward_by_outcome_nk2, judged_k = scores.by_outcome_nmo.clone(), [judged_column(objective) for objective in objectives]
+    reward_by_outcome_nk2, judged_column_k = (
+        scores.by_outcome_nmo.clone(),
+        [judged_column(objective) for objective in objectives],
+    )
     for m, objective in enumerate(objectives):
-        if judged_k[m] is None:  # the baseline is not given what decides this reward, so the reward is not rescored
+        if judged_column_k[m] is None:  # the baseline is not given what decides this reward, so the reward is not rescored
             reward_by_outcome_nk2[:, m] = torch.nan
         for name in objective.outcomes if objective.baseline in ("outcome", "blended") else ():
             check_discrete(values_by_outcome[name][~values_by_outcome[name].isnan()].unique().tolist(), name)
@@ -195,7 +198,7 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
         "if_missing_k": [None if o.if_missing is None else stand_in_reward_nm[:, m] for m, o in enumerate(objectives)],
         "outcome_no": torch.stack(list(values_by_outcome.values()), dim=1) if values_by_outcome else no_outcomes_n0,
         "given_k": [[outcome_names.index(name) for name in objective.outcomes] for objective in objectives],
-        "judged_k": [column or 0 for column in judged_k],
+        "judged_k": [column or 0 for column in judged_column_k],
         "by_outcome_nk2": reward_by_outcome_nk2,
     }
 

@@ -335,27 +335,29 @@ def _estimate_for_outcome(
     # A variance of 0 would give an infinite weight, and rounding errors must not decide between two variances of 0.
     mean_squares = [above.nan_to_num().square().mean() for above in (above_n, rescored_above_n) if above is not None]
     least_variance = 1e-12 * float(sum(mean_squares)) + 1e-24
-    noise_s = prompt_stats.pooled_variance_elsewhere().nan_to_num(nan=0.0)
+    noise_variance_s = prompt_stats.pooled_variance_elsewhere().nan_to_num(nan=0.0)
 
     other_count_n = prompt_stats.count_n() - prompt_stats.member_n.double()
     prompt_sum_n = (prompt_stats.mean_n() * prompt_stats.count_n()).nan_to_num()
     prompt_mean_n = torch.where(
         other_count_n > 0, (prompt_sum_n - above_n.nan_to_num()) / other_count_n.clamp(min=1.0), torch.nan
     )
-    prompt_mean_variance_n = noise_s[stratum_n] / other_count_n.clamp(min=1.0)
+    prompt_mean_variance_n = noise_variance_s[stratum_n] / other_count_n.clamp(min=1.0)
 
     elsewhere_count_n = prompt_stats.count_s.sum() - prompt_stats.count_n()
     batch_sum = (prompt_stats.mean_s * prompt_stats.count_s).nansum()
     batch_mean_n = torch.where(
         elsewhere_count_n > 0, (batch_sum - prompt_sum_n) / elsewhere_count_n.clamp(min=1.0), torch.nan
     )
-    between_variance_s = excess_variance_elsewhere(prompt_stats.mean_s, noise_s[:, None], prompt_stats.count_s[:, None])
-    batch_mean_variance_n = between_variance_s[stratum_n] + noise_s[stratum_n] / elsewhere_count_n.clamp(min=1.0)
+    between_variance_s = excess_variance_elsewhere(
+        prompt_stats.mean_s, noise_variance_s[:, None], prompt_stats.count_s[:, None]
+    )
+    batch_mean_variance_n = between_variance_s[stratum_n] + noise_variance_s[stratum_n] / elsewhere_count_n.clamp(min=1.0)
 
     estimates, variances = [prompt_mean_n, batch_mean_n], [prompt_mean_variance_n, batch_mean_variance_n]
     if rescored_above_n is not None:
         rescored_mean_n, rescored_variance_n = _estimate_from_rescored(
-            prompt_stats, moments(rescored_above_n, stratum_n), noise_s
+            prompt_stats, moments(rescored_above_n, stratum_n), noise_variance_s
         )
         estimates.append(rescored_mean_n)
         variances.append(rescored_variance_n)

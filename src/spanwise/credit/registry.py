@@ -320,8 +320,8 @@ def preset_objectives(
     by_block, preset = chosen.kind == "block", chosen.preset or Preset()
     first_baseline, second_baseline = ("group", baseline or "outcome") if "baseline" in chosen.inputs else (None, None)
     # A reward reads the text of the first block in `pays`, so the block that it judges must stand first.
-    correct_pays = (first_block,) if by_block else layout.names
-    objectives = [Objective("correct", pays=correct_pays, baseline=first_baseline, if_missing=0.0)]
+    blocks_paid_by_correct = (first_block,) if by_block else layout.names
+    objectives = [Objective("correct", pays=blocks_paid_by_correct, baseline=first_baseline, if_missing=0.0)]
     if preset.calibrated:
         has_confidence = states_confidence(layout)
         second_objective = Objective(

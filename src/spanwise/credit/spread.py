@@ -32,8 +32,10 @@ def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
 
 def fill_missing(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
     """Return the rewards, with an objective's `if_missing` wherever a completion left out what the reward reads."""
-    stand_in_m = scores.reward_nm.new_tensor([torch.nan if o.if_missing is None else o.if_missing for o in objectives])
-    return torch.where(left_out(scores), stand_in_m, scores.reward_nm)
+    stand_in_reward_m = scores.reward_nm.new_tensor(
+        [torch.nan if o.if_missing is None else o.if_missing for o in objectives]
+    )
+    return torch.where(left_out(scores), stand_in_reward_m, scores.reward_nm)
 
 
 def weights(objectives: Sequence[Objective], like: Tensor) -> Float[Tensor, " m"]:

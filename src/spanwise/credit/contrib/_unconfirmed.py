@@ -297,10 +297,10 @@ def gagpo(
     timeline = build_timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
     timeline.groups(group_s)  # called because it refuses a trajectory with rows of two prompts
     return_s = timeline.backward_sum(reward_s, decay=gamma)
-    state_s = anchor_groups(group_s, anchor_s, similarity=similarity)
+    state_number_s = anchor_groups(group_s, anchor_s, similarity=similarity)
     # Each unknown state gets a number of its own, so that it is compared with no other state.
-    own_stratum_s = len(state_s) + torch.arange(len(state_s), device=state_s.device)
-    state_value_s = moments(return_s, torch.where(state_s < 0, own_stratum_s, state_s)).mean_n()
+    own_stratum_s = len(state_number_s) + torch.arange(len(state_number_s), device=state_number_s.device)
+    state_value_s = moments(return_s, torch.where(state_number_s < 0, own_stratum_s, state_number_s)).mean_n()
     next_state_value_s = torch.where(timeline.next_s >= 0, gamma * state_value_s[timeline.next_s], 0.0)
     advantage_s = timeline.backward_sum((reward_s.double() + next_state_value_s) - state_value_s, decay=gamma * lam)
     if scale == "none":

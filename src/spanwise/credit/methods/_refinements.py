@@ -87,9 +87,9 @@ def ktae(
         mask_it, is_right_i = mask_nt[row_i], correct_n[row_i] > 0
         if bool(is_right_i.all()) or not bool(is_right_i.any()) or not bool(mask_it.any()):
             continue
-        id_w, word_u = torch.unique(ids_nt[row_i][mask_it], return_inverse=True)
+        token_id_w, word_u = torch.unique(ids_nt[row_i][mask_it], return_inverse=True)
         row_u = mask_it.nonzero()[:, 0]
-        has_token_wi = torch.zeros(len(id_w), len(is_right_i), dtype=torch.bool, device=ids_nt.device)
+        has_token_wi = torch.zeros(len(token_id_w), len(is_right_i), dtype=torch.bool, device=ids_nt.device)
         has_token_wi[word_u, row_u] = True
         right_count_w, wrong_count_w = has_token_wi[:, is_right_i].sum(dim=1), has_token_wi[:, ~is_right_i].sum(dim=1)
         right_count, wrong_count, is_right_u = int(is_right_i.sum()), int((~is_right_i).sum()), is_right_i[row_u]
@@ -98,7 +98,9 @@ def ktae(
         evidence_w = (h1 * fisher_ab + h2 * information_gain_ab).to(ids_nt.device)[
             right_count_w, wrong_count_w
         ] / evidence_divisor
-        right_tf_w, wrong_tf_w = (_count_frequency(word_u, side_u, len(id_w), k1, b) for side_u in (is_right_u, ~is_right_u))
+        right_tf_w, wrong_tf_w = (
+            _count_frequency(word_u, side_u, len(token_id_w), k1, b) for side_u in (is_right_u, ~is_right_u)
+        )
         tf_gap_w = right_tf_w / (wrong_tf_w + floor) - wrong_tf_w / (right_tf_w + floor)
         direction_w = (
             (right_count_w.double() / right_count).sqrt().asin()

@@ -53,8 +53,8 @@ class Timeline:
         rows_by_steps_left, rows_per_steps_left = self.left_s.argsort(stable=True), self.left_s.bincount()
         for row_indices in rows_by_steps_left.split(rows_per_steps_left.tolist())[1:]:
             # The product is rounded before the sum, as in a plain loop, so that equal returns of steps are exactly equal.
-            discounted_next = decay * discounted_sum_s[self.next_s[row_indices]]
-            discounted_sum_s[row_indices] = discounted_sum_s[row_indices] + discounted_next
+            discounted_next_sum = decay * discounted_sum_s[self.next_s[row_indices]]
+            discounted_sum_s[row_indices] = discounted_sum_s[row_indices] + discounted_next_sum
         return discounted_sum_s
 
     def add_up(self, value_s: Tensor) -> Tensor:

@@ -233,9 +233,9 @@ class Trajectory:
         for p, context_text in reversed(list(enumerate(context_texts))):
             if not context_text or not prompt_text.startswith(context_text):
                 continue
-            context, common_length = contexts[p], min(len(prompt), len(contexts[p]))
-            position = next((i for i in range(common_length) if prompt[i] != context[i]), common_length)
-            prompt_token, context_token = (_describe_token(ids, position, vocabulary) for ids in (prompt, context))
+            context_ids, common_length = contexts[p], min(len(prompt), len(contexts[p]))
+            position = next((i for i in range(common_length) if prompt[i] != context_ids[i]), common_length)
+            prompt_token, context_token = (_describe_token(ids, position, vocabulary) for ids in (prompt, context_ids))
             raise AlignmentError(
                 f"The prompt of turn {t} of trajectory {self.id!r} repeats the text up to the end of turn {p} in other tokens, so "
                 f"the two cannot be one sequence: token {position} was {context_token}, and in the prompt it is {prompt_token}. "
@@ -266,8 +266,8 @@ class Trajectory:
             turn_of_token += [-1] * len(observation_ids) + [t] * response_length
             for name, numbers in per_token.items():
                 numbers += [0.0] * len(observation_ids) + list(turn.per_token.get(name, [math.nan] * response_length))
-        per_token_tuples = {name: tuple(numbers) for name, numbers in per_token.items()}
-        return Branch(tuple(path), self.context(path[0]), tuple(ids), tuple(mask), tuple(turn_of_token), per_token_tuples)
+        token_numbers = {name: tuple(numbers) for name, numbers in per_token.items()}
+        return Branch(tuple(path), self.context(path[0]), tuple(ids), tuple(mask), tuple(turn_of_token), token_numbers)
 
 
 def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
