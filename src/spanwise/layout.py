@@ -158,9 +158,9 @@ class Layout:
 
     def _part(self, block: int, name: str, written: str, index: int | None) -> Part:
         """Build the `Part` of a block that a mark finds; a mark such as `json:price` names its own segmenter."""
-        prefix, colon, own_mark = written.partition(":")
+        prefix, colon, mark_after_colon = written.partition(":")
         names_segmenter = bool(colon) and is_registered(prefix, kind="segmenter")
-        segmenter, mark = (prefix, own_mark) if names_segmenter else (self.segmenter, written)
+        segmenter, mark = (prefix, mark_after_colon) if names_segmenter else (self.segmenter, written)
         if index is None:
             return Part(block, segmenter, mark, mark or name)
         return Part(block, segmenter, mark, mark.replace(EACH, f"[{index}]", 1) if EACH in mark else name, index)

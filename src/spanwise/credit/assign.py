@@ -314,8 +314,8 @@ def explain_sum(
     missing_reason_nm, objective_count = _explain_missing(scores, truncated_n), len(objectives)
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)
     is_missing_nm = fill_missing(scores, objectives).isnan() & has_weight_m
-    objective_m = torch.arange(objective_count, device=reason_n.device)
-    reason_rank_nm = missing_reason_nm * objective_count + objective_m  # ranks sort by reason, then by objective
+    objective_index_m = torch.arange(objective_count, device=reason_n.device)
+    reason_rank_nm = missing_reason_nm * objective_count + objective_index_m  # ranks sort by reason, then by objective
     missing_rank_nm = torch.where(is_missing_nm, reason_rank_nm, len(Zero) * objective_count)
     first_missing_n = missing_rank_nm.argmin(dim=1)
     # The sum is unknown if a reward is missing, but GDPO may credit the completion for its other rewards.

@@ -435,12 +435,12 @@ def standardise_tokens(
 ) -> Float[Tensor, "n t"]:
     """Standardise the values of all tokens in the mask together; every other token gets exactly 0."""
     token_mean, square_sum, token_count = _measure_tokens(value_nt, mask_nt)
-    divisor = _find_divisor(square_sum, token_count, ddof, eps, eps_at)
+    deviation_divisor = _find_divisor(square_sum, token_count, ddof, eps, eps_at)
     whitened_nt = value_nt if in_place else value_nt.clone()
-    if divisor == 0:
+    if deviation_divisor == 0:
         return whitened_nt.zero_()
     for white, mask in zip(whitened_nt.split(_ROWS), mask_nt.split(_ROWS), strict=True):
-        white.sub_(token_mean).div_(divisor).masked_fill_(~mask, 0.0)
+        white.sub_(token_mean).div_(deviation_divisor).masked_fill_(~mask, 0.0)
     return whitened_nt
 
 

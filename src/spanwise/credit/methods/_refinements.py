@@ -88,11 +88,11 @@ def ktae(
         if bool(is_right_i.all()) or not bool(is_right_i.any()) or not bool(mask_it.any()):
             continue
         token_id_w, word_u = torch.unique(ids_nt[row_i][mask_it], return_inverse=True)
-        row_u = mask_it.nonzero()[:, 0]
+        row_of_token_u = mask_it.nonzero()[:, 0]
         has_token_wi = torch.zeros(len(token_id_w), len(is_right_i), dtype=torch.bool, device=ids_nt.device)
-        has_token_wi[word_u, row_u] = True
+        has_token_wi[word_u, row_of_token_u] = True
         right_count_w, wrong_count_w = has_token_wi[:, is_right_i].sum(dim=1), has_token_wi[:, ~is_right_i].sum(dim=1)
-        right_count, wrong_count, is_right_u = int(is_right_i.sum()), int((~is_right_i).sum()), is_right_i[row_u]
+        right_count, wrong_count, is_right_u = int(is_right_i.sum()), int((~is_right_i).sum()), is_right_i[row_of_token_u]
         fisher_ab, information_gain_ab = _tabulate_evidence(right_count, wrong_count, form == "code")
         term_size, evidence_divisor = (1.0, 1.0) if form == "paper" else (2 * top, h1 + h2)
         evidence_w = (h1 * fisher_ab + h2 * information_gain_ab).to(ids_nt.device)[
@@ -229,7 +229,7 @@ def _weigh_tokens(importance_u: Tensor, quantile: float, beta: float, floor: flo
     quantile_rank = quantile * (len(level_u) - 1)  # torch.quantile interpolates alike, but refuses long inputs
     sorted_level_u, rank_below = level_u.sort().values, int(quantile_rank)
     next_rank = min(rank_below + 1, len(level_u) - 1)
-    split_level = torch.lerp(sorted_level_u[rank_below], sorted_level_u[next_rank], quantile_rank - rank_below)
-    shrunk_weight_u = (level_u / (split_level + eps)).clamp(min=floor)
-    grown_weight_u = 1 + beta * (level_u - split_level) / (1 - split_level + eps)
-    return torch.where(level_u < split_level, shrunk_weight_u, grown_weight_u)
+    quantile_level = torch.lerp(sorted_level_u[rank_below], sorted_level_u[next_rank], quantile_rank - rank_below)
+    shrunk_weight_u = (level_u / (quantile_level + eps)).clamp(min=floor)
+    grown_weight_u = 1 + beta * (level_u - quantile_level) / (1 - quantile_level + eps)
+    return torch.where(level_u < quantile_level, shrunk_weight_u, grown_weight_u)
