@@ -203,42 +203,42 @@ def measure_fidelity(
             raise DataError(f"A group of {size} cannot be drawn from {s} completions per prompt; choose 2 to {s}.")
         if min(x, batch // size) < 1:
             raise DataError(f"A batch of {batch} completions of {x} prompts holds no group of {size}; raise batch.")
-    columns = _prepare_columns(rerolls, rule)
-    if not bool(columns["usable_n"].any()):
+    completion_columns = _prepare_columns(rerolls, rule)
+    if not bool(completion_columns["usable_n"].any()):
         raise DataError("No completion states a confidence that was also re-rolled; there is nothing to compare with.")
     generator = torch.Generator().manual_seed(seed)
-    sums = torch.zeros(len(baselines), len(group_sizes), x, _SUMS, dtype=torch.float64)
+    sum_bgxk = torch.zeros(len(baselines), len(group_sizes), x, _SUMS, dtype=torch.float64)
     for (g, size), _ in product(enumerate(group_sizes), range(resamples)):
         prompt_p = torch.randperm(x, generator=generator)[: batch // size]
         member_pg = torch.rand(len(prompt_p), s, generator=generator).argsort(dim=1)[:, :size]
         row_n = (prompt_p[:, None] * s + member_pg).flatten()
-        batch_columns = {name: column[row_n] for name, column in columns.items()}
+        batch_columns = {name: column[row_n] for name, column in completion_columns.items()}
         reward_n, prompt_n = batch_columns["reward_n"], batch_columns["prompt_n"]
         for b, options in enumerate(baselines.values()):
             outcome_options = {"outcome_no": batch_columns["outcome_n"], "by_outcome_n2": batch_columns["by_outcome_n2"]}
             advantage_n = advantage(reward_n, prompt_n, **outcome_options, **options).advantage_n
-            sums[b, g].index_add_(0, prompt_n, _terms(batch_columns, advantage_n))
+            sum_bgxk[b, g].index_add_(0, prompt_n, _terms(batch_columns, advantage_n))
     drawn_rx = torch.multinomial(torch.ones(x), draws * x, True, generator=generator).reshape(draws, -1)
     weight_rx = torch.nn.functional.one_hot(drawn_rx, x).sum(dim=1).double()
-    draw_rbgf = _figures_of_sums(torch.einsum("rx,bgxk->rbgk", weight_rx, sums))
-    usable_share = float(columns["usable_n"].double().mean())
-    return Fidelity(tuple(baselines), tuple(group_sizes), _figures_of_sums(sums.sum(dim=2)), draw_rbgf, usable_share)
+    draw_rbgf = _figures_of_sums(torch.einsum("rx,bgxk->rbgk", weight_rx, sum_bgxk))
+    usable_share = float(completion_columns["usable_n"].double().mean())
+    return Fidelity(tuple(baselines), tuple(group_sizes), _figures_of_sums(sum_bgxk.sum(dim=2)), draw_rbgf, usable_share)
 
 
 def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
     """Compute rewards, outcomes and Monte Carlo advantages of all X * S completions, from which batches are then drawn."""
-    x, s = rerolls.prefix_xs.shape
+    prompt_count, sample_count = rerolls.prefix_xs.shape
     report_n, outcome_n = rerolls.confidence_xs.double().flatten(), rerolls.outcome_xs.double().flatten()
     by_outcome_n2 = torch.stack([proper_score(report_n, torch.full_like(report_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
     reward_n = proper_score(report_n, outcome_n, rule=rule)
-    again_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])
-    again_nm = again_dm[rerolls.prefix_xs.flatten()]  # index -1 (no prefix) reads the last row, NaN
-    mc_value_n, noise_n = mean_and_noise(proper_score(again_nm, outcome_n[:, None].expand_as(again_nm), rule=rule))
+    new_report_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])
+    new_report_nm = new_report_dm[rerolls.prefix_xs.flatten()]  # index -1 (no prefix) reads the last row, NaN
+    mc_value_n, noise_n = mean_and_noise(proper_score(new_report_nm, outcome_n[:, None].expand_as(new_report_nm), rule=rule))
     return {
-        "prompt_n": torch.arange(x).repeat_interleave(s), "reward_n": reward_n, "outcome_n": outcome_n,
+        "prompt_n": torch.arange(prompt_count).repeat_interleave(sample_count), "reward_n": reward_n, "outcome_n": outcome_n,
         "by_outcome_n2": by_outcome_n2, "usable_n": ~reward_n.isnan() & ~noise_n.isnan(),
         "exact_n": reward_n - mc_value_n, "noise_n": noise_n,  # Monte Carlo advantage (NaN if unknown), variance of its noise
-        "square_n": (report_n - again_nm.nanmean(dim=1)).square(),  # phi^2
+        "square_n": (report_n - new_report_nm.nanmean(dim=1)).square(),  # phi^2
     }  # fmt: skip
 
 
@@ -250,20 +250,20 @@ def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor,
     """Compute for each completion the terms (count, squared error, ...) whose sums give the figures, from advantages `a`."""
     outcome_n, usable_n = batch["outcome_n"], batch["usable_n"]
     count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
-    selections = (usable_n, outcome_n == 0, outcome_n == 1, count_n == 1)
-    m, noise, phi_square = batch["exact_n"], batch["noise_n"], batch["square_n"]
-    error = (a - m).square() - noise
-    terms = [term for selection in selections for term in (selection.double(), selection * error)]
-    terms += [a, m, a * a, m * m, a * m, noise]
-    terms += [phi_square * a * a, phi_square * a * m, phi_square * m * m, phi_square * noise]
-    return torch.where(usable_n[:, None], torch.stack(terms, dim=1), 0.0)
+    selection_masks = (usable_n, outcome_n == 0, outcome_n == 1, count_n == 1)
+    exact_n, noise_n, square_n = batch["exact_n"], batch["noise_n"], batch["square_n"]
+    error_n = (a - exact_n).square() - noise_n
+    sum_terms = [term for selection in selection_masks for term in (selection.double(), selection * error_n)]
+    sum_terms += [a, exact_n, a * a, exact_n * exact_n, a * exact_n, noise_n]
+    sum_terms += [square_n * a * a, square_n * a * exact_n, square_n * exact_n * exact_n, square_n * noise_n]
+    return torch.where(usable_n[:, None], torch.stack(sum_terms, dim=1), 0.0)
 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute a baseline's figures, in the order of `FIGURES`, from the sums of `_terms` over completions."""
     n, error, n0, error0, n1, error1, n_alone, error_alone, a, m, aa, mm, am, noise, paa, pam, pmm, pnoise = sums.unbind(-1)
-    pairs = ((error, n), (error0, n0), (error1, n1), (error_alone, n_alone))
-    rmses = [root_ratio(total, count) for total, count in pairs]
+    errors_and_counts = ((error, n), (error0, n0), (error1, n1), (error_alone, n_alone))
+    rmses = [root_ratio(total, count) for total, count in errors_and_counts]
     gradient_noise = root_ratio(pmm - pnoise - torch.where(paa > 0, pam * pam / paa, 0.0), pmm - pnoise)
     return torch.stack([*rmses, *agreement(n, a, m, aa, mm, am, noise), gradient_noise], dim=-1)
 
@@ -272,11 +272,11 @@ def agreement(
     n: Tensor, a: Tensor, m: Tensor, aa: Tensor, mm: Tensor, am: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the correlation of advantages A with Monte Carlo's A_MC, that of exact advantages, and A's RMSE at the best scale."""
-    var_a, var_m, cov = aa - a * a / n, mm - m * m / n, am - a * m / n
-    varies = (var_a > 1e-12 * aa) & (var_m > 1e-12 * mm)  # the rounding error of a constant must not count as variance
-    correlation = torch.where(varies, cov / (var_a * var_m).sqrt(), torch.nan)
+    var_a, exact_var, covariance = aa - a * a / n, mm - m * m / n, am - a * m / n
+    do_vary = (var_a > 1e-12 * aa) & (exact_var > 1e-12 * mm)  # the rounding error of a constant must not count as variance
+    correlation = torch.where(do_vary, covariance / (var_a * exact_var).sqrt(), torch.nan)
     scaled_error = mm - noise - torch.where(aa > 0, am * am / aa, 0.0)
-    return correlation, root_ratio(var_m - noise, var_m), root_ratio(scaled_error, n)
+    return correlation, root_ratio(exact_var - noise, exact_var), root_ratio(scaled_error, n)
 
 
 def mean_and_noise(reward_dm: Float[Tensor, "d m"]) -> tuple[Tensor, Tensor]:

@@ -67,11 +67,11 @@ def fixed_point(
     if leave_one_out:
         share_b2 = -torch.expm1((group_size - 1) * torch.log1p(-chance_b2))
     else:
-        expected_b2 = group_size * chance_b2
-        paid_count_b2 = (expected_b2 + torch.expm1(group_size * torch.log1p(-chance_b2))).clamp(min=0.0)
-        share_b2 = (paid_count_b2 / expected_b2).nan_to_num(nan=0.0)  # an outcome of probability 0 gives 0 / 0
-    wrong_b, right_b = (chance_b2 * share_b2).unbind(dim=1)
-    return right_b / (right_b + wrong_b)
+        expected_count_b2 = group_size * chance_b2
+        paid_count_b2 = (expected_count_b2 + torch.expm1(group_size * torch.log1p(-chance_b2))).clamp(min=0.0)
+        share_b2 = (paid_count_b2 / expected_count_b2).nan_to_num(nan=0.0)  # an outcome of probability 0 gives 0 / 0
+    wrong_weight_b, right_weight_b = (chance_b2 * share_b2).unbind(dim=1)
+    return right_weight_b / (right_weight_b + wrong_weight_b)
 
 
 def simulated_fixed_point(
@@ -127,18 +127,18 @@ def simulated_fixed_point(
     report_v = level_v / LEVELS
     score_v2 = torch.stack([proper_score(report_v, torch.full_like(report_v, o), rule=rule) for o in (0.0, 1.0)], dim=1)
     advantage_options = {"baseline": baseline, "leave_one_out": leave_one_out}
-    q_b, weight_b2, error_b2 = p_b, chance_b2, torch.zeros_like(chance_b2)
+    q_b, weight_b2, weight_error_b2 = p_b, chance_b2, torch.zeros_like(chance_b2)
     for _ in range(2):
-        mean_b = q_b.clamp(1e-3, 1 - 1e-3)
-        chance_bv = torch.distributions.Binomial(LEVELS, probs=mean_b[:, None]).log_prob(level_v).exp()
+        mean_report_b = q_b.clamp(1e-3, 1 - 1e-3)
+        chance_bv = torch.distributions.Binomial(LEVELS, probs=mean_report_b[:, None]).log_prob(level_v).exp()
         generator = torch.Generator().manual_seed(seed)
-        tables = [x.repeat(copies, 1) for x in (p_b[:, None], mean_b[:, None], chance_bv)]
+        tables = [x.repeat(copies, 1) for x in (p_b[:, None], mean_report_b[:, None], chance_bv)]
         sums = [_simulate_batch(tables, score_v2, group_size, advantage_options, generator) for _ in range(batches)]
         lost_b2, lost_error_b2 = _remove_explained_noise(torch.stack(sums).unflatten(2, (copies, len(p_b))).sum(dim=2))
-        full_gradient_b2 = chance_b2 * copies * group_size * ((chance_bv * (report_v - mean_b[:, None])) @ score_v2)
-        weight_b2, error_b2 = chance_b2 * (1 - lost_b2 / full_gradient_b2), (lost_error_b2 / full_gradient_b2).abs()
+        full_gradient_b2 = chance_b2 * copies * group_size * ((chance_bv * (report_v - mean_report_b[:, None])) @ score_v2)
+        weight_b2, weight_error_b2 = chance_b2 * (1 - lost_b2 / full_gradient_b2), (lost_error_b2 / full_gradient_b2).abs()
         q_b = weight_b2[:, 1] / weight_b2.sum(dim=1)
-    crossed_error_b = (weight_b2 * error_b2.flip(1) * chance_b2.flip(1)).square().sum(dim=1).sqrt()
+    crossed_error_b = (weight_b2 * weight_error_b2.flip(1) * chance_b2.flip(1)).square().sum(dim=1).sqrt()
     return q_b, crossed_error_b / weight_b2.sum(dim=1).square()
 
 
@@ -146,42 +146,42 @@ def _simulate_batch(
     prompts: Sequence[Tensor], score_v2: Tensor, g: int, options: dict[str, Any], generator: torch.Generator
 ) -> Float[Tensor, "4 b 2"]:
     """Simulate a batch; return sums by prompt and outcome: the baseline's gradient term (b - V) phi, then 3 control variates."""
-    p_b1, mean_b1, chance_bv = prompts
+    p_b1, mean_report_b1, chance_bv = prompts
     b = len(p_b1)
     torch.randint(1, (b, g), generator=generator)  # an unused draw, to keep the random numbers of published results
     uniform_2bg = torch.rand(2, b, g, generator=generator, dtype=torch.float64)
     outcome_bg = (uniform_2bg[0] < p_b1).long()
     level_bg = (uniform_2bg[1][..., None] > chance_bv.cumsum(dim=1)[:, None]).sum(dim=2).clamp(max=LEVELS)
-    by_outcome_bg2 = score_v2[level_bg]
-    reward_bg = by_outcome_bg2.gather(2, outcome_bg[..., None])[..., 0]
+    score_by_outcome_bg2 = score_v2[level_bg]
+    reward_bg = score_by_outcome_bg2.gather(2, outcome_bg[..., None])[..., 0]
     credit_n = advantage(
         reward_bg.flatten(), torch.arange(b).repeat_interleave(g), outcome_no=outcome_bg.flatten().double(),
-        by_outcome_n2=by_outcome_bg2.reshape(-1, 2), **options,
+        by_outcome_n2=score_by_outcome_bg2.reshape(-1, 2), **options,
     ).advantage_n  # fmt: skip
     value_bg = (chance_bv @ score_v2).gather(1, outcome_bg)
     same_bgg = ((outcome_bg[:, :, None] == outcome_bg[:, None, :]) & ~torch.eye(g, dtype=torch.bool)).double()
-    rescored_bg2 = by_outcome_bg2.sum(dim=1, keepdim=True) - by_outcome_bg2
+    others_score_bg2 = score_by_outcome_bg2.sum(dim=1, keepdim=True) - score_by_outcome_bg2
     terms_4bg = torch.stack([
         reward_bg - credit_n.reshape(b, g) - value_bg,
         torch.ones_like(reward_bg),
         (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # the mean is 0 if no other has the outcome
-        rescored_bg2.gather(2, outcome_bg[..., None])[..., 0],
+        others_score_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
-    cell_bg, phi_bg = torch.arange(b)[:, None] * 2 + outcome_bg, level_bg.double() / LEVELS - mean_b1
+    cell_index_bg, phi_bg = torch.arange(b)[:, None] * 2 + outcome_bg, level_bg.double() / LEVELS - mean_report_b1
     sum_4c = torch.zeros(4, b * 2, dtype=torch.float64)
-    return sum_4c.index_add_(1, cell_bg.flatten(), (terms_4bg * phi_bg).flatten(1)).reshape(4, b, 2)
+    return sum_4c.index_add_(1, cell_index_bg.flatten(), (terms_4bg * phi_bg).flatten(1)).reshape(4, b, 2)
 
 
 def _remove_explained_noise(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[Tensor, "b 2"], Float[Tensor, "b 2"]]:
     """Return the mean over batches of the first of four sums, without the noise that the other three explain, and its error."""
-    rows_b2rc = sum_rcb2.permute(2, 3, 0, 1)
-    mean_b21c = rows_b2rc.mean(dim=2, keepdim=True)
-    first_sum, control_sums = (rows_b2rc - mean_b21c).split([1, 3], dim=3)
+    sum_b2rc = sum_rcb2.permute(2, 3, 0, 1)
+    mean_sum_b21c = sum_b2rc.mean(dim=2, keepdim=True)
+    first_sum, control_sums = (sum_b2rc - mean_sum_b21c).split([1, 3], dim=3)
     coefficient = torch.linalg.pinv(control_sums.mT @ control_sums, hermitian=True) @ (control_sums.mT @ first_sum)
     residual = (first_sum - control_sums @ coefficient)[..., 0]
-    batches = residual.shape[-1]
-    mean_b2 = (mean_b21c[..., :1] - mean_b21c[..., 1:] @ coefficient)[..., 0, 0]
-    return mean_b2, (residual.square().sum(dim=-1) / (batches - 1) / batches).sqrt()
+    batch_count = residual.shape[-1]
+    mean_b2 = (mean_sum_b21c[..., :1] - mean_sum_b21c[..., 1:] @ coefficient)[..., 0, 0]
+    return mean_b2, (residual.square().sum(dim=-1) / (batch_count - 1) / batch_count).sqrt()
 
 
 def fixed_point_rows(
@@ -193,16 +193,16 @@ def fixed_point_rows(
     seed: int = 0,
 ) -> list[dict[str, Any]]:
     """Return the rows (baseline, group size, p, q*) of the q* table: exact, or for `blended` from simulated batches of 512."""
-    p_b, rows = torch.tensor(probabilities, dtype=torch.float64), []
+    p_b, table_rows = torch.tensor(probabilities, dtype=torch.float64), []
     for size, (name, options) in product(group_sizes, BASELINES.items()):
         if name == "blended":
             copies = max(1, 512 // (size * len(p_b)))
-            simulated = simulated_fixed_point(
+            confidences_and_errors = simulated_fixed_point(
                 p_b, group_size=size, rule=rule, copies=copies, batches=batches, seed=seed, **options
             )
-            q_b, error_b = (x.tolist() for x in simulated)
+            q_b, error_b = (x.tolist() for x in confidences_and_errors)
         else:
             q_b, error_b = fixed_point(p_b, group_size=size, **options).tolist(), [None] * len(p_b)
         columns = zip(probabilities, q_b, error_b, strict=True)
-        rows += [{"baseline": name, "group_size": size, "p": p, "q": q, "error": error} for p, q, error in columns]
-    return rows
+        table_rows += [{"baseline": name, "group_size": size, "p": p, "q": q, "error": error} for p, q, error in columns]
+    return table_rows

@@ -78,7 +78,7 @@ def fidelity_report(
     command: str = "",
 ) -> str:
     """Build the report of `spanwise fidelity` as HTML, from rows that functions of this module make."""
-    names = list(dict.fromkeys(str(row["baseline"]) for row in (*figures, *points)))
+    baseline_names = list(dict.fromkeys(str(row["baseline"]) for row in (*figures, *points)))
     lead = f"{counts['completions']:,} completions of {counts['prompts']:,} prompts"
     headlines, warnings = [], []
     if "rerolls" in counts:
@@ -88,11 +88,11 @@ def fidelity_report(
             "No figure was measured. Usually no completion has the last block that is rolled again, or all are malformed."
         )
     if "share" in counts:  # baselines were measured, so their figures exist
-        smallest_group, used_share = min((row["group_size"] for row in figures), default=None), percent(counts["share"])
+        smallest_group_size, used_share = min((row["group_size"] for row in figures), default=None), percent(counts["share"])
         headlines = [
-            Headline(f"{row['baseline']}, G = {smallest_group}", row["value"], "correlation with Monte Carlo")
+            Headline(f"{row['baseline']}, G = {smallest_group_size}", row["value"], "correlation with Monte Carlo")
             for row in figures
-            if (row["figure"], row["group_size"]) == ("correlation", smallest_group) and row["baseline"] != "none"
+            if (row["figure"], row["group_size"]) == ("correlation", smallest_group_size) and row["baseline"] != "none"
         ]
         headlines.append(Headline("completions used", used_share, "with re-rolls to compare"))
         if counts["share"] < 0.5:
@@ -100,7 +100,7 @@ def fidelity_report(
                 f"Only {used_share} of the completions could be used, and only these count in the figures. Usually the others are "
                 "malformed or have no verdict."
             )
-    panels = [panel for figure in PANELS if (panel := _figure_panel(figures, figure, names))]
+    figure_panels = [panel for figure in PANELS if (panel := _figure_panel(figures, figure, baseline_names))]
     difference_panels = [_difference_panel(figure, rows) for figure, rows in _group_rows(differences, "figure")]
     token_columns = {"estimator": "estimator", "correlation": "value"}
     token_panels = [
@@ -108,9 +108,9 @@ def fidelity_report(
         for critic, rows in _group_rows(tokens, "critic")
     ]
     sections = [
-        section("Fidelity", legend=names, panels=panels),
+        section("Fidelity", legend=baseline_names, panels=figure_panels),
         section("Paired differences", panels=difference_panels),
-        section("The q* test", legend=names, panels=_point_panels(points, names)),
+        section("The q* test", legend=baseline_names, panels=_point_panels(points, baseline_names)),
         section("Token advantages", panels=token_panels),
     ]
     return render(
@@ -121,22 +121,22 @@ def fidelity_report(
 
 def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -> str:
     """Say which baseline is nearest to Monte Carlo in the smallest groups, and whether the lead is more than noise."""
-    correlations = [row for row in figures if row["figure"] == "correlation" and is_known(row["value"])]
-    if not correlations:
+    correlation_rows = [row for row in figures if row["figure"] == "correlation" and is_known(row["value"])]
+    if not correlation_rows:
         best = max((row for row in tokens if is_known(row["value"])), key=lambda row: row["value"], default=None)
         if best is None:
             return "Nothing was measured: no baseline has a correlation with Monte Carlo."
         return f"At tokens {best['estimator']} with {best['critic']} is nearest to Monte Carlo: correlation {_with_bounds(best)}."
-    size = min(row["group_size"] for row in correlations)
-    best, *other_rows = sorted((row for row in correlations if row["group_size"] == size), key=lambda row: -row["value"])
+    size = min(row["group_size"] for row in correlation_rows)
+    best, *other_rows = sorted((row for row in correlation_rows if row["group_size"] == size), key=lambda row: -row["value"])
     if best["low"] <= 0:
         return f"At G = {size} no baseline is clearly better than noise: the best, {best['baseline']}, has {_with_bounds(best)}."
     best_sentence = f"At G = {size} {best['baseline']} is nearest to Monte Carlo: correlation {_with_bounds(best)}"
     if not other_rows:
         return f"{best_sentence}."
     next_row = other_rows[0]
-    compared = ("correlation", size, {best["baseline"], next_row["baseline"]})
-    paired_rows = [row for row in differences if (row["figure"], row["group_size"], {row["a"], row["b"]}) == compared]
+    compared_key = ("correlation", size, {best["baseline"], next_row["baseline"]})
+    paired_rows = [row for row in differences if (row["figure"], row["group_size"], {row["a"], row["b"]}) == compared_key]
     within_noise = next_row["high"] >= best["low"]
     if paired_rows:
         within_noise = any(row["low"] <= 0 <= row["high"] for row in paired_rows)
@@ -182,11 +182,11 @@ def _forest(title: str, rows: Rows, columns: Mapping[str, str], *, x: str, prefi
 
 
 def _point_panels(points: Rows, names: Sequence[str]) -> list[Panel]:
-    panels = []
+    point_panels = []
     for size, rows in _group_rows(points, "group_size"):
-        dots = [{"series": row["baseline"], "x": row["p"], "value": row["q"], "error": row.get("error")} for row in rows]
-        table_rows = wide(dots, key="x", label="p")
-        known_errors = [float(row["error"]) for row in dots if isinstance(row["error"], float)]
+        dot_rows = [{"series": row["baseline"], "x": row["p"], "value": row["q"], "error": row.get("error")} for row in rows]
+        table_rows = wide(dot_rows, key="x", label="p")
+        known_errors = [float(row["error"]) for row in dot_rows if isinstance(row["error"], float)]
         error_note = f"Simulated points have a standard error of at most {max(known_errors):.4f}." if known_errors else ""
-        panels.append(Panel(f"G = {size}", (fixed_points(dots, names=names),), table_rows, error_note))
-    return panels
+        point_panels.append(Panel(f"G = {size}", (fixed_points(dot_rows, names=names),), table_rows, error_note))
+    return point_panels

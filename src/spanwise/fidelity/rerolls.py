@@ -104,12 +104,12 @@ class Roller:
             self.model, self.tokenizer, [[*prompts[row], *prefix] for row, prefix in prefixes], samples=rerolls,
             max_new_tokens=max(1, self.limit - shortest_prefix), temperature=self.temperature, seed=seed, batch_size=batch_size,
         )  # fmt: skip
-        starts = [prefix for _, prefix in prefixes for _ in range(rerolls)]
-        ids = [
+        started_prefixes = [prefix for _, prefix in prefixes for _ in range(rerolls)]
+        input_ids = [
             [*start, *new_t[mask_t].tolist()][: self.limit]
-            for start, new_t, mask_t in zip(starts, new_ids_nt, new_mask_nt, strict=True)
+            for start, new_t, mask_t in zip(started_prefixes, new_ids_nt, new_mask_nt, strict=True)
         ]
-        return self.read(*pad_tokens(ids))[1]
+        return self.read(*pad_tokens(input_ids))[1]
 
     def read(self, ids_nt: Tensor, mask_nt: Tensor) -> tuple[Spans, list[BlockText]]:
         """Find the blocks of completions, and return the spans and texts of these blocks."""
@@ -132,28 +132,28 @@ class Roller:
         with self._ending_at_later_blocks():
             ids_nt, mask_nt, row_n = self.completions(rows, samples=samples, seed=seed)
         spans, texts = self.read(ids_nt, mask_nt)
-        inside_nt = spans.block_nt == 0
-        longest = int(inside_nt.any(dim=0).nonzero().max()) + 1 if bool(inside_nt.any()) else 1
-        prompts = [ids for ids in prompt_ids(self.tokenizer, rows["prompt"][:]) for _ in range(samples)]
+        in_first_block_nt = spans.block_nt == 0
+        kept_width = int(in_first_block_nt.any(dim=0).nonzero().max()) + 1 if bool(in_first_block_nt.any()) else 1
+        ids_of_prompts = [ids for ids in prompt_ids(self.tokenizer, rows["prompt"][:]) for _ in range(samples)]
         reward_n = self.rewards(rows, texts, row_n.tolist())
-        return FirstBlocks(row_n, prompts, ids_nt[:, :longest], inside_nt[:, :longest], reward_n)
+        return FirstBlocks(row_n, ids_of_prompts, ids_nt[:, :kept_width], in_first_block_nt[:, :kept_width], reward_n)
 
     def rewards_from(self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int) -> Float[Tensor, "d m"]:
         """Sample fresh continuations of each prefix (a prompt and first tokens), and compute the rewards of the completions."""
         reward_dm = torch.full((len(prefixes), rerolls), torch.nan, dtype=torch.float64)
         # Prefixes are sorted by length, so that the continuations of one batch are about equally long.
-        by_length = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
-        capacity = min(ROWS, TOKENS // self.limit)
-        prefixes_per_batch = max(1, capacity // rerolls)
-        for number, first in enumerate(range(0, len(by_length), prefixes_per_batch)):
-            batch_indices = by_length[first : first + prefixes_per_batch]
+        indices_by_length = sorted(range(len(prefixes)), key=lambda d: len(prefixes[d][1]))
+        row_capacity = min(ROWS, TOKENS // self.limit)
+        prefixes_per_batch = max(1, row_capacity // rerolls)
+        for number, first in enumerate(range(0, len(indices_by_length), prefixes_per_batch)):
+            batch_indices = indices_by_length[first : first + prefixes_per_batch]
             chosen_prefixes = [prefixes[d] for d in batch_indices]
             with self._ending_at_later_blocks():
-                texts = self.continued(
-                    rows, chosen_prefixes, rerolls=rerolls, seed=seed + number, batch_size=max(capacity, rerolls)
+                continued_texts = self.continued(
+                    rows, chosen_prefixes, rerolls=rerolls, seed=seed + number, batch_size=max(row_capacity, rerolls)
                 )
             row_n = [row for row, _ in chosen_prefixes for _ in range(rerolls)]
-            reward_dm[batch_indices] = self.rewards(rows, texts, row_n).reshape(-1, rerolls)
+            reward_dm[batch_indices] = self.rewards(rows, continued_texts, row_n).reshape(-1, rerolls)
         return reward_dm
 
     @contextmanager
@@ -196,17 +196,17 @@ def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls
     ids_nt, mask_nt, row_n = roller.completions(rows, samples=samples, seed=seed)
     spans, texts = roller.read(ids_nt, mask_nt)
     index_of_prefix: dict[Prefix, int] = {}
-    prefix_n = torch.full((len(texts),), -1)
+    prefix_index_n = torch.full((len(texts),), -1)
     for n in spans.present_nk[:, -1].nonzero()[:, 0].tolist():
-        prefix = int(row_n[n]), tuple(ids_nt[n, : int(spans.start_nk[n, -1])].tolist())
-        prefix_n[n] = index_of_prefix.setdefault(prefix, len(index_of_prefix))
+        prompt_and_prefix = int(row_n[n]), tuple(ids_nt[n, : int(spans.start_nk[n, -1])].tolist())
+        prefix_index_n[n] = index_of_prefix.setdefault(prompt_and_prefix, len(index_of_prefix))
     if not index_of_prefix:
         raise DataError(f"None of {len(texts)} completions has the block '{last_name}'; there is nothing to re-roll.")
     fresh_texts = roller.continued(rows, list(index_of_prefix), rerolls=rerolls, seed=seed + 1)
     return Rerolls(
         confidence_xs=stated_confidences(texts, last_name, layout).reshape(-1, samples),
         outcome_xs=roller.rewards(rows, texts, row_n.tolist()).reshape(-1, samples),
-        prefix_xs=prefix_n.reshape(-1, samples),
+        prefix_xs=prefix_index_n.reshape(-1, samples),
         again_dm=stated_confidences(fresh_texts, last_name, layout).reshape(-1, rerolls),
     )
 
@@ -238,14 +238,14 @@ def collect_tokens(
         )
     last_trainable_nt = torch.where(mask_nt, torch.arange(mask_nt.shape[1]), -1).cummax(dim=1).values
     # The index of the last trainable token before each token; -1 if there is none.
-    previous_nt = torch.nn.functional.pad(last_trainable_nt[:, :-1], (1, 0), value=-1)
-    follows_chosen_nt = (previous_nt < 0) | (weight_nt > 0).gather(1, previous_nt.clamp(min=0))
+    previous_index_nt = torch.nn.functional.pad(last_trainable_nt[:, :-1], (1, 0), value=-1)
+    follows_chosen_nt = (previous_index_nt < 0) | (weight_nt > 0).gather(1, previous_index_nt.clamp(min=0))
     index_of_prefix: dict[Prefix, int] = {}
     # Tokens that are not re-rolled keep the index -1, which reads the last row of the rewards: it holds NaN.
     prefix_index_nt = torch.full(blocks.ids_nt.shape, -1)
     for n, t in (mask_nt & ((weight_nt > 0) | follows_chosen_nt)).nonzero().tolist():
-        prefix = int(blocks.prompt_n[n]), tuple(blocks.ids_nt[n, :t].tolist())
-        prefix_index_nt[n, t] = index_of_prefix.setdefault(prefix, len(index_of_prefix))
+        prompt_and_prefix = int(blocks.prompt_n[n]), tuple(blocks.ids_nt[n, :t].tolist())
+        prefix_index_nt[n, t] = index_of_prefix.setdefault(prompt_and_prefix, len(index_of_prefix))
     reward_dm = roller.rewards_from(rows, list(index_of_prefix), rerolls=sets * rerolls, seed=reroll_seed)
     reward_dm = torch.cat([reward_dm, torch.full((1, sets * rerolls), torch.nan)])
     value_d, noise_d = mean_and_noise(reward_dm[:, :rerolls])
@@ -260,15 +260,15 @@ def choose_tokens(
     logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"], *, most: int, seed: int = 0
 ) -> Float[Tensor, "n t"]:
     """Choose the tokens before and after which to re-roll; return for each token how many it stands for, 0 if it is not chosen."""
-    draw_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
-    p_nt = logp_nt.exp()
+    random_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
+    probability_nt = logp_nt.exp()
     # All unlikely tokens are chosen, because SAE cuts there; of other decisions and of other tokens, `most` are drawn.
-    weight_nt = (mask_nt & (p_nt < UNLIKELY)).double()
+    weight_nt = (mask_nt & (probability_nt < UNLIKELY)).double()
     for low, high in ((UNLIKELY, DECISION), (DECISION, math.inf)):
-        is_kind_nt = mask_nt & (p_nt >= low) & (p_nt < high)
-        rank_nt = draw_nt.masked_fill(~is_kind_nt, math.inf).argsort(dim=1).argsort(dim=1)
-        count_n1 = is_kind_nt.sum(dim=1, keepdim=True)
-        weight_nt += torch.where(is_kind_nt & (rank_nt < most), count_n1 / count_n1.clamp(min=1, max=most), 0.0)
+        is_in_kind_nt = mask_nt & (probability_nt >= low) & (probability_nt < high)
+        rank_nt = random_nt.masked_fill(~is_in_kind_nt, math.inf).argsort(dim=1).argsort(dim=1)
+        count_n1 = is_in_kind_nt.sum(dim=1, keepdim=True)
+        weight_nt += torch.where(is_in_kind_nt & (rank_nt < most), count_n1 / count_n1.clamp(min=1, max=most), 0.0)
     return weight_nt
 
 
@@ -287,18 +287,18 @@ def own_critic_folder(model_folder: Path) -> Path | None:
 
 def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[ValueModel, int]:
     """Load a saved critic; return it with the index of the value that predicts whether the answer is right."""
-    saved = Saved.of(place)
-    if saved is None:
+    saved_critic = Saved.of(place)
+    if saved_critic is None:
         raise DataError(f"There is no {ABOUT} in '{place}'.")
-    value_names = saved.names
-    objective = value_names[0] if len(value_names) == len(objectives) == 1 else "correct"
-    if objective not in value_names:
+    value_names = saved_critic.names
+    objective_name = value_names[0] if len(value_names) == len(objectives) == 1 else "correct"
+    if objective_name not in value_names:
         paid_words = " + ".join(objectives) if len(value_names) == 1 else ", ".join(value_names)
         raise RecipeError(
             f"The critic '{place}' gives the value of {paid_words}, but only the reward 'correct' is re-rolled. Train with "
             "values: objective, or look at other critics: --critics fitted,mc."
         )
-    return ValueModel.load(str(place), value_names, saved.config, tokenizer).eval(), value_names.index(objective)
+    return ValueModel.load(str(place), value_names, saved_critic.config, tokenizer).eval(), value_names.index(objective_name)
 
 
 @torch.no_grad()
@@ -322,8 +322,8 @@ def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int
         is_used_nt = batch.mask_nt & ~batch.reward_n.isnan()[:, None]
         if bool(is_used_nt.any()):
             value_nt = critic(batch.sequences(roller.model.device))[:, :-1, 0]
-            error_nt = value_nt - batch.reward_n.float()[:, None].to(value_nt.device)
-            error_nt[is_used_nt.to(value_nt.device)].square().mean().backward()
+            value_error_nt = value_nt - batch.reward_n.float()[:, None].to(value_nt.device)
+            value_error_nt[is_used_nt.to(value_nt.device)].square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
         if step in steps:

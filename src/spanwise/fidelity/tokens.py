@@ -104,18 +104,18 @@ def monte_carlo_advantage(
         By segments: the reference of "Segmental Advantage Estimation" 2026 (arXiv 2601.07320).
     """
     mask_nt = trajectories.mask_nt
-    opens_nt = mask_nt if segments is None else segments.opens(trajectories.logp_nt, mask_nt)
+    opens_segment_nt = mask_nt if segments is None else segments.opens(trajectories.logp_nt, mask_nt)
     width = mask_nt.shape[1]
     index_t = torch.arange(width)
-    start_nt = torch.where(opens_nt, index_t, 0).cummax(dim=1).values
-    later_nt = torch.where(opens_nt, index_t, width).flip(1).cummin(dim=1).values.flip(1)
-    next_nt = torch.cat([later_nt[:, 1:], later_nt.new_full((len(later_nt), 1), width)], dim=1)
-    end_n1 = trajectories.reward_n.double()[:, None]
-    value_nt = torch.cat([trajectories.value_nt.double(), end_n1], dim=1)
-    noise_nt = torch.cat([trajectories.noise_nt.double(), torch.zeros_like(end_n1)], dim=1)
-    change_nt = value_nt.gather(1, next_nt) - value_nt.gather(1, start_nt)
-    noise_sum_nt = noise_nt.gather(1, next_nt) + noise_nt.gather(1, start_nt)
-    return torch.where(mask_nt, change_nt, torch.nan), torch.where(mask_nt, noise_sum_nt, torch.nan)
+    start_nt = torch.where(opens_segment_nt, index_t, 0).cummax(dim=1).values
+    coming_start_nt = torch.where(opens_segment_nt, index_t, width).flip(1).cummin(dim=1).values.flip(1)
+    next_start_nt = torch.cat([coming_start_nt[:, 1:], coming_start_nt.new_full((len(coming_start_nt), 1), width)], dim=1)
+    end_value_n1 = trajectories.reward_n.double()[:, None]
+    value_nt = torch.cat([trajectories.value_nt.double(), end_value_n1], dim=1)
+    noise_nt = torch.cat([trajectories.noise_nt.double(), torch.zeros_like(end_value_n1)], dim=1)
+    value_change_nt = value_nt.gather(1, next_start_nt) - value_nt.gather(1, start_nt)
+    noise_sum_nt = noise_nt.gather(1, next_start_nt) + noise_nt.gather(1, start_nt)
+    return torch.where(mask_nt, value_change_nt, torch.nan), torch.where(mask_nt, noise_sum_nt, torch.nan)
 
 
 def _gae(trajectories: Trajectories, value_nt: Tensor, **options: Any) -> Tensor:
@@ -204,26 +204,26 @@ class TokenFidelity:
         The best is chosen anew in every bootstrap draw, so that the luck of choosing among many is in the interval. A full name
         stands for itself: `lead("critic", "SAE end 0.2, 0", "GAE")` holds one SAE against the best GAE, which favours GAE.
         """
-        best_of_families = [self._correlations(critic, self._family(start), kind) for start in (one, other)]
+        family_correlations = [self._correlations(critic, self._family(start), kind) for start in (one, other)]
 
         def difference(weight_rn: Tensor) -> Tensor:
-            best_2r = torch.stack([correlations(weight_rn).amax(dim=0) for correlations in best_of_families])
-            best_r, other_r = best_2r.masked_fill(best_2r.isinf(), torch.nan)
+            best_correlation_2r = torch.stack([correlations(weight_rn).amax(dim=0) for correlations in family_correlations])
+            best_r, other_r = best_correlation_2r.masked_fill(best_correlation_2r.isinf(), torch.nan)
             return best_r - other_r
 
         return bootstrap(difference, self.prompt_n, resamples=self.draws, seed=self.seed)
 
     def _family(self, start: str) -> list[str]:
-        same_start = [name for name in self.estimators if name.startswith(start)]
-        family_names = [start] if start in self.estimators else same_start
+        matching_names = [name for name in self.estimators if name.startswith(start)]
+        family_names = [start] if start in self.estimators else matching_names
         if not family_names or not start:
             raise RecipeError(unknown("estimator", start, self.estimators))
         return family_names
 
     def _correlations(self, critic: str, names: Sequence[str], kind: str) -> Weighted:
         """Return a function of bootstrap weights that computes some estimators' correlations; -inf for constant estimates."""
-        functions = [self._figure(critic, name, "correlation", kind) for name in names]
-        return lambda weight_rn: torch.stack([figure(weight_rn) for figure in functions]).nan_to_num(nan=-torch.inf)
+        figure_functions = [self._figure(critic, name, "correlation", kind) for name in names]
+        return lambda weight_rn: torch.stack([figure(weight_rn) for figure in figure_functions]).nan_to_num(nan=-torch.inf)
 
     def _figure(self, critic: str, estimator: str, figure: str, kind: str) -> Weighted:
         c, e = index_of("critic", self.critics, critic), index_of("estimator", (*self.estimators, VALUES), estimator)
@@ -285,31 +285,31 @@ def token_fidelity(
         After the advantage-quality protocol of "Segmental Advantage Estimation" 2026 (arXiv 2601.07320), whose reference is that of
         `segments`, with SAE's own; without them there is a reference for every token, which favours nobody.
     """
-    mask_nt, known_n = trajectories.mask_nt, ~trajectories.reward_n.isnan()
+    mask_nt, is_known_n = trajectories.mask_nt, ~trajectories.reward_n.isnan()
     for name, value_nt in critics.items():
         if value_nt.shape != mask_nt.shape:
             raise AlignmentError(
                 f"The values of critic '{name}' have the shape {tuple(value_nt.shape)}, but the tokens {tuple(mask_nt.shape)}."
             )
-        known_n = known_n & (value_nt.isfinite() | ~mask_nt).all(dim=1)
+        is_known_n = is_known_n & (value_nt.isfinite() | ~mask_nt).all(dim=1)
     target_nt, noise_nt = monte_carlo_advantage(trajectories)
-    ones_nt = torch.ones_like(target_nt)
-    picked_nt = ones_nt if trajectories.weight_nt is None else trajectories.weight_nt.double()
-    picked_snt = weight_snt = _weights(trajectories, picked_nt, known_n, target_nt, noise_nt)
+    unit_weight_nt = torch.ones_like(target_nt)
+    picked_weight_nt = unit_weight_nt if trajectories.weight_nt is None else trajectories.weight_nt.double()
+    picked_weight_snt = weight_snt = _weights(trajectories, picked_weight_nt, is_known_n, target_nt, noise_nt)
     if segments is not None:
         target_nt, noise_nt = monte_carlo_advantage(trajectories, segments)
-        weight_snt = _weights(trajectories, ones_nt, known_n, target_nt, noise_nt)
+        weight_snt = _weights(trajectories, unit_weight_nt, is_known_n, target_nt, noise_nt)
     if not critics or not bool((weight_snt > 0).any()):
         raise DataError(
             "No token has a reward, a critic's value and Monte Carlo values on both sides; nothing can be compared."
         )
     critic_sums = []
     for value_nt in critics.values():
-        known_value_nt = torch.where(mask_nt & known_n[:, None], value_nt.double(), 0.0)
-        estimates = (estimate(trajectories, known_value_nt) for estimate in TOKEN_ESTIMATORS.values())
-        sums_of_critic = [_sums(advantage_nt, target_nt, noise_nt, weight_snt) for advantage_nt in estimates]
-        sums_of_critic.append(_sums(known_value_nt, trajectories.value_nt, trajectories.noise_nt, picked_snt))
-        critic_sums.append(torch.stack(sums_of_critic))
+        known_value_nt = torch.where(mask_nt & is_known_n[:, None], value_nt.double(), 0.0)
+        token_estimates = (estimate(trajectories, known_value_nt) for estimate in TOKEN_ESTIMATORS.values())
+        estimator_sums = [_sums(advantage_nt, target_nt, noise_nt, weight_snt) for advantage_nt in token_estimates]
+        estimator_sums.append(_sums(known_value_nt, trajectories.value_nt, trajectories.noise_nt, picked_weight_snt))
+        critic_sums.append(torch.stack(estimator_sums))
     axis_names, count_s = (tuple(critics), tuple(TOKEN_ESTIMATORS)), (weight_snt > 0).sum(dim=(1, 2))
     return TokenFidelity(*axis_names, torch.stack(critic_sums), count_s, trajectories.prompt_n, draws, seed)
 
@@ -332,6 +332,6 @@ def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute an estimator's figures, in the order of `TOKEN_FIGURES`, from the sums of `_sums` over completions."""
-    n, a, m, aa, mm, am, noise = sums.unbind(-1)
-    correlation, ceiling, scaled = agreement(n, a, m, aa, mm, am, noise)
-    return torch.stack([correlation, ceiling, root_ratio(aa - 2 * am + mm - noise, n), scaled], dim=-1)
+    count, estimate, target, aa, mm, am, noise = sums.unbind(-1)
+    correlation, ceiling, scaled_rmse = agreement(count, estimate, target, aa, mm, am, noise)
+    return torch.stack([correlation, ceiling, root_ratio(aa - 2 * am + mm - noise, count), scaled_rmse], dim=-1)

@@ -84,21 +84,21 @@ def reliability(
     prompt_n = prompt_index(range(len(known_n)) if prompts is None else prompts, len(known_n))[known_n.cpu()]
     count_b = torch.bincount(bin_n)
     confidence_b, accuracy_b = (torch.bincount(bin_n, weights=value_n) / count_b for value_n in (confidence_i, correct_i))
-    rows = []
+    bin_rows = []
     for b in count_b.nonzero().flatten().tolist():
-        trials = _effective_trials(correct_i[bin_n == b], prompt_n[bin_n == b])
-        low, high = wilson(float(accuracy_b[b]) * trials, trials)
-        rows.append({
+        trial_count = _effective_trials(correct_i[bin_n == b], prompt_n[bin_n == b])
+        accuracy_low, accuracy_high = wilson(float(accuracy_b[b]) * trial_count, trial_count)
+        bin_rows.append({
             "low": b / bins, "high": min(b + 1, bins) / bins, "count": int(count_b[b]), "confidence": float(confidence_b[b]),
-            "accuracy": float(accuracy_b[b]), "accuracy_low": low, "accuracy_high": high,
+            "accuracy": float(accuracy_b[b]), "accuracy_low": accuracy_low, "accuracy_high": accuracy_high,
         })  # fmt: skip
-    return rows
+    return bin_rows
 
 
 def _effective_trials(correct_n: Tensor, prompt_n: Tensor) -> float:
     """Return how many independent completions would give the same standard error as these, which are clustered by prompt."""
-    accuracy, by_prompt = float(correct_n.mean()), mean_interval(correct_n, prompt_n)
-    error, prompt_count = by_prompt.sem, by_prompt.count
+    accuracy, prompt_interval = float(correct_n.mean()), mean_interval(correct_n, prompt_n)
+    error, prompt_count = prompt_interval.sem, prompt_interval.count
     return float(min(max(accuracy * (1 - accuracy) / error**2, prompt_count), len(correct_n)) if error > 0 else prompt_count)
 
 
@@ -124,10 +124,10 @@ def weighted_gaps(
     >>> weighted_gaps(q, c, torch.ones(1, 4, dtype=torch.float64), bins=2)  # [0, .5), [.5, 1), [1, 1.5)
     tensor([[-0.0625, -0.1250,  0.0000]], dtype=torch.float64)
     """
-    q_n, c_n = _check_reports(confidence_n, correct_n)
+    q_n, checked_correct_n = _check_reports(confidence_n, correct_n)
     weight_rn = weight_rn.double()
     in_bin_nb = torch.nn.functional.one_hot(bin_index(confidence_n, bins), bins + 1).double()
-    return weight_rn @ in_bin_nb.mul_((c_n - q_n).unsqueeze(1)) / weight_rn.sum(dim=1, keepdim=True)
+    return weight_rn @ in_bin_nb.mul_((checked_correct_n - q_n).unsqueeze(1)) / weight_rn.sum(dim=1, keepdim=True)
 
 
 def weighted_auroc(
@@ -141,12 +141,12 @@ def weighted_auroc(
         [0.5, 1.0]
     """
     confidence_n, correct_n = _check_reports(confidence_n, correct_n)
-    right_n, order_n = (correct_n > 0.5).double(), confidence_n.argsort()
-    last_v = torch.unique_consecutive(confidence_n[order_n], return_counts=True)[1].cumsum(0) - 1
+    is_right_n, order_n = (correct_n > 0.5).double(), confidence_n.argsort()
+    last_position_v = torch.unique_consecutive(confidence_n[order_n], return_counts=True)[1].cumsum(0) - 1
     # The cumulative weights of wrong and of right answers up to each distinct confidence, after a leading 0.
     wrong_sum_rv, right_sum_rv = (
-        torch.nn.functional.pad((weight_rn.double() * kind_n)[:, order_n].cumsum(dim=1)[:, last_v], (1, 0))
-        for kind_n in (1 - right_n, right_n)
+        torch.nn.functional.pad((weight_rn.double() * kind_n)[:, order_n].cumsum(dim=1)[:, last_position_v], (1, 0))
+        for kind_n in (1 - is_right_n, is_right_n)
     )
     wrong_rv, right_rv = wrong_sum_rv.diff(dim=1), right_sum_rv.diff(dim=1)
     return (right_rv * (wrong_sum_rv[:, :-1] + wrong_rv / 2)).sum(dim=1) / (right_rv.sum(dim=1) * wrong_rv.sum(dim=1))
@@ -175,5 +175,5 @@ def _check_reports(confidence_n: Tensor, correct_n: Tensor) -> tuple[Tensor, Ten
 def refuse_value(name: str, value_n: Tensor, bad_n: Tensor, allowed: str) -> None:
     """Raise an AlignmentError that names the first bad value of a column, if `bad_n` marks any."""
     if bool(bad_n.any()):
-        n = int(bad_n.nonzero()[0])
-        raise AlignmentError(f"{name} {float(value_n[n])} of completion {n} is not {allowed}.")
+        bad_index = int(bad_n.nonzero()[0])
+        raise AlignmentError(f"{name} {float(value_n[bad_index])} of completion {bad_index} is not {allowed}.")

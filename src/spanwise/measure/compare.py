@@ -64,15 +64,15 @@ class Difference:
             return f"{subject}: {interval.count} common seeds cannot tell a difference from noise."
         if self.verdict == "same":
             return f"{subject}: the same in all {interval.count} seeds."
-        result = f"{subject}: {interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}] over {interval.count} seeds"
+        finding = f"{subject}: {interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}] over {interval.count} seeds"
         if self.verdict == "clear":
-            return f"{result}, beyond the noise."
+            return f"{finding}, beyond the noise."
         hint = "" if self.seeds_needed is None else f"; a difference of this size would need {self.seeds_needed} seeds"
         if self.verdict == "borderline":
             return (
-                f"{result}; 0 lies outside, but that is not enough among all pairs (Holm p = {self.p_adjusted:.2f}){hint}."
+                f"{finding}; 0 lies outside, but that is not enough among all pairs (Holm p = {self.p_adjusted:.2f}){hint}."
             )
-        return f"{result}, inside the noise{hint}."
+        return f"{finding}, inside the noise{hint}."
 
 
 @dataclass(frozen=True)
@@ -101,24 +101,24 @@ class ArmComparison:
 
     def markdown(self) -> str:
         """Return a Markdown table with a row per method: each figure's mean ± half its interval, with n if seeds are missing."""
-        seed_count = max((cell.count for cell in self.cells.values()), default=0)
-        lines = ["| method | " + " | ".join(self.figures) + " |", "|---|" + "---|" * len(self.figures)]
+        most_seeds = max((cell.count for cell in self.cells.values()), default=0)
+        table_lines = ["| method | " + " | ".join(self.figures) + " |", "|---|" + "---|" * len(self.figures)]
         for method in self.methods:
-            lines.append(f"| {method} | " + " | ".join(self.row(method, seed_count)) + " |")
-        lines.append("")
-        lines += [f"! {sentence}" for sentence in self.warnings()] + [""] * bool(self.wrong)
-        lines.append(f"Mean ± half of the {100 * self.level:g} % interval (Student's t) over {seed_count} seeds.")
-        return "\n".join(lines)
+            table_lines.append(f"| {method} | " + " | ".join(self.row(method, most_seeds)) + " |")
+        table_lines.append("")
+        table_lines += [f"! {sentence}" for sentence in self.warnings()] + [""] * bool(self.wrong)
+        table_lines.append(f"Mean ± half of the {100 * self.level:g} % interval (Student's t) over {most_seeds} seeds.")
+        return "\n".join(table_lines)
 
     def row(self, method: str, most: int) -> list[str]:
         """Return a method's row of the table, with cells such as "0.5 ± 0.1 (n=2)", and "!" after a dubious figure."""
-        cells = []
+        cell_texts = []
         for figure in self.figures:
             interval, alarm_mark = self.cells[method, figure], " !" * ((method, figure) in self.wrong)
             half_width = "" if math.isnan(interval.low) else f" ± {(interval.high - interval.low) / 2:.3f}"
-            seed_count = "" if interval.count == most else f" (n={interval.count})"
-            cells.append(("-" if interval.count == 0 else f"{interval.value:.3f}{half_width}{seed_count}") + alarm_mark)
-        return cells
+            count_text = "" if interval.count == most else f" (n={interval.count})"
+            cell_texts.append(("-" if interval.count == 0 else f"{interval.value:.3f}{half_width}{count_text}") + alarm_mark)
+        return cell_texts
 
     def warnings(self) -> list[str]:
         """Say which figures, marked with "!" in the table, cannot be trusted, for which method, and why."""
@@ -127,14 +127,14 @@ class ArmComparison:
 
     def sentences(self, *verdicts: Verdict) -> list[str]:
         """Return a sentence for each difference between two methods, or only for those with one of the given verdicts."""
-        sentences = []
+        difference_sentences = []
         for diff in self.differences:
             alarm_texts = [
                 f"{method}: {why}" for method in (diff.a, diff.b) if (why := self.wrong.get((method, diff.figure)))
             ]
             if not verdicts or diff.verdict in verdicts:
-                sentences.append(diff.sentence() + (f" ({'; '.join(alarm_texts)})" if alarm_texts else ""))
-        return sentences
+                difference_sentences.append(diff.sentence() + (f" ({'; '.join(alarm_texts)})" if alarm_texts else ""))
+        return difference_sentences
 
     def summary(self) -> str:
         """Say how many differences between methods are beyond the noise of seeds, and name them."""
@@ -191,11 +191,11 @@ def compare_arms(
         raise RecipeError("There is nothing to compare: give at least one method with one seed.")
     if reference is not None:
         check_known("method", reference, runs)
-    known_names = dict.fromkeys(name for seeds in runs.values() for values in seeds.values() for name in values)
-    figure_names = tuple(known_names) if figures is None else tuple(figures)
+    known_figures = dict.fromkeys(name for seeds in runs.values() for values in seeds.values() for name in values)
+    figure_names = tuple(known_figures) if figures is None else tuple(figures)
     for name in figure_names:
-        check_known("figure", name, known_names)
-    pairs = list(combinations(runs, 2)) if reference is None else [(m, reference) for m in runs if m != reference]
+        check_known("figure", name, known_figures)
+    method_pairs = list(combinations(runs, 2)) if reference is None else [(m, reference) for m in runs if m != reference]
     cells: dict[tuple[str, str], Interval] = {}
     differences: list[Difference] = []
     for name in figure_names:
@@ -204,42 +204,42 @@ def compare_arms(
             for method, seeds in runs.items()
         }
         cells |= {(method, name): _over_seeds(by_seed.values(), level) for method, by_seed in values_by_method.items()}
-        value_pairs = [(values_by_method[a], values_by_method[b]) for a, b in pairs]
-        intervals = [_over_seeds([a_s[s] - b_s[s] for s in a_s if s in b_s], level) for a_s, b_s in value_pairs]
-        p_values = [_p_value(interval) for interval in intervals]
-        for (a, b), interval, p, adjusted in zip(pairs, intervals, p_values, holm(p_values), strict=True):
-            seed_count, verdict = None, "borderline" if interval.excludes(0.0) else "noise"
+        value_pairs = [(values_by_method[a], values_by_method[b]) for a, b in method_pairs]
+        difference_intervals = [_over_seeds([a_s[s] - b_s[s] for s in a_s if s in b_s], level) for a_s, b_s in value_pairs]
+        p_values = [_p_value(interval) for interval in difference_intervals]
+        for (a, b), interval, p, adjusted in zip(method_pairs, difference_intervals, p_values, holm(p_values), strict=True):
+            needed_seeds, verdict = None, "borderline" if interval.excludes(0.0) else "noise"
             if interval.count > 1 and not _is_flat(interval):
-                holm_factor = adjusted / p if p > 0 and adjusted < 1 else len(pairs)
-                seed_count = seeds_needed(interval.value, interval.sd, alpha=(1 - level) / max(1.0, holm_factor))
+                holm_factor = adjusted / p if p > 0 and adjusted < 1 else len(method_pairs)
+                needed_seeds = seeds_needed(interval.value, interval.sd, alpha=(1 - level) / max(1.0, holm_factor))
             if interval.count < 2:
                 verdict = "unknown"
             elif _is_flat(interval) and abs(interval.value) <= 1e-9:
                 verdict = "same"
             elif adjusted < 1 - level:
                 verdict = "clear"
-            differences.append(Difference(name, a, b, interval, p, adjusted, verdict, seed_count))
+            differences.append(Difference(name, a, b, interval, p, adjusted, verdict, needed_seeds))
     return ArmComparison(tuple(runs), figure_names, cells, tuple(differences), level, _find_wrong(runs, figure_names))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjust p values for multiple tests by Holm's method; NaN does not count as a test."""
     # SciPy has no Holm adjustment; statsmodels (65 MB) would count NaN as a test.
-    sorted_p, order = torch.tensor(p_values, dtype=torch.float64).sort()  # torch.sort puts NaN last
-    tests_left = int((~sorted_p.isnan()).sum()) - torch.arange(len(sorted_p))
-    return (sorted_p * tests_left).clamp(max=1.0).cummax(dim=0).values[order.argsort()].tolist()
+    sorted_p, sorted_index = torch.tensor(p_values, dtype=torch.float64).sort()  # torch.sort puts NaN last
+    remaining_tests = int((~sorted_p.isnan()).sum()) - torch.arange(len(sorted_p))
+    return (sorted_p * remaining_tests).clamp(max=1.0).cummax(dim=0).values[sorted_index.argsort()].tolist()
 
 
 def _find_wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
     """Map (method, figure) to the most frequent warning about that figure, with the number of seeds that have a warning."""
-    sentences: dict[tuple[str, str], str] = {}
+    sentence_of_cell: dict[tuple[str, str], str] = {}
     for method, seeds in runs.items():
         alarms_by_seed = [alarms(values) for values in seeds.values()]
         for figure in figures:
             if reasons := [alarms_of_seed[figure] for alarms_of_seed in alarms_by_seed if figure in alarms_of_seed]:
-                seed_phrase = f"{len(reasons)} of {len(seeds)} seeds" if len(seeds) > 1 else "its seed"
-                sentences[method, figure] = f"{max(dict.fromkeys(reasons), key=reasons.count)} in {seed_phrase}"
-    return sentences
+                seed_count_text = f"{len(reasons)} of {len(seeds)} seeds" if len(seeds) > 1 else "its seed"
+                sentence_of_cell[method, figure] = f"{max(dict.fromkeys(reasons), key=reasons.count)} in {seed_count_text}"
+    return sentence_of_cell
 
 
 def _over_seeds(values: Iterable[float], level: float) -> Interval:

@@ -60,10 +60,10 @@ def figures(
     """
     value_of_figure: dict[str, float | None] = {}
     for name, figure in build_figures(confidence_n, correct_n, well_formed_n, refusal_n).items():
-        value = (
+        figure_value = (
             math.nan if figure is None else float(figure.function(*figure.columns, torch.ones(1, len(figure.columns[0]))))
         )
-        value_of_figure[name] = None if math.isnan(value) else value
+        value_of_figure[name] = None if math.isnan(figure_value) else figure_value
     return value_of_figure
 
 
@@ -111,12 +111,12 @@ def figure_intervals(
         intervals[name] = None
         if figure is None or not len(figure.columns[0]):
             continue
-        known_prompts, options = prompt_n[figure.known_n], {"resamples": resamples, "seed": seed}
+        known_prompts, resample_options = prompt_n[figure.known_n], {"resamples": resamples, "seed": seed}
         if name == "ece":
             stated_n, right_n = figure.columns
-            interval = ece_interval(Reports(stated_n, right_n, known_prompts), **options)
+            interval = ece_interval(Reports(stated_n, right_n, known_prompts), **resample_options)
         else:
-            interval = unseen_interval(figure.function, figure.columns, figure.ends, known_prompts, **options)
+            interval = unseen_interval(figure.function, figure.columns, figure.ends, known_prompts, **resample_options)
         if not math.isnan(interval.value):  # `max` and `min` keep a NaN that is their first argument
             intervals[name] = replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
     return intervals
@@ -135,21 +135,21 @@ def build_figures(
     confidence_n: Tensor, correct_n: Tensor, well_formed_n: Tensor, refusal_n: Tensor | None
 ) -> dict[str, BoundedFigure | None]:
     """Return every evaluation figure by name, with its columns; the refusal rate is None if the task has no refusals."""
-    lengths = [len(column) for column in (confidence_n, correct_n, well_formed_n, refusal_n) if column is not None]
-    if len(set(lengths)) > 1:
+    column_lengths = [len(column) for column in (confidence_n, correct_n, well_formed_n, refusal_n) if column is not None]
+    if len(set(column_lengths)) > 1:
         raise AlignmentError(
-            f"The columns of an evaluation have {', '.join(map(str, lengths))} entries; give one to each completion."
+            f"The columns of an evaluation have {', '.join(map(str, column_lengths))} entries; give one to each completion."
         )
     judged_n = (~correct_n.isnan() & ~confidence_n.isnan()).cpu()
     q_i, c_i = confidence_n.cpu()[judged_n], correct_n.cpu()[judged_n]
     mean_confidence = float(q_i.double().mean())
-    mean_ends = (([0.0],), ([1.0],))
+    ends_of_means = (([0.0],), ([1.0],))
 
     def share(column_n: Tensor | None) -> BoundedFigure | None:
         if column_n is None:
             return None
         known_n = ~column_n.isnan().cpu()
-        return BoundedFigure(weighted_mean, (column_n.cpu()[known_n].double(),), known_n, mean_ends)
+        return BoundedFigure(weighted_mean, (column_n.cpu()[known_n].double(),), known_n, ends_of_means)
 
     return {
         "accuracy": share(correct_n),
@@ -157,10 +157,10 @@ def build_figures(
         "format_rate": share(well_formed_n),
         "coverage": share(~confidence_n.isnan()),
         "verdict_rate": share(~correct_n.isnan()),
-        "mean_confidence": BoundedFigure(weighted_mean, (q_i.double(),), judged_n, mean_ends),
+        "mean_confidence": BoundedFigure(weighted_mean, (q_i.double(),), judged_n, ends_of_means),
         "sharpness": BoundedFigure(_variance, (q_i,), judged_n, (([mean_confidence],), ([float(mean_confidence < 0.5)],))),
         "ece": BoundedFigure(weighted_ece, (q_i, c_i), judged_n, ((), ())),
-        "brier": BoundedFigure(weighted_mean, ((q_i.double() - c_i.double()).square(),), judged_n, mean_ends),
+        "brier": BoundedFigure(weighted_mean, ((q_i.double() - c_i.double()).square(),), judged_n, ends_of_means),
         "auroc": BoundedFigure(weighted_auroc, (q_i, c_i), judged_n, (([1.0, 0.0], [0.0, 1.0]), ([1.0, 0.0], [1.0, 0.0]))),
     }
 
@@ -229,10 +229,10 @@ def ece_interval(reports: Reports, *, bins: int = 10, resamples: int = 1000, lev
         selection of Andrews and Soares 2010 (Econometrica 78). Bias of the ECE: Broecker 2012; Kumar et al. 2019
         (arXiv 1909.10155).
     """
-    gaps = partial(weighted_gaps, reports.confidence_n, reports.correct_n, bins=bins)
+    gaps_of_weights = partial(weighted_gaps, reports.confidence_n, reports.correct_n, bins=bins)
     prompt_n = prompt_index(reports.prompts, len(reports.correct_n))
-    unseen_jb = unseen_gaps(reports.confidence_n, prompt_n, bins=bins)
-    return gaps_interval(gaps, unseen_jb, prompt_n, resamples=resamples, level=level, seed=seed)
+    unseen_gap_jb = unseen_gaps(reports.confidence_n, prompt_n, bins=bins)
+    return gaps_interval(gaps_of_weights, unseen_gap_jb, prompt_n, resamples=resamples, level=level, seed=seed)
 
 
 def ece_difference(
@@ -256,28 +256,28 @@ def ece_difference(
     prompt_n = prompt_index([*ids_a, *ids_b], len(a.correct_n) + len(b.correct_n))
     prompt_a, prompt_b = prompt_n[: len(ids_a)], prompt_n[len(ids_a) :]
     if unpaired := set(ids_a) ^ set(ids_b):
-        prompt = next(iter(unpaired))
+        unpaired_prompt = next(iter(unpaired))
         raise AlignmentError(
             f"A paired difference needs the same prompts in both runs. They have {len(set(ids_a))} and {len(set(ids_b))} prompts, "
-            f"{len(set(ids_a) & set(ids_b))} of them in both; prompt {prompt!r} is missing in the "
-            f"{'second' if prompt in ids_a else 'first'} run."
+            f"{len(set(ids_a) & set(ids_b))} of them in both; prompt {unpaired_prompt!r} is missing in the "
+            f"{'second' if unpaired_prompt in ids_a else 'first'} run."
         )
     gaps_a, gaps_b = (partial(weighted_gaps, run.confidence_n, run.correct_n, bins=bins) for run in (a, b))
 
     def gaps(weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, "r b"]:
         return torch.cat([gaps_a(weight_rn[:, : len(ids_a)]), gaps_b(weight_rn[:, len(ids_a) :])], dim=1)
 
-    unseen_jb = torch.cat([
+    unseen_gap_jb = torch.cat([
         unseen_gaps(a.confidence_n, prompt_a, bins=bins), unseen_gaps(b.confidence_n, prompt_b, bins=bins).flip(0)
     ], dim=1)  # fmt: skip
-    return gaps_interval(gaps, unseen_jb, prompt_n, minus=True, resamples=resamples, level=level, seed=seed)
+    return gaps_interval(gaps, unseen_gap_jb, prompt_n, minus=True, resamples=resamples, level=level, seed=seed)
 
 
 def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], *, bins: int = 10) -> Float[Tensor, "2 b"]:
     """Return the change of each bin's gap by one more prompt whose answers contradict, or match, their stated confidences."""
-    weight_1n, doubted_n = torch.ones(1, len(prompt_n), dtype=torch.float64), (confidence_n < 0.5).to(confidence_n)
-    changes = [weighted_gaps(confidence_n, right_n, weight_1n, bins=bins)[0] for right_n in (doubted_n, 1 - doubted_n)]
-    return torch.stack(changes) / len(prompt_n.unique())
+    weight_1n, contrary_n = torch.ones(1, len(prompt_n), dtype=torch.float64), (confidence_n < 0.5).to(confidence_n)
+    gap_changes = [weighted_gaps(confidence_n, right_n, weight_1n, bins=bins)[0] for right_n in (contrary_n, 1 - contrary_n)]
+    return torch.stack(gap_changes) / len(prompt_n.unique())
 
 
 def gaps_interval(
@@ -293,16 +293,16 @@ def gaps_interval(
     """Compute the interval of an ECE from its bins' gaps; with `minus`, the second half of the bins is a run to subtract."""
     check_level(level)
     gap_b, gap_rb, count = resample(gaps, prompts, resamples=resamples, seed=seed)
-    side_b = torch.ones_like(gap_b)
+    sign_of_run_b = torch.ones_like(gap_b)
     if minus:
-        side_b[len(gap_b) // 2 :] = -1
-    known_rb = gap_rb[~gap_rb.isnan().any(dim=1)]
-    ece_value = float((side_b * gap_b.abs()).sum())
-    if count < 2 or len(known_rb) < 2 or math.isnan(ece_value):
+        sign_of_run_b[len(gap_b) // 2 :] = -1
+    known_gap_rb = gap_rb[~gap_rb.isnan().any(dim=1)]
+    ece_value = float((sign_of_run_b * gap_b.abs()).sum())
+    if count < 2 or len(known_gap_rb) < 2 or math.isnan(ece_value):
         return Interval(ece_value, math.nan, math.nan, math.nan, level, count)
-    low, high = bounds(gap_b, known_rb - gap_b, unseen_jb, side_b, count=count, level=level, seed=seed)
-    error = float((side_b * known_rb.abs()).sum(dim=1).std())
-    return Interval(ece_value, max(low, -1.0 if minus else 0.0), min(high, 1.0), error, level, count)
+    low, high = bounds(gap_b, known_gap_rb - gap_b, unseen_jb, sign_of_run_b, count=count, level=level, seed=seed)
+    standard_error = float((sign_of_run_b * known_gap_rb.abs()).sum(dim=1).std())
+    return Interval(ece_value, max(low, -1.0 if minus else 0.0), min(high, 1.0), standard_error, level, count)
 
 
 def bounds(
@@ -322,17 +322,17 @@ def bounds(
     weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
     # Each pair of weights of the two unseen prompts is used in both orders, so that swapping the two runs negates the bounds.
     noise_rb = torch.cat([noise_rb + weight_rj @ unseen_jb, noise_rb + weight_rj.flip(1) @ unseen_jb])
-    clear_b = gap_b.abs() > math.sqrt(2 * math.log(count)) * noise_rb.std(dim=0)
+    is_clear_b = gap_b.abs() > math.sqrt(2 * math.log(count)) * noise_rb.std(dim=0)
     sign_b = gap_b.round(decimals=12).sign()  # a gap that is 0 up to rounding gets the sign 0
-    signed_rb = sign_b * noise_rb
-    most_rb = torch.where(clear_b, signed_rb, noise_rb.abs())
+    signed_noise_rb = sign_b * noise_rb
+    most_noise_rb = torch.where(is_clear_b, signed_noise_rb, noise_rb.abs())
     # In a difference of two runs, noise makes both ECEs larger, so `least_rb` is the change of each resampled absolute gap.
     is_single_run = bool((side_b > 0).all())
-    least_rb = signed_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
-    above_r = torch.where(side_b > 0, most_rb, -least_rb).sum(dim=1)
-    below_r = torch.where(side_b > 0, least_rb, -most_rb).sum(dim=1)
-    zero_r = noise_rb[:, (sign_b == 0) & is_single_run].abs().sum(dim=1)  # a gap of 0 may hide a true gap of either sign
-    value = float((side_b * gap_b.abs()).sum())
+    least_rb = signed_noise_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
+    above_r = torch.where(side_b > 0, most_noise_rb, -least_rb).sum(dim=1)
+    below_r = torch.where(side_b > 0, least_rb, -most_noise_rb).sum(dim=1)
+    zero_gap_r = noise_rb[:, (sign_b == 0) & is_single_run].abs().sum(dim=1)  # a gap of 0 may hide a true gap of either sign
+    ece_value = float((side_b * gap_b.abs()).sum())
     reach_below = max(float(above_r.quantile(1 - tail)), -float(above_r.quantile(tail)))
-    reach_above = max(float((below_r + zero_r).quantile(1 - tail)), -float((below_r - zero_r).quantile(tail)))
-    return value - stretch * reach_below, value + stretch * reach_above
+    reach_above = max(float((below_r + zero_gap_r).quantile(1 - tail)), -float((below_r - zero_gap_r).quantile(tail)))
+    return ece_value - stretch * reach_below, ece_value + stretch * reach_above

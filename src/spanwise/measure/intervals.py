@@ -123,13 +123,13 @@ def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, 
         value_n.cpu()[known_n].double(),
         torch.unique(prompt_n[known_n], return_inverse=True),
     )
-    value, count, tail = float(value_i.mean()), len(unique_prompts), (1 - check_level(level)) / 2
-    if count < 2:
-        return Interval(value, math.nan, math.nan, math.nan, level, count)
-    excess_p = torch.zeros(count, dtype=torch.float64).index_add_(0, prompt_i, value_i - value_i.mean())
-    error = float((excess_p.square().sum() * count / (count - 1)).sqrt() / len(value_i))
-    half_width = float(scipy.stats.t.ppf(1 - tail, count - 1)) * error
-    return Interval(value, value - half_width, value + half_width, error, level, count)
+    mean_value, prompt_count, tail = float(value_i.mean()), len(unique_prompts), (1 - check_level(level)) / 2
+    if prompt_count < 2:
+        return Interval(mean_value, math.nan, math.nan, math.nan, level, prompt_count)
+    excess_p = torch.zeros(prompt_count, dtype=torch.float64).index_add_(0, prompt_i, value_i - value_i.mean())
+    standard_error = float((excess_p.square().sum() * prompt_count / (prompt_count - 1)).sqrt() / len(value_i))
+    half_width = float(scipy.stats.t.ppf(1 - tail, prompt_count - 1)) * standard_error
+    return Interval(mean_value, mean_value - half_width, mean_value + half_width, standard_error, level, prompt_count)
 
 
 def bootstrap(figure: Weighted, prompts: Prompts, *, resamples: int = 1000, level: float = 0.95, seed: int = 0) -> Interval:
@@ -158,12 +158,12 @@ def bootstrap(figure: Weighted, prompts: Prompts, *, resamples: int = 1000, leve
         Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapters 13 and 14; by cluster as in Field and Welsh 2007.
     """
     # scipy.stats.bootstrap could draw prompts too, but a single undefined resample makes both of its bounds NaN.
-    value, value_r, count = resample(figure, prompts, resamples=resamples, seed=seed)
-    known_r, tail = value_r[~value_r.isnan()], (1 - check_level(level)) / 2
-    if count < 2 or len(known_r) < 2 or bool(value.isnan()):
-        return Interval(float(value), math.nan, math.nan, math.nan, level, count)
-    low, high = (float(known_r.quantile(q)) for q in (tail, 1 - tail))
-    return Interval(float(value), low, high, float(known_r.std()), level, count)
+    figure_value, resampled_value_r, prompt_count = resample(figure, prompts, resamples=resamples, seed=seed)
+    known_value_r, tail = resampled_value_r[~resampled_value_r.isnan()], (1 - check_level(level)) / 2
+    if prompt_count < 2 or len(known_value_r) < 2 or bool(figure_value.isnan()):
+        return Interval(float(figure_value), math.nan, math.nan, math.nan, level, prompt_count)
+    low, high = (float(known_value_r.quantile(q)) for q in (tail, 1 - tail))
+    return Interval(float(figure_value), low, high, float(known_value_r.std()), level, prompt_count)
 
 
 def unseen_interval(
@@ -180,7 +180,7 @@ def unseen_interval(
     if math.isnan(interval.low):
         return interval
     prompt_n, prompt_size = prompt_index(prompts, len(prompts)), math.ceil(len(prompts) / interval.count)
-    extended_n = torch.cat([prompt_n, interval.count + torch.arange(len(ends[0][0])).repeat(prompt_size)])
+    extended_prompt_n = torch.cat([prompt_n, interval.count + torch.arange(len(ends[0][0])).repeat(prompt_size)])
     extended_columns = [
         [
             torch.cat([column_n.cpu(), column_n.new_tensor(end_values).cpu().repeat(prompt_size)])
@@ -188,11 +188,11 @@ def unseen_interval(
         ]
         for end in ends
     ]
-    low_r, high_r = resample(
+    low_figure_r, high_figure_r = resample(
         lambda weight_rn: torch.stack([figure(*columns_of_end, weight_rn) for columns_of_end in extended_columns], dim=1),
-        extended_n, resamples=resamples, seed=seed, smooth=True,
+        extended_prompt_n, resamples=resamples, seed=seed, smooth=True,
     )[1].unbind(dim=1)  # fmt: skip
-    low, high = low_r.quantile((1 - interval.level) / 2), high_r.quantile((1 + interval.level) / 2)
+    low, high = low_figure_r.quantile((1 - interval.level) / 2), high_figure_r.quantile((1 + interval.level) / 2)
     return replace(interval, low=float(low), high=float(high))
 
 
@@ -214,9 +214,9 @@ def resample(
     """Return a figure, its value in each bootstrap resample, and the prompt count; `smooth` gives prompts Exp(1) weights."""
     prompt_n = prompt_index(prompts, len(prompts))
     count = int(prompt_n.max()) + 1 if len(prompt_n) else 0
-    value = figure(torch.ones(1, len(prompt_n), dtype=torch.float64))[0]
+    figure_value = figure(torch.ones(1, len(prompt_n), dtype=torch.float64))[0]
     chunks = [figure(times_rp[:, prompt_n]) for times_rp in draw_weights(count, len(prompt_n), resamples, seed, smooth)]
-    return value, torch.cat(chunks) if chunks else value.new_zeros(0, *value.shape), count
+    return figure_value, torch.cat(chunks) if chunks else figure_value.new_zeros(0, *figure_value.shape), count
 
 
 def draw_weights(prompts: int, completions: int, resamples: int, seed: int, smooth: bool) -> Iterator[Float[Tensor, "r p"]]:
@@ -238,9 +238,9 @@ def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
     """Return each completion's prompt as a number 0..P-1, in sorted order of the ids, so that row order does not matter."""
     if len(prompts) != completions:
         raise AlignmentError(f"There are {len(prompts)} prompt ids for {completions} completions; give one id to each.")
-    ids = plain_ids(prompts)
-    number_of = {prompt: index for index, prompt in enumerate(sorted(set(ids), key=_sort_key))}
-    return torch.tensor([number_of[prompt] for prompt in ids], dtype=torch.long)
+    prompt_ids = plain_ids(prompts)
+    index_of_prompt = {prompt: index for index, prompt in enumerate(sorted(set(prompt_ids), key=_sort_key))}
+    return torch.tensor([index_of_prompt[prompt] for prompt in prompt_ids], dtype=torch.long)
 
 
 def _sort_key(prompt: Hashable) -> tuple[str, Any]:

@@ -111,11 +111,11 @@ def voting(
             raise AlignmentError(f"There are {len(column_n)} {name} for {len(answers)} answers; give one to each answer.")
     refuse_value("Confidence", confidence_n, (confidence_n < 0) | (confidence_n > 1), "in [0, 1]")
     refuse_value("Correctness", correct_n, (correct_n != 0) & (correct_n != 1) & ~correct_n.isnan(), "0, 1 or NaN")
-    largest = 0 if bool(correct_n.isnan().all()) else int(torch.bincount(prompt_n).max())
-    sample_counts = tuple(range(1, min(16, largest) + 1)) if budgets is None else tuple(budgets)
+    most_samples = 0 if bool(correct_n.isnan().all()) else int(torch.bincount(prompt_n).max())
+    sample_counts = tuple(range(1, min(16, most_samples) + 1)) if budgets is None else tuple(budgets)
     for n in sample_counts:
-        if not 1 <= n <= largest:
-            reason = "no sample has a verdict" if largest == 0 else f"prompts have at most {largest} samples"
+        if not 1 <= n <= most_samples:
+            reason = "no sample has a verdict" if most_samples == 0 else f"prompts have at most {most_samples} samples"
             raise RecipeError(f"A budget of {n} samples is not possible: {reason}.")
     samples_of: dict[int, list[tuple[str, float, float]]] = {prompt: [] for prompt in sorted(set(prompt_n.tolist()))}
     for prompt, answer, c, q in zip(prompt_n.tolist(), answers, correct_n.tolist(), confidence_n.tolist(), strict=True):
@@ -127,11 +127,11 @@ def voting(
     ]
     id_of_prompt = dict(zip(prompt_n.tolist(), plain_ids(prompts), strict=True))
     ids = tuple(id_of_prompt[prompt] for prompt in samples_of)
-    curves = {}
+    curve_of_way = {}
     for way in _WAYS if has_confidence else _WAYS[:3]:
         value_pb = torch.tensor([accuracies[way] for accuracies in accuracies_by_prompt], dtype=torch.float64)
-        curves[way] = _build_curve(sample_counts, value_pb.reshape(len(ids), len(sample_counts)), ids, resamples, seed)
-    return curves
+        curve_of_way[way] = _build_curve(sample_counts, value_pb.reshape(len(ids), len(sample_counts)), ids, resamples, seed)
+    return curve_of_way
 
 
 def curve_difference(a: Curve, b: Curve) -> Curve:
@@ -178,23 +178,23 @@ def _expected_accuracies(
     """
     # Random subsets take samples by position, so the samples are sorted to make their order irrelevant.
     samples = sorted(samples, key=lambda sample: (sample[0], *((x != x, 0.0 if x != x else x) for x in sample[1:])))
-    m, texts = len(samples), [text for text, *_ in samples]
-    number_of_answer = {text: a for a, text in enumerate(dict.fromkeys(filter(None, texts)))}
-    answer_m = torch.tensor([number_of_answer.get(text, -1) for text in texts])
+    m, answer_texts = len(samples), [text for text, *_ in samples]
+    number_of_answer = {text: a for a, text in enumerate(dict.fromkeys(filter(None, answer_texts)))}
+    answer_m = torch.tensor([number_of_answer.get(text, -1) for text in answer_texts])
     vote_am = (torch.arange(len(number_of_answer))[:, None] == answer_m).double()
     correct_m, confidence_m = torch.tensor([sample[1:] for sample in samples], dtype=torch.float64).unbind(dim=1)
-    judged_m = ~correct_m.isnan()
-    value_a = vote_am @ correct_m.nan_to_num(nan=0.0) / (vote_am @ judged_m.double()).clamp_(min=1)
-    correct_m = torch.where(judged_m, correct_m, vote_am.T @ value_a)
+    is_judged_m = ~correct_m.isnan()
+    accuracy_a = vote_am @ correct_m.nan_to_num(nan=0.0) / (vote_am @ is_judged_m.double()).clamp_(min=1)
+    correct_m = torch.where(is_judged_m, correct_m, vote_am.T @ accuracy_a)
     right_count, weight_m = int((correct_m > 0.5).sum()), confidence_m.nan_to_num(nan=0.0)
     accuracy_of_way: dict[str, Callable[[int], float]] = {
         "pass@1": lambda n: float(correct_m.mean()),
         "pass@k": lambda n: 1 - math.comb(m - right_count, n) / math.comb(m, n),
-        "majority": lambda n: _vote(vote_am, value_a, torch.ones_like(weight_m), _draw_subsets(m, n, subsets, seed)),
-        "weighted": lambda n: _vote(vote_am, value_a, weight_m, _draw_subsets(m, n, subsets, seed)),
+        "majority": lambda n: _vote(vote_am, accuracy_a, torch.ones_like(weight_m), _draw_subsets(m, n, subsets, seed)),
+        "weighted": lambda n: _vote(vote_am, accuracy_a, weight_m, _draw_subsets(m, n, subsets, seed)),
         "maxconf": lambda n: _choose_highest(correct_m, confidence_m, n),
     }
-    possible_budgets = {n for n in budgets if n <= m and bool(judged_m.any())}
+    possible_budgets = {n for n in budgets if n <= m and bool(is_judged_m.any())}
     return {
         way: [accuracy_of_way[way](n) if n in possible_budgets else math.nan for n in budgets]
         for way in (_WAYS if has_confidence else _WAYS[:3])
@@ -204,26 +204,26 @@ def _expected_accuracies(
 def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
     """Return the expected correctness of the highest-scored sample among n of m; ties are equally likely, NaN is lowest."""
     distinct_v, rank_m, count_v = torch.unique(score_m.nan_to_num(nan=-math.inf), return_inverse=True, return_counts=True)
-    mean_v = torch.zeros(len(distinct_v), dtype=torch.float64).index_add_(0, rank_m, correct_m) / count_v
+    mean_correct_v = torch.zeros(len(distinct_v), dtype=torch.float64).index_add_(0, rank_m, correct_m) / count_v
     counts_below = [0, *count_v.cumsum(0).tolist()]
     subset_counts = [math.comb(high, n) - math.comb(low, n) for low, high in pairwise(counts_below)]
-    total = sum(count * mean for count, mean in zip(subset_counts, mean_v.tolist(), strict=True))
-    return total / math.comb(len(score_m), n)
+    correct_sum = sum(count * mean for count, mean in zip(subset_counts, mean_correct_v.tolist(), strict=True))
+    return correct_sum / math.comb(len(score_m), n)
 
 
 def _vote(vote_am: Tensor, value_a: Tensor, weight_m: Tensor, subsets: Iterator[Float[Tensor, "m s"]]) -> float:
     """Return the mean correctness, over subsets of samples, of the answer with the most weight; ties count equally."""
     if not len(value_a):
         return 0.0
-    micro_am = vote_am * (weight_m * _MICRO).round()  # sums and ties of whole numbers are exact
-    total, count = 0.0, 0
+    vote_weight_am = vote_am * (weight_m * _MICRO).round()  # sums and ties of whole numbers are exact
+    correct_sum, subset_count = 0.0, 0
     for subset_ms in subsets:
         has_vote_as = vote_am @ subset_ms > 0
-        weight_as = micro_am @ subset_ms
-        is_best_as = (has_vote_as & (weight_as == weight_as.amax(dim=0))).double()
-        total += float((value_a @ is_best_as / is_best_as.sum(dim=0).clamp_(min=1)).sum())
-        count += subset_ms.shape[1]
-    return total / count
+        answer_weight_as = vote_weight_am @ subset_ms
+        is_best_as = (has_vote_as & (answer_weight_as == answer_weight_as.amax(dim=0))).double()
+        correct_sum += float((value_a @ is_best_as / is_best_as.sum(dim=0).clamp_(min=1)).sum())
+        subset_count += subset_ms.shape[1]
+    return correct_sum / subset_count
 
 
 def _draw_subsets(m: int, n: int, most: int, seed: int) -> Iterator[Float[Tensor, "m s"]]:

@@ -41,10 +41,10 @@ class Census:
         if not self.lacking:
             return ""
         lacking_counts = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
-        count_of = {**{mark: count for mark, count in self.wanted.items() if mark not in self.lacking}, **self.others}
-        marks = [f"{self._show(mark)} ({count})" for mark, count in count_of.items()]
-        if marks:
-            contents = f"they do contain {', '.join(marks[:6])}{', ...' if len(marks) > 6 else ''}."
+        count_of_mark = {**{mark: count for mark, count in self.wanted.items() if mark not in self.lacking}, **self.others}
+        counted_marks = [f"{self._show(mark)} ({count})" for mark, count in count_of_mark.items()]
+        if counted_marks:
+            contents = f"they do contain {', '.join(counted_marks[:6])}{', ...' if len(counted_marks) > 6 else ''}."
         else:
             contents = (
                 f"{self.segmenter} finds nothing in them." if self.segmenter != "tags" else "they contain no tags at all."
@@ -74,21 +74,21 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
         >>> census(['{"cost": 3}'] * 8, ["price"], segmenter="json").sentence
         "'price' is in 0 of 8 completions; they do contain 'cost' (8)."
     """
-    entry = SEGMENTERS.find(segmenter)
-    list_marks, holds_mark = entry.says, entry.holds
+    segmenter_entry = SEGMENTERS.find(segmenter)
+    list_marks, holds_mark = segmenter_entry.says, segmenter_entry.holds
     wanted_marks = dict.fromkeys(mark if segmenter == "tags" else any_index(mark) for mark in marks)
-    text_count, count_of = 0, Counter[str]()
+    completion_count, count_of_mark = 0, Counter[str]()
     for text in texts:
-        text_count += 1
+        completion_count += 1
         marks_of_text = set() if list_marks is None else set(list_marks(text))
         if holds_mark is not None:
             marks_of_text = (marks_of_text - wanted_marks.keys()) | {mark for mark in wanted_marks if holds_mark(text, mark)}
-        count_of.update(marks_of_text)
+        count_of_mark.update(marks_of_text)
     if prefilled is not None:
-        count_of[prefilled] = text_count
-    wanted = {mark: count_of[mark] for mark in wanted_marks} if list_marks is not None or holds_mark is not None else {}
-    others = sorted((-count, mark) for mark, count in count_of.items() if mark not in wanted)
-    return Census(text_count, wanted, {mark: -count for count, mark in others}, segmenter)
+        count_of_mark[prefilled] = completion_count
+    wanted = {mark: count_of_mark[mark] for mark in wanted_marks} if list_marks is not None or holds_mark is not None else {}
+    other_counts = sorted((-count, mark) for mark, count in count_of_mark.items() if mark not in wanted)
+    return Census(completion_count, wanted, {mark: -count for count, mark in other_counts}, segmenter)
 
 
 def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:

@@ -80,8 +80,8 @@ _OPENING = re.compile("|".join(re.escape(sign.decode()) for sign in _OPENS) + r"
 
 def _list_channels(text: str) -> list[str]:
     """List the channels (reasoning, tool call) that a text opens, and the answer, which no sign opens."""
-    openings = [sign.encode() for sign in dict.fromkeys(_OPENING.findall(text))]
-    opened_channels = [_OPENS[sign][0] if sign in _OPENS else _channel_of_header(sign) for sign in openings]
+    opening_signs = [sign.encode() for sign in dict.fromkeys(_OPENING.findall(text))]
+    opened_channels = [_OPENS[sign][0] if sign in _OPENS else _channel_of_header(sign) for sign in opening_signs]
     return list(dict.fromkeys((*opened_channels, _ANSWER)))
 
 
@@ -113,13 +113,13 @@ def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
     def find(sample: Sample) -> Found:
         reader = _Reader(sample.text, find_signs(sample), is_prefilled)
         reader.run()
-        stops = [*(start for _, start, _ in reader.channels[1:]), len(sample.text)]
-        matches = [
+        channel_stops = [*(start for _, start, _ in reader.channels[1:]), len(sample.text)]
+        channel_matches = [
             (channel, start, stop, inner)
-            for (channel, start, inner), stop in zip(reader.channels, stops, strict=False)
+            for (channel, start, inner), stop in zip(reader.channels, channel_stops, strict=False)
             if channel in parts_of
         ]
-        return assign(matches, parts_of, surplus="keep", fault=reader.fault)
+        return assign(channel_matches, parts_of, surplus="keep", fault=reader.fault)
 
     return find
 
@@ -138,20 +138,20 @@ class _Reader:
 
     def run(self) -> None:
         """Read all turns of the completion into `channels` and `fault`."""
-        turn_ends = [index for index, sign in enumerate(self.signs) if sign.written in _TURN_ENDS]
-        index = 0
+        turn_ends = [sign_index for sign_index, next_sign in enumerate(self.signs) if next_sign.written in _TURN_ENDS]
+        sign_index = 0
         for turn_end in (*turn_ends, len(self.signs) - 1):
             end_sign, self.turn_end, self.lead_start = self.signs[turn_end], turn_end, None
-            self.last_index = {self.signs[i].written: i for i in range(index, turn_end)}
-            sign = self.signs[index]
-            is_blank = not self.text[self.unclaimed : sign.start].strip()
-            if self.prefilled and not (is_blank and (index == turn_end or sign.written in _AT_ONCE)):
+            self.last_index = {self.signs[i].written: i for i in range(sign_index, turn_end)}
+            next_sign = self.signs[sign_index]
+            is_blank = not self.text[self.unclaimed : next_sign.start].strip()
+            if self.prefilled and not (is_blank and (sign_index == turn_end or next_sign.written in _AT_ONCE)):
                 start, is_complete = self.unclaimed, end_sign.written == _MESSAGE_ENDS
-                index = self._read_channel(index - 1, _REASONING, start, start, _REASONING_CLOSES, is_complete)
-            while index < turn_end:
-                index = self._read_sign(index)
+                sign_index = self._read_channel(sign_index - 1, _REASONING, start, start, _REASONING_CLOSES, is_complete)
+            while sign_index < turn_end:
+                sign_index = self._read_sign(sign_index)
             self._add_answer(end_sign.start)
-            index, self.unclaimed = turn_end + 1, end_sign.end
+            sign_index, self.unclaimed = turn_end + 1, end_sign.end
 
     def _read_sign(self, index: int) -> int:
         """Read the sign (special token) at `index`, and any channel that it opens; return the index of the next sign to read."""

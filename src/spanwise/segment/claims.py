@@ -148,19 +148,19 @@ def assign(
 ) -> Found:
     """Give the matches of each mark, in order, to the parts with this mark; `surplus` says what becomes of further matches."""
     claims: list[Claim] = []
-    match_count = dict.fromkeys(parts_of, 0)
+    match_count_of_mark = dict.fromkeys(parts_of, 0)
     for mark, start, stop, inner in matches:
-        parts, part_index = parts_of[mark], match_count[mark]
-        match_count[mark] += 1
-        last_part = parts[-1]
-        if part_index >= len(parts) and last_part.index is not None:
+        mark_parts, part_index = parts_of[mark], match_count_of_mark[mark]
+        match_count_of_mark[mark] += 1
+        last_part = mark_parts[-1]
+        if part_index >= len(mark_parts) and last_part.index is not None:
             fault |= Fault.MORE
             continue
-        if part_index >= len(parts) and surplus != "keep" and not last_part.mark.endswith(EACH):
+        if part_index >= len(mark_parts) and surplus != "keep" and not last_part.mark.endswith(EACH):
             fault |= Fault.DUPLICATE
             if surplus == "drop":
                 continue
-        claims.append(Claim(parts[min(part_index, len(parts) - 1)], start, stop, inner))
+        claims.append(Claim(mark_parts[min(part_index, len(mark_parts) - 1)], start, stop, inner))
     return Found(claims, int(fault))
 
 
@@ -184,15 +184,15 @@ def cut(layout: Layout, found: Iterable[Found], length: int) -> Pieces:
         claims += finding.claims
     # Sort outer claims before the claims inside them.
     claims.sort(key=lambda claim: (claim.start, -sys.maxsize if claim.stop is None else -claim.stop))
-    pieces, claims_with_bytes = _carve(claims, layout.rest, length)
+    block_pieces, claims_with_bytes = _carve(claims, layout.rest, length)
     if len(claims_with_bytes) < len(claims):
         fault |= Fault.NESTED
     if not layout.wanted.issubset([claim.part for claim in claims_with_bytes]):
         fault |= Fault.MISSING
     contents = {(claim.part.block, claim.part.key): claim.inner for claim in claims_with_bytes if claim.inner is not None}
-    pieces[:1] = [(0, pieces[0][1] if pieces else 0)]
+    block_pieces[:1] = [(0, block_pieces[0][1] if block_pieces else 0)]
     # Of several pieces (runs of bytes) that start at the same byte, the last one has the byte.
-    block_at = {start: block for (_, before), (start, block) in pairwise([(-1, -1), *pieces]) if block != before}
+    block_at = {start: block for (_, before), (start, block) in pairwise([(-1, -1), *block_pieces]) if block != before}
     return Pieces(tuple(block_at.values()), tuple(block_at), int(fault), contents)
 
 
@@ -201,25 +201,25 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
     pieces, claims_with_bytes = [] if rest is None else [(0, rest)], list[Claim]()
     # A claim whose stop is None runs on to the next claim whose stop is None.
     open_stops = iter([*[claim.start for claim in claims if claim.stop is None][1:], length])
-    open_claims = [(length, rest)]
+    open_stops_and_blocks = [(length, rest)]
     for claim in claims:
-        stop = next(open_stops) if claim.stop is None else claim.stop
-        pieces += _close_claims(open_claims, claim.start)
+        claim_stop = next(open_stops) if claim.stop is None else claim.stop
+        pieces += _close_claims(open_stops_and_blocks, claim.start)
         least_stop = claim.stop or (claim.inner[1] if isinstance(claim.inner, tuple) else claim.start)
-        if least_stop <= open_claims[-1][0]:  # drop a claim that reaches past the end of the claim around it
+        if least_stop <= open_stops_and_blocks[-1][0]:  # drop a claim that reaches past the end of the claim around it
             pieces.append((claim.start, claim.part.block))
-            open_claims.append((min(stop, open_claims[-1][0]), claim.part.block))
+            open_stops_and_blocks.append((min(claim_stop, open_stops_and_blocks[-1][0]), claim.part.block))
             claims_with_bytes.append(claim)
-    pieces += _close_claims(open_claims, length)
+    pieces += _close_claims(open_stops_and_blocks, length)
     return [piece for piece in pieces if piece[0] < length] or pieces[:1], claims_with_bytes
 
 
 def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:
     """Pop the claims that end at or before a byte off the stack; return the pieces in which the claims around them continue."""
-    pieces = []
+    outer_pieces = []
     while len(stack) > 1 and stack[-1][0] <= byte:
-        stop = stack.pop()[0]
-        block = stack[-1][1]
-        if block is not None:
-            pieces.append((stop, block))
-    return pieces
+        claim_stop = stack.pop()[0]
+        outer_block = stack[-1][1]
+        if outer_block is not None:
+            outer_pieces.append((claim_stop, outer_block))
+    return outer_pieces

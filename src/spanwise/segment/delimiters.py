@@ -92,13 +92,13 @@ def index_of_first(signs: Sequence[Sign], indices: range, wanted: Collection[byt
 
 def signs_of(mark: str) -> tuple[str, str]:
     """Split a mark such as `<think>...</think>` into its opening and its closing sign; the closing sign may be empty."""
-    opening, dots, closing = mark.removesuffix(EACH).partition(_BETWEEN)
-    if not dots or not opening:
+    opening_sign, dots, closing_sign = mark.removesuffix(EACH).partition(_BETWEEN)
+    if not dots or not opening_sign:
         raise LayoutError(
             f"'{mark}' is not a pair of delimiters. Write the opening and the closing sign with three dots between them, such as "
             f"<think>...</think>; write 'Answer:...' if no sign closes the part."
         )
-    return opening, closing
+    return opening_sign, closing_sign
 
 
 def _opens(mark: str) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
     prefilled_signs = [Sign(opening, 0, 0) for opening, (mark, _) in mark_of_opening.items() if mark == layout.prefilled]
 
     def find(sample: Sample) -> Found:
-        pairs, fault, signs = list[Match](), 0, [*prefilled_signs, *find_signs(sample)]
+        pair_matches, fault, signs = list[Match](), 0, [*prefilled_signs, *find_signs(sample)]
         last_index, index = {sign.written: index for index, sign in enumerate(signs)}, 0
         while index < len(signs) - 1:
             sign = signs[index]
@@ -153,10 +153,10 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
             else:
                 fault |= Fault.ORDER if end_index > index + 1 else 0  # the signs in between close other marks
                 fault |= Fault.TRUNCATED if closing else 0
-            inner = None if closing and not has_closing else (sign.end, end_sign.start)
-            pairs.append((mark, sign.start, end_sign.end if has_closing else end_sign.start, inner))
+            content_place = None if closing and not has_closing else (sign.end, end_sign.start)
+            pair_matches.append((mark, sign.start, end_sign.end if has_closing else end_sign.start, content_place))
             index = end_index + has_closing
-        return assign(pairs, parts_of, surplus="report", fault=fault)
+        return assign(pair_matches, parts_of, surplus="report", fault=fault)
 
     return find
 
@@ -165,17 +165,17 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
 def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the matches of regular expressions, by the rules at the top of this module."""
     parts_of = group_by_mark(parts, bare=False)
-    patterns = [(mark, _compile(mark)) for mark in parts_of]
+    marks_and_patterns = [(mark, _compile(mark)) for mark in parts_of]
 
     def find(sample: Sample) -> Found:
         disjoint_matches, last_stop = list[Match](), 0
-        matches = [(mark, pattern, match) for mark, pattern in patterns for match in pattern.finditer(sample.text)]
+        matches = [(mark, pattern, match) for mark, pattern in marks_and_patterns for match in pattern.finditer(sample.text)]
         for mark, pattern, match in sorted(matches, key=lambda entry: (entry[2].start(), -entry[2].end())):
             start = match.start()
             if last_stop <= start < match.end():
                 last_stop = match.end()
-                inner = match.span(pattern.groupindex.get(b"value", min(pattern.groups, 1)))
-                disjoint_matches.append((mark, start, last_stop, inner if inner[0] >= 0 else None))
+                content_place = match.span(pattern.groupindex.get(b"value", min(pattern.groups, 1)))
+                disjoint_matches.append((mark, start, last_stop, content_place if content_place[0] >= 0 else None))
         return assign(disjoint_matches, parts_of, surplus="keep")
 
     return find
@@ -189,10 +189,10 @@ def _compile(mark: str) -> Any:
         raise LayoutError(
             "The segmenter 'regex' needs google-re2. Install it with: pip install 'spanwise[segment]'"
         ) from None
-    options = re2.Options()
-    options.log_errors = False
+    re2_options = re2.Options()
+    re2_options.log_errors = False
     try:
-        return re2.compile(mark.encode(), options)
+        return re2.compile(mark.encode(), re2_options)
     except re2.error as error:
         re2_message = error.args[0] if error.args else b""
         reason = re2_message.decode(errors="replace") if isinstance(re2_message, bytes) else str(re2_message)

@@ -93,8 +93,8 @@ def json_fields(parts: Sequence[Part], *, layout: Layout) -> Finder:
     With a block for the rest a field is its value, from the colon on; the rest has keys and punctuation. Without one it runs from
     its key to the next field's key.
     """
-    root, from_key = _build_node([(part, steps(part.mark)) for part in parts], layout), layout.rest is None
-    return lambda sample: _Scan(sample.text, root, from_key).run()
+    root_node, from_key = _build_node([(part, steps(part.mark)) for part in parts], layout), layout.rest is None
+    return lambda sample: _Scan(sample.text, root_node, from_key).run()
 
 
 class _Scan:
@@ -110,9 +110,9 @@ class _Scan:
 
     def run(self) -> Found:
         """Scan all JSON objects of the completion; return the bytes of the layout's fields, in order, and the faults."""
-        brace = self.text.find(b"{")
-        while brace >= 0:
-            brace = self.text.find(b"{", self._read_object(brace))
+        brace_index = self.text.find(b"{")
+        while brace_index >= 0:
+            brace_index = self.text.find(b"{", self._read_object(brace_index))
         if self.stack:
             self.fault |= _TRUNCATED
             self._close(len(self.text))
@@ -121,17 +121,17 @@ class _Scan:
     def _read_object(self, at: int) -> int:
         """Read an object from its opening brace on; return the byte after it, or the end of the text."""
         for match in _TOKEN.finditer(self.text, at):
-            start, last_group = match.start(), match.lastindex
+            token_start, last_group = match.start(), match.lastindex
             if last_group is None:
-                sign = self.text[start]
-                if sign == _COMMA:
-                    self._read_comma(start)
-                elif sign in b"{[":
-                    self._open_value(start, array=sign == _ARRAY)
+                sign_byte = self.text[token_start]
+                if sign_byte == _COMMA:
+                    self._read_comma(token_start)
+                elif sign_byte in b"{[":
+                    self._open_value(token_start, array=sign_byte == _ARRAY)
                 else:
-                    self._close(start, array=sign == _ARRAY_END)
+                    self._close(token_start, array=sign_byte == _ARRAY_END)
                     if not self.stack:
-                        return start + 1
+                        return token_start + 1
             elif last_group == _BROKEN:
                 self.fault |= _TRUNCATED
             elif last_group == _KEY and not self.stack[-1].array:  # a string in an array is not a key
@@ -140,18 +140,18 @@ class _Scan:
 
     def _read_key(self, match: re.Match[bytes]) -> None:
         """Read a key of the innermost open object, and begin the value that follows it."""
-        top, key = self.stack[-1], match[1]
-        if top.reading:  # the comma before this key is missing
+        open_container, key = self.stack[-1], match[1]
+        if open_container.reading:  # the comma before this key is missing
             self.fault |= _NESTED
-            self._end_value(top, match.start(), is_whole=False)
-        inner_nodes = top.node.steps
-        node = inner_nodes.get(key) or (inner_nodes.get(unescaped(key)) if b"\\" in key else None) or _NOWHERE
-        if node in top.seen:
+            self._end_value(open_container, match.start(), is_whole=False)
+        inner_nodes = open_container.node.steps
+        key_node = inner_nodes.get(key) or (inner_nodes.get(unescaped(key)) if b"\\" in key else None) or _NOWHERE
+        if key_node in open_container.seen:
             self.fault |= _DUPLICATE
-            node = _NOWHERE
-        elif node is not _NOWHERE:
-            top.seen.add(node)
-        top.reading = node, match.start() if self.from_key else match.end(), match.end()
+            key_node = _NOWHERE
+        elif key_node is not _NOWHERE:
+            open_container.seen.add(key_node)
+        open_container.reading = key_node, match.start() if self.from_key else match.end(), match.end()
 
     def _read_comma(self, at: int) -> None:
         """End the value that is being read, if there is one, and, in an array, begin the next element."""
@@ -179,33 +179,33 @@ class _Scan:
         self.fault |= 0 if is_whole or array is None else _NESTED
         is_done = array is not None and not self.open[array]
         while self.stack and not is_done:
-            top = self.stack.pop()
-            self.open[top.array] -= 1
-            self._end_value(top, at, is_whole=is_whole)
-            is_done = top.array == array
+            open_container = self.stack.pop()
+            self.open[open_container.array] -= 1
+            self._end_value(open_container, at, is_whole=is_whole)
+            is_done = open_container.array == array
 
     def _end_value(self, top: _Open, at: int, *, is_whole: bool = True) -> None:
         """End the value that is being read; claim its bytes if it is a field of the layout, without content if it was cut off."""
         value_read, top.reading = top.reading, None
         if value_read is None:
             return
-        node, claim_start, value_start = value_read
-        part, is_extra = node.part, top.array and top.node.counted and top.index not in top.node.steps
-        if part is None and not is_extra:
+        value_node, claim_start, value_start = value_read
+        value_part, is_extra_element = value_node.part, top.array and top.node.counted and top.index not in top.node.steps
+        if value_part is None and not is_extra_element:
             return
         spaced_text = self.text[value_start:at]
         value_text = spaced_text.strip(_SPACE)
-        self.fault |= _MORE if is_extra and value_text else 0
-        if part is None or (top.array and not value_text):
+        self.fault |= _MORE if is_extra_element and value_text else 0
+        if value_part is None or (top.array and not value_text):
             return
-        if part in self.done:
+        if value_part in self.done:
             self.fault |= _DUPLICATE
             return
-        if part.index is not None or EACH not in part.mark:
-            self.done.add(part)
+        if value_part.index is not None or EACH not in value_part.mark:
+            self.done.add(value_part)
         text_start = value_start + len(spaced_text) - len(spaced_text.lstrip(_SPACE))
-        content = _value_content(value_text, text_start) if is_whole else None
-        self.claims.append(Claim(part, claim_start, text_start + len(value_text), content))
+        value_content = _value_content(value_text, text_start) if is_whole else None
+        self.claims.append(Claim(value_part, claim_start, text_start + len(value_text), value_content))
 
 
 def _value_content(value_text: bytes, start: int) -> tuple[int, int] | bytes | None:
@@ -235,8 +235,8 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
     for key in dict.fromkeys(step for step, _, _ in next_steps):
         steps_to_key = {key, -1} if isinstance(key, int) else {key}
         inner_nodes[key] = _build_node([(part, left) for step, part, left in next_steps if step in steps_to_key], layout)
-    counted = any(steps_left and steps_left[0] == -1 != _resolve_step(part, -1) for part, steps_left in paths)
-    return Node(parts_here[0] if parts_here else None, inner_nodes, counted)
+    has_counted_elements = any(steps_left and steps_left[0] == -1 != _resolve_step(part, -1) for part, steps_left in paths)
+    return Node(parts_here[0] if parts_here else None, inner_nodes, has_counted_elements)
 
 
 def _resolve_step(part: Part, step: str | int) -> bytes | int:
@@ -248,9 +248,9 @@ def _resolve_step(part: Part, step: str | int) -> bytes | int:
 
 def steps(path: str) -> list[str | int]:
     """Return the steps of a path into JSON, such as `items[*].price`: keys, indices, and -1 for `[*]`."""
-    matches = list(_STEP.finditer(path))
-    path_steps = [_parse_step(match) for match in matches]
-    if "".join(match[0] for match in matches) != path or not isinstance(next(iter(path_steps), 0), str):
+    step_matches = list(_STEP.finditer(path))
+    path_steps = [_parse_step(match) for match in step_matches]
+    if "".join(match[0] for match in step_matches) != path or not isinstance(next(iter(path_steps), 0), str):
         raise LayoutError(
             f"'{path}' is not a path into JSON, which begins at a key of an object; write price, buyer.name, items[0], "
             f'items[*].price or ["a.b"].'
@@ -277,14 +277,14 @@ def unescaped(written: bytes) -> bytes:
 def paths(text: str) -> dict[str, None]:
     """List the paths of all values in the JSON objects of a text; of broken JSON list the keys alone."""
     all_paths: dict[str, None] = {}
-    brace = text.find("{")
-    while brace >= 0:
+    brace_index = text.find("{")
+    while brace_index >= 0:
         try:
-            json_object, object_end = _DECODER.raw_decode(text, brace)
+            json_object, object_end = _DECODER.raw_decode(text, brace_index)
         except (ValueError, RecursionError):
-            return all_paths | dict.fromkeys(_KEYS.findall(text, brace))
+            return all_paths | dict.fromkeys(_KEYS.findall(text, brace_index))
         _add_paths(json_object, "", all_paths)
-        brace = text.find("{", object_end)
+        brace_index = text.find("{", object_end)
     return all_paths
 
 
@@ -296,9 +296,9 @@ def _add_paths(value: object, path: str, paths: dict[str, None], depth: int = 0)
         return
     if isinstance(value, dict):
         for key, inner in value.items():
-            is_plain = bool(key) and not set(key) & set('.[]"')
-            step = (f".{key}" if path else key) if is_plain else f"[{json.dumps(key)}]"
-            _add_paths(inner, path + step, paths, depth + 1)
+            is_plain_key = bool(key) and not set(key) & set('.[]"')
+            path_step = (f".{key}" if path else key) if is_plain_key else f"[{json.dumps(key)}]"
+            _add_paths(inner, path + path_step, paths, depth + 1)
     elif isinstance(value, list):
         for inner in value:
             _add_paths(inner, f"{path}{EACH}", paths, depth + 1)

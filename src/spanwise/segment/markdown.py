@@ -73,17 +73,17 @@ def outline(text: bytes) -> tuple[list[Fence], list[Heading]]:
         fence_sign, heading_sign, line_text = match[1], match[2], match[3].strip()
         if open_fence is not None:
             if fence_sign and fence_sign.startswith(open_fence[1]) and not line_text:
-                inner = open_fence.end(), match.start()
-                fences[-1] = fences[-1]._replace(stop=match.end(), inner=inner, closed=True)
+                content_place = open_fence.end(), match.start()
+                fences[-1] = fences[-1]._replace(stop=match.end(), inner=content_place, closed=True)
                 open_fence = None
         elif heading_sign:
             text_without_hashes = line_text.rstrip(b"#")
-            title = text_without_hashes.rstrip() if text_without_hashes[-1:] in (b"", b" ", b"\t") else line_text
-            headings.append(Heading(match.start(), match.end(), len(heading_sign), title.decode(errors="replace")))
+            heading_title = text_without_hashes.rstrip() if text_without_hashes[-1:] in (b"", b" ", b"\t") else line_text
+            headings.append(Heading(match.start(), match.end(), len(heading_sign), heading_title.decode(errors="replace")))
         elif fence_sign[:1] == b"~" or b"`" not in line_text:
             open_fence = match
-            language = b"".join(line_text.split(None, 1)[:1]).decode(errors="replace").lower()
-            fences.append(Fence(match.start(), text_end, (match.end(), text_end), language, closed=False))
+            fence_language = b"".join(line_text.split(None, 1)[:1]).decode(errors="replace").lower()
+            fences.append(Fence(match.start(), text_end, (match.end(), text_end), fence_language, closed=False))
     return fences, headings
 
 
@@ -109,8 +109,8 @@ def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
     def find(sample: Sample) -> Found:
         _, headings = outline(sample.text)
-        marks = [title if (title := heading.title.lower()) in parts_of else _ANY for heading in headings]
-        sections = zip(marks, headings, _section_stops(headings, len(sample.text)), strict=True)
+        mark_of_heading = [title if (title := heading.title.lower()) in parts_of else _ANY for heading in headings]
+        sections = zip(mark_of_heading, headings, _section_stops(headings, len(sample.text)), strict=True)
         matches = [(mark, heading.start, stop, (heading.end, stop)) for mark, heading, stop in sections if mark in parts_of]
         return assign(matches, parts_of, surplus="drop")
 
@@ -166,24 +166,24 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
         matchers[language][mark] = _build_matcher(parsers[language].language, language, kind)
 
     def find(sample: Sample) -> Found:
-        text, fault, matches = sample.text, 0, list[Match]()
-        fences, _ = outline(text)
-        for fence in fences if "fence" in parts_of else ():
+        text, fault, code_matches = sample.text, 0, list[Match]()
+        code_fences, _ = outline(text)
+        for fence in code_fences if "fence" in parts_of else ():
             fault |= 0 if fence.closed else Fault.TRUNCATED
-            matches.append(("fence", fence.start, fence.stop, fence.inner if fence.closed else None))
+            code_matches.append(("fence", fence.start, fence.stop, fence.inner if fence.closed else None))
         for language, parser in parsers.items():
-            for code_start, code_stop in _code_bytes(language, fences, len(text)):
+            for code_start, code_stop in _code_bytes(language, code_fences, len(text)):
                 code_text = text[code_start:code_stop]
-                root = parser.parse(code_text).root_node
-                fault |= _syntax_fault(root, code_text.rstrip().rfind(b"\n") + 1)
+                syntax_root = parser.parse(code_text).root_node
+                fault |= _syntax_fault(syntax_root, code_text.rstrip().rfind(b"\n") + 1)
                 seen: set[tuple[int, int]] = set()
                 for mark, match_nodes in matchers[language].items():
-                    for start, stop, is_valid in match_nodes(root):
+                    for start, stop, is_valid in match_nodes(syntax_root):
                         if (start, stop) not in seen:
                             seen.add((start, stop))
                             bytes_in_text = code_start + start, code_start + stop
-                            matches.append((mark, *bytes_in_text, bytes_in_text if is_valid else None))
-        return assign(matches, parts_of, surplus="drop", fault=fault)
+                            code_matches.append((mark, *bytes_in_text, bytes_in_text if is_valid else None))
+        return assign(code_matches, parts_of, surplus="drop", fault=fault)
 
     return find
 
@@ -248,9 +248,9 @@ def _find_docstring(node: Any) -> Any:
     """Return the docstring of a node that is a module, class or function of Python; None if it is not, or has none."""
     if node.type not in ("module", "class_definition", "function_definition"):
         return None
-    body = node if node.type == "module" else node.child_by_field_name("body")
-    statements = [] if body is None else body.named_children
-    first_statement = next((child for child in statements if child.type != "comment"), None)
+    body_node = node if node.type == "module" else node.child_by_field_name("body")
+    body_statements = [] if body_node is None else body_node.named_children
+    first_statement = next((child for child in body_statements if child.type != "comment"), None)
     if first_statement is None or first_statement.type != "expression_statement":
         return None
     expressions = first_statement.named_children
@@ -266,7 +266,7 @@ def _load_parser(language: str) -> Any:
     """Load the tree-sitter parser of a programming language."""
     try:
         tree_sitter = import_module("tree_sitter")
-        package = import_module(f"tree_sitter_{language}")
+        grammar_package = import_module(f"tree_sitter_{language}")
     except ModuleNotFoundError as error:
         installed_languages = sorted(
             module.name.removeprefix("tree_sitter_") for module in iter_modules() if module.name.startswith("tree_sitter_")
@@ -276,5 +276,5 @@ def _load_parser(language: str) -> Any:
             f"{', '.join(installed_languages) or 'none'}. Install this one with pip install "
             f"tree-sitter-{language.replace('_', '-')}, or python with pip install 'spanwise[segment]'."
         ) from None
-    load_grammar = getattr(package, "language", None) or getattr(package, f"language_{language}")
+    load_grammar = getattr(grammar_package, "language", None) or getattr(grammar_package, f"language_{language}")
     return tree_sitter.Parser(tree_sitter.Language(load_grammar()))

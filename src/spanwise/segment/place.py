@@ -74,23 +74,23 @@ def find_blocks(
         {'solution': {'a': '4', '': 'So <a>4</a>'}, 'confidence': {'c': '0.9', '': '<c>0.9</c>'}}
     """
     valid_nt = _check_mask(ids_nt, mask_nt)
-    ids = ids_nt.detach().cpu().numpy()
-    logp = _check_logp(layout, logp_nt, valid_nt)
+    ids_array = ids_nt.detach().cpu().numpy()
+    logp_array = _check_logp(layout, logp_nt, valid_nt)
     cutter = _build_cutter(layout)
-    rows_at_once = max(1, _TOKENS_AT_A_TIME // max(ids.shape[1], 1))
-    chunks, texts = [], []
-    for first_row in range(0, max(len(ids), 1), rows_at_once):
+    rows_at_once = max(1, _TOKENS_AT_A_TIME // max(ids_array.shape[1], 1))
+    chunks, block_texts = [], []
+    for first_row in range(0, max(len(ids_array), 1), rows_at_once):
         row_slice = slice(first_row, first_row + rows_at_once)
-        chunk_logp = None if logp is None else logp[row_slice]
+        chunk_logp = None if logp_array is None else logp_array[row_slice]
         columns, chunk_texts = _segment_rows(
-            ids[row_slice], valid_nt[row_slice], chunk_logp, layout, cutter, vocabulary, first_row
+            ids_array[row_slice], valid_nt[row_slice], chunk_logp, layout, cutter, vocabulary, first_row
         )
         chunks.append(columns)
-        texts += chunk_texts
+        block_texts += chunk_texts
     *columns, length_nk = (torch.from_numpy(np.concatenate(parts)).to(ids_nt.device) for parts in zip(*chunks, strict=True))
     spans = Spans(layout.names, *columns)
     vars(spans)["length_nk"] = length_nk  # fills the cached property `Spans.length_nk`
-    return spans, texts
+    return spans, block_texts
 
 
 #: A function that cuts completions, given both as bytes and as `Sample` objects, into pieces (runs of bytes of one block).
@@ -129,11 +129,11 @@ def _segment_rows(
     # Completion i has the tokens from `token_edge[i]` up to `token_edge[i + 1]`, and likewise its bytes in `byte_edge`.
     token_edge = np.concatenate(([0], np.cumsum(valid_nt.sum(axis=1))))
     byte_edge = np.concatenate(([0], end_t))[token_edge]
-    edges = list(zip(pairwise(token_edge.tolist()), pairwise(byte_edge.tolist()), strict=True))
-    completions = [all_bytes[start:stop] for _, (start, stop) in edges]
+    row_edges = list(zip(pairwise(token_edge.tolist()), pairwise(byte_edge.tolist()), strict=True))
+    completions = [all_bytes[start:stop] for _, (start, stop) in row_edges]
     samples = (
         Sample(text, id_t[low:high], end_t[low:high] - start, column_t[low:high], logp_t[low:high], vocabulary)
-        for text, ((low, high), (start, _)) in zip(completions, edges, strict=True)
+        for text, ((low, high), (start, _)) in zip(completions, row_edges, strict=True)
     )
     pieces_n = cutter(completions, samples)
 
@@ -174,13 +174,13 @@ def _check_logp(layout: Layout, logp_nt: Tensor | None, valid_nt: np.ndarray) ->
     if logp_nt is None:
         raise RecipeError(f"The segmenter '{segmenter}' cuts by log-probabilities, and there are none; pass logp_nt.")
     _check_shape(logp_nt, valid_nt.shape, "logp_nt")
-    logp = logp_nt.detach().float().cpu().numpy()
-    for n, t in np.argwhere(np.isnan(logp) & valid_nt)[:1].tolist():
+    logp_array = logp_nt.detach().float().cpu().numpy()
+    for n, t in np.argwhere(np.isnan(logp_array) & valid_nt)[:1].tolist():
         raise AlignmentError(
             f"The log-probability of completion {n} is nan at trainable token {t}, and the segmenter '{segmenter}' cuts by it. "
             f"Pass the log-probability of every sampled token."
         )
-    return logp
+    return logp_array
 
 
 def _check_mask(ids_nt: Tensor, mask_nt: Tensor) -> Bool[np.ndarray, "n t"]:
@@ -206,19 +206,19 @@ def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Ma
     pieces_of_block: dict[int, list[bytes]] = {}
     for k, start, stop in zip(pieces.blocks, pieces.starts, (*pieces.starts[1:], len(completion)), strict=True):
         pieces_of_block.setdefault(k, []).append(completion[start:stop])
-    text: dict[str, dict[str, str | None] | None] = dict.fromkeys(keys)
+    text_of_block: dict[str, dict[str, str | None] | None] = dict.fromkeys(keys)
     for k, (name, block_keys) in enumerate(keys.items()):
         if present_k[k]:
-            text[name] = block_text = dict[str, str | None]()
+            text_of_block[name] = block_text = dict[str, str | None]()
             for key in block_keys:
-                content = pieces.contents.get((k, key))
-                content_bytes = completion[slice(*content)] if isinstance(content, tuple) else content
+                content_place = pieces.contents.get((k, key))
+                content_bytes = completion[slice(*content_place)] if isinstance(content_place, tuple) else content_place
                 block_text[key] = None if content_bytes is None else content_bytes.decode("utf-8", "replace")
             block_text[""] = b"".join(pieces_of_block[k]).decode("utf-8", "replace")
     # The blocks' texts, joined, are the whole text only if each block is one piece and they follow the layout's order.
     if len(pieces_of_block) == len(pieces.blocks) and sorted(pieces_of_block) == [*pieces.blocks]:
-        return text
-    return PiecewiseText(text, completion.decode("utf-8", "replace"))
+        return text_of_block
+    return PiecewiseText(text_of_block, completion.decode("utf-8", "replace"))
 
 
 class _Tag(NamedTuple):
@@ -265,19 +265,19 @@ class TagParser:
     def find(self, sample: Sample) -> Found:
         """Return the bytes from each tag up to the next one as a `Claim`, for layouts with several segmenters."""
         pieces, part_starts = self.parse(sample.text)
-        claims = [
+        part_claims = [
             Claim(part, start, None, pieces.contents.get((part.block, part.key)))
             for part, start in zip(self._parts, part_starts, strict=True)
             if start is not None
         ]
-        return Found(claims, pieces.fault)
+        return Found(part_claims, pieces.fault)
 
     def parse(self, text: bytes) -> tuple[Pieces, list[int | None]]:
         """Find the blocks of a text, and the byte at which each tag of the layout opens (None if it is not found)."""
         texts_and_tags = self._pattern.split(text)  # text, tag, text, tag, ..., text
-        edges, tags = [0, *accumulate(map(len, texts_and_tags))], tuple(texts_and_tags[1::2])
-        parse_tags = self._parse_tags_cached if len(tags) <= _LONGEST_CACHED else self._parse_tags
-        pieces, part_places = parse_tags(tags, edges[1] == 0)
+        edges, tag_texts = [0, *accumulate(map(len, texts_and_tags))], tuple(texts_and_tags[1::2])
+        parse_tags = self._parse_tags_cached if len(tag_texts) <= _LONGEST_CACHED else self._parse_tags
+        pieces, part_places = parse_tags(tag_texts, edges[1] == 0)
         contents = {key: (edges[start], edges[stop]) for key, (start, stop) in pieces.contents.items()}
         pieces_in_bytes = Pieces(pieces.blocks, tuple([edges[start] for start in pieces.starts]), pieces.fault, contents)
         return pieces_in_bytes, [None if start is None else edges[start] for start in part_places]
@@ -299,12 +299,12 @@ class TagParser:
         if 0 in start_of_block or 0 not in start_of_block.values():
             start_of_block[0] = 0
         blocks, block_starts = zip(*sorted(start_of_block.items()), strict=True)
-        fault, misplaced_names, contents = self._check_tags(seen_tags, set(tag_of_part.values()), blocks, block_starts)
+        tag_fault, misplaced_names, contents = self._check_tags(seen_tags, set(tag_of_part.values()), blocks, block_starts)
         missing_names = {part.mark for part in self._parts if part not in tag_of_part and not part.index}
-        pieces = Pieces(
-            blocks, block_starts, int(fault | (Fault.MISSING if missing_names - misplaced_names else 0)), contents
+        tag_pieces = Pieces(
+            blocks, block_starts, int(tag_fault | (Fault.MISSING if missing_names - misplaced_names else 0)), contents
         )
-        return pieces, [seen_tags[tag_of_part[part]].start if part in tag_of_part else None for part in self._parts]
+        return tag_pieces, [seen_tags[tag_of_part[part]].start if part in tag_of_part else None for part in self._parts]
 
     def _check_tags(
         self, tags: Sequence[_Tag], matched_indices: Collection[int], blocks: Sequence[int], starts: Sequence[int]
@@ -317,14 +317,14 @@ class TagParser:
         for index, tag in enumerate(tags):
             # A tag that the prompt opened has no bytes here; it is in the first block, even if the second also begins at byte 0.
             block_and_name = blocks[0 if tag.end == 0 else bisect_right(starts, tag.start) - 1], tag.name
-            key = self._key_of.get(block_and_name)
+            part_key = self._key_of.get(block_and_name)
             if tag.closes:
                 fault |= 0 if tag.name in open_names else Fault.ORDER
                 open_names.discard(tag.name)
-                if block_and_name in content_start and key is not None:
-                    contents[block_and_name[0], key] = content_start.pop(block_and_name), tag.start
+                if block_and_name in content_start and part_key is not None:
+                    contents[block_and_name[0], part_key] = content_start.pop(block_and_name), tag.start
                 continue
-            if block_and_name in seen and key is not None:
+            if block_and_name in seen and part_key is not None:
                 fault |= Fault.DUPLICATE
             elif index not in matched_indices:
                 fault |= Fault.ORDER

@@ -56,14 +56,14 @@ def _unit_finder(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) ->
     """Return a function that finds a completion's units, such as lines; `trimmed` leaves white space around them out."""
 
     def find(sample: Sample) -> Found:
-        text, units = sample.text, list[Match]()
+        text, unit_matches = sample.text, list[Match]()
         for start, stop in pairwise([*starts_of(sample), len(text)]):
             first_character = _NON_SPACE.search(text, start, stop) if trimmed else None
             if first_character is not None:
-                units.append(("", start, stop, (first_character.start(), start + len(text[start:stop].rstrip()))))
+                unit_matches.append(("", start, stop, (first_character.start(), start + len(text[start:stop].rstrip()))))
             elif start < stop and not trimmed:
-                units.append(("", start, stop, (start, stop)))
-        return assign(units, {"": parts}, surplus="keep")
+                unit_matches.append(("", start, stop, (start, stop)))
+        return assign(unit_matches, {"": parts}, surplus="keep")
 
     return find
 
@@ -74,10 +74,10 @@ def _register_unmarked(name: str, starts_of: _Starts, *, trimmed: bool = True) -
     def segmenter(parts: Sequence[Part], *, layout: Layout) -> Finder:
         """Find consecutive units, such as lines, by the rules at the top of the module `spanwise.segment.units`."""
         for part in parts:
-            block, mark = layout.names[part.block], part.mark
-            if mark and block not in (mark, mark.replace(EACH, f"[{part.index}]", 1)):
+            block_name, mark = layout.names[part.block], part.mark
+            if mark and block_name not in (mark, mark.replace(EACH, f"[{part.index}]", 1)):
                 raise LayoutError(
-                    f"The segmenter '{part.segmenter}' takes no mark, but block '{block}' has '{mark}'; write "
+                    f"The segmenter '{part.segmenter}' takes no mark, but block '{block_name}' has '{mark}'; write "
                     f"{{'{part.segmenter.rstrip('s')}[*]': '{part.segmenter}:'}}."
                 )
         return _unit_finder(parts, starts_of, trimmed=trimmed)
@@ -97,13 +97,13 @@ def _sentence_starts(sample: Sample) -> list[int]:
     brackets belong to it, and then the white space. A full stop after a short word, or after a number of up to three digits that
     begins its line, does not end it. CJK signs need no white space after them. An empty line always ends a sentence.
     """
-    text, starts = sample.text, [0]
+    text, sentence_starts = sample.text, [0]
     for match in _SENTENCE.finditer(text):
         sign_start = match.start()
         is_full_stop = text[sign_start] == 46
         if not is_full_stop or not _is_in_sentence(text, sign_start) or _EMPTY_LINE.search(text, sign_start, match.end()):
-            starts.append(match.end())
-    return starts
+            sentence_starts.append(match.end())
+    return sentence_starts
 
 
 def _is_in_sentence(text: bytes, full_stop: int) -> bool:
@@ -154,8 +154,8 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
     Reference:
         "Segment Policy Optimization" 2025 (arXiv 2505.23564), SPO-chain: cutpoints below .9, five to a segment.
     """
-    token_count, at_sign, threshold = _single_mark(parts).partition("@")
-    interval = int(_parse_number(token_count, parts, example="cuts:5@0.9"))
+    written_count, at_sign, threshold = _single_mark(parts).partition("@")
+    interval = int(_parse_number(written_count, parts, example="cuts:5@0.9"))
     logp_limit = math.log(_parse_number(threshold if at_sign else "0.9", parts, example="cuts:5@0.9", probability=True))
     starts_of = _start_at_tokens(lambda sample: np.flatnonzero(sample.logp_t < logp_limit)[interval - 1 :: interval] + 1)
     return _unit_finder(parts, starts_of, trimmed=False)

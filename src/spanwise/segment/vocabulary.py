@@ -84,8 +84,8 @@ class Vocabulary:
                 f"Token id {bad_id} is not in the vocabulary, which has {len(self)} ids (0 to {len(self) - 1}). Mask the token, "
                 f"or, if the model has more embedding rows than its tokenizer has tokens, use Vocabulary.of(tokenizer, model)."
             )
-        pieces, lengths = self._table
-        return b"".join(pieces[ids_t].tolist()), np.cumsum(lengths[ids_t])
+        piece_array, piece_lengths = self._table
+        return b"".join(piece_array[ids_t].tolist()), np.cumsum(piece_lengths[ids_t])
 
     @classmethod
     def of(cls, tokenizer: Any, model: Any) -> Vocabulary:
@@ -137,16 +137,16 @@ class Vocabulary:
         if not hasattr(backend, "to_str"):
             raise DataError(f"{type(tokenizer).__name__} is not a fast tokenizer; load it with use_fast=True.")
         tokenizer_json = json.loads(backend.to_str())
-        to_bytes, replace_characters = _compile_decoder(tokenizer_json.get("decoder"))
+        piece_to_bytes, replace_characters = _compile_decoder(tokenizer_json.get("decoder"))
         added_tokens = {token["id"]: token for token in tokenizer_json.get("added_tokens", [])}
         id_of: Mapping[str, int] = backend.get_vocab(with_added_tokens=True)
-        pieces = [b""] * max(max(id_of.values(), default=-1) + 1, size or 0)
+        piece_list = [b""] * max(max(id_of.values(), default=-1) + 1, size or 0)
         for text, index in id_of.items():
             if index in added_tokens:
-                pieces[index] = (text if added_tokens[index]["special"] else replace_characters(text)).encode()
+                piece_list[index] = (text if added_tokens[index]["special"] else replace_characters(text)).encode()
             else:
-                pieces[index] = to_bytes(text)
-        vocabulary = cls(tuple(pieces), frozenset(added_tokens))
+                piece_list[index] = piece_to_bytes(text)
+        vocabulary = cls(tuple(piece_list), frozenset(added_tokens))
         _check_probe(vocabulary, backend)
         return vocabulary
 
@@ -154,11 +154,11 @@ class Vocabulary:
 def _check_probe(vocabulary: Vocabulary, backend: Any) -> None:
     """Check on a test text that the bytes of its tokens, joined, are what the tokenizer itself decodes."""
     try:
-        ids = backend.encode(PROBE, add_special_tokens=False).ids
+        probe_ids = backend.encode(PROBE, add_special_tokens=False).ids
     except Exception:  # a word vocabulary without an unknown token cannot encode the test text
         return
-    joined_text = vocabulary.join(np.array(ids, dtype=np.int64))[0].decode(errors="replace")
-    decoded_text = backend.decode(ids, skip_special_tokens=False)
+    joined_text = vocabulary.join(np.array(probe_ids, dtype=np.int64))[0].decode(errors="replace")
+    decoded_text = backend.decode(probe_ids, skip_special_tokens=False)
     if joined_text.lstrip(" ") != decoded_text.lstrip(" "):
         raise DataError(
             f"The tokens of {PROBE!r} join to {joined_text!r}, but the tokenizer decodes them to {decoded_text!r}. {_REMEDY}"
@@ -200,9 +200,9 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str],
 
 def _byte_of_character() -> dict[str, int]:
     """Map GPT-2's characters to bytes: printable Latin-1 stands for itself, characters from U+0100 on for all other bytes."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    other_bytes = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(other_bytes)}
+    printable_bytes = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    other_bytes = [byte for byte in range(256) if byte not in printable_bytes]
+    return {chr(byte): byte for byte in printable_bytes} | {chr(256 + n): byte for n, byte in enumerate(other_bytes)}
 
 
 _ALPHABET = _byte_of_character()
@@ -217,8 +217,8 @@ def _byte_level(text: str) -> bytes:
 
 
 def _byte_fallback(text: str) -> bytes:
-    match = _BYTE_PIECE.fullmatch(text)
-    return text.encode() if match is None else bytes.fromhex(match[1])
+    byte_match = _BYTE_PIECE.fullmatch(text)
+    return text.encode() if byte_match is None else bytes.fromhex(byte_match[1])
 
 
 #: Type of a step in a tokenizer's decoder -> a function from a token's text to its bytes.
