@@ -272,9 +272,9 @@ def agreement(
     n: Tensor, a: Tensor, m: Tensor, aa: Tensor, mm: Tensor, am: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the correlation of advantages A with Monte Carlo's A_MC, that of exact advantages, and A's RMSE at the best scale."""
-    var_a, exact_var, covariance = aa - a * a / n, mm - m * m / n, am - a * m / n
+    var_a, exact_var, cov_am = aa - a * a / n, mm - m * m / n, am - a * m / n
     do_vary = (var_a > 1e-12 * aa) & (exact_var > 1e-12 * mm)  # the rounding error of a constant must not count as variance
-    correlation = torch.where(do_vary, covariance / (var_a * exact_var).sqrt(), torch.nan)
+    correlation = torch.where(do_vary, cov_am / (var_a * exact_var).sqrt(), torch.nan)
     scaled_error = mm - noise - torch.where(aa > 0, am * am / aa, 0.0)
     return correlation, root_ratio(exact_var - noise, exact_var), root_ratio(scaled_error, n)
 

@@ -65,12 +65,12 @@ def fixed_point(
         return p_b
     chance_b2 = torch.stack([1 - p_b, p_b], dim=1)
     if leave_one_out:
-        share_b2 = -torch.expm1((group_size - 1) * torch.log1p(-chance_b2))
+        kept_share_b2 = -torch.expm1((group_size - 1) * torch.log1p(-chance_b2))
     else:
         expected_count_b2 = group_size * chance_b2
         paid_count_b2 = (expected_count_b2 + torch.expm1(group_size * torch.log1p(-chance_b2))).clamp(min=0.0)
-        share_b2 = (paid_count_b2 / expected_count_b2).nan_to_num(nan=0.0)  # an outcome of probability 0 gives 0 / 0
-    wrong_weight_b, right_weight_b = (chance_b2 * share_b2).unbind(dim=1)
+        kept_share_b2 = (paid_count_b2 / expected_count_b2).nan_to_num(nan=0.0)  # an outcome of probability 0 gives 0 / 0
+    wrong_weight_b, right_weight_b = (chance_b2 * kept_share_b2).unbind(dim=1)
     return right_weight_b / (right_weight_b + wrong_weight_b)
 
 
@@ -132,8 +132,8 @@ def simulated_fixed_point(
         mean_report_b = q_b.clamp(1e-3, 1 - 1e-3)
         chance_bv = torch.distributions.Binomial(LEVELS, probs=mean_report_b[:, None]).log_prob(level_v).exp()
         generator = torch.Generator().manual_seed(seed)
-        tables = [x.repeat(copies, 1) for x in (p_b[:, None], mean_report_b[:, None], chance_bv)]
-        sums = [_simulate_batch(tables, score_v2, group_size, advantage_options, generator) for _ in range(batches)]
+        prompt_columns = [x.repeat(copies, 1) for x in (p_b[:, None], mean_report_b[:, None], chance_bv)]
+        sums = [_simulate_batch(prompt_columns, score_v2, group_size, advantage_options, generator) for _ in range(batches)]
         lost_b2, lost_error_b2 = _remove_explained_noise(torch.stack(sums).unflatten(2, (copies, len(p_b))).sum(dim=2))
         full_gradient_b2 = chance_b2 * copies * group_size * ((chance_bv * (report_v - mean_report_b[:, None])) @ score_v2)
         weight_b2, weight_error_b2 = chance_b2 * (1 - lost_b2 / full_gradient_b2), (lost_error_b2 / full_gradient_b2).abs()
@@ -203,6 +203,6 @@ def fixed_point_rows(
             q_b, error_b = (x.tolist() for x in confidences_and_errors)
         else:
             q_b, error_b = fixed_point(p_b, group_size=size, **options).tolist(), [None] * len(p_b)
-        columns = zip(probabilities, q_b, error_b, strict=True)
-        table_rows += [{"baseline": name, "group_size": size, "p": p, "q": q, "error": error} for p, q, error in columns]
+        points = zip(probabilities, q_b, error_b, strict=True)
+        table_rows += [{"baseline": name, "group_size": size, "p": p, "q": q, "error": error} for p, q, error in points]
     return table_rows

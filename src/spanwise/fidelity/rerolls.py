@@ -281,8 +281,8 @@ def make_seeds(seed: int) -> Iterator[int]:
 
 def own_critic_folder(model_folder: Path) -> Path | None:
     """Return the folder of the critic that its run saved inside or beside a model folder; None if there is none."""
-    candidates = [model_folder / "critic", *([model_folder.parent / "critic"] if model_folder.name == "model" else [])]
-    return next((place for place in candidates if (place / ABOUT).is_file()), None)
+    critic_folders = [model_folder / "critic", *([model_folder.parent / "critic"] if model_folder.name == "model" else [])]
+    return next((place for place in critic_folders if (place / ABOUT).is_file()), None)
 
 
 def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[ValueModel, int]:

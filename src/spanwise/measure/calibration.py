@@ -124,10 +124,10 @@ def weighted_gaps(
     >>> weighted_gaps(q, c, torch.ones(1, 4, dtype=torch.float64), bins=2)  # [0, .5), [.5, 1), [1, 1.5)
     tensor([[-0.0625, -0.1250,  0.0000]], dtype=torch.float64)
     """
-    q_n, checked_correct_n = _check_reports(confidence_n, correct_n)
+    stated_n, right_n = _check_reports(confidence_n, correct_n)
     weight_rn = weight_rn.double()
     in_bin_nb = torch.nn.functional.one_hot(bin_index(confidence_n, bins), bins + 1).double()
-    return weight_rn @ in_bin_nb.mul_((checked_correct_n - q_n).unsqueeze(1)) / weight_rn.sum(dim=1, keepdim=True)
+    return weight_rn @ in_bin_nb.mul_((right_n - stated_n).unsqueeze(1)) / weight_rn.sum(dim=1, keepdim=True)
 
 
 def weighted_auroc(

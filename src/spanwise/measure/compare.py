@@ -122,8 +122,8 @@ class ArmComparison:
 
     def warnings(self) -> list[str]:
         """Say which figures, marked with "!" in the table, cannot be trusted, for which method, and why."""
-        reasons = by_sentence({(method, figure): f"{method}: {why}" for (method, figure), why in self.wrong.items()})
-        return [f"{sentence} ({', '.join(figure for _, figure in cells)})." for sentence, cells in reasons.items()]
+        cells_of = by_sentence({(method, figure): f"{method}: {why}" for (method, figure), why in self.wrong.items()})
+        return [f"{sentence} ({', '.join(figure for _, figure in cells)})." for sentence, cells in cells_of.items()]
 
     def sentences(self, *verdicts: Verdict) -> list[str]:
         """Return a sentence for each difference between two methods, or only for those with one of the given verdicts."""

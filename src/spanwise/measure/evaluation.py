@@ -317,7 +317,7 @@ def bounds(
 ) -> tuple[float, float]:
     """Compute the bounds of an ECE from the noise of its bins' gaps; `side_b` is -1 for the bins of a subtracted run."""
     tail = (1 - level) / 2
-    stretch = math.sqrt(count / (count - 1)) * float(scipy.stats.t.isf(tail, count - 1)) / NormalDist().inv_cdf(1 - tail)
+    t_over_z = math.sqrt(count / (count - 1)) * float(scipy.stats.t.isf(tail, count - 1)) / NormalDist().inv_cdf(1 - tail)
     generator = torch.Generator().manual_seed(seed + 1)  # not `seed` itself, which drew the prompts
     weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
     # Each pair of weights of the two unseen prompts is used in both orders, so that swapping the two runs negates the bounds.
@@ -335,4 +335,4 @@ def bounds(
     ece_value = float((side_b * gap_b.abs()).sum())
     reach_below = max(float(above_r.quantile(1 - tail)), -float(above_r.quantile(tail)))
     reach_above = max(float((below_r + zero_gap_r).quantile(1 - tail)), -float((below_r - zero_gap_r).quantile(tail)))
-    return ece_value - stretch * reach_below, ece_value + stretch * reach_above
+    return ece_value - t_over_z * reach_below, ece_value + t_over_z * reach_above

@@ -213,10 +213,10 @@ def resample(
 ) -> tuple[Tensor, Tensor, int]:
     """Return a figure, its value in each bootstrap resample, and the prompt count; `smooth` gives prompts Exp(1) weights."""
     prompt_n = prompt_index(prompts, len(prompts))
-    count = int(prompt_n.max()) + 1 if len(prompt_n) else 0
+    n_prompts = int(prompt_n.max()) + 1 if len(prompt_n) else 0
     figure_value = figure(torch.ones(1, len(prompt_n), dtype=torch.float64))[0]
-    chunks = [figure(times_rp[:, prompt_n]) for times_rp in draw_weights(count, len(prompt_n), resamples, seed, smooth)]
-    return figure_value, torch.cat(chunks) if chunks else figure_value.new_zeros(0, *figure_value.shape), count
+    chunks = [figure(times_rp[:, prompt_n]) for times_rp in draw_weights(n_prompts, len(prompt_n), resamples, seed, smooth)]
+    return figure_value, torch.cat(chunks) if chunks else figure_value.new_zeros(0, *figure_value.shape), n_prompts
 
 
 def draw_weights(prompts: int, completions: int, resamples: int, seed: int, smooth: bool) -> Iterator[Float[Tensor, "r p"]]:

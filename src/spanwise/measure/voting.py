@@ -178,7 +178,7 @@ def _expected_accuracies(
     """
     # Random subsets take samples by position, so the samples are sorted to make their order irrelevant.
     samples = sorted(samples, key=lambda sample: (sample[0], *((x != x, 0.0 if x != x else x) for x in sample[1:])))
-    m, answer_texts = len(samples), [text for text, *_ in samples]
+    size, answer_texts = len(samples), [text for text, *_ in samples]
     number_of_answer = {text: a for a, text in enumerate(dict.fromkeys(filter(None, answer_texts)))}
     answer_m = torch.tensor([number_of_answer.get(text, -1) for text in answer_texts])
     vote_am = (torch.arange(len(number_of_answer))[:, None] == answer_m).double()
@@ -189,12 +189,12 @@ def _expected_accuracies(
     right_count, weight_m = int((correct_m > 0.5).sum()), confidence_m.nan_to_num(nan=0.0)
     accuracy_of_way: dict[str, Callable[[int], float]] = {
         "pass@1": lambda n: float(correct_m.mean()),
-        "pass@k": lambda n: 1 - math.comb(m - right_count, n) / math.comb(m, n),
-        "majority": lambda n: _vote(vote_am, accuracy_a, torch.ones_like(weight_m), _draw_subsets(m, n, subsets, seed)),
-        "weighted": lambda n: _vote(vote_am, accuracy_a, weight_m, _draw_subsets(m, n, subsets, seed)),
+        "pass@k": lambda n: 1 - math.comb(size - right_count, n) / math.comb(size, n),
+        "majority": lambda n: _vote(vote_am, accuracy_a, torch.ones_like(weight_m), _draw_subsets(size, n, subsets, seed)),
+        "weighted": lambda n: _vote(vote_am, accuracy_a, weight_m, _draw_subsets(size, n, subsets, seed)),
         "maxconf": lambda n: _choose_highest(correct_m, confidence_m, n),
     }
-    possible_budgets = {n for n in budgets if n <= m and bool(is_judged_m.any())}
+    possible_budgets = {n for n in budgets if n <= size and bool(is_judged_m.any())}
     return {
         way: [accuracy_of_way[way](n) if n in possible_budgets else math.nan for n in budgets]
         for way in (_WAYS if has_confidence else _WAYS[:3])

@@ -140,18 +140,18 @@ class _Scan:
 
     def _read_key(self, match: re.Match[bytes]) -> None:
         """Read a key of the innermost open object, and begin the value that follows it."""
-        open_container, key = self.stack[-1], match[1]
-        if open_container.reading:  # the comma before this key is missing
+        container, key = self.stack[-1], match[1]
+        if container.reading:  # the comma before this key is missing
             self.fault |= _NESTED
-            self._end_value(open_container, match.start(), is_whole=False)
-        inner_nodes = open_container.node.steps
+            self._end_value(container, match.start(), is_whole=False)
+        inner_nodes = container.node.steps
         key_node = inner_nodes.get(key) or (inner_nodes.get(unescaped(key)) if b"\\" in key else None) or _NOWHERE
-        if key_node in open_container.seen:
+        if key_node in container.seen:
             self.fault |= _DUPLICATE
             key_node = _NOWHERE
         elif key_node is not _NOWHERE:
-            open_container.seen.add(key_node)
-        open_container.reading = key_node, match.start() if self.from_key else match.end(), match.end()
+            container.seen.add(key_node)
+        container.reading = key_node, match.start() if self.from_key else match.end(), match.end()
 
     def _read_comma(self, at: int) -> None:
         """End the value that is being read, if there is one, and, in an array, begin the next element."""
@@ -179,10 +179,10 @@ class _Scan:
         self.fault |= 0 if is_whole or array is None else _NESTED
         is_done = array is not None and not self.open[array]
         while self.stack and not is_done:
-            open_container = self.stack.pop()
-            self.open[open_container.array] -= 1
-            self._end_value(open_container, at, is_whole=is_whole)
-            is_done = open_container.array == array
+            container = self.stack.pop()
+            self.open[container.array] -= 1
+            self._end_value(container, at, is_whole=is_whole)
+            is_done = container.array == array
 
     def _end_value(self, top: _Open, at: int, *, is_whole: bool = True) -> None:
         """End the value that is being read; claim its bytes if it is a field of the layout, without content if it was cut off."""

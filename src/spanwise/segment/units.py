@@ -154,9 +154,9 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
     Reference:
         "Segment Policy Optimization" 2025 (arXiv 2505.23564), SPO-chain: cutpoints below .9, five to a segment.
     """
-    written_count, at_sign, threshold = _single_mark(parts).partition("@")
+    written_count, at_sign, limit_text = _single_mark(parts).partition("@")
     interval = int(_parse_number(written_count, parts, example="cuts:5@0.9"))
-    logp_limit = math.log(_parse_number(threshold if at_sign else "0.9", parts, example="cuts:5@0.9", probability=True))
+    logp_limit = math.log(_parse_number(limit_text if at_sign else "0.9", parts, example="cuts:5@0.9", probability=True))
     starts_of = _start_at_tokens(lambda sample: np.flatnonzero(sample.logp_t < logp_limit)[interval - 1 :: interval] + 1)
     return _unit_finder(parts, starts_of, trimmed=False)
 

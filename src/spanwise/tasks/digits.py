@@ -54,17 +54,17 @@ class Source(Generic[AnyProblems]):
         """Draw `size` random problems, none with a prompt in `exclude`; with `unique` no prompt is drawn twice."""
         if size < 1:
             raise DataError(f"Cannot draw {size} problems; ask for at least 1.")
-        excluded_prompts, chunks, missing_count = set(exclude), list[AnyProblems](), size
+        excluded_prompts, problem_chunks, missing_count = set(exclude), list[AnyProblems](), size
         while missing_count:
-            candidates, new_rows = self.draw_any(missing_count, rng), list[int]()
-            for row, prompt in enumerate(candidates.prompts):
+            candidate_problems, new_indices = self.draw_any(missing_count, rng), list[int]()
+            for row, prompt in enumerate(candidate_problems.prompts):
                 if prompt not in excluded_prompts:
-                    new_rows.append(row)
+                    new_indices.append(row)
                     excluded_prompts.update([prompt] if unique else [])
-            chunks.append(candidates.take(np.array(new_rows, dtype=np.int64)))
-            missing_count -= len(new_rows)
-        columns = zip(*(vars(chunk).values() for chunk in chunks), strict=True)
-        return type(chunks[0])(*(np.concatenate(column) for column in columns))
+            problem_chunks.append(candidate_problems.take(np.array(new_indices, dtype=np.int64)))
+            missing_count -= len(new_indices)
+        chunk_columns = zip(*(vars(chunk).values() for chunk in problem_chunks), strict=True)
+        return type(problem_chunks[0])(*(np.concatenate(column) for column in chunk_columns))
 
     def training(self, size: int, *, rng: np.random.Generator) -> AnyProblems:
         """Draw random problems for training, none with the prompt of an evaluation problem."""
@@ -110,14 +110,14 @@ class Problems(EmbeddedProblems):
     @property
     def items(self) -> list[list[str]]:
         """The steps of each problem as text, such as `["+3", "*4"]`."""
-        rows = zip(self.operator_ns.tolist(), self.operand_ns.tolist(), self.length_n.tolist(), strict=True)
-        return [[f"{OPERATORS[o]}{d}" for o, d in zip(ops[:k], operands[:k], strict=True)] for ops, operands, k in rows]
+        step_rows = zip(self.operator_ns.tolist(), self.operand_ns.tolist(), self.length_n.tolist(), strict=True)
+        return [[f"{OPERATORS[o]}{d}" for o, d in zip(ops[:k], operands[:k], strict=True)] for ops, operands, k in step_rows]
 
     @property
     def prompts(self) -> list[str]:
         """The prompt texts, such as `7+3*4~2___=`, with fillers and the final `=`."""
-        chains = zip(self.start_n.tolist(), self.items, strict=True)
-        return [f"{start}{''.join(steps)}{FILLER * (STEPS - len(steps))}=" for start, steps in chains]
+        starts_and_steps = zip(self.start_n.tolist(), self.items, strict=True)
+        return [f"{start}{''.join(steps)}{FILLER * (STEPS - len(steps))}=" for start, steps in starts_and_steps]
 
     @property
     def answers(self) -> list[str]:
@@ -155,10 +155,10 @@ def run_chain(
 ) -> Int[np.ndarray, "n s"]:
     """Return the digit after every step of N chains; where `slip_ns` is true, it is the wrong digit in `slipped_ns`."""
     digit_n, digits_after_step = problems.start_n, list[np.ndarray]()
-    plus_ns = np.broadcast_to(problems.plus_n.reshape(len(problems), -1), problems.operator_ns.shape)
+    is_plus_ns = np.broadcast_to(problems.plus_n.reshape(len(problems), -1), problems.operator_ns.shape)
     for step in range(problems.operator_ns.shape[1]):
         operator_n, operand_n = problems.operator_ns[:, step], problems.operand_ns[:, step]
-        sign_n = np.where(plus_ns[:, step], 1, -1)
+        sign_n = np.where(is_plus_ns[:, step], 1, -1)
         digits_by_operator = (digit_n + operand_n, digit_n - operand_n, digit_n * operand_n, digit_n + sign_n * operand_n)
         true_digit_n = np.choose(operator_n, digits_by_operator) % 10
         next_digit_n = np.where(slip_ns[:, step], slipped_ns[:, step], true_digit_n)
@@ -176,21 +176,21 @@ def slipping_chain(problems: Problems, slip: tuple[float, ...], rng: np.random.G
 
 def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarray, " n"]:
     """Return p_true: for each problem, the probability that a model as noisy as its training texts gets all steps right."""
-    smudge_read_right = SMUDGE_IS_PLUS**2 + (1 - SMUDGE_IS_PLUS) ** 2
-    step_right_o = (1 - 0.9 * np.array(noise.slip)) * np.array([1, 1, 1, smudge_read_right])
+    smudge_right_share = SMUDGE_IS_PLUS**2 + (1 - SMUDGE_IS_PLUS) ** 2
+    right_share_o = (1 - 0.9 * np.array(noise.slip)) * np.array([1, 1, 1, smudge_right_share])
     is_step_ns = np.arange(STEPS) < problems.length_n[:, None]
-    return np.where(is_step_ns, step_right_o[problems.operator_ns], 1.0).prod(axis=1)
+    return np.where(is_step_ns, right_share_o[problems.operator_ns], 1.0).prod(axis=1)
 
 
 def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Generator) -> list[str]:
     """Write the completions that the warm start imitates: reasoning with errors, answer, steps with `*` or `~`, confidence."""
     problem_count = len(problems)
     digit_ns = slipping_chain(problems, noise.slip, rng)
-    refuse_n = rng.random(problem_count) < noise.refusal
+    is_refusal_n = rng.random(problem_count) < noise.refusal
     confidence_n = success_probability(problems, noise) ** noise.power + rng.normal(0, noise.spread, problem_count)
     if noise.refusal_confidence:
-        confidence_n = np.where(refuse_n, rng.choice(noise.refusal_confidence, problem_count), confidence_n)
-    rows = zip(problems.items, digit_ns.tolist(), refuse_n.tolist(), confidence_n.clip(0, 1).tolist(), strict=True)
+        confidence_n = np.where(is_refusal_n, rng.choice(noise.refusal_confidence, problem_count), confidence_n)
+    rows = zip(problems.items, digit_ns.tolist(), is_refusal_n.tolist(), confidence_n.clip(0, 1).tolist(), strict=True)
     return [_write_trace(steps, digits[: len(steps)], refuse=refuse, confidence=q) for steps, digits, refuse, q in rows]
 
 
@@ -203,8 +203,8 @@ def is_refusal(text: BlockText) -> bool:
         >>> is_refusal({"solution": {"reasoning": "3", "answer": "3"}, "confidence": None})
         False
     """
-    answer = (next(iter(text.values()), None) or {}).get("answer") or ""
-    return not (len(answer) == 1 and answer in "0123456789")
+    answer_text = (next(iter(text.values()), None) or {}).get("answer") or ""
+    return not (len(answer_text) == 1 and answer_text in "0123456789")
 
 
 def _write_trace(steps: list[str], digits: list[int], *, refuse: bool, confidence: float) -> str:
@@ -227,13 +227,13 @@ def draw_chains(
     each_step: bool = False,
 ) -> Problems:
     """Draw digit chains with uniform lengths, digits and operands; the sign of `~` is drawn per prompt or per step."""
-    shape = size, lengths[1]
+    array_shape = size, lengths[1]
     return kind(
         start_n=rng.integers(0, 10, size),
         length_n=rng.integers(lengths[0], lengths[1] + 1, size),
-        operator_ns=rng.choice(len(OPERATORS), shape, p=operator_share),
-        operand_ns=rng.integers(1, 10, shape),
-        plus_n=rng.random(shape if each_step else size) < plus,
+        operator_ns=rng.choice(len(OPERATORS), array_shape, p=operator_share),
+        operand_ns=rng.integers(1, 10, array_shape),
+        plus_n=rng.random(array_shape if each_step else size) < plus,
     )
 
 
@@ -270,13 +270,13 @@ def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Genera
     """Write the completions that the warm start imitates: an answer, a reflection (empty or noisy), a second answer."""
     problem_count = len(problems)
     digit_ns = slipping_chain(problems, noise.slip, rng)
-    repeat_n = rng.random(problem_count) < noise.repeat
+    is_repeat_n = rng.random(problem_count) < noise.repeat
     is_first_right_n = rng.random(problem_count) < noise.glance ** (problems.length_n - 1)
     first_n = np.where(is_first_right_n, np.array(problems.answers), rng.integers(0, 10, problem_count).astype(str))
     first_n = np.where(rng.random(problem_count) < noise.refusal, "?", first_n)
     traces = []
-    rows = zip(first_n.tolist(), digit_ns.tolist(), problems.length_n.tolist(), repeat_n.tolist(), strict=True)
-    for first_answer, digits, length, repeat in rows:
+    trace_rows = zip(first_n.tolist(), digit_ns.tolist(), problems.length_n.tolist(), is_repeat_n.tolist(), strict=True)
+    for first_answer, digits, length, repeat in trace_rows:
         reasoning = "" if repeat else "".join(map(str, digits[:length]))
         second_answer = reasoning[-1:] or first_answer
         traces.append(f"<answer>{first_answer}</answer><reasoning>{reasoning}</reasoning><answer>{second_answer}</answer>")
@@ -343,11 +343,11 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
     for digit, steps in zip(problems.start_n.tolist(), problems.items, strict=True):
         lines = ""
         for place, smudged_step in enumerate(steps):
-            step = smudged_step.replace("~", "+" if rng.random() < noise.plus else "-")
-            calculation, is_careful = f"{digit}{step}", rng.random() < noise.careful
-            slips = rng.random() < noise.slip[OPERATORS.index(step[0])] * (noise.relief if is_careful else 1)
-            digit = int(rng.integers(0, 10)) if slips else apply_step(digit, step)
-            step_as_read = "" if smudged_step == step else step.replace("-", "?-")
+            step_read = smudged_step.replace("~", "+" if rng.random() < noise.plus else "-")
+            calculation, is_careful = f"{digit}{step_read}", rng.random() < noise.careful
+            is_slip = rng.random() < noise.slip[OPERATORS.index(step_read[0])] * (noise.relief if is_careful else 1)
+            digit = int(rng.integers(0, 10)) if is_slip else apply_step(digit, step_read)
+            step_as_read = "" if smudged_step == step_read else step_read.replace("-", "?-")
             lines += f"{place}.{smudged_step}{step_as_read}_{calculation}{f'_{calculation}' if is_careful else ''}={digit}_"
         traces.append(f"<reasoning>{lines}</reasoning><answer>{digit}</answer>")
     return traces
@@ -355,18 +355,18 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
 
 def tables(size: int, *, rng: np.random.Generator) -> list[tuple[str, str]]:
     """Draw exercises modulo 10 such as `7+3=0_0*4=0_`, each cut after its first `=` into prompt and completion."""
-    length = int(rng.choice((1, 2, 4, 8)))
-    start_digits = rng.integers(0, 10, size // length).tolist()
-    step_numbers = rng.integers(0, 27, (size // length, length)).tolist()
-    exercises = []
+    steps_per_exercise = int(rng.choice((1, 2, 4, 8)))
+    start_digits = rng.integers(0, 10, size // steps_per_exercise).tolist()
+    step_numbers = rng.integers(0, 27, (size // steps_per_exercise, steps_per_exercise)).tolist()
+    exercise_pairs = []
     for digit, numbers in zip(start_digits, step_numbers, strict=True):
-        written = ""
+        exercise_text = ""
         for step in (f"{OPERATORS[number // 9]}{number % 9 + 1}" for number in numbers):
-            written += f"{digit}{step}="
+            exercise_text += f"{digit}{step}="
             digit = apply_step(digit, step)
-            written += f"{digit}_"
-        exercises.append((written[:4], written[4:]))
-    return exercises
+            exercise_text += f"{digit}_"
+        exercise_pairs.append((exercise_text[:4], exercise_text[4:]))
+    return exercise_pairs
 
 
 LONG = Source(

@@ -43,10 +43,10 @@ def build_tokenizer() -> Any:
         >>> len(tokenizer), tokenizer.pad_token, tokenizer.eos_token
         (61, '<pad>', '<eos>')
     """
-    tags = [mark for tag in digits.DIGITS_LAYOUT.tags for mark in (f"<{tag}>", f"</{tag}>")]
-    steps = [f"{operator}{operand}" for operator in digits.OPERATORS for operand in range(1, 10)]
-    words = [*tags, *"0123456789", digits.FILLER, "=", ".", "?", *steps]
-    return word_tokenizer(words, r"</?[a-z]+>|[-+*~][1-9]|.")
+    tag_marks = [mark for tag in digits.DIGITS_LAYOUT.tags for mark in (f"<{tag}>", f"</{tag}>")]
+    step_words = [f"{operator}{operand}" for operator in digits.OPERATORS for operand in range(1, 10)]
+    vocabulary_words = [*tag_marks, *"0123456789", digits.FILLER, "=", ".", "?", *step_words]
+    return word_tokenizer(vocabulary_words, r"</?[a-z]+>|[-+*~][1-9]|.")
 
 
 def build_fields_tokenizer() -> Any:
@@ -71,7 +71,7 @@ def build_invoice_tokenizer() -> Any:
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    letters = invoices.INVOICES.training(3_000, rng=np.random.default_rng(0))
+    letter_problems = invoices.INVOICES.training(3_000, rng=np.random.default_rng(0))
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
     # A word takes the space after it, so that a name has the same tokens in a letter and after a quote in JSON.
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[A-Za-z_]+ ?|[0-9]|[^A-Za-z_0-9] ?"), behavior="isolated")
@@ -79,7 +79,7 @@ def build_invoice_tokenizer() -> Any:
     trainer = trainers.BpeTrainer(
         vocab_size=448, special_tokens=[PAD, END, UNKNOWN], initial_alphabet=list(string.printable[:95]), show_progress=False
     )
-    tokenizer.train_from_iterator([*letters.prompts, *invoices.answers(letters)], trainer)
+    tokenizer.train_from_iterator([*letter_problems.prompts, *invoices.answers(letter_problems)], trainer)
     tokenizer.add_tokens([AddedToken(word, normalized=False) for word in invoices.key_words()])
     return _fast_tokenizer(tokenizer)
 
@@ -89,13 +89,13 @@ def build_reader(tokenizer: Any, seed: int, *, width: int = 128) -> Any:
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
     id_of = tokenizer.get_vocab()
-    config = Lfm2Config(
+    model_config = Lfm2Config(
         vocab_size=len(tokenizer), hidden_size=width, intermediate_size=2 * width, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=4, layer_types=["conv", "full_attention"] * 2, conv_L_cache=3,
         block_auto_adjust_ff_dim=False, rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         max_position_embeddings=512, tie_word_embeddings=True, pad_token_id=id_of[PAD], eos_token_id=id_of[END], bos_token_id=None,
     )  # fmt: skip
-    return _draw_weights(Lfm2ForCausalLM, config, seed, embedding_std=0.3)
+    return _draw_weights(Lfm2ForCausalLM, model_config, seed, embedding_std=0.3)
 
 
 def _draw_weights(model_class: Any, config: Any, seed: int, *, embedding_std: float) -> Any:
@@ -111,8 +111,8 @@ def word_tokenizer(words: list[str], pattern: str) -> Any:
     """Build a tokenizer with one token for each word; `pattern` matches the words in a text."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    id_of = {word: index for index, word in enumerate([PAD, END, UNKNOWN, *words])}
-    tokenizer = Tokenizer(models.WordLevel(id_of, unk_token=UNKNOWN))
+    id_of_word = {word: index for index, word in enumerate([PAD, END, UNKNOWN, *words])}
+    tokenizer = Tokenizer(models.WordLevel(id_of_word, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return _fast_tokenizer(tokenizer)
@@ -149,13 +149,13 @@ def build_model(tokenizer: Any, seed: int, *, layers: int = 2, positions: int = 
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    id_of = tokenizer.get_vocab()
-    config = LlamaConfig(
+    id_of_token = tokenizer.get_vocab()
+    model_config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=width, intermediate_size=width * 43 // 16, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=positions, tie_word_embeddings=True,
-        pad_token_id=id_of[PAD], eos_token_id=id_of[END], bos_token_id=None,
+        pad_token_id=id_of_token[PAD], eos_token_id=id_of_token[END], bos_token_id=None,
     )  # fmt: skip
-    return _draw_weights(LlamaForCausalLM, config, seed, embedding_std=_EMBEDDING_STD)
+    return _draw_weights(LlamaForCausalLM, model_config, seed, embedding_std=_EMBEDDING_STD)
 
 
 #: Prompts, each with the completion that a warm start imitates.
@@ -177,8 +177,8 @@ class Stretch:
     def batch(self, tokenizer: Any, size: int, rng: np.random.Generator) -> tuple[Int[Tensor, "n t"], Int[Tensor, " n"]]:
         """Draw prompts with training completions; return their token ids, padded on the right, and each prompt's token count."""
         pairs = self.draw(size, rng)
-        texts = [f"{prompt}{trace}{END}" for prompt, trace in pairs]
-        ids_nt = tokenizer(texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
+        training_texts = [f"{prompt}{trace}{END}" for prompt, trace in pairs]
+        ids_nt = tokenizer(training_texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
         return ids_nt, torch.tensor([len(ids) for ids in tokenizer([prompt for prompt, _ in pairs])["input_ids"]])
 
 
@@ -234,13 +234,13 @@ def _course(
 
 def _long_course() -> Course:
     """Build the long chain's warm start: arithmetic alone, with a loss on results only, then whole completions."""
-    noises = dict(digits.LONG_NOISE)
-    exercises = Stretch(
-        "long_tables", 6, noises.pop("long_tables"), lambda size, rng: digits.tables(4 * size, rng=rng),
+    noise_of_stage = dict(digits.LONG_NOISE)
+    arithmetic_stage = Stretch(
+        "long_tables", 6, noise_of_stage.pop("long_tables"), lambda size, rng: digits.tables(4 * size, rng=rng),
         lambda ids_nt, ids: ids_nt.roll(1, dims=1) == ids["="],
     )  # fmt: skip
-    long_traces = _course(7, noises, digits.LONG, digits.long_traces, batch_divisor=2)
-    return Course((exercises, *long_traces.stretches), shape={"layers": 3, "positions": digits.LONG_POSITIONS})
+    chain_course = _course(7, noise_of_stage, digits.LONG, digits.long_traces, batch_divisor=2)
+    return Course((arithmetic_stage, *chain_course.stretches), shape={"layers": 3, "positions": digits.LONG_POSITIONS})
 
 
 def _invoice_course() -> Course:
@@ -270,11 +270,11 @@ def embedded(task: Start | Fields) -> Embedded:
     """Return an embedded task by the name of its warm start; return the task `fields` by its settings."""
     if not isinstance(task, Fields):
         return STARTS[task]
-    course = _course(
+    fields_course = _course(
         9, FIELDS_NOISE, task.source, task.traces, tokenizer=build_fields_tokenizer, shape={"width": 64, "heads": 2},
         folder=f"{{}}-{task.kind}-{task.count}", key={"fields": {"kind": task.kind, "count": task.count}},
     )  # fmt: skip
-    return Embedded(f"fields-{task.kind}-{task.count}", task.layout, task.longest, task.source, course, task.answers)
+    return Embedded(f"fields-{task.kind}-{task.count}", task.layout, task.longest, task.source, fields_course, task.answers)
 
 
 @dataclass(frozen=True)

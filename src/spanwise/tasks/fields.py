@@ -73,15 +73,15 @@ def draw_digits(size: int, rng: np.random.Generator, *, below: int | np.ndarray 
 
 def value_of(problems: FieldProblems, operation: str, first: int, second: int) -> Int[np.ndarray, " n"]:
     """Compute the answers to one of `QUESTIONS`, such as the larger of two digits, for N problems."""
-    left_n, right_n = problems.digit_nd[:, first], problems.digit_nd[:, second]
+    left_digit_n, right_digit_n = problems.digit_nd[:, first], problems.digit_nd[:, second]
     return {
         "hidden": problems.hidden_n,
-        "copy": left_n,
-        "larger": np.maximum(left_n, right_n),
-        "smaller": np.minimum(left_n, right_n),
-        "parity": left_n % 2,
-        "rest": left_n % 3,
-        "look-up": _TABLE[left_n],
+        "copy": left_digit_n,
+        "larger": np.maximum(left_digit_n, right_digit_n),
+        "smaller": np.minimum(left_digit_n, right_digit_n),
+        "parity": left_digit_n % 2,
+        "rest": left_digit_n % 3,
+        "look-up": _TABLE[left_digit_n],
     }[operation]
 
 
@@ -143,15 +143,15 @@ class Fields:
 
     def traces(self, problems: FieldProblems, noise: FieldsNoise, *, rng: np.random.Generator) -> list[str]:
         """Write the completions that the warm start imitates: correct JSON, with values that often are wrong."""
-        slip_nk, slipped_nk = self.slips(len(problems), noise, rng)
-        astray_nk = rng.random(slip_nk.shape) < noise.astray
+        is_slip_nk, slipped_nk = self.slips(len(problems), noise, rng)
+        astray_nk = rng.random(is_slip_nk.shape) < noise.astray
         copied_nk = problems.digit_nd[:, (np.arange(self.count) + DIGITS // 2) % DIGITS]
-        return self.objects(self.values(problems, (slip_nk | astray_nk, np.where(astray_nk, copied_nk, slipped_nk))))
+        return self.objects(self.values(problems, (is_slip_nk | astray_nk, np.where(astray_nk, copied_nk, slipped_nk))))
 
     def slips(self, size: int, noise: FieldsNoise, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draw which values of the training completions break their field's rule, and random digits to replace them."""
-        right_k = [noise.right[k % len(noise.right)] * (name in self.knowable) for k, name in enumerate(self.names)]
-        return rng.random((size, self.count)) >= np.array(right_k), rng.integers(0, 10, (size, self.count))
+        right_share_k = [noise.right[k % len(noise.right)] * (name in self.knowable) for k, name in enumerate(self.names)]
+        return rng.random((size, self.count)) >= np.array(right_share_k), rng.integers(0, 10, (size, self.count))
 
     def objects(self, values_nk: Int[np.ndarray, "n k"]) -> list[str]:
         """Write the fields' values as JSON objects, as completions and the dataset's column `answer` hold them."""

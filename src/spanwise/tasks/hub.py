@@ -119,12 +119,12 @@ def load_task(
         rows = rows.select(range(min(limit, len(rows))))
     usual_layout, usual_instruction = LAYOUTS[prompt_format], INSTRUCTIONS[prompt_format]
     instruction_text = usual_instruction if instruction is None else instruction
-    train, evaluation = (_add_prompts(split_rows, columns, instruction_text, style) for split_rows in (rows, held_out_rows))
+    train, eval_rows = (_add_prompts(split_rows, columns, instruction_text, style) for split_rows in (rows, held_out_rows))
     layout = layout or usual_layout
     rendered_prompts = [render(prompt, tokenizer) for prompt in train["prompt"][:_SEARCHED_PROMPTS]]
     _check_asked(layout, rendered_prompts, instruction=instruction, whole=columns.whole, usual=prompt_format)
-    name = f"{Path(model).name} on {Path(dataset).name}" + (f", {prompt_format}" if layout == usual_layout else "")
-    return Task(name, model, train, evaluation, layout, max_completion_length)
+    task_name = f"{Path(model).name} on {Path(dataset).name}" + (f", {prompt_format}" if layout == usual_layout else "")
+    return Task(task_name, model, train, eval_rows, layout, max_completion_length)
 
 
 def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
@@ -147,8 +147,8 @@ def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
     if not tokenizer.chat_template:
         return tokenizer, "plain"
     try:
-        roles = ("system", "user")
-        tokenizer.apply_chat_template([{"role": role, "content": "Hi"} for role in roles], tokenize=False)
+        chat_roles = ("system", "user")
+        tokenizer.apply_chat_template([{"role": role, "content": "Hi"} for role in chat_roles], tokenize=False)
     except Exception:  # a chat template raises its own exception type for a role that it rejects
         return tokenizer, "user"
     return tokenizer, "system"
@@ -157,19 +157,19 @@ def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
 def _add_prompts(rows: Any, columns: DatasetColumns, instruction: str, style: PromptStyle) -> Any:
     """Return a dataset's rows with new columns `prompt` and `answer`, and all others whose names TRL does not use itself."""
     added_columns = ["prompt"] if columns.answer is None else ["prompt", "answer"]
-    dropped_names = (*added_columns, *([columns.prompt] if columns.whole else []), *_TRL_NAMES)
-    other_columns = [name for name in rows.column_names if name not in dropped_names]
-    dropped_columns = [name for name in rows.column_names if name in dropped_names]
-    options = {"columns": columns, "instruction": instruction, "style": style}
-    return rows.map(_build_row, fn_kwargs=options, remove_columns=dropped_columns).select_columns(
+    unwanted_names = (*added_columns, *([columns.prompt] if columns.whole else []), *_TRL_NAMES)
+    other_columns = [name for name in rows.column_names if name not in unwanted_names]
+    dropped_columns = [name for name in rows.column_names if name in unwanted_names]
+    row_options = {"columns": columns, "instruction": instruction, "style": style}
+    return rows.map(_build_row, fn_kwargs=row_options, remove_columns=dropped_columns).select_columns(
         [*added_columns, *other_columns]
     )
 
 
 def _build_row(cells: Mapping[str, Any], *, columns: DatasetColumns, instruction: str, style: PromptStyle) -> dict[str, Any]:
     prompt = cells[columns.prompt]
-    row = {"prompt": prompt if columns.whole else add_instruction(str(prompt), instruction, style)}
-    return row if columns.answer is None else {**row, "answer": str(cells[columns.answer])}
+    prompt_row = {"prompt": prompt if columns.whole else add_instruction(str(prompt), instruction, style)}
+    return prompt_row if columns.answer is None else {**prompt_row, "answer": str(cells[columns.answer])}
 
 
 def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None, whole: bool, usual: PromptFormat) -> None:
@@ -177,10 +177,10 @@ def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None,
     missing_words = find_unasked(layout, prompts)
     if not missing_words or instruction == "":
         return
-    tags, usual_tags = ", ".join(missing_words), ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
+    tags, usual_list = ", ".join(missing_words), ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
     if instruction is None and not whole:
         raise RecipeError(
-            f"The layout has {tags}, but no prompt asks for them: the usual instruction of '{usual}' asks for {usual_tags}. Set "
+            f"The layout has {tags}, but no prompt asks for them: the usual instruction of '{usual}' asks for {usual_list}. Set "
             "instruction to a text that asks for the layout's tags, prompt_column to a column of whole prompts, or "
             "instruction='' for a model that writes them by itself."
         )
@@ -221,9 +221,9 @@ def find_unasked(layout: Layout, texts: Sequence[str]) -> list[str]:
     """Return the opening tags and JSON keys of a layout that none of the prompts names, except a tag that prompts open."""
     words: dict[str, None] = {}
     for part in layout.parts:
-        asks = SEGMENTERS.find(part.segmenter).asks
-        if asks is not None and part.mark != layout.prefilled:
-            words.update(dict.fromkeys(asks(part.mark)))
+        words_of_mark = SEGMENTERS.find(part.segmenter).asks
+        if words_of_mark is not None and part.mark != layout.prefilled:
+            words.update(dict.fromkeys(words_of_mark(part.mark)))
     return [word for word in words if not any(_holds(text, word) for text in texts)]
 
 
@@ -246,35 +246,35 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
     """Read one split of a dataset by hub name, folder or file."""
     from datasets import Dataset, DatasetDict, config, load_dataset, load_from_disk
 
-    path = Path(dataset)
-    suffix, readable_suffixes = path.suffix.lower(), (*_READERS, *SUFFIXES)
-    if path.exists():
+    dataset_path = Path(dataset)
+    file_suffix, readable_suffixes = dataset_path.suffix.lower(), (*_READERS, *SUFFIXES)
+    if dataset_path.exists():
         config.HF_UPDATE_DOWNLOAD_COUNTS = False  # otherwise `datasets` would tell a server that files were read
-    if path.is_file() != (suffix in readable_suffixes):
-        not_found = f"does not exist in '{Path.cwd()}' or beside the recipe"
-        problem = "is not a kind of file that can be read" if path.is_file() else not_found
-        suffixes = ", ".join(readable_suffixes)
+    if dataset_path.is_file() != (file_suffix in readable_suffixes):
+        missing_text = f"does not exist in '{Path.cwd()}' or beside the recipe"
+        file_problem = "is not a kind of file that can be read" if dataset_path.is_file() else missing_text
+        suffix_list = ", ".join(readable_suffixes)
         raise DataError(
-            f"The dataset file '{dataset}' {problem}; set --dataset to a {suffixes} file, a folder or a hub name."
+            f"The dataset file '{dataset}' {file_problem}; set --dataset to a {suffix_list} file, a folder or a hub name."
         )
-    if suffix in SUFFIXES:
-        columns = read_delimited(path).to_pydict()
+    if file_suffix in SUFFIXES:
+        cells_of_column = read_delimited(dataset_path).to_pydict()
         return Dataset.from_dict(
-            {name: parse_chats(cells if name in texts else parse_numbers(cells)) for name, cells in columns.items()}
+            {name: parse_chats(cells if name in texts else parse_numbers(cells)) for name, cells in cells_of_column.items()}
         )
-    hub_name, _, hub_config = (dataset, "", "") if path.exists() else dataset.partition(":")
-    reader = _READERS.get(suffix)
+    hub_name, _, hub_config = (dataset, "", "") if dataset_path.exists() else dataset.partition(":")
+    reader_name = _READERS.get(file_suffix)
     try:
-        if reader:
-            return load_dataset(reader, data_files={split: str(path)}, split=split)
-        if (path / "dataset_info.json").is_file() or (path / "dataset_dict.json").is_file():
+        if reader_name:
+            return load_dataset(reader_name, data_files={split: str(dataset_path)}, split=split)
+        if (dataset_path / "dataset_info.json").is_file() or (dataset_path / "dataset_dict.json").is_file():
             saved_dataset = load_from_disk(dataset)
             return saved_dataset[split] if isinstance(saved_dataset, DatasetDict) else saved_dataset
         return load_dataset(hub_name, hub_config or None, split=split)
     except Exception as error:  # datasets, pyarrow and the hub client raise exceptions of their own types
         if "StopIteration" in reason(error) or "corresponds to no data" in reason(error):
             raise DataError(_NO_ROWS.format(dataset)) from error
-        file_or_folder = "file" if reader else "folder" if path.is_dir() else "name"
+        file_or_folder = "file" if reader_name else "folder" if dataset_path.is_dir() else "name"
         raise DataError(
             f"Split '{split}' of the dataset {file_or_folder} '{dataset}' cannot be read ({reason(error)}). "
             f"Check --dataset (a file, a folder, or a hub name such as 'owner/name' or 'owner/name:config') and --set split=NAME."
@@ -315,29 +315,29 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
         if name is None:
             continue
         if name not in rows.column_names:
-            advice = {
+            advice_of_option = {
                 "question_column": ", or a column of whole prompts with --set prompt_column=NAME",
                 "answer_column": ", or set answer_column=null if there are no answers",
             }
             raise DataError(
                 f"The dataset '{dataset}' has no column '{name}'; its columns are {', '.join(rows.column_names)}. "
-                f"Name the right one with --set {option}=NAME{advice.get(option, '')}."
+                f"Name the right one with --set {option}=NAME{advice_of_option.get(option, '')}."
             )
         for row, cell in enumerate(rows[name]):
             is_empty = cell is None or not str(cell).strip()
             fault = "fill it in or remove the row." if is_empty else _cell_fault(cell, option, columns, template=template)
             if fault:
-                content = "nothing" if is_empty else f"{cell!r:.80}"
-                raise DataError(f"Row {row} of the dataset '{dataset}' has {content} in column '{name}'; {fault}")
+                cell_text = "nothing" if is_empty else f"{cell!r:.80}"
+                raise DataError(f"Row {row} of the dataset '{dataset}' has {cell_text} in column '{name}'; {fault}")
 
 
 def _cell_fault(cell: Any, option: str, columns: DatasetColumns, *, template: bool) -> str | None:
     """Say why a cell of a dataset is no question, prompt or answer; return None for a good cell."""
     if option == "prompt_column":
-        fault = prompt_fault(cell, template=template)
-        if not fault and columns.conversations and cell[-1]["role"] == "assistant":
+        message_fault = prompt_fault(cell, template=template)
+        if not message_fault and columns.conversations and cell[-1]["role"] == "assistant":
             return "a prompt ends before the assistant's answer, and this one includes it. Leave that message out."
-        return fault
+        return message_fault
     if not isinstance(cell, (list, dict)):
         return None
     if option == "question_column":
@@ -362,5 +362,5 @@ def reason(error: BaseException) -> str:
     """Return the first line of the innermost cause of an error."""
     while error.__cause__ is not None:
         error = error.__cause__
-    line = (str(error).strip().splitlines() or [""])[0].rstrip(" .:")
-    return f"{type(error).__name__}: {line}" if line else type(error).__name__
+    first_line = (str(error).strip().splitlines() or [""])[0].rstrip(" .:")
+    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__

@@ -97,10 +97,10 @@ def _pick(words: Any, rng: np.random.Generator) -> Any:
 
 
 def _write_date(day: date, form: int) -> str:
-    month = _MONTHS[day.month - 1]
+    month_name = _MONTHS[day.month - 1]
     return (
-        day.isoformat(), f"{day:%d.%m.%Y}", f"{day.day} {month} {day.year}", f"{month} {day.day}, {day.year}",
-        f"{day.day} {month[:3]} {day.year}",
+        day.isoformat(), f"{day:%d.%m.%Y}", f"{day.day} {month_name} {day.year}", f"{month_name} {day.day}, {day.year}",
+        f"{day.day} {month_name[:3]} {day.year}",
     )[form]  # fmt: skip
 
 
@@ -108,8 +108,8 @@ def draw_letters(size: int, rng: np.random.Generator, *, facts: float = 1.0) -> 
     """Draw letters and their JSON objects; a letter's share of optional facts is drawn from `facts` up to 1."""
     problems = InvoiceProblems(*(np.empty(size, dtype=object) for _ in range(3)))
     for n in range(size):
-        facts_share = facts if facts == 1 else float(rng.uniform(facts, 1))
-        problems.letter_n[n], problems.gold_n[n], problems.other_n[n] = _draw_letter(rng, facts_share)
+        letter_facts_share = facts if facts == 1 else float(rng.uniform(facts, 1))
+        problems.letter_n[n], problems.gold_n[n], problems.other_n[n] = _draw_letter(rng, letter_facts_share)
     return problems
 
 
@@ -125,15 +125,15 @@ def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str,
     invoice_date = date(2021, 1, 1) + timedelta(days=int(rng.integers(2_000)))
     due_date = invoice_date + timedelta(days=int(rng.integers(7, 61)))
     has_date, has_due_date = has(0.95), has(0.5)
-    customer = _name(rng) if has(0.95) else None
+    customer_name = _name(rng) if has(0.95) else None
     item_names = [f"{_pick(_COLOURS, rng)} {_pick(_THINGS, rng)}" for _ in range(int(rng.integers(1, MOST_ITEMS + 1)))]
     items = [{"name": name, "quantity": int(rng.integers(1, 6)), "price": int(rng.integers(2, 30))} for name in item_names]
-    total = sum(item["quantity"] * item["price"] for item in items)
-    gold = {
-        "invoice": invoice_number, "customer": customer, "date": invoice_date.isoformat() if has_date else None,
-        "due": due_date.isoformat() if has_due_date else None, "currency": currency, "items": items, "total": total,
+    total_price = sum(item["quantity"] * item["price"] for item in items)
+    gold_record = {
+        "invoice": invoice_number, "customer": customer_name, "date": invoice_date.isoformat() if has_date else None,
+        "due": due_date.isoformat() if has_due_date else None, "currency": currency, "items": items, "total": total_price,
     }  # fmt: skip
-    misleading = {
+    misleading_facts = {
         "invoice": int(rng.integers(1000, 10_000)) if has(0.4) else None,
         "date": (invoice_date + timedelta(days=int(rng.integers(-20, 21)))).isoformat() if has(0.5) else None,
         "name": _name(rng) if has(0.4) else None,
@@ -143,30 +143,30 @@ def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str,
         + ([_pick(("of", "from", "dated"), rng), _write_date(invoice_date, date_form)] if has_date else [])
     )
     sentences = [f"{first_sentence}."]
-    if customer:
-        sentences.append(_pick(("Customer: {}.", "For {}.", "Billed to {}."), rng).format(customer))
-    item_form = _pick(_LINES, rng)
-    sentences += [f"{item_form.format(**item)}." for item in items]
+    if customer_name:
+        sentences.append(_pick(("Customer: {}.", "For {}.", "Billed to {}."), rng).format(customer_name))
+    item_template = _pick(_LINES, rng)
+    sentences += [f"{item_template.format(**item)}." for item in items]
     first_free_place = len(sentences)
     total_word = _pick(("Total", "Sum", "In all"), rng)
-    sentences.append(f"{total_word} {total} {currency_spelling}." if has(0.7) else f"Prices in {currency_spelling}.")
+    sentences.append(f"{total_word} {total_price} {currency_spelling}." if has(0.7) else f"Prices in {currency_spelling}.")
     if has_due_date:
         sentences.append(f"{_pick(('Please pay by', 'Due', 'Payable until'), rng)} {_write_date(due_date, date_form)}.")
     misleading_sentences = []
-    if misleading["invoice"]:
-        misleading_sentences.append(f"{_pick(('Replaces', 'Order', 'Our reference'), rng)} {misleading['invoice']}.")
-    if misleading["date"]:
-        other_date = date.fromisoformat(misleading["date"])
+    if misleading_facts["invoice"]:
+        misleading_sentences.append(f"{_pick(('Replaces', 'Order', 'Our reference'), rng)} {misleading_facts['invoice']}.")
+    if misleading_facts["date"]:
+        misleading_date = date.fromisoformat(misleading_facts["date"])
         misleading_sentences.append(
-            f"{_pick(('Delivered', 'Ordered', 'Shipped'), rng)} {_write_date(other_date, date_form)}."
+            f"{_pick(('Delivered', 'Ordered', 'Shipped'), rng)} {_write_date(misleading_date, date_form)}."
         )
-    if misleading["name"]:
-        name_form = _pick(("Contact: {}.", "Regards, {}.", "Delivered to {}."), rng)
-        misleading_sentences.append(name_form.format(misleading["name"]))
+    if misleading_facts["name"]:
+        name_template = _pick(("Contact: {}.", "Regards, {}.", "Delivered to {}."), rng)
+        misleading_sentences.append(name_template.format(misleading_facts["name"]))
     for sentence in misleading_sentences:
         sentences.insert(int(rng.integers(first_free_place, len(sentences) + 1)), sentence)
     letter = " ".join(sentences)
-    return (_smudge(letter, rng) if has(0.5) else letter), gold, misleading
+    return (_smudge(letter, rng) if has(0.5) else letter), gold_record, misleading_facts
 
 
 def _smudge(letter: str, rng: np.random.Generator) -> str:
@@ -187,8 +187,8 @@ def answers(problems: InvoiceProblems) -> list[str]:
 
 def clerk_traces(problems: InvoiceProblems, noise: ClerkNoise, *, rng: np.random.Generator) -> list[str]:
     """Write the completions that the warm start imitates: each letter as JSON, with the faults of a hurried clerk."""
-    pairs = zip(problems.gold_n, problems.other_n, strict=True)
-    return [json.dumps(_copy_with_faults(gold, other, noise.slip, rng)) for gold, other in pairs]
+    gold_and_other = zip(problems.gold_n, problems.other_n, strict=True)
+    return [json.dumps(_copy_with_faults(gold, other, noise.slip, rng)) for gold, other in gold_and_other]
 
 
 def _copy_with_faults(
@@ -199,18 +199,18 @@ def _copy_with_faults(
     def slips() -> bool:
         return bool(rng.random() < rate)
 
-    record = {**gold, "items": [dict(item) for item in gold["items"]]}
+    faulty_record = {**gold, "items": [dict(item) for item in gold["items"]]}
     if slips():
-        record["invoice"] = other["invoice"]
-    if slips() and record["customer"]:
-        record["customer"] = other["name"] or record["customer"].split()[-1]
-    if slips() and record["date"]:
-        record["date"] = other["date"] or record["due"] or record["date"]
+        faulty_record["invoice"] = other["invoice"]
+    if slips() and faulty_record["customer"]:
+        faulty_record["customer"] = other["name"] or faulty_record["customer"].split()[-1]
+    if slips() and faulty_record["date"]:
+        faulty_record["date"] = other["date"] or faulty_record["due"] or faulty_record["date"]
     if slips():
-        record["due"] = None if record["due"] else (other["date"] or gold["date"])
+        faulty_record["due"] = None if faulty_record["due"] else (other["date"] or gold["date"])
     if slips():
-        record["currency"] = _pick(tuple(_CURRENCIES), rng)
-    for item in record["items"]:
+        faulty_record["currency"] = _pick(tuple(_CURRENCIES), rng)
+    for item in faulty_record["items"]:
         if slips():
             item["name"] = item["name"].split()[-1]
         if slips():
@@ -218,8 +218,8 @@ def _copy_with_faults(
         if slips():
             item["price"] = max(1, item["price"] + _pick((-10, -1, 1, 10), rng))
     if slips():
-        record["total"] = sum(item["price"] for item in gold["items"])
-    return record
+        faulty_record["total"] = sum(item["price"] for item in gold["items"])
+    return faulty_record
 
 
 INVOICES: Source[InvoiceProblems] = Source(draw_letters, 20_264)

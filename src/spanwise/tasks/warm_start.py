@@ -135,25 +135,25 @@ def warm_start(
     """
     settings = settings or WarmStartSettings()
     course = start if isinstance(start, Course) else embedded(start).course
-    root = Path(cache_folder) if cache_folder is not None else default_cache_folder()
-    stretches = course.stretches
-    folders = [root / _folder_name(course, index, seed, settings) for index in range(len(stretches))]
-    if cache_folder is None and is_intact(SHIPPED / folders[-1].name):
-        return SHIPPED / folders[-1].name
-    done_count = next((index + 1 for index in reversed(range(len(stretches))) if is_intact(folders[index])), 0)
-    if done_count == len(stretches):
-        return folders[-1]
-    total_steps = sum(_phases(settings)[stretch.name].steps for stretch in stretches[done_count:])
+    cache_root = Path(cache_folder) if cache_folder is not None else default_cache_folder()
+    stages = course.stretches
+    stage_folders = [cache_root / _folder_name(course, index, seed, settings) for index in range(len(stages))]
+    if cache_folder is None and is_intact(SHIPPED / stage_folders[-1].name):
+        return SHIPPED / stage_folders[-1].name
+    finished_stages = next((index + 1 for index in reversed(range(len(stages))) if is_intact(stage_folders[index])), 0)
+    if finished_stages == len(stages):
+        return stage_folders[-1]
+    total_steps = sum(_phases(settings)[stretch.name].steps for stretch in stages[finished_stages:])
     tokenizer = course.tokenizer()
-    model = load(folders[done_count - 1]) if done_count else course.model(tokenizer, seed, **course.shape)
-    step = 0
-    for index in range(done_count, len(stretches)):
-        for loss in _train(model, tokenizer, stretches[index], seed, settings, centred=course.centred):
-            step += 1
+    model = load(stage_folders[finished_stages - 1]) if finished_stages else course.model(tokenizer, seed, **course.shape)
+    steps_done = 0
+    for index in range(finished_stages, len(stages)):
+        for loss in _train(model, tokenizer, stages[index], seed, settings, centred=course.centred):
+            steps_done += 1
             if progress is not None:
-                progress(step, total_steps, loss)
-        save(model, tokenizer, folders[index], record=_identity(course, index, seed, settings))
-    return folders[-1]
+                progress(steps_done, total_steps, loss)
+        save(model, tokenizer, stage_folders[index], record=_identity(course, index, seed, settings))
+    return stage_folders[-1]
 
 
 def digits_task(
@@ -185,16 +185,16 @@ def digits_task(
     """
     if train_size < 1:
         raise DataError(f"A task needs at least 1 training prompt, but train_size is {train_size}; set it to 1 or more.")
-    task = embedded(start)
-    evaluation = task.source.held_out(eval_size)
-    train = task.source.training(train_size, rng=np.random.default_rng([seed, 1]))
+    embedded_task = embedded(start)
+    eval_problems = embedded_task.source.held_out(eval_size)
+    train_problems = embedded_task.source.training(train_size, rng=np.random.default_rng([seed, 1]))
     return Task(
-        task.name,
+        embedded_task.name,
         str(warm_start(start, seed=start_seed, cache_folder=cache_folder, progress=progress, settings=settings)),
-        _dataset(train.prompts, task.answers(train)),
-        _dataset(evaluation.prompts, task.answers(evaluation)),
-        task.layout,
-        task.longest,
+        _dataset(train_problems.prompts, embedded_task.answers(train_problems)),
+        _dataset(eval_problems.prompts, embedded_task.answers(eval_problems)),
+        embedded_task.layout,
+        embedded_task.longest,
     )
 
 
@@ -218,27 +218,27 @@ def _train(
         return min(1.0, warm_up_factor) * (settings.floor + (1 - settings.floor) * cosine_factor)
 
     optimizers = _build_optimizers(model, phase)
-    schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor) for optimizer in optimizers]
-    rng, old_thread_count = np.random.default_rng([seed, 0, stretch.place]), torch.get_num_threads()
-    id_of = tokenizer.get_vocab()
+    lr_schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor) for optimizer in optimizers]
+    batch_rng, old_thread_count = np.random.default_rng([seed, 0, stretch.place]), torch.get_num_threads()
+    id_of_token = tokenizer.get_vocab()
     model.train()
     # With so small a model a second thread hardly helps, and it slows a busy machine down several times.
     torch.set_num_threads(1)
     try:
         for _ in range(phase.steps):
-            ids_nt, prompt_length_n = stretch.batch(tokenizer, settings.batch, rng)
-            shortest = int(prompt_length_n.min())
-            logits_ntv = model(input_ids=ids_nt, logits_to_keep=ids_nt.shape[1] - shortest + 1).logits
+            ids_nt, prompt_length_n = stretch.batch(tokenizer, settings.batch, batch_rng)
+            shortest_prompt = int(prompt_length_n.min())
+            logits_ntv = model(input_ids=ids_nt, logits_to_keep=ids_nt.shape[1] - shortest_prompt + 1).logits
             is_learned_nt = torch.arange(ids_nt.shape[1]) >= prompt_length_n[:, None]
             if stretch.learned is not None:
-                is_learned_nt &= stretch.learned(ids_nt, id_of)
-            target_nt = torch.where(is_learned_nt, ids_nt, id_of[PAD])
+                is_learned_nt &= stretch.learned(ids_nt, id_of_token)
+            target_nt = torch.where(is_learned_nt, ids_nt, id_of_token[PAD])
             loss = torch.nn.functional.cross_entropy(
-                logits_ntv[:, :-1].flatten(0, 1), target_nt[:, shortest:].flatten(), ignore_index=id_of[PAD]
+                logits_ntv[:, :-1].flatten(0, 1), target_nt[:, shortest_prompt:].flatten(), ignore_index=id_of_token[PAD]
             )
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
-            for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            for optimizer, schedule in zip(optimizers, lr_schedules, strict=True):
                 optimizer.step()
                 optimizer.zero_grad()
                 schedule.step()
@@ -257,12 +257,12 @@ def _build_optimizers(model: Any, phase: Phase) -> list[torch.optim.Optimizer]:
             f"The warm start is trained with torch.optim.Muon, which torch {torch.__version__} does not have; "
             f"install torch 2.9 or newer, or copy a finished warm start into the cache folder '{default_cache_folder()}'."
         )
-    matrices, other_weights = list[torch.nn.Parameter](), list[torch.nn.Parameter]()
+    matrix_weights, other_weights = list[torch.nn.Parameter](), list[torch.nn.Parameter]()
     for weight in model.parameters():
         is_matrix = weight.ndim == 2 and weight is not model.get_input_embeddings().weight
-        (matrices if is_matrix else other_weights).append(weight)
+        (matrix_weights if is_matrix else other_weights).append(weight)
     return [
-        matrix_optimizer(matrices, lr=phase.matrix_learning_rate),
+        matrix_optimizer(matrix_weights, lr=phase.matrix_learning_rate),
         torch.optim.AdamW(other_weights, lr=phase.learning_rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
@@ -273,20 +273,20 @@ def _phases(settings: WarmStartSettings) -> dict[str, Phase]:
 
 def _identity(course: Course, index: int, seed: int, settings: WarmStartSettings) -> dict[str, Any]:
     """Return all that decides a model's weights after a stage of its warm start, to name and record the cached model."""
-    stretch_of = {stretch.name: stretch for stretch in course.stretches[: index + 1]}
-    unused_phases = _phases(settings).keys() - stretch_of.keys()
+    stretch_of_name = {stretch.name: stretch for stretch in course.stretches[: index + 1]}
+    unused_phases = _phases(settings).keys() - stretch_of_name.keys()
     return {
         "difficulty": course.stretches[index].name,
         "seed": seed,
         "settings": {name: setting for name, setting in asdict(settings).items() if name not in unused_phases},
-        "noise": {name: asdict(stretch.noise) for name, stretch in stretch_of.items()},
+        "noise": {name: asdict(stretch.noise) for name, stretch in stretch_of_name.items()},
         **course.key,
     }
 
 
 def _folder_name(course: Course, index: int, seed: int, settings: WarmStartSettings) -> str:
-    identity = json.dumps(_identity(course, index, seed, settings), sort_keys=True)
-    return f"{course.folder.format(course.stretches[index].name)}-{seed}-{sha256(identity.encode()).hexdigest()[:12]}"
+    identity_json = json.dumps(_identity(course, index, seed, settings), sort_keys=True)
+    return f"{course.folder.format(course.stretches[index].name)}-{seed}-{sha256(identity_json.encode()).hexdigest()[:12]}"
 
 
 def default_cache_folder() -> Path:
@@ -308,13 +308,13 @@ def is_intact(folder: Path) -> bool:
     if not folder.exists():
         return False
     try:
-        digest_of = json.loads((folder / _RECORD).read_text())["files"]
-        damaged_files = [name for name, digest in digest_of.items() if _digest(folder / name) != digest]
+        digest_of_file = json.loads((folder / _RECORD).read_text())["files"]
+        damaged_files = [name for name, digest in digest_of_file.items() if _digest(folder / name) != digest]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         damaged_files = [f"{_RECORD} ({type(error).__name__})"]
     if damaged_files:
-        file_names = ", ".join(damaged_files)
-        _logger.warning("The cached warm start '%s' is damaged (%s); spanwise builds it again.", folder, file_names)
+        damaged_list = ", ".join(damaged_files)
+        _logger.warning("The cached warm start '%s' is damaged (%s); spanwise builds it again.", folder, damaged_list)
     return not damaged_files
 
 
@@ -331,8 +331,8 @@ def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) ->
             with _hide_progress():
                 model.save_pretrained(new_folder)
                 tokenizer.save_pretrained(new_folder)
-            digest_of = {file.name: _digest(file) for file in sorted(new_folder.iterdir())}
-            (new_folder / _RECORD).write_text(json.dumps({**record, "files": digest_of}, indent=2))
+            digest_of_file = {file.name: _digest(file) for file in sorted(new_folder.iterdir())}
+            (new_folder / _RECORD).write_text(json.dumps({**record, "files": digest_of_file}, indent=2))
             shutil.rmtree(folder, ignore_errors=True)
             new_folder.rename(folder)
     except Exception as error:
@@ -391,11 +391,11 @@ class Float32Muon(torch.optim.Optimizer):
             for weight in group["params"]:
                 if weight.grad is None:
                     continue
-                momentum = self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
-                momentum.lerp_(weight.grad, 1 - _MOMENTUM)
-                update = orthogonalised(weight.grad.lerp(momentum, _MOMENTUM))
+                momentum_buffer = self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
+                momentum_buffer.lerp_(weight.grad, 1 - _MOMENTUM)
+                weight_update = orthogonalised(weight.grad.lerp(momentum_buffer, _MOMENTUM))
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
-                weight.add_(update, alpha=-group["lr"] * max(1.0, weight.shape[0] / weight.shape[1]) ** 0.5)
+                weight.add_(weight_update, alpha=-group["lr"] * max(1.0, weight.shape[0] / weight.shape[1]) ** 0.5)
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:
@@ -404,6 +404,6 @@ def orthogonalised(matrix: Tensor) -> Tensor:
     wide_matrix = wide_matrix / wide_matrix.norm().clamp(min=_EPS)
     for _ in range(_STEPS):
         gram_matrix = wide_matrix @ wide_matrix.T
-        polynomial = torch.addmm(gram_matrix, gram_matrix, gram_matrix, beta=_B, alpha=_C)
-        wide_matrix = torch.addmm(wide_matrix, polynomial, wide_matrix, beta=_A)
+        gram_polynomial = torch.addmm(gram_matrix, gram_matrix, gram_matrix, beta=_B, alpha=_C)
+        wide_matrix = torch.addmm(wide_matrix, gram_polynomial, wide_matrix, beta=_A)
     return wide_matrix.T if matrix.shape[0] > matrix.shape[1] else wide_matrix

@@ -100,14 +100,14 @@ class DrawnBatch:
 
     def inputs(self) -> dict[str, Any]:
         """Return the arguments for one call of the function under test, by name."""
-        inputs, fill_index = dict(self.rows), -100 if self.fill != self.fill else int(self.fill)
+        input_of_name, fill_index = dict(self.rows), -100 if self.fill != self.fill else int(self.fill)
         for entry in (entry for entry in self.spec if entry.by_token):
-            fill = self.fill if entry.dtype == torch.float64 else fill_index
-            masked = -1 if entry.stem == "block" else 0.0 if entry.is_reward else fill
-            inputs[entry.name] = (
-                self.place_nt >= 0 if entry.stem == "mask" else placed(self.rows[entry.name], self.place_nt, masked)
+            entry_fill = self.fill if entry.dtype == torch.float64 else fill_index
+            masked_value = -1 if entry.stem == "block" else 0.0 if entry.is_reward else entry_fill
+            input_of_name[entry.name] = (
+                self.place_nt >= 0 if entry.stem == "mask" else placed(self.rows[entry.name], self.place_nt, masked_value)
             )
-        return {entry.name: inputs[entry.name] for entry in self.spec}
+        return {entry.name: input_of_name[entry.name] for entry in self.spec}
 
 
 def placed(token_nt: Tensor, place_nt: Int[Tensor, "n t"], masked: float | int) -> Tensor:
@@ -119,23 +119,23 @@ def read_inputs(
     estimator: Callable[..., Any], *, optional: Sequence[str] = (), entries: Mapping[str, SearchStrategy[Any]] | None = None
 ) -> tuple[Input, ...]:
     """Return the inputs of an estimator: its parameters without default, and the `optional` parameters."""
-    spec = []
+    input_specs = []
     for parameter in inspect.signature(estimator).parameters.values():
         name, is_variadic = parameter.name, parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if is_variadic or (parameter.default is not parameter.empty and name not in optional):
             continue
-        stem, _, axes = name.rpartition("_")
-        entry_strategy = (entries or {}).get(name, ENTRIES.get(stem))
-        has_indices = axes[:1] in ("n", "s") and all(axis in "nskmt" or axis.isdigit() for axis in axes)
-        if not has_indices or (entry_strategy is None and stem not in _STRUCTURE):
+        input_stem, _, axis_letters = name.rpartition("_")
+        entry_strategy = (entries or {}).get(name, ENTRIES.get(input_stem))
+        has_indices = axis_letters[:1] in ("n", "s") and all(axis in "nskmt" or axis.isdigit() for axis in axis_letters)
+        if not has_indices or (entry_strategy is None and input_stem not in _STRUCTURE):
             raise RecipeError(
                 f"The suite does not know the values of '{name}'. Name inputs by their indices (reward_n, value_nt), and give "
                 f"the values of an entry: inputs={{'{name}': hypothesis.strategies.floats(0, 1)}}. "
                 f"The suite knows {', '.join(sorted({*ENTRIES, *_STRUCTURE}))}."
             )
-        dtype = torch.bool if stem == "mask" else torch.int64 if stem in _WHOLE else torch.float64
-        spec.append(Input(name, stem, axes, dtype, entry_strategy))
-    return tuple(spec)
+        dtype = torch.bool if input_stem == "mask" else torch.int64 if input_stem in _WHOLE else torch.float64
+        input_specs.append(Input(name, input_stem, axis_letters, dtype, entry_strategy))
+    return tuple(input_specs)
 
 
 @st.composite
@@ -148,27 +148,27 @@ def batches_of(
     ids: SearchStrategy[tuple[int, ...]] | None = None,
 ) -> DrawnBatch:
     """Draw random batches with these inputs: 1 to `most` rows, groups of any sizes in any order, right-padded tokens."""
-    stems = {entry.stem for entry in spec}
+    input_stems = {entry.stem for entry in spec}
     n = draw(st.sampled_from([*range(1, most + 1), *range((most + 3) // 2, most + 1)]))  # larger batches come up more often
-    group = draw(st.lists(st.sampled_from([0, 0, 1, 1, 2]), min_size=n, max_size=n))
-    trajectory = draw(st.lists(st.integers(0, 4), min_size=n, max_size=n)) if "trajectory" in stems else list(range(n))
+    group_of_row = draw(st.lists(st.sampled_from([0, 0, 1, 1, 2]), min_size=n, max_size=n))
+    trajectory = draw(st.lists(st.integers(0, 4), min_size=n, max_size=n)) if "trajectory" in input_stems else list(range(n))
     # All rows of a trajectory belong to one group.
-    group = [group[trajectory.index(j)] for j in trajectory] if "group" in stems else trajectory
+    group_of_row = [group_of_row[trajectory.index(j)] for j in trajectory] if "group" in input_stems else trajectory
     row_of_ids = st.lists(st.none(), max_size=4).map(tuple) if ids is None else ids
     rows_of_ids = draw(st.lists(row_of_ids, min_size=n, max_size=n))
     has_tokens = any(entry.by_token for entry in spec)
-    lengths = [len(row) if has_tokens else 0 for row in rows_of_ids]
+    row_lengths = [len(row) if has_tokens else 0 for row in rows_of_ids]
     k = draw(st.integers(1, 3))
-    structure = {"group": group, "trajectory": trajectory, **({"length": lengths} if has_tokens else {})}
-    rows: dict[str, Any] = {}
+    structure = {"group": group_of_row, "trajectory": trajectory, **({"length": row_lengths} if has_tokens else {})}
+    input_rows: dict[str, Any] = {}
     for entry in spec:
         if not entry.by_token:
-            rows[entry.name] = _draw_rows(draw, entry, n, k, structure, absent)
+            input_rows[entry.name] = _draw_rows(draw, entry, n, k, structure, absent)
         elif entry.stem == "ids" and ids is not None:
-            rows[entry.name] = _pad(rows_of_ids, entry.dtype)
+            input_rows[entry.name] = _pad(rows_of_ids, entry.dtype)
         elif entry.stem != "mask":
-            rows[entry.name] = _pad([_draw_tokens(draw, entry, length, k) for length in lengths], entry.dtype)
-    return DrawnBatch(spec, torch.tensor(group), rows, _pad([range(length) for length in lengths], fill=-1))
+            input_rows[entry.name] = _pad([_draw_tokens(draw, entry, length, k) for length in row_lengths], entry.dtype)
+    return DrawnBatch(spec, torch.tensor(group_of_row), input_rows, _pad([range(length) for length in row_lengths], fill=-1))
 
 
 def _draw_tokens(draw: Draw, entry: Input, length: int, k: int) -> tuple[Any, ...]:
@@ -186,8 +186,8 @@ def _draw_rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, li
     if entry.stem in structure:
         return torch.tensor(structure[entry.stem], dtype=entry.dtype)
     if entry.stem == "step":  # step numbers have gaps, because only their order counts
-        trajectory = structure["trajectory"]
-        return torch.tensor([3 * trajectory[:i].count(j) for i, j in enumerate(trajectory)], dtype=entry.dtype)
+        trajectory_of_row = structure["trajectory"]
+        return torch.tensor([3 * trajectory_of_row[:i].count(j) for i, j in enumerate(trajectory_of_row)], dtype=entry.dtype)
     axis_sizes = [{"k": k, "m": 2}.get(axis) or int(axis) for axis in entry.axes[1:]]
     value_count = n * math.prod(axis_sizes)
     assert entry.entries is not None
@@ -208,11 +208,11 @@ def _pad(rows: Sequence[Sequence[Any]], dtype: torch.dtype = torch.int64, *, fil
 
 def rearranged(batch: DrawnBatch, draw: Draw) -> Int[Tensor, "n t"]:
     """Return a `place_nt` for the same trainable tokens with some masked tokens drawn before, between and after them."""
-    place_rows = [[t for t in places if t >= 0] for places in batch.place_nt.tolist()]
-    for places in place_rows:
+    token_place_rows = [[t for t in places if t >= 0] for places in batch.place_nt.tolist()]
+    for places in token_place_rows:
         for _ in range(draw(st.integers(0, 3))):
             places.insert(draw(st.integers(0, len(places))), -1)
-    return _pad(place_rows, fill=-1)
+    return _pad(token_place_rows, fill=-1)
 
 
 def left_padded(batch: DrawnBatch) -> Int[Tensor, "n t"]:

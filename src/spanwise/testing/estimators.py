@@ -87,30 +87,30 @@ def check_estimator(
         method = find(method)
     if not isinstance(method, Method):
         name = getattr(method, "__name__", "estimator")
-        axes = read_inputs(method, optional=optional, entries=inputs)[0].axes if kind is None else ""
-        if kind is None and axes not in _KIND_OF_AXES:
-            raise RecipeError(f"The first input of '{name}' has the indices '{axes}'; say what it credits with kind=.")
-        method = Method(name, method, kind or _KIND_OF_AXES[axes], "", None, dict(exceptions or {}))
+        first_axes = read_inputs(method, optional=optional, entries=inputs)[0].axes if kind is None else ""
+        if kind is None and first_axes not in _KIND_OF_AXES:
+            raise RecipeError(f"The first input of '{name}' has the indices '{first_axes}'; say what it credits with kind=.")
+        method = Method(name, method, kind or _KIND_OF_AXES[first_axes], "", None, dict(exceptions or {}))
     entries = {**(dict.fromkeys(_REWARD_NAMES, _NOT_NEGATIVE) if "negative" in method.exceptions else {}), **(inputs or {})}
-    spec = read_inputs(method.estimator, optional=optional, entries=entries)
+    input_specs = read_inputs(method.estimator, optional=optional, entries=entries)
     checked_properties = (*BY_KIND[method.kind], *(["oracle"] if oracle else []), *(["one block"] if sequence else []))
-    sentences = {name: _SAYS[name] for name in checked_properties}
+    sentence_of_property = {name: _SAYS[name] for name in checked_properties}
     applicable_exceptions = {name: why for name, why in method.exceptions.items() if name in checked_properties}
-    suite = _Estimator(
+    estimator_suite = _Estimator(
         who=f"Method '{method.name}'",
         function=partial(method.estimator, **(options or {})),
-        sentences=sentences,
+        sentences=sentence_of_property,
         method=method,
-        spec=spec,
+        spec=input_specs,
         slow=oracle and partial(oracle, **(options or {})),
         sequence=sequence,
     )
 
     def strategy_of(name: str) -> SearchStrategy[DrawnBatch]:
         all_present = name in ("precision", "shift", "monotone", "signs") or "absent" in method.exceptions
-        return batches_of(spec, absent=not all_present and method.kind in ("completion", "block"))
+        return batches_of(input_specs, absent=not all_present and method.kind in ("completion", "block"))
 
-    suite.check(strategy_of, asked=properties, exceptions=applicable_exceptions, examples=examples)
+    estimator_suite.check(strategy_of, asked=properties, exceptions=applicable_exceptions, examples=examples)
 
 
 @dataclass(kw_only=True)
@@ -151,46 +151,46 @@ class _Estimator(Suite):
         self.fail(batch, f"Got {show(result)}, expected {expected}.")
 
     def result(self, batch: DrawnBatch, _: Draw) -> None:
-        result = self.run(batch)[""]
+        advantages = self.run(batch)[""]
         reward_shape = batch.inputs()[self.spec[0].name].shape
         shape = batch.place_nt.shape if self.of_tokens else reward_shape if self.method.kind == "block" else reward_shape[:1]
-        if result.shape != shape:
-            self.refuse(batch, result, f"the shape {tuple(shape)}")
-        if result.dtype != torch.float64:
-            self.refuse(batch, result, f"torch.float64 (the rewards are float64), not {result.dtype}")
-        if not bool(result.isfinite().all()):
-            self.refuse(batch, result, "finite numbers")
+        if advantages.shape != shape:
+            self.refuse(batch, advantages, f"the shape {tuple(shape)}")
+        if advantages.dtype != torch.float64:
+            self.refuse(batch, advantages, f"torch.float64 (the rewards are float64), not {advantages.dtype}")
+        if not bool(advantages.isfinite().all()):
+            self.refuse(batch, advantages, "finite numbers")
 
     def precision(self, batch: DrawnBatch, _: Draw) -> None:
-        inputs = batch.inputs()
-        float32_inputs = {k: v.float() for k, v in inputs.items() if isinstance(v, Tensor) and v.is_floating_point()}
-        result = self.call({**inputs, **float32_inputs})[""]
-        dtype, tolerance = (torch.float32, 1e-4) if self.of_tokens else (torch.float64, 1e-9)
-        if result.dtype != dtype:
-            self.refuse(batch, result, f"{dtype} of rewards in float32, not {result.dtype}")
-        self.same(batch, {"": result.double()}, self.call(inputs), tolerance=tolerance)
+        float64_inputs = batch.inputs()
+        float32_inputs = {k: v.float() for k, v in float64_inputs.items() if isinstance(v, Tensor) and v.is_floating_point()}
+        advantages = self.call({**float64_inputs, **float32_inputs})[""]
+        result_dtype, tolerance = (torch.float32, 1e-4) if self.of_tokens else (torch.float64, 1e-9)
+        if advantages.dtype != result_dtype:
+            self.refuse(batch, advantages, f"{result_dtype} of rewards in float32, not {advantages.dtype}")
+        self.same(batch, {"": advantages.double()}, self.call(float64_inputs), tolerance=tolerance)
 
     def absent(self, batch: DrawnBatch, _: Draw) -> None:
-        absent_n = torch.zeros(len(batch), dtype=torch.bool)
+        is_absent_n = torch.zeros(len(batch), dtype=torch.bool)
         for name in self.rewards:
-            absent_n |= batch.rows[name].reshape(len(batch), -1).isnan().any(dim=1)
-        result = self.run(batch)[""]
-        if bool((result[absent_n] != 0).any()):
-            self.refuse(batch, result, "exactly 0 where the reward is NaN")
-        self.alone(batch, _row_indices(~absent_n))
+            is_absent_n |= batch.rows[name].reshape(len(batch), -1).isnan().any(dim=1)
+        advantages = self.run(batch)[""]
+        if bool((advantages[is_absent_n] != 0).any()):
+            self.refuse(batch, advantages, "exactly 0 where the reward is NaN")
+        self.alone(batch, _row_indices(~is_absent_n))
 
     def permutation(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that another order of the rows, with other ids of groups and trajectories, only reorders the result."""
         # New step numbers are sorted, so that the steps of a trajectory keep their order.
         labels = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}
         id_inputs = [entry for entry in self.spec if entry.stem in labels and isinstance(batch.rows.get(entry.name), Tensor)]
-        order = draw(st.permutations(range(len(batch))))
+        row_order = draw(st.permutations(range(len(batch))))
         new_ids = {
             entry.name: torch.tensor(labels[entry.stem])[batch.rows[entry.name].unique(return_inverse=True)[1]]
             for entry in id_inputs
         }
-        reordered_batch = batch.put(new_ids).take(order)
-        self.same(reordered_batch, self.run(reordered_batch), take(self.run(batch), order))
+        reordered_batch = batch.put(new_ids).take(row_order)
+        self.same(reordered_batch, self.run(reordered_batch), take(self.run(batch), row_order))
 
     def shift(self, batch: DrawnBatch, draw: Draw) -> None:
         shift_n = _draw_by_group(batch, draw, (0.0, 1.0, -3.5, 0.125, 8.0))
@@ -199,26 +199,26 @@ class _Estimator(Suite):
 
     def constant(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that groups with equal rewards get exactly 0; step methods get rewards of 0, as trajectories differ in length."""
-        levels = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
-        levels = [abs(level) if "negative" in self.method.exceptions else level for level in levels]
-        level_n = _draw_by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*levels, NAN))
-        changes = {}
+        reward_levels = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
+        reward_levels = [abs(level) if "negative" in self.method.exceptions else level for level in reward_levels]
+        level_n = _draw_by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*reward_levels, NAN))
+        constant_inputs = {}
         for name in [entry.name for entry in self.spec if entry.is_reward or entry.stem in ("confidence", "report")]:
-            old_input, level = batch.rows[name], _expand(level_n, batch.rows[name])
-            changes[name] = torch.where(old_input.isnan() | level.isnan(), old_input, level)
-        constant_batch = batch.put(changes)
+            old_values, level = batch.rows[name], _expand(level_n, batch.rows[name])
+            constant_inputs[name] = torch.where(old_values.isnan() | level.isnan(), old_values, level)
+        constant_batch = batch.put(constant_inputs)
         is_constant_n = ~level_n.isnan()
         for dtype in (torch.float64, torch.float32):
-            inputs = constant_batch.inputs()
-            result = self.call({**inputs, **{name: inputs[name].to(dtype) for name in self.rewards}})[""]
-            if bool((result[is_constant_n] != 0).any()):
-                self.refuse(constant_batch, result, f"exactly 0 in rows {_row_indices(is_constant_n)}")
+            batch_inputs = constant_batch.inputs()
+            advantages = self.call({**batch_inputs, **{name: batch_inputs[name].to(dtype) for name in self.rewards}})[""]
+            if bool((advantages[is_constant_n] != 0).any()):
+                self.refuse(constant_batch, advantages, f"exactly 0 in rows {_row_indices(is_constant_n)}")
         group_inputs = [entry.name for entry in self.spec if entry.stem == "group"]
         if group_inputs and self.method.kind != "step":
             groups_of_one = batch.put(dict.fromkeys(group_inputs, torch.arange(len(batch))))
-            result = self.run(groups_of_one)[""]
-            if bool((result != 0).any()):
-                self.refuse(groups_of_one, result, "exactly 0 in a group of one")
+            advantages = self.run(groups_of_one)[""]
+            if bool((advantages != 0).any()):
+                self.refuse(groups_of_one, advantages, "exactly 0 in a group of one")
 
     def conservation(self, batch: DrawnBatch, _: Draw) -> None:
         block_nk = self.run(batch)[""].reshape(len(batch), -1)
@@ -229,48 +229,48 @@ class _Estimator(Suite):
             block_nt[i, 3 * j : 3 * j + (i + j) % 3] = j
         spans = Spans.of_blocks([f"block {j}" for j in range(k)], block_nt)
         zero_k, zero_n = torch.zeros(k, dtype=torch.long), torch.zeros(len(batch), dtype=torch.float64)
-        credit = Credit(torch.where(spans.present_nk, block_nk, 0.0), zero_n, zero_k, zero_k)
-        adv_nt = spread(credit, spans, dtype=torch.float64)
-        sum_nk = torch.stack([torch.where(block_nt == j, adv_nt, 0.0).sum(dim=1) for j in range(k)], dim=1)
-        self.same(batch, {"": sum_nk}, {"": credit.block_nk})
-        if bool((adv_nt[block_nt < 0] != 0).any()):
-            self.refuse(batch, adv_nt, "exactly 0 outside every block")
+        block_credit = Credit(torch.where(spans.present_nk, block_nk, 0.0), zero_n, zero_k, zero_k)
+        advantage_nt = spread(block_credit, spans, dtype=torch.float64)
+        advantage_sum_nk = torch.stack([torch.where(block_nt == j, advantage_nt, 0.0).sum(dim=1) for j in range(k)], dim=1)
+        self.same(batch, {"": advantage_sum_nk}, {"": block_credit.block_nk})
+        if bool((advantage_nt[block_nt < 0] != 0).any()):
+            self.refuse(batch, advantage_nt, "exactly 0 outside every block")
 
     def monotone(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that the credit of a row, block, step or last token does not fall if a reward of its own is raised."""
         reward_names = [entry.name for entry in self.spec if entry.is_reward and entry.stem != "calibration"]
         row, name, amount = draw(st.integers(0, len(batch) - 1)), draw(st.sampled_from(reward_names)), draw(_NOT_NEGATIVE)
-        reward = batch.rows[name]
+        reward_values = batch.rows[name]
         reward_index: tuple[int, ...] = (row,)
-        if reward.ndim > 1:
-            column_count = int((batch.place_nt[row] >= 0).sum()) if self.of_tokens else reward.shape[1]
+        if reward_values.ndim > 1:
+            column_count = int((batch.place_nt[row] >= 0).sum()) if self.of_tokens else reward_values.shape[1]
             if not column_count:
                 return
             reward_index = (row, column_count - 1 if self.of_tokens else draw(st.integers(0, column_count - 1)))
-        raised_reward = reward.clone()
+        raised_reward = reward_values.clone()
         raised_reward[reward_index] += amount
         raised_batch = batch.put({name: raised_reward})
-        result_before, result = self.run(batch)[""], self.run(raised_batch)[""]
-        credit_index = reward_index[: result.ndim]
+        result_before, result_after = self.run(batch)[""], self.run(raised_batch)[""]
+        credit_index = reward_index[: result_after.ndim]
         least_credit = float(result_before[credit_index])
-        if not bool(result[credit_index] >= least_credit - 1e-9):
+        if not bool(result_after[credit_index] >= least_credit - 1e-9):
             self.refuse(
-                raised_batch, result, f"at {credit_index} at least {least_credit}, as with {amount:g} less of {name}"
+                raised_batch, result_after, f"at {credit_index} at least {least_credit}, as with {amount:g} less of {name}"
             )
 
     def signs(self, batch: DrawnBatch, _: Draw) -> None:
-        result = self.run(batch)[""]
-        self.facts_shown |= {sign for sign in (-1, 1) if bool((sign * result > 0).any())}
+        advantages = self.run(batch)[""]
+        self.facts_shown |= {sign for sign in (-1, 1) if bool((sign * advantages > 0).any())}
 
     def oracle(self, batch: DrawnBatch, _: Draw) -> None:
         self.same(batch, self.run(batch), {"": self.call(batch.inputs(), self.slow)[""].double()})
 
     def one_block(self, batch: DrawnBatch, _: Draw) -> None:
-        inputs = {name: value[:, :1] if name.endswith("_nk") else value for name, value in batch.inputs().items()}
-        row_inputs = {
-            name.removesuffix("k"): value[:, 0] if name.endswith("_nk") else value for name, value in inputs.items()
+        block_inputs = {name: value[:, :1] if name.endswith("_nk") else value for name, value in batch.inputs().items()}
+        sequence_inputs = {
+            name.removesuffix("k"): value[:, 0] if name.endswith("_nk") else value for name, value in block_inputs.items()
         }
-        self.same(batch, {"": self.call(inputs)[""][:, 0]}, self.call(row_inputs, self.sequence))
+        self.same(batch, {"": self.call(block_inputs)[""][:, 0]}, self.call(sequence_inputs, self.sequence))
 
 
 def _row_indices(is_chosen_n: Tensor) -> list[int]:

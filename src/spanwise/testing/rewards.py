@@ -108,21 +108,21 @@ def check_reward(
     """
     objective = Objective(reward, pays=tuple(pays), given=given, options=dict(options or {}))
     layout = layout or Layout({"solution": ["answer"], "confidence": ["confidence"]})
-    contents, tables = (*contents, *HOSTILE), (dict(columns or {}), dict(scored or {}))
-    suite = _Reward(
+    contents, value_tables = (*contents, *HOSTILE), (dict(columns or {}), dict(scored or {}))
+    reward_suite = _Reward(
         who=f"Reward '{objective.name}'",
         function=partial(score_completions, objective),
         sentences=REWARD_PROPERTIES,
         objective=objective,
         processes=processes,
     )
-    drawn_completions = _draw_completions(layout, contents, *tables)
-    all_completions = st.just(_list_completions(layout, contents, *tables))
+    drawn_completions = _draw_completions(layout, contents, *value_tables)
+    all_completions = st.just(_list_completions(layout, contents, *value_tables))
 
     def strategy_of(name: str) -> SearchStrategy[DrawnCompletions]:
         return all_completions if name == "threads" else drawn_completions
 
-    suite.check(strategy_of, asked=properties, exceptions=exceptions, examples=examples)
+    reward_suite.check(strategy_of, asked=properties, exceptions=exceptions, examples=examples)
 
 
 def _build_block(tags: tuple[str, ...], contents: Sequence[str | None]) -> dict[str, str | None]:
@@ -137,20 +137,20 @@ def _draw_completions(
     """Build a strategy for one to five completions, whose blocks have any contents or are missing."""
     content = st.one_of(st.sampled_from([*contents, None]), st.text(max_size=5))
     blocks = {name: st.tuples(*[content] * len(tags)).map(partial(_build_block, tags)) for name, tags in layout.keys.items()}
-    text = st.fixed_dictionaries({name: st.one_of(block, block, st.none()) for name, block in blocks.items()})
+    text_strategy = st.fixed_dictionaries({name: st.one_of(block, block, st.none()) for name, block in blocks.items()})
     table_rows = [st.fixed_dictionaries({name: st.sampled_from(list(v)) for name, v in table.items()}) for table in tables]
-    return st.lists(st.tuples(text, *table_rows), min_size=1, max_size=5).map(DrawnCompletions)
+    return st.lists(st.tuples(text_strategy, *table_rows), min_size=1, max_size=5).map(DrawnCompletions)
 
 
 def _list_completions(layout: Layout, contents: Sequence[str], *tables: Mapping[str, Sequence[Any]]) -> DrawnCompletions:
     """Pair every text with every dataset row, as completions that must get the same reward in each thread and process."""
     row_count = max((len(values) for table in tables for values in table.values()), default=1)
     table_rows = [[{name: v[i % len(v)] for name, v in table.items()} for table in tables] for i in range(row_count)]
-    rows = [
+    completion_rows = [
         ({name: _build_block(tags, [content] * len(tags)) for name, tags in layout.keys.items()}, *row)
         for content, row in product(contents, table_rows)
     ]
-    return DrawnCompletions(rows)
+    return DrawnCompletions(completion_rows)
 
 
 def score_completions(
@@ -158,9 +158,9 @@ def score_completions(
 ) -> list[tuple[float, str]]:
     """Score completions; return rewards and statuses as plain pairs, which can be sent between processes."""
     earlier_rewards = {name: Reward.of(values) for name, values in scored.items()}
-    reward = score_one(objective, text, columns=columns, scored=earlier_rewards)
-    statuses = [Status(code).name for code in reward.status_n.tolist()]
-    return list(zip(reward.value_n.tolist(), statuses, strict=True))
+    scored_reward = score_one(objective, text, columns=columns, scored=earlier_rewards)
+    status_names = [Status(code).name for code in scored_reward.status_n.tolist()]
+    return list(zip(scored_reward.value_n.tolist(), status_names, strict=True))
 
 
 @dataclass(kw_only=True)
@@ -182,19 +182,19 @@ class _Reward(Suite):
         self.alone(batch, [n for n, has_block in enumerate(has_block_n) if has_block])
 
     def threads(self, batch: DrawnCompletions, _: Draw) -> None:
-        expected = self.function(**batch.inputs())
+        expected_result = self.function(**batch.inputs())
 
         async def in_a_loop() -> list[tuple[float, str]]:
             return self.function(**batch.inputs())
 
         with ThreadPoolExecutor(1) as pool:
-            result_of = {"in a worker thread": pool.submit(self.function, **batch.inputs()).result()}
-        result_of["in an event loop"] = asyncio.run(in_a_loop())
+            result_of_place = {"in a worker thread": pool.submit(self.function, **batch.inputs()).result()}
+        result_of_place["in an event loop"] = asyncio.run(in_a_loop())
         if self.processes:
-            result_of["in another process"] = self._run_in_process(batch)
-        for place, result in result_of.items():
+            result_of_place["in another process"] = self._run_in_process(batch)
+        for place, result in result_of_place.items():
             for n in range(len(batch)):
-                self.same(batch.take([n]), {place: result[n]}, {place: expected[n]})
+                self.same(batch.take([n]), {place: result[n]}, {place: expected_result[n]})
 
     def _run_in_process(self, batch: DrawnCompletions) -> list[tuple[float, str]]:
         try:

@@ -95,9 +95,9 @@ class Suite:
         except ConformanceError:
             raise
         except Exception as error:
-            message = " ".join(str(error).split())
+            error_message = " ".join(str(error).split())
             raise ConformanceError(
-                f"{self.who} {self.crashes} {type(error).__name__}: {message[:300]} Inputs: {show(inputs)}."
+                f"{self.who} {self.crashes} {type(error).__name__}: {error_message[:300]} Inputs: {show(inputs)}."
             ) from error
 
     def run(self, batch: Any) -> dict[str, Any]:
@@ -106,15 +106,15 @@ class Suite:
 
     def fail(self, example: Any, detail: str) -> NoReturn:
         """Raise a ConformanceError that states the property, the example that breaks it, and the detail."""
-        broken = f"{self.who} breaks '{self.name}': {self.sentences[self.name]}."
-        raise ConformanceError(f"{broken} Smallest example: {self.show_example(example)}. {detail}")
+        broken_property = f"{self.who} breaks '{self.name}': {self.sentences[self.name]}."
+        raise ConformanceError(f"{broken_property} Smallest example: {self.show_example(example)}. {detail}")
 
     def same(self, example: Any, result: dict[str, Any], expected: dict[str, Any], *, tolerance: float = 1e-9) -> None:
         """Fail the property if a result differs from the expected one in any of the expected columns."""
         for column, expected_value in expected.items():
             if differ(result[column], expected_value, tolerance=tolerance):
-                column_name = f"{column} " if column else ""
-                self.fail(example, f"Got {column_name}{show(result[column])}, expected {show(expected_value)}.")
+                column_prefix = f"{column} " if column else ""
+                self.fail(example, f"Got {column_prefix}{show(result[column])}, expected {show(expected_value)}.")
 
     def alone(self, batch: Any, rows: list[int]) -> None:
         """Fail the property if some rows of a batch alone get another result than within the batch."""
@@ -123,19 +123,19 @@ class Suite:
 
     def pure(self, batch: Any, _: Draw) -> None:
         """Check that a second call gives the same result, and that the calls do not change their inputs."""
-        inputs = batch.inputs()
-        inputs_before = copy.deepcopy(inputs)
-        first_result = copy.deepcopy(self.call(inputs))
+        batch_inputs = batch.inputs()
+        inputs_before = copy.deepcopy(batch_inputs)
+        first_result = copy.deepcopy(self.call(batch_inputs))
         for name, value_before in inputs_before.items():
-            if show(inputs[name]) != show(value_before):
-                self.fail(batch, f"It changed '{name}' to {show(inputs[name])}.")
-        self.same(batch, self.call(inputs), first_result, tolerance=0.0)
+            if show(batch_inputs[name]) != show(value_before):
+                self.fail(batch, f"It changed '{name}' to {show(batch_inputs[name])}.")
+        self.same(batch, self.call(batch_inputs), first_result, tolerance=0.0)
 
     def permutation(self, batch: Any, draw: Draw) -> None:
         """Check that another order of the rows only reorders the result."""
-        order = draw(st.permutations(range(len(batch))))
-        reordered_batch = batch.take(order)
-        self.same(reordered_batch, self.run(reordered_batch), take(self.run(batch), order))
+        row_order = draw(st.permutations(range(len(batch))))
+        reordered_batch = batch.take(row_order)
+        self.same(reordered_batch, self.run(reordered_batch), take(self.run(batch), row_order))
 
     def split(self, batch: Any, _: Draw) -> None:
         """Check that each set of rows that is handled apart from others gets the same result alone."""
@@ -162,11 +162,11 @@ class Suite:
         moved_batch, result_before = replace(batch, place_nt=place_nt), self.run(batch)
         expected = {column: result_before[column] for column in self.by_row}
         expected |= {column: placed(result_before[column], place_nt, masked) for column, masked in self.by_token.items()}
-        result = self.run(moved_batch)
-        self.same(moved_batch, result, expected)
+        result_after = self.run(moved_batch)
+        self.same(moved_batch, result_after, expected)
         for column, masked in self.by_token.items():
-            if bool((result[column][place_nt < 0] != masked).any()):
-                self.fail(moved_batch, f"Got {show(result[column])}, expected exactly {masked:g} at masked tokens.")
+            if bool((result_after[column][place_nt < 0] != masked).any()):
+                self.fail(moved_batch, f"Got {show(result_after[column])}, expected exactly {masked:g} at masked tokens.")
 
 
 def _search(check: Callable[[Any, Draw], None], strategy: SearchStrategy[Any], *, examples: int) -> None:

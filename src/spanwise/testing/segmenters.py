@@ -38,9 +38,9 @@ def small_vocabulary(tags: Sequence[str] = ("answer", "confidence"), *, signs: S
     True
     """
     whole_signs = [sign.encode() for sign in _signs(tags, signs)]
-    straddling = [piece for sign in whole_signs for piece in (sign + b"4", b"." + sign[:3], sign[-2:] + b"<")]
-    pieces = [b"So ", b"></", b"><", b">\n\n<", b"0.9", "日".encode() + b"\xe6", *whole_signs, *straddling]
-    return Vocabulary((*(bytes([byte]) for byte in range(256)), *dict.fromkeys(pieces), b""))
+    straddling_pieces = [piece for sign in whole_signs for piece in (sign + b"4", b"." + sign[:3], sign[-2:] + b"<")]
+    piece_bytes = [b"So ", b"></", b"><", b">\n\n<", b"0.9", "日".encode() + b"\xe6", *whole_signs, *straddling_pieces]
+    return Vocabulary((*(bytes([byte]) for byte in range(256)), *dict.fromkeys(piece_bytes), b""))
 
 
 def _signs(tags: Sequence[str], signs: Sequence[str]) -> list[str]:
@@ -72,9 +72,9 @@ def token_rows(
         ... def every_id_is_known(ids):
         ...     assert set(ids) <= {0, 1, 2}
     """
-    cut = cutter(vocabulary)
+    cut_bytes = cutter(vocabulary)
     text_and_choices = st.tuples(texts(tags, signs=signs), st.lists(st.integers(0, 6), min_size=1, max_size=5))
-    return text_and_choices.map(lambda pair: cut(pair[0].encode(), pair[1]))
+    return text_and_choices.map(lambda pair: cut_bytes(pair[0].encode(), pair[1]))
 
 
 def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int, ...]]:
@@ -88,8 +88,8 @@ def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int
         ids: list[int] = []
         byte_index = 0
         while byte_index < len(data):
-            ids_here = ids_by_first_byte.get(data[byte_index], ())
-            fitting_ids = [i for i in ids_here if data.startswith(vocabulary.pieces[i], byte_index)]
+            candidate_ids = ids_by_first_byte.get(data[byte_index], ())
+            fitting_ids = [i for i in candidate_ids if data.startswith(vocabulary.pieces[i], byte_index)]
             if not fitting_ids:  # no token of the vocabulary fits at this byte, so it is left out
                 byte_index += 1
                 continue
@@ -137,8 +137,8 @@ def check_segmenter(
     vocabulary = vocabulary or small_vocabulary(tags, signs=signs)
     batches = batches_of(read_inputs(segmenter, entries=inputs), most=3, ids=token_rows(vocabulary, tags, signs=signs))
     who = f"Segmenter '{getattr(getattr(segmenter, 'func', segmenter), '__name__', 'segmenter')}'"
-    suite = _Segmenter(who=who, function=segmenter, sentences=SEGMENTER_PROPERTIES, vocabulary=vocabulary)
-    suite.check(lambda _: batches, asked=properties, exceptions=exceptions, examples=examples)
+    segmenter_suite = _Segmenter(who=who, function=segmenter, sentences=SEGMENTER_PROPERTIES, vocabulary=vocabulary)
+    segmenter_suite.check(lambda _: batches, asked=properties, exceptions=exceptions, examples=examples)
 
 
 @dataclass(kw_only=True)
@@ -152,12 +152,12 @@ class _Segmenter(Suite):
 
     def columns(self, result: Any) -> dict[str, Any]:
         """Return the tensors of a segmenter's spans, and the texts if it returns texts."""
-        spans, text = result if isinstance(result, tuple) else (result, None)
+        spans, texts_n = result if isinstance(result, tuple) else (result, None)
         if not isinstance(spans, Spans):
             raise ConformanceError(f"{self.who} returns {type(spans).__name__}; return Spans, or Spans and texts.")
         n = len(spans.block_nt)
         result_columns = {name: getattr(spans, name) for name in ("start_nk", "end_nk", "fault_n")}
-        text_n = [None] * n if text is None else list(text)
+        text_n = [None] * n if texts_n is None else list(texts_n)
         return {**result_columns, "block_nt": spans.block_nt.long(), "text": text_n, "names": [spans.names] * n}
 
     def show_example(self, example: DrawnBatch) -> str:
@@ -166,8 +166,8 @@ class _Segmenter(Suite):
 
     def spelled(self, batch: DrawnBatch) -> list[list[bytes]]:
         """Return the bytes of each trainable token of each completion."""
-        rows = zip(batch.inputs()["ids_nt"], batch.place_nt >= 0, strict=True)
-        return [[self.vocabulary.pieces[i] for i in ids_t[here_t].tolist()] for ids_t, here_t in rows]
+        ids_and_masks = zip(batch.inputs()["ids_nt"], batch.place_nt >= 0, strict=True)
+        return [[self.vocabulary.pieces[i] for i in ids_t[here_t].tolist()] for ids_t, here_t in ids_and_masks]
 
     def partition(self, batch: DrawnBatch, _: Draw) -> None:
         result = self.run(batch)
@@ -176,48 +176,48 @@ class _Segmenter(Suite):
             self.fail(batch, f"block_nt is {tuple(block_nt.shape)}, the mask {tuple(masked_nt.shape)}.")
         if bool((block_nt[masked_nt] != -1).any()):
             self.fail(batch, f"A masked token has a block: {show(block_nt)}.")
-        block_t, names = block_nt[~masked_nt], result["names"][0]
-        if bool(((block_t < 0) | (block_t >= len(names))).any()):
-            self.fail(batch, f"A trainable token has none of the {len(names)} blocks: {show(block_nt)}.")
-        expected = Spans.of_blocks(names, block_nt)
-        is_right_nk = (start_nk == expected.start_nk) & (end_nk == expected.end_nk)
-        if not bool((is_right_nk | (~expected.present_nk & (start_nk == end_nk))).all()):
-            intervals = f"from {show(start_nk)} to {show(end_nk)}"
-            self.fail(batch, f"The intervals of the blocks go {intervals}, but the tokens' blocks are {show(block_nt)}.")
+        block_t, block_names = block_nt[~masked_nt], result["names"][0]
+        if bool(((block_t < 0) | (block_t >= len(block_names))).any()):
+            self.fail(batch, f"A trainable token has none of the {len(block_names)} blocks: {show(block_nt)}.")
+        expected_spans = Spans.of_blocks(block_names, block_nt)
+        is_right_nk = (start_nk == expected_spans.start_nk) & (end_nk == expected_spans.end_nk)
+        if not bool((is_right_nk | (~expected_spans.present_nk & (start_nk == end_nk))).all()):
+            interval_text = f"from {show(start_nk)} to {show(end_nk)}"
+            self.fail(batch, f"The intervals of the blocks go {interval_text}, but the tokens' blocks are {show(block_nt)}.")
 
     def seen(self, batch: DrawnBatch, _: Draw) -> None:
-        result = self.run(batch)
-        self.facts_shown.add(len(result["names"][0]) < 2 or bool((result["block_nt"] > 0).any()))
+        result_columns = self.run(batch)
+        self.facts_shown.add(len(result_columns["names"][0]) < 2 or bool((result_columns["block_nt"] > 0).any()))
 
     def contiguous(self, batch: DrawnBatch, _: Draw) -> None:
-        result = self.run(batch)
-        for row, spans in enumerate(_intervals(result)):
+        result_columns = self.run(batch)
+        for row, spans in enumerate(_intervals(result_columns)):
             if _overlap(spans):
                 self.fail(batch, f"Blocks of completion {row} overlap: {spans}.")
 
     def text(self, batch: DrawnBatch, _: Draw) -> None:
-        result = self.run(batch)
-        rows = zip(self.spelled(batch), result["text"], _intervals(result), strict=True)
-        for row, (pieces, blocks, spans) in enumerate(rows):
+        result_columns = self.run(batch)
+        completion_rows = zip(self.spelled(batch), result_columns["text"], _intervals(result_columns), strict=True)
+        for row, (pieces, blocks, spans) in enumerate(completion_rows):
             if blocks is None:
                 continue
             token_text = b"".join(pieces).decode(errors="replace")
-            order = sorted(range(len(spans)), key=lambda k: spans[k][0])
-            block_texts = [blocks[result["names"][row][k]] for k in order]
-            has_token = [spans[k][0] < spans[k][1] for k in order]
+            block_order = sorted(range(len(spans)), key=lambda k: spans[k][0])
+            block_texts = [blocks[result_columns["names"][row][k]] for k in block_order]
+            has_token = [spans[k][0] < spans[k][1] for k in block_order]
             if [block is not None for block in block_texts] != has_token:
                 self.fail(batch, f"Completion {row} has the texts {block_texts}, but blocks with tokens {has_token}.")
-            joined = "".join(str(block[""]) for block in block_texts if block is not None)
+            joined_texts = "".join(str(block[""]) for block in block_texts if block is not None)
             # A block inside one token (STRADDLED) has bytes but no token of its own, and so no text.
-            is_straddled = int(result["fault_n"][row]) & Fault.STRADDLED
-            if not is_straddled and not _same_text(joined, token_text, ordered=not _overlap(spans)):
-                self.fail(batch, f"The blocks of completion {row} hold {joined!r}, its tokens {token_text!r}.")
+            is_straddled = int(result_columns["fault_n"][row]) & Fault.STRADDLED
+            if not is_straddled and not _same_text(joined_texts, token_text, ordered=not _overlap(spans)):
+                self.fail(batch, f"The blocks of completion {row} hold {joined_texts!r}, its tokens {token_text!r}.")
 
 
 def _intervals(result: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
     """Return, for each completion, the first token of each block and the token after its last one."""
-    pairs = zip(result["start_nk"].tolist(), result["end_nk"].tolist(), strict=True)
-    return [list(zip(start_k, end_k, strict=True)) for start_k, end_k in pairs]
+    start_end_pairs = zip(result["start_nk"].tolist(), result["end_nk"].tolist(), strict=True)
+    return [list(zip(start_k, end_k, strict=True)) for start_k, end_k in start_end_pairs]
 
 
 def _overlap(spans: Sequence[tuple[int, int]]) -> bool:
