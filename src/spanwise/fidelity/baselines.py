@@ -261,11 +261,14 @@ def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor,
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute a baseline's figures, in the order of `FIGURES`, from the sums of `_terms` over completions."""
-    n, error, n0, error0, n1, error1, n_alone, error_alone, a, m, aa, mm, am, noise, paa, pam, pmm, pnoise = sums.unbind(-1)
-    errors_and_counts = ((error, n), (error0, n0), (error1, n1), (error_alone, n_alone))
-    rmses = [root_ratio(total, count) for total, count in errors_and_counts]
-    gradient_noise = root_ratio(pmm - pnoise - torch.where(paa > 0, pam * pam / paa, 0.0), pmm - pnoise)
-    return torch.stack([*rmses, *agreement(n, a, m, aa, mm, am, noise), gradient_noise], dim=-1)
+    (count, error, wrong_count, wrong_error, right_count, right_error, alone_count, alone_error, credit, mc,
+     credit_square, mc_square, cross, noise, phi_aa, phi_am, phi_mm, phi_s2) = sums.unbind(-1)  # fmt: skip
+    errors_and_counts = ((error, count), (wrong_error, wrong_count), (right_error, right_count), (alone_error, alone_count))
+    rmses = [root_ratio(error_sum, terms) for error_sum, terms in errors_and_counts]
+    gradient_noise = root_ratio(phi_mm - phi_s2 - torch.where(phi_aa > 0, phi_am * phi_am / phi_aa, 0.0), phi_mm - phi_s2)
+    return torch.stack(
+        [*rmses, *agreement(count, credit, mc, credit_square, mc_square, cross, noise), gradient_noise], dim=-1
+    )
 
 
 def agreement(

@@ -325,13 +325,13 @@ def _weights(
 
 def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: Tensor) -> Float[Tensor, "s n k"]:
     """Sum the weights, both advantages A and A_MC, their products and the noise over each completion's tokens of a kind."""
-    a, m, noise = estimate_nt.double(), target_nt.double(), noise_nt.double()
-    term_ntk = torch.stack([torch.ones_like(m), a, m, a * a, m * m, a * m, noise], dim=-1)
+    credit, mc, noise = estimate_nt.double(), target_nt.double(), noise_nt.double()
+    term_ntk = torch.stack([torch.ones_like(mc), credit, mc, credit * credit, mc * mc, credit * mc, noise], dim=-1)
     return torch.where(weight_snt[..., None] > 0, weight_snt[..., None] * term_ntk, 0.0).sum(dim=2)
 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute an estimator's figures, in the order of `TOKEN_FIGURES`, from the sums of `_sums` over completions."""
-    count, estimate, target, aa, mm, am, noise = sums.unbind(-1)
-    correlation, ceiling, scaled_rmse = agreement(count, estimate, target, aa, mm, am, noise)
-    return torch.stack([correlation, ceiling, root_ratio(aa - 2 * am + mm - noise, count), scaled_rmse], dim=-1)
+    count, credit, mc, aa, mc_square, cross, noise = sums.unbind(-1)
+    correlation, ceiling, scaled = agreement(count, credit, mc, aa, mc_square, cross, noise)
+    return torch.stack([correlation, ceiling, root_ratio(aa - 2 * cross + mc_square - noise, count), scaled], dim=-1)

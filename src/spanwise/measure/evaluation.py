@@ -326,11 +326,11 @@ def bounds(
     sign_b = gap_b.round(decimals=12).sign()  # a gap that is 0 up to rounding gets the sign 0
     signed_noise_rb = sign_b * noise_rb
     most_noise_rb = torch.where(is_clear_b, signed_noise_rb, noise_rb.abs())
-    # In a difference of two runs, noise makes both ECEs larger, so `least_rb` is the change of each resampled absolute gap.
+    # In a difference of two runs, noise makes both ECEs larger, so `least_noise_rb` is the change of each resampled absolute gap.
     is_single_run = bool((side_b > 0).all())
-    least_rb = signed_noise_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
-    above_r = torch.where(side_b > 0, most_noise_rb, -least_rb).sum(dim=1)
-    below_r = torch.where(side_b > 0, least_rb, -most_noise_rb).sum(dim=1)
+    least_noise_rb = signed_noise_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
+    above_r = torch.where(side_b > 0, most_noise_rb, -least_noise_rb).sum(dim=1)
+    below_r = torch.where(side_b > 0, least_noise_rb, -most_noise_rb).sum(dim=1)
     zero_gap_r = noise_rb[:, (sign_b == 0) & is_single_run].abs().sum(dim=1)  # a gap of 0 may hide a true gap of either sign
     ece_value = float((side_b * gap_b.abs()).sum())
     reach_below = max(float(above_r.quantile(1 - tail)), -float(above_r.quantile(tail)))

@@ -124,8 +124,8 @@ def _segment_rows(
     try:
         all_bytes, end_t = vocabulary.join(id_t)
     except AlignmentError as error:
-        bad_t = np.flatnonzero((id_t < 0) | (id_t >= len(vocabulary)))
-        raise AlignmentError(f"Completion {row_t[bad_t[0]] + first_row}: {error}") from None
+        bad_token_t = np.flatnonzero((id_t < 0) | (id_t >= len(vocabulary)))
+        raise AlignmentError(f"Completion {row_t[bad_token_t[0]] + first_row}: {error}") from None
     # Completion i has the tokens from `token_edge[i]` up to `token_edge[i + 1]`, and likewise its bytes in `byte_edge`.
     token_edge = np.concatenate(([0], np.cumsum(valid_nt.sum(axis=1))))
     byte_edge = np.concatenate(([0], end_t))[token_edge]
@@ -275,12 +275,12 @@ class TagParser:
     def parse(self, text: bytes) -> tuple[Pieces, list[int | None]]:
         """Find the blocks of a text, and the byte at which each tag of the layout opens (None if it is not found)."""
         texts_and_tags = self._pattern.split(text)  # text, tag, text, tag, ..., text
-        edges, tag_texts = [0, *accumulate(map(len, texts_and_tags))], tuple(texts_and_tags[1::2])
+        offsets, tag_texts = [0, *accumulate(map(len, texts_and_tags))], tuple(texts_and_tags[1::2])
         parse_tags = self._parse_tags_cached if len(tag_texts) <= _LONGEST_CACHED else self._parse_tags
-        pieces, part_places = parse_tags(tag_texts, edges[1] == 0)
-        contents = {key: (edges[start], edges[stop]) for key, (start, stop) in pieces.contents.items()}
-        pieces_in_bytes = Pieces(pieces.blocks, tuple([edges[start] for start in pieces.starts]), pieces.fault, contents)
-        return pieces_in_bytes, [None if start is None else edges[start] for start in part_places]
+        pieces, part_places = parse_tags(tag_texts, offsets[1] == 0)
+        contents = {key: (offsets[start], offsets[stop]) for key, (start, stop) in pieces.contents.items()}
+        pieces_in_bytes = Pieces(pieces.blocks, tuple([offsets[start] for start in pieces.starts]), pieces.fault, contents)
+        return pieces_in_bytes, [None if start is None else offsets[start] for start in part_places]
 
     def _parse_tags(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
         """Find blocks from the tags alone; in the result, 2i + 1 is the first byte of tag i, and 2i + 2 the byte after this tag."""

@@ -176,10 +176,10 @@ class Stretch:
 
     def batch(self, tokenizer: Any, size: int, rng: np.random.Generator) -> tuple[Int[Tensor, "n t"], Int[Tensor, " n"]]:
         """Draw prompts with training completions; return their token ids, padded on the right, and each prompt's token count."""
-        pairs = self.draw(size, rng)
-        training_texts = [f"{prompt}{trace}{END}" for prompt, trace in pairs]
+        text_pairs = self.draw(size, rng)
+        training_texts = [f"{prompt}{trace}{END}" for prompt, trace in text_pairs]
         ids_nt = tokenizer(training_texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
-        return ids_nt, torch.tensor([len(ids) for ids in tokenizer([prompt for prompt, _ in pairs])["input_ids"]])
+        return ids_nt, torch.tensor([len(ids) for ids in tokenizer([prompt for prompt, _ in text_pairs])["input_ids"]])
 
 
 @dataclass(frozen=True)

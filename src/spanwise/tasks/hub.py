@@ -119,12 +119,12 @@ def load_task(
         rows = rows.select(range(min(limit, len(rows))))
     usual_layout, usual_instruction = LAYOUTS[prompt_format], INSTRUCTIONS[prompt_format]
     instruction_text = usual_instruction if instruction is None else instruction
-    train, eval_rows = (_add_prompts(split_rows, columns, instruction_text, style) for split_rows in (rows, held_out_rows))
+    train_rows, eval_rows = (_add_prompts(raw_rows, columns, instruction_text, style) for raw_rows in (rows, held_out_rows))
     layout = layout or usual_layout
-    rendered_prompts = [render(prompt, tokenizer) for prompt in train["prompt"][:_SEARCHED_PROMPTS]]
+    rendered_prompts = [render(prompt, tokenizer) for prompt in train_rows["prompt"][:_SEARCHED_PROMPTS]]
     _check_asked(layout, rendered_prompts, instruction=instruction, whole=columns.whole, usual=prompt_format)
     task_name = f"{Path(model).name} on {Path(dataset).name}" + (f", {prompt_format}" if layout == usual_layout else "")
-    return Task(task_name, model, train, eval_rows, layout, max_completion_length)
+    return Task(task_name, model, train_rows, eval_rows, layout, max_completion_length)
 
 
 def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:

@@ -133,8 +133,8 @@ def read_inputs(
                 f"the values of an entry: inputs={{'{name}': hypothesis.strategies.floats(0, 1)}}. "
                 f"The suite knows {', '.join(sorted({*ENTRIES, *_STRUCTURE}))}."
             )
-        dtype = torch.bool if input_stem == "mask" else torch.int64 if input_stem in _WHOLE else torch.float64
-        input_specs.append(Input(name, input_stem, axis_letters, dtype, entry_strategy))
+        input_dtype = torch.bool if input_stem == "mask" else torch.int64 if input_stem in _WHOLE else torch.float64
+        input_specs.append(Input(name, input_stem, axis_letters, input_dtype, entry_strategy))
     return tuple(input_specs)
 
 
