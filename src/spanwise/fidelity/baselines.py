@@ -197,19 +197,19 @@ def measure_fidelity(
         Pavlenko et al. 2026, "Blockwise Advantage Estimation" (arXiv 2602.10231), Figure 1 (RMSE by outcome). RMSE alone rewards
         a baseline for including the sample itself, which shrinks its advantages: read it with the scale-free figures and q*.
     """
-    x, s = rerolls.prefix_xs.shape
+    n_prompts, s = rerolls.prefix_xs.shape
     for size in group_sizes:
         if not 2 <= size <= s:
             raise DataError(f"A group of {size} cannot be drawn from {s} completions per prompt; choose 2 to {s}.")
-        if min(x, batch // size) < 1:
-            raise DataError(f"A batch of {batch} completions of {x} prompts holds no group of {size}; raise batch.")
+        if min(n_prompts, batch // size) < 1:
+            raise DataError(f"A batch of {batch} completions of {n_prompts} prompts holds no group of {size}; raise batch.")
     completion_columns = _prepare_columns(rerolls, rule)
     if not bool(completion_columns["usable_n"].any()):
         raise DataError("No completion states a confidence that was also re-rolled; there is nothing to compare with.")
     generator = torch.Generator().manual_seed(seed)
-    sum_bgxk = torch.zeros(len(baselines), len(group_sizes), x, _SUMS, dtype=torch.float64)
+    sum_bgxk = torch.zeros(len(baselines), len(group_sizes), n_prompts, _SUMS, dtype=torch.float64)
     for (g, size), _ in product(enumerate(group_sizes), range(resamples)):
-        prompt_p = torch.randperm(x, generator=generator)[: batch // size]
+        prompt_p = torch.randperm(n_prompts, generator=generator)[: batch // size]
         member_pg = torch.rand(len(prompt_p), s, generator=generator).argsort(dim=1)[:, :size]
         row_n = (prompt_p[:, None] * s + member_pg).flatten()
         batch_columns = {name: column[row_n] for name, column in completion_columns.items()}
@@ -218,8 +218,8 @@ def measure_fidelity(
             outcome_options = {"outcome_no": batch_columns["outcome_n"], "by_outcome_n2": batch_columns["by_outcome_n2"]}
             advantage_n = advantage(reward_n, prompt_n, **outcome_options, **options).advantage_n
             sum_bgxk[b, g].index_add_(0, prompt_n, _terms(batch_columns, advantage_n))
-    drawn_rx = torch.multinomial(torch.ones(x), draws * x, True, generator=generator).reshape(draws, -1)
-    weight_rx = torch.nn.functional.one_hot(drawn_rx, x).sum(dim=1).double()
+    drawn_rx = torch.multinomial(torch.ones(n_prompts), draws * n_prompts, True, generator=generator).reshape(draws, -1)
+    weight_rx = torch.nn.functional.one_hot(drawn_rx, n_prompts).sum(dim=1).double()
     draw_rbgf = _figures_of_sums(torch.einsum("rx,bgxk->rbgk", weight_rx, sum_bgxk))
     usable_share = float(completion_columns["usable_n"].double().mean())
     return Fidelity(tuple(baselines), tuple(group_sizes), _figures_of_sums(sum_bgxk.sum(dim=2)), draw_rbgf, usable_share)
@@ -262,13 +262,11 @@ def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor,
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute a baseline's figures, in the order of `FIGURES`, from the sums of `_terms` over completions."""
     (count, error, wrong_count, wrong_error, right_count, right_error, alone_count, alone_error, credit, mc,
-     credit_square, mc_square, cross, noise, phi_aa, phi_am, phi_mm, phi_s2) = sums.unbind(-1)  # fmt: skip
+     credit_sq, mc_sq, cross, noise, phi_aa, phi_am, phi_mm, phi_s2) = sums.unbind(-1)  # fmt: skip
     errors_and_counts = ((error, count), (wrong_error, wrong_count), (right_error, right_count), (alone_error, alone_count))
     rmses = [root_ratio(error_sum, terms) for error_sum, terms in errors_and_counts]
     gradient_noise = root_ratio(phi_mm - phi_s2 - torch.where(phi_aa > 0, phi_am * phi_am / phi_aa, 0.0), phi_mm - phi_s2)
-    return torch.stack(
-        [*rmses, *agreement(count, credit, mc, credit_square, mc_square, cross, noise), gradient_noise], dim=-1
-    )
+    return torch.stack([*rmses, *agreement(count, credit, mc, credit_sq, mc_sq, cross, noise), gradient_noise], dim=-1)
 
 
 def agreement(
@@ -276,8 +274,8 @@ def agreement(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the correlation of advantages A with Monte Carlo's A_MC, that of exact advantages, and A's RMSE at the best scale."""
     var_a, exact_var, cov_am = aa - a * a / n, mm - m * m / n, am - a * m / n
-    do_vary = (var_a > 1e-12 * aa) & (exact_var > 1e-12 * mm)  # the rounding error of a constant must not count as variance
-    correlation = torch.where(do_vary, cov_am / (var_a * exact_var).sqrt(), torch.nan)
+    varying = (var_a > 1e-12 * aa) & (exact_var > 1e-12 * mm)  # the rounding error of a constant must not count as variance
+    correlation = torch.where(varying, cov_am / (var_a * exact_var).sqrt(), torch.nan)
     scaled_error = mm - noise - torch.where(aa > 0, am * am / aa, 0.0)
     return correlation, root_ratio(exact_var - noise, exact_var), root_ratio(scaled_error, n)
 

@@ -332,6 +332,6 @@ def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute an estimator's figures, in the order of `TOKEN_FIGURES`, from the sums of `_sums` over completions."""
-    count, credit, mc, aa, mc_square, cross, noise = sums.unbind(-1)
-    correlation, ceiling, scaled = agreement(count, credit, mc, aa, mc_square, cross, noise)
-    return torch.stack([correlation, ceiling, root_ratio(aa - 2 * cross + mc_square - noise, count), scaled], dim=-1)
+    count, credit, mc, credit_sq, mc_sq, cross, noise = sums.unbind(-1)
+    correlation, ceiling, scaled = agreement(count, credit, mc, credit_sq, mc_sq, cross, noise)
+    return torch.stack([correlation, ceiling, root_ratio(credit_sq - 2 * cross + mc_sq - noise, count), scaled], dim=-1)

@@ -300,9 +300,9 @@ def gaps_interval(
     ece_value = float((sign_of_run_b * gap_b.abs()).sum())
     if count < 2 or len(known_gap_rb) < 2 or math.isnan(ece_value):
         return Interval(ece_value, math.nan, math.nan, math.nan, level, count)
-    low, high = bounds(gap_b, known_gap_rb - gap_b, unseen_jb, sign_of_run_b, count=count, level=level, seed=seed)
+    ece_low, ece_high = bounds(gap_b, known_gap_rb - gap_b, unseen_jb, sign_of_run_b, count=count, level=level, seed=seed)
     standard_error = float((sign_of_run_b * known_gap_rb.abs()).sum(dim=1).std())
-    return Interval(ece_value, max(low, -1.0 if minus else 0.0), min(high, 1.0), standard_error, level, count)
+    return Interval(ece_value, max(ece_low, -1.0 if minus else 0.0), min(ece_high, 1.0), standard_error, level, count)
 
 
 def bounds(

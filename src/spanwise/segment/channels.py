@@ -88,8 +88,8 @@ def _list_channels(text: str) -> list[str]:
 def _prompt_endings(mark: str) -> tuple[str, ...]:
     """Return the signs, such as `<think>`, that a prompt ends with if it has already opened a channel."""
     channel = mark.removesuffix(EACH)
-    header = ("<|channel|>analysis<|message|>",) if channel == _REASONING else ()
-    return (*(opening for name, opening, _ in _PAIRS if name == channel), *header)
+    channel_header = ("<|channel|>analysis<|message|>",) if channel == _REASONING else ()
+    return (*(opening for name, opening, _ in _PAIRS if name == channel), *channel_header)
 
 
 @register(
@@ -194,9 +194,9 @@ class _Reader:
             self._add(channel, start, (inner_start, end_sign.start) if is_complete else None)
         if any(sign.written in _ANY_OPENING for sign in self.signs[index + 1 : end_index]):
             self.fault |= Fault.NESTED
-        closes = end_sign.written in _CLOSES
-        self.unclaimed = end_sign.end if closes else end_sign.start
-        return end_index + closes
+        is_closing_sign = end_sign.written in _CLOSES
+        self.unclaimed = end_sign.end if is_closing_sign else end_sign.start
+        return end_index + is_closing_sign
 
     def _read_message(self, index: int) -> int:
         """Read a message in the format harmony (gpt-oss), whose header names its channel."""

@@ -68,8 +68,8 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
         return sign_ids, re.compile(b"|".join(map(re.escape, longest_first)) or rb"(?!)")
 
     def find(sample: Sample) -> list[Sign]:
-        sign_ids, pattern = compile_signs(sample.vocabulary)
-        spelled_signs = [Sign(match.group(), *match.span()) for match in pattern.finditer(sample.text)]
+        sign_ids, sign_pattern = compile_signs(sample.vocabulary)
+        spelled_signs = [Sign(match.group(), *match.span()) for match in sign_pattern.finditer(sample.text)]
         sign_tokens = np.flatnonzero(np.isin(sample.id_t, sign_ids))
         spellings = [sample.vocabulary.pieces[index] for index in sample.id_t[sign_tokens]]
         token_ends = sample.end_t[sign_tokens].tolist()
@@ -92,8 +92,8 @@ def index_of_first(signs: Sequence[Sign], indices: range, wanted: Collection[byt
 
 def signs_of(mark: str) -> tuple[str, str]:
     """Split a mark such as `<think>...</think>` into its opening and its closing sign; the closing sign may be empty."""
-    opening_sign, dots, closing_sign = mark.removesuffix(EACH).partition(_BETWEEN)
-    if not dots or not opening_sign:
+    opening_sign, separator, closing_sign = mark.removesuffix(EACH).partition(_BETWEEN)
+    if not separator or not opening_sign:
         raise LayoutError(
             f"'{mark}' is not a pair of delimiters. Write the opening and the closing sign with three dots between them, such as "
             f"<think>...</think>; write 'Answer:...' if no sign closes the part."
@@ -103,8 +103,8 @@ def signs_of(mark: str) -> tuple[str, str]:
 
 def _opens(mark: str) -> tuple[str, ...]:
     """Return a mark's opening sign, with which a prompt may end; return none if the same sign also closes the part."""
-    opening, closing = signs_of(mark)
-    return () if opening == closing else (opening,)
+    opening_sign, closing_sign = signs_of(mark)
+    return () if opening_sign == closing_sign else (opening_sign,)
 
 
 def _says(text: str) -> list[str]:

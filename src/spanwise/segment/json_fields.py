@@ -259,10 +259,10 @@ def steps(path: str) -> list[str | int]:
 
 
 def _parse_step(match: re.Match[str]) -> str | int:
-    key, index, quoted = match.groups()
-    if index is not None:
-        return -1 if index == "*" else int(index)
-    return key if quoted is None else unescaped(quoted.encode(errors="replace")).decode()
+    plain_key, array_index, quoted_key = match.groups()
+    if array_index is not None:
+        return -1 if array_index == "*" else int(array_index)
+    return plain_key if quoted_key is None else unescaped(quoted_key.encode(errors="replace")).decode()
 
 
 def unescaped(written: bytes) -> bytes:

@@ -88,9 +88,9 @@ def find_blocks(
         chunks.append(columns)
         block_texts += chunk_texts
     *columns, length_nk = (torch.from_numpy(np.concatenate(parts)).to(ids_nt.device) for parts in zip(*chunks, strict=True))
-    spans = Spans(layout.names, *columns)
-    vars(spans)["length_nk"] = length_nk  # fills the cached property `Spans.length_nk`
-    return spans, block_texts
+    block_spans = Spans(layout.names, *columns)
+    vars(block_spans)["length_nk"] = length_nk  # fills the cached property `Spans.length_nk`
+    return block_spans, block_texts
 
 
 #: A function that cuts completions, given both as bytes and as `Sample` objects, into pieces (runs of bytes of one block).
@@ -119,23 +119,23 @@ def _segment_rows(
     """Find the blocks of some completions; return the columns of `Spans` (start, end, block, fault, length), and the texts."""
     (n, t), block_count = valid_nt.shape, len(layout.names)
     row_t, column_t = np.nonzero(valid_nt)
-    id_t = ids_nt[valid_nt]
+    token_id_t = ids_nt[valid_nt]
     logp_t = np.empty(0) if logp_nt is None else logp_nt[valid_nt]
     try:
-        all_bytes, end_t = vocabulary.join(id_t)
+        all_bytes, end_t = vocabulary.join(token_id_t)
     except AlignmentError as error:
-        bad_token_t = np.flatnonzero((id_t < 0) | (id_t >= len(vocabulary)))
+        bad_token_t = np.flatnonzero((token_id_t < 0) | (token_id_t >= len(vocabulary)))
         raise AlignmentError(f"Completion {row_t[bad_token_t[0]] + first_row}: {error}") from None
     # Completion i has the tokens from `token_edge[i]` up to `token_edge[i + 1]`, and likewise its bytes in `byte_edge`.
     token_edge = np.concatenate(([0], np.cumsum(valid_nt.sum(axis=1))))
     byte_edge = np.concatenate(([0], end_t))[token_edge]
     row_edges = list(zip(pairwise(token_edge.tolist()), pairwise(byte_edge.tolist()), strict=True))
-    completions = [all_bytes[start:stop] for _, (start, stop) in row_edges]
+    completion_bytes = [all_bytes[start:stop] for _, (start, stop) in row_edges]
     samples = (
-        Sample(text, id_t[low:high], end_t[low:high] - start, column_t[low:high], logp_t[low:high], vocabulary)
-        for text, ((low, high), (start, _)) in zip(completions, row_edges, strict=True)
+        Sample(text, token_id_t[low:high], end_t[low:high] - start, column_t[low:high], logp_t[low:high], vocabulary)
+        for text, ((low, high), (start, _)) in zip(completion_bytes, row_edges, strict=True)
     )
-    pieces_n = cutter(completions, samples)
+    pieces_n = cutter(completion_bytes, samples)
 
     # In names, the suffix `_p` is the index over the pieces (runs of bytes) of all completions.
     row_p = np.repeat(np.arange(n), [len(pieces.starts) for pieces in pieces_n])
@@ -162,8 +162,8 @@ def _segment_rows(
     fault_n[row_p[(byte_count_p > 0) & (length_nk[row_p, block_p] == 0)]] |= int(Fault.STRADDLED)
     fault_n[np.diff(token_edge) == 0] = int(Fault.EMPTY)
     present_nk = length_nk > 0
-    texts = [_text(*row, layout.keys) for row in zip(completions, pieces_n, present_nk.tolist(), strict=True)]
-    return (np.where(present_nk, start_nk, 0), end_nk, block_nt, fault_n, length_nk), texts
+    block_texts = [_text(*row, layout.keys) for row in zip(completion_bytes, pieces_n, present_nk.tolist(), strict=True)]
+    return (np.where(present_nk, start_nk, 0), end_nk, block_nt, fault_n, length_nk), block_texts
 
 
 def _check_logp(layout: Layout, logp_nt: Tensor | None, valid_nt: np.ndarray) -> np.ndarray | None:
@@ -258,8 +258,8 @@ class TagParser:
         tag_names = [part.mark for part in self._parts]
         self._key_of = {(part.block, part.mark): part.key for part in self._parts}
         self._prefilled = [_Tag(layout.prefilled, False, 0, 0)] if layout.prefilled in tag_names else []
-        alternatives = b"|".join(re.escape(name.encode()) for name in dict.fromkeys(tag_names))
-        self._pattern = re.compile(b"(</?(?:" + alternatives + b")>)" if tag_names else rb"((?!))")
+        name_pattern = b"|".join(re.escape(name.encode()) for name in dict.fromkeys(tag_names))
+        self._pattern = re.compile(b"(</?(?:" + name_pattern + b")>)" if tag_names else rb"((?!))")
         self._parse_tags_cached = lru_cache(4096)(self._parse_tags)
 
     def find(self, sample: Sample) -> Found:
@@ -313,7 +313,7 @@ class TagParser:
         fault, open_names, misplaced_names = 0, set[str](), set[str]()
         seen: set[tuple[int, str]] = set()
         content_start: dict[tuple[int, str], int] = {}
-        contents: dict[tuple[int, str], tuple[int, int]] = {}
+        content_places: dict[tuple[int, str], tuple[int, int]] = {}
         for index, tag in enumerate(tags):
             # A tag that the prompt opened has no bytes here; it is in the first block, even if the second also begins at byte 0.
             block_and_name = blocks[0 if tag.end == 0 else bisect_right(starts, tag.start) - 1], tag.name
@@ -322,7 +322,7 @@ class TagParser:
                 fault |= 0 if tag.name in open_names else Fault.ORDER
                 open_names.discard(tag.name)
                 if block_and_name in content_start and part_key is not None:
-                    contents[block_and_name[0], part_key] = content_start.pop(block_and_name), tag.start
+                    content_places[block_and_name[0], part_key] = content_start.pop(block_and_name), tag.start
                 continue
             if block_and_name in seen and part_key is not None:
                 fault |= Fault.DUPLICATE
@@ -333,4 +333,4 @@ class TagParser:
             seen.add(block_and_name)
             open_names.add(tag.name)
             content_start[block_and_name] = tag.end
-        return fault | (Fault.TRUNCATED if open_names else 0), misplaced_names, contents
+        return fault | (Fault.TRUNCATED if open_names else 0), misplaced_names, content_places

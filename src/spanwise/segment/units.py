@@ -74,10 +74,10 @@ def _register_unmarked(name: str, starts_of: _Starts, *, trimmed: bool = True) -
     def segmenter(parts: Sequence[Part], *, layout: Layout) -> Finder:
         """Find consecutive units, such as lines, by the rules at the top of the module `spanwise.segment.units`."""
         for part in parts:
-            block_name, mark = layout.names[part.block], part.mark
-            if mark and block_name not in (mark, mark.replace(EACH, f"[{part.index}]", 1)):
+            block_name, part_mark = layout.names[part.block], part.mark
+            if part_mark and block_name not in (part_mark, part_mark.replace(EACH, f"[{part.index}]", 1)):
                 raise LayoutError(
-                    f"The segmenter '{part.segmenter}' takes no mark, but block '{block_name}' has '{mark}'; write "
+                    f"The segmenter '{part.segmenter}' takes no mark, but block '{block_name}' has '{part_mark}'; write "
                     f"{{'{part.segmenter.rstrip('s')}[*]': '{part.segmenter}:'}}."
                 )
         return _unit_finder(parts, starts_of, trimmed=trimmed)

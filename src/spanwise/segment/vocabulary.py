@@ -133,13 +133,13 @@ class Vocabulary:
             >>> Vocabulary.from_tokenizer(tokenizer).pieces
             (b'<answer>', b'7', b'</answer>')
         """
-        backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
-        if not hasattr(backend, "to_str"):
+        fast_tokenizer = getattr(tokenizer, "backend_tokenizer", tokenizer)
+        if not hasattr(fast_tokenizer, "to_str"):
             raise DataError(f"{type(tokenizer).__name__} is not a fast tokenizer; load it with use_fast=True.")
-        tokenizer_json = json.loads(backend.to_str())
+        tokenizer_json = json.loads(fast_tokenizer.to_str())
         piece_to_bytes, replace_characters = _compile_decoder(tokenizer_json.get("decoder"))
         added_tokens = {token["id"]: token for token in tokenizer_json.get("added_tokens", [])}
-        id_of: Mapping[str, int] = backend.get_vocab(with_added_tokens=True)
+        id_of: Mapping[str, int] = fast_tokenizer.get_vocab(with_added_tokens=True)
         piece_list = [b""] * max(max(id_of.values(), default=-1) + 1, size or 0)
         for text, index in id_of.items():
             if index in added_tokens:
@@ -147,7 +147,7 @@ class Vocabulary:
             else:
                 piece_list[index] = piece_to_bytes(text)
         vocabulary = cls(tuple(piece_list), frozenset(added_tokens))
-        _check_probe(vocabulary, backend)
+        _check_probe(vocabulary, fast_tokenizer)
         return vocabulary
 
 
