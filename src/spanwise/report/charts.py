@@ -42,62 +42,62 @@ def curves(
     def draw(series_rows: Rows) -> alt.Chart:
         return _chart(series_rows).encode(x=_x("x", x), color=_color(names))
 
-    value, low = (_y(field, y, zero=y_zero, percent=percent) for field in ("value", "low"))
+    value_axis, low_axis = (_y(field, y, zero=y_zero, percent=percent) for field in ("value", "low"))
     if floor is not None and any(is_known(row["value"]) and row["value"] < floor for row in rows):
-        value = value.scale(alt.Scale(zero=y_zero, domainMin=floor, clamp=True))
-    layers = []
+        value_axis = value_axis.scale(alt.Scale(zero=y_zero, domainMin=floor, clamp=True))
+    chart_layers = []
     if any(is_known(row.get("low")) for row in rows):
-        layers.append(draw(rows).mark_area(opacity=0.13, line=False).encode(y=low, y2="high:Q"))
-    dotted = [row for row in rows if dots is None or row["series"] in dots]
-    for series_rows, width in (([row for row in rows if row not in dotted], 1.2), (dotted, 2)):
+        chart_layers.append(draw(rows).mark_area(opacity=0.13, line=False).encode(y=low_axis, y2="high:Q"))
+    dotted_rows = [row for row in rows if dots is None or row["series"] in dots]
+    for series_rows, width in (([row for row in rows if row not in dotted_rows], 1.2), (dotted_rows, 2)):
         if series_rows:
-            opacity = 0.5 if width < 2 and dotted else 1
-            layers.append(draw(series_rows).mark_line(strokeWidth=width, opacity=opacity).encode(y=value))
-    if dotted:
-        layers.append(_points(draw(dotted), 36).encode(y=value, shape=_shape(names)))
-    return _layered(height, *layers, nearest(rows, x=_x("left", x), title=x, percent=percent))
+            line_opacity = 0.5 if width < 2 and dotted_rows else 1
+            chart_layers.append(draw(series_rows).mark_line(strokeWidth=width, opacity=line_opacity).encode(y=value_axis))
+    if dotted_rows:
+        chart_layers.append(_points(draw(dotted_rows), 36).encode(y=value_axis, shape=_shape(names)))
+    return _layered(height, *chart_layers, nearest(rows, x=_x("left", x), title=x, percent=percent))
 
 
 def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250) -> tuple[Drawn, Drawn]:
     """Draw accuracy against confidence with the diagonal, and a second chart with the number of answers in each bin."""
     filled_bins = [row for row in rows if row["count"]]
-    widest = max((row["high"] for row in rows if is_known(row["high"])), default=1.0)
-    scale = alt.Scale(domain=[0, max(1.04, widest)], nice=False)
-    fifths = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False)
-    unlabelled = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False, title=None, labels=False, ticks=False)
+    highest_edge = max((row["high"] for row in rows if is_known(row["high"])), default=1.0)
+    confidence_scale = alt.Scale(domain=[0, max(1.04, highest_edge)], nice=False)
+    labelled_axis = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False)
+    unlabelled_axis = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False, title=None, labels=False, ticks=False)
     accuracy_options = {"title": "accuracy", "scale": _UNIT, "axis": alt.Axis(minExtent=_AXIS_WIDTH)}
-    base, confidence = _chart(filled_bins), alt.X("confidence:Q", scale=scale, axis=unlabelled)
-    whiskers = base.mark_rule(strokeWidth=2).encode(
-        x=confidence, y=alt.Y("accuracy_low:Q", **accuracy_options), y2="accuracy_high:Q"
+    bin_chart, confidence_axis = _chart(filled_bins), alt.X("confidence:Q", scale=confidence_scale, axis=unlabelled_axis)
+    whisker_layer = bin_chart.mark_rule(strokeWidth=2).encode(
+        x=confidence_axis, y=alt.Y("accuracy_low:Q", **accuracy_options), y2="accuracy_high:Q"
     )
-    points = _points(base, 70).encode(x=confidence, y=alt.Y("accuracy:Q", **accuracy_options))
+    point_layer = _points(bin_chart, 70).encode(x=confidence_axis, y=alt.Y("accuracy:Q", **accuracy_options))
     bins = _chart([{**row, "high": row["high"] if row["high"] > row["low"] else row["low"] + 0.035} for row in filled_bins])
-    x_low = alt.X("low:Q", title=by, scale=scale, axis=fifths)
-    count = alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS_WIDTH, tickCount=3, format="~s"))
-    bars = bins.mark_bar(binSpacing=1).encode(x=x_low, x2="high:Q", y=count, y2=alt.datum(0))
+    low_axis = alt.X("low:Q", title=by, scale=confidence_scale, axis=labelled_axis)
+    count_axis = alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS_WIDTH, tickCount=3, format="~s"))
+    bars = bins.mark_bar(binSpacing=1).encode(x=low_axis, x2="high:Q", y=count_axis, y2=alt.datum(0))
     names = {"confidence": f"mean {by}", "accuracy": "accuracy", "accuracy_low": "95 % from", "accuracy_high": "95 % to"}
     tooltip = _tooltip(filled_bins, low="from", high="to", **names, count="completions")
-    hover = highlight(bins, x=alt.X("low:Q", scale=scale, axis=unlabelled), x2="high:Q", tooltip=tooltip)
-    diagram = _layered(height, _diagonal(scale, axis=unlabelled), whiskers, points, hover)
-    return diagram, _layered(115, bars, highlight(bins, x=x_low, x2="high:Q", tooltip=tooltip))
+    hover = highlight(bins, x=alt.X("low:Q", scale=confidence_scale, axis=unlabelled_axis), x2="high:Q", tooltip=tooltip)
+    diagram_chart = _layered(height, _diagonal(confidence_scale, axis=unlabelled_axis), whisker_layer, point_layer, hover)
+    return diagram_chart, _layered(115, bars, highlight(bins, x=low_axis, x2="high:Q", tooltip=tooltip))
 
 
 def dodged(rows: Rows, *, names: Sequence[str], y: str, x: str = "group size G", height: int = 250) -> Drawn:
     """Draw several series as points with error bars, side by side at each `x`."""
-    position = alt.X("x:O", title=x, axis=alt.Axis(labelAngle=0, grid=False))
-    offset = alt.XOffset("series:N", scale=alt.Scale(domain=list(names)))
-    base = _chart(rows).encode(x=position, xOffset=offset, color=_color(names))
-    layers = []
+    x_axis = alt.X("x:O", title=x, axis=alt.Axis(labelAngle=0, grid=False))
+    series_offset = alt.XOffset("series:N", scale=alt.Scale(domain=list(names)))
+    base_chart = _chart(rows).encode(x=x_axis, xOffset=series_offset, color=_color(names))
+    chart_layers = []
     reference_at = {row["x"]: row["reference"] for row in rows if is_known(row.get("reference"))}
     if reference_at:
-        ticks = _chart([{"x": key, "value": value} for key, value in reference_at.items()])
-        ticks = ticks.mark_tick(style="reference", strokeDash=[1, 0], orient="horizontal", bandSize=60)
-        layers.append(ticks.encode(x=position, y=_y("value", y)))
+        reference_ticks = _chart([{"x": key, "value": value} for key, value in reference_at.items()])
+        reference_ticks = reference_ticks.mark_tick(style="reference", strokeDash=[1, 0], orient="horizontal", bandSize=60)
+        chart_layers.append(reference_ticks.encode(x=x_axis, y=_y("value", y)))
     if any(is_known(row.get("low")) for row in rows):
-        layers.append(base.mark_rule(strokeWidth=2).encode(y=_y("low", y), y2="high:Q"))
-    layers.append(_points(base, 50).encode(y=_y("value", y), shape=_shape(names)))
+        chart_layers.append(base_chart.mark_rule(strokeWidth=2).encode(y=_y("low", y), y2="high:Q"))
+    chart_layers.append(_points(base_chart, 50).encode(y=_y("value", y), shape=_shape(names)))
     exact_rows = [{"x": key, "series": "exact advantages", "value": value} for key, value in reference_at.items()]
-    return _layered(height, *layers, bands([*rows, *exact_rows], keys={"x": x}, x=position))
+    return _layered(height, *chart_layers, bands([*rows, *exact_rows], keys={"x": x}, x=x_axis))
 
 
 def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
@@ -109,45 +109,45 @@ def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
 
 def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: bool = True, height: int = 210) -> Drawn:
     """Draw the outlines of several histograms over the same bins, from rows of `low`, `high`, `share` and `series`."""
-    x_low = alt.X("low:Q", title=x, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=7))
-    share = alt.Y("share:Q", title="share of completions", axis=alt.Axis(format="%", tickCount=4))
-    base = _chart(rows).encode(x=x_low, color=_color(names))
-    area = base.mark_area(interpolate="step-after", opacity=0.16, line=False).encode(y=share.stack(None))
-    line = base.mark_line(interpolate="step-after", strokeWidth=2).encode(y=share)
+    low_axis = alt.X("low:Q", title=x, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=7))
+    share_axis = alt.Y("share:Q", title="share of completions", axis=alt.Axis(format="%", tickCount=4))
+    base_chart = _chart(rows).encode(x=low_axis, color=_color(names))
+    area_layer = base_chart.mark_area(interpolate="step-after", opacity=0.16, line=False).encode(y=share_axis.stack(None))
+    line_layer = base_chart.mark_line(interpolate="step-after", strokeWidth=2).encode(y=share_axis)
     zero_line = [_chart([{"low": 0}]).mark_rule(style="reference").encode(x="low:Q")] if zero else []
     bins = [row for row in rows if row["low"] < row["high"]]
-    hover = bands(bins, keys={"low": "from", "high": "to"}, value="share", percent=True, x=x_low, x2=alt.X2("high:Q"))
-    return _layered(height, *zero_line, area, line, hover)
+    hover = bands(bins, keys={"low": "from", "high": "to"}, value="share", percent=True, x=low_axis, x2=alt.X2("high:Q"))
+    return _layered(height, *zero_line, area_layer, line_layer, hover)
 
 
 def forest(rows: Rows, *, names: Sequence[str], x: str, palette: Palette = "series") -> Drawn:
     """Draw a forest plot: each value with its interval on a line of its own, and a dashed line at 0."""
-    axis = alt.Axis(labelLimit=150, ticks=False, domain=False)
-    lines = _chart(rows).encode(y=alt.Y("name:N", sort=_row_names(rows), title=None, axis=axis))
-    base = lines.encode(color=_color(names, palette))
-    whiskers = base.mark_rule(strokeWidth=2).encode(x=_x("low", x), x2="high:Q")
-    points = _points(base, 60).encode(x=_x("value", x), shape=_shape(names))
-    hover = highlight(
-        lines, tooltip=_tooltip(rows, name="", series="verdict" if palette == "verdicts" else "series", value=x)
+    name_axis = alt.Axis(labelLimit=150, ticks=False, domain=False)
+    row_chart = _chart(rows).encode(y=alt.Y("name:N", sort=_row_names(rows), title=None, axis=name_axis))
+    coloured_chart = row_chart.encode(color=_color(names, palette))
+    whisker_layer = coloured_chart.mark_rule(strokeWidth=2).encode(x=_x("low", x), x2="high:Q")
+    point_layer = _points(coloured_chart, 60).encode(x=_x("value", x), shape=_shape(names))
+    hover_layer = highlight(
+        row_chart, tooltip=_tooltip(rows, name="", series="verdict" if palette == "verdicts" else "series", value=x)
     )
     zero_line = _chart([{"value": 0.0}]).mark_rule(style="reference").encode(x="value:Q")
-    return _layered(45 + 24 * max(2, len(_row_names(rows))), zero_line, whiskers, points, hover)
+    return _layered(45 + 24 * max(2, len(_row_names(rows))), zero_line, whisker_layer, point_layer, hover_layer)
 
 
 def bars(rows: Rows, *, names: Sequence[str], x: str, percent: bool = False, stacked: bool = True) -> Drawn:
     """Draw horizontal bars from rows of `name`, `series` and `value`, one line for each `name`."""
     row_names = _row_names(rows)
-    axis = alt.Axis(format="%" if percent else "~s", tickCount=5, grid=True)
-    scale = alt.Scale(domain=[0, 1]) if percent else alt.Undefined
-    lines = _chart(rows).mark_bar(cornerRadius=2).encode(
-        x=alt.X("value:Q", title=x, axis=axis, scale=scale, stack="zero" if stacked else None),
+    value_axis = alt.Axis(format="%" if percent else "~s", tickCount=5, grid=True)
+    value_scale = alt.Scale(domain=[0, 1]) if percent else alt.Undefined
+    bar_chart = _chart(rows).mark_bar(cornerRadius=2).encode(
+        x=alt.X("value:Q", title=x, axis=value_axis, scale=value_scale, stack="zero" if stacked else None),
         y=alt.Y("name:N", sort=row_names, title=None, axis=alt.Axis(ticks=False, domain=False, labelLimit=140)),
         color=_color(names),
         tooltip=_tooltip(rows, name="", series="", value=x),
     )  # fmt: skip
     if not stacked:
-        lines = lines.encode(yOffset=alt.YOffset("series:N", scale=alt.Scale(domain=list(names))))
-    return _wide(lines, 45 + len(row_names) * (28 if stacked else 14 * len(names) + 10))
+        bar_chart = bar_chart.encode(yOffset=alt.YOffset("series:N", scale=alt.Scale(domain=list(names))))
+    return _wide(bar_chart, 45 + len(row_names) * (28 if stacked else 14 * len(names) + 10))
 
 
 _UNIT = alt.Scale(domain=[0, 1])
@@ -171,8 +171,8 @@ def _points(chart: alt.Chart, size: int) -> alt.Chart:
 
 
 def _diagonal(scale: alt.Scale, **axis: Any) -> alt.Chart:
-    x, y = alt.X("a:Q", scale=scale, **axis), alt.Y("b:Q", scale=_UNIT)
-    return _chart([{"a": 0, "b": 0}, {"a": 1, "b": 1}]).mark_line(style="reference").encode(x=x, y=y)
+    x_axis, y_axis = alt.X("a:Q", scale=scale, **axis), alt.Y("b:Q", scale=_UNIT)
+    return _chart([{"a": 0, "b": 0}, {"a": 1, "b": 1}]).mark_line(style="reference").encode(x=x_axis, y=y_axis)
 
 
 def _layered(height: int, *charts: alt.Chart) -> Drawn:
@@ -189,13 +189,13 @@ def _x(field: str, title: str) -> alt.X:
 
 
 def _y(field: str, title: str, *, zero: bool = False, percent: bool = False) -> alt.Y:
-    axis = alt.Axis(tickCount=5, minExtent=_AXIS_WIDTH, format=".3~p" if percent else alt.Undefined)
-    return alt.Y(f"{field}:Q", title=title, scale=alt.Scale(zero=zero), axis=axis)
+    value_axis = alt.Axis(tickCount=5, minExtent=_AXIS_WIDTH, format=".3~p" if percent else alt.Undefined)
+    return alt.Y(f"{field}:Q", title=title, scale=alt.Scale(zero=zero), axis=value_axis)
 
 
 def _color(names: Sequence[str], palette: Palette = "series") -> alt.Color:
-    colours = "category" if palette == "series" else "ordinal"  # lists of colours in the page's Vega configuration
-    return alt.Color("series:N", scale=alt.Scale(domain=list(names), range=colours), legend=None)
+    colour_list_name = "category" if palette == "series" else "ordinal"  # lists of colours in the page's Vega configuration
+    return alt.Color("series:N", scale=alt.Scale(domain=list(names), range=colour_list_name), legend=None)
 
 
 def _shape(names: Sequence[str]) -> alt.Shape:
@@ -213,17 +213,17 @@ def value_text(row: Row, *, value: str = "value", percent: bool = False) -> str:
     """Format the value of a chart's row, with its interval or error if the row has one."""
     if not is_known(row.get(value)):
         return NOTHING
-    bounds = [_format(row[side], percent) for side in ("low", "high") if is_known(row.get(side))]
-    error = f" ± {_format(row['error'], percent)}" if is_known(row.get("error")) else ""
-    return f"{_format(row[value], percent)}{error}" + (f" [{', '.join(bounds)}]" if len(bounds) == 2 else "")
+    bound_texts = [_format(row[side], percent) for side in ("low", "high") if is_known(row.get(side))]
+    error_text = f" ± {_format(row['error'], percent)}" if is_known(row.get("error")) else ""
+    return f"{_format(row[value], percent)}{error_text}" + (f" [{', '.join(bound_texts)}]" if len(bound_texts) == 2 else "")
 
 
 def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.Chart:
     """Build an invisible band around each `x` of a chart, whose tooltip shows the values of all series there."""
     xs = sorted({row["x"] for row in rows})
     first_edge, last_edge = (xs[0], xs[-1]) if len(xs) > 1 else (xs[0] - 0.5, xs[0] + 0.5)
-    edges = [first_edge, *((a + b) / 2 for a, b in pairwise(xs)), last_edge]
-    edges_at = {place: {"left": left, "right": right} for place, (left, right) in zip(xs, pairwise(edges), strict=True)}
+    band_edges = [first_edge, *((a + b) / 2 for a, b in pairwise(xs)), last_edge]
+    edges_at = {place: {"left": left, "right": right} for place, (left, right) in zip(xs, pairwise(band_edges), strict=True)}
     rows_with_edges = [{**row, **edges_at[row["x"]]} for row in rows]
     return bands(rows_with_edges, keys={"x": title, "left": None, "right": None}, percent=percent, x=x, x2=alt.X2("right:Q"))
 
@@ -239,21 +239,21 @@ def bands(
         place_row = {key: row[key] for key in keys}
         band_row = band_rows.setdefault(tuple(place_row.values()), place_row | {f"s{n}": NOTHING for n in range(len(names))})
         band_row[f"s{names.index(str(row['series']))}"] = value_text(row, value=value, percent=percent)
-    titles = {key: title for key, title in keys.items() if title is not None}
+    title_of_key = {key: title for key, title in keys.items() if title is not None}
     place_tips = [
-        tip(key, title, number=all(isinstance(row[key], int | float) for row in rows)) for key, title in titles.items()
+        tip(key, title, number=all(isinstance(row[key], int | float) for row in rows)) for key, title in title_of_key.items()
     ]
     series_tips = [tip(f"s{n}", name or value) for n, name in enumerate(names)]
-    chart = alt.Chart(alt.InlineData(values=list(band_rows.values())))
-    return highlight(chart, **place, tooltip=[*place_tips, *series_tips])
+    band_chart = alt.Chart(alt.InlineData(values=list(band_rows.values())))
+    return highlight(band_chart, **place, tooltip=[*place_tips, *series_tips])
 
 
 def highlight(chart: alt.Chart, **encoded: Any) -> alt.Chart:
     """Turn a chart into invisible areas; the area under the pointer is highlighted and shows its tooltip."""
-    pointer = alt.selection_point(name="near", on="pointerover", clear="pointerout", empty=False)
-    opacity: Any = alt.when(alt.param("near"), empty=False).then(alt.value(0.14)).otherwise(alt.value(0))
-    area = chart.properties(name="hover").mark_rect(style="pointed")
-    return area.encode(**encoded, opacity=opacity).add_params(pointer)
+    pointer_selection = alt.selection_point(name="near", on="pointerover", clear="pointerout", empty=False)
+    hover_opacity: Any = alt.when(alt.param("near"), empty=False).then(alt.value(0.14)).otherwise(alt.value(0))
+    hover_area = chart.properties(name="hover").mark_rect(style="pointed")
+    return hover_area.encode(**encoded, opacity=hover_opacity).add_params(pointer_selection)
 
 
 def tip(key: str, title: str, *, number: bool = False) -> alt.Tooltip:

@@ -49,17 +49,17 @@ def compare_report(
     """
     arms = comparison.methods
     seeds = sorted({seed for by_seed in curves.values() for seed in by_seed})
-    seeds_of_arm = max((interval.count for interval in comparison.cells.values()), default=0)
+    most_seeds = max((interval.count for interval in comparison.cells.values()), default=0)
     clear_count, pair_count = sum(d.verdict == "clear" for d in comparison.differences), len(comparison.differences)
     is_uneven = len({len(by_seed) for by_seed in curves.values()}) > 1
-    points = [point for by_seed in curves.values() for lines in by_seed.values() for point in lines]
+    evaluation_points = [point for by_seed in curves.values() for lines in by_seed.values() for point in lines]
     curve_panels: list[Panel] = []
-    for name in parts.figures_of(points):
-        rows = [row for arm in arms for row in parts.seed_curves(curves.get(arm, {}), name, arm)]
-        curve_panels += parts.figure_panel(name, rows, arms)
+    for name in parts.figures_of(evaluation_points):
+        curve_rows = [row for arm in arms for row in parts.seed_curves(curves.get(arm, {}), name, arm)]
+        curve_panels += parts.figure_panel(name, curve_rows, arms)
     sections = [
         parts.section(
-            "Figures", {"level": 100 * comparison.level, "seeds": seeds_of_arm}, table=_arm_rows(comparison, seeds_of_arm)
+            "Figures", {"level": 100 * comparison.level, "seeds": most_seeds}, table=_arm_rows(comparison, most_seeds)
         ),
         parts.section(
             "Differences", {"summary": comparison.summary()}, legend=VERDICTS, palette="verdicts",
@@ -77,14 +77,14 @@ def compare_report(
     ]  # fmt: skip
     return render(
         title=title,
-        lead=f"{len(arms)} arms from the same start, {'up to ' if is_uneven else ''}{seeds_of_arm} seeds each: {', '.join(arms)}."
+        lead=f"{len(arms)} arms from the same start, {'up to ' if is_uneven else ''}{most_seeds} seeds each: {', '.join(arms)}."
         + (f" Seeds {', '.join(map(str, seeds))}." if seeds else ""),
         finding=compare_finding(comparison),
         command=command,
         warnings=_warnings(comparison),
         headlines=[
             Headline("arms", len(arms)),
-            Headline("seeds per arm", seeds_of_arm),
+            Headline("seeds per arm", most_seeds),
             Headline(
                 "differences beyond the noise", f"{clear_count} of {pair_count}", "all pairs of a figure considered (Holm)"
             ),
@@ -120,8 +120,8 @@ def _best_arm_headlines(comparison: ArmComparison) -> list[Headline]:
         worse_arms = {d.b if sign * d.interval.value > 0 else d.a for d in clear_differences}
         best_arms = [arm for arm in comparison.methods if arm not in worse_arms and comparison.cells[arm, figure].count]
         warnings = "; ".join(f"{arm}: {why}" for arm in best_arms if (why := comparison.wrong.get((arm, figure))))
-        count = f"{len(best_arms)} of {len(comparison.methods)}"
-        headlines.append(Headline(f"not beaten in {parts.figure_name(figure)}", count, ", ".join(best_arms), warnings))
+        count_text = f"{len(best_arms)} of {len(comparison.methods)}"
+        headlines.append(Headline(f"not beaten in {parts.figure_name(figure)}", count_text, ", ".join(best_arms), warnings))
     return headlines
 
 
@@ -129,8 +129,8 @@ def _arm_rows(comparison: ArmComparison, most: int) -> list[parts.Row]:
     """Build a table row per arm with its figures over seeds, None for a figure that no seed has."""
     rows: list[parts.Row] = []
     for arm in comparison.methods:
-        cells = [None if cell == "-" else cell.replace("!", "⚠") for cell in comparison.row(arm, most)]
-        rows.append({"arm": arm} | dict(zip(map(parts.figure_name, comparison.figures), cells, strict=True)))
+        figure_cells = [None if cell == "-" else cell.replace("!", "⚠") for cell in comparison.row(arm, most)]
+        rows.append({"arm": arm} | dict(zip(map(parts.figure_name, comparison.figures), figure_cells, strict=True)))
     return rows
 
 
@@ -138,47 +138,47 @@ def _difference_panels(comparison: ArmComparison) -> list[Panel]:
     """Draw the differences between arms with their intervals, one panel for each figure."""
     panels = []
     for figure in comparison.figures:
-        rows, table = [], []
+        chart_rows, table_rows = [], []
         for d in (d for d in comparison.differences if d.figure == figure):
             pair, i = f"{d.a} - {d.b}", d.interval
-            rows.append({"name": pair, "series": d.verdict, "value": i.value, "low": i.low, "high": i.high})
-            table.append(
+            chart_rows.append({"name": pair, "series": d.verdict, "value": i.value, "low": i.low, "high": i.high})
+            table_rows.append(
                 {"pair": pair, "difference": i.value, "from": i.low, "to": i.high, "p (Holm)": d.p_adjusted, "verdict": d.verdict,
                  "seeds needed": "" if d.verdict == "clear" else d.seeds_needed or "unknown"}
             )  # fmt: skip
-        if measured_rows := [row for row in rows if row["value"] == row["value"]]:
+        if measured_rows := [row for row in chart_rows if row["value"] == row["value"]]:
             chart = forest(measured_rows, names=(*VERDICTS, "same", "unknown"), x="difference", palette="verdicts")
-            panels.append(Panel(parts.figure_name(figure), (chart,), table))
+            panels.append(Panel(parts.figure_name(figure), (chart,), table_rows))
     return panels
 
 
 def compare_finding(comparison: ArmComparison) -> str:
     """Say which arm is better, in which figure and by how much, and name the figures that mean nothing."""
     figure_names = [name for name in ("accuracy", "ece") if name in comparison.figures] or list(comparison.figures[:2])
-    alarms = [
+    alarm_sentences = [
         f"Alarm for {' and '.join(dict.fromkeys(arm for arm, _ in cells))}: {why}."
         for why, cells in by_sentence(comparison.wrong).items()
     ]
     findings = [_figure_finding(comparison, name) for name in figure_names]
-    return " ".join(filter(None, [*alarms, *findings])) or "Nothing was compared."
+    return " ".join(filter(None, [*alarm_sentences, *findings])) or "Nothing was compared."
 
 
 def _figure_finding(comparison: ArmComparison, name: str) -> str:
     """State the clear differences in one figure, or else the difference that is closest to clear."""
     differences = [d for d in comparison.differences if d.figure == name]
-    meaningful, label = [d for d in differences if not _is_hollow(comparison, d)], parts.figure_name(name)
-    clear = sorted((d for d in meaningful if d.verdict == "clear"), key=lambda d: -abs(d.interval.value))
+    meaningful_differences, figure_label = [d for d in differences if not _is_hollow(comparison, d)], parts.figure_name(name)
+    clear = sorted((d for d in meaningful_differences if d.verdict == "clear"), key=lambda d: -abs(d.interval.value))
     sentences = [_state_better(d) for d in clear[:2]]
     if len(clear) > 2:
-        sentences.append(f"{len(clear) - 2} more differences in {label} are beyond the noise.")
-    if len(meaningful) < len(differences):
-        arms = dict.fromkeys(arm for d in differences for arm in (d.a, d.b) if (arm, name) in comparison.wrong)
-        sentences.append(f"The {label} of {' and '.join(arms)} means nothing.")
-    if meaningful and not clear:
-        nearest = [d for d in meaningful if d.verdict == "borderline"][:2]
-        if len(meaningful) == 1 or {d.verdict for d in meaningful} in ({"unknown"}, {"same"}):
-            nearest = [max(meaningful, key=lambda d: d.interval.count)]
-        sentences += [d.sentence() for d in nearest] or [f"In {label} all differences are inside the noise."]
+        sentences.append(f"{len(clear) - 2} more differences in {figure_label} are beyond the noise.")
+    if len(meaningful_differences) < len(differences):
+        hollow_arms = dict.fromkeys(arm for d in differences for arm in (d.a, d.b) if (arm, name) in comparison.wrong)
+        sentences.append(f"The {figure_label} of {' and '.join(hollow_arms)} means nothing.")
+    if meaningful_differences and not clear:
+        nearest = [d for d in meaningful_differences if d.verdict == "borderline"][:2]
+        if len(meaningful_differences) == 1 or {d.verdict for d in meaningful_differences} in ({"unknown"}, {"same"}):
+            nearest = [max(meaningful_differences, key=lambda d: d.interval.count)]
+        sentences += [d.sentence() for d in nearest] or [f"In {figure_label} all differences are inside the noise."]
     return " ".join(sentences)
 
 

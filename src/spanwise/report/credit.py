@@ -60,7 +60,7 @@ def credit_report(
         True
     """
     count = max((len(n) for columns in (rewards, *credit.values()) for n in columns.values()), default=0)
-    finding = credit_finding(credit, *view.pair)
+    finding_text = credit_finding(credit, *view.pair)
     credit, rewards = {method: parts.grouped(columns) for method, columns in credit.items()}, parts.grouped(rewards)
     statuses = {name: sum(map(Counter, counts), Counter[str]()) for name, counts in together(statuses).items()}
     methods_tried = [name for name in methods if name != RECORDED]
@@ -78,7 +78,7 @@ def credit_report(
     return render(
         title=f"Credit in {source}",
         lead=f"{title}. {note}".strip(),
-        finding=finding,
+        finding=finding_text,
         command=command,
         warnings=_warnings(statuses),
         headlines=[Headline("completions", count), *_headlines(rewards, statuses)],
@@ -99,11 +99,11 @@ def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str
     """Build a headline for each objective: its mean reward, with the number of completions by status of the reward."""
     headlines = []
     for name, reward_n in rewards.items():
-        counts = [
+        status_count_texts = [
             f"{int((~reward_n.isnan()).sum()):,} ok",
             *(f"{n:,} {status}" for status, n in statuses.get(name, {}).items() if status != "ok"),
         ]
-        headlines.append(Headline(f"mean reward: {name}", float(reward_n.double().nanmean()), ", ".join(counts)))
+        headlines.append(Headline(f"mean reward: {name}", float(reward_n.double().nanmean()), ", ".join(status_count_texts)))
     return headlines
 
 
@@ -117,29 +117,29 @@ def _summary_rows(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tens
 
 def _dead_strata_panels(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> list[Panel]:
     """Draw the share of dead strata (compared completions with equal rewards) by objective and method."""
-    rows = []
+    chart_rows = []
     for method in methods:
         for name, shares in together(dead.get(method, {})).items():
             if known_shares := [share for share in shares if share == share]:
-                rows.append({"name": name, "series": method, "value": fsum(known_shares) / len(known_shares)})
-    if not rows:
+                chart_rows.append({"name": name, "series": method, "value": fsum(known_shares) / len(known_shares)})
+    if not chart_rows:
         return []
-    chart = bars(rows, names=methods, x="share of strata without signal", percent=True, stacked=False)
-    return [Panel("Strata without signal", (chart,), _rows_by_objective(rows))]
+    bar_chart = bars(chart_rows, names=methods, x="share of strata without signal", percent=True, stacked=False)
+    return [Panel("Strata without signal", (bar_chart,), _rows_by_objective(chart_rows))]
 
 
 def _status_section(statuses: Mapping[str, Mapping[str, int]], rewards: Mapping[str, Tensor]) -> Section:
     """Build the page's section on how many completions have each reward, and why the others have none."""
     used_statuses = {status for counts in statuses.values() for status in counts}
     status_names = [name for status in Status if (name := status.name.lower()) in used_statuses]
-    means = {name: float(reward_n.double().nanmean()) for name, reward_n in rewards.items()}
+    mean_rewards = {name: float(reward_n.double().nanmean()) for name, reward_n in rewards.items()}
     rows = [
         {"name": name, "series": status, "value": counts.get(status, 0)}
         for name, counts in statuses.items()
         for status in status_names
     ]
-    table = [{**row, "mean reward": means.get(row["objective"])} for row in _rows_by_objective(rows)]
-    panels = [Panel("Rewards by status", (bars(rows, names=status_names, x="completions"),), table)] if rows else []
+    table_rows = [{**row, "mean reward": mean_rewards.get(row["objective"])} for row in _rows_by_objective(rows)]
+    panels = [Panel("Rewards by status", (bars(rows, names=status_names, x="completions"),), table_rows)] if rows else []
     return parts.section("Status of the rewards", legend=status_names, panels=panels)
 
 
@@ -150,25 +150,25 @@ def _rows_by_objective(rows: Sequence[parts.Row]) -> list[parts.Row]:
 
 def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right: str) -> str:
     """Say in how many completions two methods push a block in opposite directions, and in which block most often."""
-    right_n = {name: column_n for name, column_n in credit.get(right, {}).items() if name != STOP}
+    right_credit_n = {name: column_n for name, column_n in credit.get(right, {}).items() if name != STOP}
     left_n = {name: column_n for name, column_n in credit.get(left, {}).items() if name != STOP}
-    if not right_n or not left_n:
+    if not right_credit_n or not left_n:
         return ""
-    count = len(next(iter(right_n.values())))
+    completion_count = len(next(iter(right_credit_n.values())))
     if left == right:
         is_credited_n = torch.stack([column_n.nan_to_num() != 0 for column_n in credit[right].values()]).any(dim=0)
         credited_count = int(is_credited_n.sum())
-        alarm = "" if credited_count else "Alarm: nothing would be learned. "
-        return f"{alarm}{right} gives credit to {credited_count:,} of {count:,} completions."
+        alarm_sentence = "" if credited_count else "Alarm: nothing would be learned. "
+        return f"{alarm_sentence}{right} gives credit to {credited_count:,} of {completion_count:,} completions."
     single_n = next(iter(left_n.values())) if len(left_n) == 1 else None  # one credit per completion counts for every block
-    block_pairs = {name: (left_n.get(name, single_n), column_n) for name, column_n in right_n.items()}
-    opposed_n = {name: a_n * b_n < 0 for name, (a_n, b_n) in block_pairs.items() if a_n is not None}  # NaN gives False
+    credit_pairs = {name: (left_n.get(name, single_n), column_n) for name, column_n in right_credit_n.items()}
+    opposed_n = {name: a_n * b_n < 0 for name, (a_n, b_n) in credit_pairs.items() if a_n is not None}  # NaN gives False
     if not opposed_n:
         return ""
     opposed_count = int(torch.stack(list(opposed_n.values())).any(dim=0).sum())
     if not opposed_count:
-        return f"{left} and {right} push in opposite directions in none of {count:,} completions."
+        return f"{left} and {right} push in opposite directions in none of {completion_count:,} completions."
     block = max(opposed_n, key=lambda name: int(opposed_n[name].sum()))
     block_note = f", most often in the block {block} ({int(opposed_n[block].sum()):,})" if len(opposed_n) > 1 else ""
-    count_text = f"{opposed_count:,} of {count:,} completions ({parts.percent(opposed_count / count)})"
+    count_text = f"{opposed_count:,} of {completion_count:,} completions ({parts.percent(opposed_count / completion_count)})"
     return f"{left} and {right} push in opposite directions in {count_text}{block_note}."

@@ -155,8 +155,8 @@ def render(
     """
     full_sections = [s for s in sections if s.panels or s.points or s.table or s.warnings or s.body is not None]
     has_charts = any(section.panels for section in full_sections)
-    assets = ("report", *(_TOKEN_ASSETS if any(section.body is not None for section in full_sections) else ()))
-    scripts = [_static(f"{asset}.js") for asset in assets]
+    asset_names = ("report", *(_TOKEN_ASSETS if any(section.body is not None for section in full_sections) else ()))
+    scripts = [_static(f"{asset}.js") for asset in asset_names]
     script_texts = [*scripts, *([_vega()] if has_charts else [])]
     return template("page.html.j2").render(
         title=title,
@@ -171,7 +171,7 @@ def render(
         headlines=headlines,
         sections=full_sections,
         recipe=yaml.safe_dump(hidden(dict(recipe)), sort_keys=False, allow_unicode=True) if recipe else "",
-        styles=Markup("\n".join(_static(f"{asset}.css") for asset in assets)),
+        styles=Markup("\n".join(_static(f"{asset}.css") for asset in asset_names)),
         scripts=[Markup(script) for script in scripts],
         vega=deflated(_vega()) if has_charts else None,
         hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in script_texts],
@@ -185,8 +185,8 @@ def deflated(text: str) -> str:
 
 def spec_data(chart: Drawn) -> Markup:
     """Return a chart as JSON in which no character has a meaning to an HTML parser."""
-    spec = {key: value for key, value in chart.to_dict(validate=False).items() if key not in ("$schema", "config")}
-    return htmlsafe_json_dumps(spec, separators=(",", ":"), allow_nan=False)
+    chart_spec = {key: value for key, value in chart.to_dict(validate=False).items() if key not in ("$schema", "config")}
+    return htmlsafe_json_dumps(chart_spec, separators=(",", ":"), allow_nan=False)
 
 
 def shown(value: Cell) -> str:

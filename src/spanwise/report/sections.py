@@ -39,8 +39,8 @@ VOTES_BY_SCORE = "No confidence is stated, so votes are weighed by the score."
 
 def section(title: str, words: Mapping[str, Any] | None = None, **parts: Any) -> Section:
     """Build a section of a report page with its text from `static/words.yaml`, into which `words` are filled."""
-    entry = SECTIONS[title]
-    return Section(title, entry["text"].format(**words or {}).strip(), asks=entry["asks"], **parts)
+    section_entry = SECTIONS[title]
+    return Section(title, section_entry["text"].format(**words or {}).strip(), asks=section_entry["asks"], **parts)
 
 
 def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: str = "") -> Section:
@@ -63,8 +63,8 @@ def _calibration_panels(name: str, kind: str, phrase: str, columns: Mapping[str,
     count_note = (
         f"{sum(row['count'] for row in rows):,} of {len(columns['correct']):,} completions {phrase} and could be judged."
     )
-    title = f"Accuracy by {kind}" if not name else f"{name}, by its score" if kind == "score" else name
-    bins: list[Row] = [
+    diagram_title = f"Accuracy by {kind}" if not name else f"{name}, by its score" if kind == "score" else name
+    bin_table: list[Row] = [
         {
             kind: "1" if row["low"] == row["high"] else f"{row['low']:.2g} to {row['high']:.2g}",
             "completions": row["count"], f"mean {kind}": row["confidence"], "accuracy": row["accuracy"],
@@ -72,7 +72,7 @@ def _calibration_panels(name: str, kind: str, phrase: str, columns: Mapping[str,
         }
         for row in rows
     ]  # fmt: skip
-    diagram = Panel(title, reliability_diagram(rows, by=kind), bins, f"{count_note} {note}".strip())
+    diagram = Panel(diagram_title, reliability_diagram(rows, by=kind), bin_table, f"{count_note} {note}".strip())
     if name:
         return [diagram]
     names, rows = ("right answers", "wrong answers"), confidence_rows(columns[kind], columns["correct"])
@@ -88,15 +88,15 @@ def curve_panel(
     """Build a panel with curves over `x` and a table of their numbers; an empty list if there are no rows."""
     if not rows:
         return []
-    chart = curves(rows, names=names, x=x, **options)
-    return [Panel(title, (chart,), wide(rows, key="x", label=label), note, legend)]
+    curve_chart = curves(rows, names=names, x=x, **options)
+    return [Panel(title, (curve_chart,), wide(rows, key="x", label=label), note, legend)]
 
 
 def figure_panel(name: str, rows: list[Row], names: Sequence[str], **options: Any) -> list[Panel]:
     """Build a panel with the curves of one evaluation figure."""
     title = figure_name(name)
-    unit = "share of completions" if is_share(name) else title
-    return curve_panel(title[:1].upper() + title[1:], rows, names, y=unit, percent=is_share(name), **options)
+    axis_title = "share of completions" if is_share(name) else title
+    return curve_panel(title[:1].upper() + title[1:], rows, names, y=axis_title, percent=is_share(name), **options)
 
 
 def voting_section(
@@ -106,65 +106,65 @@ def voting_section(
     arms_by_score = [
         name for name, columns in samples.items() if "score" in columns and bool(columns["confidence"].isnan().all())
     ]
-    note = VOTES_BY_SCORE if arms_by_score else ""
+    score_note = VOTES_BY_SCORE if arms_by_score else ""
     if any(arms_by_score):
-        note = f"{', '.join(arms_by_score)}: {note[0].lower()}{note[1:]}"
+        score_note = f"{', '.join(arms_by_score)}: {score_note[0].lower()}{score_note[1:]}"
     rows_of_arm = {name: voting_rows(arm_curves, over=over) for name, arm_curves in votes.items()}
     ways = list(dict.fromkeys(row["series"] for rows in rows_of_arm.values() for row in rows))
     panels: list[Panel] = []
     for name, arm_rows in rows_of_arm.items():
         panels += curve_panel(name or "Accuracy by voting budget", arm_rows, ways, y="accuracy", percent=True, **_BY_SAMPLES)
-    return section("Voting", {"over": over, "note": note}, legend=ways, panels=panels)
+    return section("Voting", {"over": over, "note": score_note}, legend=ways, panels=panels)
 
 
 def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
     """Build the section on how much more accurate the majority answer of a later attempt is than that of the first attempt."""
     first_attempt, *later_attempts = votes or ("",)
-    differences = {
+    curve_of_difference = {
         f"{name} - {first_attempt}": curve_difference(votes[name]["majority"], votes[first_attempt]["majority"])
         for name in later_attempts
         if votes[name] and votes[name]["majority"].prompts == votes[first_attempt]["majority"].prompts
     }
-    names, options = list(differences), {"y": "difference in accuracy", "y_zero": True, **_BY_SAMPLES}
-    panels = curve_panel("Later attempt minus the first", voting_rows(differences), names, **options)
-    return section("Attempts", legend=names, panels=panels)
+    difference_names, options = list(curve_of_difference), {"y": "difference in accuracy", "y_zero": True, **_BY_SAMPLES}
+    panels = curve_panel("Later attempt minus the first", voting_rows(curve_of_difference), difference_names, **options)
+    return section("Attempts", legend=difference_names, panels=panels)
 
 
 def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]], *, of: str) -> Section:
     """Build the section with histograms of each block's credit under several methods; `of` describes the completions."""
     credit = {method: grouped(columns) for method, columns in credit.items()}
-    blocks, panels = dict.fromkeys(block for method in methods for block in credit[method]), list[Panel]()
-    for block in blocks:
+    block_names, panels = dict.fromkeys(block for method in methods for block in credit[method]), list[Panel]()
+    for block in block_names:
         rows = histogram_rows({method: credit[method][block] for method in methods if block in credit[method]})
         bins = (row for row in rows if row["low"] < row["high"])
         table = merged(({"from": row["low"], "to": row["high"], row["series"]: row["share"]} for row in bins), key="from")
         panels += [Panel(block, (histograms(rows, names=methods, height=220),), table)] if rows else []
-    filled_in = {"of": of, "stop": f" {NOTES['stop']}" if STOP in blocks else ""}
-    return section("Credit by block", filled_in, legend=methods, panels=panels)
+    text_fields = {"of": of, "stop": f" {NOTES['stop']}" if STOP in block_names else ""}
+    return section("Credit by block", text_fields, legend=methods, panels=panels)
 
 
 def tokens_section(view: TokenView | None, *, title: str = "Tokens", note: str = "") -> Section:
     """Build the section with the token view, empty without completions; `note` adds a sentence to its text."""
-    body = token_view(view) if view is not None and view.completions else None
-    return section(title, {"note": note}, body=body)
+    token_view_html = token_view(view) if view is not None and view.completions else None
+    return section(title, {"note": note}, body=token_view_html)
 
 
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
     """Count how often right and wrong answers state each confidence, in steps of 0.1."""
     # A small number is added, because rounding may put a confidence just below the border of its bin (.7 in float32).
-    nudged_n, verdicts = confidence_n.double() + 1e-7, {"right answers": 1.0, "wrong answers": 0.0}
+    nudged_confidence_n, verdicts = confidence_n.double() + 1e-7, {"right answers": 1.0, "wrong answers": 0.0}
     edges = [b / 10 for b in range(12)]
-    return _count_in_bins({series: nudged_n[correct_n == verdict] for series, verdict in verdicts.items()}, edges)
+    return _count_in_bins({series: nudged_confidence_n[correct_n == verdict] for series, verdict in verdicts.items()}, edges)
 
 
 def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
     """Count the values of each histogram in the bins between `edges`, with an empty bin at the end to close the outline."""
     rows: list[Row] = []
     for series, value_n in values.items():
-        finite_n = value_n[value_n.isfinite()].double().cpu()
-        counts = [*np.histogram(finite_n, edges)[0].tolist(), 0]
-        for low, high, count in zip(edges, [*edges[1:], edges[-1]], counts, strict=True) if len(finite_n) else ():
-            rows.append({"series": series, "low": low, "high": high, "share": count / len(finite_n), "count": count})
+        finite_value_n = value_n[value_n.isfinite()].double().cpu()
+        counts = [*np.histogram(finite_value_n, edges)[0].tolist(), 0]
+        for low, high, count in zip(edges, [*edges[1:], edges[-1]], counts, strict=True) if len(finite_value_n) else ():
+            rows.append({"series": series, "low": low, "high": high, "share": count / len(finite_value_n), "count": count})
     return rows
 
 
@@ -181,16 +181,16 @@ def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Ro
 
 def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41) -> list[Row]:
     """Return chart rows with a histogram of each series over the same bins, which are symmetric about 0."""
-    sizes_n = torch.cat([value_n[value_n.isfinite()].abs().double() for value_n in values.values()])
-    widest = float(sizes_n.max()) if sizes_n.any() else 1.0
-    return _count_in_bins(values, np.linspace(-widest, widest, bins + 1).tolist())
+    abs_value_n = torch.cat([value_n[value_n.isfinite()].abs().double() for value_n in values.values()])
+    largest_abs = float(abs_value_n.max()) if abs_value_n.any() else 1.0
+    return _count_in_bins(values, np.linspace(-largest_abs, largest_abs, bins + 1).tolist())
 
 
 def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the names of the usual evaluation figures, then those of later attempts and the self-rewarding score in `points`."""
-    names = dict.fromkeys(name for point in points for name in point)
-    score_figures = (name for name in SCORE_FIGURES if name in names)
-    return list(dict.fromkeys([*FIGURES, *(name for name in names if name.endswith("_accuracy")), *score_figures]))
+    figure_names = dict.fromkeys(name for point in points for name in point)
+    score_figures = (name for name in SCORE_FIGURES if name in figure_names)
+    return list(dict.fromkeys([*FIGURES, *(name for name in figure_names if name.endswith("_accuracy")), *score_figures]))
 
 
 def grouped(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -217,8 +217,8 @@ def figure(point: Mapping[str, Any], name: str) -> float | None:
     if name == "malformed" and point.get("malformed") is None:
         format_rate = point.get("format_rate")
         return None if format_rate is None else 1.0 - format_rate
-    value = point.get(name)
-    return None if value is None or value != value else float(value)
+    figure_value = point.get(name)
+    return None if figure_value is None or figure_value != figure_value else float(figure_value)
 
 
 def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
@@ -239,23 +239,23 @@ def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
 def batch_curve(points: Sequence[Mapping[str, Any]], name: str, series: str, *, most: int = MOST) -> list[Row]:
     """Return a chart's curve of a training metric with at most `most` points, each the mean of equally many batches."""
     chunk_size = max(1, math.ceil(len(points) / most))
-    rows = []
+    curve_rows = []
     for start in range(0, len(points), chunk_size):
-        chunk = points[start : start + chunk_size]
-        values = [value for point in chunk if (value := figure(point, name)) is not None]
+        chunk_points = points[start : start + chunk_size]
+        values = [value for point in chunk_points if (value := figure(point, name)) is not None]
         if values:
-            rows.append({"series": series, "x": chunk[-1]["step"], "value": math.fsum(values) / len(values)})
-    return rows
+            curve_rows.append({"series": series, "x": chunk_points[-1]["step"], "value": math.fsum(values) / len(values)})
+    return curve_rows
 
 
 def wide(rows: Sequence[Row], *, key: str, label: str | None = None) -> list[Row]:
     """Turn the rows of a chart into a table with one row per `key` and one column per series."""
     cells_of: dict[Any, Row] = {}
     for row in rows:
-        cell = row["value"]
+        cell_value = row["value"]
         if row.get("low") is not None and row["low"] == row["low"]:
-            cell = f"{cell:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
-        cells_of.setdefault(row[key], {})[row["series"]] = cell
+            cell_value = f"{cell_value:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+        cells_of.setdefault(row[key], {})[row["series"]] = cell_value
     names = dict.fromkeys(row["series"] for row in rows)
     return [{label or key: place, **{name: cells_of[place].get(name) for name in names}} for place in sorted(cells_of)]
 
@@ -270,5 +270,5 @@ def merged(rows: Iterable[Row], *, key: str) -> list[Row]:
 
 def percent(share: float) -> str:
     """Format a share as a percentage."""
-    digits = 0 if share in (0, 1) else 1 if share >= 0.001 else 2
-    return f"{100 * share:.{digits}f} %"
+    decimal_places = 0 if share in (0, 1) else 1 if share >= 0.001 else 2
+    return f"{100 * share:.{decimal_places}f} %"

@@ -59,11 +59,11 @@ class TokenView:
     @property
     def pair(self) -> tuple[str, str]:
         """Return the two methods that the page shows first: grpo if it is among them, and the run's own method."""
-        left = "grpo" if "grpo" in self.methods else self.methods[0]
-        right = self.own if self.own in self.methods and self.own is not None else next(iter(self.methods[1:]), left)
-        if left == right:
-            left = next((name for name in self.methods if name != right), right)
-        return left, right
+        left_method = "grpo" if "grpo" in self.methods else self.methods[0]
+        right = self.own if self.own in self.methods and self.own is not None else next(iter(self.methods[1:]), left_method)
+        if left_method == right:
+            left_method = next((name for name in self.methods if name != right), right)
+        return left_method, right
 
 
 def token_view(view: TokenView) -> Markup:
@@ -89,8 +89,8 @@ def token_view(view: TokenView) -> Markup:
         >>> "<b>" in html
         False
     """
-    data = deflated(json.dumps(payload(view), ensure_ascii=False, separators=(",", ":"), allow_nan=False))
-    return Markup(template("tokens.html.j2").render(data=data, count=len(view.completions)))
+    payload_base64 = deflated(json.dumps(payload(view), ensure_ascii=False, separators=(",", ":"), allow_nan=False))
+    return Markup(template("tokens.html.j2").render(data=payload_base64, count=len(view.completions)))
 
 
 def payload(view: TokenView) -> dict[str, Any]:
@@ -102,9 +102,9 @@ def payload(view: TokenView) -> dict[str, Any]:
         _check(row, number, view.methods)
     objectives = list(dict.fromkeys(name for row in rows for name in row.rewards))
     judged = [name for name in objectives if name == view.outcome and any(row.rewards.get(name) in (0, 1) for row in rows)]
-    rules = {method: view.rules.get(method, Rule()) for method in view.methods}
+    rule_of_method = {method: view.rules.get(method, Rule()) for method in view.methods}
     stating_objectives = {name for row in rows for name, value in row.stated.items() if _number(value) is not None}
-    streams = dict.fromkeys(name for row in rows for name in row.values)
+    stream_names = dict.fromkeys(name for row in rows for name in row.values)
     return {
         "methods": list(view.methods),
         "objectives": objectives,
@@ -123,15 +123,15 @@ def payload(view: TokenView) -> dict[str, Any]:
         "tokens": _coded([row.tokens for row in rows]),
         "advantages": [_coded_numbers([row.advantages[method] for row in rows], DIGITS) for method in view.methods],
         "values": [
-            {"name": name, **(_coded_numbers([row.values.get(name) for row in rows], COARSE) or {})} for name in streams
+            {"name": name, **(_coded_numbers([row.values.get(name) for row in rows], COARSE) or {})} for name in stream_names
         ],
         "segments": view.segments,
         "pair": [view.methods.index(name) for name in view.pair],
         "openings": _coded([[opening(row, view.outcome, stating_objectives)] for row in rows]),
-        "clauses": [_coded([[clause(row, method, rule)] for row in rows]) for method, rule in rules.items()],
-        "why": [[explained(row, method, rule) for method, rule in rules.items()] for row in rows],
-        "credits": [[_round_all(credits(row, method, rule)) for method, rule in rules.items()] for row in rows],
-        "units": [unit(rows, method, rule) for method, rule in rules.items()],
+        "clauses": [_coded([[clause(row, method, rule)] for row in rows]) for method, rule in rule_of_method.items()],
+        "why": [[explained(row, method, rule) for method, rule in rule_of_method.items()] for row in rows],
+        "credits": [[_round_all(credits(row, method, rule)) for method, rule in rule_of_method.items()] for row in rows],
+        "units": [unit(rows, method, rule) for method, rule in rule_of_method.items()],
         "groups": [None if row.group is None else f"{row.step}/{row.group}" for row in rows],
         "answers": [row.answer for row in rows],
         "stated": [next((value for value in row.stated.values() if _number(value) is not None), None) for row in rows],
@@ -147,27 +147,27 @@ def _own_score(score: float | None) -> str | None:
     """Describe the self-rewarding score of a completion, which rates its own answer."""
     if score is None or math.isnan(score):
         return None if score is None else "no score of its own: the completion was cut off"
-    clipped = min(max(score, 0.0), 1.0)
-    return f"says of itself {clipped:.2f}" + (f" ({score:.2g}, clipped)" if clipped != score else "")
+    clipped_score = min(max(score, 0.0), 1.0)
+    return f"says of itself {clipped_score:.2f}" + (f" ({score:.2g}, clipped)" if clipped_score != score else "")
 
 
 def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
     """Refuse a completion whose advantages, values or spans do not fit the number of its tokens."""
-    missing = next((method for method in methods if method not in row.advantages), None)
-    if missing is not None:
+    missing_method = next((method for method in methods if method not in row.advantages), None)
+    if missing_method is not None:
         raise DataError(
-            f"Completion {number} has no advantages under '{missing}'; it has {', '.join(row.advantages) or 'none'}."
+            f"Completion {number} has no advantages under '{missing_method}'; it has {', '.join(row.advantages) or 'none'}."
         )
     size = len(row.tokens)
-    columns = {f"values{' of ' if name else ''}{name}": values for name, values in row.values.items()}
-    columns |= {f"advantages under '{method}'": row.advantages[method] for method in methods}
-    columns |= {} if row.probabilities is None else {"probabilities": row.probabilities}
-    for name, column in columns.items():
+    token_columns = {f"values{' of ' if name else ''}{name}": values for name, values in row.values.items()}
+    token_columns |= {f"advantages under '{method}'": row.advantages[method] for method in methods}
+    token_columns |= {} if row.probabilities is None else {"probabilities": row.probabilities}
+    for name, column in token_columns.items():
         if len(column) != size:
             raise AlignmentError(f"Completion {number} has {size} tokens and {len(column)} {name}; give one for each.")
-    places = [(f"Block '{name}'", *span) for name, spans in row.spans.items() for span in spans]
-    places += [("A segment", min(tokens), max(tokens) + 1) for tokens in row.opens.values() if len(tokens)]
-    for what, start, end in places:
+    token_spans = [(f"Block '{name}'", *span) for name, spans in row.spans.items() for span in spans]
+    token_spans += [("A segment", min(tokens), max(tokens) + 1) for tokens in row.opens.values() if len(tokens)]
+    for what, start, end in token_spans:
         if start < end and not 0 <= start < end <= size:
             raise AlignmentError(f"{what} of completion {number} spans tokens [{start}, {end}), but there are {size}.")
 
@@ -177,28 +177,28 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
     if all(column is None for column in columns):
         return None
     numbers_v = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
-    finite = np.nan_to_num(numbers_v)
-    digits = FEW if np.count_nonzero(finite[1:] != finite[:-1]) > MANY else digits
-    distinct, number_index = np.unique(numbers_v, return_inverse=True)
-    rounded = [_number(value, digits) for value in distinct.tolist()]
-    numbers = iter([rounded[place] for place in number_index.tolist()])
+    finite_v = np.nan_to_num(numbers_v)
+    digits = FEW if np.count_nonzero(finite_v[1:] != finite_v[:-1]) > MANY else digits
+    distinct_numbers, number_index = np.unique(numbers_v, return_inverse=True)
+    rounded_numbers = [_number(value, digits) for value in distinct_numbers.tolist()]
+    number_iterator = iter([rounded_numbers[place] for place in number_index.tolist()])
     # The 98th percentile of the sizes above 0 gets the full colour, so that a single outlier does not make all others pale.
-    sizes = np.abs(numbers_v[np.isfinite(numbers_v) & (numbers_v != 0)])
-    scale = float(f"{np.quantile(sizes, 0.98, method='higher'):.{DIGITS}g}") if sizes.size else 0.0
-    coded = _coded([None if column is None else list(islice(numbers, len(column))) for column in columns])
-    return {**coded, "scale": scale, "rounded": digits == FEW}
+    number_sizes = np.abs(numbers_v[np.isfinite(numbers_v) & (numbers_v != 0)])
+    full_colour_size = float(f"{np.quantile(number_sizes, 0.98, method='higher'):.{DIGITS}g}") if number_sizes.size else 0.0
+    coded_columns = _coded([None if column is None else list(islice(number_iterator, len(column))) for column in columns])
+    return {**coded_columns, "scale": full_colour_size, "rounded": digits == FEW}
 
 
 def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
     """Compress rows of words to a list of the distinct words, and one text per row with a character for each word."""
-    words = [word for word, _ in Counter(word for row in rows for word in row or ()).most_common()]
-    if len(words) > _MOST_WORDS:
-        words = [*words[: _MOST_WORDS - 1], "…"]
-    codes = {word: chr(32 + n + 2048 * (32 + n >= 0xD800)) for n, word in enumerate(words)}
-    padding = codes[words[-1]] if words else ""
+    distinct_words = [word for word, _ in Counter(word for row in rows for word in row or ()).most_common()]
+    if len(distinct_words) > _MOST_WORDS:
+        distinct_words = [*distinct_words[: _MOST_WORDS - 1], "…"]
+    code_of_word = {word: chr(32 + n + 2048 * (32 + n >= 0xD800)) for n, word in enumerate(distinct_words)}
+    unlisted_code = code_of_word[distinct_words[-1]] if distinct_words else ""
     return {
-        "words": words,
-        "codes": [None if row is None else "".join(codes.get(word, padding) for word in row) for row in rows],
+        "words": distinct_words,
+        "codes": [None if row is None else "".join(code_of_word.get(word, unlisted_code) for word in row) for row in rows],
     }
 
 
@@ -212,5 +212,5 @@ def _number(value: float | None, digits: int = DIGITS) -> float | int | str | No
         return None
     if math.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"
-    rounded = float(f"{value:.{digits}g}")
-    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
+    rounded_value = float(f"{value:.{digits}g}")
+    return int(rounded_value) if rounded_value.is_integer() and abs(rounded_value) < 1e15 else rounded_value

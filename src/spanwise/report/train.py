@@ -79,7 +79,7 @@ def train_report(
     unmeasured, votes, credit, samples_by_arm = unmeasured or {}, votes or {}, credit or {}, {"": samples} if samples else {}
     batches = [line for line in metrics if "evaluation" not in line and "final" not in line]
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
-    done = max((line["step"] for line in (*batches, *points)), default=0)
+    last_step = max((line["step"] for line in (*batches, *points)), default=0)
     names = names_in(batches, "rewards/<objective>/mean")
     # A run of the user's own script has no rewards on held-out prompts, so those of its training batches are shown instead.
     rewards = {
@@ -92,23 +92,23 @@ def train_report(
     mean_rewards = [
         _mean_reward_headline(name, means, intervals or {}, of_batches) for name, means in rewards.items() if unmeasured
     ]
-    steps = {row.step for row in view.completions if row.step is not None} if view else set()
-    step_note = f", of step {steps.pop()}" if len(steps) == 1 else ""
-    trained, *others = view.methods if view else ("",)
-    note = f"The run was trained with {trained}; beside it is the credit that {' and '.join(others)}"
-    measured = {name: i.value for name, i in (intervals or {}).items() if i is not None}
+    shown_steps = {row.step for row in view.completions if row.step is not None} if view else set()
+    step_note = f", of step {shown_steps.pop()}" if len(shown_steps) == 1 else ""
+    trained_method, *other_methods = view.methods if view else ("",)
+    methods_note = f"The run was trained with {trained_method}; beside it is the credit that {' and '.join(other_methods)}"
+    interval_values = {name: i.value for name, i in (intervals or {}).items() if i is not None}
     # The values of `intervals` may come from more samples than the last evaluation in `metrics`, so they replace its values.
-    evaluations = [*points[:-1], points[-1] | measured] if points else []
+    evaluations = [*points[:-1], points[-1] | interval_values] if points else []
     wrong = alarms({name: value for name, value in evaluations[-1].items() if name not in unmeasured}) if evaluations else {}
     alarmed = by_sentence(wrong).items()
-    learning: list[Panel] = []
+    learning_panels: list[Panel] = []
     for name in figures_of(points):
         rows = [*batch_curve(batches, name, _BATCH), *seed_curves({0: points}, name, _HELD_OUT)]
-        zero = name.removeprefix(OF_SCORE) in _FROM_ZERO
-        learning += parts.figure_panel(name, rows, (_HELD_OUT, _BATCH), dots=(_HELD_OUT,), y_zero=zero)
+        starts_at_zero = name.removeprefix(OF_SCORE) in _FROM_ZERO
+        learning_panels += parts.figure_panel(name, rows, (_HELD_OUT, _BATCH), dots=(_HELD_OUT,), y_zero=starts_at_zero)
     sections = [
         glance_section(batches, names),
-        parts.section("Learning", {"seeds": ""}, legend=(_HELD_OUT, _BATCH), panels=learning),
+        parts.section("Learning", {"seeds": ""}, legend=(_HELD_OUT, _BATCH), panels=learning_panels),
         parts.calibration_section(samples_by_arm),
         parts.voting_section(votes if len(votes) > 1 else {"": next(iter(votes.values()), {})}, samples_by_arm),
         parts.attempts_section(votes),
@@ -120,18 +120,18 @@ def train_report(
         *mode_sections(batches),
         parts.credit_section(list(credit), credit, of=f"these rollouts{step_note}"),
         batch_section("Optimiser", batches),
-        parts.tokens_section(view, note=f"{note} would have given the same tokens." if others else ""),
+        parts.tokens_section(view, note=f"{methods_note} would have given the same tokens." if other_methods else ""),
         parts.tokens_section(one_prompt, title="One prompt, step by step"),
     ]
     return render(
         title=f"Training {recipe.get('method', 'run')}" + (f" with {name}" if (name := _baseline(recipe)) else ""),
-        lead=_lead(recipe, summary, done),
+        lead=_lead(recipe, summary, last_step),
         finding=train_finding(
-            evaluations, steps=done, intervals=intervals, unmeasured=unmeasured, rewards=rewards, of_batches=of_batches
+            evaluations, steps=last_step, intervals=intervals, unmeasured=unmeasured, rewards=rewards, of_batches=of_batches
         ),
         command=command,
         warnings=[
-            *_unfinished(recipe, bool(summary) or any("final" in line for line in metrics), done, again=bool(command)),
+            *_unfinished(recipe, bool(summary) or any("final" in line for line in metrics), last_step, again=bool(command)),
             *(f"{why[:1].upper()}{why[1:]} ({', '.join(map(figure_name, names))}). {CAUSES[why]}" for why, names in alarmed),
             *batch_alarms(batches),
         ],
@@ -160,8 +160,8 @@ def _baseline(recipe: Mapping[str, Any]) -> str:
     method = METHODS.get(str(recipe.get("method")))
     if method is not None and "baseline" not in method.inputs:
         return ""
-    named = [entry.get("baseline") for entry in recipe.get("objectives") or ()]
-    name = next((name for name in reversed(named) if name), None)
+    baseline_names = [entry.get("baseline") for entry in recipe.get("objectives") or ()]
+    name = next((name for name in reversed(baseline_names) if name), None)
     return f"the {name} baseline" if name and name != "none" else ""
 
 
@@ -179,38 +179,38 @@ def _unfinished(recipe: Mapping[str, Any], ended: bool, done: int, *, again: boo
 def _lead(recipe: Mapping[str, Any], summary: Mapping[str, Any], done: int) -> str:
     """Say in one sentence what a run trained, on which task, and how long it took."""
     planned_steps = recipe.get("steps")
-    steps = f"{done} steps" if planned_steps in (None, done) else f"{done} of {planned_steps} steps"
-    size = f" of {recipe['prompts']} prompts x {recipe['group_size']} completions" if recipe.get("group_size") else ""
-    task = f" on {recipe.get('model') or recipe.get('task')}" if recipe.get("task") else ""
-    seconds = f", in {summary['seconds']:,.0f} s" if summary.get("seconds") else ""
+    steps_text = f"{done} steps" if planned_steps in (None, done) else f"{done} of {planned_steps} steps"
+    batch_text = f" of {recipe['prompts']} prompts x {recipe['group_size']} completions" if recipe.get("group_size") else ""
+    task_text = f" on {recipe.get('model') or recipe.get('task')}" if recipe.get("task") else ""
+    duration_text = f", in {summary['seconds']:,.0f} s" if summary.get("seconds") else ""
     spanwise_share = summary.get("spanwise_share")
-    share = f"; segmenting, scoring and crediting took {percent(spanwise_share)} of the steps" if spanwise_share else ""
-    return f"{steps}{size}{task}, seed {recipe.get('seed', 'unknown')}{seconds}{share}."
+    share_text = f"; segmenting, scoring and crediting took {percent(spanwise_share)} of the steps" if spanwise_share else ""
+    return f"{steps_text}{batch_text}{task_text}, seed {recipe.get('seed', 'unknown')}{duration_text}{share_text}."
 
 
 def _headlines(
     points: Lines, intervals: Mapping[str, Interval | None], unmeasured: Mapping[str, str], wrong: Mapping[str, str]
 ) -> list[Headline]:
-    last, start = (points[-1], points[0]) if points else ({}, {})
+    last_point, first_point = (points[-1], points[0]) if points else ({}, {})
     headlines = []
     for name in _HEADLINES:
-        optional = name == "refusal_rate" or name.startswith(OF_SCORE)
-        never = optional and not any(figure(point, name) is not None for point in points) and name not in intervals
+        is_optional = name == "refusal_rate" or name.startswith(OF_SCORE)
+        never = is_optional and not any(figure(point, name) is not None for point in points) and name not in intervals
         if name in unmeasured or (never and (points or name.startswith(OF_SCORE))):  # a task may know no refusals
             continue
-        value, before, interval = figure(last, name), figure(start, name), intervals.get(name)
-        show = percent if is_share(name) else shown
-        note = _note(interval, before if len(points) > 1 else None, show)
+        value, value_at_start, interval = figure(last_point, name), figure(first_point, name), intervals.get(name)
+        format_value = percent if is_share(name) else shown
+        small_print = _note(interval, value_at_start if len(points) > 1 else None, format_value)
         why = wrong.get("format_rate" if name == "malformed" else name, "")
-        headlines.append(Headline(figure_name(name), None if value is None else show(value), note, why))
+        headlines.append(Headline(figure_name(name), None if value is None else format_value(value), small_print, why))
     return headlines
 
 
 def _note(interval: Interval | None, before: float | None, show: Callable[[Any], str], began: str = "at the start") -> str:
     """Return the small print under a headline figure: its interval, and its value at the start of training."""
-    bounds = bounds_text(interval, show)
-    notes = [f"95 %: {bounds}"] if bounds else []
-    return "\n".join(notes if before is None else [*notes, f"{show(before)} {began}"])
+    interval_text = bounds_text(interval, show)
+    note_lines = [f"95 %: {interval_text}"] if interval_text else []
+    return "\n".join(note_lines if before is None else [*note_lines, f"{show(before)} {began}"])
 
 
 def train_finding(
@@ -228,25 +228,25 @@ def train_finding(
     if not points:
         rewards_sentence = f" {earned[0].upper()}{earned[1:]}." if earned else ""
         return f"{_count(steps, 'step')} trained, nothing evaluated: whether it learned is not known.{rewards_sentence}"
-    last, first = points[-1], points[0] if len(points) > 1 else {}
-    wrong = alarms({name: last[name] for name in last if name not in unmeasured})
-    after = f"After {_count(last['step'], 'step')}" if last["step"] else "Before any training"
+    last_point, first_point = points[-1], points[0] if len(points) > 1 else {}
+    cause_of_figure = alarms({name: last_point[name] for name in last_point if name not in unmeasured})
+    after = f"After {_count(last_point['step'], 'step')}" if last_point["step"] else "Before any training"
     if "accuracy" in unmeasured:
         return f"{after} {earned}." if earned else f"{after} accuracy cannot be measured: {unmeasured['accuracy']}."
-    clauses = [_moved("accuracy", last, first, intervals.get("accuracy"))]
-    if (refused := figure(last, "refusal_rate")) is not None:
-        clauses.append(f"the refusal rate {percent(refused)}")
-    sentence = f"{after} {' and '.join(clauses)}"
-    if "ece" in wrong:
+    figure_clauses = [_moved("accuracy", last_point, first_point, intervals.get("accuracy"))]
+    if (refusal_rate := figure(last_point, "refusal_rate")) is not None:
+        figure_clauses.append(f"the refusal rate {percent(refusal_rate)}")
+    sentence = f"{after} {' and '.join(figure_clauses)}"
+    if "ece" in cause_of_figure:
         sentence += ". Its ECE means nothing"
-    elif (ece := figure(last, "ece")) is not None and "ece" not in unmeasured:
+    elif (ece := figure(last_point, "ece")) is not None and "ece" not in unmeasured:
         sentence += f"; ECE is {ece:.3f}"
     elif "ece" not in unmeasured:
         sentence += "; ECE was not measured"
-    causes = dict.fromkeys(wrong.values())
-    alarm = f"Alarm: {' and '.join(causes)}. " if causes else ""
-    alone = "" if len(points) > 1 else " There is no other evaluation to compare it with."
-    return f"{alarm}{sentence}.{alone} This is one seed."
+    alarm_causes = dict.fromkeys(cause_of_figure.values())
+    alarm_sentence = f"Alarm: {' and '.join(alarm_causes)}. " if alarm_causes else ""
+    single_note = "" if len(points) > 1 else " There is no other evaluation to compare it with."
+    return f"{alarm_sentence}{sentence}.{single_note} This is one seed."
 
 
 def _moved(name: str, last: Mapping[str, Any], first: Mapping[str, Any], interval: Interval | None) -> str:
@@ -256,16 +256,16 @@ def _moved(name: str, last: Mapping[str, Any], first: Mapping[str, Any], interva
         return f"{figure_name(name)} was not measured"
     low, high = (math.nan, math.nan) if interval is None else (interval.low, interval.high)
     bounds_note = f" [{percent(low)}, {percent(high)}]" if low == low else ""
-    was = "" if before is None else f" (was {percent(before)}{': no clear change' if low <= before <= high else ''})"
-    return f"{figure_name(name)} is {percent(value)}{bounds_note}{was}"
+    start_note = "" if before is None else f" (was {percent(before)}{': no clear change' if low <= before <= high else ''})"
+    return f"{figure_name(name)} is {percent(value)}{bounds_note}{start_note}"
 
 
 def _mean_reward_headline(
     name: str, means: Sequence[float | None], intervals: Mapping[str, Interval | None], of_batches: bool
 ) -> Headline:
-    interval, before = intervals.get(OF_REWARD + name), means[0] if len(means) > 1 else None
-    note = _note(interval, before, shown, "in the first batch" if of_batches else "at the start")
-    return Headline(f"mean reward: {name}", means[-1], note)
+    interval, mean_at_start = intervals.get(OF_REWARD + name), means[0] if len(means) > 1 else None
+    small_print = _note(interval, mean_at_start, shown, "in the first batch" if of_batches else "at the start")
+    return Headline(f"mean reward: {name}", means[-1], small_print)
 
 
 def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> str:
@@ -275,16 +275,16 @@ def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> st
     }
     start_notes = {name: "" if start is None else f" (was {start:.3f})" for name, (start, _) in ends.items()}
     if len(ends) <= _NAMED:
-        listed = ", ".join(f"{name} is {end:.3f}{start_notes[name]}" for name, (_, end) in ends.items())
-        return f"the mean reward {where} of {listed}" if ends else ""
+        rewards_text = ", ".join(f"{name} is {end:.3f}{start_notes[name]}" for name, (_, end) in ends.items())
+        return f"the mean reward {where} of {rewards_text}" if ends else ""
     change_by_name = {name: end - start for name, (start, end) in ends.items() if start is not None and end is not None}
-    mean = math.fsum(end for _, end in ends.values() if end is not None) / len(ends)
+    mean_at_end = math.fsum(end for _, end in ends.values() if end is not None) / len(ends)
     if len(change_by_name) < len(ends):
-        return f"the mean of {len(ends)} rewards {where} is {mean:.3f}"
+        return f"the mean of {len(ends)} rewards {where} is {mean_at_end:.3f}"
     most, least = max(change_by_name, key=change_by_name.__getitem__), min(change_by_name, key=change_by_name.__getitem__)
-    changes = f"most by {change_by_name[most]:+.3f} in {most} and least by {change_by_name[least]:+.3f} in {least}"
-    before = mean - math.fsum(change_by_name.values()) / len(change_by_name)
-    return f"the mean of {len(ends)} rewards {where} is {mean:.3f} (was {before:.3f}); it moved {changes}"
+    change_text = f"most by {change_by_name[most]:+.3f} in {most} and least by {change_by_name[least]:+.3f} in {least}"
+    mean_at_start = mean_at_end - math.fsum(change_by_name.values()) / len(change_by_name)
+    return f"the mean of {len(ends)} rewards {where} is {mean_at_end:.3f} (was {mean_at_start:.3f}); it moved {change_text}"
 
 
 def _count(number: int, noun: str) -> str:
@@ -303,18 +303,18 @@ def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Sect
 
 def glance_section(batches: Lines, names: Sequence[str]) -> Section:
     """Build the section with a run's three main charts: rewards, the share of compared groups that teach nothing, and lengths."""
-    families = together({name: name for name in names})
+    members_of_family = together({name: name for name in names})
 
     def mean(lines: Lines, metric: str, members: Sequence[str]) -> float | None:
-        numbers = [value for name in members for value in values_of(lines, metric.format(name))]
-        return math.fsum(numbers) / len(numbers) if numbers else None
+        member_values = [value for name in members for value in values_of(lines, metric.format(name))]
+        return math.fsum(member_values) / len(member_values) if member_values else None
 
-    joined = [
+    glance_lines = [
         {
             "step": line["step"],
             **{
                 family: mean(batches[max(0, place - 4) : place + 1], "rewards/{}/mean", members)
-                for family, members in families.items()
+                for family, members in members_of_family.items()
             },
             "dead": mean([line], "credit/{}/dead_strata", names),
             "length": line.get("completions/mean_length"),
@@ -322,11 +322,11 @@ def glance_section(batches: Lines, names: Sequence[str]) -> Section:
         for place, line in enumerate(batches)
     ]
     charts = (
-        Chart("Reward of each part, over five batches", {family: family for family in families}, "mean reward"),
+        Chart("Reward of each part, over five batches", {family: family for family in members_of_family}, "mean reward"),
         Chart("Comparisons that teach nothing", {"dead": "mean over the parts"}, "share of comparisons"),
         Chart("Length of a completion", {"length": "tokens"}, "tokens"),
     )
-    panels = [panel for chart in charts for panel in _panel(chart, joined, percent=chart.y.startswith("share"))]
+    panels = [panel for chart in charts for panel in _panel(chart, glance_lines, percent=chart.y.startswith("share"))]
     return parts.section("At a glance", panels=panels)
 
 
@@ -347,13 +347,13 @@ def rewards_section(
     for name in objectives:
         panels += _panel(Chart(f"Reward: {name}", {f"rewards/{name}/mean": name}, "mean reward"), batches, objectives)
         early_and_late = (values_of(part, f"rewards/{name}/mean") for part in (batches[:tenth], batches[-tenth:]))
-        first, last = (sum(part) / len(part) if part else None for part in early_and_late)
+        early_mean, last = (sum(part) / len(part) if part else None for part in early_and_late)
         paid = ", ".join(map(str, blocks_of_objective.get(name) or ())) or "unknown"
-        change = None if first is None or last is None else f"{last - first:+.3f}"
-        rows.append({"objective": name, "pays": paid, "first batches": first, "last batches": last, "change": change})
-        key = f"{OF_REWARD}{any_index(name)}"
-        if held_out := values_of(points, key):
-            interval = (intervals or {}).get(key)
+        change = None if early_mean is None or last is None else f"{last - early_mean:+.3f}"
+        rows.append({"objective": name, "pays": paid, "first batches": early_mean, "last batches": last, "change": change})
+        metric_name = f"{OF_REWARD}{any_index(name)}"
+        if held_out := values_of(points, metric_name):
+            interval = (intervals or {}).get(metric_name)
             rows[-1] |= {"held-out start": held_out[0], "held-out end": str(interval) if interval else held_out[-1]}
     return parts.section("Rewards", legend=objectives, panels=panels, table=rows if len(batches) > 1 else [])
 
@@ -362,9 +362,9 @@ def _cost_section(batches: Lines) -> Section:
     """Build the section with a table of the costs that reward functions report (`cost/<measure>`), one row per objective."""
     rows: dict[str, Row] = {}
     for measure in names_in(batches, "cost/<measure>"):
-        objective, _, name = measure.rpartition("/")
-        row = rows.setdefault(objective, {"objective": objective})
-        row[name] = round(math.fsum(values_of(batches, f"cost/{measure}")), 2)
+        objective, _, cost_name = measure.rpartition("/")
+        objective_row = rows.setdefault(objective, {"objective": objective})
+        objective_row[cost_name] = round(math.fsum(values_of(batches, f"cost/{measure}")), 2)
     return parts.section("Cost", table=list(rows.values()))
 
 
@@ -377,37 +377,37 @@ def mode_sections(batches: Lines) -> list[Section]:
     """Build a section for each training mode that describes one; it has no panels if no batch logs the mode's metrics."""
     sections = []
     for mode, page in _pages():
-        panels, prefixes = list[Panel](), _values(mode, page, batches)
+        panels, prefix_of_value = list[Panel](), _values(mode, page, batches)
         for chart in (chart for chart in page.charts if len(chart.series) == 1):
-            series = {
+            label_of_metric = {
                 prefix + metric_name: value or name
                 for metric_name, name in chart.series.items()
-                for value, prefix in prefixes.items()
+                for value, prefix in prefix_of_value.items()
             }
-            panels += _panel(replace(chart, series=series), batches, y_zero=True)
-        for place, (value, prefix) in enumerate(prefixes.items()):
+            panels += _panel(replace(chart, series=label_of_metric), batches, y_zero=True)
+        for place, (value, prefix) in enumerate(prefix_of_value.items()):
             for chart in (chart for chart in page.charts if len(chart.series) > 1):
-                title, note = f"{chart.title}: {value}" if value else chart.title, "" if place else chart.note
-                series = {prefix + metric_name: name for metric_name, name in chart.series.items()}
-                panels += _panel(replace(chart, title=title, note=note, series=series), batches, y_zero=True)
-        share = values_of(batches, f"{mode.name}/share")
-        cost = f" It took {percent(median(share))} of the time of the rest of a step (median)." if share else ""
-        warnings = [sentence for key, sentence in end_alarms(batches).items() if key.startswith(f"{mode.name}/")]
-        sections.append(Section(page.title, f"{page.text}{cost}", warnings=warnings, panels=panels, asks=page.asks))
+                title, chart_note = f"{chart.title}: {value}" if value else chart.title, "" if place else chart.note
+                label_of_metric = {prefix + metric_name: name for metric_name, name in chart.series.items()}
+                panels += _panel(replace(chart, title=title, note=chart_note, series=label_of_metric), batches, y_zero=True)
+        time_shares = values_of(batches, f"{mode.name}/share")
+        cost = f" It took {percent(median(time_shares))} of the time of the rest of a step (median)." if time_shares else ""
+        alarm_sentences = [sentence for key, sentence in end_alarms(batches).items() if key.startswith(f"{mode.name}/")]
+        sections.append(Section(page.title, f"{page.text}{cost}", warnings=alarm_sentences, panels=panels, asks=page.asks))
     return sections
 
 
 def mode_headlines(batches: Lines) -> list[Headline]:
     """Build a headline with the last value of each training mode's main metric; a critic with several outputs gets several."""
-    headlines, wrong = [], end_alarms(batches)
+    headlines, alarm_by_metric = [], end_alarms(batches)
     for mode, page in _pages():
         metric_name, label, alarm = page.headline
         for value, prefix in _values(mode, page, batches).items():
-            numbers = values_of(batches, prefix + metric_name)
-            note = f"{numbers[0]:.2f} in the first batch" if len(numbers) > 1 else ""
-            state = ("no batch tells" if not numbers else alarm) if prefix + metric_name in wrong else ""
-            last = f"{numbers[-1]:.2f}" if numbers else None
-            headlines.append(Headline(label + (f": {value}" if value else ""), last, note, state))
+            metric_values = values_of(batches, prefix + metric_name)
+            small_print = f"{metric_values[0]:.2f} in the first batch" if len(metric_values) > 1 else ""
+            state = ("no batch tells" if not metric_values else alarm) if prefix + metric_name in alarm_by_metric else ""
+            last_value_text = f"{metric_values[-1]:.2f}" if metric_values else None
+            headlines.append(Headline(label + (f": {value}" if value else ""), last_value_text, small_print, state))
     return headlines
 
 
@@ -419,16 +419,16 @@ def _pages() -> list[tuple[type[Mode], Page]]:
 def _values(mode: type[Mode], page: Page, batches: Lines) -> dict[str, str]:
     """Map the name of each output of a critic ("" if it has only one) to the prefix of the metrics logged for this output."""
     metric_name = page.headline[0]
-    numbers = metrics_in(batches, [Metric(f"{mode.name}/[value/]{metric_name}")])
-    return {value: key.removesuffix(metric_name) for key, value, _ in numbers}
+    output_metrics = metrics_in(batches, [Metric(f"{mode.name}/[value/]{metric_name}")])
+    return {value: key.removesuffix(metric_name) for key, value, _ in output_metrics}
 
 
 def _panel(chart: Chart, batches: Lines, names: Sequence[str] = (), **drawn: Any) -> list[Panel]:
     """Build a panel with a chart of training metrics, with a legend unless `names` are given; empty if no batch has them."""
-    rows = [row for key, name in chart.series.items() for row in batch_curve(batches, key, name)]
-    is_cut = chart.floor is not None and any(row["value"] < chart.floor for row in rows)
-    note = chart.note + (f" What is below {chart.floor:g} is drawn there." if is_cut else "")
+    curve_rows = [row for key, name in chart.series.items() for row in batch_curve(batches, key, name)]
+    is_cut = chart.floor is not None and any(row["value"] < chart.floor for row in curve_rows)
+    chart_note = chart.note + (f" What is below {chart.floor:g} is drawn there." if is_cut else "")
     series_names = list(dict.fromkeys([*names, *chart.series.values()]))
-    legend = () if names or len(series_names) == 1 else series_names
-    drawn |= {"y": chart.y, "floor": chart.floor, "dots": (), "note": note, "legend": legend}
-    return parts.curve_panel(chart.title, rows, series_names, **drawn)
+    legend_names = () if names or len(series_names) == 1 else series_names
+    drawn |= {"y": chart.y, "floor": chart.floor, "dots": (), "note": chart_note, "legend": legend_names}
+    return parts.curve_panel(chart.title, curve_rows, series_names, **drawn)

@@ -70,27 +70,27 @@ def shown(value: float | None, *, sign: bool = False) -> str:
     """Format a number with four significant digits."""
     if value is None or math.isnan(value):
         return "none"
-    text = f"{value:.{DIGITS}g}"
-    text = "0" if float(text) == 0 else text
-    return (f"+{text}" if sign and value > 0 and text != "0" else text).replace("-", _MINUS)
+    number_text = f"{value:.{DIGITS}g}"
+    number_text = "0" if float(number_text) == 0 else number_text
+    return (f"+{number_text}" if sign and value > 0 and number_text != "0" else number_text).replace("-", _MINUS)
 
 
 def _factor(value: float) -> str:
     """Format a number within a sum, in brackets if it is negative."""
-    text = shown(value)
-    return f"({text})" if text.startswith(_MINUS) else text
+    number_text = shown(value)
+    return f"({number_text})" if number_text.startswith(_MINUS) else number_text
 
 
 def equation(part: CreditPart) -> str:
     """Return one objective's credit as an equation of reward, baseline and divisor; an empty text without a baseline."""
     if part.worth is None or part.baseline is None or part.divisor is None:
         return ""
-    difference = f"{shown(part.worth)} {_MINUS} {_factor(part.baseline)}"
+    difference_text = f"{shown(part.worth)} {_MINUS} {_factor(part.baseline)}"
     if part.weight != 1.0 or part.divisor != 1.0:
-        difference = f"({difference})"
-    weight = "" if part.weight == 1.0 else f"{shown(part.weight)} · "
-    divisor = "" if part.divisor == 1.0 else f" / {shown(part.divisor)}"
-    return f"{shown(part.part, sign=True)} = {weight}{difference}{divisor}"
+        difference_text = f"({difference_text})"
+    weight_text = "" if part.weight == 1.0 else f"{shown(part.weight)} · "
+    divisor_text = "" if part.divisor == 1.0 else f" / {shown(part.divisor)}"
+    return f"{shown(part.part, sign=True)} = {weight_text}{difference_text}{divisor_text}"
 
 
 def added(total: float, terms: Sequence[_Term]) -> str:
@@ -108,46 +108,46 @@ def credits(row: TokenRow, method: str, rule: Rule) -> dict[str, float]:
     """Return the credit of each block in a completion, or of the whole completion if the method gives it one number."""
     credit = row.credit.get(method, {})
     block_credit = {block: value for block, value in credit.items() if value is not None and math.isfinite(value)}
-    pays_all = all(block_credit.keys() <= set(objective["pays"]) for objective in rule.objectives.values())
-    is_one_number = rule.kind == "completion" and block_credit and pays_all
+    all_pay_same = all(block_credit.keys() <= set(objective["pays"]) for objective in rule.objectives.values())
+    is_one_number = rule.kind == "completion" and block_credit and all_pay_same
     return {COMPLETION: next(iter(block_credit.values()))} if is_one_number else block_credit
 
 
 def unit(rows: Sequence[TokenRow], method: str, rule: Rule) -> float:
     """Return the usual size of a method's credit: the 98th percentile of the sizes above 0, or 1 if all credit is 0."""
-    sizes = [abs(value) for row in rows for value in credits(row, method, rule).values() if value]
-    return float(np.quantile(sizes, 0.98, method="higher")) if sizes else 1.0
+    credit_sizes = [abs(value) for row in rows for value in credits(row, method, rule).values() if value]
+    return float(np.quantile(credit_sizes, 0.98, method="higher")) if credit_sizes else 1.0
 
 
 def opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
     """Describe a completion: `Right with confidence 0.1`; a missing confidence is named only if others state one."""
     phrases = ["cut off"] if "truncated" in row.fault else ["malformed"] if row.fault else []
-    reward, status = row.rewards.get(outcome or ""), row.statuses.get(outcome or "", "")
-    if reward is not None:
-        phrases.append({1.0: "right", 0.0: "wrong"}.get(reward) or f"{outcome} {shown(reward)}")
-    elif status in LEFT_OUT:
+    outcome_reward, outcome_status = row.rewards.get(outcome or ""), row.statuses.get(outcome or "", "")
+    if outcome_reward is not None:
+        phrases.append({1.0: "right", 0.0: "wrong"}.get(outcome_reward) or f"{outcome} {shown(outcome_reward)}")
+    elif outcome_status in LEFT_OUT:
         phrases.append("no answer that can be read")
-    elif status not in ("", "ok"):
-        phrases.append(f"neither right nor wrong, as the check failed ({status})")
-    sentence = ", ".join(phrases) or f"{len(row.tokens)} token{'' if len(row.tokens) == 1 else 's'}"
+    elif outcome_status not in ("", "ok"):
+        phrases.append(f"neither right nor wrong, as the check failed ({outcome_status})")
+    opening_text = ", ".join(phrases) or f"{len(row.tokens)} token{'' if len(row.tokens) == 1 else 's'}"
     phrase_of_status = {"absent": " without a confidence", "unparsable": " with a confidence that cannot be read"}
     for name, value in row.stated.items():
         if name in stating and value is not None and not math.isnan(value):
-            sentence += f" with confidence {f'{value:.1f}' if value in (0, 1) else shown(value)}"
+            opening_text += f" with confidence {f'{value:.1f}' if value in (0, 1) else shown(value)}"
             break
         if name in stating and row.statuses.get(name) in phrase_of_status:
-            sentence += phrase_of_status[row.statuses[name]]
+            opening_text += phrase_of_status[row.statuses[name]]
             break
-    return sentence[:1].upper() + sentence[1:]
+    return opening_text[:1].upper() + opening_text[1:]
 
 
 def clause(row: TokenRow, method: str, rule: Rule) -> str:
     """Say how one method treats a completion: `bae praises the solution (+1) and blames the confidence (−0.8)`."""
     advantages = [float(value) for value in row.advantages[method] if not math.isnan(value)]
-    credit, stop = credits(row, method, rule), row.stop.get(method)
+    credit, stop_credit = credits(row, method, rule), row.stop.get(method)
     if not advantages:
         return f"{method} trains none of its tokens"
-    if not credit and not stop:
+    if not credit and not stop_credit:
         return f"{method} gives its tokens {_range(min(advantages), max(advantages))}"
     phrases = []
     for verb, sign in (("praises", 1), ("blames", -1)):
@@ -156,8 +156,8 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
             largest = max(blocks, key=lambda block: abs(blocks[block]))
             phrases.append(f"{verb} {len(blocks)} blocks, most of all {largest} ({shown(blocks[largest], sign=True)})")
         elif blocks:
-            named_blocks = (f"the {block} ({shown(value, sign=True)})" for block, value in blocks.items())
-            phrases.append(f"{verb} {' and '.join(named_blocks)}")
+            block_texts = (f"the {block} ({shown(value, sign=True)})" for block, value in blocks.items())
+            phrases.append(f"{verb} {' and '.join(block_texts)}")
     zero_blocks = [block for block, value in credit.items() if value == 0]
     if zero_blocks and phrases:
         names = f"the {' and the '.join(zero_blocks)}" if len(zero_blocks) <= _NAMED else f"{len(zero_blocks)} blocks"
@@ -165,18 +165,18 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
     elif zero_blocks:
         is_alone = {part.reason for part in row.parts.get(method, ())} == {"singleton"}
         phrases.append(f"gives it exactly 0{', with nobody to compare it with' if is_alone else ''}")
-    if stop:
-        phrases.append(f"{'charges' if stop < 0 else 'pays'} {shown(stop, sign=True)} for the missing blocks")
+    if stop_credit:
+        phrases.append(f"{'charges' if stop_credit < 0 else 'pays'} {shown(stop_credit, sign=True)} for the missing blocks")
     return f"{method} {' and '.join(phrases)}{', on average over tokens' if rule.kind == 'token' else ''}"
 
 
 def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
     """Explain a completion's credit under one method: the arithmetic of each block, or a note if the file does not hold it."""
-    blocks = {
+    explained_blocks = {
         block: _explain_block(row, method, rule, block, credit) for block, credit in credits(row, method, rule).items()
     }
     note = ""
-    if not any(block["terms"] for block in blocks.values()) and blocks:
+    if not any(block["terms"] for block in explained_blocks.values()) and explained_blocks:
         note = f"The file does not say what the credit of {method} is made of. {rule.about}".strip()
         if rule.kind in ("token", "step"):
             note = f"{method} credits each {rule.kind} by itself; the credit of a block is the mean over its tokens."
@@ -185,7 +185,7 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
             note = "recorded is the credit that the trainer wrote into the file; the file does not say how it was computed."
     return {
         "note": note,
-        "blocks": blocks,
+        "blocks": explained_blocks,
         "stop": _explain_stop(row, method, rule),
         "strata": {part.objective: part.stratum for part in row.parts.get(method, ()) if part.stratum >= 0},
     }
@@ -194,31 +194,31 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
 def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) -> dict[str, Any]:
     """Explain the credit of a block: the objectives' credits that add up to it, and the share of each token."""
     paying = [name for name, objective in rule.objectives.items() if block == COMPLETION or block in objective["pays"]]
-    parts = list(row.parts.get(method, ()))
-    if not paying or len(parts) != 1:  # a lone part may be for the sum of all objectives, so it stays
-        parts = [part for part in parts if part.objective in paying]
-    score_share, score = row.own.get(method, (0.0, 0.0)) if rule.verdict in paying else (0.0, 0.0)
-    terms: list[_Term] = []
-    for part in parts:
-        mixed_share = score_share if len(parts) == 1 or part.objective == rule.verdict else 0.0
-        terms.append(_term(1 - mixed_share, part.part, part.objective))
+    credit_parts = list(row.parts.get(method, ()))
+    if not paying or len(credit_parts) != 1:  # a lone part may be for the sum of all objectives, so it stays
+        credit_parts = [part for part in credit_parts if part.objective in paying]
+    score_share, own_score = row.own.get(method, (0.0, 0.0)) if rule.verdict in paying else (0.0, 0.0)
+    credit_terms: list[_Term] = []
+    for part in credit_parts:
+        mixed_share = score_share if len(credit_parts) == 1 or part.objective == rule.verdict else 0.0
+        credit_terms.append(_term(1 - mixed_share, part.part, part.objective))
         if mixed_share:
-            terms.append(_term(mixed_share * part.weight, score, "its own score"))
-    total = math.fsum(amount for amount, *_ in terms)
-    is_exact = abs(total - credit) <= 1e-6 * (1 + abs(credit))
-    token_share, tokens_text = _token_shares(row, method, block, credit)
-    warning = f"The recorded parts add up to {shown(total, sign=True)}, which is not the credit: do not rely on them."
+            credit_terms.append(_term(mixed_share * part.weight, own_score, "its own score"))
+    terms_sum = math.fsum(amount for amount, *_ in credit_terms)
+    is_exact = abs(terms_sum - credit) <= 1e-6 * (1 + abs(credit))
+    token_share_text, tokens_text = _token_shares(row, method, block, credit)
+    warning = f"The recorded parts add up to {shown(terms_sum, sign=True)}, which is not the credit: do not rely on them."
     return {
         "credit": shown(credit, sign=True),
-        "total": added(credit, terms) if is_exact and len(terms) > 1 else "",
+        "total": added(credit, credit_terms) if is_exact and len(credit_terms) > 1 else "",
         "terms": [
             {"objective": part.objective, "credit": shown(part.part, sign=True), "sum": equation(part),
              "worth": _name_worth(row, rule, part), "note": _baseline_note(row, rule, part),
              "said": row.notes.get(part.objective) or ""}
-            for part in parts if is_exact
+            for part in credit_parts if is_exact
         ],
-        "warning": warning if parts and not is_exact else "",
-        "each": token_share,
+        "warning": warning if credit_parts and not is_exact else "",
+        "each": token_share_text,
         "share": tokens_text,
     }  # fmt: skip
 
@@ -230,58 +230,58 @@ def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
     if part.objective in row.statuses or part.objective in row.rewards or not rule.objectives:
         status = row.statuses.get(part.objective)
         return f"{part.objective} is {status}, and counts as {shown(part.worth)}" if status in LEFT_OUT else ""
-    terms: list[_Term] = []
+    reward_terms: list[_Term] = []
     for name, objective in rule.objectives.items():
         is_left_out = row.rewards.get(name) is None and row.statuses.get(name) in LEFT_OUT
         reward = objective.get("if_missing") if is_left_out else row.rewards.get(name)
         if reward is None:
             return ""
-        terms.append(_term(objective.get("weight", 1.0), reward, f"{name}, left out" if is_left_out else name))
+        reward_terms.append(_term(objective.get("weight", 1.0), reward, f"{name}, left out" if is_left_out else name))
     # In a rollout of several turns, the compared sum also covers rewards of other turns, so these terms may not add up to it.
-    total = math.fsum(amount for amount, *_ in terms)
-    is_same = math.isclose(total, part.worth, rel_tol=1e-9, abs_tol=1e-9)
-    return added(part.worth, terms).removeprefix("+") if is_same else ""
+    terms_sum = math.fsum(amount for amount, *_ in reward_terms)
+    is_same_sum = math.isclose(terms_sum, part.worth, rel_tol=1e-9, abs_tol=1e-9)
+    return added(part.worth, reward_terms).removeprefix("+") if is_same_sum else ""
 
 
 def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
     """Describe the baseline and the divisor behind one objective's credit, or say why the credit has none."""
     if part.baseline is None:
-        status = row.statuses.get(part.objective) or "ok"
+        reward_status = row.statuses.get(part.objective) or "ok"
         if part.part != 0:
             return f"No single baseline gives this number. {rule.about}".strip()
         if part.reason in _NO_BASELINE:
             return f"{_NO_BASELINE[part.reason]}, so the credit is exactly 0"
-        reason = "a reward is absent, so"
-        if status in LEFT_OUT:
-            reason = f"the reward is {status} and has no if_missing, so"
-        elif status != "ok":
-            reason = f"the check failed ({status}), so there is no reward;"
-        return f"{reason} it gets no credit and joins no baseline"
-    objective = rule.objectives.get(part.objective, {})
-    baseline_text = rule_words(objective["baseline"], objective["given"]) if objective.get("baseline") else ""
+        absence_reason = "a reward is absent, so"
+        if reward_status in LEFT_OUT:
+            absence_reason = f"the reward is {reward_status} and has no if_missing, so"
+        elif reward_status != "ok":
+            absence_reason = f"the check failed ({reward_status}), so there is no reward;"
+        return f"{absence_reason} it gets no credit and joins no baseline"
+    objective_rule = rule.objectives.get(part.objective, {})
+    baseline_text = rule_words(objective_rule["baseline"], objective_rule["given"]) if objective_rule.get("baseline") else ""
     if part.averaged:
         compared_text = f"compared{f' ({baseline_text})' if baseline_text else ''}"
         baseline_text = f"the mean of the {part.averaged} {'others' if part.averaged < part.members else compared_text}"
-    scale = "" if part.divisor == 1.0 else f"; divided by {shown(part.divisor)}, the scale of those compared"
-    return f"baseline {shown(part.baseline)}{f': {baseline_text}' if baseline_text else ''}{scale}"
+    divisor_note = "" if part.divisor == 1.0 else f"; divided by {shown(part.divisor)}, the scale of those compared"
+    return f"baseline {shown(part.baseline)}{f': {baseline_text}' if baseline_text else ''}{divisor_note}"
 
 
 def _token_shares(row: TokenRow, method: str, block: str, credit: float) -> tuple[str, str]:
     """Say how much credit each token of a block carries, and all of them together; empty if no token is trained."""
-    advantages = {t: float(value) for t, value in enumerate(row.advantages[method]) if not math.isnan(value)}
-    if advantages and row.stop.get(method):
-        advantages[max(advantages)] -= row.stop[method]
-    pieces = row.spans.get(block)
-    if pieces is None:  # a method with a single block credits the whole completion
-        pieces = [(0, len(row.tokens))] if block == COMPLETION or len(row.credit[method]) == 1 else []
-    values = [advantages[t] for t in sorted({t for piece in pieces for t in range(*piece)} & advantages.keys())]
+    advantage_at = {t: float(value) for t, value in enumerate(row.advantages[method]) if not math.isnan(value)}
+    if advantage_at and row.stop.get(method):
+        advantage_at[max(advantage_at)] -= row.stop[method]
+    block_spans = row.spans.get(block)
+    if block_spans is None:  # a method with a single block credits the whole completion
+        block_spans = [(0, len(row.tokens))] if block == COMPLETION or len(row.credit[method]) == 1 else []
+    values = [advantage_at[t] for t in sorted({t for piece in block_spans for t in range(*piece)} & advantage_at.keys())]
     if not values:
         return "", ""
-    low, high, total = min(values), max(values), math.fsum(values)
-    total_text = shown(credit if math.isclose(total, credit, rel_tol=1e-5, abs_tol=1e-9) else total, sign=True)
-    are_equal, count = math.isclose(low, high, rel_tol=1e-5, abs_tol=1e-12), len(values)
-    tokens_text = "its one token" if count == 1 else f"{'each of ' if are_equal else ''}its {count} tokens"
-    return shown(low, sign=True) if are_equal else _range(low, high), f"on {tokens_text}, together {total_text}"
+    low, highest_share, total_share = min(values), max(values), math.fsum(values)
+    total_text = shown(credit if math.isclose(total_share, credit, rel_tol=1e-5, abs_tol=1e-9) else total_share, sign=True)
+    are_equal, token_count = math.isclose(low, highest_share, rel_tol=1e-5, abs_tol=1e-12), len(values)
+    tokens_text = "its one token" if token_count == 1 else f"{'each of ' if are_equal else ''}its {token_count} tokens"
+    return shown(low, sign=True) if are_equal else _range(low, highest_share), f"on {tokens_text}, together {total_text}"
 
 
 def _range(low: float, high: float) -> str:
@@ -290,17 +290,17 @@ def _range(low: float, high: float) -> str:
 
 def _explain_stop(row: TokenRow, method: str, rule: Rule) -> str:
     """Explain the credit on the last token for leaving out every block that an objective rewards; empty without such credit."""
-    stop, credit = row.stop.get(method), row.credit.get(method, {})
-    if not stop:
+    stop_credit, credit = row.stop.get(method), row.credit.get(method, {})
+    if not stop_credit:
         return ""
-    parts = []
+    left_out_parts = []
     for part in row.parts.get(method, ()):
         blocks = rule.objectives.get(part.objective, {}).get("pays")
         if row.statuses.get(part.objective) in LEFT_OUT and blocks and all(credit.get(block) is None for block in blocks):
-            parts.append(part)
-    equations = [text for part in parts if (text := equation(part))]
-    if len(parts) > 1:
-        equations = [added(stop, [_term(1.0, part.part, part.objective) for part in parts]), *equations]
-    is_exact = abs(math.fsum(part.part for part in parts) - stop) <= 1e-6 * (1 + abs(stop))
-    arithmetic = f": {', where '.join(equations)}" if is_exact and equations else ""
-    return f"{shown(stop, sign=True)} on the last token{arithmetic}"
+            left_out_parts.append(part)
+    equations = [text for part in left_out_parts if (text := equation(part))]
+    if len(left_out_parts) > 1:
+        equations = [added(stop_credit, [_term(1.0, part.part, part.objective) for part in left_out_parts]), *equations]
+    is_exact = abs(math.fsum(part.part for part in left_out_parts) - stop_credit) <= 1e-6 * (1 + abs(stop_credit))
+    arithmetic_text = f": {', where '.join(equations)}" if is_exact and equations else ""
+    return f"{shown(stop_credit, sign=True)} on the last token{arithmetic_text}"

@@ -47,6 +47,6 @@ class Terms:
             used_terms.add(term)
             return Markup('<span class="term" tabindex="0" data-says="{}">{}</span>').format(GLOSSARY[term], match[0])
 
-        html = _PATTERN.sub(explain, str(escape(text)))
+        marked_html = _PATTERN.sub(explain, str(escape(text)))
         self.met = {term: meaning for term, meaning in GLOSSARY.items() if term in used_terms or term in self.met}
-        return Markup(html)
+        return Markup(marked_html)

@@ -34,8 +34,8 @@ def read_numbers(file: Path) -> pa.Table:
     """Read the columns of a rollout file with one number per completion, such as credit, rewards, spans and steps."""
     with readable(file):
         parquet_file = _open_parquet(file)
-        fields = parquet_file.schema_arrow
-        number_names = [x.name for x in fields if pa.types.is_integer(x.type) or pa.types.is_floating(x.type)]
+        arrow_schema = parquet_file.schema_arrow
+        number_names = [x.name for x in arrow_schema if pa.types.is_integer(x.type) or pa.types.is_floating(x.type)]
         return parquet_file.read(columns=number_names)
 
 
@@ -45,12 +45,12 @@ def read_rows(file: Path, rows: Sequence[int] | None = None) -> pa.Table:
         parquet_file = _open_parquet(file)
         if rows is None:
             return parquet_file.read()
-        row_numbers, group_end, tables = np.asarray(rows, dtype=np.int64), 0, [parquet_file.schema_arrow.empty_table()]
+        row_numbers, group_end, read_tables = np.asarray(rows, dtype=np.int64), 0, [parquet_file.schema_arrow.empty_table()]
         for group in range(parquet_file.num_row_groups):
             group_start, group_end = group_end, group_end + parquet_file.metadata.row_group(group).num_rows
             group_rows = row_numbers[(row_numbers >= group_start) & (row_numbers < group_end)] - group_start
-            tables += [parquet_file.read_row_group(group).take(pa.array(group_rows))] if len(group_rows) else []
-        return pa.concat_tables(tables)
+            read_tables += [parquet_file.read_row_group(group).take(pa.array(group_rows))] if len(group_rows) else []
+        return pa.concat_tables(read_tables)
 
 
 def _open_parquet(file: Path) -> pq.ParquetFile:
@@ -61,12 +61,12 @@ def _open_parquet(file: Path) -> pq.ParquetFile:
 
 def read_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
     """Return each completion's credit by method and block (`stop`: for leaving out blocks), with NaN if a block is absent."""
-    credit = {}
+    credit_of_method = {}
     for method in schema.methods_in(table.column_names):
-        blocks = schema.family_names(table.column_names, "credit", method)
-        by_block = {block: schema.float_column(table, schema.column("credit", method, block)) for block in blocks}
-        credit[method] = by_block | stop_credit(by_block.pop(schema.STOP, torch.zeros(0)))
-    return credit
+        block_names = schema.family_names(table.column_names, "credit", method)
+        by_block = {block: schema.float_column(table, schema.column("credit", method, block)) for block in block_names}
+        credit_of_method[method] = by_block | stop_credit(by_block.pop(schema.STOP, torch.zeros(0)))
+    return credit_of_method
 
 
 def credited_units(by_block: Mapping[str, Float[Tensor, " n"]], kind: str) -> dict[str, Float[Tensor, " n"]]:
@@ -76,14 +76,14 @@ def credited_units(by_block: Mapping[str, Float[Tensor, " n"]], kind: str) -> di
     >>> credited_units(same, "completion")["completion"].tolist(), list(credited_units(same, "block"))
     ([0.5, -0.5], ['a', 'b'])
     """
-    blocks = {name: credit_n for name, credit_n in by_block.items() if name != schema.STOP}
-    if kind != "completion" or not blocks:
+    credit_of_block = {name: credit_n for name, credit_n in by_block.items() if name != schema.STOP}
+    if kind != "completion" or not credit_of_block:
         return dict(by_block)
-    credit_nk = torch.stack(list(blocks.values()), dim=1)
+    credit_nk = torch.stack(list(credit_of_block.values()), dim=1)
     mean_n = credit_nk.nanmean(dim=1)
     if not torch.where(credit_nk.isnan(), mean_n[:, None], credit_nk).isclose(mean_n[:, None], equal_nan=True).all():
         return dict(by_block)
-    return {COMPLETION: mean_n, **{name: by_block[name] for name in by_block.keys() - blocks.keys()}}
+    return {COMPLETION: mean_n, **{name: by_block[name] for name in by_block.keys() - credit_of_block.keys()}}
 
 
 def stop_credit(stop_n: Float[Tensor, " n"]) -> dict[str, Float[Tensor, " n"]]:
@@ -93,13 +93,13 @@ def stop_credit(stop_n: Float[Tensor, " n"]) -> dict[str, Float[Tensor, " n"]]:
 
 def summarise_credit(credit_n: Float[Tensor, " n"]) -> dict[str, Any]:
     """Summarise the credit of a block: count, mean absolute value, share of exactly 0, lowest and highest value."""
-    known_n = credit_n[~credit_n.isnan()].double()
-    if not len(known_n):
+    known_credit_n = credit_n[~credit_n.isnan()].double()
+    if not len(known_credit_n):
         return {"completions": 0, "mean_abs": None, "zero_share": None, "lowest": None, "highest": None}
-    lowest, highest = map(float, known_n.aminmax())
-    mean_abs, zero_share = float(known_n.abs().mean()), float((known_n == 0).double().mean())
+    lowest, highest = map(float, known_credit_n.aminmax())
+    mean_abs, zero_share = float(known_credit_n.abs().mean()), float((known_credit_n == 0).double().mean())
     return {
-        "completions": len(known_n), "mean_abs": mean_abs, "zero_share": zero_share, "lowest": lowest, "highest": highest,
+        "completions": len(known_credit_n), "mean_abs": mean_abs, "zero_share": zero_share, "lowest": lowest, "highest": highest,
     }  # fmt: skip
 
 
@@ -170,27 +170,27 @@ def token_rows(
     """
     names = table.column_names
     schema.column_of(table, schema.PROMPT)
-    source, methods = schema.TOKENS if schema.TOKENS in names else schema.IDS, schema.methods_in(names)
-    per_token = schema.token_columns(names)
+    token_source, methods = schema.TOKENS if schema.TOKENS in names else schema.IDS, schema.methods_in(names)
+    stream_columns = schema.token_columns(names)
     advantage_columns = {method: schema.column("advantages", method) for method in methods or ["<method>"]}
     block_column = [schema.BLOCK] if schema.BLOCK in names else []
-    token_columns = [schema.TRAINABLE, *per_token, *advantage_columns.values(), *block_column]
-    edges = schema.token_edges(table, [source, *token_columns], "the rollouts")
-    flat_columns = {name: schema.flat_values(table[name], np.float64) for name in token_columns}
-    texts = _texts(table[source], edges, vocabulary)
+    token_column_names = [schema.TRAINABLE, *stream_columns, *advantage_columns.values(), *block_column]
+    edges = schema.token_edges(table, [token_source, *token_column_names], "the rollouts")
+    flat_values = {name: schema.flat_values(table[name], np.float64) for name in token_column_names}
+    texts = _texts(table[token_source], edges, vocabulary)
     plain_rows = table.select([x.name for x in table.schema if not pa.types.is_list(x.type)]).to_pylist()
-    blocks, objectives = schema.family_names(names, "end"), schema.family_names(names, "reward")
+    blocks, objective_names = schema.family_names(names, "end"), schema.family_names(names, "reward")
     credit_blocks = {
         method: [name for name in schema.family_names(names, "credit", method) if name != schema.STOP] for method in methods
     }
-    part_columns = {method: name for method in methods if (name := schema.column("parts", method)) in names}
-    part_lists = {method: table[name].to_pylist() for method, name in part_columns.items()}
+    parts_column = {method: name for method in methods if (name := schema.column("parts", method)) in names}
+    parts_of_method = {method: table[name].to_pylist() for method, name in parts_column.items()}
     rows = []
     for n, (row, token_texts, (first, last)) in enumerate(zip(plain_rows, texts, pairwise(edges.tolist()), strict=True)):
-        row_columns = {name: values[first:last] for name, values in flat_columns.items()}
-        trained_t, logp = row_columns[schema.TRAINABLE].astype(np.bool_), row_columns.get(schema.LOGP)
-        values = {name.partition("/")[2]: row_columns[name] for name in per_token if name != schema.LOGP}
-        find = None if logp is None or opens is None else partial(opens, logp)
+        row_columns = {name: values[first:last] for name, values in flat_values.items()}
+        trained_t, logp_t = row_columns[schema.TRAINABLE].astype(np.bool_), row_columns.get(schema.LOGP)
+        values = {name.partition("/")[2]: row_columns[name] for name in stream_columns if name != schema.LOGP}
+        find = None if logp_t is None or opens is None else partial(opens, logp_t)
         rows.append(
             TokenRow(
                 prompt=display_prompt(row[schema.PROMPT]),
@@ -200,11 +200,11 @@ def token_rows(
                     for method, name in advantage_columns.items()
                 },
                 spans=_pieces(row, blocks, row_columns.get(schema.BLOCK)),
-                rewards={name: row[schema.column("reward", name)] for name in objectives},
-                statuses={name: row[schema.column("status", name)] for name in objectives},
+                rewards={name: row[schema.column("reward", name)] for name in objective_names},
+                statuses={name: row[schema.column("status", name)] for name in objective_names},
                 fault=", ".join(fault.name.lower() for fault in Fault(row.get(schema.FAULT) or 0) if fault.name),
                 values={name: value.tolist() for name, value in values.items()},
-                probabilities=None if logp is None else np.exp(logp).tolist(),
+                probabilities=None if logp_t is None else np.exp(logp_t).tolist(),
                 step=row.get(schema.STEP),
                 stop={method: stop for method in methods if (stop := row.get(schema.column("credit", method, schema.STOP)))},
                 opens={name: find(~np.isnan(value) & trained_t) for name, value in values.items() if find is not None},
@@ -213,11 +213,11 @@ def token_rows(
                 },
                 score=math.nan if row.get(schema.SCORE, 0.0) is None else row.get(schema.SCORE),
                 own={method: shares[n] for method, shares in (own or {}).items()},
-                parts={method: [_part(entry) for entry in by_row[n] or ()] for method, by_row in part_lists.items()},
+                parts={method: [_part(entry) for entry in by_row[n] or ()] for method, by_row in parts_of_method.items()},
                 answer=None if row.get(schema.ANSWER) is None else str(row[schema.ANSWER]),
-                stated={name: row.get(schema.column("stated", name)) for name in objectives},
+                stated={name: row.get(schema.column("stated", name)) for name in objective_names},
                 group=row.get(schema.GROUP),
-                notes={name: note for name in objectives if (note := row.get(schema.column("note", name)))},
+                notes={name: note for name in objective_names if (note := row.get(schema.column("note", name)))},
             )
         )
     return rows
@@ -233,9 +233,9 @@ def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray |
     """Map each block to its token intervals: several if the file names the block of each token, otherwise one."""
     if block_t is None:
         return {name: [(row[schema.column("start", name)], row[schema.column("end", name)])] for name in blocks}
-    edges = [0, *(np.flatnonzero(np.diff(block_t)) + 1).tolist(), len(block_t)]
+    piece_edges = [0, *(np.flatnonzero(np.diff(block_t)) + 1).tolist(), len(block_t)]
     pieces: dict[str, list[tuple[int, int]]] = {name: [] for name in blocks}
-    for start, end in pairwise(edges):
+    for start, end in pairwise(piece_edges):
         if start < end and 0 <= int(block_t[start]) < len(blocks):
             pieces[blocks[int(block_t[start])]].append((start, end))
     return pieces
@@ -243,18 +243,18 @@ def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray |
 
 def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | None) -> list[list[str]]:
     """Return the token texts of each completion; if the vocabulary lacks one of them, a completion shows its ids instead."""
-    encoded = column.combine_chunks().flatten().dictionary_encode()
-    distinct_tokens, token_indices = encoded.dictionary.to_pylist(), encoded.indices.to_pylist()
+    encoded_tokens = column.combine_chunks().flatten().dictionary_encode()
+    distinct_tokens, token_indices = encoded_tokens.dictionary.to_pylist(), encoded_tokens.indices.to_pylist()
     pieces = () if vocabulary is None else vocabulary.pieces
     distinct_texts: list[str | None] = []
     for token in distinct_tokens:
-        piece = (pieces[token] if 0 <= token < len(pieces) else None) if isinstance(token, int) else token
-        distinct_texts.append(token_text(piece) if isinstance(piece, bytes) else piece)
+        token_piece = (pieces[token] if 0 <= token < len(pieces) else None) if isinstance(token, int) else token
+        distinct_texts.append(token_text(token_piece) if isinstance(token_piece, bytes) else token_piece)
     texts = []
     for first, last in pairwise(edges.tolist()):
-        indices = token_indices[first:last]
-        token_texts = [distinct_texts[index] for index in indices]
-        texts.append([f"⟨{distinct_tokens[index]}⟩" for index in indices] if None in token_texts else token_texts)
+        row_indices = token_indices[first:last]
+        token_texts = [distinct_texts[index] for index in row_indices]
+        texts.append([f"⟨{distinct_tokens[index]}⟩" for index in row_indices] if None in token_texts else token_texts)
     return texts
 
 

@@ -139,14 +139,14 @@ def token_columns(names: Iterable[str]) -> list[str]:
     >>> token_columns(["values/correct", "logprobs", "values/brier", "prompt"])
     ['values/correct', 'values/brier', 'logprobs']
     """
-    per_token = [name for name in names if name in (VALUES, LOGP) or name.startswith(f"{VALUES}/")]
-    return sorted(per_token, key=lambda name: (name == LOGP, name != VALUES))
+    column_names = [name for name in names if name in (VALUES, LOGP) or name.startswith(f"{VALUES}/")]
+    return sorted(column_names, key=lambda name: (name == LOGP, name != VALUES))
 
 
 def methods_in(names: Iterable[str]) -> list[str]:
     """Return the methods whose credit or advantages a file holds."""
-    split_names = (name.split("/") for name in names)
-    return list(dict.fromkeys(path[1] for path in split_names if path[0] in ("credit", "advantages") and len(path) > 1))
+    name_parts = (name.split("/") for name in names)
+    return list(dict.fromkeys(path[1] for path in name_parts if path[0] in ("credit", "advantages") and len(path) > 1))
 
 
 def method_columns(method: str, names: Iterable[str]) -> list[str]:
@@ -163,25 +163,25 @@ def type_of(name: str) -> pa.DataType | None:
 
 def metadata(tokenizer: Path | None = None) -> dict[bytes, bytes]:
     """Return the metadata to write into a file: the version of the format, and the folder of the tokenizer."""
-    entries = {_VERSION_KEY: VERSION.encode()}
-    return entries if tokenizer is None else {**entries, _TOKENIZER_KEY: str(tokenizer.resolve()).encode()}
+    file_metadata = {_VERSION_KEY: VERSION.encode()}
+    return file_metadata if tokenizer is None else {**file_metadata, _TOKENIZER_KEY: str(tokenizer.resolve()).encode()}
 
 
 def tokenizer_of(schema: pa.Schema) -> Path | None:
     """Return the tokenizer folder that a file names, if the folder still exists."""
-    name = (schema.metadata or {}).get(_TOKENIZER_KEY)
-    return Path(name.decode()) if name and Path(name.decode()).exists() else None
+    folder_bytes = (schema.metadata or {}).get(_TOKENIZER_KEY)
+    return Path(folder_bytes.decode()) if folder_bytes and Path(folder_bytes.decode()).exists() else None
 
 
 def check_version(file: Path, schema: pa.Schema) -> None:
     """Refuse a rollout file of another format version, and one without a version that has a column of old files."""
-    version = (schema.metadata or {}).get(_VERSION_KEY)
-    if version not in (None, VERSION.encode()):
+    file_version = (schema.metadata or {}).get(_VERSION_KEY)
+    if file_version not in (None, VERSION.encode()):
         raise DataError(
-            f"'{file}' has version {version.decode(errors='replace')} of the rollout format, but this spanwise reads version "
+            f"'{file}' has version {file_version.decode(errors='replace')} of the rollout format, but this spanwise reads version "
             f"{VERSION}. Write the file again, or read it with the spanwise that wrote it."
         )
-    if version is None and "advantages" in schema.names:
+    if file_version is None and "advantages" in schema.names:
         raise DataError(
             f"'{file}' has a column 'advantages' without the name of a method; only early releases of spanwise wrote this. "
             "Write the file again, or rename the column to 'advantages/<method>'."
@@ -212,8 +212,8 @@ def rollout_table(columns: Mapping[str, Any], offsets: Int[np.ndarray, " o"] | S
         if values is None or isinstance(values, pa.Array):
             array = values
         elif name in (PROMPT, ANSWER):
-            texts = (x if x is None or isinstance(x, str) else json.dumps(x, default=object_text) for x in values)
-            array = pa.array([text if text is None else clean(text) for text in texts], pa.string())
+            cell_texts = (x if x is None or isinstance(x, str) else json.dumps(x, default=object_text) for x in values)
+            array = pa.array([text if text is None else clean(text) for text in cell_texts], pa.string())
         else:
             entry_type = column_type.value_type if column_type is not None and pa.types.is_list(column_type) else None
             values = values.numpy() if isinstance(values, Tensor) else values
@@ -263,20 +263,20 @@ def credit_columns(
 
 def _part_lists(credit: Credit) -> pa.Array:
     """Build the column `parts/<method>`: for each completion a list with one struct (`CreditPart`) per objective."""
-    adv_nm, comparison = credit.explained
+    adv_nm, reward_comparison = credit.explained
     assert credit.weight_m is not None, "it compares objectives"
-    n, m = adv_nm.shape
-    arrays_of = {name.removesuffix("_nm"): table_nm.flatten().numpy() for name, table_nm in vars(comparison).items()}
+    completion_count, m = adv_nm.shape
+    arrays_of = {name.removesuffix("_nm"): table_nm.flatten().numpy() for name, table_nm in vars(reward_comparison).items()}
     reason_names = np.array([reason.name.lower() if reason else "" for reason in Zero])
     arrays_of |= {
-        "objective": list(credit.names) * n,
-        "weight": np.tile(credit.weight_m.double().numpy(), n),
+        "objective": list(credit.names) * completion_count,
+        "weight": np.tile(credit.weight_m.double().numpy(), completion_count),
         "part": (credit.weight_m * adv_nm).flatten().numpy(),
         "reason": reason_names[arrays_of["reason"]],
     }
-    arrays = [pa.array(arrays_of[entry.name], entry.type, from_pandas=True) for entry in PART]
-    structs = pa.StructArray.from_arrays(arrays, fields=list(PART))
-    return pa.ListArray.from_arrays(pa.array(np.arange(n + 1, dtype=np.int32) * m), structs)
+    field_arrays = [pa.array(arrays_of[entry.name], entry.type, from_pandas=True) for entry in PART]
+    part_structs = pa.StructArray.from_arrays(field_arrays, fields=list(PART))
+    return pa.ListArray.from_arrays(pa.array(np.arange(completion_count + 1, dtype=np.int32) * m), part_structs)
 
 
 def float_column(table: pa.Table, name: str) -> Float[Tensor, " n"]:
@@ -293,28 +293,28 @@ def column_of(table: pa.Table, name: str, file: str = "the rollouts") -> pa.Chun
 
 def flat_values(column: pa.ChunkedArray, dtype: Any) -> Shaped[np.ndarray, " v"]:
     """Concatenate the lists of an Arrow column into one array, with NaN for missing values."""
-    values = column.combine_chunks().flatten()
-    if values.null_count:
-        values = values.cast(pa.float64())
-    return values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
+    flat_array = column.combine_chunks().flatten()
+    if flat_array.null_count:
+        flat_array = flat_array.cast(pa.float64())
+    return flat_array.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
 
 
 def offsets(column: pa.ChunkedArray) -> Int[np.ndarray, " o"]:
     """Return where each list of an Arrow column starts in `flat_values`, and where the last list ends."""
-    lengths = column.combine_chunks().value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+    list_lengths = column.combine_chunks().value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    return np.concatenate(([0], np.cumsum(list_lengths, dtype=np.int64)))
 
 
 def token_edges(table: pa.Table, names: Iterable[str], file: str) -> Int[np.ndarray, " o"]:
     """Return where each completion's tokens start in the flat columns; refuse columns whose lists differ in length."""
     edges = None
     for name in names:
-        lists = column_of(table, name, file)
-        if not (pa.types.is_list(lists.type) or pa.types.is_large_list(lists.type)):
-            raise DataError(f"The column '{name}' of {file} must hold a list per completion, not {lists.type}.")
-        if lists.null_count:
-            raise DataError(f"{lists.null_count} of {len(lists)} completions of {file} have no '{name}'.")
-        column_edges = offsets(lists)
+        column_lists = column_of(table, name, file)
+        if not (pa.types.is_list(column_lists.type) or pa.types.is_large_list(column_lists.type)):
+            raise DataError(f"The column '{name}' of {file} must hold a list per completion, not {column_lists.type}.")
+        if column_lists.null_count:
+            raise DataError(f"{column_lists.null_count} of {len(column_lists)} completions of {file} have no '{name}'.")
+        column_edges = offsets(column_lists)
         edges = column_edges if edges is None else edges
         if (edges != column_edges).any():
             row = int((np.diff(edges) != np.diff(column_edges)).argmax())
@@ -355,22 +355,22 @@ def write_rollouts(
         >>> table.prompts[0], table.rewards["correct"].value_n.tolist()
         ('2 + 2?', [1.0, 0.0])
     """
-    texts_of_id, empty_id = [*(pieces or ()), b""], len(pieces or ())
+    bytes_of_id, empty_id = [*(pieces or ()), b""], len(pieces or ())
     try:
-        texts = pa.array([piece.decode() for piece in texts_of_id], pa.string())
+        token_text_array = pa.array([piece.decode() for piece in bytes_of_id], pa.string())
     except UnicodeDecodeError:  # a token may be part of a UTF-8 character
-        texts = pa.array(texts_of_id, pa.binary())
+        token_text_array = pa.array(bytes_of_id, pa.binary())
     writer: pq.ParquetWriter | None = None
     with whole_file(file) as temporary:
         try:
             for part in parts:
                 table = part.replace_schema_metadata(metadata(tokenizer))
                 if pieces is not None:
-                    lists = part[IDS].combine_chunks()
-                    ids = lists.values.to_numpy()  # a masked token may hold a number that is not an id
-                    token_texts = texts.take(pa.array(np.where((ids >= 0) & (ids < empty_id), ids, empty_id)))
+                    id_lists = part[IDS].combine_chunks()
+                    ids = id_lists.values.to_numpy()  # a masked token may hold a number that is not an id
+                    token_texts = token_text_array.take(pa.array(np.where((ids >= 0) & (ids < empty_id), ids, empty_id)))
                     ids_position = part.schema.get_field_index(IDS)
-                    table = table.set_column(ids_position, TOKENS, pa.ListArray.from_arrays(lists.offsets, token_texts))
+                    table = table.set_column(ids_position, TOKENS, pa.ListArray.from_arrays(id_lists.offsets, token_texts))
                 # Column statistics would take a tenth of the writing time, and no reader uses them.
                 writer = writer or pq.ParquetWriter(temporary, table.schema, compression="zstd", write_statistics=False)
                 writer.write_table(table)
@@ -430,7 +430,7 @@ class Rollouts:
         assert batch.ids_nt is not None, "the batch of a trainer has token ids"
         assert batch.mask_nt is not None, "the batch of a trainer has a mask"
         mask_nt = batch.mask_nt.bool()
-        filled_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # drops the padding after the last sampled token
+        kept_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # drops the padding after the last sampled token
         in_loss_n1 = (spans.block_nt >= 0).any(dim=1, keepdim=True)
         present_rows = [[text[name] is not None for name in spans.names] for text in texts]
         present_nk = torch.tensor(present_rows, dtype=torch.bool).reshape(-1, len(spans.names))
@@ -458,9 +458,9 @@ class Rollouts:
             SCORE: batch.score_n,
             **self.more,
             **score_columns(self.reading.scores),
-            IDS: batch.ids_nt[filled_nt],
-            TRAINABLE: mask_nt[filled_nt],
-            **{name: x_nt[filled_nt] for name, x_nt in per_token.items()},
-            **credit_columns(self.method, spans.names, present_nk, self.credit, advantages_nt[filled_nt]),
+            IDS: batch.ids_nt[kept_nt],
+            TRAINABLE: mask_nt[kept_nt],
+            **{name: x_nt[kept_nt] for name, x_nt in per_token.items()},
+            **credit_columns(self.method, spans.names, present_nk, self.credit, advantages_nt[kept_nt]),
         }
-        return rollout_table(columns, np.cumsum([0, *filled_nt.sum(dim=1).tolist()]))
+        return rollout_table(columns, np.cumsum([0, *kept_nt.sum(dim=1).tolist()]))

@@ -56,8 +56,8 @@ class Ragged:
     @staticmethod
     def of(rows: Sequence[Sequence[int]]) -> Ragged:
         """Concatenate rows of token ids."""
-        flat = np.fromiter((value for row in rows for value in row), dtype=np.int32)
-        return Ragged(flat, np.cumsum([0, *map(len, rows)]))
+        flat_ids = np.fromiter((value for row in rows for value in row), dtype=np.int32)
+        return Ragged(flat_ids, np.cumsum([0, *map(len, rows)]))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -78,8 +78,8 @@ class Ragged:
     def places(self, rows: Any) -> Int[np.ndarray, "m t"]:
         """Return a padded table with the index in `values` of each entry of the given rows, and -1 at the padding."""
         start_m, length_m = self.offsets[:-1][rows][:, None], self.lengths[rows][:, None]
-        place_t = np.arange(length_m.max(initial=0))
-        return np.where(place_t < length_m, start_m + place_t, -1)
+        offset_t = np.arange(length_m.max(initial=0))
+        return np.where(offset_t < length_m, start_m + offset_t, -1)
 
 
 def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int]]:
@@ -88,14 +88,14 @@ def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[in
     >>> list(fitting_runs(np.array([3, 1, 4]), 6))
     [(0, 2), (2, 3)]
     """
-    start, width = 0, 0
+    chunk_start, longest_length = 0, 0
     for n, length in enumerate(lengths.tolist()):
-        width = max(width, length)
-        if n > start and width * (n + 1 - start) > size:
-            yield start, n
-            start, width = n, length
+        longest_length = max(longest_length, length)
+        if n > chunk_start and longest_length * (n + 1 - chunk_start) > size:
+            yield chunk_start, n
+            chunk_start, longest_length = n, length
     if len(lengths):
-        yield start, len(lengths)
+        yield chunk_start, len(lengths)
 
 
 def gather(places: Int[np.ndarray, "m t"], values: Shaped[np.ndarray, " v"], nowhere: Any) -> Shaped[Tensor, "m t"]:
@@ -217,12 +217,12 @@ class RolloutTable:
 
         The reward that a trainer compared is the column `score` or `reward` (`scores`, `rewards`), else the sum of those `trained`.
         """
-        rewards_n = parse_rewards({name: values for name, values in rewards.items() if not is_computed(name)})
-        reward_names = next(([name] for name in ("score", "reward", "scores", "rewards") if name in rewards_n), trained)
+        reward_columns = parse_rewards({name: values for name, values in rewards.items() if not is_computed(name)})
+        reward_names = next(([name] for name in ("score", "reward", "scores", "rewards") if name in reward_columns), trained)
         return RolloutTable(
             source,
             path,
-            " ".join(note for note in (tokens.note, *notes, missing_note(rewards_n)) if note),
+            " ".join(note for note in (tokens.note, *notes, missing_note(reward_columns)) if note),
             prompts,
             group_index(list(zip(prompts if keys is None else keys, steps, strict=True))),
             torch.tensor(steps, dtype=torch.long),
@@ -230,10 +230,10 @@ class RolloutTable:
             tokens.trainable,
             tokens.vocabulary,
             columns={name: values for name, values in columns.items() if not is_computed(name)},
-            rewards=rewards_n,
+            rewards=reward_columns,
             keyed=keys is not None,
-            as_recorded=training_record(rewards_n, columns),
-            trained=tuple(name for name in reward_names if name in rewards_n),
+            as_recorded=training_record(reward_columns, columns),
+            trained=tuple(name for name in reward_names if name in reward_columns),
         )
 
 
@@ -252,11 +252,11 @@ def parse_rewards(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
     """
     rewards: dict[str, Reward] = {}
     for name, values in columns.items():
-        floats = [finite(value) for value in values]
-        others = (value for value in values if not (value is None or isinstance(value, (bool, int, float))))
-        are_numbers = all(isinstance(value, str) and NUMBER.fullmatch(value) for value in others)
-        if are_numbers and any(value is not None for value in floats):
-            rewards[name] = Reward.of(floats, status=[Status.UNSCORED] * len(floats))
+        reward_floats = [finite(value) for value in values]
+        other_values = (value for value in values if not (value is None or isinstance(value, (bool, int, float))))
+        are_numbers = all(isinstance(value, str) and NUMBER.fullmatch(value) for value in other_values)
+        if are_numbers and any(value is not None for value in reward_floats):
+            rewards[name] = Reward.of(reward_floats, status=[Status.UNSCORED] * len(reward_floats))
     return rewards
 
 
@@ -270,20 +270,20 @@ def training_record(
 ) -> AsRecorded | None:
     """Return the numbers that a trainer used for its completions: advantages or block credit in `columns`, or else rewards."""
     computed = parse_rewards({name: values for name, values in columns.items() if is_computed(name)})
-    candidates = {**rewards, **computed}
-    name = next((name for name in ("advantage", "score", "reward") if name in candidates), None)
+    candidate_rewards = {**rewards, **computed}
+    name = next((name for name in ("advantage", "score", "reward") if name in candidate_rewards), None)
     if name is None:
         return None
     by_block = {name.removeprefix("credit/"): reward.value_n for name, reward in computed.items() if name != "advantage"}
-    suffix = "" if name == "advantage" else ", from which nothing is subtracted"
-    description = "the file's 'credit/...' of each block" if by_block else f"the file's '{name}'{suffix}"
-    return AsRecorded(description, candidates[name].value_n.numpy(), by_block=by_block)
+    baseline_note = "" if name == "advantage" else ", from which nothing is subtracted"
+    description = "the file's 'credit/...' of each block" if by_block else f"the file's '{name}'{baseline_note}"
+    return AsRecorded(description, candidate_rewards[name].value_n.numpy(), by_block=by_block)
 
 
 def missing_note(rewards: Mapping[str, Reward]) -> str:
     """Tell the user how many recorded rewards are missing; an empty text if none is missing."""
-    counts = {name: int((reward.status_n != int(Status.OK)).sum()) for name, reward in rewards.items()}
-    phrases = [f"{n} of {len(rewards[name].value_n)} recorded values of '{name}'" for name, n in counts.items() if n]
+    missing_counts = {name: int((reward.status_n != int(Status.OK)).sum()) for name, reward in rewards.items()}
+    phrases = [f"{n} of {len(rewards[name].value_n)} recorded values of '{name}'" for name, n in missing_counts.items() if n]
     if len(phrases) > 4:
         phrases[4:] = [f"of {len(phrases) - 4} more columns"]
     return f"{' and '.join(phrases)} are missing or not finite: unscored, so they join no baseline." if phrases else ""
@@ -296,7 +296,7 @@ def split_pieces(text: str) -> list[str]:
 
 def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) -> TokenizedTexts:
     """Split completions into tokens of a folder's tokenizer, or into words without one, while storing no text."""
-    ids, text_lengths, text_flags, text_counts, changed_texts = array("i"), array("q"), array("b"), array("q"), 0
+    flat_ids, text_lengths, text_flags, text_counts, changed_texts = array("i"), array("q"), array("b"), array("q"), 0
 
     def iterate_texts() -> Iterator[str]:
         for parts in completions:
@@ -309,38 +309,38 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
         id_of_piece: dict[str, int] = {}
         for text in iterate_texts():
             text_ids = [id_of_piece.setdefault(piece, len(id_of_piece)) for piece in split_pieces(text)]
-            ids.extend(text_ids)
+            flat_ids.extend(text_ids)
             text_lengths.append(len(text_ids))
         vocabulary = Vocabulary(tuple(piece.encode() for piece in id_of_piece) or (b"",))
-        note = "The file holds no token ids; credit is shown per word." if id_of_piece else ""
+        split_note = "The file holds no token ids; credit is shown per word." if id_of_piece else ""
     else:
         backend, vocabulary = load_tokenizer(tokenizer)
-        texts = iterate_texts()
-        while chunk := list(islice(texts, AT_ONCE)):
-            for text, encoding in zip(chunk, backend.encode_batch(chunk, add_special_tokens=False), strict=True):
+        text_iterator = iterate_texts()
+        while text_chunk := list(islice(text_iterator, AT_ONCE)):
+            for text, encoding in zip(text_chunk, backend.encode_batch(text_chunk, add_special_tokens=False), strict=True):
                 text_ids = np.array(encoding.ids, np.int32)  # the encoding itself would take a hundred bytes per token
-                ids.frombytes(text_ids.tobytes())
+                flat_ids.frombytes(text_ids.tobytes())
                 text_lengths.append(len(text_ids))
                 changed_texts += vocabulary.join(text_ids)[0] != text.encode()
-        note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'"
-        note += f", which changes {changed_texts} of {len(text_lengths)} texts." if changed_texts else "."
-    edges = np.cumsum([0, *text_lengths])[np.cumsum([0, *text_counts])]
+        split_note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'"
+        split_note += f", which changes {changed_texts} of {len(text_lengths)} texts." if changed_texts else "."
+    completion_edges = np.cumsum([0, *text_lengths])[np.cumsum([0, *text_counts])]
     flags = np.array(text_flags, np.bool_)
     # Usually the model wrote every token; then a broadcast view of one flag saves memory.
-    trainable = np.broadcast_to(np.True_, edges[-1]) if flags.all() else np.repeat(flags, text_lengths)
-    return TokenizedTexts(Ragged(np.frombuffer(ids, np.int32), edges), trainable, vocabulary, note)
+    trainable = np.broadcast_to(np.True_, completion_edges[-1]) if flags.all() else np.repeat(flags, text_lengths)
+    return TokenizedTexts(Ragged(np.frombuffer(flat_ids, np.int32), completion_edges), trainable, vocabulary, split_note)
 
 
 def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:
     """Load the tokenizer of a local folder, with the bytes of every id that the folder's model can sample."""
-    path = Path(folder)
-    file = path if path.is_file() else path / "tokenizer.json"
-    stamp = (file.stat().st_mtime_ns, file.stat().st_size) if file.is_file() else (0, 0)
+    tokenizer_path = Path(folder)
+    tokenizer_file = tokenizer_path if tokenizer_path.is_file() else tokenizer_path / "tokenizer.json"
+    file_stamp = (tokenizer_file.stat().st_mtime_ns, tokenizer_file.stat().st_size) if tokenizer_file.is_file() else (0, 0)
     try:
-        vocabulary_size = json.loads(file.with_name("config.json").read_text(encoding="utf-8")).get("vocab_size")
+        vocabulary_size = json.loads(tokenizer_file.with_name("config.json").read_text(encoding="utf-8")).get("vocab_size")
     except (OSError, ValueError, AttributeError):
         vocabulary_size = None
-    return _load_file(file, stamp, vocabulary_size if isinstance(vocabulary_size, int) else None)
+    return _load_file(tokenizer_file, file_stamp, vocabulary_size if isinstance(vocabulary_size, int) else None)
 
 
 @lru_cache(maxsize=1)
@@ -355,8 +355,8 @@ def _load_file(file: Path, stamp: tuple[int, int], vocabulary_size: int | None) 
             f"'{file.parent}' holds no tokenizer.json; give the folder of a model or of a fast tokenizer."
         ) from error
     except Exception as error:  # the Rust parser raises plain Exception
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError(f"'{file}' is not a readable tokenizer: {reason}.") from error
+        error_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DataError(f"'{file}' is not a readable tokenizer: {error_line}.") from error
     backend.no_truncation()
     backend.no_padding()
     return backend, Vocabulary.from_tokenizer(backend, size=vocabulary_size)

@@ -130,9 +130,9 @@ def write_traces(
     with whole_file(Path(file)) as temporary:
         with temporary.open("w", encoding="utf-8") as stream:
             for n, (_, _, record) in enumerate(read_records([Path(source)])):
-                for k, trace in enumerate(_list_traces(record)):
-                    if (n, k) in unwritten:
-                        _write_advantages(trace, unwritten.pop((n, k)), entry, source)
+                for trace_position, trace in enumerate(_list_traces(record)):
+                    if (n, trace_position) in unwritten:
+                        _write_advantages(trace, unwritten.pop((n, trace_position)), entry, source)
                 stream.write(json.dumps(record) + "\n")
         if unwritten:
             unknown_trajectory = next(iter(unwritten.values()))
@@ -148,8 +148,8 @@ def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[f
             for trace in trained_traces(record):
                 for _, node_ids in trace.paths:
                     flags_of_nodes = [node_tokens(trace, i).mask for i in node_ids]
-                    flags = [flag for node_flags in flags_of_nodes for flag in node_flags]
-                    completion_flags = flags[flags.index(True) :] if True in flags else []
+                    sampled_flags = [flag for node_flags in flags_of_nodes for flag in node_flags]
+                    completion_flags = sampled_flags[sampled_flags.index(True) :] if True in sampled_flags else []
                     advantages = (value for value, flag in zip(next(advantage_rows), completion_flags, strict=True) if flag)
                     for i, node_flags in zip(node_ids, flags_of_nodes, strict=True):
                         if any(node_flags):
@@ -170,13 +170,13 @@ def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: s
         unusable_value = next((value for value in values if not math.isfinite(value)), None)
         if unusable_value is not None:
             raise DataError(f"{turn_name} has {unusable_value} in '{entry}', which no trainer can use; give finite numbers.")
-        node = nodes.get(turn.extra.get("node"), {})
-        sampled_count = sum(bool(flag) for flag in node.get("mask", ()))
+        turn_node = nodes.get(turn.extra.get("node"), {})
+        sampled_count = sum(bool(flag) for flag in turn_node.get("mask", ()))
         if sampled_count != len(values):
             raise DataError(
                 f"{turn_name} has {len(values)} sampled tokens and its node in '{source}' has {sampled_count}; read the file again."
             )
-        node["advantages"] = values
+        turn_node["advantages"] = values
 
 
 def _list_traces(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -190,14 +190,14 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
     """Yield those traces of a verifiers episode whose agent is trained."""
     step = whole_number(object_field(object_field(record, "run"), "work").get("step"), "step")
     group_id = object_field(record, "group").get("id")
-    for place, raw in enumerate(_list_traces(record)):
-        agent = object_field(raw, "agent")
-        if agent.get("trainable", True):
-            task = object_field(raw, "task") or object_field(record, "task")
-            nodes = list_field(raw, "nodes", Mapping, "objects")
-            trace = Trace(raw, nodes, place, "", step, bool(group_id), object_field(task, "data"), list(_paths(nodes)))
+    for place, raw_trace in enumerate(_list_traces(record)):
+        agent_fields = object_field(raw_trace, "agent")
+        if agent_fields.get("trainable", True):
+            task = object_field(raw_trace, "task") or object_field(record, "task")
+            nodes = list_field(raw_trace, "nodes", Mapping, "objects")
+            trace = Trace(raw_trace, nodes, place, "", step, bool(group_id), object_field(task, "data"), list(_paths(nodes)))
             group = group_id or task.get("key") or task.get("hash") or trace.prompt(trace.paths[0][0] if trace.paths else ())
-            yield replace(trace, key=f"{group} {agent.get('name', '')}")
+            yield replace(trace, key=f"{group} {agent_fields.get('name', '')}")
 
 
 def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
@@ -210,10 +210,10 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
     for i, parent in enumerate(parents):
         if parent is not None and not 0 <= parent < i:
             raise FieldError(f"has node {i} with the parent {parent}; the parent must come before the node")
-    links = [list_field(node, "semantic_parents", Mapping, "objects") for node in nodes]
-    accepted = {link.get("node") for node_links in links for link in node_links if link.get("type") == "compaction"}
+    links_of_nodes = [list_field(node, "semantic_parents", Mapping, "objects") for node in nodes]
+    accepted = {link.get("node") for node_links in links_of_nodes for link in node_links if link.get("type") == "compaction"}
     leaves = sorted(set(range(len(nodes))).difference(parent for parent in parents if parent is not None))
-    abandoned = {i for i in leaves if any(link.get("type") == "compaction_attempt" for link in links[i])} - accepted
+    abandoned = {i for i in leaves if any(link.get("type") == "compaction_attempt" for link in links_of_nodes[i])} - accepted
     used_nodes: set[int] = set()
     for leaf in [leaf for leaf in leaves if leaf not in abandoned] or leaves:
         path: list[int] = []
@@ -230,7 +230,7 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
 
 def node_tokens(trace: Trace, i: int) -> NodeTokens:
     """Read the tokens of node `i` in a trace."""
-    node = trace.nodes[i]
+    node_fields = trace.nodes[i]
 
     def check_length(values: list[Any], name: str, length: int, of: str = "tokens", each: str = "token") -> list[Any]:
         if len(values) != length:
@@ -238,18 +238,18 @@ def node_tokens(trace: Trace, i: int) -> NodeTokens:
             raise FieldError(f"{problem}; there must be one for each {each}")
         return values
 
-    ids = list_field(node, "token_ids", int, "ids")
-    mask = [bool(flag) for flag in check_length(list_field(node, "mask", int, "flags"), "'mask'", len(ids))]
+    ids = list_field(node_fields, "token_ids", int, "ids")
+    sampled_mask = [bool(flag) for flag in check_length(list_field(node_fields, "mask", int, "flags"), "'mask'", len(ids))]
     streams: dict[str, list[float]] = {}
     for name in STREAMS:
-        if values := list_field(node, name, (int, float), "numbers"):
-            sampled_values = iter(check_length(values, f"'{name}'", sum(mask), "sampled tokens", "of them"))
-            streams[name] = [float(next(sampled_values)) if flag else 0.0 for flag in mask]
-    weights = object_field(node, _WEIGHTS)
-    for name in weights:
-        values = check_length(list_field(weights, name, (int, float), "numbers"), f"'{_WEIGHTS}' {name!r}", len(ids))
+        if values := list_field(node_fields, name, (int, float), "numbers"):
+            sampled_values = iter(check_length(values, f"'{name}'", sum(sampled_mask), "sampled tokens", "of them"))
+            streams[name] = [float(next(sampled_values)) if flag else 0.0 for flag in sampled_mask]
+    loss_weights = object_field(node_fields, _WEIGHTS)
+    for name in loss_weights:
+        values = check_length(list_field(loss_weights, name, (int, float), "numbers"), f"'{_WEIGHTS}' {name!r}", len(ids))
         streams[f"{_WEIGHTS}/{name}"] = [float(value) for value in values]
-    return NodeTokens(ids, mask, streams)
+    return NodeTokens(ids, sampled_mask, streams)
 
 
 def _where(trace: Trace, i: int) -> str:
@@ -260,17 +260,17 @@ def _where(trace: Trace, i: int) -> str:
 def trace_rewards(trace: Trace) -> dict[str, Any]:
     """Return the rewards and metrics of a trace, and as `reward` the weighted sum of the rewards, None if none was scored."""
     rewards: dict[str, Any] = {}
-    total, is_scored = 0.0, False
+    weighted_sum, is_scored = 0.0, False
     for name, reward in object_field(trace.raw, "rewards").items():
         score, raw_weight = (reward.get("score"), reward.get("weight")) if isinstance(reward, Mapping) else (reward, None)
         rewards[name] = score
-        number, weight = finite(score), 1.0 if raw_weight is None else finite(raw_weight)
-        if weight is None:
+        reward_number, reward_weight = finite(score), 1.0 if raw_weight is None else finite(raw_weight)
+        if reward_weight is None:
             raise FieldError(f"has {raw_weight!r} as 'weight' of the reward '{name}', which must be a number")
-        if number is not None:
-            total, is_scored = total + number * weight, True
+        if reward_number is not None:
+            weighted_sum, is_scored = weighted_sum + reward_number * reward_weight, True
     rewards_and_metrics = {**rewards, **object_field(trace.raw, "metrics"), **rewards}
-    return {**rewards_and_metrics, "reward": rewards_and_metrics.get("reward", total if is_scored else None)}
+    return {**rewards_and_metrics, "reward": rewards_and_metrics.get("reward", weighted_sum if is_scored else None)}
 
 
 def _trajectories(record: Mapping[str, Any]) -> Iterator[Trajectory]:
@@ -279,12 +279,12 @@ def _trajectories(record: Mapping[str, Any]) -> Iterator[Trajectory]:
         turns = tuple(_turns(trace))
         rewards: dict[str, float | Status] = {}
         for name, value in trace_rewards(trace).items():
-            number = finite(value)
+            finite_reward = finite(value)
             if not isinstance(value, str):
-                rewards[name] = Status.UNSCORED if number is None else number
+                rewards[name] = Status.UNSCORED if finite_reward is None else finite_reward
         if turns:
-            extra = {"trace": trace.place, "task": trace.task}
-            yield Trajectory(trace.raw.get("id", trace.place), (trace.key, trace.step), turns, rewards, extra)
+            trace_details = {"trace": trace.place, "task": trace.task}
+            yield Trajectory(trace.raw.get("id", trace.place), (trace.key, trace.step), turns, rewards, trace_details)
 
 
 def _turns(trace: Trace) -> Iterator[Turn]:
@@ -293,18 +293,18 @@ def _turns(trace: Trace) -> Iterator[Turn]:
     tokens_of_node = {i: node_tokens(trace, i) for path in trace.paths for node_ids in path for i in node_ids}
     turn_of_node: dict[int, int] = {}
     for i in sorted({i for _, own_nodes in trace.paths for i in own_nodes if nodes[i].get("sampled")}):
-        ids, mask, streams = tokens_of_node[i]
-        if not ids:
+        node_ids_list, mask, streams = tokens_of_node[i]
+        if not node_ids_list:
             raise FieldError(f"has no token ids {_where(trace, i)}, so none of its tokens can be credited")
         first_sampled = mask.index(True) if True in mask else len(mask)
-        prompt = ids[:first_sampled]
+        prompt = node_ids_list[:first_sampled]
         parent = nodes[i].get("parent")
         while parent is not None and parent not in turn_of_node:
             prompt = tokens_of_node[parent].ids + prompt
             parent = nodes[parent].get("parent")
         yield Turn(
             prompt,
-            ids[first_sampled:],
+            node_ids_list[first_sampled:],
             [int(flag) for flag in mask[first_sampled:]],
             parent=None if parent is None else turn_of_node[parent],
             per_token={name: values[first_sampled:] for name, values in streams.items()},

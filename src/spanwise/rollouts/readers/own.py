@@ -24,46 +24,46 @@ from spanwise.types import Status
 
 def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
     """Read spanwise's own parquet with the tokenizer of the run's model, or with the tokenizer that the file names."""
-    folder = next((path for path in (files[0].parent.parent, files[0].parent) if (path / "recipe.yaml").is_file()), None)
+    run_folder = next((path for path in (files[0].parent.parent, files[0].parent) if (path / "recipe.yaml").is_file()), None)
     arrow_schema = pq.read_schema(files[0])
     names, methods = arrow_schema.names, schema.methods_in(arrow_schema.names)
-    source = schema.IDS if schema.IDS in names else schema.TOKENS
-    if source == schema.TOKENS and tokenizer is not None:
+    token_source = schema.IDS if schema.IDS in names else schema.TOKENS
+    if token_source == schema.TOKENS and tokenizer is not None:
         raise DataError(f"'{path}' holds its tokens as text, so --tokenizer has nothing to read; leave --tokenizer out.")
-    if source == schema.IDS and tokenizer is None:
-        tokenizer = (folder and tokenizer_in(folder)) or schema.tokenizer_of(arrow_schema)
-    per_token = schema.token_columns(names)
+    if token_source == schema.IDS and tokenizer is None:
+        tokenizer = (run_folder and tokenizer_in(run_folder)) or schema.tokenizer_of(arrow_schema)
+    stream_columns = schema.token_columns(names)
     # The advantages that training used are those called `recorded`, or those of the only method in the file.
     trained_methods = [schema.RECORDED] if schema.RECORDED in methods else methods if len(methods) == 1 else []
     trained_columns = [name for method in trained_methods if (name := schema.column("advantages", method)) in names]
     # Columns of credit, spans and text are not read: they are computed again from the tokens and rewards.
-    unread = {name for method in methods for name in schema.method_columns(method, names)} - {*trained_columns}
-    unread |= {schema.column("start", block) for block in schema.family_names(names, "end")}
-    unread |= set() if tokenizer is None else {schema.TEXT}
-    tables = [pq.read_table(file, columns=[name for name in names if name not in unread]) for file in files]
+    unread_columns = {name for method in methods for name in schema.method_columns(method, names)} - {*trained_columns}
+    unread_columns |= {schema.column("start", block) for block in schema.family_names(names, "end")}
+    unread_columns |= set() if tokenizer is None else {schema.TEXT}
+    tables = [pq.read_table(file, columns=[name for name in names if name not in unread_columns]) for file in files]
     for file, table in zip(files, tables, strict=True):
-        schema.token_edges(table, [source, schema.TRAINABLE, *per_token, *trained_columns], f"'{file}'")
+        schema.token_edges(table, [token_source, schema.TRAINABLE, *stream_columns, *trained_columns], f"'{file}'")
     table = concatenate_tables(path, tables)
     trainable = schema.flat_values(table[schema.TRAINABLE], np.bool_)
-    edges = schema.offsets(table[source])
-    if source == schema.TOKENS:  # each distinct token text gets an id
-        token_texts = table[source].combine_chunks().flatten().dictionary_encode()
+    edges = schema.offsets(table[token_source])
+    if token_source == schema.TOKENS:  # each distinct token text gets an id
+        token_texts = table[token_source].combine_chunks().flatten().dictionary_encode()
         vocabulary = Vocabulary(tuple(token_texts.dictionary.cast(pa.binary()).to_pylist()) or (b"",))
         ids = token_texts.indices.to_numpy(zero_copy_only=False).astype(np.int32)
-        note = "The file holds its tokens as text, without ids."
-        tokens = TokenizedTexts(Ragged(ids, edges), trainable, vocabulary, note)
+        token_note = "The file holds its tokens as text, without ids."
+        tokens = TokenizedTexts(Ragged(ids, edges), trainable, vocabulary, token_note)
     elif tokenizer is not None:
         vocabulary = load_tokenizer(tokenizer)[1]
-        tokens = TokenizedTexts(Ragged(schema.flat_values(table[source], np.int32), edges), trainable, vocabulary, "")
+        tokens = TokenizedTexts(Ragged(schema.flat_values(table[token_source], np.int32), edges), trainable, vocabulary, "")
         _check_spelling(files[0], vocabulary, tokenizer)
     else:
-        per_token, trained_columns = [], []  # the text is split into words, which numbers per token do not fit
+        stream_columns, trained_columns = [], []  # the text is split into words, which numbers per token do not fit
         if schema.TEXT not in names:
             raise DataError(f"'{path}' holds token ids, but no text; give the folder of the tokenizer with --tokenizer.")
-        note = (
+        token_note = (
             "There is no tokenizer beside the file; credit is shown per word. Give the tokenizer's folder with --tokenizer."
         )
-        tokens = tokenize([[(text or "", True)] for text in table[schema.TEXT].to_pylist()])._replace(note=note)
+        tokens = tokenize([[(text or "", True)] for text in table[schema.TEXT].to_pylist()])._replace(note=token_note)
     single_names = [field.name for field in table.schema if not pa.types.is_list(field.type)]
     rollout_ids = _read_ids(path, table, schema.ROLLOUT)
     trained_values = {name: schema.flat_values(table[name], np.float64) for name in trained_columns}
@@ -83,9 +83,9 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         ),
         rewards=_read_rewards(path, table),
         tokenizer=None if tokenizer is None else Path(tokenizer),
-        token_values={name: schema.flat_values(table[name], np.float32) for name in per_token},
-        learned_n=None if source == schema.IDS and tokenizer is None else _find_learned(table, tokens),
-        folder=folder,
+        token_values={name: schema.flat_values(table[name], np.float32) for name in stream_columns},
+        learned_n=None if token_source == schema.IDS and tokenizer is None else _find_learned(table, tokens),
+        folder=run_folder,
         as_recorded=next(iter(training_records), None),
         rollout_n=None if rollout_ids is None else group_index(rollout_ids),
         score_n=schema.float_column(table, schema.SCORE) if schema.SCORE in single_names else None,
@@ -112,33 +112,33 @@ def _read_rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
     rewards = {}
     status_of_word = {status.name.lower(): status for status in Status} | {"ok": Status.UNSCORED}
     for name in schema.family_names(table.column_names, "reward"):
-        column = schema.column("status", name)
-        words = table[column].to_pylist() if column in table.column_names else ["unscored"] * len(table)
-        row = next((row for row, word in enumerate(words) if word not in status_of_word), None)
+        status_column = schema.column("status", name)
+        status_words = table[status_column].to_pylist() if status_column in table.column_names else ["unscored"] * len(table)
+        row = next((row for row, word in enumerate(status_words) if word not in status_of_word), None)
         if row is not None:
-            problem = f"Completion {row} of '{path}' has '{words[row]}' as '{column}'"
+            problem = f"Completion {row} of '{path}' has '{status_words[row]}' as '{status_column}'"
             raise DataError(f"{problem}; a status is one of {', '.join(status_of_word)}.")
-        values = [finite(value) for value in table[schema.column("reward", name)].to_pylist()]
-        rewards[name] = Reward.of(values, status=[status_of_word[word] for word in words])
+        reward_values = [finite(value) for value in table[schema.column("reward", name)].to_pylist()]
+        rewards[name] = Reward.of(reward_values, status=[status_of_word[word] for word in status_words])
     return rewards
 
 
 def _find_learned(table: pa.Table, tokens: TokenizedTexts) -> torch.Tensor | None:
     """Return which completions were in the loss: a completion that has sampled tokens but no block was left out."""
-    ends = [table[schema.column("end", name)].to_numpy() for name in schema.family_names(table.column_names, "end")]
-    if not ends:
+    block_ends = [table[schema.column("end", name)].to_numpy() for name in schema.family_names(table.column_names, "end")]
+    if not block_ends:
         return None
-    sampled_before = np.concatenate(([0], np.cumsum(tokens.trainable)))[tokens.ids.offsets]
-    return torch.from_numpy((np.max(ends, axis=0) > 0) | (np.diff(sampled_before) == 0))
+    sampled_count_before = np.concatenate(([0], np.cumsum(tokens.trainable)))[tokens.ids.offsets]
+    return torch.from_numpy((np.max(block_ends, axis=0) > 0) | (np.diff(sampled_count_before) == 0))
 
 
 def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -> None:
     """Refuse a tokenizer that decodes most of the first completions to other texts than the file holds."""
     parquet_file = pq.ParquetFile(file)
-    names = [schema.IDS, schema.TRAINABLE, schema.TEXT]
+    read_columns = [schema.IDS, schema.TRAINABLE, schema.TEXT]
     if schema.TEXT not in parquet_file.schema_arrow.names:
         return
-    first_batch = next(parquet_file.iter_batches(batch_size=32, columns=names), None)
+    first_batch = next(parquet_file.iter_batches(batch_size=32, columns=read_columns), None)
     rows, errors = [] if first_batch is None else first_batch.to_pylist(), 0
     for row in rows:
         ids = np.array(row[schema.IDS], dtype=np.int64)[np.array(row[schema.TRAINABLE], dtype=np.bool_)]
