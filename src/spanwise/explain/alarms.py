@@ -85,12 +85,12 @@ def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
         >>> alarms({"accuracy": 0.001, "ece": 0.001, "format_rate": 1.0})
         {'accuracy': 'hardly any answer is right', 'ece': 'hardly any answer is right'}
     """
-    numbers = {name: value for name, value in figures.items() if value is not None and value == value}
-    reasons: dict[str, str] = {}
+    known_figures = {name: value for name, value in figures.items() if value is not None and value == value}
+    reason_of_figure: dict[str, str] = {}
     for name, alarm in EVALUATION:
-        if name in numbers and alarm.holds(numbers[name]):
-            reasons = dict.fromkeys((name, *alarm.hollow), alarm.sentence) | reasons
-    return {name: reasons[name] for name in numbers if name in reasons}
+        if name in known_figures and alarm.holds(known_figures[name]):
+            reason_of_figure = dict.fromkeys((name, *alarm.hollow), alarm.sentence) | reason_of_figure
+    return {name: reason_of_figure[name] for name in known_figures if name in reason_of_figure}
 
 
 def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
@@ -103,8 +103,8 @@ def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
 
 def later_elements(names: Iterable[str]) -> set[str]:
     """Return the objectives with an index above 0 (`name[2]`), whose absence is no problem, because a list may be short."""
-    all_names = set(names)
-    return {name for name in all_names if _LATER.search(name) and _LATER.sub("[0]", name) in all_names}
+    name_set = set(names)
+    return {name for name in name_set if _LATER.search(name) and _LATER.sub("[0]", name) in name_set}
 
 
 def _find_watched(
@@ -121,18 +121,18 @@ def _find_watched(
 
 def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return a warning, with its usual cause, for each metric that shows a problem in `IN_A_ROW` or more batches in a row."""
-    sentences = {}
+    sentence_of_key = {}
     for key, name, alarm in _find_watched(batches, "lasting"):
         if len(run := _longest_run(batches, key, name, alarm)) < IN_A_ROW:
             continue
         shares = sorted(line[key] for line in run)
         share_text = f"{shares[0]:.0%}" if shares[0] == shares[-1] else f"{shares[0]:.0%} to {shares[-1]:.0%}"
         steps_text = f" (steps {run[0]['step']} to {run[-1]['step']})" if "step" in run[0] else ""
-        problem = alarm.sentence.format(name=name)
-        sentences[key] = (
-            f"In {len(run)} batches in a row{steps_text} {share_text.replace('%', ' %')} {problem} {alarm.cause}"
+        problem_text = alarm.sentence.format(name=name)
+        sentence_of_key[key] = (
+            f"In {len(run)} batches in a row{steps_text} {share_text.replace('%', ' %')} {problem_text} {alarm.cause}"
         )
-    return sentences
+    return sentence_of_key
 
 
 def _longest_run(batches: Sequence[Mapping[str, Any]], key: str, name: str, alarm: Alarm) -> list[Mapping[str, Any]]:
@@ -156,12 +156,12 @@ def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
         In 100 % of the training batches nothing was learned: no completion differed from what it is compared with.
         No completion of any training batch has the reward 'brier'.
     """
-    sentences = habits(batches)
+    sentence_of_key = habits(batches)
     for key, name, alarm in _find_watched(batches, "overall"):
         metric_values = values_of(batches, key)
-        if key not in sentences and metric_values and alarm.holds(mean := sum(metric_values) / len(metric_values)):
-            sentences[key] = alarm.sentence.format(name=name, share=f"{100 * mean:.0f} %")
-    return [*sentences.values(), *end_alarms(batches).values()]
+        if key not in sentence_of_key and metric_values and alarm.holds(mean := sum(metric_values) / len(metric_values)):
+            sentence_of_key[key] = alarm.sentence.format(name=name, share=f"{100 * mean:.0f} %")
+    return [*sentence_of_key.values(), *end_alarms(batches).values()]
 
 
 def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[str, str]:
@@ -181,16 +181,16 @@ def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[
         >>> end_alarms([{"critic/explained_variance": value} for value in (0.9, 0.5, -1.5)])["critic/explained_variance"]
         'The critic knows nothing: its explained variance is -1.50 at the end (mean of the last batch).'
     """
-    sentences = {}
+    sentence_of_key = {}
     for key, name, alarm in _find_watched(batches, "at_end"):
-        name_text, values = f" of '{name}'" if name else "", values_of(batches, key)
-        last_values = values[-min(last, max(1, len(values) // 4)) :]
+        of_name_text, metric_values = f" of '{name}'" if name else "", values_of(batches, key)
+        last_values = metric_values[-min(last, max(1, len(metric_values) // 4)) :]
         if not last_values and alarm.unknown:
-            sentences[key] = alarm.unknown.format(of=name_text)
+            sentence_of_key[key] = alarm.unknown.format(of=of_name_text)
         elif last_values and alarm.holds(mean := sum(last_values) / len(last_values)):
             batches_text = "the last batch" if len(last_values) == 1 else f"the last {len(last_values)} batches"
-            sentences[key] = alarm.sentence.format(of=name_text, value=mean, over=batches_text)
-    return sentences
+            sentence_of_key[key] = alarm.sentence.format(of=of_name_text, value=mean, over=batches_text)
+    return sentence_of_key
 
 
 def values_of(batches: Sequence[Mapping[str, Any]], key: str) -> list[float]:

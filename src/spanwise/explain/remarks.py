@@ -49,19 +49,19 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
     """
     if not len(reading):
         return {}
-    warnings, later_names = {"tags": _warn_missing_tags(reading, scheme)}, later_elements(scheme.names)
+    warning_of_key, later_objectives = {"tags": _warn_missing_tags(reading, scheme)}, later_elements(scheme.names)
     for m, objective in enumerate(scheme.objectives):
         statuses = set(reading.scores.status_nm[:, m].tolist())
-        if warnings["tags"] and not statuses & {Status.OK, Status.ERROR}:
+        if warning_of_key["tags"] and not statuses & {Status.OK, Status.ERROR}:
             continue  # the warning about missing tags already explains why the objective has no reward
-        if Status.ABSENT in statuses and objective.name in later_names:
+        if Status.ABSENT in statuses and objective.name in later_objectives:
             continue
         for kind, check in (_REWARD_CHECKS if Status.OK in statuses else {"scored": _warn_unscored}).items():
             if sentence := check(objective, reading, scheme, m):
-                warnings[f"{kind}/{objective.name}"] = sentence
+                warning_of_key[f"{kind}/{objective.name}"] = sentence
                 break
-    warnings = _merge_free_omissions(warnings, reading, scheme) | {"lambda": _warn_zero_lambda(reading, scheme)}
-    return {key: sentence for key, sentence in warnings.items() if sentence}
+    warning_of_key = _merge_free_omissions(warning_of_key, reading, scheme) | {"lambda": _warn_zero_lambda(reading, scheme)}
+    return {key: sentence for key, sentence in warning_of_key.items() if sentence}
 
 
 class Watch:
@@ -75,7 +75,7 @@ class Watch:
     def of_reading(self, reading: Reading) -> tuple[list[str], bool]:
         """Return a batch's new `setup_warnings`, and whether a missing tag or reward leaves some objective untrained."""
         warnings = setup_warnings(reading, self.scheme)
-        sentences = self._take_new(warnings)
+        new_sentences = self._take_new(warnings)
         # Warnings about logged metrics would later repeat some of these warnings, so the metrics' keys count as given.
         for kind, _, name in (key.partition("/") for key in warnings):
             if kind == "tags":
@@ -84,7 +84,7 @@ class Watch:
                 for objective in self.scheme.names:
                     if objective == name or objective.startswith(f"{name}."):
                         self._given_keys |= {f"free/{objective}", f"credit/{objective}/reward_absent"}
-        return sentences, any(key.startswith(("tags", "scored/")) for key in warnings)
+        return new_sentences, any(key.startswith(("tags", "scored/")) for key in warnings)
 
     def of_batch(self, shown: Mapping[str, float], *, step: int | None = None) -> list[str]:
         """Return the new warnings about problems that last several batches, after a batch with the metrics `shown`."""
@@ -93,9 +93,9 @@ class Watch:
 
     def _take_new(self, warnings: Mapping[str, str]) -> list[str]:
         """Return the warnings whose keys were not given before, and remember all keys as given."""
-        sentences = [sentence for key, sentence in warnings.items() if key not in self._given_keys]
+        new_sentences = [sentence for key, sentence in warnings.items() if key not in self._given_keys]
         self._given_keys.update(warnings)
-        return sentences
+        return new_sentences
 
 
 def _warn_missing_tags(reading: Reading, scheme: Scheme) -> str:
@@ -108,15 +108,15 @@ def _warn_missing_tags(reading: Reading, scheme: Scheme) -> str:
     if census is None:
         return ""
     pronoun, tags_text = "it" if len(census.lacking) == 1 else "them", "these tags" if census.segmenter == "tags" else "this"
-    advice = f"Ask for {tags_text} in the prompt, or write the layout of what the model writes."
-    count, sign = cut_off(reading.fault_n, reading.length_nk.sum(dim=1), texts.__getitem__, among_n=missing_n)
-    if count * 2 >= len(reading):
-        advice = (
-            f"{count} of {len(reading)} {sign}. If they were cut off, raise the longest length of a completion "
+    advice_text = f"Ask for {tags_text} in the prompt, or write the layout of what the model writes."
+    cut_off_count, sign = cut_off(reading.fault_n, reading.length_nk.sum(dim=1), texts.__getitem__, among_n=missing_n)
+    if cut_off_count * 2 >= len(reading):
+        advice_text = (
+            f"{cut_off_count} of {len(reading)} {sign}. If they were cut off, raise the longest length of a completion "
             f"(max_completion_length, in verl data.max_response_length), or ask for shorter completions; otherwise "
             f"ask for {tags_text} in the prompt."
         )
-    return f"{census.sentence} The layout asks for {pronoun}, so rewards that read {pronoun} are missing. {advice}"
+    return f"{census.sentence} The layout asks for {pronoun}, so rewards that read {pronoun} are missing. {advice_text}"
 
 
 def cut_off(
@@ -127,28 +127,28 @@ def cut_off(
     among_n: Bool[Tensor, " n"],
 ) -> tuple[int, str]:
     """Count the completions that seem cut off, and name the sign: an unclosed block, or several at the same longest length."""
-    open_count, longest = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum()), int(length_n.max())
+    unclosed_count, longest = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum()), int(length_n.max())
     longest_rows = (among_n & (length_n == longest)).nonzero().flatten().tolist() if longest else []
     longest_count = len({text_of(n) for n in longest_rows})
     return max(
-        (open_count, "end before a part of them closes"),
+        (unclosed_count, "end before a part of them closes"),
         (longest_count * (longest_count > 1), f"have different texts of exactly {longest} tokens, the longest length"),
     )
 
 
 def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
     """Warn that an objective trains nothing, because no completion has its reward."""
-    counts = Counter(Status(status) for status in sorted(reading.scores.status_nm[:, m].tolist()))
-    counts_text = ", ".join(f"{count} {status.name.lower()}" for status, count in counts.items())
-    check_failed = Status.TIMEOUT in counts or Status.ERROR in counts
-    cause = "The check itself failed" if check_failed else "Absent: it gave None, or what it reads is not there"
+    count_of_status = Counter(Status(status) for status in sorted(reading.scores.status_nm[:, m].tolist()))
+    counts_text = ", ".join(f"{count} {status.name.lower()}" for status, count in count_of_status.items())
+    has_failed_check = Status.TIMEOUT in count_of_status or Status.ERROR in count_of_status
+    cause_text = "The check itself failed" if has_failed_check else "Absent: it gave None, or what it reads is not there"
     options = REWARDS.find(objective.reward).options | dict(objective.options) if isinstance(objective.reward, str) else {}
-    if "column" in options and Status.ERROR in counts:
+    if "column" in options and Status.ERROR in count_of_status:
         tag_text = f" for '{options['tag']}'" if options.get("tag") else ""
-        cause = f"In the column '{options['column']}' there is no value{tag_text} that can be read"
+        cause_text = f"In the column '{options['column']}' there is no value{tag_text} that can be read"
     return (
         f"Objective '{objective.name}' has no reward for any of {len(reading)} completions ({counts_text}), so it trains nothing. "
-        f"{cause}; look at one completion and its columns."
+        f"{cause_text}; look at one completion and its columns."
     )
 
 
@@ -157,17 +157,17 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     if reading.scores.unused_nm is None:
         return ""
     unused_n, if_missing = reading.scores.unused_nm[:, m], objective.if_missing
-    ignored = {n: number for n, number in enumerate(unused_n.tolist()) if number == number and number != if_missing}
-    if not ignored:
+    ignored_rewards = {n: number for n, number in enumerate(unused_n.tolist()) if number == number and number != if_missing}
+    if not ignored_rewards:
         return ""
-    first_row, lowest, highest = min(ignored), min(ignored.values()), max(ignored.values())
-    numbers_text = f"{lowest:g}" if lowest == highest else f"{lowest:g} to {highest:g}"
+    first_row, lowest_ignored, highest = min(ignored_rewards), min(ignored_rewards.values()), max(ignored_rewards.values())
+    numbers_text = f"{lowest_ignored:g}" if lowest_ignored == highest else f"{lowest_ignored:g} to {highest:g}"
     source = "the reward recorded is" if objective.name in scheme.recorded else "its reward function returned"
-    rule = "has no reward and costs nothing" if if_missing is None else f"counts as its if_missing, {if_missing:g}"
+    missing_rule = "has no reward and costs nothing" if if_missing is None else f"counts as its if_missing, {if_missing:g}"
     return (
-        f"Objective '{objective.name}': {source} {numbers_text} for {len(ignored)} of {len(reading)} completions without "
-        f"{' and '.join(objective.pays)} (completion {first_row} first). That is ignored: a missing block {rule}. "
-        f"To make it count, write if_missing={ignored[first_row]:g}."
+        f"Objective '{objective.name}': {source} {numbers_text} for {len(ignored_rewards)} of {len(reading)} completions without "
+        f"{' and '.join(objective.pays)} (completion {first_row} first). That is ignored: a missing block {missing_rule}. "
+        f"To make it count, write if_missing={ignored_rewards[first_row]:g}."
     )
 
 
@@ -190,12 +190,12 @@ def _warn_free_omission(objective: Objective, reading: Reading, scheme: Scheme, 
     if objective.if_missing is not None:
         return ""
     omitted_count = _count_omitted(objective, reading, scheme)
-    unread_count = int((reading.scores.status_nm[:, m] == int(Status.UNPARSABLE)).sum())
-    clauses = {
+    unparsable_count = int((reading.scores.status_nm[:, m] == int(Status.UNPARSABLE)).sum())
+    count_of_clause = {
         f"completions leave out {' and '.join(objective.pays)}": omitted_count,
-        "write there what cannot be read": unread_count,
+        "write there what cannot be read": unparsable_count,
     }
-    counted_clauses = [f"{count} of {len(reading)} {clause}" for clause, count in clauses.items() if count]
+    counted_clauses = [f"{count} of {len(reading)} {clause}" for clause, count in count_of_clause.items() if count]
     if not counted_clauses:
         return ""
     return f"{' and '.join(counted_clauses)}, but objective '{objective.name}' has no if_missing: {_DRIFT}"
@@ -213,13 +213,13 @@ def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Sc
     """Merge the warnings that blocks are left out at no cost into one, for three or more objectives of the same reward."""
     free_objectives = [objective for objective in scheme.objectives if f"free/{objective.name}" in warnings]
     for family in dict.fromkeys(objective.name.partition(".")[0] for objective in free_objectives if "." in objective.name):
-        members = [objective for objective in free_objectives if objective.name.startswith(f"{family}.")]
-        counts = [count for objective in members if (count := _count_omitted(objective, reading, scheme))]
+        family_objectives = [objective for objective in free_objectives if objective.name.startswith(f"{family}.")]
+        counts = [count for objective in family_objectives if (count := _count_omitted(objective, reading, scheme))]
         if len(counts) < 3:
             continue
-        merged_keys = {f"free/{objective.name}" for objective in members}
+        merged_keys = {f"free/{objective.name}" for objective in family_objectives}
         warnings = {key: text for key, text in warnings.items() if key not in merged_keys}
-        blocks = ", ".join(dict.fromkeys(block for objective in members for block in objective.pays))
+        blocks = ", ".join(dict.fromkeys(block for objective in family_objectives for block in objective.pays))
         warnings[f"free/{family}"] = (
             f"Up to {max(counts)} of {len(reading)} completions leave out one of {blocks}, but the objectives '{family}' have no "
             f"if_missing: {_DRIFT}"

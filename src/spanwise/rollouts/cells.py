@@ -27,22 +27,22 @@ NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*|\s*[+-]?(inf
 def parse_numbers(values: Sequence[Any]) -> list[Any]:
     """Convert a column of texts to numbers or booleans, "NaN" and the like to None; return it unchanged if it has other texts."""
     values = [float(value) if isinstance(value, Decimal) else value for value in values]
-    texts = [value for value in values if isinstance(value, str)]
-    filled_texts = [text for text in texts if text.strip() not in NOTHING]
+    text_cells = [value for value in values if isinstance(value, str)]
+    filled_texts = [text for text in text_cells if text.strip() not in NOTHING]
     other_values = [value for value in values if not isinstance(value, str) and value is not None]
     if (
-        not texts
+        not text_cells
         or not (filled_texts or other_values)
         or not all(isinstance(value, (bool, int, float)) for value in other_values)
     ):
         return values
     if filled_texts and all(text in _BOOLEANS for text in filled_texts):
-        value_of_text = _BOOLEANS
+        number_of_text = _BOOLEANS
     elif all(map(NUMBER.fullmatch, filled_texts)):
-        value_of_text = {text: int(text) if text.strip().lstrip("+-").isdecimal() else float(text) for text in filled_texts}
+        number_of_text = {text: int(text) if text.strip().lstrip("+-").isdecimal() else float(text) for text in filled_texts}
     else:
         return values
-    return [value_of_text.get(value) if isinstance(value, str) else value for value in values]
+    return [number_of_text.get(value) if isinstance(value, str) else value for value in values]
 
 
 def is_empty(value: Any) -> bool:
@@ -56,11 +56,11 @@ def parse_literal(text: Any) -> Any:
         return text
     for parse in (json.loads, ast.literal_eval):
         try:
-            value = parse(text.strip())
+            parsed_value = parse(text.strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
-        if isinstance(value, (list, dict)):
-            return value
+        if isinstance(parsed_value, (list, dict)):
+            return parsed_value
     return text
 
 
@@ -141,11 +141,11 @@ def message_text(message: Any) -> str:
     """Return the reasoning, the content and the tool calls of a message as text, one below the other."""
     if not isinstance(message, Mapping):
         return content_text(message)
-    tool_calls = message.get("tool_calls")
-    if not isinstance(tool_calls, (list, tuple, np.ndarray)):
-        tool_calls = [] if tool_calls is None else [tool_calls]
+    call_list = message.get("tool_calls")
+    if not isinstance(call_list, (list, tuple, np.ndarray)):
+        call_list = [] if call_list is None else [call_list]
     return "\n".join(
-        filter(None, [content_text(message.get("reasoning_content")), content_text(message), *map(_call_text, tool_calls)])
+        filter(None, [content_text(message.get("reasoning_content")), content_text(message), *map(_call_text, call_list)])
     )
 
 
@@ -153,12 +153,12 @@ def _call_text(call: Any) -> str:
     """Write a tool call as `name(arguments)`, read from the call itself (verifiers) or from its field `function` (chats)."""
     if not isinstance(call, Mapping):
         return content_text(call)
-    function = call.get("function")
-    function = function if isinstance(function, Mapping) else call
-    arguments = function.get("arguments")
-    if isinstance(arguments, (Mapping, list)):
-        arguments = json.dumps(arguments, ensure_ascii=False, default=object_text)
-    return clean(f"{function.get('name') or ''}({'' if arguments is None else arguments})")
+    call_function = call.get("function")
+    call_function = call_function if isinstance(call_function, Mapping) else call
+    argument_text = call_function.get("arguments")
+    if isinstance(argument_text, (Mapping, list)):
+        argument_text = json.dumps(argument_text, ensure_ascii=False, default=object_text)
+    return clean(f"{call_function.get('name') or ''}({'' if argument_text is None else argument_text})")
 
 
 def prompt_text(prompt: Any) -> str:
@@ -178,8 +178,8 @@ def prompt_fault(prompt: Any, *, template: bool) -> str | None:
     """
     if isinstance(prompt, str):
         return None if prompt.strip() else "a prompt must say something."
-    messages = prompt if isinstance(prompt, list) and prompt else [None]
-    if not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) and "content" in m for m in messages):
+    prompt_messages = prompt if isinstance(prompt, list) and prompt else [None]
+    if not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) and "content" in m for m in prompt_messages):
         return "a prompt is a text, or a list of messages such as {'role': 'user', 'content': '...'}."
     if not template:
         return "this prompt is a conversation, and the model's tokenizer has no chat template. Give texts, or another model."
@@ -194,9 +194,9 @@ def split_chat(chat: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
     >>> len(prompt), [message["role"] for message in completion]
     (4, ['assistant', 'tool', 'assistant'])
     """
-    last_question = max((n for n, message in enumerate(chat) if message["role"] == "user"), default=-1)
-    first_reply = next((n for n, m in enumerate(chat) if m["role"] == "assistant" and n > last_question), None)
-    return (chat, None) if first_reply is None else (chat[:first_reply], chat[first_reply:])
+    question_index = max((n for n, message in enumerate(chat) if message["role"] == "user"), default=-1)
+    reply_index = next((n for n, m in enumerate(chat) if m["role"] == "assistant" and n > question_index), None)
+    return (chat, None) if reply_index is None else (chat[:reply_index], chat[reply_index:])
 
 
 def completion_parts(completion: Any) -> Parts:
@@ -232,25 +232,25 @@ def whole_number(value: Any, key: str) -> int:
 
 def object_field(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """Return the object in a field of a record; an empty object if the record lacks the field."""
-    value = record.get(key)
-    if value is None:
+    field_value = record.get(key)
+    if field_value is None:
         return {}
-    if not isinstance(value, Mapping):
-        raise FieldError(f"has {_short_repr(value)} as '{key}', which must be an object")
-    return value
+    if not isinstance(field_value, Mapping):
+        raise FieldError(f"has {_short_repr(field_value)} as '{key}', which must be an object")
+    return field_value
 
 
 def list_field(record: Mapping[str, Any], key: str, entry_type: type | tuple[type, ...], words: str) -> list[Any]:
     """Return the list in a field of a record, after a check of its entries' type; an empty list if the record lacks the field."""
-    value = record.get(key)
-    if value is None:
+    field_value = record.get(key)
+    if field_value is None:
         return []
-    if not isinstance(value, list):
-        raise FieldError(f"has {_short_repr(value)} as '{key}', which must be a list of {words}")
-    for entry in value:
+    if not isinstance(field_value, list):
+        raise FieldError(f"has {_short_repr(field_value)} as '{key}', which must be a list of {words}")
+    for entry in field_value:
         if not isinstance(entry, entry_type):
             raise FieldError(f"has {_short_repr(entry)} in '{key}', which must be a list of {words}")
-    return value
+    return field_value
 
 
 @contextmanager

@@ -37,8 +37,8 @@ def readable(file: Path) -> Iterator[None]:
             raise DataError(f"'{file}' is empty.") from error
         if isinstance(error, OSError) and error.errno:
             raise DataError(f"'{file}' cannot be read: {os.strerror(error.errno)}.") from error
-        reason = _first_line(error) or type(error).__name__
-        raise DataError(f"'{file}' is not readable as parquet; it is damaged or cut off ({reason}).") from error
+        error_line = _first_line(error) or type(error).__name__
+        raise DataError(f"'{file}' is not readable as parquet; it is damaged or cut off ({error_line}).") from error
 
 
 def _first_line(error: Exception) -> str:
@@ -66,14 +66,14 @@ def read_delimited(file: Path) -> pa.Table:
     Cells in quotes may hold line breaks. If the heading of a CSV file has no comma, `;` or a tab stands between cells.
     """
     with readable(file), file.open("rb") as stream:
-        beginning, file_size = stream.read(_SMALLEST_BLOCK), file.stat().st_size
-    if not beginning.strip():
+        first_bytes, file_size = stream.read(_SMALLEST_BLOCK), file.stat().st_size
+    if not first_bytes.strip():
         raise DataError(f"'{file}' is empty.")
-    if beginning.startswith((b"\xff\xfe", b"\xfe\xff")):
+    if first_bytes.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise DataError(f"'{file}' is UTF-16; save it as CSV in UTF-8.")
-    heading = next(line for line in beginning.decode("utf-8-sig", "replace").splitlines() if line.strip())
+    heading_line = next(line for line in first_bytes.decode("utf-8-sig", "replace").splitlines() if line.strip())
     delimiters = (SUFFIXES.get(file.suffix.lower(), ","), ";", "\t")
-    names_by_delimiter = {sign: next(csv.reader([heading], delimiter=sign)) for sign in delimiters}
+    names_by_delimiter = {sign: next(csv.reader([heading_line], delimiter=sign)) for sign in delimiters}
     delimiter = next((sign for sign in delimiters if len(names_by_delimiter[sign]) > 1), delimiters[0])
     check_names(file, names_by_delimiter[delimiter])
     convert_options = arrow_csv.ConvertOptions(
@@ -86,12 +86,12 @@ def read_delimited(file: Path) -> pa.Table:
     try:
         return arrow_csv.read_csv(file, read_options, parse_options, convert_options)
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        reason = _first_line(error).removeprefix("CSV parse error: ").rstrip(".: ")[:200]
-    if "utf8" in reason.lower() or "utf-8" in reason.lower():
-        reason = "it is not UTF-8; save it in UTF-8"
-    elif "Expected" in reason and "columns" in reason:
-        reason = f"{reason[0].lower()}{reason[1:]}; text with a comma or a line break must stand in quotes"
-    raise DataError(f"'{file}' cannot be read as CSV: {reason}.")
+        format_fault = _first_line(error).removeprefix("CSV parse error: ").rstrip(".: ")[:200]
+    if "utf8" in format_fault.lower() or "utf-8" in format_fault.lower():
+        format_fault = "it is not UTF-8; save it in UTF-8"
+    elif "Expected" in format_fault and "columns" in format_fault:
+        format_fault = f"{format_fault[0].lower()}{format_fault[1:]}; text with a comma or a line break must stand in quotes"
+    raise DataError(f"'{file}' cannot be read as CSV: {format_fault}.")
 
 
 def parse_records(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Parsed]) -> Iterator[Parsed]:
@@ -104,14 +104,14 @@ def parse_records(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Pa
 
 def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
     """Yield every JSON record with its file and its place there, "Line 3" or "Entry 3"; skip blank lines."""
-    bytes_read, total_bytes, report = 0, sum(file.stat().st_size for file in files if file.is_file()), REPORT.get()
+    bytes_read, total_bytes, report_progress = 0, sum(file.stat().st_size for file in files if file.is_file()), REPORT.get()
     for file in files:
         with readable(file), file.open("rb") as stream:
             is_array = _first_character(stream.peek(200)) == b"["
             for number, entry in enumerate(_parse_json(file, "A list", stream.read()) if is_array else stream, start=1):
                 bytes_read += 0 if is_array else len(entry)
                 if number % 1000 == 0 and not is_array:
-                    report("reading", bytes_read, total_bytes)
+                    report_progress("reading", bytes_read, total_bytes)
                 place = f"{'Entry' if is_array else 'Line'} {number}"
                 if not is_array and not entry.strip():
                     continue
@@ -167,10 +167,10 @@ def _parse_json(file: Path, place: str, text: bytes) -> Any:
         with at_place(f"{place} of '{file}'"):
             return json.loads(text)
     except ValueError as error:  # UnicodeDecodeError is a ValueError
-        reason = str(error).removesuffix(".")
+        error_text = str(error).removesuffix(".")
     if file.suffix.lower() == ".json" and place == "Line 1":
         raise DataError(
-            f"'{file}' is neither one JSON array of objects nor one JSON object in each line ({reason}). Write an array: from "
+            f"'{file}' is neither one JSON array of objects nor one JSON object in each line ({error_text}). Write an array: from "
             "pandas, to_json(FILE, orient='records')."
         )
-    raise DataError(f"{place} of '{file}' is not JSON ({reason}); was the file cut off while it was written?")
+    raise DataError(f"{place} of '{file}' is not JSON ({error_text}); was the file cut off while it was written?")

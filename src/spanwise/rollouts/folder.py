@@ -101,9 +101,9 @@ def sole_writer(path: str | Path) -> Iterator[None]:
     is_new = not folder.exists()
     with writing(folder, f"The output folder '{folder}'"):
         folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / ".lock")
+    folder_lock = FileLock(folder / ".lock")
     try:
-        lock.acquire(timeout=0)
+        folder_lock.acquire(timeout=0)
     except Timeout:
         raise DataError(
             f"Another process is writing into '{path}'; wait until it ends, end it, or give another --output."
@@ -117,7 +117,7 @@ def sole_writer(path: str | Path) -> Iterator[None]:
             (folder / ".lock").unlink(missing_ok=True)
             if is_new:
                 folder.rmdir()
-        lock.release()
+        folder_lock.release()
 
 
 def is_first_rank() -> bool:
@@ -138,8 +138,8 @@ class RunFolder:
 
     def write_recipe(self, recipe: Mapping[str, Any]) -> None:
         """Write the resolved recipe without secrets, and without `output`, because a user may move the folder."""
-        settings = {name: value for name, value in recipe.items() if name != "output"}
-        write_text(self.path / "recipe.yaml", yaml.safe_dump(hidden(settings), sort_keys=False, allow_unicode=True))
+        kept_settings = {name: value for name, value in recipe.items() if name != "output"}
+        write_text(self.path / "recipe.yaml", yaml.safe_dump(hidden(kept_settings), sort_keys=False, allow_unicode=True))
 
     def begin(
         self, recipe: Mapping[str, Any], *, step: int | None = None, history: Iterable[Mapping[str, Any]] = ()
@@ -174,18 +174,18 @@ class RunFolder:
 def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
     """Return the lines in a run's `metrics.jsonl` up to a step, without the final evaluation; warn about damaged lines."""
     file = run / "metrics.jsonl"
-    texts, lines, damaged_count = file.read_bytes().splitlines() if file.is_file() else [], list[dict[str, Any]](), 0
-    for text in texts:
+    line_texts, lines, damaged_count = file.read_bytes().splitlines() if file.is_file() else [], list[dict[str, Any]](), 0
+    for text in line_texts:
         try:
-            line = json.loads(text)
-            is_later = line["step"] > step or "final" in line
+            parsed_line = json.loads(text)
+            is_later = parsed_line["step"] > step or "final" in parsed_line
         except (ValueError, TypeError, KeyError):
             damaged_count += 1
             continue
         if is_later:
             break
-        lines.append(line)
+        lines.append(parsed_line)
     if damaged_count:
-        problem = f"{damaged_count} of {len(texts)} lines of '{file}' cannot be read"
-        warnings.warn(f"{problem} and {'is' if damaged_count == 1 else 'are'} left out.", UserWarning, stacklevel=2)
+        damage_text = f"{damaged_count} of {len(line_texts)} lines of '{file}' cannot be read"
+        warnings.warn(f"{damage_text} and {'is' if damaged_count == 1 else 'are'} left out.", UserWarning, stacklevel=2)
     return lines

@@ -71,22 +71,22 @@ def read_rollouts(
         >>> table.group_n.tolist(), table.rewards["reward"].value_n.tolist(), table.columns["answer"]
         ([0, 0, 1], [1.0, 0.0, nan], ['4', '4', '6'])
     """
-    root = Path(path)
-    files = rollout_files(root)
-    for file in (root, *files):
+    rollouts_path = Path(path)
+    found_files = rollout_files(rollouts_path)
+    for file in (rollouts_path, *found_files):
         if str(file) != clean(str(file)):  # a name that is not valid UTF-8 cannot be printed
             raise DataError(f"The name of '{clean(str(file))}' is not valid UTF-8; rename it.")
         if file.suffix.lower() in _REFUSED and file.is_file():
             raise DataError(f"'{file}' {_REFUSED[file.suffix.lower()]}")
     read_table = partial(read_plain, columns=columns, parts=parts)
-    readers = {_choose_reader(file, files, columns) or read_table for file in files}
-    if len(readers) > 1:
-        raise DataError(f"The folder '{files[0].parent}' holds files of more than one format; give one of its files.")
-    with readable(files[0] if len(files) == 1 else root):
-        table = readers.pop()(root, files, tokenizer)
-    if len(table) == 0:
-        raise DataError(f"'{path}' holds no completions. {table.note}".strip())
-    return table
+    chosen_readers = {_choose_reader(file, found_files, columns) or read_table for file in found_files}
+    if len(chosen_readers) > 1:
+        raise DataError(f"The folder '{found_files[0].parent}' holds files of more than one format; give one of its files.")
+    with readable(found_files[0] if len(found_files) == 1 else rollouts_path):
+        rollout_table = chosen_readers.pop()(rollouts_path, found_files, tokenizer)
+    if len(rollout_table) == 0:
+        raise DataError(f"'{path}' holds no completions. {rollout_table.note}".strip())
+    return rollout_table
 
 
 def rollout_files(path: Path) -> list[Path]:
@@ -116,24 +116,24 @@ def _choose_reader(
         elif is_inspect(file):
             reader, format_name = read_inspect, "a log of Inspect"
         elif holds_json(file):
-            file, _, record = next(read_records(files), (file, "", None))
-            if record is None:
+            file, _, first_record = next(read_records(files), (file, "", None))
+            if first_record is None:
                 raise DataError(f"'{file}' holds no completions.")
-            names = {*record}
-            if names & {"traces", "nodes"}:
+            field_names = {*first_record}
+            if field_names & {"traces", "nodes"}:
                 reader, format_name = read_verifiers, "verifiers' traces"
-            elif names.issuperset(VERL_REQUIRED):
+            elif field_names.issuperset(VERL_REQUIRED):
                 reader = read_verl
-            elif names >= LM_EVAL_REQUIRED:
+            elif field_names >= LM_EVAL_REQUIRED:
                 reader, format_name = read_lm_eval, "samples of lm-evaluation-harness"
-            elif {"prompt", "completion"} <= names and names & _VERIFIERS:
+            elif {"prompt", "completion"} <= field_names and field_names & _VERIFIERS:
                 reader = read_verifiers
         else:
             _check_parquet(file)
             arrow_schema = pq.read_schema(file)
             check_names(file, arrow_schema.names)
-            names = {*arrow_schema.names}
-            if {schema.PROMPT, schema.TRAINABLE} <= names and names & {schema.IDS, schema.TOKENS}:
+            field_names = {*arrow_schema.names}
+            if {schema.PROMPT, schema.TRAINABLE} <= field_names and field_names & {schema.IDS, schema.TOKENS}:
                 schema.check_version(file, arrow_schema)
                 reader, format_name = read_own, "spanwise's own rollouts"
     if columns and format_name:

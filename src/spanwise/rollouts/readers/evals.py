@@ -30,8 +30,8 @@ def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None
     unanswered_ids: list[Any] = []
     tokens = tokenize(_inspect_completions(files, rows, unanswered_ids), tokenizer)
     count = len(unanswered_ids)
-    note = f"{count} of {len(rows) + count} samples hold no completion and are left out." if count else ""
-    return _build_table("Inspect", path, tokens, rows, note)
+    unanswered_note = f"{count} of {len(rows) + count} samples hold no completion and are left out." if count else ""
+    return _build_table("Inspect", path, tokens, rows, unanswered_note)
 
 
 def _inspect_completions(
@@ -44,10 +44,10 @@ def _inspect_completions(
             unanswered_ids.append(sample.id)
             continue
         columns = {"answer": cells.answer_text(sample.target), "epoch": sample.epoch, **cells.scalar_fields(sample.metadata)}
-        rewards = {} if sample.error else _score_values(sample.scores or {})
-        question = sample.input if isinstance(sample.input, str) else [*map(_to_message, sample.input)]
-        key = sample.id, cells.prompt_text(question)  # the logs of two tasks may both have a sample 1
-        rows.append({"prompt": cells.prompt_text(prompt), "key": key, "rewards": rewards, "columns": columns})
+        row_rewards = {} if sample.error else _score_values(sample.scores or {})
+        question_input = sample.input if isinstance(sample.input, str) else [*map(_to_message, sample.input)]
+        sample_key = sample.id, cells.prompt_text(question_input)  # the logs of two tasks may both have a sample 1
+        rows.append({"prompt": cells.prompt_text(prompt), "key": sample_key, "rewards": row_rewards, "columns": columns})
         yield cells.completion_parts(completion)
 
 
@@ -70,74 +70,74 @@ def _read_samples(files: Sequence[Path]) -> Iterator[Any]:
 
 def _to_message(message: Any) -> dict[str, Any]:
     """Convert a message of Inspect to an OpenAI message, with the reasoning beside the content."""
-    parts = message.content if isinstance(message.content, list) else []
+    content_parts = message.content if isinstance(message.content, list) else []
     return {
         "role": message.role,
         "content": message.text,
-        "reasoning_content": "".join(getattr(part, "reasoning", None) or "" for part in parts),
+        "reasoning_content": "".join(getattr(part, "reasoning", None) or "" for part in content_parts),
         "tool_calls": [{"name": c.function, "arguments": c.arguments} for c in getattr(message, "tool_calls", None) or ()],
     }
 
 
 def _score_values(scores: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of every Inspect scorer by name, with numbers in place of grades such as "C" (correct)."""
-    values: dict[str, Any] = {}
+    reward_values: dict[str, Any] = {}
     for name, score in scores.items():
-        entries = score.value if isinstance(score.value, Mapping) else {"": score.value}
-        for key, value in entries.items():
-            values[f"{name}.{key}" if key else name] = _LETTERS.get(value, value) if isinstance(value, str) else value
-    return values
+        score_entries = score.value if isinstance(score.value, Mapping) else {"": score.value}
+        for key, value in score_entries.items():
+            reward_values[f"{name}.{key}" if key else name] = _LETTERS.get(value, value) if isinstance(value, str) else value
+    return reward_values
 
 
 def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
     """Read `samples_*.jsonl`: a completion for each response to a document, with `metric` or `metric,filter` as rewards."""
     rows: list[dict[str, Any]] = []
     tokens = tokenize(_lm_eval_responses(files, rows), tokenizer)
-    filters = {name for row in rows for _, name in row["rewards"]}
+    filter_names = {name for row in rows for _, name in row["rewards"]}
     for row in rows:
         row["rewards"] = {
-            metric if len(filters) == 1 else f"{metric},{name}": v for (metric, name), v in row["rewards"].items()
+            metric if len(filter_names) == 1 else f"{metric},{name}": v for (metric, name), v in row["rewards"].items()
         }
-    count = sum(row["shared"] for row in rows)
-    note = (
-        f"{count} responses share one number with other responses to their document, so they have no reward."
-        if count
+    shared_count = sum(row["shared"] for row in rows)
+    shared_note = (
+        f"{shared_count} responses share one number with other responses to their document, so they have no reward."
+        if shared_count
         else ""
     )
-    return _build_table("lm-eval", path, tokens, rows, note)
+    return _build_table("lm-eval", path, tokens, rows, shared_note)
 
 
 def _lm_eval_responses(files: Sequence[Path], rows: list[dict[str, Any]]) -> Iterator[cells.Parts]:
     """Yield the responses to each document once, though a file has a line per filter, and append their fields to `rows`."""
     rows_of_document: dict[str, list[dict[str, Any]]] = {}
     for record in parse_records(files, _parse_lm_eval):
-        texts, key = record.pop("texts"), record["key"]
-        if key in rows_of_document:
-            for row in rows_of_document[key]:
+        response_texts, document_key = record.pop("texts"), record["key"]
+        if document_key in rows_of_document:
+            for row in rows_of_document[document_key]:
                 row["rewards"].update(record["rewards"])
             continue
-        rows_of_document[key] = [{**record, "rewards": {**record["rewards"]}} for _ in texts]
-        rows += rows_of_document[key]
-        for text in texts:
+        rows_of_document[document_key] = [{**record, "rewards": {**record["rewards"]}} for _ in response_texts]
+        rows += rows_of_document[document_key]
+        for text in response_texts:
             yield [(cells.content_text(text), True)]
 
 
 def _parse_lm_eval(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the prompt, the responses and the metrics in a line of lm-evaluation-harness."""
-    arguments = cells.object_field(record, "arguments").get("gen_args_0")
-    prompt = arguments.get("arg_0") if isinstance(arguments, Mapping) else None
+    call_arguments = cells.object_field(record, "arguments").get("gen_args_0")
+    prompt_field = call_arguments.get("arg_0") if isinstance(call_arguments, Mapping) else None
     texts = [text for response in record["resps"] for text in (response if isinstance(response, list) else [response])]
-    if prompt is None or not all(isinstance(text, str) for text in texts):
+    if prompt_field is None or not all(isinstance(text, str) for text in texts):
         raise cells.FieldError(
             "holds no text that a model wrote, as in tasks that score given choices; give samples of a generation task"
         )
-    metrics = {(name, str(record.get("filter"))): record.get(name) for name in record.get("metrics") or ()}
+    metric_values = {(name, str(record.get("filter"))): record.get(name) for name in record.get("metrics") or ()}
     return {
-        "prompt": cells.prompt_text(cells.parse_literal(prompt)),
+        "prompt": cells.prompt_text(cells.parse_literal(prompt_field)),
         "key": f"{record['doc_id']} {record.get('doc_hash', '')}",
         "texts": texts,
         "shared": len(texts) > 1,
-        "rewards": metrics if len(texts) == 1 else dict.fromkeys(metrics),
+        "rewards": metric_values if len(texts) == 1 else dict.fromkeys(metric_values),
         "columns": {
             "answer": cells.answer_text(record.get("target")),
             **cells.scalar_fields(cells.object_field(record, "doc")),

@@ -77,19 +77,19 @@ def read_plain(
         table = _join_parts(path, table, parts)
     roles = _find_roles(path, list(table), role_columns)
     completion_column = roles.get("completion") or roles.get("completions") or "messages"
-    streamed = None if roles.get("group") == completion_column else completion_column
+    streamed_column = None if roles.get("group") == completion_column else completion_column
     plain_table = _PlainTable(
-        path, {name: column if name == streamed else list(column) for name, column in table.items()}, roles
+        path, {name: column if name == streamed_column else list(column) for name, column in table.items()}, roles
     )
     tokens = tokenize(plain_table.read_completions(), tokenizer)
     sources = plain_table.sources
     empty_count = row_count - len({source.row for source in sources})
     columns_n = plain_table.expand_columns()
     step_column = cells.parse_numbers(plain_table.table[roles["step"]]) if "step" in roles else [None] * row_count
-    steps = cells.read_steps(path, (None if cells.is_empty(step) else step for step in step_column))
-    rewards = _name_rewards(path, {name: column for name, column in columns_n.items() if name not in roles.values()})
-    nouns = {role: role.removesuffix("s") for role in ("prompt", "completion", "completions", "answer", "group")}
-    role_notes = [f"{noun} from '{roles[role]}'" for role, noun in nouns.items() if roles.get(role, noun) != noun]
+    step_of_row = cells.read_steps(path, (None if cells.is_empty(step) else step for step in step_column))
+    reward_columns = _name_rewards(path, {name: column for name, column in columns_n.items() if name not in roles.values()})
+    noun_of_role = {role: role.removesuffix("s") for role in ("prompt", "completion", "completions", "answer", "group")}
+    role_notes = [f"{noun} from '{roles[role]}'" for role, noun in noun_of_role.items() if roles.get(role, noun) != noun]
     note = f"Columns: {', '.join(role_notes)}." if role_notes else ""
     if parts:
         note = f"A completion is made of the columns {', '.join(parts)}, each between tags of its name."
@@ -100,11 +100,11 @@ def read_plain(
         path,
         tokens,
         prompts=[source.prompt for source in sources],
-        steps=[steps[source.row] for source in sources],
+        steps=[step_of_row[source.row] for source in sources],
         keys=plain_table.group_ids(role_columns),
         columns=columns_n if "answer" not in roles else {**columns_n, "answer": columns_n[roles["answer"]]},
-        rewards=rewards,
-        trained=[name for name in rewards if format_name == "TRL" or name not in columns_n],
+        rewards=reward_columns,
+        trained=[name for name in reward_columns if format_name == "TRL" or name not in columns_n],
         notes=[
             repeated_note,
             note,
@@ -115,26 +115,26 @@ def read_plain(
 
 def _join_parts(path: Path, table: Mapping[str, Any], parts: Sequence[str]) -> dict[str, Any]:
     """Replace the columns that hold the parts of completions by a column of completions, with each part between tags."""
-    tags = [tag for part in parts for tag in (f"<{part}>", f"</{part}>")]
+    part_tags = [tag for part in parts for tag in (f"<{part}>", f"</{part}>")]
     completions = []
     for row, row_cells in enumerate(zip(*(table[part] for part in parts), strict=True)):
         filled_cells = {part: f"{cell}" for part, cell in zip(parts, row_cells, strict=True) if not cells.is_empty(cell)}
         for part, text in filled_cells.items():
-            if any(tag in text for tag in tags):
+            if any(tag in text for tag in part_tags):
                 raise DataError(f"Row {row} of '{path}' has a tag of {', '.join(parts)} in column '{part}'; remove the tag.")
-        texts = [f"<{part}>{text}</{part}>" for part, text in filled_cells.items()]
-        completions.append("\n".join(texts) if texts else None)
+        tagged_texts = [f"<{part}>{text}</{part}>" for part, text in filled_cells.items()]
+        completions.append("\n".join(tagged_texts) if tagged_texts else None)
     return {**{name: column for name, column in table.items() if name not in parts}, "completion": completions}
 
 
 def _read_columns(path: Path, files: Sequence[Path], roles: Mapping[str, str]) -> tuple[str, dict[str, Any], str]:
     """Return the format of the files, their joined columns, and a note if some files are left out."""
-    suffix, note = files[0].suffix.lower(), ""
+    suffix, repeated_note = files[0].suffix.lower(), ""
     if suffix in SUFFIXES:
-        return suffix[1:].upper(), concatenate_tables(path, map(read_delimited, files)).to_pydict(), note
+        return suffix[1:].upper(), concatenate_tables(path, map(read_delimited, files)).to_pydict(), repeated_note
     if holds_json(files[0]):
         long_names = {*_COMPLETIONS, roles.get("completion"), roles.get("completions")}
-        return "JSON" if suffix == ".json" else "JSONL", record_columns(files, long_names), note
+        return "JSON" if suffix == ".json" else "JSONL", record_columns(files, long_names), repeated_note
     tables: list[pa.Table] = []
     # TRL writes a batch that serves several optimiser steps into several files, of which one is kept.
     is_trl = all(_is_trl(pq.read_schema(file)) for file in files)
@@ -142,8 +142,8 @@ def _read_columns(path: Path, files: Sequence[Path], roles: Mapping[str, str]) -
         if not (is_trl and tables and table.drop_columns(["step"]).equals(tables[-1].drop_columns(["step"]))):
             tables.append(table)
     if repeated_count := len(files) - len(tables):
-        note = f"{repeated_count} of {len(files)} files repeat the batch before them and are left out."
-    return "TRL" if is_trl else "parquet", concatenate_tables(path, tables).to_pydict(), note
+        repeated_note = f"{repeated_count} of {len(files)} files repeat the batch before them and are left out."
+    return "TRL" if is_trl else "parquet", concatenate_tables(path, tables).to_pydict(), repeated_note
 
 
 def _is_trl(schema: pa.Schema) -> bool:
@@ -156,8 +156,8 @@ def _is_trl(schema: pa.Schema) -> bool:
     if not {"step", "prompt", "completion"} <= set(schema.names):
         return False
     completion_type = schema.field("completion").type
-    is_list = pa.types.is_list(completion_type) or pa.types.is_large_list(completion_type)
-    if is_list and not pa.types.is_struct(completion_type.value_type):  # TRL writes a list of messages as structs
+    holds_lists = pa.types.is_list(completion_type) or pa.types.is_large_list(completion_type)
+    if holds_lists and not pa.types.is_struct(completion_type.value_type):  # TRL writes a list of messages as structs
         return False
     foreign_names = [name for name in schema.names if name in ("rewards", *NAMES["group"]) or name.startswith(REWARD_STARTS)]
     return "advantage" in schema.names or not foreign_names
@@ -181,8 +181,8 @@ def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
 
 def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str]) -> dict[str, str]:
     """Map each role, such as prompt, to its column, as the user says or by name; without completions, prompts must be chats."""
-    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    problem = f"'{path}' has the columns {', '.join(map(str, names[:12])) or '(none)'}{more}"
+    more_text = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    problem = f"'{path}' has the columns {', '.join(map(str, names[:12])) or '(none)'}{more_text}"
     for role, name in role_columns.items():
         if name not in names:
             raise DataError(f"--columns {role}={name}: {problem}. {unknown('column', name, names).split(' Known: ')[0]}")
@@ -238,8 +238,8 @@ def _split_conversation(cell: Any) -> tuple[Any, list[Any]]:
         raise cells.FieldError(
             "there is no column of completions, so it must hold a list of messages that ends with the assistant's"
         )
-    prompt, completion = cells.split_chat(cell)
-    return prompt, [completion]
+    prompt_messages, reply_messages = cells.split_chat(cell)
+    return prompt_messages, [reply_messages]
 
 
 @dataclass(frozen=True)
@@ -254,14 +254,14 @@ class _PlainTable:
     def read_completions(self) -> Iterator[cells.Parts]:
         """Yield the texts of every completion, and record its row and prompt in `sources`."""
         table, roles, prompt_texts = self.table, self.roles, dict[str, str]()
-        column = roles.get("completion") or roles.get("completions") or "messages"
-        is_conversation = roles.get("prompt") == column
+        completion_column = roles.get("completion") or roles.get("completions") or "messages"
+        is_conversation = roles.get("prompt") == completion_column
         prompts = repeat(None) if is_conversation or "prompt" not in roles else cells.parse_chats(table[roles["prompt"]])
         completion_cells = cells.parse_literals(
-            table[column], cells.is_list if "completions" in roles else cells.is_chat_or_message
+            table[completion_column], cells.is_list if "completions" in roles else cells.is_chat_or_message
         )
         for n, (prompt, cell) in enumerate(zip(prompts, completion_cells, strict=False)):
-            with cells.at_place(f"Row {n} of '{self.path}' has {cell!r:.80} in column '{column}';"):
+            with cells.at_place(f"Row {n} of '{self.path}' has {cell!r:.80} in column '{completion_column}';"):
                 prompt, completions = _split_conversation(cell) if is_conversation else (prompt, _list_completions(cell))
             filled_completions = [
                 (k, completion) for k, completion in enumerate(completions) if not cells.is_empty(completion)
@@ -277,12 +277,12 @@ class _PlainTable:
 
     def expand_columns(self) -> dict[str, list[Any]]:
         """Return the columns without a role, with a value per completion: that of its row, or its entry in the row's list."""
-        answer, group = self.roles.get("answer"), self.roles.get("group")
+        answer, group_column = self.roles.get("answer"), self.roles.get("group")
         skipped_names = {self.roles.get(role) for role in ("prompt", "completion", "completions", "step")}
-        has_lists = "completions" in self.roles or any(source.siblings > 1 for source in self.sources)
+        has_list_cells = "completions" in self.roles or any(source.siblings > 1 for source in self.sources)
         columns_n: dict[str, list[Any]] = {}
         for name, column in self.table.items():
-            if name in (answer, group):
+            if name in (answer, group_column):
                 values_n = [column[source.row] for source in self.sources]
                 columns_n[name] = (
                     [cells.answer_text(value) for value in values_n] if name == answer else cells.parse_numbers(values_n)
@@ -290,12 +290,12 @@ class _PlainTable:
                 continue
             if name in skipped_names:
                 continue
-            if has_lists:
+            if has_list_cells:
                 column = list(cells.parse_literals(column, cells.is_list))
             elif name in _REWARD:
                 column = [cells.parse_literal(cell) for cell in column]
             values_n = [column[source.row] for source in self.sources]
-            if has_lists and self.has_entry_per_completion(name, column):
+            if has_list_cells and self.has_entry_per_completion(name, column):
                 pairs = zip(values_n, self.sources, strict=True)
                 values_n = [value[source.position] if isinstance(value, list) else value for value, source in pairs]
             reward_objects = [value if isinstance(value, dict) else {} for value in values_n] if name in _REWARD else []
@@ -305,15 +305,15 @@ class _PlainTable:
 
     def has_entry_per_completion(self, name: str, column: Sequence[Any]) -> bool:
         """Return whether every list of a column has one number or object of rewards per completion of the row."""
-        count_of_row = {source.row: source.siblings for source in self.sources if isinstance(column[source.row], list)}
+        count_at_row = {source.row: source.siblings for source in self.sources if isinstance(column[source.row], list)}
         is_reward = name in _REWARD or name.startswith(REWARD_STARTS)
         entry_types = (bool, int, float, type(None), *((dict,) if is_reward else ()))
-        if not all(isinstance(value, entry_types) for row in count_of_row for value in column[row]):
+        if not all(isinstance(value, entry_types) for row in count_at_row for value in column[row]):
             return False
-        wrong_row = next((row for row, count in count_of_row.items() if len(column[row]) != count), None)
+        wrong_row = next((row for row, count in count_at_row.items() if len(column[row]) != count), None)
         if wrong_row is not None and is_reward:
             raise DataError(
-                f"Row {wrong_row} of '{self.path}' has {count_of_row[wrong_row]} completions and {len(column[wrong_row])} values "
+                f"Row {wrong_row} of '{self.path}' has {count_at_row[wrong_row]} completions and {len(column[wrong_row])} values "
                 f"of '{name}'; give one for each completion, null for a missing value."
             )
         return wrong_row is None
@@ -324,12 +324,12 @@ class _PlainTable:
             has_lists = any(source.siblings > 1 for source in self.sources)
             return [f"{source.row}" for source in self.sources] if has_lists else None
         name, prompt_count = self.roles["group"], len({source.prompt for source in self.sources})
-        ids = [self.table[name][source.row] for source in self.sources]
-        missing_count = sum(map(cells.is_empty, ids))
+        raw_group_ids = [self.table[name][source.row] for source in self.sources]
+        missing_count = sum(map(cells.is_empty, raw_group_ids))
         if missing_count:
-            problem = f"{missing_count} of {len(ids)} completions of '{self.path}' have no '{name}'"
-            raise DataError(f"{problem}; fill in every row, or group by prompt with --columns group=PROMPT_COLUMN.")
-        group_ids = [str(group_id) for group_id in ids]
+            missing_text = f"{missing_count} of {len(raw_group_ids)} completions of '{self.path}' have no '{name}'"
+            raise DataError(f"{missing_text}; fill in every row, or group by prompt with --columns group=PROMPT_COLUMN.")
+        group_ids = [str(group_id) for group_id in raw_group_ids]
         if len(set(group_ids)) == len(group_ids) > prompt_count and "group" not in asked:
             raise DataError(
                 f"The column '{name}' of '{self.path}' has a different value in each of {len(group_ids)} rows, which have only "
@@ -341,13 +341,13 @@ class _PlainTable:
 
 def _name_rewards(path: Path, columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
     """Map the names of rewards to the columns that may hold them; a column `rewards/NAME` holds NAME."""
-    rewards: dict[str, Sequence[Any]] = {}
+    reward_columns: dict[str, Sequence[Any]] = {}
     for name, values in columns.items():
         prefix = next((prefix for prefix in REWARD_STARTS if name.startswith(prefix) and name != prefix), "")
-        reward = name.removeprefix(prefix)
-        if reward in rewards or (prefix and reward in columns):
+        reward_name = name.removeprefix(prefix)
+        if reward_name in reward_columns or (prefix and reward_name in columns):
             raise DataError(
-                f"'{path}' has two columns for the reward '{reward}', one of them '{name}'; remove one of the columns."
+                f"'{path}' has two columns for the reward '{reward_name}', one of them '{name}'; remove one of the columns."
             )
-        rewards[reward] = values
-    return rewards
+        reward_columns[reward_name] = values
+    return reward_columns

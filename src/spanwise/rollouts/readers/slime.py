@@ -22,41 +22,41 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
 
     A sample that slime leaves out of the loss is compared and gets no credit.
     """
-    rows = [row for file in files for row in _read_dump(file)]
-    fields = cells.by_column(rows)
-    if tokenizer is not None and rows:
+    sample_rows = [row for file in files for row in _read_dump(file)]
+    fields = cells.by_column(sample_rows)
+    if tokenizer is not None and sample_rows:
         tokens = TokenizedTexts(Ragged.of(fields["ids"]), np.concatenate(fields["mask"]), load_tokenizer(tokenizer)[1], "")
     else:
-        masked_row = next((row for row in rows if not row["mask"].all()), None)
+        masked_row = next((row for row in sample_rows if not row["mask"].all()), None)
         if masked_row is not None:
             raise DataError(
                 f"{masked_row['place']} holds tokens that no model sampled, and only its token ids say which; give the folder of "
                 "the policy's tokenizer with --tokenizer."
             )
-        tokens = tokenize(([(row["response"], True)] for row in rows), tokenizer)
+        tokens = tokenize(([(row["response"], True)] for row in sample_rows), tokenizer)
         tokens = tokens._replace(
             note="Credit is shown per word, as no tokenizer reads the file's token ids; give one with --tokenizer."
         )
-    groups = fields.get("group", [])
-    table = RolloutTable.of(
+    group_column = fields.get("group", [])
+    rollout_table = RolloutTable.of(
         "slime",
         path,
         tokens,
         prompts=fields.get("prompt", []),
         steps=fields.get("step", []),
-        keys=groups if groups and None not in groups else None,
-        columns=cells.by_column([row["columns"] for row in rows]),
-        rewards=cells.by_column([row["rewards"] for row in rows]),
+        keys=group_column if group_column and None not in group_column else None,
+        columns=cells.by_column([row["columns"] for row in sample_rows]),
+        rewards=cells.by_column([row["rewards"] for row in sample_rows]),
     )
-    rollout_n = group_index([row["rollout"] or n for n, row in enumerate(rows)])
-    logps = fields.get("logps", [])
-    has_logps = tokenizer is not None and bool(rows) and all(row_logps is not None for row_logps in logps)
+    rollout_n = group_index([row["rollout"] or n for n, row in enumerate(sample_rows)])
+    logps_of_rows = fields.get("logps", [])
+    has_logps = tokenizer is not None and bool(sample_rows) and all(row_logps is not None for row_logps in logps_of_rows)
     return replace(
-        table,
+        rollout_table,
         tokenizer=None if tokenizer is None else Path(tokenizer),
         learned_n=None if all(fields.get("learned", [])) else torch.tensor(fields["learned"]),
-        rollout_n=rollout_n if len(rollout_n.unique()) < len(rows) else None,
-        token_values={schema.LOGP: np.concatenate(logps)} if has_logps else {},
+        rollout_n=rollout_n if len(rollout_n.unique()) < len(sample_rows) else None,
+        token_values={schema.LOGP: np.concatenate(logps_of_rows)} if has_logps else {},
     )
 
 
@@ -75,13 +75,13 @@ def _read_dump(file: Path) -> Iterator[dict[str, Any]]:
     samples = dump.get("samples") if isinstance(dump, Mapping) else None
     if not isinstance(samples, list):
         raise DataError(f"'{file}' holds no list 'samples'; give a file of slime's --save-debug-rollout-data.")
-    step = dump["rollout_id"] if isinstance(dump.get("rollout_id"), int) else 0
+    rollout_step = dump["rollout_id"] if isinstance(dump.get("rollout_id"), int) else 0
     for n, sample in enumerate(samples):
-        place = f"Sample {n} of '{file}'"
-        with cells.at_place(place):
-            row = _parse_sample(sample)
-        rollout = None if row["rollout"] is None else (step, row["rollout"])
-        yield {**row, "place": place, "step": step, "rollout": rollout}
+        sample_place = f"Sample {n} of '{file}'"
+        with cells.at_place(sample_place):
+            sample_row = _parse_sample(sample)
+        rollout_key = None if sample_row["rollout"] is None else (rollout_step, sample_row["rollout"])
+        yield {**sample_row, "place": sample_place, "step": rollout_step, "rollout": rollout_key}
 
 
 def _parse_sample(sample: Any) -> dict[str, Any]:
@@ -89,26 +89,26 @@ def _parse_sample(sample: Any) -> dict[str, Any]:
     for name in ("prompt", "tokens", "response", "response_length"):
         if not isinstance(sample, Mapping) or name not in sample:
             raise cells.missing_field(name, sample if isinstance(sample, Mapping) else {})
-    length, ids = cells.whole_number(sample["response_length"], "response_length"), _to_list(sample["tokens"])
-    mask, logps = _to_list(sample.get("loss_mask")), _to_list(sample.get("rollout_log_probs"))
-    for name, values in (("loss_mask", mask), ("rollout_log_probs", logps)):
-        if values is not None and len(values) != length:
-            raise cells.FieldError(f"has {len(values)} values in '{name}' and a 'response_length' of {length}")
-    if ids is None or len(ids) < length:
-        raise cells.FieldError(f"has {0 if ids is None else len(ids)} tokens and a 'response_length' of {length}")
-    flags = np.ones(length, dtype=np.bool_) if mask is None else np.array(mask, dtype=np.bool_)
-    reward, answer = sample.get("reward"), cells.answer_text(sample.get("label"))
+    response_length, ids = cells.whole_number(sample["response_length"], "response_length"), _to_list(sample["tokens"])
+    loss_mask, sampled_logps = _to_list(sample.get("loss_mask")), _to_list(sample.get("rollout_log_probs"))
+    for name, values in (("loss_mask", loss_mask), ("rollout_log_probs", sampled_logps)):
+        if values is not None and len(values) != response_length:
+            raise cells.FieldError(f"has {len(values)} values in '{name}' and a 'response_length' of {response_length}")
+    if ids is None or len(ids) < response_length:
+        raise cells.FieldError(f"has {0 if ids is None else len(ids)} tokens and a 'response_length' of {response_length}")
+    flags = np.ones(response_length, dtype=np.bool_) if loss_mask is None else np.array(loss_mask, dtype=np.bool_)
+    raw_reward, answer_text = sample.get("reward"), cells.answer_text(sample.get("label"))
     return {
         "prompt": cells.prompt_text(sample["prompt"]),
         "response": cells.content_text(sample["response"]),
-        "ids": ids[len(ids) - length :],
+        "ids": ids[len(ids) - response_length :],
         "mask": flags if flags.any() else ~flags,  # if slime leaves a sample out of the loss, it masks every token
         "learned": bool(flags.any()) and not sample.get("remove_sample", False),
-        "logps": None if logps is None else np.array(logps, dtype=np.float32),
+        "logps": None if sampled_logps is None else np.array(sampled_logps, dtype=np.float32),
         "group": sample.get("group_index"),
         "rollout": sample.get("rollout_id"),
-        "rewards": dict(reward) if isinstance(reward, Mapping) else {"reward": reward},
-        "columns": {**cells.scalar_fields(sample.get("metadata")), "answer": answer, "status": sample.get("status")},
+        "rewards": dict(raw_reward) if isinstance(raw_reward, Mapping) else {"reward": raw_reward},
+        "columns": {**cells.scalar_fields(sample.get("metadata")), "answer": answer_text, "status": sample.get("status")},
     }
 
 

@@ -29,15 +29,15 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     """Read verl's dump; completions are grouped by `uid`, or by its prompt id in verl V1, or else by the prompt's text."""
     rows: list[dict[str, Any]] = []
     tokens = tokenize(_read_outputs(files, rows), tokenizer)
-    columns = cells.by_column(rows)
-    prompts, steps = columns.pop("input", []), columns.pop("step", [])
-    if "gts" in columns:
-        columns.setdefault("answer", columns["gts"])
-    uids = columns.get("uid", [])
+    row_columns = cells.by_column(rows)
+    prompts, steps = row_columns.pop("input", []), row_columns.pop("step", [])
+    if "gts" in row_columns:
+        row_columns.setdefault("answer", row_columns["gts"])
+    uids = row_columns.get("uid", [])
     keys = uids if all(isinstance(uid, str) for uid in uids) else []
-    matches = [match for match in map(_ROLLOUT_KEY.fullmatch, keys) if match]
-    if len(matches) == len(keys):
-        keys = [match[1] for match in matches]
+    key_matches = [match for match in map(_ROLLOUT_KEY.fullmatch, keys) if match]
+    if len(key_matches) == len(keys):
+        keys = [match[1] for match in key_matches]
     elif len(set(zip(keys, steps, strict=True))) == len(keys):  # if every row has its own uid, uids form no groups
         keys = []
     return RolloutTable.of(
@@ -47,19 +47,19 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
         prompts=prompts,
         steps=steps,
         keys=keys or None,
-        columns=columns,
-        rewards={name: values for name, values in columns.items() if name not in _NO_REWARDS},
+        columns=row_columns,
+        rewards={name: values for name, values in row_columns.items() if name not in _NO_REWARDS},
     )
 
 
 def _read_outputs(files: Sequence[Path], rows: list[dict[str, Any]]) -> Iterator[cells.Parts]:
     """Yield the output of every verl record, and append the record's other fields to `rows`."""
-    prompts: dict[str, str] = {}
+    shared_prompts: dict[str, str] = {}
     for row in parse_records(files, _parse_verl):
-        row["input"] = prompts.setdefault(row["input"], row["input"])
-        output = row.pop("output")
+        row["input"] = shared_prompts.setdefault(row["input"], row["input"])
+        output_text = row.pop("output")
         rows.append(row)
-        yield [(output, True)]
+        yield [(output_text, True)]
 
 
 def _parse_verl(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,44 +85,44 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     Token ids are read if every trace has them and a tokenizer is given, otherwise messages.
     """
     episodes = list(parse_records(files, _parse_episode))
-    rows = [row for episode, _ in episodes for row in episode]
-    fields = defaultdict(list, cells.by_column(rows))
-    has_ids = tokenizer is not None and bool(rows) and all(fields["ids"])
+    branch_rows = [row for episode, _ in episodes for row in episode]
+    fields = defaultdict(list, cells.by_column(branch_rows))
+    has_ids = tokenizer is not None and bool(branch_rows) and all(fields["ids"])
     if tokenizer is not None and has_ids:
         sampled_flags = np.array([flag for mask in fields["mask"] for flag in mask], dtype=np.bool_)
         tokens = TokenizedTexts(Ragged.of(fields["ids"]), sampled_flags, load_tokenizer(tokenizer)[1], "")
     else:
         tokens = tokenize(fields["parts"], tokenizer)
     if any(fields["ids"]) and not has_ids:
-        note = "Credit is shown per word, as no tokenizer reads the file's token ids; give its folder with --tokenizer."
-        tokens = tokens._replace(note=note)
-    sampled_v = tokens.trainable
+        word_note = "Credit is shown per word, as no tokenizer reads the file's token ids; give its folder with --tokenizer."
+        tokens = tokens._replace(note=word_note)
+    is_sampled_v = tokens.trainable
     logprobs = np.array([value for streams in fields["streams"] for value in streams.get("logprobs", ())], dtype=np.float32)
-    has_logprobs = has_ids and len(logprobs) == len(sampled_v) and not np.isnan(logprobs[sampled_v]).any()
+    has_logprobs = has_ids and len(logprobs) == len(is_sampled_v) and not np.isnan(logprobs[is_sampled_v]).any()
     rollout_n = torch.tensor(fields["opens"], dtype=torch.long).cumsum(dim=0) - 1
     trace_count, branched_count = sum(fields["opens"]), int((rollout_n.bincount() > 1).sum())
-    columns = cells.by_column(fields["columns"])
+    task_columns = cells.by_column(fields["columns"])
     branch_note = (
         f"{branched_count} of {trace_count} traces have several branches. Each branch is a row; its prompt is the part that it "
         "shares with an earlier branch. All branches of a trace together have one vote."
     )
-    table = RolloutTable.of(
+    rollout_table = RolloutTable.of(
         "verifiers",
         path,
         tokens,
         prompts=fields["prompt"],
         steps=fields["step"],
         keys=fields["key"],
-        columns={name: values for name, values in columns.items() if values.count(None) < len(values)},
+        columns={name: values for name, values in task_columns.items() if values.count(None) < len(values)},
         rewards=cells.by_column(fields["rewards"]),
         notes=[branch_note if branched_count else "", _unanswered_note([error for _, error in episodes])],
     )
     return replace(
-        table,
+        rollout_table,
         tokenizer=Path(tokenizer) if has_ids and tokenizer else None,
-        token_values={schema.LOGP: np.where(sampled_v, logprobs, np.float32(np.nan))} if has_logprobs else {},
+        token_values={schema.LOGP: np.where(is_sampled_v, logprobs, np.float32(np.nan))} if has_logprobs else {},
         keyed=all(fields["keyed"]),
-        as_recorded=_read_advantages(fields, tokens, has_ids=has_ids) or table.as_recorded,
+        as_recorded=_read_advantages(fields, tokens, has_ids=has_ids) or rollout_table.as_recorded,
         rollout_n=rollout_n if branched_count else None,
     )
 
@@ -132,9 +132,9 @@ def _unanswered_note(errors: Sequence[str | None]) -> str:
     error_counts = Counter(error for error in errors if error is not None)
     if not error_counts:
         return ""
-    error, count = error_counts.most_common(1)[0]
-    cause = f" {count} of them failed with {error}." if error else ""
-    return f"{error_counts.total()} of {len(errors)} episodes hold no message that a trained model sampled.{cause}"
+    error, error_count = error_counts.most_common(1)[0]
+    cause_text = f" {error_count} of them failed with {error}." if error else ""
+    return f"{error_counts.total()} of {len(errors)} episodes hold no message that a trained model sampled.{cause_text}"
 
 
 def _first_error(record: Mapping[str, Any]) -> str:
@@ -147,17 +147,17 @@ def _first_error(record: Mapping[str, Any]) -> str:
 
 def _parse_episode(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str | None]:
     """Return the rows of an episode and, if no model sampled anything, the error that stopped the episode."""
-    rows = [_legacy_row(record)] if "completion" in record else list(_branch_rows(record))
-    return rows, None if any(text for row in rows for text, _ in row["parts"]) else _first_error(record)
+    episode_rows = [_legacy_row(record)] if "completion" in record else list(_branch_rows(record))
+    return episode_rows, None if any(text for row in episode_rows for text, _ in row["parts"]) else _first_error(record)
 
 
 def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a row per trained branch of an episode; the completion starts at the first sampled token that no earlier branch has."""
     for trace in trained_traces(record):
         for n, (earlier_nodes, nodes) in enumerate(trace.paths):
-            tokens = [node_tokens(trace, i) for i in nodes]
-            sampled_flags = [flag for node in tokens for flag in node.mask]
-            start = sampled_flags.index(True) if True in sampled_flags else len(sampled_flags)
+            tokens_of_nodes = [node_tokens(trace, i) for i in nodes]
+            sampled_flags = [flag for node in tokens_of_nodes for flag in node.mask]
+            first_sampled = sampled_flags.index(True) if True in sampled_flags else len(sampled_flags)
             yield {
                 "key": trace.key,
                 "step": trace.step,
@@ -169,12 +169,12 @@ def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 ],
                 "rewards": trace_rewards(trace),
                 "columns": {key: v for key, v in trace.task.items() if not isinstance(v, (dict, list))},
-                "ids": [i for node in tokens for i in node.ids][start:],
-                "mask": sampled_flags[start:],
+                "ids": [i for node in tokens_of_nodes for i in node.ids][first_sampled:],
+                "mask": sampled_flags[first_sampled:],
                 "streams": {
-                    name: [value for node in tokens for value in node.stream(name)][start:]
+                    name: [value for node in tokens_of_nodes for value in node.stream(name)][first_sampled:]
                     for name in ("logprobs", "advantages")
-                    if any(name in node.streams for node in tokens)
+                    if any(name in node.streams for node in tokens_of_nodes)
                 },
                 "opens": n == 0,  # True for the first branch of a trace
             }
@@ -184,14 +184,14 @@ def _legacy_row(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of a rollout that verifiers before 1.0 wrote."""
     if "prompt" not in record:
         raise cells.missing_field("prompt", record)
-    prompt, info = cells.prompt_text(record["prompt"]), record.get("info")
+    prompt, info_field = cells.prompt_text(record["prompt"]), record.get("info")
     other_fields = {key: value for key, value in record.items() if key not in _LEGACY_FIELDS and type(value) in (int, float)}
     rewards = {**(cells.object_field(record, "metrics") or other_fields), "reward": record.get("reward")}
     return {
         "key": f"{record.get('task', '')} {record.get('example_id', prompt)}", "step": 0, "keyed": False, "prompt": prompt,
         "parts": cells.completion_parts(record["completion"]),
         "rewards": rewards if record.get("error") is None else dict.fromkeys(rewards),
-        "columns": {**(info if isinstance(info, Mapping) else {}), "answer": record.get("answer")},
+        "columns": {**(info_field if isinstance(info_field, Mapping) else {}), "answer": record.get("answer")},
         "ids": [], "mask": [], "streams": {}, "opens": True,
     }  # fmt: skip
 
@@ -201,10 +201,10 @@ def _read_advantages(fields: Mapping[str, Sequence[Any]], tokens: TokenizedTexts
     if not any("advantages" in streams for streams in fields["streams"]):
         return None
     token_values = np.full(len(tokens.trainable), np.nan)
-    for streams, mask, (first, last) in zip(
+    for streams, mask, (first_token, last_token) in zip(
         fields["streams"], fields["mask"], pairwise(tokens.ids.offsets.tolist()), strict=True
     ):
         if "advantages" in streams:
-            values = np.nan_to_num(np.array(streams["advantages"]))  # verifiers reads a missing advantage as 0, too
-            token_values[first:last] = values if has_ids else values[np.array(mask)].mean()
+            row_advantages = np.nan_to_num(np.array(streams["advantages"]))  # verifiers reads a missing advantage as 0, too
+            token_values[first_token:last_token] = row_advantages if has_ids else row_advantages[np.array(mask)].mean()
     return AsRecorded(f"{'' if has_ids else 'the mean over tokens of '}the file's 'advantages'", token_values, by_token=True)
