@@ -75,8 +75,8 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250
     low_axis = alt.X("low:Q", title=by, scale=confidence_scale, axis=labelled_axis)
     count_axis = alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS_WIDTH, tickCount=3, format="~s"))
     bars = bins.mark_bar(binSpacing=1).encode(x=low_axis, x2="high:Q", y=count_axis, y2=alt.datum(0))
-    names = {"confidence": f"mean {by}", "accuracy": "accuracy", "accuracy_low": "95 % from", "accuracy_high": "95 % to"}
-    tooltip = _tooltip(filled_bins, low="from", high="to", **names, count="completions")
+    titles = {"confidence": f"mean {by}", "accuracy": "accuracy", "accuracy_low": "95 % from", "accuracy_high": "95 % to"}
+    tooltip = _tooltip(filled_bins, low="from", high="to", **titles, count="completions")
     hover = highlight(bins, x=alt.X("low:Q", scale=confidence_scale, axis=unlabelled_axis), x2="high:Q", tooltip=tooltip)
     diagram_chart = _layered(height, _diagonal(confidence_scale, axis=unlabelled_axis), whisker_layer, point_layer, hover)
     return diagram_chart, _layered(115, bars, highlight(bins, x=low_axis, x2="high:Q", tooltip=tooltip))
@@ -223,8 +223,8 @@ def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.C
     xs = sorted({row["x"] for row in rows})
     first_edge, last_edge = (xs[0], xs[-1]) if len(xs) > 1 else (xs[0] - 0.5, xs[0] + 0.5)
     band_edges = [first_edge, *((a + b) / 2 for a, b in pairwise(xs)), last_edge]
-    edges_at = {place: {"left": left, "right": right} for place, (left, right) in zip(xs, pairwise(band_edges), strict=True)}
-    rows_with_edges = [{**row, **edges_at[row["x"]]} for row in rows]
+    band_at = {place: {"left": left, "right": right} for place, (left, right) in zip(xs, pairwise(band_edges), strict=True)}
+    rows_with_edges = [{**row, **band_at[row["x"]]} for row in rows]
     return bands(rows_with_edges, keys={"x": title, "left": None, "right": None}, percent=percent, x=x, x2=alt.X2("right:Q"))
 
 

@@ -167,25 +167,25 @@ def _figure_finding(comparison: ArmComparison, name: str) -> str:
     """State the clear differences in one figure, or else the difference that is closest to clear."""
     differences = [d for d in comparison.differences if d.figure == name]
     meaningful_differences, figure_label = [d for d in differences if not _is_hollow(comparison, d)], parts.figure_name(name)
-    clear = sorted((d for d in meaningful_differences if d.verdict == "clear"), key=lambda d: -abs(d.interval.value))
-    sentences = [_state_better(d) for d in clear[:2]]
-    if len(clear) > 2:
-        sentences.append(f"{len(clear) - 2} more differences in {figure_label} are beyond the noise.")
+    clear_ones = sorted((d for d in meaningful_differences if d.verdict == "clear"), key=lambda d: -abs(d.interval.value))
+    sentences = [_state_better(d) for d in clear_ones[:2]]
+    if len(clear_ones) > 2:
+        sentences.append(f"{len(clear_ones) - 2} more differences in {figure_label} are beyond the noise.")
     if len(meaningful_differences) < len(differences):
         hollow_arms = dict.fromkeys(arm for d in differences for arm in (d.a, d.b) if (arm, name) in comparison.wrong)
         sentences.append(f"The {figure_label} of {' and '.join(hollow_arms)} means nothing.")
-    if meaningful_differences and not clear:
-        nearest = [d for d in meaningful_differences if d.verdict == "borderline"][:2]
+    if meaningful_differences and not clear_ones:
+        closest = [d for d in meaningful_differences if d.verdict == "borderline"][:2]
         if len(meaningful_differences) == 1 or {d.verdict for d in meaningful_differences} in ({"unknown"}, {"same"}):
-            nearest = [max(meaningful_differences, key=lambda d: d.interval.count)]
-        sentences += [d.sentence() for d in nearest] or [f"In {figure_label} all differences are inside the noise."]
+            closest = [max(meaningful_differences, key=lambda d: d.interval.count)]
+        sentences += [d.sentence() for d in closest] or [f"In {figure_label} all differences are inside the noise."]
     return " ".join(sentences)
 
 
 def _is_hollow(comparison: ArmComparison, d: Difference) -> bool:
     """Return whether a warning about a figure makes a difference in it meaningless; a warning of low accuracy does not."""
-    whys = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
-    return any(d.figure in (*CALIBRATION, *SCORE_FIGURES) or why.startswith("most answers could not") for why in whys)
+    reasons = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
+    return any(d.figure in (*CALIBRATION, *SCORE_FIGURES) or why.startswith("most answers could not") for why in reasons)
 
 
 def _state_better(d: Difference) -> str:

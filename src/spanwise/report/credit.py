@@ -168,7 +168,7 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
     opposed_count = int(torch.stack(list(opposed_n.values())).any(dim=0).sum())
     if not opposed_count:
         return f"{left} and {right} push in opposite directions in none of {completion_count:,} completions."
-    block = max(opposed_n, key=lambda name: int(opposed_n[name].sum()))
-    block_note = f", most often in the block {block} ({int(opposed_n[block].sum()):,})" if len(opposed_n) > 1 else ""
+    top_block = max(opposed_n, key=lambda name: int(opposed_n[name].sum()))
+    block_note = f", most often in the block {top_block} ({int(opposed_n[top_block].sum()):,})" if len(opposed_n) > 1 else ""
     count_text = f"{opposed_count:,} of {completion_count:,} completions ({parts.percent(opposed_count / completion_count)})"
     return f"{left} and {right} push in opposite directions in {count_text}{block_note}."

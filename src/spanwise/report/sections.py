@@ -77,8 +77,8 @@ def _calibration_panels(name: str, kind: str, phrase: str, columns: Mapping[str,
         return [diagram]
     names, rows = ("right answers", "wrong answers"), confidence_rows(columns[kind], columns["correct"])
     chart = histograms(rows, names=names, x=f"{kind} (the last step: exactly 1)", zero=False, height=330)
-    table = [{kind: row["low"], row["series"]: row["share"]} for row in rows if row["low"] <= 1]
-    return [diagram, Panel(f"{kind.title()} of right and wrong answers", (chart,), merged(table, key=kind), legend=names)]
+    bin_rows = [{kind: row["low"], row["series"]: row["share"]} for row in rows if row["low"] <= 1]
+    return [diagram, Panel(f"{kind.title()} of right and wrong answers", (chart,), merged(bin_rows, key=kind), legend=names)]
 
 
 def curve_panel(
@@ -137,8 +137,8 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
     for block in block_names:
         rows = histogram_rows({method: credit[method][block] for method in methods if block in credit[method]})
         bins = (row for row in rows if row["low"] < row["high"])
-        table = merged(({"from": row["low"], "to": row["high"], row["series"]: row["share"]} for row in bins), key="from")
-        panels += [Panel(block, (histograms(rows, names=methods, height=220),), table)] if rows else []
+        bin_rows = merged(({"from": row["low"], "to": row["high"], row["series"]: row["share"]} for row in bins), key="from")
+        panels += [Panel(block, (histograms(rows, names=methods, height=220),), bin_rows)] if rows else []
     text_fields = {"of": of, "stop": f" {NOTES['stop']}" if STOP in block_names else ""}
     return section("Credit by block", text_fields, legend=methods, panels=panels)
 
@@ -152,9 +152,9 @@ def tokens_section(view: TokenView | None, *, title: str = "Tokens", note: str =
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
     """Count how often right and wrong answers state each confidence, in steps of 0.1."""
     # A small number is added, because rounding may put a confidence just below the border of its bin (.7 in float32).
-    nudged_confidence_n, verdicts = confidence_n.double() + 1e-7, {"right answers": 1.0, "wrong answers": 0.0}
-    edges = [b / 10 for b in range(12)]
-    return _count_in_bins({series: nudged_confidence_n[correct_n == verdict] for series, verdict in verdicts.items()}, edges)
+    nudged_n, verdicts = confidence_n.double() + 1e-7, {"right answers": 1.0, "wrong answers": 0.0}
+    bin_edges = [b / 10 for b in range(12)]
+    return _count_in_bins({series: nudged_n[correct_n == verdict] for series, verdict in verdicts.items()}, bin_edges)
 
 
 def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
@@ -162,8 +162,8 @@ def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list
     rows: list[Row] = []
     for series, value_n in values.items():
         finite_value_n = value_n[value_n.isfinite()].double().cpu()
-        counts = [*np.histogram(finite_value_n, edges)[0].tolist(), 0]
-        for low, high, count in zip(edges, [*edges[1:], edges[-1]], counts, strict=True) if len(finite_value_n) else ():
+        bin_counts = [*np.histogram(finite_value_n, edges)[0].tolist(), 0]
+        for low, high, count in zip(edges, [*edges[1:], edges[-1]], bin_counts, strict=True) if len(finite_value_n) else ():
             rows.append({"series": series, "low": low, "high": high, "share": count / len(finite_value_n), "count": count})
     return rows
 
@@ -242,22 +242,22 @@ def batch_curve(points: Sequence[Mapping[str, Any]], name: str, series: str, *, 
     curve_rows = []
     for start in range(0, len(points), chunk_size):
         chunk_points = points[start : start + chunk_size]
-        values = [value for point in chunk_points if (value := figure(point, name)) is not None]
-        if values:
-            curve_rows.append({"series": series, "x": chunk_points[-1]["step"], "value": math.fsum(values) / len(values)})
+        numbers = [value for point in chunk_points if (value := figure(point, name)) is not None]
+        if numbers:
+            curve_rows.append({"series": series, "x": chunk_points[-1]["step"], "value": math.fsum(numbers) / len(numbers)})
     return curve_rows
 
 
 def wide(rows: Sequence[Row], *, key: str, label: str | None = None) -> list[Row]:
     """Turn the rows of a chart into a table with one row per `key` and one column per series."""
-    cells_of: dict[Any, Row] = {}
+    cells_at: dict[Any, Row] = {}
     for row in rows:
         cell_value = row["value"]
         if row.get("low") is not None and row["low"] == row["low"]:
             cell_value = f"{cell_value:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
-        cells_of.setdefault(row[key], {})[row["series"]] = cell_value
-    names = dict.fromkeys(row["series"] for row in rows)
-    return [{label or key: place, **{name: cells_of[place].get(name) for name in names}} for place in sorted(cells_of)]
+        cells_at.setdefault(row[key], {})[row["series"]] = cell_value
+    columns = dict.fromkeys(row["series"] for row in rows)
+    return [{label or key: place, **{name: cells_at[place].get(name) for name in columns}} for place in sorted(cells_at)]
 
 
 def merged(rows: Iterable[Row], *, key: str) -> list[Row]:

@@ -158,18 +158,18 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
         raise DataError(
             f"Completion {number} has no advantages under '{missing_method}'; it has {', '.join(row.advantages) or 'none'}."
         )
-    size = len(row.tokens)
+    length = len(row.tokens)
     token_columns = {f"values{' of ' if name else ''}{name}": values for name, values in row.values.items()}
     token_columns |= {f"advantages under '{method}'": row.advantages[method] for method in methods}
     token_columns |= {} if row.probabilities is None else {"probabilities": row.probabilities}
     for name, column in token_columns.items():
-        if len(column) != size:
-            raise AlignmentError(f"Completion {number} has {size} tokens and {len(column)} {name}; give one for each.")
+        if len(column) != length:
+            raise AlignmentError(f"Completion {number} has {length} tokens and {len(column)} {name}; give one for each.")
     token_spans = [(f"Block '{name}'", *span) for name, spans in row.spans.items() for span in spans]
     token_spans += [("A segment", min(tokens), max(tokens) + 1) for tokens in row.opens.values() if len(tokens)]
     for what, start, end in token_spans:
-        if start < end and not 0 <= start < end <= size:
-            raise AlignmentError(f"{what} of completion {number} spans tokens [{start}, {end}), but there are {size}.")
+        if start < end and not 0 <= start < end <= length:
+            raise AlignmentError(f"{what} of completion {number} spans tokens [{start}, {end}), but there are {length}.")
 
 
 def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> dict[str, Any] | None:

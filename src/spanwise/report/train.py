@@ -77,10 +77,10 @@ def train_report(
         True
     """
     unmeasured, votes, credit, samples_by_arm = unmeasured or {}, votes or {}, credit or {}, {"": samples} if samples else {}
-    batches = [line for line in metrics if "evaluation" not in line and "final" not in line]
+    batch_rows = [line for line in metrics if "evaluation" not in line and "final" not in line]
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
-    last_step = max((line["step"] for line in (*batches, *points)), default=0)
-    names = names_in(batches, "rewards/<objective>/mean")
+    last_step = max((line["step"] for line in (*batch_rows, *points)), default=0)
+    names = names_in(batch_rows, "rewards/<objective>/mean")
     # A run of the user's own script has no rewards on held-out prompts, so those of its training batches are shown instead.
     rewards = {
         name.removeprefix(OF_REWARD): values_of(points, name)
@@ -88,7 +88,7 @@ def train_report(
     }
     of_batches = not rewards
     if of_batches:
-        rewards = {name: values_of(batches, f"rewards/{name}/mean") or [None] for name in names}
+        rewards = {name: values_of(batch_rows, f"rewards/{name}/mean") or [None] for name in names}
     mean_rewards = [
         _mean_reward_headline(name, means, intervals or {}, of_batches) for name, means in rewards.items() if unmeasured
     ]
@@ -103,23 +103,23 @@ def train_report(
     alarmed = by_sentence(wrong).items()
     learning_panels: list[Panel] = []
     for name in figures_of(points):
-        rows = [*batch_curve(batches, name, _BATCH), *seed_curves({0: points}, name, _HELD_OUT)]
+        rows = [*batch_curve(batch_rows, name, _BATCH), *seed_curves({0: points}, name, _HELD_OUT)]
         starts_at_zero = name.removeprefix(OF_SCORE) in _FROM_ZERO
         learning_panels += parts.figure_panel(name, rows, (_HELD_OUT, _BATCH), dots=(_HELD_OUT,), y_zero=starts_at_zero)
     sections = [
-        glance_section(batches, names),
+        glance_section(batch_rows, names),
         parts.section("Learning", {"seeds": ""}, legend=(_HELD_OUT, _BATCH), panels=learning_panels),
         parts.calibration_section(samples_by_arm),
         parts.voting_section(votes if len(votes) > 1 else {"": next(iter(votes.values()), {})}, samples_by_arm),
         parts.attempts_section(votes),
-        rewards_section(batches, recipe, names, points=points, intervals=intervals),
-        batch_section("Dropped", batches, names),
-        _cost_section(batches),
-        batch_section("Credit", batches, names_in(batches, "credit/<block>/zero_frac")),
-        batch_section("Dead strata", batches, names),
-        *mode_sections(batches),
+        rewards_section(batch_rows, recipe, names, points=points, intervals=intervals),
+        batch_section("Dropped", batch_rows, names),
+        _cost_section(batch_rows),
+        batch_section("Credit", batch_rows, names_in(batch_rows, "credit/<block>/zero_frac")),
+        batch_section("Dead strata", batch_rows, names),
+        *mode_sections(batch_rows),
         parts.credit_section(list(credit), credit, of=f"these rollouts{step_note}"),
-        batch_section("Optimiser", batches),
+        batch_section("Optimiser", batch_rows),
         parts.tokens_section(view, note=f"{methods_note} would have given the same tokens." if other_methods else ""),
         parts.tokens_section(one_prompt, title="One prompt, step by step"),
     ]
@@ -133,10 +133,10 @@ def train_report(
         warnings=[
             *_unfinished(recipe, bool(summary) or any("final" in line for line in metrics), last_step, again=bool(command)),
             *(f"{why[:1].upper()}{why[1:]} ({', '.join(map(figure_name, names))}). {CAUSES[why]}" for why, names in alarmed),
-            *batch_alarms(batches),
+            *batch_alarms(batch_rows),
         ],
         notes=unmeasured_sentences(unmeasured),
-        headlines=[*_headlines(evaluations, intervals or {}, unmeasured, wrong), *mean_rewards, *mode_headlines(batches)],
+        headlines=[*_headlines(evaluations, intervals or {}, unmeasured, wrong), *mean_rewards, *mode_headlines(batch_rows)],
         sections=sections,
         recipe=recipe,
     )
@@ -201,8 +201,8 @@ def _headlines(
         value, value_at_start, interval = figure(last_point, name), figure(first_point, name), intervals.get(name)
         format_value = percent if is_share(name) else shown
         small_print = _note(interval, value_at_start if len(points) > 1 else None, format_value)
-        why = wrong.get("format_rate" if name == "malformed" else name, "")
-        headlines.append(Headline(figure_name(name), None if value is None else format_value(value), small_print, why))
+        alarm = wrong.get("format_rate" if name == "malformed" else name, "")
+        headlines.append(Headline(figure_name(name), None if value is None else format_value(value), small_print, alarm))
     return headlines
 
 
@@ -295,9 +295,9 @@ def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Sect
     """Build a section of charts over the training batches; `names` are the objectives or blocks with a curve each."""
     panels: list[Panel] = []
     for chart in (Chart(**written) for written in SECTIONS[title]["charts"]):
-        series = {key.format(name): label.format(name) for key, label in chart.series.items() for name in names or ("",)}
+        labels = {key.format(name): label.format(name) for key, label in chart.series.items() for name in names or ("",)}
         zero = chart.y.startswith(("share", "mean |"))
-        panels += _panel(replace(chart, series=series), batches, names, y_zero=zero, percent=chart.y.startswith("share"))
+        panels += _panel(replace(chart, series=labels), batches, names, y_zero=zero, percent=chart.y.startswith("share"))
     return parts.section(title, legend=names, panels=panels)
 
 
@@ -347,14 +347,16 @@ def rewards_section(
     for name in objectives:
         panels += _panel(Chart(f"Reward: {name}", {f"rewards/{name}/mean": name}, "mean reward"), batches, objectives)
         early_and_late = (values_of(part, f"rewards/{name}/mean") for part in (batches[:tenth], batches[-tenth:]))
-        early_mean, last = (sum(part) / len(part) if part else None for part in early_and_late)
-        paid = ", ".join(map(str, blocks_of_objective.get(name) or ())) or "unknown"
-        change = None if early_mean is None or last is None else f"{last - early_mean:+.3f}"
-        rows.append({"objective": name, "pays": paid, "first batches": early_mean, "last batches": last, "change": change})
+        early_mean, late_mean = (sum(part) / len(part) if part else None for part in early_and_late)
+        paid_text = ", ".join(map(str, blocks_of_objective.get(name) or ())) or "unknown"
+        change = None if early_mean is None or late_mean is None else f"{late_mean - early_mean:+.3f}"
+        rows.append(
+            {"objective": name, "pays": paid_text, "first batches": early_mean, "last batches": late_mean, "change": change}
+        )
         metric_name = f"{OF_REWARD}{any_index(name)}"
-        if held_out := values_of(points, metric_name):
+        if held_means := values_of(points, metric_name):
             interval = (intervals or {}).get(metric_name)
-            rows[-1] |= {"held-out start": held_out[0], "held-out end": str(interval) if interval else held_out[-1]}
+            rows[-1] |= {"held-out start": held_means[0], "held-out end": str(interval) if interval else held_means[-1]}
     return parts.section("Rewards", legend=objectives, panels=panels, table=rows if len(batches) > 1 else [])
 
 
@@ -405,9 +407,9 @@ def mode_headlines(batches: Lines) -> list[Headline]:
         for value, prefix in _values(mode, page, batches).items():
             metric_values = values_of(batches, prefix + metric_name)
             small_print = f"{metric_values[0]:.2f} in the first batch" if len(metric_values) > 1 else ""
-            state = ("no batch tells" if not metric_values else alarm) if prefix + metric_name in alarm_by_metric else ""
+            warning = ("no batch tells" if not metric_values else alarm) if prefix + metric_name in alarm_by_metric else ""
             last_value_text = f"{metric_values[-1]:.2f}" if metric_values else None
-            headlines.append(Headline(label + (f": {value}" if value else ""), last_value_text, small_print, state))
+            headlines.append(Headline(label + (f": {value}" if value else ""), last_value_text, small_print, warning))
     return headlines
 
 

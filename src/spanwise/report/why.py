@@ -149,25 +149,25 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
         return f"{method} trains none of its tokens"
     if not credit and not stop_credit:
         return f"{method} gives its tokens {_range(min(advantages), max(advantages))}"
-    phrases = []
+    clauses = []
     for verb, sign in (("praises", 1), ("blames", -1)):
         blocks = {block: value for block, value in credit.items() if value * sign > 0}
         if len(blocks) > _NAMED:
-            largest = max(blocks, key=lambda block: abs(blocks[block]))
-            phrases.append(f"{verb} {len(blocks)} blocks, most of all {largest} ({shown(blocks[largest], sign=True)})")
+            top_block = max(blocks, key=lambda block: abs(blocks[block]))
+            clauses.append(f"{verb} {len(blocks)} blocks, most of all {top_block} ({shown(blocks[top_block], sign=True)})")
         elif blocks:
             block_texts = (f"the {block} ({shown(value, sign=True)})" for block, value in blocks.items())
-            phrases.append(f"{verb} {' and '.join(block_texts)}")
+            clauses.append(f"{verb} {' and '.join(block_texts)}")
     zero_blocks = [block for block, value in credit.items() if value == 0]
-    if zero_blocks and phrases:
-        names = f"the {' and the '.join(zero_blocks)}" if len(zero_blocks) <= _NAMED else f"{len(zero_blocks)} blocks"
-        phrases.append(f"gives {names} 0")
+    if zero_blocks and clauses:
+        zero_text = f"the {' and the '.join(zero_blocks)}" if len(zero_blocks) <= _NAMED else f"{len(zero_blocks)} blocks"
+        clauses.append(f"gives {zero_text} 0")
     elif zero_blocks:
         is_alone = {part.reason for part in row.parts.get(method, ())} == {"singleton"}
-        phrases.append(f"gives it exactly 0{', with nobody to compare it with' if is_alone else ''}")
+        clauses.append(f"gives it exactly 0{', with nobody to compare it with' if is_alone else ''}")
     if stop_credit:
-        phrases.append(f"{'charges' if stop_credit < 0 else 'pays'} {shown(stop_credit, sign=True)} for the missing blocks")
-    return f"{method} {' and '.join(phrases)}{', on average over tokens' if rule.kind == 'token' else ''}"
+        clauses.append(f"{'charges' if stop_credit < 0 else 'pays'} {shown(stop_credit, sign=True)} for the missing blocks")
+    return f"{method} {' and '.join(clauses)}{', on average over tokens' if rule.kind == 'token' else ''}"
 
 
 def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
@@ -193,11 +193,11 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
 
 def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) -> dict[str, Any]:
     """Explain the credit of a block: the objectives' credits that add up to it, and the share of each token."""
-    paying = [name for name, objective in rule.objectives.items() if block == COMPLETION or block in objective["pays"]]
+    payers = [name for name, objective in rule.objectives.items() if block == COMPLETION or block in objective["pays"]]
     credit_parts = list(row.parts.get(method, ()))
-    if not paying or len(credit_parts) != 1:  # a lone part may be for the sum of all objectives, so it stays
-        credit_parts = [part for part in credit_parts if part.objective in paying]
-    score_share, own_score = row.own.get(method, (0.0, 0.0)) if rule.verdict in paying else (0.0, 0.0)
+    if not payers or len(credit_parts) != 1:  # a lone part may be for the sum of all objectives, so it stays
+        credit_parts = [part for part in credit_parts if part.objective in payers]
+    score_share, own_score = row.own.get(method, (0.0, 0.0)) if rule.verdict in payers else (0.0, 0.0)
     credit_terms: list[_Term] = []
     for part in credit_parts:
         mixed_share = score_share if len(credit_parts) == 1 or part.objective == rule.verdict else 0.0
@@ -279,9 +279,9 @@ def _token_shares(row: TokenRow, method: str, block: str, credit: float) -> tupl
         return "", ""
     low, highest_share, total_share = min(values), max(values), math.fsum(values)
     total_text = shown(credit if math.isclose(total_share, credit, rel_tol=1e-5, abs_tol=1e-9) else total_share, sign=True)
-    are_equal, token_count = math.isclose(low, highest_share, rel_tol=1e-5, abs_tol=1e-12), len(values)
-    tokens_text = "its one token" if token_count == 1 else f"{'each of ' if are_equal else ''}its {token_count} tokens"
-    return shown(low, sign=True) if are_equal else _range(low, highest_share), f"on {tokens_text}, together {total_text}"
+    all_equal, token_count = math.isclose(low, highest_share, rel_tol=1e-5, abs_tol=1e-12), len(values)
+    tokens_text = "its one token" if token_count == 1 else f"{'each of ' if all_equal else ''}its {token_count} tokens"
+    return shown(low, sign=True) if all_equal else _range(low, highest_share), f"on {tokens_text}, together {total_text}"
 
 
 def _range(low: float, high: float) -> str:

@@ -174,7 +174,7 @@ class RunFolder:
 def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
     """Return the lines in a run's `metrics.jsonl` up to a step, without the final evaluation; warn about damaged lines."""
     file = run / "metrics.jsonl"
-    line_texts, lines, damaged_count = file.read_bytes().splitlines() if file.is_file() else [], list[dict[str, Any]](), 0
+    line_texts, records, damaged_count = file.read_bytes().splitlines() if file.is_file() else [], list[dict[str, Any]](), 0
     for text in line_texts:
         try:
             parsed_line = json.loads(text)
@@ -184,8 +184,8 @@ def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
             continue
         if is_later:
             break
-        lines.append(parsed_line)
+        records.append(parsed_line)
     if damaged_count:
         damage_text = f"{damaged_count} of {len(line_texts)} lines of '{file}' cannot be read"
         warnings.warn(f"{damage_text} and {'is' if damaged_count == 1 else 'are'} left out.", UserWarning, stacklevel=2)
-    return lines
+    return records

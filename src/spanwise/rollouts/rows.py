@@ -64,8 +64,8 @@ def read_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
     credit_of_method = {}
     for method in schema.methods_in(table.column_names):
         block_names = schema.family_names(table.column_names, "credit", method)
-        by_block = {block: schema.float_column(table, schema.column("credit", method, block)) for block in block_names}
-        credit_of_method[method] = by_block | stop_credit(by_block.pop(schema.STOP, torch.zeros(0)))
+        block_credit = {block: schema.float_column(table, schema.column("credit", method, block)) for block in block_names}
+        credit_of_method[method] = block_credit | stop_credit(block_credit.pop(schema.STOP, torch.zeros(0)))
     return credit_of_method
 
 
@@ -245,17 +245,17 @@ def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | 
     """Return the token texts of each completion; if the vocabulary lacks one of them, a completion shows its ids instead."""
     encoded_tokens = column.combine_chunks().flatten().dictionary_encode()
     distinct_tokens, token_indices = encoded_tokens.dictionary.to_pylist(), encoded_tokens.indices.to_pylist()
-    pieces = () if vocabulary is None else vocabulary.pieces
+    id_pieces = () if vocabulary is None else vocabulary.pieces
     distinct_texts: list[str | None] = []
     for token in distinct_tokens:
-        token_piece = (pieces[token] if 0 <= token < len(pieces) else None) if isinstance(token, int) else token
+        token_piece = (id_pieces[token] if 0 <= token < len(id_pieces) else None) if isinstance(token, int) else token
         distinct_texts.append(token_text(token_piece) if isinstance(token_piece, bytes) else token_piece)
-    texts = []
+    text_lists = []
     for first, last in pairwise(edges.tolist()):
         row_indices = token_indices[first:last]
         token_texts = [distinct_texts[index] for index in row_indices]
-        texts.append([f"⟨{distinct_tokens[index]}⟩" for index in row_indices] if None in token_texts else token_texts)
-    return texts
+        text_lists.append([f"⟨{distinct_tokens[index]}⟩" for index in row_indices] if None in token_texts else token_texts)
+    return text_lists
 
 
 def token_text(piece: bytes) -> str:

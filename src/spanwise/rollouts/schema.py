@@ -443,8 +443,8 @@ class Rollouts:
                     f"({', '.join(self.value_names) or 'none'}) for them; give one name to each value."
                 )
             streams = dict(zip(value_columns(self.value_names), value_snt, strict=True)) | streams
-        per_token = {name: x_nt.detach().cpu().masked_fill(~mask_nt, torch.nan).float() for name, x_nt in streams.items()}
-        per_token |= {BLOCK: spans.block_nt} if spans.interleaved else {}
+        token_tables = {name: x_nt.detach().cpu().masked_fill(~mask_nt, torch.nan).float() for name, x_nt in streams.items()}
+        token_tables |= {BLOCK: spans.block_nt} if spans.interleaved else {}
         advantages_nt = self.advantages_nt.masked_fill(~in_loss_n1, torch.nan)
         columns = {
             STEP: [step] * len(texts),
@@ -460,7 +460,7 @@ class Rollouts:
             **score_columns(self.reading.scores),
             IDS: batch.ids_nt[kept_nt],
             TRAINABLE: mask_nt[kept_nt],
-            **{name: x_nt[kept_nt] for name, x_nt in per_token.items()},
+            **{name: x_nt[kept_nt] for name, x_nt in token_tables.items()},
             **credit_columns(self.method, spans.names, present_nk, self.credit, advantages_nt[kept_nt]),
         }
         return rollout_table(columns, np.cumsum([0, *kept_nt.sum(dim=1).tolist()]))

@@ -274,10 +274,10 @@ def training_record(
     name = next((name for name in ("advantage", "score", "reward") if name in candidate_rewards), None)
     if name is None:
         return None
-    by_block = {name.removeprefix("credit/"): reward.value_n for name, reward in computed.items() if name != "advantage"}
+    block_credit = {name.removeprefix("credit/"): reward.value_n for name, reward in computed.items() if name != "advantage"}
     baseline_note = "" if name == "advantage" else ", from which nothing is subtracted"
-    description = "the file's 'credit/...' of each block" if by_block else f"the file's '{name}'{baseline_note}"
-    return AsRecorded(description, candidate_rewards[name].value_n.numpy(), by_block=by_block)
+    description = "the file's 'credit/...' of each block" if block_credit else f"the file's '{name}'{baseline_note}"
+    return AsRecorded(description, candidate_rewards[name].value_n.numpy(), by_block=block_credit)
 
 
 def missing_note(rewards: Mapping[str, Reward]) -> str:
@@ -314,10 +314,10 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
         vocabulary = Vocabulary(tuple(piece.encode() for piece in id_of_piece) or (b"",))
         split_note = "The file holds no token ids; credit is shown per word." if id_of_piece else ""
     else:
-        backend, vocabulary = load_tokenizer(tokenizer)
+        encoder, vocabulary = load_tokenizer(tokenizer)
         text_iterator = iterate_texts()
         while text_chunk := list(islice(text_iterator, AT_ONCE)):
-            for text, encoding in zip(text_chunk, backend.encode_batch(text_chunk, add_special_tokens=False), strict=True):
+            for text, encoding in zip(text_chunk, encoder.encode_batch(text_chunk, add_special_tokens=False), strict=True):
                 text_ids = np.array(encoding.ids, np.int32)  # the encoding itself would take a hundred bytes per token
                 flat_ids.frombytes(text_ids.tobytes())
                 text_lengths.append(len(text_ids))

@@ -210,12 +210,12 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
     for i, parent in enumerate(parents):
         if parent is not None and not 0 <= parent < i:
             raise FieldError(f"has node {i} with the parent {parent}; the parent must come before the node")
-    links_of_nodes = [list_field(node, "semantic_parents", Mapping, "objects") for node in nodes]
-    accepted = {link.get("node") for node_links in links_of_nodes for link in node_links if link.get("type") == "compaction"}
+    links = [list_field(node, "semantic_parents", Mapping, "objects") for node in nodes]
+    accepted_nodes = {link.get("node") for node_links in links for link in node_links if link.get("type") == "compaction"}
     leaves = sorted(set(range(len(nodes))).difference(parent for parent in parents if parent is not None))
-    abandoned = {i for i in leaves if any(link.get("type") == "compaction_attempt" for link in links_of_nodes[i])} - accepted
+    lost_leaves = {i for i in leaves if any(link.get("type") == "compaction_attempt" for link in links[i])} - accepted_nodes
     used_nodes: set[int] = set()
-    for leaf in [leaf for leaf in leaves if leaf not in abandoned] or leaves:
+    for leaf in [leaf for leaf in leaves if leaf not in lost_leaves] or leaves:
         path: list[int] = []
         node_id: int | None = leaf
         while node_id is not None:
@@ -293,18 +293,18 @@ def _turns(trace: Trace) -> Iterator[Turn]:
     tokens_of_node = {i: node_tokens(trace, i) for path in trace.paths for node_ids in path for i in node_ids}
     turn_of_node: dict[int, int] = {}
     for i in sorted({i for _, own_nodes in trace.paths for i in own_nodes if nodes[i].get("sampled")}):
-        node_ids_list, mask, streams = tokens_of_node[i]
-        if not node_ids_list:
+        token_ids, mask, streams = tokens_of_node[i]
+        if not token_ids:
             raise FieldError(f"has no token ids {_where(trace, i)}, so none of its tokens can be credited")
         first_sampled = mask.index(True) if True in mask else len(mask)
-        prompt = node_ids_list[:first_sampled]
+        prompt = token_ids[:first_sampled]
         parent = nodes[i].get("parent")
         while parent is not None and parent not in turn_of_node:
             prompt = tokens_of_node[parent].ids + prompt
             parent = nodes[parent].get("parent")
         yield Turn(
             prompt,
-            node_ids_list[first_sampled:],
+            token_ids[first_sampled:],
             [int(flag) for flag in mask[first_sampled:]],
             parent=None if parent is None else turn_of_node[parent],
             per_token={name: values[first_sampled:] for name, values in streams.items()},

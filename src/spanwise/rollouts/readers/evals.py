@@ -126,8 +126,8 @@ def _parse_lm_eval(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the prompt, the responses and the metrics in a line of lm-evaluation-harness."""
     call_arguments = cells.object_field(record, "arguments").get("gen_args_0")
     prompt_field = call_arguments.get("arg_0") if isinstance(call_arguments, Mapping) else None
-    texts = [text for response in record["resps"] for text in (response if isinstance(response, list) else [response])]
-    if prompt_field is None or not all(isinstance(text, str) for text in texts):
+    responses = [text for response in record["resps"] for text in (response if isinstance(response, list) else [response])]
+    if prompt_field is None or not all(isinstance(text, str) for text in responses):
         raise cells.FieldError(
             "holds no text that a model wrote, as in tasks that score given choices; give samples of a generation task"
         )
@@ -135,9 +135,9 @@ def _parse_lm_eval(record: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "prompt": cells.prompt_text(cells.parse_literal(prompt_field)),
         "key": f"{record['doc_id']} {record.get('doc_hash', '')}",
-        "texts": texts,
-        "shared": len(texts) > 1,
-        "rewards": metric_values if len(texts) == 1 else dict.fromkeys(metric_values),
+        "texts": responses,
+        "shared": len(responses) > 1,
+        "rewards": metric_values if len(responses) == 1 else dict.fromkeys(metric_values),
         "columns": {
             "answer": cells.answer_text(record.get("target")),
             **cells.scalar_fields(cells.object_field(record, "doc")),

@@ -141,9 +141,9 @@ def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -
     first_batch = next(parquet_file.iter_batches(batch_size=32, columns=read_columns), None)
     rows, errors = [] if first_batch is None else first_batch.to_pylist(), 0
     for row in rows:
-        ids = np.array(row[schema.IDS], dtype=np.int64)[np.array(row[schema.TRAINABLE], dtype=np.bool_)]
-        known_ids = ids[(ids >= 0) & (ids < len(vocabulary))]
-        errors += len(known_ids) < len(ids) or vocabulary.join(known_ids)[0].decode(errors="replace") != row[schema.TEXT]
+        own_ids = np.array(row[schema.IDS], dtype=np.int64)[np.array(row[schema.TRAINABLE], dtype=np.bool_)]
+        known_ids = own_ids[(own_ids >= 0) & (own_ids < len(vocabulary))]
+        errors += len(known_ids) < len(own_ids) or vocabulary.join(known_ids)[0].decode(errors="replace") != row[schema.TEXT]
     if errors > len(rows) // 2:
         raise DataError(
             f"The tokenizer of '{tokenizer}' decodes {errors} of the first {len(rows)} completions of '{file}' to other texts "

@@ -90,11 +90,11 @@ def read_plain(
     reward_columns = _name_rewards(path, {name: column for name, column in columns_n.items() if name not in roles.values()})
     noun_of_role = {role: role.removesuffix("s") for role in ("prompt", "completion", "completions", "answer", "group")}
     role_notes = [f"{noun} from '{roles[role]}'" for role, noun in noun_of_role.items() if roles.get(role, noun) != noun]
-    note = f"Columns: {', '.join(role_notes)}." if role_notes else ""
+    role_note = f"Columns: {', '.join(role_notes)}." if role_notes else ""
     if parts:
-        note = f"A completion is made of the columns {', '.join(parts)}, each between tags of its name."
+        role_note = f"A completion is made of the columns {', '.join(parts)}, each between tags of its name."
     elif not roles.keys() & {"completion", "completions"}:
-        note = "The completion is what follows the last user message in 'messages'; messages of tools in it are masked."
+        role_note = "The completion is what follows the last user message in 'messages'; messages of tools in it are masked."
     return RolloutTable.of(
         format_name,
         path,
@@ -107,7 +107,7 @@ def read_plain(
         trained=[name for name in reward_columns if format_name == "TRL" or name not in columns_n],
         notes=[
             repeated_note,
-            note,
+            role_note,
             f"{empty_count} of {row_count} rows hold no completion and are left out." if empty_count else "",
         ],
     )
@@ -190,15 +190,15 @@ def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str
     roles = dict(role_columns)
     for role in ("prompt", "completion", "answer", "group", "step"):
         list_names = NAMES["completions"] if role == "completion" else ()
-        candidates = [name for name in (*NAMES[role], *list_names) if name in names and name not in used_names]
-        if role in role_columns or (list_names and "completions" in role_columns) or not candidates:
+        found_names = [name for name in (*NAMES[role], *list_names) if name in names and name not in used_names]
+        if role in role_columns or (list_names and "completions" in role_columns) or not found_names:
             continue
-        if len(candidates) > 1 and (role not in candidates or "completions" in candidates):
+        if len(found_names) > 1 and (role not in found_names or "completions" in found_names):
             raise DataError(
-                f"'{path}' has the columns {' and '.join(candidates)}, and each may hold the {role}. Choose one: "
+                f"'{path}' has the columns {' and '.join(found_names)}, and each may hold the {role}. Choose one: "
                 f"{_HOW.format(role=role)}."
             )
-        roles["completions" if candidates[0] in list_names else role] = role if role in candidates else candidates[0]
+        roles["completions" if found_names[0] in list_names else role] = role if role in found_names else found_names[0]
     if not roles.keys() & {"completion", "completions"} and roles.get("prompt") != "messages":
         *usual_names, last_name = (*NAMES["completion"], *NAMES["completions"])
         raise DataError(

@@ -34,19 +34,19 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     if "gts" in row_columns:
         row_columns.setdefault("answer", row_columns["gts"])
     uids = row_columns.get("uid", [])
-    keys = uids if all(isinstance(uid, str) for uid in uids) else []
-    key_matches = [match for match in map(_ROLLOUT_KEY.fullmatch, keys) if match]
-    if len(key_matches) == len(keys):
-        keys = [match[1] for match in key_matches]
-    elif len(set(zip(keys, steps, strict=True))) == len(keys):  # if every row has its own uid, uids form no groups
-        keys = []
+    group_ids = uids if all(isinstance(uid, str) for uid in uids) else []
+    key_matches = [match for match in map(_ROLLOUT_KEY.fullmatch, group_ids) if match]
+    if len(key_matches) == len(group_ids):
+        group_ids = [match[1] for match in key_matches]
+    elif len(set(zip(group_ids, steps, strict=True))) == len(group_ids):  # if every row has its own uid, uids form no groups
+        group_ids = []
     return RolloutTable.of(
         "verl",
         path,
         tokens,
         prompts=prompts,
         steps=steps,
-        keys=keys or None,
+        keys=group_ids or None,
         columns=row_columns,
         rewards={name: values for name, values in row_columns.items() if name not in _NO_REWARDS},
     )
@@ -140,8 +140,8 @@ def _unanswered_note(errors: Sequence[str | None]) -> str:
 def _first_error(record: Mapping[str, Any]) -> str:
     """Return the first error of an episode or its traces as text; empty if there is none."""
     episode_and_traces = [record, *(trace for trace in record.get("traces") or () if isinstance(trace, Mapping))]
-    error = next((e for entry in episode_and_traces for e in (*(entry.get("errors") or ()), entry.get("error")) if e), "")
-    error_texts = [error.get(key) for key in ("type", "error", "message")] if isinstance(error, Mapping) else [error]
+    failure = next((e for entry in episode_and_traces for e in (*(entry.get("errors") or ()), entry.get("error")) if e), "")
+    error_texts = [failure.get(key) for key in ("type", "error", "message")] if isinstance(failure, Mapping) else [failure]
     return ": ".join(str(text) for text in error_texts if text)
 
 
@@ -200,11 +200,11 @@ def _read_advantages(fields: Mapping[str, Sequence[Any]], tokens: TokenizedTexts
     """Return the advantages that traces record, or their mean per completion if the text was split into other tokens."""
     if not any("advantages" in streams for streams in fields["streams"]):
         return None
-    token_values = np.full(len(tokens.trainable), np.nan)
+    credit_v = np.full(len(tokens.trainable), np.nan)
     for streams, mask, (first_token, last_token) in zip(
         fields["streams"], fields["mask"], pairwise(tokens.ids.offsets.tolist()), strict=True
     ):
         if "advantages" in streams:
             row_advantages = np.nan_to_num(np.array(streams["advantages"]))  # verifiers reads a missing advantage as 0, too
-            token_values[first_token:last_token] = row_advantages if has_ids else row_advantages[np.array(mask)].mean()
-    return AsRecorded(f"{'' if has_ids else 'the mean over tokens of '}the file's 'advantages'", token_values, by_token=True)
+            credit_v[first_token:last_token] = row_advantages if has_ids else row_advantages[np.array(mask)].mean()
+    return AsRecorded(f"{'' if has_ids else 'the mean over tokens of '}the file's 'advantages'", credit_v, by_token=True)
