@@ -160,8 +160,8 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     ignored_rewards = {n: number for n, number in enumerate(unused_n.tolist()) if number == number and number != if_missing}
     if not ignored_rewards:
         return ""
-    first_row, lowest_ignored, highest = min(ignored_rewards), min(ignored_rewards.values()), max(ignored_rewards.values())
-    numbers_text = f"{lowest_ignored:g}" if lowest_ignored == highest else f"{lowest_ignored:g} to {highest:g}"
+    first_row, lowest, highest = min(ignored_rewards), min(ignored_rewards.values()), max(ignored_rewards.values())
+    numbers_text = f"{lowest:g}" if lowest == highest else f"{lowest:g} to {highest:g}"
     source = "the reward recorded is" if objective.name in scheme.recorded else "its reward function returned"
     missing_rule = "has no reward and costs nothing" if if_missing is None else f"counts as its if_missing, {if_missing:g}"
     return (

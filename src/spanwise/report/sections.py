@@ -47,12 +47,12 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
     """Build the section of reliability diagrams, one per arm (method); a single arm, "", also gets histograms of confidence."""
     panels = []
     for name, columns in samples.items():
-        for kind, phrase in _KINDS:
+        for kind, kind_text in _KINDS:
             if kind in columns:
-                panels += _calibration_panels(name, kind, phrase, columns, note)
+                panels += _calibration_panels(name, kind, kind_text, columns, note)
     has_scores = any("score" in columns for columns in samples.values())
-    phrase = "confidence or have the same score" if has_scores else "confidence"
-    return section("Reliability", {"kinds": phrase, "score": f" {NOTES['score']}" if has_scores else ""}, panels=panels)
+    kind_text = "confidence or have the same score" if has_scores else "confidence"
+    return section("Reliability", {"kinds": kind_text, "score": f" {NOTES['score']}" if has_scores else ""}, panels=panels)
 
 
 def _calibration_panels(name: str, kind: str, phrase: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
@@ -125,8 +125,8 @@ def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
         for name in later_attempts
         if votes[name] and votes[name]["majority"].prompts == votes[first_attempt]["majority"].prompts
     }
-    difference_names, options = list(curve_of_difference), {"y": "difference in accuracy", "y_zero": True, **_BY_SAMPLES}
-    panels = curve_panel("Later attempt minus the first", voting_rows(curve_of_difference), difference_names, **options)
+    difference_names, y_options = list(curve_of_difference), {"y": "difference in accuracy", "y_zero": True, **_BY_SAMPLES}
+    panels = curve_panel("Later attempt minus the first", voting_rows(curve_of_difference), difference_names, **y_options)
     return section("Attempts", legend=difference_names, panels=panels)
 
 

@@ -59,11 +59,11 @@ class TokenView:
     @property
     def pair(self) -> tuple[str, str]:
         """Return the two methods that the page shows first: grpo if it is among them, and the run's own method."""
-        left_method = "grpo" if "grpo" in self.methods else self.methods[0]
-        right = self.own if self.own in self.methods and self.own is not None else next(iter(self.methods[1:]), left_method)
-        if left_method == right:
-            left_method = next((name for name in self.methods if name != right), right)
-        return left_method, right
+        left = "grpo" if "grpo" in self.methods else self.methods[0]
+        right = self.own if self.own in self.methods and self.own is not None else next(iter(self.methods[1:]), left)
+        if left == right:
+            left = next((name for name in self.methods if name != right), right)
+        return left, right
 
 
 def token_view(view: TokenView) -> Markup:

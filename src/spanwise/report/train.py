@@ -161,8 +161,8 @@ def _baseline(recipe: Mapping[str, Any]) -> str:
     if method is not None and "baseline" not in method.inputs:
         return ""
     baseline_names = [entry.get("baseline") for entry in recipe.get("objectives") or ()]
-    name = next((name for name in reversed(baseline_names) if name), None)
-    return f"the {name} baseline" if name and name != "none" else ""
+    baseline_name = next((baseline_name for baseline_name in reversed(baseline_names) if baseline_name), None)
+    return f"the {baseline_name} baseline" if baseline_name and baseline_name != "none" else ""
 
 
 def _unfinished(recipe: Mapping[str, Any], ended: bool, done: int, *, again: bool) -> list[str]:
@@ -230,13 +230,13 @@ def train_finding(
         return f"{_count(steps, 'step')} trained, nothing evaluated: whether it learned is not known.{rewards_sentence}"
     last_point, first_point = points[-1], points[0] if len(points) > 1 else {}
     cause_of_figure = alarms({name: last_point[name] for name in last_point if name not in unmeasured})
-    after = f"After {_count(last_point['step'], 'step')}" if last_point["step"] else "Before any training"
+    when_text = f"After {_count(last_point['step'], 'step')}" if last_point["step"] else "Before any training"
     if "accuracy" in unmeasured:
-        return f"{after} {earned}." if earned else f"{after} accuracy cannot be measured: {unmeasured['accuracy']}."
+        return f"{when_text} {earned}." if earned else f"{when_text} accuracy cannot be measured: {unmeasured['accuracy']}."
     figure_clauses = [_moved("accuracy", last_point, first_point, intervals.get("accuracy"))]
     if (refusal_rate := figure(last_point, "refusal_rate")) is not None:
         figure_clauses.append(f"the refusal rate {percent(refusal_rate)}")
-    sentence = f"{after} {' and '.join(figure_clauses)}"
+    sentence = f"{when_text} {' and '.join(figure_clauses)}"
     if "ece" in cause_of_figure:
         sentence += ". Its ECE means nothing"
     elif (ece := figure(last_point, "ece")) is not None and "ece" not in unmeasured:
@@ -296,8 +296,8 @@ def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Sect
     panels: list[Panel] = []
     for chart in (Chart(**written) for written in SECTIONS[title]["charts"]):
         labels = {key.format(name): label.format(name) for key, label in chart.series.items() for name in names or ("",)}
-        zero = chart.y.startswith(("share", "mean |"))
-        panels += _panel(replace(chart, series=labels), batches, names, y_zero=zero, percent=chart.y.startswith("share"))
+        y_zero = chart.y.startswith(("share", "mean |"))
+        panels += _panel(replace(chart, series=labels), batches, names, y_zero=y_zero, percent=chart.y.startswith("share"))
     return parts.section(title, legend=names, panels=panels)
 
 

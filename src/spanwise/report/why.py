@@ -274,14 +274,14 @@ def _token_shares(row: TokenRow, method: str, block: str, credit: float) -> tupl
     block_spans = row.spans.get(block)
     if block_spans is None:  # a method with a single block credits the whole completion
         block_spans = [(0, len(row.tokens))] if block == COMPLETION or len(row.credit[method]) == 1 else []
-    values = [advantage_at[t] for t in sorted({t for piece in block_spans for t in range(*piece)} & advantage_at.keys())]
-    if not values:
+    shares = [advantage_at[t] for t in sorted({t for piece in block_spans for t in range(*piece)} & advantage_at.keys())]
+    if not shares:
         return "", ""
-    low, highest_share, total_share = min(values), max(values), math.fsum(values)
+    low, high, total_share = min(shares), max(shares), math.fsum(shares)
     total_text = shown(credit if math.isclose(total_share, credit, rel_tol=1e-5, abs_tol=1e-9) else total_share, sign=True)
-    all_equal, token_count = math.isclose(low, highest_share, rel_tol=1e-5, abs_tol=1e-12), len(values)
+    all_equal, token_count = math.isclose(low, high, rel_tol=1e-5, abs_tol=1e-12), len(shares)
     tokens_text = "its one token" if token_count == 1 else f"{'each of ' if all_equal else ''}its {token_count} tokens"
-    return shown(low, sign=True) if all_equal else _range(low, highest_share), f"on {tokens_text}, together {total_text}"
+    return shown(low, sign=True) if all_equal else _range(low, high), f"on {tokens_text}, together {total_text}"
 
 
 def _range(low: float, high: float) -> str:

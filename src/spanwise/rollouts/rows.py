@@ -185,13 +185,13 @@ def token_rows(
     }
     parts_column = {method: name for method in methods if (name := schema.column("parts", method)) in names}
     parts_of_method = {method: table[name].to_pylist() for method, name in parts_column.items()}
-    rows = []
+    view_rows = []
     for n, (row, token_texts, (first, last)) in enumerate(zip(plain_rows, texts, pairwise(edges.tolist()), strict=True)):
         row_columns = {name: values[first:last] for name, values in flat_values.items()}
         trained_t, logp_t = row_columns[schema.TRAINABLE].astype(np.bool_), row_columns.get(schema.LOGP)
         values = {name.partition("/")[2]: row_columns[name] for name in stream_columns if name != schema.LOGP}
         find = None if logp_t is None or opens is None else partial(opens, logp_t)
-        rows.append(
+        view_rows.append(
             TokenRow(
                 prompt=display_prompt(row[schema.PROMPT]),
                 tokens=token_texts,
@@ -220,7 +220,7 @@ def token_rows(
                 notes={name: note for name in objective_names if (note := row.get(schema.column("note", name)))},
             )
         )
-    return rows
+    return view_rows
 
 
 def _part(entry: dict[str, Any]) -> CreditPart:

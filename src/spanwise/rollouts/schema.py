@@ -265,7 +265,7 @@ def _part_lists(credit: Credit) -> pa.Array:
     """Build the column `parts/<method>`: for each completion a list with one struct (`CreditPart`) per objective."""
     adv_nm, reward_comparison = credit.explained
     assert credit.weight_m is not None, "it compares objectives"
-    completion_count, m = adv_nm.shape
+    completion_count, objective_count = adv_nm.shape
     arrays_of = {name.removesuffix("_nm"): table_nm.flatten().numpy() for name, table_nm in vars(reward_comparison).items()}
     reason_names = np.array([reason.name.lower() if reason else "" for reason in Zero])
     arrays_of |= {
@@ -276,7 +276,9 @@ def _part_lists(credit: Credit) -> pa.Array:
     }
     field_arrays = [pa.array(arrays_of[entry.name], entry.type, from_pandas=True) for entry in PART]
     part_structs = pa.StructArray.from_arrays(field_arrays, fields=list(PART))
-    return pa.ListArray.from_arrays(pa.array(np.arange(completion_count + 1, dtype=np.int32) * m), part_structs)
+    return pa.ListArray.from_arrays(
+        pa.array(np.arange(completion_count + 1, dtype=np.int32) * objective_count), part_structs
+    )
 
 
 def float_column(table: pa.Table, name: str) -> Float[Tensor, " n"]:

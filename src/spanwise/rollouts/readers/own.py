@@ -49,9 +49,9 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     if token_source == schema.TOKENS:  # each distinct token text gets an id
         token_texts = table[token_source].combine_chunks().flatten().dictionary_encode()
         vocabulary = Vocabulary(tuple(token_texts.dictionary.cast(pa.binary()).to_pylist()) or (b"",))
-        ids = token_texts.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+        text_ids = token_texts.indices.to_numpy(zero_copy_only=False).astype(np.int32)
         token_note = "The file holds its tokens as text, without ids."
-        tokens = TokenizedTexts(Ragged(ids, edges), trainable, vocabulary, token_note)
+        tokens = TokenizedTexts(Ragged(text_ids, edges), trainable, vocabulary, token_note)
     elif tokenizer is not None:
         vocabulary = load_tokenizer(tokenizer)[1]
         tokens = TokenizedTexts(Ragged(schema.flat_values(table[token_source], np.int32), edges), trainable, vocabulary, "")
@@ -114,9 +114,9 @@ def _read_rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
     for name in schema.family_names(table.column_names, "reward"):
         status_column = schema.column("status", name)
         status_words = table[status_column].to_pylist() if status_column in table.column_names else ["unscored"] * len(table)
-        row = next((row for row, word in enumerate(status_words) if word not in status_of_word), None)
-        if row is not None:
-            problem = f"Completion {row} of '{path}' has '{status_words[row]}' as '{status_column}'"
+        row_index = next((row_index for row_index, word in enumerate(status_words) if word not in status_of_word), None)
+        if row_index is not None:
+            problem = f"Completion {row_index} of '{path}' has '{status_words[row_index]}' as '{status_column}'"
             raise DataError(f"{problem}; a status is one of {', '.join(status_of_word)}.")
         reward_values = [finite(value) for value in table[schema.column("reward", name)].to_pylist()]
         rewards[name] = Reward.of(reward_values, status=[status_of_word[word] for word in status_words])
