@@ -127,12 +127,12 @@ def cut_off(
     among_n: Bool[Tensor, " n"],
 ) -> tuple[int, str]:
     """Count the completions that seem cut off, and name the sign: an unclosed block, or several at the same longest length."""
-    unclosed_count, max_length = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum()), int(length_n.max())
-    longest_rows = (among_n & (length_n == max_length)).nonzero().flatten().tolist() if max_length else []
+    unclosed_count, longest = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum()), int(length_n.max())
+    longest_rows = (among_n & (length_n == longest)).nonzero().flatten().tolist() if longest else []
     longest_count = len({text_of(n) for n in longest_rows})
     return max(
         (unclosed_count, "end before a part of them closes"),
-        (longest_count * (longest_count > 1), f"have different texts of exactly {max_length} tokens, the longest length"),
+        (longest_count * (longest_count > 1), f"have different texts of exactly {longest} tokens, the longest length"),
     )
 
 
@@ -205,8 +205,8 @@ def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> in
     """Count the completions without any block that the objective rewards; 0 if another objective charges for that."""
     paid_columns = [scheme.layout.names.index(name) for name in objective.pays]
     is_omitted_n = (reading.length_nk.sum(dim=1) > 0) & (reading.length_nk[:, paid_columns] == 0).all(dim=1)
-    has_charge = any(other.if_missing is not None and set(objective.pays) <= set(other.pays) for other in scheme.objectives)
-    return 0 if has_charge else int(is_omitted_n.sum())
+    is_charged = any(other.if_missing is not None and set(objective.pays) <= set(other.pays) for other in scheme.objectives)
+    return 0 if is_charged else int(is_omitted_n.sum())
 
 
 def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Scheme) -> dict[str, str]:

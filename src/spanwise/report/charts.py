@@ -72,14 +72,14 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250
     )
     point_layer = _points(bin_chart, 70).encode(x=confidence_axis, y=alt.Y("accuracy:Q", **accuracy_options))
     bins = _chart([{**row, "high": row["high"] if row["high"] > row["low"] else row["low"] + 0.035} for row in filled_bins])
-    low_axis = alt.X("low:Q", title=by, scale=confidence_scale, axis=labelled_axis)
+    bin_axis = alt.X("low:Q", title=by, scale=confidence_scale, axis=labelled_axis)
     count_axis = alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS_WIDTH, tickCount=3, format="~s"))
-    bars = bins.mark_bar(binSpacing=1).encode(x=low_axis, x2="high:Q", y=count_axis, y2=alt.datum(0))
+    bars = bins.mark_bar(binSpacing=1).encode(x=bin_axis, x2="high:Q", y=count_axis, y2=alt.datum(0))
     titles = {"confidence": f"mean {by}", "accuracy": "accuracy", "accuracy_low": "95 % from", "accuracy_high": "95 % to"}
     tooltip = _tooltip(filled_bins, low="from", high="to", **titles, count="completions")
     hover = highlight(bins, x=alt.X("low:Q", scale=confidence_scale, axis=unlabelled_axis), x2="high:Q", tooltip=tooltip)
     diagram_chart = _layered(height, _diagonal(confidence_scale, axis=unlabelled_axis), whisker_layer, point_layer, hover)
-    return diagram_chart, _layered(115, bars, highlight(bins, x=low_axis, x2="high:Q", tooltip=tooltip))
+    return diagram_chart, _layered(115, bars, highlight(bins, x=bin_axis, x2="high:Q", tooltip=tooltip))
 
 
 def dodged(rows: Rows, *, names: Sequence[str], y: str, x: str = "group size G", height: int = 250) -> Drawn:
@@ -109,14 +109,14 @@ def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
 
 def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: bool = True, height: int = 210) -> Drawn:
     """Draw the outlines of several histograms over the same bins, from rows of `low`, `high`, `share` and `series`."""
-    low_axis = alt.X("low:Q", title=x, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=7))
+    bin_axis = alt.X("low:Q", title=x, scale=alt.Scale(nice=False), axis=alt.Axis(grid=False, tickCount=7))
     share_axis = alt.Y("share:Q", title="share of completions", axis=alt.Axis(format="%", tickCount=4))
-    base_chart = _chart(rows).encode(x=low_axis, color=_color(names))
+    base_chart = _chart(rows).encode(x=bin_axis, color=_color(names))
     area_layer = base_chart.mark_area(interpolate="step-after", opacity=0.16, line=False).encode(y=share_axis.stack(None))
     line_layer = base_chart.mark_line(interpolate="step-after", strokeWidth=2).encode(y=share_axis)
     zero_line = [_chart([{"low": 0}]).mark_rule(style="reference").encode(x="low:Q")] if zero else []
     bins = [row for row in rows if row["low"] < row["high"]]
-    hover = bands(bins, keys={"low": "from", "high": "to"}, value="share", percent=True, x=low_axis, x2=alt.X2("high:Q"))
+    hover = bands(bins, keys={"low": "from", "high": "to"}, value="share", percent=True, x=bin_axis, x2=alt.X2("high:Q"))
     return _layered(height, *zero_line, area_layer, line_layer, hover)
 
 

@@ -49,7 +49,7 @@ def compare_report(
     """
     arms = comparison.methods
     seeds = sorted({seed for by_seed in curves.values() for seed in by_seed})
-    most_seeds = max((interval.count for interval in comparison.cells.values()), default=0)
+    max_seeds = max((interval.count for interval in comparison.cells.values()), default=0)
     clear_count, pair_count = sum(d.verdict == "clear" for d in comparison.differences), len(comparison.differences)
     is_uneven = len({len(by_seed) for by_seed in curves.values()}) > 1
     evaluation_points = [point for by_seed in curves.values() for lines in by_seed.values() for point in lines]
@@ -59,7 +59,7 @@ def compare_report(
         curve_panels += parts.figure_panel(name, curve_rows, arms)
     sections = [
         parts.section(
-            "Figures", {"level": 100 * comparison.level, "seeds": most_seeds}, table=_arm_rows(comparison, most_seeds)
+            "Figures", {"level": 100 * comparison.level, "seeds": max_seeds}, table=_arm_rows(comparison, max_seeds)
         ),
         parts.section(
             "Differences", {"summary": comparison.summary()}, legend=VERDICTS, palette="verdicts",
@@ -77,14 +77,14 @@ def compare_report(
     ]  # fmt: skip
     return render(
         title=title,
-        lead=f"{len(arms)} arms from the same start, {'up to ' if is_uneven else ''}{most_seeds} seeds each: {', '.join(arms)}."
+        lead=f"{len(arms)} arms from the same start, {'up to ' if is_uneven else ''}{max_seeds} seeds each: {', '.join(arms)}."
         + (f" Seeds {', '.join(map(str, seeds))}." if seeds else ""),
         finding=compare_finding(comparison),
         command=command,
         warnings=_warnings(comparison),
         headlines=[
             Headline("arms", len(arms)),
-            Headline("seeds per arm", most_seeds),
+            Headline("seeds per arm", max_seeds),
             Headline(
                 "differences beyond the noise", f"{clear_count} of {pair_count}", "all pairs of a figure considered (Holm)"
             ),

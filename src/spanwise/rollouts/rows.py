@@ -45,12 +45,12 @@ def read_rows(file: Path, rows: Sequence[int] | None = None) -> pa.Table:
         parquet_file = _open_parquet(file)
         if rows is None:
             return parquet_file.read()
-        row_numbers, group_end, read_tables = np.asarray(rows, dtype=np.int64), 0, [parquet_file.schema_arrow.empty_table()]
+        row_numbers, group_end, row_tables = np.asarray(rows, dtype=np.int64), 0, [parquet_file.schema_arrow.empty_table()]
         for group in range(parquet_file.num_row_groups):
             group_start, group_end = group_end, group_end + parquet_file.metadata.row_group(group).num_rows
             group_rows = row_numbers[(row_numbers >= group_start) & (row_numbers < group_end)] - group_start
-            read_tables += [parquet_file.read_row_group(group).take(pa.array(group_rows))] if len(group_rows) else []
-        return pa.concat_tables(read_tables)
+            row_tables += [parquet_file.read_row_group(group).take(pa.array(group_rows))] if len(group_rows) else []
+        return pa.concat_tables(row_tables)
 
 
 def _open_parquet(file: Path) -> pq.ParquetFile:

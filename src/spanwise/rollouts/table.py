@@ -296,7 +296,7 @@ def split_pieces(text: str) -> list[str]:
 
 def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) -> TokenizedTexts:
     """Split completions into tokens of a folder's tokenizer, or into words without one, while storing no text."""
-    flat_ids, text_lengths, text_flags, text_counts, changed_texts = array("i"), array("q"), array("b"), array("q"), 0
+    flat_ids, text_lengths, text_flags, text_counts, changed_count = array("i"), array("q"), array("b"), array("q"), 0
 
     def iterate_texts() -> Iterator[str]:
         for parts in completions:
@@ -321,9 +321,9 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
                 text_ids = np.array(encoding.ids, np.int32)  # the encoding itself would take a hundred bytes per token
                 flat_ids.frombytes(text_ids.tobytes())
                 text_lengths.append(len(text_ids))
-                changed_texts += vocabulary.join(text_ids)[0] != text.encode()
+                changed_count += vocabulary.join(text_ids)[0] != text.encode()
         split_note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'"
-        split_note += f", which changes {changed_texts} of {len(text_lengths)} texts." if changed_texts else "."
+        split_note += f", which changes {changed_count} of {len(text_lengths)} texts." if changed_count else "."
     completion_edges = np.cumsum([0, *text_lengths])[np.cumsum([0, *text_counts])]
     flags = np.array(text_flags, np.bool_)
     # Usually the model wrote every token; then a broadcast view of one flag saves memory.

@@ -135,10 +135,10 @@ def _find_learned(table: pa.Table, tokens: TokenizedTexts) -> torch.Tensor | Non
 def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -> None:
     """Refuse a tokenizer that decodes most of the first completions to other texts than the file holds."""
     parquet_file = pq.ParquetFile(file)
-    read_columns = [schema.IDS, schema.TRAINABLE, schema.TEXT]
+    checked_columns = [schema.IDS, schema.TRAINABLE, schema.TEXT]
     if schema.TEXT not in parquet_file.schema_arrow.names:
         return
-    first_batch = next(parquet_file.iter_batches(batch_size=32, columns=read_columns), None)
+    first_batch = next(parquet_file.iter_batches(batch_size=32, columns=checked_columns), None)
     rows, errors = [] if first_batch is None else first_batch.to_pylist(), 0
     for row in rows:
         own_ids = np.array(row[schema.IDS], dtype=np.int64)[np.array(row[schema.TRAINABLE], dtype=np.bool_)]

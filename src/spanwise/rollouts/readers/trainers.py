@@ -201,10 +201,10 @@ def _read_advantages(fields: Mapping[str, Sequence[Any]], tokens: TokenizedTexts
     if not any("advantages" in streams for streams in fields["streams"]):
         return None
     credit_v = np.full(len(tokens.trainable), np.nan)
-    for streams, mask, (first_token, last_token) in zip(
+    for streams, mask, (row_start, row_end) in zip(
         fields["streams"], fields["mask"], pairwise(tokens.ids.offsets.tolist()), strict=True
     ):
         if "advantages" in streams:
             row_advantages = np.nan_to_num(np.array(streams["advantages"]))  # verifiers reads a missing advantage as 0, too
-            credit_v[first_token:last_token] = row_advantages if has_ids else row_advantages[np.array(mask)].mean()
+            credit_v[row_start:row_end] = row_advantages if has_ids else row_advantages[np.array(mask)].mean()
     return AsRecorded(f"{'' if has_ids else 'the mean over tokens of '}the file's 'advantages'", credit_v, by_token=True)
