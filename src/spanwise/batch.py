@@ -78,15 +78,15 @@ class Batch:
         ids_shape = None if self.ids_nt is None else tuple(self.ids_nt.shape)
         dims_by_field = {"ids_nt": 2, "mask_nt": 2, "value_nt": 2, "logp_nt": 2, "bootstrap_n": 1, "score_n": 1}
         for name, dims in dims_by_field.items():
-            table = getattr(self, name)
-            if table is None:
+            field_tensor = getattr(self, name)
+            if field_tensor is None:
                 continue
             needed_shape = ids_shape if dims == 2 else None
             most_dims = dims + (name in ("value_nt", "bootstrap_n"))  # a critic may give several values per token
-            fits = dims <= table.dim() <= most_dims and len(table) == count
-            if not fits or (needed_shape is not None and tuple(table.shape[:2]) != needed_shape):
-                ids = "" if needed_shape is None else f" and token ids {needed_shape}"
-                raise AlignmentError(f"{name} is {tuple(table.shape)} for {count} group ids{ids}.")
+            has_fitting_shape = dims <= field_tensor.dim() <= most_dims and len(field_tensor) == count
+            if not has_fitting_shape or (needed_shape is not None and tuple(field_tensor.shape[:2]) != needed_shape):
+                ids_shape_note = "" if needed_shape is None else f" and token ids {needed_shape}"
+                raise AlignmentError(f"{name} is {tuple(field_tensor.shape)} for {count} group ids{ids_shape_note}.")
         for name, column in self.columns.items():
             if len(column) != count:
                 raise AlignmentError(f"Column '{name}' has {len(column)} values for {count} completions; give one to each.")
@@ -177,13 +177,13 @@ def pad_tokens(
     ids: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]] | None = None
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
     """Right-pad lists of token ids with 0; also return the mask of the sampled tokens (of all tokens if `sampled` is None)."""
-    lengths = [len(row) for row in ids]
-    for n, (length, flags) in enumerate(zip(lengths, sampled or (), strict=bool(sampled))):
+    row_lengths = [len(row) for row in ids]
+    for n, (length, flags) in enumerate(zip(row_lengths, sampled or (), strict=bool(sampled))):
         if length != len(flags):
             raise AlignmentError(
                 f"Completion {n} has {length} tokens and a tool mask of {len(flags)}; give one mask value to each token."
             )
-    is_token_nt = torch.arange(max(lengths, default=0)) < torch.tensor(lengths, dtype=torch.long)[:, None]
+    is_token_nt = torch.arange(max(row_lengths, default=0)) < torch.tensor(row_lengths, dtype=torch.long)[:, None]
     ids_nt = torch.zeros(is_token_nt.shape, dtype=torch.long)
     ids_nt[is_token_nt] = torch.tensor(list(chain.from_iterable(ids)), dtype=torch.long)
     if sampled is None:

@@ -84,16 +84,16 @@ class Mode:
         return cls(**dict(section))
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
+        type_of = get_type_hints(type(self))
         for option in fields(self):  # type: ignore[arg-type]
-            label, value, annotation = f"{self.name}.{option.name}", getattr(self, option.name), hints[option.name]
-            allowed = get_args(annotation) or (annotation,)
+            option_path, value, annotation = f"{self.name}.{option.name}", getattr(self, option.name), type_of[option.name]
+            allowed_types = get_args(annotation) or (annotation,)
             if get_origin(annotation) is Literal:
-                check_known(label, value, allowed)
+                check_known(option_path, value, allowed_types)
             if annotation is bool and not isinstance(value, bool):
-                raise RecipeError(f"{label} is {value!r}; write true or false.")
-            if option.metadata and not (value is None and NoneType in allowed):
-                check_number(label, value, whole=int in allowed, **option.metadata)
+                raise RecipeError(f"{option_path} is {value!r}; write true or false.")
+            if option.metadata and not (value is None and NoneType in allowed_types):
+                check_number(option_path, value, whole=int in allowed_types, **option.metadata)
 
     @property
     def compares(self) -> bool:

@@ -181,9 +181,9 @@ class Recipe(BaseModel):
     def _known_limits(cls, limits: dict[str, Any]) -> dict[str, Any]:
         for name, limit in limits.items():
             check_known("field of verifier", name, ("workers", "deadline"))
-            types, expected = ((int,), "a whole number") if name == "workers" else ((int, float), "a number of seconds")
+            types, expected_text = ((int,), "a whole number") if name == "workers" else ((int, float), "a number of seconds")
             if isinstance(limit, bool) or not isinstance(limit, types):
-                raise ValueError(f"verifier.{name} is {limit!r}, and must be {expected}.")
+                raise ValueError(f"verifier.{name} is {limit!r}, and must be {expected_text}.")
         MathVerifier(**limits)  # raises if a limit is wrong; starts no worker process
         return limits
 
@@ -213,9 +213,9 @@ class Recipe(BaseModel):
         if self.task == SCRIPT and self.layout is None:
             raise ValueError(f"Task '{SCRIPT}' has no layout of its own; add the layout of its completions to the recipe.")
         for field, tasks in _USED_BY.items():
-            setting = getattr(self, field)
-            if self.task not in tasks and setting != type(self).model_fields[field].default:
-                raise ValueError(f"Task '{self.task}' does not use {field} (got {setting!r}); leave {field} out.")
+            field_value = getattr(self, field)
+            if self.task not in tasks and field_value != type(self).model_fields[field].default:
+                raise ValueError(f"Task '{self.task}' does not use {field} (got {field_value!r}); leave {field} out.")
         batch_size = self.prompts * self.group_size
         if batch_size % self.mini_batches or (batch_size // self.mini_batches) % (self.micro_batch or 1):
             raise ValueError(
@@ -228,8 +228,8 @@ class Recipe(BaseModel):
     @cached_property
     def modes(self) -> dict[str, Any]:
         """The modes (features beside the method, such as `critic`) that the recipe has a section for, by name."""
-        sections = self.model_extra or {}
-        return {name: MODES[name].of(sections[name]) for name in MODES if sections.get(name) is not None}
+        section_by_name = self.model_extra or {}
+        return {name: MODES[name].of(section_by_name[name]) for name in MODES if section_by_name.get(name) is not None}
 
     @cached_property
     def refinement(self) -> Refinement | None:
@@ -256,26 +256,26 @@ class Recipe(BaseModel):
     @property
     def rule(self) -> Literal["brier", "log_score"]:
         """The scoring rule for confidences: that of the recipe's objectives, else its `calibration`, else Brier."""
-        rewards = [entry.get("reward") for entry in self.objectives or ()]
-        if "log_score" in rewards:
+        reward_names = [entry.get("reward") for entry in self.objectives or ()]
+        if "log_score" in reward_names:
             return "log_score"
-        return "brier" if "brier" in rewards else self.calibration or "brier"
+        return "brier" if "brier" in reward_names else self.calibration or "brier"
 
     @property
     def answer_tags(self) -> dict[str, str]:
         """The tags that hold the answer and the confidence, as the objectives name them."""
-        tags = {"answer": "answer", "confidence": "confidence"}
+        tag_by_role = {"answer": "answer", "confidence": "confidence"}
         role_of_reward = {"correct": "answer", "brier": "confidence", "log_score": "confidence"}
         for entry in self.objectives or ():
             if (role := role_of_reward.get(str(entry.get("reward")))) is not None:
-                tags[role] = (entry.get("options") or {}).get("tag", role)
-        return tags
+                tag_by_role[role] = (entry.get("options") or {}).get("tag", role)
+        return tag_by_role
 
 
 def _parse_descriptions(docstring: str | None) -> dict[str, str]:
     """Read the description of each attribute from the section `Attributes` of a docstring."""
-    entries = re.split(r"\n {4}(?=\w)", cleandoc(docstring or "").partition("Attributes:")[2])
-    return {name: " ".join(text.split()) for name, _, text in (entry.partition(": ") for entry in entries[1:])}
+    attribute_entries = re.split(r"\n {4}(?=\w)", cleandoc(docstring or "").partition("Attributes:")[2])
+    return {name: " ".join(text.split()) for name, _, text in (entry.partition(": ") for entry in attribute_entries[1:])}
 
 
 for _name, _description in _parse_descriptions(Recipe.__doc__).items():
@@ -284,10 +284,10 @@ for _name, _description in _parse_descriptions(Recipe.__doc__).items():
 
 def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Read a recipe file, apply overrides, and check everything that can be checked before a model is loaded."""
-    from_file = {} if path is None else _read(path)
+    file_settings = {} if path is None else _read(path)
     changes = dict(overrides or {})
-    _check_presets(from_file, changes)
-    settings = {**from_file, **changes}
+    _check_presets(file_settings, changes)
+    settings = {**file_settings, **changes}
     if "task" not in settings and (settings.get("model") or settings.get("dataset")):
         settings["task"] = "confidence"
     if settings.get("task", EMBEDDED[0]) not in EMBEDDED:
@@ -312,8 +312,8 @@ def _read(path: str | Path) -> dict[str, Any]:
     if recipe_data is not None and not isinstance(recipe_data, dict):
         raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(recipe_data).__name__}.")
     # A run's folder holds its recipe and its results, so the recipe's paths are not relative to that folder.
-    is_of_a_run = (recipe_folder / "metrics.jsonl").is_file()
-    return dict(recipe_data or {}) if is_of_a_run else _resolve_paths(recipe_data or {}, recipe_folder)
+    is_run_folder = (recipe_folder / "metrics.jsonl").is_file()
+    return dict(recipe_data or {}) if is_run_folder else _resolve_paths(recipe_data or {}, recipe_folder)
 
 
 def _resolve_paths(written: Any, folder: Path, field: str = "") -> Any:
@@ -326,9 +326,9 @@ def _resolve_paths(written: Any, folder: Path, field: str = "") -> Any:
         return written
     if field in ("reward", "given") and ":" in written:
         return seen_from_here(written, folder)
-    is_path = field in ("model", "dataset") or (field == "criteria" and not is_column(written))
-    is_beside = is_path and not Path(written).exists() and (folder / written).exists()
-    return str(folder / written) if is_beside else written
+    is_path_field = field in ("model", "dataset") or (field == "criteria" and not is_column(written))
+    is_beside_recipe = is_path_field and not Path(written).exists() and (folder / written).exists()
+    return str(folder / written) if is_beside_recipe else written
 
 
 def _no_field(key: str) -> str:
@@ -383,15 +383,15 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
     each_field = {"reward": "equals", "each": "*", "pays": (OWN, *form_block) if by_block else layout.names, **shared_fields}
     if recipe.task == "fields":
         return [each_field]  # each field's objective also pays keys and punctuation, because a wrong key loses the field
-    paid_blocks = form_block if by_block else layout.names
+    paid_block_names = form_block if by_block else layout.names
     if by_block:
         # Only the two objectives below pay keys and punctuation; the sum of all fields' rewards there would drown the values' own.
         each_field |= {"pays": (OWN,), "if_missing": None}
-    json_schema = {"schema": _invoice_schema(layout), "alone": True}
+    schema_options = {"schema": _invoice_schema(layout), "alone": True}
     return [
         each_field,
-        {"reward": "json_schema", "pays": paid_blocks, "options": json_schema, **shared_fields},
-        {"reward": "count", "pays": paid_blocks, "options": {"path": "items"}, **shared_fields},
+        {"reward": "json_schema", "pays": paid_block_names, "options": schema_options, **shared_fields},
+        {"reward": "count", "pays": paid_block_names, "options": {"path": "items"}, **shared_fields},
     ]
 
 
@@ -414,8 +414,8 @@ def _apply_limits(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
         raise RecipeError(
             f"No objective compares answers as mathematics, so verifier: {dict(limits)} would do nothing; leave it out."
         )
-    objectives = [replace(o, options={**limits, **o.options}) if has_verifier(o) else o for o in scheme.objectives]
-    return replace(scheme, objectives=objectives)
+    limited_objectives = [replace(o, options={**limits, **o.options}) if has_verifier(o) else o for o in scheme.objectives]
+    return replace(scheme, objectives=limited_objectives)
 
 
 def scheme_at(path: str | Path, *, longest: int, options: Mapping[str, Any] | None = None) -> Scheme:
@@ -521,20 +521,20 @@ def _explain(error: ValidationError) -> str:
     bounds_of: dict[tuple[str, str], list[str]] = {}
     sentences = []
     for item in error.errors():
-        kind, value, context = item["type"], item["input"], item.get("ctx", {})
+        fault_type, wrong_value, fault_context = item["type"], item["input"], item.get("ctx", {})
         # Pydantic appends the type of a union that it tried to the field's name; leave it out.
-        field = ".".join(str(name) for name in item["loc"] if name not in ("str", "float", "list[str]"))
-        if kind == "invalid_key":
-            sentences.append(_no_field(field))
-        elif kind == "value_error":
+        field_path = ".".join(str(name) for name in item["loc"] if name not in ("str", "float", "list[str]"))
+        if fault_type == "invalid_key":
+            sentences.append(_no_field(field_path))
+        elif fault_type == "value_error":
             sentences.append(item["msg"].removeprefix("Value error, "))
-        elif kind == "literal_error":
-            sentences.append(unknown(field, value, re.findall(r"'([^']*)'", context["expected"])))
+        elif fault_type == "literal_error":
+            sentences.append(unknown(field_path, wrong_value, re.findall(r"'([^']*)'", fault_context["expected"])))
         else:
-            bound = next((f"{words} {context[key]}" for key, words in _BOUNDS.items() if key in context), None)
-            purpose = f" ({Recipe.model_fields[field].description})" if field in Recipe.model_fields else ""
-            allowed = bound or _KINDS.get(kind.split("_")[0], item["msg"])
-            bounds_of.setdefault((f"{field} is {value!r}", purpose), []).append(allowed)
+            bound = next((f"{words} {fault_context[key]}" for key, words in _BOUNDS.items() if key in fault_context), None)
+            purpose = f" ({Recipe.model_fields[field_path].description})" if field_path in Recipe.model_fields else ""
+            allowed_text = bound or _KINDS.get(fault_type.split("_")[0], item["msg"])
+            bounds_of.setdefault((f"{field_path} is {wrong_value!r}", purpose), []).append(allowed_text)
     sentences += [f"{start}, and must be {' or '.join(bounds)}{purpose}" for (start, purpose), bounds in bounds_of.items()]
     return "; ".join(sentences)
 

@@ -129,22 +129,22 @@ def list_states(states: Any, count: int) -> list[Any]:
 
 def gather_rows(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     """Gather the rewards, group ids and turns of the rows of all processes, since several processes may share a group."""
-    steps = own.batch.steps
-    own_steps = None if steps is None else (steps.trajectory_s.cpu(), steps.step_s.cpu(), steps.anchor_s)
+    turn_steps = own.batch.steps
+    own_steps = None if turn_steps is None else (turn_steps.trajectory_s.cpu(), turn_steps.step_s.cpu(), turn_steps.anchor_s)
     gathered_parts = ranks.gather((own.reading.pack(), own.batch.group_n.cpu(), own_steps))
-    packed_readings, groups, steps_of_ranks = zip(*gathered_parts, strict=True)
-    row_counts = [len(packed_reading) for packed_reading in packed_readings]
-    batch = Batch(torch.cat(groups))
-    if steps is not None:
-        trajectories, step_numbers, anchors = zip(*steps_of_ranks, strict=True)
-        trajectory_s = torch.cat([own_s + rank * own.completions for rank, own_s in enumerate(trajectories)])
+    packed_readings, groups_of_ranks, steps_of_ranks = zip(*gathered_parts, strict=True)
+    rows_per_rank = [len(packed_reading) for packed_reading in packed_readings]
+    batch = Batch(torch.cat(groups_of_ranks))
+    if turn_steps is not None:
+        trajectories_of_ranks, steps_by_rank, anchors_of_ranks = zip(*steps_of_ranks, strict=True)
+        trajectory_s = torch.cat([own_s + rank * own.completions for rank, own_s in enumerate(trajectories_of_ranks)])
         anchor_s = None
-        if any(states is not None for states in anchors):
-            anchor_s = list(chain(*map(list_states, anchors, row_counts)))
-        batch = replace(batch, steps=Steps(trajectory_s, torch.cat(step_numbers), anchor_s))
-    all_rows = ReadBatch(batch, Reading.unpack(torch.cat(packed_readings), scheme), len(row_counts) * own.completions)
-    first_row = sum(row_counts[: ranks.rank])
-    return replace(own, gathered=all_rows, here=slice(first_row, first_row + len(own.reading)))
+        if any(states is not None for states in anchors_of_ranks):
+            anchor_s = list(chain(*map(list_states, anchors_of_ranks, rows_per_rank)))
+        batch = replace(batch, steps=Steps(trajectory_s, torch.cat(steps_by_rank), anchor_s))
+    all_rows = ReadBatch(batch, Reading.unpack(torch.cat(packed_readings), scheme), len(rows_per_rank) * own.completions)
+    first_own_row = sum(rows_per_rank[: ranks.rank])
+    return replace(own, gathered=all_rows, here=slice(first_own_row, first_own_row + len(own.reading)))
 
 
 def gather_tokens(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
@@ -152,21 +152,21 @@ def gather_tokens(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     all_rows = own.everyone
     if all_rows.batch.steps is not None or "mask_nt" not in scheme.needs:
         return own
-    own_tables = {name: getattr(own.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
+    own_tensors = {name: getattr(own.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
     # Tables are padded with 0, so each block number is sent plus 1; 0 stands for padding and for tokens of no block.
-    block_tables, tables_of_ranks = zip(*ranks.gather((own.spans.block_nt + 1, own_tables)), strict=True)
-    block_nt = _stack(block_tables) - 1
-    filled_names = [name for name, table in own_tables.items() if table is not None]
-    tables = {name: _stack([of_rank[name] for of_rank in tables_of_ranks]) for name in filled_names}
+    blocks_of_ranks, tensors_of_ranks = zip(*ranks.gather((own.spans.block_nt + 1, own_tensors)), strict=True)
+    block_nt = _stack(blocks_of_ranks) - 1
+    filled_fields = [name for name, table in own_tensors.items() if table is not None]
+    gathered_tensors = {name: _stack([of_rank[name] for of_rank in tensors_of_ranks]) for name in filled_fields}
     spans = Spans.of_blocks(scheme.layout.names, block_nt, all_rows.reading.fault_n)
-    batch = replace(all_rows.batch, mask_nt=block_nt >= 0, **tables)
+    batch = replace(all_rows.batch, mask_nt=block_nt >= 0, **gathered_tensors)
     return replace(own, gathered=replace(all_rows, reading=replace(all_rows.reading, spans=spans), batch=batch))
 
 
 def _stack(tables: Sequence[Tensor]) -> Tensor:
     """Concatenate the rows of tables of different widths, padded with 0 on the right."""
-    width = max(table.shape[1] for table in tables)
-    return torch.cat([wider(table, width) for table in tables])
+    largest_width = max(table.shape[1] for table in tables)
+    return torch.cat([wider(table, largest_width) for table in tables])
 
 
 def wider(value_nt: Tensor, width: int, *, fill: float = 0.0) -> Tensor:
@@ -194,16 +194,16 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
         DataError: the column does not describe turns, or lacks the anchors that the method needs.
         AlignmentError: the column describes more or fewer turns than a completion has.
     """
-    descriptions = batch.columns.get(TURNS)
-    without_descriptions = replace(batch, columns={name: column for name, column in batch.columns.items() if name != TURNS})
-    rows, turns = by_turn(without_descriptions)
-    is_single = bool((turns.step_s == 0).all())
-    if descriptions is None:  # for completions of one turn, a column `anchor` may name the states
-        anchor_column = rows.columns.get("anchor") if is_single else None
+    turn_descriptions = batch.columns.get(TURNS)
+    plain_batch = replace(batch, columns={name: column for name, column in batch.columns.items() if name != TURNS})
+    turn_batch, turns = by_turn(plain_batch)
+    all_single_turns = bool((turns.step_s == 0).all())
+    if turn_descriptions is None:  # for completions of one turn, a column `anchor` may name the states
+        anchor_column = turn_batch.columns.get("anchor") if all_single_turns else None
         turn_facts: list[Mapping[str, Any]] = [{"anchor": state} for state in anchor_column or [None] * len(turns.row_s)]
     else:
-        turn_counts = turns.row_s.bincount(minlength=len(descriptions)).tolist()
-        for n, (entry, count) in enumerate(zip(descriptions, turn_counts, strict=True)):
+        turn_counts = turns.row_s.bincount(minlength=len(turn_descriptions)).tolist()
+        for n, (entry, count) in enumerate(zip(turn_descriptions, turn_counts, strict=True)):
             if not says_turns(entry):
                 raise DataError(
                     f"Completion {n} has {TURNS}: {entry!r:.80}; write a list with one mapping per turn, {{'anchor': ...}}."
@@ -213,18 +213,18 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
                     f"Completion {n} has {len(entry)} entries in '{TURNS}' and its mask has {count} runs of tokens that the "
                     "model wrote; give one entry to each turn, and let a token of the environment (mask 0) stand between two turns."
                 )
-        turn_facts = [turn for of_completion in descriptions for turn in of_completion]
+        turn_facts = [turn for of_completion in turn_descriptions for turn in of_completion]
     fact_names = dict.fromkeys(name for turn in turn_facts for name in turn)
-    columns = {name: [turn.get(name) for turn in turn_facts] for name in fact_names if name != "anchor"}
-    anchors = [turn.get("anchor") for turn in turn_facts]
-    if "anchor_s" in scheme.entry.needs and all(anchor is None for anchor in anchors):
+    fact_columns = {name: [turn.get(name) for turn in turn_facts] for name in fact_names if name != "anchor"}
+    turn_anchors = [turn.get("anchor") for turn in turn_facts]
+    if "anchor_s" in scheme.entry.needs and all(anchor is None for anchor in turn_anchors):
         raise DataError(
             f"Method '{scheme.method}' compares turns that start from the same state, but no turn names its state. Let your "
             f"environment give '{TURNS}': for each completion a list with one {{'anchor': STATE}} per turn."
         )
-    anchor_s = anchors if any(anchor is not None for anchor in anchors) else None
+    anchor_s = turn_anchors if any(anchor is not None for anchor in turn_anchors) else None
     steps = steps_of_turns(batch.steps, turns.row_s, turns.step_s, anchor_s)
-    return replace(rows, columns={**rows.columns, **columns}, steps=steps), turns
+    return replace(turn_batch, columns={**turn_batch.columns, **fact_columns}, steps=steps), turns
 
 
 def steps_of_turns(outer: Steps | None, row_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"], anchor_s: Any) -> Steps:
@@ -285,11 +285,11 @@ class StepResult:
             return self.credits, all_rows.reading.present_nk
         row_s, credits = all_rows.batch.steps.trajectory_s, self.credits
         present_sk = all_rows.reading.present_nk.to(credits.block_nk.dtype)
-        count_nk = present_sk.new_zeros((all_rows.completions, present_sk.shape[1])).index_add(0, row_s, present_sk)
-        total_nk = torch.zeros_like(count_nk).index_add(0, row_s, credits.block_nk * present_sk)
+        turn_count_nk = present_sk.new_zeros((all_rows.completions, present_sk.shape[1])).index_add(0, row_s, present_sk)
+        credit_sum_nk = torch.zeros_like(turn_count_nk).index_add(0, row_s, credits.block_nk * present_sk)
         stop_n = credits.stop_n.new_zeros(all_rows.completions).index_add(0, row_s, credits.stop_n)
-        mean_credit = Credit(total_nk / count_nk.clamp(min=1), stop_n, credits.singleton_m, credits.absent_m)
-        return mean_credit, count_nk > 0
+        mean_credit = Credit(credit_sum_nk / turn_count_nk.clamp(min=1), stop_n, credits.singleton_m, credits.absent_m)
+        return mean_credit, turn_count_nk > 0
 
 
 class Step:
@@ -333,9 +333,9 @@ class Step:
             SpanwiseError: see `turn_rows` and `pipeline.read`.
         """
         assert self.vocabulary is not None, "reading needs a vocabulary"
-        rows, turns = self._rows(batch)
-        read_batch = ReadBatch(rows, read(rows, self.scheme, self.vocabulary), len(batch.group_n), turns)
-        return read_batch if self.ranks is None else gather_rows(read_batch, self.scheme, self.ranks)
+        row_batch, turns = self._rows(batch)
+        own_rows = ReadBatch(row_batch, read(row_batch, self.scheme, self.vocabulary), len(batch.group_n), turns)
+        return own_rows if self.ranks is None else gather_rows(own_rows, self.scheme, self.ranks)
 
     async def read_waiting(self, batch: Batch, in_thread: Callable[..., Awaitable[Any]]) -> ReadBatch:
         """Find and score blocks as `read` does, but await slow rewards on the running event loop.
@@ -358,8 +358,8 @@ class Step:
         """Split completions into one row per turn if the scheme or the rollouts ask for it, else return them unchanged."""
         descriptions = batch.columns.get(TURNS)
         # A method that runs over tokens credits a whole conversation as one sequence.
-        by_turns = descriptions is not None and self.scheme.entry.kind != "token" and all(map(says_turns, descriptions))
-        return turn_rows(batch, self.scheme) if "steps" in self.scheme.needs or by_turns else (batch, None)
+        splits_turns = descriptions is not None and self.scheme.entry.kind != "token" and all(map(says_turns, descriptions))
+        return turn_rows(batch, self.scheme) if "steps" in self.scheme.needs or splits_turns else (batch, None)
 
     def finish(
         self,
@@ -399,35 +399,35 @@ class Step:
     def credit(self, own: ReadBatch, *, learn: bool = True, number: int | None = None) -> BatchCredit:
         """Compute the credit of the rows of all processes as `finish` does, but no advantages of tokens, which need spans."""
         all_rows = own.everyone
-        credits = self._credit(all_rows, learn=learn)
-        batch_metrics = metrics(credits, all_rows.reading, self.scheme, group_n=all_rows.batch.group_n)
+        batch_credits = self._credit(all_rows, learn=learn)
+        batch_metrics = metrics(batch_credits, all_rows.reading, self.scheme, group_n=all_rows.batch.group_n)
         new_warnings, has_unscored = self._watch.of_reading(own.reading)
         if learn:
             new_warnings += self._watch.of_batch({**self._noted, **batch_metrics}, step=number)
             self._noted.clear()
         if number is not None:
             new_warnings = [f"Step {number}: {sentence}" for sentence in new_warnings]
-        if learn and not credits.has_signal:
+        if learn and not batch_credits.has_signal:
             self.zero_batches += 1
             if self.zero_batches == 1:
                 objective_names = ", ".join(map(repr, self.scheme.names))
-                at_step = "" if number is None else f" at step {number}"
+                step_label = "" if number is None else f" at step {number}"
                 likely_cause = "the prompts are too easy or too hard, or a reward is constant"
                 new_warnings.append(
-                    f"Every advantage of the batch{at_step} is zero: under no objective ({objective_names}) did a completion "
+                    f"Every advantage of the batch{step_label} is zero: under no objective ({objective_names}) did a completion "
                     "differ from what it is compared with, so nothing is learned from it. If this lasts (see credit/no_signal), "
                     f"{'the warning before this one says why' if has_unscored else likely_cause}."
                 )
-        return BatchCredit(credits, batch_metrics, new_warnings)
+        return BatchCredit(batch_credits, batch_metrics, new_warnings)
 
     def _credit(self, all_rows: ReadBatch, *, learn: bool) -> Credit:
         """Compute the credit of the rows of all processes; without `learn`, undo the change to the credit method's state."""
         entry: Any = self.scheme.entry
         state_before = entry.estimator.state_dict() if entry.stateful and not learn else None
-        credits = credit_batch(all_rows.reading, all_rows.batch, self.scheme)
+        batch_credits = credit_batch(all_rows.reading, all_rows.batch, self.scheme)
         if state_before is not None:
             entry.estimator.load_state_dict(state_before)
-        return credits
+        return batch_credits
 
     def useful(self, own: ReadBatch) -> Bool[Tensor, " n"]:
         """Mark the rows of groups in which some completion gets credit, without a change to the credit method's state."""

@@ -28,5 +28,5 @@ __all__ = ["MODES", "CriticConfig", "Laser", "Mode", "scoring_mode"]
 
 def scoring_mode(sections: Mapping[str, Any]) -> Mode | None:
     """Return a recipe's first mode that gives completions a score, such as laser; None if the recipe has none."""
-    modes = (mode.of(sections[name]) for name, mode in MODES.items() if sections.get(name))
-    return next((mode for mode in modes if mode.judge is not None), None)
+    configured_modes = (mode.of(sections[name]) for name, mode in MODES.items() if sections.get(name))
+    return next((mode for mode in configured_modes if mode.judge is not None), None)

@@ -29,9 +29,9 @@ class Sequences:
     @property
     def end_n(self) -> Int[Tensor, " n"]:
         """The length of each completion: the column of its last token, counted from the completion's start, plus 1."""
-        number_l = torch.arange(1, self.ids_nl.shape[1] + 1, device=self.ids_nl.device)
-        last_n = (number_l * (self.attention_nl > 0)).amax(dim=1)
-        return (last_n - (self.ids_nl.shape[1] - self.width)).clamp(min=0)
+        token_number_l = torch.arange(1, self.ids_nl.shape[1] + 1, device=self.ids_nl.device)
+        last_number_n = (token_number_l * (self.attention_nl > 0)).amax(dim=1)
+        return (last_number_n - (self.ids_nl.shape[1] - self.width)).clamp(min=0)
 
 
 def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
@@ -52,16 +52,16 @@ def cut_off(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:
 def sampled_end(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:
     """Mark the completions whose last token is an end-of-sequence token that the model sampled."""
     assert batch.mask_nt is not None, "the batch of a trainer has a mask"
-    last_n = torch.tensor([max(0, len(ids) - 1) for ids in batch.columns["completion_ids"]])
-    return ~cut_off(batch, ends) & batch.mask_nt.bool().cpu().gather(1, last_n[:, None])[:, 0]
+    last_index_n = torch.tensor([max(0, len(ids) - 1) for ids in batch.columns["completion_ids"]])
+    return ~cut_off(batch, ends) & batch.mask_nt.bool().cpu().gather(1, last_index_n[:, None])[:, 0]
 
 
 def left_padded(prefixes: Sequence[Sequence[int]], padding: int, device: Any) -> tuple[Tensor, Tensor]:
     """Return the ids and the mask of token lists, padded on the left to the longest."""
-    width = max(len(prefix) for prefix in prefixes)
-    ids = [[padding] * (width - len(prefix)) + list(prefix) for prefix in prefixes]
-    mask = [[0] * (width - len(prefix)) + [1] * len(prefix) for prefix in prefixes]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+    padded_width = max(len(prefix) for prefix in prefixes)
+    padded_ids = [[padding] * (padded_width - len(prefix)) + list(prefix) for prefix in prefixes]
+    padded_mask = [[0] * (padded_width - len(prefix)) + [1] * len(prefix) for prefix in prefixes]
+    return torch.tensor(padded_ids, device=device), torch.tensor(padded_mask, device=device)
 
 
 def positions(model: Any, attention_nl: Tensor) -> dict[str, Tensor]:

@@ -107,25 +107,25 @@ def judge(
     check_known("verify", verify, ("auto", "math", "exact"))
     answer_pairs = [(_gold_text(gold), (answer or "").strip()) for gold, answer in zip(golds, answers, strict=True)]
     verdicts = {n: _judge_text(gold, answer, verify) for n, (gold, answer) in enumerate(answer_pairs)}
-    undecided = {n: (_end(gold), _end(answer)) for n, (gold, answer) in enumerate(answer_pairs) if verdicts[n] is None}
-    if undecided:
-        math_verdicts = (verifier or shared_verifier()).equal(list(undecided.values()))
-        verdicts.update(zip(undecided, math_verdicts, strict=True))
+    undecided_pairs = {n: (_end(gold), _end(answer)) for n, (gold, answer) in enumerate(answer_pairs) if verdicts[n] is None}
+    if undecided_pairs:
+        math_verdicts = (verifier or shared_verifier()).equal(list(undecided_pairs.values()))
+        verdicts.update(zip(undecided_pairs, math_verdicts, strict=True))
     return [verdict for verdict in verdicts.values() if verdict is not None]
 
 
 def bare(text: str) -> str:
     r"""Remove the white space, dollars and `\boxed{}` that enclose a whole answer."""
-    start, end = _strip_interval(text, 0, len(text))
-    closing_of, dollars = _match_braces(text) if "\\boxed{" in text else {}, text.count("$")
+    bare_start, end = _strip_interval(text, 0, len(text))
+    closing_brace_of, dollar_count = _match_braces(text) if "\\boxed{" in text else {}, text.count("$")
     # The loop moves two indices and copies no text, so that its time is linear even for a thousand nested boxes.
     while True:
-        if end - start > 2 and dollars == 2 and text[start] == text[end - 1] == "$":
-            start, end, dollars = *_strip_interval(text, start + 1, end - 1), 0
-        elif text.startswith("\\boxed{", start, end) and closing_of.get(start + len("\\boxed")) == end - 1:
-            start, end = _strip_interval(text, start + len("\\boxed{"), end - 1)
+        if end - bare_start > 2 and dollar_count == 2 and text[bare_start] == text[end - 1] == "$":
+            bare_start, end, dollar_count = *_strip_interval(text, bare_start + 1, end - 1), 0
+        elif text.startswith("\\boxed{", bare_start, end) and closing_brace_of.get(bare_start + len("\\boxed")) == end - 1:
+            bare_start, end = _strip_interval(text, bare_start + len("\\boxed{"), end - 1)
         else:
-            return text[start:end]
+            return text[bare_start:end]
 
 
 def _gold_text(gold: object) -> str:
@@ -167,23 +167,23 @@ def _end(text: str) -> str:
 
 def _normalize(text: str) -> str | None:
     """Return an integer without leading zeros, or words unchanged; None for a text that only Math-Verify can compare."""
-    integer = _INTEGER.fullmatch(text)
-    if integer:
-        digits = integer[2].lstrip("0") or "0"
-        return f"-{digits}" if integer[1] == "-" and digits != "0" else digits
+    integer_match = _INTEGER.fullmatch(text)
+    if integer_match:
+        digits = integer_match[2].lstrip("0") or "0"
+        return f"-{digits}" if integer_match[1] == "-" and digits != "0" else digits
     return text if is_words(text) else None
 
 
 def _match_braces(text: str) -> dict[int, int]:
     """Map each opening brace to the brace that closes it; braces that are never closed are left out."""
     open_braces: list[int] = []
-    closing_of: dict[int, int] = {}
+    closing_brace_of: dict[int, int] = {}
     for brace in _BRACE.finditer(text):
         if brace[0] == "{":
             open_braces.append(brace.start())
         elif open_braces:
-            closing_of[open_braces.pop()] = brace.start()
-    return closing_of
+            closing_brace_of[open_braces.pop()] = brace.start()
+    return closing_brace_of
 
 
 def _strip_interval(text: str, start: int, end: int) -> tuple[int, int]:

@@ -61,20 +61,20 @@ def _read(rubric: Any, where: str, error_type: type[DataError] | type[RecipeErro
         raise error_type(f"The rubric {where} is {rubric!r:.80}. Write a list of criteria: {_EXAMPLE}.")
     criteria = []
     for position, entry in enumerate(entries, start=1):
-        subject = f"Criterion {position} of the rubric {where}"
+        criterion_subject = f"Criterion {position} of the rubric {where}"
         criterion_fields = {"text": entry} if isinstance(entry, str) else entry
         if not isinstance(criterion_fields, Mapping):
-            raise error_type(f"{subject} is {entry!r:.80}. Write {_EXAMPLE[1:-1]}.")
-        text, weight, part, name = (
+            raise error_type(f"{criterion_subject} is {entry!r:.80}. Write {_EXAMPLE[1:-1]}.")
+        criterion_text, weight, part, name = (
             next((criterion_fields[name] for name in names if criterion_fields.get(name) is not None), None)
             for names in _FIELD_NAMES.values()
         )
-        if not isinstance(text, str) or not text.strip():
-            raise error_type(f"{subject} has no text. Write {_EXAMPLE[1:-1]}.")
+        if not isinstance(criterion_text, str) or not criterion_text.strip():
+            raise error_type(f"{criterion_subject} has no text. Write {_EXAMPLE[1:-1]}.")
         weight = 1.0 if weight is None else weight
         if not is_number(weight):
-            raise error_type(f"{subject} has the weight {weight!r}. Write a finite number.")
-        criteria.append(Criterion(text, float(weight), None if part is None else str(part), str(name or "")))
+            raise error_type(f"{criterion_subject} has the weight {weight!r}. Write a finite number.")
+        criteria.append(Criterion(criterion_text, float(weight), None if part is None else str(part), str(name or "")))
     return criteria
 
 
@@ -88,7 +88,7 @@ def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
         column_objective = replace(objective, criteria=None, options={"criteria": rubric, **objective.options})
         if objective.each is not None:
             return [column_objective]
-        blocks = dict.fromkeys(name for pattern in objective.pays for name in layout.matching(pattern))
+        paid_block_names = dict.fromkeys(name for pattern in objective.pays for name in layout.matching(pattern))
         return [
             replace(
                 column_objective,
@@ -96,13 +96,13 @@ def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
                 pays=(block,),
                 options={**column_objective.options, "block": block},
             )
-            for block in blocks
+            for block in paid_block_names
         ]
-    where = f"'{rubric}'" if isinstance(rubric, str) else f"of objective '{objective.name}'"
-    criteria = _read(_load_yaml(rubric, where) if isinstance(rubric, str) else rubric, where, RecipeError)
+    rubric_label = f"'{rubric}'" if isinstance(rubric, str) else f"of objective '{objective.name}'"
+    criteria = _read(_load_yaml(rubric, rubric_label) if isinstance(rubric, str) else rubric, rubric_label, RecipeError)
     if not criteria:
-        raise RecipeError(f"The rubric {where} has no criteria. Write a list of them: {_EXAMPLE}.")
-    _check_criteria(criteria, where, objective, layout)
+        raise RecipeError(f"The rubric {rubric_label} has no criteria. Write a list of them: {_EXAMPLE}.")
+    _check_criteria(criteria, rubric_label, objective, layout)
     return [
         replace(
             objective,
@@ -125,15 +125,15 @@ def _load_yaml(path: str, where: str) -> Any:
     try:
         return yaml.safe_load(yaml_text)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line_hint = "" if mark is None else f" in line {mark.line + 1}"
+        error_mark = getattr(error, "problem_mark", None)
+        line_hint = "" if error_mark is None else f" in line {error_mark.line + 1}"
         raise RecipeError(f"The rubric {where} is invalid YAML{line_hint}. Put the texts in quotes: {_EXAMPLE}.") from error
 
 
 def _check_reads(objective: Objective, option: str) -> None:
     """Refuse an objective whose reward takes no criteria, or whose options hold criteria already."""
-    registered = built_in(objective)
-    if not (takes(objective, option) if registered is None else option in registered.options):
+    built_in_reward = built_in(objective)
+    if not (takes(objective, option) if built_in_reward is None else option in built_in_reward.options):
         raise RecipeError(
             f"Objective '{objective.name}' has criteria, but its reward does not read them. Use the reward judge, or a function "
             f"with a parameter '{option}'."

@@ -47,8 +47,8 @@ _PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
 
 def called(function: partial[Any], *, subject: str, text: Texts, advice: str) -> Any:
     """Call a user's function on copies of its arguments; name it if it raises or takes over a minute; undo its side effects."""
-    guard = nullcontext() if _is_ours(function) else restore_process(subject, text)
-    with guard, named_errors(subject, len(text), advice):
+    state_guard = nullcontext() if _is_ours(function) else restore_process(subject, text)
+    with state_guard, named_errors(subject, len(text), advice):
         return with_own_copies(function)()
 
 
@@ -67,16 +67,16 @@ def with_own_copies(function: partial[Any]) -> partial[Any]:
 @contextmanager
 def named_errors(subject: str, size: int, advice: str) -> Iterator[None]:
     """Name the user's function in an error that the `with` block raises, and warn if the block takes over a minute."""
-    slow = f"{subject} has been running for {SLOW:g} s on {size} completions. Nothing stops it. Give it a timeout."
-    with DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow, UserWarning), daemon=True).start()):
+    slow_warning = f"{subject} has been running for {SLOW:g} s on {size} completions. Nothing stops it. Give it a timeout."
+    with DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow_warning, UserWarning), daemon=True).start()):
         try:
             yield
         except SpanwiseError:
             raise
         except (Exception, SystemExit) as error:  # sys.exit() in a reward function must not end the run
-            hint = " A block or a tag that a completion lacks is None." if "'NoneType'" in f"{error}" else ""
+            none_hint = " A block or a tag that a completion lacks is None." if "'NoneType'" in f"{error}" else ""
             raise RewardError(
-                f"{subject} raised {type(error).__name__}: {error}. {advice}{hint}{place_of(error)}"
+                f"{subject} raised {type(error).__name__}: {error}. {advice}{none_hint}{place_of(error)}"
             ) from error
 
 
@@ -89,14 +89,14 @@ def own_copy(value: Any) -> Any:
     if isinstance(value, (np.ndarray, set)):
         return value.copy()
     if isinstance(value, dict):
-        copied = copy.copy(value)
+        copied_value = copy.copy(value)
         if not _PLAIN.issuperset(map(type, value.values())):
-            copied.update((key, own_copy(item)) for key, item in value.items())
-        return copied
+            copied_value.update((key, own_copy(item)) for key, item in value.items())
+        return copied_value
     if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
-        copied = copy.copy(value)
-        vars(copied).update(own_copy(vars(value)))
-        return copied
+        copied_value = copy.copy(value)
+        vars(copied_value).update(own_copy(vars(value)))
+        return copied_value
     return value
 
 
@@ -123,10 +123,10 @@ def restore_process(subject: str, text: Texts) -> Iterator[None]:
     # Each call gets a random seed made from its texts, so that the training's random state does not change, after a resume either.
     call = crc32("".join([subject, *map(whole_text, text[:8])]).encode(errors="replace"), hash(python_state[1]) & 0xFFFFFFFF)
     _calls[call] += 1
-    seed = crc32(f"{_calls[call]}".encode(), call)
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-    torch.default_generator.manual_seed(seed)
+    call_seed = crc32(f"{_calls[call]}".encode(), call)
+    random.seed(call_seed)
+    np.random.seed(call_seed)  # noqa: NPY002
+    torch.default_generator.manual_seed(call_seed)
     settings_before = [read() for _, read, _ in _SETTINGS]
     try:
         yield
@@ -189,8 +189,8 @@ def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[
 
 def takes(objective: Objective, option: str) -> bool:
     """Return whether an objective's reward function has a parameter for an option, or `**kwargs`."""
-    defaults, takes_all = parameters_of(objective.reward, objective.name)
-    return takes_all or option in defaults
+    default_by_parameter, takes_any_keyword = parameters_of(objective.reward, objective.name)
+    return takes_any_keyword or option in default_by_parameter
 
 
 def reward_function(objective: Objective) -> str:
@@ -200,9 +200,9 @@ def reward_function(objective: Objective) -> str:
 
 def arguments_for(parameters: Parameters, offered: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     """Return those of the offered arguments that a function takes, and its first required parameter that none of them fills."""
-    defaults, takes_all = parameters
+    defaults, takes_any_keyword = parameters
     missing = (name for name, default in defaults.items() if default is inspect.Parameter.empty and name not in offered)
-    return {name: value for name, value in offered.items() if takes_all or name in defaults}, next(missing, None)
+    return {name: value for name, value in offered.items() if takes_any_keyword or name in defaults}, next(missing, None)
 
 
 def checked_reward(result: Any, objective: Objective, size: int) -> Reward:
@@ -211,13 +211,13 @@ def checked_reward(result: Any, objective: Objective, size: int) -> Reward:
         return result
     numbers: list[float | None] = []
     for n, value in enumerate(listed_values(result, size, subject=reward_function(objective), noun="number")):
-        number = None if value is None else as_number(value)
-        if number is not None and not math.isfinite(number):
+        reward_number = None if value is None else as_number(value)
+        if reward_number is not None and not math.isfinite(reward_number):
             raise RewardError(
                 f"Objective '{objective.name}' gives completion {n} of {size} the reward {value!r}. Return a finite number, or "
                 f"None for no reward."
             )
-        numbers.append(number)
+        numbers.append(reward_number)
     return Reward.of(numbers)
 
 
@@ -254,12 +254,12 @@ def parameters_of(function: Any, name: str) -> Parameters:
             f"Objective '{name}': its reward function takes '{positional}' only by position, but spanwise passes every argument by "
             f"name. Remove the '/' from its parameters."
         )
-    defaults = {
+    default_by_parameter = {
         parameter.name: parameter.default
         for parameter in parameters
         if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
     }
-    return defaults, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    return default_by_parameter, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def _missing_argument(parameter: str, offered: Mapping[str, Any], name: str) -> RewardError | DataError:

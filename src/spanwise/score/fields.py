@@ -107,10 +107,10 @@ def near(
     _check_tolerances({"rel": rel, "abs": abs})
 
     def rule(field: str | None, gold: Any) -> bool | None:
-        gold_number, number = _number(gold), None if field is None else _number(field)
+        gold_number, field_number = _number(gold), None if field is None else _number(field)
         if gold_number is None or not math.isfinite(gold_number):
             return None
-        return number is not None and math.fabs(number - gold_number) <= max(rel * math.fabs(gold_number), abs)
+        return field_number is not None and math.fabs(field_number - gold_number) <= max(rel * math.fabs(gold_number), abs)
 
     return _judge_field(text, pays, columns, tag, column, rule)
 
@@ -174,8 +174,8 @@ def listed(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, block: 
         elif isinstance(numbers_by_block, list | tuple) and index is not None and int(index[1]) < len(numbers_by_block):
             block_entry = numbers_by_block[int(index[1])]
         is_absent = blocks.get(judged_block) is None or block_entry is None or block_entry != block_entry
-        number = None if is_absent or isinstance(block_entry, str) else _number(block_entry)
-        numbers.append(number if number is not None and math.isfinite(number) else None)
+        stated_number = None if is_absent or isinstance(block_entry, str) else _number(block_entry)
+        numbers.append(stated_number if stated_number is not None and math.isfinite(stated_number) else None)
         statuses.append(Status.ABSENT if is_absent else Status.ERROR)
     return Reward.of(numbers, status=statuses)
 
@@ -186,19 +186,19 @@ def _judge_field(
     """Reward completions by a rule from (field, gold value) to right, wrong, or None if the gold value cannot be read."""
 
     def judge_block(_: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | None:
-        gold = _value_at(_parse_cell(cell), tag)
-        return False if gold is _BEYOND else None if gold is MISSING else rule(block.get(tag), gold)
+        gold_value = _value_at(_parse_cell(cell), tag)
+        return False if gold_value is _BEYOND else None if gold_value is MISSING else rule(block.get(tag), gold_value)
 
     return judged(text, pays, tag, column_of(columns, column, len(text)), judge_block)
 
 
 def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | None:
     """Return which completions have a gold value for an objective; None unless its reward compares a field with a column."""
-    options = objective.options
-    gold_cells = columns.get(options.get("column", "answer"))
+    reward_options = objective.options
+    gold_cells = columns.get(reward_options.get("column", "answer"))
     if objective.reward not in ("equals", "near", "one_of") or gold_cells is None:
         return None
-    golds = (_value_at(_parse_cell(cell), options.get("tag", "answer")) for cell in gold_cells)
+    golds = (_value_at(_parse_cell(cell), reward_options.get("tag", "answer")) for cell in gold_cells)
     return torch.tensor([gold is not MISSING and gold is not _BEYOND for gold in golds])
 
 
@@ -316,12 +316,12 @@ def json_schema(
 
     def rule(blocks: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | tuple[str, str] | None:
         schema_text = recipe_schema or _schema_of_cell(cell)
-        stated = _field_json(block, tag) if tag else whole_text(blocks)
-        if schema_text is None or stated is None:
+        stated_json = _field_json(block, tag) if tag else whole_text(blocks)
+        if schema_text is None or stated_json is None:
             return None if schema_text is None else False
-        if alone and json_value(without_end(stated)) is MISSING:
+        if alone and json_value(without_end(stated_json)) is MISSING:
             return False
-        return is_valid(schema_text, stated) if read_schema(schema_text)[1] else (schema_text, stated)
+        return is_valid(schema_text, stated_json) if read_schema(schema_text)[1] else (schema_text, stated_json)
 
     return judged(
         text, pays, tag, schema_cells, rule, shared_workers(SchemaChecker, workers=workers, deadline=deadline).check
@@ -340,10 +340,10 @@ def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **_: Any) 
 
 def _field_json(block: Mapping[str, str | None], tag: str) -> str | None:
     """Return a field's text as JSON, as a string if the completion had it in quotes; None if the field has no complete value."""
-    content = block.get(tag)
-    if content is None:
+    field_text = block.get(tag)
+    if field_text is None:
         return None
-    return json.dumps(content) if json_value(content) is MISSING or _in_quotes(content, block, tag) else content
+    return json.dumps(field_text) if json_value(field_text) is MISSING or _in_quotes(field_text, block, tag) else field_text
 
 
 def _in_quotes(content: str, block: Mapping[str, str | None], tag: str) -> bool:
@@ -371,16 +371,16 @@ class SchemaChecker(Workers):
 
 def _schema_of_recipe(schema: Any) -> str | None:
     """Return the JSON text of a schema that a recipe holds or names by file; None if the recipe names a column of schemas."""
-    is_name = isinstance(schema, str)
-    if is_name and not schema.endswith(".json"):
+    is_schema_name = isinstance(schema, str)
+    if is_schema_name and not schema.endswith(".json"):
         return None
-    where = f"The schema '{schema}'" if is_name else "The schema"
+    schema_label = f"The schema '{schema}'" if is_schema_name else "The schema"
     try:
-        return _schema_text(read_text(schema, where) if is_name else schema)
+        return _schema_text(read_text(schema, schema_label) if is_schema_name else schema)
     except RecipeError:  # RecipeError is a ValueError, which is caught next
         raise
     except (TypeError, ValueError, RecursionError) as error:
-        raise RecipeError(f"{where} of reward 'json_schema' is invalid: {error}.") from error
+        raise RecipeError(f"{schema_label} of reward 'json_schema' is invalid: {error}.") from error
 
 
 def _schema_of_cell(cell: Any) -> str | None:

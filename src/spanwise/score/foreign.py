@@ -33,17 +33,17 @@ class Convention:
 
     def number(self, result: Any, key: str | None, subject: str) -> tuple[Any, str | None]:
         """Return the number in a reward function's result, and a note on it; `key` names the entry if the result is a dict."""
-        value, note = self.read(result)
+        value, reward_note = self.read(result)
         if isinstance(value, Mapping):
             key = key or self.key
             if key is None or key not in value:
                 raise RewardError(
                     f"{subject} returned a dict. Set key to one of its keys. {unknown('key', key or '', map(str, value))}"
                 )
-            return value[key], note
+            return value[key], reward_note
         if key is not None and value is not None:
             raise RewardError(f"{subject} returned {value!r:.60} instead of a dict with the key {key}. Leave key out.")
-        return value, note
+        return value, reward_note
 
 
 def _first_cell(row: Mapping[str, Any], *names: str, default: Any = None) -> Any:
@@ -53,9 +53,9 @@ def _first_cell(row: Mapping[str, Any], *names: str, default: Any = None) -> Any
 
 def _verl_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of verl's `compute_score(data_source, solution_str, ground_truth, extra_info)`, and all columns."""
-    spec = _first_cell(row, "reward_model", "reward_spec")
-    if isinstance(spec, dict) and "ground_truth" in spec:
-        gold = spec["ground_truth"]
+    reward_spec = _first_cell(row, "reward_model", "reward_spec")
+    if isinstance(reward_spec, dict) and "ground_truth" in reward_spec:
+        gold = reward_spec["ground_truth"]
     elif row.keys().isdisjoint(_GOLD):
         raise DataError(
             f"A function in verl's signature needs the right answer, but no column holds it. Add a column {', '.join(_GOLD)} or "
@@ -75,8 +75,8 @@ def _verl_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_scorer(function: Any, parameters: frozenset[str]) -> bool:
     """Return whether a function is inspect_ai's `async score(state, target) -> Score`, or a factory of such scorers."""
-    is_factory = getattr(getattr(function, "__registry_info__", None), "type", "") == "scorer"
-    return is_factory or parameters == {"state", "target"}
+    is_scorer_factory = getattr(getattr(function, "__registry_info__", None), "type", "") == "scorer"
+    return is_scorer_factory or parameters == {"state", "target"}
 
 
 @lru_cache(maxsize=64)
@@ -91,11 +91,11 @@ def _scorer_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
     from inspect_ai.solver import TaskState  # pyright: ignore[reportMissingImports]
 
     gold = _first_cell(row, "target", "answer", "ground_truth", default="")
-    prompt = _first_cell(row, "prompt", "prompts", default="")
-    question = prompt if isinstance(prompt, str) else "\n".join(str(message["content"]) for message in prompt)
-    output = ModelOutput.from_content("policy", text)
-    state = TaskState("policy", 0, 0, question, [output.message], output=output, metadata=dict(row))
-    return {"state": state, "target": Target(gold if isinstance(gold, list) else str(gold))}
+    prompt_cell = _first_cell(row, "prompt", "prompts", default="")
+    question = prompt_cell if isinstance(prompt_cell, str) else "\n".join(str(message["content"]) for message in prompt_cell)
+    model_output = ModelOutput.from_content("policy", text)
+    task_state = TaskState("policy", 0, 0, question, [model_output.message], output=model_output, metadata=dict(row))
+    return {"state": task_state, "target": Target(gold if isinstance(gold, list) else str(gold))}
 
 
 def _read_score(score: Any) -> tuple[Any, str | None]:
@@ -104,10 +104,10 @@ def _read_score(score: Any) -> tuple[Any, str | None]:
 
     if score is None:
         return None, None
-    as_float, number = value_to_float(), score.value
-    if isinstance(number, dict):
-        return {key: as_float(part) for key, part in number.items()}, score.explanation
-    return as_float(number), score.explanation
+    score_to_float, score_value = value_to_float(), score.value
+    if isinstance(score_value, dict):
+        return {key: score_to_float(part) for key, part in score_value.items()}, score.explanation
+    return score_to_float(score_value), score.explanation
 
 
 def _is_of_rubric(_: Any, parameters: frozenset[str]) -> bool:
@@ -116,10 +116,10 @@ def _is_of_rubric(_: Any, parameters: frozenset[str]) -> bool:
 
 
 def _rubric_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    prompt = _first_cell(row, "prompt", "prompts", default="")
-    completion = text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-    state = {**row, "prompt": prompt, "completion": completion, "info": row.get("info", {})}
-    return {"answer": "", "task": None, **state, "state": state}
+    prompt_cell = _first_cell(row, "prompt", "prompts", default="")
+    completion = text if isinstance(prompt_cell, str) else [{"role": "assistant", "content": text}]
+    rollout_state = {**row, "prompt": prompt_cell, "completion": completion, "info": row.get("info", {})}
+    return {"answer": "", "task": None, **rollout_state, "state": rollout_state}
 
 
 #: verl's, inspect_ai's and verifiers' conventions; the first one that fits a function's parameters is used.
@@ -137,19 +137,19 @@ def convention_of(function: Any, parameters: frozenset[str]) -> Convention | Non
 
 def rubric_functions(rubric: Any) -> list[tuple[Callable[..., Any], float]]:
     """Return the reward functions of verifiers' `Rubric`, bound to its parser and other objects, each with its weight."""
-    objects, pairs = getattr(rubric, "class_objects", {}), zip(rubric.funcs, rubric.weights, strict=True)
-    return [(_bind_objects(function, objects), weight) for function, weight in pairs]
+    argument_objects, pairs = getattr(rubric, "class_objects", {}), zip(rubric.funcs, rubric.weights, strict=True)
+    return [(_bind_objects(function, argument_objects), weight) for function, weight in pairs]
 
 
 def _bind_objects(function: Callable[..., Any], objects: dict[str, Any]) -> Callable[..., Any]:
     """Bind a verifiers rubric's objects to the function's parameters of the same names, and remove these from its signature."""
     signature = inspect.signature(function)
-    bound = {name: objects[name] for name in signature.parameters if name in objects}
+    bound_objects = {name: objects[name] for name in signature.parameters if name in objects}
 
     @wraps(function)
     def reward(**arguments: Any) -> Any:
-        return function(**bound, **arguments)
+        return function(**bound_objects, **arguments)
 
-    free_parameters = [parameter for name, parameter in signature.parameters.items() if name not in bound]
+    free_parameters = [parameter for name, parameter in signature.parameters.items() if name not in bound_objects]
     vars(reward)["__signature__"] = signature.replace(parameters=free_parameters)
-    return reward if bound else function
+    return reward if bound_objects else function

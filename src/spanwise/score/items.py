@@ -35,17 +35,17 @@ _SHARERS: ContextVar[int] = ContextVar("sharers", default=0)
 @contextmanager
 def shared_by(processes: int) -> Iterator[None]:
     """Divide each objective's limit of requests in flight, `max_concurrent`, by a number of processes inside the `with` block."""
-    token = _SHARERS.set(processes)
+    context_token = _SHARERS.set(processes)
     try:
         yield
     finally:
-        _SHARERS.reset(token)
+        _SHARERS.reset(context_token)
 
 
 def requests_here(max_concurrent: int) -> int:
     """Return how many requests this process may have in flight; the processes of a training share `max_concurrent`."""
-    sharers = _SHARERS.get() or int(os.environ.get("WORLD_SIZE", "1"))
-    return max(1, -(-max_concurrent // sharers))
+    process_count = _SHARERS.get() or int(os.environ.get("WORLD_SIZE", "1"))
+    return max(1, -(-max_concurrent // process_count))
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,10 @@ def without_end(text: str) -> str:
     >>> without_end("so 4<|im_end|><|endoftext|>"), without_end("a <|b|> c</s>")
     ('so 4', 'a <|b|> c')
     """
-    end = len(text)
-    while (start := text.rfind("<", 0, end)) >= 0 and _END.fullmatch(text, start, end):
-        end = start
-    return text[:end]
+    text_end = len(text)
+    while (start := text.rfind("<", 0, text_end)) >= 0 and _END.fullmatch(text, start, text_end):
+        text_end = start
+    return text[:text_end]
 
 
 def completion_text(blocks: BlockText) -> str:
@@ -117,12 +117,12 @@ def part_text(blocks: BlockText, pays: Sequence[str], block: str | None) -> str:
 
 def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
     """Return each completion's dataset cells by column; leave out entries of `columns` that are no columns of the dataset."""
-    sequences = {
+    cells_by_column = {
         name: cells
         for name, cells in columns.items()
         if hasattr(cells, "__getitem__") and hasattr(cells, "__len__") and not isinstance(cells, (str, Mapping))
     }
-    return [{name: cells[n] for name, cells in sequences.items() if len(cells) == size} for n in range(size)]
+    return [{name: cells[n] for name, cells in cells_by_column.items() if len(cells) == size} for n in range(size)]
 
 
 def item_convention(objective: Objective) -> Convention | None:
@@ -158,11 +158,11 @@ def check_call(objective: Objective, convention: Convention | None) -> None:
 
 def item_calls(objective: Objective, convention: Convention, text: Texts, columns: Columns) -> dict[int, Callable[[], Any]]:
     """Build a call of an objective's reward function for each completion that has a block the objective pays."""
-    function = convention.prepare(objective.reward)
-    parameters = parameters_of(function, objective.name)
+    item_function = convention.prepare(objective.reward)
+    parameters = parameters_of(item_function, objective.name)
     call_options = {**CALL_OPTIONS, **objective.options}
     function_options = {name: value for name, value in objective.options.items() if name not in CALL_OPTIONS}
-    calls: dict[int, Callable[[], Any]] = {}
+    call_by_index: dict[int, Callable[[], Any]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         if not present(blocks, objective.pays):
             continue
@@ -172,56 +172,56 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
             shown_text = completion_text(blocks)
         arguments, missing = arguments_for(parameters, convention.arguments(shown_text, row) | function_options)
         if missing is not None:
-            column_names = ", ".join(sorted(row)) or "none"
-            raise DataError(f"Objective '{objective.name}' needs the column '{missing}'; the dataset has {column_names}.")
-        calls[n] = partial(function, **own_copy(arguments))
-    return calls
+            column_list = ", ".join(sorted(row)) or "none"
+            raise DataError(f"Objective '{objective.name}' needs the column '{missing}'; the dataset has {column_list}.")
+        call_by_index[n] = partial(item_function, **own_copy(arguments))
+    return call_by_index
 
 
 def call_items(calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
     """Run the calls of a reward function that is not async, one completion after another."""
-    results: dict[int, CallResult] = {}
+    result_by_index: dict[int, CallResult] = {}
     for n, call in calls.items():
         try:
-            results[n] = CallResult(call())
+            result_by_index[n] = CallResult(call())
         except SpanwiseError:
             raise
         except (Exception, SystemExit) as error:
-            results[n] = CallResult(status=Status.ERROR, error=error)
-    return results
+            result_by_index[n] = CallResult(status=Status.ERROR, error=error)
+    return result_by_index
 
 
 async def await_items(objective: Objective, calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
     """Await an async reward function for many completions at once, within the objective's `max_concurrent` and `timeout`."""
     call_options = {**CALL_OPTIONS, **objective.options}
-    limit = semaphore(id(objective.reward), requests_here(call_options["max_concurrent"]))
-    return await await_calls(calls, limit, call_options["timeout"])
+    request_semaphore = semaphore(id(objective.reward), requests_here(call_options["max_concurrent"]))
+    return await await_calls(calls, request_semaphore, call_options["timeout"])
 
 
 def as_reward(objective: Objective, convention: Convention, results: Mapping[int, CallResult], size: int) -> Reward:
     """Return the rewards of all completions from the results of their calls; raise RewardError if every call failed."""
-    subject, number_results = reward_function(objective), dict(results)
-    refuse_if_all_failed(results, subject, with_place=True)
+    reward_label, number_results = reward_function(objective), dict(results)
+    refuse_if_all_failed(results, reward_label, with_place=True)
     for n, result in results.items():
         if result.error is None:
-            value, note = convention.number(result.value, objective.key, subject)
-            number = None if value is None else as_number(value)
+            reward_value, reward_note = convention.number(result.value, objective.key, reward_label)
+            number = None if reward_value is None else as_number(reward_value)
             if number is not None and not is_number(number):
                 raise RewardError(
-                    f"{subject} gives completion {n} the reward {value!r:.60}. Return a finite number or None."
+                    f"{reward_label} gives completion {n} the reward {reward_value!r:.60}. Return a finite number or None."
                 )
-            number_results[n] = CallResult(number, Status.ABSENT if number is None else Status.OK, note=note)
+            number_results[n] = CallResult(number, Status.ABSENT if number is None else Status.OK, note=reward_note)
     return reward_of(number_results, size)
 
 
 def reward_of(numbers: Mapping[int, CallResult], size: int, *, measured: Sequence[Sequence[float]] | None = None) -> Reward:
     """Return the rewards of all completions from the call results of some; any other completion has no reward (ABSENT)."""
-    absent = CallResult(status=Status.ABSENT)
-    results = [numbers.get(n, absent) for n in range(size)]
+    absent_result = CallResult(status=Status.ABSENT)
+    all_results = [numbers.get(n, absent_result) for n in range(size)]
     return Reward.of(
-        [result.value for result in results],
-        status=[result.status for result in results],
-        notes=[result.note if result.error is None else _failure(result) for result in results],
+        [result.value for result in all_results],
+        status=[result.status for result in all_results],
+        notes=[result.note if result.error is None else _failure(result) for result in all_results],
         measured=measured,
     )
 
@@ -231,18 +231,18 @@ def _failure(result: CallResult) -> str:
     if result.status == Status.TIMEOUT:
         return "no answer in time"
     error_type = type(result.error)
-    type_name = "" if error_type.__module__.startswith("spanwise.") else f"{error_type.__name__}: "
-    return f"{type_name}{result.error}"[:300]
+    error_prefix = "" if error_type.__module__.startswith("spanwise.") else f"{error_type.__name__}: "
+    return f"{error_prefix}{result.error}"[:300]
 
 
 def refuse_if_all_failed(
     results: Mapping[Any, CallResult], subject: str, *, noun: str = "completions", with_place: bool = False
 ) -> None:
     """Raise RewardError if all of several calls failed: then the reward function is at fault, not a completion."""
-    failures = [result for result in results.values() if result.error is not None]
-    if len(failures) == len(results) > 1:
-        first_failure = failures[0]
-        place = place_of(first_failure.error) if with_place and first_failure.error is not None else ""
+    failed_results = [result for result in results.values() if result.error is not None]
+    if len(failed_results) == len(results) > 1:
+        first_failure = failed_results[0]
+        error_place = place_of(first_failure.error) if with_place and first_failure.error is not None else ""
         raise RewardError(
-            f"{subject} failed for all {len(results)} {noun}. The first says: {_failure(first_failure)}.{place}"
+            f"{subject} failed for all {len(results)} {noun}. The first says: {_failure(first_failure)}.{error_place}"
         ) from first_failure.error

@@ -141,8 +141,8 @@ def read_outcomes(
                 if functions.setdefault(name, function) is not function:
                     raise RecipeError(f"Two outcome functions are called '{name}'. Register one of them under another name.")
         earlier_objectives.add(objective.name)
-    codes_on = [_outcome_codes(function, text, columns, name) for name, function in functions.items()]
-    return tuple(functions), torch.tensor(codes_on, dtype=torch.float64).reshape(len(functions), len(text)).T
+    codes_by_outcome = [_outcome_codes(function, text, columns, name) for name, function in functions.items()]
+    return tuple(functions), torch.tensor(codes_by_outcome, dtype=torch.float64).reshape(len(functions), len(text)).T
 
 
 def check_discrete(values: Collection[float], name: str) -> None:
@@ -181,20 +181,20 @@ def judge_of(objective: Objective) -> str | None:
         >>> judge_of(Objective("brier", pays="report", given=["right", "complete"])), judge_of(Objective("correct", pays="a"))
         ('right', None)
     """
-    registered = built_in(objective)
-    if registered is None or registered.judged_by is None:
+    built_in_reward = built_in(objective)
+    if built_in_reward is None or built_in_reward.judged_by is None:
         return None
-    judge_in_options = objective.options.get(registered.judged_by)
-    default_judge = registered.options[registered.judged_by] or "correct"
-    rewards = [name for name in objective.given if isinstance(name, str) and ":" not in name and name not in OUTCOMES]
-    if judge_in_options is not None or not rewards:
+    judge_in_options = objective.options.get(built_in_reward.judged_by)
+    default_judge = built_in_reward.options[built_in_reward.judged_by] or "correct"
+    given_rewards = [name for name in objective.given if isinstance(name, str) and ":" not in name and name not in OUTCOMES]
+    if judge_in_options is not None or not given_rewards:
         return judge_in_options or default_judge
-    if len(rewards) == 1:
-        return rewards[0]
-    if default_judge not in rewards:
+    if len(given_rewards) == 1:
+        return given_rewards[0]
+    if default_judge not in given_rewards:
         raise RecipeError(
-            f"Objective '{objective.name}' is given {' and '.join(rewards)}. Name the one that judges its reward: "
-            f"'options: {{{registered.judged_by}: {rewards[0]}}}'."
+            f"Objective '{objective.name}' is given {' and '.join(given_rewards)}. Name the one that judges its reward: "
+            f"'options: {{{built_in_reward.judged_by}: {given_rewards[0]}}}'."
         )
     return default_judge
 
@@ -212,25 +212,25 @@ def judged_column(objective: Objective) -> int | None:
     >>> judged_column(Objective("brier", pays="report", given="right", options={"of": "other"})) is None
     True
     """
-    judge = judge_of(objective)
-    if judge is None:
+    judge_name = judge_of(objective)
+    if judge_name is None:
         return 0 if len(objective.given) == 1 else None
-    return objective.outcomes.index(judge) if judge in objective.outcomes else None
+    return objective.outcomes.index(judge_name) if judge_name in objective.outcomes else None
 
 
 def _outcome_codes(function: Callable[..., Any], text: Texts, columns: Columns, name: str) -> list[float]:
-    subject, advice = f"Outcome '{name}': its function", "Return None for a completion whose outcome is unknown."
-    result = called(partial(function, text, columns=columns), subject=subject, text=text, advice=advice)
+    outcome_label, advice = f"Outcome '{name}': its function", "Return None for a completion whose outcome is unknown."
+    returned_values = called(partial(function, text, columns=columns), subject=outcome_label, text=text, advice=advice)
     codes: list[float] = []
-    for n, value in enumerate(listed_values(result, len(text), subject=subject, noun="value")):
-        code = _code_of(value)
-        if code is None:
+    for n, value in enumerate(listed_values(returned_values, len(text), subject=outcome_label, noun="value")):
+        outcome_code = _code_of(value)
+        if outcome_code is None:
             raise RewardError(
                 f"Outcome '{name}' of completion {n} is {value!r}. Return a bool, a finite number below 2**52, a string, or None "
                 f"if it is unknown."
             )
-        codes.append(code)
-    check_discrete({code for code in codes if not math.isnan(code)}, name)
+        codes.append(outcome_code)
+    check_discrete({outcome_code for outcome_code in codes if not math.isnan(outcome_code)}, name)
     return codes
 
 
@@ -239,7 +239,7 @@ def _code_of(value: Any) -> float | None:
     if value is None:
         return NAN
     if isinstance(value, str):
-        digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        return float(_STRING_CODES + (int.from_bytes(digest, "big") >> 12))
-    number = float(value) if isinstance(value, (Real, np.bool_)) else math.nan
-    return number if abs(number) < _STRING_CODES else None
+        value_digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        return float(_STRING_CODES + (int.from_bytes(value_digest, "big") >> 12))
+    value_number = float(value) if isinstance(value, (Real, np.bool_)) else math.nan
+    return value_number if abs(value_number) < _STRING_CODES else None

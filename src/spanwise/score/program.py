@@ -162,8 +162,8 @@ class Line:
             if self.judging and isinstance(raised, AssertionError):
                 os._exit(1)  # the tested code called a function of the tests that failed, and could catch the error
             error, result = self.encode(type(raised)), self.encode((raised.args, vars(raised)))
-        new_values = [self.encode(item) for item in arguments]
-        self.send("reply", error, result, [] if new_values == values else new_values)
+        encoded_arguments = [self.encode(item) for item in arguments]
+        self.send("reply", error, result, [] if encoded_arguments == values else encoded_arguments)
 
     def do(self, what: str, target: Any, values: list[Any], named: dict[str, Any]) -> Any:
         """Carry out a request of the other process, such as to get an attribute; the tests' process refuses private attributes."""
@@ -210,9 +210,9 @@ class Line:
             import pickle  # only the tests' process sends pickles: to load one from the code would run what it says
 
             with suppress(Exception):
-                pickled = pickle.dumps(value)
-                if b"__main__" not in pickled:
-                    return ["pickle", pickled.hex()]
+                pickled_value = pickle.dumps(value)
+                if b"__main__" not in pickled_value:
+                    return ["pickle", pickled_value.hex()]
         self.ours[id(value)] = value
         return [
             "object",
@@ -224,8 +224,8 @@ class Line:
         """Return the value that the other process encoded, or a stand-in for it."""
         if not isinstance(value, list):
             return value
-        tag, *payload = value
-        match tag:
+        value_tag, *payload = value
+        match value_tag:
             case "yours":
                 return self.ours[payload[0]]
             case "object":
@@ -248,9 +248,9 @@ class Line:
                 return pickle.loads(bytes.fromhex(payload[0]))
             case "dict":
                 return {self.decode(key): self.decode(item) for key, item in payload}
-            case _ if tag in _CONTAINERS:
-                return _CONTAINERS[tag](map(self.decode, payload))
-        return getattr(import_module(_MODULES[tag]), tag)(*map(self.decode, payload))
+            case _ if value_tag in _CONTAINERS:
+                return _CONTAINERS[value_tag](map(self.decode, payload))
+        return getattr(import_module(_MODULES[value_tag]), value_tag)(*map(self.decode, payload))
 
 
 def _constructor_arguments(kind: Any, value: Any) -> tuple[Any, ...]:
@@ -292,25 +292,25 @@ def _new_main() -> dict[str, Any]:
 def code() -> None:
     """Run the tested code in this process, then answer the requests of the tests' process."""
     main_names = _new_main()
-    line = Line(0, main_names, judging=False)
-    exec(compile(line.receive()[0], "completion", "exec"), main_names)
-    line.send("ready")
+    process_line = Line(0, main_names, judging=False)
+    exec(compile(process_line.receive()[0], "completion", "exec"), main_names)
+    process_line.send("ready")
     while True:
-        line.serve(*line.receive())
+        process_line.serve(*process_line.receive())
 
 
 def tests(end: int) -> None:
     """Run the tests in this process, and exit with status 0 if they reach their end."""
-    program, test_code, redefined = json.loads(sys.stdin.buffer.read())
+    program_text, test_code, redefined_names = json.loads(sys.stdin.buffer.read())
     sys.argv, exit_status, main_names = ["tests"], 1, _new_main()
-    line = Line(end, main_names, judging=True)
+    process_line = Line(end, main_names, judging=True)
     main_names["__builtins__"] = test_builtins = Names(
-        {name: value for name, value in vars(builtins).items() if name not in redefined}
+        {name: value for name, value in vars(builtins).items() if name not in redefined_names}
     )
-    test_builtins.line = line
-    line.send(program)
+    test_builtins.line = process_line
+    process_line.send(program_text)
     try:
-        line.receive()
+        process_line.receive()
         exec(compile(test_code, "tests", "exec"), main_names)
         exit_status = 0
     except SystemExit as ended:

@@ -69,9 +69,9 @@ class Reward(ByCompletion):
             if column is not None and len(column) != len(self.value_n):
                 raise AlignmentError(f"A reward has {len(self.value_n)} values, but its {name} has {len(column)}.")
         has_number_n = (self.status_n == Status.OK) | (self.status_n == Status.BROKE)
-        wrong_n = torch.where(has_number_n, ~self.value_n.isfinite(), ~self.value_n.isnan())
-        if wrong_n.any():
-            n = int(wrong_n.nonzero()[0])
+        is_wrong_n = torch.where(has_number_n, ~self.value_n.isfinite(), ~self.value_n.isnan())
+        if is_wrong_n.any():
+            n = int(is_wrong_n.nonzero()[0])
             raise RewardError(
                 f"The reward of completion {n} is {float(self.value_n[n])} with status {Status(int(self.status_n[n])).name}. "
                 f"Return a finite number, or None for no reward; only OK and BROKE go with a number."
@@ -126,13 +126,13 @@ class Reward(ByCompletion):
             raise AlignmentError(
                 f"{size} values, {len(statuses)} statuses, {len(pairs)} pairs by outcome: give one of each per completion."
             )
-        codes = [
+        status_codes = [
             int(reason if value is None or reason == Status.BROKE else Status.OK)
             for value, reason in zip(values, statuses, strict=True)
         ]
         return Reward(
             _as_numbers(values),
-            torch.tensor(codes, dtype=torch.long),
+            torch.tensor(status_codes, dtype=torch.long),
             torch.tensor([(NAN, NAN) if pair is None else pair for pair in pairs], dtype=torch.float64).reshape(-1, 2),
             None if stated is None else _as_numbers(stated),
             note_n=None if notes is None else as_notes(notes),
@@ -191,9 +191,9 @@ def judged(
         block = block_with(blocks, pays, tag)
         if block is not None:
             verdicts[n] = rule(blocks, block, cell)
-    requests = {n: verdict for n, verdict in verdicts.items() if isinstance(verdict, tuple)}
+    request_by_index = {n: verdict for n, verdict in verdicts.items() if isinstance(verdict, tuple)}
     if check is not None:
-        verdicts.update(zip(requests, check(list(requests.values())), strict=True))
+        verdicts.update(zip(request_by_index, check(list(request_by_index.values())), strict=True))
     rewards: list[float | None] = [None] * len(text)
     statuses = [Status.ABSENT] * len(text)
     for n, verdict in verdicts.items():
@@ -256,8 +256,8 @@ class BuiltIn:
     def options(self) -> dict[str, Any]:
         """The options that a recipe can set for the reward, with their defaults."""
         function_parameters = inspect.signature(self.function).parameters
-        no_options = ("text", "pays", "columns", "scored")
-        return {name: parameter.default for name, parameter in function_parameters.items() if name not in no_options}
+        common_parameters = ("text", "pays", "columns", "scored")
+        return {name: parameter.default for name, parameter in function_parameters.items() if name not in common_parameters}
 
 
 #: Every reward that a recipe can name.

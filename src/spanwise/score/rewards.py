@@ -178,8 +178,8 @@ def format_(
         paid_blocks = [blocks.get(block) for block in pays]
         all_tags = (tag for block in blocks.values() if block for tag in block if tag)
         counted_tags = frozenset(all_tags if tags is None else tags)
-        is_good = all(block is not None and _is_well_formed(block, counted_tags, empty) for block in paid_blocks)
-        rewards.append(None if all(block is None for block in paid_blocks) else float(is_good))
+        is_well_formed = all(block is not None and _is_well_formed(block, counted_tags, empty) for block in paid_blocks)
+        rewards.append(None if all(block is None for block in paid_blocks) else float(is_well_formed))
     return Reward.of(rewards)
 
 
@@ -220,15 +220,15 @@ def second_attempt(
     """
     verifier = verifier or shared_verifier(workers=workers, deadline=deadline)
     options: dict[str, Any] = {"tag": tag, "column": column, "verify": verify, "verifier": verifier}
-    reward = correct(text, pays=pays[:1], columns=columns, scored=scored, **options)
-    value_n = reward.value_n.clone()
-    wrong = (value_n == 0.0).nonzero().flatten().tolist()
-    answers = {n: answer for n in wrong if (answer := read_tag(text[n], pays[:1], tag) or "").strip()}
-    first_answers = [read_tag(text[n], (first,), tag) for n in answers]
-    verdicts = judge(first_answers, list(answers.values()), verify=verify, verifier=verifier)
-    for n, verdict in zip(answers, verdicts, strict=True):
+    second_reward = correct(text, pays=pays[:1], columns=columns, scored=scored, **options)
+    value_n = second_reward.value_n.clone()
+    wrong_indices = (value_n == 0.0).nonzero().flatten().tolist()
+    answer_by_index = {n: answer for n in wrong_indices if (answer := read_tag(text[n], pays[:1], tag) or "").strip()}
+    first_answers = [read_tag(text[n], (first,), tag) for n in answer_by_index]
+    verdicts = judge(first_answers, list(answer_by_index.values()), verify=verify, verifier=verifier)
+    for n, verdict in zip(answer_by_index, verdicts, strict=True):
         value_n[n] = 0.0 if verdict.value == 1.0 else partial
-    return replace(reward, value_n=value_n)
+    return replace(second_reward, value_n=value_n)
 
 
 def _score_confidence(
@@ -322,13 +322,13 @@ def runs(
     test_cells = [None] * len(text) if tests is None else column_of(columns, tests, len(text))
 
     def request(_: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | tuple[str, str | None] | None:
-        code, test_code = block.get(tag) or "", "\n".join(map(str, cell)) if isinstance(cell, list | tuple) else cell
+        program_code, test_code = block.get(tag) or "", "\n".join(map(str, cell)) if isinstance(cell, list | tuple) else cell
         if tests is not None and not (isinstance(test_code, str) and test_code.strip()):
             return None
-        return ([code, *_FENCED.findall(code)][-1], test_code) if code.strip() else False
+        return ([program_code, *_FENCED.findall(program_code)][-1], test_code) if program_code.strip() else False
 
-    runner = shared_workers(CodeRunner, workers=workers, deadline=deadline, memory=memory)
-    return judged(text, pays, tag, test_cells, request, runner.check)
+    code_runner = shared_workers(CodeRunner, workers=workers, deadline=deadline, memory=memory)
+    return judged(text, pays, tag, test_cells, request, code_runner.check)
 
 
 @register("environment", kind="reward")
@@ -348,14 +348,14 @@ def environment(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, co
         >>> environment([{"turn": {"": "4"}}] * 2, pays=("turn",), columns={"environment": [0.5, None]}, scored={}).status_n
         tensor([0, 1])
     """
-    numbers = column_of(columns, column, len(text))
-    return Reward.of([None if number is None or number != number else float(number) for number in numbers])
+    reward_numbers = column_of(columns, column, len(text))
+    return Reward.of([None if number is None or number != number else float(number) for number in reward_numbers])
 
 
 def _check_lengths(options: Mapping[str, Any]) -> None:
     longest, buffer = options["longest"], options["buffer"]
-    are_whole = all(isinstance(length, int) and not isinstance(length, bool) for length in (longest, buffer))
-    if not (are_whole and 0 < buffer <= longest):
+    are_whole_numbers = all(isinstance(length, int) and not isinstance(length, bool) for length in (longest, buffer))
+    if not (are_whole_numbers and 0 < buffer <= longest):
         raise RecipeError(
             f"The reward 'overlong' has longest {longest} and buffer {buffer}. Set both in tokens, with 0 < buffer <= longest, "
             "for example options: {longest: 4096, buffer: 1024}."
@@ -393,22 +393,22 @@ def overlong(
     _check_lengths({"longest": longest, "buffer": buffer})
     assert longest is not None, "it was checked"
     assert buffer is not None, "it was checked"
-    uncharged = longest - buffer
+    free_length = longest - buffer
     ids = column_of(columns, "completion_ids", len(text))
-    return judged(text, pays, "", ids, lambda _, __, row_ids: 0.0 - min(max(len(row_ids) - uncharged, 0) / buffer, 1.0))
+    return judged(text, pays, "", ids, lambda _, __, row_ids: 0.0 - min(max(len(row_ids) - free_length, 0) / buffer, 1.0))
 
 
 def _is_well_formed(block: Mapping[str, str | None], counted_tags: frozenset[str], empty: bool) -> bool:
     """Return whether the tags of a block that `counted_tags` names hold something, and open and close once, in order."""
-    tags = [tag for tag in block if tag in counted_tags]
-    contents = [block[tag] for tag in tags]
-    if any(content is None or not (empty or content.strip()) for content in contents):
+    found_tags = [tag for tag in block if tag in counted_tags]
+    tag_contents = [block[tag] for tag in found_tags]
+    if any(content is None or not (empty or content.strip()) for content in tag_contents):
         return False
     if not counted_tags:
         return True
-    marks = _marks_of(counted_tags).findall(block.get("") or "")
-    expected_marks = [mark for tag in tags for mark in (f"<{tag}>", f"</{tag}>")]
-    return marks in (expected_marks, expected_marks[1:])
+    found_marks = _marks_of(counted_tags).findall(block.get("") or "")
+    expected_marks = [mark for tag in found_tags for mark in (f"<{tag}>", f"</{tag}>")]
+    return found_marks in (expected_marks, expected_marks[1:])
 
 
 @lru_cache(maxsize=256)

@@ -81,11 +81,11 @@ def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns,
             reward = _complete_recorded(objective, recorded_reward, text, columns=columns, scored=scored)
         scored[objective.name] = reward if objective.only is None else _only_right(reward, scored[objective.only])
     scores = as_scores(scored, *read_outcomes(objectives, text, columns=columns))
-    measures = measures_of(objectives)
-    if not measures:
+    measure_names = measures_of(objectives)
+    if not measure_names:
         return scores
-    costs = [_costs(scored[objective.name], len(measures_of([objective]))) for objective in objectives]
-    return replace(scores, measured_nc=torch.cat(costs, dim=1), measures=measures)
+    cost_tables = [_costs(scored[objective.name], len(measures_of([objective]))) for objective in objectives]
+    return replace(scores, measured_nc=torch.cat(cost_tables, dim=1), measures=measure_names)
 
 
 def _only_right(reward: Reward, other: Reward) -> Reward:
@@ -104,8 +104,8 @@ def measures_of(objectives: Sequence[Objective]) -> tuple[str, ...]:
 
 def loads_model(objective: Objective) -> bool:
     """Return whether an objective's reward loads a model of its own."""
-    registered = built_in(objective)
-    return registered is not None and registered.loads_model
+    built_in_reward = built_in(objective)
+    return built_in_reward is not None and built_in_reward.loads_model
 
 
 def _costs(reward: Reward, measure_count: int) -> Float[Tensor, "n c"]:
@@ -131,25 +131,25 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
     """
 
     def side_by_side(attribute: str) -> Tensor:
-        columns = [(reward.value_n, getattr(reward, attribute)) for reward in scored.values()]
+        tensor_pairs = [(reward.value_n, getattr(reward, attribute)) for reward in scored.values()]
         return torch.stack(
-            [torch.full_like(value_n, NAN) if column is None else column for value_n, column in columns], dim=1
+            [torch.full_like(value_n, NAN) if column is None else column for value_n, column in tensor_pairs], dim=1
         )
 
-    attributes = ("value_n", "status_n", "by_outcome_n2", "stated_n", "unused_n")
-    reward_nm, status_nm, by_outcome_nmo, stated_nm, unused_nm = map(side_by_side, attributes)
-    beyond_nm = reward_nm.abs() > LARGEST
-    if beyond_nm.any():
-        n, m = beyond_nm.nonzero()[0].tolist()
+    attribute_names = ("value_n", "status_n", "by_outcome_n2", "stated_n", "unused_n")
+    reward_nm, status_nm, by_outcome_nmo, stated_nm, unused_nm = map(side_by_side, attribute_names)
+    is_too_large_nm = reward_nm.abs() > LARGEST
+    if is_too_large_nm.any():
+        n, m = is_too_large_nm.nonzero()[0].tolist()
         raise RewardError(
             f"Objective '{tuple(scored)[m]}' gives completion {n} of {len(reward_nm)} the reward {float(reward_nm[n, m]):g}. "
             f"Beyond {LARGEST:g} credit overflows. Return a smaller number, or None for no reward."
         )
     no_notes = as_notes([None] * len(reward_nm))
-    notes = [no_notes if reward.note_n is None else reward.note_n for reward in scored.values()]
-    note_nm = np.stack(notes, axis=1) if any(reward.note_n is not None for reward in scored.values()) else None
-    outcomes = tuple(outcome_names), outcome_no if outcome_names else None
-    return Scores(tuple(scored), reward_nm, status_nm, by_outcome_nmo, *outcomes, stated_nm, unused_nm, note_nm)
+    note_columns = [no_notes if reward.note_n is None else reward.note_n for reward in scored.values()]
+    note_nm = np.stack(note_columns, axis=1) if any(reward.note_n is not None for reward in scored.values()) else None
+    outcome_arguments = tuple(outcome_names), outcome_no if outcome_names else None
+    return Scores(tuple(scored), reward_nm, status_nm, by_outcome_nmo, *outcome_arguments, stated_nm, unused_nm, note_nm)
 
 
 def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
@@ -185,8 +185,8 @@ def _score_one(objective: Objective, text: Texts, columns: Columns, scored: Scor
     if objective.name in early:
         reward = early[objective.name]
     else:
-        call, subject, advice = _batch_call(objective, text, columns, scored)
-        reward = checked_reward(called(call, subject=subject, text=text, advice=advice), objective, len(text))
+        batch_call, reward_label, advice = _batch_call(objective, text, columns, scored)
+        reward = checked_reward(called(batch_call, subject=reward_label, text=text, advice=advice), objective, len(text))
     if len(reward.value_n) != len(text):
         raise RewardError(
             f"Objective '{objective.name}': its reward returned {len(reward.value_n)} numbers for {len(text)} completions. Return "
@@ -206,12 +206,12 @@ def _batch_call(objective: Objective, text: Texts, columns: Columns, scored: Sco
     """Return a reward's call for the whole batch, the reward's name in error messages, and the advice in them if it raises."""
     if not isinstance(objective.reward, str):
         return reward_call(objective, text, columns), reward_function(objective), _BATCH_ADVICE
-    registered = REWARDS.find(objective.reward)
-    _check_options(objective, registered)
-    judge_option = {} if registered.judged_by is None else {registered.judged_by: judge_of(objective)}
-    options = {"columns": columns, "scored": scored, **objective.options, **judge_option}
-    call = partial(registered.function, text, pays=objective.pays, **options)
-    return call, f"Objective '{objective.name}': the reward '{objective.reward}'", _ADVICE
+    built_in_reward = REWARDS.find(objective.reward)
+    _check_options(objective, built_in_reward)
+    judge_option = {} if built_in_reward.judged_by is None else {built_in_reward.judged_by: judge_of(objective)}
+    call_options = {"columns": columns, "scored": scored, **objective.options, **judge_option}
+    batch_call = partial(built_in_reward.function, text, pays=objective.pays, **call_options)
+    return batch_call, f"Objective '{objective.name}': the reward '{objective.reward}'", _ADVICE
 
 
 def _check_callable(objective: Objective, text: Texts) -> None:
@@ -227,9 +227,9 @@ def _check_callable(objective: Objective, text: Texts) -> None:
 
 def waits(objective: Objective) -> bool:
     """Return whether an objective's reward function is async, so that it must be awaited."""
-    registered, convention = built_in(objective), item_convention(objective)
-    if registered is not None:
-        return is_async(registered.function)
+    built_in_reward, convention = built_in(objective), item_convention(objective)
+    if built_in_reward is not None:
+        return is_async(built_in_reward.function)
     return is_async(objective.reward if convention is None else convention.prepare(objective.reward))
 
 
@@ -240,9 +240,9 @@ async def await_rewards(objectives: Sequence[Objective], text: Texts, columns: C
         objectives: objectives with rewards that are awaited.
         text, columns: see `score_all`, which takes the result as `recorded`.
     """
-    calls = _by_call(objectives, text)
-    rewards = await together([_await_call(convention, group, text, columns) for convention, group in calls])
-    return {name: reward for group in rewards for name, reward in group.items()}
+    call_groups = _by_call(objectives, text)
+    group_rewards = await together([_await_call(convention, group, text, columns) for convention, group in call_groups])
+    return {name: reward for group in group_rewards for name, reward in group.items()}
 
 
 async def _await_call(
@@ -251,26 +251,26 @@ async def _await_call(
     """Await one async reward function for a group of objectives, which read different keys of its results."""
     objective = group[0]
     if convention is None:
-        call, subject, advice = _batch_call(objective, text, columns, {})
-        with named_errors(subject, len(text), advice):
-            result = await with_own_copies(call)()
-        return {objective.name: checked_reward(result, objective, len(text))}
+        batch_call, reward_label, error_advice = _batch_call(objective, text, columns, {})
+        with named_errors(reward_label, len(text), error_advice):
+            returned_rewards = await with_own_copies(batch_call)()
+        return {objective.name: checked_reward(returned_rewards, objective, len(text))}
     call_results = await await_items(objective, item_calls(objective, convention, text, columns))
     return {objective.name: as_reward(objective, convention, call_results, len(text)) for objective in group}
 
 
 def _score_early(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Reward]:
     """Await all async reward functions at once; then call the plain functions that take one completion at a time."""
-    waiting = [objective for objective in objectives if waits(objective)]
+    waiting_objectives = [objective for objective in objectives if waits(objective)]
     rewards: dict[str, Reward] = {}
-    if waiting:
-        waiting_names = ", ".join(f"'{objective.name}'" for objective in waiting)
+    if waiting_objectives:
+        waiting_names = ", ".join(f"'{objective.name}'" for objective in waiting_objectives)
         with restore_process(f"A reward function that is awaited ({waiting_names})", text):
-            rewards |= run(await_rewards(waiting, text, columns))
-    for convention, group in _by_call([objective for objective in objectives if objective not in waiting], text):
+            rewards |= run(await_rewards(waiting_objectives, text, columns))
+    for convention, group in _by_call([objective for objective in objectives if objective not in waiting_objectives], text):
         if convention is not None:
-            subject = reward_function(group[0])
-            with restore_process(subject, text), named_errors(subject, len(text), _ADVICE):
+            reward_label = reward_function(group[0])
+            with restore_process(reward_label, text), named_errors(reward_label, len(text), _ADVICE):
                 call_results = call_items(item_calls(group[0], convention, text, columns))
             rewards |= {objective.name: as_reward(objective, convention, call_results, len(text)) for objective in group}
     return rewards
@@ -282,22 +282,22 @@ def _by_call(objectives: Sequence[Objective], text: Texts) -> list[tuple[Convent
     for objective in objectives:
         _check_callable(objective, text)
         convention = item_convention(objective)
-        shared_call = id(objective.reward), repr(objective.options), objective.pays
-        groups.setdefault(objective.name if convention is None else shared_call, (convention, []))[1].append(objective)
+        call_key = id(objective.reward), repr(objective.options), objective.pays
+        groups.setdefault(objective.name if convention is None else call_key, (convention, []))[1].append(objective)
     return list(groups.values())
 
 
 def _complete_recorded(objective: Objective, recorded: Reward, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
     """Take an objective's rewards, computed elsewhere, and add the outcomes and statuses that the completions' text shows."""
-    registered = built_in(objective)
-    if registered is not None and registered.judged_by is not None:
-        scored_now = score_one(objective, text, columns=columns, scored=scored)
+    built_in_reward = built_in(objective)
+    if built_in_reward is not None and built_in_reward.judged_by is not None:
+        text_reward = score_one(objective, text, columns=columns, scored=scored)
         # The text shows if a completion states no confidence, where the rewards from elsewhere say only that there is no score.
-        failed_n = (recorded.status_n == Status.ERROR) | (recorded.status_n == Status.UNSCORED)
-        unstated_n = (scored_now.status_n == Status.ABSENT) | (scored_now.status_n == Status.UNPARSABLE)
-        status_n = torch.where(failed_n & unstated_n, scored_now.status_n, recorded.status_n)
-        from_text = {"by_outcome_n2": scored_now.by_outcome_n2, "stated_n": scored_now.stated_n}
-        recorded = replace(recorded, status_n=status_n, **from_text)
+        has_failed_n = (recorded.status_n == Status.ERROR) | (recorded.status_n == Status.UNSCORED)
+        is_unstated_n = (text_reward.status_n == Status.ABSENT) | (text_reward.status_n == Status.UNPARSABLE)
+        status_n = torch.where(has_failed_n & is_unstated_n, text_reward.status_n, recorded.status_n)
+        text_fields = {"by_outcome_n2": text_reward.by_outcome_n2, "stated_n": text_reward.stated_n}
+        recorded = replace(recorded, status_n=status_n, **text_fields)
     return recorded.only_where(_has_blocks(objective, text))
 
 
@@ -325,27 +325,27 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
         >>> check_objectives([Objective("correct", pays=("solution",))], Layout({"solution": ["answer"]}))
     """
     _check_order(objectives)
-    judges = {objective.name: judge_of(objective) for objective in objectives}
+    judge_by_objective = {objective.name: judge_of(objective) for objective in objectives}
     for position, objective in enumerate(objectives):
         _check_pays(objective, layout.keys)
-        report = next((name for name in objective.outcomes if judges.get(name) is not None), None)
+        report = next((name for name in objective.outcomes if judge_by_objective.get(name) is not None), None)
         if report is not None:
             raise RecipeError(
                 f"Objective '{objective.name}' is given '{report}', a score that hardly any two completions share. So none could "
-                f"be compared. Give it the outcome that judges this score, '{judges[report]}', or set baseline: group."
+                f"be compared. Give it the outcome that judges this score, '{judge_by_objective[report]}', or set baseline: group."
             )
-        registered = built_in(objective)
-        if registered is None:
+        built_in_reward = built_in(objective)
+        if built_in_reward is None:
             convention = item_convention(objective)
             check_reward_function(objective, CALL_OPTIONS if convention else ())
             check_call(objective, convention)
             continue
-        _check_options(objective, registered)
-        judge = judges[objective.name]
-        if judge is not None:
-            _check_earlier(objective, judge, [before.name for before in objectives[:position]])
+        _check_options(objective, built_in_reward)
+        judge_name = judge_by_objective[objective.name]
+        if judge_name is not None:
+            _check_earlier(objective, judge_name, [before.name for before in objectives[:position]])
         if objective.name not in recorded:
-            _check_reading(objective, registered, layout)
+            _check_reading(objective, built_in_reward, layout)
 
 
 def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Objective, ...]:
@@ -364,12 +364,12 @@ def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Object
         >>> [(o.name, o.pays, o.given, o.baseline, o.options) for o in pair]
         [('equals.a', ('a',), (), 'group', {'tag': 'a'}), ('equals.b', ('b',), ('equals.a',), 'outcome', {'tag': 'b'})]
     """
-    by_function = chain.from_iterable(_by_function(objective) for objective in objectives)
-    by_criterion = chain.from_iterable(with_criteria(objective, layout) for objective in by_function)
+    function_objectives = chain.from_iterable(_by_function(objective) for objective in objectives)
+    criterion_objectives = chain.from_iterable(with_criteria(objective, layout) for objective in function_objectives)
     return tuple(
         chain.from_iterable(
             [_with_blocks(objective, layout)] if objective.each is None else _by_block(objective, layout)
-            for objective in by_criterion
+            for objective in criterion_objectives
         )
     )
 
@@ -392,26 +392,26 @@ def _with_blocks(objective: Objective, layout: Layout) -> Objective:
 
 def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
     """Build an objective for every block that the pattern `each` of an objective matches."""
-    pays = _with_blocks(objective, layout).pays
+    paid_names = _with_blocks(objective, layout).pays
     objectives: list[Objective] = []
     for block in layout.matching(objective.each or ""):
         # Where too few completions share all outcomes, `back_off` drops the last one, so the nearest block's outcome comes first.
         earlier = tuple(other.name for other in reversed(objectives))
         given_outcomes = tuple(name for entry in objective.given for name in (earlier if entry == EARLIER else (entry,)))
-        changes: dict[str, Any] = {"name": f"{objective.name}.{block}", "given": given_outcomes}
+        changed_fields: dict[str, Any] = {"name": f"{objective.name}.{block}", "given": given_outcomes}
         # The first block has no earlier block whose reward could be its outcome, so its baseline is the whole group.
         if not given_outcomes and objective.baseline in ("outcome", "blended"):
-            changes |= {"baseline": "group", "back_off": None}
-        changes["pays"] = tuple(dict.fromkeys(block if name == OWN else name for name in pays)) or (block,)
-        changes["options"] = {**_block_option(objective, block, layout), **objective.options}
-        objectives.append(replace(objective, each=None, **changes))
+            changed_fields |= {"baseline": "group", "back_off": None}
+        changed_fields["pays"] = tuple(dict.fromkeys(block if name == OWN else name for name in paid_names)) or (block,)
+        changed_fields["options"] = {**_block_option(objective, block, layout), **objective.options}
+        objectives.append(replace(objective, each=None, **changed_fields))
     return objectives
 
 
 def _block_option(objective: Objective, block: str, layout: Layout) -> dict[str, Any]:
     """Return the option that tells a reward which block, or which tag of the block, to read."""
-    registered = built_in(objective)
-    if registered is None:
+    built_in_reward = built_in(objective)
+    if built_in_reward is None:
         if item_convention(objective) is not None and objective.options.get("sees") == "part":
             return {"block": block}
         if "block" not in objective.options and not takes(objective, "block"):
@@ -420,17 +420,17 @@ def _block_option(objective: Objective, block: str, layout: Layout) -> dict[str,
                 f"the same number. Give it a parameter 'block', the name of the block: def f(blocks, block)."
             )
         return {"block": block}
-    if "block" in registered.options:
+    if "block" in built_in_reward.options:
         return {"block": block}
-    if not registered.tags or any(option in objective.options for option in registered.tags):
+    if not built_in_reward.tags or any(option in objective.options for option in built_in_reward.tags):
         return {}
     keys = layout.keys[block]
     if len(keys) != 1:
         raise RecipeError(
             f"Objective '{objective.name}' is for each block, but block '{block}' is made of {', '.join(keys) or 'nothing'}. Name "
-            f"the part that it reads, as in options: {{{registered.tags[0]}: {keys[0] if keys else 'answer'}}}."
+            f"the part that it reads, as in options: {{{built_in_reward.tags[0]}: {keys[0] if keys else 'answer'}}}."
         )
-    return {registered.tags[0]: keys[0]}
+    return {built_in_reward.tags[0]: keys[0]}
 
 
 def _check_order(objectives: Sequence[Objective]) -> None:
@@ -446,9 +446,9 @@ def _check_order(objectives: Sequence[Objective]) -> None:
                 f"Objective '{objective.name}' has only: {objective.only}, which is no objective before it. The ones before it "
                 f"are: {', '.join(objective_names[:position]) or 'none'}."
             )
-        ambiguous = next((name for name in objective.outcomes if name in objective_names and name in OUTCOMES), None)
-        if ambiguous is not None:
-            raise RecipeError(f"'{ambiguous}' is both an objective and an outcome. Give the objective another 'name'.")
+        ambiguous_name = next((name for name in objective.outcomes if name in objective_names and name in OUTCOMES), None)
+        if ambiguous_name is not None:
+            raise RecipeError(f"'{ambiguous_name}' is both an objective and an outcome. Give the objective another 'name'.")
 
 
 def _check_given(objective: Objective, earlier: Collection[str]) -> None:
@@ -483,20 +483,20 @@ def _check_options(objective: Objective, entry: BuiltIn) -> None:
 
 def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None:
     """Refuse a built-in reward that reads a block or tag which the layout lacks, or that does not fit a paid block's segmenter."""
-    tags_of, options = layout.keys, {**entry.options, **objective.options}
+    tags_by_block, options = layout.keys, {**entry.options, **objective.options}
     for name in entry.blocks:
-        if options[name] not in tags_of:
+        if options[name] not in tags_by_block:
             raise RecipeError(
-                f"Objective '{objective.name}' reads block '{options[name]}'. {unknown('block', options[name], tags_of)}"
+                f"Objective '{objective.name}' reads block '{options[name]}'. {unknown('block', options[name], tags_by_block)}"
             )
     # A reward with options for blocks reads its tag in each of those blocks, any other reward in one of the paid blocks.
     read_blocks = [(objective.pays[0],), *((options[name],) for name in entry.blocks)] if entry.blocks else [objective.pays]
     for tag, blocks in product((options[name] for name in entry.tags), read_blocks):
-        tags = [key for block in blocks for key in tags_of[block]]
-        if tag and tag not in tags:
+        block_tags = [key for block in blocks for key in tags_by_block[block]]
+        if tag and tag not in block_tags:
             raise RecipeError(
                 f"Objective '{objective.name}' reads the tag '{tag}' in {' or '.join(blocks)}, which has "
-                f"{', '.join(tags) or 'no tags'}. Add it to the layout, or set 'tag'."
+                f"{', '.join(block_tags) or 'no tags'}. Add it to the layout, or set 'tag'."
             )
     paid_parts = [part for part in layout.parts if layout.names[part.block] in objective.pays]
     unfit = next((part for part in paid_parts if entry.segmenters and part.segmenter not in entry.segmenters), None)

@@ -82,8 +82,8 @@ def equals_as_math(gold: str, answer: str) -> bool | None:
 
 def exact(text: str) -> int | Fraction:
     """Return a JSON number as an exact int or Fraction, so that remainders are exact; ValueError for NaN and Infinity."""
-    number = Fraction(repr(float(text)))
-    return number.numerator if number.denominator == 1 else number
+    exact_number = Fraction(repr(float(text)))
+    return exact_number.numerator if exact_number.denominator == 1 else exact_number
 
 
 #: A decoder that reads numbers as exact decimals; a number beyond every float is infinite.
@@ -102,8 +102,8 @@ def json_value(text: str, *, within: bool = False, decoder: json.JSONDecoder = E
 
 def whole_json(completion: str) -> Any:
     """Return the value of a completion's JSON, which begins at the first brace if the whole text is not JSON."""
-    value = json_value(completion)
-    return json_value(completion, within=True) if value is MISSING else value
+    completion_value = json_value(completion)
+    return json_value(completion, within=True) if completion_value is MISSING else completion_value
 
 
 def is_valid(schema: str, completion: str) -> bool:
@@ -137,19 +137,19 @@ def read_schema(text: str) -> tuple[Any, bool]:
         try:
             validator.check_schema(contents)
         except SchemaError as error:
-            path = "/".join(map(str, error.absolute_path))
-            raise ValueError(f"{error.message:.200}" + (f" (at {path})" if path else "")) from error
+            error_path = "/".join(map(str, error.absolute_path))
+            raise ValueError(f"{error.message:.200}" + (f" (at {error_path})" if error_path else "")) from error
 
     def follow(contents: Any, resolver: Any) -> None:
         """Check a JSON Schema, the schemas inside it and those that it refers to."""
         if not isinstance(contents, dict) or id(contents) in same_value_ids:
             return
         keywords.update(contents)
-        patterns = "|".join(contents.get("patternProperties", ()))
+        property_patterns = "|".join(contents.get("patternProperties", ()))
         try:
-            re.compile(patterns)  # the validator joins these patterns into one, so the joined one must compile
+            re.compile(property_patterns)  # the validator joins these patterns into one, so the joined one must compile
         except re.error as error:
-            raise ValueError(f"{patterns!r} is no regular expression of Python ({error})") from None
+            raise ValueError(f"{property_patterns!r} is no regular expression of Python ({error})") from None
         nested_schemas = [contents.get(key) for key in _SAME_VALUE]
         same_value_ids[id(contents)] = [
             id(schema) for entry in nested_schemas for schema in (entry if isinstance(entry, list) else [entry])
@@ -157,20 +157,20 @@ def read_schema(text: str) -> tuple[Any, bool]:
         for key in ("$ref", "$dynamicRef"):
             if isinstance(contents.get(key), str):
                 try:
-                    target = resolver.lookup(contents[key])
+                    resolved_target = resolver.lookup(contents[key])
                 except Unresolvable:
                     reason = f"its {key} {contents[key]!r} leads nowhere; nothing is fetched, so put that schema under $defs"
                     raise ValueError(reason) from None
-                check(target.contents)
-                same_value_ids[id(contents)].append(id(target.contents))
-                follow(target.contents, target.resolver)
+                check(resolved_target.contents)
+                same_value_ids[id(contents)].append(id(resolved_target.contents))
+                follow(resolved_target.contents, resolved_target.resolver)
         for inner in specification.create_resource(contents).subresources():
             follow(inner.contents, resolver.in_subresource(inner))
 
     check(schema)
-    resource = specification.create_resource(schema)
-    registry = REGISTRY.with_resource(resource.id() or "", resource).crawl()  # fetches nothing
-    follow(schema, registry.resolver(resource.id() or ""))
+    schema_resource = specification.create_resource(schema)
+    registry = REGISTRY.with_resource(schema_resource.id() or "", schema_resource).crawl()  # fetches nothing
+    follow(schema, registry.resolver(schema_resource.id() or ""))
     try:
         TopologicalSorter(same_value_ids).prepare()
     except CycleError:
@@ -184,13 +184,13 @@ def builtins_of_code(tests: str) -> list[str]:
         table = symtable.symtable(tests, "tests", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []  # test code that cannot be parsed fails when it runs, so it needs no builtins
-    tables = [table]
-    for nested in tables:
-        tables += nested.get_children()
-    symbols, all_symbols = table.get_symbols(), [symbol for scope in tables for symbol in scope.get_symbols()]
-    defined_names = {s.get_name() for s in symbols if s.is_assigned() or s.is_imported() or s.is_namespace()}
+    symbol_tables = [table]
+    for nested in symbol_tables:
+        symbol_tables += nested.get_children()
+    module_symbols, all_symbols = table.get_symbols(), [symbol for scope in symbol_tables for symbol in scope.get_symbols()]
+    defined_names = {s.get_name() for s in module_symbols if s.is_assigned() or s.is_imported() or s.is_namespace()}
     global_names = {s.get_name() for s in all_symbols if s.is_referenced() and s.is_global()}
-    undefined_names = (global_names | {s.get_name() for s in symbols if s.is_referenced()}) - defined_names
+    undefined_names = (global_names | {s.get_name() for s in module_symbols if s.is_referenced()}) - defined_names
     return sorted(undefined_names) if all(hasattr(builtins, name) for name in undefined_names) else []
 
 
@@ -213,15 +213,15 @@ def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: 
             return process
 
         if tests is None:
-            judging_process, request = start(stdin=subprocess.PIPE), [code]
+            judging_process, code_request = start(stdin=subprocess.PIPE), [code]
         else:
             test_end, code_end = socket.socketpair()
             with test_end, code_end:
                 judging_process = start(str(test_end.fileno()), stdin=subprocess.PIPE, pass_fds=(test_end.fileno(),))
                 start(stdin=code_end)
-            request = [code, tests, builtins_of_code(tests)]
+            code_request = [code, tests, builtins_of_code(tests)]
         with suppress(subprocess.TimeoutExpired):
-            judging_process.communicate(json.dumps(request).encode() + b"\n", clock)
+            judging_process.communicate(json.dumps(code_request).encode() + b"\n", clock)
         return judging_process.poll() == 0
 
 
@@ -269,24 +269,24 @@ def main() -> None:
     """Run one harmless check to show the parent that checks work, then answer each request on standard input."""
     check_kind, (deadline, clock_deadline), memory = sys.argv[1], map(float, sys.argv[2:4]), int(sys.argv[4])
     # Libraries must not print into the pipe that carries the replies.
-    replies = os.fdopen(os.dup(1), "w", encoding="ascii")
+    reply_file = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if check_kind != "code":
         check_function, harmless, limits = (equals_as_math, "1/2", {}) if check_kind == "math" else (is_valid, "{}", {})
-        print(_reply(check_function, harmless, harmless), file=replies, flush=True)
+        print(_reply(check_function, harmless, harmless), file=reply_file, flush=True)
         if resource is not None and memory:
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     else:
         check_function, limits = run, {"deadline": deadline, "clock": 4 * deadline + 5.0, "memory": memory}
-        print(_reply(check_function, "", None, deadline=30.0, clock=60.0, memory=0), file=replies, flush=True)
+        print(_reply(check_function, "", None, deadline=30.0, clock=60.0, memory=0), file=reply_file, flush=True)
     for line in sys.stdin:
         _limit_time(deadline, clock_deadline)
-        secret, *request = json.loads(line)
+        reply_secret, *request = json.loads(line)
         reply = _reply(check_function, *request, **limits)
         _limit_time(0.0, 0.0)
-        print(secret + reply, file=replies, flush=True)
+        print(reply_secret + reply, file=reply_file, flush=True)
 
 
 if __name__ == "__main__":

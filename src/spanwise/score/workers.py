@@ -61,13 +61,13 @@ class Deadlines:
     @contextlib.contextmanager
     def over(self, seconds: float, action: Callable[[], object]) -> Iterator[None]:
         """Call an action if the `with` block takes longer than `seconds`, and never after the block."""
-        action_key, due = object(), time.monotonic() + seconds
+        action_key, due_time = object(), time.monotonic() + seconds
         with self._changed:
-            self._due[action_key] = due, action
-            previous_wake, self._wake_time = self._wake_time, min(due, self._wake_time or due)
+            self._due[action_key] = due_time, action
+            previous_wake, self._wake_time = self._wake_time, min(due_time, self._wake_time or due_time)
             if not previous_wake:
                 threading.Thread(target=self._run, name="spanwise-watch", daemon=True).start()
-            elif due < previous_wake:
+            elif due_time < previous_wake:
                 self._changed.notify()
         try:
             yield
@@ -153,13 +153,13 @@ class Worker:
 
     def start(self) -> str | None:
         """Start the worker process in up to three tries, or in one if it failed before; return the reason if all of them fail."""
-        fault = self._start_once()
+        start_fault = self._start_once()
         for _ in range(0 if self.failed else _STARTS - 1):
-            if fault is not None:
+            if start_fault is not None:
                 time.sleep(_PAUSE_SECONDS)
-                fault = self._start_once()
-        self.started, self.failed = self.started or fault is None, fault is not None
-        return None if fault is None else f"{self.what} cannot start in a worker process ({fault})"
+                start_fault = self._start_once()
+        self.started, self.failed = self.started or start_fault is None, start_fault is not None
+        return None if start_fault is None else f"{self.what} cannot start in a worker process ({start_fault})"
 
     def _start_once(self) -> str | None:
         try:
@@ -190,12 +190,12 @@ class Worker:
             is_late.set()
             process.kill()
 
-        line = ""
+        reply_line = ""
         with DEADLINES.over(seconds, kill), contextlib.suppress(OSError, ValueError):
             if message is not None:
                 print(message, file=process.stdin, flush=True)
-            line = process.stdout.readline()
-        return line, is_late.is_set()
+            reply_line = process.stdout.readline()
+        return reply_line, is_late.is_set()
 
     def stop(self) -> int | None:
         """End the worker process and return its exit code; return None if no process runs."""
@@ -226,9 +226,9 @@ class Workers:
         self, *, workers: int | None = None, deadline: float | int = DEADLINE, memory: int = MEMORY, cache: int = 65_536
     ) -> None:
         workers = cores() if workers is None else workers
-        is_count = isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1
+        is_worker_count = isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1
         is_duration = isinstance(deadline, int | float) and not isinstance(deadline, bool) and 0 < deadline < math.inf
-        if not is_count or not is_duration:
+        if not is_worker_count or not is_duration:
             raise RewardError(
                 f"A verifier has {workers!r} workers and a deadline of {deadline!r} s. Set at least one worker and a deadline "
                 f"above 0 s."
@@ -259,11 +259,11 @@ class Workers:
             for request, verdict in verdicts.items():
                 if verdict is not None:
                     self._cache.move_to_end(request)
-        unanswered = [request for request, verdict in verdicts.items() if verdict is None]
-        if unanswered:
+        unanswered_requests = [request for request, verdict in verdicts.items() if verdict is None]
+        if unanswered_requests:
             threads = ThreadPoolExecutor(len(self._workers), thread_name_prefix="spanwise-worker")
             try:
-                verdicts.update(zip(unanswered, threads.map(self._check, unanswered), strict=True))
+                verdicts.update(zip(unanswered_requests, threads.map(self._check, unanswered_requests), strict=True))
             finally:
                 threads.shutdown(wait=False, cancel_futures=True)
         return [verdict for request in requests if (verdict := verdicts[request]) is not None]
@@ -298,8 +298,8 @@ class Workers:
 
 def cores() -> int:
     """Return how many cores this process may use; the ranks of a training on one machine divide the cores."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, available // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    core_count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, core_count // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 _shared: dict[tuple[Any, ...], Workers] = {}

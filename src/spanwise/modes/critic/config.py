@@ -137,26 +137,26 @@ class CriticConfig(Mode):
         super().__post_init__()
         if not isinstance(self.value_range, list | tuple) or len(self.value_range) != 2:
             raise RecipeError(f"critic.value_range is {self.value_range!r}; write two numbers, such as [0, 1].")
-        low, high = self.value_range
-        for number in (low, high):
+        lowest_value, high = self.value_range
+        for number in (lowest_value, high):
             check_number("critic.value_range", number)
-        if not low < high:
-            raise RecipeError(f"critic.value_range is [{low}, {high}]; the first number must be the smaller one.")
-        object.__setattr__(self, "value_range", (float(low), float(high)))
-        defaults = {option.name: option.default for option in fields(self)}
+        if not lowest_value < high:
+            raise RecipeError(f"critic.value_range is [{lowest_value}, {high}]; the first number must be the smaller one.")
+        object.__setattr__(self, "value_range", (float(lowest_value), float(high)))
+        default_by_option = {option.name: option.default for option in fields(self)}
         for name in ("bins", "value_range"):
-            if self.head == "scalar" and getattr(self, name) != defaults[name]:
+            if self.head == "scalar" and getattr(self, name) != default_by_option[name]:
                 raise RecipeError(
                     f"critic.{name} is {getattr(self, name)}, but the scalar head has no bins. Set head to hl_gauss, or remove "
                     f"critic.{name}."
                 )
-        clip = f"critic.value_clip is {self.value_clip}, but"
+        clip_message = f"critic.value_clip is {self.value_clip}, but"
         refuse(
             {
-                f"{clip} a categorical head (hl_gauss) has no clipped loss. Remove value_clip.": (
+                f"{clip_message} a categorical head (hl_gauss) has no clipped loss. Remove value_clip.": (
                     self.value_clip and self.head == "hl_gauss"
                 ),
-                f"{clip} every value is fitted once and never differs from the old one; set epochs up.": (
+                f"{clip_message} every value is fitted once and never differs from the old one; set epochs up.": (
                     self.value_clip and self.epochs == 1
                 ),
             }

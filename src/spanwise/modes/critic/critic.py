@@ -94,8 +94,8 @@ class Critic:
             mini_batches: Sequence[Tensor] = [torch.arange(row_count)]
             if self.config.mini_batches > 1:
                 generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.batches) * 1_000 + epoch)
-                order_r = torch.randperm(row_count, generator=generator)
-                mini_batches = order_r.tensor_split(min(self.config.mini_batches, row_count))
+                shuffled_row_r = torch.randperm(row_count, generator=generator)
+                mini_batches = shuffled_row_r.tensor_split(min(self.config.mini_batches, row_count))
             step_metrics += [self._update(batch, mini_batch, value_nts, first=epoch == 0) for mini_batch in mini_batches]
         self.batches += 1
         return {name: sum(metrics[name] for metrics in step_metrics) / len(step_metrics) for name in step_metrics[0]}
@@ -113,10 +113,10 @@ class Critic:
             micro_batch, head_output = batch.take(micro_row_r), self._read(batch.take(micro_row_r))
             if first:
                 value_nts[micro_row_r] = self.model.value(head_output).detach()
-            old_nts, mask_nts = value_nts[micro_row_r], micro_batch.mask_nts
-            target_nts = micro_batch.targets(old_nts)
+            old_value_nts, mask_nts = value_nts[micro_row_r], micro_batch.mask_nts
+            target_nts = micro_batch.targets(old_value_nts)
             stream_losses = (
-                self.model.loss(head_output[:, :-1, s], target_nts[..., s], mask_nts[..., s], old_nts[:, :-1, s]).sum()
+                self.model.loss(head_output[:, :-1, s], target_nts[..., s], mask_nts[..., s], old_value_nts[:, :-1, s]).sum()
                 / token_count
                 for s in range(len(self.model.names))
             )
@@ -127,23 +127,23 @@ class Critic:
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         for parameter in parameters:
             parameter.grad = self._sum(parameter.grad)
-        norm = float(nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
-        if not norm < float("inf"):  # NaN fails here, too; all processes have the same gradients
-            raise self._diverged(f"the norm of its gradient is {norm}")
+        gradient_norm = float(nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
+        if not gradient_norm < float("inf"):  # NaN fails here, too; all processes have the same gradients
+            raise self._diverged(f"the norm of its gradient is {gradient_norm}")
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad()
         self.updates += 1
-        return {"grad_norm": norm, "loss": float(self._sum(total_loss))}
+        return {"grad_norm": gradient_norm, "loss": float(self._sum(total_loss))}
 
     def _check_finite(self, batch: _Batch, value_nts: Tensor, row_r: Tensor) -> None:
         """Raise an error in all processes if the critic gave a value that is not finite in one of them."""
-        lost_count_r = batch.take(row_r).lost_n(value_nts[row_r])
-        lost_count = int(self._sum(lost_count_r.sum()))
-        if lost_count:
-            faulty_rows = row_r[lost_count_r.cpu() > 0].tolist()
+        nonfinite_count_r = batch.take(row_r).lost_n(value_nts[row_r])
+        nonfinite_count = int(self._sum(nonfinite_count_r.sum()))
+        if nonfinite_count:
+            faulty_rows = row_r[nonfinite_count_r.cpu() > 0].tolist()
             first_place = f"first in completion {faulty_rows[0]}" if faulty_rows else "in completions of another process"
-            raise self._diverged(f"{lost_count:g} of its values are not finite, {first_place}")
+            raise self._diverged(f"{nonfinite_count:g} of its values are not finite, {first_place}")
 
     def _diverged(self, problem: str) -> DivergedError:
         self.optimizer.zero_grad()
@@ -160,15 +160,15 @@ class Critic:
         """Measure how far the critic's values are from their targets, over the rows of all processes."""
         stacked_ntsc = torch.stack([value_nts[:, :-1], batch.targets(value_nts), batch.mask_nts.to(value_nts)], dim=-1)
         if self.accelerator.num_processes > 1:
-            padded = self.accelerator.pad_across_processes(stacked_ntsc.to(self.accelerator.device), dim=1)
-            gathered: Any = self.accelerator.gather(padded)
+            padded_ntsc = self.accelerator.pad_across_processes(stacked_ntsc.to(self.accelerator.device), dim=1)
+            gathered: Any = self.accelerator.gather(padded_ntsc)
             stacked_ntsc = gathered.cpu()
         all_metrics = {}
         for name, stream_ntc in zip(self.model.names, stacked_ntsc.unbind(2), strict=True):
             value_nt, target_nt, mask_nt = stream_ntc.unbind(-1)
-            prefix = f"{name}/" if len(self.model.names) > 1 else ""
+            metric_prefix = f"{name}/" if len(self.model.names) > 1 else ""
             error_metrics = critic_error(value_nt, target_nt, mask_nt.bool())
-            all_metrics |= {f"{prefix}{key}": number for key, number in error_metrics.items()}
+            all_metrics |= {f"{metric_prefix}{key}": number for key, number in error_metrics.items()}
         return all_metrics
 
     def _move(self, device: torch.device | str) -> None:
@@ -193,8 +193,8 @@ class Critic:
                 f"The checkpoint '{critic_folder.parent}' holds no critic with its optimizer ({critic_folder.name}/{STATE}), so "
                 "the run cannot resume from it. Resume from another checkpoint, or start a new run."
             )
-        critic = ValueModel.load(str(critic_folder), self.model.names, self.config)
-        self.model.load_state_dict(critic.state_dict())
+        saved_model = ValueModel.load(str(critic_folder), self.model.names, self.config)
+        self.model.load_state_dict(saved_model.state_dict())
         device = next(self.model.parameters()).device
         saved_state = torch.load(critic_folder / STATE, map_location=device, weights_only=True)
         self.optimizer.load_state_dict(saved_state["optimizer"])
@@ -222,8 +222,8 @@ class _Batch:
 
     def bootstrap(self, value_nts: Tensor) -> Tensor:
         """Return the values after the last token of rows that ran out of tokens, as the critic's option `truncated` demands."""
-        bootstrapped = partial(bootstrap_values, self.truncated_n, truncated=self.config.truncated)
-        return torch.stack([bootstrapped(value_end_n=end_n) for end_n in self.ends(value_nts).unbind(1)], 1)
+        bootstrap_stream = partial(bootstrap_values, self.truncated_n, truncated=self.config.truncated)
+        return torch.stack([bootstrap_stream(value_end_n=end_n) for end_n in self.ends(value_nts).unbind(1)], 1)
 
     def ends(self, value_nts: Tensor) -> Tensor:
         """Return the critic's values after the last token of each row."""
@@ -232,8 +232,8 @@ class _Batch:
     def lost_n(self, value_nts: Tensor) -> Tensor:
         """Count, for each row, the critic's values that are used but not finite."""
         uses_end_n = self.truncated_n & (self.config.truncated == "bootstrap")
-        lost_nts = self.streams.mask_snt.permute(1, 2, 0) & ~value_nts[:, :-1].isfinite()
-        return lost_nts.sum(dim=(1, 2)).float() + (uses_end_n[:, None] & ~self.ends(value_nts).isfinite()).sum(dim=1)
+        is_nonfinite_nts = self.streams.mask_snt.permute(1, 2, 0) & ~value_nts[:, :-1].isfinite()
+        return is_nonfinite_nts.sum(dim=(1, 2)).float() + (uses_end_n[:, None] & ~self.ends(value_nts).isfinite()).sum(dim=1)
 
     def targets(self, value_nts: Tensor) -> Tensor:
         """Return the target of each value, 0 if it has none; values that are not finite count as 1/2 until an error stops all."""
@@ -249,9 +249,9 @@ class _Batch:
     def changed(self, change: Callable[[Tensor], Tensor]) -> _Batch:
         """Return the batch with a function applied to each of its tables, which it gets with rows as first dimension."""
         table_names = ("reward_snt", "mask_snt", "stop_sn", "last_sn")
-        streams = {name: change(getattr(self.streams, name).transpose(0, 1)).transpose(0, 1) for name in table_names}
+        tensors = {name: change(getattr(self.streams, name).transpose(0, 1)).transpose(0, 1) for name in table_names}
         rows = Sequences(change(self.rows.ids_nl), change(self.rows.attention_nl), self.rows.width)
-        return replace(self, rows=rows, streams=replace(self.streams, **streams), truncated_n=change(self.truncated_n))
+        return replace(self, rows=rows, streams=replace(self.streams, **tensors), truncated_n=change(self.truncated_n))
 
 
 class CriticInTrl(TrlPart):
@@ -259,13 +259,13 @@ class CriticInTrl(TrlPart):
 
     def __init__(self, mode: CriticConfig, trainer: Any) -> None:
         super().__init__(mode, trainer)
-        value_names, tokenizer, args = trainer.scheme.value_names, trainer._text_tokenizer, trainer.args
+        value_names, tokenizer, training_args = trainer.scheme.value_names, trainer._text_tokenizer, trainer.args
         if mode.model is None:
             model = ValueModel.of_policy(trainer.model, value_names, mode)
         else:
             model = ValueModel.load(mode.model, value_names, mode, tokenizer)
-        micro_batch, gamma = args.per_device_train_batch_size, trainer.scheme.gamma
-        self.critic = Critic(model, mode, trainer.accelerator, micro_batch=micro_batch, gamma=gamma, seed=args.seed)
+        micro_batch, gamma = training_args.per_device_train_batch_size, trainer.scheme.gamma
+        self.critic = Critic(model, mode, trainer.accelerator, micro_batch=micro_batch, gamma=gamma, seed=training_args.seed)
         self._ends = getattr(trainer, "eos_token_ids", None) or [tokenizer.eos_token_id]
         self._ended: float | None = None
 
@@ -273,15 +273,15 @@ class CriticInTrl(TrlPart):
         """Add the critic's values to a batch, fit the critic to the batch, and measure its share of the training time."""
         start_time, trainer, batch = time.perf_counter(), self.trainer, own.batch
         value_streams, fit = streams(own.reading, batch, trainer.scheme), bool(trainer.model.training)
-        learned = self.critic.learn(sequences(output, batch), value_streams, cut_off(batch, self._ends), fit=fit)
-        metrics, value_nts, end_time = dict(learned.metrics), learned.value_nts, time.perf_counter()
+        learn_result = self.critic.learn(sequences(output, batch), value_streams, cut_off(batch, self._ends), fit=fit)
+        metrics, value_nts, end_time = dict(learn_result.metrics), learn_result.value_nts, time.perf_counter()
         if fit:
             if self._ended is not None:
                 metrics["critic/share"] = (end_time - start_time) / (start_time - self._ended)
             self._ended = end_time
         if value_streams.names != ("return",):  # an objective's value means nothing outside the objective's blocks
             value_nts = value_nts.masked_fill(~value_streams.mask_snt.permute(1, 2, 0), torch.nan)
-        return replace(own, batch=replace(batch, value_nt=value_nts, bootstrap_n=learned.bootstrap_ns)), metrics
+        return replace(own, batch=replace(batch, value_nt=value_nts, bootstrap_n=learn_result.bootstrap_ns)), metrics
 
     @property
     def waits(self) -> bool:

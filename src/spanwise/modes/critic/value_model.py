@@ -72,16 +72,16 @@ class ValueModel(nn.Module):
     @staticmethod
     def load(place: str, names: Sequence[str], config: CriticConfig, tokenizer: Any = None) -> ValueModel:
         """Load a saved critic, or any token classifier as a critic; its head becomes zeros if it has another size."""
-        description = Saved.of(place)
-        if description is not None:
+        saved_critic = Saved.of(place)
+        if saved_critic is not None:
             faults = {
-                f"The critic '{place}' gives {len(description.names)} values ({', '.join(description.names)}) and this recipe "
+                f"The critic '{place}' gives {len(saved_critic.names)} values ({', '.join(saved_critic.names)}) and this recipe "
                 f"needs {len(names)} ({', '.join(names)}). Use a critic of the same objectives and the same values.": (
-                    list(names) != description.names
+                    list(names) != saved_critic.names
                 )
             }
             for name in ("head", "bins", "value_range"):
-                saved_value, asked_value = getattr(description.config, name), getattr(config, name)
+                saved_value, asked_value = getattr(saved_critic.config, name), getattr(config, name)
                 yaml_value = list(saved_value) if isinstance(saved_value, tuple) else saved_value
                 faults[
                     f"The critic '{place}' has the {name} {saved_value}, but the recipe says {asked_value}; write critic: "
@@ -89,7 +89,7 @@ class ValueModel(nn.Module):
                 ] = saved_value != asked_value
             refuse(faults)
         if tokenizer is not None:
-            _check_tokenizer(place, description, tokenizer)
+            _check_tokenizer(place, saved_critic, tokenizer)
         try:
             trunk_settings = _set_head(AutoConfig.from_pretrained(place, trust_remote_code=False), names, config)
             model, loading_report = AutoModelForTokenClassification.from_pretrained(
@@ -97,8 +97,8 @@ class ValueModel(nn.Module):
                 trust_remote_code=False,
             )  # fmt: skip
         except Exception as error:  # transformers, safetensors and json each raise errors of their own type
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise DataError(f"The critic '{place}' cannot be read: {reason}") from error
+            error_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise DataError(f"The critic '{place}' cannot be read: {error_line}") from error
         if loading_report["missing_keys"] or loading_report["mismatched_keys"]:
             _zero_head(model)
         embedding_count = model.get_input_embeddings().num_embeddings
@@ -144,14 +144,14 @@ class ValueModel(nn.Module):
     def save(self, folder: str | Path, tokenizer: Any = None) -> None:
         """Write the critic's weights, configuration and names of values, for `load`; `transformers` can read the model, too."""
         self.model.save_pretrained(str(folder))
-        description = {
+        about_fields = {
             "values": list(self.names),
             "head": self.config.head,
             "bins": self.config.bins,
             "value_range": list(self.config.value_range),
             "tokenizer": None if tokenizer is None else fingerprint(tokenizer),
         }
-        (Path(folder) / ABOUT).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+        (Path(folder) / ABOUT).write_text(json.dumps(about_fields, indent=1) + "\n", encoding="utf-8")
 
 
 def fingerprint(tokenizer: Any) -> str:
@@ -173,9 +173,9 @@ def _set_head(settings: Any, names: Sequence[str], config: CriticConfig) -> Any:
 @torch.no_grad()
 def _zero_head(model: Any) -> None:
     """Set the head's weights to 0, so that all values are equal at first."""
-    trunk_ids = {id(p) for p in model.base_model.parameters()}
+    trunk_parameter_ids = {id(p) for p in model.base_model.parameters()}
     for parameter in model.parameters():
-        if id(parameter) not in trunk_ids:
+        if id(parameter) not in trunk_parameter_ids:
             nn.init.zeros_(parameter)
 
 

@@ -112,10 +112,10 @@ class Laser(Mode):
         """Refuse a reference log-probability so high that no score can reach 1, because no log-probability is above 0."""
         if -self.beta * reference < 1:
             needed_beta = math.inf if reference >= 0 else math.ceil(-100 / reference) / 100
-            remedy = f"set beta to {needed_beta:.2f} or more" if reference < 0 else "a log-probability is below 0"
+            remedy_text = f"set beta to {needed_beta:.2f} or more" if reference < 0 else "a log-probability is below 0"
             raise RecipeError(
                 f"laser: with beta {self.beta:g} and the reference {reference:.3g} no score can exceed "
-                f"{-self.beta * reference:.2g}, so no answer could be called right; {remedy}."
+                f"{-self.beta * reference:.2g}, so no answer could be called right; {remedy_text}."
             )
 
     @property
@@ -249,19 +249,19 @@ class Laser(Mode):
             self.check_turns()
         m = scheme.names.index(self.verdict)
         is_paid_k = torch.tensor([name in scheme.objectives[m].pays for name in scheme.layout.names])
-        paid_nk = reading.present_nk & is_paid_k.to(reading.length_nk.device)
+        is_paid_nk = reading.present_nk & is_paid_k.to(reading.length_nk.device)
         share_n1, compared_n1 = (x_n[:, None] for x_n in self._compared(batch.score_n, batch.group_n))
         # If the credit of each objective is known, change only the part that comes from the objective `verdict`.
         if scheme.entry.kind == "block" and credit.adv_nm is not None:
-            change_n1 = scheme.objectives[m].weight * share_n1 * (compared_n1 - credit.adv_nm[:, m : m + 1].double())
-            return replace(credit, block_nk=credit.block_nk + torch.where(paid_nk, change_n1, 0.0))
-        block_nk = credit.block_nk + torch.where(paid_nk, share_n1 * (compared_n1 - credit.block_nk), 0.0)
-        token_nt, spans = credit.token_nt, reading.spans
-        if token_nt is not None and spans is not None:
-            paid_nt = torch.gather(paid_nk, 1, spans.block_nt.long().clamp(min=0)) & (spans.block_nt >= 0)
-            change_nt = torch.where(paid_nt, share_n1 * (compared_n1 - token_nt.double()), 0.0)
-            token_nt = token_nt + change_nt.to(token_nt.dtype)
-        return replace(credit, block_nk=block_nk, token_nt=token_nt)
+            credit_change_n1 = scheme.objectives[m].weight * share_n1 * (compared_n1 - credit.adv_nm[:, m : m + 1].double())
+            return replace(credit, block_nk=credit.block_nk + torch.where(is_paid_nk, credit_change_n1, 0.0))
+        block_credit_nk = credit.block_nk + torch.where(is_paid_nk, share_n1 * (compared_n1 - credit.block_nk), 0.0)
+        token_credit_nt, spans = credit.token_nt, reading.spans
+        if token_credit_nt is not None and spans is not None:
+            is_paid_nt = torch.gather(is_paid_nk, 1, spans.block_nt.long().clamp(min=0)) & (spans.block_nt >= 0)
+            credit_change_nt = torch.where(is_paid_nt, share_n1 * (compared_n1 - token_credit_nt.double()), 0.0)
+            token_credit_nt = token_credit_nt + credit_change_nt.to(token_credit_nt.dtype)
+        return replace(credit, block_nk=block_credit_nk, token_nt=token_credit_nt)
 
 
 def verdicts(laser: Laser, reading: Reading, scheme: Scheme) -> Tensor:

@@ -29,19 +29,19 @@ def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int
     free_ids = {token: vocabulary[token] for token in tokenizer.all_special_tokens if token in vocabulary}
     free_ids |= {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     free_ids = {token: number for token, number in free_ids.items() if number not in used_ids}
-    examples = f"or an id from {len(tokenizer)} to {size - 1}, if there is one"
+    free_id_examples = f"or an id from {len(tokenizer)} to {size - 1}, if there is one"
     if free_ids:
-        examples = f"such as {', '.join(list(free_ids)[:3])}"
+        free_id_examples = f"such as {', '.join(list(free_ids)[:3])}"
     token_id = vocabulary.get(laser.token) if isinstance(laser.token, str) else laser.token
     if token_id is None or not 0 <= token_id < size:
         raise RecipeError(
-            f"{token_setting} is not in the vocabulary of {len(tokenizer)} tokens; name one that is, {examples}."
+            f"{token_setting} is not in the vocabulary of {len(tokenizer)} tokens; name one that is, {free_id_examples}."
         )
     if token_id in used_ids:
-        raise RecipeError(f"{token_setting} begins, ends or pads a completion; name an unused one, {examples}.")
+        raise RecipeError(f"{token_setting} begins, ends or pads a completion; name an unused one, {free_id_examples}.")
     if token_id in set(vocabulary.values()) - set(free_ids.values()):
         raise RecipeError(
-            f"{token_setting} is text that the policy writes, so it can be sampled; name a special one, {examples}."
+            f"{token_setting} is text that the policy writes, so it can be sampled; name a special one, {free_id_examples}."
         )
     return token_id
 
@@ -64,11 +64,11 @@ def end_logp(
     try:
         model.eval()
         for start in range(0, len(rows), batch_size):
-            chunk = rows[start : start + batch_size]
-            ids_nt, mask_nt = left_padded(chunk, pad, model.device)
+            row_chunk = rows[start : start + batch_size]
+            ids_nt, mask_nt = left_padded(row_chunk, pad, model.device)
             forward_options = {"use_cache": False, "logits_to_keep": 1, **positions(inner_model, mask_nt)}
-            last_nv = model(input_ids=ids_nt, attention_mask=mask_nt, **forward_options).logits[:, -1].float()
-            logps_of_chunks.append(temperature * (last_nv / temperature).log_softmax(dim=-1)[:, token].cpu())
+            last_logit_nv = model(input_ids=ids_nt, attention_mask=mask_nt, **forward_options).logits[:, -1].float()
+            logps_of_chunks.append(temperature * (last_logit_nv / temperature).log_softmax(dim=-1)[:, token].cpu())
     finally:
         model.train(was_training)
     return torch.cat(logps_of_chunks) if logps_of_chunks else torch.zeros(0)
@@ -148,11 +148,11 @@ class Appended(RowPart):
     def check(mode: Laser, engine: str, config: Any) -> None:
         """Refuse settings under which rows are no whole completions, or laser's reserved token gets no log-probability."""
         setting_faults = _verl_faults(config) if engine == "verl" else _skyrl_faults(config)
-        no_reference = (
+        no_reference_message = (
             f"laser has no reference, and {engine} does not measure one. Run `spanwise reference RECIPE`, and write the number "
             "that it prints as reference: under laser:."
         )
-        refuse({**setting_faults, no_reference: mode.reference is None})
+        refuse({**setting_faults, no_reference_message: mode.reference is None})
 
     def ended(self, ids: Sequence[int], mask: Sequence[Any]) -> bool:
         """Return whether a row ends with an end-of-sequence token that the policy sampled and the loss trains."""
@@ -167,16 +167,16 @@ class Appended(RowPart):
         """Return the weight and the target log-probability of laser's squared error on each row's reserved token, and metrics."""
         laser, score_n, metrics = self.mode, self._score_n, {}
         verdict_n = verdicts(laser, reading, scheme).double()
-        known_n = ~(score_n.isnan() | verdict_n.isnan())
-        verdict_n = torch.where(known_n, verdict_n, torch.nan)
-        class_weight_n, scored_count = class_weights(verdict_n, balanced=laser.balanced), int(known_n.sum())
+        is_known_n = ~(score_n.isnan() | verdict_n.isnan())
+        verdict_n = torch.where(is_known_n, verdict_n, torch.nan)
+        class_weight_n, scored_count = class_weights(verdict_n, balanced=laser.balanced), int(is_known_n.sum())
         if scored_count:
-            right_n = (score_n > 0.5) == (verdict_n > 0.5)
+            is_score_right_n = (score_n > 0.5) == (verdict_n > 0.5)
             metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=class_weight_n))
-            metrics["laser/accuracy"] = float(right_n[known_n].double().mean())
+            metrics["laser/accuracy"] = float(is_score_right_n[is_known_n].double().mean())
         # The trainer averages weight * (logp - target)^2 over `rows`; the scale makes that a mean squared error of scores.
         weight_scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(scored_count, 1)
-        target_n = (laser.reference + torch.where(known_n, verdict_n, 0.0) / laser.beta) / self.temperature
+        target_n = (laser.reference + torch.where(is_known_n, verdict_n, 0.0) / laser.beta) / self.temperature
         return (weight_scale * class_weight_n * (number >= laser.reasoning_warmup)).float(), target_n.float(), metrics
 
     @staticmethod
@@ -188,12 +188,12 @@ class Appended(RowPart):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Take laser's weights and targets out of advantages and old log-probabilities; also return laser's loss at each token."""
         # An advantage outside the mask is a weight of laser if it is right after a trained token; the others are in padding rows.
-        trained_nt = mask_nt > 0
-        after_trained_nt = torch.cat([torch.zeros_like(trained_nt[:, :1]), trained_nt[:, :-1]], dim=1)
-        token_nt = after_trained_nt & ~trained_nt & (adv_nt != 0)
-        error_nt = torch.where(token_nt, logp_nt - old_nt, 0.0)
+        is_trained_nt = mask_nt > 0
+        after_trained_nt = torch.cat([torch.zeros_like(is_trained_nt[:, :1]), is_trained_nt[:, :-1]], dim=1)
+        token_nt = after_trained_nt & ~is_trained_nt & (adv_nt != 0)
+        logp_error_nt = torch.where(token_nt, logp_nt - old_nt, 0.0)
         old_nt = torch.where(token_nt, logp_nt.detach().to(old_nt.dtype), old_nt)
-        return old_nt, torch.where(token_nt, 0.0, adv_nt), torch.where(token_nt, adv_nt, 0.0) * error_nt.square()
+        return old_nt, torch.where(token_nt, 0.0, adv_nt), torch.where(token_nt, adv_nt, 0.0) * logp_error_nt.square()
 
 
 def _verl_faults(config: Any) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def _verl_faults(config: Any) -> dict[str, Any]:
 
 def _skyrl_faults(cfg: Any) -> dict[str, Any]:
     """Return error sentences about settings of SkyRL that do not work with laser, each with whether it applies."""
-    algorithm = cfg.trainer.algorithm
+    algorithm_config = cfg.trainer.algorithm
     return {
         "laser scores a completion at its end, but generator.step_wise_trajectories=true makes one row per turn. Set it to false, "
         "or leave laser out.": cfg.generator.step_wise_trajectories,
@@ -216,5 +216,5 @@ def _skyrl_faults(cfg: Any) -> dict[str, Any]:
             cfg.trainer.fully_async.enabled
         ),
         "trainer.algorithm.enable_sample_support_replay=true needs data from the sampling of each token, but laser's token is not "
-        "sampled. Set it to false, or leave laser out.": getattr(algorithm, "enable_sample_support_replay", False),
+        "sampled. Set it to false, or leave laser out.": getattr(algorithm_config, "enable_sample_support_replay", False),
     }

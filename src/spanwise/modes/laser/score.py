@@ -63,9 +63,9 @@ def own_opinion(
         [1.4595445, -0.3952277, -0.5047723, -0.5595445]
     """
     score_n, group_index_n = self_reward_n.double().clamp(0.0, 1.0), group_index(group_n)
-    std_n = moments(score_n, group_index_n).std_n(ddof=1)
-    share_n = mix * (~score_n.isnan() & (std_n > 0) & (std_n >= threshold)).double()
-    return share_n, centred(score_n, group_index_n, scale=scale, ddof=1)
+    group_std_n = moments(score_n, group_index_n).std_n(ddof=1)
+    mix_share_n = mix * (~score_n.isnan() & (group_std_n > 0) & (group_std_n >= threshold)).double()
+    return mix_share_n, centred(score_n, group_index_n, scale=scale, ddof=1)
 
 
 def class_weights(verdict_n: Float[Tensor, " n"], *, balanced: bool = True) -> Float[Tensor, " n"]:
@@ -90,19 +90,19 @@ def class_weights(verdict_n: Float[Tensor, " n"], *, balanced: bool = True) -> F
         >>> class_weights(torch.tensor([1., 0., 0., 0., float("nan")]))
         tensor([2.0000, 0.6667, 0.6667, 0.6667, 0.0000])
     """
-    right_n, wrong_n = verdict_n == 1, verdict_n == 0
-    invalid_n = ~(right_n | wrong_n | verdict_n.isnan())
-    if bool(invalid_n.any()):
-        n = int(invalid_n.nonzero()[0])
+    is_right_n, is_wrong_n = verdict_n == 1, verdict_n == 0
+    is_invalid_n = ~(is_right_n | is_wrong_n | verdict_n.isnan())
+    if bool(is_invalid_n.any()):
+        n = int(is_invalid_n.nonzero()[0])
         raise RewardError(
             f"The verdict of completion {n} of {len(verdict_n)} is {float(verdict_n[n]):g}, but laser trains its score towards "
             f"1 (right) or 0 (wrong). Use an objective whose reward is 1 or 0."
         )
-    verdict_count = (right_n | wrong_n).sum().to(verdict_n.dtype)
+    verdict_count = (is_right_n | is_wrong_n).sum().to(verdict_n.dtype)
     if not balanced:
-        return (right_n | wrong_n).to(verdict_n.dtype)
+        return (is_right_n | is_wrong_n).to(verdict_n.dtype)
     weight_n = torch.zeros_like(verdict_n)
-    for class_n in (right_n, wrong_n):
+    for class_n in (is_right_n, is_wrong_n):
         weight_n = torch.where(class_n, verdict_count / (2 * class_n.sum().clamp(min=1)), weight_n)
     return weight_n
 
@@ -145,11 +145,11 @@ def verification_loss(
         raise AlignmentError(
             f"There are {len(self_reward_n)} scores and {len(verdict_n)} verdicts; give one to each completion."
         )
-    known_n = ~(self_reward_n.isnan() | verdict_n.isnan())
+    is_known_n = ~(self_reward_n.isnan() | verdict_n.isnan())
     if weight_n is None:
-        weight_n = class_weights(torch.where(known_n, verdict_n, torch.nan))
+        weight_n = class_weights(torch.where(is_known_n, verdict_n, torch.nan))
     if count is None:
-        count = float(known_n.sum())
-    gap_n = torch.where(known_n, self_reward_n, 0.0) - torch.where(known_n, verdict_n, 0.0).to(self_reward_n.dtype)
-    used_n = torch.where(known_n, weight_n, 0.0).to(self_reward_n.dtype)
-    return (used_n * gap_n.square()).sum() / max(count, 1.0)
+        count = float(is_known_n.sum())
+    gap_n = torch.where(is_known_n, self_reward_n, 0.0) - torch.where(is_known_n, verdict_n, 0.0).to(self_reward_n.dtype)
+    used_weight_n = torch.where(is_known_n, weight_n, 0.0).to(self_reward_n.dtype)
+    return (used_weight_n * gap_n.square()).sum() / max(count, 1.0)

@@ -43,9 +43,9 @@ class SelfRewarding(TrlPart):
     @property
     def _generation(self) -> int:
         """The number of the current generation batch, from 0."""
-        args = self.trainer.args
-        per_batch = args.steps_per_generation * self.trainer.num_iterations
-        return self.trainer.state.global_step * args.gradient_accumulation_steps // per_batch
+        training_args = self.trainer.args
+        per_batch = training_args.steps_per_generation * self.trainer.num_iterations
+        return self.trainer.state.global_step * training_args.gradient_accumulation_steps // per_batch
 
     @property
     def _needed(self) -> bool:
@@ -60,12 +60,12 @@ class SelfRewarding(TrlPart):
         # A PEFT adapter has the model inside, and the hook must be on the model itself.
         inner_model = model.get_base_model() if hasattr(model, "get_base_model") else model
         reads_while_sampling = self.trainer.model.training and self._needed
-        hook = inner_model.register_forward_hook(self.hear, with_kwargs=True) if reads_while_sampling else None
+        forward_hook = inner_model.register_forward_hook(self.hear, with_kwargs=True) if reads_while_sampling else None
         try:
             yield
         finally:
-            if hook is not None:
-                hook.remove()
+            if forward_hook is not None:
+                forward_hook.remove()
 
     def hear(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Record the reserved token's log-probability in a step of `generate`, for rows whose end token is the step's input."""
@@ -92,18 +92,18 @@ class SelfRewarding(TrlPart):
         """Run a forward pass with the reserved token appended to each ended row, and remove that token from the result."""
         present_bt = attention_mask[:, -logits_to_keep:].bool()
         ended_b = ended(input_ids[:, -logits_to_keep:], present_bt, self.ends)
-        column_b = torch.where(ended_b, present_bt.long().cumsum(dim=1).argmax(dim=1) + 1, -1)
-        is_token_bt = torch.arange(logits_to_keep + 1, device=input_ids.device) == column_b[:, None]
+        end_column_b = torch.where(ended_b, present_bt.long().cumsum(dim=1).argmax(dim=1) + 1, -1)
+        is_end_token_bt = torch.arange(logits_to_keep + 1, device=input_ids.device) == end_column_b[:, None]
         ids_bl, mask_bl = pad(input_ids, (0, 1)), pad(attention_mask, (0, 1))
-        ids_bl[:, -logits_to_keep - 1 :].masked_fill_(is_token_bt, self.token)
-        mask_bl[:, -logits_to_keep - 1 :].masked_fill_(is_token_bt, 1)
+        ids_bl[:, -logits_to_keep - 1 :].masked_fill_(is_end_token_bt, self.token)
+        mask_bl[:, -logits_to_keep - 1 :].masked_fill_(is_end_token_bt, 1)
         for name in ("token_type_ids", "mm_token_type_ids"):
             if kwargs.get(name) is not None:
                 kwargs[name] = pad(kwargs[name], (0, 1))
         logps_bt, entropies_bt, aux = score(model, ids_bl, mask_bl, logits_to_keep + 1, *args, **kwargs)
-        self.passes = [*self.passes[:1], self.temperature * token_logp(logps_bt, column_b)]
+        self.passes = [*self.passes[:1], self.temperature * token_logp(logps_bt, end_column_b)]
         logps_bt, entropies_bt = (
-            None if x_bt is None else x_bt.masked_fill(is_token_bt, 0.0)[:, :-1] for x_bt in (logps_bt, entropies_bt)
+            None if x_bt is None else x_bt.masked_fill(is_end_token_bt, 0.0)[:, :-1] for x_bt in (logps_bt, entropies_bt)
         )
         return logps_bt, entropies_bt, aux
 
@@ -117,8 +117,8 @@ class SelfRewarding(TrlPart):
         wrote_token_n = self.gather(((output["completion_ids"] == self.token) & output["completion_mask"].bool()).any(dim=1))
         new_warnings: list[str | None] = []
         if bool(wrote_token_n.any()) and not self._written:
-            counts = f"{int(wrote_token_n.sum())} of {len(wrote_token_n)} completions"
-            problem = f"laser.token '{mode.token}' (id {self.token}) was sampled in {counts}"
+            count_text = f"{int(wrote_token_n.sum())} of {len(wrote_token_n)} completions"
+            problem = f"laser.token '{mode.token}' (id {self.token}) was sampled in {count_text}"
             if self.measured is None:
                 raise RecipeError(f"{problem} of the first batch. Set laser.token to one that the policy never writes.")
             self._written = True
@@ -127,9 +127,9 @@ class SelfRewarding(TrlPart):
             )
         ended_n = sampled_end(batch, self.ends)
         logp_n = self.known_logps(ended_n, output)
-        missing_n = ended_n & logp_n.isnan()
-        if self._needed and bool(self.gather(missing_n).any()):
-            logp_n = torch.where(missing_n, self._read_ends(batch, output, missing_n), logp_n)
+        is_missing_n = ended_n & logp_n.isnan()
+        if self._needed and bool(self.gather(is_missing_n).any()):
+            logp_n = torch.where(is_missing_n, self._read_ends(batch, output, is_missing_n), logp_n)
         if self.measured is None:
             self.mode, self.measured, warning = measured(mode, self.token, self.gather(logp_n), temperature=self.temperature)
             new_warnings.append(warning)
@@ -139,8 +139,8 @@ class SelfRewarding(TrlPart):
         if self._generation >= mode.reasoning_warmup:  # the warm-up without a loss is over
             verdict_n = verdicts(mode, all_rows.reading, trainer.scheme)
             verdict_n = torch.where(self.gather(ended_n).bool(), verdict_n, torch.nan)
-            scale_to_mean = len(verdict_n) / max(int((~verdict_n.isnan()).sum()), 1)
-            weight_n = class_weights(verdict_n, balanced=mode.balanced) * scale_to_mean
+            weight_scale = len(verdict_n) / max(int((~verdict_n.isnan()).sum()), 1)
+            weight_n = class_weights(verdict_n, balanced=mode.balanced) * weight_scale
             device = output["completion_ids"].device
             output["laser_verdict"] = verdict_n[own.here].float().to(device)
             output["laser_weight"] = weight_n[own.here].float().to(device)
@@ -157,14 +157,14 @@ class SelfRewarding(TrlPart):
         loss = verification_loss(score_b, verdict_b, weight_n=inputs["laser_weight"], count=float(len(verdict_b)))
         known_score_b, class_sums = score_b.detach(), []
         for verdict in (1, 0):
-            of_class_b = verdict_b == verdict
-            class_sums += [torch.where(of_class_b, known_score_b, 0.0).sum(), of_class_b.sum().to(known_score_b.dtype)]
+            is_of_class_b = verdict_b == verdict
+            class_sums += [torch.where(is_of_class_b, known_score_b, 0.0).sum(), is_of_class_b.sum().to(known_score_b.dtype)]
         gathered_sums: Any = self.trainer.accelerator.reduce(torch.stack(class_sums), reduction="sum")
         right_sum, right_count, wrong_sum, wrong_count = gathered_sums
         if self._score_n is not None:
             row_b = inputs["laser_row"].cpu()
-            missing_b = self._score_n[row_b].isnan()
-            self._score_n[row_b] = torch.where(missing_b, known_score_b.to(self._score_n), self._score_n[row_b])
+            is_missing_b = self._score_n[row_b].isnan()
+            self._score_n[row_b] = torch.where(is_missing_b, known_score_b.to(self._score_n), self._score_n[row_b])
         means = {"score_right": right_sum / right_count, "score_wrong": wrong_sum / wrong_count, "loss": loss.detach()}
         return self.mode.alpha * loss, {f"laser/{name}": float(value) for name, value in means.items()}
 
@@ -180,10 +180,10 @@ class SelfRewarding(TrlPart):
 
     def _read_ends(self, batch: Batch, output: dict[str, Any], wanted_n: Tensor) -> Tensor:
         """Compute the reserved token's missing log-probabilities by a forward pass, with equally many rows in every process."""
-        rows = sequences(output, batch)
+        sequence_rows = sequences(output, batch)
         row_count = int(self.gather(wanted_n.sum()[None]).max())
         row_r = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)[:row_count]
-        wanted_rows = rows.take(row_r.to(rows.ids_nl.device))
+        wanted_rows = sequence_rows.take(row_r.to(sequence_rows.ids_nl.device))
         row_pairs = zip(wanted_rows.ids_nl, wanted_rows.attention_nl, strict=True)
         token_lists = [ids_l[attention_l.bool()].tolist() for ids_l, attention_l in row_pairs]
         batch_size, pad_id = self.trainer.args.per_device_train_batch_size, int(self.tokenizer.pad_token_id)

@@ -58,13 +58,13 @@ class Cache:
 
     def get(self, questions: Collection[str]) -> dict[str, Judgement]:
         """Return the verdicts that the file holds on some questions, given by their digests."""
-        query = "SELECT question, value, reason, tokens, place FROM judgements WHERE question = ?"
+        select_query = "SELECT question, value, reason, tokens, place FROM judgements WHERE question = ?"
         with self._lock:
-            rows = [self._file.execute(query, (question,)).fetchone() for question in questions]
-        return {row[0]: Judgement(*row[1:]) for row in rows if row is not None}
+            judgement_rows = [self._file.execute(select_query, (question,)).fetchone() for question in questions]
+        return {row[0]: Judgement(*row[1:]) for row in judgement_rows if row is not None}
 
     def put(self, question: str, judgement: Judgement) -> None:
         """Write the verdict on one question, given by its digest, into the file."""
-        row = (question, self.prompt, *judgement)
+        judgement_row = (question, self.prompt, *judgement)
         with self._lock:
-            self._file.execute("INSERT OR REPLACE INTO judgements VALUES (?, ?, ?, ?, ?, ?)", row)
+            self._file.execute("INSERT OR REPLACE INTO judgements VALUES (?, ?, ?, ?, ?, ?)", judgement_row)

@@ -52,10 +52,10 @@ def _check(options: Mapping[str, Any]) -> None:
     choices, key, constrain = options["choices"], options["key"], options["constrain"]
     words = list(choices) if is_number_table(choices) else []
     are_words = all(isinstance(word, str) and word.strip() for word in words)
-    example = "options: {model: NAME, base_url: URL}"
+    options_example = "options: {model: NAME, base_url: URL}"
     refuse(
         {
-            f"The reward 'judge' has no model. Set it to the name that the server uses: {example}.": (
+            f"The reward 'judge' has no model. Set it to the name that the server uses: {options_example}.": (
                 not isinstance(options["model"], str) or not options["model"]
             ),
             f"The judge's choices are {choices!r}. Write two or more words with their numbers: {{no: 0, yes: 1}}.": not words,
@@ -151,7 +151,7 @@ async def ask_judge(
     check_columns(template, columns)
     if criteria is not None and criteria not in columns:
         raise DataError(f"The judge's rubric: {unknown('column', criteria, columns)}")
-    form = _RequestForm(
+    request_form = _RequestForm(
         template, criterion, locate, dict(choices), reasons, expected, constrain, model, temperature, max_tokens
     )
     questions: dict[int, list[_Question]] = {}
@@ -159,43 +159,43 @@ async def ask_judge(
         present_blocks = present(blocks, pays)
         if present_blocks:
             rubric = [Criterion(criterion)] if criteria is None else _criteria_for(block, row[criteria], blocks, n)
-            questions[n] = [form.question(blocks, row, present_blocks, block, entry) for entry in rubric]
-    distinct = {question.name: question for group in questions.values() for question in group}
-    verdicts_file = None if cache is None else _open_cache(os.path.abspath(cache), cache, form.digest)
-    cached = {} if verdicts_file is None else verdicts_file.get(distinct)
+            questions[n] = [request_form.question(blocks, row, present_blocks, block, entry) for entry in rubric]
+    question_by_name = {question.name: question for group in questions.values() for question in group}
+    verdicts_file = None if cache is None else _open_cache(os.path.abspath(cache), cache, request_form.digest)
+    cached = {} if verdicts_file is None else verdicts_file.get(question_by_name)
     verdict_results = {name: CallResult(judgement) for name, judgement in cached.items()}
     in_flight: dict[str, asyncio.Future[dict[str, CallResult]]] = objects_of_loop().setdefault(("questions", base_url), {})
-    asked_elsewhere = {name: in_flight[name] for name in distinct if name in in_flight and name not in cached}
-    unasked = [name for name in distinct if name not in cached and name not in asked_elsewhere]
-    request_limit, seconds = requests_here(max_concurrent), dict[str, float]()
+    asked_elsewhere = {name: in_flight[name] for name in question_by_name if name in in_flight and name not in cached}
+    unasked_names = [name for name in question_by_name if name not in cached and name not in asked_elsewhere]
+    request_limit, seconds_by_name = requests_here(max_concurrent), dict[str, float]()
     clients = cycle(_clients_of(base_url, key, timeout, retries, -(-request_limit // _CONNECTIONS)))
 
     async def ask(name: str) -> Judgement:
-        started = time.monotonic()
+        start_time = time.monotonic()
         try:
-            judgement = await form.ask(next(clients), distinct[name], base_url)
+            judgement = await request_form.ask(next(clients), question_by_name[name], base_url)
         finally:
-            seconds[name] = time.monotonic() - started
+            seconds_by_name[name] = time.monotonic() - start_time
         if verdicts_file is not None:
             verdicts_file.put(name, judgement)
         return judgement
 
-    calls = {name: partial(ask, name) for name in unasked}
-    asking = asyncio.ensure_future(await_calls(calls, semaphore((base_url, model), request_limit), deadline))
-    in_flight |= dict.fromkeys(unasked, asking)
+    calls = {name: partial(ask, name) for name in unasked_names}
+    results_future = asyncio.ensure_future(await_calls(calls, semaphore((base_url, model), request_limit), deadline))
+    in_flight |= dict.fromkeys(unasked_names, results_future)
     try:
-        verdict_results |= await asking
+        verdict_results |= await results_future
     finally:
-        for name in unasked:
+        for name in unasked_names:
             del in_flight[name]
-    for name, asking in asked_elsewhere.items():
-        verdict_results[name] = await _result_of(name, asking)
+    for name, results_future in asked_elsewhere.items():
+        verdict_results[name] = await _result_of(name, results_future)
     refuse_if_all_failed(verdict_results, "The judge", noun="questions")
     summed = {
         n: _sum([one for one in group if not locate or _is_about(verdict_results[one.name], block)], verdict_results)
         for n, group in questions.items()
     }
-    return reward_of(summed, len(text), measured=_costs(len(text), questions, verdict_results, cached, seconds))
+    return reward_of(summed, len(text), measured=_costs(len(text), questions, verdict_results, cached, seconds_by_name))
 
 
 async def _result_of(name: str, asking: asyncio.Future[dict[str, CallResult]]) -> CallResult:
@@ -222,12 +222,12 @@ class _Question(NamedTuple):
 
 def _criteria_for(block: str | None, cell: Any, blocks: BlockText, n: int) -> list[Criterion]:
     """Return the criteria about a block in a prompt's rubric, or all criteria if no block is named."""
-    where = f"of completion {n}"
-    criteria = criteria_of(cell, where)
+    rubric_label = f"of completion {n}"
+    criteria = criteria_of(cell, rubric_label)
     for position, criterion in enumerate(criteria, start=1):
         if criterion.part is not None and criterion.part not in blocks:
             raise DataError(
-                f"Criterion {position} of the rubric {where} is about '{criterion.part}'. "
+                f"Criterion {position} of the rubric {rubric_label} is about '{criterion.part}'. "
                 f"{unknown('block', criterion.part, blocks)}"
             )
     return [criterion for criterion in criteria if block is None or criterion.part in (None, block)]
@@ -259,23 +259,23 @@ class _RequestForm:
         parts = _possible_parts(blocks, names, block) if self.locate else []
         block = criterion.part or block
         if parts:
-            part = "\n".join(fenced(part_text(blocks, [name], name), name) for name in parts)
+            part_content = "\n".join(fenced(part_text(blocks, [name], name), name) for name in parts)
         else:
-            part = part_text(blocks, names, block)
+            part_content = part_text(blocks, names, block)
         part_name = ", ".join(parts) or block or ", ".join(names)
         completion = completion_text(blocks)
         messages = messages_for(
-            self.template, row, completion=completion, part=part, name=part_name, criterion=criterion.text
+            self.template, row, completion=completion, part=part_content, name=part_name, criterion=criterion.text
         )
-        words = list(self.choices)
-        messages[-1]["content"] += "\n" + reply_instruction(words, self.constrain, reasons=self.reasons, parts=parts)
+        choice_words = list(self.choices)
+        messages[-1]["content"] += "\n" + reply_instruction(choice_words, self.constrain, reasons=self.reasons, parts=parts)
         request = {
             "model": self.model,
             "messages": messages,
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
             **({"logprobs": True, "top_logprobs": 20} if self.expected else {}),
-            **reply_format(words, self.constrain, reasons=self.reasons, parts=parts),
+            **reply_format(choice_words, self.constrain, reasons=self.reasons, parts=parts),
         }
         # The digest covers the choices' numbers too, because a cached verdict is a number and the request holds only the words.
         return _Question(criterion, digest({**request, "choices": self.choices}), request, parts)
@@ -284,24 +284,24 @@ class _RequestForm:
         """Send one question to the judge and read the verdict; raise RewardError if the server can answer no question at all."""
         import openai
 
-        server = base_url or "OpenAI"
+        server_name = base_url or "OpenAI"
         try:
             # Request and reply are plain JSON: building the client's own classes takes longer than the rest of the request.
-            reply = await client.post("/chat/completions", cast_to=object, body=question.request)
+            server_reply = await client.post("/chat/completions", cast_to=object, body=question.request)
         except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
             raise RewardError(
-                f"The judge '{self.model}' at {server} refuses: {_server_message(error)}. Check model, base_url and key."
+                f"The judge '{self.model}' at {server_name} refuses: {_server_message(error)}. Check model, base_url and key."
             ) from error
         except openai.APITimeoutError as error:
             raise TimeoutError from error
         except openai.APIConnectionError as error:
-            if server not in _answered:
+            if server_name not in _answered:
                 raise RewardError(
-                    f"The judge's server {server} does not answer ({error.__cause__ or error}). Start it, or correct base_url."
+                    f"The judge's server {server_name} does not answer ({error.__cause__ or error}). Start it, or correct base_url."
                 ) from error
             raise
-        _answered.add(server)
-        return read_verdict(reply, self.choices, expected=self.expected, parts=question.parts)
+        _answered.add(server_name)
+        return read_verdict(server_reply, self.choices, expected=self.expected, parts=question.parts)
 
 
 def _possible_parts(blocks: BlockText, names: list[str], block: str | None) -> list[str]:
@@ -318,15 +318,15 @@ def _sum(questions: Sequence[_Question], results: Mapping[str, CallResult]) -> C
     failure = next((results[question.name] for question in questions if results[question.name].error is not None), None)
     if failure is not None:
         return failure
-    verdicts = [(question.criterion, results[question.name].value) for question in questions]
-    total = sum(criterion.weight * judgement.value for criterion, judgement in verdicts)
-    if len(verdicts) == 1:
-        return CallResult(total, note=verdicts[0][1].reason)
-    lines = (
+    criterion_judgements = [(question.criterion, results[question.name].value) for question in questions]
+    weighted_sum = sum(criterion.weight * judgement.value for criterion, judgement in criterion_judgements)
+    if len(criterion_judgements) == 1:
+        return CallResult(weighted_sum, note=criterion_judgements[0][1].reason)
+    criterion_notes = (
         f"{criterion.weight * judgement.value:+g} {criterion.name or criterion.text}: {judgement.reason or judgement.value}"
-        for criterion, judgement in verdicts
+        for criterion, judgement in criterion_judgements
     )
-    return CallResult(total, note="\n".join(lines))
+    return CallResult(weighted_sum, note="\n".join(criterion_notes))
 
 
 def _costs(
@@ -341,9 +341,9 @@ def _costs(
     first_completion = {question.name: n for n in reversed(list(questions)) for question in questions[n]}
     for name, n in first_completion.items():
         is_new, has_failed = name in seconds, results[name].error is not None
-        tokens = results[name].value.tokens if is_new and not has_failed else 0
-        costs = (is_new, name in cached, is_new and has_failed, tokens, seconds.get(name, 0.0))
-        costs_nc[n] = [total + float(cost) for total, cost in zip(costs_nc[n], costs, strict=True)]
+        token_count = results[name].value.tokens if is_new and not has_failed else 0
+        question_costs = (is_new, name in cached, is_new and has_failed, token_count, seconds.get(name, 0.0))
+        costs_nc[n] = [total + float(cost) for total, cost in zip(costs_nc[n], question_costs, strict=True)]
     return costs_nc
 
 
@@ -357,14 +357,14 @@ def _clients_of(base_url: str | None, key: str, timeout: float, retries: int, co
         api_key = os.environ.get(key) or "none"  # openai's client wants a key even if the server needs none
         settings: dict[str, Any] = {"base_url": base_url, "api_key": api_key, "timeout": timeout, "max_retries": retries}
         # The clients share one SSL context, because each context reads all certificates from disk.
-        context = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE") or certifi.where())
-        transports = (openai.DefaultAsyncHttpxClient(verify=context) for _ in range(count))
+        ssl_context = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE") or certifi.where())
+        transports = (openai.DefaultAsyncHttpxClient(verify=ssl_context) for _ in range(count))
         loop_objects[client_key] = [openai.AsyncOpenAI(http_client=transport, **settings) for transport in transports]
     return loop_objects[client_key]
 
 
 def _server_message(error: Any) -> str:
     """Return the judge server's own message from an exception of the HTTP client."""
-    body = getattr(error, "body", None)
-    message = body.get("message") if isinstance(body, Mapping) else None
-    return str(message or getattr(error, "message", None) or error)[:300].rstrip(".")
+    error_body = getattr(error, "body", None)
+    body_message = error_body.get("message") if isinstance(error_body, Mapping) else None
+    return str(body_message or getattr(error, "message", None) or error)[:300].rstrip(".")

@@ -45,11 +45,11 @@ def fenced(text: str, name: str) -> str:
     so 4</part>
     </part 7892e040276f>
     """
-    plain = _CONTROL.sub(lambda match: f"{match[0][0]}\u200b{match[0][1:]}", text)
-    fence_number = sha256(plain.encode(errors="replace")).hexdigest()[:12]
-    while fence_number in plain:  # the number is a hash of the whole text, and hardly any text contains its own hash
+    harmless_text = _CONTROL.sub(lambda match: f"{match[0][0]}\u200b{match[0][1:]}", text)
+    fence_number = sha256(harmless_text.encode(errors="replace")).hexdigest()[:12]
+    while fence_number in harmless_text:  # the number is a hash of the whole text, and hardly any text contains its own hash
         fence_number = sha256(fence_number.encode()).hexdigest()[:12]
-    return f"<{name} {fence_number}>\n{plain}\n</{name} {fence_number}>"
+    return f"<{name} {fence_number}>\n{harmless_text}\n</{name} {fence_number}>"
 
 
 @lru_cache(maxsize=64)  # verl's workers ask about one completion at a time, and need not compile the template each time
@@ -58,10 +58,10 @@ def _compiled(source: str) -> tuple[Any, frozenset[str]]:
     from jinja2 import StrictUndefined, TemplateError, meta
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+    jinja_environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
     try:
-        used_names = frozenset(meta.find_undeclared_variables(environment.parse(source)))
-        return environment.from_string(source), used_names
+        used_names = frozenset(meta.find_undeclared_variables(jinja_environment.parse(source)))
+        return jinja_environment.from_string(source), used_names
     except TemplateError as error:
         raise RecipeError(f"The judge's prompt is no template: {error}.") from error
 
@@ -70,8 +70,8 @@ def load_template(prompt: str | None) -> str:
     """Return the text of a judge's template: the default, the prompt itself if it has a placeholder, or the file it names."""
     if prompt is None or "{{" in prompt:
         return DEFAULT if prompt is None else prompt
-    advice = "Name a text file, or write a template with {{ part }} in it."
-    return read_text(prompt, f"The judge's prompt '{prompt}'", advice)
+    template_advice = "Name a text file, or write a template with {{ part }} in it."
+    return read_text(prompt, f"The judge's prompt '{prompt}'", template_advice)
 
 
 def check_template(source: str) -> None:
@@ -90,8 +90,8 @@ def check_columns(source: str, columns: Mapping[str, Any]) -> None:
 def messages_for(source: str, row: Mapping[str, Any], *, completion: str, part: str, **names: str) -> list[dict[str, str]]:
     """Return the chat messages that ask a judge about one part of a completion; `names` fill the template's other names."""
     texts = {"question": question_of(row), "completion": fenced(completion, "answer"), "part": fenced(part, "part"), **names}
-    content = _compiled(source)[0].render({**row, **texts})
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}]
+    rendered_prompt = _compiled(source)[0].render({**row, **texts})
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": rendered_prompt}]
 
 
 def prompt_of(row: Mapping[str, Any]) -> Any:
@@ -103,6 +103,6 @@ def question_of(row: Mapping[str, Any]) -> str:
     """Return the prompt of a completion as one text; each turn of a conversation begins with its role."""
     prompt = prompt_of(row)
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
-        turns = (f"{turn['role']}: {turn['content']}" if isinstance(turn, Mapping) else f"{turn}" for turn in prompt)
-        return "\n\n".join(turns)
+        turn_lines = (f"{turn['role']}: {turn['content']}" if isinstance(turn, Mapping) else f"{turn}" for turn in prompt)
+        return "\n\n".join(turn_lines)
     return "" if prompt is None else str(prompt)

@@ -101,19 +101,19 @@ def score_by_model(
     """
     device = device or (f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu")
     choice_items = None if choices is None else tuple(choices.items())
-    reader = load_reader(model, device, dtype, trust_remote_code, marker, label, choice_items)
-    longest = min(reader.longest, max_length or reader.longest)
+    reward_model = load_reader(model, device, dtype, trust_remote_code, marker, label, choice_items)
+    most_tokens = min(reward_model.longest, max_length or reward_model.longest)
     rows: dict[int, tuple[_Row, int]] = {}
     for n, (blocks, cells) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         present_blocks = present(blocks, pays)
         if present_blocks:
             judged_blocks = [block] if block else present_blocks
-            pieces, judged_piece = _pieces(blocks, judged_blocks, sees if marker is None else "steps", inside)
-            rows[n] = reader.row(cells, pieces), judged_piece
-    reader.read([row for row, _ in rows.values() if len(row.ids) <= longest], batch_size)
-    results = {n: _result(reader, row, judged_piece, longest) for n, (row, judged_piece) in rows.items()}
-    refuse_if_all_failed(results, f"The reward model '{model}'")
-    return reward_of(results, len(text))
+            text_pieces, judged_piece = _pieces(blocks, judged_blocks, sees if marker is None else "steps", inside)
+            rows[n] = reward_model.row(cells, text_pieces), judged_piece
+    reward_model.read([row for row, _ in rows.values() if len(row.ids) <= most_tokens], batch_size)
+    result_by_index = {n: _result(reward_model, row, judged_piece, most_tokens) for n, (row, judged_piece) in rows.items()}
+    refuse_if_all_failed(result_by_index, f"The reward model '{model}'")
+    return reward_of(result_by_index, len(text))
 
 
 def _pieces(blocks: BlockText, names: Sequence[str], sees: str, inside: bool) -> tuple[list[str], int]:
@@ -133,21 +133,21 @@ def _pieces(blocks: BlockText, names: Sequence[str], sees: str, inside: bool) ->
             "and marker out."
         )
     block_names = present(blocks, list(blocks))
-    last_judged = max(map(block_names.index, names))
+    last_judged_index = max(map(block_names.index, names))
     if sees == "steps":
-        return list(map(block_text, block_names)), last_judged
-    return ["".join(map(block_text, block_names[: last_judged + 1] if sees == "prefix" else block_names))], 0
+        return list(map(block_text, block_names)), last_judged_index
+    return ["".join(map(block_text, block_names[: last_judged_index + 1] if sees == "prefix" else block_names))], 0
 
 
 def _result(reader: _RewardModel, row: _Row, judged_piece: int, longest: int) -> CallResult:
     """Return the number that the reward model gave to the judged piece of a row, or the reason why there is none."""
     if len(row.ids) > longest:
-        reason = f"the prompt and the text have {len(row.ids)} tokens, and the reward model takes {longest}"
-        return CallResult(status=Status.ERROR, error=DataError(reason))
-    number = reader.numbers[row][judged_piece]
-    if not math.isfinite(number):
-        return CallResult(status=Status.ERROR, error=DataError(f"the reward model's number is {number}"))
-    return CallResult(number)
+        length_note = f"the prompt and the text have {len(row.ids)} tokens, and the reward model takes {longest}"
+        return CallResult(status=Status.ERROR, error=DataError(length_note))
+    piece_number = reader.numbers[row][judged_piece]
+    if not math.isfinite(piece_number):
+        return CallResult(status=Status.ERROR, error=DataError(f"the reward model's number is {piece_number}"))
+    return CallResult(piece_number)
 
 
 class _Row(NamedTuple):
@@ -179,9 +179,9 @@ class _RewardModel:
     @cached_property
     def _control_tokens(self) -> list[str]:
         """Return the tokenizer's special tokens, and the step marker if it is a token of its own; the longest comes first."""
-        special = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
-        marker_token = {self.marker} & self.tokenizer.get_added_vocab().keys()
-        return sorted((token for token in special | marker_token if len(token) > 1), key=len, reverse=True)
+        special_tokens = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
+        marker_tokens = {self.marker} & self.tokenizer.get_added_vocab().keys()
+        return sorted((token for token in special_tokens | marker_tokens if len(token) > 1), key=len, reverse=True)
 
     def row(self, cells: Mapping[str, Any], pieces: Sequence[str]) -> _Row:
         """Return the tokens of a prompt and pieces of a completion, encoded once even if several objectives ask for them."""
@@ -204,18 +204,18 @@ class _RewardModel:
         tokenizer, token_types = self.tokenizer, ()
         has_template = tokenizer.chat_template is not None
         if self.marker is not None:
-            ids = (
+            row_ids = (
                 self._apply_template(turns, add_generation_prompt=True) if has_template else tokenizer(question)["input_ids"]
             )
-            return _add_steps(ids, [self._encode(piece) for piece in pieces], self._encode(self.marker))
+            return _add_steps(row_ids, [self._encode(piece) for piece in pieces], self._encode(self.marker))
         if has_template:
-            ids = self._apply_template([*turns, {"role": "assistant", "content": pieces[0]}])
+            row_ids = self._apply_template([*turns, {"role": "assistant", "content": pieces[0]}])
         elif tokenizer.sep_token is not None:
-            encoded = tokenizer(question, pieces[0])
-            ids, token_types = encoded["input_ids"], tuple(encoded.get("token_type_ids", ()))
+            encoded_pair = tokenizer(question, pieces[0])
+            row_ids, token_types = encoded_pair["input_ids"], tuple(encoded_pair.get("token_type_ids", ()))
         else:
-            ids = tokenizer(question + pieces[0])["input_ids"]
-        return _Row(tuple(ids), token_types, ())
+            row_ids = tokenizer(question + pieces[0])["input_ids"]
+        return _Row(tuple(row_ids), token_types, ())
 
     def _apply_template(self, turns: Sequence[Any], **options: Any) -> list[int]:
         return list(self.tokenizer.apply_chat_template(turns, return_dict=True, **options)["input_ids"])
@@ -232,8 +232,8 @@ class _RewardModel:
         # Without a pad_token_id a classifier takes the last token of a row for its end, even padding, so each row runs alone.
         rows_per_pass = batch_size if self.marker or self.model.config.pad_token_id is not None else 1
         for start in range(0, len(new_rows), rows_per_pass):
-            batch = new_rows[start : start + rows_per_pass]
-            self.numbers.update(zip(batch, self._run(batch), strict=True))
+            row_batch = new_rows[start : start + rows_per_pass]
+            self.numbers.update(zip(row_batch, self._run(row_batch), strict=True))
 
     @torch.inference_mode()
     def _run(self, rows: Sequence[_Row]) -> Iterator[list[float]]:
@@ -242,13 +242,13 @@ class _RewardModel:
                 self.model.device
             )
 
-        inputs = {
+        model_inputs = {
             "input_ids": pad([row.ids for row in rows], self.model.config.pad_token_id or 0),
             "attention_mask": pad([[1] * len(row.ids) for row in rows], 0),
         }
         if rows[0].types:
-            inputs["token_type_ids"] = pad([row.types for row in rows], 0)
-        for row, logits in zip(rows, self.model(**inputs)[0], strict=True):
+            model_inputs["token_type_ids"] = pad([row.types for row in rows], 0)
+        for row, logits in zip(rows, self.model(**model_inputs)[0], strict=True):
             logits_pv = logits[list(row.places)] if row.places else logits[None]
             logits_pc = logits_pv[:, self.outputs].double().cpu()
             yield logits_pc[:, 0].tolist() if self.worths is None else (logits_pc.softmax(dim=-1) @ self.worths).tolist()
@@ -256,11 +256,11 @@ class _RewardModel:
 
 def _add_steps(prompt_ids: Sequence[int], steps: Sequence[Sequence[int]], marker: Sequence[int]) -> _Row:
     """Put the marker's tokens behind those of each step, both encoded apart so that no token belongs to a step and a marker."""
-    ids, places = list(prompt_ids), []
+    row_ids, marker_places = list(prompt_ids), []
     for step in steps:
-        ids += [*step, *marker]
-        places.append(len(ids) - 1)
-    return _Row(tuple(ids), (), tuple(places))
+        row_ids += [*step, *marker]
+        marker_places.append(len(row_ids) - 1)
+    return _Row(tuple(row_ids), (), tuple(marker_places))
 
 
 @lru_cache(maxsize=4)
@@ -278,21 +278,21 @@ def load_reader(
 
     load_options = {"trust_remote_code": trust}
     try:
-        config = transformers.AutoConfig.from_pretrained(name, **load_options)
+        model_config = transformers.AutoConfig.from_pretrained(name, **load_options)
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **load_options)
-        class_name = (config.architectures or ["a model without a class"])[0]
+        class_name = (model_config.architectures or ["a model without a class"])[0]
         _check_class(f"The reward model '{name}' is {class_name}", class_name, marker=marker, choices=choices)
-        class_end = next((end for end in _CLASS_ENDS if class_name.endswith(end)), "")
-        model = getattr(transformers, f"AutoModel{class_end}").from_pretrained(name, dtype=dtype, **load_options)
+        class_suffix = next((end for end in _CLASS_ENDS if class_name.endswith(end)), "")
+        model = getattr(transformers, f"AutoModel{class_suffix}").from_pretrained(name, dtype=dtype, **load_options)
     except RecipeError:
         raise
     except (OSError, ValueError, ImportError) as error:
-        first_line = str(error).strip().splitlines()[0].rstrip(".")
+        first_error_line = str(error).strip().splitlines()[0].rstrip(".")
         raise RecipeError(
-            f"The reward model '{name}' cannot be loaded: {first_line}. Name a folder with a model."
+            f"The reward model '{name}' cannot be loaded: {first_error_line}. Name a folder with a model."
         ) from error
-    outputs, worths = _outputs(name, config, tokenizer, label, choices)
-    return _RewardModel(model.to(device).eval(), tokenizer, marker, outputs, worths)
+    logit_columns, column_worths = _outputs(name, model_config, tokenizer, label, choices)
+    return _RewardModel(model.to(device).eval(), tokenizer, marker, logit_columns, column_worths)
 
 
 def _check_class(subject: str, class_name: str, *, marker: str | None, choices: Any) -> None:
@@ -328,13 +328,13 @@ def _outputs(
                 f"The reward model's choice {long_word!r} is {len(ids[long_word])} tokens. Choose a single token."
             )
         return [tokens[0] for tokens in ids.values()], torch.tensor([worth for _, worth in choices], dtype=torch.float64)
-    labels = [config.id2label[index] for index in range(config.num_labels)]
-    if len(labels) == 1:
+    label_names = [config.id2label[index] for index in range(config.num_labels)]
+    if len(label_names) == 1:
         if label is None:
             return [0], None
         raise RecipeError(f"The reward model '{name}' has one label, whose number is the reward. Leave label out.")
-    index_of: dict[Any, int] = {key: index for index, name in enumerate(labels) for key in (name, index)}
-    label_index = index_of.get(len(labels) - 1 if label is None else label)
+    index_of: dict[Any, int] = {key: index for index, name in enumerate(label_names) for key in (name, index)}
+    label_index = index_of.get(len(label_names) - 1 if label is None else label)
     if label_index is None:
-        raise RecipeError(f"The reward model '{name}': {unknown('label', str(label), labels)}")
-    return list(range(len(labels))), torch.nn.functional.one_hot(torch.tensor(label_index), len(labels)).double()
+        raise RecipeError(f"The reward model '{name}': {unknown('label', str(label), label_names)}")
+    return list(range(len(label_names))), torch.nn.functional.one_hot(torch.tensor(label_index), len(label_names)).double()

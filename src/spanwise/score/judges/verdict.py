@@ -33,62 +33,62 @@ def reply_format(choices: Sequence[str], constrain: str, *, reasons: bool, parts
         return {}
     if constrain == "choice":
         return {"structured_outputs": {"choice": list(choices)}}
-    properties = {
+    field_schemas = {
         **({"reason": {"type": "string"}} if reasons else {}),
         "verdict": {"type": "string", "enum": list(choices)},
         **({"part": {"type": "string", "enum": [*parts, WHOLE, NONE]}} if parts else {}),
     }
-    schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    schema = {"type": "object", "properties": field_schemas, "required": list(field_schemas), "additionalProperties": False}
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}}
 
 
 def reply_instruction(choices: Sequence[str], constrain: str, *, reasons: bool, parts: Sequence[str] = ()) -> str:
     """Return the sentence of the prompt that tells the judge what to write."""
-    words = " or ".join(f'"{choice}"' for choice in choices)
+    quoted_choices = " or ".join(f'"{choice}"' for choice in choices)
     if constrain == "choice" or (constrain == "none" and not reasons and not parts):
-        return f"Answer with {words} and nothing else."
-    reason = '"reason": one sentence of evidence, and then ' if reasons else ""
+        return f"Answer with {quoted_choices} and nothing else."
+    reason_instruction = '"reason": one sentence of evidence, and then ' if reasons else ""
     listed_parts = ", ".join(f'"{part}"' for part in parts)
-    part_field = (
+    part_instruction = (
         f', and "part": the part that this is about most ({listed_parts}), "{WHOLE}" if it is all of them, "{NONE}" if none'
     )
-    return f'Answer with a JSON object: {reason}"verdict": {words}{part_field if parts else ""}.'
+    return f'Answer with a JSON object: {reason_instruction}"verdict": {quoted_choices}{part_instruction if parts else ""}.'
 
 
 def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bool, parts: Sequence[str] = ()) -> Judgement:
     """Read the judge's verdict from the JSON reply of the chat completions API."""
     reply = reply if isinstance(reply, dict) else {}
-    tokens = int((reply.get("usage") or {}).get("total_tokens") or 0)
-    message = next(iter(reply.get("choices") or ()), {})
-    content = (message.get("message") or {}).get("content") or ""
-    word, reason, part = _read_content(content, choices)
-    if word is None:
-        cut_off = " (cut off at max_tokens)" if message.get("finish_reason") == "length" else ""
+    token_count = int((reply.get("usage") or {}).get("total_tokens") or 0)
+    first_choice = next(iter(reply.get("choices") or ()), {})
+    reply_text = (first_choice.get("message") or {}).get("content") or ""
+    chosen_word, reason, named_part = _read_content(reply_text, choices)
+    if chosen_word is None:
+        cut_off_note = " (cut off at max_tokens)" if first_choice.get("finish_reason") == "length" else ""
         raise UnreadableReplyError(
-            f"the judge's answer {content!r:.120}{cut_off} holds none of the choices {', '.join(choices)}"
+            f"the judge's answer {reply_text!r:.120}{cut_off_note} holds none of the choices {', '.join(choices)}"
         )
-    if parts and part not in (*parts, WHOLE, NONE):
-        raise UnreadableReplyError(f"the judge's answer {content!r:.120} names none of the parts {', '.join(parts)}")
-    value = _expected_value(message, content, choices) if expected else float(choices[word])
-    return Judgement(value, reason, tokens, part if parts else None)
+    if parts and named_part not in (*parts, WHOLE, NONE):
+        raise UnreadableReplyError(f"the judge's answer {reply_text!r:.120} names none of the parts {', '.join(parts)}")
+    verdict_value = _expected_value(first_choice, reply_text, choices) if expected else float(choices[chosen_word])
+    return Judgement(verdict_value, reason, token_count, named_part if parts else None)
 
 
 def _read_content(content: str, choices: Mapping[str, float | int]) -> tuple[str | None, str | None, str | None]:
     """Return the choice that a judge's reply makes, its reason and the part it names; None for what the reply lacks."""
-    brace = content.find("{")
+    brace_index = content.find("{")
     try:
-        parsed = json.JSONDecoder().raw_decode(content, brace)[0] if brace >= 0 else None
+        reply_object = json.JSONDecoder().raw_decode(content, brace_index)[0] if brace_index >= 0 else None
     except (ValueError, RecursionError):
-        parsed = None
-    if isinstance(parsed, dict) and "verdict" in parsed:
-        reason, part = (field if isinstance(field := parsed.get(key), str) else None for key in ("reason", "part"))
-        return _matching_choice(str(parsed["verdict"]).strip(), choices), reason, part
+        reply_object = None
+    if isinstance(reply_object, dict) and "verdict" in reply_object:
+        reason, part = (field if isinstance(field := reply_object.get(key), str) else None for key in ("reason", "part"))
+        return _matching_choice(str(reply_object["verdict"]).strip(), choices), reason, part
     exact_choice = _matching_choice(content.strip().strip('".'), choices)
-    if exact_choice is not None or brace >= 0:  # a word in a JSON object that breaks off is no verdict
+    if exact_choice is not None or brace_index >= 0:  # a word in a JSON object that breaks off is no verdict
         return exact_choice, None, None
-    alternatives = "|".join(map(re.escape, sorted(choices, key=len, reverse=True)))
-    words = re.findall(rf"(?<!\w)(?:{alternatives})(?!\w)", content, re.IGNORECASE)
-    return (_matching_choice(words[-1], choices), content.strip(), None) if words else (None, None, None)
+    choices_pattern = "|".join(map(re.escape, sorted(choices, key=len, reverse=True)))
+    found_words = re.findall(rf"(?<!\w)(?:{choices_pattern})(?!\w)", content, re.IGNORECASE)
+    return (_matching_choice(found_words[-1], choices), content.strip(), None) if found_words else (None, None, None)
 
 
 def _matching_choice(word: str, choices: Mapping[str, float | int]) -> str | None:
@@ -104,17 +104,17 @@ def _expected_value(message: Mapping[str, Any], content: str, choices: Mapping[s
     verdict_start = max((match.end() for match in _VERDICT.finditer(content)), default=len(content) - len(content.lstrip()))
     token_ends = accumulate(len(token["token"]) for token in tokens)
     verdict_token = next((token for token, end in zip(tokens, token_ends, strict=True) if end > verdict_start), tokens[-1])
-    probabilities = dict.fromkeys(choices, 0.0)
+    probability_by_choice = dict.fromkeys(choices, 0.0)
     for candidate in verdict_token.get("top_logprobs") or [verdict_token]:
         token_text = candidate["token"].strip().lstrip('"').strip().lower()
-        matches = [
+        matching_choices = [
             word
             for word in choices
             if token_text and (word.lower().startswith(token_text) or token_text.startswith(word.lower()))
         ]
-        if len(matches) == 1:
-            probabilities[matches[0]] += math.exp(candidate["logprob"])
-    total = sum(probabilities.values())
-    if total <= 0.0:
+        if len(matching_choices) == 1:
+            probability_by_choice[matching_choices[0]] += math.exp(candidate["logprob"])
+    probability_sum = sum(probability_by_choice.values())
+    if probability_sum <= 0.0:
         raise UnreadableReplyError("no choice is among the likeliest tokens: write choices that differ in their first token")
-    return sum(probabilities[word] * number for word, number in choices.items()) / total
+    return sum(probability_by_choice[word] * number for word, number in choices.items()) / probability_sum
