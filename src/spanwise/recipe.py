@@ -358,11 +358,12 @@ def scheme_of(
     recipe: Recipe, task_layout: Layout, longest: int, *, recorded: Collection[str] = (), run_code: bool = True
 ) -> Scheme:
     """Build a recipe's rule of credit; import a reward's function only if `run_code` is true and its rewards are not `recorded`."""
-    entries = _task_objectives(recipe, task_layout) if recipe.objectives is None else recipe.objectives
+    objective_entries = _task_objectives(recipe, task_layout) if recipe.objectives is None else recipe.objectives
     preset_options = {
         "name": recipe.method,
         "layout": _choose_layout(recipe, task_layout),
-        "objectives": entries and [_build_objective(numbered, recorded, run_code) for numbered in enumerate(entries, 1)],
+        "objectives": objective_entries
+        and [_build_objective(numbered, recorded, run_code) for numbered in enumerate(objective_entries, 1)],
         **{field: getattr(recipe, field) for field in ("calibration", "baseline", "per", "values")},
         "modes": recipe.scheme_modes,
         "refine": recipe.refinement,
@@ -519,24 +520,24 @@ def _build_objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collecti
 def _explain(error: ValidationError) -> str:
     """Turn a validation error into sentences: each field, its value, the allowed values, and the field's purpose."""
     bounds_of: dict[tuple[str, str], list[str]] = {}
-    sentences = []
+    faults = []
     for item in error.errors():
         fault_type, wrong_value, fault_context = item["type"], item["input"], item.get("ctx", {})
         # Pydantic appends the type of a union that it tried to the field's name; leave it out.
         field_path = ".".join(str(name) for name in item["loc"] if name not in ("str", "float", "list[str]"))
         if fault_type == "invalid_key":
-            sentences.append(_no_field(field_path))
+            faults.append(_no_field(field_path))
         elif fault_type == "value_error":
-            sentences.append(item["msg"].removeprefix("Value error, "))
+            faults.append(item["msg"].removeprefix("Value error, "))
         elif fault_type == "literal_error":
-            sentences.append(unknown(field_path, wrong_value, re.findall(r"'([^']*)'", fault_context["expected"])))
+            faults.append(unknown(field_path, wrong_value, re.findall(r"'([^']*)'", fault_context["expected"])))
         else:
             bound = next((f"{words} {fault_context[key]}" for key, words in _BOUNDS.items() if key in fault_context), None)
             purpose = f" ({Recipe.model_fields[field_path].description})" if field_path in Recipe.model_fields else ""
             allowed_text = bound or _KINDS.get(fault_type.split("_")[0], item["msg"])
             bounds_of.setdefault((f"{field_path} is {wrong_value!r}", purpose), []).append(allowed_text)
-    sentences += [f"{start}, and must be {' or '.join(bounds)}{purpose}" for (start, purpose), bounds in bounds_of.items()]
-    return "; ".join(sentences)
+    faults += [f"{start}, and must be {' or '.join(bounds)}{purpose}" for (start, purpose), bounds in bounds_of.items()]
+    return "; ".join(faults)
 
 
 #: Name of a bound, or of a type, in pydantic -> our words.

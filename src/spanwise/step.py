@@ -97,13 +97,13 @@ class ReadBatch:
 
         A completion of several turns has the reward of its last turn, or the mean of its turns for an objective of scope "turn".
         """
-        worth_sm, steps = fill_missing(self.reading.scores, scheme.objectives).float(), self.batch.steps
-        if steps is None:
+        worth_sm, turn_steps = fill_missing(self.reading.scores, scheme.objectives).float(), self.batch.steps
+        if turn_steps is None:
             return worth_sm
         worth_nm = torch.full((self.completions, worth_sm.shape[1]), torch.nan)
         for m, objective in enumerate(scheme.objectives):
             for n in range(self.completions):
-                turn_worth_s = worth_sm[(steps.trajectory_s == n) & ~worth_sm[:, m].isnan(), m]
+                turn_worth_s = worth_sm[(turn_steps.trajectory_s == n) & ~worth_sm[:, m].isnan(), m]
                 if len(turn_worth_s):
                     worth_nm[n, m] = turn_worth_s.double().mean() if objective.scope == "turn" else turn_worth_s[-1]
         return worth_nm
@@ -223,8 +223,8 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
             f"environment give '{TURNS}': for each completion a list with one {{'anchor': STATE}} per turn."
         )
     anchor_s = turn_anchors if any(anchor is not None for anchor in turn_anchors) else None
-    steps = steps_of_turns(batch.steps, turns.row_s, turns.step_s, anchor_s)
-    return replace(turn_batch, columns={**turn_batch.columns, **fact_columns}, steps=steps), turns
+    steps_with_anchors = steps_of_turns(batch.steps, turns.row_s, turns.step_s, anchor_s)
+    return replace(turn_batch, columns={**turn_batch.columns, **fact_columns}, steps=steps_with_anchors), turns
 
 
 def steps_of_turns(outer: Steps | None, row_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"], anchor_s: Any) -> Steps:
@@ -412,11 +412,11 @@ class Step:
             if self.zero_batches == 1:
                 objective_names = ", ".join(map(repr, self.scheme.names))
                 step_label = "" if number is None else f" at step {number}"
-                likely_cause = "the prompts are too easy or too hard, or a reward is constant"
+                cause_text = "the prompts are too easy or too hard, or a reward is constant"
                 new_warnings.append(
                     f"Every advantage of the batch{step_label} is zero: under no objective ({objective_names}) did a completion "
                     "differ from what it is compared with, so nothing is learned from it. If this lasts (see credit/no_signal), "
-                    f"{'the warning before this one says why' if has_unscored else likely_cause}."
+                    f"{'the warning before this one says why' if has_unscored else cause_text}."
                 )
         return BatchCredit(batch_credits, batch_metrics, new_warnings)
 

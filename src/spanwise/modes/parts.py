@@ -106,6 +106,6 @@ def token_logp(logp_nt: Tensor, column_n: Tensor) -> Tensor:
 
 def with_token(value_nt: Tensor, column_n: Tensor, value_n: Tensor) -> Tensor:
     """Return a copy of a table in which each row's given column has the given value; rows with column -1 stay as they are."""
-    value_nt, row_r = value_nt.clone(), (column_n >= 0).nonzero()[:, 0]
-    value_nt[row_r, column_n[row_r]] = value_n[row_r].to(value_nt.dtype)
+    value_nt, ended_row_r = value_nt.clone(), (column_n >= 0).nonzero()[:, 0]
+    value_nt[ended_row_r, column_n[ended_row_r]] = value_n[ended_row_r].to(value_nt.dtype)
     return value_nt

@@ -116,16 +116,16 @@ def judge(
 
 def bare(text: str) -> str:
     r"""Remove the white space, dollars and `\boxed{}` that enclose a whole answer."""
-    bare_start, end = _strip_interval(text, 0, len(text))
+    start, end = _strip_interval(text, 0, len(text))
     closing_brace_of, dollar_count = _match_braces(text) if "\\boxed{" in text else {}, text.count("$")
     # The loop moves two indices and copies no text, so that its time is linear even for a thousand nested boxes.
     while True:
-        if end - bare_start > 2 and dollar_count == 2 and text[bare_start] == text[end - 1] == "$":
-            bare_start, end, dollar_count = *_strip_interval(text, bare_start + 1, end - 1), 0
-        elif text.startswith("\\boxed{", bare_start, end) and closing_brace_of.get(bare_start + len("\\boxed")) == end - 1:
-            bare_start, end = _strip_interval(text, bare_start + len("\\boxed{"), end - 1)
+        if end - start > 2 and dollar_count == 2 and text[start] == text[end - 1] == "$":
+            start, end, dollar_count = *_strip_interval(text, start + 1, end - 1), 0
+        elif text.startswith("\\boxed{", start, end) and closing_brace_of.get(start + len("\\boxed")) == end - 1:
+            start, end = _strip_interval(text, start + len("\\boxed{"), end - 1)
         else:
-            return text[bare_start:end]
+            return text[start:end]
 
 
 def _gold_text(gold: object) -> str:
@@ -169,8 +169,8 @@ def _normalize(text: str) -> str | None:
     """Return an integer without leading zeros, or words unchanged; None for a text that only Math-Verify can compare."""
     integer_match = _INTEGER.fullmatch(text)
     if integer_match:
-        digits = integer_match[2].lstrip("0") or "0"
-        return f"-{digits}" if integer_match[1] == "-" and digits != "0" else digits
+        integer_digits = integer_match[2].lstrip("0") or "0"
+        return f"-{integer_digits}" if integer_match[1] == "-" and integer_digits != "0" else integer_digits
     return text if is_words(text) else None
 
 

@@ -56,11 +56,11 @@ def criteria_of(cell: Any, where: str) -> list[Criterion]:
 
 def _read(rubric: Any, where: str, error_type: type[DataError] | type[RecipeError]) -> list[Criterion]:
     """Read the criteria of a rubric; raise `error_type` if an entry is no valid criterion."""
-    entries = rubric.tolist() if hasattr(rubric, "tolist") else rubric  # a list from a Parquet file may be a NumPy array
-    if not isinstance(entries, (list, tuple)):
+    rubric_list = rubric.tolist() if hasattr(rubric, "tolist") else rubric  # a list from a Parquet file may be a NumPy array
+    if not isinstance(rubric_list, (list, tuple)):
         raise error_type(f"The rubric {where} is {rubric!r:.80}. Write a list of criteria: {_EXAMPLE}.")
     criteria = []
-    for position, entry in enumerate(entries, start=1):
+    for position, entry in enumerate(rubric_list, start=1):
         criterion_subject = f"Criterion {position} of the rubric {where}"
         criterion_fields = {"text": entry} if isinstance(entry, str) else entry
         if not isinstance(criterion_fields, Mapping):

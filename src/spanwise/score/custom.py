@@ -200,9 +200,9 @@ def reward_function(objective: Objective) -> str:
 
 def arguments_for(parameters: Parameters, offered: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     """Return those of the offered arguments that a function takes, and its first required parameter that none of them fills."""
-    defaults, takes_any_keyword = parameters
-    missing = (name for name, default in defaults.items() if default is inspect.Parameter.empty and name not in offered)
-    return {name: value for name, value in offered.items() if takes_any_keyword or name in defaults}, next(missing, None)
+    default_of, takes_any_keyword = parameters
+    missing = (name for name, default in default_of.items() if default is inspect.Parameter.empty and name not in offered)
+    return {name: value for name, value in offered.items() if takes_any_keyword or name in default_of}, next(missing, None)
 
 
 def checked_reward(result: Any, objective: Objective, size: int) -> Reward:

@@ -17,11 +17,11 @@ _objects: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Any]] =
 
 def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
     """Run a coroutine on this process's event loop for rewards, and cancel it if the calling thread is interrupted."""
-    future = asyncio.run_coroutine_threadsafe(coroutine, _running_loop())
+    coroutine_future = asyncio.run_coroutine_threadsafe(coroutine, _running_loop())
     try:
-        return future.result()
+        return coroutine_future.result()
     finally:
-        future.cancel()  # after Ctrl-C no request may stay in flight
+        coroutine_future.cancel()  # after Ctrl-C no request may stay in flight
 
 
 def objects_of_loop() -> dict[Any, Any]:

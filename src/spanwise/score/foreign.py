@@ -55,20 +55,20 @@ def _verl_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of verl's `compute_score(data_source, solution_str, ground_truth, extra_info)`, and all columns."""
     reward_spec = _first_cell(row, "reward_model", "reward_spec")
     if isinstance(reward_spec, dict) and "ground_truth" in reward_spec:
-        gold = reward_spec["ground_truth"]
+        gold_answer = reward_spec["ground_truth"]
     elif row.keys().isdisjoint(_GOLD):
         raise DataError(
             f"A function in verl's signature needs the right answer, but no column holds it. Add a column {', '.join(_GOLD)} or "
             f"reward_model with a ground_truth; the columns are {', '.join(sorted(row)) or 'none'}."
         )
     else:
-        gold = _first_cell(row, *_GOLD)
+        gold_answer = _first_cell(row, *_GOLD)
     extra_info = row.get("extra_info", {})
     return {
         **row,
         "data_source": row.get("data_source"),
         "solution_str": text,
-        "ground_truth": gold,
+        "ground_truth": gold_answer,
         "extra_info": extra_info,
     }
 
@@ -90,12 +90,12 @@ def _scorer_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
     from inspect_ai.scorer import Target  # pyright: ignore[reportMissingImports]
     from inspect_ai.solver import TaskState  # pyright: ignore[reportMissingImports]
 
-    gold = _first_cell(row, "target", "answer", "ground_truth", default="")
+    gold_answer = _first_cell(row, "target", "answer", "ground_truth", default="")
     prompt_cell = _first_cell(row, "prompt", "prompts", default="")
     question = prompt_cell if isinstance(prompt_cell, str) else "\n".join(str(message["content"]) for message in prompt_cell)
     model_output = ModelOutput.from_content("policy", text)
     task_state = TaskState("policy", 0, 0, question, [model_output.message], output=model_output, metadata=dict(row))
-    return {"state": task_state, "target": Target(gold if isinstance(gold, list) else str(gold))}
+    return {"state": task_state, "target": Target(gold_answer if isinstance(gold_answer, list) else str(gold_answer))}
 
 
 def _read_score(score: Any) -> tuple[Any, str | None]:

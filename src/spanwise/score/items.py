@@ -84,11 +84,11 @@ async def await_calls(
 
 async def together(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
     """Await all coroutines at once; after an error, or Ctrl-C, cancel the others."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    running_tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
-        return await asyncio.gather(*tasks)
+        return await asyncio.gather(*running_tasks)
     finally:
-        for task in tasks:
+        for task in running_tasks:
             task.cancel()
 
 
@@ -170,10 +170,12 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
             shown_text = part_text(blocks, objective.pays, call_options["block"])
         else:
             shown_text = completion_text(blocks)
-        arguments, missing = arguments_for(parameters, convention.arguments(shown_text, row) | function_options)
-        if missing is not None:
+        arguments, missing_column = arguments_for(parameters, convention.arguments(shown_text, row) | function_options)
+        if missing_column is not None:
             column_list = ", ".join(sorted(row)) or "none"
-            raise DataError(f"Objective '{objective.name}' needs the column '{missing}'; the dataset has {column_list}.")
+            raise DataError(
+                f"Objective '{objective.name}' needs the column '{missing_column}'; the dataset has {column_list}."
+            )
         call_by_index[n] = partial(item_function, **own_copy(arguments))
     return call_by_index
 

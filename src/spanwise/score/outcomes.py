@@ -88,11 +88,11 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
     if isinstance(entry, str) and ":" not in entry:
         return OUTCOMES.find(entry).function
     outcome_name = entry if isinstance(entry, str) else function_name(entry)
-    function = imported(entry, what="The outcome") if isinstance(entry, str) else entry
-    if not callable(function):
-        raise RecipeError(f"The outcome '{outcome_name}' is {function!r}. Name a function.")
+    outcome_function = imported(entry, what="The outcome") if isinstance(entry, str) else entry
+    if not callable(outcome_function):
+        raise RecipeError(f"The outcome '{outcome_name}' is {outcome_function!r}. Name a function.")
     try:
-        inspect.signature(function).bind([], columns={})
+        inspect.signature(outcome_function).bind([], columns={})
     except TypeError as error:
         raise RecipeError(
             f"The outcome '{outcome_name}' cannot be called as f(text, columns=columns): {error}. Write it as "
@@ -100,7 +100,7 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
         ) from error
     except ValueError:  # Python cannot read the parameters of some functions written in C
         pass
-    return function
+    return outcome_function
 
 
 def read_outcomes(
@@ -219,8 +219,8 @@ def judged_column(objective: Objective) -> int | None:
 
 
 def _outcome_codes(function: Callable[..., Any], text: Texts, columns: Columns, name: str) -> list[float]:
-    outcome_label, advice = f"Outcome '{name}': its function", "Return None for a completion whose outcome is unknown."
-    returned_values = called(partial(function, text, columns=columns), subject=outcome_label, text=text, advice=advice)
+    outcome_label, error_advice = f"Outcome '{name}': its function", "Return None for a completion whose outcome is unknown."
+    returned_values = called(partial(function, text, columns=columns), subject=outcome_label, text=text, advice=error_advice)
     codes: list[float] = []
     for n, value in enumerate(listed_values(returned_values, len(text), subject=outcome_label, noun="value")):
         outcome_code = _code_of(value)

@@ -167,15 +167,15 @@ class Line:
 
     def do(self, what: str, target: Any, values: list[Any], named: dict[str, Any]) -> Any:
         """Carry out a request of the other process, such as to get an attribute; the tests' process refuses private attributes."""
-        of_attribute = what in ("getattr", "setattr")
-        is_public = type(target).__module__ == "__main__" and of_attribute and not values[0].startswith("_")
+        is_attribute = what in ("getattr", "setattr")
+        is_public = type(target).__module__ == "__main__" and is_attribute and not values[0].startswith("_")
         if self.judging and not (is_public or what == "plain" or what in _UNARY | _BINARY):
             raise AttributeError("The code can reach only public attributes of objects that the tests define.")
         if what == "name":
             return self.space[target]
         if what == "plain":
             return target
-        operation = getattr(builtins, what) if of_attribute else vars(operator).get(what) or getattr(type(target), what)
+        operation = getattr(builtins, what) if is_attribute else vars(operator).get(what) or getattr(type(target), what)
         return operation(target, *values, **named)
 
     def encode(self, value: Any, *, whole: bool = False) -> Any:

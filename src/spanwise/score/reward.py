@@ -119,12 +119,12 @@ class Reward(ByCompletion):
             >>> Reward.of([0.5, None], status=[Status.OK, Status.TIMEOUT]).status_n
             tensor([0, 3])
         """
-        size = len(values)
-        statuses = [Status.ABSENT] * size if status is None else status
-        pairs = [None] * size if by_outcome is None else by_outcome
-        if not size == len(statuses) == len(pairs):
+        row_count = len(values)
+        statuses = [Status.ABSENT] * row_count if status is None else status
+        pairs = [None] * row_count if by_outcome is None else by_outcome
+        if not row_count == len(statuses) == len(pairs):
             raise AlignmentError(
-                f"{size} values, {len(statuses)} statuses, {len(pairs)} pairs by outcome: give one of each per completion."
+                f"{row_count} values, {len(statuses)} statuses, {len(pairs)} pairs by outcome: give one of each per completion."
             )
         status_codes = [
             int(reason if value is None or reason == Status.BROKE else Status.OK)
@@ -136,7 +136,7 @@ class Reward(ByCompletion):
             torch.tensor([(NAN, NAN) if pair is None else pair for pair in pairs], dtype=torch.float64).reshape(-1, 2),
             None if stated is None else _as_numbers(stated),
             note_n=None if notes is None else as_notes(notes),
-            measured_nc=None if measured is None else torch.tensor(measured, dtype=torch.float64).reshape(size, -1),
+            measured_nc=None if measured is None else torch.tensor(measured, dtype=torch.float64).reshape(row_count, -1),
         )
 
 

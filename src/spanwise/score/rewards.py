@@ -61,13 +61,13 @@ def correct(
         >>> correct(text, pays=("solution",), columns={"answer": ["4", "4", "4"]}, scored={}).value_n
         tensor([1., 0., nan], dtype=torch.float64)
     """
-    golds = column_of(columns, column, len(text))
+    gold_answers = column_of(columns, column, len(text))
     verifier = verifier or shared_verifier(workers=workers, deadline=deadline)
 
     def check(pairs: list[tuple[object, str | None]]) -> list[Verdict]:
         return judge([gold for gold, _ in pairs], [answer for _, answer in pairs], verify=verify, verifier=verifier)
 
-    return judged(text, pays, tag, golds, lambda _, block, gold: (gold, block.get(tag)), check)
+    return judged(text, pays, tag, gold_answers, lambda _, block, gold: (gold, block.get(tag)), check)
 
 
 @register("brier", kind="reward", tags=("tag",), judged_by="of")
@@ -145,10 +145,10 @@ def parse_confidence(text: str) -> float | None:
     [0.7, 0.7, 0.7, 1.0, None, None]
     """
     text = text.strip().removesuffix(".").rstrip()
-    digits = text.removesuffix("%").rstrip()
-    if not NUMBER.fullmatch(digits):
+    number_text = text.removesuffix("%").rstrip()
+    if not NUMBER.fullmatch(number_text):
         return None
-    confidence = float(digits) / 100.0 if text.endswith("%") else float(digits)
+    confidence = float(number_text) / 100.0 if text.endswith("%") else float(number_text)
     return confidence if confidence <= 1.0 else None
 
 
@@ -225,8 +225,8 @@ def second_attempt(
     wrong_indices = (value_n == 0.0).nonzero().flatten().tolist()
     answer_by_index = {n: answer for n in wrong_indices if (answer := read_tag(text[n], pays[:1], tag) or "").strip()}
     first_answers = [read_tag(text[n], (first,), tag) for n in answer_by_index]
-    verdicts = judge(first_answers, list(answer_by_index.values()), verify=verify, verifier=verifier)
-    for n, verdict in zip(answer_by_index, verdicts, strict=True):
+    repeat_verdicts = judge(first_answers, list(answer_by_index.values()), verify=verify, verifier=verifier)
+    for n, verdict in zip(answer_by_index, repeat_verdicts, strict=True):
         value_n[n] = 0.0 if verdict.value == 1.0 else partial
     return replace(second_reward, value_n=value_n)
 

@@ -80,12 +80,12 @@ def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns,
         else:
             reward = _complete_recorded(objective, recorded_reward, text, columns=columns, scored=scored)
         scored[objective.name] = reward if objective.only is None else _only_right(reward, scored[objective.only])
-    scores = as_scores(scored, *read_outcomes(objectives, text, columns=columns))
+    all_scores = as_scores(scored, *read_outcomes(objectives, text, columns=columns))
     measure_names = measures_of(objectives)
     if not measure_names:
-        return scores
+        return all_scores
     cost_tables = [_costs(scored[objective.name], len(measures_of([objective]))) for objective in objectives]
-    return replace(scores, measured_nc=torch.cat(cost_tables, dim=1), measures=measure_names)
+    return replace(all_scores, measured_nc=torch.cat(cost_tables, dim=1), measures=measure_names)
 
 
 def _only_right(reward: Reward, other: Reward) -> Reward:
@@ -145,8 +145,8 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
             f"Objective '{tuple(scored)[m]}' gives completion {n} of {len(reward_nm)} the reward {float(reward_nm[n, m]):g}. "
             f"Beyond {LARGEST:g} credit overflows. Return a smaller number, or None for no reward."
         )
-    no_notes = as_notes([None] * len(reward_nm))
-    note_columns = [no_notes if reward.note_n is None else reward.note_n for reward in scored.values()]
+    empty_notes = as_notes([None] * len(reward_nm))
+    note_columns = [empty_notes if reward.note_n is None else reward.note_n for reward in scored.values()]
     note_nm = np.stack(note_columns, axis=1) if any(reward.note_n is not None for reward in scored.values()) else None
     outcome_arguments = tuple(outcome_names), outcome_no if outcome_names else None
     return Scores(tuple(scored), reward_nm, status_nm, by_outcome_nmo, *outcome_arguments, stated_nm, unused_nm, note_nm)

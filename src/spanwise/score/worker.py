@@ -128,14 +128,14 @@ def read_schema(text: str) -> tuple[Any, bool]:
     schema = json.loads(text, parse_float=exact, parse_constant=exact)
     if not isinstance(schema, dict):
         raise ValueError(f"it is {text:.60}, but must be an object")
-    validator = validator_for(schema, default=Draft202012Validator)
-    specification = specification_with(validator.META_SCHEMA["$schema"])
+    validator_class = validator_for(schema, default=Draft202012Validator)
+    specification = specification_with(validator_class.META_SCHEMA["$schema"])
     keywords: set[str] = set()
     same_value_ids: dict[int, list[int]] = {}  # id of each schema -> ids of the schemas in it that check the same value
 
     def check(contents: Any) -> None:
         try:
-            validator.check_schema(contents)
+            validator_class.check_schema(contents)
         except SchemaError as error:
             error_path = "/".join(map(str, error.absolute_path))
             raise ValueError(f"{error.message:.200}" + (f" (at {error_path})" if error_path else "")) from error
@@ -169,13 +169,13 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
     check(schema)
     schema_resource = specification.create_resource(schema)
-    registry = REGISTRY.with_resource(schema_resource.id() or "", schema_resource).crawl()  # fetches nothing
-    follow(schema, registry.resolver(schema_resource.id() or ""))
+    schema_registry = REGISTRY.with_resource(schema_resource.id() or "", schema_resource).crawl()  # fetches nothing
+    follow(schema, schema_registry.resolver(schema_resource.id() or ""))
     try:
         TopologicalSorter(same_value_ids).prepare()
     except CycleError:
         raise ValueError("its $ref leads back to itself") from None
-    return validator(schema, registry=registry), keywords <= _LINEAR
+    return validator_class(schema, registry=schema_registry), keywords <= _LINEAR
 
 
 def builtins_of_code(tests: str) -> list[str]:
@@ -274,8 +274,8 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if check_kind != "code":
-        check_function, harmless, limits = (equals_as_math, "1/2", {}) if check_kind == "math" else (is_valid, "{}", {})
-        print(_reply(check_function, harmless, harmless), file=reply_file, flush=True)
+        check_function, trial_input, limits = (equals_as_math, "1/2", {}) if check_kind == "math" else (is_valid, "{}", {})
+        print(_reply(check_function, trial_input, trial_input), file=reply_file, flush=True)
         if resource is not None and memory:
             resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     else:

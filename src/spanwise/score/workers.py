@@ -139,14 +139,14 @@ class Worker:
             self.stop()  # the process died while idle, perhaps for lack of memory, so no request is to blame
         if self.process is None and (fault := self.start()):
             return Verdict(Status.ERROR, math.nan, fault), False
-        secret = secrets.token_hex()
-        reply_line, is_late = self.ask(json.dumps([secret, *request]), self.clock_deadline)
-        if is_late or not (reply_line.startswith(secret) and reply_line.endswith("\n")):
+        reply_secret = secrets.token_hex()
+        reply_line, is_late = self.ask(json.dumps([reply_secret, *request]), self.clock_deadline)
+        if is_late or not (reply_line.startswith(reply_secret) and reply_line.endswith("\n")):
             exit_code = self.stop()
             if is_late or exit_code == -getattr(signal, "SIGPROF", 0):
                 return Verdict(Status.TIMEOUT, math.nan, f"stopped after {self.deadline:g} s"), True
             return Verdict(Status.ERROR, math.nan, f"the checking process died with exit code {exit_code}"), True
-        reply = json.loads(reply_line.removeprefix(secret))
+        reply = json.loads(reply_line.removeprefix(reply_secret))
         if "error" in reply:
             return Verdict(Status.ERROR, math.nan, reply["error"]), False
         return Verdict(Status.OK, float(reply["value"])), False
@@ -181,30 +181,30 @@ class Worker:
 
     def ask(self, message: str | None, seconds: float) -> tuple[str, bool]:
         """Send a line to the process and read one; return that one, and whether time ran out so that the process was killed."""
-        process, is_late = self.process, threading.Event()
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
+        worker_process, is_late = self.process, threading.Event()
+        assert worker_process is not None
+        assert worker_process.stdin is not None
+        assert worker_process.stdout is not None
 
         def kill() -> None:
             is_late.set()
-            process.kill()
+            worker_process.kill()
 
         reply_line = ""
         with DEADLINES.over(seconds, kill), contextlib.suppress(OSError, ValueError):
             if message is not None:
-                print(message, file=process.stdin, flush=True)
-            reply_line = process.stdout.readline()
+                print(message, file=worker_process.stdin, flush=True)
+            reply_line = worker_process.stdout.readline()
         return reply_line, is_late.is_set()
 
     def stop(self) -> int | None:
         """End the worker process and return its exit code; return None if no process runs."""
-        process, self.process = self.process, None
-        if process is None:
+        worker_process, self.process = self.process, None
+        if worker_process is None:
             return None
-        process.kill()
-        exit_code = process.wait()
-        with contextlib.suppress(OSError), process:  # closes the pipes; bytes that were not sent are lost
+        worker_process.kill()
+        exit_code = worker_process.wait()
+        with contextlib.suppress(OSError), worker_process:  # closes the pipes; bytes that were not sent are lost
             pass
         return exit_code
 
@@ -261,19 +261,19 @@ class Workers:
                     self._cache.move_to_end(request)
         unanswered_requests = [request for request, verdict in verdicts.items() if verdict is None]
         if unanswered_requests:
-            threads = ThreadPoolExecutor(len(self._workers), thread_name_prefix="spanwise-worker")
+            thread_pool = ThreadPoolExecutor(len(self._workers), thread_name_prefix="spanwise-worker")
             try:
-                verdicts.update(zip(unanswered_requests, threads.map(self._check, unanswered_requests), strict=True))
+                verdicts.update(zip(unanswered_requests, thread_pool.map(self._check, unanswered_requests), strict=True))
             finally:
-                threads.shutdown(wait=False, cancel_futures=True)
+                thread_pool.shutdown(wait=False, cancel_futures=True)
         return [verdict for request in requests if (verdict := verdicts[request]) is not None]
 
     def close(self) -> None:
         """Stop the workers; a later check starts them again."""
         for worker in self._workers:
-            process = worker.process
-            if process is not None:
-                process.kill()  # ends a check that still runs, so that its worker becomes idle
+            worker_process = worker.process
+            if worker_process is not None:
+                worker_process.kill()  # ends a check that still runs, so that its worker becomes idle
         for _ in self._workers:
             self._idle.get()
         for worker in reversed(self._workers):

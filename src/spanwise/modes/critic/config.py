@@ -137,12 +137,12 @@ class CriticConfig(Mode):
         super().__post_init__()
         if not isinstance(self.value_range, list | tuple) or len(self.value_range) != 2:
             raise RecipeError(f"critic.value_range is {self.value_range!r}; write two numbers, such as [0, 1].")
-        lowest_value, high = self.value_range
-        for number in (lowest_value, high):
+        lowest, highest = self.value_range
+        for number in (lowest, highest):
             check_number("critic.value_range", number)
-        if not lowest_value < high:
-            raise RecipeError(f"critic.value_range is [{lowest_value}, {high}]; the first number must be the smaller one.")
-        object.__setattr__(self, "value_range", (float(lowest_value), float(high)))
+        if not lowest < highest:
+            raise RecipeError(f"critic.value_range is [{lowest}, {highest}]; the first number must be the smaller one.")
+        object.__setattr__(self, "value_range", (float(lowest), float(highest)))
         default_by_option = {option.name: option.default for option in fields(self)}
         for name in ("bins", "value_range"):
             if self.head == "scalar" and getattr(self, name) != default_by_option[name]:

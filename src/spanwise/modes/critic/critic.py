@@ -82,8 +82,8 @@ class Critic:
         finally:
             self._move("cpu")
         batch, value_nts = batch.changed(lambda x: x.cpu()), value_nts.cpu()
-        metrics = {**self._compare(batch, value_nts), **fit_metrics, "seconds": time.perf_counter() - start_time}
-        named_metrics = {f"critic/{name}": number for name, number in metrics.items()}
+        critic_metrics = {**self._compare(batch, value_nts), **fit_metrics, "seconds": time.perf_counter() - start_time}
+        named_metrics = {f"critic/{name}": number for name, number in critic_metrics.items()}
         return Learned(value_nts[:, :-1], batch.bootstrap(value_nts), named_metrics)
 
     def _fit(self, batch: _Batch, value_nts: Tensor) -> dict[str, float]:
@@ -93,8 +93,8 @@ class Critic:
         for epoch in range(self.config.epochs):
             mini_batches: Sequence[Tensor] = [torch.arange(row_count)]
             if self.config.mini_batches > 1:
-                generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.batches) * 1_000 + epoch)
-                shuffled_row_r = torch.randperm(row_count, generator=generator)
+                random_generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.batches) * 1_000 + epoch)
+                shuffled_row_r = torch.randperm(row_count, generator=random_generator)
                 mini_batches = shuffled_row_r.tensor_split(min(self.config.mini_batches, row_count))
             step_metrics += [self._update(batch, mini_batch, value_nts, first=epoch == 0) for mini_batch in mini_batches]
         self.batches += 1
@@ -120,14 +120,14 @@ class Critic:
                 / token_count
                 for s in range(len(self.model.names))
             )
-            loss = sum(stream_losses, start=torch.zeros((), device=token_count.device))
-            loss.backward()
-            total_loss += loss.detach()
+            critic_loss = sum(stream_losses, start=torch.zeros((), device=token_count.device))
+            critic_loss.backward()
+            total_loss += critic_loss.detach()
         self._check_finite(batch, value_nts, row_r)
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        for parameter in parameters:
+        trained_parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        for parameter in trained_parameters:
             parameter.grad = self._sum(parameter.grad)
-        gradient_norm = float(nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm))
+        gradient_norm = float(nn.utils.clip_grad_norm_(trained_parameters, self.config.max_grad_norm))
         if not gradient_norm < float("inf"):  # NaN fails here, too; all processes have the same gradients
             raise self._diverged(f"the norm of its gradient is {gradient_norm}")
         self.optimizer.step()
@@ -272,16 +272,16 @@ class CriticInTrl(TrlPart):
     def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
         """Add the critic's values to a batch, fit the critic to the batch, and measure its share of the training time."""
         start_time, trainer, batch = time.perf_counter(), self.trainer, own.batch
-        value_streams, fit = streams(own.reading, batch, trainer.scheme), bool(trainer.model.training)
-        learn_result = self.critic.learn(sequences(output, batch), value_streams, cut_off(batch, self._ends), fit=fit)
-        metrics, value_nts, end_time = dict(learn_result.metrics), learn_result.value_nts, time.perf_counter()
-        if fit:
+        value_streams, is_training = streams(own.reading, batch, trainer.scheme), bool(trainer.model.training)
+        learned = self.critic.learn(sequences(output, batch), value_streams, cut_off(batch, self._ends), fit=is_training)
+        metrics, value_nts, end_time = dict(learned.metrics), learned.value_nts, time.perf_counter()
+        if is_training:
             if self._ended is not None:
                 metrics["critic/share"] = (end_time - start_time) / (start_time - self._ended)
             self._ended = end_time
         if value_streams.names != ("return",):  # an objective's value means nothing outside the objective's blocks
             value_nts = value_nts.masked_fill(~value_streams.mask_snt.permute(1, 2, 0), torch.nan)
-        return replace(own, batch=replace(batch, value_nt=value_nts, bootstrap_n=learn_result.bootstrap_ns)), metrics
+        return replace(own, batch=replace(batch, value_nt=value_nts, bootstrap_n=learned.bootstrap_ns)), metrics
 
     @property
     def waits(self) -> bool:

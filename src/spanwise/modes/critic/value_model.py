@@ -37,9 +37,9 @@ class Saved(NamedTuple):
         """Read a saved critic's description from its folder; None if the folder has none, as for any other token classifier."""
         about_file = Path(place) / ABOUT
         try:
-            about = json.loads(about_file.read_text(encoding="utf-8"))
-            bins = {} if about["head"] == "scalar" else {"bins": about["bins"], "value_range": tuple(about["value_range"])}
-            return Saved(list(about["values"]), CriticConfig(head=about["head"], **bins), about.get("tokenizer"))
+            saved = json.loads(about_file.read_text(encoding="utf-8"))
+            bins = {} if saved["head"] == "scalar" else {"bins": saved["bins"], "value_range": tuple(saved["value_range"])}
+            return Saved(list(saved["values"]), CriticConfig(head=saved["head"], **bins), saved.get("tokenizer"))
         except OSError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -74,7 +74,7 @@ class ValueModel(nn.Module):
         """Load a saved critic, or any token classifier as a critic; its head becomes zeros if it has another size."""
         saved_critic = Saved.of(place)
         if saved_critic is not None:
-            faults = {
+            fault_messages = {
                 f"The critic '{place}' gives {len(saved_critic.names)} values ({', '.join(saved_critic.names)}) and this recipe "
                 f"needs {len(names)} ({', '.join(names)}). Use a critic of the same objectives and the same values.": (
                     list(names) != saved_critic.names
@@ -83,11 +83,11 @@ class ValueModel(nn.Module):
             for name in ("head", "bins", "value_range"):
                 saved_value, asked_value = getattr(saved_critic.config, name), getattr(config, name)
                 yaml_value = list(saved_value) if isinstance(saved_value, tuple) else saved_value
-                faults[
+                fault_messages[
                     f"The critic '{place}' has the {name} {saved_value}, but the recipe says {asked_value}; write critic: "
                     f"{{{name}: {yaml_value}}}."
                 ] = saved_value != asked_value
-            refuse(faults)
+            refuse(fault_messages)
         if tokenizer is not None:
             _check_tokenizer(place, saved_critic, tokenizer)
         try:
@@ -124,9 +124,9 @@ class ValueModel(nn.Module):
         options: dict[str, Any] = {"use_cache": False} if "use_cache" in signature(self.model.forward).parameters else {}
         options |= positions(self.model, rows.attention_nl)
         logits_nlc = self.model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, **options).logits
-        output_ntc = logits_nlc[:, -rows.width - 1 :].float()
+        head_output_ntc = logits_nlc[:, -rows.width - 1 :].float()
         head_shape = () if self.config.head == "scalar" else (self.config.bins,)
-        return output_ntc.unflatten(-1, (len(self.names), *head_shape))
+        return head_output_ntc.unflatten(-1, (len(self.names), *head_shape))
 
     def value(self, output_nts: Tensor) -> Float[Tensor, "n t s"]:
         """Turn the output of the value head, which may be a distribution over bins, into values."""

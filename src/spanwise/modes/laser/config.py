@@ -256,9 +256,9 @@ class Laser(Mode):
             credit_change_n1 = scheme.objectives[m].weight * share_n1 * (compared_n1 - credit.adv_nm[:, m : m + 1].double())
             return replace(credit, block_nk=credit.block_nk + torch.where(is_paid_nk, credit_change_n1, 0.0))
         block_credit_nk = credit.block_nk + torch.where(is_paid_nk, share_n1 * (compared_n1 - credit.block_nk), 0.0)
-        token_credit_nt, spans = credit.token_nt, reading.spans
-        if token_credit_nt is not None and spans is not None:
-            is_paid_nt = torch.gather(is_paid_nk, 1, spans.block_nt.long().clamp(min=0)) & (spans.block_nt >= 0)
+        token_credit_nt, block_spans = credit.token_nt, reading.spans
+        if token_credit_nt is not None and block_spans is not None:
+            is_paid_nt = torch.gather(is_paid_nk, 1, block_spans.block_nt.long().clamp(min=0)) & (block_spans.block_nt >= 0)
             credit_change_nt = torch.where(is_paid_nt, share_n1 * (compared_n1 - token_credit_nt.double()), 0.0)
             token_credit_nt = token_credit_nt + credit_change_nt.to(token_credit_nt.dtype)
         return replace(credit, block_nk=block_credit_nk, token_nt=token_credit_nt)

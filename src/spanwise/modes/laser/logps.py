@@ -118,16 +118,16 @@ def measured(
         laser.check_reach(mean_logp)
         laser = replace(laser, reference=mean_logp)
     else:
-        first_score = laser.beta * (mean_logp - laser.reference)
+        first_self_reward = laser.beta * (mean_logp - laser.reference)
         comparison = (
             f"laser.reference is {laser.reference:g}, and the starting policy gives '{laser.token}' {mean_logp:.4g} nats "
-            f"(+- {std_logp:.2g}), so its answers start at a score of {first_score:.2g}"
+            f"(+- {std_logp:.2g}), so its answers start at a score of {first_self_reward:.2g}"
         )
-        if not -_FAR <= first_score <= 1 + _FAR:
+        if not -_FAR <= first_self_reward <= 1 + _FAR:
             raise RecipeError(
                 f"{comparison}. The reference belongs to another model or token. Remove it, and spanwise measures it."
             )
-        if abs(first_score) > _NEAR:
+        if abs(first_self_reward) > _NEAR:
             warning = f"{comparison}. This is right only if laser has trained it before. If not, remove the reference."
     measurement = {"token": laser.token, "id": token, "reference": laser.reference, "mean": mean_logp, "std": std_logp}
     return laser, {**measurement, "completions": len(known_n), "temperature": temperature}, warning
@@ -165,19 +165,19 @@ class Appended(RowPart):
 
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
         """Return the weight and the target log-probability of laser's squared error on each row's reserved token, and metrics."""
-        laser, score_n, metrics = self.mode, self._score_n, {}
+        laser, score_n, laser_metrics = self.mode, self._score_n, {}
         verdict_n = verdicts(laser, reading, scheme).double()
         is_known_n = ~(score_n.isnan() | verdict_n.isnan())
         verdict_n = torch.where(is_known_n, verdict_n, torch.nan)
         class_weight_n, scored_count = class_weights(verdict_n, balanced=laser.balanced), int(is_known_n.sum())
         if scored_count:
             is_score_right_n = (score_n > 0.5) == (verdict_n > 0.5)
-            metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=class_weight_n))
-            metrics["laser/accuracy"] = float(is_score_right_n[is_known_n].double().mean())
+            laser_metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=class_weight_n))
+            laser_metrics["laser/accuracy"] = float(is_score_right_n[is_known_n].double().mean())
         # The trainer averages weight * (logp - target)^2 over `rows`; the scale makes that a mean squared error of scores.
         weight_scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(scored_count, 1)
         target_n = (laser.reference + torch.where(is_known_n, verdict_n, 0.0) / laser.beta) / self.temperature
-        return (weight_scale * class_weight_n * (number >= laser.reasoning_warmup)).float(), target_n.float(), metrics
+        return (weight_scale * class_weight_n * (number >= laser.reasoning_warmup)).float(), target_n.float(), laser_metrics
 
     @staticmethod
     def parted(
@@ -190,10 +190,10 @@ class Appended(RowPart):
         # An advantage outside the mask is a weight of laser if it is right after a trained token; the others are in padding rows.
         is_trained_nt = mask_nt > 0
         after_trained_nt = torch.cat([torch.zeros_like(is_trained_nt[:, :1]), is_trained_nt[:, :-1]], dim=1)
-        token_nt = after_trained_nt & ~is_trained_nt & (adv_nt != 0)
-        logp_error_nt = torch.where(token_nt, logp_nt - old_nt, 0.0)
-        old_nt = torch.where(token_nt, logp_nt.detach().to(old_nt.dtype), old_nt)
-        return old_nt, torch.where(token_nt, 0.0, adv_nt), torch.where(token_nt, adv_nt, 0.0) * logp_error_nt.square()
+        is_end_nt = after_trained_nt & ~is_trained_nt & (adv_nt != 0)
+        logp_error_nt = torch.where(is_end_nt, logp_nt - old_nt, 0.0)
+        old_nt = torch.where(is_end_nt, logp_nt.detach().to(old_nt.dtype), old_nt)
+        return old_nt, torch.where(is_end_nt, 0.0, adv_nt), torch.where(is_end_nt, adv_nt, 0.0) * logp_error_nt.square()
 
 
 def _verl_faults(config: Any) -> dict[str, Any]:

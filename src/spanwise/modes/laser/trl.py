@@ -44,8 +44,8 @@ class SelfRewarding(TrlPart):
     def _generation(self) -> int:
         """The number of the current generation batch, from 0."""
         training_args = self.trainer.args
-        per_batch = training_args.steps_per_generation * self.trainer.num_iterations
-        return self.trainer.state.global_step * training_args.gradient_accumulation_steps // per_batch
+        steps_per_batch = training_args.steps_per_generation * self.trainer.num_iterations
+        return self.trainer.state.global_step * training_args.gradient_accumulation_steps // steps_per_batch
 
     @property
     def _needed(self) -> bool:
@@ -75,9 +75,9 @@ class SelfRewarding(TrlPart):
         if input_ids.shape[1] != 1 or not self.heard or len(input_ids) != len(self.heard[-1]):
             self.heard.append(torch.full((len(input_ids),), torch.nan))
             return
-        row_r = (torch.isin(input_ids[:, 0].cpu(), torch.tensor(self.ends)) & self.heard[-1].isnan()).nonzero()[:, 0]
-        scaled_logits_rv = logits[row_r.to(logits.device), -1].float() / self.temperature
-        self.heard[-1][row_r] = self.temperature * scaled_logits_rv.log_softmax(dim=-1)[:, self.token].cpu()
+        ended_row_r = (torch.isin(input_ids[:, 0].cpu(), torch.tensor(self.ends)) & self.heard[-1].isnan()).nonzero()[:, 0]
+        scaled_logits_rv = logits[ended_row_r.to(logits.device), -1].float() / self.temperature
+        self.heard[-1][ended_row_r] = self.temperature * scaled_logits_rv.log_softmax(dim=-1)[:, self.token].cpu()
 
     def forward(
         self,
@@ -100,12 +100,12 @@ class SelfRewarding(TrlPart):
         for name in ("token_type_ids", "mm_token_type_ids"):
             if kwargs.get(name) is not None:
                 kwargs[name] = pad(kwargs[name], (0, 1))
-        logps_bt, entropies_bt, aux = score(model, ids_bl, mask_bl, logits_to_keep + 1, *args, **kwargs)
+        logps_bt, entropies_bt, auxiliary_loss = score(model, ids_bl, mask_bl, logits_to_keep + 1, *args, **kwargs)
         self.passes = [*self.passes[:1], self.temperature * token_logp(logps_bt, end_column_b)]
         logps_bt, entropies_bt = (
             None if x_bt is None else x_bt.masked_fill(is_end_token_bt, 0.0)[:, :-1] for x_bt in (logps_bt, entropies_bt)
         )
-        return logps_bt, entropies_bt, aux
+        return logps_bt, entropies_bt, auxiliary_loss
 
     def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
         """Add laser's scores to the batch, and the weights and verdicts for laser's loss to TRL's output."""
@@ -141,10 +141,10 @@ class SelfRewarding(TrlPart):
             verdict_n = torch.where(self.gather(ended_n).bool(), verdict_n, torch.nan)
             weight_scale = len(verdict_n) / max(int((~verdict_n.isnan()).sum()), 1)
             weight_n = class_weights(verdict_n, balanced=mode.balanced) * weight_scale
-            device = output["completion_ids"].device
-            output["laser_verdict"] = verdict_n[own.here].float().to(device)
-            output["laser_weight"] = weight_n[own.here].float().to(device)
-            output["laser_row"] = torch.arange(len(ended_n), device=device)
+            output_device = output["completion_ids"].device
+            output["laser_verdict"] = verdict_n[own.here].float().to(output_device)
+            output["laser_weight"] = weight_n[own.here].float().to(output_device)
+            output["laser_row"] = torch.arange(len(ended_n), device=output_device)
         if mode.mixes(self._generation):
             all_rows = replace(all_rows, batch=replace(all_rows.batch, score_n=self.gather(score_n)))
         return replace(own, batch=replace(batch, score_n=score_n), gathered=all_rows), {}

@@ -147,41 +147,41 @@ async def ask_judge(
 
     Source: chat completions as OpenAI and vLLM serve them.
     """
-    template = load_template(prompt)
-    check_columns(template, columns)
+    prompt_template = load_template(prompt)
+    check_columns(prompt_template, columns)
     if criteria is not None and criteria not in columns:
         raise DataError(f"The judge's rubric: {unknown('column', criteria, columns)}")
     request_form = _RequestForm(
-        template, criterion, locate, dict(choices), reasons, expected, constrain, model, temperature, max_tokens
+        prompt_template, criterion, locate, dict(choices), reasons, expected, constrain, model, temperature, max_tokens
     )
     questions: dict[int, list[_Question]] = {}
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         present_blocks = present(blocks, pays)
         if present_blocks:
-            rubric = [Criterion(criterion)] if criteria is None else _criteria_for(block, row[criteria], blocks, n)
-            questions[n] = [request_form.question(blocks, row, present_blocks, block, entry) for entry in rubric]
+            rubric_criteria = [Criterion(criterion)] if criteria is None else _criteria_for(block, row[criteria], blocks, n)
+            questions[n] = [request_form.question(blocks, row, present_blocks, block, entry) for entry in rubric_criteria]
     question_by_name = {question.name: question for group in questions.values() for question in group}
     verdicts_file = None if cache is None else _open_cache(os.path.abspath(cache), cache, request_form.digest)
-    cached = {} if verdicts_file is None else verdicts_file.get(question_by_name)
-    verdict_results = {name: CallResult(judgement) for name, judgement in cached.items()}
+    from_cache = {} if verdicts_file is None else verdicts_file.get(question_by_name)
+    verdict_results = {name: CallResult(judgement) for name, judgement in from_cache.items()}
     in_flight: dict[str, asyncio.Future[dict[str, CallResult]]] = objects_of_loop().setdefault(("questions", base_url), {})
-    asked_elsewhere = {name: in_flight[name] for name in question_by_name if name in in_flight and name not in cached}
-    unasked_names = [name for name in question_by_name if name not in cached and name not in asked_elsewhere]
+    asked_elsewhere = {name: in_flight[name] for name in question_by_name if name in in_flight and name not in from_cache}
+    unasked_names = [name for name in question_by_name if name not in from_cache and name not in asked_elsewhere]
     request_limit, seconds_by_name = requests_here(max_concurrent), dict[str, float]()
-    clients = cycle(_clients_of(base_url, key, timeout, retries, -(-request_limit // _CONNECTIONS)))
+    client_cycle = cycle(_clients_of(base_url, key, timeout, retries, -(-request_limit // _CONNECTIONS)))
 
     async def ask(name: str) -> Judgement:
         start_time = time.monotonic()
         try:
-            judgement = await request_form.ask(next(clients), question_by_name[name], base_url)
+            judgement = await request_form.ask(next(client_cycle), question_by_name[name], base_url)
         finally:
             seconds_by_name[name] = time.monotonic() - start_time
         if verdicts_file is not None:
             verdicts_file.put(name, judgement)
         return judgement
 
-    calls = {name: partial(ask, name) for name in unasked_names}
-    results_future = asyncio.ensure_future(await_calls(calls, semaphore((base_url, model), request_limit), deadline))
+    call_by_name = {name: partial(ask, name) for name in unasked_names}
+    results_future = asyncio.ensure_future(await_calls(call_by_name, semaphore((base_url, model), request_limit), deadline))
     in_flight |= dict.fromkeys(unasked_names, results_future)
     try:
         verdict_results |= await results_future
@@ -191,11 +191,11 @@ async def ask_judge(
     for name, results_future in asked_elsewhere.items():
         verdict_results[name] = await _result_of(name, results_future)
     refuse_if_all_failed(verdict_results, "The judge", noun="questions")
-    summed = {
+    sums = {
         n: _sum([one for one in group if not locate or _is_about(verdict_results[one.name], block)], verdict_results)
         for n, group in questions.items()
     }
-    return reward_of(summed, len(text), measured=_costs(len(text), questions, verdict_results, cached, seconds_by_name))
+    return reward_of(sums, len(text), measured=_costs(len(text), questions, verdict_results, from_cache, seconds_by_name))
 
 
 async def _result_of(name: str, asking: asyncio.Future[dict[str, CallResult]]) -> CallResult:
@@ -223,14 +223,14 @@ class _Question(NamedTuple):
 def _criteria_for(block: str | None, cell: Any, blocks: BlockText, n: int) -> list[Criterion]:
     """Return the criteria about a block in a prompt's rubric, or all criteria if no block is named."""
     rubric_label = f"of completion {n}"
-    criteria = criteria_of(cell, rubric_label)
-    for position, criterion in enumerate(criteria, start=1):
+    rubric_criteria = criteria_of(cell, rubric_label)
+    for position, criterion in enumerate(rubric_criteria, start=1):
         if criterion.part is not None and criterion.part not in blocks:
             raise DataError(
                 f"Criterion {position} of the rubric {rubric_label} is about '{criterion.part}'. "
                 f"{unknown('block', criterion.part, blocks)}"
             )
-    return [criterion for criterion in criteria if block is None or criterion.part in (None, block)]
+    return [criterion for criterion in rubric_criteria if block is None or criterion.part in (None, block)]
 
 
 @dataclass(frozen=True)
@@ -263,13 +263,13 @@ class _RequestForm:
         else:
             part_content = part_text(blocks, names, block)
         part_name = ", ".join(parts) or block or ", ".join(names)
-        completion = completion_text(blocks)
+        whole_answer = completion_text(blocks)
         messages = messages_for(
-            self.template, row, completion=completion, part=part_content, name=part_name, criterion=criterion.text
+            self.template, row, completion=whole_answer, part=part_content, name=part_name, criterion=criterion.text
         )
         choice_words = list(self.choices)
         messages[-1]["content"] += "\n" + reply_instruction(choice_words, self.constrain, reasons=self.reasons, parts=parts)
-        request = {
+        chat_request = {
             "model": self.model,
             "messages": messages,
             "temperature": self.temperature,
@@ -278,7 +278,7 @@ class _RequestForm:
             **reply_format(choice_words, self.constrain, reasons=self.reasons, parts=parts),
         }
         # The digest covers the choices' numbers too, because a cached verdict is a number and the request holds only the words.
-        return _Question(criterion, digest({**request, "choices": self.choices}), request, parts)
+        return _Question(criterion, digest({**chat_request, "choices": self.choices}), chat_request, parts)
 
     async def ask(self, client: Any, question: _Question, base_url: str | None) -> Judgement:
         """Send one question to the judge and read the verdict; raise RewardError if the server can answer no question at all."""
@@ -358,8 +358,8 @@ def _clients_of(base_url: str | None, key: str, timeout: float, retries: int, co
         settings: dict[str, Any] = {"base_url": base_url, "api_key": api_key, "timeout": timeout, "max_retries": retries}
         # The clients share one SSL context, because each context reads all certificates from disk.
         ssl_context = ssl.create_default_context(cafile=os.environ.get("SSL_CERT_FILE") or certifi.where())
-        transports = (openai.DefaultAsyncHttpxClient(verify=ssl_context) for _ in range(count))
-        loop_objects[client_key] = [openai.AsyncOpenAI(http_client=transport, **settings) for transport in transports]
+        http_clients = (openai.DefaultAsyncHttpxClient(verify=ssl_context) for _ in range(count))
+        loop_objects[client_key] = [openai.AsyncOpenAI(http_client=transport, **settings) for transport in http_clients]
     return loop_objects[client_key]
 
 

@@ -103,15 +103,15 @@ def score_by_model(
     choice_items = None if choices is None else tuple(choices.items())
     reward_model = load_reader(model, device, dtype, trust_remote_code, marker, label, choice_items)
     most_tokens = min(reward_model.longest, max_length or reward_model.longest)
-    rows: dict[int, tuple[_Row, int]] = {}
+    row_of: dict[int, tuple[_Row, int]] = {}
     for n, (blocks, cells) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         present_blocks = present(blocks, pays)
         if present_blocks:
             judged_blocks = [block] if block else present_blocks
             text_pieces, judged_piece = _pieces(blocks, judged_blocks, sees if marker is None else "steps", inside)
-            rows[n] = reward_model.row(cells, text_pieces), judged_piece
-    reward_model.read([row for row, _ in rows.values() if len(row.ids) <= most_tokens], batch_size)
-    result_by_index = {n: _result(reward_model, row, judged_piece, most_tokens) for n, (row, judged_piece) in rows.items()}
+            row_of[n] = reward_model.row(cells, text_pieces), judged_piece
+    reward_model.read([row for row, _ in row_of.values() if len(row.ids) <= most_tokens], batch_size)
+    result_by_index = {n: _result(reward_model, row, judged_piece, most_tokens) for n, (row, judged_piece) in row_of.items()}
     refuse_if_all_failed(result_by_index, f"The reward model '{model}'")
     return reward_of(result_by_index, len(text))
 
@@ -120,8 +120,8 @@ def _pieces(blocks: BlockText, names: Sequence[str], sees: str, inside: bool) ->
     """Return the pieces of a completion's text that the reward model sees, and the index of the one whose number is the reward."""
 
     def block_text(name: str) -> str:
-        tags = blocks[name] or {}
-        return "".join(tags[tag] or "" for tag in tags if tag) if inside else part_text(blocks, [name], name)
+        block_tags = blocks[name] or {}
+        return "".join(block_tags[tag] or "" for tag in block_tags if tag) if inside else part_text(blocks, [name], name)
 
     if sees == "part":
         return ["".join(map(block_text, names))], 0
@@ -185,15 +185,15 @@ class _RewardModel:
 
     def row(self, cells: Mapping[str, Any], pieces: Sequence[str]) -> _Row:
         """Return the tokens of a prompt and pieces of a completion, encoded once even if several objectives ask for them."""
-        prompt = prompt_of(cells)
-        if prompt is None:
+        prompt_cell = prompt_of(cells)
+        if prompt_cell is None:
             raise DataError(
                 f"A reward model reads the prompt, but there is no column prompts, prompt or question. Add one; the columns are "
                 f"{', '.join(sorted(cells)) or 'none'}."
             )
-        row_key = repr(prompt), tuple(pieces)
+        row_key = repr(prompt_cell), tuple(pieces)
         if row_key not in self.rows:
-            self.rows[row_key] = self._write_row(prompt, question_of(cells), pieces)
+            self.rows[row_key] = self._write_row(prompt_cell, question_of(cells), pieces)
         return self.rows[row_key]
 
     def _write_row(self, prompt: Any, question: str, pieces: Sequence[str]) -> _Row:
@@ -283,7 +283,7 @@ def load_reader(
         class_name = (model_config.architectures or ["a model without a class"])[0]
         _check_class(f"The reward model '{name}' is {class_name}", class_name, marker=marker, choices=choices)
         class_suffix = next((end for end in _CLASS_ENDS if class_name.endswith(end)), "")
-        model = getattr(transformers, f"AutoModel{class_suffix}").from_pretrained(name, dtype=dtype, **load_options)
+        loaded_model = getattr(transformers, f"AutoModel{class_suffix}").from_pretrained(name, dtype=dtype, **load_options)
     except RecipeError:
         raise
     except (OSError, ValueError, ImportError) as error:
@@ -292,7 +292,7 @@ def load_reader(
             f"The reward model '{name}' cannot be loaded: {first_error_line}. Name a folder with a model."
         ) from error
     logit_columns, column_worths = _outputs(name, model_config, tokenizer, label, choices)
-    return _RewardModel(model.to(device).eval(), tokenizer, marker, logit_columns, column_worths)
+    return _RewardModel(loaded_model.to(device).eval(), tokenizer, marker, logit_columns, column_worths)
 
 
 def _check_class(subject: str, class_name: str, *, marker: str | None, choices: Any) -> None:
@@ -321,13 +321,13 @@ def _outputs(
     if choices is not None:
         if label is not None:
             raise RecipeError(f"The reward model '{name}' has choices. Leave label out.")
-        ids = {word: tokenizer(word, add_special_tokens=False)["input_ids"] for word, _ in choices}
-        long_word = next((word for word, tokens in ids.items() if len(tokens) != 1), None)
+        ids_of = {word: tokenizer(word, add_special_tokens=False)["input_ids"] for word, _ in choices}
+        long_word = next((word for word, tokens in ids_of.items() if len(tokens) != 1), None)
         if long_word is not None:
             raise RecipeError(
-                f"The reward model's choice {long_word!r} is {len(ids[long_word])} tokens. Choose a single token."
+                f"The reward model's choice {long_word!r} is {len(ids_of[long_word])} tokens. Choose a single token."
             )
-        return [tokens[0] for tokens in ids.values()], torch.tensor([worth for _, worth in choices], dtype=torch.float64)
+        return [tokens[0] for tokens in ids_of.values()], torch.tensor([worth for _, worth in choices], dtype=torch.float64)
     label_names = [config.id2label[index] for index in range(config.num_labels)]
     if len(label_names) == 1:
         if label is None:

@@ -61,7 +61,7 @@ def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bo
     token_count = int((reply.get("usage") or {}).get("total_tokens") or 0)
     first_choice = next(iter(reply.get("choices") or ()), {})
     reply_text = (first_choice.get("message") or {}).get("content") or ""
-    chosen_word, reason, named_part = _read_content(reply_text, choices)
+    chosen_word, verdict_reason, named_part = _read_content(reply_text, choices)
     if chosen_word is None:
         cut_off_note = " (cut off at max_tokens)" if first_choice.get("finish_reason") == "length" else ""
         raise UnreadableReplyError(
@@ -70,7 +70,7 @@ def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bo
     if parts and named_part not in (*parts, WHOLE, NONE):
         raise UnreadableReplyError(f"the judge's answer {reply_text!r:.120} names none of the parts {', '.join(parts)}")
     verdict_value = _expected_value(first_choice, reply_text, choices) if expected else float(choices[chosen_word])
-    return Judgement(verdict_value, reason, token_count, named_part if parts else None)
+    return Judgement(verdict_value, verdict_reason, token_count, named_part if parts else None)
 
 
 def _read_content(content: str, choices: Mapping[str, float | int]) -> tuple[str | None, str | None, str | None]:
