@@ -86,11 +86,11 @@ class Mode:
     def __post_init__(self) -> None:
         type_of = get_type_hints(type(self))
         for option in fields(self):  # type: ignore[arg-type]
-            option_path, value, annotation = f"{self.name}.{option.name}", getattr(self, option.name), type_of[option.name]
-            allowed_types = get_args(annotation) or (annotation,)
-            if get_origin(annotation) is Literal:
+            option_path, value, type_hint = f"{self.name}.{option.name}", getattr(self, option.name), type_of[option.name]
+            allowed_types = get_args(type_hint) or (type_hint,)
+            if get_origin(type_hint) is Literal:
                 check_known(option_path, value, allowed_types)
-            if annotation is bool and not isinstance(value, bool):
+            if type_hint is bool and not isinstance(value, bool):
                 raise RecipeError(f"{option_path} is {value!r}; write true or false.")
             if option.metadata and not (value is None and NoneType in allowed_types):
                 check_number(option_path, value, whole=int in allowed_types, **option.metadata)

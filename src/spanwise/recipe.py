@@ -285,9 +285,9 @@ for _name, _description in _parse_descriptions(Recipe.__doc__).items():
 def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) -> Recipe:
     """Read a recipe file, apply overrides, and check everything that can be checked before a model is loaded."""
     file_settings = {} if path is None else _read(path)
-    changes = dict(overrides or {})
-    _check_presets(file_settings, changes)
-    settings = {**file_settings, **changes}
+    changed_settings = dict(overrides or {})
+    _check_presets(file_settings, changed_settings)
+    settings = {**file_settings, **changed_settings}
     if "task" not in settings and (settings.get("model") or settings.get("dataset")):
         settings["task"] = "confidence"
     if settings.get("task", EMBEDDED[0]) not in EMBEDDED:
@@ -496,7 +496,7 @@ def _build_objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collecti
                 f"Objective {position} has no '{key}'; write for example {{reward: correct, pays: [solution]}}."
             )
     reward, given = entry["reward"], entry.get("given") or ()
-    functions = [function for function in ([given] if isinstance(given, str) else given) if ":" in str(function)]
+    import_paths = [function for function in ([given] if isinstance(given, str) else given) if ":" in str(function)]
     if isinstance(reward, str) and ":" in reward:
         name = str(entry.get("name") or reward.rpartition(":")[2])
         if name in recorded or ("each" in entry and any(function.startswith(f"{name}.") for function in recorded)):
@@ -504,14 +504,14 @@ def _build_objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collecti
         elif run_code:
             entry = {**entry, "reward": imported(reward, what=f"Objective {position}: the reward")}
         else:
-            functions = [reward, *functions]
+            import_paths = [reward, *import_paths]
     elif isinstance(reward, str) and reward in recorded and not is_registered(reward, kind="reward"):
         entry = {"name": reward, **entry, "reward": recorded_elsewhere}  # a column of the file of rollouts holds the reward
     elif isinstance(reward, str) and recorded and not is_registered(reward, kind="reward"):
         raise RecipeError(f"Objective {position}: {unknown('reward', reward, [*recorded, *REWARDS])}")
-    if functions and not run_code:
+    if import_paths and not run_code:
         raise RecipeError(
-            f"Objective {position} needs the function '{functions[0]}', and its values are not recorded. spanwise does not run "
+            f"Objective {position} needs the function '{import_paths[0]}', and its values are not recorded. spanwise does not run "
             "code that a folder names. If you trust this code, name the recipe: --recipe FILE."
         )
     return Objective(**entry)

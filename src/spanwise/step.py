@@ -356,9 +356,9 @@ class Step:
 
     def _rows(self, batch: Batch) -> tuple[Batch, Turns | None]:
         """Split completions into one row per turn if the scheme or the rollouts ask for it, else return them unchanged."""
-        descriptions = batch.columns.get(TURNS)
+        turn_lists = batch.columns.get(TURNS)
         # A method that runs over tokens credits a whole conversation as one sequence.
-        splits_turns = descriptions is not None and self.scheme.entry.kind != "token" and all(map(says_turns, descriptions))
+        splits_turns = turn_lists is not None and self.scheme.entry.kind != "token" and all(map(says_turns, turn_lists))
         return turn_rows(batch, self.scheme) if "steps" in self.scheme.needs or splits_turns else (batch, None)
 
     def finish(

@@ -198,8 +198,8 @@ def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | N
     gold_cells = columns.get(reward_options.get("column", "answer"))
     if objective.reward not in ("equals", "near", "one_of") or gold_cells is None:
         return None
-    golds = (_value_at(_parse_cell(cell), reward_options.get("tag", "answer")) for cell in gold_cells)
-    return torch.tensor([gold is not MISSING and gold is not _BEYOND for gold in golds])
+    gold_values = (_value_at(_parse_cell(cell), reward_options.get("tag", "answer")) for cell in gold_cells)
+    return torch.tensor([gold is not MISSING and gold is not _BEYOND for gold in gold_values])
 
 
 def _number(value: Any) -> float | None:

@@ -33,17 +33,17 @@ class Convention:
 
     def number(self, result: Any, key: str | None, subject: str) -> tuple[Any, str | None]:
         """Return the number in a reward function's result, and a note on it; `key` names the entry if the result is a dict."""
-        value, reward_note = self.read(result)
-        if isinstance(value, Mapping):
+        read_value, reward_note = self.read(result)
+        if isinstance(read_value, Mapping):
             key = key or self.key
-            if key is None or key not in value:
+            if key is None or key not in read_value:
                 raise RewardError(
-                    f"{subject} returned a dict. Set key to one of its keys. {unknown('key', key or '', map(str, value))}"
+                    f"{subject} returned a dict. Set key to one of its keys. {unknown('key', key or '', map(str, read_value))}"
                 )
-            return value[key], reward_note
-        if key is not None and value is not None:
-            raise RewardError(f"{subject} returned {value!r:.60} instead of a dict with the key {key}. Leave key out.")
-        return value, reward_note
+            return read_value[key], reward_note
+        if key is not None and read_value is not None:
+            raise RewardError(f"{subject} returned {read_value!r:.60} instead of a dict with the key {key}. Leave key out.")
+        return read_value, reward_note
 
 
 def _first_cell(row: Mapping[str, Any], *names: str, default: Any = None) -> Any:
@@ -117,8 +117,8 @@ def _is_of_rubric(_: Any, parameters: frozenset[str]) -> bool:
 
 def _rubric_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
     prompt_cell = _first_cell(row, "prompt", "prompts", default="")
-    completion = text if isinstance(prompt_cell, str) else [{"role": "assistant", "content": text}]
-    rollout_state = {**row, "prompt": prompt_cell, "completion": completion, "info": row.get("info", {})}
+    completion_turns = text if isinstance(prompt_cell, str) else [{"role": "assistant", "content": text}]
+    rollout_state = {**row, "prompt": prompt_cell, "completion": completion_turns, "info": row.get("info", {})}
     return {"answer": "", "task": None, **rollout_state, "state": rollout_state}
 
 
@@ -137,8 +137,8 @@ def convention_of(function: Any, parameters: frozenset[str]) -> Convention | Non
 
 def rubric_functions(rubric: Any) -> list[tuple[Callable[..., Any], float]]:
     """Return the reward functions of verifiers' `Rubric`, bound to its parser and other objects, each with its weight."""
-    argument_objects, pairs = getattr(rubric, "class_objects", {}), zip(rubric.funcs, rubric.weights, strict=True)
-    return [(_bind_objects(function, argument_objects), weight) for function, weight in pairs]
+    argument_objects, weight_pairs = getattr(rubric, "class_objects", {}), zip(rubric.funcs, rubric.weights, strict=True)
+    return [(_bind_objects(function, argument_objects), weight) for function, weight in weight_pairs]
 
 
 def _bind_objects(function: Callable[..., Any], objects: dict[str, Any]) -> Callable[..., Any]:

@@ -65,7 +65,7 @@ class Handle:
 
 def _binary(name: str, *, swapped: bool = False) -> Any:
     """Build an operator of `Handle`: the other process computes it for two handles, this process for a handle and a plain value."""
-    operation = getattr(operator, name)
+    operator_function = getattr(operator, name)
 
     def method(self: Any, other: Any) -> Any:
         if isinstance(other, Handle):
@@ -73,7 +73,7 @@ def _binary(name: str, *, swapped: bool = False) -> Any:
         plain_value = self._line.ask("plain", self)
         if isinstance(plain_value, Handle):
             return NotImplemented
-        return operation(other, plain_value) if swapped else operation(plain_value, other)
+        return operator_function(other, plain_value) if swapped else operator_function(plain_value, other)
 
     return method
 
@@ -128,9 +128,9 @@ class Line:
             while (reply := self.receive())[0] != "reply":
                 self.serve(*reply)
         try:
-            _, error, result, changed = reply
+            _, error, result, encoded_changes = reply
             exception, result = self.decode(error), self.decode(result)
-            changed_values = [self.decode(item) for item in changed]
+            changed_values = [self.decode(item) for item in encoded_changes]
             if error:
                 exception, attributes = exception.__new__(exception, *result[0]), result[1]
                 with suppress(Exception):

@@ -195,11 +195,11 @@ def judged(
     if check is not None:
         verdicts.update(zip(request_by_index, check(list(request_by_index.values())), strict=True))
     rewards: list[float | None] = [None] * len(text)
-    statuses = [Status.ABSENT] * len(text)
+    status_list = [Status.ABSENT] * len(text)
     for n, verdict in verdicts.items():
-        number, statuses[n] = (verdict.value, verdict.status) if isinstance(verdict, Verdict) else (verdict, Status.ERROR)
+        number, status_list[n] = (verdict.value, verdict.status) if isinstance(verdict, Verdict) else (verdict, Status.ERROR)
         rewards[n] = None if number is None or math.isnan(number) else float(number)
-    return Reward.of(rewards, status=statuses)
+    return Reward.of(rewards, status=status_list)
 
 
 def as_notes(notes: Sequence[str | None]) -> np.ndarray:

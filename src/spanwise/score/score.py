@@ -386,8 +386,8 @@ def _by_function(objective: Objective) -> list[Objective]:
 
 def _with_blocks(objective: Objective, layout: Layout) -> Objective:
     """Return the objective with the names of its paid blocks in place of patterns such as `step*`."""
-    matches = [(name,) if name in layout.names or "*" not in name else layout.matching(name) for name in objective.pays]
-    return replace(objective, pays=tuple(dict.fromkeys(chain.from_iterable(matches))))
+    block_lists = [(name,) if name in layout.names or "*" not in name else layout.matching(name) for name in objective.pays]
+    return replace(objective, pays=tuple(dict.fromkeys(chain.from_iterable(block_lists))))
 
 
 def _by_block(objective: Objective, layout: Layout) -> list[Objective]:

@@ -235,10 +235,10 @@ def _kill(process: subprocess.Popen[Any]) -> None:
 def _limit_program(deadline: float, clock: float, memory: int) -> None:
     """Limit the time, memory and file size of the new process that calls this, so that it ends even if its parent is gone."""
     assert resource is not None, "a POSIX system"
-    limits = {resource.RLIMIT_CPU: math.ceil(deadline), resource.RLIMIT_FSIZE: _FILE_BYTES, resource.RLIMIT_CORE: 0}
+    resource_limits = {resource.RLIMIT_CPU: math.ceil(deadline), resource.RLIMIT_FSIZE: _FILE_BYTES, resource.RLIMIT_CORE: 0}
     if memory:
-        limits[resource.RLIMIT_AS] = memory
-    for name, limit in limits.items():
+        resource_limits[resource.RLIMIT_AS] = memory
+    for name, limit in resource_limits.items():
         hard_limit = resource.getrlimit(name)[1]
         limit = limit if hard_limit == resource.RLIM_INFINITY else min(limit, hard_limit)
         resource.setrlimit(name, (limit, limit))
@@ -283,10 +283,10 @@ def main() -> None:
         print(_reply(check_function, "", None, deadline=30.0, clock=60.0, memory=0), file=reply_file, flush=True)
     for line in sys.stdin:
         _limit_time(deadline, clock_deadline)
-        reply_secret, *request = json.loads(line)
-        reply = _reply(check_function, *request, **limits)
+        reply_secret, *check_request = json.loads(line)
+        check_reply = _reply(check_function, *check_request, **limits)
         _limit_time(0.0, 0.0)
-        print(reply_secret + reply, file=reply_file, flush=True)
+        print(reply_secret + check_reply, file=reply_file, flush=True)
 
 
 if __name__ == "__main__":

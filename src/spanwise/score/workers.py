@@ -146,10 +146,10 @@ class Worker:
             if is_late or exit_code == -getattr(signal, "SIGPROF", 0):
                 return Verdict(Status.TIMEOUT, math.nan, f"stopped after {self.deadline:g} s"), True
             return Verdict(Status.ERROR, math.nan, f"the checking process died with exit code {exit_code}"), True
-        reply = json.loads(reply_line.removeprefix(reply_secret))
-        if "error" in reply:
-            return Verdict(Status.ERROR, math.nan, reply["error"]), False
-        return Verdict(Status.OK, float(reply["value"])), False
+        worker_reply = json.loads(reply_line.removeprefix(reply_secret))
+        if "error" in worker_reply:
+            return Verdict(Status.ERROR, math.nan, worker_reply["error"]), False
+        return Verdict(Status.OK, float(worker_reply["value"])), False
 
     def start(self) -> str | None:
         """Start the worker process in up to three tries, or in one if it failed before; return the reason if all of them fail."""
@@ -255,18 +255,18 @@ class Workers:
     def check(self, requests: Sequence[Request]) -> list[Verdict]:
         """Check every request; the verdicts come in the order of the requests."""
         with self._lock:
-            verdicts = {request: self._cache.get(request) for request in requests}
-            for request, verdict in verdicts.items():
+            verdict_of = {request: self._cache.get(request) for request in requests}
+            for request, verdict in verdict_of.items():
                 if verdict is not None:
                     self._cache.move_to_end(request)
-        unanswered_requests = [request for request, verdict in verdicts.items() if verdict is None]
+        unanswered_requests = [request for request, verdict in verdict_of.items() if verdict is None]
         if unanswered_requests:
             thread_pool = ThreadPoolExecutor(len(self._workers), thread_name_prefix="spanwise-worker")
             try:
-                verdicts.update(zip(unanswered_requests, thread_pool.map(self._check, unanswered_requests), strict=True))
+                verdict_of.update(zip(unanswered_requests, thread_pool.map(self._check, unanswered_requests), strict=True))
             finally:
                 thread_pool.shutdown(wait=False, cancel_futures=True)
-        return [verdict for request in requests if (verdict := verdicts[request]) is not None]
+        return [verdict for request in requests if (verdict := verdict_of[request]) is not None]
 
     def close(self) -> None:
         """Stop the workers; a later check starts them again."""

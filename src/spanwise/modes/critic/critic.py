@@ -249,9 +249,9 @@ class _Batch:
     def changed(self, change: Callable[[Tensor], Tensor]) -> _Batch:
         """Return the batch with a function applied to each of its tables, which it gets with rows as first dimension."""
         table_names = ("reward_snt", "mask_snt", "stop_sn", "last_sn")
-        tensors = {name: change(getattr(self.streams, name).transpose(0, 1)).transpose(0, 1) for name in table_names}
+        stream_fields = {name: change(getattr(self.streams, name).transpose(0, 1)).transpose(0, 1) for name in table_names}
         rows = Sequences(change(self.rows.ids_nl), change(self.rows.attention_nl), self.rows.width)
-        return replace(self, rows=rows, streams=replace(self.streams, **tensors), truncated_n=change(self.truncated_n))
+        return replace(self, rows=rows, streams=replace(self.streams, **stream_fields), truncated_n=change(self.truncated_n))
 
 
 class CriticInTrl(TrlPart):

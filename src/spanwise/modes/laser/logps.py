@@ -119,16 +119,16 @@ def measured(
         laser = replace(laser, reference=mean_logp)
     else:
         first_self_reward = laser.beta * (mean_logp - laser.reference)
-        comparison = (
+        start_sentence = (
             f"laser.reference is {laser.reference:g}, and the starting policy gives '{laser.token}' {mean_logp:.4g} nats "
             f"(+- {std_logp:.2g}), so its answers start at a score of {first_self_reward:.2g}"
         )
         if not -_FAR <= first_self_reward <= 1 + _FAR:
             raise RecipeError(
-                f"{comparison}. The reference belongs to another model or token. Remove it, and spanwise measures it."
+                f"{start_sentence}. The reference belongs to another model or token. Remove it, and spanwise measures it."
             )
         if abs(first_self_reward) > _NEAR:
-            warning = f"{comparison}. This is right only if laser has trained it before. If not, remove the reference."
+            warning = f"{start_sentence}. This is right only if laser has trained it before. If not, remove the reference."
     measurement = {"token": laser.token, "id": token, "reference": laser.reference, "mean": mean_logp, "std": std_logp}
     return laser, {**measurement, "completions": len(known_n), "temperature": temperature}, warning
 

@@ -56,9 +56,9 @@ class SelfRewarding(TrlPart):
     def generating(self) -> Iterator[None]:
         """Record the reserved token's log-probabilities during `generate`, if scores are needed before the loss is computed."""
         self.passes, self.heard = [], []
-        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        policy_model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         # A PEFT adapter has the model inside, and the hook must be on the model itself.
-        inner_model = model.get_base_model() if hasattr(model, "get_base_model") else model
+        inner_model = policy_model.get_base_model() if hasattr(policy_model, "get_base_model") else policy_model
         reads_while_sampling = self.trainer.model.training and self._needed
         forward_hook = inner_model.register_forward_hook(self.hear, with_kwargs=True) if reads_while_sampling else None
         try:
@@ -118,12 +118,12 @@ class SelfRewarding(TrlPart):
         new_warnings: list[str | None] = []
         if bool(wrote_token_n.any()) and not self._written:
             count_text = f"{int(wrote_token_n.sum())} of {len(wrote_token_n)} completions"
-            problem = f"laser.token '{mode.token}' (id {self.token}) was sampled in {count_text}"
+            fault_text = f"laser.token '{mode.token}' (id {self.token}) was sampled in {count_text}"
             if self.measured is None:
-                raise RecipeError(f"{problem} of the first batch. Set laser.token to one that the policy never writes.")
+                raise RecipeError(f"{fault_text} of the first batch. Set laser.token to one that the policy never writes.")
             self._written = True
             new_warnings.append(
-                f"{problem}, so training the score makes the policy write it. Set beta or alpha down, or name another token."
+                f"{fault_text}, so training the score makes the policy write it. Set beta or alpha down, or name another token."
             )
         ended_n = sampled_end(batch, self.ends)
         logp_n = self.known_logps(ended_n, output)
@@ -165,8 +165,8 @@ class SelfRewarding(TrlPart):
             row_b = inputs["laser_row"].cpu()
             is_missing_b = self._score_n[row_b].isnan()
             self._score_n[row_b] = torch.where(is_missing_b, known_score_b.to(self._score_n), self._score_n[row_b])
-        means = {"score_right": right_sum / right_count, "score_wrong": wrong_sum / wrong_count, "loss": loss.detach()}
-        return self.mode.alpha * loss, {f"laser/{name}": float(value) for name, value in means.items()}
+        class_means = {"score_right": right_sum / right_count, "score_wrong": wrong_sum / wrong_count, "loss": loss.detach()}
+        return self.mode.alpha * loss, {f"laser/{name}": float(value) for name, value in class_means.items()}
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
         """Return the reserved token's log-probabilities that forward passes or the generation recorded, NaN for other rows."""

@@ -50,17 +50,17 @@ if hasattr(os, "register_at_fork"):  # a forked child must not use its parent's 
 
 def _check(options: Mapping[str, Any]) -> None:
     choices, key, constrain = options["choices"], options["key"], options["constrain"]
-    words = list(choices) if is_number_table(choices) else []
-    are_words = all(isinstance(word, str) and word.strip() for word in words)
+    choice_list = list(choices) if is_number_table(choices) else []
+    are_words = all(isinstance(word, str) and word.strip() for word in choice_list)
     options_example = "options: {model: NAME, base_url: URL}"
     refuse(
         {
             f"The reward 'judge' has no model. Set it to the name that the server uses: {options_example}.": (
                 not isinstance(options["model"], str) or not options["model"]
             ),
-            f"The judge's choices are {choices!r}. Write two or more words with their numbers: {{no: 0, yes: 1}}.": not words,
-            f"The judge's choices are {words}. Write different words, and put yes and no in quotes: YAML reads them as true "
-            f"and false.": not are_words or len({str(word).lower() for word in words}) < len(words),
+            f"The judge's choices are {choices!r}. Write two or more words with their numbers: {{no: 0, yes: 1}}.": not choice_list,
+            f"The judge's choices are {choice_list}. Write different words, and put yes and no in quotes: YAML reads them as true "
+            f"and false.": not are_words or len({str(word).lower() for word in choice_list}) < len(choice_list),
             "The judge can locate a verdict only in a reply with several fields. Leave constrain: choice out.": (
                 options["locate"] and constrain == "choice"
             ),
