@@ -127,7 +127,7 @@ def test_a_reader_that_did_not_know_the_mask_is_caught(tmp_path, monkeypatch):
     config = config_of(tmp_path, recipe=WHOLE)
     trainer, manager = trainer_of(config), manager_of(config)
     batch = filled(manager, [[(["So <answer>4</answer>"], [[0] * 2 + [1] * 5])], [["<answer>4</answer>"]]])
-    with pytest.raises(AlignmentError, match=r"Row 0: .* 5 tokens .* 7"):
+    with pytest.raises(AlignmentError, match=r"Row 0: .* 5 tokens.* 7"):
         trainer._compute_advantage(batch, {})
 
 
