@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from spanwise.credit import METHODS, Refinement, method
+from spanwise.disk import read_text
 from spanwise.errors import RecipeError, check_known, unknown
 from spanwise.layout import Layout
 from spanwise.modes import MODES, Mode
@@ -302,9 +303,7 @@ def _read(path: str | Path) -> dict[str, Any]:
     """Read a recipe file as a dictionary."""
     recipe_folder = Path(path).parent
     try:
-        recipe_data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"The recipe '{path}' cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+        recipe_data = yaml.safe_load(read_text(path, f"The recipe '{path}'"))
     except yaml.YAMLError as error:
         raise RecipeError(f"The recipe '{path}' is not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from spanwise.batch import Batch, Steps, by_turn
 from spanwise.credit import restrict
 from spanwise.credit.spread import fill_missing
+from spanwise.credit.strata import list_ids
 from spanwise.credit.trajectories.turns import Turns
 from spanwise.errors import AlignmentError, DataError
 from spanwise.explain.remarks import Watch
@@ -120,13 +121,6 @@ def in_useful_groups(credit: Credit, group_n: Shaped[Tensor, " n"], *, tolerance
     return torch.isin(group_n, group_n[credit.signal_n(tolerance=tolerance)])
 
 
-def list_states(states: Any, count: int) -> list[Any]:
-    """List the states that `count` turns start from; a number in a tensor or an array would not equal another such number."""
-    if states is None:
-        return [None] * count
-    return states.tolist() if hasattr(states, "tolist") else list(states)
-
-
 def gather_rows(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     """Gather the rewards, group ids and turns of the rows of all processes, since several processes may share a group."""
     turn_steps = own.batch.steps
@@ -140,7 +134,8 @@ def gather_rows(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
         trajectory_s = torch.cat([own_s + rank * own.completions for rank, own_s in enumerate(trajectories_of_ranks)])
         anchor_s = None
         if any(states is not None for states in anchors_of_ranks):
-            anchor_s = list(chain(*map(list_states, anchors_of_ranks, rows_per_rank)))
+            counted_anchors = zip(anchors_of_ranks, rows_per_rank, strict=True)
+            anchor_s = list(chain(*([None] * count if ids is None else list_ids(ids) for ids, count in counted_anchors)))
         batch = replace(batch, steps=Steps(trajectory_s, torch.cat(steps_by_rank), anchor_s))
     all_rows = ReadBatch(batch, Reading.unpack(torch.cat(packed_readings), scheme), len(rows_per_rank) * own.completions)
     first_own_row = sum(rows_per_rank[: ranks.rank])

@@ -155,6 +155,11 @@ def build_comparison(
     return Comparison(**{name: column_n[:, None] for name, column_n in table_columns.items()})
 
 
+def list_ids(ids: Any) -> list[Any]:
+    """List ids such as group ids or states; a number in a tensor or an array would not equal another such number."""
+    return ids.tolist() if hasattr(ids, "tolist") else list(ids)
+
+
 def group_index(groups: Sequence[Hashable] | Tensor) -> Int[Tensor, " n"]:
     """Turn group ids of any kind (integers, strings, ...) into dense integers 0..G-1; equal ids get equal integers.
 

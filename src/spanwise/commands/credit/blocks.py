@@ -83,10 +83,9 @@ def pay_pairs(pay: Sequence[str]) -> list[tuple[str, str]]:
     return [key_value(pair, "--pay", "block=reward, such as draft=passed") for pair in pay]
 
 
-def parse_pay(pay: Sequence[str], recipe: Recipe, table: RolloutTable) -> dict[str, Any]:
+def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, table: RolloutTable) -> dict[str, Any]:
     """Return the recipe fields that `--pay` sets: objectives and, if the recipe has no layout, that of the file's tags."""
     blocks_by_reward: dict[str, list[str]] = {}
-    block_reward_pairs = pay_pairs(pay)
     for block, reward in block_reward_pairs:
         blocks_by_reward.setdefault(reward, []).append(block)
     objective_fields = [{"reward": name, "pays": pays} for name, pays in blocks_by_reward.items()]

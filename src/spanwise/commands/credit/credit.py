@@ -33,8 +33,9 @@ def credit_rollouts(
     overrides: Mapping[str, Any] | None = None,
 ) -> CreditResult:
     """Read a rollout file, and credit its completions by several methods."""
-    paid_block_names = list(dict.fromkeys(block for block, _ in pay_pairs(pay)))
-    file_table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns, parts=paid_block_names)
+    block_reward_pairs = pay_pairs(pay)
+    paid_blocks = list(dict.fromkeys(block for block, _ in block_reward_pairs))
+    file_table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns, parts=paid_blocks)
     if not file_table.trainable.any():
         raise DataError(f"None of the {len(file_table)} completions of '{rollouts}' has any text. {file_table.note}".strip())
     own_recipe_file, overrides = None if file_table.folder is None else file_table.folder / "recipe.yaml", overrides or {}
@@ -42,7 +43,7 @@ def credit_rollouts(
     if pay:
         if "objectives" in overrides:
             raise RecipeError("--pay and --set objectives both say which blocks are paid; give only one of them.")
-        overrides = {**overrides, **parse_pay(pay, full_recipe, file_table)}
+        overrides = {**overrides, **parse_pay(block_reward_pairs, full_recipe, file_table)}
         full_recipe = run = load(recipe or own_recipe_file, overrides)
     if recipe is not None and own_recipe_file is not None:
         run = load(own_recipe_file, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides})

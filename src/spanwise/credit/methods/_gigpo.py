@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from spanwise.credit.registry import Preset
-from spanwise.credit.strata import centred, check_counts, group_index, moments
+from spanwise.credit.strata import centred, check_counts, group_index, list_ids, moments
 from spanwise.credit.trajectories.rollouts import OutcomeName, build_timeline
 from spanwise.errors import RecipeError, check_known
 from spanwise.registry import register
@@ -120,7 +120,7 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
     check_counts(anchor_s, "anchor states", group_s, "prompt ids", advice="one of each to every row")
     if similarity is not None and not 0.0 < similarity < 1.0:
         raise RecipeError(f"similarity is {similarity}; it must lie between 0 and 1. Use None to compare states exactly.")
-    states: list[Any] = anchor_s.tolist() if isinstance(anchor_s, Tensor) else list(anchor_s)
+    states = list_ids(anchor_s)
     state_keys: list[Any] = list(zip(group_s.tolist(), states, strict=True))
     # A state text gets the number of the first earlier one that it resembles, so the order of rows matters here.
     matchers_by_prompt: dict[int, list[SequenceMatcher]] = {}

@@ -18,7 +18,15 @@ from spanwise.credit.assign import assign, explain_sum
 from spanwise.credit.registry import Method
 from spanwise.credit.registry import method as find
 from spanwise.credit.spread import fill_missing, paid_blocks, sum_rewards
-from spanwise.credit.strata import check_counts, check_rewards, check_shapes, compare_in_strata, first_of, group_index
+from spanwise.credit.strata import (
+    check_counts,
+    check_rewards,
+    check_shapes,
+    compare_in_strata,
+    first_of,
+    group_index,
+    list_ids,
+)
 from spanwise.errors import AlignmentError, RecipeError, check_known
 from spanwise.objective import Objective, ScopeName
 from spanwise.types import Credit, Scores, Status
@@ -78,7 +86,7 @@ class Timeline:
         """Return the number of each trajectory's group; refuse a trajectory with rows of two groups."""
         group_index_s, last_row_s = group_index(group_s), self.last_j[self.index_s]
         if bad_rows := first_of(group_index_s != group_index_s[last_row_s]):
-            bad_row, group_ids = bad_rows[0], _as_list(group_s)
+            bad_row, group_ids = bad_rows[0], list_ids(group_s)
             raise AlignmentError(
                 f"Trajectory {self.names[bad_row]!r} has rows of prompt {group_ids[bad_row]!r} and of prompt "
                 f"{group_ids[int(last_row_s[bad_row])]!r}; give the trajectories of different prompts different ids."
@@ -96,7 +104,7 @@ def build_timeline(
         check_shapes(**rows, trajectory_s=trajectory_s)
         check_rewards(rows["reward_s"], row="row")
     check_counts(trajectory_s, "trajectory ids", step_s, "step numbers", advice="one of each to every row")
-    trajectory_index_s, trajectory_ids = group_index(trajectory_s), _as_list(trajectory_s)
+    trajectory_index_s, trajectory_ids = group_index(trajectory_s), list_ids(trajectory_s)
     row_order = step_s.argsort(stable=True)
     row_order = row_order[trajectory_index_s[row_order].argsort(stable=True)]
     ordered_index_o, ordered_step_o = trajectory_index_s[row_order], step_s[row_order]
@@ -114,10 +122,6 @@ def build_timeline(
     steps_left_s = torch.empty_like(row_order)
     steps_left_s[row_order] = end_position_j[ordered_index_o] - 1 - torch.arange(len(row_order), device=row_order.device)
     return Timeline(trajectory_index_s, next_s, steps_left_s, trajectory_ids)
-
-
-def _as_list(ids: Tensor | Sequence[Hashable]) -> Sequence[Hashable]:
-    return ids.tolist() if isinstance(ids, Tensor) else ids
 
 
 def assign_turns(
