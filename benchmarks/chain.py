@@ -39,7 +39,7 @@ from torch import Tensor
 
 from spanwise import Layout, Objective, Scheme
 from spanwise.batch import Batch
-from spanwise.commands.shared.display import quiet
+from spanwise.commands.shared.progress import quiet
 from spanwise.measure import Interval, mean_interval
 from spanwise.measure.intervals import resample
 from spanwise.pipeline import Reading, credit_batch

@@ -45,7 +45,7 @@ from rich.console import Console
 from walk_task import WALKS, walk_start, write_prompts
 
 from spanwise.commands.compare.compare import ArmRun
-from spanwise.commands.shared.display import quiet
+from spanwise.commands.shared.progress import quiet
 from spanwise.errors import SpanwiseError
 from spanwise.measure import Interval, compare_arms, mean_interval
 from spanwise.recipe import load

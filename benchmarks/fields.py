@@ -40,7 +40,7 @@ from transformers import AutoModelForCausalLM
 
 from spanwise import Layout, Objective, Scheme
 from spanwise.batch import Batch
-from spanwise.commands.shared.display import quiet
+from spanwise.commands.shared.progress import quiet
 from spanwise.measure import mean_interval
 from spanwise.pipeline import advantages, credit_batch, read
 from spanwise.recipe import load

@@ -18,7 +18,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from spanwise.commands.shared.display import quiet
+from spanwise.commands.shared.progress import quiet
 from spanwise.commands.shared.task import load_model
 from spanwise.credit import advantage
 from spanwise.credit.registry import WORST_SCORE

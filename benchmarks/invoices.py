@@ -31,7 +31,7 @@ import torch
 from rich.console import Console
 
 from spanwise.commands.demo.demo import running_mean, shares_right
-from spanwise.commands.shared.display import quiet
+from spanwise.commands.shared.progress import quiet
 from spanwise.commands.shared.task import load_model
 from spanwise.commands.train.train import train
 from spanwise.measure import mean_interval

@@ -45,7 +45,7 @@ from fields import (
 )
 
 from spanwise import Objective, Scheme
-from spanwise.commands.shared.display import quiet
+from spanwise.commands.shared.progress import quiet
 from spanwise.measure import mean_interval
 from spanwise.tasks import Fields
 from spanwise.tasks.fields import FORM

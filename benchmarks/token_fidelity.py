@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spanwise.commands.fidelity.fidelity import GROUP_MEAN, reference_words, rolled_tokens
-from spanwise.commands.shared.display import quiet
+from spanwise.commands.shared.progress import quiet
 from spanwise.commands.shared.task import run_or_model
 from spanwise.fidelity import SaeSegments, TokenFidelity, token_fidelity
 from spanwise.fidelity.tokens import VALUES

@@ -31,7 +31,7 @@ from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 from chain_agent import AGENT_LAYOUT, Chain, Episode, right, solved
 from play_turns import conversations, play
 from spanwise import Batch, Objective, Scheme, Vocabulary, credit_batch, read
-from spanwise.commands.shared.display import quiet
+from spanwise.commands.shared.progress import quiet
 from spanwise.commands.shared.task import load_model
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.measure import compare_arms

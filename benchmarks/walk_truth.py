@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from walk_task import LAST, MOVES, STARTS, STATES, STEP, WALKS, Walk, walk_start
 
-from spanwise.commands.shared.display import quiet
+from spanwise.commands.shared.progress import quiet
 from spanwise.credit import gae, sae
 from spanwise.engines.sample import continue_ids
 from spanwise.losses import critic_error

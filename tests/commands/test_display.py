@@ -16,16 +16,9 @@ from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.write import figures_tables, summary
 from spanwise.commands.methods.methods import _methods_table as methods_table
 from spanwise.commands.methods.methods import show_methods
-from spanwise.commands.shared.display import (
-    figure_table,
-    gain_table,
-    interval_table,
-    large_files_shown,
-    pull_note,
-    text_plot,
-    vote_table,
-)
+from spanwise.commands.shared.display import figure_table, gain_table, interval_table, pull_note, text_plot, vote_table
 from spanwise.commands.shared.fitted import say
+from spanwise.commands.shared.progress import large_files_shown
 from spanwise.commands.shared.samples import unmeasured
 from spanwise.commands.why.why import _describe_completion, _reason_table, reasons
 from spanwise.credit import METHODS
@@ -215,7 +208,7 @@ def test_a_large_file_shows_how_far_it_is_read_and_a_small_one_nothing(tmp_path,
     with large_files_shown(console):
         assert len(read_rollouts(file)) == 4000
     assert text.getvalue() == ""
-    monkeypatch.setattr("spanwise.commands.shared.display._LARGE", 1000)
+    monkeypatch.setattr("spanwise.commands.shared.progress._LARGE", 1000)
     with large_files_shown(console):
         read_rollouts(file)
     shown = text.getvalue()

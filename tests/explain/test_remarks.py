@@ -49,7 +49,10 @@ def test_completions_that_were_cut_off_before_a_part_opens():
     """What differs and ends at one length was cut off there; what is the same, or ends where it likes, is what the model writes."""
     texts = [[4, 4, 5], [4, 5, 4], [5, 4, 4]]
     said = found([*texts, [4, 5]])["tags"]
-    assert " 3 of 4 have different texts of exactly 3 tokens, the longest length. If they were cut off, raise the" in said
+    assert (
+        " 3 of 4 have exactly 3 tokens, the longest length, and differ from each other. If they were cut off, raise the"
+        in said
+    )
     assert said.endswith(" or ask for shorter completions; otherwise ask for these tags in the prompt.")
     for others in ([[4, 4, 5]] * 4, [[4], [4, 5], [4, 5, 4], [4, 5, 4, 4]]):
         assert "Ask for these tags in the prompt, or write the layout" in found(others)["tags"]
@@ -165,7 +168,12 @@ def line(step, **shown):
     ("metric", "share", "calm", "said"),
     [
         ("malformed", 0.51, 0.5, "of the completions are malformed: tags or fields are missing"),
-        ("brier__reward_absent", 0.51, 0.5, "of the completions have no reward 'brier'. Usually they leave out its block"),
+        (
+            "brier__reward_absent",
+            0.51,
+            0.5,
+            "of the completions have no reward 'brier'. Usually the completions leave out the block",
+        ),
         ("unanimous", 0.91, 0.9, "of the groups are unanimous: under no objective does a completion differ"),
         ("brier__dead_strata", 0.96, 0.95, "of the strata of 'brier' are dead"),
         ("no_signal", 1.0, 0.0, "of the batches taught nothing: every advantage is 0."),

@@ -18,6 +18,11 @@ from spanwise.score import REWARDS
 from spanwise.segment import census_of
 from spanwise.types import Fault, Status, whole_text
 
+#: The text that explains how the tokens of a block share its credit, and what GRPO calls an advantage.
+SHARING = (
+    "Credit belongs to a block, or to the completion where a method gives it one number. Its tokens share it. GRPO's advantage is "
+    "the credit of the completion: GRPO writes it at every token and divides the loss by their number."
+)
 #: The end of a warning about completions that leave out a block for free.
 _DRIFT = (
     "this costs nothing, so training may drift towards it. Set if_missing, the reward to count for such a completion: "
@@ -132,7 +137,10 @@ def cut_off(
     longest_count = len({text_of(n) for n in longest_rows})
     return max(
         (unclosed_count, "end before a part of them closes"),
-        (longest_count * (longest_count > 1), f"have different texts of exactly {longest} tokens, the longest length"),
+        (
+            longest_count * (longest_count > 1),
+            f"have exactly {longest} tokens, the longest length, and differ from each other",
+        ),
     )
 
 
@@ -141,11 +149,15 @@ def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: in
     count_of_status = Counter(Status(status) for status in sorted(reading.scores.status_nm[:, m].tolist()))
     counts_text = ", ".join(f"{count} {status.name.lower()}" for status, count in count_of_status.items())
     has_failed_check = Status.TIMEOUT in count_of_status or Status.ERROR in count_of_status
-    cause_text = "The check itself failed" if has_failed_check else "Absent: it gave None, or what it reads is not there"
+    cause_text = (
+        "The check itself failed"
+        if has_failed_check
+        else "Absent: its function gave None, or the part or column that it reads is missing"
+    )
     options = REWARDS.find(objective.reward).options | dict(objective.options) if isinstance(objective.reward, str) else {}
     if "column" in options and Status.ERROR in count_of_status:
         tag_text = f" for '{options['tag']}'" if options.get("tag") else ""
-        cause_text = f"In the column '{options['column']}' there is no value{tag_text} that can be read"
+        cause_text = f"The column '{options['column']}' holds no readable value{tag_text}"
     return (
         f"Objective '{objective.name}' has no reward for any of {len(reading)} completions ({counts_text}), so it trains nothing. "
         f"{cause_text}; look at one completion and its columns."

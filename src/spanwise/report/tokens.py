@@ -14,9 +14,10 @@ import numpy as np
 from markupsafe import Markup
 
 from spanwise.errors import AlignmentError, DataError
+from spanwise.explain import SHARING
 from spanwise.report.page import deflated, template
 from spanwise.report.why import DIGITS, Rule, clause, credits, explained, opening, unit
-from spanwise.report.words import GLOSSARY, SHARING
+from spanwise.report.words import GLOSSARY
 from spanwise.rollouts.rows import TokenRow
 
 #: Significant digits of token values and probabilities, and of any column with over MANY changes between neighbouring tokens;

@@ -18,8 +18,6 @@ NOTES: Mapping[str, str] = _WRITTEN["notes"]
 #: Maps evaluation figures, and ways of voting, to their names on a report page.
 FIGURES: Mapping[str, str] = _WRITTEN["figures"]
 WAYS: Mapping[str, str] = _WRITTEN["ways"]
-#: The text that explains how the tokens of a block share its credit, and what GRPO calls an advantage.
-SHARING: str = _WRITTEN["sharing"]
 #: Maps each term of the glossary to its meaning.
 GLOSSARY: Mapping[str, str] = _WRITTEN["glossary"]
 

@@ -86,7 +86,7 @@ def test_completions_cut_off_before_a_tag_opens_are_counted_as_at_the_first_batc
     """Two words each but for the last, which is shorter, and one that is written twice: three that differ."""
     outputs = ["so 1", "so 2", "so 3", "so 3", "so"]
     seen = shown(verl_file(tmp_path / "1.jsonl", outputs, acc=[0.0] * 5), "--methods", "grpo", "--set", "layout=[answer]")
-    assert "all wrong, 5 are malformed; 3 of them have different texts of exactly " in seen
+    assert "all wrong, 5 are malformed; 3 of them have exactly " in seen
 
 
 def test_what_a_trainer_recorded_has_reasons_too(tmp_path):

@@ -17,6 +17,7 @@ from torch import Tensor
 from spanwise.batch import Batch, Steps
 from spanwise.commands.credit.arms import Arms, left_out_note, token_columns
 from spanwise.credit import spread
+from spanwise.credit.methods._gae import SaeSegments
 from spanwise.credit_metrics import dead_strata
 from spanwise.errors import RecipeError
 from spanwise.explain import alarms, setup_warnings
@@ -421,7 +422,9 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
     empty_m = torch.zeros(0, dtype=torch.long)
     credit = Credit(torch.where(present_nk, credit_nk, 0.0), stop_n, empty_m, empty_m, mean_length_n=token_count_n)
     spread_words = f"spread over the tokens of the {'block' if recorded_numbers.by_block else 'completion'}"
-    note = f"{RECORDED} is no method: {recorded_numbers.says}, {'as it stands there' if recorded_numbers.shares else spread_words}."
+    note = (
+        f"{RECORDED} is no method: {recorded_numbers.says}, {'token by token' if recorded_numbers.shares else spread_words}."
+    )
     spread_function = partial(_spread_recorded, by_block=bool(recorded_numbers.by_block))
     return MethodCredit(RECORDED, file_spans, credit, spread_function, adv_v), note
 
@@ -431,3 +434,9 @@ def _spread_recorded(credit: Credit, spans: Spans, *, by_block: bool) -> Float[T
     finite_credit = replace(credit, block_nk=credit.block_nk.nan_to_num())
     adv_nt = spread(finite_credit, spans, per="block" if by_block or credit.mean_length_n is None else credit.mean_length_n)
     return adv_nt.masked_fill(credit.block_nk.isnan().any(dim=1, keepdim=True), torch.nan)
+
+
+def opening_tokens(segments: SaeSegments, logp: np.ndarray, trained: np.ndarray) -> list[int]:
+    """Return the indices of the tokens that open a segment of SAE, except the first segment's."""
+    logp_1t = torch.from_numpy(logp).float().nan_to_num(nan=0.0)[None]  # a token of unknown probability opens no segment
+    return segments.opens(logp_1t, torch.from_numpy(trained)[None])[0].nonzero().flatten()[1:].tolist()

@@ -35,7 +35,7 @@ def command(
         write: a method, such as bae: write the traces of verifiers or prime-rl again, with its advantage at each sampled token.
     """
     from spanwise.commands.credit.credit import credit as run
-    from spanwise.commands.shared.display import large_files_shown, quiet
+    from spanwise.commands.shared.progress import large_files_shown, quiet
 
     quiet()
     with large_files_shown(console := Console()):

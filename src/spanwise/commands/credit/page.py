@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from spanwise.commands.credit.apply import steps
+from spanwise.commands.credit.apply import opening_tokens, steps
 from spanwise.commands.shared.folder import EXPORT, MOST, again_command, read_fields
 from spanwise.credit import METHODS
 from spanwise.credit.methods._gae import SaeSegments
@@ -123,12 +123,6 @@ def segment_words(segments: SaeSegments) -> str:
     """Explain in a sentence at which tokens SAE cuts a completion into segments."""
     verb = "opens a segment" if segments.boundary == "start" else "has closed a segment"
     return f"A tick marks each place where a token with a probability below {segments.threshold:g} {verb}."
-
-
-def opening_tokens(segments: SaeSegments, logp: np.ndarray, trained: np.ndarray) -> list[int]:
-    """Return the indices of the tokens that open a segment of SAE, except the first segment's."""
-    logp_1t = torch.from_numpy(logp).float().nan_to_num(nan=0.0)[None]  # a token of unknown probability opens no segment
-    return segments.opens(logp_1t, torch.from_numpy(trained)[None])[0].nonzero().flatten()[1:].tolist()
 
 
 def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | None = None) -> Rule:

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spanwise.commands.shared.display import quiet, warm_up_progress
+from spanwise.commands.shared.progress import quiet, warm_up_progress
 from spanwise.engines.checkpoints import newest_checkpoint
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import EMBEDDED, SCRIPT, Recipe, answer_layout, check_written, load

@@ -16,8 +16,9 @@ from transformers import AutoTokenizer, PrinterCallback, ProgressCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
 from spanwise.commands.eval.evaluate import evaluate
-from spanwise.commands.shared.display import Live, figure_table, pull_note
+from spanwise.commands.shared.display import figure_table, pull_note
 from spanwise.commands.shared.fitted import say
+from spanwise.commands.shared.progress import Live
 from spanwise.commands.shared.samples import Samples, unmeasured
 from spanwise.commands.shared.task import make_task
 from spanwise.commands.train.place import history_of, run_folder, task_name

@@ -29,7 +29,7 @@ def command(
         completion: show this completion token by token, counted from 0 in the order of the file.
         examples: the number of example rows for each reason.
     """
-    from spanwise.commands.shared.display import large_files_shown, quiet
+    from spanwise.commands.shared.progress import large_files_shown, quiet
     from spanwise.commands.why.why import why as run
 
     quiet()

@@ -7,9 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from spanwise.commands.credit.apply import CreditResult
+from spanwise.commands.credit.apply import CreditResult, opening_tokens
 from spanwise.commands.credit.arms import token_columns
-from spanwise.commands.credit.page import opening_tokens
 from spanwise.credit.methods._gae import SaeSegments
 
 #: The numbers of tokens after a decision (an unlikely token) at which the change of the critic's value is measured.
@@ -28,7 +27,7 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
         mean_count = sum(decision_counts) / max(len(decision_counts), 1)
         count_words = f"{name}: {mean_count:.3g} decisions (tokens less likely than {segments.threshold:g}) in a completion"
         if not segment_values:
-            yield f"{count_words}, so at nearly every token it is GAE with lambda 1."
+            yield f"{count_words}, so '{name}' equals GAE with lambda 1 at nearly every token."
             continue
         lengths = np.array([len(value_t) - 1 for value_t in segment_values])
         mean_length = lengths.mean()

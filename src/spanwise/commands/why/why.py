@@ -21,8 +21,7 @@ from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.shared.fitted import plain_table, say
 from spanwise.commands.why.decisions import decision_notes
 from spanwise.errors import RecipeError
-from spanwise.explain.remarks import cut_off
-from spanwise.report.words import SHARING
+from spanwise.explain.remarks import SHARING, cut_off
 from spanwise.rollouts import RolloutTable
 from spanwise.rollouts.table import fitting_runs
 from spanwise.types import Fault, Status
@@ -99,8 +98,8 @@ def _reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: in
     counts_table = plain_table(
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
         title=result.title,
-        caption="Tokens: every token counts under one reason. Completions: they have no credit at all, mostly for this reason. "
-        "Rows: the first such completions, or the first with such a token; show one with --completion ROW.",
+        caption="Tokens: each token is counted under one reason. Completions: those without any credit, mostly for this reason. "
+        "Rows: the first of these completions, or the first completion with such a token; --completion ROW shows one.",
     )  # fmt: skip
     for name, tally in zeros.items():
         for position, count in enumerate(tally.counts(examples)):
@@ -140,7 +139,7 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
     if len(missing_rows) > _NAMED:
         missing_names = ", ".join(f"{name} in {len(rows)}" for name, rows in missing_rows.items())
         missing_sentences = [f"Of {len(missing_nk)} completions some lack a block ({missing_names})"]
-    return [*lines, *(f"{lack}, so its objectives have no token there to pay." for lack in missing_sentences)]
+    return [*lines, *(f"{lack}, so the objectives that pay it have no token to credit." for lack in missing_sentences)]
 
 
 def _describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: int) -> list[Table | str]:

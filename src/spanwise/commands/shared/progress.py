@@ -1,0 +1,126 @@
+"""Show the progress of a run and of reading large files."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from spanwise.explain.alarms import later_elements
+from spanwise.objective import families
+from spanwise.rollouts.files import REPORT
+
+#: Files of at least this many bytes or tokens have a progress bar while they are read.
+_LARGE = 20_000_000
+
+
+class Live:
+    """Shows the progress of a run: as a bar on a terminal, or as a line every tenth step in a log file."""
+
+    def __init__(self, console: Console, title: str, steps: int) -> None:
+        self.console, self.title, self.steps = console, title, steps
+        self._started = time.perf_counter()
+        progress_columns = (
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.completed}/{task.total}"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+        )
+        self._progress = Progress(*progress_columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._progress.add_task(title, total=steps, figures="")
+        self._progress.start()
+
+    def step(self, step: int, values: Mapping[str, Any]) -> None:
+        """Show the figures of a training step that are not None; a reward of several parts is shown as one mean."""
+        text = "  ".join(f"{name} {short(value)}" for name, value in _average_parts(values).items() if value is not None)
+        self._progress.update(self._task, completed=step, figures=text)
+        if not self.console.is_terminal and (step % 10 == 0 or step == self.steps):
+            seconds_left = (time.perf_counter() - self._started) / max(step, 1) * (self.steps - step)
+            log_line = f"{self.title} {step}/{self.steps}  {text}  left {seconds_left:.0f} s"
+            self.console.print(log_line, soft_wrap=True, highlight=False)
+
+    def close(self) -> None:
+        """Remove the progress bar."""
+        self._progress.stop()
+
+
+@contextmanager
+def large_files_shown(console: Console) -> Iterator[None]:
+    """Show a progress bar while large files are read and cut into blocks."""
+    live: Live | None = None
+    shown_progress = ("", 0)
+
+    def show(work: str, done: int, total: int) -> None:
+        nonlocal live, shown_progress
+        if total < _LARGE or (work, percent := 100 * done // total) == shown_progress:
+            return
+        if live is None or work != shown_progress[0]:
+            if live is not None:
+                live.close()
+            live = Live(console, work, 100)
+        shown_progress = (work, percent)
+        live.step(percent, {})
+
+    report_token = REPORT.set(show)
+    try:
+        yield
+    finally:
+        REPORT.reset(report_token)
+        if live is not None:
+            live.close()
+
+
+def quiet() -> None:
+    """Silence the progress bars and deprecation notes of transformers, where it is installed; its errors still show."""
+    if find_spec("transformers") is None:
+        return
+    from transformers.utils import logging
+
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers(\..*)?")
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def warm_up_progress(console: Console) -> Any:
+    """Return a function of (step, total, loss) that shows the progress of the warm start (training before RL)."""
+    live: Live | None = None
+
+    def show(step: int, total: int, loss: float) -> None:
+        nonlocal live
+        live = live or Live(console, "warm start (once, then cached)", total)
+        if console.is_terminal or step % 100 == 0 or step == total:
+            live.step(step, {"loss": loss})
+        if step >= total:
+            live.close()
+            live = None
+
+    return show
+
+
+def _average_parts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the figures of a reward's parts (`equals.a`, `equals.b`) by their mean, without later elements of lists.
+
+    >>> _average_parts({"equals.a": 1.0, "equals.b": 0.0, "equals.c[0]": 0.5, "equals.c[1]": 0.0, "equals.d": None, "form": 1.0})
+    {'equals (4 parts)': 0.5, 'form': 1.0}
+    """
+    value_by_label, later_names = dict[str, Any](), later_elements(values)
+    for label, names in families(name for name in values if name not in later_names).items():
+        numbers = [values[name] for name in names if values[name] is not None]
+        value_by_label[label] = values[label] if label in values else sum(numbers) / len(numbers) if numbers else None
+    return value_by_label
+
+
+def short(value: Any) -> str:
+    """Write a figure with a few digits, and `-` for None."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+    return str(value)
