@@ -146,8 +146,8 @@ CREDIT = (
         lambda batch: _divide(batch, batch.credit.absent_m),
         lasting=Alarm(
             "above", 0.5, "of the completions have no reward '{name}'.",
-            "Usually they leave out its block, which costs nothing without if_missing; or the reward function returns None, or its "
-            "check times out.",
+            "Usually the completions leave out the block, which costs nothing without if_missing; or the reward function returns "
+            "None, or its check times out.",
         ),
         overall=Alarm("at least", 1.0, "No completion of any training batch has the reward '{name}'."),
     ),

@@ -349,7 +349,7 @@ def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> 
             reset_options = " ".join(f"--set {name}=null" for name in own_fields)
             raise RecipeError(
                 f"The recipe has its own {' and '.join(own_fields)}, so changing {field} to {changes[field]} would have only part "
-                f"of its effect, or none. Change the recipe itself, or use what {field} sets with {reset_options}."
+                f"of its effect, or none. Edit the recipe, or drop its own {' and '.join(own_fields)}: {reset_options}."
             )
 
 

@@ -306,7 +306,9 @@ def blended_baseline(
     outcome_no = as_columns(outcome_no)
     outcome_count = outcome_no.shape[1]
     if by_outcome_n2 is not None and judged is None and outcome_count > 1:
-        raise RecipeError(f"There are {outcome_count} outcomes, and by_outcome_n2 is about one; set 'judged' to its column.")
+        raise RecipeError(
+            f"There are {outcome_count} outcomes, and by_outcome_n2 holds rewards under one of them; set 'judged' to its column."
+        )
     if by_outcome_n2 is not None and judged is not None and not 0 <= judged < outcome_count:
         raise RecipeError(f"'judged' is {judged}; write a column from 0 to {outcome_count - 1}.")
     baseline_n = torch.full((len(reward_n),), torch.nan, dtype=torch.float64, device=reward_n.device)

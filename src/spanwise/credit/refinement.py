@@ -49,8 +49,8 @@ class Refinement:
             raise RecipeError(f"refine: the options are {self.options!r}; write each with its name, such as {{form: code}}.")
         if self.correct is not None and "correct_n" not in self.entry.inputs:
             raise RecipeError(
-                f"refine: correct is '{self.correct}', but '{self.method}' does not ask what is right, so it would change nothing. "
-                f"Leave it out."
+                f"refine: correct is '{self.correct}', but '{self.method}' does not use which completions are right, so it would "
+                "change nothing. Leave it out."
             )
 
     @property

@@ -69,9 +69,8 @@ class Difference:
             return f"{finding}, beyond the noise."
         hint = "" if self.seeds_needed is None else f"; a difference of this size would need {self.seeds_needed} seeds"
         if self.verdict == "borderline":
-            return (
-                f"{finding}; 0 lies outside, but that is not enough among all pairs (Holm p = {self.p_adjusted:.2f}){hint}."
-            )
+            luck = f"among all pairs this can be luck (Holm p = {self.p_adjusted:.2f})"
+            return f"{finding}; the interval excludes 0, but {luck}{hint}."
         return f"{finding}, inside the noise{hint}."
 
 

@@ -262,7 +262,7 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
     if part.averaged:
         compared_text = f"compared{f' ({baseline_text})' if baseline_text else ''}"
         baseline_text = f"the mean of the {part.averaged} {'others' if part.averaged < part.members else compared_text}"
-    divisor_note = "" if part.divisor == 1.0 else f"; divided by {shown(part.divisor)}, the scale of those compared"
+    divisor_note = "" if part.divisor == 1.0 else f"; divided by {shown(part.divisor)}, the scale of the compared rewards"
     return f"baseline {shown(part.baseline)}{f': {baseline_text}' if baseline_text else ''}{divisor_note}"
 
 

@@ -286,7 +286,11 @@ def missing_note(rewards: Mapping[str, Reward]) -> str:
     phrases = [f"{n} of {len(rewards[name].value_n)} recorded values of '{name}'" for name, n in missing_counts.items() if n]
     if len(phrases) > 4:
         phrases[4:] = [f"of {len(phrases) - 4} more columns"]
-    return f"{' and '.join(phrases)} are missing or not finite: unscored, so they join no baseline." if phrases else ""
+    return (
+        f"{' and '.join(phrases)} are missing or not finite. These completions count as unscored and enter no baseline."
+        if phrases
+        else ""
+    )
 
 
 def split_pieces(text: str) -> list[str]:

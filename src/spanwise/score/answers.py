@@ -48,7 +48,7 @@ class MathVerifier(Workers):
     kind = "math"
     what = "Math-Verify"
     harmless = ("1/2", "1/2")
-    advice = "Without it no answer can be compared; set verify: exact to compare text."
+    advice = "Without Math-Verify no answer can be compared; set verify: exact to compare text."
 
     def equal(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Check with Math-Verify whether each answer equals its gold answer; the verdicts come in the order of the pairs.

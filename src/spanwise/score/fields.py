@@ -366,7 +366,7 @@ class SchemaChecker(Workers):
     kind = "schema"
     what = "jsonschema"
     harmless = ("{}", "{}")
-    advice = "Without it no schema with a pattern, a $ref or uniqueItems can be checked."
+    advice = "Without jsonschema no schema with a pattern, a $ref or uniqueItems can be checked."
 
 
 def _schema_of_recipe(schema: Any) -> str | None:

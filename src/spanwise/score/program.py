@@ -53,7 +53,9 @@ class Handle:
 
     def __getattr__(self, name: str) -> Any:
         if self._line.judging and name in _JUDGES:
-            raise AttributeError(f"The object is no plain value, so it has no {name}.")
+            raise AttributeError(
+                f"Only plain values (numbers, texts, lists) have {name}, and this object of the tested code is none."
+            )
         return self._line.ask("getattr", self, (name,))
 
     def __setattr__(self, name: str, value: Any) -> None:

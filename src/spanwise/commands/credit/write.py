@@ -32,9 +32,9 @@ from spanwise.types import Status
 #: Tokens per row group of `credit.parquet`; smaller row groups make a larger file.
 AT_A_TIME = 1_000_000
 _CAPTION = (
-    "Exactly 0: share of the completions with the block. No signal: completions without credit on any token. "
-    "Dead strata: comparisons in which no completion gets credit. "
-    "Stop: credit on the last token of completions without any block that a reward pays."
+    "Exactly 0: of the completions that have the block, the share whose credit on it is 0. "
+    "No signal: completions without credit on any token. Dead strata: comparisons in which no completion gets credit. "
+    "Stop: the credit on the last token of a completion that has none of the paid blocks."
 )
 
 

@@ -130,7 +130,9 @@ def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
             q_by_baseline.setdefault((name, str(row["group_size"])), []).append(row["q"])
     table_rows = ([*names, *map(_decimals, q_values)] for names, q_values in q_by_baseline.items())
     headings = ("", "G", *(f"{p:g}" for p in honest_probabilities))
-    q_table = _table("q*: the confidence a policy is driven to, by p", headings, table_rows)
+    q_table = _table(
+        "q*: the confidence to which training drives a policy that is right with probability p", headings, table_rows
+    )
     largest_error = max(row["error"] or 0.0 for row in points)
     q_table.caption = f"outcome: exact; blended: simulated, standard error at most {largest_error:.4f}"
     return q_table
@@ -201,8 +203,8 @@ def reference_words(segments: SaeSegments | None) -> str:
     if segments is None:
         return "The reference is the change of the Monte Carlo value over each token."
     return (
-        f"The reference is the change over each segment ({segments.boundary}, p < {segments.threshold:g}), the same for all its "
-        "tokens; it favours SAE with these segments."
+        f"The reference is the change of the Monte Carlo value over a segment ({segments.boundary}, p < {segments.threshold:g}), "
+        "the same for all its tokens; this favours SAE with these segments."
     )
 
 

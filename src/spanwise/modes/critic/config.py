@@ -58,7 +58,7 @@ _PAGE = Page(
             "Error of the critic",
             {"error_mean": "of a completion's mean", "error_within": "within a completion"},
             "squared error",
-            "The two add up to the error of a token: how far a completion's mean value is off, and how far its values are off "
+            "The squared error of a token has two parts: how far a completion's mean value is off, and how far its values are off "
             "around that mean. If all reward comes at the end, a critic that says the same value everywhere has no error within, "
             "although it tells no state from another.",
         ),
@@ -66,7 +66,7 @@ _PAGE = Page(
             "Expected and earned",
             {"value_mean": "expected", "target_mean": "earned"},
             "mean",
-            "Means over the tokens of a batch: while they differ, the critic lags behind the policy.",
+            "The mean value and the mean return of the tokens of a batch: while the two differ, the critic lags behind the policy.",
         ),
     ),
     headline=("explained_variance", "explained variance", "the critic knows nothing"),

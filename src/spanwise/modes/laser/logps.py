@@ -128,7 +128,7 @@ def measured(
                 f"{start_sentence}. The reference belongs to another model or token. Remove it, and spanwise measures it."
             )
         if abs(first_self_reward) > _NEAR:
-            warning = f"{start_sentence}. This is right only if laser has trained it before. If not, remove the reference."
+            warning = f"{start_sentence}. This is right only if laser has trained this policy before. If not, remove the reference."
     measurement = {"token": laser.token, "id": token, "reference": laser.reference, "mean": mean_logp, "std": std_logp}
     return laser, {**measurement, "completions": len(known_n), "temperature": temperature}, warning
 
