@@ -26,7 +26,7 @@ from spanwise.rollouts.table import load_tokenizer
 from spanwise.segment import Vocabulary
 from spanwise.types import Fault
 
-#: The name in place of a block's if a method gives the whole completion one credit.
+#: The name that stands for all blocks if a method gives the whole completion one credit.
 COMPLETION = "completion"
 
 
