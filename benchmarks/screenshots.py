@@ -2,7 +2,7 @@
 
     make screenshots            # trains what is missing under runs/screenshots, then writes docs/images
     python benchmarks/screenshots.py --only report-compare-dark token-view-dark
-    python benchmarks/screenshots.py --only --before a6b0d73    # the album: each page of that commit and of now
+    python benchmarks/screenshots.py --only --before f0575393   # the album: each page of that commit and of now
 
 Everything is seeded: the same versions give the same pictures. The runs are kept, so a second call takes minutes only. Two arms of
 two dozen steps are enough for a comparison in which one of them collapses. The pictures are no evidence of anything else.

@@ -100,7 +100,7 @@ def test_train_headlines_are_those_of_the_intervals_where_there_are_any():
     assert page.headline("accuracy") == "75.0 %"
     accuracy = intervals["accuracy"]
     assert accuracy is not None
-    assert f"95 %: {100 * accuracy.low:.1f} % to {100 * accuracy.high:.1f} %" in page.text
+    assert f"95 %: {100 * accuracy.low:.1f} to {100 * accuracy.high:.1f} %" in page.text
     assert Page(train_page(samples=four)).headline("accuracy") == "87.5 %"
 
 

@@ -74,7 +74,7 @@ def bounds_text(interval: Interval | None, show: Callable[[Any], str]) -> str:
         return ""
     if math.isclose(interval.low, interval.high, rel_tol=1e-9, abs_tol=1e-12):
         return "unknown, as all prompts agree"
-    return f"{show(interval.low)} to {show(interval.high)}"
+    return f"{show(interval.low).removesuffix(' %')} to {show(interval.high)}"
 
 
 def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -> tuple[float, float]:
