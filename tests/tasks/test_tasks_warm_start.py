@@ -17,6 +17,7 @@ from spanwise.tasks import (
     DIGITS_LAYOUT,
     LONG_LAYOUT,
     TWICE_LAYOUT,
+    Fields,
     Phase,
     WarmStartSettings,
     build_model,
@@ -26,8 +27,8 @@ from spanwise.tasks import (
     warm_start,
 )  # fmt: skip
 from spanwise.tasks.digits import DIGITS, LONG, LONG_POSITIONS, LONGEST
-from spanwise.tasks.embedded import STARTS
-from spanwise.tasks.warm_start import shortened
+from spanwise.tasks.embedded import STARTS, embedded
+from spanwise.tasks.warm_start import _train, shortened
 
 TINY = WarmStartSettings(easy=Phase(3, 3e-3, 0.03), hard=Phase(2, 2e-3, 0.02), batch=8, warm_up=1)
 
@@ -73,6 +74,16 @@ def test_hard_continues_easy_and_shares_its_cache(tmp_path) -> None:
     assert steps == [(step, 5) for step in range(1, 6)]
     assert equal(weights(scratch), weights(hard))
     assert sorted(path.name for path in (tmp_path / "b").iterdir()) == sorted([easy.name, hard.name])
+
+
+@pytest.mark.parametrize("start", ["easy", "long", "invoices", Fields(2)])
+def test_training_stays_on_the_device_of_the_model(start, monkeypatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "item", lambda loss: {"meta": 1.0}[loss.device.type])  # these have no values
+    course = embedded(start).course
+    tokenizer = course.tokenizer()
+    model = course.model(tokenizer, 0, **course.shape).to("meta")
+    losses = list(_train(model, tokenizer, course.stretches[0], 0, shortened(2), centred=True))
+    assert losses == [1.0, 1.0]  # an operation between it and another device is refused
 
 
 def test_every_setting_and_seed_has_its_own_folder(tmp_path) -> None:

@@ -110,12 +110,13 @@ def warm_start(
     cache_folder: str | Path | None = None,
     progress: Progress | None = None,
     settings: WarmStartSettings | None = None,
+    device: str | torch.device = "cpu",
 ) -> Path:
     """Return the folder of the warm-started model and its tokenizer, trained on the first call and then cached.
 
     The letters' start with seed 0 comes with the package, so that nobody waits four minutes for it. The hard start continues the
     easy one and shares its cache; the start with two attempts is its own. A cached folder with a missing or altered file is
-    rebuilt, with a notice in the log. Training runs on the CPU with one thread.
+    rebuilt, with a notice in the log. On the CPU training takes one thread.
 
     Args:
         start: "easy" solves about 58 % of the held-out prompts, "hard" about 33 % and refuses twice as often (9 %); "twice" makes
@@ -126,6 +127,7 @@ def warm_start(
         cache_folder: where to keep it; None: see `default_cache_folder`, or where the package brings this start.
         progress: called as `progress(step, total, loss)` after every step that is really made.
         settings: None for the defaults.
+        device: where to train. The cache does not tell devices apart: their weights differ by rounding alone.
 
     Returns:
         A folder for `from_pretrained`.
@@ -146,6 +148,7 @@ def warm_start(
     total_steps = sum(_phases(settings)[stretch.name].steps for stretch in stages[finished_stages:])
     tokenizer = course.tokenizer()
     model = load(stage_folders[finished_stages - 1]) if finished_stages else course.model(tokenizer, seed, **course.shape)
+    model.to(device)
     steps_done = 0
     for index in range(finished_stages, len(stages)):
         for loss in _train(model, tokenizer, stages[index], seed, settings, centred=course.centred):
@@ -228,8 +231,9 @@ def _train(
         for _ in range(phase.steps):
             ids_nt, prompt_length_n = stretch.batch(tokenizer, settings.batch, batch_rng)
             shortest_prompt = int(prompt_length_n.min())
+            ids_nt, prompt_length_n = ids_nt.to(model.device), prompt_length_n.to(model.device)
             logits_ntv = model(input_ids=ids_nt, logits_to_keep=ids_nt.shape[1] - shortest_prompt + 1).logits
-            is_learned_nt = torch.arange(ids_nt.shape[1]) >= prompt_length_n[:, None]
+            is_learned_nt = torch.arange(ids_nt.shape[1], device=model.device) >= prompt_length_n[:, None]
             if stretch.learned is not None:
                 is_learned_nt &= stretch.learned(ids_nt, id_of_token)
             target_nt = torch.where(is_learned_nt, ids_nt, id_of_token[PAD])
@@ -373,9 +377,11 @@ _A, _B, _C, _STEPS, _EPS, _MOMENTUM = 3.4445, -4.7750, 2.0315, 5, 1e-7, 0.95
 
 
 def matrix_optimizer(matrices: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
-    """Return `torch.optim.Muon` if the processor multiplies bfloat16 quickly (AVX-512), else the same optimiser in float32."""
-    has_fast_bfloat16 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    return (torch.optim.Muon if has_fast_bfloat16 else Float32Muon)(list(matrices), lr=lr, weight_decay=0.0)
+    """Return `torch.optim.Muon` if the device multiplies bfloat16 quickly, else the same optimiser in float32."""
+    weights = list(matrices)
+    # Of processors only those with AVX-512 are quick at it.
+    has_fast_bfloat16 = weights[0].is_cuda or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return (torch.optim.Muon if has_fast_bfloat16 else Float32Muon)(weights, lr=lr, weight_decay=0.0)
 
 
 class Float32Muon(torch.optim.Optimizer):

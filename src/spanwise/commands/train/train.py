@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from rich.console import Console
-from transformers import AutoTokenizer, PrinterCallback, ProgressCallback
+from transformers import AutoTokenizer, PrinterCallback, ProgressCallback, TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK, get_available_reporting_integrations
 
 from spanwise.commands.eval.evaluate import evaluate
@@ -54,8 +54,12 @@ def train(
     resume: str | None = None,
     overwrite: bool = False,
     title: str = "train",
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> dict[str, Any]:
-    """Train as the recipe says, write the run's folder, and return the content of `summary.json`."""
+    """Train as the recipe says, write the run's folder, and return the content of `summary.json`.
+
+    The trainer calls `callbacks`, too; one of them may end the run before the recipe's last step.
+    """
     console = console or Console()
     if secret_names := hidden_names({"trainer": recipe.trainer, "objectives": recipe.objectives}):
         reason = f"{', '.join(secret_names)} {'is' if len(secret_names) == 1 else 'are'} {HIDDEN} in the recipe, so"
@@ -83,7 +87,7 @@ def train(
             processing_class=AutoTokenizer.from_pretrained(task.model, padding_side="left", trust_remote_code=False),
             scheme=scheme,
             critic=recipe.modes.get("critic"),
-            callbacks=[recorder],
+            callbacks=[recorder, *callbacks],
         )
         trainer.settings = settings
         for callback_class in (PrinterCallback, ProgressCallback) if trainer_args.log_metrics == "few" else ():
@@ -269,7 +273,7 @@ class Recorder(BatchCallback):
 
     def summary(self, *, seconds: float) -> dict[str, Any]:
         """Evaluate the final model, and return the content of the run's `summary.json`."""
-        final_samples, steps = self._measure(self.recipe.eval_samples), self.recipe.steps
+        final_samples, steps = self._measure(self.recipe.eval_samples), self.trainer.state.global_step // self.per_batch
         final_figures, final_intervals = final_samples.figures(), _intervals(final_samples)
         metrics_lines = metrics_until(self.folder.path, steps)  # no lines except in the main process, which writes them
         batch_figures = [
@@ -283,7 +287,8 @@ class Recorder(BatchCallback):
             self._keep_one_prompt(steps)
         start_figures, training_seconds = self.evaluations[0], max(self.step_seconds, 1e-9)
         return {
-            **{name: getattr(self.recipe, name) for name in ("method", "seed", "steps")},
+            **{name: getattr(self.recipe, name) for name in ("method", "seed")},
+            "steps": steps,
             "task": task_name(self.recipe),
             "start": {k: v if start_figures["step"] == 0 else None for k, v in start_figures.items() if k != "step"},
             "final": final_figures,
