@@ -199,7 +199,7 @@ def test_hostile_text_stays_text():
         train_page(recipe={**RECIPE, "method": HOSTILE, "task": HOSTILE}),
         render(
             title=HOSTILE, lead=HOSTILE, command=HOSTILE, headlines=[Headline(HOSTILE, HOSTILE, HOSTILE)],
-            sections=[Section(HOSTILE, HOSTILE, [HOSTILE], points=[HOSTILE], table=[{HOSTILE: HOSTILE}])],
+            sections=[Section(HOSTILE, HOSTILE, [HOSTILE], points=[HOSTILE], tables=[[{HOSTILE: HOSTILE}]])],
             recipe={HOSTILE: HOSTILE},
         ),
     ]  # fmt: skip
@@ -294,6 +294,26 @@ def test_bars_keep_their_order_and_shares_their_axis():
     assert encoding["y"]["sort"] == ["z", "b"]
     assert encoding["x"]["scale"]["domain"] == [0, 1]
     assert encoding["x"]["stack"] is None
+
+
+def test_methods_with_other_blocks_have_a_table_of_their_own():
+    credit_n = torch.tensor([0.5, -0.5])
+    credit = {
+        "grpo": {"completion": credit_n},
+        "bae": {"answer": credit_n, "confidence": credit_n, "stop": credit_n},
+        "rloo": {"completion": credit_n},
+        "gdpo": {"answer": credit_n, "confidence": credit_n},  # a credit for stopping is none of a block
+    }
+    view = TokenView(("grpo",), [])
+    html = credit_report(
+        source="x", note="", methods=list(credit), credit=credit, rewards={}, statuses={}, dead={}, view=view
+    )
+    summary = re.search(r'<section id="summary">(.*?)</section>', html, re.S)[1]
+    tables = [re.findall(r"<th scope=row>(.*?)</th>", table) for table in summary.split("<table>")[1:]]
+    assert tables == [
+        ["grpo: completion", "rloo: completion"],
+        ["bae: answer", "bae: confidence", "bae: stop", "gdpo: answer", "gdpo: confidence"],
+    ]
 
 
 def test_a_credit_report_without_completions():

@@ -224,7 +224,7 @@ def test_a_term_is_explained_beside_it_and_never_on_it(browser, pages, width):
 
 def wide_page(columns=14):
     table = [{"arm": f"arm {n}", **{f"a long heading {c}": 0.5 for c in range(columns)}} for n in range(3)]
-    return render(title="t", lead="l", sections=[Section("Figures", "text", table=table)])
+    return render(title="t", lead="l", sections=[Section("Figures", "text", tables=[table])])
 
 
 @pytest.mark.parametrize("width", [1440, 375])

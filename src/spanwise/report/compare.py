@@ -59,7 +59,7 @@ def compare_report(
         curve_panels += parts.figure_panel(name, curve_rows, arms)
     sections = [
         parts.section(
-            "Figures", {"level": 100 * comparison.level, "seeds": max_seeds}, table=_arm_rows(comparison, max_seeds)
+            "Figures", {"level": 100 * comparison.level, "seeds": max_seeds}, tables=[_arm_rows(comparison, max_seeds)]
         ),
         parts.section(
             "Differences", {"summary": comparison.summary()}, legend=VERDICTS, palette="verdicts",

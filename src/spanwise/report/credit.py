@@ -70,7 +70,7 @@ def credit_report(
     sections = [
         parts.tokens_section(view),
         parts.credit_section(methods, credit, of="these rollouts"),
-        parts.section("Summary", table=_summary_rows(methods, credit)),
+        parts.section("Summary", tables=_summary_tables(methods, credit)),
         parts.section("Dead strata", legend=methods, panels=_dead_strata_panels(methods, dead)),
         _status_section(statuses, rewards),
         parts.calibration_section({"": samples} if samples else {}),
@@ -107,12 +107,15 @@ def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str
     return headlines
 
 
-def _summary_rows(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[parts.Row]:
-    """Summarise the credit of each method and block in a table row."""
-    summaries = {f"{method}: {block}": summarise_credit(n) for method in methods for block, n in credit[method].items()}
-    return [
-        {"method and block": name} | {_FIGURES[key]: figures[key] for key in _FIGURES} for name, figures in summaries.items()
-    ]
+def _summary_tables(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]]) -> list[list[parts.Row]]:
+    """Summarise the credit of each method and block in a table row; methods with the same blocks share a table."""
+    rows_by_blocks: dict[frozenset[str], list[parts.Row]] = {}
+    for method in methods:
+        for block, credit_n in credit[method].items():
+            figures = summarise_credit(credit_n)
+            row = {"method and block": f"{method}: {block}"} | {_FIGURES[key]: figures[key] for key in _FIGURES}
+            rows_by_blocks.setdefault(frozenset(credit[method].keys() - {STOP}), []).append(row)
+    return list(rows_by_blocks.values())
 
 
 def _dead_strata_panels(methods: Sequence[str], dead: Mapping[str, Mapping[str, float]]) -> list[Panel]:

@@ -87,7 +87,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a report page: charts, sentences or a table, under a title and a question.
+    """A section of a report page: charts, sentences or tables, under a title and a question.
 
     Attributes:
         title: of the section and in the contents.
@@ -96,7 +96,7 @@ class Section:
         palette: which colours those are: of series, or of verdicts (noise is grey).
         panels: charts, side by side where there is room.
         points: sentences of a list.
-        table: rows of one table; the first column names the row.
+        tables: each a list of rows, whose first column names the row.
         body: ready HTML, of the token view.
         warnings: what is wrong, above all else.
         asks: the question that the section answers.
@@ -112,7 +112,7 @@ class Section:
     palette: Palette = "series"
     panels: Sequence[Panel] = ()
     points: Sequence[str] = ()
-    table: Table = ()
+    tables: Sequence[Table] = ()
     body: Markup | None = None
     warnings: Sequence[str] = ()
     asks: str = ""
@@ -153,7 +153,7 @@ def render(
         >>> "2 &lt; 3" in page, "not measured" in page, "://" in page
         (True, True, False)
     """
-    full_sections = [s for s in sections if s.panels or s.points or s.table or s.warnings or s.body is not None]
+    full_sections = [s for s in sections if s.panels or s.points or any(s.tables) or s.warnings or s.body is not None]
     has_charts = any(section.panels for section in full_sections)
     asset_names = ("report", *(_TOKEN_ASSETS if any(section.body is not None for section in full_sections) else ()))
     scripts = [_static(f"{asset}.js") for asset in asset_names]

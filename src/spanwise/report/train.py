@@ -357,7 +357,7 @@ def rewards_section(
         if held_means := values_of(points, metric_name):
             interval = (intervals or {}).get(metric_name)
             rows[-1] |= {"held-out start": held_means[0], "held-out end": str(interval) if interval else held_means[-1]}
-    return parts.section("Rewards", legend=objectives, panels=panels, table=rows if len(batches) > 1 else [])
+    return parts.section("Rewards", legend=objectives, panels=panels, tables=[rows] if len(batches) > 1 else [])
 
 
 def _cost_section(batches: Lines) -> Section:
@@ -367,7 +367,7 @@ def _cost_section(batches: Lines) -> Section:
         objective, _, cost_name = measure.rpartition("/")
         objective_row = rows.setdefault(objective, {"objective": objective})
         objective_row[cost_name] = round(math.fsum(values_of(batches, f"cost/{measure}")), 2)
-    return parts.section("Cost", table=list(rows.values()))
+    return parts.section("Cost", tables=[list(rows.values())])
 
 
 def names_in(batches: Lines, metric: str) -> list[str]:
