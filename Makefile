@@ -135,8 +135,9 @@ bench: .venv/dev.stamp           ## speed of segmentation and credit
 	$(BIN)/python benchmarks/estimators.py
 	$(BIN)/python benchmarks/credit_files.py
 
-gpu: .venv/train.stamp           ## credit on a CUDA device: equal, how often it waits, seconds, work side by side; docs/gpu.md; minutes
+gpu: .venv/train.stamp           ## credit on a CUDA device: equal, waits, seconds; 100 M parameters by field and with one number: docs/gpu.md; twenty minutes
 	$(BIN)/python benchmarks/gpu.py --width 768 --layers 12
+	$(BIN)/python benchmarks/gpu_training.py
 
 first-report: .venv/train.stamp  ## a stranger's path to a report on rollouts of TRL, verl, verifiers and a CSV table; a fresh clone with --folder
 	$(BIN)/python benchmarks/first_report.py

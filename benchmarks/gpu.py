@@ -1,6 +1,6 @@
 """Credit on a GPU: the same numbers as on the CPU, what waits for the device, seconds beside the memory floor, work side by side.
 
-    make gpu                                    # twenty minutes at most, offline
+    make gpu                                    # and benchmarks/gpu_training.py behind it; twenty minutes at most, offline
     python benchmarks/gpu.py --device cpu --completions 64 --tokens 64      # the smallest size, anywhere
 
 Four questions, each answered by itself:

@@ -36,6 +36,7 @@ from spanwise.commands.shared.task import load_model
 from spanwise.commands.train.train import train
 from spanwise.measure import mean_interval
 from spanwise.recipe import load
+from spanwise.tasks import warm_start
 from spanwise.tasks.embedded import STARTS, Embedded
 from spanwise.tasks.invoices import INVOICES, LONGEST, MEASURED
 
@@ -46,6 +47,8 @@ STEPS, PROMPTS, GROUP = 48, 8, 8
 #: Completions of a step, whatever the size of a group.
 BATCH = PROMPTS * GROUP
 HELD_OUT = 256
+#: Where `train` trains, too.
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def run_of(arm: str, seed: int, rate: float, folder: Path, *, held_out: bool = True, group: int = GROUP) -> dict[str, Any]:
@@ -69,8 +72,9 @@ def run_of(arm: str, seed: int, rate: float, folder: Path, *, held_out: bool = T
 def held_out_figures(folder: Path) -> dict[str, float]:
     """Read held-out letters with a model, sampled at temperature 1: the share of fields right, and the faults of a clerk."""
     model, tokenizer = load_model(folder)
+    model.to(DEVICE)
     letters = INVOICES.held_out(HELD_OUT)
-    tokens = tokenizer(letters.prompts, padding=True, padding_side="left", return_tensors="pt")
+    tokens = tokenizer(letters.prompts, padding=True, padding_side="left", return_tensors="pt").to(DEVICE)
     torch.manual_seed(0)
     options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "pad_token_id": tokenizer.pad_token_id}
     with torch.no_grad():
@@ -194,7 +198,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="one learning rate for all arms, instead of the best of the tuning")
     parser.add_argument("--group", type=int, default=GROUP, help="completions of a letter; a step has 64 in any case")
     parser.add_argument(
-        "--width", type=int, default=128, help="of the policy; 64, 128 and 256 are .2, .7 and 2.5 M parameters"
+        "--width", type=int, default=128, help="of the policy; 64, 128 and 256 are .2, .7 and 2.7 M parameters"
     )
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--table", action="store_true")
@@ -207,6 +211,8 @@ def main() -> None:
     arms, start = options.arms.split(","), folder / "start.json"
     if options.width != 128:
         STARTS["invoices"] = resized(STARTS["invoices"], options.width)
+    if not options.table:
+        warm_start("invoices", device=DEVICE)  # the runs find it in the cache
     if options.tune:
         rates = map(float, options.rates.split(","))
         show([run_of(arm, TUNING_SEED, rate, folder, held_out=False) for rate in rates for arm in arms], None)
@@ -216,8 +222,6 @@ def main() -> None:
             for arm in arms:
                 run_of(arm, seed, options.rate or best_rate(arm, folder), folder, group=options.group)
         if not start.is_file():
-            from spanwise.tasks import warm_start
-
             start.write_text(json.dumps(held_out_figures(warm_start("invoices"))))
     figures = [json.loads(file.read_text()) for file in sorted(folder.glob("*.figures"))]
     runs = [run for run in figures if run["seed"] != TUNING_SEED]

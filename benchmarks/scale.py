@@ -2,7 +2,7 @@
 
     python benchmarks/scale.py [--seeds 0,1,2,3,4] [--output runs/scale] [--charts docs/images]
     python benchmarks/scale.py --table       # trains nothing: the runs that are there
-    python benchmarks/scale.py --settings w1024   # a policy of 40 million parameters, for a GPU
+    python benchmarks/scale.py --settings w1024   # a policy of 42 million parameters, for a GPU
 
 Each setting is `benchmarks/invoices.py` with the learning rate 3e-4, by field and with the sum. What is there is not run again.
 """

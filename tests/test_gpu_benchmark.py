@@ -1,18 +1,26 @@
-"""benchmarks/gpu.py at its smallest size on the CPU; docs/gpu.md's numbers of waits are what is counted."""
+"""benchmarks/gpu.py and gpu_training.py at their smallest sizes on the CPU; docs/gpu.md's numbers of waits are what is counted."""
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
+import gpu_training
+import pytest
 import torch
 from estimators import Batch, rows
 from gpu import Waits, estimators, moved, overlapped, waits_of
+from transformers import AutoModelForCausalLM
+
+from spanwise.recipe import load
+from spanwise.tasks.fields import FORM
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "gpu.md"
 
 
 def test_the_page_says_how_often_each_estimator_waits_at_any_size():
     row = r"^\| ([^|]+) \| (\d+)(?:, and (\d+) for each 32 completions)? \|"
-    written = {name: (int(count), int(more or 0)) for name, count, more in re.findall(row, PAGE.read_text(), re.M)}
+    waits_section = PAGE.read_text().partition("## How often")[2].partition("\n## ")[0]
+    written = {name: (int(count), int(more or 0)) for name, count, more in re.findall(row, waits_section, re.M)}
     for size in ((32, 16), (64, 128)):
         batch = moved(Batch(*size), torch.device("cpu"))
         waits = {name: sum(waits_of(call).values()) for name, call, _, _ in rows(batch, None)}
@@ -34,3 +42,85 @@ def test_it_runs_at_its_smallest_size(capsys):
     seen = capsys.readouterr().out
     assert seen.count(" 0.0e+00 ") == 9  # here the device is the CPU itself
     assert "% of the segmentation is hidden" in seen
+
+
+def test_a_policy_of_another_size_has_a_warm_start_of_its_own():
+    course = gpu_training.course_of(768, 14)
+    with torch.device("meta"):
+        parameters = course.model(course.tokenizer(), 0, **course.shape).num_parameters()
+    assert 0.95e8 < parameters < 1.05e8
+    assert course.key != gpu_training.course_of(768, 2).key
+
+
+def test_the_learning_rate_falls_with_width_and_depth():
+    assert gpu_training.usual_rate(64, 2) == pytest.approx(1e-3)
+    assert gpu_training.usual_rate(256, 8) == pytest.approx(1e-3 / 4 / 2)
+
+
+def test_time_is_up_after_seconds_of_steps(monkeypatch):
+    clock = iter([0.0, 3.0, 100.0, 101.0, 101.0, 102.5])  # steps of 3, 1 and 1.5 s; an evaluation between the first two
+    monkeypatch.setattr(gpu_training, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    limit, control, stops = gpu_training.TimeLimit(5.0), SimpleNamespace(should_training_stop=False), []
+    for _ in range(3):
+        limit.on_step_begin(None, None, control)
+        limit.on_step_end(None, None, control)
+        stops.append(control.should_training_stop)
+    assert stops == [False, False, True]
+
+
+def test_the_arms_differ_in_credit_alone():
+    one_number, by_field = (gpu_training.recipe_fields(arm) for arm in ("one_number", "by_field"))
+    for fields in (one_number, by_field):
+        load(None, {**fields, "model": "a", "dataset": "b"})  # as a recipe has them
+    assert one_number["layout"] == by_field["layout"]
+    assert [entry["name"] for entry in one_number["objectives"]] == [entry["name"] for entry in by_field["objectives"]]
+    assert {*one_number["objectives"][2]["pays"]} == {FORM, *gpu_training.FIELDS.names}
+    assert {*by_field["objectives"][2]["pays"]} == {FORM, "c"}
+
+
+def test_only_fields_that_follow_from_the_prompt_are_counted():
+    figures = {f"reward/equals.{name}": 0.5 for name in gpu_training.FIELDS.names}
+    assert gpu_training.fields_right({**figures, "reward/equals.b": 0.1, "reward/equals.c": 0.8}) == pytest.approx(0.52)
+
+
+def test_arms_are_compared_at_completions_that_both_have():
+    # the last that both have are 128; an eighth of them is 16, nearest to the start, a quarter is 32, and half 64
+    one_number = {0: 0.1, 36: 0.15, 64: 0.2, 128: 0.25, 160: 0.3}
+    by_field = {0: 0.1, 32: 0.21, 36: 0.22, 64: 0.3, 128: 0.4, 136: 0.45}
+    arms = {
+        "one_number": {"curve": one_number, "completions": 160, "seconds": 9.6, "bytes": 2_000_000_000, "format": 0.5},
+        "by_field": {"curve": by_field, "completions": 136, "seconds": 10.2, "bytes": 2_340_000_000, "format": 1.0},
+    }
+    assert gpu_training.table_lines(arms) == [
+        "| held-out prompts | `one_number` | `by_field` |",
+        "| --- | --- | --- |",
+        "| fields right after 0 completions | 0.100 | 0.100 |",
+        "| fields right after 36 completions | 0.150 | 0.220 |",
+        "| fields right after 64 completions | 0.200 | 0.300 |",
+        "| fields right after 128 completions | 0.250 | 0.400 |",
+        "| fields right at the end of its time | 0.300 | 0.450 |",
+        "| well-formed objects at the end | 0.500 | 1.000 |",
+        "| completions | 160 | 136 |",
+        "| seconds of steps | 10 | 10 |",
+        "| peak memory, GB | 2.00 | 2.34 |",
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Step 0|Every advantage:UserWarning")  # eight steps teach no form
+def test_both_arms_train_from_the_same_start_until_time_is_up(tmp_path):
+    policy = gpu_training.start_policy(32, 1, tmp_path, "cpu", steps=8)
+    prompts = tmp_path / "prompts.jsonl"
+    gpu_training.write_prompts(prompts, 40, seed=0)
+    options = {"prompts": 2, "group_size": 2, "seed": 0, "eval_every": 1, "eval_prompts": 4, "learning_rate": 1e-3}
+    arms = {
+        arm: gpu_training.train_arm(arm, policy, prompts, 0.0, output=str(tmp_path / arm), **options)
+        for arm in gpu_training.METHODS
+    }
+    for arm in arms.values():
+        assert arm["completions"] == 4  # no time is left after the first step
+        assert arm["curve"].keys() == {0, 4}
+        assert 0 < arm["seconds"] < 60
+        assert arm["bytes"] > 1e7
+    assert arms["one_number"]["curve"][0] == arms["by_field"]["curve"][0]
+    trained = [AutoModelForCausalLM.from_pretrained(tmp_path / arm / "model").num_parameters() for arm in arms]
+    assert trained == [AutoModelForCausalLM.from_pretrained(policy).num_parameters()] * 2
