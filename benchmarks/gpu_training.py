@@ -33,7 +33,7 @@ from datasets import disable_progress_bars
 from rich.console import Console
 from transformers import TrainerCallback
 
-from spanwise.commands.shared.display import quiet, warm_up_progress
+from spanwise.commands.shared.progress import quiet, warm_up_progress
 from spanwise.commands.train.train import train
 from spanwise.recipe import load, scheme_of
 from spanwise.tasks import Fields, warm_start
