@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from inspect import cleandoc
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -418,22 +418,33 @@ def _apply_limits(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
     return replace(scheme, objectives=limited_objectives)
 
 
-def scheme_at(path: str | Path, *, longest: int, options: Mapping[str, Any] | None = None) -> Scheme:
-    """Build the rule of credit of a recipe file, for an engine whose own settings say how to train.
+class RecipeRule(NamedTuple):
+    """A recipe file with its rule of credit, for an engine whose own settings say how to train."""
+
+    recipe: Recipe
+    scheme: Scheme
+
+
+def rule_at(path: str | Path, *, longest: int, options: Mapping[str, Any] | None = None) -> RecipeRule:
+    """Load a recipe file and build its rule of credit; refuse a recipe without a layout.
 
     `options` are the engine's own settings: the method takes those that it has and that the recipe does not name.
     """
     recipe = load(path)
-    if options:
-        method_options = METHODS.find(recipe.method).options
-        used_options = {name: value for name, value in options.items() if name in method_options}
-        recipe = recipe.model_copy(update={"options": {**used_options, **recipe.options}})
     if recipe.own_layout is None:
         raise RecipeError(
             f"The recipe '{path}' names no layout, so spanwise cannot find the blocks of completions; add for example "
             f"layout: {{solution: [answer], confidence: [confidence]}}."
         )
-    return scheme_of(recipe, recipe.own_layout, longest)
+    method_options = METHODS.find(recipe.method).options
+    used_options = {name: value for name, value in (options or {}).items() if name in method_options}
+    with_options = recipe.model_copy(update={"options": {**used_options, **recipe.options}})
+    return RecipeRule(recipe, scheme_of(with_options, recipe.own_layout, longest))
+
+
+def scheme_at(path: str | Path, *, longest: int, options: Mapping[str, Any] | None = None) -> Scheme:
+    """Build the rule of credit of a recipe file as `rule_at` does."""
+    return rule_at(path, longest=longest, options=options).scheme
 
 
 def _choose_layout(recipe: Recipe, task_layout: Layout) -> Layout:

@@ -36,7 +36,7 @@ def test_options_that_would_change_the_credit(data, change, sentence):
 
 @pytest.mark.parametrize("name", REDUCTIONS)
 def test_every_reduction_of_rows_fits(data, name):
-    assert check(small.config(data, recipe=small.BROADCAST, **{ALGORITHM + "loss_reduction": name})).method == "rloo"
+    assert check(small.config(data, recipe=small.BROADCAST, **{ALGORITHM + "loss_reduction": name})).scheme.method == "rloo"
 
 
 def test_the_reduction_that_drops_rows_fits_where_it_drops_none(data):
@@ -61,7 +61,7 @@ def test_discounts_and_deviation_of_skyrls_configuration(data):
     with pytest.warns(
         UserWarning, match=r"trainer\.algorithm\.(gamma|lambd)=0\..* is taken as the recipe's option (gamma|lam)\."
     ):
-        scheme = check(small.config(data, recipe=GAE, **critic, **discounts))
+        scheme = check(small.config(data, recipe=GAE, **critic, **discounts)).scheme
     assert {name: scheme.options[name] for name in ("gamma", "lam")} == {"gamma": 0.9, "lam": 0.8}
     with pytest.raises(
         RecipeError, match=r"trainer\.algorithm\.lambd is 0\.8, but the recipe has lam: 0\.7\. Remove one of the two"
@@ -90,7 +90,7 @@ def test_a_critic_is_there_where_it_is_asked_and_only_there(data, method):
     critic, recipe = {"trainer.critic.model.path": "some"}, GAE.replace("gae", method)
     with pytest.raises(RecipeError, match=r"needs the values of SkyRL's critic: add trainer\.critic\.model\.path=MODEL"):
         check(small.config(data, recipe=recipe))
-    assert check(small.config(data, recipe=recipe, **critic)).method == method
+    assert check(small.config(data, recipe=recipe, **critic)).scheme.method == method
     with pytest.raises(RecipeError, match=r"asks for a critic, but method .* reads no values"):
         check(small.config(data, recipe=small.BROADCAST, **critic))
 
@@ -102,7 +102,7 @@ def test_methods_over_tokens_need_a_rollout_in_one_row(data, method):
     with pytest.raises(RecipeError, match=r"every row is one turn\. Set generator\.merge_stepwise_output=true"):
         check(small.config(data, recipe=recipe, layout="stepwise", **critic))
     for layout in ("flat", "merged"):
-        assert check(small.config(data, recipe=recipe, layout=layout, **critic)).method == method
+        assert check(small.config(data, recipe=recipe, layout=layout, **critic)).scheme.method == method
 
 
 BLOCKS = (
@@ -123,15 +123,15 @@ def test_what_skyrls_critic_cannot_do(data, recipe, sentence):
     critic = {"trainer.critic.model.path": "some"}
     with pytest.raises(RecipeError, match=sentence):
         check(small.config(data, recipe=recipe, **critic))
-    assert check(small.config(data, recipe=BLOCKS + "values: shared", **critic)).value_names == ("return",)
+    assert check(small.config(data, recipe=BLOCKS + "values: shared", **critic)).scheme.value_names == ("return",)
 
 
 def test_what_nothing_reads_is_said(data):
     recipe = GAE + "steps: 9\ncritic: {learning_rate: 1.0e-3, gae_lambda_value: 0.9, policy_training_start_step: 2}"
     cfg = small.config(data, recipe=recipe, **{"trainer.critic.model.path": "some"})
     with pytest.warns(UserWarning, match=r"also sets critic\.learning_rate, steps, but SkyRL's own configuration decides"):
-        check(cfg)
-    assert critic_of(cfg).gae_lambda_value == 0.9
+        recipe_of_cfg = check(cfg).recipe
+    assert critic_of(recipe_of_cfg).gae_lambda_value == 0.9
     with pytest.raises(RecipeError, match="has a critic section, but method 'rloo' reads no values"):
         check(small.config(data, recipe=small.BROADCAST + "critic: {gae_lambda_value: 0.9}"))
 

@@ -15,4 +15,4 @@ def test_skyrl_takes_every_argument_and_added_ones_win(tmp_path):
     cfg = configured(said[2:])
     assert cfg.trainer.epochs == 7
     assert (cfg.trainer.algorithm.spanwise.keep_rollouts, cfg.generator.n_samples_per_prompt) == (10, 8)
-    assert check(cfg).layout.names == ("solution", "confidence")
+    assert check(cfg).scheme.layout.names == ("solution", "confidence")

@@ -15,7 +15,7 @@ from spanwise.engines.windows import untested
 from spanwise.errors import refuse, unknown
 from spanwise.mode import added_by, part_class
 from spanwise.modes.critic.config import CriticConfig, critic_faults
-from spanwise.recipe import load, scheme_at
+from spanwise.recipe import Recipe, RecipeRule, rule_at
 from spanwise.scheme import Scheme
 
 
@@ -62,7 +62,7 @@ LOSSES = ("regular", "dual_clip", "gspo", "cispo", "sapo")
 OPTION = "trainer.algorithm.spanwise.folder"
 
 
-def check(cfg: Any) -> Scheme:
+def check(cfg: Any) -> RecipeRule:
     """Load the rule of credit from the recipe that SkyRL's configuration names; refuse settings that conflict with it."""
     skyrl_version = version("skyrl")
     say(untested("skyrl", skyrl_version))
@@ -92,8 +92,9 @@ def check(cfg: Any) -> Scheme:
     max_turns = getattr(generator_config, "max_turns", 1) or 1
     discounts = Discounts.of(_DISCOUNTS, lambda name: attrgetter(name)(cfg))
     max_tokens = max_turns * generator_config.sampling_params.max_generate_length
-    scheme = scheme_at(spanwise_options.recipe, longest=max_tokens, options=discounts.options)
-    critic, skyrl_modes = critic_of(cfg), [mode for mode in scheme.modes if "skyrl" in mode.parts]
+    rule = rule_at(spanwise_options.recipe, longest=max_tokens, options=discounts.options)
+    recipe, scheme = rule
+    critic, skyrl_modes = critic_of(recipe), [mode for mode in scheme.modes if "skyrl" in mode.parts]
     refuse(
         {
             **_group_faults(cfg, scheme, skyrl_version=skyrl_version),
@@ -132,9 +133,9 @@ def check(cfg: Any) -> Scheme:
             "it."
         )
     algorithm_config.advantage_estimator = "spanwise"
-    say(*discounts.remarks(scheme, load(spanwise_options.recipe).options, engine="SkyRL"))
+    say(*discounts.remarks(scheme, recipe.options, engine="SkyRL"))
     RunRecord.of(vars(spanwise_options), option=OPTION)
-    return scheme
+    return rule
 
 
 def reads_turns(scheme: Scheme, *, stepwise: bool) -> bool:
@@ -163,6 +164,6 @@ def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, 
     }
 
 
-def critic_of(cfg: Any) -> CriticConfig:
-    """Return the critic settings of the recipe that SkyRL's configuration names, or default settings."""
-    return load(cfg.trainer.algorithm.spanwise.recipe).modes.get("critic") or CriticConfig()
+def critic_of(recipe: Recipe) -> CriticConfig:
+    """Return the critic settings of a recipe, or default settings."""
+    return recipe.modes.get("critic") or CriticConfig()

@@ -44,7 +44,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
     advantage_dtype = torch.float32
 
     def __init__(self, cfg: Any, *args: Any, **kwargs: Any) -> None:
-        self.scheme, self.critic_config = check(cfg), critic_of(cfg)
+        recipe, self.scheme = check(cfg)
+        self.critic_config = critic_of(recipe)
         register()
         super().__init__(cfg, *args, **kwargs)
         algorithm, policy_path = cfg.trainer.algorithm, cfg.trainer.policy.model.path
