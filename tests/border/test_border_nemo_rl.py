@@ -17,7 +17,7 @@ def checked(method="bae", more="", *, recipe="recipe.yaml", grpo=None, data_plan
         options = {"adv_estimator": {"name": "spanwise", "recipe": recipe, "normalize_rewards": True}, **(grpo or {})}
         policy = {"generation": {"max_new_tokens": 64}}
         parts = {"grpo": options, "policy": policy, "loss_fn": loss_fn, "data_plane": {"enabled": data_plane}}
-        return check_settings(SimpleNamespace(**parts)).method
+        return check_settings(SimpleNamespace(**parts)).scheme.method
 
     return run
 

@@ -12,7 +12,7 @@ RECIPE = "layout: {solution: [answer]}\nmethod: METHOD\nobjectives: [{reward: en
 def checked(method="bae", objective="", more="", *, tokens=512):
     def run(folder):
         (folder / "recipe.yaml").write_text(RECIPE.replace("METHOD", method).replace(" MORE", objective) + more)
-        return prime_rl.check("recipe.yaml", tokens=tokens).method
+        return prime_rl.check("recipe.yaml", tokens=tokens).scheme.method
 
     return run
 
@@ -31,6 +31,8 @@ def with_length_penalty(folder):
 
 
 CASES = {
+    "prime-rl without arguments": lambda folder: prime_rl.main([]),
+    "prime-rl with TOKENS left out": checked(tokens="@"),
     "prime-rl with TOKENS 0": checked(tokens=0),
     "prime-rl with `baseline: batch`": checked(objective=", baseline: batch"),
     "prime-rl with `per: batch`": checked(more="per: batch\n"),

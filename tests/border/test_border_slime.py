@@ -17,7 +17,7 @@ def arguments(folder, method="bae", more="", **changes):
 
 
 def checked(method="bae", more="", **changes):
-    return lambda folder: check_arguments(arguments(folder, method, more, **changes)).method
+    return lambda folder: check_arguments(arguments(folder, method, more, **changes)).scheme.method
 
 
 CASES = {

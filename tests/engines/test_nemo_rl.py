@@ -12,9 +12,11 @@ import pytest
 import torch
 
 import conformance
-from spanwise.engines.nemo_rl import SpanEstimator, attach, estimator
+import opened_folder
+from spanwise.engines import recipe_run
+from spanwise.engines.nemo_rl import SpanEstimator, attach
 from spanwise.engines.nemo_rl.settings import check
-from spanwise.errors import RecipeError
+from spanwise.errors import DataError, RecipeError
 
 CONTRACT = json.loads((Path(__file__).parent / "nemo_rl_contract.json").read_text())
 CASES = conformance.load()
@@ -34,6 +36,7 @@ def config(folder, recipe, **changes):
     (folder / "recipe.yaml").write_text(recipe)
     usual = {"grpo.adv_estimator.name": "spanwise", "grpo.adv_estimator.recipe": str(folder / "recipe.yaml")}
     sizes = {"policy.generation.max_new_tokens": 64, "policy.train_global_batch_size": 4}
+    usual |= {"policy.model_name": "unread", "policy.tokenizer.name": "unread"}
     assert changes.keys() <= CONTRACT["settings"].keys()
     tree: dict = {}
     for path, value in {**CONTRACT["settings"], **usual, **sizes, **changes}.items():
@@ -51,8 +54,8 @@ def config(folder, recipe, **changes):
 def named_tokenizer(monkeypatch):
     """The tokenizer and the model of the configuration: no folder holds them."""
     named = type("Named", (), {"from_pretrained": lambda *_, **__: conformance.tokenizer()})
-    monkeypatch.setattr(estimator, "AutoTokenizer", named)
-    monkeypatch.setattr(estimator, "model_size", lambda path: None)
+    monkeypatch.setattr(recipe_run, "AutoTokenizer", named)
+    monkeypatch.setattr(recipe_run, "model_size", lambda path: None)
 
 
 def rollout(ids, prompt=(7, 8), *, sampled=None, reward=0.0, weight=1.0, idx=0, **facts):
@@ -151,6 +154,24 @@ def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name):
     found = of_tokens(rollouts, *asked(cfg, rollouts)[:3])
     for row, expected in zip(found, CASES["advantages"][name], strict=True):
         assert row == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["blocks", "turns"])
+@pytest.mark.filterwarnings("ignore:Objective 'environment'")
+def test_the_run_folder_holds_what_was_handed_over(tmp_path, name):
+    rows = CASES["rollouts"][conformance.ROWS[name]]
+    rollouts = of_rows(rows if name == "blocks" else conformance.sequences(rows))
+    recipe = CASES["recipes"][name] + f"output: {tmp_path / 'run'}\n"
+    cfg = config(tmp_path, recipe, **{"policy.train_global_batch_size": len(rollouts)})
+    found = of_tokens(rollouts, *asked(cfg, rollouts)[:3])
+    opened_folder.check(tmp_path / "run", found, [one["sampled"] for one in rollouts])
+
+
+def test_a_folder_with_a_run_is_refused_before_anything_is_sampled(tmp_path):
+    """NeMo-RL does not tell the estimator which step it is at."""
+    asked(config(tmp_path, RLOO + f"output: {tmp_path / 'run'}\n"), ragged())
+    with pytest.raises(DataError, match="already holds a run"):
+        SpanEstimator(config(tmp_path, RLOO + f"output: {tmp_path / 'run'}\n"))
 
 
 @pytest.mark.filterwarnings("ignore:Objective 'environment'")  # a turn is paid for a confidence that it does not state
@@ -259,7 +280,7 @@ REFUSED = {
     "data_plane.enabled is True": (GRPO, {"data_plane.enabled": True}),
     "normalize_rewards is False, but method 'grpo'": (GRPO, {"grpo.adv_estimator.normalize_rewards": False}),
     "Method 'gae' needs values": (GRPO.replace("grpo", "gae"), {}),
-    "The recipe has a critic section": (GRPO + "critic: {gae_lambda_value: 0.5}\n", {}),
+    "The recipe has critic, which does not work": (GRPO + "critic: {gae_lambda_value: 0.5}\n", {}),
     "laser": (GRPO + "laser: {token: <pad>, verdict: environment, reference: -1.0, self_rewarding_warmup: 1}\n", {}),
 }
 
@@ -274,7 +295,7 @@ def test_what_cannot_work_is_refused(tmp_path, match):
 def test_what_is_ignored_or_filtered_is_said(tmp_path):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        assert check(config(tmp_path, GRPO + "steps: 3\n", **{"grpo.use_dynamic_sampling": True})).method == "grpo"
+        assert check(config(tmp_path, GRPO + "steps: 3\n", **{"grpo.use_dynamic_sampling": True})).scheme.method == "grpo"
     sentences = " ".join(str(one.message) for one in told)
     assert "also sets steps" in sentences
     assert "grpo.use_dynamic_sampling drops groups with equal environment rewards" in sentences

@@ -10,7 +10,8 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import conformance
-from spanwise.engines import prime_rl
+import opened_folder
+from spanwise.engines import prime_rl, recipe_run
 from spanwise.errors import RecipeError
 
 CONTRACT = json.loads((Path(__file__).parent / "prime_rl_contract.json").read_text())
@@ -54,8 +55,8 @@ def prime(monkeypatch):
     for name, module in zip(names, (ModuleType("prime_rl"), orchestrator, algo, base), strict=True):
         monkeypatch.setitem(sys.modules, name, module)
     named = type("Named", (), {"from_pretrained": lambda *_, **__: conformance.tokenizer()})
-    monkeypatch.setattr(prime_rl, "AutoTokenizer", named)
-    monkeypatch.setattr(prime_rl, "model_size", lambda path: None)
+    monkeypatch.setattr(recipe_run, "AutoTokenizer", named)
+    monkeypatch.setattr(recipe_run, "model_size", lambda path: None)
     return algo
 
 
@@ -116,6 +117,21 @@ def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, prime, name):
         assert spread_out(nodes[n]) == pytest.approx(expected, abs=1e-6)
 
 
+def test_the_run_folder_holds_what_was_handed_over(tmp_path, prime):
+    """A group is a step of the folder; two environments, each with an algorithm of its own, write the same one."""
+    groups, nodes = grouped(CASES["rollouts"]["flat"])
+    recipe = CASES["recipes"]["blocks"] + f"output: {tmp_path / 'run'}\n"
+    scored(tmp_path, prime, recipe, groups[:2])
+    again = prime.ALGORITHM_CLASSES["grpo"](SimpleNamespace(length_penalty=None), SimpleNamespace(model_name="m"))
+    asyncio.run(again.score_group([SimpleNamespace(traces=[trace]) for trace in groups[2]]))
+    written = [n for n, row in enumerate(CASES["rollouts"]["flat"]) if row["group"] != "g1"]
+    order = [n for g in ("g4", "g2", "g3") for n in written if CASES["rollouts"]["flat"][n]["group"] == g]
+    found = [spread_out(nodes[n]) for n in order]
+    rows = opened_folder.check(tmp_path / "run", found, [CASES["rollouts"]["flat"][n]["sampled"] for n in order], step=3)
+    assert [row["step"] for row in rows] == [1] * 4 + [2] * 2 + [3] * 3
+    assert {row["prompt"] for row in rows} == {"2+2=", "1+1=", "1+2="}
+
+
 def said(reward, *lengths):
     turns = [{"prompt": [7, 8], "ids": [2, 11, 3, 1][:length], "sampled": [1] * length} for length in lengths]
     turns[-1]["reward"] = reward
@@ -157,7 +173,7 @@ REFUSED = {
     "'reinforce\\+\\+' whitens over the batch": RLOO.replace("rloo", "reinforce++"),
     "has scope: turn": RLOO.replace("rloo", "bae").replace("pays: all", "pays: all, scope: turn"),
     "'gigpo' compares turns that start from the same state": RLOO.replace("rloo", "gigpo"),
-    "has a critic section": RLOO + "critic: {gae_lambda_value: 0.5}\n",
+    "has critic, which does not work": RLOO + "critic: {gae_lambda_value: 0.5}\n",
     "Method 'gae' needs values": RLOO.replace("rloo", "gae"),
 }
 

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 import conformance
+import opened_folder
+from spanwise.engines import recipe_run
 from spanwise.engines.slime import check, hooks, post_process_rewards, set_advantages
 from spanwise.engines.slime.settings import HOOKS
 from spanwise.errors import AlignmentError, RecipeError
@@ -103,12 +106,15 @@ def slime(monkeypatch):
         setattr(sys.modules[module], name, functions[name])
         parent, _, child = module.rpartition(".")
         setattr(sys.modules[parent], child, sys.modules[module])
-    monkeypatch.setattr(hooks, "_STEPS", {})
-    monkeypatch.setattr(
-        hooks, "AutoTokenizer", type("Named", (), {"from_pretrained": lambda *_, **__: conformance.tokenizer()})
-    )
-    monkeypatch.setattr(hooks, "model_size", lambda path: None)
-    return Strict({"logged": logged, "parallel": parallel})
+    monkeypatch.setattr(hooks, "_RUNS", {})
+    named = type("Named", (), {"from_pretrained": lambda *_, **__: conformance.tokenizer()})
+    monkeypatch.setattr(recipe_run, "AutoTokenizer", named)
+    monkeypatch.setattr(recipe_run, "model_size", lambda path: None)
+
+    def rollout(number):
+        vars(sys.modules["slime.rollout.sample_hooks"])["_current_rollout_id"] = number
+
+    return Strict({"logged": logged, "parallel": parallel, "rollout": rollout})
 
 
 def trained(args, samples, *, ranks=1, per_token=False):
@@ -159,7 +165,9 @@ def unfolded(samples, advantages):
 
 
 @pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")  # lists of different lengths, and nobody is charged
-@pytest.mark.filterwarnings("ignore:Objective 'environment'")  # a turn is paid for a confidence that it does not state
+@pytest.mark.filterwarnings(
+    "ignore:Step 8. Objective 'environment'"
+)  # a turn is paid for a confidence that it does not state
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("name", ["blocks", "waits", "fields", "turns", "gigpo"])
 def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name, ranks):
@@ -169,7 +177,34 @@ def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name, ranks):
         assert row == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:Objective 'environment'")
+@pytest.mark.parametrize("name", ["blocks", "turns"])
+@pytest.mark.filterwarnings("ignore:Step 8. Objective 'environment'")
+def test_the_run_folder_holds_what_was_handed_over(tmp_path, name):
+    """Rollouts of one sample, and of one for each turn; slime counts from 0 and is at 7."""
+    samples = of_rows(CASES["rollouts"][conformance.ROWS[name]])
+    args = arguments(tmp_path, CASES["recipes"][name] + f"output: {tmp_path / 'run'}\nkeep_rollouts: 4\n")
+    found = unfolded(samples, trained(args, samples)[1])
+    opened_folder.check(tmp_path / "run", found, [one.loss_mask for one in samples], step=8)
+    recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
+    assert (recipe["prompts"], recipe["group_size"]) == ((4, 2) if name == "blocks" else (3, 2))  # 10 and 7 rollouts
+
+
+def test_a_resumed_training_goes_on_in_its_folder(tmp_path, slime):
+    """slime is at its rollout 7 and goes back to 6: what was written of 7 goes."""
+    args = arguments(tmp_path, GRPO + f"output: {tmp_path / 'run'}\nkeep_rollouts: 2\n")
+    samples = [sample([2, 11, 3], 0, reward=reward, mask=[1] * 3) for reward in (1.0, 0.0)]
+    for rollout in (6, 7):
+        slime.rollout(rollout)
+        post_process_rewards(args, samples)
+    hooks._RUNS.clear()
+    slime.rollout(6)
+    post_process_rewards(args, samples)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [7]
+    assert [*(tmp_path / "run" / "rollouts").iterdir()] == []
+
+
+@pytest.mark.filterwarnings("ignore:Step 8. Objective 'environment'")
 @pytest.mark.parametrize("name", ["turns", "gigpo"])
 def test_a_conversation_in_one_sample_is_credited_turn_by_turn(tmp_path, name):
     rows, file = CASES["rollouts"]["turns"], CASES["advantages"][name]
@@ -198,7 +233,7 @@ def ragged():
     ]
 
 
-@pytest.mark.filterwarnings("ignore:Objective 'environment'")  # a reward of a sample without tokens is none
+@pytest.mark.filterwarnings("ignore:Step 8. Objective 'environment'")  # a reward of a sample without tokens is none
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("per_token", [False, True])
 def test_slimes_loss_is_the_mean_over_rollouts_of_the_sum_over_tokens(tmp_path, per_token, size):
@@ -296,7 +331,7 @@ REFUSED = {
         {"gamma": 0.9},
     ),
     "Method 'gae' needs values": (GRPO.replace("grpo", "gae"), {}),
-    "The recipe has a critic section": (GRPO + "critic: {gae_lambda_value: 0.5}\n", {}),
+    "The recipe has critic, which does not work": (GRPO + "critic: {gae_lambda_value: 0.5}\n", {}),
     "laser": (GRPO + LASER, {}),
 }
 
@@ -312,7 +347,7 @@ def test_settings_that_are_taken_or_change_nothing_are_said(tmp_path):
     args = arguments(tmp_path, GRPO + "steps: 3\n", gamma=0.9, dynamic_sampling_filter_path="f.nonzero_std", kl_coef=0.0)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        assert check(args).method == "grpo"
+        assert check(args).scheme.method == "grpo"
     sentences = " ".join(str(one.message) for one in told)
     for part in (
         "also sets steps",

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+import conformance
 from spanwise import Layout, Scheme
 from spanwise.engines.tinker import credit_datums
 from spanwise.errors import AlignmentError
@@ -45,6 +46,25 @@ def test_blocks_are_credited_apart_and_shared_out_over_their_tokens():
     for (datum,), given in zip(found, group, strict=True):
         assert {**datum["loss_fn_inputs"], "advantages": None} == {**given["loss_fn_inputs"], "advantages": None}
     assert numbers(group[0]) == [0.0] * 7  # what was given is not changed
+
+
+@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")  # lists of different lengths, and nobody is charged
+@pytest.mark.parametrize("name", ["blocks", "waits", "fields"])
+def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name):
+    """The file's other recipes pay turns, and Tinker's datums say nothing of a turn."""
+    cases = conformance.load()
+    rows, expected = cases["rollouts"][conformance.ROWS[name]], cases["advantages"][name]
+    groups = {group: [n for n, row in enumerate(rows) if row["group"] == group] for group in ("g4", "g3", "g2", "g1")}
+    datums = [as_dict(row["prompt"] + row["ids"], [0] * len(row["prompt"]) + row["sampled"]) for row in rows]
+    found = credit_datums(
+        [[datums[n] for n in members] for members in groups.values()],
+        conformance.scheme(name, tmp_path),
+        Vocabulary.from_tokenizer(conformance.tokenizer()),
+        columns={"answer": [rows[members[0]]["answer"] for members in groups.values()]},
+    )
+    for members, credited in zip(groups.values(), found, strict=True):
+        for n, (datum,) in zip(members, credited, strict=True):
+            assert numbers(datum)[len(rows[n]["prompt"]) - 1 :] == pytest.approx(expected[n], abs=1e-6)
 
 
 def test_a_rollout_of_several_datums_has_one_vote():

@@ -11,59 +11,53 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
+from functools import cache
+from itertools import chain, compress, takewhile
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from spanwise.credit import Trajectory, Turn
-from spanwise.engines.shared import columns_of, idle_fields, model_size, say
+from spanwise.engines.recipe_run import PROVIDES, RecipeRun, check_rule
+from spanwise.engines.shared import columns_of
 from spanwise.errors import RecipeError, refuse
-from spanwise.recipe import load, scheme_at
-from spanwise.scheme import Scheme
-from spanwise.segment import Vocabulary
-from spanwise.step import Step
+from spanwise.recipe import RecipeRule, rule_at
 from spanwise.trajectories import turn_batch
 
 
-def check(recipe: str, *, tokens: int) -> Scheme:
+def check(recipe: str, *, tokens: int | str) -> RecipeRule:
     """Load a recipe's rule of credit; refuse rules that compare prompt groups, because prime-rl passes one group at a time."""
-    refuse({f"TOKENS is {tokens}; write the usual number of tokens of a rollout, such as 2048.": tokens < 1})
-    scheme = scheme_at(recipe, longest=tokens)
-    group_limit = "prime-rl passes one group at a time"
     refuse(
         {
-            **{
-                f"Objective '{objective.name}' has the baseline '{objective.baseline}', which compares groups, but {group_limit}. "
-                "Use 'group' or 'outcome'.": objective.baseline in ("batch", "blended")
-                for objective in scheme.objectives
-            },
-            f"per is 'batch', but {group_limit}. Use 'block', 'completion' or a number.": scheme.per == "batch",
-            f"Method '{scheme.method}' whitens over the batch, but {group_limit}. Use another method.": (
-                {**scheme.entry.options, **scheme.options}.get("whiten")
-            ),
-            **{
-                f"Objective '{objective.name}' has scope: turn, but a trace of prime-rl has one reward for all turns. Remove the "
-                "scope.": objective.scope == "turn" and objective.reward == "environment"
-                for objective in scheme.objectives
-            },
-            f"Method '{scheme.method}' compares turns that start from the same state, but a trace of prime-rl names no states. "
-            "Use an outcome method, such as 'bae' or 'grpo'.": "anchor_s" in scheme.entry.needs,
-            "The recipe has a critic section, but prime-rl has no critic. Remove the section.": "critic"
-            in load(recipe).modes,
+            f"TOKENS is {tokens}; write the usual number of tokens of a rollout, such as 2048.": not str(tokens).isdecimal()
+            or int(tokens) < 1
         }
     )
-    scheme.check_forgets("prime-rl")
-    scheme.check_loads("prime-rl")
-    scheme.check({"group_n", "ids_nt", "mask_nt", "columns", "steps"})
-    say(idle_fields(recipe, engine="prime-rl"))
-    return scheme
+    rule, group_limit = rule_at(recipe, longest=int(tokens)), "prime-rl passes one group at a time"
+    scheme = rule.scheme
+    faults = {
+        **{
+            f"Objective '{objective.name}' has the baseline '{objective.baseline}', which compares groups, but {group_limit}. "
+            "Use 'group' or 'outcome'.": objective.baseline in ("batch", "blended")
+            for objective in scheme.objectives
+        },
+        f"per is 'batch', but {group_limit}. Use 'block', 'completion' or a number.": scheme.per == "batch",
+        f"Method '{scheme.method}' whitens over the batch, but {group_limit}. Use another method.": (
+            {**scheme.entry.options, **scheme.options}.get("whiten")
+        ),
+        **{
+            f"Objective '{objective.name}' has scope: turn, but a trace of prime-rl has one reward for all turns. Remove the "
+            "scope.": objective.scope == "turn" and objective.reward == "environment"
+            for objective in scheme.objectives
+        },
+        f"Method '{scheme.method}' compares turns that start from the same state, but a trace of prime-rl names no states. "
+        "Use an outcome method, such as 'bae' or 'grpo'.": "anchor_s" in scheme.entry.needs,
+    }
+    return check_rule(recipe, rule, engine="prime-rl", provides=set(PROVIDES) - {"logp_nt"}, faults=faults)
 
 
-async def credit_traces(traces: Sequence[Any], step: Step, *, tokens: int) -> list[list[float]]:
+async def credit_traces(traces: Sequence[Any], run: RecipeRun, *, tokens: int) -> list[list[float]]:
     """Compute the advantages, times `tokens`, of the sampled tokens of a group's rollouts (traces), in the order of their nodes."""
     nodes_by_trace = [[node for node in trace.nodes if any(node.mask)] for trace in traces]
-    fact_columns = columns_of([_facts(trace) for trace in traces])
+    fact_columns = columns_of([{**_facts(trace), "prompts": _prompt(trace, run.tokenizer)} for trace in traces])
     trajectories = [
         Trajectory(n, 0, tuple(Turn((), node.token_ids, [int(flag) for flag in node.mask]) for node in nodes), {})
         for n, nodes in enumerate(nodes_by_trace)
@@ -71,20 +65,22 @@ async def credit_traces(traces: Sequence[Any], step: Step, *, tokens: int) -> li
     batch, _ = turn_batch(trajectories, columns=fact_columns)
     if all(len(nodes) == 1 for nodes in nodes_by_trace):
         batch = replace(batch, steps=None)  # each row is a whole rollout, so rows need no step numbers
-    scored_batch = await step.read_waiting(batch, asyncio.to_thread)
-    step_result = step.finish(scored_batch)
-    say(*step_result.warnings)
+    scored_batch = await run.step.read_waiting(batch, asyncio.to_thread)
+    step_result = run.finish(scored_batch)
     assert batch.ids_nt is not None
     advantage_rows = iter((scored_batch.put(step_result.advantages_nt, width=batch.ids_nt.shape[1]) * tokens).tolist())
     return [[adv for node in nodes for adv in compress(next(advantage_rows), node.mask)] for nodes in nodes_by_trace]
 
 
-def attach(recipe: str, *, tokens: int) -> None:
+def attach(recipe: str, *, tokens: int | str) -> None:
     """Replace prime-rl's algorithm `grpo` by a recipe's credit, because its configuration accepts no new algorithm."""
+    rule = check(recipe, tokens=tokens)
     from prime_rl.orchestrator import algo  # pyright: ignore[reportMissingImports]
     from prime_rl.orchestrator.algo.base import iter_trainable_traces  # pyright: ignore[reportMissingImports]
 
-    scheme = check(recipe, tokens=tokens)
+    @cache  # prime-rl builds an algorithm for each of its environments, and all of them share one run
+    def run_of(model_name: str) -> RecipeRun:
+        return RecipeRun.of(rule, model=model_name)
 
     class SpanAlgorithm(algo.Algorithm):
         """An algorithm of prime-rl that assigns the credit of a recipe to the tokens of a group's traces (rollouts)."""
@@ -96,14 +92,12 @@ def attach(recipe: str, *, tokens: int) -> None:
                     "overlong."
                 )
             super().__init__(config, policy_pool)
-            model_name = policy_pool.model_name
-            tokenizer = AutoTokenizer.from_pretrained(model_name, trust_remote_code=True)
-            self.step = Step(scheme, Vocabulary.from_tokenizer(tokenizer, size=model_size(model_name)))
+            self.run = run_of(policy_pool.model_name)
 
         async def score_group(self, episodes: list[Any]) -> None:
             """Assign an advantage to every sampled token of a group's traces (rollouts)."""
             traces = [trace for _, trace in iter_trainable_traces(episodes)]
-            advantages_by_trace = await credit_traces(traces, self.step, tokens=tokens)
+            advantages_by_trace = await credit_traces(traces, self.run, tokens=int(tokens))
             for trace, trace_advantages in zip(traces, advantages_by_trace, strict=True):
                 algo.assign_advantages(trace, trace_advantages)
 
@@ -117,9 +111,22 @@ def _facts(trace: Any) -> dict[str, Any]:
     return {**task_facts, **(trace.info or {}), "environment": trace.reward}
 
 
-if __name__ == "__main__":
-    attach(sys.argv[1], tokens=int(sys.argv[2]))
-    sys.argv[1:3] = []
-    from prime_rl.entrypoints.orchestrator import main  # pyright: ignore[reportMissingImports]
+def _prompt(trace: Any, tokenizer: Any) -> str:
+    """Decode what stands before the first node that the model sampled."""
+    nodes_before = takewhile(lambda node: not any(node.mask), trace.nodes)
+    return tokenizer.decode(list(chain.from_iterable(node.token_ids for node in nodes_before)))
 
-    main()
+
+def main(arguments: Sequence[str]) -> None:
+    """Run prime-rl's orchestrator; the first two arguments are the recipe and TOKENS, and the others the orchestrator's own."""
+    usage = "Write python -m spanwise.engines.prime_rl RECIPE TOKENS @ FILE, such as recipe.yaml 2048 @ orchestrator.toml."
+    refuse({usage: len(arguments) < 2})
+    attach(arguments[0], tokens=arguments[1])
+    sys.argv[1:] = arguments[2:]
+    from prime_rl.entrypoints.orchestrator import main as run_orchestrator  # pyright: ignore[reportMissingImports]
+
+    run_orchestrator()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -28,7 +28,7 @@ from spanwise.modes import MODES
 from spanwise.rollouts import Rollouts
 from spanwise.rollouts.folder import RunFolder, check_free, hidden, is_run, metrics_until, sole_writer
 from spanwise.scheme import SCRIPT, Scheme
-from spanwise.step import StepResult
+from spanwise.step import Ranks, StepResult
 
 #: The files that a run writes; other files in the folder belong to the trainer or the user, and stay.
 WRITES = ("recipe.yaml", "metrics.jsonl", "rollouts", "tokenizer", "summary.json", "report.html")
@@ -47,10 +47,12 @@ RULE = (
 _CREDIT = {*RULE, *MODES, "calibration", "baseline", "verifier"}
 
 
-def idle_fields(path: str | Path, *, engine: str) -> str:
+def idle_fields(path: str | Path, *, engine: str, reads_output: bool = False) -> str:
     """Return a warning that lists the recipe's fields that an engine ignores, or an empty string."""
     recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
     ignored_names = {*recipe} - _CREDIT
+    if reads_output and recipe.get("output"):  # without a folder, keep_rollouts does nothing
+        ignored_names -= {"output", "keep_rollouts"}
     for name, mode in MODES.items():
         if mode.elsewhere:
             ignored_names |= {f"{name}.{field}" for field in recipe.get(name) or {} if field not in mode.elsewhere}
@@ -273,16 +275,29 @@ class RunRecord:
         recipe: Mapping[str, Any],
         tokenizer: Any,
         rollouts: Callable[[], Rollouts],
+        ranks: Ranks | None = None,
     ) -> None:
-        """Write the metrics of a batch, and the rollouts of every k-th batch; the first call also opens the run folder."""
+        """Write the metrics of a batch, and the rollouts of every k-th batch; the first call also opens the run folder.
+
+        With several processes, all of them must call this together; the first one writes the rows of all.
+        """
+        gather = (lambda own: [own]) if ranks is None else ranks.gather
+        is_writer, all_rows = ranks is None or ranks.rank == 0, result.own.everyone
         if self._recipe is None:
             self.check(recipe, step=step - 1)
-            self.begin(recipe, step=step - 1, tokenizer=tokenizer)
-        scores, turn_steps = result.own.reading.scores, result.own.batch.steps
-        self.add(step, {**result.metrics, **reward_means(fill_missing(scores, scheme.objectives), scheme.names)})
+            gather(None)  # no process writes before all have checked the folder
+            self._recipe = recipe
+            if is_writer:
+                self.begin(recipe, step=step - 1, tokenizer=tokenizer)
         if self.keep and step % self.keep == 0:
-            rollout_n = None if turn_steps is None else turn_steps.trajectory_s
-            self.folder.write_rollouts([rollouts().recorded(step=step, rollout_n=rollout_n)], step=step)
+            turn_steps = all_rows.batch.steps
+            rollout_n = None if turn_steps is None else turn_steps.trajectory_s[result.own.here]
+            tables = gather(rollouts().recorded(step=step, rollout_n=rollout_n))
+            if is_writer:
+                self.folder.write_rollouts(tables, step=step)
+        if is_writer:
+            worth_nm = fill_missing(all_rows.reading.scores, scheme.objectives)
+            self.add(step, {**result.metrics, **reward_means(worth_nm, scheme.names)})
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Add metrics to a step's line of `metrics.jsonl`, which is written once metrics of the next step arrive."""

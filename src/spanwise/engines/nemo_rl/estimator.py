@@ -11,14 +11,12 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoTokenizer
 
 from spanwise.batch import Batch
 from spanwise.engines.nemo_rl.settings import check, get_setting
-from spanwise.engines.shared import columns_of, model_size, say
+from spanwise.engines.recipe_run import RecipeRun
+from spanwise.engines.shared import columns_of
 from spanwise.errors import RecipeError
-from spanwise.segment import Vocabulary
-from spanwise.step import Step
 
 #: Fields of NeMo-RL's batch that reward functions cannot read: messages, and the numbers of NeMo-RL's own baseline.
 _OTHER = frozenset(
@@ -30,10 +28,8 @@ class SpanEstimator:
     """NeMo-RL's advantage estimator for the credit of a recipe; `last_metrics` holds the metrics of the last batch."""
 
     def __init__(self, master_config: Any) -> None:
-        scheme, tokenizer_name = check(master_config), get_setting(master_config, "policy.tokenizer.name")
-        self.tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, trust_remote_code=True)
-        vocabulary_size = model_size(get_setting(master_config, "policy.model_name"))
-        self.step = Step(scheme, Vocabulary.from_tokenizer(self.tokenizer, size=vocabulary_size))
+        model, tokenizer = (get_setting(master_config, f"policy.{name}") for name in ("model_name", "tokenizer.name"))
+        self.run = RecipeRun.of(check(master_config), model=model, tokenizer=tokenizer)
         self.last_metrics: dict[str, float] = {}
         self.mini_batch: int = get_setting(master_config, "policy.train_global_batch_size")
         self.token_level: bool = get_setting(master_config, "loss_fn.token_level_loss")
@@ -56,10 +52,9 @@ class SpanEstimator:
         assert batch.mask_nt is not None
         reply_width, full_mask_nt = batch.mask_nt.shape[1], pad(mask.float().cpu(), (0, batch.mask_nt.shape[1]))
         column_nt = torch.tensor(reply_start_n)[:, None] + torch.arange(reply_width)  # each reply token's column in `mask`
-        scored_rows = self.step.read(batch)
-        step_result = self.step.finish(scored_rows, mask_nt=(full_mask_nt.gather(1, column_nt) > 0) & batch.mask_nt)
+        scored_rows = self.run.step.read(batch)
+        step_result = self.run.finish(scored_rows, mask_nt=(full_mask_nt.gather(1, column_nt) > 0) & batch.mask_nt)
         self.last_metrics = {name: value for name, value in step_result.metrics.items() if value == value}
-        say(*step_result.warnings)
         adv_nt = torch.zeros_like(full_mask_nt).scatter(
             1, column_nt, scored_rows.put(step_result.advantages_nt, width=reply_width)
         )
@@ -95,7 +90,7 @@ class SpanEstimator:
             if isinstance(values, list) and len(values) == len(ids) and name not in _OTHER:
                 list_by_name[name] = values
         row_dicts = [{name: values[n] for name, values in list_by_name.items()} for n in range(len(ids))]
-        decode_ids = partial(self.tokenizer.decode, skip_special_tokens=True)
+        decode_ids = partial(self.run.tokenizer.decode, skip_special_tokens=True)
         return {
             **columns_of([{**row, **(fact or {})} for row, fact in zip(row_dicts, environment_infos, strict=True)]),
             "prompts": [decode_ids(row_ids) for row_ids in prompt_ids.tolist()],

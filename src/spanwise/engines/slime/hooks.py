@@ -5,24 +5,21 @@ Only the functions that call slime import it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import nan
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import AutoTokenizer
 
-from spanwise.engines.shared import model_size, say
+from spanwise.engines.recipe_run import RecipeRun
 from spanwise.engines.slime.samples import batch_of, own_reward
 from spanwise.engines.slime.settings import HOOKS, check
 from spanwise.errors import AlignmentError, refuse
-from spanwise.segment import Vocabulary
-from spanwise.step import Step
 
-#: Maps the paths of recipes to their `Step`, which remembers the warnings already given.
-_STEPS: dict[str, Step] = {}
+#: Maps the paths of recipes to their `RecipeRun`, which remembers the warnings already given.
+_RUNS: dict[str, RecipeRun] = {}
 
 
 def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[Tensor]]:
@@ -46,20 +43,22 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
         Traceback (most recent call last):
         spanwise.errors.RecipeError: There is no recipe; add spanwise_recipe: recipe.yaml to the file of --custom-config-path.
     """
-    if args.spanwise_recipe not in _STEPS:
-        scheme, tokenizer = check(args), AutoTokenizer.from_pretrained(args.hf_checkpoint, trust_remote_code=True)
-        vocabulary = Vocabulary.from_tokenizer(tokenizer, size=model_size(args.hf_checkpoint))
-        _STEPS[args.spanwise_recipe] = Step(scheme, vocabulary)
-    credit_step = _STEPS[args.spanwise_recipe]
-    batch, rollout_n, trained_nt = batch_of(args, samples, credit_step.scheme)
-    scored_batch = credit_step.read(batch)
-    step_result = credit_step.finish(scored_batch, mask_nt=trained_nt)
+    if args.spanwise_recipe not in _RUNS:
+        _RUNS[args.spanwise_recipe] = RecipeRun.of(check(args), model=args.hf_checkpoint, resumes=True)
+    from slime.observability import logging_utils, metric_utils  # pyright: ignore[reportMissingImports]
+    from slime.rollout import sample_hooks  # pyright: ignore[reportMissingImports]
+
+    run, rollout_number = _RUNS[args.spanwise_recipe], sample_hooks._current_rollout_id
+    batch, rollout_n, trained_nt = batch_of(args, samples, run.scheme)
+    scored_batch = run.step.read(batch)
+    step_result = run.finish(scored_batch, mask_nt=trained_nt, number=rollout_number + 1)
     adv_nt = scored_batch.put(step_result.advantages_nt, width=trained_nt.shape[1])
     factor_n = fold_factor(
         trained_nt.sum(dim=1), rollout_n, batch_size=args.global_batch_size, per_token=args.calculate_per_token_loss
     )
-    _log(args, step_result.metrics)
-    say(*step_result.warnings)
+    logged_values = {f"rollout/{name}": value for name, value in step_result.metrics.items() if value == value}
+    logged_values["rollout/step"] = metric_utils.compute_rollout_step(args, rollout_number)
+    logging_utils.log(args, logged_values, step_key="rollout/step")
     credited_rows = zip(adv_nt, factor_n, samples, strict=True)
     raw_rewards = [nan if (value := own_reward(args, sample)) is None else float(value) for sample in samples]
     return raw_rewards, [adv_t[: sample.response_length] * factor for adv_t, factor, sample in credited_rows]
@@ -111,13 +110,3 @@ def fold_factor(
         divisor_index_n, token_count_n, rollout_count = rollout_n, trained_n, 1
     tokens_per_divisor = torch.zeros(int(divisor_index_n.max()) + 1).index_add(0, divisor_index_n, token_count_n.float())
     return tokens_per_divisor.clamp(min=1)[divisor_index_n] / rollout_count
-
-
-def _log(args: Any, metrics: Mapping[str, float]) -> None:
-    """Log the credit's metrics with slime's own logger, under slime's number of the current rollout."""
-    from slime.observability import logging_utils, metric_utils  # pyright: ignore[reportMissingImports]
-    from slime.rollout import sample_hooks  # pyright: ignore[reportMissingImports]
-
-    rollout_number = metric_utils.compute_rollout_step(args, sample_hooks._current_rollout_id)
-    logged_values = {f"rollout/{name}": value for name, value in metrics.items() if value == value}
-    logging_utils.log(args, {**logged_values, "rollout/step": rollout_number}, step_key="rollout/step")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from spanwise.engines.shared import Discounts, deviation_fault, fixed_faults, idle_fields, say
+from spanwise.engines.recipe_run import check_rule
+from spanwise.engines.shared import Discounts, deviation_fault, fixed_faults
 from spanwise.errors import refuse
-from spanwise.recipe import load, scheme_at
-from spanwise.scheme import Scheme
+from spanwise.recipe import RecipeRule, rule_at
 
 #: Maps slime's arguments for hooks to the functions of spanwise that they must name.
 HOOKS = {
@@ -32,7 +32,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
 _ESTIMATORS = ("grpo", "gspo", "cispo")
 
 
-def check(args: Any) -> Scheme:
+def check(args: Any) -> RecipeRule:
     """Load the rule of credit from the recipe that slime's arguments name; refuse arguments that conflict with it.
 
     The hooks call it with their first batch. As slime's `custom_megatron_init_path` it runs before anything is sampled.
@@ -65,24 +65,15 @@ def check(args: Any) -> Scheme:
         }
     )  # fmt: skip
     discounts = Discounts.of({"gamma": "gamma", "lambd": "lam"}, lambda name: getattr(args, name, None))
-    scheme = scheme_at(recipe, longest=args.rollout_max_response_len, options=discounts.options)
+    rule = rule_at(recipe, longest=args.rollout_max_response_len, options=discounts.options)
     has_single_samples = args.n_samples_per_prompt == 1  # slime ignores grpo_std_normalization for single samples
-    refuse(
-        {
-            "The recipe has a critic section, but slime computes values only after the credit. Remove the section.": (
-                load(recipe).modes.get("critic") is not None
-            ),
-            **({} if has_single_samples else deviation_fault("grpo_std_normalization", args.grpo_std_normalization, scheme)),
-            **discounts.faults(scheme),
-        }
+    divides_by_std = has_single_samples or args.grpo_std_normalization
+    filter_note = f"{filter_path} drops groups by slime's own reward, although the blocks of a dropped group may differ."
+    remarks = discounts.remarks(rule.scheme, rule.recipe.options, engine="slime")
+    return check_rule(
+        recipe,
+        rule,
+        engine="slime",
+        faults=deviation_fault("grpo_std_normalization", divides_by_std, rule.scheme) | discounts.faults(rule.scheme),
+        notes=[*remarks, "" if filter_path is None else filter_note],
     )
-    scheme.check_forgets("slime")
-    scheme.check_loads("slime")
-    scheme.check({"group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt"})
-    sentences = [idle_fields(recipe, engine="slime"), *discounts.remarks(scheme, load(recipe).options, engine="slime")]
-    if filter_path is not None:
-        sentences.append(
-            f"{filter_path} drops groups by slime's own reward, although the blocks of a dropped group may differ."
-        )
-    say(*sentences)
-    return scheme

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spanwise.engines.shared import fixed_faults, idle_fields, kl_fault, say
-from spanwise.errors import refuse, unknown
-from spanwise.recipe import load, scheme_at
-from spanwise.scheme import Scheme
+from spanwise.engines.recipe_run import check_rule
+from spanwise.engines.shared import fixed_faults, kl_fault
+from spanwise.errors import unknown
+from spanwise.recipe import RecipeRule, rule_at
 
-#: The fields of `Batch` that ms-swift's rollouts fill in; `logp_nt` is among them, as ms-swift computes it before spanwise reads.
-PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "sapo")
 RATIO_LEVELS = ("token", "sequence_token")
 NO_TEACHER = "ms-swift's teacher would change the advantages. Leave teacher_model and the column teacher_prompt out."
@@ -31,25 +29,16 @@ _FIXED: dict[str, tuple[Any, str]] = {
 installed_recipe = Path("recipe.yaml")
 
 
-def check(recipe: Path, settings: Mapping[str, Any], *, longest: int) -> Scheme:
+def check(recipe: Path, settings: Mapping[str, Any], *, longest: int) -> RecipeRule:
     """Load the rule of credit from a recipe; refuse settings of ms-swift that do not work with it."""
-    scheme, loss_type = scheme_at(recipe, longest=longest), settings["loss_type"]
-    level, mode_sections = settings["importance_sampling_level"], load(recipe).modes
-    refuse(
-        {
-            f"Under ms-swift: {unknown('loss_type', loss_type, LOSS_TYPES)}": loss_type not in LOSS_TYPES,
-            f"Under ms-swift: {unknown('importance_sampling_level', level, RATIO_LEVELS)}": level not in RATIO_LEVELS,
-            **kl_fault(settings["beta"], loss_type, engine="ms-swift"),
-            NO_TEACHER: settings["teacher"],
-            "The rollout server returns a changing number of samples per prompt, as servers with several turns do. Use single "
-            "turns, or train with SkyRL.": settings["dynamic_num_samples"],
-            f"The recipe has {', '.join(mode_sections)}, which does not work with ms-swift. Leave it out, or train with "
-            "TRL.": mode_sections,
-            **fixed_faults(_FIXED, settings.get),
-        }
-    )
-    scheme.check(PROVIDES)
-    scheme.check_forgets("ms-swift")
-    scheme.check_loads("ms-swift")
-    say(idle_fields(recipe, engine="ms-swift"))
-    return scheme
+    loss_type, level = settings["loss_type"], settings["importance_sampling_level"]
+    faults = {
+        f"Under ms-swift: {unknown('loss_type', loss_type, LOSS_TYPES)}": loss_type not in LOSS_TYPES,
+        f"Under ms-swift: {unknown('importance_sampling_level', level, RATIO_LEVELS)}": level not in RATIO_LEVELS,
+        **kl_fault(settings["beta"], loss_type, engine="ms-swift"),
+        NO_TEACHER: settings["teacher"],
+        "The rollout server returns a changing number of samples per prompt, as servers with several turns do. Use single "
+        "turns, or train with SkyRL.": settings["dynamic_num_samples"],
+        **fixed_faults(_FIXED, settings.get),
+    }
+    return check_rule(recipe, rule_at(recipe, longest=longest), engine="ms-swift", faults=faults)

@@ -13,11 +13,12 @@ from swift.rlhf_trainers.utils import get_even_process_data  # pyright: ignore[r
 from torch import Tensor
 
 from spanwise.batch import Batch
-from spanwise.engines.shared import fold_factor, say
+from spanwise.engines.recipe_run import RecipeRun
+from spanwise.engines.shared import fold_factor
 from spanwise.engines.swift import settings
 from spanwise.errors import refuse
 from spanwise.segment import Vocabulary
-from spanwise.step import Ranks, Step, wider
+from spanwise.step import Ranks, wider
 
 
 class SwiftSpanTrainer(GRPOTrainer):
@@ -32,10 +33,11 @@ class SwiftSpanTrainer(GRPOTrainer):
             "dynamic_num_samples": self.dynamic_num_samples,
         }
         swift_settings |= {"padding_free": template.padding_free, "sequence_parallel_size": template.sequence_parallel_size}
-        scheme = settings.check(settings.installed_recipe, swift_settings, longest=self.max_completion_length)
+        rule = settings.check(settings.installed_recipe, swift_settings, longest=self.max_completion_length)
         process_ranks = Ranks(self.accelerator.process_index, lambda local: gather_object([local]))
-        distributed = self.accelerator.num_processes > 1
-        self.step = Step(scheme, Vocabulary.of(template.tokenizer, self.model), ranks=process_ranks if distributed else None)
+        ranks = process_ranks if self.accelerator.num_processes > 1 else None
+        vocabulary, model = Vocabulary.of(template.tokenizer, self.model), getattr(self.args, "model", None)
+        self.recipe_run = RecipeRun(rule, template.tokenizer, vocabulary, ranks=ranks, resumes=True, model=model)
 
     def _postprocess_batch(self, samples: Sequence[Any], batch_encoded_inputs: Sequence[Any]) -> None:
         """Replace ms-swift's advantages in each micro-batch by those of the recipe."""
@@ -54,11 +56,15 @@ class SwiftSpanTrainer(GRPOTrainer):
         group_n = (self.accelerator.process_index * len(row_dicts) + torch.arange(len(row_dicts))) // group_size
         ids, sampled_masks = ([row[name] for row in row_dicts] for name in ("ids", "sampled"))
         columns = self._columns(ordered_samples)
-        scored_batch = self.step.read(Batch.jagged(ids, group_n, sampled=sampled_masks, columns=columns, logp_nt=logp_nt))
+        batch = Batch.jagged(ids, group_n, sampled=sampled_masks, columns=columns, logp_nt=logp_nt)
+        scored_batch = self.recipe_run.step.read(batch)
         mask_nt = torch.tensor([[*row["sampled"], *[0] * (longest_row - len(row["ids"]))] for row in row_dicts]).bool()
         if self.overlong_filter:
             mask_nt &= ~torch.cat([micro_batch.truncated_mask for micro_batch in micro_batches]).cpu()[:, None]
-        step_result = self.step.finish(scored_batch, mask_nt=mask_nt, learn=is_training, number=self.state.global_step)
+        micro_steps = self.args.steps_per_generation * self.num_iterations
+        batch_number = self.state.global_step * self.args.gradient_accumulation_steps // micro_steps + 1
+        batch_number = max(batch_number, self.recipe_run.batches + 1)  # an optimizer step may take several batches
+        step_result = self.recipe_run.finish(scored_batch, mask_nt=mask_nt, learn=is_training, number=batch_number)
         advantage_rows = iter(scored_batch.put(step_result.advantages_nt, width=longest_row))
         column_ranges = iter(row["place"] for row in row_dicts)
         for micro_batch in micro_batches:
@@ -68,15 +74,16 @@ class SwiftSpanTrainer(GRPOTrainer):
                 advantage_t[column_range] = next(advantage_rows)[: column_range.stop - column_range.start].to(advantage_t)
         for name, value in step_result.metrics.items():
             self._metrics["train" if is_training else "eval"][name].append(value)
-        say(*step_result.warnings if self.accelerator.is_main_process else ())
 
     def _columns(self, samples: Sequence[Any]) -> dict[str, list[Any]]:
-        """Return the columns that reward functions read: the dataset's, prompts, ms-swift's rewards and their sum."""
+        """Return the columns for reward functions: the dataset's, a scheduler's, prompts, ms-swift's rewards and their sum."""
         reward_nf = torch.stack(list(get_even_process_data(self, self._rewards_per_func)))
         total_reward_n = (reward_nf * self.reward_weights).nansum(dim=1).masked_fill(reward_nf.isnan().all(dim=1), torch.nan)
-        extra_names = dict.fromkeys(name for sample in samples for name in sample.extra)
-        columns = {name: [sample.extra.get(name) for sample in samples] for name in extra_names}
-        columns |= {"prompts": [sample.messages[:-1] for sample in samples], "environment": total_reward_n.tolist()}
+        facts = [{**sample.extra, **(sample.rollout_infos or {})} for sample in samples]
+        columns = {
+            name: [fact.get(name) for fact in facts] for name in dict.fromkeys(name for fact in facts for name in fact)
+        }
+        columns |= {"prompts": [_prompt(sample) for sample in samples], "environment": total_reward_n.tolist()}
         return columns | {name: reward_nf[:, f].tolist() for f, name in enumerate(self.reward_func_names)}
 
     def _compute_loss_and_metrics(self, model: Any, model_inputs: Any, grpo_batch: Any) -> Any:
@@ -94,6 +101,13 @@ class SwiftSpanTrainer(GRPOTrainer):
         )
         scaled_grpo_batch = replace(grpo_batch, advantages=grpo_batch.advantages * factor_b1)
         return super()._compute_loss_and_metrics(model, model_inputs, scaled_grpo_batch)
+
+
+def _prompt(sample: Any) -> list[Any]:
+    """Return the messages before the first reply of a rollout, which may have several turns."""
+    turn_count = (sample.rollout_infos or {}).get("num_turns", 1)
+    reply_places = [n for n, message in enumerate(sample.messages) if message["role"] == "assistant"]
+    return sample.messages[: reply_places[-turn_count:][0]]
 
 
 def _row(micro_batch: Any, ids_l: Tensor, n: int) -> dict[str, Any]:

@@ -1,0 +1,119 @@
+"""`RecipeRun`: what trainers share that let spanwise in through hooks, and never say when a training begins or ends."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer
+
+from spanwise.engines.shared import RunRecord, idle_fields, model_size, say
+from spanwise.errors import refuse
+from spanwise.recipe import RecipeRule
+from spanwise.rollouts import Rollouts
+from spanwise.segment import Vocabulary
+from spanwise.step import Ranks, ReadBatch, Step, StepResult
+
+#: The fields of `Batch` that these trainers' rollouts fill in.
+PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
+
+
+def check_rule(
+    path: str | Path,
+    rule: RecipeRule,
+    *,
+    engine: str,
+    provides: Collection[str] = PROVIDES,
+    faults: Mapping[str, Any],
+    notes: Collection[str] = (),
+) -> RecipeRule:
+    """Return a rule of credit if it works with a trainer; `faults` and `notes` are the trainer's own refusals and warnings."""
+    mode_names = ", ".join(rule.recipe.modes)
+    no_modes = (
+        f"The recipe has {mode_names}, which does not work with {engine}. Leave it out, or train with TRL, verl or SkyRL."
+    )
+    refuse({no_modes: mode_names, **faults})
+    rule.scheme.check_forgets(engine)
+    rule.scheme.check_loads(engine)
+    rule.scheme.check(provides)
+    say(idle_fields(path, engine=engine, reads_output=True), *notes)
+    return rule
+
+
+class RecipeRun:
+    """Credits the batches of a trainer by a recipe, and writes the run folder that the recipe names in `output`.
+
+    Args:
+        rule: of `recipe.rule_at`.
+        tokenizer: of the policy; the run folder gets a copy.
+        vocabulary: the bytes of every token id.
+        ranks: the processes of the training; None if there is one.
+        resumes: whether the trainer numbers its batches, so that a resumed training can go on in its folder.
+        settings: fields of a recipe that the trainer's own configuration sets, for the folder's `recipe.yaml`.
+    """
+
+    def __init__(
+        self,
+        rule: RecipeRule,
+        tokenizer: Any,
+        vocabulary: Vocabulary,
+        *,
+        ranks: Ranks | None = None,
+        resumes: bool = False,
+        **settings: Any,
+    ) -> None:
+        recipe, self.scheme = rule
+        self.tokenizer, self.settings = tokenizer, settings
+        self.step = Step(self.scheme, vocabulary, ranks=ranks)
+        self.batches = 0
+        self.record = None
+        if recipe.output:
+            self.record = RunRecord(recipe.output, keep_rollouts=recipe.keep_rollouts, report=False, option="output")
+        if self.record is not None and not resumes:
+            self.record.check({}, step=0)
+
+    @staticmethod
+    def of(rule: RecipeRule, *, model: str, tokenizer: str | None = None, **options: Any) -> RecipeRun:
+        """Load the tokenizer of a policy by the model's name, or by a name of its own."""
+        loaded = AutoTokenizer.from_pretrained(tokenizer or model, trust_remote_code=True)
+        vocabulary = Vocabulary.from_tokenizer(loaded, size=model_size(model))
+        return RecipeRun(rule, loaded, vocabulary, model=model, **options)
+
+    def finish(self, own: ReadBatch, *, number: int | None = None, learn: bool = True, **options: Any) -> StepResult:
+        """Compute credit and advantages as `Step.finish` does, give its warnings, and write the batch to the run folder.
+
+        Args:
+            own: result of `Step.read`; its column `prompts` has the prompt of each row.
+            number: the trainer's number of the batch, from 1; None: the batches are counted here.
+            learn, options: of `Step.finish`.
+        """
+        result = self.step.finish(own, learn=learn, number=number, **options)
+        if learn:
+            self.batches = self.batches + 1 if number is None else number
+            self._keep(result)
+        if self.step.ranks is None or self.step.ranks.rank == 0:
+            say(*result.warnings)
+        return result
+
+    def _keep(self, result: StepResult) -> None:
+        """Write the metrics of a batch to the run folder, and the rollouts if they are due."""
+        if self.record is None:
+            return
+
+        def rollouts() -> Rollouts:
+            columns, groups = result.own.batch.columns, result.own.batch.group_n.tolist()
+            # The later turns of a rollout have longer prompts; the first row of a group has the prompt of all.
+            prompt_by_group = dict(zip(reversed(groups), reversed(columns["prompts"]), strict=True))
+            row_prompts = [prompt_by_group[group] for group in groups]
+            return self.step.rollouts(result, number=self.batches, prompts=row_prompts, columns=columns)
+
+        turn_steps, group_n = result.own.everyone.batch.steps, result.own.everyone.batch.group_n
+        rollout_n, prompt_count = group_n if turn_steps is None else turn_steps.trajectory_s.unique(), len(group_n.unique())
+        sizes = {"prompts": prompt_count, "group_size": max(2, len(rollout_n) // prompt_count)}
+        recipe = self.record.recipe(self.scheme, **sizes, **self.settings)
+        self.record.add_batch(
+            self.batches, result, self.scheme,
+            recipe=recipe, tokenizer=self.tokenizer, rollouts=rollouts, ranks=self.step.ranks,
+        )  # fmt: skip
+        self.record.flush()
