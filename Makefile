@@ -88,8 +88,8 @@ test-foreign: .venv-foreign/stamp  ## rewards of verifiers and inspect_ai called
 test-unsloth: .venv-unsloth/stamp  ## whole steps of Unsloth's trainer on CPU, through our door, in an environment of its own; three minutes
 	PYTHONPATH=tests .venv-unsloth/bin/python -m pytest -q --noconftest -p no:cacheprovider tests/foreign/foreign_unsloth.py
 
-test-swift: .venv-swift/stamp    ## whole steps of ms-swift on CPU, through our door, in an environment of its own; two minutes
-	.venv-swift/bin/python -m pytest -q --noconftest -p no:cacheprovider -o filterwarnings=default tests/foreign/foreign_swift.py
+test-swift: .venv-swift/stamp    ## whole steps of ms-swift on CPU, through our door, in an environment of its own; five minutes
+	PYTHONPATH=tests .venv-swift/bin/python -m pytest -q --noconftest -p no:cacheprovider -o filterwarnings=default tests/foreign/foreign_swift.py tests/foreign/foreign_swift_conformance.py
 
 test-vllm: .venv-vllm/stamp .venv-verl/stamp  ## a real vLLM on CPU: judges in TRL, verl and on a file; five minutes
 	.venv-vllm/bin/python -m pytest -q -p no:cacheprovider -o filterwarnings=default tests/served

@@ -15,7 +15,7 @@ import torch
 from browser import browser  # noqa: F401  (the fixture)
 
 #: They import a trainer that has an environment of its own: make test-swift, make test-unsloth.
-collect_ignore = ["foreign/foreign_swift.py", "foreign/foreign_unsloth.py"]
+collect_ignore = ["foreign/foreign_swift.py", "foreign/foreign_swift_conformance.py", "foreign/foreign_unsloth.py"]
 
 torch.set_num_threads(1)
 #: Examples of a property test that run under the shape checks.

@@ -1,6 +1,9 @@
-"""docs/engines.md: every test that it names exists, and every column is an engine."""
+"""docs/engines.md: every test that it names exists, and every column is an engine; a small engine stays small."""
 
+import ast
+import io
 import re
+import tokenize
 
 import pytest
 
@@ -20,3 +23,31 @@ def test_the_tests_that_a_row_names_exist(row):
             assert any((ROOT / "tests" / "engines" / engine / place).is_file() for place in places), f"{engine}: {name}"
         if cell.startswith(("works (", "works: ")):
             assert NAMED.search(cell) or "[how]" in cell or "make " in cell, f"{setting}: no test for {engine}"
+
+
+def lines_of_code(file):
+    """The lines of a file without blank lines, comments and docstrings."""
+    text = file.read_text(encoding="utf-8")
+    documented = {
+        line
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(node)
+        for line in range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
+    }
+    space = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    tokens = (token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type not in space)
+    return len({line for token in tokens for line in range(token.start[0], token.end[0] + 1)} - documented)
+
+
+def test_a_line_of_code_is_no_comment_and_no_docstring(tmp_path):
+    (tmp_path / "a.py").write_text('"""About."""\n\n# why\ndef f():\n    """Do."""\n    return (1,\n\n        2)\n')
+    assert lines_of_code(tmp_path / "a.py") == 3
+
+
+@pytest.mark.parametrize("name", ["nemo_rl", "prime_rl", "slime", "swift", "tinker", "unsloth"])
+def test_a_small_engine_has_under_150_lines_and_a_page_of_60(name):
+    place = ROOT / "src" / "spanwise" / "engines" / name
+    files = [*place.glob("*.py")] or [place.with_suffix(".py")]
+    assert sum(map(lines_of_code, files)) < 150
+    page = DOCS / f"{name}.md"
+    assert name == "tinker" or len(page.read_text(encoding="utf-8").splitlines()) <= 60

@@ -85,30 +85,34 @@ def gradient(folder, *, slope=1.0, beta=0.0, reference=None, left_out=()):
     return {name: value.grad for name, value in policy.named_parameters()}
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A tiny model with its tokenizer, the prompts and the recipe."""
-    backend = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(PIECES)}, unk_token="?"))
+def prepare(folder, *, pieces=PIECES, asked=ASKED, recipe=RECIPE):
+    """A tiny model with its tokenizer, the prompts, the recipe and the plug-in."""
+    backend = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"</?[a-z]+>|."), behavior="isolated")
     backend.decoder = decoders.Fuse()
     signs = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "?", "padding_side": "left"}
-    PreTrainedTokenizerFast(tokenizer_object=backend, **signs).save_pretrained(tmp_path / "model")
+    PreTrainedTokenizerFast(tokenizer_object=backend, **signs).save_pretrained(folder / "model")
     for seed, name in enumerate(("model", "reference")):
         torch.manual_seed(seed)
         Qwen2ForCausalLM(
             Qwen2Config(
-                vocab_size=len(PIECES), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-                num_key_value_heads=4, max_position_embeddings=64, initializer_range=0.1, pad_token_id=0, eos_token_id=1,
+                vocab_size=len(pieces), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+                num_key_value_heads=4, max_position_embeddings=128, initializer_range=0.1, pad_token_id=0, eos_token_id=1,
                 bos_token_id=None, tie_word_embeddings=False,
             )
-        ).save_pretrained(tmp_path / name)  # fmt: skip
-    rows = [{"messages": [{"role": "user", "content": prompt}], "answer": answer} for prompt, answer in ASKED]
-    (tmp_path / "data.json").write_text(json.dumps(rows))
-    (tmp_path / "recipe.yaml").write_text(RECIPE)
-    (tmp_path / "plugin.py").write_text(
-        f"from spanwise.engines.swift import install\ninstall({str(tmp_path / 'recipe.yaml')!r})\n"
+        ).save_pretrained(folder / name)  # fmt: skip
+    rows = [{"messages": [{"role": "user", "content": prompt}], "answer": answer} for prompt, answer in asked]
+    (folder / "data.json").write_text(json.dumps(rows))
+    (folder / "recipe.yaml").write_text(recipe)
+    (folder / "plugin.py").write_text(
+        f"from spanwise.engines.swift import install\ninstall({str(folder / 'recipe.yaml')!r})\n"
     )
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return prepare(tmp_path)
 
 
 class Scripted(SwiftSpanTrainer):
@@ -145,7 +149,7 @@ class Scripted(SwiftSpanTrainer):
         }
 
 
-def trained(folder, **options):
+def trained(folder, *, trainer=f"{__name__}.Scripted", **options):
     """One plain gradient step of `swift rlhf`; returns the trainer and its gradient."""
     usual = {
         "rlhf_type": "grpo", "model": str(folder / "model"), "model_type": "qwen2", "template": "spanwise",
@@ -158,7 +162,7 @@ def trained(folder, **options):
         "check_model": False, "temperature": 1.0, "external_plugins": [str(folder / "plugin.py")],
     }  # fmt: skip
     args = RLHFArguments(**{**usual, **options})
-    TrainerFactory.TRAINER_MAPPING["grpo"] = f"{__name__}.Scripted"
+    TrainerFactory.TRAINER_MAPPING["grpo"] = trainer
     rlhf_main(args)
     run = Scripted.last
     return run, {name: run.before[name] - value.detach() for name, value in run.model.named_parameters()}

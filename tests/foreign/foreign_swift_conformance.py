@@ -1,0 +1,177 @@
+"""`tests/conformance.json` through ms-swift's GRPO trainer on CPU: its loop of turns, its masks, two processes: `make test-swift`.
+
+Only the engine that samples is replaced, by one that says what is in the file. A group of the file is a step of its own, with
+`num_generations` completions. Two groups of the file have no place there: ms-swift asks for two completions or more, and a rollout
+whose history branches is several of its samples, which `settings.check` refuses.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from foreign_swift import Scripted, prepare, trained
+from swift.infer_engine.protocol import (
+    ChatCompletionResponse,
+    ChatCompletionResponseChoice,
+    ChatMessage,
+    RolloutOutput,
+    UsageInfo,
+)
+from swift.rollout import MultiTurnScheduler, multi_turns
+
+import conformance
+import opened_folder
+from spanwise.engines.swift.trainer import SwiftSpanTrainer
+
+pytestmark = pytest.mark.filterwarnings("default")  # their packages warn of themselves
+
+CASES = conformance.load()
+GROUPS = {"flat": ("g4", "g3", "g2"), "fields": ("g4", "g3", "g2"), "turns": ("h3", "h2")}
+EACH = [(name, group) for name, kind in conformance.ROWS.items() for group in GROUPS[kind]]
+
+
+def rollouts_of(name, group):
+    """The rollouts of a group: for each turn its row, and what its tokens are credited with."""
+    rows = CASES["rollouts"][conformance.ROWS[name]]
+    rollouts = {}
+    for n, (row, credit) in enumerate(zip(rows, CASES["advantages"][name], strict=True)):
+        if row["group"] == group:
+            rollouts.setdefault(row.get("rollout", n), []).append((row, credit))
+    return list(rollouts.values())
+
+
+class Replay(MultiTurnScheduler):
+    """Says after each turn which of its tokens were a tool's, and what the environment answers."""
+
+    async def on_turn_end(self, infer_request, response_choice, current_turn):
+        turns, number = Replayed.turns_of(infer_request.uuid)
+        row = turns[current_turn - 1][0]
+        facts = [{"anchor": row.get("anchor"), "paid": row.get("paid")} for row, _ in turns]
+        infos = {"number": number, **({"turns": facts} if "rollout" in row else {})}
+        mask = {"response_token_ids": row["ids"], "response_loss_mask": row["sampled"]}
+        return {"done": current_turn == len(turns), "rollout_infos": infos, **mask}
+
+    def step(self, infer_request, response_choice, current_turn):
+        infer_request.messages.append({"role": "user", "content": "".join(conformance.BETWEEN)})
+        return {"infer_request": infer_request}
+
+
+multi_turns["replay"] = Replay
+
+
+class Replayed(SwiftSpanTrainer):
+    """ms-swift's trainer with an engine that says what is in the file; keeps what its tokens train with."""
+
+    rollouts, numbers = (), {}
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        Scripted.last = self
+        self.before = {name: value.detach().clone() for name, value in self.model.named_parameters()}
+
+    @classmethod
+    def turns_of(cls, uuid):
+        return cls.rollouts[cls.numbers[uuid]], cls.numbers[uuid]
+
+    def _engine_infer(self, infer_requests, request_config=None, **_):
+        here = self.accelerator.process_index * len(infer_requests)
+        outputs = []
+        for n, request in enumerate(infer_requests):
+            said = sum(message["role"] == "assistant" for message in request.messages)
+            number = Replayed.numbers.setdefault(request.uuid, here + n)
+            row = Replayed.rollouts[number][said][0]
+            text = "".join(conformance.PIECES[token] for token in row["ids"])
+            choice = ChatCompletionResponseChoice(0, ChatMessage("assistant", text), "stop", token_ids=row["ids"])
+            outputs.append(RolloutOutput(response=ChatCompletionResponse("file", [choice], UsageInfo(0, 0, 0))))
+        return outputs
+
+    def _postprocess_batch(self, samples, batch_encoded_inputs):
+        super()._postprocess_batch(samples, batch_encoded_inputs)
+        self.seen = {}
+        for chunk, part in zip(self.split_by_mini_batches(samples), batch_encoded_inputs, strict=True):
+            batch = part["grpo_batch"]
+            for i, sample in enumerate(chunk):
+                mask_t = batch.completion_mask[i].bool()
+                assert not batch.advantages[i][~mask_t].any()
+                self.seen[sample.rollout_infos["number"]] = batch.advantages[i][mask_t].tolist()
+
+
+def replayed(folder, name, group, **options):
+    """The trainer after a step on a group of the file."""
+    rollouts = rollouts_of(name, group)
+    Replayed.rollouts, Replayed.numbers = rollouts, {}
+    row = rollouts[0][0][0]
+    recipe = CASES["recipes"][name] + options.pop("more", "")
+    prepare(folder, pieces=conformance.PIECES, asked=[(row["question"], row["answer"])] * 2, recipe=recipe)
+    sizes = {
+        "num_generations": len(rollouts),
+        "per_device_train_batch_size": len(rollouts),
+        "gradient_accumulation_steps": 1,
+    }
+    run, _ = trained(
+        folder, trainer=f"{__name__}.Replayed", multi_turn_scheduler="replay", loss_type="dr_grpo", max_completion_length=64,
+        **{**sizes, **options},
+    )  # fmt: skip
+    return run
+
+
+def defined(name, group):
+    """What the loops over the definitions credit the sampled tokens of each rollout with."""
+    return [
+        [value for row, credit in turns for value, flag in zip(credit, row["sampled"], strict=True) if flag]
+        for turns in rollouts_of(name, group)
+    ]
+
+
+def assert_defined(seen, name, group):
+    expected = defined(name, group)
+    assert sorted(seen) == [*range(len(expected))]
+    for number, values in enumerate(expected):
+        assert seen[number] == pytest.approx(values, abs=1e-6)
+
+
+@pytest.mark.parametrize(("name", "group"), EACH)
+def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name, group):
+    assert_defined(replayed(tmp_path, name, group).seen, name, group)
+
+
+def test_a_group_of_one_is_refused_by_ms_swift(tmp_path):
+    with pytest.raises(ValueError, match="num_generations"):
+        replayed(tmp_path, "blocks", "g1")
+
+
+@pytest.mark.parametrize(("name", "group"), [("blocks", "g4"), ("turns", "h2")])
+def test_two_processes_share_a_group(tmp_path, name, group):
+    """Each has half of the group's completions; they are compared across processes, and one writes the folder of both."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", __file__]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([*command, str(tmp_path), name, group], env=environment, check=True)
+    seen = {}
+    for file in tmp_path.glob("seen_*.json"):
+        seen |= {int(number): values for number, values in json.loads(file.read_text()).items()}
+    assert len([*tmp_path.glob("seen_*.json")]) == 2
+    assert_defined(seen, name, group)
+    rows, found = opened_folder.numbers(tmp_path / "run")
+    assert found == pytest.approx([*chain(*defined(name, group))], abs=1e-6)
+    (prompt,) = {row["prompt"] for row in rows}
+    assert json.loads(prompt)[0]["content"] == rollouts_of(name, group)[0][0][0]["question"]
+
+
+def main(folder, name, group):
+    """Train in one of two processes, and write what its completions trained with."""
+    rank = os.environ["RANK"]
+    own = Path(folder) / rank
+    own.mkdir()
+    half = len(rollouts_of(name, group)) // 2
+    output = {"more": f"output: {folder}/run\n"}
+    run = replayed(own, name, group, per_device_train_batch_size=half, ddp_backend="gloo", **output)
+    (Path(folder) / f"seen_{rank}.json").write_text(json.dumps(run.seen))
+
+
+if __name__ == "__main__":
+    sys.modules["foreign_swift_conformance"] = sys.modules["__main__"]
+    main(*sys.argv[1:])
