@@ -140,7 +140,7 @@ def test_the_configuration_travels_to_the_task_that_trains(data):
     cfg = small.config(data, recipe=small.BROADCAST)
     there = cloudpickle.loads(cloudpickle.dumps(cfg))
     assert there.trainer.algorithm.spanwise.recipe == cfg.trainer.algorithm.spanwise.recipe
-    assert check(there).method == "rloo"
+    assert check(there).scheme.method == "rloo"
 
 
 def arguments(data, tmp_path, **changes):
