@@ -1,37 +1,149 @@
 """What reading takes beside what it keeps: the ids of the tokens, and no text; and that credit keeps no more of a token."""
 
+import csv
+import json
 import tracemalloc
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 
 from rollout_files import write_lines
 from spanwise.commands.credit.credit import credit_rollouts
-from spanwise.rollouts import read_rollouts
+from spanwise.rollouts import columns, files, json_array, read_rollouts
+from spanwise.rollouts.readers import own as readers_own
+from tokenizers_small import byte_level
 
 
 def chat(text):
     return [{"role": "assistant", "content": text}]
 
 
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [(("input", "output"), str), (("prompt", "completion"), str), (("question", "responses"), lambda text: [chat(text)])],
-)
-def test_a_dump_of_texts_is_read_without_ever_holding_its_texts(names, said, tmp_path):
-    words = " ".join(f"<a>word{n % 50}</a>" for n in range(500))
-    prompt, completion = names
-    rows = [{prompt: f"{n // 8}", completion: said(f"{n} {words}"), "score": 1.0, "step": 1} for n in range(150)]
-    file = write_lines(tmp_path / "1.jsonl", rows)
-    del rows
+WORDS = " ".join(f"<a>word{n % 50}</a>" for n in range(500))
+ROWS = [{"prompt": f"{n // 8}", "completion": f"{n} {WORDS}", "score": float(n % 2), "step": n // 16} for n in range(150)]
+
+
+def renamed(row, prompt, completion, said=str):
+    return {prompt: row["prompt"], completion: said(row["completion"]), "score": row["score"], "step": row["step"]}
+
+
+def agent(row):
+    return {"messages": [{"role": "user", "content": row["prompt"]}, *chat(row["completion"])], "score": row["score"]}
+
+
+def lm_eval(row, n):
+    texts = {"arguments": {"gen_args_0": {"arg_0": row["prompt"]}}, "resps": [[row["completion"]]]}
+    return {"doc_id": n, "doc": {}, "target": "4", "filter": "none", "metrics": ["score"], "score": row["score"], **texts}
+
+
+def ids_of(row):
+    return [300 + i for i in range(len(row["completion"].split()))]
+
+
+def traces(row):
+    ids = ids_of(row)
+    streams = {"token_ids": ids, "mask": [True] * len(ids), "logprobs": [-0.1 - i for i in range(len(ids))]}
+    nodes = [
+        {"parent": None, "message": {"role": "user", "content": row["prompt"]}},
+        {"parent": 0, "message": chat("")[0], "sampled": True, **streams},
+    ]
+    return {"group": {"id": row["prompt"]}, "traces": [{"nodes": nodes, "rewards": {"score": row["score"]}}]}
+
+
+def slime(folder):
+    for step in range(30):
+        samples = [
+            {"prompt": row["prompt"], "response": "", "tokens": ids_of(row), "response_length": len(ids_of(row)),
+             "rollout_log_probs": [-0.1 - i for i in range(len(ids_of(row)))], "reward": row["score"]}
+            for row in ROWS[step * 5 : step * 5 + 5]
+        ]  # fmt: skip
+        torch.save({"rollout_id": step, "samples": samples}, folder / f"{step}.pt")
+    return folder
+
+
+def own(folder):
+    table = {
+        "prompt": [row["prompt"] for row in ROWS], "completion_ids": [ids_of(row) for row in ROWS],
+        "trainable": [[True] * len(ids_of(row)) for row in ROWS], "logprobs": [[-0.5] * len(ids_of(row)) for row in ROWS],
+        "reward/score": [row["score"] for row in ROWS],
+    }  # fmt: skip
+    pq.write_table(pa.table(table), folder / "a.parquet", row_group_size=50)
+    return folder / "a.parquet"
+
+
+def csv_file(folder):
+    with (folder / "a.csv").open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(ROWS[0]))
+        writer.writeheader()
+        writer.writerows(ROWS)
+    return folder / "a.csv"
+
+
+def parquet_file(folder):
+    pq.write_table(pa.Table.from_pylist(ROWS), folder / "a.parquet", row_group_size=50)
+    return folder / "a.parquet"
+
+
+def array_file(folder):
+    (folder / "a.json").write_text(json.dumps(ROWS, indent=1))
+    return folder / "a.json"
+
+
+#: What writes the file of a format, and what is kept of a token beside its id and mask: a log-probability takes four bytes.
+FILES = {
+    "verl": (lambda f: write_lines(f / "1.jsonl", [renamed(row, "input", "output") for row in ROWS]), 0),
+    "lines": (lambda f: write_lines(f / "1.jsonl", ROWS), 0),
+    "lists": (
+        lambda f: write_lines(f / "1.jsonl", [renamed(r, "question", "responses", lambda x: [chat(x)]) for r in ROWS]),
+        0,
+    ),
+    "messages": (lambda f: write_lines(f / "1.jsonl", [agent(row) for row in ROWS]), 0),
+    "array": (array_file, 0),
+    "csv": (csv_file, 0),
+    "parquet": (parquet_file, 0),
+    "lm-eval": (lambda f: write_lines(f / "samples_a.jsonl", [lm_eval(row, n) for n, row in enumerate(ROWS)]), 0),
+    "traces": (lambda f: write_lines(f / "traces.jsonl", [traces(row) for row in ROWS]), 4),
+    "slime": (slime, 4),
+    "own": (own, 4),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    byte_level().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_reading_takes_little_beside_what_is_kept_and_says_how_far_it_is(name, tmp_path, monkeypatch, tokenizer):
+    """No text of a file is held whole, nor its tokens as Python's numbers."""
+    write, stream_bytes = FILES[name]
+    path = write(tmp_path)
+    size = sum(file.stat().st_size for file in ([path] if path.is_file() else path.glob("*.pt")))
+    monkeypatch.setattr(json_array, "_PIECE", 2**14)
+    monkeypatch.setattr(files, "_BLOCK", 2**16)
+    for module in (columns, readers_own):
+        monkeypatch.setattr(module, "_ROWS", 8)
+    options = {"tokenizer": tokenizer} if stream_bytes else {}
+    read_rollouts(path, **options)  # imports, and the tokenizer
+    done = []
+    token = files.REPORT.set(lambda work, part, total: done.append((work, part, total)))
     tracemalloc.start()
     try:
-        table = read_rollouts(file)
+        table = read_rollouts(path, **options)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    kept = table.tokens.values.nbytes + table.trainable.nbytes  # four bytes and one for each token
-    assert file.stat().st_size > 1_000_000
-    assert peak < 1.5 * kept
+        files.REPORT.reset(token)
+    kept = len(table.tokens.values) * (5 + stream_bytes)  # four bytes of an id, one of the mask
+    assert len(table) == len(ROWS)
+    assert peak < 1.5 * kept + 100_000
+    assert {(work, total) for work, _, total in done} == {("reading", size)}
+    parts = [part for _, part, _ in done]
+    assert parts[-1] == size
+    assert len(parts) >= 5
 
 
 def test_credit_keeps_nothing_of_a_token_beside_what_was_read(tmp_path):

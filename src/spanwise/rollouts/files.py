@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from io import BufferedReader
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,13 +18,14 @@ import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
 from spanwise.errors import DataError
-from spanwise.rollouts.cells import at_place, by_column
+from spanwise.rollouts.cells import at_place
+from spanwise.rollouts.json_array import array_entries
 
 Parsed = TypeVar("Parsed")
 #: The suffixes of text tables, each with its delimiter; a CSV file may use another delimiter.
 SUFFIXES = {".csv": ",", ".tsv": "\t"}
-#: The smallest and the largest size, in bytes, of the single block as which Arrow reads a text table.
-_SMALLEST_BLOCK, _LARGEST_BLOCK = 2**20, 2**31 - 1
+#: The size, in bytes, of the blocks that Arrow reads of a text table, and their largest size if a row is longer.
+_BLOCK, _LARGEST_BLOCK = 2**23, 2**31 - 1
 #: The function to which long work reports its name, the amount done and the total; commands set one that shows a progress bar.
 REPORT: ContextVar[Callable[[str, int, int], None]] = ContextVar("report", default=lambda work, done, total: None)
 
@@ -60,38 +63,84 @@ def concatenate_tables(path: Path, tables: Iterable[pa.Table]) -> pa.Table:
         raise DataError(f"The files of '{path}' do not fit together ({_first_line(error)}); give one of them.") from None
 
 
-def read_delimited(file: Path) -> pa.Table:
-    """Read the columns of a CSV or TSV file as texts, where an empty cell is null and two quotes are an empty text.
+class ReadingProgress:
+    """Reports how many bytes of some files have been read, at every percent; the unit is the same for every format."""
 
-    Cells in quotes may hold line breaks. If the heading of a CSV file has no comma, `;` or a tab stands between cells.
+    def __init__(self, files: Sequence[Path]) -> None:
+        self.total = sum(file.stat().st_size for file in files if file.is_file())
+        self._done, self._percent, self._report = 0.0, 0, REPORT.get()
+
+    def add(self, size: int | float) -> None:
+        """Add bytes that have been read, or the share of a file's bytes that its rows stand for."""
+        self._done += size
+        percent = int(100 * self._done / max(self.total, 1) + 1e-6)  # shares of a file may add up to a little less
+        if percent > self._percent:
+            self._percent = percent
+            self._report("reading", min(round(self._done), self.total), self.total)
+
+
+def delimited_names(file: Path) -> tuple[list[str], str]:
+    """Return the names of the columns of a CSV or TSV file, and the sign between its cells.
+
+    If the heading of a CSV file has no comma, `;` or a tab stands between cells.
     """
     with readable(file), file.open("rb") as stream:
-        first_bytes, file_size = stream.read(_SMALLEST_BLOCK), file.stat().st_size
+        first_bytes = stream.read(_BLOCK)
     if not first_bytes.strip():
         raise DataError(f"'{file}' is empty.")
     if first_bytes.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise DataError(f"'{file}' is UTF-16; save it as CSV in UTF-8.")
+    if re.match(rb"(\xef\xbb\xbf)?\s*[\[{]\s*[{\"]", first_bytes):
+        raise DataError(f"'{file}' looks like JSON; rename it to '.json' or '.jsonl'.")
     heading_line = next(line for line in first_bytes.decode("utf-8-sig", "replace").splitlines() if line.strip())
+    if {"\0", "\ufffd"} & {*heading_line}:
+        raise DataError(f"'{file}' is no text in UTF-8; save it as CSV in UTF-8.")
     delimiters = (SUFFIXES.get(file.suffix.lower(), ","), ";", "\t")
     names_by_delimiter = {sign: next(csv.reader([heading_line], delimiter=sign)) for sign in delimiters}
     delimiter = next((sign for sign in delimiters if len(names_by_delimiter[sign]) > 1), delimiters[0])
     check_names(file, names_by_delimiter[delimiter])
+    return names_by_delimiter[delimiter], delimiter
+
+
+def read_delimited(file: Path) -> pa.Table:
+    """Read the columns of a CSV or TSV file as texts, where an empty cell is null and two quotes are an empty text."""
+    schema = pa.schema(dict.fromkeys(delimited_names(file)[0], pa.large_string()))
+    return pa.Table.from_batches(read_batches(file, None, ReadingProgress([file])), schema)
+
+
+def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingProgress) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a CSV or TSV file, as texts, in the order of the file; cells in quotes may hold line breaks."""
+    names, delimiter = delimited_names(file)
     convert_options = arrow_csv.ConvertOptions(
-        column_types=dict.fromkeys(names_by_delimiter[delimiter], pa.large_string()),
+        column_types=dict.fromkeys(names, pa.large_string()), include_columns=columns,
         strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""],
     )  # fmt: skip
-    # Arrow reads the file as one block, so that no row is split between two blocks.
-    read_options = arrow_csv.ReadOptions(block_size=min(max(file_size + 1, _SMALLEST_BLOCK), _LARGEST_BLOCK))
     parse_options = arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    try:
-        return arrow_csv.read_csv(file, read_options, parse_options, convert_options)
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        format_fault = _first_line(error).removeprefix("CSV parse error: ").rstrip(".: ")[:200]
+    block_size, row_count, file_size = _BLOCK, 0, file.stat().st_size
+    while True:
+        read_options, skipped_count = arrow_csv.ReadOptions(block_size=block_size, use_threads=False), row_count
+        try:
+            with arrow_csv.open_csv(file, read_options, parse_options, convert_options) as reader:
+                for whole_batch in reader:
+                    batch = whole_batch.slice(min(skipped_count, len(whole_batch)))
+                    skipped_count -= len(whole_batch) - len(batch)
+                    row_count += len(batch)
+                    progress.add(block_size if len(batch) else 0)
+                    yield batch
+            return
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            format_fault = _first_line(error).removeprefix("CSV parse error: ").rstrip(".: ")[:200]
+        # A row that is longer than a block needs a longer one; the rows before it have been read.
+        if "straddles two block boundaries" not in format_fault or block_size > file_size:
+            break
+        block_size = min(8 * block_size, _LARGEST_BLOCK)
     if "utf8" in format_fault.lower() or "utf-8" in format_fault.lower():
         format_fault = "it is not UTF-8; save it in UTF-8"
-    elif "Expected" in format_fault and "columns" in format_fault:
+    elif counts := re.search(r"Expected (\d+) columns, got (\d+)", format_fault):
         format_fault = f"{format_fault[0].lower()}{format_fault[1:]}; text with a comma or a line break must stand in quotes"
-    raise DataError(f"'{file}' cannot be read as CSV: {format_fault}.")
+        if int(counts[2]) < int(counts[1]):
+            format_fault += "; or was the file cut off while it was written?"
+    raise DataError(f"'{file}' cannot be read as CSV: {format_fault}{'' if format_fault.endswith('?') else '.'}")
 
 
 def parse_records(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Parsed]) -> Iterator[Parsed]:
@@ -104,50 +153,38 @@ def parse_records(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Pa
 
 def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
     """Yield every JSON record with its file and its place there, "Line 3" or "Entry 3"; skip blank lines."""
-    bytes_read, total_bytes, report_progress = 0, sum(file.stat().st_size for file in files if file.is_file()), REPORT.get()
+    progress = ReadingProgress(files)
     for file in files:
         with readable(file), file.open("rb") as stream:
             is_array = _first_character(stream.peek(200)) == b"["
-            for number, entry in enumerate(_parse_json(file, "A list", stream.read()) if is_array else stream, start=1):
-                bytes_read += 0 if is_array else len(entry)
-                if number % 1000 == 0 and not is_array:
-                    report_progress("reading", bytes_read, total_bytes)
-                place = f"{'Entry' if is_array else 'Line'} {number}"
-                if not is_array and not entry.strip():
-                    continue
-                record = entry if is_array else _parse_json(file, place, entry)
+            for place, record in (_array_entries if is_array else _lines)(file, stream, progress):
                 if not isinstance(record, dict):
                     requirement = "entry of the array must be a" if is_array else "line must hold one"
                     raise DataError(f"{place} of '{file}' holds a {type(record).__name__}; each {requirement} JSON object.")
                 yield file, place, record
 
 
-@dataclass(frozen=True)
-class RereadColumn:
-    """A column that every iteration reads from its files again, because its texts may not fit into memory."""
-
-    files: Sequence[Path]
-    name: str
-    size: int
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __iter__(self) -> Iterator[Any]:
-        return (record.get(self.name) for _, _, record in read_records(self.files))
+def _lines(file: Path, stream: BufferedReader, progress: ReadingProgress) -> Iterator[tuple[str, Any]]:
+    """Yield the value in every line of a file that is not blank, with its place."""
+    for number, line in enumerate(stream, start=1):
+        progress.add(len(line))
+        if line.strip():
+            yield f"Line {number}", _parse_json(file, f"Line {number}", line)
 
 
-def record_columns(files: Sequence[Path], long: Collection[str | None]) -> dict[str, list[Any] | RereadColumn]:
-    """Turn the JSON records of files into columns that store equal texts once; `long` columns are read again at every use."""
-    shared_texts: dict[str, str] = {}
-
-    def intern(name: str, value: Any) -> Any:
-        return None if name in long else shared_texts.setdefault(value, value) if isinstance(value, str) else value
-
-    rows = [{name: intern(name, value) for name, value in record.items()} for _, _, record in read_records(files)]
-    return {
-        name: RereadColumn(files, name, len(rows)) if name in long else column for name, column in by_column(rows).items()
-    }
+def _array_entries(file: Path, stream: BufferedReader, progress: ReadingProgress) -> Iterator[tuple[str, Any]]:
+    """Yield the entries of a JSON array with their places."""
+    entries = array_entries(stream, progress.add)
+    for number in count(1):
+        place = f"Entry {number}"
+        try:
+            with at_place(f"{place} of '{file}'"):
+                entry = next(entries)
+        except StopIteration:
+            return
+        except ValueError as error:  # UnicodeDecodeError is a ValueError
+            raise _not_json(file, place, f"{error}") from None
+        yield place, entry
 
 
 def holds_json(file: Path) -> bool:
@@ -173,4 +210,9 @@ def _parse_json(file: Path, place: str, text: bytes) -> Any:
             f"'{file}' is neither one JSON array of objects nor one JSON object in each line ({error_text}). Write an array: from "
             "pandas, to_json(FILE, orient='records')."
         )
-    raise DataError(f"{place} of '{file}' is not JSON ({error_text}); was the file cut off while it was written?")
+    raise _not_json(file, place, error_text)
+
+
+def _not_json(file: Path, place: str, fault: str) -> DataError:
+    """Return the error for a part of a file that is not JSON."""
+    return DataError(f"{place} of '{file}' is not JSON ({fault}); was the file cut off while it was written?")

@@ -24,6 +24,7 @@ from spanwise.rollouts.table import RolloutTable
 _REFUSED = {
     **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"), "is compressed; unpack it first."),
     **dict.fromkeys((".xls", ".xlsx", ".ods"), "is a spreadsheet; save it as CSV in UTF-8."),
+    **dict.fromkeys((".pkl", ".pickle"), "is a pickle, and reading it could run code; write its completions as JSON lines."),
 }
 #: The patterns of rollout files in a folder; the first pattern that matches a file is taken.
 _PLACES = (
@@ -78,6 +79,8 @@ def read_rollouts(
             raise DataError(f"The name of '{clean(str(file))}' is not valid UTF-8; rename it.")
         if file.suffix.lower() in _REFUSED and file.is_file():
             raise DataError(f"'{file}' {_REFUSED[file.suffix.lower()]}")
+        if file.is_file() and file.stat().st_size == 0:
+            raise DataError(f"'{file}' is empty.")
     read_table = partial(read_plain, columns=columns, parts=parts)
     chosen_readers = {_choose_reader(file, found_files, columns) or read_table for file in found_files}
     if len(chosen_readers) > 1:
@@ -142,12 +145,17 @@ def _choose_reader(
 
 
 def _check_parquet(file: Path) -> None:
-    """Raise an error that says that a file is text or CSV, before Arrow calls it damaged parquet."""
+    """Raise an error that says what a file is that does not begin as parquet does, before Arrow calls it damaged."""
     with file.open("rb") as stream:
         beginning = stream.read(200)
+    if beginning.startswith(b"PAR1"):
+        return
     # Bytes that are no text become surrogates, which do not count as printable.
     first_line = "".join(beginning.decode(errors="surrogateescape").splitlines()[:1])[:60]
-    if first_line and first_line.isprintable() and not beginning.startswith(b"PAR1"):
-        problem = f"is text in no known format. Known formats: {FORMATS}"
-        problem = "looks like CSV; rename it to '.csv' (or '.tsv')" if "," in first_line or "\t" in first_line else problem
-        raise DataError(f"'{file}' {problem} (it begins {first_line!r}).")
+    if beginning.startswith(b"PK"):
+        raise DataError(f"'{file}' is a zip archive; unpack it, or call it '.eval' if it is a log of Inspect.")
+    if not (first_line and first_line.isprintable()):
+        raise DataError(f"'{file}' is neither parquet nor text. Known formats: {FORMATS}.")
+    problem = f"is text in no known format. Known formats: {FORMATS}"
+    problem = "looks like CSV; rename it to '.csv' (or '.tsv')" if "," in first_line or "\t" in first_line else problem
+    raise DataError(f"'{file}' {problem} (it begins {first_line!r}).")

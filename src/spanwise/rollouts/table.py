@@ -298,6 +298,11 @@ def split_pieces(text: str) -> list[str]:
     return _PIECE.findall(text)
 
 
+def as_numpy(numbers: array) -> Shaped[np.ndarray, " v"]:
+    """Return the numbers of a growing array as an array of numpy, without a copy."""
+    return np.frombuffer(numbers, dtype=np.dtype(numbers.typecode))
+
+
 def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) -> TokenizedTexts:
     """Split completions into tokens of a folder's tokenizer, or into words without one, while storing no text."""
     flat_ids, text_lengths, text_flags, text_counts, changed_count = array("i"), array("q"), array("b"), array("q"), 0
@@ -332,7 +337,7 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
     flags = np.array(text_flags, np.bool_)
     # Usually the model wrote every token; then a broadcast view of one flag saves memory.
     trainable = np.broadcast_to(np.True_, completion_edges[-1]) if flags.all() else np.repeat(flags, text_lengths)
-    return TokenizedTexts(Ragged(np.frombuffer(flat_ids, np.int32), completion_edges), trainable, vocabulary, split_note)
+    return TokenizedTexts(Ragged(as_numpy(flat_ids), completion_edges), trainable, vocabulary, split_note)
 
 
 def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import zipfile
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spanwise.errors import DataError
 from spanwise.rollouts import cells
-from spanwise.rollouts.files import parse_records
-from spanwise.rollouts.table import RolloutTable, tokenize
+from spanwise.rollouts.columns import ColumnBuilder
+from spanwise.rollouts.files import ReadingProgress, parse_records
+from spanwise.rollouts.json_array import member_entries
+from spanwise.rollouts.table import RolloutTable, TokenizedTexts, tokenize
 
 #: The numbers for the letters that Inspect's scorers give; any other text is not a number.
 _LETTERS = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0}
@@ -26,46 +31,113 @@ def is_inspect(file: Path) -> bool:
 
 def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
     """Read the samples of Inspect's logs: the epochs of a sample are a group, and each scorer is a reward."""
-    rows: list[dict[str, Any]] = []
-    unanswered_ids: list[Any] = []
+    rows, unanswered_ids = _Rows(), list[Any]()
     tokens = tokenize(_inspect_completions(files, rows, unanswered_ids), tokenizer)
     count = len(unanswered_ids)
-    unanswered_note = f"{count} of {len(rows) + count} samples hold no completion and are left out." if count else ""
-    return _build_table("Inspect", path, tokens, rows, unanswered_note)
+    unanswered_note = f"{count} of {len(rows.fields) + count} samples hold no completion and are left out." if count else ""
+    return rows.table("Inspect", path, tokens, unanswered_note)
 
 
-def _inspect_completions(
-    files: Sequence[Path], rows: list[dict[str, Any]], unanswered_ids: list[Any]
-) -> Iterator[cells.Parts]:
-    """Yield every sample's completion, append its other fields to `rows`, and collect the ids of samples without completion."""
+@dataclass
+class _Rows:
+    """Collects what an evaluation log says of its completions: prompts and keys, rewards and further columns."""
+
+    fields: ColumnBuilder = field(default_factory=ColumnBuilder)
+    columns: ColumnBuilder = field(default_factory=ColumnBuilder)
+    rewards: dict[Any, list[Any]] = field(default_factory=dict)
+
+    def append(self, fields: Mapping[str, Any], rewards: Mapping[Any, Any], columns: Mapping[str, Any]) -> None:
+        """Add a completion."""
+        self.fields.append(fields)
+        self.columns.append(columns)
+        self.set_rewards(len(self.fields) - 1, rewards)
+
+    def set_rewards(self, row: int, rewards: Mapping[Any, Any]) -> None:
+        """Set rewards of a completion, beside those that it has."""
+        for name, reward in rewards.items():
+            column = self.rewards.setdefault(name, [])
+            column += [None] * (row + 1 - len(column))
+            column[row] = reward
+
+    def table(self, source: str, path: Path, tokens: TokenizedTexts, note: str) -> RolloutTable:
+        """Return the completions as a table; those with equal keys are a group."""
+        row_count = len(self.fields)
+        return RolloutTable.of(
+            source,
+            path,
+            tokens,
+            prompts=self.fields.columns.get("prompt", []),
+            steps=[0] * row_count,
+            keys=self.fields.columns.get("key", []),
+            columns=self.columns.columns,
+            rewards={name: column + [None] * (row_count - len(column)) for name, column in self.rewards.items()},
+            notes=[note],
+        )
+
+
+def _inspect_completions(files: Sequence[Path], rows: _Rows, unanswered_ids: list[Any]) -> Iterator[cells.Parts]:
+    """Yield every sample's completion, add its other fields to `rows`, and collect the ids of samples without completion."""
     for sample in _read_samples(files):
         prompt, completion = cells.split_chat([*map(_to_message, sample.messages)])
         if completion is None:
             unanswered_ids.append(sample.id)
             continue
         columns = {"answer": cells.answer_text(sample.target), "epoch": sample.epoch, **cells.scalar_fields(sample.metadata)}
-        row_rewards = {} if sample.error else _score_values(sample.scores or {})
         question_input = sample.input if isinstance(sample.input, str) else [*map(_to_message, sample.input)]
-        sample_key = sample.id, cells.prompt_text(question_input)  # the logs of two tasks may both have a sample 1
-        rows.append({"prompt": cells.prompt_text(prompt), "key": sample_key, "rewards": row_rewards, "columns": columns})
+        sample_key = f"{sample.id} {cells.prompt_text(question_input)}"  # the logs of two tasks may both have a sample 1
+        fields = {"prompt": cells.prompt_text(prompt), "key": sample_key}
+        rows.append(fields, {} if sample.error else _score_values(sample.scores or {}), columns)
         yield cells.completion_parts(completion)
 
 
 def _read_samples(files: Sequence[Path]) -> Iterator[Any]:
-    """Yield the samples of logs, read with Inspect's own package."""
+    """Yield the samples of logs one by one: `.eval` through Inspect's reader, `.json` as Inspect's type of a sample."""
     try:
-        from inspect_ai.log import read_eval_log_samples  # pyright: ignore[reportMissingImports]
+        from inspect_ai.log import EvalSample, read_eval_log, read_eval_log_samples  # pyright: ignore[reportMissingImports]
+        from pydantic import ValidationError
     except ImportError as error:
         raise DataError(
             f"'{files[0]}' is a log of Inspect; to read it, install Inspect's package: pip install inspect_ai. Or write its "
             "samples as JSON lines, each with the prompt, the completion and its rewards as numbers."
         ) from error
+    progress = ReadingProgress(files)
     for file in files:
         try:
-            yield from read_eval_log_samples(str(file), all_samples_required=False)
+            if file.suffix.lower() == ".eval":
+                _check_archive(file)
+                header = read_eval_log(str(file), header_only=True).eval
+                sample_count = len(header.dataset.sample_ids or ()) * (header.config.epochs or 1)
+                for sample in read_eval_log_samples(str(file), all_samples_required=False):
+                    progress.add(file.stat().st_size / max(sample_count, 1))
+                    yield sample
+            else:  # Inspect's reader would hold the whole log
+                with file.open("rb") as stream:
+                    for fields in member_entries(stream, "samples", progress.add):
+                        if not isinstance(fields, dict):
+                            raise ValueError(f"a sample is a {type(fields).__name__} instead of an object")
+                        fields.pop("events", None)
+                        yield EvalSample.model_validate(fields)
+        except DataError:
+            raise
         except Exception as error:  # zip, JSON and Inspect each raise their own exceptions
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            if isinstance(error, ValidationError):
+                fault = error.errors()[0]
+                reason = f"a sample has the fault '{fault['msg']}' in {'.'.join(map(str, fault['loc']))}"
             raise DataError(f"'{file}' cannot be read as a log of Inspect; it is damaged or cut off ({reason}).") from error
+
+
+def _check_archive(file: Path) -> None:
+    """Refuse a zip archive that does not hold what Inspect writes first, and a file that is no archive."""
+    if not zipfile.is_zipfile(file):
+        raise ValueError("it is no whole zip archive")
+    with zipfile.ZipFile(file) as archive:
+        names = archive.namelist()
+    if not {"header.json", "_journal/start.json"} & {*names}:
+        raise DataError(
+            f"'{file}' is a zip archive without Inspect's header.json; it holds {', '.join(names[:3]) or 'nothing'}. Give a log "
+            "that inspect eval wrote."
+        )
 
 
 def _to_message(message: Any) -> dict[str, Any]:
@@ -91,34 +163,34 @@ def _score_values(scores: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
     """Read `samples_*.jsonl`: a completion for each response to a document, with `metric` or `metric,filter` as rewards."""
-    rows: list[dict[str, Any]] = []
-    tokens = tokenize(_lm_eval_responses(files, rows), tokenizer)
-    filter_names = {name for row in rows for _, name in row["rewards"]}
-    for row in rows:
-        row["rewards"] = {
-            metric if len(filter_names) == 1 else f"{metric},{name}": v for (metric, name), v in row["rewards"].items()
-        }
-    shared_count = sum(row["shared"] for row in rows)
+    rows, shared_counts = _Rows(), array("q")
+    tokens = tokenize(_lm_eval_responses(files, rows, shared_counts), tokenizer)
+    filter_names = {name for _, name in rows.rewards}
+    rows.rewards = {
+        metric if len(filter_names) == 1 else f"{metric},{name}": column for (metric, name), column in rows.rewards.items()
+    }
     shared_note = (
-        f"{shared_count} responses share one number with other responses to their document, so they have no reward."
-        if shared_count
+        f"{sum(shared_counts)} responses share one number with other responses to their document, so they have no reward."
+        if shared_counts
         else ""
     )
-    return _build_table("lm-eval", path, tokens, rows, shared_note)
+    return rows.table("lm-eval", path, tokens, shared_note)
 
 
-def _lm_eval_responses(files: Sequence[Path], rows: list[dict[str, Any]]) -> Iterator[cells.Parts]:
-    """Yield the responses to each document once, though a file has a line per filter, and append their fields to `rows`."""
-    rows_of_document: dict[str, list[dict[str, Any]]] = {}
+def _lm_eval_responses(files: Sequence[Path], rows: _Rows, shared_counts: array) -> Iterator[cells.Parts]:
+    """Yield the responses to each document once, though a file has a line per filter, and add their fields to `rows`."""
+    rows_of_document: dict[str, range] = {}
     for record in parse_records(files, _parse_lm_eval):
-        response_texts, document_key = record.pop("texts"), record["key"]
-        if document_key in rows_of_document:
-            for row in rows_of_document[document_key]:
-                row["rewards"].update(record["rewards"])
+        if record["key"] in rows_of_document:
+            for row in rows_of_document[record["key"]]:
+                rows.set_rewards(row, record["rewards"])
             continue
-        rows_of_document[document_key] = [{**record, "rewards": {**record["rewards"]}} for _ in response_texts]
-        rows += rows_of_document[document_key]
+        first_row, response_texts = len(rows.fields), record["texts"]
+        rows_of_document[record["key"]] = range(first_row, first_row + len(response_texts))
+        if len(response_texts) > 1:
+            shared_counts.append(len(response_texts))
         for text in response_texts:
+            rows.append({"prompt": record["prompt"], "key": record["key"]}, record["rewards"], record["columns"])
             yield [(cells.content_text(text), True)]
 
 
@@ -126,35 +198,24 @@ def _parse_lm_eval(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the prompt, the responses and the metrics in a line of lm-evaluation-harness."""
     call_arguments = cells.object_field(record, "arguments").get("gen_args_0")
     prompt_field = call_arguments.get("arg_0") if isinstance(call_arguments, Mapping) else None
-    responses = [text for response in record["resps"] for text in (response if isinstance(response, list) else [response])]
+    for name in sorted(LM_EVAL_REQUIRED):
+        if name not in record:
+            raise cells.missing_field(name, record)
+    response_lists = cells.list_field(record, "resps", (list, str), "responses")
+    responses = [text for response in response_lists for text in (response if isinstance(response, list) else [response])]
     if prompt_field is None or not all(isinstance(text, str) for text in responses):
         raise cells.FieldError(
             "holds no text that a model wrote, as in tasks that score given choices; give samples of a generation task"
         )
-    metric_values = {(name, str(record.get("filter"))): record.get(name) for name in record.get("metrics") or ()}
+    metric_names = cells.list_field(record, "metrics", str, "names")
+    metric_values = {(name, str(record.get("filter"))): record.get(name) for name in metric_names}
     return {
         "prompt": cells.prompt_text(cells.parse_literal(prompt_field)),
         "key": f"{record['doc_id']} {record.get('doc_hash', '')}",
         "texts": responses,
-        "shared": len(responses) > 1,
         "rewards": metric_values if len(responses) == 1 else dict.fromkeys(metric_values),
         "columns": {
             "answer": cells.answer_text(record.get("target")),
             **cells.scalar_fields(cells.object_field(record, "doc")),
         },
     }
-
-
-def _build_table(source: str, path: Path, tokens: Any, rows: Sequence[Mapping[str, Any]], note: str) -> RolloutTable:
-    """Build a RolloutTable from the rows of an evaluation log; rows with equal keys are a group."""
-    return RolloutTable.of(
-        source,
-        path,
-        tokens,
-        prompts=[row["prompt"] for row in rows],
-        steps=[0] * len(rows),
-        keys=[row["key"] for row in rows],
-        columns=cells.by_column([row["columns"] for row in rows]),
-        rewards=cells.by_column([row["rewards"] for row in rows]),
-        notes=[note],
-    )

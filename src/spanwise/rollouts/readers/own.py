@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +17,23 @@ from spanwise.credit import group_index
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
 from spanwise.rollouts.cells import read_steps
-from spanwise.rollouts.files import concatenate_tables
-from spanwise.rollouts.table import AsRecorded, Ragged, RolloutTable, TokenizedTexts, finite, load_tokenizer, tokenize
+from spanwise.rollouts.files import ReadingProgress, concatenate_tables
+from spanwise.rollouts.table import (
+    AsRecorded,
+    Ragged,
+    RolloutTable,
+    TokenizedTexts,
+    as_numpy,
+    finite,
+    load_tokenizer,
+    tokenize,
+)
 from spanwise.score import Reward
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
+
+#: Completions whose tokens are converted at once.
+_ROWS = 256
 
 
 def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
@@ -39,43 +53,42 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     # Columns of credit, spans and text are not read: they are computed again from the tokens and rewards.
     unread_columns = {name for method in methods for name in schema.method_columns(method, names)} - {*trained_columns}
     unread_columns |= {schema.column("start", block) for block in schema.family_names(names, "end")}
-    unread_columns |= set() if tokenizer is None else {schema.TEXT}
-    tables = [pq.read_table(file, columns=[name for name in names if name not in unread_columns]) for file in files]
-    for file, table in zip(files, tables, strict=True):
-        schema.token_edges(table, [token_source, schema.TRAINABLE, *stream_columns, *trained_columns], f"'{file}'")
-    table = concatenate_tables(path, tables)
-    trainable = schema.flat_values(table[schema.TRAINABLE], np.bool_)
-    edges = schema.offsets(table[token_source])
-    if token_source == schema.TOKENS:  # each distinct token text gets an id
-        token_texts = table[token_source].combine_chunks().flatten().dictionary_encode()
-        vocabulary = Vocabulary(tuple(token_texts.dictionary.cast(pa.binary()).to_pylist()) or (b"",))
-        text_ids = token_texts.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+    # The lists of tokens and the texts are read piece by piece.
+    unread_columns |= {schema.TEXT, *(field.name for field in arrow_schema if pa.types.is_nested(field.type))}
+    needs_text = token_source == schema.IDS and tokenizer is None
+    if needs_text and schema.TEXT not in names:
+        raise DataError(f"'{path}' holds token ids, but no text; give the folder of the tokenizer with --tokenizer.")
+    if needs_text:
+        stream_columns, trained_columns = [], []  # the text is split into words, which numbers per token do not fit
+    read_names = [name for name in names if name not in unread_columns]
+    table = concatenate_tables(path, [pq.read_table(file, columns=read_names) for file in files])
+    token_values = _read_tokens(files, token_source, stream_columns, trained_columns, keep=not needs_text)
+    if token_source == schema.TOKENS:  # each distinct token text got an id
+        vocabulary = Vocabulary(tuple(token_values.id_of_piece) or (b"",))
         token_note = "The file holds its tokens as text, without ids."
-        tokens = TokenizedTexts(Ragged(text_ids, edges), trainable, vocabulary, token_note)
+        tokens = TokenizedTexts(token_values.ids, token_values.trainable, vocabulary, token_note)
     elif tokenizer is not None:
         vocabulary = load_tokenizer(tokenizer)[1]
-        tokens = TokenizedTexts(Ragged(schema.flat_values(table[token_source], np.int32), edges), trainable, vocabulary, "")
+        tokens = TokenizedTexts(token_values.ids, token_values.trainable, vocabulary, "")
         _check_spelling(files[0], vocabulary, tokenizer)
     else:
-        stream_columns, trained_columns = [], []  # the text is split into words, which numbers per token do not fit
-        if schema.TEXT not in names:
-            raise DataError(f"'{path}' holds token ids, but no text; give the folder of the tokenizer with --tokenizer.")
         token_note = (
             "There is no tokenizer beside the file; credit is shown per word. Give the tokenizer's folder with --tokenizer."
         )
-        tokens = tokenize([[(text or "", True)] for text in table[schema.TEXT].to_pylist()])._replace(note=token_note)
+        texts = (batch[schema.TEXT] for batch in _batches(files, [schema.TEXT]))
+        tokens = tokenize([(text or "", True)] for column in texts for text in column.to_pylist())._replace(note=token_note)
     single_names = [field.name for field in table.schema if not pa.types.is_list(field.type)]
     rollout_ids = _read_ids(path, table, schema.ROLLOUT)
-    trained_values = {name: schema.flat_values(table[name], np.float64) for name in trained_columns}
     training_records = [
-        AsRecorded(f"the file's '{name}'", value, shares=True, by_token=True) for name, value in trained_values.items()
+        AsRecorded(f"the file's '{name}'", token_values.trained[name], shares=True, by_token=True)
+        for name in trained_columns
     ]
     return replace(
         RolloutTable.of(
             "spanwise",
             path,
             tokens,
-            prompts=table[schema.PROMPT].to_pylist(),
+            prompts=_shared_texts(table[schema.PROMPT]),
             steps=read_steps(path, table[schema.STEP].to_pylist() if schema.STEP in single_names else [None] * len(table)),
             keys=_read_ids(path, table, schema.GROUP),
             columns={name: table[name].to_pylist() for name in single_names if schema.type_of(name) is None},
@@ -83,13 +96,80 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         ),
         rewards=_read_rewards(path, table),
         tokenizer=None if tokenizer is None else Path(tokenizer),
-        token_values={name: schema.flat_values(table[name], np.float32) for name in stream_columns},
+        token_values=token_values.streams,
         learned_n=None if token_source == schema.IDS and tokenizer is None else _find_learned(table, tokens),
         folder=run_folder,
         as_recorded=next(iter(training_records), None),
         rollout_n=None if rollout_ids is None else group_index(rollout_ids),
         score_n=schema.float_column(table, schema.SCORE) if schema.SCORE in single_names else None,
     )
+
+
+class _Tokens(NamedTuple):
+    """The columns of rollout files with a number for each token, end to end."""
+
+    ids: Ragged
+    trainable: np.ndarray
+    streams: dict[str, np.ndarray]
+    trained: dict[str, np.ndarray]
+    id_of_piece: dict[bytes, int]  # the text of every id, if the file holds texts
+
+
+def _read_tokens(
+    files: Sequence[Path], token_source: str, streams: Sequence[str], trained: Sequence[str], *, keep: bool
+) -> _Tokens:
+    """Check the token columns of files, and collect them piece by piece; nothing is collected if not `keep`."""
+    typecodes = {token_source: "i", schema.TRAINABLE: "b", **dict.fromkeys(streams, "f"), **dict.fromkeys(trained, "d")}
+    flat_columns = {name: array(typecode) for name, typecode in typecodes.items()}
+    lengths, id_of_piece = array("q", [0]), dict[bytes, int]()
+    for table in _batches(files, [*typecodes], check=True):
+        lengths.extend(np.diff(schema.offsets(table[token_source])).tolist())
+        for name, flat_column in flat_columns.items() if keep else ():
+            if name == schema.TOKENS:
+                token_texts = table[name].combine_chunks().flatten().dictionary_encode()
+                pieces = token_texts.dictionary.cast(pa.binary()).to_pylist()
+                ids = np.array([id_of_piece.setdefault(piece, len(id_of_piece)) for piece in pieces], np.int32)
+                values = ids[token_texts.indices.to_numpy(zero_copy_only=False)]
+            else:
+                dtype = np.bool_ if name == schema.TRAINABLE else as_numpy(flat_column).dtype
+                values = schema.flat_values(table[name], dtype)
+            flat_column.frombytes(values.tobytes())
+    values_of = {name: as_numpy(flat_column) for name, flat_column in flat_columns.items()}
+    return _Tokens(
+        Ragged(values_of[token_source], np.cumsum(lengths, dtype=np.int64)),
+        values_of[schema.TRAINABLE].view(np.bool_),
+        {name: values_of[name] for name in streams},
+        {name: values_of[name] for name in trained},
+        id_of_piece,
+    )
+
+
+def _batches(files: Sequence[Path], names: Sequence[str], *, check: bool = False) -> Iterator[pa.Table]:
+    """Yield some columns of rollout files piece by piece; `check` refuses columns of tokens whose lists differ in length."""
+    progress = ReadingProgress(files)
+    for file in files:
+        parquet_file = pq.ParquetFile(file, buffer_size=2**20)
+        bytes_of_row = file.stat().st_size / max(parquet_file.metadata.num_rows, 1)
+        for batch in parquet_file.iter_batches(_ROWS, columns=names):
+            table = pa.Table.from_batches([batch])
+            progress.add(len(table) * bytes_of_row)
+            if check:
+                try:
+                    schema.token_edges(table, names, f"'{file}'")
+                except DataError:  # the error is to count the rows of the file, not those of the batch
+                    schema.token_edges(pq.read_table(file, columns=names), names, f"'{file}'")
+                    raise
+            yield table
+
+
+def _shared_texts(column: pa.ChunkedArray) -> list[str | None]:
+    """Return a column of texts as a list that holds equal texts once."""
+    shared_texts, texts = dict[Any, Any](), list[str | None]()
+    for chunk in column.chunks:
+        encoded = chunk.dictionary_encode()
+        chunk_texts = [shared_texts.setdefault(text, text) for text in encoded.dictionary.to_pylist()]
+        texts += [None if index is None else chunk_texts[index] for index in encoded.indices.to_pylist()]
+    return texts
 
 
 def tokenizer_in(run: Path) -> Path | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,19 +17,21 @@ import pyarrow.parquet as pq
 
 from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.rollouts import cells, schema
-from spanwise.rollouts.files import SUFFIXES, concatenate_tables, holds_json, read_delimited, record_columns
+from spanwise.rollouts.columns import RereadColumn, Shared, delimited_pieces, json_pieces, parquet_pieces, read_columns
+from spanwise.rollouts.files import SUFFIXES, holds_json
 from spanwise.rollouts.table import RolloutTable, tokenize
 
 #: The formats that `read_rollouts` reads, for error messages.
 FORMATS = (
     "spanwise's rollouts (parquet with prompt, trainable, completion_ids or tokens), TRL's completions (parquet with prompt, "
-    "completion), verl's rollout dump (jsonl with input, output), verifiers' traces (jsonl with traces) and tables (csv, tsv, "
-    "json, jsonl, parquet) with prompt, question or messages, and completion(s) or response(s)"
+    "completion), verl's rollout dump (jsonl with input, output), verifiers' traces (jsonl with traces), slime's dumps (pt), logs "
+    "of Inspect (eval, json) and lm-eval (samples_*.jsonl) and tables (csv, tsv, json, jsonl, parquet) with prompt, question or "
+    "messages, and completion(s) or response(s)"
 )
 #: The column names that are recognised for each role; a column named like the role is preferred.
 NAMES: Mapping[str, tuple[str, ...]] = {
-    "prompt": ("prompt", "question", "messages", "input", "instruction"),
-    "completion": ("completion", "response", "output"),
+    "prompt": ("prompt", "question", "messages", "input", "instruction", "input_prompt"),
+    "completion": ("completion", "response", "output", "output_response"),
     "completions": ("completions", "responses"),
     "answer": ("answer", "ground_truth", "gold", "gts", "target"),
     "group": ("group", "group_id", "prompt_id", "example_id"),
@@ -64,7 +67,7 @@ def read_plain(
 ) -> RolloutTable:
     """Read a table with a completion in each row, or a list of completions of one prompt; every numeric column is a reward."""
     role_columns = _check_roles(columns or {})
-    format_name, table, repeated_note = _read_columns(path, files, role_columns)
+    format_name, table, repeated_note = _read_columns(path, files, role_columns, parts)
     table = {name: column for name, column in table.items() if name not in _INDEX or name in role_columns.values()}
     row_count = max(map(len, table.values()), default=0)
     if not row_count:
@@ -78,9 +81,12 @@ def read_plain(
     roles = _find_roles(path, list(table), role_columns)
     completion_column = roles.get("completion") or roles.get("completions") or "messages"
     streamed_column = None if roles.get("group") == completion_column else completion_column
-    plain_table = _PlainTable(
-        path, {name: column if name == streamed_column else list(column) for name, column in table.items()}, roles
-    )
+    share = Shared()
+    table = {
+        name: [*map(share, column)] if isinstance(column, RereadColumn) and name != streamed_column else column
+        for name, column in table.items()
+    }
+    plain_table = _PlainTable(path, table, roles)
     tokens = tokenize(plain_table.read_completions(), tokenizer)
     sources = plain_table.sources
     empty_count = row_count - len({source.row for source in sources})
@@ -116,34 +122,54 @@ def read_plain(
 def _join_parts(path: Path, table: Mapping[str, Any], parts: Sequence[str]) -> dict[str, Any]:
     """Replace the columns that hold the parts of completions by a column of completions, with each part between tags."""
     part_tags = [tag for part in parts for tag in (f"<{part}>", f"</{part}>")]
-    completions = []
-    for row, row_cells in enumerate(zip(*(table[part] for part in parts), strict=True)):
-        filled_cells = {part: f"{cell}" for part, cell in zip(parts, row_cells, strict=True) if not cells.is_empty(cell)}
-        for part, text in filled_cells.items():
-            if any(tag in text for tag in part_tags):
-                raise DataError(f"Row {row} of '{path}' has a tag of {', '.join(parts)} in column '{part}'; remove the tag.")
-        tagged_texts = [f"<{part}>{text}</{part}>" for part, text in filled_cells.items()]
-        completions.append("\n".join(tagged_texts) if tagged_texts else None)
+
+    def join_rows() -> Iterator[str | None]:
+        for row, row_cells in enumerate(zip(*(table[part] for part in parts), strict=True)):
+            filled_cells = {part: f"{cell}" for part, cell in zip(parts, row_cells, strict=True) if not cells.is_empty(cell)}
+            for part, text in filled_cells.items():
+                if any(tag in text for tag in part_tags):
+                    raise DataError(
+                        f"Row {row} of '{path}' has a tag of {', '.join(parts)} in column '{part}'; remove the tag."
+                    )
+            tagged_texts = [f"<{part}>{text}</{part}>" for part, text in filled_cells.items()]
+            yield "\n".join(tagged_texts) if tagged_texts else None
+
+    completions = RereadColumn(join_rows, len(table[parts[0]]))
     return {**{name: column for name, column in table.items() if name not in parts}, "completion": completions}
 
 
-def _read_columns(path: Path, files: Sequence[Path], roles: Mapping[str, str]) -> tuple[str, dict[str, Any], str]:
+def _read_columns(
+    path: Path, files: Sequence[Path], roles: Mapping[str, str], parts: Sequence[str]
+) -> tuple[str, dict[str, Any], str]:
     """Return the format of the files, their joined columns, and a note if some files are left out."""
     suffix, repeated_note = files[0].suffix.lower(), ""
+    long_names = {*_COMPLETIONS, roles.get("completion"), roles.get("completions"), *parts}
     if suffix in SUFFIXES:
-        return suffix[1:].upper(), concatenate_tables(path, map(read_delimited, files)).to_pydict(), repeated_note
+        return suffix[1:].upper(), read_columns(partial(delimited_pieces, files), long_names), repeated_note
     if holds_json(files[0]):
-        long_names = {*_COMPLETIONS, roles.get("completion"), roles.get("completions")}
-        return "JSON" if suffix == ".json" else "JSONL", record_columns(files, long_names), repeated_note
-    tables: list[pa.Table] = []
-    # TRL writes a batch that serves several optimiser steps into several files, of which one is kept.
+        return "JSON" if suffix == ".json" else "JSONL", read_columns(partial(json_pieces, files), long_names), repeated_note
     is_trl = all(_is_trl(pq.read_schema(file)) for file in files)
-    for table in map(pq.read_table, files):
-        if not (is_trl and tables and table.drop_columns(["step"]).equals(tables[-1].drop_columns(["step"]))):
-            tables.append(table)
-    if repeated_count := len(files) - len(tables):
+    kept_files = _without_repeated(files) if is_trl else files
+    if repeated_count := len(files) - len(kept_files):
         repeated_note = f"{repeated_count} of {len(files)} files repeat the batch before them and are left out."
-    return "TRL" if is_trl else "parquet", concatenate_tables(path, tables).to_pydict(), repeated_note
+    pieces = partial(parquet_pieces, path, kept_files)
+    return "TRL" if is_trl else "parquet", read_columns(pieces, long_names), repeated_note
+
+
+def _without_repeated(files: Sequence[Path]) -> list[Path]:
+    """Drop files that repeat the one before: TRL writes a batch once for each optimiser step that it serves."""
+    kept_files = [*files[:1]]
+    for file in files[1:]:
+        for columns in (["prompt"], None):  # files with other prompts need not be read whole
+            table, kept_table = (pq.read_table(name, columns=columns) for name in (file, kept_files[-1]))
+            if not (table.column_names == kept_table.column_names and _drop_step(table).equals(_drop_step(kept_table))):
+                kept_files.append(file)
+                break
+    return kept_files
+
+
+def _drop_step(table: pa.Table) -> pa.Table:
+    return table.select([name for name in table.column_names if name != "step"])
 
 
 def _is_trl(schema: pa.Schema) -> bool:
@@ -256,7 +282,8 @@ class _PlainTable:
         table, roles, prompt_texts = self.table, self.roles, dict[str, str]()
         completion_column = roles.get("completion") or roles.get("completions") or "messages"
         is_conversation = roles.get("prompt") == completion_column
-        prompts = repeat(None) if is_conversation or "prompt" not in roles else cells.parse_chats(table[roles["prompt"]])
+        has_prompts = "prompt" in roles and not is_conversation
+        prompts = cells.parse_literals(table[roles["prompt"]], cells.is_chat_or_message) if has_prompts else repeat(None)
         completion_cells = cells.parse_literals(
             table[completion_column], cells.is_list if "completions" in roles else cells.is_chat_or_message
         )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import reprlib
 import warnings
+from array import array
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +16,15 @@ import numpy as np
 import torch
 
 from spanwise.credit import group_index
+from spanwise.disk import whole_file
 from spanwise.errors import DataError
 from spanwise.rollouts import cells, schema
-from spanwise.rollouts.table import Ragged, RolloutTable, TokenizedTexts, load_tokenizer, tokenize
+from spanwise.rollouts.columns import ColumnBuilder
+from spanwise.rollouts.files import ReadingProgress
+from spanwise.rollouts.table import AsRecorded, Ragged, RolloutTable, TokenizedTexts, as_numpy, load_tokenizer, tokenize
+
+#: The entry of a sample's metadata in which `spanwise credit --write` puts the advantages of its tokens.
+_ADVANTAGES = "spanwise_advantages"
 
 
 def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
@@ -22,46 +32,97 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
 
     A sample that slime leaves out of the loss is compared and gets no credit.
     """
-    sample_rows = [row for file in files for row in _read_dump(file)]
-    fields = cells.by_column(sample_rows)
-    if tokenizer is not None and sample_rows:
-        tokens = TokenizedTexts(Ragged.of(fields["ids"]), np.concatenate(fields["mask"]), load_tokenizer(tokenizer)[1], "")
-    else:
-        masked_row = next((row for row in sample_rows if not row["mask"].all()), None)
-        if masked_row is not None:
-            raise DataError(
-                f"{masked_row['place']} holds tokens that no model sampled, and only its token ids say which; give the folder of "
-                "the policy's tokenizer with --tokenizer."
-            )
-        tokens = tokenize(([(row["response"], True)] for row in sample_rows), tokenizer)
-        tokens = tokens._replace(
+    samples, progress = _Samples(), ReadingProgress(files)
+    responses = samples.read(files, progress, keep_ids=tokenizer is not None)
+    if tokenizer is None:
+        tokens = tokenize(responses)._replace(
             note="Credit is shown per word, as no tokenizer reads the file's token ids; give one with --tokenizer."
         )
-    group_column = fields.get("group", [])
+    else:
+        deque(responses, maxlen=0)
+        ids = Ragged(as_numpy(samples.ids), np.cumsum(samples.lengths, dtype=np.int64))
+        tokens = TokenizedTexts(ids, as_numpy(samples.mask).view(np.bool_), load_tokenizer(tokenizer)[1], "")
+    fields = defaultdict(list, samples.fields.columns)
     rollout_table = RolloutTable.of(
         "slime",
         path,
         tokens,
-        prompts=fields.get("prompt", []),
-        steps=fields.get("step", []),
-        keys=group_column if group_column and None not in group_column else None,
-        columns=cells.by_column([row["columns"] for row in sample_rows]),
-        rewards=cells.by_column([row["rewards"] for row in sample_rows]),
+        prompts=fields["prompt"],
+        steps=fields["step"],
+        keys=fields["group"] if fields["group"] and None not in fields["group"] else None,
+        columns=samples.columns.columns,
+        rewards=samples.rewards.columns,
     )
-    rollout_n = group_index([row["rollout"] or n for n, row in enumerate(sample_rows)])
-    logps_of_rows = fields.get("logps", [])
-    has_logps = tokenizer is not None and bool(sample_rows) and all(row_logps is not None for row_logps in logps_of_rows)
+    credit_v = as_numpy(samples.advantages)
+    rollout_n = group_index([key or n for n, key in enumerate(fields["rollout"])])
     return replace(
         rollout_table,
         tokenizer=None if tokenizer is None else Path(tokenizer),
-        learned_n=None if all(fields.get("learned", [])) else torch.tensor(fields["learned"]),
-        rollout_n=rollout_n if len(rollout_n.unique()) < len(sample_rows) else None,
-        token_values={schema.LOGP: np.concatenate(logps_of_rows)} if has_logps else {},
+        learned_n=None if all(fields["learned"]) else torch.tensor(fields["learned"]),
+        rollout_n=rollout_n if len(rollout_n.unique()) < len(rollout_n) else None,
+        as_recorded=(
+            AsRecorded(f"the file's '{_ADVANTAGES}'", credit_v, shares=True, by_token=True)
+            if len(credit_v)
+            else rollout_table.as_recorded
+        ),
+        token_values={schema.LOGP: as_numpy(samples.logps)} if tokenizer is not None and len(samples.logps) else {},
     )
 
 
-def _read_dump(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the samples in a dump of slime as rows of a table."""
+@dataclass
+class _Samples:
+    """Collects slime's samples: tokens in compact arrays, everything else by column."""
+
+    fields: ColumnBuilder = field(default_factory=ColumnBuilder)
+    columns: ColumnBuilder = field(default_factory=ColumnBuilder)
+    rewards: ColumnBuilder = field(default_factory=ColumnBuilder)
+    ids: array = field(default_factory=lambda: array("i"))
+    mask: array = field(default_factory=lambda: array("b"))
+    logps: array = field(default_factory=lambda: array("f"))
+    #: The advantages that `spanwise credit --write` added; empty if no sample has any.
+    advantages: array = field(default_factory=lambda: array("d"))
+    lengths: array = field(default_factory=lambda: array("q", [0]))
+
+    def read(self, files: Sequence[Path], progress: ReadingProgress, *, keep_ids: bool) -> Iterator[cells.Parts]:
+        """Yield the responses in dumps, and collect the rest; without `keep_ids`, refuse tokens that no model sampled."""
+        has_logps = keep_ids
+        for file in files:
+            for row in _read_dump(file):
+                if not keep_ids and not row["mask"].all():
+                    raise DataError(
+                        f"{row['place']} holds tokens that no model sampled, and only its token ids say which; give the folder of "
+                        "the policy's tokenizer with --tokenizer."
+                    )
+                self.fields.append({name: row[name] for name in ("prompt", "step", "group", "rollout", "learned")})
+                self.columns.append(row["columns"])
+                self.rewards.append(row["rewards"])
+                if keep_ids:
+                    advantages = row["advantages"]
+                    if advantages is not None or self.advantages:
+                        advantages = [math.nan] * len(row["ids"]) if advantages is None else advantages
+                        self.advantages.extend([math.nan] * (len(self.ids) - len(self.advantages)))
+                        self.advantages.extend(advantages)
+                    self.ids.frombytes(row["ids"].tobytes())
+                    self.mask.frombytes(row["mask"].tobytes())
+                    self.lengths.append(len(row["ids"]))
+                    has_logps = has_logps and row["logps"] is not None
+                    self.logps = self.logps if has_logps else array("f")
+                    self.logps.frombytes(row["logps"].tobytes() if has_logps else b"")
+                yield [(row["response"], True)]
+            progress.add(file.stat().st_size)
+
+
+def write_samples(file: Path, source: Path, advantage_rows: Iterator[Sequence[float]]) -> None:
+    """Copy a dump of slime with advantages in the metadata of its samples, one for each token of the response."""
+    dump = _load(source)
+    for sample in dump["samples"]:
+        sample["metadata"] = {**(sample.get("metadata") or {}), _ADVANTAGES: list(next(advantage_rows))}
+    with whole_file(file) as temporary:
+        torch.save(dump, temporary)
+
+
+def _load(file: Path) -> dict[str, Any]:
+    """Load a dump of slime, without running code in it."""
     try:
         with warnings.catch_warnings(action="ignore"):  # torch warns about files that other programs saved
             dump = torch.load(file, map_location="cpu", weights_only=True)
@@ -72,11 +133,18 @@ def _read_dump(file: Path) -> Iterator[dict[str, Any]]:
             f"'{file}' is not a dump of slime, or it is damaged: torch cannot load it without running code in it. Give a file of "
             "slime's --save-debug-rollout-data."
         ) from error
-    samples = dump.get("samples") if isinstance(dump, Mapping) else None
-    if not isinstance(samples, list):
+    if not isinstance(dump, dict) or not isinstance(dump.get("samples"), list):
         raise DataError(f"'{file}' holds no list 'samples'; give a file of slime's --save-debug-rollout-data.")
+    return dump
+
+
+def _read_dump(file: Path) -> Iterator[dict[str, Any]]:
+    """Yield the samples in a dump of slime as rows of a table."""
+    dump = _load(file)
+    samples = dump["samples"]
     rollout_step = dump["rollout_id"] if isinstance(dump.get("rollout_id"), int) else 0
-    for n, sample in enumerate(samples):
+    for n in range(len(samples)):
+        sample, samples[n] = samples[n], None  # so that its memory is free as soon as it is read
         sample_place = f"Sample {n} of '{file}'"
         with cells.at_place(sample_place):
             sample_row = _parse_sample(sample)
@@ -89,14 +157,20 @@ def _parse_sample(sample: Any) -> dict[str, Any]:
     for name in ("prompt", "tokens", "response", "response_length"):
         if not isinstance(sample, Mapping) or name not in sample:
             raise cells.missing_field(name, sample if isinstance(sample, Mapping) else {})
-    response_length, ids = cells.whole_number(sample["response_length"], "response_length"), _to_list(sample["tokens"])
-    loss_mask, sampled_logps = _to_list(sample.get("loss_mask")), _to_list(sample.get("rollout_log_probs"))
-    for name, values in (("loss_mask", loss_mask), ("rollout_log_probs", sampled_logps)):
+    response_length = cells.whole_number(sample["response_length"], "response_length")
+    ids, loss_mask = _to_array(sample, "tokens", np.int32), _to_array(sample, "loss_mask", np.bool_)
+    sampled_logps, metadata = _to_array(sample, "rollout_log_probs", np.float32), cells.object_field(sample, "metadata")
+    advantages = _to_array(metadata, _ADVANTAGES, np.float64)
+    number_lists = (("loss_mask", loss_mask), ("rollout_log_probs", sampled_logps), (_ADVANTAGES, advantages))
+    for name in ("group_index", "rollout_id"):
+        if not isinstance(sample.get(name), int | str | None):
+            raise cells.FieldError(f"has {reprlib.repr(sample[name])} as '{name}', which must be a number")
+    for name, values in number_lists:
         if values is not None and len(values) != response_length:
             raise cells.FieldError(f"has {len(values)} values in '{name}' and a 'response_length' of {response_length}")
-    if ids is None or len(ids) < response_length:
+    if ids is None or not 0 <= response_length <= len(ids):
         raise cells.FieldError(f"has {0 if ids is None else len(ids)} tokens and a 'response_length' of {response_length}")
-    flags = np.ones(response_length, dtype=np.bool_) if loss_mask is None else np.array(loss_mask, dtype=np.bool_)
+    flags = np.ones(response_length, dtype=np.bool_) if loss_mask is None else loss_mask
     raw_reward, answer_text = sample.get("reward"), cells.answer_text(sample.get("label"))
     return {
         "prompt": cells.prompt_text(sample["prompt"]),
@@ -104,14 +178,24 @@ def _parse_sample(sample: Any) -> dict[str, Any]:
         "ids": ids[len(ids) - response_length :],
         "mask": flags if flags.any() else ~flags,  # if slime leaves a sample out of the loss, it masks every token
         "learned": bool(flags.any()) and not sample.get("remove_sample", False),
-        "logps": None if sampled_logps is None else np.array(sampled_logps, dtype=np.float32),
+        "logps": sampled_logps,
+        "advantages": advantages,
         "group": sample.get("group_index"),
         "rollout": sample.get("rollout_id"),
         "rewards": dict(raw_reward) if isinstance(raw_reward, Mapping) else {"reward": raw_reward},
-        "columns": {**cells.scalar_fields(sample.get("metadata")), "answer": answer_text, "status": sample.get("status")},
+        "columns": {**cells.scalar_fields(metadata), "answer": answer_text, "status": sample.get("status")},
     }
 
 
-def _to_list(values: Any) -> list[Any] | None:
-    """Convert a tensor, an array or a list of numbers to a list."""
-    return values.tolist() if hasattr(values, "tolist") else None if values is None else list(values)
+def _to_array(sample: Mapping[str, Any], name: str, dtype: type[np.generic]) -> np.ndarray | None:
+    """Return a tensor, an array or a list of numbers of a sample as an array; None if the sample has none."""
+    if sample.get(name) is None:
+        return None
+    try:
+        numbers = np.asarray(sample[name])
+        array_numbers = numbers.astype(dtype)
+    except (TypeError, ValueError, OverflowError):  # lists of different lengths, or something else than numbers
+        numbers = array_numbers = np.array(None)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "biuf" or (dtype is np.int32 and (array_numbers != numbers).any()):
+        raise cells.FieldError(f"has {reprlib.repr(sample[name])} as '{name}', which must be a list of numbers")
+    return array_numbers

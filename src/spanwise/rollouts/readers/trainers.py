@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections import Counter, defaultdict
+from array import array
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import numpy as np
 import torch
 
 from spanwise.rollouts import cells, schema
+from spanwise.rollouts.columns import ColumnBuilder
 from spanwise.rollouts.files import parse_records
-from spanwise.rollouts.table import AsRecorded, Ragged, RolloutTable, TokenizedTexts, load_tokenizer, tokenize
+from spanwise.rollouts.table import AsRecorded, Ragged, RolloutTable, TokenizedTexts, as_numpy, load_tokenizer, tokenize
 from spanwise.rollouts.traces import node_tokens, trace_rewards, trained_traces
 
 VERL_REQUIRED = ("input", "output")
@@ -27,9 +29,9 @@ _NO_REWARDS = ("gts", "answer", "uid", "request_id")
 
 def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
     """Read verl's dump; completions are grouped by `uid`, or by its prompt id in verl V1, or else by the prompt's text."""
-    rows: list[dict[str, Any]] = []
+    rows = ColumnBuilder()
     tokens = tokenize(_read_outputs(files, rows), tokenizer)
-    row_columns = cells.by_column(rows)
+    row_columns = rows.columns
     prompts, steps = row_columns.pop("input", []), row_columns.pop("step", [])
     if "gts" in row_columns:
         row_columns.setdefault("answer", row_columns["gts"])
@@ -52,11 +54,9 @@ def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -
     )
 
 
-def _read_outputs(files: Sequence[Path], rows: list[dict[str, Any]]) -> Iterator[cells.Parts]:
+def _read_outputs(files: Sequence[Path], rows: ColumnBuilder) -> Iterator[cells.Parts]:
     """Yield the output of every verl record, and append the record's other fields to `rows`."""
-    shared_prompts: dict[str, str] = {}
     for row in parse_records(files, _parse_verl):
-        row["input"] = shared_prompts.setdefault(row["input"], row["input"])
         output_text = row.pop("output")
         rows.append(row)
         yield [(output_text, True)]
@@ -84,28 +84,35 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
 
     Token ids are read if every trace has them and a tokenizer is given, otherwise messages.
     """
-    episodes = list(parse_records(files, _parse_episode))
-    branch_rows = [row for episode, _ in episodes for row in episode]
-    fields = defaultdict(list, cells.by_column(branch_rows))
-    has_ids = tokenizer is not None and bool(branch_rows) and all(fields["ids"])
-    if tokenizer is not None and has_ids:
-        sampled_flags = np.array([flag for mask in fields["mask"] for flag in mask], dtype=np.bool_)
-        tokens = TokenizedTexts(Ragged.of(fields["ids"]), sampled_flags, load_tokenizer(tokenizer)[1], "")
+    branches, has_ids = _Branches(), False
+    if tokenizer is None:
+        tokens = tokenize(branches.read(files, keep_ids=False))
     else:
-        tokens = tokenize(fields["parts"], tokenizer)
-    if any(fields["ids"]) and not has_ids:
+        deque(branches.read(files, keep_ids=True), maxlen=0)
+        has_ids = branches.all_ids and len(branches.fields) > 0
+        if has_ids:
+            ids, sampled_flags = (
+                Ragged(as_numpy(branches.ids), np.cumsum(branches.lengths, dtype=np.int64)),
+                as_numpy(branches.mask),
+            )
+            tokens = TokenizedTexts(ids, sampled_flags.view(np.bool_), load_tokenizer(tokenizer)[1], "")
+        else:
+            tokens = tokenize(_Branches().read(files, keep_ids=False), tokenizer)
+    if branches.any_ids and not has_ids:
         word_note = "Credit is shown per word, as no tokenizer reads the file's token ids; give its folder with --tokenizer."
         tokens = tokens._replace(note=word_note)
-    is_sampled_v = tokens.trainable
-    logprobs = np.array([value for streams in fields["streams"] for value in streams.get("logprobs", ())], dtype=np.float32)
-    has_logprobs = has_ids and len(logprobs) == len(is_sampled_v) and not np.isnan(logprobs[is_sampled_v]).any()
+    logprobs = as_numpy(branches.logprobs)
+    has_logprobs = has_ids and not np.isnan(logprobs[tokens.trainable]).any()
+    if has_logprobs:
+        logprobs[~tokens.trainable] = np.nan
+    fields = defaultdict(list, branches.fields.columns)
     rollout_n = torch.tensor(fields["opens"], dtype=torch.long).cumsum(dim=0) - 1
     trace_count, branched_count = sum(fields["opens"]), int((rollout_n.bincount() > 1).sum())
-    task_columns = cells.by_column(fields["columns"])
     branch_note = (
         f"{branched_count} of {trace_count} traces have several branches. Each branch is a row; its prompt is the part that it "
         "shares with an earlier branch. All branches of a trace together have one vote."
     )
+    task_columns = branches.columns.columns
     rollout_table = RolloutTable.of(
         "verifiers",
         path,
@@ -114,17 +121,64 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         steps=fields["step"],
         keys=fields["key"],
         columns={name: values for name, values in task_columns.items() if values.count(None) < len(values)},
-        rewards=cells.by_column(fields["rewards"]),
-        notes=[branch_note if branched_count else "", _unanswered_note([error for _, error in episodes])],
+        rewards=branches.rewards.columns,
+        notes=[branch_note if branched_count else "", _unanswered_note(branches.errors)],
     )
     return replace(
         rollout_table,
         tokenizer=Path(tokenizer) if has_ids and tokenizer else None,
-        token_values={schema.LOGP: np.where(is_sampled_v, logprobs, np.float32(np.nan))} if has_logprobs else {},
+        token_values={schema.LOGP: logprobs} if has_logprobs else {},
         keyed=all(fields["keyed"]),
-        as_recorded=_read_advantages(fields, tokens, has_ids=has_ids) or rollout_table.as_recorded,
+        as_recorded=_recorded_advantages(branches, tokens, has_ids=has_ids) or rollout_table.as_recorded,
         rollout_n=rollout_n if branched_count else None,
     )
+
+
+@dataclass
+class _Branches:
+    """Collects the trained branches of verifiers' traces: tokens in compact arrays, everything else by column."""
+
+    fields: ColumnBuilder = field(default_factory=ColumnBuilder)
+    columns: ColumnBuilder = field(default_factory=ColumnBuilder)
+    rewards: ColumnBuilder = field(default_factory=ColumnBuilder)
+    ids: array = field(default_factory=lambda: array("i"))
+    mask: array = field(default_factory=lambda: array("b"))
+    logprobs: array = field(default_factory=lambda: array("f"))
+    lengths: array = field(default_factory=lambda: array("q", [0]))
+    #: The advantages that traces record at each token, if the ids are kept, and their mean in each branch; NaN without any.
+    advantages: array = field(default_factory=lambda: array("d"))
+    mean_advantages: array = field(default_factory=lambda: array("d"))
+    #: The error of every episode that holds no completion, None for the others.
+    errors: list[str | None] = field(default_factory=list)
+    all_ids: bool = True
+    any_ids: bool = False
+
+    def read(self, files: Sequence[Path], *, keep_ids: bool) -> Iterator[cells.Parts]:
+        """Yield the texts of every branch, and collect the rest."""
+        for episode_rows, error in parse_records(files, _parse_episode):
+            self.errors.append(error)
+            for row in episode_rows:
+                parts, ids, mask, streams = (row.pop(name) for name in ("parts", "ids", "mask", "streams"))
+                self.columns.append(row.pop("columns"))
+                self.rewards.append(row.pop("rewards"))
+                self.fields.append(row)
+                self.all_ids, self.any_ids = self.all_ids and bool(ids), self.any_ids or bool(ids)
+                nothing = array("d", [math.nan]) * len(ids)
+                row_advantages = np.array(nothing)
+                if "advantages" in streams:
+                    row_advantages = np.nan_to_num(
+                        np.array(streams["advantages"])
+                    )  # verifiers reads a missing one as 0, too
+                self.mean_advantages.append(row_advantages[np.array(mask, np.bool_)].mean() if any(mask) else math.nan)
+                if keep_ids:
+                    self.ids += ids
+                    self.mask.extend(mask)
+                    self.lengths.append(len(ids))
+                    self.logprobs.extend(streams.get("logprobs", nothing))
+                    if "advantages" in streams or self.advantages:
+                        self.advantages.extend([math.nan] * (len(self.ids) - len(ids) - len(self.advantages)))
+                        self.advantages.frombytes(row_advantages.tobytes())
+                yield parts
 
 
 def _unanswered_note(errors: Sequence[str | None]) -> str:
@@ -169,7 +223,7 @@ def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 ],
                 "rewards": trace_rewards(trace),
                 "columns": {key: v for key, v in trace.task.items() if not isinstance(v, (dict, list))},
-                "ids": [i for node in tokens_of_nodes for i in node.ids][first_sampled:],
+                "ids": _id_array([i for node in tokens_of_nodes for i in node.ids][first_sampled:]),
                 "mask": sampled_flags[first_sampled:],
                 "streams": {
                     name: [value for node in tokens_of_nodes for value in node.stream(name)][first_sampled:]
@@ -178,6 +232,14 @@ def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 },
                 "opens": n == 0,  # True for the first branch of a trace
             }
+
+
+def _id_array(ids: Sequence[int]) -> array:
+    """Return token ids as a compact array."""
+    try:
+        return array("i", ids)
+    except OverflowError:
+        raise cells.FieldError(f"has the token id {max(ids, key=abs)}, which no tokenizer has") from None
 
 
 def _legacy_row(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,19 +254,14 @@ def _legacy_row(record: Mapping[str, Any]) -> dict[str, Any]:
         "parts": cells.completion_parts(record["completion"]),
         "rewards": rewards if record.get("error") is None else dict.fromkeys(rewards),
         "columns": {**(info_field if isinstance(info_field, Mapping) else {}), "answer": record.get("answer")},
-        "ids": [], "mask": [], "streams": {}, "opens": True,
+        "ids": array("i"), "mask": [], "streams": {}, "opens": True,
     }  # fmt: skip
 
 
-def _read_advantages(fields: Mapping[str, Sequence[Any]], tokens: TokenizedTexts, *, has_ids: bool) -> AsRecorded | None:
+def _recorded_advantages(branches: _Branches, tokens: TokenizedTexts, *, has_ids: bool) -> AsRecorded | None:
     """Return the advantages that traces record, or their mean per completion if the text was split into other tokens."""
-    if not any("advantages" in streams for streams in fields["streams"]):
+    branch_means = as_numpy(branches.mean_advantages)
+    if np.isnan(branch_means).all():
         return None
-    credit_v = np.full(len(tokens.trainable), np.nan)
-    for streams, mask, (row_start, row_end) in zip(
-        fields["streams"], fields["mask"], pairwise(tokens.ids.offsets.tolist()), strict=True
-    ):
-        if "advantages" in streams:
-            row_advantages = np.nan_to_num(np.array(streams["advantages"]))  # verifiers reads a missing advantage as 0, too
-            credit_v[row_start:row_end] = row_advantages if has_ids else row_advantages[np.array(mask)].mean()
+    credit_v = as_numpy(branches.advantages) if has_ids else np.repeat(branch_means, tokens.ids.lengths)
     return AsRecorded(f"{'' if has_ids else 'the mean over tokens of '}the file's 'advantages'", credit_v, by_token=True)

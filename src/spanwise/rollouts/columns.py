@@ -1,0 +1,129 @@
+"""Read the columns of tables piece by piece: short cells into lists that share equal values, long texts again at every use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from spanwise.rollouts import cells
+from spanwise.rollouts.files import ReadingProgress, concatenate_tables, delimited_names, read_batches, read_records
+
+#: Rows of a table that are converted to Python objects at once.
+_ROWS = 256
+#: A reader of some columns (None: all), which yields the number of rows in a piece of the table and the piece's columns.
+Pieces = Callable[[Collection[str] | None], Iterator[tuple[int, Mapping[str, Sequence[Any]]]]]
+
+
+@dataclass(frozen=True)
+class RereadColumn:
+    """A column that every iteration reads from its files again, because its texts may not fit into memory."""
+
+    read: Callable[[], Iterator[Any]]
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.read()
+
+
+class Shared:
+    """Gives equal texts, and equal chats, as one object."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, str] = {}
+        self._chats: dict[int, Any] = {}
+
+    def __call__(self, value: Any) -> Any:
+        """Return the value, or the first one that was equal to it."""
+        if isinstance(value, str):
+            return self._texts.setdefault(value, value)
+        if cells.is_chat(value):
+            chat = self._chats.setdefault(hash(json.dumps(value, default=str)), value)
+            return chat if chat == value else value
+        return value
+
+
+class ColumnBuilder:
+    """Collects rows as columns, with None where a row lacks a field; equal texts are stored once."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, list[Any]] = {}
+        self._size, self._shared = 0, Shared()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add a row."""
+        self.extend(1, {name: (value,) for name, value in row.items()})
+
+    def extend(self, size: int, piece: Mapping[str, Sequence[Any]]) -> None:
+        """Add several rows, given as columns."""
+        for name, values in piece.items():
+            if name not in self.columns:
+                self.columns[name] = [None] * self._size
+            self.columns[name].extend(map(self._shared, values))
+        self._size += size
+        for column in self.columns.values():
+            column.extend([None] * (self._size - len(column)))
+
+
+def read_columns(pieces: Pieces, long: Collection[str | None]) -> dict[str, list[Any] | RereadColumn]:
+    """Read the columns of a table into lists, but those called `long` at every use."""
+    builder, long_names = ColumnBuilder(), dict[str, None]()
+    for size, piece in pieces(None):
+        long_names |= dict.fromkeys(name for name in piece if name in long)
+        builder.extend(size, {name: () if name in long else values for name, values in piece.items()})
+
+    def cells_of(name: str) -> Iterator[Any]:
+        return (cell for size, piece in pieces([name]) for cell in piece.get(name, [None] * size))
+
+    return {
+        name: RereadColumn(partial(cells_of, name), len(builder)) if name in long_names else column
+        for name, column in builder.columns.items()
+    }
+
+
+def json_pieces(files: Sequence[Path], names: Collection[str] | None) -> Iterator[tuple[int, Mapping[str, Sequence[Any]]]]:
+    """Yield columns of the JSON records of files."""
+    for _, _, record in read_records(files):
+        yield 1, {name: (value,) for name, value in record.items() if names is None or name in names}
+
+
+def delimited_pieces(
+    files: Sequence[Path], names: Collection[str] | None
+) -> Iterator[tuple[int, Mapping[str, Sequence[Any]]]]:
+    """Yield columns of the CSV or TSV tables of files."""
+    progress = ReadingProgress(files)
+    for file in files:
+        own_names = [name for name in delimited_names(file)[0] if names is None or name in names]
+        for batch in read_batches(file, own_names or None, progress):
+            yield len(batch), {name: batch[name].to_pylist() for name in own_names}
+
+
+def parquet_pieces(
+    path: Path, files: Sequence[Path], names: Collection[str] | None
+) -> Iterator[tuple[int, Mapping[str, Sequence[Any]]]]:
+    """Yield columns of parquet files, with numbers of the type that fits all files."""
+    progress = ReadingProgress(files)
+    joined_schema = concatenate_tables(path, [pq.read_schema(file).empty_table() for file in files]).schema
+    for file in files:
+        # Buffers as large as the file's column chunks are read otherwise.
+        parquet_file = pq.ParquetFile(file, buffer_size=2**20)
+        own_names = [name for name in parquet_file.schema_arrow.names if names is None or name in names]
+        bytes_of_row = file.stat().st_size / max(parquet_file.metadata.num_rows, 1)
+        for batch in parquet_file.iter_batches(_ROWS, columns=own_names):
+            progress.add(len(batch) * bytes_of_row)
+            columns = {}
+            for name in own_names:
+                column, joined_type = batch[name], joined_schema.field(name).type
+                columns[name] = (column if column.type == joined_type else column.cast(joined_type)).to_pylist()
+            yield len(batch), columns
