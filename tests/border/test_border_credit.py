@@ -137,7 +137,7 @@ CASES = {
     ),
     "a dump of slime that is damaged": lambda folder: credited(text(folder / "0.pt", "PK")),
     "a dump of slime with tool output, without its tokenizer": lambda folder: credited(slime_file(folder / "0.pt")),
-    "`--write` on a file that is no trace": lambda folder: credited(
+    "`--write` on a file that is neither traces nor a dump": lambda folder: credited(
         tagged(folder), "--pay", "draft=passed", "--methods", "recipe", "--write", "recipe"
     ),
     "`--write` on traces without a tokenizer": lambda folder: credited(TRACES, *EXACT, "--write", "bae"),

@@ -1,8 +1,10 @@
-"""`spanwise credit --write`: traces with new advantages, which a trainer reads back."""
+"""`spanwise credit --write`: traces with new advantages, which a trainer reads back, and dumps of slime."""
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import trl_small
 from rollout_files import LAYOUT, check_written_by_hand, quiet, said, verl_file
@@ -67,3 +69,37 @@ def test_only_traces_are_written_and_never_over_themselves(tmp_path, tokenizer):
     with pytest.raises(DataError):
         write(copy, tmp_path / "out", tokenizer=tokenizer)
     assert copy.read_text() == FILE.read_text()
+
+
+def test_dumps_of_slime_are_written_with_advantages_and_read_back_equal(tmp_path, tokenizer):
+    """Right and wrong, leave-one-out over the tokens that were sampled; what was left out of the loss, and tool output, gets 0."""
+    texts = [said("4", "0.9"), said("5", "0.9"), said("5", "0.8")]
+    samples = []
+    for n, text in enumerate(texts):
+        ids = trl_small.tokenizer()(text)["input_ids"]
+        mask = [0, *[1] * (len(ids) - 1)] if n == 0 else None
+        samples.append({
+            "group_index": 0, "prompt": "2+2=", "response": text, "tokens": [5, *ids], "response_length": len(ids),
+            "loss_mask": mask, "reward": 1.0 * (n == 0), "label": "4", "remove_sample": n == 2, "metadata": {"level": [1]},
+        })  # fmt: skip
+    (tmp_path / "dumps").mkdir()
+    for number in (0, 1):
+        torch.save({"rollout_id": number, "samples": samples, "more": "x"}, tmp_path / "dumps" / f"{number}.pt")
+    result = credit(
+        tmp_path / "dumps", output=tmp_path / "out", write="rloo", methods=["rloo"], tokenizer=tokenizer, console=quiet(),
+        reward={"correct": "reward"}, overrides={"layout": LAYOUT},
+    )  # fmt: skip
+    (arm,) = result.applied
+    expected = arm.advantages(result.table, 0, 6)
+    tables = [read_rollouts(tmp_path / "out" / f"{number}.pt", tokenizer=tokenizer) for number in (0, 1)]
+    assert np.concatenate([table.as_recorded.value for table in tables]) == pytest.approx(expected)
+    assert np.unique(expected).size >= 3
+    for number in (0, 1):
+        dump = torch.load(tmp_path / "out" / f"{number}.pt", weights_only=True)
+        for before, after in zip(samples, dump.pop("samples"), strict=True):
+            written = after["metadata"].pop("spanwise_advantages")
+            assert len(written) == after["response_length"]
+            assert any(written) != after["remove_sample"]
+            assert after == before
+        assert dump == {"rollout_id": number, "more": "x"}
+    assert torch.load(tmp_path / "out" / "0.pt", weights_only=True)["samples"][0]["metadata"]["spanwise_advantages"][0] == 0

@@ -32,7 +32,7 @@ def command(
         rollouts: a file, a folder of files, or the run folder of such files.
         output: folder for the files that the command writes.
         rows: the largest number of completions in the report.
-        write: a method, such as bae: write the traces of verifiers or prime-rl again, with its advantage at each sampled token.
+        write: a method, such as bae: write traces of verifiers or prime-rl, or dumps of slime, again with its advantage per token.
     """
     from spanwise.commands.credit.credit import credit as run
     from spanwise.commands.shared.progress import large_files_shown, quiet

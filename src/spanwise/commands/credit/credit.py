@@ -11,7 +11,7 @@ from rich.console import Console
 from spanwise.commands.credit.apply import CreditResult, apply_arms
 from spanwise.commands.credit.arms import choose_arms
 from spanwise.commands.credit.blocks import Blocks, SampledTexts, choose_blocks, compared_groups, parse_pay, pay_pairs
-from spanwise.commands.credit.write import check_writable, write_result, write_traces_again
+from spanwise.commands.credit.write import check_writable, write_again, write_result
 from spanwise.commands.shared.folder import MOST, check_no_run
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import answer_layout, load
@@ -73,7 +73,7 @@ def credit(
 ) -> CreditResult:
     """Credit a rollout file, write the credit and a report of at most `rows` completions, and print a table of figures.
 
-    `write` names a method: the traces are then written again with its advantages.
+    `write` names a method: traces or dumps of slime are then written again with its advantages.
     """
     if rows < 1:
         raise RecipeError(f"--rows is {rows}; the report needs at least 1 completion.")
@@ -84,5 +84,5 @@ def credit(
             check_writable(credit_result, write, Path(output))
         write_result(Path(output), credit_result, {**options, "rows": rows}, console or Console())
         if write is not None:
-            write_traces_again(credit_result, write, Path(output), console or Console())
+            write_again(credit_result, write, Path(output), console or Console())
     return credit_result

@@ -22,6 +22,7 @@ from spanwise.errors import DataError, check_known, lacking, refuse
 from spanwise.rollouts import rollout_table, schema, write_rollouts
 from spanwise.rollouts.folder import RunFolder
 from spanwise.rollouts.read import rollout_files
+from spanwise.rollouts.readers.slime import write_samples
 from spanwise.rollouts.rows import credited_units, summarise_credit
 from spanwise.rollouts.schema import credit_columns, score_columns, span_columns
 from spanwise.rollouts.table import fitting_runs
@@ -31,6 +32,8 @@ from spanwise.types import Status
 
 #: Tokens per row group of `credit.parquet`; smaller row groups make a larger file.
 AT_A_TIME = 1_000_000
+#: The functions that write a file again with advantages, by the format of the file.
+_WRITERS = {"verifiers": write_branches, "slime": write_samples}
 _CAPTION = (
     "Exactly 0: of the completions that have the block, the share whose credit on it is 0. "
     "No signal: completions without credit on any token. Dead strata: comparisons in which no completion gets credit. "
@@ -62,8 +65,9 @@ def check_writable(result: CreditResult, method: str, folder: Path) -> None:
     check_known("method of --write", method, method_names)
     refuse(
         {
-            f"--write only works for traces of verifiers and prime-rl, but '{table.path}' is a file of {table.source}. Leave it "
-            f"out; the advantage of every token is in {folder / EXPORT}.": table.source != "verifiers",
+            f"--write only works for traces of verifiers and prime-rl and dumps of slime, but '{table.path}' is a file of "
+            f"{table.source}. Leave it out; the advantage of every token is in {folder / EXPORT}.": table.source
+            not in _WRITERS,
             f"--write needs the token ids of '{table.path}'; give the folder of the policy's tokenizer with --tokenizer.": (
                 not table.has_ids
             ),
@@ -75,8 +79,8 @@ def check_writable(result: CreditResult, method: str, folder: Path) -> None:
     )
 
 
-def write_traces_again(result: CreditResult, method: str, folder: Path, console: Console) -> None:
-    """Write the traces of an agent again under the same file names, with a method's advantage beside each token."""
+def write_again(result: CreditResult, method: str, folder: Path, console: Console) -> None:
+    """Write the traces or dumps again under the same file names, with a method's advantage beside each token."""
     file_table, arm = result.table, next(arm for arm in result.applied if arm.name == method)
     advantages_by_row = (
         row.tolist()
@@ -86,7 +90,7 @@ def write_traces_again(result: CreditResult, method: str, folder: Path, console:
     scheme = result.arms.schemes.get(method)
     spread_note = "" if scheme is None else f" (per: {scheme.per}; use a loss that adds up tokens)"
     for file in rollout_files(file_table.path):
-        write_branches(folder / file.name, file, advantages_by_row)
+        _WRITERS[file_table.source](folder / file.name, file, advantages_by_row)
         say(console, f"Written with the advantages of {method}{spread_note}: {folder / file.name}")
 
 
