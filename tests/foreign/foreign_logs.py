@@ -8,6 +8,7 @@ import itertools
 import json
 import math
 import random
+import zipfile
 
 import numpy as np
 import pytest
@@ -83,12 +84,18 @@ def log(request, tmp_path):
     return result.location
 
 
-def test_inspects_log_is_what_its_own_reader_says(log):
+def samples_in(log):
+    """The samples of a log as Inspect reads them: those of a question together in `.eval`, in the file's own order in `.json`."""
     from inspect_ai.log import read_eval_log
 
-    table, samples = read_rollouts(log), sorted(read_eval_log(log).samples, key=lambda sample: (sample.id, sample.epoch))
+    samples = read_eval_log(log).samples
+    return samples if log.endswith(".json") else sorted(samples, key=lambda sample: (sample.id, sample.epoch))
+
+
+def test_inspects_log_is_what_its_own_reader_says(log):
+    table, samples = read_rollouts(log), samples_in(log)
     assert (table.source, len(table)) == ("Inspect", len(samples) == 6 and 6)
-    assert table.group_n.tolist() == [0, 0, 0, 1, 1, 1]
+    assert table.group_n.tolist() == [["q0", "q1"].index(sample.id) for sample in samples]
     for n, sample in enumerate(samples):
         assert table.prompts[n] == f"[system] Use the tool.\n[user] {sample.input}"
         _, _, calls, result, answer = sample.messages
@@ -228,10 +235,8 @@ def spoken_of(message):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_any_log_of_inspect_is_what_its_own_reader_says(seed, tmp_path):
-    from inspect_ai.log import read_eval_log
-
     log = varied_log(seed, tmp_path)
-    table, samples = read_rollouts(log), sorted(read_eval_log(log).samples, key=lambda sample: (sample.id, sample.epoch))
+    table, samples = read_rollouts(log), samples_in(log)
     assert len(table) == len(samples)
     for n, sample in enumerate(samples):
         last = max(i for i, message in enumerate(sample.messages) if message.role == "user")
@@ -267,6 +272,66 @@ def test_a_damaged_log_is_one_sentence(log, tmp_path):
     with pytest.raises(DataError, match="cannot be read as a log of Inspect; it is damaged or cut off") as error:
         read_rollouts(cut)
     assert "\n" not in str(error.value)
+
+
+INSPECT = '{"version": 2, "status": "success", "eval": {}, "samples": [%s]}'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.eval", "no zip", "it is damaged or cut off (it is no whole zip archive)."),
+        ("a.json", INSPECT % '{"id": 1, "epoch": "x"}', "it is damaged or cut off (a sample has the fault '"),
+        ("a.json", INSPECT % "1", "it is damaged or cut off (a sample is a int instead of an object)."),
+        ("a.json", INSPECT[:50], "it is damaged or cut off ("),
+        ("a.json", INSPECT % "", "holds no completions."),
+    ],
+)
+def test_what_is_no_log_is_one_sentence(name, content, sentence, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(DataError) as error:
+        read_rollouts(tmp_path / name)
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_zip_of_something_else_is_no_log(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.eval", "w") as archive:
+        archive.writestr("weights.bin", "x")
+    with pytest.raises(DataError, match=r"is a zip archive without Inspect's header.json; it holds weights.bin. Give a log"):
+        read_rollouts(tmp_path / "a.eval")
+
+
+def test_a_json_log_is_read_in_little_more_than_its_tokens(tmp_path):
+    """Inspect's own reader would hold the whole log."""
+    import tracemalloc
+
+    from inspect_ai import log, model
+
+    words = " ".join(f"word{n % 50}" for n in range(6000))
+    samples = [
+        log.EvalSample(
+            id=n, epoch=1, input="q", target="4",
+            messages=[model.ChatMessageUser(content="q"), model.ChatMessageAssistant(content=f"{n} {words}")],
+        )
+        for n in range(200)
+    ]  # fmt: skip
+    spec = log.EvalSpec(
+        created="2026-11-28T08:00:00+00:00", task="t", model="m", dataset=log.EvalDataset(sample_ids=[*range(200)]),
+        config=log.EvalConfig(),
+    )  # fmt: skip
+    log.write_eval_log(log.EvalLog(eval=spec, status="success", samples=samples), str(tmp_path / "a.json"))
+    del samples
+    tracemalloc.start()
+    try:
+        table = read_rollouts(tmp_path / "a.json")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(table) == 200
+    size = (tmp_path / "a.json").stat().st_size
+    assert size > 8_000_000
+    assert peak < 5 * len(table.tokens.values) + 12 * 2**20  # a piece of the text, twice, in up to four bytes a character
 
 
 @pytest.fixture
@@ -364,3 +429,42 @@ def test_given_choices_hold_no_completion(harness):
     file = harness(output_type="multiple_choice", generation_kwargs=None, filter_list=None, **choices)
     with pytest.raises(DataError, match="holds no text that a model wrote"):
         read_rollouts(file)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_any_results_of_verifiers_before_1_0_are_what_its_own_reader_says(seed, tmp_path):
+    """Conversations, tools, several rewards, rollouts that failed."""
+    from verifiers.utils.save_utils import load_outputs, save_outputs, states_to_outputs
+
+    draw = random.Random(seed)
+
+    def state(example):
+        call = {"id": "c", "name": "find", "arguments": json.dumps({"word": spoken(draw)})}
+        tools = [
+            {"role": "assistant", "content": spoken(draw), "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": spoken(draw)},
+        ]
+        fails = draw.random() < 0.3
+        return {
+            "example_id": example, "prompt": [{"role": "user", "content": f"{example} é"}], "answer": "4",
+            "completion": [*tools * draw.randint(0, 2), {"role": "assistant", "content": spoken(draw)}],
+            "reward": draw.choice([0.0, 0.5, 1.0]), "metrics": {"exact": draw.choice([0.0, 1.0])}, "timing": {"total": 1.0},
+            "error": ValueError("no answer") if fails else None, "info": {"level": example},
+        }  # fmt: skip
+
+    states = [state(example) for example in range(draw.randint(1, 3)) for _ in range(2)]
+    save_outputs(states_to_outputs(states), tmp_path)
+    table, outputs = read_rollouts(tmp_path), load_outputs(tmp_path)
+    assert len(table) == len(outputs)
+    for n, output in enumerate(outputs):
+        parts = [[message["content"], *(message.get("tool_calls") or [])] for message in output["completion"]]
+        assert text_of(table, n) == "".join("\n".join(part) for part in parts)
+        assert (table.columns["answer"][n], table.columns["level"][n]) == (output["answer"], output["info"]["level"])
+        for name, value in (("reward", output["reward"]), ("exact", output["metrics"]["exact"])):
+            if name in table.rewards:
+                expected = math.nan if output["error"] else value
+                assert table.rewards[name].value_n[n].item() == pytest.approx(expected, nan_ok=True)
+            else:
+                assert all(one["error"] for one in outputs)
+    examples = [output["example_id"] for output in outputs]
+    assert [[a == b for b in examples] for a in examples] == (table.group_n[:, None] == table.group_n).tolist()

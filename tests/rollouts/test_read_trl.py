@@ -1,0 +1,103 @@
+"""TRL's completions, written by the code of `GRPOTrainer.log`: chats, tool calls, images left out, rewards that are missing."""
+
+import json
+import math
+import random
+from collections import defaultdict
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from transformers import Trainer
+from trl import GRPOTrainer
+
+from rollout_files import texts
+from spanwise.rollouts import read_rollouts
+
+TALK = ["so", "4", "é", "日本", "\u2028", "🙂", "<answer>4</answer>", '"q"', "{}", "a,b"]
+
+
+def spoken(draw):
+    return " ".join(draw.choices(TALK, k=draw.randint(1, 6)))
+
+
+def log(folder, step, rows, monkeypatch):
+    """Let TRL write the rows of a step."""
+    monkeypatch.setattr(Trainer, "log", lambda *_: None)
+    monkeypatch.setattr("trl.trainer.grpo_trainer.is_rich_available", lambda: False)
+    (folder / "completions").mkdir(exist_ok=True)
+    trainer = object.__new__(GRPOTrainer)
+    trainer.model = SimpleNamespace(training=True)
+    trainer.accelerator = SimpleNamespace(is_main_process=True)
+    trainer.args = SimpleNamespace(report_to=[], output_dir=str(folder))
+    trainer.state = SimpleNamespace(global_step=step)
+    trainer.log_completions, trainer._metrics = True, {"train": defaultdict(list)}
+    columns = {name: [row[name] for row in rows] for name in ("prompt", "completion", "advantages")}
+    rewards = {name: [row[name] for row in rows] for name in ("right", "style")}
+    trainer._logs = {**columns, "rewards": rewards, "extra": {"level": [step] * len(rows)}, "images": []}
+    trainer.log({})
+
+
+def chat(draw, *, calls, images):
+    """A prompt and a completion; with images every content is a list of parts, as TRL makes it."""
+
+    def content(*, image=False):
+        more = [{"type": "image", "image": "never written"}] * image
+        return [*more, {"type": "text", "text": spoken(draw)}] if images else spoken(draw)
+
+    asked = [{"role": "system", "content": content()}, {"role": "user", "content": content(image=True)}]
+    call = {"type": "function", "function": {"name": "find", "arguments": {"word": spoken(draw)}}}
+    tools = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "name": "find", "content": content()},
+    ]
+    return asked, [*(tools if calls else []), {"role": "assistant", "content": content()}]
+
+
+def text_of(message):
+    """What a message of the file says, by the fields that pandas reads."""
+    content = message["content"]
+    parts = (
+        [content]
+        if isinstance(content, str)
+        else [part.get("text") or "" for part in (content if content is not None else [])]
+    )
+    called = message.get("tool_calls")
+    calls = [call["function"] for call in (called if called is not None else [])]
+    written = [f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls]
+    return "\n".join(part for part in ("".join(parts), *written) if part)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_trl_logs_is_what_is_read(seed, tmp_path, monkeypatch):
+    draw, is_chat = random.Random(seed), seed % 2 == 1
+    for step in (1, 2):
+        prompts = [prompt for prompt in (f"{n} {spoken(draw)}" for n in range(draw.randint(1, 3))) for _ in range(2)]
+        rows = [{"prompt": prompt, "completion": spoken(draw)} for prompt in prompts]
+        if is_chat:
+            pairs = [chat(draw, calls=draw.random() < 0.5, images=seed % 4 == 3) for _ in range(2)]
+            rows = [dict(zip(("prompt", "completion"), draw.choice(pairs), strict=True)) for _ in range(6)]
+        for row in rows:
+            row |= {"right": draw.choice([0.0, 1.0, math.nan]), "style": draw.random(), "advantages": draw.random()}
+        log(tmp_path, step, rows, monkeypatch)
+    files = sorted((tmp_path / "completions").glob("*.parquet"))
+    own = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
+    table = read_rollouts(tmp_path)
+    assert (table.source, table.step_n.tolist()) == ("TRL", own["step"].tolist())
+    if is_chat:
+        said = ["".join(map(text_of, messages)) for messages in own["completion"]]
+        assert list(table.prompts) == ["\n".join(f"[{m['role']}] {text_of(m)}" for m in row) for row in own["prompt"]]
+        sampled = [[message["role"] == "assistant" for message in row] for row in own["completion"]]
+        for n, flags in enumerate(sampled):
+            trainable = np.array(table.tokens.with_values(table.trainable).slice(n, n + 1))
+            assert all(flags) == trainable.all()
+    else:
+        said, prompts = own["completion"].tolist(), own["prompt"].tolist()
+        assert list(table.prompts) == prompts
+    assert texts(table) == said
+    for name in ("right", "style"):
+        if own[name].notna().any():
+            assert table.rewards[name].value_n.tolist() == pytest.approx(own[name].tolist(), nan_ok=True)
+    assert table.as_recorded.value.tolist() == pytest.approx(own["advantage"].tolist())
+    assert table.columns["level"] == own["level"].tolist()
