@@ -6,6 +6,8 @@ the rollouts as ids, and the advantages as loops over the definitions give them,
 """
 
 import json
+import random
+from functools import cache
 from pathlib import Path
 
 from oracles import average, slow_gigpo
@@ -36,6 +38,9 @@ REST, A, FIRST, SECOND = 0, 1, 2, 3
 GOLD = '{"a":4,"n":[1,2]}'
 
 
+#: One block for the whole completion; what the environment pays.
+WHOLE = "layout: {all: [answer]}\nmethod: grpo\nobjectives: [{reward: environment, pays: all}]\n"
+RLOO = WHOLE.replace("grpo", "rloo") + "per: completion\n"
 #: The rollouts of each recipe; those of turns have several rows each.
 ROWS = {"blocks": "flat", "waits": "flat", "fields": "fields", "turns": "turns", "gigpo": "turns"}
 
@@ -180,9 +185,6 @@ def rollouts():
     return {"flat": flat_rows(), "fields": field_rows(), "turns": turns}
 
 
-# --------------------------------------------------------------------------- the definitions, in loops
-
-
 def shared(row, credit, sizes, stop=0.0):
     """Credit of the solution and of the confidence over their tokens; that of stopping on the last token of the model."""
     tokens = [credit[block] / sizes[block] if block >= 0 else 0.0 for block in row["blocks"]]
@@ -263,22 +265,52 @@ def gigpo_advantages(rows):
 
 def written():
     made = rollouts()
-    functions = {
-        "blocks": blocks_advantages,
-        "waits": blocks_advantages,
-        "fields": fields_advantages,
-        "turns": turns_advantages,
-        "gigpo": gigpo_advantages,
-    }
-    advantages = {name: function(made[ROWS[name]]) for name, function in functions.items()}
+    loops = {"blocks": blocks_advantages, "waits": blocks_advantages, "fields": fields_advantages, "turns": turns_advantages}
+    loops |= {"gigpo": gigpo_advantages}
+    advantages = {name: function(made[ROWS[name]]) for name, function in loops.items()}
     return {"pieces": PIECES, "recipes": RECIPES, "rollouts": made, "advantages": advantages}
 
 
-# --------------------------------------------------------------------------- for the tests
-
-
+@cache
 def load():
     return json.loads(FILE.read_text())
+
+
+def expected(name, *, whole=False):
+    """The rows of a recipe, and the advantages of their tokens; `whole`: a conversation of several turns is one row."""
+    rows, advantages = load()["rollouts"][ROWS[name]], load()["advantages"][name]
+    return (sequences(rows), of_sequences(rows, advantages)) if whole and ROWS[name] == "turns" else (rows, advantages)
+
+
+def assert_rows(found, wanted, tolerance=1e-6):
+    """Row by row the same numbers."""
+    import pytest
+
+    for values, numbers in zip(found, wanted, strict=True):
+        assert values == pytest.approx(numbers, abs=tolerance)
+
+
+def check_symmetries(engine):
+    """The order of rows does not matter, masking is deletion, and a group of one gets nothing; `engine`: rows to advantages."""
+    rows = load()["rollouts"]["flat"]
+    order = random.Random(3).sample(range(len(rows)), len(rows))
+    found, shuffled = engine(rows), engine([rows[n] for n in order])
+    assert [shuffled[order.index(n)] for n in range(len(rows))] == found
+    sampled = [[(i, t) for t, (i, flag) in enumerate(zip(row["ids"], row["sampled"], strict=True)) if flag] for row in rows]
+    bare = [
+        {**row, "ids": [i for i, _ in kept], "sampled": [1] * len(kept)} for row, kept in zip(rows, sampled, strict=True)
+    ]
+    for row, values, kept, alone in zip(rows, found, sampled, engine(bare), strict=True):
+        assert [values[t] for _, t in kept] == alone
+        assert not any(value for value, flag in zip(values, row["sampled"], strict=True) if not flag)
+        assert row["group"] != "g1" or not any(values)
+
+
+def replace_model(monkeypatch, module):
+    """No folder holds the tokenizer and the model of an engine's configuration."""
+    named = type("Named", (), {"from_pretrained": lambda *_, **__: tokenizer()})
+    monkeypatch.setattr(module, "AutoTokenizer", named)
+    monkeypatch.setattr(module, "model_size", lambda path: None)
 
 
 def sequences(rows):
@@ -312,20 +344,9 @@ def of_sequences(rows, advantages):
 
 def tokenizer():
     """A real tokenizer with one token for each piece."""
-    import warnings
+    from tokenizers_small import tag_level
 
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from transformers import PreTrainedTokenizerFast
-
-    backend = Tokenizer(models.WordLevel({piece: index for index, piece in enumerate(PIECES)}, unk_token="?"))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"</?[a-z]+>|."), behavior="isolated")
-    backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="?", padding_side="left"
-    )
+    return tag_level(PIECES)
 
 
 def scheme(name, folder):

@@ -3,7 +3,7 @@
 import itertools
 import warnings
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -86,3 +86,12 @@ def word_level(words: list[str]) -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}))
     backend.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def tag_level(pieces: list[str]) -> PreTrainedTokenizerFast:
+    """One token per piece, a tag or a sign, with padding on the left: what scripted completions are written in."""
+    backend = Tokenizer(models.WordLevel({piece: n for n, piece in enumerate(pieces)}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"</?[a-z]+>|."), behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    signs = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "?", "padding_side": "left"}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **signs)

@@ -6,32 +6,16 @@ import conformance
 import trl_small as small
 from spanwise.recipe import scheme_at
 
-SAID = conformance.load()
 
-
-def groups(rows, advantages):
+def groups(name):
     """TRL's groups have one size, and at least two members: each prompt is a batch of its own."""
     found = {}
-    for row, values in zip(rows, advantages, strict=True):
+    for row, values in zip(*conformance.expected(name, whole=True), strict=True):
         found.setdefault(row["group"], []).append((row, values))
     return [group for group in found.values() if len(group) > 1]
 
 
-CASES = [
-    *(
-        (name, group)
-        for name in ("blocks", "waits", "fields")
-        for group in groups(SAID["rollouts"][conformance.ROWS[name]], SAID["advantages"][name])
-    ),
-    *(
-        (name, group)
-        for name in ("turns", "gigpo")
-        for group in groups(
-            conformance.sequences(SAID["rollouts"]["turns"]),
-            conformance.of_sequences(SAID["rollouts"]["turns"], SAID["advantages"][name]),
-        )
-    ),
-]
+CASES = [(name, group) for name in conformance.RECIPES for group in groups(name)]
 
 
 def replayed(rows, logps=None):
@@ -57,7 +41,7 @@ class Watched(small.SpanGRPOTrainer):
 def trained(folder, recipe, rows, *, extra=None, **options):
     """The trainer after one step on replayed rollouts of one group."""
     file = folder / "recipe.yaml"
-    file.write_text(SAID["recipes"][recipe])
+    file.write_text(conformance.RECIPES[recipe])
     usual = {
         "model": small.policy(words=len(conformance.PIECES)),
         "scheme": scheme_at(file, longest=64),

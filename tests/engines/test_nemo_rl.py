@@ -2,9 +2,7 @@
 
 import inspect
 import json
-import random
 import sys
-import warnings
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -19,9 +17,6 @@ from spanwise.engines.nemo_rl.settings import check
 from spanwise.errors import DataError, RecipeError
 
 CONTRACT = json.loads((Path(__file__).parent / "nemo_rl_contract.json").read_text())
-CASES = conformance.load()
-RLOO = "layout: {all: [answer]}\nmethod: rloo\nper: completion\nobjectives: [{reward: environment, pays: all}]\n"
-GRPO = "layout: {all: [answer]}\nmethod: grpo\nobjectives: [{reward: environment, pays: all}]\n"
 
 
 class Settings:
@@ -51,11 +46,8 @@ def config(folder, recipe, **changes):
 
 
 @pytest.fixture(autouse=True)
-def named_tokenizer(monkeypatch):
-    """The tokenizer and the model of the configuration: no folder holds them."""
-    named = type("Named", (), {"from_pretrained": lambda *_, **__: conformance.tokenizer()})
-    monkeypatch.setattr(recipe_run, "AutoTokenizer", named)
-    monkeypatch.setattr(recipe_run, "model_size", lambda path: None)
+def replaced_model(monkeypatch):
+    conformance.replace_model(monkeypatch, recipe_run)
 
 
 def rollout(ids, prompt=(7, 8), *, sampled=None, reward=0.0, weight=1.0, idx=0, **facts):
@@ -146,44 +138,42 @@ def of_tokens(rollouts, adv_nt, token_mask, sample_mask):
     return [[value * len(rollouts) / tokens for value in row[first : first + length]] for first, length, row in cut]
 
 
-@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")  # lists of different lengths, and nobody is charged
-@pytest.mark.parametrize("name", ["blocks", "waits", "fields"])
+def credited(folder, name, rows, *, padding=3):
+    """The advantages of the tokens of rows of `conformance.json`, trained as one mini-batch."""
+    rollouts = of_rows(rows)
+    cfg = config(folder, conformance.RECIPES[name], **{"policy.train_global_batch_size": len(rows)})
+    return of_tokens(rollouts, *asked(cfg, rollouts, padding=padding)[:3])
+
+
+# Lists of different lengths, for which nobody is charged, and a turn that is paid for a confidence that it does not state.
+@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:Objective 'environment'")
+@pytest.mark.parametrize("name", conformance.RECIPES)
 def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name):
-    rollouts = of_rows(CASES["rollouts"][conformance.ROWS[name]])
-    cfg = config(tmp_path, CASES["recipes"][name], **{"policy.train_global_batch_size": len(rollouts)})
-    found = of_tokens(rollouts, *asked(cfg, rollouts)[:3])
-    for row, expected in zip(found, CASES["advantages"][name], strict=True):
-        assert row == pytest.approx(expected, abs=1e-6)
+    rows, expected = conformance.expected(name, whole=True)
+    conformance.assert_rows(credited(tmp_path, name, rows), expected)
 
 
 @pytest.mark.parametrize("name", ["blocks", "turns"])
 @pytest.mark.filterwarnings("ignore:Objective 'environment'")
 def test_the_run_folder_holds_what_was_handed_over(tmp_path, name):
-    rows = CASES["rollouts"][conformance.ROWS[name]]
-    rollouts = of_rows(rows if name == "blocks" else conformance.sequences(rows))
-    recipe = CASES["recipes"][name] + f"output: {tmp_path / 'run'}\n"
+    rollouts = of_rows(conformance.expected(name, whole=True)[0])
+    recipe = conformance.RECIPES[name] + f"output: {tmp_path / 'run'}\n"
     cfg = config(tmp_path, recipe, **{"policy.train_global_batch_size": len(rollouts)})
     found = of_tokens(rollouts, *asked(cfg, rollouts)[:3])
     opened_folder.check(tmp_path / "run", found, [one["sampled"] for one in rollouts])
 
 
+@pytest.mark.filterwarnings("ignore:Objective 'environment'")  # a reward of a rollout without a reply is none
 def test_a_folder_with_a_run_is_refused_before_anything_is_sampled(tmp_path):
     """NeMo-RL does not tell the estimator which step it is at."""
-    asked(config(tmp_path, RLOO + f"output: {tmp_path / 'run'}\n"), ragged())
+    asked(config(tmp_path, conformance.RLOO + f"output: {tmp_path / 'run'}\n"), ragged())
     with pytest.raises(DataError, match="already holds a run"):
-        SpanEstimator(config(tmp_path, RLOO + f"output: {tmp_path / 'run'}\n"))
+        SpanEstimator(config(tmp_path, conformance.RLOO + f"output: {tmp_path / 'run'}\n"))
 
 
-@pytest.mark.filterwarnings("ignore:Objective 'environment'")  # a turn is paid for a confidence that it does not state
-@pytest.mark.parametrize("name", ["turns", "gigpo"])
-def test_a_conversation_is_credited_turn_by_turn(tmp_path, name):
-    rows, file = CASES["rollouts"]["turns"], CASES["advantages"][name]
-    kept = [(row, values) for row, values in zip(rows, file, strict=True) if row["group"] != "hb"]
-    rollouts = of_rows(conformance.sequences([row for row, _ in kept]))
-    cfg = config(tmp_path, CASES["recipes"][name], **{"policy.train_global_batch_size": len(rollouts)})
-    found = of_tokens(rollouts, *asked(cfg, rollouts)[:3])
-    for row, expected in zip(found, conformance.of_sequences(*map(list, zip(*kept, strict=True))), strict=True):
-        assert row == pytest.approx(expected, abs=1e-6)
+def test_order_padding_and_masked_tokens_change_nothing(tmp_path):
+    paddings = iter((3, 0, 3))
+    conformance.check_symmetries(lambda rows: credited(tmp_path, "blocks", rows, padding=next(paddings)))
 
 
 def ragged():
@@ -210,7 +200,7 @@ def ragged():
 @pytest.mark.parametrize("token_level", [True, False])
 def test_nemo_rls_loss_is_the_mean_over_rollouts_of_the_sum_over_tokens(tmp_path, token_level, size):
     changes = {"policy.train_global_batch_size": size, "loss_fn.token_level_loss": token_level}
-    adv_nt, token_mask, sample_mask, _ = asked(config(tmp_path, RLOO, **changes), ragged())
+    adv_nt, token_mask, sample_mask, _ = asked(config(tmp_path, conformance.RLOO, **changes), ragged())
     credit = [0.75, -0.75, -1.75, 1.25, 0.0, 0.0, 0.0, 0.0]
     expected = [-sum(credit[s : s + size]) / size for s in range(0, 8, size)]
     assert losses(adv_nt, token_mask, sample_mask, size=size, token_level=token_level) == pytest.approx(expected, abs=1e-6)
@@ -224,35 +214,14 @@ def test_nemo_rls_loss_is_the_mean_over_rollouts_of_the_sum_over_tokens(tmp_path
 
 
 def test_prompts_of_the_same_words_and_other_images_are_two_groups(tmp_path):
-    cfg = config(tmp_path, RLOO)
+    cfg = config(tmp_path, conformance.RLOO)
     pairs = [rollout([2, 11, 3], reward=reward, idx=idx) for idx, reward in ((0, 1.0), (1, 5.0), (0, 0.0), (1, 5.0))]
     found = of_tokens(pairs, *asked(cfg, pairs)[:3])
     assert [sum(row) for row in found] == pytest.approx([1.0, 0.0, -1.0, 0.0])
 
 
-def test_the_order_of_rollouts_and_the_padding_do_not_matter(tmp_path):
-    rollouts = of_rows(CASES["rollouts"]["flat"])
-    cfg = config(tmp_path, CASES["recipes"]["blocks"], **{"policy.train_global_batch_size": len(rollouts)})
-    expected = of_tokens(rollouts, *asked(cfg, rollouts)[:3])
-    order = random.Random(3).sample(range(len(rollouts)), len(rollouts))
-    shuffled = [rollouts[n] for n in order]
-    found = of_tokens(shuffled, *asked(cfg, shuffled, padding=0)[:3])
-    assert [found[order.index(n)] for n in range(len(rollouts))] == expected
-
-
-def test_masking_is_deletion(tmp_path):
-    rows = CASES["rollouts"]["flat"]
-    cfg = config(tmp_path, CASES["recipes"]["blocks"], **{"policy.train_global_batch_size": len(rows)})
-    bare = [{**row, "ids": [i for i, m in zip(row["ids"], row["sampled"], strict=True) if m], "sampled": [1] * sum(row["sampled"])}
-            for row in rows]  # fmt: skip
-    found = of_tokens(of_rows(rows), *asked(cfg, of_rows(rows))[:3])
-    expected = of_tokens(of_rows(bare), *asked(cfg, of_rows(bare))[:3])
-    for row, values, other in zip(rows, found, expected, strict=True):
-        assert [value for value, m in zip(values, row["sampled"], strict=True) if m] == other
-
-
 def test_facts_of_the_environment_and_values_of_the_batch_are_columns(tmp_path):
-    recipe = RLOO.replace("{reward: environment, pays: all}", "{reward: 'test_nemo_rl:seen', pays: all}")
+    recipe = conformance.RLOO.replace("{reward: environment, pays: all}", "{reward: 'test_nemo_rl:seen', pays: all}")
     cfg = config(tmp_path, recipe)
     pair = [rollout([2, 11, 3], facts={"gold": gold}) for gold in ("4", "5")]
     made = asked(cfg, pair)[3]
@@ -270,43 +239,18 @@ def seen(prompts, completions, completion_ids, **columns):
     return [1.0, 0.0]
 
 
-REFUSED = {
-    "There is no recipe": (GRPO, {"grpo.adv_estimator.recipe": None}),
-    "grpo.advantage_clip_low is -5.0": (GRPO, {"grpo.advantage_clip_low": -5.0}),
-    "grpo.advantage_clip_high is 5.0": (GRPO, {"grpo.advantage_clip_high": 5.0}),
-    "grpo.invalid_tool_call_advantage is -5.0": (GRPO, {"grpo.invalid_tool_call_advantage": -5.0}),
-    "grpo.malformed_thinking_advantage is -5.0": (GRPO, {"grpo.malformed_thinking_advantage": -5.0}),
-    "loss_fn.use_kl_in_reward is True": (GRPO, {"loss_fn.use_kl_in_reward": True}),
-    "data_plane.enabled is True": (GRPO, {"data_plane.enabled": True}),
-    "normalize_rewards is False, but method 'grpo'": (GRPO, {"grpo.adv_estimator.normalize_rewards": False}),
-    "Method 'gae' needs values": (GRPO.replace("grpo", "gae"), {}),
-    "The recipe has critic, which does not work": (GRPO + "critic: {gae_lambda_value: 0.5}\n", {}),
-    "laser": (GRPO + "laser: {token: <pad>, verdict: environment, reference: -1.0, self_rewarding_warmup: 1}\n", {}),
-}
+@pytest.mark.parametrize("name", ["advantage_clip_low", "malformed_thinking_advantage"])
+def test_settings_of_which_the_border_has_the_others_are_refused(tmp_path, name):
+    with pytest.raises(RecipeError, match=name):
+        check(config(tmp_path, conformance.WHOLE, **{f"grpo.{name}": -5.0}))
 
 
-@pytest.mark.parametrize("match", REFUSED)
-def test_what_cannot_work_is_refused(tmp_path, match):
-    recipe, changes = REFUSED[match]
-    with pytest.raises(RecipeError, match=match):
-        check(config(tmp_path, recipe, **changes))
-
-
-def test_what_is_ignored_or_filtered_is_said(tmp_path):
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        assert check(config(tmp_path, GRPO + "steps: 3\n", **{"grpo.use_dynamic_sampling": True})).scheme.method == "grpo"
-    sentences = " ".join(str(one.message) for one in told)
-    assert "also sets steps" in sentences
-    assert "grpo.use_dynamic_sampling drops groups with equal environment rewards" in sentences
-
-
-def test_a_trainer_that_hands_over_no_messages_is_refused(tmp_path):
-    made = SpanEstimator(config(tmp_path, GRPO))
-    with pytest.raises(RecipeError, match="This trainer gives estimators no messages"):
-        made.compute_advantage(
-            torch.zeros(1, 1).long(), torch.zeros(1), torch.ones(1, 2), repeated_batch={"total_reward": 0}
-        )
+def test_fields_of_the_recipe_that_say_nothing_here(tmp_path):
+    with pytest.warns(UserWarning, match="steps"):
+        assert check(config(tmp_path, conformance.WHOLE + "steps: 3\n")).scheme.method == "grpo"
+    laser = "laser: {token: <pad>, verdict: environment, reference: -1.0, self_rewarding_warmup: 1}\n"
+    with pytest.raises(RecipeError, match="laser"):
+        check(config(tmp_path, conformance.WHOLE + laser))
 
 
 def test_attach_gives_the_name_to_nemo_rl_and_leaves_others_alone(tmp_path, monkeypatch):
@@ -318,7 +262,7 @@ def test_attach_gives_the_name_to_nemo_rl_and_leaves_others_alone(tmp_path, monk
     attach()
     create = vars(grpo)["_create_advantage_estimator"]
     assert [*inspect.signature(create).parameters] == CONTRACT["factory"]["takes"]
-    assert isinstance(create(config(tmp_path, GRPO)), SpanEstimator)
+    assert isinstance(create(config(tmp_path, conformance.WHOLE)), SpanEstimator)
     assert create(SimpleNamespace(grpo=SimpleNamespace(adv_estimator=SimpleNamespace(name="gdpo")))) == "its own"
     taken = [*inspect.signature(SpanEstimator.compute_advantage).parameters]
     assert taken[1:5] == CONTRACT["compute_advantage"]["takes"]

@@ -15,8 +15,6 @@ from spanwise.engines import prime_rl, recipe_run
 from spanwise.errors import RecipeError
 
 CONTRACT = json.loads((Path(__file__).parent / "prime_rl_contract.json").read_text())
-CASES = conformance.load()
-RLOO = "layout: {all: [answer]}\nmethod: rloo\nper: completion\nobjectives: [{reward: environment, pays: all}]\n"
 
 
 class Algorithm:
@@ -54,9 +52,7 @@ def prime(monkeypatch):
     names = ("prime_rl", "prime_rl.orchestrator", "prime_rl.orchestrator.algo", "prime_rl.orchestrator.algo.base")
     for name, module in zip(names, (ModuleType("prime_rl"), orchestrator, algo, base), strict=True):
         monkeypatch.setitem(sys.modules, name, module)
-    named = type("Named", (), {"from_pretrained": lambda *_, **__: conformance.tokenizer()})
-    monkeypatch.setattr(recipe_run, "AutoTokenizer", named)
-    monkeypatch.setattr(recipe_run, "model_size", lambda path: None)
+    conformance.replace_model(monkeypatch, recipe_run)
     return algo
 
 
@@ -107,29 +103,37 @@ def grouped(rows):
     return list(groups.values()), nodes
 
 
-@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")  # lists of different lengths, and nobody is charged
-@pytest.mark.filterwarnings("ignore:Every advantage of the batch")  # a group of one, and a unanimous one
+def credited(folder, prime, name, rows):
+    groups, nodes = grouped(rows)
+    scored(folder, prime, conformance.RECIPES[name], groups)
+    return [spread_out(nodes[n]) for n in range(len(rows))]
+
+
+# Lists of different lengths, for which nobody is charged; a group of one, and a unanimous one.
+@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:Every advantage of the batch")
 @pytest.mark.parametrize("name", ["blocks", "waits", "fields"])
 def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, prime, name):
-    groups, nodes = grouped(CASES["rollouts"][conformance.ROWS[name]])
-    scored(tmp_path, prime, CASES["recipes"][name], groups)
-    for n, expected in enumerate(CASES["advantages"][name]):
-        assert spread_out(nodes[n]) == pytest.approx(expected, abs=1e-6)
+    rows, expected = conformance.expected(name)
+    conformance.assert_rows(credited(tmp_path, prime, name, rows), expected)
 
 
 def test_the_run_folder_holds_what_was_handed_over(tmp_path, prime):
     """A group is a step of the folder; two environments, each with an algorithm of its own, write the same one."""
-    groups, nodes = grouped(CASES["rollouts"]["flat"])
-    recipe = CASES["recipes"]["blocks"] + f"output: {tmp_path / 'run'}\n"
-    scored(tmp_path, prime, recipe, groups[:2])
+    flat = conformance.expected("blocks")[0]
+    groups, nodes = grouped(flat)
+    scored(tmp_path, prime, conformance.RECIPES["blocks"] + f"output: {tmp_path / 'run'}\n", groups[:2])
     again = prime.ALGORITHM_CLASSES["grpo"](SimpleNamespace(length_penalty=None), SimpleNamespace(model_name="m"))
     asyncio.run(again.score_group([SimpleNamespace(traces=[trace]) for trace in groups[2]]))
-    written = [n for n, row in enumerate(CASES["rollouts"]["flat"]) if row["group"] != "g1"]
-    order = [n for g in ("g4", "g2", "g3") for n in written if CASES["rollouts"]["flat"][n]["group"] == g]
+    order = [n for g in ("g4", "g2", "g3") for n, row in enumerate(flat) if row["group"] == g]
     found = [spread_out(nodes[n]) for n in order]
-    rows = opened_folder.check(tmp_path / "run", found, [CASES["rollouts"]["flat"][n]["sampled"] for n in order], step=3)
+    rows = opened_folder.check(tmp_path / "run", found, [flat[n]["sampled"] for n in order], step=3)
     assert [row["step"] for row in rows] == [1] * 4 + [2] * 2 + [3] * 3
     assert {row["prompt"] for row in rows} == {"2+2=", "1+1=", "1+2="}
+
+
+@pytest.mark.filterwarnings("ignore:Every advantage of the batch")
+def test_the_order_of_traces_and_masked_tokens_change_nothing(tmp_path, prime):
+    conformance.check_symmetries(lambda rows: credited(tmp_path, prime, "blocks", rows))
 
 
 def said(reward, *lengths):
@@ -142,7 +146,7 @@ def said(reward, *lengths):
 def test_prime_rls_loss_is_the_sum_over_tokens_with_one_divisor_for_the_step(tmp_path, prime):
     """RLOO of 1 and 0: 1 and -1; of 0, 2, 1: -3/2, 3/2, 0. A rollout of two nodes has one vote, and one of a group nothing."""
     groups = [[said(1.0, 4, 3), said(0.0, 4)], [said(0.0, 3), said(2.0, 2), said(1.0, 4)], [said(5.0, 4)]]
-    scored(tmp_path, prime, RLOO, groups, tokens=10)
+    scored(tmp_path, prime, conformance.RLOO, groups, tokens=10)
     sums = []
     weighted = 0
     for traces in groups:
@@ -157,37 +161,7 @@ def test_prime_rls_loss_is_the_sum_over_tokens_with_one_divisor_for_the_step(tmp
     assert weighted == 4 + 3 + 4 + 3 + 2  # rl_scale, by which the trainer divides all of them alike
 
 
-def test_the_order_of_traces_does_not_matter(tmp_path, prime):
-    rows = [row for row in CASES["rollouts"]["flat"] if row["group"] == "g4"]
-    found = []
-    for order in ([0, 1, 2, 3], [2, 0, 3, 1]):
-        groups, nodes = grouped([rows[n] for n in order])
-        scored(tmp_path, prime, CASES["recipes"]["blocks"], groups)
-        found.append([nodes[order.index(n)].advantages for n in range(4)])
-    assert found[0] == found[1]
-
-
-REFUSED = {
-    "which compares groups": RLOO.replace("rloo", "bae").replace("pays: all", "pays: all, baseline: batch"),
-    "per is 'batch'": RLOO.replace("completion", "batch"),
-    "'reinforce\\+\\+' whitens over the batch": RLOO.replace("rloo", "reinforce++"),
-    "has scope: turn": RLOO.replace("rloo", "bae").replace("pays: all", "pays: all, scope: turn"),
-    "'gigpo' compares turns that start from the same state": RLOO.replace("rloo", "gigpo"),
-    "has critic, which does not work": RLOO + "critic: {gae_lambda_value: 0.5}\n",
-    "Method 'gae' needs values": RLOO.replace("rloo", "gae"),
-}
-
-
-@pytest.mark.parametrize("match", REFUSED)
-def test_what_cannot_work_is_refused(tmp_path, match):
-    (tmp_path / "recipe.yaml").write_text(REFUSED[match])
-    with pytest.raises(RecipeError, match=match):
+def test_a_method_that_needs_a_critic_is_refused(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(conformance.RLOO.replace("rloo", "gae"))
+    with pytest.raises(RecipeError, match="needs values"):
         prime_rl.check(str(tmp_path / "recipe.yaml"), tokens=64)
-
-
-def test_a_length_penalty_and_no_tokens_are_refused(tmp_path, prime):
-    scored(tmp_path, prime, RLOO, [])
-    with pytest.raises(RecipeError, match="length_penalty changes a reward that spanwise does not use"):
-        prime.ALGORITHM_CLASSES["grpo"](SimpleNamespace(length_penalty={}), SimpleNamespace(model_name="m"))
-    with pytest.raises(RecipeError, match="TOKENS is 0"):
-        prime_rl.check(str(tmp_path / "recipe.yaml"), tokens=0)

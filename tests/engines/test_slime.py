@@ -2,9 +2,8 @@
 
 import inspect
 import json
-import random
+import math
 import sys
-import warnings
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,9 +20,6 @@ from spanwise.engines.slime.settings import HOOKS
 from spanwise.errors import AlignmentError, RecipeError
 
 CONTRACT = json.loads((Path(__file__).parent / "slime_contract.json").read_text())
-CASES = conformance.load()
-RLOO = "layout: {all: [answer]}\nmethod: rloo\nper: completion\n"
-GRPO = "layout: {all: [answer]}\nmethod: grpo\nobjectives: [{reward: environment, pays: all}]\n"
 
 
 class Strict:
@@ -107,9 +103,7 @@ def slime(monkeypatch):
         parent, _, child = module.rpartition(".")
         setattr(sys.modules[parent], child, sys.modules[module])
     monkeypatch.setattr(hooks, "_RUNS", {})
-    named = type("Named", (), {"from_pretrained": lambda *_, **__: conformance.tokenizer()})
-    monkeypatch.setattr(recipe_run, "AutoTokenizer", named)
-    monkeypatch.setattr(recipe_run, "model_size", lambda path: None)
+    conformance.replace_model(monkeypatch, recipe_run)
 
     def rollout(number):
         vars(sys.modules["slime.rollout.sample_hooks"])["_current_rollout_id"] = number
@@ -164,25 +158,23 @@ def unfolded(samples, advantages):
     return [[value / sizes[name] for value in row] for name, row in zip(names, advantages, strict=True)]
 
 
-@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")  # lists of different lengths, and nobody is charged
-@pytest.mark.filterwarnings(
-    "ignore:Step 8. Objective 'environment'"
-)  # a turn is paid for a confidence that it does not state
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("name", ["blocks", "waits", "fields", "turns", "gigpo"])
-def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name, ranks):
-    samples = of_rows(CASES["rollouts"][conformance.ROWS[name]])
-    found = unfolded(samples, trained(arguments(tmp_path, CASES["recipes"][name]), samples, ranks=ranks)[1])
-    for row, expected in zip(found, CASES["advantages"][name], strict=True):
-        assert row == pytest.approx(expected, abs=1e-6)
+# Lists of different lengths, for which nobody is charged, and a turn that is paid for a confidence that it does not state.
+@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:Step 8. Objective 'environment'")
+@pytest.mark.parametrize(("ranks", "whole"), [(1, False), (3, False), (1, True)])
+@pytest.mark.parametrize("name", conformance.RECIPES)
+def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name, ranks, whole):
+    rows, expected = conformance.expected(name, whole=whole)
+    samples = of_rows(rows)
+    found = unfolded(samples, trained(arguments(tmp_path, conformance.RECIPES[name]), samples, ranks=ranks)[1])
+    conformance.assert_rows(found, expected)
 
 
 @pytest.mark.parametrize("name", ["blocks", "turns"])
 @pytest.mark.filterwarnings("ignore:Step 8. Objective 'environment'")
 def test_the_run_folder_holds_what_was_handed_over(tmp_path, name):
     """Rollouts of one sample, and of one for each turn; slime counts from 0 and is at 7."""
-    samples = of_rows(CASES["rollouts"][conformance.ROWS[name]])
-    args = arguments(tmp_path, CASES["recipes"][name] + f"output: {tmp_path / 'run'}\nkeep_rollouts: 4\n")
+    samples = of_rows(conformance.expected(name)[0])
+    args = arguments(tmp_path, conformance.RECIPES[name] + f"output: {tmp_path / 'run'}\nkeep_rollouts: 4\n")
     found = unfolded(samples, trained(args, samples)[1])
     opened_folder.check(tmp_path / "run", found, [one.loss_mask for one in samples], step=8)
     recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
@@ -191,7 +183,7 @@ def test_the_run_folder_holds_what_was_handed_over(tmp_path, name):
 
 def test_a_resumed_training_goes_on_in_its_folder(tmp_path, slime):
     """slime is at its rollout 7 and goes back to 6: what was written of 7 goes."""
-    args = arguments(tmp_path, GRPO + f"output: {tmp_path / 'run'}\nkeep_rollouts: 2\n")
+    args = arguments(tmp_path, conformance.WHOLE + f"output: {tmp_path / 'run'}\nkeep_rollouts: 2\n")
     samples = [sample([2, 11, 3], 0, reward=reward, mask=[1] * 3) for reward in (1.0, 0.0)]
     for rollout in (6, 7):
         slime.rollout(rollout)
@@ -204,15 +196,9 @@ def test_a_resumed_training_goes_on_in_its_folder(tmp_path, slime):
     assert [*(tmp_path / "run" / "rollouts").iterdir()] == []
 
 
-@pytest.mark.filterwarnings("ignore:Step 8. Objective 'environment'")
-@pytest.mark.parametrize("name", ["turns", "gigpo"])
-def test_a_conversation_in_one_sample_is_credited_turn_by_turn(tmp_path, name):
-    rows, file = CASES["rollouts"]["turns"], CASES["advantages"][name]
-    kept = [(row, values) for row, values in zip(rows, file, strict=True) if row["group"] != "hb"]
-    samples = of_rows(conformance.sequences([row for row, _ in kept]))
-    found = unfolded(samples, trained(arguments(tmp_path, CASES["recipes"][name]), samples)[1])
-    for row, expected in zip(found, conformance.of_sequences(*map(list, zip(*kept, strict=True))), strict=True):
-        assert row == pytest.approx(expected, abs=1e-6)
+def test_the_order_of_samples_and_masked_tokens_change_nothing(tmp_path):
+    args = arguments(tmp_path, conformance.RECIPES["blocks"])
+    conformance.check_symmetries(lambda rows: trained(args, of_rows(rows))[1])
 
 
 def ragged():
@@ -238,8 +224,7 @@ def ragged():
 @pytest.mark.parametrize("per_token", [False, True])
 def test_slimes_loss_is_the_mean_over_rollouts_of_the_sum_over_tokens(tmp_path, per_token, size):
     """`per: completion` makes the sum over a rollout's tokens its credit, worked out by hand in `ragged`."""
-    recipe = RLOO + "objectives: [{reward: environment, pays: all}]\n"
-    args = arguments(tmp_path, recipe, global_batch_size=size, calculate_per_token_loss=per_token)
+    args = arguments(tmp_path, conformance.RLOO, global_batch_size=size, calculate_per_token_loss=per_token)
     losses, advantages = trained(args, ragged(), per_token=per_token)
     assert advantages[-1] == [0.0, 0.0]
     # In the order of their first sample: 4 and 9, the one without an id, 0 (no token), 8, 6 (left out).
@@ -247,30 +232,8 @@ def test_slimes_loss_is_the_mean_over_rollouts_of_the_sum_over_tokens(tmp_path, 
     assert losses == pytest.approx([-sum(credit[s : s + size]) / size for s in range(0, 6, size)], abs=1e-6)
 
 
-def test_the_order_of_samples_does_not_matter(tmp_path):
-    args = arguments(tmp_path, CASES["recipes"]["blocks"])
-    samples = of_rows(CASES["rollouts"]["flat"])
-    _, expected = trained(args, samples)
-    order = random.Random(3).sample(range(len(samples)), len(samples))
-    _, found = trained(args, [samples[n] for n in order])
-    assert [found[order.index(n)] for n in range(len(samples))] == expected
-
-
-def test_masking_is_deletion_and_a_group_of_one_gets_nothing(tmp_path):
-    args = arguments(tmp_path, CASES["recipes"]["blocks"])
-    rows = CASES["rollouts"]["flat"]
-    _, found = trained(args, of_rows(rows))
-    bare = [{**r, "ids": [i for i, m in zip(r["ids"], r["sampled"], strict=True) if m], "sampled": [1] * sum(r["sampled"])}
-            for r in rows]  # fmt: skip
-    _, expected = trained(args, of_rows(bare))
-    for row, values, other in zip(rows, found, expected, strict=True):
-        assert [value for value, m in zip(values, row["sampled"], strict=True) if m] == other
-        assert all(value == 0 for value, m in zip(values, row["sampled"], strict=True) if not m)
-        assert row["group"] != "g1" or set(values) == {0.0}
-
-
 def test_a_slice_of_a_context_parallel_rank_has_its_own_tokens(tmp_path, slime):
-    args = arguments(tmp_path, GRPO)
+    args = arguments(tmp_path, conformance.WHOLE)
     credit = torch.arange(1.0, 14.0)
     # 17 tokens in 4 chunks of 5; the four of the prompt come first, and token t is predicted at place t + 3.
     expected = {0: [1.0, 2.0, 13.0], 1: [float(t) for t in range(3, 13)]}
@@ -284,87 +247,53 @@ def test_a_slice_of_a_context_parallel_rank_has_its_own_tokens(tmp_path, slime):
             set_advantages(args, {**data, "rewards": [credit], "kl": [torch.zeros(4)]})
 
 
-def test_slimes_own_reward_pays_a_block_and_a_missing_one_joins_no_baseline(tmp_path):
-    """1 and 0 are compared with each other; None is no reward, and its number in slime's log is NaN."""
-    args = arguments(tmp_path, RLOO + "objectives: [{reward: environment, pays: all}]\n", reward_key="score")
-    samples = [sample([2, 11, 3], 0, reward=reward) for reward in ({"score": 1.0}, None, {"score": 0.0})]
-    raw, carried = post_process_rewards(args, samples)
-    assert raw[::2] == [1.0, 0.0]
-    assert raw[1] != raw[1]
-    assert [row.tolist() for row in carried] == [[1.0] * 3, [0.0] * 3, [-1.0] * 3]  # 1/3 of each times 3
-
-
-def test_each_value_of_a_reward_of_several_is_a_column(tmp_path):
-    recipe = RLOO + "objectives: [{reward: environment, pays: all, options: {column: format}}]\n"
-    samples = [sample([2, 11, 3], 0, reward={"score": 0.0, "format": value}) for value in (2.0, 1.0)]
-    _, carried = post_process_rewards(arguments(tmp_path, recipe, reward_key="score"), samples)
-    assert [row.tolist() for row in carried] == [[1.0] * 3, [-1.0] * 3]
+@pytest.mark.parametrize(
+    ("column", "rewards", "log", "credit"),
+    [
+        # 1 and 0 are compared with each other; None is no reward, and its number in slime's log is NaN.
+        ("", [{"score": 1.0}, None, {"score": 0.0}], [1.0, math.nan, 0.0], [1.0, 0.0, -1.0]),
+        ("format", [{"score": 0.0, "format": 2.0}, {"score": 0.0, "format": 1.0}], [0.0, 0.0], [1.0, -1.0]),
+    ],
+)
+def test_slimes_own_reward_and_each_value_of_a_reward_of_several_pay_a_block(tmp_path, column, rewards, log, credit):
+    recipe = conformance.RLOO.replace("pays: all", f"pays: all, options: {{column: {column}}}" if column else "pays: all")
+    samples = [sample([2, 11, 3], 0, reward=reward) for reward in rewards]
+    raw, carried = post_process_rewards(arguments(tmp_path, recipe, reward_key="score"), samples)
+    assert raw == pytest.approx(log, nan_ok=True)
+    assert [row.tolist() for row in carried] == [[value] * 3 for value in credit]  # 1/3 of each times 3
 
 
 def test_metrics_are_logged_beside_slimes(tmp_path, slime):
-    trained(arguments(tmp_path, CASES["recipes"]["blocks"]), of_rows(CASES["rollouts"]["flat"]))
+    trained(arguments(tmp_path, conformance.RECIPES["blocks"]), of_rows(conformance.expected("blocks")[0]))
     (metrics,) = slime.logged
     assert metrics["rollout/step"] == 7
     assert metrics["rollout/credit/malformed"] == 0.2  # two of ten state no confidence
     assert all(value == value for value in metrics.values())
 
 
-LASER = "laser: {token: <pad>, verdict: environment, reference: -1.0, self_rewarding_warmup: 1}\n"
-REFUSED = {
-    "There is no recipe": (GRPO, {"spanwise_recipe": None}),
-    "advantage_estimator is 'ppo'": (GRPO, {"advantage_estimator": "ppo"}),
-    "advantage_estimator is 'reinforce_plus_plus'": (GRPO, {"advantage_estimator": "reinforce_plus_plus"}),
-    "custom_advantage_function_path is None": (GRPO, {"custom_advantage_function_path": None}),
-    "custom_reward_post_process_path is my.f": (GRPO, {"custom_reward_post_process_path": "my.f"}),
-    "normalize_advantages is True": (GRPO, {"normalize_advantages": True}),
-    "rewards_normalization is False": (GRPO, {"rewards_normalization": False}),
-    "kl_coef is 0.1": (GRPO, {"kl_coef": 0.1}),
-    "loss_type is sft_loss": (GRPO, {"loss_type": "sft_loss"}),
-    "compute_advantages_and_returns is False": (GRPO, {"compute_advantages_and_returns": False}),
-    "custom_pg_loss_reducer_function_path is my.f": (GRPO, {"custom_pg_loss_reducer_function_path": "my.f"}),
-    "custom_convert_samples_to_train_data_path is my.f": (GRPO, {"custom_convert_samples_to_train_data_path": "my.f"}),
-    "mask_offpolicy_in_partial_rollout is True": (GRPO, {"mask_offpolicy_in_partial_rollout": True}),
-    "use_opd with opd_type 'sglang'": (GRPO, {"use_opd": True, "opd_type": "sglang"}),
-    "grpo_std_normalization is False": (GRPO, {"grpo_std_normalization": False}),
-    "gamma is 0.9, but the recipe has gamma: 0.5": (
-        GRPO.replace("grpo", "reinforce++") + "options: {gamma: .5}\n",
-        {"gamma": 0.9},
-    ),
-    "Method 'gae' needs values": (GRPO.replace("grpo", "gae"), {}),
-    "The recipe has critic, which does not work": (GRPO + "critic: {gae_lambda_value: 0.5}\n", {}),
-    "laser": (GRPO + LASER, {}),
+REFUSED = {  # beside the arguments of docs/border.md
+    "reinforce_plus_plus": ("", {"advantage_estimator": "reinforce_plus_plus"}),
+    "gamma is 0.9, but the recipe has gamma: 0.5": ("method: reinforce++\noptions: {gamma: .5}\n", {"gamma": 0.9}),
+    "laser": ("laser: {token: <pad>, verdict: environment, reference: -1.0, self_rewarding_warmup: 1}\n", {}),
 }
 
 
 @pytest.mark.parametrize("match", REFUSED)
 def test_what_cannot_work_is_refused(tmp_path, match):
-    recipe, changes = REFUSED[match]
+    more, changes = REFUSED[match]
+    recipe = conformance.WHOLE.replace("method: grpo\n", "") if "method" in more else conformance.WHOLE
     with pytest.raises(RecipeError, match=match):
-        check(arguments(tmp_path, recipe, **changes))
+        check(arguments(tmp_path, recipe + more, **changes))
 
 
-def test_settings_that_are_taken_or_change_nothing_are_said(tmp_path):
-    args = arguments(tmp_path, GRPO + "steps: 3\n", gamma=0.9, dynamic_sampling_filter_path="f.nonzero_std", kl_coef=0.0)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        assert check(args).scheme.method == "grpo"
-    sentences = " ".join(str(one.message) for one in told)
-    for part in (
-        "also sets steps",
-        "gamma=0.9 changes nothing",
-        "f.nonzero_std drops groups by slime's own reward",
-    ):
-        assert part in sentences
+def test_settings_that_are_taken(tmp_path):
+    with pytest.warns(UserWarning, match="steps"):
+        assert check(arguments(tmp_path, conformance.WHOLE + "steps: 3\n", kl_coef=0.0)).scheme.method == "grpo"
 
 
-def test_a_sample_of_no_group_and_rewards_that_are_no_credit_are_refused(tmp_path):
-    args = arguments(tmp_path, GRPO)
-    with pytest.raises(AlignmentError, match="Sample 1 has no group_index"):
-        post_process_rewards(args, [sample([2], 0, reward=1.0), sample([2], None, reward=1.0)])
-    with pytest.raises(
-        RecipeError, match="custom_advantage_function_path works only beside custom_reward_post_process_path"
-    ):
-        set_advantages(args, {"rewards": [1.0]})
+def test_a_sample_of_no_group_is_refused(tmp_path):
+    with pytest.raises(AlignmentError, match="Sample 1"):
+        post_process_rewards(arguments(tmp_path, conformance.WHOLE), [sample([2], g, reward=1.0) for g in (0, None)])
 
 
 def test_the_hooks_take_what_slime_gives():

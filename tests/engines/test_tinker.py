@@ -28,11 +28,17 @@ def as_dict(ids, mask):
     return {"model_input": ids[:-1], "loss_fn_inputs": {**inputs, "logprobs": [-0.5] * (len(ids) - 1)}}
 
 
+def advantages_of(datum):
+    inputs = datum["loss_fn_inputs"] if isinstance(datum, dict) else datum.loss_fn_inputs
+    return inputs["advantages"] if isinstance(inputs, dict) else inputs.advantages
+
+
 def numbers(datum):
-    held = datum["loss_fn_inputs"] if isinstance(datum, dict) else datum.loss_fn_inputs
-    held = held["advantages"] if isinstance(held, dict) else held.advantages
-    held = held["data"] if isinstance(held, dict) else held
-    return list(getattr(held, "data", held))
+    found = advantages_of(datum)
+    found = found["data"] if isinstance(found, dict) else found
+    return [
+        float(value) for value in (found if isinstance(found, torch.Tensor | np.ndarray) else getattr(found, "data", found))
+    ]
 
 
 def test_blocks_are_credited_apart_and_shared_out_over_their_tokens():
@@ -86,24 +92,48 @@ def test_a_reward_that_is_not_there_joins_no_baseline_and_groups_do_not_mix():
     assert sums == [[pytest.approx(1.0)], [0.0], [pytest.approx(-1.0)], [0.0], [0.0]]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [torch.tensor, np.array, lambda values: {"data": values, "dtype": "int64" if isinstance(values[0], int) else "float32"}],
-)
-def test_numbers_stay_of_their_kind(kind):
-    def datum(answer):
-        plain = as_dict(*said(answer, 5))["loss_fn_inputs"]
-        return {"loss_fn_inputs": {name: kind(values) for name, values in plain.items() if name != "advantages"}}
+def plain(kind):
+    """A datum without advantages, its numbers as torch, numpy or a client have them."""
+    return lambda given: {
+        "loss_fn_inputs": {name: kind(given["loss_fn_inputs"][name]) for name in ("target_tokens", "mask")}
+    }
 
-    found = credit_datums([[datum(1), datum(2)]], RLOO, VOCABULARY, rewards={"correct": [[1.0, 0.0]]})
-    held = found[0][0][0]["loss_fn_inputs"]["advantages"]
-    assert type(held) is type(kind([0.0]))
-    if isinstance(held, dict):
-        assert held["dtype"] == "float32"
-        held = held["data"]
-    else:
-        assert held.dtype in (torch.float32, np.float32)
-    assert [float(value) for value in held] == pytest.approx([0.0] + [1 / 6] * 6)
+
+def of_tinker(given):
+    tinker = pytest.importorskip("tinker")
+    inputs = {name: torch.tensor(values) for name, values in given["loss_fn_inputs"].items()}
+    return tinker.Datum(model_input=tinker.ModelInput.from_ints(given["model_input"]), loss_fn_inputs=inputs)
+
+
+def of_skyrl(given):
+    types = pytest.importorskip("skyrl.tinker.types")
+    inputs = {name: types.TensorData(data=values) for name, values in given["loss_fn_inputs"].items()}
+    inputs["weights"] = inputs.pop("mask")
+    chunk = types.EncodedTextChunk(tokens=given["model_input"])
+    return types.Datum(loss_fn_inputs=types.LossFnInputs(**inputs), model_input=types.ModelInput(chunks=[chunk]))
+
+
+KINDS = {
+    "torch": plain(torch.tensor),
+    "numpy": plain(np.array),
+    "dict": plain(lambda values: {"data": values, "dtype": "int64" if isinstance(values[0], int) else "float32"}),
+    "tinker": of_tinker,
+    "skyrl": of_skyrl,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_stay_of_their_kind(kind):
+    group = [KINDS[kind](as_dict(*said(answer, 5))) for answer in (1, 2)]
+    (((first,), (second,)),) = credit_datums([group], RLOO, VOCABULARY, rewards={"correct": [[1.0, 0.0]]})
+    assert type(first) is type(group[0])
+    assert numbers(first) == pytest.approx([0.0] + [1 / 6] * 6)
+    assert numbers(second) == pytest.approx([0.0] + [-1 / 6] * 6)
+    found = advantages_of(first)
+    assert kind not in ("torch", "numpy") or str(found.dtype).endswith("float32")
+    assert kind != "dict" or found["dtype"] == "float32"
+    assert kind != "tinker" or (found.dtype, found.shape) == ("float32", [7])
+    assert kind != "skyrl" or type(first).model_validate(first.model_dump()) == first
 
 
 @pytest.mark.parametrize(
@@ -119,40 +149,3 @@ def test_what_is_not_nested_as_the_groups_are_is_refused(groups, given, match):
     groups = [[{"loss_fn_inputs": datum} if datum else as_dict(*said(1, 5)) for datum in group] for group in groups]
     with pytest.raises(AlignmentError, match=match):
         credit_datums(groups, RLOO, VOCABULARY, **given)
-
-
-def test_datums_of_tinker():
-    tinker = pytest.importorskip("tinker")
-
-    def datum(answer, confidence):
-        given = as_dict(*said(answer, confidence))
-        inputs = {name: torch.tensor(values) for name, values in given["loss_fn_inputs"].items()}
-        return tinker.Datum(model_input=tinker.ModelInput.from_ints(given["model_input"]), loss_fn_inputs=inputs)
-
-    group = [datum(answer, confidence) for answer in (1, 2) for confidence in (5, 6)]
-    (((first,), *_),) = credit_datums([group], BAE, VOCABULARY, columns={"answer": ["4"]})
-    held = first.loss_fn_inputs["advantages"]
-    assert isinstance(first, tinker.Datum)
-    assert isinstance(held, tinker.TensorData)
-    assert (held.dtype, held.shape) == ("float32", [7])
-    assert numbers(first) == pytest.approx([0.0] + [0.5 / 3] * 3 + [0.12 / 3] * 3, abs=1e-6)
-    assert first.model_input.to_ints() == group[0].model_input.to_ints()
-    assert set(first.loss_fn_inputs) == set(group[0].loss_fn_inputs)
-
-
-def test_datums_of_skyrl():
-    types = pytest.importorskip("skyrl.tinker.types")
-
-    def datum(answer):
-        given = as_dict(*said(answer, 5))
-        plain = given["loss_fn_inputs"]
-        plain = {**plain, "weights": plain.pop("mask")}
-        inputs = types.LossFnInputs(**{name: types.TensorData(data=values) for name, values in plain.items()})
-        chunk = types.EncodedTextChunk(tokens=given["model_input"])
-        return types.Datum(loss_fn_inputs=inputs, model_input=types.ModelInput(chunks=[chunk]))
-
-    (((first,), (second,)),) = credit_datums([[datum(1), datum(2)]], RLOO, VOCABULARY, rewards={"correct": [[1.0, 0.0]]})
-    assert isinstance(first, types.Datum)
-    assert numbers(first) == pytest.approx([0.0] + [1 / 6] * 6)
-    assert numbers(second) == pytest.approx([0.0] + [-1 / 6] * 6)
-    assert types.Datum.model_validate(first.model_dump()) == first

@@ -9,7 +9,6 @@ import trl_small as small
 from spanwise.engines import unsloth as door
 from spanwise.engines.shared import KL_LOSS_TYPES
 from spanwise.errors import RecipeError, SpanwiseError
-from spanwise.modes.critic.config import CriticConfig
 
 PAD = 0
 pytestmark = small.THIRD_PARTY
@@ -62,58 +61,19 @@ class UnslothGRPOTrainer:
     """What Unsloth calls the trainer that it writes."""
 
 
-@pytest.fixture
-def replaced(monkeypatch):
-    monkeypatch.setattr(door, "GRPOTrainer", UnslothGRPOTrainer)
-    for name in ("UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE", "UNSLOTH_GRPO_LOSS_AGGREGATION"):
-        monkeypatch.delenv(name, raising=False)
-
-
-def args(tmp_path, **options):
-    return small.config(tmp_path, **options)
-
-
-@pytest.mark.usefixtures("replaced")
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"loss_type": "dppo_tv"}, "Under Unsloth: There is no loss_type 'dppo_tv'"),
-        ({"beta": 0.1}, "Set loss_type to grpo or sapo, or beta to 0"),
-        ({"beta": 0.1, "loss_type": "bnpo"}, "does not average the KL"),
-        ({"importance_sampling_level": "block"}, "Leave it at 'token'"),
-    ],
-)
-def test_settings_that_its_loss_cannot_serve(tmp_path, options, sentence):
-    with pytest.raises(RecipeError, match=sentence):
-        door.check_use(args(tmp_path, **options), small.scheme())
-
-
-@pytest.mark.usefixtures("replaced")
 def test_what_it_can_serve(tmp_path, monkeypatch):
-    for loss_type in door.LOSS_TYPES:
-        door.check_use(args(tmp_path, loss_type=loss_type), small.scheme())
-    for loss_type in KL_LOSS_TYPES:
-        door.check_use(args(tmp_path, loss_type=loss_type, beta=0.1), small.scheme())
+    """What it cannot is in docs/border.md."""
+    monkeypatch.setattr(door, "GRPOTrainer", UnslothGRPOTrainer)
+    monkeypatch.delenv("UNSLOTH_GRPO_LOSS_AGGREGATION", raising=False)
     monkeypatch.setenv("UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE", "0")
+    for options in [
+        *({"loss_type": name} for name in door.LOSS_TYPES),
+        *({"loss_type": name, "beta": 0.1} for name in KL_LOSS_TYPES),
+    ]:
+        door.check_use(small.config(tmp_path, **options), small.scheme())
     door.check_use(None, small.scheme())
-
-
-@pytest.mark.usefixtures("replaced")
-def test_schemes_modes_and_variables_that_its_loss_cannot_serve(tmp_path, monkeypatch):
-    layout = small.Layout({"segment[*]": "cuts:5"}, most=4)
-    cutting = small.Scheme("bae", layout, [small.Objective("environment", "segment[*]")])
-    with pytest.raises(RecipeError, match="reads log-probabilities"):
-        door.check_use(args(tmp_path), cutting)
-    with pytest.raises(RecipeError, match="'critic' is not tested"):
-        door.check_use(args(tmp_path), small.scheme(), critic=CriticConfig(learning_rate=1e-3))
-    monkeypatch.setenv("UNSLOTH_GRPO_LOSS_AGGREGATION", "prompt")
-    with pytest.raises(RecipeError, match="UNSLOTH_GRPO_LOSS_AGGREGATION=prompt makes Unsloth weigh"):
-        door.check_use(args(tmp_path), small.scheme())
-
-
-def test_without_unsloth_it_says_what_comes_first(tmp_path):
-    with pytest.raises(RecipeError, match="Write `import unsloth` as the first line"):
-        door.UnslothSpanGRPOTrainer(small.policy(), args=args(tmp_path), scheme=small.scheme())
+    with pytest.raises(RecipeError, match="does not average the KL"):
+        door.check_use(small.config(tmp_path, loss_type="bnpo", beta=0.1), small.scheme())
 
 
 EXPECTED = torch.tensor([[0.0, 0.0, -0.5, 1.0], [-0.25, 0.75, 0.0, 0.0]])
@@ -125,10 +85,8 @@ def test_a_gradient_in_other_columns_is_refused(exact):
     for wrong in (EXPECTED.roll(1, dims=1), EXPECTED.mean(dim=1, keepdim=True).expand_as(EXPECTED), None):
         with pytest.raises(SpanwiseError, match="Unsloth"):
             door.check_gradient(wrong, EXPECTED, exact=exact)
-
-
-def test_only_the_size_may_differ_where_ratios_change_it():
-    half = EXPECTED / 2
-    door.check_gradient(half, EXPECTED, exact=False)
-    with pytest.raises(SpanwiseError, match=r"completion 0 .* column 2 the gradient is -0\.25 and must be -0\.5"):
-        door.check_gradient(half, EXPECTED, exact=True)
+    if exact:  # where ratios change the size of a gradient, it may differ
+        with pytest.raises(SpanwiseError, match=r"completion 0 .* column 2 .* -0\.25 .* -0\.5"):
+            door.check_gradient(EXPECTED / 2, EXPECTED, exact=True)
+    else:
+        door.check_gradient(EXPECTED / 2, EXPECTED, exact=False)

@@ -10,8 +10,6 @@ from skyrl.train.generators.base import TrajectoryID
 import conformance
 from spanwise.segment import Vocabulary
 
-CASES = conformance.load()
-
 
 class Prompts(list):
     """The dataset: a prompt's id is the number of its row."""
@@ -26,95 +24,69 @@ class Prompts(list):
         return rows
 
 
-def trainer_of(cfg, dataset, dtype):
-    made = small.trainer(cfg)
-    made.train_dataset, made.advantage_dtype = dataset, dtype
+def credited(data, recipe, rows, uids, output, dtype, **shape):
+    """What a generator returns for these rows through the trainer, up to its advantages; the rows that it trains on."""
+    made = small.trainer(small.config(data, recipe=recipe, **shape))
+    made.train_dataset, made.advantage_dtype = Prompts(rows), dtype
     made.vocabulary = Vocabulary.from_tokenizer(conformance.tokenizer())
-    return made
-
-
-def generated(rows, uid):
-    """As a generator returns it: groups together, the rows of a rollout in order; every row of the file is a turn."""
-    order = sorted(range(len(rows)), key=lambda n: uid[rows[n]["group"]])
-    rows = [rows[n] for n in order]
-    rollouts = [row.get("rollout", n) for n, row in zip(order, rows, strict=True)]
-    return order, {
-        "prompt_token_ids": [row["prompt"] for row in rows],
-        "response_ids": [row["ids"] for row in rows],
-        "rewards": [0.0] * len(rows),
-        "loss_masks": [row["sampled"] for row in rows],
-        "paid": [row.get("paid") for row in rows],
-        "anchors": [row.get("anchor") for row in rows],
-        "trajectory_ids": [TrajectoryID(uid[row["group"]], key) for row, key in zip(rows, rollouts, strict=True)],
-        "is_last_step": [*(a != b for a, b in pairwise(rollouts)), True],
-        "stop_reasons": None,
-        "rollout_logprobs": None,
-    }
-
-
-@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")  # lists of different lengths, and nobody is charged
-@pytest.mark.filterwarnings(
-    "ignore:Step 0. Objective 'environment'"
-)  # a turn is paid for a confidence that it does not state
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("layout", ["stepwise", "merged"])
-@pytest.mark.parametrize("name", ["blocks", "waits", "fields", "turns", "gigpo"])
-def test_it_gives_every_token_the_advantage_of_the_file(data, name, layout, dtype):
-    rows = CASES["rollouts"][conformance.ROWS[name]]
-    dataset = Prompts(rows)
-    cfg = small.config(data, recipe=CASES["recipes"][name], layout=layout, prompts=len(dataset), samples=1)
-    made = trainer_of(cfg, dataset, dtype)
-    order, output = generated(rows, dataset.uid)
-    trained, uids = made.postprocess_generator_output(dict(output), [t.instance_id for t in output["trajectory_ids"]])
+    columns = {"prompt_token_ids": "prompt", "response_ids": "ids", "loss_masks": "sampled"}
+    output |= {name: [row[key] for row in rows] for name, key in columns.items()}
+    output |= {"rewards": [0.0] * len(rows), "stop_reasons": None, "rollout_logprobs": None}
+    trained, uids = made.postprocess_generator_output(dict(output), uids)
     batch = made.convert_to_training_input(trained, uids)
     batch["values"] = None
     made.compute_advantages_and_returns(batch)
-    exact = conformance.by_pipeline([rows[n] for n in order], made.scheme) if dtype == torch.float64 else None
-    place = made.last_rows.place_s
-    assert (len(trained["response_ids"]) < len(rows)) == (layout == "merged" and conformance.ROWS[name] == "turns")
-    for n, (row, first) in zip(order, place, strict=True):
-        width = made.last_advantages.shape[1]
-        start = width - len(trained["response_ids"][row]) + first
-        found = made.last_advantages[row, start : start + len(rows[n]["ids"])].tolist()
-        expected = CASES["advantages"][name][n]
-        if exact is not None:  # the very numbers of the pipeline
-            assert found == exact[order.index(n)]
-        assert found == pytest.approx(expected, abs=1e-12 if dtype == torch.float64 else 1e-6)
+    return made, trained
 
 
-def flat(data, recipe, rows, dtype):
-    """One prompt in SkyRL's flat layout, whose prompts all have equally many rollouts: each row a whole conversation."""
-    dataset = Prompts(rows)
-    cfg = small.config(data, recipe=recipe, prompts=1, samples=len(rows))
-    made = trainer_of(cfg, dataset, dtype)
-    each = {key: [[turn[key] for turn in row["turns"]] for row in rows] for key in ("paid", "anchor") if "turns" in rows[0]}
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
+# Lists of different lengths, for which nobody is charged, and a turn that is paid for a confidence that it does not state.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:Step 0. Objective 'environment'"),
+    pytest.mark.parametrize("dtype", TOLERANCE),
+    pytest.mark.parametrize("name", conformance.RECIPES),
+]
+
+
+@pytest.mark.parametrize("layout", ["stepwise", "merged"])
+def test_it_gives_every_token_the_advantage_of_the_file(data, name, layout, dtype):
+    """As a generator returns it: groups together, the rows of a rollout in order; every row of the file is a turn."""
+    rows, expected = conformance.expected(name)
+    uid = Prompts(rows).uid
+    order = sorted(range(len(rows)), key=lambda n: uid[rows[n]["group"]])
+    rows = [rows[n] for n in order]
+    rollouts = [row.get("rollout", n) for n, row in zip(order, rows, strict=True)]
+    ids = [TrajectoryID(uid[row["group"]], key) for row, key in zip(rows, rollouts, strict=True)]
     output = {
-        "prompt_token_ids": [row["prompt"] for row in rows],
-        "response_ids": [row["ids"] for row in rows],
-        "rewards": [0.0] * len(rows),
-        "loss_masks": [row["sampled"] for row in rows],
-        "stop_reasons": None,
-        "rollout_logprobs": None,
-        **({"paid": each["paid"], "anchors": each["anchor"]} if each else {}),
+        "paid": [row.get("paid") for row in rows],
+        "anchors": [row.get("anchor") for row in rows],
+        "trajectory_ids": ids,
     }
-    trained = made.postprocess_generator_output(output, [dataset.uid[rows[0]["group"]]] * len(rows))
-    batch = made.convert_to_training_input(*trained)
-    batch["values"] = None
-    made.compute_advantages_and_returns(batch)
-    width = made.last_advantages.shape[1]
-    return [values[width - len(row["ids"]) :].tolist() for values, row in zip(made.last_advantages, rows, strict=True)]
+    output |= {"is_last_step": [*(a != b for a, b in pairwise(rollouts)), True]}
+    shape = {"layout": layout, "prompts": len(uid), "samples": 1}
+    made, trained = credited(data, conformance.RECIPES[name], rows, [t.instance_id for t in ids], output, dtype, **shape)
+    assert (len(trained["response_ids"]) < len(rows)) == (layout == "merged" and conformance.ROWS[name] == "turns")
+    starts = [made.last_advantages.shape[1] - len(ids) for ids in trained["response_ids"]]
+    places = [(n, starts[n] + first) for n, first in made.last_rows.place_s]
+    found = [
+        made.last_advantages[n, start : start + len(row["ids"])].tolist()
+        for (n, start), row in zip(places, rows, strict=True)
+    ]
+    conformance.assert_rows(found, [expected[n] for n in order], TOLERANCE[dtype])
+    assert dtype == torch.float32 or found == conformance.by_pipeline(rows, made.scheme)  # the very numbers of the pipeline
 
 
-@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")
-@pytest.mark.filterwarnings("ignore:Step 0. Objective 'environment'")
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", ["blocks", "waits", "fields", "turns", "gigpo"])
 def test_whole_conversations(data, name, dtype):
-    rows, expected = CASES["rollouts"][conformance.ROWS[name]], CASES["advantages"][name]
-    if conformance.ROWS[name] == "turns":
-        rows, expected = conformance.sequences(rows), conformance.of_sequences(rows, expected)
-    for group in dict.fromkeys(row["group"] for row in rows):
-        pairs = [(row, values) for row, values in zip(rows, expected, strict=True) if row["group"] == group]
-        found = flat(data, CASES["recipes"][name], [row for row, _ in pairs], dtype)
-        for row, (_, values) in zip(found, pairs, strict=True):
-            assert row == pytest.approx(values, abs=1e-12 if dtype == torch.float64 else 1e-6)
+    """SkyRL's flat layout, whose prompts all have equally many rollouts: each prompt is a batch of its own."""
+    every, expected = conformance.expected(name, whole=True)
+    for group in dict.fromkeys(row["group"] for row in every):
+        pairs = [(row, values) for row, values in zip(every, expected, strict=True) if row["group"] == group]
+        rows = [row for row, _ in pairs]
+        turns = [row.get("turns", []) for row in rows]
+        names = {"paid": "paid", "anchor": "anchors"} if turns[0] else {}
+        output = {theirs: [[turn[name] for turn in row] for row in turns] for name, theirs in names.items()}
+        shape = {"prompts": 1, "samples": len(rows)}
+        made, _ = credited(data, conformance.RECIPES[name], rows, ["0"] * len(rows), output, dtype, **shape)
+        width = made.last_advantages.shape[1]
+        found = [adv[width - len(row["ids"]) :].tolist() for adv, row in zip(made.last_advantages, rows, strict=True)]
+        conformance.assert_rows(found, [values for _, values in pairs], TOLERANCE[dtype])

@@ -6,7 +6,7 @@ import torch
 import conformance
 import trl_small as small
 from spanwise.pipeline import advantages
-from trl_conformance_small import CASES, SAID, assert_defined, trained
+from trl_conformance_small import CASES, assert_defined, trained
 
 #: A turn without a confidence that the environment pays all the same: that it is not used is what the definitions say.
 UNUSED = pytest.mark.filterwarnings("ignore:.*That is ignored:UserWarning")
@@ -22,7 +22,7 @@ def test_the_advantages_are_those_of_the_definitions(tmp_path, recipe, group):
 
 def test_float64_is_the_pipeline_to_the_last_bit(tmp_path):
     """What TRL's batches become, before it is made float32 for TRL."""
-    rows = [row for row in SAID["rollouts"]["flat"] if row["group"] == "g4"]
+    rows = [row for row in conformance.expected("blocks")[0] if row["group"] == "g4"]
     run = trained(tmp_path, "blocks", rows)
     kept = run.last_rollouts
     found = advantages(kept.credit, kept.spans, run.scheme, dtype=torch.float64).tolist()

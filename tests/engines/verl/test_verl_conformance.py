@@ -8,8 +8,6 @@ import conformance
 from spanwise.engines.verl.carry import KEY, Rows, credited
 from spanwise.engines.verl.settings import prepare
 
-SAVED = conformance.load()
-
 
 def carried(folder, recipe, rollouts):
     """Score each rollout, a list of rows, as verl does; the rows it trains on, and our numbers for them."""
@@ -40,42 +38,37 @@ def carried(folder, recipe, rollouts):
     return rows, found, manager.scheme
 
 
-def check(found, expected, exact=None):
-    for n, (row, values) in enumerate(zip(found[torch.float32], expected, strict=True)):
-        assert row == pytest.approx(values, abs=1e-6)
-        assert found[torch.float64][n] == pytest.approx(values, abs=1e-12)
-    if exact is not None:
-        assert found[torch.float64] == exact
+def check(folder, name, rollouts, expected, *, recipe=None, of=lambda values: values):
+    """The rollouts get the advantages of the file, and in float64 those of the pipeline to the last bit."""
+    rows, found, rule = carried(folder, recipe or conformance.RECIPES[name], rollouts)
+    conformance.assert_rows(found[torch.float32], expected)
+    conformance.assert_rows(found[torch.float64], expected, 1e-12)
+    rows = conformance.expected(name)[0] if "turns" in rows[0] else rows
+    assert found[torch.float64] == of(conformance.by_pipeline(rows, rule))
 
 
 @pytest.mark.parametrize("name", ["blocks", "waits", "fields"])
 def test_blocks(tmp_path, name):
-    rows, found, rule = carried(
-        tmp_path, conformance.RECIPES[name], [[row] for row in SAVED["rollouts"][conformance.ROWS[name]]]
-    )
-    check(found, SAVED["advantages"][name], conformance.by_pipeline(rows, rule))
+    rows, expected = conformance.expected(name)
+    check(tmp_path, name, [[row] for row in rows], expected)
 
 
 def test_a_judge_from_its_cache(tmp_path):
-    saved = SAVED["rollouts"]["flat"]
-    rows, found, rule = carried(tmp_path, conformance.judged(tmp_path, saved), [[row] for row in saved])
-    check(found, SAVED["advantages"]["blocks"], conformance.by_pipeline(rows, rule))
+    rows, expected = conformance.expected("blocks")
+    check(tmp_path, "blocks", [[row] for row in rows], expected, recipe=conformance.judged(tmp_path, rows))
 
 
 @pytest.mark.parametrize("name", ["turns", "gigpo"])
 def test_turns_as_outputs_of_one_rollout(tmp_path, name):
+    rows, expected = conformance.expected(name)
     by_rollout = {}
-    for row in SAVED["rollouts"]["turns"]:
+    for row in rows:
         by_rollout.setdefault(row["rollout"], []).append(row)
-    rows, found, rule = carried(tmp_path, conformance.RECIPES[name], list(by_rollout.values()))
-    check(found, SAVED["advantages"][name], conformance.by_pipeline(rows, rule))
+    check(tmp_path, name, list(by_rollout.values()), expected)
 
 
 @pytest.mark.parametrize("name", ["turns", "gigpo"])
 def test_turns_in_one_conversation(tmp_path, name):
     """verl's own layout of several turns: one response, in which the environment's tokens are masked."""
-    whole = conformance.sequences(SAVED["rollouts"]["turns"])
-    _, found, rule = carried(tmp_path, conformance.RECIPES[name], [[one] for one in whole])
-    rows = SAVED["rollouts"]["turns"]
-    exact = conformance.of_sequences(rows, conformance.by_pipeline(rows, rule))
-    check(found, conformance.of_sequences(rows, SAVED["advantages"][name]), exact)
+    (whole, expected), (rows, _) = conformance.expected(name, whole=True), conformance.expected(name)
+    check(tmp_path, name, [[one] for one in whole], expected, of=lambda values: conformance.of_sequences(rows, values))
