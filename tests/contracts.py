@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from importlib.metadata import version
 
+import pytest
 from packaging.version import Version
 
 
@@ -55,3 +56,13 @@ class Needed:
                 if place < 0:
                     return f"{self.path} no longer says {phrase!r} where it did"
         return None
+
+
+def check(names):
+    """The test that every name is as an adapter needs it."""
+
+    @pytest.mark.parametrize("needed", names, ids=lambda needed: needed.path.partition(":")[2])
+    def test(needed):
+        assert needed.fault() is None
+
+    return test

@@ -3,7 +3,10 @@
 Usage: launch_two_ranks.py FOLDER
 """
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import torch
 from datasets import Dataset
@@ -13,7 +16,6 @@ import two_ranks_critic
 import two_ranks_steps
 from spanwise import Laser, Objective
 from trl_small import LAYOUT, SAID, SAID_WITH_TOOLS, scripted, step, trainer
-from two_ranks import end
 
 WHOLE = [Objective("correct", pays=LAYOUT.names, options={"verify": "exact"})]
 SHAPE = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
@@ -42,6 +44,25 @@ def resampled():
     """A rollout function whose first rank samples a useless group at first; the second rank's is useful."""
     calls = [[*USELESS, *SAID[4:]], [*SAID[:4], *USELESS]]
     return lambda batch, trainer: scripted(calls.pop(0))(batch, trainer)
+
+
+def launched(folder):
+    """Run this script in two real processes, quietly and with one thread each; the folder that they have written to."""
+    # accelerate's own launcher starts several CPU processes only through mpirun; torchrun sets the same variables.
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [str(Path(__file__)), str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder
+
+
+def end(run):
+    """End a process of a trainer once all have come so far."""
+    run.accelerator.wait_for_everyone()
+    run.accelerator.end_training()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads now and then abort a process that takes itself apart in the ordinary way
 
 
 def case(folder, name, **shape):

@@ -13,17 +13,17 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import pytest
 import torch
 from datasets import Dataset
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, TrainerCallback
+    from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
     from trl import GRPOConfig
 
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.scheme import Scheme
+from tokenizers_small import tag_level
 
 #: Third-party notices that say nothing about spanwise.
 THIRD_PARTY = [pytest.mark.filterwarnings("ignore:`(is_)?gradient_checkpointing.*` is deprecated:FutureWarning")]
@@ -60,26 +60,13 @@ def say(thought, answer, confidence, right, tool=""):
     return Said([*solution, *report, "<eos>"], [*blocks, *[C] * len(report), last], right, confidence)
 
 
-SAID = [
-    say("ab", "4", 0.9, 1.0),
-    say("", "4", 0.6, 1.0),
-    say("aabb", "3", 0.8, 0.0),
-    say("b", "5", 0.1, 0.0),
-    say("a", "3", 0.75, 1.0),
-    say("bb", "3", None, 1.0),
-    say("", "3", 0.5, 1.0),
-    say("abab", "7", 0.3, 0.0),
-]
-SAID_WITH_TOOLS = [
-    say("ab", "4", 0.9, 1.0, tool="77"),
-    say("b", "4", 0.6, 1.0),
-    say("aabb", "3", 0.8, 0.0, tool="4"),
-    say("b", "5", 0.1, 0.0),
-    say("a", "3", 0.75, 1.0, tool="bbb"),
-    say("bb", "3", None, 1.0, tool="9"),
-    say("a", "3", 0.5, 1.0),
-    say("abab", "7", 0.3, 0.0, tool="01"),
-]
+#: Thought, answer, confidence, whether it is right, and what a tool writes in between if there is one.
+SCRIPT = [
+    ("ab", "4", 0.9, 1.0, "77"), ("", "4", 0.6, 1.0, ""), ("aabb", "3", 0.8, 0.0, "4"), ("b", "5", 0.1, 0.0, ""),
+    ("a", "3", 0.75, 1.0, "bbb"), ("bb", "3", None, 1.0, "9"), ("", "3", 0.5, 1.0, ""), ("abab", "7", 0.3, 0.0, "01"),
+]  # fmt: skip
+SAID = [say(*row[:4]) for row in SCRIPT]
+SAID_WITH_TOOLS = [say(*row) for row in SCRIPT]
 
 
 def cut(one):
@@ -93,13 +80,7 @@ def asked_first(said):
 
 
 def tokenizer(pieces=None):
-    words = {piece: index for index, piece in enumerate(pieces or PIECES)}  # tests replace PIECES
-    backend = Tokenizer(models.WordLevel(words, unk_token="?"))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"</?[a-z]+>|."), behavior="isolated")
-    backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="?", padding_side="left"
-    )
+    return tag_level(pieces or PIECES)  # tests replace PIECES
 
 
 def policy(seed=0, dtype=torch.float64, words=None):
@@ -203,17 +184,17 @@ class EveryStep(TrainerCallback):
         self.weights.append(weights(model))
 
 
-def second_step(folder, rate, *, extra=None, said=SAID, tools=False, **options):
+def second_step(folder, rate, *, extra=None, said=SAID, dtype=torch.float64, **options):
     """Two steps on one batch: the trainer, the gradient of the second, the policy before it, the log-probabilities that sampled."""
     seen = EveryStep()
     options = {"num_iterations": 2, "max_steps": 2, "learning_rate": rate, **options}
-    run = trainer(folder, said=said, tools=tools, extra={"callbacks": [seen], **(extra or {})}, **options)
+    run = trainer(folder, said=said, extra={"callbacks": [seen], **(extra or {})}, **options)
     run.train()
     first, second = seen.weights
-    moved = policy()
+    moved = policy(dtype=dtype)
     moved.load_state_dict(first, strict=False)
     with torch.no_grad():
-        old = log_probs(policy(), said, questions(said))
+        old = log_probs(policy(dtype=dtype), said, questions(said))
     return run, {name: (first[name] - second[name]) / rate for name in first}, moved, old
 
 
@@ -228,11 +209,18 @@ def weights(model):
     return {name: value.detach().clone() for name, value in model.named_parameters() if value.requires_grad}
 
 
-# --------------------------------------------------------------------------- the objective, written out
-
-
 def mean(values):
     return sum(values) / len(values) if values else None
+
+
+def token_advantages(said, size=GROUP):
+    """Per completion and token: the credit of its block over the block's tokens, and that of stopping on the last one."""
+    found = []
+    for one, (*parts, stop) in zip(said, credit(said, size), strict=True):
+        row = [parts[block] / one.blocks.count(block) if block >= 0 else 0.0 for block in one.blocks]
+        row[max(t for t, block in enumerate(one.blocks) if block >= 0)] += stop
+        found.append(row)
+    return found
 
 
 def credit(said, size=GROUP):
@@ -289,17 +277,11 @@ def paper_loss(model, said, *, loss_type="dr_grpo", old=None, clip=0.2, size=GRO
 
     `unlearned` completions count in every baseline and none of their tokens is trained. `level`: the tokens with one ratio.
     """
-    rows = log_probs(model, said, questions(said, size))
-    total = 0.0
-    for i, (one, (solution, confidence, stop)) in enumerate(zip(said, credit(said, size), strict=True)):
-        if i in unlearned:
-            continue
-        trainable = [t for t, block in enumerate(one.blocks) if block >= 0]
+    rows, total = log_probs(model, said, questions(said, size)), 0.0
+    for i, (one, advantages) in enumerate(zip(said, token_advantages(said, size), strict=True)):
+        trainable = [t for t, block in enumerate(one.blocks) if block >= 0 and i not in unlearned]
         for t in trainable:
-            block = one.blocks[t]
-            advantage = (solution, confidence)[block] / one.blocks.count(block)
-            if t == trainable[-1]:
-                advantage += stop
+            block, advantage = one.blocks[t], advantages[t]
             before = rows[i][t].detach() if old is None else old[i][t]
             ratio = (rows[i][t] - before).exp()
             if level != "token" and old is not None:
@@ -315,12 +297,38 @@ def paper_loss(model, said, *, loss_type="dr_grpo", old=None, clip=0.2, size=GRO
     return -total / len(said)
 
 
+def gradient_of(model, loss):
+    model.zero_grad()
+    loss.backward()
+    found = {name: value.grad.detach().clone() for name, value in model.named_parameters() if value.grad is not None}
+    model.zero_grad()
+    return found
+
+
 def paper_gradient(model, said=SAID, **options):
-    model.zero_grad()
-    paper_loss(model, said, **options).backward()
-    gradient = {name: value.grad.detach().clone() for name, value in model.named_parameters() if value.grad is not None}
-    model.zero_grad()
-    return gradient
+    return gradient_of(model, paper_loss(model, said, **options))
+
+
+def kl_gradient(model, said=SAID, *, beta, reference=None, old=None, corrected=True, cut=math.inf):
+    """Of beta times the mean over completions of the mean over trained tokens of r - log r - 1, r = reference / policy.
+
+    `corrected`: each token times policy / old policy, which on-policy is 1 and has a gradient. `cut`: a token's largest divergence.
+    """
+    asked, total = questions(said), 0.0
+    reference = policy(seed=1, dtype=model.dtype) if reference is None else reference
+    others = [row.detach() for row in log_probs(reference, said, asked)]
+    for i, (one, row) in enumerate(zip(said, log_probs(model, said, asked), strict=True)):
+        before = row.detach() if old is None else old[i]
+        trained = [t for t, block in enumerate(one.blocks) if block >= 0]
+        for t in trained:
+            r = (others[i][t] - row[t]).exp()
+            ratio = (row[t] - before[t]).exp() if corrected else 1.0
+            total = total + (ratio * (r - r.log() - 1)).clamp(max=cut) / len(trained) / len(said)
+    return gradient_of(model, beta * total)
+
+
+def added(left, right):
+    return {name: value + right[name] for name, value in left.items()}
 
 
 def largest_difference(left, right):

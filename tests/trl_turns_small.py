@@ -1,11 +1,11 @@
-"""Scripted conversations for the real trainer of `trl_small`, and the objectives of turns written out by hand."""
+"""Scripted conversations for the real trainer of `trl_small`, and the gradient of their objective, turn by turn."""
 
 from dataclasses import dataclass
 
 import torch
 
 import trl_small as small
-from spanwise import Layout, Objective
+from spanwise import Batch, Layout, Objective, Steps, Vocabulary, advantages, credit_batch, read
 
 TURN_LAYOUT = Layout({"turn": ["answer"]})
 BLOCKS_LAYOUT = Layout({"answer": ["answer"], "confidence": ["confidence"]})
@@ -47,15 +47,6 @@ class Talk:
             pieces += self.end if tool is None else ["<tool>", *tool]
             blocks += [blocks[-1]] * len(self.end) if tool is None else [-1] * (1 + len(tool))
         return small.Said(pieces, blocks, self.solved, None)
-
-    @property
-    def turn_of_token(self):
-        """The turn of each token, -1 where the environment speaks."""
-        found, turn = [], 0
-        for turn, (one, tool) in enumerate(zip(self.turns, [*self.tools, None], strict=True)):
-            found += [turn] * len(one.pieces)
-            found += [turn] * len(self.end) if tool is None else [-1] * (1 + len(tool))
-        return found
 
     @property
     def told(self):
@@ -148,71 +139,36 @@ def trainer(folder, name, *, talks=None, told=None, **options):
     return small.trainer(folder, extra=extra, max_completion_length=32, **options)
 
 
-# --------------------------------------------------------------------------- the objectives, written out
-
-
-def others(values, i):
-    """The mean of the others."""
-    return small.mean([value for j, value in enumerate(values) if j != i])
-
-
-def gigpo(group, gamma=0.95):
-    """By the paper's definitions, for the rollouts of one prompt: credit of each turn of each of them."""
-    outcomes = [one.solved for one in group for _ in one.turns]  # the released code counts step rows
-    returns = [[gamma ** (len(one.turns) - 1 - k) * one.solved for k in range(len(one.turns))] for one in group]
-    states = {}
-    for one, row in zip(group, returns, strict=True):
-        for turn, value in zip(one.turns, row, strict=True):
-            states.setdefault(turn.anchor, []).append(value)
-    credit = []
-    for one, row in zip(group, returns, strict=True):
-        episode = one.solved - small.mean(outcomes)
-        pairs = zip(one.turns, row, strict=True)
-        credit.append([episode + value - small.mean(states[turn.anchor]) for turn, value in pairs])
-    return credit
-
-
-def credit_of(name, group):
-    """For the rollouts of one prompt: rollout -> turn -> block -> credit."""
-    if name in ("outcome", "summed"):
-        values = [one.solved if name == "outcome" else sum(turn.right for turn in one.turns) for one in group]
-        return [[[values[i] - others(values, i)]] * len(one.turns) for i, one in enumerate(group)]
-    if name == "gigpo":
-        return [[[value] for value in row] for row in gigpo(group)]
-    level = small.mean([small.mean([turn.right for turn in one.turns]) for one in group])
-    if name == "turns":
-        return [[[turn.right - level] for turn in one.turns] for one in group]
-    brier = [[-((turn.confidence - turn.right) ** 2) for turn in one.turns] for one in group]
-    calibrated = small.mean([small.mean(row) for row in brier])
-    return [
-        [[turn.right - level, value - calibrated] for turn, value in zip(one.turns, row, strict=True)]
-        for one, row in zip(group, brier, strict=True)
-    ]
-
-
 def token_credit(name, talks, size=small.GROUP):
-    """For each completion a credit per token, shared over the block's (or the completion's) tokens of the whole rollout."""
-    rows = []
-    for first in range(0, len(talks), size):
-        group = talks[first : first + size]
-        for one, credit in zip(group, credit_of(name, group), strict=True):
-            said, row = one.said, []
-            trained = sum(block >= 0 for block in said.blocks)
-            for block, turn in zip(said.blocks, one.turn_of_token, strict=True):
-                share = said.blocks.count(block) if name == "blocks" else trained
-                row.append(0.0 if block < 0 else credit[turn][block if name == "blocks" else 0] / share)
-            rows.append(row)
-    return rows
+    """Per completion and token what the pipeline gives it where each turn is a row of its own, 0 where the environment speaks."""
+    turns = [(n, k, turn) for n, one in enumerate(talks) for k, turn in enumerate(one.turns)]
+    pieces = [[*turn.pieces, *(talks[n].end if turn is talks[n].turns[-1] else ())] for n, _, turn in turns]
+    columns = {key: [talks[n].told[k][key] for n, k, _ in turns] for key in ("right", "solved", "answer")}
+    steps = Steps(
+        torch.tensor([n for n, *_ in turns]), torch.tensor([k for _, k, _ in turns]), [turn.anchor for *_, turn in turns]
+    )
+    ids = [[small.PIECES.index(piece) for piece in row] for row in pieces]
+    batch, scheme = (
+        Batch.jagged(ids, [n // size for n, *_ in turns], columns=columns, steps=steps),
+        small.scheme(**SCHEMES[name]),
+    )
+    reading = read(batch, scheme, Vocabulary(tuple(piece.encode() for piece in small.PIECES)))
+    adv_su = advantages(credit_batch(reading, batch, scheme), reading.spans, scheme, dtype=torch.float64)
+    rows = [[] for _ in talks]
+    for (n, *_), row, values in zip(turns, ids, adv_su.tolist(), strict=True):
+        rows[n] += values[: len(row)]
+    found = []
+    for one, values in zip(talks, map(iter, rows), strict=True):
+        found.append([next(values) if block >= 0 else 0.0 for block in one.said.blocks])
+    return found
 
 
 def gradient(name, talks, size=small.GROUP, unlearned=()):
     """Of minus the mean over rollouts of the sum over tokens of credit times ratio."""
-    model = small.policy()
-    said = [one.said for one in talks]
+    model, said = small.policy(), [one.said for one in talks]
     logs = small.log_probs(model, said, small.questions(said, size) if size == small.GROUP else ["2+2="] * len(said))
     total = 0.0
     for n, (row, credit) in enumerate(zip(logs, token_credit(name, talks, size), strict=True)):
         if n not in unlearned:
             total = total + ((row - row.detach()).exp() * torch.tensor(credit, dtype=row.dtype)).sum()
-    (-total / len(said)).backward()
-    return {key: value.grad.detach().clone() for key, value in model.named_parameters() if value.grad is not None}
+    return small.gradient_of(model, -total / len(said))

@@ -106,7 +106,9 @@ def replayed(folder, name, group, **options):
     Replayed.rollouts, Replayed.numbers = rollouts, {}
     row = rollouts[0][0][0]
     recipe = CASES["recipes"][name] + options.pop("more", "")
-    prepare(folder, pieces=conformance.PIECES, asked=[(row["question"], row["answer"])] * 2, recipe=recipe)
+    prepare(
+        folder, pieces=conformance.PIECES, asked=[{"prompt": row["question"], "answer": row["answer"]}] * 2, recipe=recipe
+    )
     sizes = {
         "num_generations": len(rollouts),
         "per_device_train_batch_size": len(rollouts),

@@ -33,6 +33,9 @@ from spanwise.errors import RecipeError, SpanwiseError  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("default")  # their packages warn of themselves
 
 
+SAID = {False: small.SAID, True: small.SAID_WITH_TOOLS}
+
+
 def model(dtype=torch.float32, **options):
     """A small policy with the two methods that Unsloth's loader gives a model."""
     policy = small.policy(dtype=dtype, **options)
@@ -61,36 +64,13 @@ def same(found, expected):
     return small.largest_difference(found, expected) < 5e-6
 
 
-@pytest.mark.parametrize("rows", [2, 8])
+@pytest.mark.parametrize(("rows", "tools"), [(2, False), (8, False), (4, True)])
 @pytest.mark.parametrize("loss_type", door.LOSS_TYPES)
-def test_one_step_is_the_gradient_of_the_paper(tmp_path, loss_type, rows):
-    run = run_of(tmp_path, loss_type=loss_type, per_device_train_batch_size=rows, gradient_accumulation_steps=8 // rows)
-    assert same(small.step(run), paper(loss_type=loss_type))
-    assert not run._canary_due
-
-
-@pytest.mark.parametrize("loss_type", door.LOSS_TYPES)
-def test_tokens_of_tools_are_not_trained(tmp_path, loss_type):
-    said, shape = small.SAID_WITH_TOOLS, {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-    run = run_of(tmp_path, said=said, tools=True, loss_type=loss_type, **shape)
+def test_one_step_is_the_gradient_of_the_paper(tmp_path, loss_type, rows, tools):
+    said, shape = SAID[tools], {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 8 // rows}
+    run = run_of(tmp_path, said=said, tools=tools, loss_type=loss_type, **shape)
     assert same(small.step(run), paper(said, loss_type=loss_type))
     assert not run._canary_due
-
-
-def kl_gradient(beta, said=small.SAID):
-    """Of beta times the mean over completions of the mean over trained tokens of r - log r - 1, r = reference / policy.
-
-    Each token times policy / old policy, which is 1 here and has a gradient; Unsloth cuts a token's divergence at 10.
-    """
-    asked, policy, total = small.questions(said), small.policy(dtype=torch.float32), 0.0
-    reference = [row.detach() for row in small.log_probs(small.policy(seed=1, dtype=torch.float32), said, asked)]
-    for one, row, other in zip(said, small.log_probs(policy, said, asked), reference, strict=True):
-        trained = [t for t, block in enumerate(one.blocks) if block >= 0]
-        for t in trained:
-            divergence = (other[t] - row[t]).exp() - (other[t] - row[t]) - 1
-            total = total + ((row[t] - row[t].detach()).exp() * divergence).clamp(max=10) / len(trained) / len(said)
-    (beta * total).backward()
-    return {name: value.grad for name, value in policy.named_parameters() if value.grad is not None}
 
 
 @pytest.mark.parametrize("loss_type", KL_LOSS_TYPES)
@@ -100,33 +80,25 @@ def test_the_kl_is_the_token_mean_of_each_completion(tmp_path, loss_type):
     policy.config._name_or_path = str(tmp_path / "reference")
     shape = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     run = run_of(tmp_path / "run", loss_type=loss_type, beta=beta, extra={"model": policy}, **shape)
-    reward, kl = paper(loss_type=loss_type), kl_gradient(beta)
-    assert same(small.step(run), {name: value + kl[name] for name, value in reward.items()})
+    kl = small.kl_gradient(small.policy(dtype=torch.float32), beta=beta, cut=10)  # where Unsloth cuts a token's divergence
+    assert same(small.step(run), small.added(paper(loss_type=loss_type), kl))
     assert run.beta == beta
 
 
 @pytest.mark.parametrize("loss_type", ["dr_grpo", "cispo", "sapo", "dapo"])
 def test_a_second_step_on_one_batch_is_clipped_like_the_paper(tmp_path, loss_type):
     # Micro-batches of one prompt: their old log-probabilities are as wide as the longest prompt of the whole batch demands.
-    seen, rate, clip = small.EveryStep(), 0.05, 0.2
-    shape = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "num_iterations": 2, "max_steps": 2}
-    extra = {"callbacks": [seen]}
-    run = run_of(tmp_path, loss_type=loss_type, learning_rate=rate, epsilon=clip, extra=extra, **shape)
-    run.train()
-    first, second = seen.weights
-    moved = small.policy(dtype=torch.float32)
-    moved.load_state_dict(first, strict=False)
-    with torch.no_grad():
-        old = small.log_probs(small.policy(dtype=torch.float32), small.SAID, small.questions(small.SAID))
-    found = {name: (first[name] - second[name]) / rate for name in first}
-    expected = small.paper_gradient(moved, loss_type=loss_type, old=old, clip=clip)
+    shape = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    options = {"kind": door.UnslothSpanGRPOTrainer, "extra": {"model": model()}, "loss_type": loss_type, "epsilon": 0.2}
+    _, found, moved, old = small.second_step(tmp_path, 0.05, dtype=torch.float32, **options, **shape)
+    expected = small.paper_gradient(moved, loss_type=loss_type, old=old, clip=0.2)
     assert small.largest_difference(found, expected) < 5e-5  # weights of float32, divided by the rate
 
 
 @pytest.mark.parametrize("tools", [False, True])
 def test_a_padding_token_at_the_end_is_in_no_block(tmp_path, tools):
     """Unsloth's loss leaves it out, so that a block's credit is shared among its other tokens; some models have one for both."""
-    given = small.SAID_WITH_TOOLS if tools else small.SAID
+    given = SAID[tools]
     said = [small.replace(one, blocks=[*one.blocks[:-1], -1]) for one in given]
     tokenizer = small.tokenizer()
     tokenizer.pad_token = "<eos>"
@@ -137,7 +109,7 @@ def test_a_padding_token_at_the_end_is_in_no_block(tmp_path, tools):
 
 @pytest.mark.parametrize("tools", [False, True])
 def test_a_completion_with_a_padding_token_inside_is_left_out(tmp_path, tools):
-    said = list(small.SAID_WITH_TOOLS if tools else small.SAID)
+    said = list(SAID[tools])
     said[2] = small.replace(said[2], pieces=[*said[2].pieces[:2], "<pad>", *said[2].pieces[3:]])
     run = run_of(tmp_path, said=said, tools=tools, per_device_train_batch_size=4, gradient_accumulation_steps=2)
     assert same(small.step(run), paper(said, unlearned=(2,)))
@@ -173,27 +145,19 @@ def beside(value_bt, inputs, *, pad_id):
     return torch.nn.functional.pad(value_bt, (width - value_bt.shape[1], 0))
 
 
-def test_a_table_that_does_not_move_is_noticed(tmp_path, monkeypatch):
-    run = run_of(tmp_path)
-    monkeypatch.setattr(door._Packed, "compute_loss", moves_by(beside))
-    with pytest.raises(SpanwiseError, match=r"does not weigh the tokens of completion \d+ with their own advantages"):
-        run.train()
+def average(value_bt, inputs, *, pad_id):
+    """One number for a completion."""
+    return value_bt.mean(dim=1)
 
 
-def moves_by(move):
+@pytest.mark.parametrize("move", [beside, average])
+def test_a_table_that_does_not_move_and_one_number_for_a_completion_are_noticed(tmp_path, monkeypatch, move):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         moved = {**inputs, "advantages": move(inputs["advantages"].detach(), inputs, pad_id=self._pad_id)}
         return super(door._Packed, self).compute_loss(model, moved, return_outputs, num_items_in_batch)
 
-    return compute_loss
-
-
-def test_one_number_for_a_completion_is_noticed(tmp_path, monkeypatch):
-    def mean(value_bt, inputs, *, pad_id):
-        return value_bt.mean(dim=1)
-
     run = run_of(tmp_path)
-    monkeypatch.setattr(door._Packed, "compute_loss", moves_by(mean))
+    monkeypatch.setattr(door._Packed, "compute_loss", compute_loss)
     with pytest.raises(SpanwiseError, match="does not weigh the tokens"):
         run.train()
 

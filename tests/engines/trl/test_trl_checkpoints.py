@@ -174,9 +174,6 @@ def test_another_number_of_processes_is_said(copied):
         assert checkpoints.whole_checkpoint(args, True) == str(copied)
 
 
-# ------------------------------------------------------------------------------------------------ a method that remembers
-
-
 def memory(run):
     return run.scheme.entry.estimator.state_dict()
 

@@ -19,9 +19,6 @@ from trl_small import PIECES, SAID_WITH_TOOLS, THIRD_PARTY, policy, sampling, to
 pytestmark = [*THIRD_PARTY, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
 
 
-# ------------------------------------------------------------------------------------------- values become advantages
-
-
 def test_advantages_are_gae_of_what_the_critic_said(tmp_path):
     """One reward at the end: the definition, token by token, over what the policy wrote."""
     run = with_critic(tmp_path, objectives=ONE, credit={"lam": 0.95})
@@ -72,9 +69,6 @@ def test_accumulated_and_repeated_steps_fit_once_per_generation_batch(tmp_path):
     run.train()
     assert run.critic.batches == 2  # each batch of eight is stepped on twice
     assert run.state.global_step == 4
-
-
-# ------------------------------------------------------------------------------------------------------------- refusals
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
@@ -137,25 +131,24 @@ def test_a_classifier_that_is_no_critic_is_refused(tmp_path, name):
         with_critic(tmp_path / "a", fast(model=str(tmp_path / "model")))
 
 
-def test_a_critic_of_other_values_or_another_head_is_refused(tmp_path, saved):
-    for options, match in (({"objectives": ONE}, "gives 2 values"), ({"head": "hl_gauss"}, "has the head scalar")):
-        head = {"head": options.pop("head")} if "head" in options else {}
-        with pytest.raises(RecipeError, match=match):
-            with_critic(tmp_path / "b", fast(model=str(saved), **head), **options)
-
-
-def test_a_critic_that_cannot_be_read_is_one_sentence(tmp_path, saved):
-    (saved / "model.safetensors").write_bytes(b"no weights")
-    for name in (saved, tmp_path / "nowhere"):
-        with pytest.raises(DataError, match="cannot be read") as caught:
-            with_critic(tmp_path / "b", fast(model=str(name)))
-        assert "\n" not in str(caught.value)
-    (saved / "critic.json").write_text("{")
-    with pytest.raises(DataError, match=r"critic\.json' is damaged"):
-        with_critic(tmp_path / "c", fast(model=str(saved)))
-
-
-# ------------------------------------------------------------------------------------------------------------- diverged
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"objectives": ONE}, RecipeError, "gives 2 values"),
+        ({"head": "hl_gauss"}, RecipeError, "has the head scalar"),
+        ({"model.safetensors": "no weights"}, DataError, "cannot be read"),
+        ({"critic.json": "{"}, DataError, r"critic\.json' is damaged"),
+        ({"model": "nowhere"}, DataError, "cannot be read"),
+    ],
+    ids=lambda options: next(iter(options)) if isinstance(options, dict) else "",
+)
+def test_a_critic_of_other_values_or_another_head_or_that_cannot_be_read_is_refused(tmp_path, saved, options, error, match):
+    for name in {"model.safetensors", "critic.json"} & options.keys():
+        (saved / name).write_text(options[name])
+    fields = {"model": str(saved), **{name: options[name] for name in {"head", "model"} & options.keys()}}
+    with pytest.raises(error, match=match) as caught:
+        with_critic(tmp_path / "b", fast(**fields), objectives=options.get("objectives", PAIR))
+    assert "\n" not in str(caught.value)
 
 
 def test_a_diverged_critic_stops_the_run_before_anything_learns_from_it(tmp_path):
@@ -177,9 +170,6 @@ def test_a_diverged_critic_stops_the_run_before_anything_learns_from_it(tmp_path
     assert equal(optimizer_state(run.optimizer), kept["adam"])
     assert equal(state(run.critic.model), kept["critic"])
     assert equal(optimizer_state(run.critic.optimizer), kept["own"])
-
-
-# -------------------------------------------------------------------------------------------------------------- resume
 
 
 def resumable(folder, **options):
@@ -217,9 +207,6 @@ def test_a_checkpoint_without_its_critic_is_refused(tmp_path):
         resumable(tmp_path / "b").train(resume_from_checkpoint=str(checkpoint))
 
 
-# ------------------------------------------------------------------------------------------------------------ adapters
-
-
 @pytest.mark.filterwarnings("ignore")  # peft and transformers about themselves
 def test_a_policy_with_adapters(tmp_path):
     adapters = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
@@ -237,12 +224,3 @@ def test_a_policy_with_adapters(tmp_path):
     again = run_in(tmp_path / "again")
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert equal(state(again.critic.model), state(run.critic.model))
-
-
-@pytest.mark.filterwarnings("ignore")  # transformers about bfloat16 on a CPU
-def test_a_trainer_in_bfloat16_with_gradient_checkpointing(tmp_path):
-    extra, options = {"model": policy(dtype=torch.float32)}, {"bf16": True, "gradient_checkpointing": True, "max_steps": 10}
-    run = with_critic(tmp_path, fast(gradient_checkpointing=True), objectives=ONE, extra=extra, **options)
-    run.train()
-    assert {value.dtype for value in run.critic.model.parameters()} == {torch.float32}
-    assert critic_lines(run)[-1]["critic/explained_variance"] > 0.3

@@ -1,12 +1,10 @@
 """Models as rewards in TRL's training: a judge, its cache, an async function of its verdicts, a reward model."""
 
 import torch
-from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from judge_server import Server, verdict
 from spanwise.objective import Objective
 from spanwise.rollouts.schema import score_columns
-from tokenizers_small import byte_level
 from trl_small import THIRD_PARTY, trainer
 
 pytestmark = THIRD_PARTY
@@ -52,27 +50,3 @@ def test_judge_cache_and_async_function_train_with_the_same_advantages(tmp_path)
     text = first.last_rollouts.reading.text
     own = [block["confidence"] and block["confidence"][""].removesuffix("<eos>") for block in text]
     assert notes == [part and f"I read {part}" for part in own]
-
-
-def test_a_reward_model_trains_as_a_function_of_its_numbers(tmp_path):
-    torch.manual_seed(0)
-    tokenizer = byte_level(special=("<pad>",))
-    tokenizer.pad_token = "<pad>"
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), num_labels=1, pad_token_id=tokenizer.pad_token_id, initializer_range=0.5, **sizes
-    )
-    model = LlamaForSequenceClassification(config).eval()
-    model.save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
-
-    def number(prompts, completions):
-        texts = [prompt + text.removesuffix("<eos>") for prompt, text in zip(prompts, completions, strict=True)]
-        with torch.no_grad():
-            return [float(model(input_ids=torch.tensor([tokenizer(text)["input_ids"]])).logits) for text in texts]
-
-    asked = Objective("reward_model", pays="solution", options={"model": str(tmp_path / "model"), "sees": "whole"})
-    runs = trained(tmp_path / "a", asked), trained(tmp_path / "b", Objective(number, pays="solution", name="reward_model"))
-    first, second = (run.last_rollouts.advantages_nt for run in runs)
-    assert first.abs().max() > 0.1
-    torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-5)

@@ -103,17 +103,15 @@ def test_rewards_of_the_script_are_read_and_its_code_is_not_run(tmp_path):
 
 
 def test_nothing_else_changes(tmp_path):
-    without = trainer(tmp_path / "plain", extra={"args": plain(config(tmp_path / "plain", max_steps=3, learning_rate=0.01))})
-    without.train()
-    with_folder = trainer(tmp_path / "kept", **KEEP)
-    with_folder.train()
-    assert all(torch.equal(weights(without.model)[name], value) for name, value in weights(with_folder.model).items())
-    timed = ("spanwise/seconds", "step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second")
-    logged = [
-        [{k: v for k, v in line.items() if k not in timed} for line in run.state.log_history]
-        for run in (without, with_folder)
-    ]
+    args = plain(config(tmp_path / "plain", max_steps=3, learning_rate=0.01))
+    without, with_folder = trainer(tmp_path / "plain", extra={"args": args}), trainer(tmp_path / "kept", **KEEP)
+    logged = []
+    for run in (without, with_folder):
+        run.train()
+        timed = ("spanwise/seconds", "step_time", "train_runtime", "train_samples_per_second", "train_steps_per_second")
+        logged.append([{k: v for k, v in line.items() if k not in timed} for line in run.state.log_history])
     assert logged[0] == logged[1]
+    assert all(torch.equal(weights(without.model)[name], value) for name, value in weights(with_folder.model).items())
     assert not (tmp_path / "plain" / "recipe.yaml").exists()
 
 
@@ -189,18 +187,15 @@ def test_what_cannot_be_kept_is_refused_at_construction(tmp_path, options):
         config(tmp_path, **options)
 
 
-def test_a_report_without_what_draws_it_is_refused_at_construction(tmp_path, monkeypatch):
+def test_a_report_without_what_draws_it_and_batches_that_no_step_ends_are_refused(tmp_path, monkeypatch):
+    batches = {"per_device_train_batch_size": 4, "steps_per_generation": 3, "gradient_accumulation_steps": 2}
+    with pytest.raises(RecipeError, match="must be a positive multiple of"):
+        trainer(tmp_path, **KEEP, **batches, num_generations=6)
     there = importlib.util.find_spec
     monkeypatch.setattr("spanwise.engines.shared.find_spec", lambda name: None if name == "altair" else there(name))
     with pytest.raises(RecipeError, match="not installed: altair"):
         config(tmp_path, report=True)
     assert config(tmp_path, keep_rollouts=1).keep_rollouts == 1
-
-
-def test_batches_that_no_step_ends_are_refused(tmp_path):
-    batches = {"per_device_train_batch_size": 4, "steps_per_generation": 3, "gradient_accumulation_steps": 2}
-    with pytest.raises(RecipeError, match="must be a positive multiple of"):
-        trainer(tmp_path, **KEEP, **batches, num_generations=6)
 
 
 def test_a_table_of_completions_that_trl_no_longer_keeps_is_a_remark():

@@ -73,37 +73,23 @@ def whole_gradient(model, said, *, reference, mixed=False, alpha=ALPHA):
     for i in ends:
         weight = len(ends) / (2 * (right if said[i].right == 1 else len(ends) - right))
         total = total + alpha * weight * (scores[i] - said[i].right) ** 2 / len(ends)
-    model.zero_grad()
-    total.backward()
-    return {name: value.grad.detach().clone() for name, value in model.named_parameters() if value.grad is not None}
+    return small.gradient_of(model, total)
 
 
 def reference_of(said):
     return statistics.mean(float(logp.detach()) for logp in end_logps(small.policy(), said) if logp is not None)
 
 
-# ------------------------------------------------------------------------------------------------ the loss
-
-
-@pytest.mark.parametrize("loss_type", ["dr_grpo", "grpo", "dapo"])
-def test_the_gradient_of_the_whole_loss(tmp_path, loss_type):
-    run = run_with(
-        tmp_path, laser(), said=CUT, loss_type=loss_type, per_device_train_batch_size=2, gradient_accumulation_steps=4
-    )
-    assert (
-        small.largest_difference(small.step(run), whole_gradient(small.policy(), CUT, reference=reference_of(CUT)))
-        < small.EXACT
-    )
-    assert run.parts["laser"].measured["completions"] == 6
-    assert run.parts["laser"].mode.reference == pytest.approx(reference_of(CUT), abs=1e-5)
-
-
-def test_with_the_score_mixed_into_the_advantages(tmp_path):
-    run = run_with(tmp_path, laser(mix=MIX), said=CUT)
-    want = whole_gradient(small.policy(), CUT, reference=reference_of(CUT), mixed=True)
+@pytest.mark.parametrize(("loss_type", "mix"), [("dr_grpo", 0.0), ("grpo", 0.0), ("dapo", 0.0), ("dr_grpo", MIX)])
+def test_the_gradient_of_the_whole_loss(tmp_path, loss_type, mix):
+    """Also with the score mixed into the advantages."""
+    shape = {"loss_type": loss_type, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    run, reference = run_with(tmp_path, laser(mix=mix), said=CUT, **shape), reference_of(CUT)
+    want, plain = (whole_gradient(small.policy(), CUT, reference=reference, mixed=mixed) for mixed in (mix > 0, False))
     assert small.largest_difference(small.step(run), want) < small.EXACT
-    plain = whole_gradient(small.policy(), CUT, reference=reference_of(CUT))
-    assert small.largest_difference(plain, want) > 100 * small.EXACT  # the mixing is seen at all
+    assert not mix or small.largest_difference(plain, want) > 100 * small.EXACT  # the mixing is seen at all
+    assert run.parts["laser"].measured["completions"] == 6
+    assert run.parts["laser"].mode.reference == pytest.approx(reference, abs=1e-5)
 
 
 def test_the_kl_s_reference_policy_is_not_taken_for_the_one_that_sampled(tmp_path):
@@ -155,17 +141,12 @@ def test_rollouts_that_say_their_turns_are_refused_at_the_first_step_and_not_onc
         run.train()
 
 
-# ------------------------------------------------------------------------------------------------ generation
-
-
-def sampling_run(folder, mine, **options):
-    extra = {"scheme": small.scheme(credit={"laser": mine}), "rollout_func": None, "train_dataset": small.prompts(8)}
-    return small.trainer(folder, extra=extra, generation_kwargs=UNWRITTEN, **options)
-
-
 @pytest.mark.filterwarnings("ignore:Step 0:UserWarning", "ignore:Every advantage:UserWarning")
 def test_what_is_overheard_in_generation_is_what_a_pass_would_say(tmp_path):
-    run = sampling_run(tmp_path, laser(mix=MIX), per_device_train_batch_size=32, temperature=1.5)
+    scheme = small.scheme(credit={"laser": laser(mix=MIX)})
+    extra = {"scheme": scheme, "rollout_func": None, "train_dataset": small.prompts(8)}
+    options = {"generation_kwargs": UNWRITTEN, "per_device_train_batch_size": 32, "temperature": 1.5}
+    run = small.trainer(tmp_path, extra=extra, **options)
     seen = {}
     read, heard = run.parts["laser"]._read_ends, run.parts["laser"].known_logps
 
@@ -188,9 +169,6 @@ def test_what_is_overheard_in_generation_is_what_a_pass_would_say(tmp_path):
     kept = run.last_rollouts.batch.score_n
     assert torch.equal(kept.isnan(), ~seen["ended"])
     assert not run.model._forward_hooks
-
-
-# ------------------------------------------------------------------------------------------------ resume, bad input
 
 
 def test_a_resumed_run_goes_on_with_its_reference(tmp_path):

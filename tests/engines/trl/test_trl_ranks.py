@@ -11,9 +11,8 @@ import trl_turns_small as turns
 import two_ranks_critic
 import two_ranks_steps
 from critic_small import equal, state
-from launch_two_ranks import ASKED, CASES, SHARED, case
+from launch_two_ranks import ASKED, CASES, SHARED, case, launched
 from trl_critic_small import Watched, critic_lines, with_critic
-from two_ranks import launched
 from two_ranks_critic import CASES as CRITICS
 from two_ranks_steps import CASES as LONGER
 from two_ranks_steps import GROUP, PROMPTS, STEPS
@@ -26,7 +25,7 @@ ROUNDING = 1e-7
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    return launched("launch_two_ranks.py", tmp_path_factory.mktemp("ranks"), timeout=900)
+    return launched(tmp_path_factory.mktemp("ranks"))
 
 
 def check_one_process(two, run):
@@ -81,9 +80,6 @@ def test_two_processes_write_one_folder(two_ranks):
     assert (folder / "report.html").is_file()
 
 
-# --------------------------------------------------------------------------- three steps of a policy that samples for itself
-
-
 def both(folder, name):
     """What the two processes did as one: step by step, the first one's completions before the second one's."""
     ranks = [torch.load(folder / f"steps {name}.{rank}.pt") for rank in (0, 1)]
@@ -114,9 +110,6 @@ def test_three_steps_of_two_processes_are_those_of_one(two_ranks, one, name):
 def test_the_processes_ask_each_other_once_per_step(two_ranks):
     _, ranks = both(two_ranks, "dr_grpo")
     assert [rank["gathers"] for rank in ranks] == [STEPS, STEPS]
-
-
-# --------------------------------------------------------------------------- a critic
 
 
 @pytest.mark.parametrize("name", CRITICS)

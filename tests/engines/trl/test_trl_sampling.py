@@ -17,10 +17,6 @@ SURE = [replace(SAID[0], pieces=SAID[n].pieces, confidence=SAID[n].confidence) f
 FIRST, SECOND = SAID[:4], SAID[4:]
 
 
-def right(completions, answer, **columns):
-    return [float(f"<answer>{gold}</answer>" in text) for text, gold in zip(completions, answer, strict=True)]
-
-
 class Calls:
     """A rollout function that answers call by call, and what it was asked."""
 
@@ -32,28 +28,27 @@ class Calls:
         return scripted(self.scripts.pop(0))(batch, trainer)
 
 
-def sampled(folder, calls, **options):
+def sampled(folder, calls, *, objectives=OBJECTIVES, dynamic_sampling="credit", **options):
     """A trainer after one step on what the calls gave."""
-    run = trainer(folder, extra={"rollout_func": calls, "train_dataset": prompts(6)}, **options)
+    extra = {"rollout_func": calls, "train_dataset": prompts(6), "objectives": objectives}
+    run = trainer(folder, extra=extra, dynamic_sampling=dynamic_sampling, **options)
     step(run)
     return run
 
 
 def spoken(run):
-    return [
-        tokenizer().decode(ids[mask])
-        for ids, mask in zip(run.last_rollouts.batch.ids_nt, run.last_rollouts.batch.mask_nt, strict=True)
-    ]
+    batch = run.last_rollouts.batch
+    return [tokenizer().decode(ids[mask]) for ids, mask in zip(batch.ids_nt, batch.mask_nt, strict=True)]
 
 
 def test_a_useless_group_gives_way_and_the_batch_is_as_if_it_had_been_sampled(tmp_path):
     # 2+2= is useless, twice; the third time there is a useful group for a prompt of the dataset's.
     calls = Calls([*USELESS, *SECOND], USELESS, FIRST)
-    run = sampled(tmp_path / "sampled", calls, dynamic_sampling="credit")
+    run = sampled(tmp_path / "sampled", calls)
     assert [len(asked) for asked in calls.asked] == [8, 4, 4]
     final_prompts = [*calls.asked[2], *calls.asked[0][4:]]
     assert list(run.last_rollouts.prompts) == final_prompts
-    plain = sampled(tmp_path / "plain", Calls([*FIRST, *SECOND]))
+    plain = sampled(tmp_path / "plain", Calls([*FIRST, *SECOND]), dynamic_sampling=None)
     assert spoken(run) == spoken(plain)
     answers = {"2+2=": "4", "1+2=": "3"}
     assert run.last_rollouts.batch.columns["answer"] == [answers[prompt] for prompt in final_prompts]
@@ -75,14 +70,8 @@ def test_a_group_of_one_outcome_is_useful_for_the_confidence_and_useless_for_the
 @pytest.mark.filterwarnings("ignore:Step 0. 1 of 8 completions leave out confidence:UserWarning")
 def test_a_reward_that_is_missing_differs_from_nothing(tmp_path):
     nearly = [*USELESS[:3], say("ab", "4", None, 1.0)]
-    objectives = (OBJECTIVES[0], replace(OBJECTIVES[1], if_missing=None))
     calls = Calls([*nearly, *SECOND], FIRST)
-    run = trainer(
-        tmp_path,
-        extra={"rollout_func": calls, "train_dataset": prompts(6), "objectives": objectives},
-        dynamic_sampling="brier",
-    )
-    step(run)
+    sampled(tmp_path, calls, objectives=(OBJECTIVES[0], replace(OBJECTIVES[1], if_missing=None)), dynamic_sampling="brier")
     assert calls.scripts == []
 
 
@@ -92,22 +81,16 @@ def test_rewards_are_computed_again_only_after_an_exchange(tmp_path, scripts, ti
 
     def counted(completions, answer, **columns):
         counts.append(len(completions))
-        return right(completions, answer)
+        return [float(f"<answer>{gold}</answer>" in text) for text, gold in zip(completions, answer, strict=True)]
 
-    objectives = (Objective(counted, pays="solution", name="correct"), OBJECTIVES[1])
-    run = trainer(
-        tmp_path,
-        extra={"rollout_func": Calls(*scripts), "train_dataset": prompts(6), "objectives": objectives},
-        dynamic_sampling="credit",
-    )
-    step(run)
+    run = sampled(tmp_path, Calls(*scripts), objectives=(Objective(counted, pays="solution", name="correct"), OBJECTIVES[1]))
     assert len(counts) == times
     assert bool(run.last_rollouts.advantages_nt.any())
 
 
 def test_what_stays_useless_after_the_last_round_is_trained_with_credit_0(tmp_path):
     calls = Calls([*USELESS, *SECOND], USELESS, USELESS)
-    run = sampled(tmp_path, calls, dynamic_sampling="credit", dynamic_sampling_rounds=2)
+    run = sampled(tmp_path, calls, dynamic_sampling_rounds=2)
     assert calls.scripts == []
     assert not run.last_rollouts.advantages_nt[:4].any()
     logged = run.state.log_history[0]
@@ -117,7 +100,7 @@ def test_what_stays_useless_after_the_last_round_is_trained_with_credit_0(tmp_pa
 def test_the_prompts_that_are_drawn_belong_to_the_seed_and_the_step(tmp_path):
     def drawn(folder, seed):
         calls = Calls([*USELESS, *SECOND], USELESS, USELESS)
-        sampled(folder, calls, dynamic_sampling="credit", dynamic_sampling_rounds=2, seed=seed)
+        sampled(folder, calls, dynamic_sampling_rounds=2, seed=seed)
         return calls.asked[1:]
 
     first = drawn(tmp_path / "a", 1)
@@ -126,10 +109,6 @@ def test_the_prompts_that_are_drawn_belong_to_the_seed_and_the_step(tmp_path):
 
 
 def test_nothing_is_sampled_twice_in_an_evaluation(tmp_path):
-    run = trainer(
-        tmp_path,
-        extra={"rollout_func": scripted(USELESS), "eval_dataset": prompts(2)},
-        dynamic_sampling="credit",
-        per_device_eval_batch_size=8,
-    )
+    extra = {"rollout_func": scripted(USELESS), "eval_dataset": prompts(2)}
+    run = trainer(tmp_path, extra=extra, dynamic_sampling="credit", per_device_eval_batch_size=8)
     assert "eval_sampling/groups" not in run.evaluate()

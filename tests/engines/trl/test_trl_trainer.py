@@ -1,5 +1,6 @@
 """What the trainer does around the loss: canary, metrics, rollouts, evaluation, refusals."""
 
+import copy
 import logging
 import math
 import re
@@ -9,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM
 
 import trl_small as small
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
@@ -19,9 +19,6 @@ from spanwise.objective import Objective
 from spanwise.scheme import Scheme
 
 pytestmark = small.THIRD_PARTY
-
-
-# --------------------------------------------------------------------------- canary
 
 
 COLLAPSES = {
@@ -43,32 +40,28 @@ def collapsing(how="completion mean"):
     return Collapsing
 
 
+#: A loss with more terms than the policy's, and log-probabilities that are kept.
+MORE = {
+    "said": small.SAID_WITH_TOOLS, "tools": True, "beta": 0.1, "entropy_coef": 0.5, "per_device_train_batch_size": 4,
+    "steps_per_generation": 2,
+}  # fmt: skip
+OTHERS = [MORE, *({"loss_type": name} for name in ("grpo", "cispo", "sapo"))]
+
+
 @pytest.mark.parametrize(
-    ("how", "loss_type"),
-    [*((how, "dr_grpo") for how in COLLAPSES), *(("completion mean", name) for name in ("grpo", "cispo", "sapo"))],
+    ("how", "options"), [*((how, {}) for how in COLLAPSES), *(("completion mean", one) for one in OTHERS)]
 )
-def test_canary_sees_collapsed_advantages(tmp_path, how, loss_type):
-    run = small.trainer(tmp_path, kind=collapsing(how), loss_type=loss_type)
+def test_canary_sees_collapsed_advantages(tmp_path, how, options):
+    extra = {"model": small.beside_a_reference(tmp_path)}
+    run = small.trainer(tmp_path / "run", kind=collapsing(how), extra=extra, **options)
     with pytest.raises(SpanwiseError, match="advantage"):
         run.train()
 
 
-@pytest.mark.parametrize("broken", [False, True], ids=["sound", "broken"])
-def test_canary_under_kl_entropy_bonus_tools_and_kept_log_probabilities(tmp_path, broken):
-    small.policy().save_pretrained(tmp_path / "start")
-    run = small.trainer(
-        tmp_path / "run",
-        kind=collapsing() if broken else SpanGRPOTrainer,
-        said=small.SAID_WITH_TOOLS, tools=True, beta=0.1, entropy_coef=0.5, per_device_train_batch_size=4, steps_per_generation=2,
-        extra={"model": AutoModelForCausalLM.from_pretrained(tmp_path / "start")},
-    )  # fmt: skip
-    if broken:
-        with pytest.raises(SpanwiseError, match="own advantage"):
-            run.train()
-    else:
-        run.train()
-        assert not run._canary_due
-        assert run.state.log_history[0]["kl"] == pytest.approx(0.0, abs=1e-6)
+def test_canary_is_quiet_under_more_terms(tmp_path):
+    run = small.trainer(tmp_path / "run", extra={"model": small.beside_a_reference(tmp_path)}, **MORE)
+    run.train()
+    assert not run._canary_due
 
 
 def test_canary_can_be_switched_off(tmp_path):
@@ -76,12 +69,17 @@ def test_canary_can_be_switched_off(tmp_path):
     assert small.largest_difference(small.step(run), small.paper_gradient(small.policy())) > 0.01
 
 
-# --------------------------------------------------------------------------- what is logged and kept
-
-
-def test_metrics_are_those_of_the_whole_batch(tmp_path):
-    run = small.trainer(tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """A run in four micro-batches that keeps TRL's table of completions: the run and the rows of the table."""
+    folder = tmp_path_factory.mktemp("logged")
+    run = small.trainer(folder, log_completions=True, per_device_train_batch_size=2, gradient_accumulation_steps=4)
     run.train()
+    return run, table_of_completions(folder)
+
+
+def test_metrics_are_those_of_the_whole_batch(logged):
+    run, _ = logged
     log = run.state.log_history[0]
     rows = small.credit(small.SAID)  # four right of five... by hand: rights 1 1 0 0 | 1 1 1 0, one report missing
     present = [row for row, one in zip(rows, small.SAID, strict=True) if one.confidence is not None]
@@ -108,11 +106,9 @@ def table_of_completions(folder):
     return pq.read_table(file).to_pylist()
 
 
-def test_trls_table_of_completions_holds_the_credit(tmp_path, caplog):
+def test_trls_table_of_completions_holds_the_credit(logged):
     """The sixth completion has no confidence: TRL's scalar praised it with +1.03."""
-    run = small.trainer(tmp_path, log_completions=True, per_device_train_batch_size=4, gradient_accumulation_steps=2)
-    run.train()
-    table = table_of_completions(tmp_path)
+    run, table = logged
     assert [row["completion"] for row in table] == run.last_rollouts.completions
     for row, (solution, confidence, stop), one in zip(table, small.credit(small.SAID), small.SAID, strict=True):
         shown = (row["credit/solution"], row["credit/confidence"], row["credit/stop"])
@@ -164,7 +160,7 @@ def test_rollouts_are_kept(tmp_path):
     assert kept.prompts == ["2+2="] * 4 + ["1+2="] * 4
     assert kept.batch.group_n.tolist() == [0] * 4 + [1] * 4
     assert kept.batch.columns == {"answer": ["4"] * 4 + ["3"] * 4}
-    assert kept.completions[1] == "b<answer>4</answer><confidence>0.6</confidence>"
+    assert kept.completions[1] == "<answer>4</answer><confidence>0.6</confidence>"
     assert kept.reading.text[0]["confidence"]["confidence"] == "0.9"
     assert kept.reading.text[5]["confidence"] is None
     for n, one in enumerate(small.SAID_WITH_TOOLS):
@@ -173,10 +169,11 @@ def test_rollouts_are_kept(tmp_path):
     assert kept.reading.scores.names == ("correct", "brier")
     assert kept.reading.scores.reward_nm[0].tolist() == pytest.approx([1.0, -0.01])
     assert math.isnan(kept.reading.scores.reward_nm[5, 1])
-    for n, (solution, confidence, stop) in enumerate(small.credit(small.SAID_WITH_TOOLS)):
-        assert kept.credit.block_nk[n].tolist() == pytest.approx([solution, confidence])
-        assert float(kept.credit.stop_n[n]) == pytest.approx(stop)
-        assert float(kept.advantages_nt[n].sum()) == pytest.approx(solution + confidence + stop, abs=1e-6)
+    for n, (row, credit) in enumerate(
+        zip(small.token_advantages(small.SAID_WITH_TOOLS), small.credit(small.SAID_WITH_TOOLS), strict=True)
+    ):
+        assert [*kept.credit.block_nk[n].tolist(), float(kept.credit.stop_n[n])] == pytest.approx([*credit])
+        assert kept.advantages_nt[n, : len(row)].tolist() == pytest.approx(row, abs=1e-6)
 
 
 def test_evaluation_groups_by_its_own_number_of_generations(tmp_path):
@@ -210,7 +207,10 @@ def test_a_reward_function_in_trls_signature_may_log(tmp_path):
     assert solution == pytest.approx([0.0] + [n - group for n in lengths[1:4]])
 
 
-# --------------------------------------------------------------------------- refusals
+def opened(ending, prefilled):
+    """Prompts that end with a tag, or a layout that expects it."""
+    rows = Dataset.from_dict({"prompt": ["2+2=" + ending] * 2, "answer": ["4"] * 2})
+    return {"train_dataset": rows, "layout": Layout(dict(small.LAYOUT.blocks), prefilled=prefilled)}
 
 
 @pytest.mark.parametrize(
@@ -218,21 +218,13 @@ def test_a_reward_function_in_trls_signature_may_log(tmp_path):
     [
         (DataError, {"train_dataset": small.prompts(1)}),  # and a generation batch takes two
         (RecipeError, {"objectives": [Objective(torch.nn.Linear(1, 1), pays=("solution",), name="judge")]}),
+        (RecipeError, opened("<answer>", None)),
+        (RecipeError, opened("", "answer")),
     ],
 )
-def test_refusals_before_training(tmp_path, error, extra):
+def test_data_and_objectives_that_cannot_be_trained_on_are_refused(tmp_path, error, extra):
     with pytest.raises(error):
-        small.trainer(tmp_path, extra=extra)
-
-
-@pytest.mark.parametrize(("ending", "prefilled"), [("<answer>", None), ("", "answer")])
-def test_prompt_and_layout_agree_on_the_opening_tag(tmp_path, ending, prefilled):
-    rows = Dataset.from_dict({"prompt": ["2+2=" + ending] * 2, "answer": ["4"] * 2})
-    run = small.trainer(
-        tmp_path, extra={"train_dataset": rows, "layout": Layout(dict(small.LAYOUT.blocks), prefilled=prefilled)}
-    )
-    with pytest.raises(RecipeError):
-        run.train()
+        small.trainer(tmp_path, extra=extra).train()
 
 
 def test_a_tool_mask_of_the_wrong_length_names_the_completion(tmp_path):
@@ -291,3 +283,23 @@ def test_wrong_tags_are_the_one_thing_said_of_the_first_batch(tmp_path):
     (said,) = (str(one.message) for one in seen if str(one.message).startswith("Step 0:"))
     assert re.search(r"<plan> is in 0 and <code> is in 0 of 8 .*<answer> \(8\)", said)
     assert not any("too easy or too hard" in str(one.message) for one in seen)
+
+
+def test_completions_sampled_beside_the_training_are_credited_and_forgotten(tmp_path):
+    run = small.trainer(tmp_path)
+    run.train()
+    remembered = (run.last_rollouts, run.last_metrics, run.step, run.zero_batches, copy.deepcopy(dict(run._metrics)))
+    logged = {name: list(values) for name, values in run._logs.items()}
+    sample = run.sample_rollouts([small.prompts()[0]])
+    assert list(sample.prompts) == ["2+2="] * 4
+    assert sample.mode == "eval"
+    rewards = [said.right for said in small.SAID[:4]]
+    expected = [reward - sum(rewards) / 4 for reward in rewards]  # the group's mean is the baseline of `correct`
+    assert sample.credit.block_nk[:, 0].tolist() == pytest.approx(expected)
+    assert run.last_rollouts is remembered[0]
+    assert (run.last_metrics, run.step, run.zero_batches) == remembered[1:4]
+    assert {name: dict(values) for name, values in run._metrics.items() if values} == {
+        name: dict(values) for name, values in remembered[4].items() if values
+    }
+    assert {name: list(values) for name, values in run._logs.items()} == logged
+    assert run.model.training
