@@ -74,13 +74,10 @@ def test_it_judges_in_a_run_of_verl(judge_url, tmp_path):
     python = Path(__file__).parents[2] / ".venv-verl" / "bin" / "python"
     write_task(tmp_path, digits_task("easy", train_size=16, eval_size=8))
     judge = {**WORD, "base_url": judge_url}
-    objectives = [
-        {"reward": "correct", "pays": ["solution"], "baseline": "group", "if_missing": 0.0},
-        {"reward": "judge", "pays": ["confidence"], "baseline": "group", "options": judge, "if_missing": 0.0},
-    ]
-    layout = {"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]}
     (tmp_path / "recipe.yaml").write_text(
-        yaml.safe_dump({"method": "bae_paper", "layout": layout, "objectives": objectives})
+        "method: bae_paper\nlayout: {solution: [reasoning, answer], confidence: [analysis, confidence]}\nobjectives:\n"
+        "  - {reward: correct, pays: [solution], baseline: group, if_missing: 0.0}\n"
+        f"  - {{reward: judge, pays: [confidence], baseline: group, if_missing: 0.0, options: {json.dumps(judge)}}}\n"
     )
     overrides = options(
         tmp_path,

@@ -4,7 +4,7 @@ import warnings
 from types import SimpleNamespace
 
 import numpy as np
-from verl_small import Handle, outputs_of
+from verl_small import ROW, outputs_of, worker_of
 
 
 def trainer_of(config):
@@ -18,19 +18,14 @@ def trainer_of(config):
 
 def batch_of(manager, prompts, width=64):
     """A batch as V0's rollout returns it, with the arrays that `fit` adds."""
-    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
-
-    worker = AgentLoopWorker.__new__(AgentLoopWorker)
-    worker.reward_loop_worker_handles, worker.tokenizer = [Handle(manager)], manager.tokenizer
-    worker.processor, worker.mm_processor_kwargs, worker.distillation_enabled = None, {}, False
-    worker.config = manager.config
-    worker.rollout_config = SimpleNamespace(prompt_length=4, response_length=width)
+    rollout_config = SimpleNamespace(prompt_length=4, response_length=width)
+    worker = worker_of(manager, tokenizer=manager.tokenizer, rollout_config=rollout_config)
     made, uids = [], []
     for uid, texts in prompts:
         ids, mask = texts if isinstance(texts, tuple) else (texts, None)
         (output,) = outputs_of(manager.tokenizer, [ids], None if mask is None else [mask])
-        row = {"data_source": "small", "reward_model": {"ground_truth": "4"}, "extra_info": {}, "raw_prompt": "2+2"}
-        made.append(manager.loop.run_until_complete(worker._agent_loop_postprocess(output, False, **row)))
+        put = worker._agent_loop_postprocess(output, False, **ROW, raw_prompt="2+2")
+        made.append(manager.loop.run_until_complete(put))
         uids.append(uid)
     batch = worker._postprocess(made)
     batch.non_tensor_batch["uid"] = np.array(uids, dtype=object)

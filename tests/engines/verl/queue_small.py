@@ -4,9 +4,11 @@ import uuid
 import warnings
 
 import numpy as np
+import torch
 import transfer_queue as tq
+from tensordict import TensorDict
 from verl.utils.config import omega_conf_to_dataclass
-from verl_small import Handle, outputs_of
+from verl_small import ROW, outputs_of, worker_of
 
 from spanwise.engines.verl.settings import scheme_in
 
@@ -19,11 +21,7 @@ def filled(manager, prompts):
     from transfer_queue import KVBatchMeta
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
-    kind = AgentLoopWorkerTQ.__ray_metadata__.modified_class
-    worker = kind.__new__(kind)
-    worker.reward_loop_worker_handles = [Handle(manager)]
-    worker.processor, worker.mm_processor_kwargs, worker.distillation_enabled = None, {}, False
-    worker.config = manager.config
+    worker = worker_of(manager, AgentLoopWorkerTQ.__ray_metadata__.modified_class)
     if scheme_in(manager.config).modes:
         worker.model_config = omega_conf_to_dataclass(manager.config.actor_rollout_ref.model)
     keys = []
@@ -32,12 +30,7 @@ def filled(manager, prompts):
         for session, rollout in enumerate(rollouts):
             texts, masks = rollout if isinstance(rollout, tuple) else (rollout, None)
             outputs = outputs_of(manager.tokenizer, texts, masks, min_global_steps=0, max_global_steps=0)
-            row = {
-                "data_source": "small",
-                "reward_model": {"ground_truth": "4"},
-                "extra_info": {},
-                "raw_prompt": np.array(["2+2"], dtype=object),
-            }
+            row = {**ROW, "raw_prompt": np.array(["2+2"], dtype=object)}
             put = worker._agent_loop_postprocess(outputs, False, uid=uid, session_id=session, global_steps=0, **row)
             manager.loop.run_until_complete(put)
             keys += [f"{uid}_{session}_{n}" for n in range(len(outputs))]
@@ -53,5 +46,17 @@ def trainer_of(config, mode="sync"):
         return get_trainer_cls(mode)(config=config)
 
 
+def fetch(batch, *names):
+    """Of each field, its rows."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=[*names])
+    return [list(data[name].unbind()) for name in names]
+
+
+def put(batch, **fields):
+    """Write what verl's workers write: a row for each row of the batch."""
+    nested = {name: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for name, rows in fields.items()}
+    tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=TensorDict(nested, batch_size=len(batch)))
+
+
 def advantages_of(batch):
-    return list(tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["advantages"])["advantages"].unbind())
+    return fetch(batch, "advantages")[0]

@@ -1,4 +1,4 @@
-"""Readings as text and back, and the advantages that come of them; no verl needed."""
+"""Readings as text and back, the advantages that come of them, and the factor that undoes an average; no verl needed."""
 
 from dataclasses import replace
 
@@ -14,14 +14,11 @@ from spanwise import (
     RecipeError,
     RewardError,
     Scheme,
-    Steps,
     Vocabulary,
-    advantages,
-    credit_batch,
     read,
 )  # fmt: skip
 from spanwise.credit import split_turns
-from spanwise.engines.verl.carry import Rows, Shares, credited, pack, unpack
+from spanwise.engines.verl.carry import Rows, Shares, credited, loss_factor, pack, unpack
 from spanwise.score import Reward
 from spanwise.step import Step, turn_rows
 from tokenizers_small import byte_level
@@ -58,15 +55,17 @@ def test_a_batch_of_turns_without_any_sampled_token_gets_nothing():
     assert torch.equal(got.adv_nt, torch.zeros(2, len(ids)))
 
 
-def read_one(text, *, sampled=None):
-    ids = TOKENIZER(text)["input_ids"]
-    flags = None if sampled is None else [sampled]
-    return read(Batch.jagged([ids], [0], sampled=flags, columns={"answer": ["4"]}), SCHEME, VOCABULARY), len(ids)
+def batch_of(*texts):
+    """The outputs of one rollout, or the rollouts of one prompt."""
+    return Batch.jagged(
+        [TOKENIZER(text)["input_ids"] for text in texts], [0] * len(texts), columns={"answer": ["4"] * len(texts)}
+    )
 
 
-def packed(text, *, sampled=None):
-    reading, length = read_one(text, sampled=sampled)
-    return pack(reading, [length], masked=True)
+def packed(*texts, scheme=SCHEME, **more):
+    """A rollout as text."""
+    batch = batch_of(*texts)
+    return pack(read(batch, scheme, VOCABULARY), batch.mask_nt.sum(dim=1).tolist(), masked=True, **more)
 
 
 class Tables(TorchDispatchMode):
@@ -89,26 +88,11 @@ def test_a_step_makes_no_second_table_of_numbers_for_all_tokens():
     """The advantages alone are one: the memory of the driver is that of a few masks and of what it hands over."""
     rows, mask_nt = Rows([packed(text) for text in TEXTS] * 20), torch.zeros(100, 60, dtype=torch.bool)
     for n, text in enumerate(TEXTS * 20):
-        mask_nt[n, : read_one(text)[1]] = True
+        mask_nt[n, : len(TOKENIZER(text)["input_ids"])] = True
     with Tables(mask_nt.numel()) as tables:
         adv_nt = credited(rows, ["u"] * 100, mask_nt, Step(SCHEME)).adv_nt
     assert adv_nt.shape == mask_nt.shape
     assert tables.made == []
-
-
-def test_outputs_of_a_rollout_are_its_steps():
-    """A rollout of two outputs, packed as one text, is a trajectory of two rows."""
-    parts = ["So", TEXTS[0]]
-    ids = [TOKENIZER(text)["input_ids"] for text in (*parts, TEXTS[1])]
-    both = read(Batch.jagged(ids[:2], [0, 0], columns={"answer": ["4"] * 2}), SCHEME, VOCABULARY)
-    text = pack(both, [len(ids[0]), len(ids[1])], masked=True)
-    rows = Rows([text, packed(TEXTS[1]), text], session=["x", "y", "x"], step=[1, 0, 0])
-    whole = Batch.jagged([ids[1], ids[2], ids[0]], [0, 0, 0], columns={"answer": ["4"] * 3})
-    found_nt = credited(rows, ["u"] * 3, whole.mask_nt, Step(SCHEME)).adv_nt
-    batch = replace(whole, steps=Steps(torch.tensor([0, 1, 0]), torch.tensor([1, 0, 0])))
-    reading = read(batch, SCHEME, VOCABULARY)
-    assert torch.equal(found_nt, advantages(credit_batch(reading, batch, SCHEME), reading.spans, SCHEME))
-    assert float(found_nt[2].abs().sum()) > 0
 
 
 @pytest.mark.parametrize("tokens", [1, 70, 150, 10_000])
@@ -151,29 +135,15 @@ def test_states_are_told_apart_by_all_that_is_in_them(state):
     """A board of 40 by 40, which differs in the middle."""
     boards = torch.zeros(3, 40, 40, dtype=torch.long)
     boards[2, 20, 20] = 1
-    (length,) = {read_one(TEXTS[0])[1]}
-    texts = [pack(read_one(TEXTS[0])[0], [length], masked=True, anchor=[state(board)]) for board in boards]
-    first, second, third = unpack(texts, SCHEME).anchor
+    first, second, third = unpack([packed(TEXTS[0], anchor=[state(board)]) for board in boards], SCHEME).anchor
     assert hash(first) == hash(second)
     assert first == second != third
 
 
 @pytest.mark.parametrize("state", [{"a", "b"}, object(), [b"door"]])
 def test_a_state_whose_text_may_differ_where_it_is_equal_is_refused(state):
-    reading, length = read_one(TEXTS[0])
     with pytest.raises(RecipeError, match="give text, numbers, or lists"):
-        pack(reading, [length], masked=True, anchor=[state])
-
-
-def test_rejected_tokens_get_nothing_and_change_no_share():
-    ids = [TOKENIZER(text)["input_ids"] for text in TEXTS]
-    mask_nt = Batch.jagged(ids, [0] * 5).mask_nt
-    rows = Rows([packed(text) for text in TEXTS])
-    full_nt = credited(rows, ["u"] * 5, mask_nt, Step(SCHEME)).adv_nt
-    fewer_nt = mask_nt.clone()
-    fewer_nt[0, 0] = fewer_nt[1] = False
-    found_nt = credited(rows, ["u"] * 5, fewer_nt, Step(SCHEME)).adv_nt
-    assert torch.equal(found_nt, torch.where(fewer_nt, full_nt, 0.0))
+        packed(TEXTS[0], anchor=[state])
 
 
 PPO = Scheme.preset(
@@ -188,23 +158,20 @@ SURE_AND_WRONG, SURE_AND_RIGHT = (f"<answer>{digit}</answer><confidence>1</confi
 
 def critic_rows(*texts):
     """Completions of one prompt under a critic, with a value of 1/4 at every token, and 7 where there is none."""
-    ids = [TOKENIZER(text)["input_ids"] for text in texts]
-    whole = Batch.jagged(ids, [0] * len(ids), columns={"answer": ["4"] * len(ids)})
-    packed = [
-        pack(read(Batch.jagged([row], [0], columns={"answer": ["4"]}), PPO, VOCABULARY), [len(row)], masked=True)
-        for row in ids
-    ]
-    return Rows(packed, tokens={"value_nt": torch.where(whole.mask_nt, 0.25, 7.0)}), whole.mask_nt
+    mask_nt = batch_of(*texts).mask_nt
+    return Rows([packed(text, scheme=PPO) for text in texts], tokens={"value_nt": torch.where(mask_nt, 0.25, 7.0)}), mask_nt
 
 
-def test_a_rejected_token_is_still_run_over():
-    """Rejection is the loss's business: the rollout had that token, and the tokens before it are worth what they were."""
-    rows, mask_nt = critic_rows(SURE_AND_WRONG, SURE_AND_RIGHT)
-    fewer_nt = mask_nt.clone()
+@pytest.mark.parametrize("critic", [False, True])
+def test_a_rejected_token_gets_nothing_and_is_still_read_and_run_over(critic):
+    """Rejection is the loss's business: the rollout had that token, and other tokens are worth what they were."""
+    texts = Rows([packed(text) for text in TEXTS]), batch_of(*TEXTS).mask_nt
+    rows, mask_nt = critic_rows(SURE_AND_WRONG, SURE_AND_RIGHT) if critic else texts
+    scheme, fewer_nt, uids = PPO if critic else SCHEME, mask_nt.clone(), ["u"] * len(mask_nt)
     fewer_nt[0, 1] = fewer_nt[1] = False
-    full, found = credited(rows, ["u"] * 2, mask_nt, Step(PPO)), credited(rows, ["u"] * 2, fewer_nt, Step(PPO))
+    full, found = credited(rows, uids, mask_nt, Step(scheme)), credited(rows, uids, fewer_nt, Step(scheme))
     assert torch.equal(found.adv_nt, torch.where(fewer_nt, full.adv_nt, 0.0))
-    assert torch.equal(found.return_nt, torch.where(fewer_nt, full.return_nt, 0.0))
+    assert not critic or torch.equal(found.return_nt, torch.where(fewer_nt, full.return_nt, 0.0))
 
 
 def test_padding_is_no_completion_of_a_critic():
@@ -227,12 +194,10 @@ def test_a_critic_that_has_diverged_stops_the_run():
 
 
 def test_a_rollout_of_several_outputs_is_no_sequence():
-    ids = [TOKENIZER(text)["input_ids"] for text in (SURE_AND_WRONG, SURE_AND_RIGHT)]
-    both = Batch.jagged(ids, [0, 0], columns={"answer": ["4"] * 2})
-    text = pack(read(both, PPO, VOCABULARY), [len(row) for row in ids], masked=True)
-    rows = Rows([text, text], session=["x", "x"], step=[0, 1], tokens={"value_nt": torch.zeros(both.mask_nt.shape)})
+    text, mask_nt = packed(SURE_AND_WRONG, SURE_AND_RIGHT, scheme=PPO), batch_of(SURE_AND_WRONG, SURE_AND_RIGHT).mask_nt
+    rows = Rows([text, text], session=["x", "x"], step=[0, 1], tokens={"value_nt": torch.zeros(mask_nt.shape)})
     with pytest.raises(RecipeError, match="gae"):
-        credited(rows, ["u"] * 2, both.mask_nt, Step(PPO))
+        credited(rows, ["u"] * 2, mask_nt, Step(PPO))
 
 
 def test_what_cannot_be_read():
@@ -247,11 +212,30 @@ def test_what_cannot_be_read():
 
 def test_what_a_judge_says_of_a_reward_is_carried_beside_it():
     """A rollout whose rewards say nothing carries no notes, and a batch of such rollouts has none."""
-    batch = Batch.jagged([TOKENIZER(text)["input_ids"] for text in TEXTS[:2]], [0, 0], columns={"answer": ["4"] * 2})
-    recorded = {"correct": Reward.of([1.0, 0.0], notes=["it says 4", None])}
-    both, (silent, _) = read(batch, SCHEME, VOCABULARY, recorded=recorded), read_one(TEXTS[2])
-    assert silent.scores.note_nm is None
+    batch, recorded = batch_of(*TEXTS[:2]), {"correct": Reward.of([1.0, 0.0], notes=["it says 4", None])}
+    both = read(batch, SCHEME, VOCABULARY, recorded=recorded)
     texts = [pack(both, batch.mask_nt.sum(dim=1).tolist(), masked=True)] * 2 + [packed(TEXTS[2])]
     notes = unpack(texts, SCHEME, [1, 0, 0]).reading.scores.note_nm
     assert notes.tolist() == [[None, None], ["it says 4", None], [None, None]]
     assert unpack(texts[2:], SCHEME).reading.scores.note_nm is None
+
+
+# The factor that undoes how verl's loss averages, against the average written out.
+MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0]])
+
+
+def factor(mode, mask_nt=MASK, **more):
+    return loss_factor(mask_nt, **{"mode": mode, "rollouts": 3, "mini_batch": 4, "tokens": 7, **more})
+
+
+def test_by_hand():
+    assert factor("seq-mean-token-sum").flatten().tolist() == pytest.approx([4 / 3] * 4)
+    assert factor("seq-mean-token-mean").flatten().tolist() == pytest.approx([4.0, 4 / 3, 4.0, 0.0])
+    assert factor("seq-mean-token-sum-norm", horizon=512).flatten().tolist() == pytest.approx([512 * 4 / 3] * 4)
+    assert factor("token-sum").flatten().tolist() == pytest.approx([1 / 3] * 4)
+    assert factor("token-mean").flatten().tolist() == pytest.approx([7 / 3] * 4)
+
+
+def test_several_mini_batches():
+    with pytest.raises(RecipeError, match=r"4 rows makes mini-batches of 2.*seq-mean-token-mean"):
+        factor("token-mean", mini_batch=2)

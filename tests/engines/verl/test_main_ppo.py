@@ -12,14 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 pytest.importorskip("transfer_queue", reason="whole runs need verl: make test-verl")
 sys.path.insert(0, str(Path(__file__).parent / "cpu"))
 
-from run_verl import options, run, write_task
 from safetensors.torch import load_file
-from verl_runs import GROUP, LONGEST, PROMPTS, RUNS, STEPS
+from verl_runs import GROUP, KEPT, LONGEST, PROMPTS, RUNS, STEPS, whole
 
 import spanwise
 from spanwise import pipeline
@@ -29,7 +27,6 @@ from spanwise.objective import Objective
 from spanwise.rollouts import read_rollouts
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
-from spanwise.tasks import digits_task
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -112,31 +109,17 @@ def test_a_run_is_paid_by_the_reward_manager_and_the_function_of_its_configurati
         '        return {"score": 0.0, "nines": 0.0}\n'
         '    return {"score": float("9" in solution_str), "nines": float(solution_str.count("9"))}\n'
     )
-    recipe = {
-        "method": "bae_paper",
-        "layout": {"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]},
-        "objectives": [
-            {"reward": "environment", "pays": ["solution", "confidence"], "baseline": "group"},
-            {
-                "reward": "environment",
-                "name": "nines",
-                "pays": ["confidence"],
-                "baseline": "group",
-                "options": {"column": "nines"},
-            },
-        ],
-    }
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    write_task(tmp_path, digits_task("easy", train_size=PROMPTS, eval_size=8))
-    overrides = options(
-        tmp_path, prompts=PROMPTS, group=GROUP, steps=1, algorithm__adv_estimator="spanwise",
-        _algorithm__spanwise__recipe=tmp_path / "recipe.yaml", _algorithm__spanwise__folder="run",
-        _algorithm__spanwise__keep_rollouts=1, data__max_response_length=LONGEST, reward__reward_manager__name="dapo",
+    recipe = (
+        "method: bae_paper\nlayout: {solution: [reasoning, answer], confidence: [analysis, confidence]}\nobjectives:\n"
+        "  - {reward: environment, pays: [solution, confidence], baseline: group}\n"
+        "  - {reward: environment, name: nines, pays: [confidence], baseline: group, options: {column: nines}}\n"
+    )
+    finished = whole(
+        "dapo", tmp_path, recipe=recipe, steps=1, **KEPT, reward__reward_manager__name="dapo",
         reward__custom_reward_function__path=tmp_path / "mine.py", _reward__reward_kwargs__max_resp_len=LONGEST,
         _reward__reward_kwargs__overlong_buffer_cfg="{enable: True, len: 4, penalty_factor: 1.0, log: False}",
         algorithm__filter_groups__enable=True, algorithm__filter_groups__metric="acc",
     )  # fmt: skip
-    run(tmp_path, overrides, timeout=600)
     table = read_rollouts(tmp_path / "run", tokenizer=tmp_path / "model")
     rewards = {name: reward.value_n.tolist() for name, reward in table.rewards.items()}
     penalty_n = [min(-(length - (LONGEST - 4)) / 4, 0.0) for length in table.tokens.lengths.tolist()]
@@ -150,4 +133,4 @@ def test_a_run_is_paid_by_the_reward_manager_and_the_function_of_its_configurati
         pairs_by_group.setdefault(group, set()).add((environment, nines))
     assert len(pairs_by_group) == PROMPTS
     assert all(len(pairs) > 1 for pairs in pairs_by_group.values())
-    assert "filter_groups/evicted_samples" in (tmp_path / "log.txt").read_text()
+    assert "filter_groups/evicted_samples" in finished.log

@@ -1,10 +1,9 @@
 """The private names of verl that the adapter wraps, calls or reads."""
 
-import pytest
-
-from contracts import Needed
+from contracts import Needed, check
 
 V1, V0 = "verl.trainer.ppo.v1:PPOTrainer", "verl.trainer.ppo.ray_trainer:RayPPOTrainer"
+REWARDS = "verl.experimental.reward_loop.reward_manager.base:RewardManagerBase"
 LOOP = "verl.experimental.agent_loop.agent_loop:AgentLoopWorker"
 NAMES = [
     # What is wrapped: the trainers of V1 and V0, and the agent loop.
@@ -24,11 +23,8 @@ NAMES = [
     Needed("verl.trainer.ppo.v1.trainer_base:TRAINER_REGISTRY"),
     # What is called.
     Needed("verl.trainer.ppo.reward:load_reward_manager", ("config", "tokenizer")),
-    Needed(
-        "verl.experimental.reward_loop.reward_manager.base:RewardManagerBase.__init__",
-        ("config", "tokenizer", "compute_score"),
-    ),
-    Needed("verl.experimental.reward_loop.reward_manager.base:RewardManagerBase.run_single", ("data",)),
+    Needed(f"{REWARDS}.__init__", ("config", "tokenizer", "compute_score")),
+    Needed(f"{REWARDS}.run_single", ("data",)),
     Needed("verl.utils.config:omega_conf_to_dataclass", ("config",)),
     Needed("verl.utils.reward_score:default_compute_score", ("data_source", "solution_str", "ground_truth", "extra_info")),
     Needed("verl.trainer.ppo.v1.trainer_base:MetricsAggregator.add_step_metrics", ("metrics", "sample_count")),
@@ -49,6 +45,4 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("needed", NAMES, ids=lambda needed: needed.path)
-def test_the_name_is_as_the_adapter_needs_it(needed):
-    assert needed.fault() is None
+test_the_name_is_as_the_adapter_needs_it = check(NAMES)

@@ -4,11 +4,9 @@ import math
 
 import pytest
 import torch
-import transfer_queue as tq
 from legacy_small import batch_of, credited
 from legacy_small import trainer_of as v0_trainer_of
-from queue_small import filled, trainer_of
-from tensordict import TensorDict
+from queue_small import fetch, filled, put, trainer_of
 from verl_small import V0, config_of, manager_of
 
 GAMMA, LAM, VALUE_LAM, THRESHOLD = 0.97, 0.8, 0.9, 0.2
@@ -88,16 +86,6 @@ def loops(row, value, logp, name):
     return both[0] / len(places), both[1]  # per: completion
 
 
-def of_queue(batch, *names):
-    return [list(tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=[n])[n].unbind()) for n in names]
-
-
-def told(batch, **fields):
-    """What verl's workers write into the queue."""
-    nested = {name: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for name, rows in fields.items()}
-    tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=TensorDict(nested, batch_size=len(batch)))
-
-
 @pytest.mark.usefixtures("queue")
 @pytest.mark.parametrize("poison", [0.0, 1e9, math.nan], ids=str)
 @pytest.mark.parametrize("name", RECIPES)
@@ -108,9 +96,9 @@ def test_v1(tmp_path, name, poison):
     rows = said(manager.tokenizer)
     batch, shown = filled(manager, [[([ids], [mask]) for ids, mask, _ in rows]]), {}
     values, logps = critics(rows, poison=poison)
-    told(batch, values=values, **({"old_log_probs": logps} if name == "sae" else {}))
+    put(batch, values=values, **({"old_log_probs": logps} if name == "sae" else {}))
     trainer._compute_advantage(batch, shown)
-    for row, value, logp, adv, target in zip(rows, values, logps, *of_queue(batch, "advantages", "returns"), strict=True):
+    for row, value, logp, adv, target in zip(rows, values, logps, *fetch(batch, "advantages", "returns"), strict=True):
         expected = loops(row, value, logp, name)
         torch.testing.assert_close(adv.double(), expected[0], atol=1e-6, rtol=0)
         torch.testing.assert_close(target.double(), expected[1], atol=1e-6, rtol=0)

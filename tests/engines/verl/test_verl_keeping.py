@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -15,9 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent / "cpu"))
 
 import pyarrow.parquet as pq
 import torch
-import transfer_queue as tq
 import yaml
-from queue_small import filled, trainer_of
+from queue_small import fetch, filled, trainer_of
 from verl_runs import GROUP, PROMPTS, STEPS
 from verl_small import RECIPE, TEXT, WHOLE, config_of, manager_of
 
@@ -135,8 +133,7 @@ class TestV1:
         trainer, manager = made(config)
         batch = filled(manager, [[[RIGHT], [WRONG], [WRONG]]])
         rows, run = rows_of(batch, {}), trainer.spanwise
-        data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=["response_mask"])
-        mask_nt = data["response_mask"].to_padded_tensor(0)
+        mask_nt = torch.nn.utils.rnn.pad_sequence(fetch(batch, "response_mask")[0], batch_first=True)
         mask_nt[1] = 0
         trainer.global_steps = 1
         with run.training(trainer, done=0), carrying(partial(run.credit, rows, 0)):
@@ -192,9 +189,6 @@ def test_what_nobody_would_do_is_refused(tmp_path):
     for more, sentence in [
         ([f"{OWN}keep_rollouts=1"], r"need a folder; add \+algorithm\.spanwise\.folder=runs/NAME"),
         ([f"{OWN}report=true"], "need a folder|not installed"),
-        ([folder, f"{OWN}keep_rollouts=-1"], "keep_rollouts is -1"),
-        ([folder, f"{OWN}keep_rollouts=1.5"], "keep_rollouts is 1.5"),
-        ([folder, f"{OWN}report=2"], "report is 2"),
         ([folder, f"{OWN}keep_rollout=1"], "keep_rollout is no option. Use recipe, folder, keep_rollouts, report"),
         ([f"{OWN}options.ddof=0"], "Write the options in the recipe"),
         ([folder, "trainer.val_only=True"], "trains nothing"),
@@ -250,7 +244,3 @@ class TestWholeRuns:
     def test_the_commands_read_it(self, finished):
         table = read_rollouts(finished.folder / "run")
         assert (table.source, table.has_ids, len(table)) == ("spanwise", True, STEPS * PROMPTS * GROUP)
-        command = [sys.executable, "-m", "spanwise", "why", "run"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=finished.folder)
-        assert done.returncode == 0, done.stderr
-        assert "bae_paper" in done.stdout + done.stderr

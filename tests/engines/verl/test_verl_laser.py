@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transfer_queue as tq
-from queue_small import advantages_of, filled, trainer_of
+from queue_small import advantages_of, fetch, filled, put, trainer_of
 from transformers import LlamaConfig, LlamaForCausalLM
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-from verl_small import config_of, manager_of, outputs_of
+from verl_small import config_of, manager_of, outputs_of, worker_of
 
 from spanwise import Batch, advantages, credit_batch, read
 from spanwise.engines.verl.settings import prepare
@@ -63,9 +63,8 @@ def configured(folder, *overrides, **laser):
 
 
 def rows_in(batch):
-    fields = ["prompts", "responses", "response_mask", "input_ids", "position_ids"]
-    data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=fields)
-    return {name: [row.tolist() for row in data[name].unbind()] for name in fields}
+    names = ("prompts", "responses", "response_mask", "input_ids", "position_ids")
+    return {name: [row.tolist() for row in rows] for name, rows in zip(names, fetch(batch, *names), strict=True)}
 
 
 def log_probs(model, row):
@@ -89,10 +88,7 @@ def credited(tmp_path, queue):
         old = [
             log_probs(model, row)[-len(own) - 1 : -1] for row, own in zip(rows["input_ids"], rows["responses"], strict=True)
         ]
-    from tensordict import TensorDict
-
-    nested = torch.nested.as_nested_tensor(old, layout=torch.jagged)
-    tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=TensorDict({"old_log_probs": nested}, batch_size=len(old)))
+    put(batch, old_log_probs=old)
     shown = {}
     trainer._compute_advantage(batch, shown)
     return SimpleNamespace(
@@ -130,13 +126,10 @@ def test_what_ended_has_one_more_token_and_no_other(credited):
 def test_validation_is_left_alone(tmp_path):
     import asyncio
 
-    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
     from verl.utils.config import omega_conf_to_dataclass
 
     config, _, tokenizer = configured(tmp_path)
-    worker = AgentLoopWorker.__new__(AgentLoopWorker)
-    worker.config, worker.distillation_enabled = config, False
-    worker.model_config = omega_conf_to_dataclass(config.actor_rollout_ref.model)
+    worker = worker_of(SimpleNamespace(config=config), model_config=omega_conf_to_dataclass(config.actor_rollout_ref.model))
     found = {}
     for validate in (True, False):
         (output,) = outputs_of(tokenizer, [[5, tokenizer.eos_token_id]])
@@ -207,8 +200,7 @@ def test_the_loss_is_verls_own_plus_the_verification_loss(credited, mode):
     with torch.no_grad():  # another policy than the one that sampled
         for weight in case.model.parameters():
             weight.add_(0.02 * torch.randn_like(weight))
-    data = tq.kv_batch_get(keys=case.batch.keys, partition_id="train", select_fields=["advantages", "old_log_probs"])
-    adv, old = ([row.clone() for row in data[name].unbind()] for name in ("advantages", "old_log_probs"))
+    adv, old = ([row.clone() for row in rows] for rows in fetch(case.batch, "advantages", "old_log_probs"))
     loss = loss_of(case, case.rows, old, adv, f"spanwise_laser_{mode}")
     loss.backward()
     found = {name: weight.grad.clone() for name, weight in case.model.named_parameters()}

@@ -6,18 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-import transfer_queue as tq
 from legacy_small import batch_of, credited
 from legacy_small import trainer_of as v0_trainer_of
-from queue_small import advantages_of, filled, trainer_of
-from tensordict import TensorDict
+from queue_small import advantages_of, filled, put, trainer_of
 from verl_small import V0, config_of, manager_of
 
 from refined_cases import RECIPE, TEXTS, grpo, logps_of, refined, rows_of
 from spanwise.engines.verl.run import MEMORY
 from spanwise.errors import DataError
-
-POISON = math.nan
 
 
 @pytest.mark.usefixtures("queue")
@@ -28,10 +24,7 @@ def test_v1(tmp_path, name):
     batch, shown = filled(manager, [[[text] for text in group] for group in TEXTS]), {}
     rows = rows_of(manager.tokenizer, TEXTS)
     logps = logps_of(rows)
-    nested = torch.nested.as_nested_tensor(logps, layout=torch.jagged)
-    tq.kv_batch_put(
-        keys=batch.keys, partition_id="train", fields=TensorDict({"old_log_probs": nested}, batch_size=len(rows))
-    )
+    put(batch, old_log_probs=logps)
     trainer._compute_advantage(batch, shown)
     for found, want in zip(advantages_of(batch), refined(rows, name, logps), strict=True):
         torch.testing.assert_close(found.double(), want, atol=1e-6, rtol=0)

@@ -31,6 +31,9 @@ def prepared(*where, **options):
     return found
 
 
+OF_A_FILE = "layout: {{a: [answer]}}\nobjectives: [{{reward: '{}/mine.py:{}', pays: a}}]\n"
+
+
 def info_of(output):
     return output.extra_fields["reward_extra_info"]
 
@@ -62,16 +65,10 @@ def test_absent_and_unreadable_survive_the_way(config, manager):
 
 def test_two_rollouts_share_a_mark_only_if_no_reward_differs(tmp_path, config, manager):
     assert "any_reward" not in info_of(scored(config, outputs_of(manager.tokenizer, [TEXT.format(4, 0.9)]), manager)[0])
-    filtering = config_of(tmp_path, "algorithm.filter_groups.enable=True", "algorithm.filter_groups.metric=any_reward")
-    prepare(filtering)
-    texts = [
-        TEXT.format(4, 0.9),
-        TEXT.format(4, 0.9) + " ",
-        TEXT.format(4, 0.8),
-        TEXT.format(5, 0.9),
-        TEXT.format(4, "high"),
-    ]
-    marking = manager_of(filtering)
+    on = "algorithm.filter_groups."
+    filtering = prepared(tmp_path, f"{on}enable=True", f"{on}metric=any_reward")
+    marking, said = manager_of(filtering), ((4, 0.9), (4, 0.9), (4, 0.8), (5, 0.9), (4, "high"))
+    texts = [TEXT.format(*one) + " " * (n == 1) for n, one in enumerate(said)]
     marks = [info_of(scored(filtering, outputs_of(marking.tokenizer, [text]), marking)[0])["any_reward"] for text in texts]
     assert marks[0] == marks[1]
     assert len(set(marks)) == 4
@@ -84,13 +81,10 @@ def test_columns_have_the_names_that_rewards_ask_for(tmp_path, monkeypatch):
         "    assert completions == ['<answer>4</answer>'] and list(prompts[0]) == ['2+2']\n"
         "    return [len(completion_ids[0])]\n"
     )
-    recipe = f"layout: {{a: [answer]}}\nobjectives: [{{reward: '{tmp_path}/mine.py:seen', pays: a}}]\n"
-    config = prepared(tmp_path, recipe=recipe)
-    manager = manager_of(config)
+    config = prepared(tmp_path, recipe=OF_A_FILE.format(tmp_path, "seen"))
+    manager, extra = manager_of(config), {"level": "hard", "answer": "the whole solution"}
     outputs = outputs_of(manager.tokenizer, ["<answer>4</answer>"], turn_scores=[0.5])
-    (output,) = scored(
-        config, outputs, manager, extra_info={"level": "hard", "answer": "the whole solution"}, raw_prompt=["2+2"]
-    )
+    (output,) = scored(config, outputs, manager, extra_info=extra, raw_prompt=["2+2"])
     assert output.reward_score == len(output.response_ids)
 
 
@@ -101,8 +95,7 @@ def test_a_reward_function_is_called_with_one_rollout_at_a_time(tmp_path):
         "    free = busy.acquire(blocking=False)\n    time.sleep(0.1)\n    if free:\n        busy.release()\n"
         "    return [float(free)]\n"
     )
-    recipe = f"layout: {{a: [answer]}}\nobjectives: [{{reward: '{tmp_path}/mine.py:alone', pays: a}}]\n"
-    manager, seen = manager_of(prepared(tmp_path, recipe=recipe)), []
+    manager, seen = manager_of(prepared(tmp_path, recipe=OF_A_FILE.format(tmp_path, "alone"))), []
     manager.run_single = lambda data: seen.append(data) or RewardManager.run_single(manager, data)
     scored(manager.config, outputs_of(manager.tokenizer, ["<answer>4</answer>"]), manager)
 
@@ -156,12 +149,9 @@ def test_an_outcome_at_an_output_without_the_block_is_the_rollouts(tmp_path):
 
 
 def test_a_recipe_must_be_there_and_have_blocks(tmp_path):
-    config = config_of(tmp_path)
+    config, bare = config_of(tmp_path), config_of(tmp_path, recipe="method: bae\n")
     config.algorithm.spanwise.recipe = None
-    for bad, says in (
-        (config, r"add \+algorithm.spanwise.recipe="),
-        (config_of(tmp_path, recipe="method: bae\n"), "layout"),
-    ):
+    for bad, says in ((config, r"add \+algorithm.spanwise.recipe="), (bare, "layout")):
         with pytest.raises(RecipeError, match=says):
             scheme_in(bad)
 
@@ -179,9 +169,8 @@ def test_rewards_that_wait_share_the_loop_and_not_the_thread(tmp_path, monkeypat
         f"  - {{reward: waiting.py:compute_score, key: {key}, pays: [all], options: {{max_concurrent: 48}}}}\n"
         for key in ("score", "length")
     )
-    config = config_of(tmp_path, recipe=f"layout: {{all: [answer]}}\nmethod: gdpo\nobjectives:\n{entries}per: completion\n")
-    prepare(config)
-    manager = manager_of(config)
+    recipe = f"layout: {{all: [answer]}}\nmethod: gdpo\nobjectives:\n{entries}per: completion\n"
+    manager = manager_of(prepared(tmp_path, recipe=recipe))
     texts = [TEXT.format(4 if n % 2 else 5, 0.9) for n in range(30)]
     started = time.monotonic()
 

@@ -60,32 +60,13 @@ def test_groups_are_dropped_by_a_number_that_there_is(tmp_path):
 
 
 def test_verls_discounts_are_the_recipes_where_the_method_has_them(tmp_path):
-    recipe = "{{layout: {{all: [answer]}}, method: gae, objectives: [{{reward: correct, pays: [all]}}]{}}}"
     critic = ["critic.enable=True", "critic.model.path=x", "algorithm.lam=0.9"]
-    config = config_of(tmp_path, *critic, recipe=recipe.format(""))
     with pytest.warns(UserWarning, match="lam=0.9 is taken"):
-        assert prepare(config).scheme.options == {"lam": 0.9}
-    assert prepare(config_of(tmp_path, *critic, recipe=recipe.format(", options: {lam: 0.9}"))).scheme.options == {
-        "lam": 0.9
-    }
+        assert prepare(config_of(tmp_path, *critic, recipe=GAE.format("gae", "a", ""))).scheme.options == {"lam": 0.9}
+    both = config_of(tmp_path, *critic, recipe=GAE.format("gae", "a", "options: {lam: 0.9}\n"))
+    assert prepare(both).scheme.options == {"lam": 0.9}
     with pytest.warns(UserWarning, match="lam=0.9 changes nothing: method 'bae'"):
         prepare(config_of(tmp_path, "algorithm.lam=0.9"))
-    with pytest.raises(RecipeError, match=r"the recipe has lam: 0\.8"):
-        prepare(config_of(tmp_path, *critic, recipe=recipe.format(", options: {lam: 0.8}")))
-
-
-def test_no_deviation_is_asked_of_a_method_that_divides_by_one(tmp_path):
-    asked = "algorithm.norm_adv_by_std_in_grpo=False"
-    prepare(config_of(tmp_path, asked))
-    recipe = "{layout: {all: [answer]}, method: grpo, objectives: [{reward: correct, pays: [all]}]}"
-    with pytest.raises(RecipeError, match="Write method: dr_grpo"):
-        prepare(config_of(tmp_path, asked, recipe=recipe))
-
-
-def test_a_reward_that_loads_a_model_is_refused(tmp_path):
-    recipe = GAE.format("bae", "a", "").replace("reward: correct", "reward: reward_model, options: {model: some}")
-    with pytest.raises(RecipeError, match="'reward_model' loads a reward model"):
-        prepare(config_of(tmp_path, recipe=recipe))
 
 
 def test_most_of_the_settings_of_verls_example_scripts_are_taken(tmp_path):
@@ -94,48 +75,48 @@ def test_most_of_the_settings_of_verls_example_scripts_are_taken(tmp_path):
     assert len(refused) <= 10, refused
 
 
-def test_rejection_inside_the_loss(tmp_path):
-    more = ["algorithm.rollout_correction.bypass_mode=True", "algorithm.rollout_correction.rollout_rs=token_k1"]
-    prepare(config_of(tmp_path, *more))
-    with pytest.raises(RecipeError, match="rollout_rs"):
-        prepare(config_of(tmp_path, *more, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean"))
-
-
 GAE = "method: {}\nlayout: {{a: [answer], b: [confidence]}}\nobjectives:\n- {{reward: correct, pays: [{}]}}\n{}"
 SECOND = "- {reward: brier, pays: [b], given: correct}\n"
-#: The method, more of the recipe, `critic.enable`, and the answer; None: it runs.
-CRITIC = {
-    "gae": ("gae", "", True, None),
-    "sae, length-adaptive": ("sae", "options: {length_adaptive_alpha: 0.05}\n", True, None),
-    "two objectives, one value": ("gae", SECOND + "values: shared\n", True, None),
-    "the critic's own lambda": ("gae", "critic: {gae_lambda_value: 0.9}\n", True, None),
-    "no critic": ("gae", "", None, "'gae' needs .*critic.enable=True"),
-    "refused critic": ("sae", "", False, "'sae' needs .*critic.enable=True"),
-    "nobody reads it": ("rloo", "", True, "critic.enable .* 'rloo' reads no values"),
-    "a section for nobody": ("rloo", "critic: {gae_lambda_value: 0.9}\n", None, "'rloo' reads no values"),
-    "two values": ("gae", SECOND, True, r"\(correct, brier\)"),
-    "cut off": ("gae", "critic: {truncated: bootstrap}\n", True, "'bootstrap'"),
-    "misspelt": ("gae", "critic: {gae_lambda: 0.9}\n", True, "gae_lambda_value"),
+ON, BYPASS = "critic.enable=True", "algorithm.rollout_correction.bypass_mode=True"
+TOKEN_K1, ROWS = (
+    "algorithm.rollout_correction.rollout_rs=token_k1",
+    "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+)
+WAITS, MODEL = "critic: {policy_training_start_step: 20}\n", "reward: reward_model, options: {model: some}"
+#: The method, more of the recipe, overrides, and the answer; None: it runs.
+WITH_RECIPE = {
+    "gae": ("gae", "", [ON], None),
+    "sae, length-adaptive": ("sae", "options: {length_adaptive_alpha: 0.05}\n", [ON], None),
+    "two objectives, one value": ("gae", SECOND + "values: shared\n", [ON], None),
+    "the critic's own lambda": ("gae", "critic: {gae_lambda_value: 0.9}\n", [ON], None),
+    "no critic": ("gae", "", [], "'gae' needs .*critic.enable=True"),
+    "refused critic": ("sae", "", ["critic.enable=False"], "'sae' needs .*critic.enable=True"),
+    "nobody reads it": ("rloo", "", [ON], "critic.enable .* 'rloo' reads no values"),
+    "a section for nobody": ("rloo", "critic: {gae_lambda_value: 0.9}\n", [], "'rloo' reads no values"),
+    "two values": ("gae", SECOND, [ON], r"\(correct, brier\)"),
+    "cut off": ("gae", "critic: {truncated: bootstrap}\n", [ON], "'bootstrap'"),
+    "misspelt": ("gae", "critic: {gae_lambda: 0.9}\n", [ON], "gae_lambda_value"),
+    # The same file as in TRL: 20 steps of the critic alone are those before verl's step 21.
+    "the policy waits": ("gae", WAITS, [ON, "trainer.critic_warmup=21"], None),
+    "the policy waits too short": ("gae", WAITS, [ON, "trainer.critic_warmup=20"], r"add trainer\.critic_warmup=21"),
+    "two lambdas": ("gae", "options: {lam: 0.8}\n", [ON, "algorithm.lam=0.9"], r"the recipe has lam: 0\.8"),
+    "no deviation, bae": ("bae", "", ["algorithm.norm_adv_by_std_in_grpo=False"], None),
+    "no deviation, grpo": ("grpo", "", ["algorithm.norm_adv_by_std_in_grpo=False"], "Write method: dr_grpo"),
+    "rejection inside the loss": ("bae", "", [BYPASS, TOKEN_K1], None),
+    "rejection of rows' tokens": ("bae", "", [BYPASS, TOKEN_K1, ROWS], "rollout_rs"),
+    "a reward model": ("bae", f"- {{{MODEL}, pays: [a]}}\n", [], "'reward_model' loads a reward model"),
 }
 
 
-def test_a_recipe_whose_policy_waits_agrees_with_verl(tmp_path):
-    """The same file as in TRL: 20 steps of the critic alone are those before verl's step 21."""
-    recipe = GAE.format("gae", "a", "critic: {policy_training_start_step: 20}\n")
-    prepare(config_of(tmp_path, "critic.enable=True", "trainer.critic_warmup=21", recipe=recipe))
-    with pytest.raises(RecipeError, match=r"is 20; add trainer\.critic_warmup=21"):
-        prepare(config_of(tmp_path, "critic.enable=True", "trainer.critic_warmup=20", recipe=recipe))
-
-
-@pytest.mark.parametrize("case", CRITIC)
-def test_a_critic_and_who_reads_it(tmp_path, case):
-    method, more, enabled, sentence = CRITIC[case]
-    recipe = GAE.format(method, "a", more)
-    config = config_of(tmp_path, *([] if enabled is None else [f"critic.enable={enabled}"]), recipe=recipe)
+@pytest.mark.parametrize("case", WITH_RECIPE)
+def test_a_recipe_and_the_settings_beside_it(tmp_path, case):
+    method, more, overrides, sentence = WITH_RECIPE[case]
+    config = config_of(tmp_path, *overrides, recipe=GAE.format(method, "a, b" if method == "grpo" else "a", more))
     if sentence is None:
         settings = prepare(config)
         assert settings.value_lam == (0.9 if "gae_lambda_value" in more else 1.0)
-        assert set(settings.tokens) == {"value_nt", *(["logp_nt"] if settings.scheme.method == "sae" else [])}
+        tokens = {"gae": {"value_nt"}, "sae": {"value_nt", "logp_nt"}, "bae": set()}
+        assert set(settings.tokens) == tokens[method]
     else:
         with pytest.raises(RecipeError, match=sentence):
             prepare(config)

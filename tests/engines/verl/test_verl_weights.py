@@ -47,7 +47,7 @@ def reduced(adv_nt, mask_nt, mode, mini_batch, micro, ranks):
 @pytest.mark.parametrize(("mini_batch", "micro", "ranks"), [(12, 12, 1), (12, 5, 2), (4, 1, 2), (6, 2, 1)])
 def test_is_the_objective(mode, padding, mini_batch, micro, ranks):
     if mode == "token-mean" and mini_batch < ROWS:
-        return  # refused: see test_weights
+        return  # refused: see test_carry
     adv_nt, mask_nt = batch(padding)
     factor = loss_factor(
         mask_nt, mode=mode, rollouts=ROWS - padding, mini_batch=mini_batch, tokens=int(mask_nt.sum()), horizon=9

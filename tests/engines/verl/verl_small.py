@@ -101,13 +101,23 @@ def scored(config, outputs, manager=None, **row):
 
 async def scoring(manager, outputs, **row):
     """The same on a loop that runs."""
+    fields = {**ROW, "raw_prompt": "2+2", **row}
+    await worker_of(manager)._compute_score(outputs, kwargs={name: _one(value) for name, value in fields.items()})
+
+
+#: A row of a dataset.
+ROW = {"data_source": "small", "reward_model": {"ground_truth": "4"}, "extra_info": {}}
+
+
+def worker_of(manager, kind=None, **more):
+    """verl's agent loop worker, made and not run, beside one reward worker."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
 
-    worker = AgentLoopWorker.__new__(AgentLoopWorker)
-    worker.reward_loop_worker_handles = [Handle(manager)]
-    worker.processor, worker.mm_processor_kwargs = None, {}
-    fields = {"data_source": "small", "reward_model": {"ground_truth": "4"}, "extra_info": {}, "raw_prompt": "2+2", **row}
-    await worker._compute_score(outputs, kwargs={name: _one(value) for name, value in fields.items()})
+    kind = kind or AgentLoopWorker
+    worker = kind.__new__(kind)
+    usual = {"processor": None, "mm_processor_kwargs": {}, "distillation_enabled": False, "config": manager.config}
+    vars(worker).update({**usual, "reward_loop_worker_handles": [Handle(manager)], **more})
+    return worker
 
 
 def _one(value):

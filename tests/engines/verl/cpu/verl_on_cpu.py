@@ -34,47 +34,23 @@ class _CpuModule(types.ModuleType):
         return getattr(torch.cpu, name, lambda *_, **__: answer)
 
 
+def _always(answer):
+    """A method that gives this, whatever it is called with."""
+    return lambda *_, **__: answer
+
+
 @PlatformRegistry.register(platform="cpu")
 class CpuPlatform(PlatformBase):
-    device_name = "cpu"
-    vendor_name = "cpu"
+    device_name = vendor_name = "cpu"
     device_module = _CpuModule("cpu")
-
-    def is_available(self):
-        return True
-
-    def current_device(self):
-        return "cpu"  # verl moves tensors `.to(current_device())`
-
-    def device_count(self):
-        return 1
-
-    def communication_backend_name(self):
-        return "gloo"
-
-    def ray_resource_name(self):
-        return "GPU"  # a logical one: `ray_init.num_gpus=1`
-
-    def visible_devices_envvar(self):
-        return "CUDA_VISIBLE_DEVICES"
-
-    def ray_noset_envvars(self):
-        return ["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"]
-
-    def get_device_capability(self, device_index=0):
-        return None, None
-
-    def is_ipc_supported(self):
-        return False
-
-    def nvtx_range(self, msg):
-        return nullcontext()
-
-    def _nothing(self, *_, **__):
-        return None
-
-    set_device = synchronize = manual_seed = manual_seed_all = set_allocator_settings = empty_cache = _nothing
-    profiler_start = profiler_stop = cudart = _nothing
+    is_available, is_ipc_supported, device_count = _always(True), _always(False), _always(1)
+    current_device = _always("cpu")  # verl moves tensors `.to(current_device())`
+    communication_backend_name, visible_devices_envvar = _always("gloo"), _always("CUDA_VISIBLE_DEVICES")
+    ray_resource_name = _always("GPU")  # a logical one: `ray_init.num_gpus=1`
+    ray_noset_envvars = _always(["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"])
+    get_device_capability, nvtx_range = _always((None, None)), _always(nullcontext())
+    set_device = synchronize = manual_seed = manual_seed_all = set_allocator_settings = empty_cache = _always(None)
+    profiler_start = profiler_stop = cudart = _always(None)
 
 
 def _one_backend_per_device(init):
@@ -138,11 +114,8 @@ class GenerateServer:
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         greedy = params["temperature"] == 0
         heat = 1.0 if greedy else params["temperature"]
-        how = (
-            {"do_sample": False}
-            if greedy
-            else {"do_sample": True, "temperature": heat, "top_k": 0, "top_p": params["top_p"]}
-        )
+        drawn = {"do_sample": True, "temperature": heat, "top_k": 0, "top_p": params["top_p"]}
+        how = {"do_sample": False} if greedy else drawn
         limit = params.get("max_tokens", self.max_new_tokens)
         made = self.model.generate(
             ids, attention_mask=mask, max_new_tokens=limit, return_dict_in_generate=True, output_logits=True, **how
@@ -185,11 +158,10 @@ class GenerateRollout(BaseRollout):
         server = ray.get_actor(f"generate_{self.replica_rank}")
         await server.load.remote({name: weight.detach().clone() for name, weight in weights}, global_steps or 0)
 
-    async def resume(self, tags):
+    async def resume(self, *_):
         return None
 
-    async def release(self):
-        return None
+    release = resume
 
 
 RolloutReplicaRegistry.register("generate", lambda: GenerateReplica)
@@ -214,22 +186,12 @@ class Box:
 class BoxEngine(CheckpointEngine):
     """Carries weights to servers that stand apart from the trainer, where verl would use NCCL."""
 
-    def __init__(self, *_, **__):
-        pass
+    __init__ = init_process_group = finalize = _always(None)
+    build_topology = staticmethod(_always(({}, {})))
 
     def prepare(self):
         self.box = Box.options(name="weights", get_if_exists=True, lifetime="detached").remote()
         return {}
-
-    @classmethod
-    def build_topology(cls, *_):
-        return {}, {}
-
-    def init_process_group(self, **_):
-        return None
-
-    def finalize(self):
-        return None
 
     async def send_weights(self, weights, global_steps=None):
         await self.box.put.remote({name: weight.detach().clone() for name, weight in weights})

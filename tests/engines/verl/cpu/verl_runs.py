@@ -58,38 +58,22 @@ critic: {{gae_lambda_value: 0.9}}
 
 def with_critic(name, folder):
     """The run with a critic of this name, finished, in a folder."""
-    critic = {
-        "actor_rollout_ref__actor__loss_agg_mode": "seq-mean-token-mean",
-        "critic__enable": True,
-        "critic__strategy": "fsdp2",
-        "critic__fsdp__strategy": "fsdp2",
-        "critic__fsdp__use_torch_compile": False,
-        "_critic__fsdp__mixed_precision": "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}",
-        "critic__model__path": folder / "model",
-        "critic__model__use_remove_padding": False,
-        "critic__model__enable_gradient_checkpointing": False,
-        "_critic__model__override_config__attn_implementation": "eager",
-        "critic__ppo_micro_batch_size_per_gpu": PROMPTS * GROUP,
-        "critic__optim__lr": 1e-3,
-        "critic__checkpoint__save_contents": "[hf_model]",
-    }
+    switches = ("fsdp__use_torch_compile", "model__use_remove_padding", "model__enable_gradient_checkpointing")
+    sizes = {"ppo_micro_batch_size_per_gpu": PROMPTS * GROUP, "optim__lr": 1e-3, "checkpoint__save_contents": "[hf_model]"}
+    own = {"enable": True, "strategy": "fsdp2", "fsdp__strategy": "fsdp2", "model__path": folder / "model"}
+    critic = {f"critic__{name}": value for name, value in {**dict.fromkeys(switches, False), **sizes, **own}.items()}
+    critic["_critic__fsdp__mixed_precision"] = "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}"
+    critic["_critic__model__override_config__attn_implementation"] = "eager"
+    critic["actor_rollout_ref__actor__loss_agg_mode"] = "seq-mean-token-mean"
     return whole(name, folder, recipe=CRITIC_RECIPE.format(name), **critic, **CRITIC_RUNS[name])
 
 
-def whole(name, folder, *, recipe=RECIPE, **more):
+def whole(name, folder, *, recipe=RECIPE, steps=STEPS, **more):
     """The run of this name, finished, in a folder."""
-    write_task(folder, digits_task("easy", train_size=STEPS * PROMPTS, eval_size=8))
+    write_task(folder, digits_task("easy", train_size=steps * PROMPTS, eval_size=8))
     (folder / "recipe.yaml").write_text(recipe)
-    overrides = options(
-        folder,
-        prompts=PROMPTS,
-        group=GROUP,
-        steps=STEPS,
-        algorithm__adv_estimator="spanwise",
-        _algorithm__spanwise__recipe=folder / "recipe.yaml",
-        data__max_response_length=LONGEST,
-        actor_rollout_ref__actor__checkpoint__save_contents="[hf_model]",
-        trainer__save_freq=STEPS,
-        **(more or {**KEPT, **RUNS[name]}),
-    )
+    spanwise = {"_algorithm__spanwise__recipe": folder / "recipe.yaml", "data__max_response_length": LONGEST}
+    saved = {"actor_rollout_ref__actor__checkpoint__save_contents": "[hf_model]", "trainer__save_freq": steps}
+    ours = {"prompts": PROMPTS, "group": GROUP, "steps": steps, "algorithm__adv_estimator": "spanwise", **spanwise, **saved}
+    overrides = options(folder, **ours, **(more or {**KEPT, **RUNS[name]}))
     return Run(folder, name, run(folder, overrides, timeout=600))
