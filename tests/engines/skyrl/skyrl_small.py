@@ -145,6 +145,22 @@ def checked(plan, answers):
     return [float(answer == FIRST_SAID + right(sign)) for sign, answer in zip(plan, answers, strict=True)]
 
 
+#: What a generator may leave out.
+BARE = dict.fromkeys(("stop_reasons", "rollout_metrics", "rollout_logprobs"))
+
+
+def output_of(*rows, **more):
+    """What a generator returns for rows of prompt, response, reward and mask."""
+    output = {name: list(values) for name, values in zip(FIELDS, zip(*rows, strict=True), strict=True)}
+    return {**output, **BARE, **more}
+
+
+def one_talk(*rows, **more):
+    """The same, the rows being the turns of one conversation."""
+    last = [n == len(rows) - 1 for n in range(len(rows))]
+    return output_of(*rows, trajectory_ids=[TrajectoryID("0", 0)] * len(rows), is_last_step=last, **more)
+
+
 def ragged(seed, *, prompts=4, samples=3, keep_history=True):
     """Rollouts of one to six turns with contexts and responses of many lengths; some turns end with the environment's words."""
     draw = random.Random(seed)
@@ -166,7 +182,7 @@ def ragged(seed, *, prompts=4, samples=3, keep_history=True):
                 output["trajectory_ids"].append(TrajectoryID(str(prompt), sample))
                 output["is_last_step"].append(turn == turns - 1)
                 history = history + said + heard + words(0, 2) if keep_history else words(2, 9)
-    return {**output, "stop_reasons": None, "rollout_metrics": None, "rollout_logprobs": None}
+    return {**output, **BARE}
 
 
 class Tracker:
@@ -188,31 +204,18 @@ def config(data, *, recipe=None, prompts=6, samples=8, steps=25, lr=0.01, layout
         path = Path(data).parent / f"{abs(hash(recipe))}.yaml"
         path.write_text(recipe)
         changes = {"trainer.algorithm.spanwise.recipe": str(path), **changes}
-    return (SkyRLTrainConfig if recipe is None else SpanwiseTrainConfig).from_cli_overrides(
-        {
-            "data.train_data": [data],
-            "data.dataloader.num_workers": 0,
-            "trainer.train_batch_size": prompts,
-            "trainer.policy_mini_batch_size": prompts,
-            "trainer.micro_train_batch_size_per_gpu": 4,
-            "trainer.epochs": 1000,
-            "trainer.max_training_steps": steps,
-            "trainer.eval_interval": -1,
-            "trainer.ckpt_interval": -1,
-            "trainer.resume_mode": "none",
-            "trainer.logger": "console",
-            "trainer.placement.colocate_all": False,
-            "trainer.policy.model.path": model_path(data),
-            "trainer.policy.optimizer_config.lr": lr,
-            "trainer.algorithm.use_kl_loss": False,
-            "trainer.print_example_interval": -1,
-            "generator.n_samples_per_prompt": samples,
-            "generator.inference_engine.enable_ray_prometheus_stats": False,
-            "generator.step_wise_trajectories": layout != "flat",
-            "generator.merge_stepwise_output": layout == "merged",
-            **changes,
-        }
-    )
+    fields = [
+        ("data", {"train_data": [data], "dataloader.num_workers": 0}),
+        ("trainer", {"train_batch_size": prompts, "policy_mini_batch_size": prompts, "micro_train_batch_size_per_gpu": 4}),
+        ("trainer", {"epochs": 1000, "max_training_steps": steps, "eval_interval": -1, "ckpt_interval": -1}),
+        ("trainer", {"resume_mode": "none", "logger": "console", "print_example_interval": -1}),
+        ("trainer", {"placement.colocate_all": False, "algorithm.use_kl_loss": False}),
+        ("trainer.policy", {"model.path": model_path(data), "optimizer_config.lr": lr}),
+        ("generator", {"n_samples_per_prompt": samples, "inference_engine.enable_ray_prometheus_stats": False}),
+        ("generator", {"step_wise_trajectories": layout != "flat", "merge_stepwise_output": layout == "merged"}),
+    ]
+    usual = {f"{place}.{name}": value for place, part in fields for name, value in part.items()}
+    return (SkyRLTrainConfig if recipe is None else SpanwiseTrainConfig).from_cli_overrides({**usual, **changes})
 
 
 _DATASETS = {}

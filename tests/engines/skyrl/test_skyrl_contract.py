@@ -1,8 +1,6 @@
 """The private names of SkyRL that `SpanRayPPOTrainer` stands on."""
 
-import pytest
-
-from contracts import Needed
+from contracts import Needed, check
 
 TRAINER = "skyrl.train.trainer:RayPPOTrainer"
 LOSSES = "skyrl.backends.skyrl_train.utils.ppo_utils"
@@ -29,14 +27,8 @@ NAMES = [
         f"{LOSSES}:apply_loss_reduction_to_advantages_minibatch",
         ("advantages", "loss_mask", "loss_reduction", "micro_batch_size", "max_seq_len"),
         (
-            '"token_mean"',
-            "loss_mask.sum().clamp(min=1)",
-            '"token_mean_legacy"',
-            "batch_size // micro_batch_size",
-            '"sequence_mean"',
-            '"seq_mean_token_sum_norm"',
-            "batch_size * max_seq_len",
-            '"prompt_mean"',
+            *('"token_mean"', "loss_mask.sum().clamp(min=1)", '"token_mean_legacy"', "batch_size // micro_batch_size"),
+            *('"sequence_mean"', '"seq_mean_token_sum_norm"', "batch_size * max_seq_len", '"prompt_mean"'),
         ),
     ),
     # A group counts if its rewards differ.
@@ -51,6 +43,4 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("needed", NAMES, ids=lambda needed: needed.path)
-def test_the_name_is_as_the_trainer_needs_it(needed):
-    assert needed.fault() is None
+test_the_name_is_as_the_trainer_needs_it = check(NAMES)

@@ -123,13 +123,3 @@ def test_the_release_that_loses_columns_is_refused(data, monkeypatch):
     sampling = {f"{ALGORITHM}dynamic_sampling.type": "filter"}
     with pytest.raises(RecipeError, match=r"loses a generator's columns in SkyRL 0\.3\.0.*Install skyrl 0\.4"):
         check(small.config(data, recipe=small.BY_TURN, **sampling))
-
-
-def test_credit_that_reads_what_is_computed_later_chooses_no_groups(data):
-    recipe = "layout: {turn: []}\nmethod: gae\nobjectives: [{reward: environment, pays: turn}]\n"
-    sampling = {f"{ALGORITHM}dynamic_sampling.type": "filter", "trainer.critic.model.path": "some"}
-    with pytest.raises(RecipeError, match="credit needs value_nt, which SkyRL computes after sampling"):
-        check(small.config(data, recipe=recipe, **sampling))
-    del sampling["trainer.critic.model.path"]
-    with pytest.raises(RecipeError, match="a row is one turn, not a rollout"):
-        check(small.config(data, recipe=small.BROADCAST, layout="stepwise", **sampling))

@@ -6,8 +6,6 @@ import pyarrow.parquet as pq
 import pytest
 import skyrl_small as small
 
-from spanwise.engines.skyrl.config import check
-from spanwise.errors import RecipeError
 from spanwise.rollouts import read_rollouts
 
 OWN = "trainer.algorithm.spanwise."
@@ -38,10 +36,3 @@ def test_the_folder_holds_what_was_trained(data, tmp_path, recipe, layout):
     assert all(row["prompt"].startswith("q") for row in rows)
     table = read_rollouts(folder)
     assert (table.source, table.has_ids, len(table)) == ("spanwise", True, len(rows))
-
-
-def test_what_has_no_place_is_refused(data):
-    with pytest.raises(RecipeError, match=r"need a folder; add trainer\.algorithm\.spanwise\.folder=runs/NAME"):
-        check(small.config(data, recipe=small.BROADCAST, **{f"{OWN}keep_rollouts": 1}))
-    with pytest.raises(RecipeError, match="keep_rollouts is -1"):
-        check(small.config(data, recipe=small.BROADCAST, **{f"{OWN}keep_rollouts": -1, f"{OWN}folder": "runs/a"}))

@@ -6,7 +6,6 @@ import random
 import pytest
 import skyrl_small as small
 import torch
-from skyrl.train.generators.base import TrajectoryID
 from skyrl.train.generators.utils import apply_overlong_filtering, merge_stepwise_output
 
 from spanwise.engines.skyrl.rows import SampledRows
@@ -102,22 +101,9 @@ def test_a_log_has_every_metric_that_is_known_and_no_other(data):
     assert all(value == value for value in own.values())
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_edited_histories_stay_rows(data, seed):
-    output = small.ragged(seed, keep_history=False)
-    made, _, trained = through(data, OUTCOME, output, merged=True)
-    assert len(trained["response_ids"]) == len(output["response_ids"])
-    rows, _, _ = through(data, OUTCOME, output)
-    assert torch.equal(made.last_advantages, rows.last_advantages)
-
-
 def test_what_merging_changes_in_skyrl_itself():
     """Token rewards 1 and 5 of two turns: the score of the rollout is 5 in rows and 6 merged; a recipe says which it means."""
-    two = {
-        "prompt_token_ids": [[2], [2, 8, 3]], "response_ids": [[8], [9]], "rewards": [[1.0], [5.0]], "loss_masks": [[1], [1]],
-        "trajectory_ids": [TrajectoryID("0", 0)] * 2, "is_last_step": [False, True], "stop_reasons": None,
-        "rollout_logprobs": None, "rollout_metrics": None, "right": [1.0, 0.0],
-    }  # fmt: skip
+    two = small.one_talk(([2], [8], [1.0], [1]), ([2, 8, 3], [9], [5.0], [1]), right=[1.0, 0.0])
     merged = merge_stepwise_output(dict(two))
     assert sum(merged["rewards"][0]) == 6.0
     assert "right" not in merged
@@ -131,10 +117,8 @@ def test_a_conversation_left_out_of_the_loss_is_read_and_compared():
     """What `generator.apply_overlong_filtering` of SkyRL does to one of two conversations of a prompt."""
     masks = apply_overlong_filtering([[1, 0, 1, 1], [1, 1, 0]], ["stop", "length"])
     assert masks == [[1, 0, 1, 1], [0, 0, 0]]
-    flat = {
-        "prompt_token_ids": [[3], [3]], "response_ids": [[7, 8, 9, 2], [7, 8, 9]], "rewards": [1.0, 0.0], "loss_masks": masks,
-        "stop_reasons": None, "rollout_logprobs": None, "rollout_metrics": None,
-    }  # fmt: skip
+    said = zip([[3], [3]], [[7, 8, 9, 2], [7, 8, 9]], [1.0, 0.0], masks, strict=True)
+    flat = small.output_of(*said)
     rows = SampledRows.of(flat, ["0", "0"], flat, stepwise=False)
     batch, turns = rows.turns(lambda uids: {}, width=4)
     read = [ids[mask > 0].tolist() for ids, mask in zip(batch.ids_nt, batch.mask_nt, strict=True)]
@@ -147,11 +131,7 @@ def test_a_conversation_left_out_of_the_loss_is_read_and_compared():
 
 def test_a_turn_said_twice_is_two_turns():
     """A retry from the same context with the same words: SkyRL merges what comes after it with the second one."""
-    again = {
-        "prompt_token_ids": [[2], [2], [2, 8, 3]], "response_ids": [[8], [8], [9]], "rewards": [0.0, 0.0, 1.0],
-        "loss_masks": [[1]] * 3, "trajectory_ids": [TrajectoryID("0", 0)] * 3, "is_last_step": [False, False, True],
-        "stop_reasons": None, "rollout_logprobs": None, "rollout_metrics": None,
-    }  # fmt: skip
+    again = small.one_talk(([2], [8], 0.0, [1]), ([2], [8], 0.0, [1]), ([2, 8, 3], [9], 1.0, [1]))
     merged = merge_stepwise_output(dict(again))
     assert merged["response_ids"] == [[8], [8, 3, 9]]
     assert SampledRows.of(again, ["0"] * 3, merged, stepwise=True).place_s == [(0, 0), (1, 0), (1, 2)]
@@ -237,7 +217,7 @@ def test_fully_asynchronous_training_takes_the_same_road(data):
     for prompt in map(str, range(4)):
         rows = [n for n, t in enumerate(output["trajectory_ids"]) if t.instance_id == prompt]
         part = {key: [values[n] for n in rows] for key, values in output.items() if isinstance(values, list)}
-        part |= {"stop_reasons": None, "rollout_metrics": {}, "rollout_logprobs": None}
+        part |= {**small.BARE, "rollout_metrics": {}}
         groups.append(GeneratedOutputGroup(generator_output=part, uid=prompt, global_step_when_scheduled=0))
     batch = made.fwd_logprobs_values_reward(made.convert_generation_group_mini_batch_to_training_input(groups))
     made.compute_advantages_and_returns(batch)
@@ -248,9 +228,7 @@ def test_fully_asynchronous_training_takes_the_same_road(data):
 
 def test_a_turn_of_a_whole_conversation_is_paid_what_stands_until_the_next_turn():
     """Three turns that begin at 0, 3 and 5: .5 + 0 + .25, then 1 + 2, then 0 + 4."""
-    output = {
-        "prompt_token_ids": [[9]], "response_ids": [[1, 2, 3, 4, 5, 6, 7]], "loss_masks": [[1, 1, 0, 1, 0, 1, 1]],
-        "rewards": [[0.5, 0.0, 0.25, 1.0, 2.0, 0.0, 4.0]],
-    }  # fmt: skip
+    rewards = [0.5, 0.0, 0.25, 1.0, 2.0, 0.0, 4.0]
+    output = small.output_of(([9], [1, 2, 3, 4, 5, 6, 7], rewards, [1, 1, 0, 1, 0, 1, 1]))
     batch, _ = SampledRows(output, ["p"], [(0, 0)], [7], stepwise=False).turns(lambda uids: {}, width=7)
     assert batch.columns["environment"] == [0.75, 3.0, 4.0]
