@@ -31,6 +31,10 @@ def episodes_in(file):
     return [theirs().WireEpisode.model_validate_json(line) for line in file.read_text().split("\n") if line]
 
 
+def trained_in(file):
+    return [trace for episode in episodes_in(file) for trace in episode.traces if trace.agent.trainable]
+
+
 def varied_traces(seed, file):
     """A file of episodes drawn by a seed: turns, tools, branches, a judge that does not train, rewards that are missing."""
     draw = random.Random(seed)
@@ -38,22 +42,14 @@ def varied_traces(seed, file):
     def text():
         return " ".join(draw.choices(WORDS, k=draw.randint(1, 5)))
 
-    def node(role, parent, **fields):
+    def node(role, parent):
         content = text()
         ids, sampled = TOKENIZER(content)["input_ids"], role == "assistant"
         head = [1] * draw.randint(0, 2)  # what a chat template writes before a message
         streams = {"logprobs": [-draw.random() for _ in ids]} if sampled else {}
-        mask = [False] * len(head) + [sampled] * len(ids)
+        tokens = {"token_ids": head + ids, "mask": [False] * len(head) + [sampled] * len(ids), **streams}
         message = {"role": role, "content": content, **({"tool_call_id": "c"} if role == "tool" else {})}
-        return {
-            "parent": parent,
-            "message": message,
-            "sampled": sampled,
-            "token_ids": head + ids,
-            "mask": mask,
-            **streams,
-            **fields,
-        }
+        return {"parent": parent, "message": message, "sampled": sampled, **tokens}
 
     def nodes():
         grown = [node("user", None), node("assistant", 0)]
@@ -67,14 +63,8 @@ def varied_traces(seed, file):
         rewards = {"exact": {"score": draw.choice([0.0, 0.5, 1.0])}} if draw.random() < 0.8 else {}
         task = {"type": "Sums", "data": {"idx": 0, "answer": "4"}, "hash": "h"}
         agent = {"config": {}, "name": name, "trainable": trainable}
-        return {
-            "id": f"{draw.random()}",
-            "task": task,
-            "agent": agent,
-            "nodes": nodes(),
-            "rewards": rewards,
-            "metrics": {"turns": draw.random()},
-        }
+        facts = {"id": f"{draw.random()}", "task": task, "agent": agent, "metrics": {"turns": draw.random()}}
+        return {**facts, "nodes": nodes(), "rewards": rewards}
 
     lines = []
     for number in range(draw.randint(3, 5)):
@@ -92,10 +82,8 @@ def varied_traces(seed, file):
 def test_any_traces_are_what_verifiers_own_reader_says(seed, tmp_path, tokenizer):
     """Every sampled token stands once, in the order of verifiers' branches, with its log-probability."""
     file = varied_traces(seed, tmp_path / "traces.jsonl")
-    table, traces = (
-        read_rollouts(file, tokenizer=tokenizer),
-        [t for e in episodes_in(file) for t in e.traces if t.agent.trainable],
-    )
+    table = read_rollouts(file, tokenizer=tokenizer)
+    traces = trained_in(file)
     expected, rewards, votes = [], [], []
     for number, trace in enumerate(traces):
         trained = set()
@@ -149,13 +137,7 @@ def test_verifiers_reads_the_advantages_that_were_written(seed, tmp_path, tokeni
                 assert node.advantages == pytest.approx(values)
     (arm,) = result.applied
     values = arm.advantages(result.table, 0, len(result.table))[result.table.trainable]
-    branches = [
-        node
-        for e in episodes_in(tmp_path / "out" / "traces.jsonl")
-        for t in e.traces
-        if t.agent.trainable
-        for node in in_rows(t)
-    ]
+    branches = [node for trace in trained_in(tmp_path / "out" / "traces.jsonl") for node in in_rows(trace)]
     assert any(values)
     assert [value for node in branches for value in node.advantages] == pytest.approx(values.tolist())
 
