@@ -20,3 +20,12 @@ def catches(check: Callable[[Variant], object], ours: Variant, faulty: Variant):
 def gives(*inputs, want, tolerance=1e-12):
     """The check that a function of these inputs gives these numbers."""
     return lambda function: assert_close(function(*inputs), want, tolerance)
+
+
+def equals(want):
+    """The check that something is this."""
+
+    def check(found):
+        assert found == want
+
+    return check

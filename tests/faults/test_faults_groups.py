@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from credit_batches import scores_of
-from faults.catches import catches, gives
+from faults.catches import catches, equals, gives
 from helpers import NAN, assert_close, double
 from oracles import slow_opo, z_scores
 from spanwise import Batch, Layout, Objective, Reading, Scheme, SpanwiseError, Vocabulary, credit_batch, metrics, read
@@ -146,27 +146,21 @@ def test_f07_one_missing_reward_changes_nobody_else():
 
 def test_f08_a_group_without_credit_is_counted_beside_one_with_credit():
     """huggingface/trl#5588. A constant group has no policy term, and the KL term still pushed it; nothing said so."""
-    credited = through_pipeline([1.0, 1.0, 1.0, 0.0], groups=(0, 0, 1, 1))
-
-    def check(share):
-        assert share(*credited) == 0.5
-
-    # one flag for the batch
-    catches(check, lambda *given: metrics(*given)["credit/all/zero_frac"], lambda found, *_: float(not found.has_signal))
+    found, reading, scheme = through_pipeline([1.0, 1.0, 1.0, 0.0], groups=(0, 0, 1, 1))
+    one_flag_for_the_batch = float(not found.has_signal)
+    catches(equals(0.5), metrics(found, reading, scheme)["credit/all/zero_frac"], one_flag_for_the_batch)
 
 
 def test_f09_components_that_cancel_are_told():
     """huggingface/trl#3857. Two components varied and their total was constant: loss 0 for a whole run, no warning."""
     found, reading, scheme = through_pipeline({"good": [1.0, 0.0, 1.0, 0.0], "bad": [0.0, 1.0, 0.0, 1.0]}, method="grpo")
 
-    def check(told):
-        assert any("nothing was learned" in sentence for sentence in told())
+    def check(shown):
+        assert any("nothing was learned" in sentence for sentence in batch_alarms([shown]))
 
-    def by_component():  # looks at each component's deviation, and both have one
-        reward_nm = reading.scores.reward_nm
-        return batch_alarms([{"credit/no_signal": float(bool((reward_nm.std(dim=0) == 0).all()))}])
-
-    catches(check, lambda: batch_alarms([metrics(found, reading, scheme)]), by_component)
+    # looks at each component's deviation, and both have one
+    by_component = {"credit/no_signal": float(bool((reading.scores.reward_nm.std(dim=0) == 0).all()))}
+    catches(check, metrics(found, reading, scheme), by_component)
 
 
 def test_f10_a_constant_group_is_found_whatever_its_rewards_are():
@@ -195,19 +189,14 @@ def test_f11_length_is_no_gradient_where_all_are_wrong():
     recorded = {"correct": Reward.of([0.0, 0.0]), "short": Reward.of([-0.1, -0.3])}
     own = [Objective("environment", "solution", name="correct"), Objective("environment", "note", name="short")]
 
-    def ours():
-        scheme = Scheme("bae", layout, own)
+    shaped = [replace(objective, pays=("solution", "note")) for objective in own]
+
+    def credited(method, objectives):
+        scheme = Scheme(method, layout, objectives)
         return credit_batch(read(batch, scheme, VOCABULARY, recorded=recorded), batch, scheme).block_nk
 
-    def shaped():
-        scheme = Scheme("grpo", layout, [replace(objective, pays=("solution", "note")) for objective in own])
-        return credit_batch(read(batch, scheme, VOCABULARY, recorded=recorded), batch, scheme).block_nk
-
-    def check(of_blocks):
-        assert of_blocks()[:, 0].tolist() == [0.0, 0.0]
-
-    catches(check, ours, shaped)
-    assert_close(ours()[:, 1], [0.1, -0.1], 1e-12)
+    catches(equals([0.0, 0.0]), credited("bae", own)[:, 0].tolist(), credited("grpo", shaped)[:, 0].tolist())
+    assert_close(credited("bae", own)[:, 1], [0.1, -0.1], 1e-12)
 
 
 def test_f12_interleaved_prompts_are_not_mixed():
@@ -358,10 +347,7 @@ def test_f22_no_credit_for_blocks_is_not_no_credit():
     assert found.block_nk.abs().sum() == 0
     assert found.stop_n.tolist() == [0.0, -2.0]
 
-    def check(has_signal):
-        assert has_signal is True
-
-    catches(check, found.has_signal, bool((found.block_nk != 0).any()))
+    catches(equals(True), found.has_signal, bool((found.block_nk != 0).any()))
 
 
 def test_f23_what_is_left_out_is_in_no_weighted_baseline():

@@ -13,7 +13,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from faults.catches import catches
+from faults.catches import catches, equals
 from helpers import NAN, assert_close
 from score_small import ABSENT, OK, completion
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit_batch, metrics, read
@@ -97,14 +97,11 @@ def test_f49_one_answer_has_one_verdict_wherever_it_is_checked(verifier):
 def test_f50_the_deadline_holds_off_the_main_thread(burst):
     """huggingface/trl#5281, Math-Verify#50, #55. The check crashed in a worker thread; the fix took its timeout away."""
 
-    def check(status):
-        assert status() == Status.BROKE
-
     def without_a_deadline():
         threading.Event().wait(0.05)  # for as long as it takes
         return Status.OK
 
-    catches(check, lambda: burst[0][0], lambda: in_thread(without_a_deadline))
+    catches(equals(Status.BROKE), burst[0][0], in_thread(without_a_deadline))
 
 
 def test_f51_a_boxed_answer_is_right_in_a_thread(verifier):
@@ -119,10 +116,7 @@ def test_f51_a_boxed_answer_is_right_in_a_thread(verifier):
         top, bottom = re.findall(r"\d+", text[0]["solution"]["answer"])
         return by_alarm("1/4", f"{top}/{bottom}")
 
-    def check(reward):
-        assert [reward(), in_thread(reward)] == [1.0, 1.0]
-
-    catches(check, ours, boxed)
+    catches(equals([1.0, 1.0]), [ours(), in_thread(ours)], [boxed(), in_thread(boxed)])
 
 
 def pool_that_gives_up(items, hangs):
@@ -143,21 +137,13 @@ def pool_that_gives_up(items, hangs):
 
 def test_f52_a_hang_costs_no_worker(burst):
     """AReaL#1426. The outer timeout gave up, its worker stayed hung, and the pool drained for the rest of the run."""
-
-    def check(later):
-        assert later == Status.OK
-
-    catches(check, burst[2].status, pool_that_gives_up(["hang", "later"], {"hang"})[1])
+    catches(equals(Status.OK), burst[2].status, pool_that_gives_up(["hang", "later"], {"hang"})[1])
     assert burst[2].value == 1.0
 
 
 def test_f53_waiting_for_a_worker_is_not_the_answers_fault(burst):
     """PrimeIntellect-ai/verifiers#831. The timeout counted time in the queue: right answers scored 0 under load."""
-
-    def check(statuses):
-        assert statuses == [Status.BROKE, Status.OK, Status.OK, Status.OK]
-
-    catches(check, burst[0], pool_that_gives_up([0, 1, 2, 3], {0}))
+    catches(equals([Status.BROKE, *[Status.OK] * 3]), burst[0], pool_that_gives_up([0, 1, 2, 3], {0}))
     assert burst[1][1:] == [1.0] * 3
 
 
@@ -201,7 +187,7 @@ def test_f55_one_judge_that_fails_costs_its_own_answer_only():
         return found.value_n
 
     def check(values):
-        assert_close(values(), [1.0, NAN, 0.0], 0, equal_nan=True)
+        assert_close(values, [1.0, NAN, 0.0], 0, equal_nan=True)
 
-    catches(check, ours, lambda: torch.zeros(3).double())  # all thrown away
-    catches(check, ours, lambda: ours().nan_to_num())  # absent is 0
+    for faulty in (torch.zeros(3).double(), ours().nan_to_num()):  # all thrown away; absent is 0
+        catches(check, ours(), faulty)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from faults.catches import catches
+from faults.catches import catches, equals
 from helpers import assert_close
 from oracles import owners_of_tokens, slow_segment
 from spanwise import (
@@ -91,20 +91,12 @@ def test_f25_what_the_template_adds_after_a_turn_is_not_trained():
 def test_f27_boundaries_are_in_bytes_of_tokens_and_not_in_characters():
     """opendilab/LightRFT#53. A boundary counted in characters landed on the next token in 16 of 16 cases; training ran."""
     ids = [7, 7, 7, 1, 5, 2, 10, 3, 6, 4, 0]
-    layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
-
-    def check(find):
-        assert find(ids) == by_bytes(ids) == [0] * 7 + [1] * 4
-
-    def in_characters(ids):
-        text = b"".join(PIECES[i] for i in ids).decode()
-        cut, at, found = text.index("<confidence>"), 0, []
-        for i in ids:  # bytes counted against characters
-            found.append(int(at >= cut))
-            at += len(PIECES[i])
-        return found
-
-    catches(check, lambda ids: blocks_of(ids, layout), in_characters)
+    cut, at, in_characters = b"".join(PIECES[i] for i in ids).decode().index("<confidence>"), 0, []
+    for i in ids:  # bytes counted against characters
+        in_characters.append(int(at >= cut))
+        at += len(PIECES[i])
+    assert by_bytes(ids) == [0] * 7 + [1] * 4
+    catches(equals(by_bytes(ids)), blocks_of(ids), in_characters)
 
 
 def wholly_inside(ids):
@@ -139,11 +131,7 @@ def test_f28_a_token_across_the_border_is_counted_once():
 
 def test_f29_no_token_lies_between_two_spans():
     """ohdearquant/lattice#1545. A merge across the border (`.memory`) let the mask begin one token late."""
-
-    def check(find):
-        assert find(STRADDLING) == [0, 0, 0, 1, 1, 1, 1]  # with its first byte
-
-    catches(check, blocks_of, wholly_inside)
+    catches(equals([0, 0, 0, 1, 1, 1, 1]), blocks_of(STRADDLING), wholly_inside(STRADDLING))  # with its first byte
 
 
 def test_f30_a_span_decodes_to_its_text():
@@ -151,17 +139,13 @@ def test_f30_a_span_decodes_to_its_text():
     vocabulary = Vocabulary.from_tokenizer(byte_level())
     text = b"So <answer>4</answer><confidence>0.9</confidence>"
     ids = [vocabulary.pieces.index(bytes([byte])) for byte in text]  # every tag is many tokens
+    start = text.index(b"</answer>") + 2  # a tag of two tokens
 
-    def check(find):
-        found = find(ids)
+    def check(found):
         pieces = [b"".join(vocabulary.pieces[i] for i, k in zip(ids, found, strict=True) if k == block) for block in (0, 1)]
         assert pieces == [b"So <answer>4</answer>", b"<confidence>0.9</confidence>"]
 
-    def two_tokens_each(ids):
-        start = text.index(b"</answer>") + 2
-        return [int(t >= start) for t in range(len(ids))]
-
-    catches(check, lambda ids: blocks_of(ids, vocabulary=vocabulary), two_tokens_each)
+    catches(check, blocks_of(ids, vocabulary=vocabulary), [int(t >= start) for t in range(len(ids))])
 
 
 def test_f31_an_inverted_mask_and_unbalanced_tags_are_told():
@@ -184,14 +168,7 @@ def test_f31_an_inverted_mask_and_unbalanced_tags_are_told():
 
 def test_f32_the_first_and_the_last_token_of_every_span():
     """verl-project/verl#3287. A mask was shifted by one at the first token of the response."""
-
-    def check(find):
-        found = find(PLAIN)
-        firsts = [found.index(k) for k in (0, 1)]
-        lasts = [len(found) - 1 - found[::-1].index(k) for k in (0, 1)]
-        assert (firsts, lasts) == ([0, 3], [2, 6])
-
-    catches(check, blocks_of, lambda ids: [0, *blocks_of(ids)[:-1]])
+    catches(equals([0] * 3 + [1] * 4), blocks_of(PLAIN), [0, *blocks_of(PLAIN)[:-1]])
 
 
 def test_f33_what_ends_a_completion_belongs_to_one_block():
@@ -213,11 +190,8 @@ def test_f35_a_prompt_is_as_long_as_its_tokens():
     tokenizer = small_tokenizer()
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     messages = [{"role": "user", "content": "12+34="}]
-
-    def check(prompt):
-        assert len(prompt) == 6
-
-    catches(check, prompt_ids(tokenizer, [messages])[0], tokenizer.apply_chat_template(messages, return_dict=True))
+    theirs = tokenizer.apply_chat_template(messages, return_dict=True)
+    catches(equals(6), len(prompt_ids(tokenizer, [messages])[0]), len(theirs))
 
 
 def test_f36_a_mask_is_never_made_from_ids():
@@ -235,11 +209,7 @@ def test_f36_a_mask_is_never_made_from_ids():
 def test_f37_any_of_several_ends_is_an_end():
     """huggingface/trl#7039. With several end tokens 97 % of the finished answers counted as cut off."""
     batch = Batch.jagged([[5, 2], [5, 3], [5, 5]], [0, 0, 0], columns={"completion_ids": [[5, 2], [5, 3], [5, 5]]})
-
-    def check(ends):
-        assert cut_off(batch, ends).tolist() == [False, False, True]
-
-    catches(check, [2, 3], [2])
+    catches(equals([False, False, True]), cut_off(batch, [2, 3]).tolist(), cut_off(batch, [2]).tolist())
 
 
 def test_f38_tags_that_are_special_tokens_are_read():
@@ -247,20 +217,10 @@ def test_f38_tags_that_are_special_tokens_are_read():
     tags = ("<answer>", "</answer>", "<confidence>", "</confidence>")
     tokenizer = byte_level(special=tags)
     ids = tokenizer.encode("<answer>4</answer><confidence>0.9</confidence>", add_special_tokens=False)
-    rows = torch.tensor([ids])
-
-    def ours():
-        vocabulary = Vocabulary.from_tokenizer(tokenizer)
-        return find_blocks(rows, torch.ones_like(rows), layout=LAYOUT, vocabulary=vocabulary)[1][0]["solution"]["answer"]
-
-    def decoded():
-        found = re.search("<answer>(.*?)</answer>", tokenizer.decode(ids, skip_special_tokens=True))
-        return found and found[1]
-
-    def check(answer):
-        assert answer() == "4"
-
-    catches(check, ours, decoded)
+    rows, vocabulary = torch.tensor([ids]), Vocabulary.from_tokenizer(tokenizer)
+    _, (text,) = find_blocks(rows, torch.ones_like(rows), layout=LAYOUT, vocabulary=vocabulary)
+    decoded = re.findall("<answer>(.*?)</answer>", tokenizer.decode(ids, skip_special_tokens=True))
+    catches(equals(["4"]), [text["solution"]["answer"]], decoded)
 
 
 def test_f39_a_tag_that_the_prompt_opens_counts():
@@ -268,13 +228,14 @@ def test_f39_a_tag_that_the_prompt_opens_counts():
     vocabulary = Vocabulary((b"so", b"</think>", b"<answer>", b"4", b"</answer>"))
     rows = torch.tensor([[0, 1, 2, 3, 4]])
 
-    def check(prefilled):
+    def rewarded(prefilled):
         layout = Layout({"solution": ["think", "answer"]}, prefilled=prefilled)
         spans, text = find_blocks(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)
-        rewarded = score_one(Objective("format", "solution"), text, columns={}, scored={})
-        assert (int(spans.fault_n[0]), rewarded.value_n.tolist()) == (0, [1.0])
+        return int(spans.fault_n[0]), score_one(
+            Objective("format", "solution"), text, columns={}, scored={}
+        ).value_n.tolist()
 
-    catches(check, "think", None)
+    catches(equals((0, [1.0])), rewarded("think"), rewarded(None))
 
 
 def test_f40_repeated_nested_and_misplaced_tags_earn_no_format_reward():
@@ -298,20 +259,16 @@ def test_f40_repeated_nested_and_misplaced_tags_earn_no_format_reward():
     def pattern(text):
         return float(bool(re.search(r"<think>.*</think>.*<answer>.*</answer>", text)))
 
-    def check(reward):
-        assert [reward(text) for text in [good, *bad]] == [1.0, *[0.0] * len(bad)]
-
-    catches(check, ours, pattern)
+    catches(equals([1.0, *[0.0] * 5]), [ours(text) for text in (good, *bad)], [pattern(text) for text in (good, *bad)])
 
 
 def test_f41_a_place_without_a_block_stays_without_one():
     """huggingface/trl#2127. Labels of steps were cast to bool, and -100, which means none, became True."""
     block_nt = torch.tensor([[-1, 0, 1, -1]])
-
-    def check(convert):
-        assert Spans.of_blocks(("a", "b"), convert(block_nt)).length_nk.tolist() == [[1, 1]]
-
-    catches(check, lambda block_nt: block_nt.to(torch.int8), lambda block_nt: block_nt.bool().long())
+    ours, theirs = (
+        Spans.of_blocks(("a", "b"), one).length_nk.tolist() for one in (block_nt.to(torch.int8), block_nt.bool().long())
+    )
+    catches(equals([[1, 1]]), ours, theirs)
 
 
 def test_f42_padding_on_the_left_and_on_the_right_give_one_credit():
@@ -326,18 +283,13 @@ def test_f42_padding_on_the_left_and_on_the_right_give_one_credit():
         reading = read(batch, scheme, VOCABULARY, recorded=recorded)
         return advantages(credit_batch(reading, batch, scheme), reading.spans, scheme)
 
-    right = run(torch.tensor([[*short, *[0] * spare], long]), torch.tensor([[1] * 3 + [0] * spare, [1] * len(long)]).bool())
-
-    def ours():
-        mask_nt = torch.tensor([[0] * spare + [1] * 3, [1] * len(long)]).bool()
-        return run(torch.tensor([[*[0] * spare, *short], long]), mask_nt)
-
-    def no_mask():
-        return run(torch.tensor([[*[0] * spare, *short], long]), torch.ones(2, len(long)).bool())
+    right_nt, left_nt = (torch.tensor([row, long]) for row in ([*short, *[0] * spare], [*[0] * spare, *short]))
+    mask_nt = torch.tensor([[0] * spare + [1] * 3, [1] * len(long)]).bool()
+    right = run(right_nt, torch.stack([mask_nt[0].flip(0), mask_nt[1]]))
 
     def check(left):
-        assert_close(left()[0, spare:], right[0, :3], 0)
-        assert_close(left()[1], right[1], 0)
-        assert left()[0, :spare].abs().sum() == 0
+        assert_close(left[0, spare:], right[0, :3], 0)
+        assert_close(left[1], right[1], 0)
+        assert left[0, :spare].abs().sum() == 0
 
-    catches(check, ours, no_mask)
+    catches(check, run(left_nt, mask_nt), run(left_nt, torch.ones_like(mask_nt)))

@@ -2,7 +2,7 @@
 
 import torch
 
-from faults.catches import catches
+from faults.catches import catches, equals
 from helpers import NAN, assert_close, double
 from spanwise import Layout, Vocabulary, find_blocks
 from spanwise.engines.trl.fold import fold_factor, kl_term, loss_mask, token_kl
@@ -49,11 +49,7 @@ def test_f44_the_denominator_is_that_of_the_last_mask():
 def test_f45_one_mask_is_made_of_all():
     """huggingface/trl#4976. The completion mask of a truncated row was zeroed and its tool mask was not."""
     inputs = {"completion_mask": KEPT.long(), "tool_mask": torch.tensor([[1, 0, 1], [1, 1, 1], [1, 1, 1]])}
-
-    def check(mask):
-        assert mask(inputs).tolist() == [[1, 0, 0], [0, 0, 0], [1, 0, 0]]
-
-    catches(check, loss_mask, lambda inputs: inputs["tool_mask"])
+    catches(equals([[1, 0, 0], [0, 0, 0], [1, 0, 0]]), loss_mask(inputs).tolist(), inputs["tool_mask"].tolist())
 
 
 def test_f46_a_masked_nan_stays_out_of_loss_gradient_and_divergence():
