@@ -96,7 +96,7 @@ def joined(cell, ids):
     return b"".join(map(cell.family.vocabulary.pieces.__getitem__, ids.tolist()))
 
 
-def partition(spans, mask):
+def partition(spans, mask, *, in_order=True):
     """Every trainable token in exactly one block, no masked one in any; blocks in order, spans as the tokens say."""
     block = spans.block_nt.numpy().astype(np.int64)
     assert block.shape == mask.shape
@@ -105,7 +105,7 @@ def partition(spans, mask):
     assert block.max(initial=-1) < len(spans.names)
     row, at = np.nonzero(mask)
     owner = block[row, at]
-    assert not ((np.diff(owner) < 0) & (np.diff(row) == 0)).any(), "a block goes on after the next one has begun"
+    assert not (in_order and ((np.diff(owner) < 0) & (np.diff(row) == 0)).any()), "a block goes on after the next has begun"
     first, last = np.full((rows, len(spans.names)), width), np.zeros((rows, len(spans.names)), dtype=np.int64)
     np.minimum.at(first, (row, owner), at)
     np.maximum.at(last, (row, owner), at + 1)

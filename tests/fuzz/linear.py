@@ -2,7 +2,7 @@
 
 import math
 import time
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 import torch
@@ -125,20 +125,15 @@ def segmented(layout, text):
     return find_blocks(ids, torch.ones_like(ids), layout=layout, vocabulary=BYTES)
 
 
-@cache
-def _scheme():
-    objectives = [
-        Objective("correct", pays=("solution",), options={"verify": "exact"}),
-        Objective("brier", pays=("confidence",), given="correct"),
-    ]
-    return Scheme("bae", LAYOUT, objectives)
+CORRECT = Objective("correct", pays=("solution",), options={"verify": "exact"})
+SCHEME = Scheme("bae", LAYOUT, [CORRECT, Objective("brier", pays=("confidence",), given="correct")])
 
 
 def credited(text):
     ids = list(text.encode())
     batch = Batch.jagged([ids, ids[:9]], [0, 0], columns={"answer": ["4", "4"]})
-    reading = read(batch, _scheme(), BYTES)
-    return advantages(credit_batch(reading, batch, _scheme()), reading.spans, _scheme())
+    reading = read(batch, SCHEME, BYTES)
+    return advantages(credit_batch(reading, batch, SCHEME), reading.spans, SCHEME)
 
 
 def blocks(text):
@@ -146,11 +141,7 @@ def blocks(text):
 
 
 def rewarded(name, text):
-    objectives = [
-        Objective("correct", pays=("solution",), options={"verify": "exact"}),
-        Objective(name, pays=("confidence",)),
-    ]
-    return score_all(objectives, [blocks(text)], columns={"answer": ["4"]})
+    return score_all([CORRECT, Objective(name, pays=("confidence",))], [blocks(text)], columns={"answer": ["4"]})
 
 
 #: Of the keywords that are checked without a deadline, those that look at every part of a value.

@@ -12,9 +12,11 @@ import argparse
 import sys
 import time
 import traceback
+from itertools import product
 from tempfile import TemporaryDirectory
 
 import linear
+import numpy as np
 import segmenters
 import torch
 from checks import Cell, check, kept, others
@@ -66,21 +68,17 @@ def by_segmenters(count: int, seed: int) -> list[str]:
     each = -(-count // sum(len(segmenters.read_by(made, name)) for name, *_ in cells))
     failures: list[str] = []
     for name, layout, words in cells:
-        start, tokens, faults = time.perf_counter(), 0, 0
+        start, seen = time.perf_counter(), np.zeros(2, dtype=np.int64)
         chosen = segmenters.read_by(made, name)
-        for family in chosen:
-            for first in range(0, each, 256):
-                place = f"{seed}/{name}/{family.name}/{first}"
-                try:
-                    seen = segmenters.check(layout, family, segmenters.rows(place, min(256, each - first), family, words))
-                    tokens, faults = tokens + seen[0], faults + seen[1]
-                except Exception:
-                    failures.append(f"segmenter {name}, batch '{place}', {layout.blocks}: {traceback.format_exc(limit=-2)}")
+        for family, first in product(chosen, range(0, each, 256)):
+            place = f"{seed}/{name}/{family.name}/{first}"
+            try:
+                seen += segmenters.check(layout, family, segmenters.rows(place, min(256, each - first), family, words))
+            except Exception:
+                failures.append(f"segmenter {name}, batch '{place}', {layout.blocks}: {traceback.format_exc(limit=-2)}")
         took, size = time.perf_counter() - start, each * len(chosen)
-        print(
-            f"{name:15} {size:9,} completions {tokens:11,} tokens {faults / size:7.1%} faults {took:7.1f} s",
-            flush=True,
-        )
+        share = f"{seen[1] / size:7.1%} faults {took:7.1f} s"
+        print(f"{name:15} {size:9,} completions {seen[0]:11,} tokens {share}", flush=True)
     return failures
 
 
