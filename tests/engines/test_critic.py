@@ -28,9 +28,6 @@ def best(rows, streams):
     return 1 - float((reward - known)[mask].var(correction=0) / reward[mask].var(correction=0))
 
 
-# ------------------------------------------------------------------------------------------------------------- it fits
-
-
 @pytest.mark.parametrize(
     ("options", "precision"),
     [
@@ -110,14 +107,13 @@ def test_the_fit_is_the_one_written_out(options, names):
     torch.testing.assert_close(small.state(found.model), small.state(plain.model), atol=3e-5, rtol=0)
 
 
-# ------------------------------------------------------------------------------------------- how a batch is cut changes nothing
-
-
-def test_micro_batches_change_nothing():
+def test_micro_batches_and_gradient_checkpointing_change_nothing():
     ends = []
-    for micro_batch in (1, 5, 64):
-        found = small.critic(CriticConfig(learning_rate=1e-3, epochs=2, head="hl_gauss"), micro_batch=micro_batch)
+    for micro_batch, checkpointing in ((64, False), (1, False), (5, False), (64, True)):
+        config = CriticConfig(learning_rate=1e-3, epochs=2, head="hl_gauss", gradient_checkpointing=checkpointing)
+        found = small.critic(config, micro_batch=micro_batch)
         said = small.learn(found, *small.question(completions=12))
+        assert any(getattr(layer, "gradient_checkpointing", False) for layer in found.model.modules()) == checkpointing
         ends.append((said.value_nts, small.state(found.model)))
     for value_nts, weights in ends[1:]:
         torch.testing.assert_close(value_nts, ends[0][0], atol=1e-6, rtol=0)
@@ -179,9 +175,6 @@ def test_dropout_does_not_make_values_random():
     torch.testing.assert_close(on_the_way, calm, atol=1e-5, rtol=0)
 
 
-# -------------------------------------------------------------------------------------------------------------- poison
-
-
 class Poisoned(torch.nn.Module):
     """A token classifier that says `number` wherever nothing may be read: at every place that is before no trainable token."""
 
@@ -221,9 +214,6 @@ def test_what_a_critic_says_where_nothing_is_read_changes_nothing(options, numbe
     assert small.equal(small.state(clean.model.model), small.state(own))
 
 
-# ---------------------------------------------------------------------------------------------------------- truncation
-
-
 @pytest.mark.parametrize("truncated", ["terminal", "bootstrap", "mask"])
 def test_completions_that_were_cut_off(truncated):
     rows, streams = small.question(completions=8)
@@ -238,9 +228,6 @@ def test_completions_that_were_cut_off(truncated):
     assert said.metrics["critic/target_mean"] == pytest.approx(float(targets.sum() / counted.sum()))
 
 
-# ------------------------------------------------------------------------------------- precision, memory, adapters
-
-
 def test_a_policy_in_bfloat16_gets_a_critic_in_float32():
     one = small.policy().to(torch.bfloat16)
     found = small.critic(CriticConfig(learning_rate=1e-6), model=one)
@@ -248,17 +235,6 @@ def test_a_policy_in_bfloat16_gets_a_critic_in_float32():
     small.learn(found, *small.question())
     ours, theirs = (model.base_model.embed_tokens.weight[small.GOOD].float() for model in (found.model.model, one))
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)  # a step of 1e-6 is not lost in rounding
-
-
-def test_gradient_checkpointing_gives_the_same_weights():
-    ends = []
-    for choice in (False, True):
-        found = small.critic(CriticConfig(learning_rate=1e-3, gradient_checkpointing=choice))
-        for seed in range(3):
-            small.learn(found, *small.question(seed=seed))
-        assert any(getattr(layer, "gradient_checkpointing", False) for layer in found.model.modules()) == choice
-        ends.append(small.state(found.model))
-    torch.testing.assert_close(ends[1], ends[0], atol=1e-6, rtol=0)
 
 
 @pytest.mark.filterwarnings("ignore")  # peft about itself
@@ -286,9 +262,6 @@ def test_the_learning_rate_warms_up():
         rates.append(found.optimizer.param_groups[0]["lr"])
         small.learn(found, *small.question(seed=seed))
     assert rates == pytest.approx([0, 0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3])
-
-
-# -------------------------------------------------------------------------------------------------------------- diverged
 
 
 @pytest.mark.parametrize("number", [NAN, math.inf, 1e30])

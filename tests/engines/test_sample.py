@@ -1,8 +1,12 @@
-"""Sampling and continuing completions: padding is not seen, continuations stand next to each other."""
+"""Sampling and continuing completions, and conversations sampled many at once, which are those sampled one turn at a time."""
+
+from itertools import groupby
 
 import pytest
 import torch
 
+from chain_agent import Episode
+from play_turns import play
 from spanwise.engines.sample import continue_ids, prompt_ids, sample
 from spanwise.tasks import build_model, build_tokenizer
 
@@ -47,3 +51,86 @@ def test_continuations_stand_next_to_each_other_and_repeat(tiny):
     assert torch.equal(one[0], two[0])
     assert torch.equal(torch.random.get_rng_state(), state)
     assert not torch.equal(one[0], continue_ids(model, tokenizer, heads, **(options | {"seed": 6}))[0])
+
+
+#: As good as greedy.
+COLD = 1e-4
+
+
+class Scripted:
+    """An environment that answers its fixed lines, and notes what it was told."""
+
+    def __init__(self, opening, lines):
+        self.opening, self.lines, self.told = opening, list(lines), []
+
+    def reply(self, text):
+        self.told.append(text)
+        return self.lines.pop(0) if self.lines else None
+
+
+def environments():
+    """Openings of different lengths, one to four turns."""
+    return [
+        Scripted("7+3=", ["*4=", "-2="]),
+        Scripted("7+3*4-2=", ["+1="]),
+        Scripted("2=", []),
+        Scripted("5-5+1=", ["*4=", "1234=", "+9="]),
+    ]
+
+
+def turn_by_turn(model, tokenizer, environment, longest):
+    """One conversation on its own; the whole prefix is read again for every turn."""
+    ids = tokenizer.encode(environment.opening)
+    start, mask = len(ids), []
+    answer = ""
+    while answer is not None:
+        more, kept = continue_ids(model, tokenizer, [ids], samples=1, max_new_tokens=longest, temperature=COLD)
+        turn = more[0][kept[0]].tolist()
+        answer = environment.reply(tokenizer.decode(turn, skip_special_tokens=True))
+        said = [] if answer is None else tokenizer.encode(answer)
+        ids, mask = [*ids, *turn, *said], [*mask, *[1] * len(turn), *[0] * len(said)]
+    return ids[:start], ids[start:], mask
+
+
+def test_all_at_once_is_one_turn_at_a_time(tiny):
+    together, alone = environments(), environments()
+    played = play(*tiny, together, max_turn_tokens=5, temperature=COLD)
+    for one, environment, other in zip(played, together, alone, strict=True):
+        want = turn_by_turn(*tiny, other, 5)
+        assert (one.prompt_ids, one.completion_ids, one.env_mask) == want
+        assert environment.told == other.told
+
+
+def test_the_environment_speaks_where_the_mask_is_0_and_a_turn_is_never_longer_than_allowed(tiny):
+    model, tokenizer = tiny
+    torch.manual_seed(0)
+    talks = environments()
+    played = play(model, tokenizer, talks, max_turn_tokens=3)
+    for one, environment, fresh in zip(played, talks, environments(), strict=True):
+        runs = groupby(zip(one.env_mask, one.completion_ids, strict=True), key=lambda pair: pair[0])
+        runs = [(written, [token for _, token in run]) for written, run in runs]
+        assert [tokenizer.decode(ids) for written, ids in runs if not written] == fresh.lines
+        turns = [ids for written, ids in runs if written]
+        assert all(1 <= len(ids) <= 3 for ids in turns)
+        assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in turns] == environment.told
+
+
+def test_sampling_has_the_models_probabilities(tiny):
+    """The first token after an opening, over many conversations, against the softmax of one forward pass."""
+    model, tokenizer = tiny
+    torch.manual_seed(0)
+    played = play(model, tokenizer, [Scripted("7+3=", []) for _ in range(4000)], max_turn_tokens=1, temperature=0.3)
+    seen_v = torch.bincount(torch.tensor([one.completion_ids[0] for one in played]), minlength=len(tokenizer)) / 4000
+    with torch.no_grad():
+        logits_v = model(torch.tensor([tokenizer.encode("7+3=")])).logits[0, -1]
+    assert torch.allclose(seen_v, (logits_v / 0.3).softmax(dim=0), atol=0.035)
+
+
+def test_training_mode_comes_back_and_episodes_end(tiny):
+    model, tokenizer = tiny
+    model.train()
+    episodes = [Episode("7+3*4-2+1-5=") for _ in range(8)]
+    play(model, tokenizer, episodes, max_turn_tokens=4)
+    assert model.training
+    model.eval()
+    assert all(episode.done for episode in episodes)
