@@ -5,6 +5,7 @@
     python benchmarks/invoices.py --table [--charts docs/images]       # trains nothing: the runs that are there
     python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum --group 4 --output runs/invoices-g4     # other groups
     python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum --width 64 --output runs/invoices-w64   # another size of policy
+    python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum --error .2 --output runs/invoices-e20   # a judge that errs
 
     by_field   each field's reward minus the group's mean pays the field's own value; keys, end and number of items pay the form
     sum        the rewards added up, minus the group's mean (`dr_grpo`); the same as each with a baseline of its own, broadcast
@@ -13,7 +14,8 @@
 
 A step is 8 new letters with 8 completions each and one step of Adam. Nine fields are measured: those that every letter has, and
 the first item's. A curve is the mean of five batches; every letter is new. At the end 256 held-out letters are read, sampled once.
-What is there already is not run again.
+With `--error` a simulated judge turns round that share of its verdicts on values, and the policy is paid by what the judge says.
+Keys, end and number of items are still checked exactly, and so are all figures. What is there already is not run again.
 """
 
 from __future__ import annotations
@@ -29,16 +31,19 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
+from rubric import chance_of
 
 from spanwise.commands.demo.demo import running_mean, shares_right
 from spanwise.commands.shared.progress import quiet
 from spanwise.commands.shared.task import load_model
 from spanwise.commands.train.train import train
 from spanwise.measure import mean_interval
-from spanwise.recipe import load
-from spanwise.tasks import warm_start
+from spanwise.recipe import load, scheme_of
+from spanwise.score.fields import equals
+from spanwise.tasks import task_shape, warm_start
 from spanwise.tasks.embedded import STARTS, Embedded
 from spanwise.tasks.invoices import INVOICES, LONGEST, MEASURED
+from spanwise.types import whole_text
 
 METHODS = {"by_field": "bae", "sum": "dr_grpo", "grpo": "grpo", "gdpo": "gdpo"}
 TUNING_SEED = 100
@@ -51,7 +56,36 @@ HELD_OUT = 256
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def run_of(arm: str, seed: int, rate: float, folder: Path, *, held_out: bool = True, group: int = GROUP) -> dict[str, Any]:
+def erring_judge(blocks: Any, answer: Any, block: str, error: float, seed: int) -> list[float | None]:
+    """Judge a field of each completion, and turn the verdict round with the probability `error`.
+
+    The seed, the field, the letter's object and the completion decide whether a verdict is turned round; the batch does not.
+    """
+    exact = equals(blocks, pays=(block,), columns={"answer": answer}, scored={}, tag=block)
+    return [
+        None if math.isnan(right) else float((right == 1) != (chance_of(f"{seed} {block}", gold, whole_text(parts)) < error))
+        for parts, gold, right in zip(blocks, answer, exact.value_n.tolist(), strict=True)
+    ]
+
+
+def judged_objectives(fields: Mapping[str, Any], error: float) -> list[dict[str, Any]]:
+    """The objectives of the task, with a judge that errs in place of each exact check, which stays with weight 0 as a figure."""
+    recipe = load(None, fields)
+    exact = scheme_of(recipe, *task_shape(recipe)).plain()["objectives"]
+    checks = [entry for entry in exact if entry["reward"] == "equals"]
+    judges = [
+        {
+            **entry, "reward": "invoices:erring_judge", "name": entry["name"].replace("equals", "judge"),
+            "options": {"block": entry["options"]["tag"], "error": error, "seed": recipe.seed},
+        }
+        for entry in checks
+    ]  # fmt: skip
+    return [*({**entry, "weight": 0.0} for entry in checks), *judges, *(entry for entry in exact if entry not in checks)]
+
+
+def run_of(
+    arm: str, seed: int, rate: float, folder: Path, *, held_out: bool = True, group: int = GROUP, error: float = 0.0
+) -> dict[str, Any]:
     """Train an arm, or read what it left."""
     place = folder / f"{arm}-{rate:g}-{seed}"
     figures = place.parent / f"{place.name}.figures"
@@ -61,6 +95,8 @@ def run_of(arm: str, seed: int, rate: float, folder: Path, *, held_out: bool = T
             "prompts": BATCH // group, "group_size": group, "warmup_steps": 0, "entropy": 0.0, "entropy_target": None,
             "eval_every": 0, "eval_prompts": 8, "eval_samples": 1, "keep_rollouts": 0, "save_every": 0,
         }  # fmt: skip
+        if error:
+            fields["objectives"] = judged_objectives(fields, error)
         recipe = load(None, fields)
         summary = train(recipe, console=Console(quiet=True), overwrite=True)
         batches = shares_right(recipe, MEASURED)
@@ -200,6 +236,9 @@ def main() -> None:
     parser.add_argument(
         "--width", type=int, default=128, help="of the policy; 64, 128 and 256 are .2, .7 and 2.7 M parameters"
     )
+    parser.add_argument(
+        "--error", type=float, default=0.0, help="share of the judge's verdicts on values that are turned round"
+    )
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--charts", help="folder for the curves as PNG")
@@ -220,7 +259,8 @@ def main() -> None:
     if not options.table:
         for seed in map(int, options.seeds.split(",")):
             for arm in arms:
-                run_of(arm, seed, options.rate or best_rate(arm, folder), folder, group=options.group)
+                rate = options.rate or best_rate(arm, folder)
+                run_of(arm, seed, rate, folder, group=options.group, error=options.error)
         if not start.is_file():
             start.write_text(json.dumps(held_out_figures(warm_start("invoices"))))
     figures = [json.loads(file.read_text()) for file in sorted(folder.glob("*.figures"))]

@@ -24,9 +24,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import torch
 from fields import (
@@ -58,6 +58,11 @@ GOAL = GOALS[0]
 RUBRIC = [{"name": name, "part": name, "text": f"The value of {name} follows from the digits."} for name in FIELDS.names]
 
 
+def chance_of(*texts: str) -> float:
+    """Return a number in [0, 1) that texts decide; texts that differ have independent numbers, unlike their checksums."""
+    return int.from_bytes(blake2b("\n".join(texts).encode(), digest_size=6).digest(), "big") / 2**48
+
+
 def simulated_judge(blocks: Any, answer: Any, criterion: str, judge: str) -> list[float | None]:
     """Give a verdict of known error on one criterion; what it says of a completion does not depend on the rest of the batch."""
     name = criterion.split()[3]
@@ -69,7 +74,7 @@ def simulated_judge(blocks: Any, answer: Any, criterion: str, judge: str) -> lis
         value, right = parts[name][""].strip(), str(json.loads(gold)[name])
         is_yes = value == right
         read = "".join(part[""] or "" for part in parts.values() if part is not None) + gold
-        chance = crc32(f"{criterion}{read}".encode()) / 2**32
+        chance = chance_of(criterion, read)
         if name == BIASED and judge in ("lenient", "biased"):
             is_yes = value == "0" or (is_yes and (judge == "lenient" or chance < 0.5))
         verdicts.append(float(is_yes != (chance < JUDGES[judge])))
