@@ -44,9 +44,11 @@ fields: .venv/train.stamp        ## credit by field against one number, K = 1 to
 	$(BIN)/python benchmarks/fields.py
 	$(BIN)/python benchmarks/fields.py --study total --charts docs/images
 
-invoices: .venv/train.stamp      ## letters read into JSON, by field and with one number, five seeds: docs/evidence.md; two hours, goes on where it stopped
+invoices: .venv/train.stamp      ## letters read into JSON, by field and with one number, also with a judge that errs, five seeds: docs/evidence.md; three hours, goes on where it stopped
 	$(BIN)/python benchmarks/invoices.py --tune
 	$(BIN)/python benchmarks/invoices.py --rate 3e-4 --charts docs/images
+	$(BIN)/python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum --error .1 --exact runs/invoices --output runs/invoices-e10
+	$(BIN)/python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum --error .2 --exact runs/invoices --output runs/invoices-e20
 
 scale: .venv/train.stamp         ## the letters with groups of 4 and 16, and with smaller and larger policies: docs/scale.md; hours, goes on where it stopped
 	$(BIN)/python benchmarks/scale.py --charts docs/images

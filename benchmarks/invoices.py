@@ -6,6 +6,7 @@
     python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum --group 4 --output runs/invoices-g4     # other groups
     python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum --width 64 --output runs/invoices-w64   # another size of policy
     python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum --error .2 --output runs/invoices-e20   # a judge that errs
+    python benchmarks/invoices.py --completion 0 --error .2      # trains nothing: one completion's verdicts and credit
 
     by_field   each field's reward minus the group's mean pays the field's own value; keys, end and number of items pay the form
     sum        the rewards added up, minus the group's mean (`dr_grpo`); the same as each with a baseline of its own, broadcast
@@ -30,16 +31,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from rich.console import Console
 from rubric import chance_of
+from torch import Tensor
 
+from spanwise.batch import Batch
 from spanwise.commands.demo.demo import running_mean, shares_right
 from spanwise.commands.shared.progress import quiet
 from spanwise.commands.shared.task import load_model
 from spanwise.commands.train.train import train
 from spanwise.measure import mean_interval
+from spanwise.pipeline import credit_batch, read
 from spanwise.recipe import load, scheme_of
 from spanwise.score.fields import equals
+from spanwise.segment import Vocabulary
 from spanwise.tasks import task_shape, warm_start
 from spanwise.tasks.embedded import STARTS, Embedded
 from spanwise.tasks.invoices import INVOICES, LONGEST, MEASURED
@@ -107,19 +113,24 @@ def run_of(
 
 def held_out_figures(folder: Path) -> dict[str, float]:
     """Read held-out letters with a model, sampled at temperature 1: the share of fields right, and the faults of a clerk."""
-    model, tokenizer = load_model(folder)
-    model.to(DEVICE)
     letters = INVOICES.held_out(HELD_OUT)
-    tokens = tokenizer(letters.prompts, padding=True, padding_side="left", return_tensors="pt").to(DEVICE)
+    rows: dict[str, list[float]] = {}
+    texts = sampled(*load_model(folder), letters.prompts)
+    for text, gold, letter in zip(texts, letters.gold_n, letters.letter_n, strict=True):
+        for name, value in compared(parsed(text), gold, letter).items():
+            rows.setdefault(name, []).append(float(value))
+    return {name: float(np.mean(values)) for name, values in rows.items()}
+
+
+def sampled(model: Any, tokenizer: Any, prompts: Sequence[str]) -> list[str]:
+    """Sample a completion of each prompt at temperature 1, from the seed 0."""
+    model.to(DEVICE)
+    tokens = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt").to(DEVICE)
     torch.manual_seed(0)
     options = {"do_sample": True, "temperature": 1.0, "top_k": 0, "pad_token_id": tokenizer.pad_token_id}
     with torch.no_grad():
         ids_nt = model.generate(**tokens, max_new_tokens=LONGEST, **options)[:, tokens["input_ids"].shape[1] :]
-    rows: dict[str, list[float]] = {}
-    for text, gold, letter in zip(tokenizer.batch_decode(ids_nt, True), letters.gold_n, letters.letter_n, strict=True):
-        for name, value in compared(parsed(text), gold, letter).items():
-            rows.setdefault(name, []).append(float(value))
-    return {name: float(np.mean(values)) for name, values in rows.items()}
+    return tokenizer.batch_decode(ids_nt, True)
 
 
 def parsed(text: str) -> dict[str, Any]:
@@ -156,6 +167,41 @@ def curve(run: Mapping[str, Any]) -> list[float]:
     return running_mean([float(np.mean(list(batch.values()))) for batch in run["batches"]])
 
 
+def verdicts_and_credit(
+    texts: Sequence[str], gold: Mapping[str, Any], tokenizer: Any, error: float
+) -> dict[str, Float[Tensor, "n k"]]:
+    """Return of N completions of one letter which measured fields are right, the judge's verdicts, and the credit in each arm."""
+    ids = [[*tokenizer(text)["input_ids"], tokenizer.eos_token_id] for text in texts]
+    batch = Batch.jagged(ids, [0] * len(texts), columns={"answer": [json.dumps(gold)] * len(texts)})
+    tables: dict[str, Float[Tensor, "n k"]] = {}
+    for arm in ("by_field", "sum"):
+        fields = {"task": "invoices", "method": METHODS[arm]}
+        recipe = load(None, {**fields, "objectives": judged_objectives(fields, error)})
+        scheme = scheme_of(recipe, *task_shape(recipe))
+        reading = read(batch, scheme, Vocabulary.from_tokenizer(tokenizer))
+        tables["right"], tables["verdict"] = (
+            torch.stack([reading.scores[f"{reward}.{name}"] for name in MEASURED], dim=1) for reward in ("equals", "judge")
+        )
+        credit_nk = credit_batch(reading, batch, scheme).block_nk
+        tables[arm] = credit_nk[:, [scheme.layout.names.index(name) for name in MEASURED]]
+    return tables
+
+
+def show_completion(letter: int, error: float) -> None:
+    """Print, for the completion of a letter that the sum pays least of the warm start's group, its fields, verdicts and credit."""
+    model, tokenizer = load_model(warm_start("invoices"))
+    letters = INVOICES.held_out(letter + 1)
+    texts = sampled(model, tokenizer, [letters.prompts[letter]] * GROUP)
+    tables = verdicts_and_credit(texts, letters.gold_n[letter], tokenizer, error)
+    n = int(tables["sum"][:, 0].argmin())
+    print(f"{letters.letter_n[letter]}\n{texts[n]}\n")
+    print("| field | right | judge says right | right in the group | by field | sum |\n|---|---|---|---|---|---|")
+    for k, name in enumerate(MEASURED):
+        right, verdict = ("yes" if tables[kind][n, k] == 1 else "no" for kind in ("right", "verdict"))
+        credits = [f"{tables[arm][n, k]:+.2f}" for arm in ("by_field", "sum")]
+        print("| " + " | ".join([name, right, verdict, f"{tables['right'][:, k].nansum():.0f} of {GROUP}", *credits]) + " |")
+
+
 def completions_to(run: Mapping[str, Any], goal: float) -> float:
     """Completions until the curve reached a goal; infinity: never."""
     step = next((step for step, value in enumerate(curve(run), start=1) if value >= goal), math.inf)
@@ -171,16 +217,41 @@ def written(values: Sequence[float], form: str = "{:.3f}") -> str:
     return texts[0] if len(values) < 2 else f"{texts[0]} ({texts[1]}, {texts[2]})"
 
 
-def show(runs: Sequence[Mapping[str, Any]], start: Mapping[str, float] | None) -> None:
-    """Print the figures of each arm, and its differences from credit by field, paired by seed."""
+def times_completions(runs: Mapping[int, Mapping[str, Any]], base: Mapping[int, Mapping[str, Any]], goal: float) -> str:
+    """How many times the completions of `base` the runs need, a geometric mean over seeds; "more than", where one ended before."""
+    pairs = [
+        (completions_to(runs[seed], goal), completions_to(base[seed], goal)) for seed in sorted(runs.keys() & base.keys())
+    ]
+    if len(pairs) < 2 or not all(math.isfinite(of_base) for _, of_base in pairs):
+        return "-"
+    ratios = torch.tensor([min(own, STEPS * BATCH) / of_base for own, of_base in pairs], dtype=torch.float64)
+    interval = mean_interval(ratios.log())
+    more = "" if all(math.isfinite(own) for own, _ in pairs) else "more than "
+    return f"{more}{math.exp(interval.value):.2f} ({math.exp(interval.low):.2f}, {math.exp(interval.high):.2f}), {len(pairs)} seeds"
+
+
+def by_arm_and_seed(runs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, float], dict[int, Mapping[str, Any]]]:
+    """Return the runs of each arm and learning rate by seed."""
     by_arm: dict[tuple[str, float], dict[int, Mapping[str, Any]]] = {}
     for run in runs:
         by_arm.setdefault((run["arm"], run["rate"]), {})[run["seed"]] = run
+    return by_arm
+
+
+def show(
+    runs: Sequence[Mapping[str, Any]], start: Mapping[str, float] | None, exact: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Print the figures of each arm, and its differences from credit by field and from runs without error, paired by seed."""
+    by_arm, exact_by_arm = by_arm_and_seed(runs), by_arm_and_seed(exact)
     base = next((found for (arm, _), found in by_arm.items() if arm == "by_field"), {})
     for (arm, rate), found in by_arm.items():
         print(f"\n{arm}, learning rate {rate:g}, seeds {', '.join(map(str, sorted(found)))}")
         for goal in GOALS:
             print(f"  completions to {goal:.0%}: {written([completions_to(run, goal) for run in found.values()], '{:.0f}')}")
+            if arm != "by_field":
+                print(f"    times those of by_field: {times_completions(found, base, goal)}")
+            if exact:
+                print(f"    times those without error: {times_completions(found, exact_by_arm.get((arm, rate), {}), goal)}")
         for step in (8, 16, 32, STEPS):
             values = {seed: curve(run)[step - 1] for seed, run in found.items()}
             line = f"  fields right in the batches up to step {step}: {written(list(values.values()))}"
@@ -239,6 +310,10 @@ def main() -> None:
     parser.add_argument(
         "--error", type=float, default=0.0, help="share of the judge's verdicts on values that are turned round"
     )
+    parser.add_argument("--exact", help="folder of the runs without error, to compare those of --error with")
+    parser.add_argument(
+        "--completion", type=int, metavar="LETTER", help="train nothing: one completion of this held-out letter"
+    )
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--charts", help="folder for the curves as PNG")
@@ -250,6 +325,9 @@ def main() -> None:
     arms, start = options.arms.split(","), folder / "start.json"
     if options.width != 128:
         STARTS["invoices"] = resized(STARTS["invoices"], options.width)
+    if options.completion is not None:
+        show_completion(options.completion, options.error)
+        return
     if not options.table:
         warm_start("invoices", device=DEVICE)  # the runs find it in the cache
     if options.tune:
@@ -263,11 +341,16 @@ def main() -> None:
                 run_of(arm, seed, rate, folder, group=options.group, error=options.error)
         if not start.is_file():
             start.write_text(json.dumps(held_out_figures(warm_start("invoices"))))
-    figures = [json.loads(file.read_text()) for file in sorted(folder.glob("*.figures"))]
-    runs = [run for run in figures if run["seed"] != TUNING_SEED]
-    show(runs, json.loads(start.read_text()))
+    runs = runs_in(folder)
+    show(runs, json.loads(start.read_text()), runs_in(Path(options.exact)) if options.exact else ())
     if options.charts:
         draw(runs, Path(options.charts))
+
+
+def runs_in(folder: Path) -> list[dict[str, Any]]:
+    """Return what the runs of a folder left, but for those of the tuning."""
+    figures = [json.loads(file.read_text()) for file in sorted(folder.glob("*.figures"))]
+    return [run for run in figures if run["seed"] != TUNING_SEED]
 
 
 def resized(task: Embedded, width: int) -> Embedded:

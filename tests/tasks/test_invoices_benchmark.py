@@ -1,11 +1,16 @@
-"""The benchmark of the letters: figures of one object by hand, completions to a goal, the table's differences."""
+"""The benchmark of the letters: one object by hand, completions to a goal, the differences of a table, a judge that errs."""
 
+import json
 import math
 
 import invoices as benchmark
 import pytest
+import rubric
 import scale
+import torch
 
+from spanwise.recipe import load, scheme_of
+from spanwise.tasks import build_invoice_tokenizer, task_shape
 from spanwise.tasks.invoices import MEASURED
 
 GOLD = {
@@ -58,3 +63,85 @@ def test_the_ratio_of_two_arms_is_a_geometric_mean_over_the_seeds_that_got_there
     assert [scale.invoices.completions_to(run(step), 0.6) for step in (1, 2, 6, 30)] == [64, 192, 512, math.inf]
     assert (row["reached"], row["seeds"]) == (2, 3)
     assert row["value"] == pytest.approx(math.sqrt(3 * 8))
+
+
+def test_how_many_times_the_completions_is_a_geometric_mean_over_seeds_and_a_bound_where_a_run_ended_before():
+    def run(step):
+        return {"batches": [{"a": float(n >= step)} for n in range(1, 20)]}
+
+    base = {0: run(1), 1: run(1), 2: run(1)}  # 64 completions each
+    text = benchmark.times_completions({0: run(2), 1: run(6)}, base, 0.6)  # 192 and 512: 3 and 8 times
+    assert text.startswith(f"{math.sqrt(24):.2f} (")
+    assert text.endswith("2 seeds")
+    assert benchmark.times_completions({0: run(30), 1: run(30)}, base, 0.6) == "more than 48.00 (48.00, 48.00), 2 seeds"
+    assert benchmark.times_completions(base, {0: run(1), 1: run(30)}, 0.6) == "-"
+
+
+# ------------------------------------------------------------------------------------------------- a judge that errs
+
+SIZE = 3000
+
+
+def turned_round(names, judge):
+    """Which of a judge's verdicts (N, K) are wrong, on completions whose values are all right."""
+    golds = [{name: (n // 10**k) % 10 for k, name in enumerate(names)} for n in range(SIZE)]
+    blocks = [{name: {"": f"{gold[name]}", name: f"{gold[name]}"} for name in names} for gold in golds]
+    answers = [json.dumps(gold) for gold in golds]
+    return torch.tensor([judge(blocks, answers, name) for name in names]).T == 0
+
+
+@pytest.mark.parametrize("benchmark_name", ["invoices", "rubric"])
+def test_verdicts_on_different_fields_are_turned_round_independently(benchmark_name):
+    """How many of eight verdicts are turned round has the variance of a binomial; equal errors would have eight times as much."""
+    judges = {
+        "invoices": lambda blocks, answer, name: benchmark.erring_judge(blocks, answer, name, 0.2, 0),
+        "rubric": lambda blocks, answer, name: rubric.simulated_judge(
+            blocks, answer, f"The value of {name} follows from the digits.", "flips20"
+        ),
+    }
+    wrong_nk = turned_round(rubric.FIELDS.names, judges[benchmark_name])
+    assert wrong_nk.double().mean(dim=0).tolist() == pytest.approx([0.2] * 8, abs=0.03)
+    assert float(wrong_nk.sum(dim=1).double().var()) == pytest.approx(8 * 0.2 * 0.8, rel=0.15)
+
+
+def test_a_verdict_hangs_on_seed_field_letter_and_completion_and_not_on_the_batch():
+    values = [f"{n}" for n in range(200)]
+    blocks = [{"total": {"": value, "total": value}} for value in values]
+    answers = ['{"total": 7}'] * len(values)
+    exact = [float(value == "7") for value in values]
+    assert benchmark.erring_judge(blocks, answers, "total", 0.0, 0) == exact
+    assert benchmark.erring_judge(blocks, answers, "total", 1.0, 0) == [1 - right for right in exact]
+    verdicts = benchmark.erring_judge(blocks, answers, "total", 0.2, 0)
+    assert benchmark.erring_judge(blocks[5:], answers[5:], "total", 0.2, 0) == verdicts[5:]
+    assert benchmark.erring_judge(blocks, answers, "total", 0.2, 1) != verdicts
+    assert benchmark.erring_judge([{"total": None}, *blocks], ["{}", *answers], "total", 0.2, 0) == [None, *verdicts]
+
+
+@pytest.mark.parametrize("method", ["bae", "dr_grpo"])
+def test_the_judge_pays_what_the_exact_check_paid_and_the_check_stays_as_a_figure(method):
+    fields = {"task": "invoices", "method": method, "seed": 3}
+    exact = load(None, fields)
+    judged = load(None, {**fields, "objectives": benchmark.judged_objectives(fields, 0.2)})
+    checks = {one.name: one for one in scheme_of(exact, *task_shape(exact)).objectives}
+    objectives = {one.name: one for one in scheme_of(judged, *task_shape(judged)).objectives}
+    assert objectives["judge.customer"].options == {"block": "customer", "error": 0.2, "seed": 3}
+    for name, check in checks.items():
+        payer = objectives[name.replace("equals", "judge")]
+        assert (payer.pays, payer.weight, payer.if_missing) == (check.pays, check.weight, check.if_missing)
+        assert objectives[name].reward == check.reward
+        assert objectives[name].weight == (0 if check.reward == "equals" else 1)
+
+
+def test_a_wrong_verdict_costs_one_field_by_field_and_every_field_in_the_sum(monkeypatch):
+    """Two completions that are all right; the judge calls the second one's customer wrong."""
+    monkeypatch.setattr(benchmark, "chance_of", lambda place, *_: 0.0 if place == "0 customer" else 1.0)
+    texts = [json.dumps(GOLD), json.dumps({**GOLD, "customer": "Ada Weltor"})]  # judged by the opposite: 0 and 1
+    tables = benchmark.verdicts_and_credit(texts, GOLD, build_invoice_tokenizer(), 0.2)
+    customer = MEASURED.index("customer")
+    assert tables["right"][:, customer].tolist() == [1, 0]
+    assert tables["verdict"][:, customer].tolist() == [0, 1]
+    assert tables["right"].sum() == tables["verdict"].sum() == 17
+    by_field = torch.zeros(2, 9).double()
+    by_field[:, customer] = torch.tensor([-0.5, 0.5])
+    assert tables["by_field"].tolist() == pytest.approx(by_field.tolist())
+    assert tables["sum"].tolist() == [[-0.5] * 9, [0.5] * 9]
