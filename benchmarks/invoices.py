@@ -180,7 +180,8 @@ def verdicts_and_credit(
         scheme = scheme_of(recipe, *task_shape(recipe))
         reading = read(batch, scheme, Vocabulary.from_tokenizer(tokenizer))
         tables["right"], tables["verdict"] = (
-            torch.stack([reading.scores[f"{reward}.{name}"] for name in MEASURED], dim=1) for reward in ("equals", "judge")
+            torch.stack([reading.scores.outcome(f"{reward}.{name}") for name in MEASURED], dim=1)
+            for reward in ("equals", "judge")
         )
         credit_nk = credit_batch(reading, batch, scheme).block_nk
         tables[arm] = credit_nk[:, [scheme.layout.names.index(name) for name in MEASURED]]
@@ -188,18 +189,21 @@ def verdicts_and_credit(
 
 
 def show_completion(letter: int, error: float) -> None:
-    """Print, for the completion of a letter that the sum pays least of the warm start's group, its fields, verdicts and credit."""
+    """Print, for the completion that the sum pays least of a letter's group from the warm start, its verdicts and its credit."""
     model, tokenizer = load_model(warm_start("invoices"))
     letters = INVOICES.held_out(letter + 1)
     texts = sampled(model, tokenizer, [letters.prompts[letter]] * GROUP)
-    tables = verdicts_and_credit(texts, letters.gold_n[letter], tokenizer, error)
-    n = int(tables["sum"][:, 0].argmin())
-    print(f"{letters.letter_n[letter]}\n{texts[n]}\n")
-    print("| field | right | judge says right | right in the group | by field | sum |\n|---|---|---|---|---|---|")
+    exact, erring = (verdicts_and_credit(texts, letters.gold_n[letter], tokenizer, share) for share in (0.0, error))
+    n = int(exact["sum"][:, 0].argmin())
+    print(
+        f"{letters.letter_n[letter]}\n{texts[n]}\n\n| field | right | in the group | by field | sum | judge | by field | sum |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
     for k, name in enumerate(MEASURED):
-        right, verdict = ("yes" if tables[kind][n, k] == 1 else "no" for kind in ("right", "verdict"))
-        credits = [f"{tables[arm][n, k]:+.2f}" for arm in ("by_field", "sum")]
-        print("| " + " | ".join([name, right, verdict, f"{tables['right'][:, k].nansum():.0f} of {GROUP}", *credits]) + " |")
+        right, verdict = ("right" if table[n, k] == 1 else "wrong" for table in (exact["verdict"], erring["verdict"]))
+        paid, paid_by_judge = ([f"{table[arm][n, k]:+.2f}" for arm in ("by_field", "sum")] for table in (exact, erring))
+        cells = [name, right, f"{exact['right'][:, k].nansum():.0f} of {GROUP}", *paid, verdict, *paid_by_judge]
+        print(f"| {' | '.join(cells)} |")
 
 
 def completions_to(run: Mapping[str, Any], goal: float) -> float:

@@ -10,7 +10,8 @@ import scale
 import torch
 
 from spanwise.recipe import load, scheme_of
-from spanwise.tasks import build_invoice_tokenizer, task_shape
+from spanwise.tasks import task_shape
+from spanwise.tasks.embedded import build_invoice_tokenizer
 from spanwise.tasks.invoices import MEASURED
 
 GOLD = {
