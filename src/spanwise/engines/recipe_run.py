@@ -89,11 +89,11 @@ class RecipeRun:
             learn, options: of `Step.finish`.
         """
         result = self.step.finish(own, learn=learn, number=number, **options)
+        if self.step.ranks is None or self.step.ranks.rank == 0:
+            say(*result.warnings)
         if learn:
             self.batches = self.batches + 1 if number is None else number
             self._keep(result)
-        if self.step.ranks is None or self.step.ranks.rank == 0:
-            say(*result.warnings)
         return result
 
     def _keep(self, result: StepResult) -> None:
@@ -109,7 +109,10 @@ class RecipeRun:
             return self.step.rollouts(result, number=self.batches, prompts=row_prompts, columns=columns)
 
         turn_steps, group_n = result.own.everyone.batch.steps, result.own.everyone.batch.group_n
-        rollout_n, prompt_count = group_n if turn_steps is None else turn_steps.trajectory_s.unique(), len(group_n.unique())
+        rollout_n, prompt_count = (
+            group_n if turn_steps is None else turn_steps.trajectory_s.unique(),
+            max(1, len(group_n.unique())),
+        )
         sizes = {"prompts": prompt_count, "group_size": max(2, len(rollout_n) // prompt_count)}
         recipe = self.record.recipe(self.scheme, **sizes, **self.settings)
         self.record.add_batch(
