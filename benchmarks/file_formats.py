@@ -24,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from tokenizers import Tokenizer, decoders, models
 
 TAGS = ("reasoning", "answer", "analysis", "confidence")
 GROUP, GROUPS_PER_STEP = 16, 32
@@ -76,18 +75,24 @@ def completions(megabytes: float, pieces: list[str]) -> Iterator[dict[str, Any]]
         size, n = size + len(text), n + 1
 
 
-def tokenizer(folder: Path, words: int = 20_000) -> list[str]:
-    """Write a tokenizer of tags, digits and words, and return its pieces."""
+def vocabulary(words: int = 20_000) -> list[str]:
+    """Return the texts of all tokens: tags, digits and words."""
     rng, letters = np.random.default_rng(1), np.array(list("abcdefghijklmnopqrstuvwxyz"))
     known = ["".join(rng.choice(letters, size=size)) + " " for size in rng.integers(2, 9, words)]
     marks = [f"<{slash}{tag}>" for tag in TAGS for slash in ("", "/")]
     numbers = [f"0.{digit}" for digit in range(10)] + [str(digit) for digit in range(10)]
-    pieces = [*dict.fromkeys([*marks, *numbers, *known])]
+    return [*dict.fromkeys([*marks, *numbers, *known])]
+
+
+def write_tokenizer(folder: Path, pieces: list[str]) -> Path:
+    """Write a tokenizer with these tokens."""
+    from tokenizers import Tokenizer, decoders, models
+
     backend = Tokenizer(models.WordLevel({piece: i for i, piece in enumerate(pieces)}, unk_token=pieces[-1]))
     backend.decoder = decoders.Fuse()
     folder.mkdir(parents=True)
     backend.save(str(folder / "tokenizer.json"))
-    return pieces
+    return folder
 
 
 Rows = Iterator[dict[str, Any]]
@@ -333,13 +338,12 @@ def main() -> None:
     for name in options.formats.split(","):
         for megabytes in options.megabytes:
             with tempfile.TemporaryDirectory() as place:
-                pieces = tokenizer(Path(place) / "tokenizer")
+                pieces = vocabulary()
                 (Path(place) / "data").mkdir()
-                # A process of its own writes, so that its memory is not inherited by the one that is measured.
                 source = FORMATS[name](Path(place) / "data", completions(megabytes, pieces))
                 files = [source] if source.is_file() else [file for file in source.rglob("*") if file.is_file()]
                 words = [sys.executable, "-c", CHILD, str(source), str(Path(place) / "out"), str(options.reading)]
-                words += [str(Path(place) / "tokenizer")] if name in WITH_IDS else []
+                words += [str(write_tokenizer(Path(place) / "tokenizer", pieces))] if name in WITH_IDS else []
                 environment = {**os.environ, "OMP_NUM_THREADS": "1"}
                 done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
                 if done.returncode:

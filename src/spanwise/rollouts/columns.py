@@ -73,7 +73,8 @@ class ColumnBuilder:
             self.columns[name].extend(map(self._shared, values))
         self._size += size
         for column in self.columns.values():
-            column.extend([None] * (self._size - len(column)))
+            if len(column) < self._size:
+                column.extend([None] * (self._size - len(column)))
 
 
 def read_columns(pieces: Pieces, long: Collection[str | None]) -> dict[str, list[Any] | RereadColumn]:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from io import BufferedReader
 from itertools import count
 from pathlib import Path
@@ -25,7 +26,9 @@ Parsed = TypeVar("Parsed")
 #: The suffixes of text tables, each with its delimiter; a CSV file may use another delimiter.
 SUFFIXES = {".csv": ",", ".tsv": "\t"}
 #: The size, in bytes, of the blocks that Arrow reads of a text table, and their largest size if a row is longer.
-_BLOCK, _LARGEST_BLOCK = 2**23, 2**31 - 1
+_BLOCK, _LARGEST_BLOCK = 2**20, 2**31 - 1
+#: The largest number of bytes in the heading of a text table.
+_LONGEST_HEADING = 2**20
 #: The function to which long work reports its name, the amount done and the total; commands set one that shows a progress bar.
 REPORT: ContextVar[Callable[[str, int, int], None]] = ContextVar("report", default=lambda work, done, total: None)
 
@@ -85,14 +88,16 @@ def delimited_names(file: Path) -> tuple[list[str], str]:
     If the heading of a CSV file has no comma, `;` or a tab stands between cells.
     """
     with readable(file), file.open("rb") as stream:
-        first_bytes = stream.read(_BLOCK)
-    if not first_bytes.strip():
+        lines = iter(partial(stream.readline, _LONGEST_HEADING), b"")
+        heading = next((line for line in lines if line.strip()), b"")
+    if not heading:
         raise DataError(f"'{file}' is empty.")
-    if first_bytes.startswith((b"\xff\xfe", b"\xfe\xff")):
+    if heading.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise DataError(f"'{file}' is UTF-16; save it as CSV in UTF-8.")
-    if re.match(rb"(\xef\xbb\xbf)?\s*[\[{]\s*[{\"]", first_bytes):
+    heading_lines = heading.decode("utf-8-sig", "replace").splitlines()
+    heading_line = next((line for line in heading_lines if line.strip()), "")
+    if re.fullmatch(r"\s*[\[{]\s*([{\"].*)?", heading_line):
         raise DataError(f"'{file}' looks like JSON; rename it to '.json' or '.jsonl'.")
-    heading_line = next(line for line in first_bytes.decode("utf-8-sig", "replace").splitlines() if line.strip())
     if {"\0", "\ufffd"} & {*heading_line}:
         raise DataError(f"'{file}' is no text in UTF-8; save it as CSV in UTF-8.")
     delimiters = (SUFFIXES.get(file.suffix.lower(), ","), ";", "\t")

@@ -79,8 +79,8 @@ def read_rollouts(
             raise DataError(f"The name of '{clean(str(file))}' is not valid UTF-8; rename it.")
         if file.suffix.lower() in _REFUSED and file.is_file():
             raise DataError(f"'{file}' {_REFUSED[file.suffix.lower()]}")
-        if file.is_file() and file.stat().st_size == 0:
-            raise DataError(f"'{file}' is empty.")
+    if rollouts_path.is_file() and rollouts_path.stat().st_size == 0:
+        raise DataError(f"'{rollouts_path}' is empty.")
     read_table = partial(read_plain, columns=columns, parts=parts)
     chosen_readers = {_choose_reader(file, found_files, columns) or read_table for file in found_files}
     if len(chosen_readers) > 1:

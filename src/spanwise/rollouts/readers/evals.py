@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -91,7 +92,7 @@ def _inspect_completions(files: Sequence[Path], rows: _Rows, unanswered_ids: lis
 
 
 def _read_samples(files: Sequence[Path]) -> Iterator[Any]:
-    """Yield the samples of logs one by one: `.eval` through Inspect's reader, `.json` as Inspect's type of a sample."""
+    """Yield the samples of logs one by one, each as Inspect's own type of a sample."""
     try:
         from inspect_ai.log import EvalSample, read_eval_log, read_eval_log_samples  # pyright: ignore[reportMissingImports]
         from pydantic import ValidationError
@@ -106,10 +107,12 @@ def _read_samples(files: Sequence[Path]) -> Iterator[Any]:
             if file.suffix.lower() == ".eval":
                 _check_archive(file)
                 header = read_eval_log(str(file), header_only=True).eval
-                sample_count = len(header.dataset.sample_ids or ()) * (header.config.epochs or 1)
-                for sample in read_eval_log_samples(str(file), all_samples_required=False):
-                    progress.add(file.stat().st_size / max(sample_count, 1))
-                    yield sample
+                names = _sample_names(file, header.dataset.sample_ids or (), header.config.epochs or 1)
+                if names is None:
+                    yield from read_eval_log_samples(str(file), all_samples_required=False)
+                for fields in _read_members(file, names or ()):
+                    progress.add(file.stat().st_size / len(names or ()))
+                    yield EvalSample.model_validate(fields)
             else:  # Inspect's reader would hold the whole log
                 with file.open("rb") as stream:
                     for fields in member_entries(stream, "samples", progress.add):
@@ -138,6 +141,24 @@ def _check_archive(file: Path) -> None:
             f"'{file}' is a zip archive without Inspect's header.json; it holds {', '.join(names[:3]) or 'nothing'}. Give a log "
             "that inspect eval wrote."
         )
+
+
+def _sample_names(file: Path, sample_ids: Sequence[Any], epochs: int) -> list[str] | None:
+    """Return the names of the samples in an archive, in the order of their ids; None if Inspect named them in another way.
+
+    Inspect's own reader lists the archive again for each sample, which takes hours for a large one.
+    """
+    with zipfile.ZipFile(file) as archive:
+        archived_names = {name for name in archive.namelist() if name.startswith("samples/")}
+    names = [f"samples/{sample_id}_epoch_{epoch}.json" for sample_id in sample_ids for epoch in range(1, epochs + 1)]
+    return [name for name in names if name in archived_names] if archived_names <= {*names} else None
+
+
+def _read_members(file: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects in members of an archive, without the events of samples."""
+    with zipfile.ZipFile(file) as archive:
+        for name in names:
+            yield {key: entry for key, entry in json.loads(archive.read(name)).items() if key != "events"}
 
 
 def _to_message(message: Any) -> dict[str, Any]:

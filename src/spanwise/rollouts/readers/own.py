@@ -162,9 +162,9 @@ def _batches(files: Sequence[Path], names: Sequence[str], *, check: bool = False
             yield table
 
 
-def _shared_texts(column: pa.ChunkedArray) -> list[str | None]:
+def _shared_texts(column: pa.ChunkedArray) -> list[Any]:
     """Return a column of texts as a list that holds equal texts once."""
-    shared_texts, texts = dict[Any, Any](), list[str | None]()
+    shared_texts, texts = dict[Any, Any](), list[Any]()
     for chunk in column.chunks:
         encoded = chunk.dictionary_encode()
         chunk_texts = [shared_texts.setdefault(text, text) for text in encoded.dictionary.to_pylist()]

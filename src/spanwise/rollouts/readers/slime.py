@@ -106,8 +106,10 @@ class _Samples:
                     self.mask.frombytes(row["mask"].tobytes())
                     self.lengths.append(len(row["ids"]))
                     has_logps = has_logps and row["logps"] is not None
-                    self.logps = self.logps if has_logps else array("f")
-                    self.logps.frombytes(row["logps"].tobytes() if has_logps else b"")
+                    if has_logps:
+                        self.logps.frombytes(row["logps"].tobytes())
+                    else:
+                        self.logps = array("f")
                 yield [(row["response"], True)]
             progress.add(file.stat().st_size)
 

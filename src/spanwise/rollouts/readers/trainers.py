@@ -102,7 +102,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         word_note = "Credit is shown per word, as no tokenizer reads the file's token ids; give its folder with --tokenizer."
         tokens = tokens._replace(note=word_note)
     logprobs = as_numpy(branches.logprobs)
-    has_logprobs = has_ids and not np.isnan(logprobs[tokens.trainable]).any()
+    has_logprobs = has_ids and not (np.isnan(logprobs) & tokens.trainable).any()
     if has_logprobs:
         logprobs[~tokens.trainable] = np.nan
     fields = defaultdict(list, branches.fields.columns)
