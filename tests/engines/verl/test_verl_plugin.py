@@ -1,23 +1,30 @@
-"""The entry point as verl loads it, in processes of their own."""
+"""The entry point as verl loads it, in processes of their own, and what `spanwise doctor` hears of it and of other plug-ins."""
 
 import importlib
 import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
 
 import pytest
 
+from packages_small import package
+
+
+def process(*words, **environment):
+    command = [sys.executable, "-W", "ignore", *words]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=280)
+
 
 def python(code, **environment):
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environment},
-        timeout=200,
-    )
+    run = process("-c", code, **environment)
     assert run.returncode == 0, run.stderr
     return run
+
+
+def doctor(path=None, **settings):
+    """`spanwise doctor` beside a real verl."""
+    return process("-m", "spanwise.commands.doctor", **({"PYTHONPATH": path} if path else {}), **settings)
 
 
 NAMES = "from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY as r; print([n for n in r if 'spanwise' in str(n)])"
@@ -83,3 +90,44 @@ def test_a_part_that_fails_says_so_and_verl_goes_on(monkeypatch, capsys):
     assert plugin.FAULTS == {"estimators": "AttributeError: no such thing in this verl"}
     assert "no such thing" in capsys.readouterr().err
     assert importlib.import_module("verl.trainer.ppo.core_algos") is core_algos
+
+
+#: Where spanwise is on PYTHONPATH and not installed, verl does not load it.
+INSTALLED = pytest.mark.skipif("spanwise" not in entry_points(group="verl.plugins").names, reason="not installed")
+
+
+@INSTALLED
+def test_this_verl_has_the_estimator_and_the_modes():
+    done = doctor()
+    assert done.returncode == 0, done.stdout
+    assert "algorithm.adv_estimator=spanwise is in verl's registry" in done.stdout
+    assert "main_ppo uses V1 (trainer.use_v1: true). Modes of V1 with credit by block: " in done.stdout
+
+
+@INSTALLED
+def test_a_plug_in_that_verl_swallows_is_heard(tmp_path):
+    """Only while verl is half imported does this one fail: to load it again afterwards would say nothing."""
+    code = "import sys\nif sys.modules['verl'].__spec__._initializing:\n    raise RuntimeError('verl is not whole yet')\n"
+    path = package(tmp_path, "early_plugin", code, entry_points={"verl.plugins": "early = early_plugin"})
+    done = doctor(path)
+    assert done.returncode == 1
+    assert "The plug-in 'early' is broken, and verl does not say so: RuntimeError: verl is not whole yet" in done.stdout
+
+
+@INSTALLED
+def test_a_plug_in_that_is_broken_is_heard_where_verl_loads_it(tmp_path):
+    entries = {"verl.plugins": "mine = broken_plugin\nfine = fine_plugin"}
+    path = package(tmp_path, "broken_plugin", "def go():\n    raise KeyError('no such loss')\ngo()\n", entry_points=entries)
+    (tmp_path / "fine_plugin.py").write_text("DONE = True\n")
+    place = f"KeyError: 'no such loss' ({tmp_path / 'broken_plugin.py'}, line 2)"
+    said = doctor(path).stdout
+    assert f"The plug-in 'mine' is broken, and verl does not say so: {place}" in said
+    assert "'fine'" not in said
+    assert "no such loss" not in doctor(path, VERL_USE_EXTERNAL_PLUGINS="fine,spanwise").stdout
+
+
+@INSTALLED
+def test_plug_ins_that_are_switched_off():
+    done = doctor(VERL_USE_EXTERNAL_PLUGINS="none")
+    assert done.returncode == 1
+    assert "VERL_USE_EXTERNAL_PLUGINS is 'none', so verl does not load spanwise; unset it." in done.stdout
