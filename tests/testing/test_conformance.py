@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spanwise import credit
 from spanwise.credit import METHODS, bae, dr_grpo
 from spanwise.credit.registry import PROPERTIES
 from spanwise.errors import RecipeError
@@ -29,9 +30,7 @@ from spanwise.testing import (
 )
 from spanwise.testing.batches import batches_of, read_inputs, rearranged
 
-for module in pkgutil.iter_modules(
-    importlib.import_module("spanwise.credit").__path__
-):  # every file of the room, exported or not
+for module in pkgutil.iter_modules(credit.__path__):  # every file of the room, exported or not
     importlib.import_module(f"spanwise.credit.{module.name}")
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # they cost four fifths of the time
 NAMES = sorted(name for name in METHODS if METHODS[name].estimator.__module__.startswith("spanwise."))
@@ -56,9 +55,8 @@ def test_declared_exceptions_are_real(name, property_name):
 @pytest.mark.parametrize("name", NAMES)
 def test_docstring_has_every_part(name):
     text = inspect.getdoc(METHODS[name].estimator) or ""
-    assert [
-        part for part in ("Equation", "Args:", "Edge cases:", "Example:", ">>> ", "Reference:") if part not in text
-    ] == []
+    parts = ("Equation", "Args:", "Edge cases:", "Example:", ">>> ", "Reference:")
+    assert [part for part in parts if part not in text] == []
     assert METHODS[name].summary.endswith(".")
 
 

@@ -66,45 +66,35 @@ def below_the_best(reward_n, group_n):
     return (reward_n - best_n).double().nan_to_num()
 
 
+#: name: (the properties that it breaks, what is wrong with a reward and a group)
 OF_COMPLETIONS = {
     "raw for singletons": ("constant", raw_for_singletons),
     "float noise over epsilon": ("constant", float_noise_over_epsilon),
-    "groups by position": ("permutation", groups_by_position),
-    "groups by position, in parts": ("split", groups_by_position),
-    "absent as zero": ("absent", lambda reward_n, group_n: centred(reward_n.nan_to_num(), group_n)),
-    "absent gets credit": (
-        "absent",
-        lambda reward_n, group_n: torch.where(reward_n.isnan(), -0.5, dr_grpo(reward_n, group_n)),
-    ),
-    "whole batch": ("split", lambda reward_n, group_n: centred(reward_n, torch.zeros_like(group_n))),
-    "whole batch, shifted": ("shift", lambda reward_n, group_n: centred(reward_n, torch.zeros_like(group_n))),
-    "divided by the mean": (
-        "shift",
-        lambda reward_n, group_n: dr_grpo(reward_n, group_n) / (1 + means(reward_n, group_n).abs().nan_to_num()),
-    ),
-    "half precision rewards": ("shift", lambda reward_n, group_n: dr_grpo(reward_n.bfloat16(), group_n)),
-    "moments as they come": (
-        "precision",
-        lambda reward_n, group_n: (reward_n - means(reward_n, group_n)).double().nan_to_num(),
-    ),
-    "single precision": ("result", lambda reward_n, group_n: dr_grpo(reward_n, group_n).float()),
-    "single precision, compared": ("precision", lambda reward_n, group_n: dr_grpo(reward_n, group_n).float()),
+    "groups by position": ("permutation split", groups_by_position),
+    "absent as zero": ("absent", lambda r, g: centred(r.nan_to_num(), g)),
+    "absent gets credit": ("absent", lambda r, g: torch.where(r.isnan(), -0.5, dr_grpo(r, g))),
+    "whole batch": ("split shift", lambda r, g: centred(r, torch.zeros_like(g))),
+    "divided by the mean": ("shift", lambda r, g: dr_grpo(r, g) / (1 + means(r, g).abs().nan_to_num())),
+    "half precision rewards": ("shift", lambda r, g: dr_grpo(r.bfloat16(), g)),
+    "moments as they come": ("precision", lambda r, g: (r - means(r, g)).double().nan_to_num()),
+    "single precision": ("result precision", lambda r, g: dr_grpo(r, g).float()),
     "writes to its input": ("pure", writes_to_its_input),
-    "remembers": ("pure", lambda reward_n, group_n: dr_grpo(reward_n, group_n) * next(CALLS)),
-    "order matters": ("permutation", lambda reward_n, group_n: dr_grpo(reward_n, group_n) * torch.arange(len(reward_n))),
-    "labels matter": ("permutation", lambda reward_n, group_n: dr_grpo(reward_n, group_n) * group_n.double()),
-    "groups from zero on": (
-        "permutation",
-        lambda reward_n, group_n: centred(reward_n, torch.where(group_n >= 0, group_index(group_n), -1)),
-    ),
-    "ids as floats": ("permutation", lambda reward_n, group_n: centred(reward_n, group_index(group_n.double()))),
+    "remembers": ("pure", lambda r, g: dr_grpo(r, g) * next(CALLS)),
+    "order matters": ("permutation", lambda r, g: dr_grpo(r, g) * torch.arange(len(r))),
+    "labels matter": ("permutation", lambda r, g: dr_grpo(r, g) * g.double()),
+    "groups from zero on": ("permutation", lambda r, g: centred(r, torch.where(g >= 0, group_index(g), -1))),
+    "ids as floats": ("permutation", lambda r, g: centred(r, group_index(g.double()))),
     "NaN where constant": ("result", nan_where_constant),
-    "infinite": ("result", lambda reward_n, group_n: dr_grpo(reward_n, group_n) / (reward_n.double().nan_to_num() != 0.5)),
-    "only one number": ("result", lambda reward_n, group_n: dr_grpo(reward_n, group_n).sum()[None]),
-    "flipped": ("monotone", lambda reward_n, group_n: -dr_grpo(reward_n, group_n)),
-    "always zero": ("signs", lambda reward_n, group_n: torch.zeros(len(reward_n), dtype=torch.float64)),
+    "infinite": ("result", lambda r, g: dr_grpo(r, g) / (r.double().nan_to_num() != 0.5)),
+    "only one number": ("result", lambda r, g: dr_grpo(r, g).sum()[None]),
+    "flipped": ("monotone", lambda r, g: -dr_grpo(r, g)),
+    "always zero": ("signs", lambda r, g: torch.zeros(len(r), dtype=torch.float64)),
     "below the best": ("signs", below_the_best),
 }
+
+
+def check_completions(faulty, **options):
+    check_estimator(lambda reward_n, group_n: faulty(reward_n, group_n), examples=60, **options)
 
 
 def test_a_crash_is_a_finding():
@@ -123,26 +113,18 @@ def test_the_sentence_says_everything():
     )
 
 
-def last_block_gets_all(reward_nk, group_n):
-    adv_nk = torch.stack([dr_grpo(column, group_n) for column in reward_nk.T], dim=1)
-    return adv_nk.roll(1, dims=0)
-
-
-def flattened(reward_nk, group_n):
-    return dr_grpo(reward_nk.sum(dim=1), group_n)
-
-
 def standardised(reward_nk, group_n):
     return torch.stack([grpo(column, group_n) for column in reward_nk.T], dim=1)
 
 
 def test_wrong_estimators_of_blocks():
-    with pytest.raises(ConformanceError, match="breaks 'permutation'"):
-        check_estimator(last_block_gets_all, properties=["permutation"])
-    with pytest.raises(ConformanceError, match=r"breaks 'result'.*the shape"):
-        check_estimator(flattened)
-    with pytest.raises(ConformanceError, match="breaks 'one block'"):
-        check_estimator(standardised, sequence=dr_grpo)
+    for faulty, options, broken in (
+        (lambda reward_nk, group_n: standardised(reward_nk, group_n).roll(1, dims=0), {}, "breaks 'permutation'"),
+        (lambda reward_nk, group_n: dr_grpo(reward_nk.sum(dim=1), group_n), {}, r"breaks 'result'.*the shape"),
+        (standardised, {"sequence": dr_grpo}, "breaks 'one block'"),
+    ):
+        with pytest.raises(ConformanceError, match=broken):
+            check_estimator(faulty, properties=["permutation"] if "permutation" in broken else None, **options)
     check_estimator(standardised, sequence=grpo, examples=10)
 
 
@@ -167,24 +149,17 @@ def backwards(reward_nt, mask_nt, *, decay, resets):
     return out
 
 
+def all_before(reward_nt):
+    return reward_nt.flip(1).cumsum(1).flip(1) + 1.0
+
+
 OF_TOKENS = {
-    "reads masked values": ("poison", gae_that_reads_masked_values),
-    "reads masked values, deleted": ("masking", gae_that_reads_masked_values),
-    "mask by multiplication": (
-        "poison",
-        lambda reward_nt, value_nt, mask_nt: (returns(reward_nt, mask_nt) - value_nt) * mask_nt,
-    ),
-    "credit on padding": ("masking", lambda reward_nt, mask_nt: reward_nt.flip(1).cumsum(1).flip(1) + 1.0),
-    "credit on padding, wider": ("padding", lambda reward_nt, mask_nt: reward_nt.flip(1).cumsum(1).flip(1) + 1.0),
-    "mean over the width": (
-        "padding",
-        lambda reward_nt, mask_nt: returns(reward_nt, mask_nt) / max(mask_nt.shape[1], 1),
-    ),
-    "resets at masked tokens": ("masking", lambda reward_nt, mask_nt: backwards(reward_nt, mask_nt, decay=1.0, resets=True)),
-    "decays over masked tokens": (
-        "masking",
-        lambda reward_nt, mask_nt: backwards(reward_nt, mask_nt, decay=0.5, resets=False),
-    ),
+    "reads masked values": ("poison masking", gae_that_reads_masked_values),
+    "mask by multiplication": ("poison", lambda reward_nt, value_nt, mask_nt: (all_before(reward_nt) - value_nt) * mask_nt),
+    "credit on padding": ("masking padding", lambda reward_nt, mask_nt: all_before(reward_nt)),
+    "mean over the width": ("padding", lambda reward_nt, mask_nt: returns(reward_nt, mask_nt) / max(mask_nt.shape[1], 1)),
+    "resets at masked tokens": ("masking", partial(backwards, decay=1.0, resets=True)),
+    "decays over masked tokens": ("masking", partial(backwards, decay=0.5, resets=False)),
     "position from the left": (
         "padding",
         lambda reward_nt, mask_nt: returns(reward_nt, mask_nt) * torch.arange(reward_nt.shape[1]),
@@ -203,8 +178,7 @@ def states_from_zero_on(reward_s, group_s, anchor_s: Int[torch.Tensor, " s"]):
 
 
 OF_STEPS = {
-    "row order": ("permutation", lambda reward_s, trajectory_s, step_s: reward_s.flip(0).cumsum(0).flip(0)),
-    "row order, in parts": ("split", lambda reward_s, trajectory_s, step_s: reward_s.flip(0).cumsum(0).flip(0)),
+    "row order": ("permutation split", lambda reward_s, trajectory_s, step_s: reward_s.flip(0).cumsum(0).flip(0)),
     "trajectories from zero on": (
         "permutation",
         lambda reward_s, trajectory_s: torch.where(trajectory_s >= 0, sums(reward_s, trajectory_s), 0.0),
@@ -269,8 +243,7 @@ SEGMENTERS = {
     # as if the pad id were also a token
     "mask from ids": ("partition", lambda ids_nt, mask_nt: right(ids_nt, mask_nt & (ids_nt != 60))),
     "text with a space": ("text", changed(of_text=lambda text: text + " ")),
-    "reads masked ids": ("masking", reads_masked_ids),
-    "reads masked ids, poisoned": ("poison", reads_masked_ids),
+    "reads masked ids": ("masking poison", reads_masked_ids),
     "longest of the batch": ("split", more_faults(lambda ids_nt, mask_nt: mask_nt.sum(dim=1).max())),
     "first row only": ("permutation", more_faults(lambda ids_nt, mask_nt: torch.arange(len(ids_nt)))),
     "counts columns": ("padding", more_faults(lambda ids_nt, mask_nt: mask_nt.shape[1])),
@@ -344,15 +317,16 @@ def test_absent_is_neither_zero_nor_failed():
 
 #: (how it is checked, the property that it breaks, what is wrong), by name.
 WRONG = {
-    f"{kind}, {name}": (check, *case)
+    f"{kind}, {name}, {broken}": (check, broken, faulty)
     for kind, check, cases in (
-        ("completion", partial(check_estimator, examples=60), OF_COMPLETIONS),
+        ("completion", check_completions, OF_COMPLETIONS),
         ("token", check_estimator, OF_TOKENS),
         ("step", check_estimator, OF_STEPS),
         ("segmenter", check_segmenter, SEGMENTERS),
         ("reward", partial(check_reward, processes=False), REWARDS),
     )
-    for name, case in cases.items()
+    for name, (properties, faulty) in cases.items()
+    for broken in properties.split()
 }
 
 
