@@ -1,4 +1,4 @@
-"""Calibration figures against hand-worked numbers, loops, scikit-learn and torchmetrics."""
+"""Calibration figures, bins and their table against hand-worked numbers, loops, scikit-learn and torchmetrics."""
 
 import math
 
@@ -7,11 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
+from helpers import NAN
 from measure_small import on_rows, reports
 from oracles import slow_ece
-from spanwise.errors import AlignmentError
+from spanwise.errors import AlignmentError, RecipeError
 from spanwise.measure import (
     auroc,
     ece,
@@ -21,6 +23,7 @@ from spanwise.measure import (
     weighted_auroc,
     weighted_ece,
     weighted_mean,
+    wilson,
 )
 
 REPORTS = st.lists(st.tuples(st.integers(0, 100), st.booleans()), min_size=1, max_size=40)
@@ -46,19 +49,20 @@ def test_against_scikit_learn_and_a_loop(pairs):
     assert ece(q, c) == pytest.approx(slow_ece(pairs))
 
 
-def test_absent_confidence_is_not_zero():
-    values = figures(
-        torch.tensor([0.8, float("nan"), 0.2]), torch.tensor([1.0, 1.0, 0.0]),
-        well_formed_n=torch.tensor([True, False, True]), refusal_n=torch.tensor([False, False, True]),
-    )  # fmt: skip
-    assert values["brier"] == pytest.approx(0.04)
-    assert values["coverage"] == pytest.approx(2 / 3)
-    assert values["accuracy"] == pytest.approx(2 / 3)
-    assert values["refusal_rate"] == pytest.approx(1 / 3)
-    assert values["format_rate"] == pytest.approx(2 / 3)
-    assert values["auroc"] == 1.0
-    silent = figures(torch.tensor([torch.nan]), torch.tensor([1.0]), well_formed_n=torch.tensor([False]))
+def test_absent_confidence_is_not_zero_and_no_verdict_is_left_out():
+    formed, refused = torch.tensor([True, False, True]), torch.tensor([False, False, True])
+    values = figures(torch.tensor([0.8, NAN, 0.2]), torch.tensor([1.0, 1.0, 0.0]), well_formed_n=formed, refusal_n=refused)
+    expected = dict.fromkeys(("coverage", "accuracy", "format_rate"), 2 / 3) | {
+        "refusal_rate": 1 / 3,
+        "brier": 0.04,
+        "auroc": 1,
+    }
+    assert {name: values[name] for name in expected} == pytest.approx(expected)
+    silent = figures(torch.tensor([NAN]), torch.tensor([1.0]), well_formed_n=torch.tensor([False]))
     assert [silent[name] for name in ("ece", "auroc", "refusal_rate")] == [None] * 3
+    unjudged = figures(torch.tensor([0.8, 0.1, 0.2]), torch.tensor([1.0, NAN, 0.0]), well_formed_n=formed)
+    expected = {"accuracy": 0.5, "coverage": 1.0, "mean_confidence": 0.5}
+    assert {name: unjudged[name] for name in expected} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -115,49 +119,76 @@ def test_weights_repeat_completions(pairs, binning, random):
         torch.testing.assert_close(fast_r, on_rows(plain, q, c)(weight_rn), equal_nan=True, atol=1e-12, rtol=0)
 
 
-def test_no_verdict_is_left_out():
-    nan = float("nan")
-    values = figures(
-        torch.tensor([0.8, 0.1, 0.2]), torch.tensor([1.0, nan, 0.0]), well_formed_n=torch.ones(3, dtype=torch.bool)
-    )
-    assert values["accuracy"] == 0.5
-    assert values["coverage"] == 1.0
-    assert values["mean_confidence"] == pytest.approx(0.5)
-
-
-def test_nothing_at_all():
-    empty = torch.zeros(0)
-    assert math.isnan(ece(empty, empty))
-    assert math.isnan(auroc(empty, empty))
+def test_nothing_at_all_and_one_prompt():
+    empty, one = torch.zeros(0), torch.ones(1)
+    assert [math.isnan(figure(empty, empty)) for figure in (ece, auroc)] == [True, True]
     assert reliability(empty, empty) == []
-    values = figures(empty, empty, well_formed_n=torch.zeros(0, dtype=torch.bool))
-    assert set(values.values()) == {None}
-    intervals = figure_intervals(empty, empty, prompts=[], well_formed_n=torch.zeros(0, dtype=torch.bool))
-    assert set(intervals.values()) == {None}
+    assert set(figures(empty, empty, well_formed_n=empty.bool()).values()) == {None}
+    assert set(figure_intervals(empty, empty, prompts=[], well_formed_n=empty.bool()).values()) == {None}
+    assert math.isnan(figure_intervals(one, one, prompts=[0], well_formed_n=one.bool())["accuracy"].low)
 
 
 def test_figures_with_intervals():
     q, c, prompts = reports(30, 4, seed=3)
-    q[::7] = float("nan")
-    c[::11] = float("nan")
+    q[::7] = NAN
+    c[::11] = NAN
     formed = torch.arange(120) % 9 > 0
-    arguments = {"well_formed_n": formed, "refusal_n": ~formed}
-    plain = figures(q, c, **arguments)
-    got = figure_intervals(q, c, prompts=prompts, resamples=200, **arguments)
-    assert set(plain) == set(got)
+    plain = figures(q, c, well_formed_n=formed, refusal_n=~formed)
+    intervals = figure_intervals(q, c, prompts=prompts, resamples=200, well_formed_n=formed, refusal_n=~formed)
+    assert set(plain) == set(intervals)
     for name, value in plain.items():
-        interval = got[name]
-        assert interval is not None
-        assert interval.value == value
-        assert interval.count == 30
-        if name != "ece":
-            assert interval.low < value < interval.high
+        interval = intervals[name]
+        assert (interval.value, interval.count) == (value, 30)
+        assert name == "ece" or interval.low < value < interval.high
     without = figure_intervals(q, c, prompts=prompts.tolist(), well_formed_n=formed, resamples=50)
     assert without["refusal_rate"] is None
 
 
-def test_one_prompt_has_no_interval():
-    one = torch.ones(1)
-    alone = figure_intervals(one, one, prompts=[0], well_formed_n=one.bool())["accuracy"]
-    assert alone is not None
-    assert math.isnan(alone.low)
+def test_borders_survive_float32(unchecked_shapes):
+    # .7 in float32 is just below .7, times 10 just below 7.
+    q = torch.arange(0, 101, dtype=torch.float64) / 100
+    c = (torch.arange(101) % 3 == 0).double()
+    for bins in (10, 20, 100):
+        assert ece(q.float(), c.float(), bins=bins) == pytest.approx(ece(q, c, bins=bins), abs=1e-6)
+        assert [row["count"] for row in reliability(q.float(), c.float(), bins=bins)] == [100 // bins] * bins + [1]
+    with pytest.raises(RecipeError, match="at least 1 bin, not 0"):
+        ece(q, c, bins=0)
+
+
+def test_borders_of_the_table_which_leaves_out_what_is_not_known():
+    q = torch.tensor([0.0, 0.25, 0.5, 0.99, 1.0, 0.5, torch.nan])
+    c = torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0, torch.nan, 1.0])
+    rows = reliability(q, c, bins=4, prompts=list("abcdefg"))
+    assert [row["low"] for row in rows] == [0.0, 0.25, 0.5, 0.75, 1.0]
+    assert [row["high"] for row in rows] == [0.25, 0.5, 0.75, 1.0, 1.0]
+    assert [row["count"] for row in rows] == [1] * 5
+    assert [row["low"] for row in reliability(q[2:3], c[2:3], bins=4)] == [0.5]  # empty bins are no rows
+
+
+def test_bins_against_scikit_learn():
+    rng = np.random.default_rng(0)
+    q = (rng.permutation(400)[:200] + 0.5) / 401  # no ties, nothing on a border of five bins
+    c = (rng.random(200) < q).astype(float)
+    accuracy_b, confidence_b = calibration_curve(c, q, n_bins=5, strategy="uniform")
+    rows = reliability(torch.tensor(q), torch.tensor(c), bins=5)
+    np.testing.assert_allclose([row["accuracy"] for row in rows], accuracy_b)
+    np.testing.assert_allclose([row["confidence"] for row in rows], confidence_b)
+
+
+def test_reliability_intervals_are_wilsons():
+    q, c = torch.full((8,), 0.35).double(), torch.tensor([1.0, 1, 1, 0, 0, 0, 0, 0]).double()
+    (row,) = reliability(q, c)
+    assert (row["accuracy_low"], row["accuracy_high"]) == pytest.approx(wilson(3, 8))
+    # Samples of a prompt that always agree: eight completions are worth three prompts.
+    (by_prompt,) = reliability(q, c, prompts=[1, 1, 1, 2, 2, 2, 3, 3])
+    assert (by_prompt["accuracy_low"], by_prompt["accuracy_high"]) == pytest.approx(wilson(3 * 3 / 8, 3))
+    # Every prompt once is the same as no prompts.
+    (once,) = reliability(q, c, prompts=list("abcdefgh"))
+    assert once == pytest.approx(row)
+    # In between: six pairs, squared standard error 6/5 * 4 / 12^2 = 1/30, so (1/4) / (1/30) = 7.5 trials.
+    c = torch.tensor([1.0, 1, 1, 0, 1, 1, 0, 0, 0, 0, 1, 0], dtype=torch.float64)
+    (half,) = reliability(torch.full((12,), 0.35).double(), c, prompts=[i // 2 for i in range(12)])
+    excess = [1, 0, 1, -1, -1, 0]  # right ones of each pair less 2 * 1/2
+    trials = 0.25 / (6 / 5 * sum(e**2 for e in excess) / 12**2)
+    assert trials == pytest.approx(7.5)
+    assert half["accuracy_low"] == pytest.approx(wilson(7.5 / 2, 7.5)[0])

@@ -1,8 +1,9 @@
-"""Intervals against SciPy and published widths: Student's t, Wilson, standard errors by prompt, seeds needed."""
+"""Intervals against SciPy, published widths and loops: Student's t, Wilson, by prompt, the bootstrap, seeds needed."""
 
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,13 +13,16 @@ from scipy.integrate import quad
 from scipy.special import ndtr
 
 from helpers import NAN
-from measure_small import reports
+from measure_small import on_rows, reports
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.measure import (
     Interval,
+    auroc,
     bootstrap,
     ece,
+    intervals,
     mean_interval,
+    weighted_auroc,
     weighted_ece,
     weighted_mean,
     wilson,
@@ -27,18 +31,13 @@ from spanwise.measure.compare import seeds_needed
 from spanwise.measure.intervals import prompt_index
 
 
-def test_wilson_half_widths_as_published():
-    for successes, count, half in ((16, 32, 0.164), (64, 128, 0.085), (128, 256, 0.061), (6, 128, 0.038)):
+def test_wilson_half_widths_as_published_and_bounds_of_scipy():
+    published = {(16, 32): 0.164, (64, 128): 0.085, (128, 256): 0.061, (6, 128): 0.038}
+    for successes, count in (*published, (0, 10), (10, 10)):
         low, high = wilson(successes, count)
-        assert (high - low) / 2 == pytest.approx(half, abs=5e-4)
         expected = stats.binomtest(successes, count).proportion_ci(method="wilson")
         assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12)
-
-
-def test_wilson_at_the_ends():
-    z2 = 1.959963984540054**2
-    assert wilson(0, 10) == pytest.approx((0.0, z2 / (10 + z2)))
-    assert wilson(10, 10) == pytest.approx((10 / (10 + z2), 1.0))
+        assert (high - low) / 2 == pytest.approx(published.get((successes, count), (high - low) / 2), abs=5e-4)
     assert wilson(0, 0) == (0.0, 1.0)
     with pytest.raises(RecipeError, match="5 successes in 4 trials"):
         wilson(5, 4)
@@ -122,12 +121,18 @@ def test_seeds_needed_against_the_definition_of_power(effect, power, alpha):
     assert n == 2 or power_by_definition(effect * math.sqrt(n - 1), n - 2, alpha) < power
 
 
-def test_seeds_needed_at_the_ends():
-    assert seeds_needed(0.5, 1.0, alpha=0.05) == 34  # Cohen's d = .5 at power .8: 34 pairs
-    assert seeds_needed(0.0, 1.0, alpha=0.05) is None
-    assert seeds_needed(1e-9, 1.0, alpha=0.05) is None
-    assert seeds_needed(100.0, 1.0, alpha=0.05) == 2
-    assert seeds_needed(0.1, 1.0, alpha=0.05, most=500) is None
+@pytest.mark.parametrize(
+    ("effect", "options", "seeds"),
+    [
+        (0.5, {}, 34),
+        (0.0, {}, None),
+        (1e-9, {}, None),
+        (100.0, {}, 2),
+        (0.1, {"most": 500}, None),
+    ],  # Cohen's d of .5: 34 pairs
+)
+def test_seeds_needed_at_the_ends(effect, options, seeds):
+    assert seeds_needed(effect, 1.0, alpha=0.05, **options) == seeds
 
 
 def test_an_interval_excludes():
@@ -135,3 +140,39 @@ def test_an_interval_excludes():
     assert interval.excludes()
     assert not interval.excludes(0.1)
     assert str(interval) == "0.200 [0.100, 0.300]"
+
+
+def test_bootstrap_against_a_loop_over_prompts():
+    q, c, ids = reports()
+    got = bootstrap(partial(weighted_auroc, q, c), ids, resamples=300, seed=5)
+    generator = torch.Generator().manual_seed(5)
+    drawn = torch.randint(20, (300, 20), generator=generator).tolist()
+    values = []
+    for prompts in drawn:
+        row = torch.cat([(ids == 7 + 3 * p).nonzero().flatten() for p in prompts])
+        values.append(auroc(q[row], c[row]))
+    assert got.value == auroc(q, c)
+    assert (got.low, got.high) == pytest.approx(tuple(np.quantile(values, [0.025, 0.975])))
+    assert got.sem == pytest.approx(np.std(values, ddof=1))
+    slow = bootstrap(on_rows(auroc, q, c), ids, resamples=300, seed=5)
+    assert vars(slow) == pytest.approx(vars(got), abs=1e-12)
+
+
+def test_bootstrap_in_any_order_and_any_chunks(monkeypatch):
+    q, c, ids = reports(seed=3)
+    whole = bootstrap(partial(weighted_ece, q, c), ids, resamples=50)
+    order = torch.randperm(len(q), generator=torch.Generator().manual_seed(0))
+    shuffled = bootstrap(partial(weighted_ece, q[order], c[order]), [f"{i:05}" for i in ids[order].tolist()], resamples=50)
+    monkeypatch.setattr(intervals, "_CHUNK", 7 * len(q))
+    chunked = bootstrap(partial(weighted_ece, q, c), ids, resamples=50)
+    for other in (shuffled, chunked):
+        assert vars(other) == pytest.approx(vars(whole), abs=1e-12)
+
+
+def test_undefined_resamples_are_left_out():
+    q, c = torch.tensor([0.9, 0.8, 0.3]), torch.tensor([1.0, 1.0, 0.0])
+    got = bootstrap(partial(weighted_auroc, q, c), [1, 2, 3], resamples=500)
+    assert (got.value, got.low, got.high) == (1.0, 1.0, 1.0)
+    nothing = bootstrap(partial(weighted_auroc, q[:2], c[:2]), [1, 2], resamples=20)
+    assert math.isnan(nothing.value)
+    assert str(nothing) == "-"

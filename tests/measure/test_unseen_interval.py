@@ -75,8 +75,6 @@ def test_prompts_of_different_sizes_and_what_is_missing():
     """A prompt without a verdict is not counted; of the others each weighs as much as it has samples."""
     c = torch.tensor([1.0, 1.0, 0.0, float("nan"), 1.0])
     found = evaluated(torch.full((5,), 0.5), c, ["a", "a", "b", "c", "d"])
-    assert found["accuracy"].value == 0.75
-    assert found["accuracy"].count == 3
-    assert found["verdict_rate"].count == 4
+    assert (found["accuracy"].value, found["accuracy"].count, found["verdict_rate"].count) == (0.75, 3, 4)
     again = evaluated(torch.full((5,), 0.5), c.flip(0), ["d", "c", "b", "a", "a"])
     assert vars(again["accuracy"]) == pytest.approx(vars(found["accuracy"]))
