@@ -111,13 +111,39 @@ def verifiers_file(path, outputs, **columns):
 WELL_FORMED = [said("4", "0.9"), said("4", "0.8"), said("4", "0.7"), said("5", "0.1")]
 
 
+def write_own(path, ids, *, key="completion_ids", **columns):
+    """Completions in our own columns, all of them right unless a column says otherwise; None leaves a column out."""
+    size = len(ids)
+    usual = {
+        "step": [1] * size, "prompt": ["2+2="] * size, key: ids, "trainable": [[True] * len(row) for row in ids],
+        "reward/correct": [1.0] * size, "status/correct": ["ok"] * size,
+    }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({name: column for name, column in {**usual, **columns}.items() if column is not None}), path)
+    return path
+
+
 def own_run(folder, *, rewards, status=None, outputs=WELL_FORMED, recipe="group_size: 2\nprompts: 2\n"):
     """A run folder of ours as `keep_rollouts` leaves it, without the model."""
-    (folder / "rollouts").mkdir(parents=True)
+    columns = {"reward/correct": rewards, "status/correct": status, "text": outputs}
+    write_own(folder / "rollouts" / "step_000001.parquet", [[1]] * 4, **columns)
     (folder / "recipe.yaml").write_text(f"layout: {json.dumps(LAYOUT)}\n{recipe}")
-    columns = {
-        "step": [1] * 4, "prompt": ["2+2="] * 4, "completion_ids": [[1]] * 4, "trainable": [[True]] * 4, "text": outputs,
-        "reward/correct": rewards, **({"status/correct": status} if status else {}),
+    return folder
+
+
+def sae_run(folder, options=None, *, metrics=(), **columns):
+    """A run of SAE that pays the answer: `columns` as `write_own` takes them, all of one group."""
+    ids = columns.pop("completion_ids")
+    size, width = len(ids), len(ids[0])
+    usual = {
+        "group": [0] * size, "fault": [0] * size, "start/solution": [0] * size, "end/solution": [width] * size,
+        "credit/sae/solution": [0.5] * size, "credit/sae/stop": [0.0] * size, "advantages/sae": [[0.1] * width] * size,
     }  # fmt: skip
-    pq.write_table(pa.table(columns), folder / "rollouts" / "step_000001.parquet")
+    write_own(folder / "rollouts" / "step_000001.parquet", ids, **{**usual, **columns})
+    objective = "{reward: correct, pays: solution, if_missing: 0.0}"
+    recipe = (
+        f"method: sae\nlayout: {{solution: [answer]}}\nobjectives: [{objective}]\noptions: {json.dumps(options or {})}\n"
+    )
+    (folder / "recipe.yaml").write_text(f"{recipe}prompts: 1\ngroup_size: {size}\n")
+    (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, **dict(metrics)}) + "\n")
     return folder

@@ -1,5 +1,6 @@
-"""Records that no writer should write: one sentence each."""
+"""Files and records that no writer should write: one sentence each."""
 
+import gzip
 import os
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rollout_files import small_episode, trl_file, verl_file, write_lines
+from rollout_files import small_episode, trl_file, verl_file, write_lines, write_own
 from spanwise.errors import DataError
 from spanwise.rollouts import read_rollouts
 
@@ -30,12 +31,24 @@ def node_with(**fields):
 
 
 def nested(begin, depth):
-    return lambda folder: text(folder / "1.jsonl", begin + "[" * depth + "]" * depth + "}\n")
+    return raw("1.jsonl", (begin + "[" * depth + "]" * depth + "}\n").encode())
 
 
-def text(path, content):
-    path.write_text(content)
-    return path
+def raw(name, content):
+    """A file of these bytes."""
+
+    def make(folder):
+        (folder / name).write_bytes(content)
+        return folder / name
+
+    return make
+
+
+def own_file(change):
+    """A file of our own columns with other bytes."""
+    return lambda folder: raw("a.parquet", change(write_own(folder / "a.parquet", [[1] * 9], text=["abc"]).read_bytes()))(
+        folder
+    )
 
 
 def line_with(**fields):
@@ -99,6 +112,30 @@ SENTENCES = {
         lambda f: write_lines(f / "results.jsonl", [{"prompt": "q", "completion": "a", "metrics": [1]}]),
         "Line 1 of '{}' has [1] as 'metrics'",
     ),
+    "cut off": (own_file(lambda data: data[:-40]), "it is damaged or cut off"),
+    "damaged": (own_file(lambda data: data[:4] + bytes(396) + data[400:]), "it is damaged or cut off"),
+    "no bytes": (raw("a.parquet", b""), "'{}' is empty."),
+    "no lines": (raw("a.jsonl", b"\n"), "holds no completions."),
+    "not json": (raw("a.jsonl", b'{"input": "q", "output": "a"}\n{"input": "x", "outp'), "Line 2 of"),
+    "a list": (raw("a.jsonl", b"[1]\n"), "Entry 1 of"),
+    "a field less": (raw("a.jsonl", b'{"input": "q", "output": "a"}\n{"input": "x"}\n'), "has no 'output'"),
+    "uneven": (lambda f: write_own(f / "a.parquet", [[1, 2, 3]], trainable=[[True, True]], text=["abc"]), "Completion 0 of"),
+    "nothing there": (lambda f: f / "none.parquet", "There is no file or folder"),
+    "no rollouts": (lambda f: f, "holds no rollouts"),
+    "latin 1": (raw("a.csv", "prompt,completion\np,caf\xe9\n".encode("latin-1")), "it is not UTF-8; save it in UTF-8."),
+    "utf-16": (raw("a.csv", "prompt,completion\np,a\n".encode("utf-16")), "is UTF-16; save it as CSV in UTF-8."),
+    "nothing": (raw("a.csv", b"\n"), "is empty."),
+    "a heading": (raw("a.csv", b"prompt,completion\n"), "holds no completions."),
+    "twice": (raw("a.csv", b"prompt,completion,completion\np,a,b\n"), "has several columns called 'completion'"),
+    "columns first": (
+        raw("a.json", b'{"prompt": {"0": "p"},\n "completion": {"0": "a"}}'), "to_json(FILE, orient='records')."
+    ),
+    "an array cut off": (raw("a.json", b'[{"prompt": "p"'), "was the file cut off while it was written?"),
+    "an array of numbers": (raw("a.json", b"[1]"), "Entry 1 of '{}' holds a int; each entry of the array must be a JSON object."),
+    "CSV as parquet": (raw("a.parquet", b"prompt,completion\n2+2=,4\n"), "looks like CSV; rename it to '.csv'"),
+    "notes": (raw("a.md", b"# Notes\n"), "is text in no known format. Known formats: "),
+    "a spreadsheet": (raw("a.xlsx", b"PK"), "is a spreadsheet; save it as CSV in UTF-8."),
+    "packed": (raw("1.jsonl.gz", gzip.compress(b'{"input": "q", "output": "a"}\n')), "'{}' is compressed; unpack it first."),
 }  # fmt: skip
 
 
@@ -110,7 +147,7 @@ def test_a_record_that_cannot_be_read_is_one_sentence(case, tmp_path):
         read_rollouts(place)
     assert sentence.format(place) in str(error.value)
     assert "\n" not in str(error.value)
-    assert "damaged" not in str(error.value)
+    assert ("damaged" in str(error.value)) == ("damaged" in sentence)
     str(error.value).encode()
 
 

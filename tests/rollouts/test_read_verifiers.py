@@ -79,11 +79,8 @@ def test_results_of_verifiers_before_1_0(tmp_path):
 
 
 def test_a_score_that_is_not_there_is_a_failure_of_the_scoring(tmp_path):
-    rewards = [
-        {"a": {"weight": 0.5}, "b": 1.0},
-        {"a": {"score": None}, "b": 0.0},
-        {"a": {"score": 1.0, "weight": None}, "b": 1.0},
-    ]
+    weights = {"weight": 0.5}, {"score": None}, {"score": 1.0, "weight": None}
+    rewards = [{"a": a, "b": b} for a, b in zip(weights, (1.0, 0.0, 1.0), strict=True)]
     table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [small_episode("x", row) for row in rewards]))
     assert table.rewards["a"].status_n.tolist() == [UNSCORED, UNSCORED, OK]
     assert table.rewards["reward"].value_n.tolist() == [1.0, 0.0, 2.0]  # a weight that is not written is 1

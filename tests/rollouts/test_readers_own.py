@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from tokenizers import Tokenizer, decoders, models
 
-from rollout_files import ABSENT, OK, UNSCORED, own_run
+from rollout_files import ABSENT, OK, UNSCORED, own_run, write_own
 from rollouts_cases import TEXTS, Case, cases, completion
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.errors import DataError
@@ -111,10 +111,8 @@ def test_what_is_written_is_shown(case, tokenizer, place):
             trained = zip(row[f"advantages/{method}"], row["trainable"], strict=True)
             assert same([value if flag else math.nan for value, flag in trained], shown.advantages[method])
         streams = [name for name in case.per_token if name != "logprobs"]
-        assert (list(shown.values), shown.probabilities is None) == (
-            [name.partition("/")[2] for name in streams],
-            "logprobs" not in case.per_token,
-        )
+        assert list(shown.values) == [name.partition("/")[2] for name in streams]
+        assert (shown.probabilities is None) == ("logprobs" not in case.per_token)
         for name in streams:
             assert same(row[name], shown.values[name.partition("/")[2]])
         if "logprobs" in case.per_token:
@@ -164,10 +162,9 @@ def test_texts_take_no_tokenizer(tokenizer, tmp_path):
 
 
 def test_groups_that_some_rows_lack_are_refused(tmp_path):
-    columns = {"prompt": ["p", "p"], "tokens": [["a"], ["b"]], "trainable": [[True], [True]], "group": [0, None]}
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    file = write_own(tmp_path / "a.parquet", [["a"], ["b"]], key="tokens", group=[0, None])
     with pytest.raises(DataError, match=r"1 of 2 completions of .* have no 'group'"):
-        read_rollouts(tmp_path / "a.parquet")
+        read_rollouts(file)
 
 
 # --------------------------------------------------------------------------- made by hand
@@ -190,31 +187,28 @@ LAYOUT = {"solution": ["answer"], "confidence": ["confidence"]}
 SAID = ["0271465", "031485", "021", "021485"]
 
 
-def exported(folder, tokenizer, *, ids, **options):
+def exported(folder, tokenizer, *, ids):
     """Rollouts as a run writes them or as texts, credited; the export, and what it holds as objects."""
     rows = []
     for n, said in enumerate(SAID * 2):
         tokens = [int(sign) for sign in said]
-        size, left_out = len(tokens), n == 3
-        spans = {"solution": (0, 0) if left_out else (0, size), "confidence": (0, 0)}
-        right = 1.0 if 2 in tokens else 0.0
         rows.append(
             completion(
                 tokens,
                 group=n // 4,
                 prompt="same",
-                start={name: span[0] for name, span in spans.items()},
-                end={name: span[1] for name, span in spans.items()},
-                reward={"correct": math.nan if n == 5 else right},
+                start={"solution": 0, "confidence": 0},
+                end={"solution": 0 if n == 3 else len(tokens), "confidence": 0},
+                reward={"correct": math.nan if n == 5 else float(2 in tokens)},
                 status={"correct": int(Status.TIMEOUT if n == 5 else Status.OK)},
-                values=[0.25] * size,
-                logprobs=[-0.5] * size,
+                values=[0.25] * len(tokens),
+                logprobs=[-0.5] * len(tokens),
             )
         )
     pieces = None if ids else [word.encode() for word in SPELLED]
     case = Case(rows, per_token=("values", "logprobs"), pieces=pieces)
     write_rollouts(folder / "in.parquet", case.parts(), pieces=pieces, tokenizer=tokenizer if ids else None)
-    options = {"methods": ["grpo", "bae", "gae"], "overrides": {"layout": LAYOUT}, **options}
+    options = {"methods": ["grpo", "bae", "gae"], "overrides": {"layout": LAYOUT}}
     made = credit(folder / "in.parquet", output=folder / "out", **options)
     return folder / "out" / "credit.parquet", made, options
 
@@ -235,27 +229,18 @@ def test_credit_on_an_export_is_credit_on_its_rollouts(ids, tokenizer, tmp_path)
     assert again.scores.status_nm.tolist() == made.scores.status_nm.tolist()
     # A timeout stays one, also of what it judges; the tags are read from the text.
     assert again.scores.status_nm[5].tolist() == [int(Status.TIMEOUT)] * 2 + [int(Status.OK)] * 2
-    credit(file, output=tmp_path / "twice", **options)
-    assert pq.read_table(tmp_path / "twice" / "credit.parquet").equals(pq.read_table(file))
-
-
-def test_an_export_may_be_written_over_what_it_was_made_of(tokenizer, tmp_path):
-    file, _, options = exported(tmp_path, tokenizer, ids=True)
-    before = pq.read_table(file)
-    credit(file, output=file.parent, **options)
-    assert pq.read_table(file).equals(before)
-
-
-@pytest.mark.parametrize("ids", [True, False])
-def test_an_export_says_what_was_left_out_and_what_is_not_there(ids, tokenizer, tmp_path):
-    file, made, _ = exported(tmp_path, tokenizer, ids=ids)
-    rows = pq.read_table(file).to_pylist()
+    # The export says what was left out and what is not there.
+    table = pq.read_table(file)
+    rows = table.to_pylist()
     for method in ("grpo", "bae", "gae"):
         assert [row[f"advantages/{method}"] == [None] * 6 for row in rows] == [False] * 3 + [True] + [False] * 4
     assert [row["credit/bae/confidence"] is None for row in rows] == [False, False, True, False] * 2
     assert rows[3]["credit/bae/confidence"] == float(made.applied[1].credit.block_nk[3, 1])  # it was compared all the same
     assert [(row["start/confidence"], row["end/confidence"]) for row in rows[:4]] == [(4, 7), (3, 6), (0, 0), (0, 0)]
     assert [row["group"] for row in rows] == [0] * 4 + [1] * 4
+    for output in (tmp_path / "twice", file.parent):  # at last over what it is made of
+        credit(file, output=output, **options)
+        assert pq.read_table(output / "credit.parquet").equals(table)
 
 
 # --------------------------------------------------------------------------- reading little

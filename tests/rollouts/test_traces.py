@@ -112,9 +112,8 @@ def test_sentences(tmp_path):
 
 def own_traces(file):
     episode = pytest.importorskip("verifiers.v1.episode")
-    return [
-        trace for line in file.read_text().splitlines() for trace in episode.WireEpisode.model_validate_json(line).traces
-    ]
+    wire = episode.WireEpisode.model_validate_json
+    return [trace for line in file.read_text().splitlines() for trace in wire(line).traces]
 
 
 def test_branches_are_verifiers_own_less_what_an_earlier_one_trains():

@@ -58,6 +58,7 @@ def test_a_training_batch_by_hand():
     assert [row["reward/correct"] for row in rows] == [1.0, 0.0, None, None]
     assert [row["status/correct"] for row in rows] == ["ok", "ok", "timeout", "absent"]
     assert [row["status/brier"] for row in rows] == ["ok", "absent", "ok", "absent"]
+    assert not {"values", "logprobs"} & rows[0].keys()  # there is no critic
 
 
 def test_a_batch_without_any_token():
@@ -97,10 +98,6 @@ def test_several_values_per_token_stand_under_their_names():
     assert table["values/brier"] == [[None if x is None else 2 * x for x in row] for row in VALUES]
     assert "values" not in table
     assert "logprobs" not in table
-
-
-def test_a_batch_without_a_critic_has_no_column_of_values():
-    assert not {"values", "logprobs"} & set(batch().recorded(step=7).column_names)
 
 
 @pytest.mark.parametrize(
