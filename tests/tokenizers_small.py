@@ -3,6 +3,7 @@
 import itertools
 import warnings
 
+import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 with warnings.catch_warnings():
@@ -95,3 +96,22 @@ def tag_level(pieces: list[str]) -> PreTrainedTokenizerFast:
     backend.decoder = decoders.Fuse()
     signs = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "?", "padding_side": "left"}
     return PreTrainedTokenizerFast(tokenizer_object=backend, **signs)
+
+
+def last_token_model(logits_fv):
+    """A transformer of no layers that looks at the last token only, by its row of logits, and the tokenizer of the digits."""
+    from spanwise.tasks import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    size, width = len(logits_fv), 64
+    config = LlamaConfig(
+        vocab_size=size, hidden_size=width, intermediate_size=8, num_hidden_layers=0, num_attention_heads=1,
+        num_key_value_heads=1, tie_word_embeddings=False, pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(torch.eye(size, width))
+        model.lm_head.weight.zero_()
+        model.lm_head.weight[:, :size] = logits_fv.T / 8  # the norm makes a unit vector of 64 numbers 8 times as long
+    return model, tokenizer

@@ -1,12 +1,10 @@
 """The q* test: closed forms against enumeration and against the simulation that goes through `advantage` itself."""
 
-from itertools import product
 from math import comb
 
 import pytest
 import torch
 
-from spanwise.credit import advantage
 from spanwise.errors import RecipeError
 from spanwise.fidelity import fixed_point, proper_score, simulated_fixed_point
 from spanwise.objective import Objective
@@ -22,46 +20,20 @@ def exactly(*p):
     return torch.tensor(p, dtype=torch.float64)
 
 
+@pytest.mark.parametrize("leave_one_out", [False, True])
 @pytest.mark.parametrize("size", [2, 3, 4, 9, 64])
-def test_the_closed_form_is_the_sum_over_how_many_are_right(size):
+def test_the_closed_form_is_the_sum_over_how_many_are_right(size, leave_one_out):
+    def comes_through(n):  # of the gradient of n completions of one outcome
+        return (n > 1) * n if leave_one_out else max(n - 1, 0)
+
     for p in (0.0, 0.01, 0.3, 0.5, 0.98, 1.0):
         chance = [comb(size, n) * p**n * (1 - p) ** (size - n) for n in range(size + 1)]
-        right = sum(c * max(n - 1, 0) for n, c in enumerate(chance))
-        wrong = sum(c * max(size - n - 1, 0) for n, c in enumerate(chance))
-        q = fixed_point(exactly(p), group_size=size, baseline="outcome")
-        assert float(q) == pytest.approx(right / (right + wrong))
+        right = sum(c * comes_through(n) for n, c in enumerate(chance))
+        wrong = sum(c * comes_through(size - n) for n, c in enumerate(chance))
+        options = {"group_size": size, "leave_one_out": leave_one_out}
+        assert float(fixed_point(exactly(p), baseline="outcome", **options)) == pytest.approx(right / (right + wrong))
         for baseline in ("none", "batch", "group"):
-            assert float(fixed_point(exactly(p), group_size=size, baseline=baseline)) == pytest.approx(p)
-
-
-def enumerated_shares(p, m, width, size, **options):
-    """Every group there can be, a policy that reports m - width or m + width: gradient that comes through / that there is."""
-    reports, world = (m - width, m + width), list(product(product((0.0, 1.0), (0, 1)), repeat=size))
-    outcome = torch.tensor([[c for c, _ in group] for group in world], dtype=torch.float64)
-    report = torch.tensor([[reports[k] for _, k in group] for group in world], dtype=torch.float64)
-    chance = (outcome * p + (1 - outcome) * (1 - p)).prod(dim=1) / 2**size
-    ids = torch.arange(len(world)).repeat_interleave(size)
-    got = advantage(-(report - outcome).square().flatten(), ids, outcome_no=outcome.flatten(), **options).advantage_n
-    shares = []
-    for o in (0.0, 1.0):
-        through = float((chance[:, None] * got.reshape(-1, size) * (report - m) * (outcome == o)).sum()) / size
-        there = sum(-((q - o) ** 2) * (q - m) / 2 for q in reports) * (p if o else 1 - p)
-        shares.append(through / there)
-    return shares
-
-
-@pytest.mark.parametrize("leave_one_out", [False, True])
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("p", [0.15, 0.6])
-def test_the_point_is_that_of_every_group_there_can_be(p, size, leave_one_out):
-    options = {"baseline": "outcome", "leave_one_out": leave_one_out}
-    wrong, right = enumerated_shares(p, 0.4, 0.1, size, **options)
-    expected = p * right / (p * right + (1 - p) * wrong)
-    assert float(fixed_point(exactly(p), group_size=size, **options)) == pytest.approx(expected)
-    # The group mean shrinks both outcomes alike, or not at all without the sample itself.
-    alike = 1.0 if leave_one_out else (size - 1) / size
-    assert enumerated_shares(p, 0.4, 0.1, size, baseline="group", leave_one_out=leave_one_out) == pytest.approx([alike] * 2)
-    assert enumerated_shares(p, 0.4, 0.1, size, baseline="none") == pytest.approx([1.0, 1.0])
+            assert float(fixed_point(exactly(p), baseline=baseline, **options)) == pytest.approx(p)
 
 
 @pytest.mark.parametrize(("baseline", "leave_one_out"), [
@@ -80,10 +52,8 @@ def test_the_simulation_finds_the_closed_form(baseline, leave_one_out, rule):
 @long_simulation
 def test_the_standard_error_is_honest():
     exact = float(fixed_point(torch.tensor([0.3]).double(), group_size=4, baseline="outcome"))
-    runs = [
-        simulated_fixed_point(exactly(0.3), group_size=4, baseline="outcome", copies=4, batches=60, seed=s)
-        for s in range(30)
-    ]
+    options = {"group_size": 4, "baseline": "outcome", "copies": 4, "batches": 60}
+    runs = [simulated_fixed_point(exactly(0.3), seed=seed, **options) for seed in range(30)]
     z = torch.tensor([(float(point_b) - exact) / float(error_b) for point_b, error_b in runs])
     assert 0.7 < float(z.square().mean().sqrt()) < 1.4
 
@@ -99,31 +69,36 @@ def test_blended_keeps_the_honest_probability(size):
 
 @long_simulation
 def test_alone_in_the_batch_blended_is_outcome_without_itself():
-    options = {"group_size": 4, "batches": 150}
-    blended_b, _ = simulated_fixed_point(exactly(0.3), baseline="blended", **options)
-    outcome_b, _ = simulated_fixed_point(exactly(0.3), baseline="outcome", leave_one_out=True, **options)
+    (blended_b, _), (outcome_b, _) = (
+        simulated_fixed_point(
+            exactly(0.3), group_size=4, batches=150, baseline=baseline, leave_one_out=baseline == "outcome"
+        )
+        for baseline in ("blended", "outcome")
+    )
     assert float(blended_b) == pytest.approx(float(outcome_b), abs=1e-12)
 
 
 @pytest.mark.parametrize("rule", ["brier", "log_score"])
 def test_the_proper_scores_are_the_rewards(rule):
     reports, right = (0.0, 0.003, 0.4, 0.995, 1.0), (1.0, 0.0, 1.0, 1.0, 0.0)
-    text = [
-        {"solution": {"": "", "answer": "1"}, "confidence": {"": "", "confidence": f"{q}"}} for q in reports
-    ]  # fmt: skip
-    objectives = [Objective("correct", pays=("solution",)), Objective(rule, pays=("confidence",), given="correct")]
+    text = [{"solution": {"": "", "answer": "1"}, "confidence": {"": "", "confidence": f"{q}"}} for q in reports]
+    objectives = [Objective("correct", pays="solution"), Objective(rule, pays="confidence", given="correct")]
     scores = score_all(objectives, text, columns={"answer": ["1" if c else "2" for c in right]})
     q, c = torch.tensor(reports).double(), torch.tensor(right).double()
-    assert torch.allclose(proper_score(q, c, rule=rule), scores.reward_nm[:, 1], atol=1e-7)
-    for o in (0, 1):
-        assert torch.allclose(proper_score(q, torch.full_like(q, o), rule=rule), scores.by_outcome_nmo[:, 1, o], atol=1e-7)
+    for outcome, reward in (
+        (c, scores.reward_nm[:, 1]),
+        *((torch.full_like(q, o), scores.by_outcome_nmo[:, 1, o]) for o in (0, 1)),
+    ):
+        assert torch.allclose(proper_score(q, outcome, rule=rule), reward, atol=1e-7)
 
 
 def test_sentences(unchecked_shapes):
-    for size, baseline, says in ((4, "blended", "simulated_fixed_point"), (1, "outcome", "group of 1 ")):
+    half, one = torch.tensor([0.5]), {"group_size": 1, "baseline": "outcome"}
+    for call, says in (
+        (lambda: fixed_point(half, group_size=4, baseline="blended"), "simulated_fixed_point"),
+        (lambda: fixed_point(half, **one), "group of 1 "),
+        (lambda: simulated_fixed_point(half, group_size=4, baseline="blended", batches=10), "10 batches .* 20 times"),
+        (lambda: proper_score(half, torch.tensor([1.0]), rule="briar"), "'briar'"),
+    ):
         with pytest.raises(RecipeError, match=says):
-            fixed_point(torch.tensor([0.5]), group_size=size, baseline=baseline)
-    with pytest.raises(RecipeError, match=r"10 batches .* 20 times"):
-        simulated_fixed_point(torch.tensor([0.5]), group_size=4, baseline="blended", batches=10)
-    with pytest.raises(RecipeError, match="'briar'"):
-        proper_score(torch.tensor([0.5]), torch.tensor([1.0]), rule="briar")
+            call()

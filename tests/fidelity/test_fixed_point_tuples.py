@@ -122,9 +122,7 @@ def test_the_simulation_of_triples_finds_the_closed_form():
     off = float((found.point_bz[:, 0] - fixed_point(tensor(TRIPLES), **options)).abs())
     assert off <= 4 * float(found.error_bz)
     # Backing off by the last outcome first: judged by that one, it is pulled elsewhere than by the first one's rule.
-    assert off < abs(
-        float(fixed_point(tensor(TRIPLES), group_size=4, baseline="outcome", judged=2, back_off=False)) - 0.4375
-    )
+    assert off < abs(float(fixed_point(tensor(TRIPLES), **{**options, "back_off": False})) - 0.4375)
 
 
 def test_contexts_share_the_strata_of_their_prompt():
@@ -179,16 +177,15 @@ def test_one_outcome_written_as_a_table_is_the_same_simulation():
 
 @pytest.mark.parametrize("find", [fixed_point, simulated_fixed_point])
 def test_sentences(find):
-    def call(chances, **options):
-        chance = torch.tensor([chances], dtype=torch.float64)
-        return find(chance if find is fixed_point else chance[:, None], group_size=4, **{"baseline": "outcome", **options})
-
     even, thirds = [[0.4, 0.3], [0.2, 0.1]], [[0.3, 0.2, 0.1], [0.1, 0.1, 0.2]]
-    with pytest.raises(RecipeError, match=r"off by 0\.1"):
-        call([[0.4, 0.3], [0.1, 0.1]])
-    for chances, judged, says in ((thirds, 1, r"1 of \(2, 3\)"), (even, 2, r"2 of \(2, 2\)"), (even, -1, "-1 of")):
+    seen = ((even, {"seen": (0,)}, "outcome 0 judges"), (even, {"seen": (2,)}, "no outcome 2 "))
+    for chances, options, says in (
+        ([[0.4, 0.3], [0.1, 0.1]], {}, r"off by 0\.1"),
+        (thirds, {"judged": 1}, r"1 of \(2, 3\)"),
+        (even, {"judged": 2}, r"2 of \(2, 2\)"),
+        (even, {"judged": -1}, "-1 of"),
+        *(seen if find is fixed_point else ()),
+    ):
+        chance = torch.tensor([chances], dtype=torch.float64)
         with pytest.raises(RecipeError, match=says):
-            call(chances, judged=judged)
-    for seen, says in (((0,), "outcome 0 judges"), ((2,), "no outcome 2 ")) if find is fixed_point else ():
-        with pytest.raises(RecipeError, match=says):
-            call(even, seen=seen)
+            find(chance if find is fixed_point else chance[:, None], group_size=4, **{"baseline": "outcome", **options})

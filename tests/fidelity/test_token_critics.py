@@ -32,9 +32,7 @@ def saved(tiny, folder, *, names=("return",), **config):
 def blocks(tiny):
     heads = [tiny[1](prompt)["input_ids"] for prompt in ("1+1_____=", "7=", "2*3-1__=")]
     ids_nt = torch.randint(5, 20, (3, 6), generator=torch.Generator().manual_seed(0))
-    return FirstBlocks(
-        torch.arange(3), heads, ids_nt, torch.ones(3, 6, dtype=torch.bool), torch.ones(3, dtype=torch.float64)
-    )
+    return FirstBlocks(torch.arange(3), heads, ids_nt, torch.ones(3, 6).bool(), torch.ones(3).double())
 
 
 @pytest.mark.parametrize("names", [("return",), ("calibration", "correct")])

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from datasets import Dataset
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import trl_small
 from helpers import NAN
@@ -27,6 +26,7 @@ from spanwise.rollouts.folder import RunFolder
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks import DIGITS_LAYOUT, Task, build_model, build_tokenizer
+from tokenizers_small import last_token_model
 
 PROMPTS = ["7+3*4____=", "2-5="]
 LASER = Laser("<unk>", reference=-12.0)
@@ -107,11 +107,8 @@ def test_a_list_is_measured_by_the_elements_of_the_gold_list():
     assert {name: pytest.approx(reward_n.tolist(), nan_ok=True) for name, reward_n in rewards.items()} == by_hand
     every_n = torch.ones(4, dtype=torch.bool)
     found = Samples(torch.tensor([0, 0, 1, 1]), {}, {}, torch.full((4,), NAN), every_n, rewards=rewards)
-    assert found.figures() == {
-        "format_rate": 1.0,
-        "reward/equals.total": pytest.approx(2 / 3),
-        "reward/equals.items[*].price": pytest.approx(6 / 8),
-    }
+    means = {"reward/equals.total": pytest.approx(2 / 3), "reward/equals.items[*].price": pytest.approx(6 / 8)}
+    assert found.figures() == {"format_rate": 1.0, **means}
     prompts = found.intervals()["reward/equals.items[*].price"]
     assert prompts.count == 2  # the interval is of prompts, not of elements
 
@@ -125,9 +122,8 @@ def ended(completions, completion_ids, **_):
 def test_reward_functions_see_completions_as_in_training_without_the_end_token():
     tokenizer, layout = build_tokenizer(), Layout({"all": []})
     rows = Dataset.from_dict({"prompt": ["7+3="] * 2, "answer": ["0"] * 2})
-    recipe = load(
-        None, {"model": "m", "dataset": "d", "layout": {"all": []}, "objectives": [{"reward": "correct", "pays": ["all"]}]}
-    )
+    own = {"layout": {"all": []}, "objectives": [{"reward": "correct", "pays": ["all"]}]}
+    recipe = load(None, {"model": "m", "dataset": "d", **own})
     of_its_own = {"objectives": [{"reward": ended, "name": "ended", "pays": ["all"]}], "temperature": 100.0}
     task, recipe = Task("own", "m", rows, rows, layout, 56), recipe.model_copy(update=of_its_own)
     reward_n = evaluate(build_model(tokenizer, 0), tokenizer, task, recipe, prompts=2, samples=128).rewards["ended"]
@@ -147,23 +143,12 @@ TASK = Task("digits-easy", "nowhere", ROWS, ROWS, DIGITS_LAYOUT, 16)
 
 @pytest.fixture(scope="module")
 def padded():
-    """A transformer of no layers that looks at the last token only: 64 rows, of which the tokenizer names 61."""
-    tokenizer = build_tokenizer()
-    assert len(tokenizer) == 61
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=64, hidden_size=64, intermediate_size=8, num_hidden_layers=0, num_attention_heads=1,
-            num_key_value_heads=1, tie_word_embeddings=False, pad_token_id=tokenizer.pad_token_id,
-            eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-        )
-    ).eval()  # fmt: skip
-    with torch.no_grad():
-        model.model.embed_tokens.weight.copy_(torch.eye(64))
-        model.lm_head.weight.zero_()
-        for before, after in CHAIN.items():
-            row, column = (tokenizer.get_vocab().get(token, token) for token in (before, after))
-            model.lm_head.weight[column, row] = 8.0
-    return model, tokenizer
+    """A model of 64 rows, of which the tokenizer names 61."""
+    vocabulary, logits_fv = build_tokenizer().get_vocab(), torch.zeros(64, 64)
+    assert len(vocabulary) == 61
+    for before, after in CHAIN.items():
+        logits_fv[vocabulary.get(before, before), vocabulary.get(after, after)] = 64.0
+    return last_token_model(logits_fv)
 
 
 def test_evaluate_reads_them_as_nothing(padded):
