@@ -30,37 +30,30 @@ def test_an_agent_that_says_what_a_person_reads_solves_every_chain_and_earns_eve
         episode = Episode(chain.prompt)
         shown = [episode.opening, *(episode.reply(say(digit)) for digit in chain.digits)]
         assert "".join(str(part).strip("=") for part in shown[:-1]) == chain.prompt.strip("=")
-        assert shown[-1] is None
-        assert episode.done
-        assert episode.solved
+        assert (shown[-1], episode.done, episode.solved) == (None, True, True)
         assert episode.turn_rewards == [1.0] * len(chain.steps)
 
 
-def test_a_turn_is_judged_by_what_was_said_before_and_the_outcome_by_the_chain() -> None:
-    # 3 +4 = 7, *2 = 4, -5 = 9. Said: 7 right, 5 wrong, then 5 - 5 = 0 right for what was said; the chain ends with 9.
+@pytest.mark.parametrize(
+    ("said", "rewards", "anchor", "solved"),
+    [
+        ((7, 5, 0), [1.0, 0.0, 1.0], "2:5", False),  # 5 - 5 = 0 is right for what was said; the chain ends with 9
+        ((7, 5, 9), [1.0, 0.0, 0.0], "2:5", True),  # two slips that cancel
+    ],
+)
+def test_a_turn_is_judged_by_what_was_said_before_and_the_outcome_by_the_chain(said, rewards, anchor, solved) -> None:
+    # 3 +4 = 7, *2 = 4, -5 = 9.
     episode = Episode("3+4*2-5=")
-    assert [episode.reply(say(digit)) for digit in (7, 5, 0)] == ["*2=", "-5=", None]
-    assert episode.turn_rewards == [1.0, 0.0, 1.0]
-    assert episode.anchors == ["0:3", "1:7", "2:5"]
-    assert not episode.solved
-    assert episode.turns[1] == {"anchor": "1:7", "right": 0.0, "solved": 0.0}
-
-
-def test_two_slips_that_cancel_solve_the_chain() -> None:
-    episode = Episode("3+4*2-5=")
-    for digit in (7, 5, 9):
-        episode.reply(say(digit))
-    assert episode.solved
-    assert episode.turn_rewards == [1.0, 0.0, 0.0]
+    assert [episode.reply(say(digit)) for digit in said] == ["*2=", "-5=", None]
+    assert (episode.turn_rewards, episode.solved) == (rewards, solved)
+    assert episode.anchors == ["0:3", "1:7", anchor]
+    assert episode.turns[1] == {"anchor": "1:7", "right": 0.0, "solved": float(solved)}
 
 
 @pytest.mark.parametrize("text", [say("?"), "", "7", say(12), "</answer>7<answer>", f"{say(7)}7", say(7) * 2])
 def test_a_reply_that_is_no_digit_in_its_tags_is_wrong_and_ends_the_episode(text) -> None:
     episode = Episode("3+4*2=")
-    assert episode.reply(text) is None
-    assert episode.done
-    assert not episode.solved
-    assert episode.turn_rewards == [0.0]
+    assert (episode.reply(text), episode.done, episode.solved, episode.turn_rewards) == (None, True, False, [0.0])
     with pytest.raises(DataError, match="over after 1 turns"):
         episode.reply(say(7))
 

@@ -9,7 +9,6 @@ import torch
 from digits_small import by_hand
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spanwise.errors import DataError
 from spanwise.tasks import build_model, build_tokenizer, is_refusal
 from spanwise.tasks.digits import DIGITS, NOISE, Problems, TraceNoise, noisy_traces, success_probability
 
@@ -46,24 +45,6 @@ def test_problems_have_the_stated_distribution() -> None:
     assert {k: lengths[k] / 12_000 for k in range(1, 7)} == pytest.approx(dict.fromkeys(range(1, 7), 1 / 6), abs=0.015)
     assert set(re.findall(r"[-+*~](\d)", text)) == set("123456789")
     assert {prompt[0] for prompt in problems.prompts} == set("0123456789")
-
-
-def test_held_out_prompts_are_different_nested_and_excluded() -> None:
-    held = DIGITS.held_out()
-    assert len(set(held.prompts)) == 512
-    assert DIGITS.held_out(40).prompts == held.prompts[:40]
-    assert DIGITS.held_out(40).answers == held.answers[:40]
-    drawn = DIGITS.draw(5000, rng=np.random.default_rng(2))
-    assert set(drawn.prompts) & set(held.prompts)  # without the exclusion they would meet
-    kept = DIGITS.draw(5000, rng=np.random.default_rng(2), exclude=frozenset(held.prompts))
-    assert len(kept) == 5000
-    assert not set(kept.prompts) & set(held.prompts)
-
-
-@pytest.mark.parametrize("size", [0, 513])
-def test_held_out_size_is_limited(size: int) -> None:
-    with pytest.raises(DataError):
-        DIGITS.held_out(size)
 
 
 def test_traces_without_noise_are_right_and_copy_the_risky_steps() -> None:

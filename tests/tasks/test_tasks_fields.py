@@ -79,25 +79,16 @@ def test_traces_follow_the_rules_as_often_as_the_noise_says() -> None:
     assert share == pytest.approx([0.55, 0.1, 0.55, 1.0], abs=0.02)  # b is a guess, whatever the noise says
 
 
-@pytest.mark.parametrize("kind", ["independent", "chain", "total"])
-def test_held_out_prompts_are_different_and_excluded(kind) -> None:
-    source = BY_NAME[kind].source
-    held_out = source.held_out()
-    assert len(source.held_out_prompts) == 512
-    assert source.held_out(40).prompts == held_out.prompts[:40]
-    again = np.random.default_rng(20_263)  # the seed of the held-out ones
-    assert not source.held_out_prompts & set(source.training(2000, rng=again).prompts)
-    if kind == "chain":
-        assert held_out.digit_nd[:, 1:].max() == 4
+def test_chains_held_out_have_small_steps() -> None:
+    assert Chain.source.held_out().digit_nd[:, 1:].max() == 4
 
 
-def test_batches_of_the_warm_start_hold_no_held_out_prompt() -> None:
+def test_batches_of_the_warm_start_guess_as_often_as_stated() -> None:
     tokenizer, fields, rng = build_fields_tokenizer(), Chain(3), np.random.default_rng(20_263)
     ids_nt, length_n = embedded(fields).course.stretches[1].batch(tokenizer, 1000, rng)
     (prompt_length,) = set(length_n.tolist())
     assert (tuple(ids_nt.shape), prompt_length) == ((1000, 17 + fields.longest), 17)
     prompts = tokenizer.batch_decode(ids_nt[:, :prompt_length])
-    assert not set(prompts) & Chain.source.held_out_prompts
     values = np.array(tokenizer.batch_decode(ids_nt[:, 18:19]), dtype=int)
     right = np.array([int(prompt[0]) for prompt in prompts]) == values
     assert right.mean() == pytest.approx(0.1 + 0.9 * FIELDS_NOISE["fields"].right[0], abs=0.05)
@@ -119,10 +110,8 @@ def test_every_kind_and_number_has_a_warm_start_of_its_own_and_a_task(tmp_path) 
 def test_a_recipe_rewards_each_field_and_pays_the_form_for_all() -> None:
     recipe = load(None, {"task": "fields", "fields": 2})
     scheme = scheme_of(recipe, task_layout(recipe), 6)
-    assert [(o.name, o.pays, o.baseline) for o in scheme.objectives] == [
-        ("equals.a", ("a", "form"), "group"),
-        ("equals.b", ("b", "form"), "group"),
-    ]
+    paid = [(o.name, o.pays, o.baseline) for o in scheme.objectives]
+    assert paid == [("equals.a", ("a", "form"), "group"), ("equals.b", ("b", "form"), "group")]
     recipe = load(None, {"task": "fields", "fields": 2, "method": "grpo"})
     assert [o.pays for o in scheme_of(recipe, task_layout(recipe), 6).objectives] == [("form", "a", "b")] * 2
     assert load(None, resolved(recipe, scheme_of(recipe, task_layout(recipe), 6))).fields == 2

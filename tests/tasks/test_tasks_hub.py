@@ -99,11 +99,7 @@ def test_other_files_and_folders(models, tmp_path, kind) -> None:
         getattr(rows, f"to_{kind}")(place)
     separate = kind in ("folder", "saved")
     task = load_task(
-        models["plain"],
-        str(place),
-        question_column="problem",
-        answer_column="gold",
-        eval_split="test" if separate else None,
+        models["plain"], str(place), question_column="problem", answer_column="gold", eval_split="test" if separate else None
     )
     assert len(task.train) == (10 if separate else 8)
     assert set(task.train["answer"]) <= {str(2 * n) for n in range(10)}
@@ -184,9 +180,7 @@ TALK = [{"role": "system", "content": "Write <plan> and <code>."}, {"role": "use
         ("system", "", [{"role": "user", "content": "What is 1 + 1?"}]),
     ],
 )
-def test_an_instruction_of_ones_own_goes_where_the_template_has_room(
-    models, jsonl, style, instruction, expected, recwarn
-) -> None:
+def test_an_instruction_of_ones_own_goes_where_there_is_room(models, jsonl, style, instruction, expected, recwarn) -> None:
     task = load_task(models[style], jsonl, layout=PLAN, instruction=instruction)
     assert expected in [*task.train["prompt"], *task.evaluation["prompt"]]
     assert task.layout == PLAN

@@ -4,12 +4,13 @@ import logging
 import os
 import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from field_kinds import Total
+from field_kinds import Chain, Total
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spanwise.errors import DataError
@@ -165,14 +166,36 @@ def test_cache_folder_follows_the_environment(monkeypatch, tmp_path) -> None:
     assert default_cache_folder() == tmp_path / "own"
 
 
-def test_batches_hold_whole_traces_of_prompts_that_are_not_held_out() -> None:
-    tokenizer, held = build_tokenizer(), set(DIGITS.held_out().prompts)
+EMBEDDED = {**STARTS, **{kind.__class__.__name__: embedded(kind) for kind in (Fields(4), Chain(3), Total(3))}}
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_held_out_prompts_are_different_nested_and_never_trained_on(name) -> None:
+    task = EMBEDDED[name]
+    source, held_out = task.source, task.source.held_out_prompts
+    assert len(held_out) == 512
+    assert source.held_out(40).prompts == source.held_out().prompts[:40]
+    assert task.answers(source.held_out(40)) == task.answers(source.held_out())[:40]
+
+    def again():
+        return np.random.default_rng(source.held_out_seed)
+
+    assert set(source.draw(512, rng=again()).prompts) <= held_out  # without the exclusion they would meet
+    training = source.training(512, rng=again()).prompts
+    assert (len(training), held_out & set(training)) == (512, frozenset())
+    for stretch, size in product(task.course.stretches, (512, 1024, 2048)):  # some make several texts of a problem
+        assert not held_out & {prompt for prompt, _ in stretch.draw(size, again())}
+    for size in (0, 513):
+        with pytest.raises(DataError):
+            source.held_out(size)
+
+
+def test_batches_hold_whole_traces() -> None:
+    tokenizer = build_tokenizer()
     ids_nt, length_n = STARTS["easy"].course.stretches[0].batch(tokenizer, 600, np.random.default_rng(0))
-    (prompt_length,) = set(length_n.tolist())
-    assert prompt_length == 8
-    for ids, text in zip(ids_nt.tolist(), tokenizer.batch_decode(ids_nt[:, :8]), strict=True):
-        assert text[-1] == "="
-        assert text not in held
+    assert set(length_n.tolist()) == {8}
+    assert {text[-1] for text in tokenizer.batch_decode(ids_nt[:, :8])} == {"="}
+    for ids in ids_nt.tolist():
         end = ids.index(tokenizer.eos_token_id)
         assert set(ids[end + 1 :]) <= {tokenizer.pad_token_id}
         assert tokenizer.pad_token_id not in ids[:end]
@@ -208,10 +231,8 @@ def test_training_learns_the_order_of_the_tags(tmp_path) -> None:
 )
 def test_a_task_keeps_its_evaluation_prompts_apart(tmp_path, start, layout, source) -> None:
     settings = replace(shortened(1), batch=4)
-    task, again, other = (
-        digits_task(start, seed=seed, train_size=300, eval_size=64, cache_folder=tmp_path, settings=settings)
-        for seed in (5, 5, 6)
-    )
+    options = {"train_size": 300, "eval_size": 64, "cache_folder": tmp_path, "settings": settings}
+    task, again, other = (digits_task(start, seed=seed, **options) for seed in (5, 5, 6))
     names = task.train.column_names, task.evaluation.column_names
     assert (*names, len(task.train), len(task.evaluation)) == (["prompt", "answer"], ["prompt", "answer"], 300, 64)
     assert task.train["prompt"][:] == again.train["prompt"][:] != other.train["prompt"][:]
