@@ -12,12 +12,13 @@
     grpo               GRPO at G = 16: no critic
     rloo               the same without the division by the group's standard deviation
     gae-.95-pairs, sae-start-.2-pairs   as many completions, two of a prompt instead of sixteen: a critic needs no groups
-    ...-exact          the values are the true ones (benchmarks/walk_truth.py), on the walks alone
+    ...-exact          the values are the true ones (benchmarks/walk_truth.py), on the walks alone that the policy writes itself
 
 The walks (benchmarks/walk_task.py) are trained as a user would train them: a model folder, a file of prompts and a reward function.
 
 First a critic is fitted for each seed on completions of the start, which is not trained meanwhile; every arm with a critic starts
-from it. Only the reward of the solution counts, and it lies on the solution's last token. What is there already is not run again.
+from it. On the walks with three warm starts, a critic is fitted for each start. Only the reward of the solution counts, and it lies
+on the solution's last token. What is there already is not run again.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ _WALK = {
 }
 TASKS |= dict.fromkeys(WALKS, _WALK)
 #: How many warm starts a walk has: a run takes that of its seed, modulo this.
-WALK_STARTS = {"walk": 2, "walk_long": 3, "walk_uneven": 3}
+WALK_STARTS = {name: 2 if name == "walk" else 3 for name in WALKS}
 #: What the critic's own training has, and how many steps it is fitted before the policy trains.
 CRITICS: dict[str, dict[str, Any]] = {
     "digits": {"learning_rate": 5e-4, "mini_batches": 8},
@@ -168,6 +169,11 @@ REFERENCES = ("gae-.95", "grpo")
 # ------------------------------------------------------------------------------------------------------------ runs
 
 
+def critic_seed(task: str, seed: int) -> int:
+    """The seed whose critic a seed starts with: its own, or on the walks with three warm starts the first of its warm start."""
+    return seed % WALK_STARTS[task] if task in WALKS and task != "walk" else seed
+
+
 def pretraining(task: str, seed: int, folder: Path) -> ArmRun:
     """The run that fits the critic of a seed on a policy that does not move; its prompts are other ones than the arms'."""
     ahead = AHEAD[task]
@@ -191,7 +197,7 @@ def planned(task: str, arm: str, seed: int, folder: Path, *, save: Sequence[int]
     if arm.endswith("-exact"):
         fields["critic"] = CRITICS[task]
     if _has_critic(arm):
-        fields["critic"] = {**CRITICS[task], "model": str(folder / f"pre-{seed}" / "critic")}
+        fields["critic"] = {**CRITICS[task], "model": str(folder / f"pre-{critic_seed(task, seed)}" / "critic")}
     if seed in save:
         fields["save_every"] = 20
     return _run(arm if rate is None else f"{arm}@{rate:g}", seed, folder, fields)
@@ -231,13 +237,20 @@ def train_all(
         folder = output / task
         needed = [planned(task, arm, seed, folder, save=save, rate=rate)]
         if _has_critic(arm):
-            needed.insert(0, pretraining(task, seed, folder))
+            needed.insert(0, pretraining(task, critic_seed(task, seed), folder))
         for run in needed:
             if run.folder in failed:
                 break
             if not run.finished() and not _train(run, f"{count + 1}/{len(plan)} {task}"):
                 failed.add(run.folder)
                 break
+
+
+def fit_critic(task: str, seed: int, folder: Path) -> None:
+    """Fit the critic that a seed starts with, unless it is there."""
+    run = pretraining(task, critic_seed(task, seed), folder)
+    if not run.finished():
+        _train(run, task)
 
 
 def _train(run: ArmRun, title: str) -> bool:
@@ -248,7 +261,7 @@ def _train(run: ArmRun, title: str) -> bool:
     run.file.write_text(yaml.safe_dump(run.asked(), sort_keys=False))
     started = time.perf_counter()
     try:
-        with _knowing() if "-exact" in run.arm else contextlib.nullcontext():
+        with _knowing() if "-exact" in run.arm else _telling(run):
             final = train(run.recipe, overwrite=True, console=Console(file=io.StringIO()))["final"]
         said = f"accuracy {_accuracy(final):.3f}"
     except SpanwiseError as error:
@@ -265,6 +278,16 @@ def _knowing() -> Any:
     from walk_truth import ExactInTrl
 
     return mock.patch("spanwise.modes.critic.critic.CriticInTrl", ExactInTrl)
+
+
+def _telling(run: ArmRun) -> Any:
+    """Let an environment write the states if the run's walk is a told one."""
+    walk = WALKS.get(run.folder.parent.name)
+    if walk is None or not walk.is_told:
+        return contextlib.nullcontext()
+    from walk_told import ToldTrainer
+
+    return mock.patch("spanwise.commands.train.train.SpanGRPOTrainer", ToldTrainer)
 
 
 def _accuracy(figures: Mapping[str, Any]) -> float:
@@ -493,6 +516,7 @@ def main() -> None:
         "--save", default="0", help="seeds whose runs keep checkpoints, for fidelity along the run; '' for none"
     )
     parser.add_argument("--table", action="store_true", help="train nothing")
+    parser.add_argument("--critics", action="store_true", help="fit the critics of the seeds, and train no policy")
     parser.add_argument("--charts", help="folder for the curves as SVG")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -501,6 +525,10 @@ def main() -> None:
     rates = [None if rate == "chosen" else float(rate) for rate in options.rates.split(",")]
     seeds, save = ([int(one) for one in text.split(",") if one] for text in (options.seeds, options.save))
     for task in options.task.split(","):
+        if options.critics:
+            for seed in seeds:
+                fit_critic(task, seed, Path(options.output) / task)
+            continue
         arms = options.arms.split(",") if options.arms else ARMS_OF[task]
         if not options.table:
             train_all(task, arms, seeds, Path(options.output), save, rates)

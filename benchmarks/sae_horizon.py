@@ -4,7 +4,8 @@
 
 A completion has K decisions with sure tokens between them. Each decision adds +1 or -1 to the reward, which comes on the last
 token. The critic's value before a token is the sum of what it has seen: a decision is seen `delay` tokens after the next token
-begins. Each value has an error (normal, in units of one decision), its own or that of its stretch. Nothing is trained.
+begins, or with its result, at the end of its stretch. Each value has an error (normal, in units of one decision), its own or that
+of its stretch. Nothing is trained.
 
 An estimator gives decision k the advantage A_k, and the truth is d_k. The cost is E[A^2] / E[A d]^2, over all decisions: how many
 completions the gradient takes to be as good, up to a factor that all arms share. It is given relative to lambda 1. The best lambda
@@ -37,7 +38,7 @@ class Setting:
     name: str
     decisions: int
     stretch: tuple[int, int]  # the least and the largest number of tokens from one decision to the next, drawn log-uniformly
-    delay: int = 0
+    delay: int | None = 0  # tokens until the critic sees a decision; None: until the last but one token of its stretch
     error: float = 0.0
     afresh: bool = True  # whether each token has an error of its own, or each stretch
 
@@ -53,6 +54,10 @@ SETTINGS = (
     Setting("32 uneven (2 to 60), seen 32 late, error 1", 32, (2, 60), 32, 1.0),
     Setting("32 uneven (2 to 60), seen 32 late, error 1 for each stretch", 32, (2, 60), 32, 1.0, False),
     Setting("32 very uneven (1 to 250), seen 32 late, error 1", 32, (1, 250), 32, 1.0),
+    Setting("32 uneven (2 to 60), seen with its result, exact", 32, (2, 60), None),
+    Setting("32 uneven (2 to 60), seen with its result, error 1 for each stretch", 32, (2, 60), None, 1.0, False),
+    Setting("32 uneven (2 to 60), seen with its result, error 2 for each stretch", 32, (2, 60), None, 2.0, False),
+    Setting("32 even (17), seen with its result, error 1 for each stretch", 32, (17, 17), None, 1.0, False),
 )
 
 
@@ -80,7 +85,8 @@ def draw(setting: Setting, completions: int, seed: int) -> Draw:
     effect_nk = torch.randint(0, 2, place_nk.shape, generator=generator).double() * 2 - 1
     mask_nt = torch.arange(width) < length_n[:, None]
     seen_nt = torch.zeros(completions, width + 1, dtype=torch.float64)
-    seen_nt.scatter_add_(1, (place_nk + 1 + setting.delay).clamp(max=width), effect_nk)
+    delay_nk = (stretch_nk - 2).clamp(min=0) if setting.delay is None else setting.delay
+    seen_nt.scatter_add_(1, (place_nk + 1 + delay_nk).clamp(max=width), effect_nk)
     noise_nt = torch.randn(completions, width, generator=generator, dtype=torch.float64)
     if not setting.afresh:
         opened_nt = torch.zeros(completions, width, dtype=torch.long).scatter_(1, place_nk, 1)

@@ -7,7 +7,7 @@ A line is its number, a move (`a` to `p`), a countdown, and the new state. What 
 A walk is right if every state follows from the one before and the last is 9. A line holds one decision, the move. States can slip.
 
 In an even walk every countdown has five tokens. In an uneven one each move has its own, from 1 to 24. The news of a move, its
-state, comes behind the countdown.
+state, comes behind the countdown. In a told walk an environment writes the states, so that none can be false.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Walk:
     name: str
     lines: int
     countdown_m: tuple[int, ...]
+    warm_start: str  # the walk whose warm start it takes
+    is_told: bool = False  # whether an environment writes the states (benchmarks/walk_told.py)
 
     @property
     def longest(self) -> int:
@@ -76,9 +78,11 @@ class Walk:
 
 _UNEVEN = (1, 1, 1, 2, 2, 3, 3, 4, 5, 6, 8, 10, 12, 15, 19, 24)
 WALKS: Mapping[str, Walk] = {
-    "walk": Walk("walk", 16, (5,) * 16),
-    "walk_long": Walk("walk_long", 32, (5,) * 16),
-    "walk_uneven": Walk("walk_uneven", 16, _UNEVEN),
+    "walk": Walk("walk", 16, (5,) * 16, "walk"),
+    "walk_long": Walk("walk_long", 32, (5,) * 16, "walk_long"),
+    "walk_uneven": Walk("walk_uneven", 16, _UNEVEN, "walk_uneven"),
+    "walk_told": Walk("walk_told", 16, (5,) * 16, "walk", is_told=True),
+    "walk_uneven_told": Walk("walk_uneven_told", 16, _UNEVEN, "walk_uneven", is_told=True),
 }
 
 
@@ -135,8 +139,8 @@ def build_walk_tokenizer() -> Any:
 
 def walk_start(walk: Walk, **options: Any) -> Path:
     """Return the folder of the warm-started model: 0.2 million parameters that move at random and seldom slip."""
-    noise = WalkNoise(0.01, walk.name)
-    stretch = Stretch(walk.name, 21, noise, lambda size, rng: traces(walk, noise.slip, size, rng))
+    noise = WalkNoise(0.01, walk.warm_start)
+    stretch = Stretch(walk.warm_start, 21, noise, lambda size, rng: traces(walk, noise.slip, size, rng))
     shape = {"layers": 2, "width": 96, "positions": walk.longest + 8}
     course = Course((stretch,), build_walk_tokenizer, shape=shape, folder="{}")
     return warm_start(course, **{"settings": WalkSettings(), **options})

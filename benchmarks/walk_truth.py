@@ -1,6 +1,7 @@
 """The true value of every prefix of a walk, an exact critic for training, and estimators of the advantage against the truth.
 
     python benchmarks/walk_truth.py [--walks walk,walk_uneven] [--starts 0,1] [--folder runs/critic] [--completions 1024]
+    python benchmarks/walk_truth.py --lambdas --walks walk_uneven --starts 0,1,2    # the best lambda of GAE beside the best of SAE
     python benchmarks/walk_truth.py --slips runs/critic/walk/gae-.95-0       # what a critic says of states that do not follow
 
 The policy is taken as a function of the state: the mean probability of each move wherever a state was reached, and the mean
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from walk_task import LAST, MOVES, STARTS, STATES, STEP, WALKS, Walk, walk_start
+from walk_told import LAST_COUNT, tell
 
 from spanwise.commands.shared.progress import quiet
 from spanwise.credit import gae, sae
@@ -103,6 +105,16 @@ class Sampled:
     ids: Mapping[str, int]
 
     @property
+    def written_nt(self) -> Tensor:
+        """True at each token that the policy wrote: all but the states that an environment wrote."""
+        if not self.walk.is_told:
+            return self.mask_nt
+        ids_nt = self.rows.ids_nl[:, -self.rows.width :]
+        is_told_nt = torch.zeros_like(self.mask_nt)
+        is_told_nt[:, 1:] = ids_nt[:, :-1] == self.ids[LAST_COUNT]
+        return self.mask_nt & ~is_told_nt
+
+    @property
     def reward_n(self) -> Tensor:
         """1 for each right walk."""
         pairs = zip(self.start_n, self.words, strict=True)
@@ -123,7 +135,7 @@ class Sampled:
             logp_v = self.logp_ntv[place.row, place.token]
             if place.expected is None:
                 sum_sm[place.state] += logp_v[ids_m].exp()
-            elif place.line < self.walk.lines:
+            elif place.line < self.walk.lines and not (self.walk.is_told and place.expected.isdigit()):
                 line = (place.row, place.line)
                 kept[line] = kept.get(line, torch.zeros(())) + logp_v[self.ids[place.expected]]
         return Policy(sum_sm / sum_sm.sum(dim=1, keepdim=True), float(torch.stack([*kept.values()]).exp().mean()))
@@ -167,6 +179,8 @@ def sampled(walk: Walk, model: Any, tokenizer: Any, rows: Sequences, mask_nt: Te
 
 def sample_walks(walk: Walk, model: Any, tokenizer: Any, *, per_start: int, seed: int) -> Sampled:
     """Sample walks from every start, and read them."""
+    if walk.is_told:
+        tell(model, tokenizer)
     prefixes = [tokenizer(f"{place}=")["input_ids"] for place in STARTS]
     ids_nt, mask_nt = continue_ids(model, tokenizer, prefixes, samples=per_start, max_new_tokens=walk.longest, seed=seed)
     prompt_nl = torch.tensor(prefixes).repeat_interleave(per_start, dim=0)
@@ -221,8 +235,13 @@ def estimators(walk: Walk) -> dict[str, Estimator]:
     """Return every estimator of the runs that reads values."""
     return {
         "gae-1": _gae(1.0), "gae-.95": _gae(0.95), f"gae-{walk.horizon:.4f}": _gae(walk.horizon), "sae-start-.2": _sae(0.95),
-        "sae-start-.2-lam-.8": _sae(0.8),
+        "sae-start-.2-lam-.8": _sae(0.8), "sae-start-.2-lam-.5": _sae(0.5),
     }  # fmt: skip
+
+
+#: The lambdas that the best of GAE and of SAE is chosen from.
+GAE_LAMBDAS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
+SAE_LAMBDAS = (0.0, 0.3, 0.5, 0.65, 0.8, 0.9, 0.95, 1.0)
 
 
 def main() -> None:
@@ -232,6 +251,7 @@ def main() -> None:
     parser.add_argument("--starts", default="0,1")
     parser.add_argument("--folder", default="runs/critic")
     parser.add_argument("--completions", type=int, default=1024)
+    parser.add_argument("--lambdas", action="store_true", help="the best lambda of GAE and of SAE by the correlation alone")
     parser.add_argument(
         "--slips", help="a finished run of a walk: its policy's false states, and what its critic says of them"
     )
@@ -241,8 +261,12 @@ def main() -> None:
     if options.slips:
         show_slips(Path(options.slips), options.completions)
         return
+    starts = [int(start) for start in options.starts.split(",")]
     for name in options.walks.split(","):
-        parts = [_measure(WALKS[name], int(start), options) for start in options.starts.split(",")]
+        if options.lambdas:
+            show_lambdas(WALKS[name], [measured(WALKS[name], start, options) for start in starts])
+            continue
+        parts = [_measure(WALKS[name], start, options) for start in starts]
         print(
             f"\n## {name}\n\n| estimator | critic | correlation at the moves | cosine of the gradient |\n|---|---|---|---|"
         )
@@ -255,58 +279,126 @@ def main() -> None:
             print(f"| `{key[0]}` | {key[1]} | {' | '.join(cells)} |")
 
 
-def _measure(walk: Walk, start: int, options: Any) -> dict[tuple[str, str], dict[str, list[float]]]:
-    """Sample the start's completions in batches of 64, and compare every estimator with the truth in each."""
+@dataclass(frozen=True)
+class Measured:
+    """Completions of a warm start with the values of two critics, and what they are compared by."""
+
+    walks: Sampled
+    model: Any
+    prompt_n: Tensor
+    value_by_critic: Mapping[str, Tensor]
+    true_nt: Tensor
+    batches: Sequence[Tensor]
+
+    @property
+    def logp_nt(self) -> Tensor:
+        """The log-probability of each sampled token."""
+        rows = self.walks.rows
+        return self.walks.logp_ntv.gather(2, rows.ids_nl[:, -rows.width :, None])[..., 0].double()
+
+    @property
+    def reward_nt(self) -> Tensor:
+        """The reward of each walk, on its last token."""
+        reward_nt = torch.zeros(self.walks.mask_nt.shape, dtype=torch.float64)
+        return reward_nt.scatter_(1, self.last_n[:, None], self.walks.reward_n[:, None].double())
+
+    @property
+    def last_n(self) -> Tensor:
+        """The place of each walk's last token."""
+        return self.walks.mask_nt.sum(dim=1) - 1
+
+    def advantages(self, arms: Mapping[str, Estimator]) -> dict[tuple[str, str], Tensor]:
+        """Return the advantages of each estimator with each critic."""
+        reward_nt, logp_nt, mask_nt = self.reward_nt, self.logp_nt, self.walks.written_nt
+        return {
+            (name, critic): estimate(reward_nt, value_nt, logp_nt, mask_nt)
+            for critic, value_nt in self.value_by_critic.items()
+            for name, estimate in arms.items()
+        }
+
+    def correlations(self, adv_nt: Tensor) -> list[float]:
+        """Correlate advantages with the true ones at the moves, batch by batch."""
+        at_nt = self.walks.mask_nt & (self.true_nt != 0)
+        pairs = (torch.stack([adv_nt[part][at_nt[part]], self.true_nt[part][at_nt[part]]]) for part in self.batches)
+        return [float(torch.corrcoef(pair)[0, 1]) for pair in pairs]
+
+
+def measured(walk: Walk, start: int, options: Any) -> Measured:
+    """Sample completions of a warm start, and read the values of the critic that was fitted on it."""
     folder = walk_start(walk, seed=start)
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(folder),
-        AutoTokenizer.from_pretrained(folder, padding_side="left"),
-    )
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     per_start = options.completions // len(STARTS) + 1
     walks = sample_walks(walk, model, tokenizer, per_start=per_start, seed=start + 1)
-    rows, mask_nt = walks.rows, walks.mask_nt
-    ids_nt = rows.ids_nl[:, -rows.width :]
     exact_nt, true_nt = walks.truth()
-    learned_nt = values_of(f"{options.folder}/{walk.name}/pre-{start}/critic", tokenizer, rows)
-    values = {"learned": learned_nt[:, :-1].double(), "exact": exact_nt}
-    reward_n, last_n = walks.reward_n.double(), mask_nt.sum(dim=1) - 1
-    reward_nt = torch.zeros(mask_nt.shape, dtype=torch.float64)
-    reward_nt[torch.arange(len(last_n)), last_n] = reward_n
-    logp_nt = walks.logp_ntv.gather(2, ids_nt[..., None])[..., 0].double()
-    ends = {critic: critic_error(value, reward_n[:, None].expand_as(value), mask_nt) for critic, value in values.items()}
-    shown = {critic: round(float(error["explained_variance"]), 3) for critic, error in ends.items()}
+    learned_nt = values_of(f"{options.folder}/{walk.name}/pre-{start}/critic", tokenizer, walks.rows)
+    value_by_critic = {"learned": learned_nt[:, :-1].double(), "exact": exact_nt}
+    reward_n = walks.reward_n.double()
+    target_nt = reward_n[:, None].expand_as(exact_nt)
+    errors = {critic: critic_error(value_nt, target_nt, walks.written_nt) for critic, value_nt in value_by_critic.items()}
+    explained = {critic: round(float(error["explained_variance"]), 3) for critic, error in errors.items()}
     print(
         f"{walk.name}, start {start}: {float(reward_n.mean()):.3f} right, {float(exact_nt[:, 0].mean()):.3f} by the true values; "
-        f"explained variance {shown}"
+        f"explained variance {explained}"
     )
-    adv = {
-        (name, critic): estimate(reward_nt, value_nt, logp_nt, mask_nt)
-        for critic, value_nt in values.items()
-        for name, estimate in estimators(walk).items()
-    }
-    centred_n = reward_n.clone()
+    batches = torch.randperm(len(reward_n), generator=torch.Generator().manual_seed(0)).split(64)[:-1]
     prompt_n = torch.arange(len(reward_n)) // per_start
+    return Measured(walks, model, prompt_n, value_by_critic, true_nt, batches)
+
+
+def _measure(walk: Walk, start: int, options: Any) -> dict[tuple[str, str], dict[str, list[float]]]:
+    """Compare every estimator with the truth in each batch of 64 completions of a start."""
+    one = measured(walk, start, options)
+    walks, mask_nt, last_n = one.walks, one.walks.written_nt, one.last_n
+    adv = one.advantages(estimators(walk))
+    centred_n = walks.reward_n.double()
     for place in range(len(STARTS)):
-        centred_n[prompt_n == place] -= reward_n[prompt_n == place].mean()
+        centred_n[one.prompt_n == place] -= centred_n[one.prompt_n == place].mean()
     adv["grpo", "none"] = torch.where(mask_nt, centred_n[:, None], 0.0)
     # The truth pays slips, too: what each token changed, V after it minus V before.
+    exact_nt = one.value_by_critic["exact"]
     after_nt = torch.cat([exact_nt[:, 1:], torch.zeros(len(exact_nt), 1, dtype=torch.float64)], dim=1)
-    after_nt[torch.arange(len(last_n)), last_n] = reward_n
+    after_nt[torch.arange(len(last_n)), last_n] = walks.reward_n.double()
     adv["the truth", "exact"] = torch.where(mask_nt, after_nt - exact_nt, 0.0)
-    batches = torch.randperm(len(ids_nt), generator=torch.Generator().manual_seed(0)).split(64)[:-1]
-    true_grads = torch.stack([_gradient(model, rows.take(part), adv["the truth", "exact"][part]) for part in batches])
-    is_move_nt = torch.isin(ids_nt, torch.tensor([walks.ids[move] for move in MOVES])) & mask_nt
+    true_grads = torch.stack(
+        [_gradient(one.model, walks.rows.take(part), adv["the truth", "exact"][part]) for part in one.batches]
+    )
     figures: dict[tuple[str, str], dict[str, list[float]]] = {}
     for key, adv_nt in adv.items():
-        figures[key] = {"correlation": [], "cosine": []}
-        for number, part in enumerate(batches):
-            at = is_move_nt[part] & (true_nt[part] != 0)
-            pair = torch.stack([adv_nt[part][at], true_nt[part][at]])
-            figures[key]["correlation"].append(float(torch.corrcoef(pair)[0, 1]))
-            others = (true_grads.sum(dim=0) - true_grads[number]) / (len(batches) - 1)
-            own = true_grads[number] if key[0] == "the truth" else _gradient(model, rows.take(part), adv_nt[part])
-            figures[key]["cosine"].append(float(torch.nn.functional.cosine_similarity(own, others, dim=0)))
+        cosines = []
+        for number, part in enumerate(one.batches):
+            others = (true_grads.sum(dim=0) - true_grads[number]) / (len(one.batches) - 1)
+            own = true_grads[number] if key[0] == "the truth" else _gradient(one.model, walks.rows.take(part), adv_nt[part])
+            cosines.append(float(torch.nn.functional.cosine_similarity(own, others, dim=0)))
+        figures[key] = {"correlation": one.correlations(adv_nt), "cosine": cosines}
     return figures
+
+
+def show_lambdas(walk: Walk, parts: Sequence[Measured]) -> None:
+    """Print the best lambda of GAE and of SAE by the correlation at the moves, and how far apart the two are.
+
+    Every other batch chooses the lambdas, and the others show what they are worth.
+    """
+    arms = {f"gae {lam:g}": _gae(lam) for lam in GAE_LAMBDAS} | {f"sae {lam:g}": _sae(lam) for lam in SAE_LAMBDAS}
+    shown: dict[tuple[str, str], list[float]] = {}
+    for part in parts:
+        for key, adv_nt in part.advantages(arms).items():
+            shown.setdefault(key, []).extend(part.correlations(adv_nt))
+    print(f"\n## {walk.name}\n\n| critic | {' | '.join(arms)} |\n|{'---|' * (1 + len(arms))}")
+    series = {key: torch.tensor(values, dtype=torch.float64) for key, values in shown.items()}
+    for critic in ("learned", "exact"):
+        print(f"| {critic} | {' | '.join(f'{series[name, critic].mean():.3f}' for name in arms)} |")
+    print("\n| critic | best GAE | best SAE | best SAE minus best GAE |\n|---|---|---|---|")
+    for critic in ("learned", "exact"):
+        gae_name, sae_name = (best_of(kind, {name: series[name, critic][::2] for name in arms}) for kind in ("gae", "sae"))
+        cells = [f"{name[4:]}: {series[name, critic][1::2].mean():.3f}" for name in (gae_name, sae_name)]
+        apart = mean_interval(series[sae_name, critic][1::2] - series[gae_name, critic][1::2])
+        print(f"| {critic} | {' | '.join(cells)} | {apart.value:+.3f} ({apart.low:+.3f}, {apart.high:+.3f}) |")
+
+
+def best_of(kind: str, series: Mapping[str, Tensor]) -> str:
+    """Return the estimator of a kind with the largest mean."""
+    return max((name for name in series if name.startswith(kind)), key=lambda name: float(series[name].mean()))
 
 
 def show_slips(run: Path, count: int) -> None:

@@ -1,18 +1,24 @@
 """The walks of benchmarks/critic.py: what is right, and their true values against every walk written out."""
 
 import itertools
+import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 from walk_task import LAST, MOVES, STATES, STEP, WALKS, Walk, build_walk_tokenizer, right, traces
-from walk_truth import Policy, Sampled, places
+from walk_told import StateWriter, _rollout, tell
+from walk_truth import Measured, Policy, Sampled, best_of, places
 
 import trl_small
+from spanwise.modes.sequences import Sequences
 
 pytestmark = trl_small.THIRD_PARTY
 
-SHORT = Walk("short", 2, (1, 2) * 8)
+SHORT = Walk("short", 2, (1, 2) * 8, "short")
 
 
 def written(start, moves, walk=SHORT):
@@ -90,3 +96,112 @@ def test_behind_a_false_token_nothing_is_worth_anything():
         seen = [(place.token, place.expected) for place in places(SHORT, [spoiled], [5])]
         assert [token for token, _ in seen] == list(range(false + 1))
         assert all(expected in (None, words[token]) for token, expected in seen)
+
+
+def test_an_environment_writes_the_state_that_follows_and_nothing_else():
+    tokenizer = build_walk_tokenizer()
+    writer, ids = StateWriter(tokenizer), tokenizer.get_vocab()
+    text, _ = written(5, (3, 0))
+    tokens = tokenizer.tokenize("5=" + text)
+    scores = torch.randn(1, len(ids), generator=torch.Generator().manual_seed(0))
+    said = []
+    for place in range(2, len(tokens)):
+        seen = torch.tensor([[ids[token] for token in tokens[:place]]])
+        after = writer(seen, scores.clone())
+        if torch.equal(after, scores):
+            continue
+        assert after.isfinite().sum() == 1
+        assert int(after.argmax()) == ids[tokens[place]]
+        said.append(place)
+    assert [tokens[place - 1] for place in said] == ["(1)", "(1)"]
+    written_by_policy = writer.env_mask([ids[token] for token in tokens[2:]])
+    assert [place + 2 for place, by_policy in enumerate(written_by_policy) if not by_policy] == said
+
+
+def test_the_environment_ignores_false_states_and_lines_without_a_move():
+    tokenizer = build_walk_tokenizer()
+    writer, ids = StateWriter(tokenizer), tokenizer.get_vocab()
+    move = MOVES[3]
+    cases = {
+        f"5=#1{move}(1)": STEP[5, 3],
+        f"5=#1{move}(1)9#2{move}(1)": STEP[9, 3],
+        "5=#1(1)": 5,
+        f"5=#1b{move}(1)": STEP[5, 3],
+    }
+    for text, state in cases.items():
+        assert writer.state_after([ids[token] for token in tokenizer.tokenize(text)]) == state, text
+
+
+def test_a_rollout_masks_the_states_and_they_follow():
+    torch.manual_seed(0)
+    tokenizer = build_walk_tokenizer()
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **shape))
+    tell(model, tokenizer)
+    trainer = SimpleNamespace(
+        processing_class=tokenizer, args=SimpleNamespace(max_completion_length=80), model=model,
+        accelerator=SimpleNamespace(unwrap_model=lambda one: one),
+    )  # fmt: skip
+    played, names = _rollout(["5=", "3="] * 8, trainer), {index: word for word, index in tokenizer.get_vocab().items()}
+    states = 0
+    for start, ids, mask in zip("53" * 8, played["completion_ids"], played["env_mask"], strict=True):
+        words = [start, *(names[one] for one in ids)]
+        for place, is_policys in enumerate(mask, 1):
+            assert is_policys == (words[place - 1] != "(1)")
+            if not is_policys:
+                before = "".join(word for word in words[:place] if word in "0123456789" or word in MOVES)
+                state, moves = int(before.rstrip(MOVES)[-1]), before[len(before.rstrip(MOVES)) :]
+                assert words[place] == str(STEP[state, MOVES.index(moves[-1])] if moves else state)
+                states += 1
+    assert states > 5
+
+
+def told_walk(logp):
+    """A walk of two lines that an environment told, each token with this log-probability."""
+    tokenizer, walk = build_walk_tokenizer(), Walk("told", 2, (1, 2) * 8, "short", is_told=True)
+    ids, (text, _) = tokenizer.get_vocab(), written(7, (0, 1), walk)
+    words = [*tokenizer.tokenize(text), "<eos>"]
+    ids_nl = torch.tensor([[ids[word] for word in words]])
+    rows = Sequences(ids_nl, torch.ones_like(ids_nl), len(words))
+    return Sampled(
+        walk, rows, torch.ones_like(ids_nl, dtype=torch.bool), [words], [7], torch.full((1, len(words), len(ids)), logp), ids
+    )
+
+
+def test_what_an_environment_wrote_is_neither_trained_on_nor_a_slip_of_the_policy():
+    walks = told_walk(math.log(0.9))
+    assert [word for word, by_policy in zip(walks.words[0], walks.written_nt[0], strict=True) if not by_policy] == [
+        walks.words[0][3],
+        walks.words[0][8],
+    ]
+    lines = [0.9**2, 0.9**3]  # number and countdown; the state is the environment's
+    assert walks.policy().keeps == pytest.approx(sum(lines) / 2)
+    own = replace(walks, walk=replace(walks.walk, is_told=False))
+    assert own.policy().keeps == pytest.approx(0.9 * sum(lines) / 2)
+    assert own.written_nt.all()
+
+
+def test_estimators_are_compared_at_the_moves_batch_by_batch():
+    walks = told_walk(-1.0)
+    true_nt = torch.zeros(4, 10, dtype=torch.float64)
+    true_nt[:, [1, 5]] = torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, -1.0], [2.0, 0.5]], dtype=torch.float64)
+    walks = replace(
+        walks,
+        mask_nt=walks.mask_nt.expand(4, 10),
+        rows=Sequences(*(part.expand(4, 10) for part in (walks.rows.ids_nl, walks.rows.attention_nl)), 10),
+    )
+    one = Measured(walks, None, torch.zeros(4), {}, true_nt, [torch.tensor([0, 1]), torch.tensor([2, 3])])
+    noise_nt = torch.full((4, 10), 7.0, dtype=torch.float64)
+    adv_nt = torch.where(true_nt != 0, 2 * true_nt + 1, noise_nt)
+    assert one.correlations(adv_nt) == pytest.approx([1.0, 1.0])
+    adv_nt[2:] *= -1
+    assert one.correlations(adv_nt) == pytest.approx([1.0, -1.0])
+    assert one.last_n.tolist() == [9] * 4
+
+
+def test_the_best_lambda_is_chosen_within_its_kind():
+    series = {"gae 0.5": [0.1, 0.2], "gae 1": [0.3, 0.1], "sae 0.5": [0.9, 0.0], "sae 1": [0.4, 0.4]}
+    chosen = {
+        kind: best_of(kind, {name: torch.tensor(values) for name, values in series.items()}) for kind in ("gae", "sae")
+    }
+    assert chosen == {"gae": "gae 1", "sae": "sae 0.5"}
