@@ -105,11 +105,10 @@ class _Samples:
                     self.ids.frombytes(row["ids"].tobytes())
                     self.mask.frombytes(row["mask"].tobytes())
                     self.lengths.append(len(row["ids"]))
-                    has_logps = has_logps and row["logps"] is not None
-                    if has_logps:
+                    if has_logps and row["logps"] is not None:
                         self.logps.frombytes(row["logps"].tobytes())
                     else:
-                        self.logps = array("f")
+                        has_logps, self.logps = False, array("f")
                 yield [(row["response"], True)]
             progress.add(file.stat().st_size)
 
