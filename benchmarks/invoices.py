@@ -7,6 +7,9 @@
     python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum --width 64 --output runs/invoices-w64   # another size of policy
     python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum --error .2 --output runs/invoices-e20   # a judge that errs
     python benchmarks/invoices.py --completion 0 --error .2      # trains nothing: one completion's verdicts and credit
+    python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum --careful due --recipe recipes/invoices.yaml --output runs/due
+
+`--careful due` trains from the start of a clerk who overlooks fewer due dates, `--careful small` from one with small numbers, too.
 
     by_field   each field's reward minus the group's mean pays the field's own value; keys, end and number of items pay the form
     sum        the rewards added up, minus the group's mean (`dr_grpo`); the same as each with a baseline of its own, broadcast
@@ -46,9 +49,11 @@ from spanwise.pipeline import credit_batch, read
 from spanwise.recipe import load, scheme_of
 from spanwise.score.fields import equals
 from spanwise.segment import Vocabulary
+from spanwise.tasks import invoices as letters_task
 from spanwise.tasks import task_shape, warm_start
-from spanwise.tasks.embedded import STARTS, Embedded
-from spanwise.tasks.invoices import INVOICES, LONGEST, MEASURED
+from spanwise.tasks.embedded import STARTS, Embedded, Pairs
+from spanwise.tasks.fields import FORM
+from spanwise.tasks.invoices import INVOICES, LONGEST, MEASURED, clerk_traces
 from spanwise.types import whole_text
 
 METHODS = {"by_field": "bae", "sum": "dr_grpo", "grpo": "grpo", "gdpo": "gdpo"}
@@ -60,6 +65,10 @@ BATCH = PROMPTS * GROUP
 HELD_OUT = 256
 #: Where `train` trains, too.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+#: The most items, the largest quantity and the largest price of `--careful small`.
+SMALL_NUMBERS = (2, 3, 9)
+#: The share of letters that a careful clerk reads without a fault, without and with small numbers.
+CAREFUL = (0.5, 0.7)
 
 
 def erring_judge(blocks: Any, answer: Any, block: str, error: float, seed: int) -> list[float | None]:
@@ -90,9 +99,17 @@ def judged_objectives(fields: Mapping[str, Any], error: float) -> list[dict[str,
 
 
 def run_of(
-    arm: str, seed: int, rate: float, folder: Path, *, held_out: bool = True, group: int = GROUP, error: float = 0.0
+    arm: str,
+    seed: int,
+    rate: float,
+    folder: Path,
+    *,
+    held_out: bool = True,
+    group: int = GROUP,
+    error: float = 0.0,
+    objectives: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Train an arm, or read what it left."""
+    """Train an arm, or read what it left; with `objectives` of a recipe instead of the task's own."""
     place = folder / f"{arm}-{rate:g}-{seed}"
     figures = place.parent / f"{place.name}.figures"
     if not figures.is_file():
@@ -103,12 +120,20 @@ def run_of(
         }  # fmt: skip
         if error:
             fields["objectives"] = judged_objectives(fields, error)
+        if objectives is not None:
+            fields["objectives"] = list(objectives) if arm == "by_field" else summed(objectives)
         recipe = load(None, fields)
         summary = train(recipe, console=Console(quiet=True), overwrite=True)
         batches = shares_right(recipe, MEASURED)
         record = {"arm": arm, "seed": seed, "rate": rate, "seconds": summary["step_seconds"], "batches": batches}
         figures.write_text(json.dumps({**record, **({"end": held_out_figures(place / "model")} if held_out else {})}))
     return json.loads(figures.read_text())
+
+
+def summed(objectives: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the same rewards for a method that adds them up: each pays everything, and a missing one is 0."""
+    shared = {"pays": [FORM, "*"], "if_missing": 0.0}
+    return [{**{key: entry for key, entry in objective.items() if key != "only"}, **shared} for objective in objectives]
 
 
 def held_out_figures(folder: Path) -> dict[str, float]:
@@ -153,7 +178,7 @@ def compared(record: Mapping[str, Any], gold: Mapping[str, Any], letter: str) ->
     figures["due stated" if gold["due"] else "due invented"] = (
         record.get("due") == gold["due"] if gold["due"] else bool(record.get("due"))
     )
-    if f" {gold['total']} " not in letter:
+    if not states_total(letter, gold):
         figures["total computed"] = record.get("total") == gold["total"]
     try:
         figures["adds up"] = sum(item["quantity"] * item["price"] for item in items) == record["total"]
@@ -318,6 +343,10 @@ def main() -> None:
     parser.add_argument(
         "--completion", type=int, metavar="LETTER", help="train nothing: one completion of this held-out letter"
     )
+    parser.add_argument(
+        "--careful", choices=["due", "small"], help="the start of a careful clerk; small: small numbers, too"
+    )
+    parser.add_argument("--recipe", help="a file with objectives, instead of the task's own")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--charts", help="folder for the curves as PNG")
@@ -332,17 +361,23 @@ def main() -> None:
     if options.completion is not None:
         show_completion(options.completion, options.error)
         return
+    if options.careful:
+        STARTS["invoices"] = careful(STARTS["invoices"], small=options.careful == "small")
+    objectives = load(options.recipe).objectives if options.recipe else None
     if not options.table:
         warm_start("invoices", device=DEVICE)  # the runs find it in the cache
     if options.tune:
         rates = map(float, options.rates.split(","))
-        show([run_of(arm, TUNING_SEED, rate, folder, held_out=False) for rate in rates for arm in arms], None)
+        runs = [
+            run_of(arm, TUNING_SEED, rate, folder, held_out=False, objectives=objectives) for rate in rates for arm in arms
+        ]
+        show(runs, None)
         return
     if not options.table:
         for seed in map(int, options.seeds.split(",")):
             for arm in arms:
                 rate = options.rate or best_rate(arm, folder)
-                run_of(arm, seed, rate, folder, group=options.group, error=options.error)
+                run_of(arm, seed, rate, folder, group=options.group, error=options.error, objectives=objectives)
         if not start.is_file():
             start.write_text(json.dumps(held_out_figures(warm_start("invoices"))))
     runs = runs_in(folder)
@@ -360,6 +395,32 @@ def runs_in(folder: Path) -> list[dict[str, Any]]:
 def resized(task: Embedded, width: int) -> Embedded:
     """Return the task with a policy of another width, which is warm-started the same way."""
     return dataclasses.replace(task, course=dataclasses.replace(task.course, shape={"width": width}, key={"width": width}))
+
+
+def careful(task: Embedded, *, small: bool) -> Embedded:
+    """Return the task with a clerk who mostly reads the due date right; with `small` smaller numbers, items and total, too."""
+    careful_fields = ("due", "items", "total") if small else ("due",)
+    if small:
+        letters_task.MOST_ITEMS, letters_task.MOST_QUANTITY, letters_task.MOST_PRICE = SMALL_NUMBERS
+    *reading_stages, clerk_stage = task.course.stretches
+
+    def draw(size: int, rng: np.random.Generator) -> Pairs:
+        letters = INVOICES.draw(size // 4 or 1, rng=rng, exclude=INVOICES.held_out_prompts)
+        records = [json.loads(trace) for trace in clerk_traces(letters, clerk_stage.noise, rng=rng)]
+        for record, gold in zip(records, letters.gold_n, strict=True):
+            if rng.random() < CAREFUL[small]:
+                record.update({name: gold[name] for name in careful_fields})
+        return list(zip(letters.prompts, map(json.dumps, records), strict=True))
+
+    stages = (*reading_stages, dataclasses.replace(clerk_stage, draw=draw))
+    return dataclasses.replace(
+        task, course=dataclasses.replace(task.course, stretches=stages, key={"careful": careful_fields})
+    )
+
+
+def states_total(letter: str, gold: Mapping[str, Any]) -> bool:
+    """Return whether the letter itself holds the total."""
+    return f" {gold['total']} " in letter
 
 
 def best_rate(arm: str, folder: Path) -> float:

@@ -1,5 +1,6 @@
 """The recipes folder: every file loads and plans, the paper's settings reach the trainer, the embedded ones train."""
 
+import json
 import runpy
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from spanwise import Batch, Vocabulary, credit_batch, read
 from spanwise.commands.train.train import train, trainer_config
 from spanwise.recipe import load, scheme_of
 from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT, Task
+from spanwise.tasks.embedded import build_invoice_tokenizer
 from spanwise.tasks.hub import LAYOUTS, find_unasked
+from spanwise.tasks.invoices import INVOICES_LAYOUT
 
 pytestmark = [
     # transformers 5 warns of its own property, which TRL reads.
@@ -25,13 +28,13 @@ FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
 EMBEDDED = {"confidence.yaml", "laser.yaml", "two_attempts.yaml"}
 PAPER = {"qwen_3b_confidence.yaml": 1024, "qwen_3b_two_attempts.yaml": 1024, "qwen_7b_confidence.yaml": 512}
 CRITIC = {"ppo.yaml", "sae.yaml", "vapo.yaml", "qwen3_8b_sae.yaml", "qwen_32b_vapo.yaml"}
-FIELDS = "fields.yaml"
-BLOCKWISE = [name for name in FILES if name not in CRITIC | {FIELDS}]
+FIELDS, INVOICES = "fields.yaml", "invoices.yaml"
+BLOCKWISE = [name for name in FILES if name not in CRITIC | {FIELDS, INVOICES}]
 CONFIDENCE = ["none", "batch", "group", "outcome", "blended"]
 
 
 def layout_of(task: str):
-    return {"digits": DIGITS_LAYOUT, "digits_twice": TWICE_LAYOUT, **LAYOUTS}[task]
+    return {"digits": DIGITS_LAYOUT, "digits_twice": TWICE_LAYOUT, "invoices": INVOICES_LAYOUT, **LAYOUTS}[task]
 
 
 def planned(name: str, **overrides):
@@ -46,7 +49,7 @@ def config_of(recipe, layout):
 
 
 def test_no_recipe_is_left_untested() -> None:
-    assert set(FILES) == EMBEDDED | set(PAPER) | CRITIC | {FIELDS}
+    assert set(FILES) == EMBEDDED | set(PAPER) | CRITIC | {FIELDS, INVOICES}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -106,6 +109,49 @@ def test_the_fields_recipe_asks_for_its_fields() -> None:
     recipe, filled = planned(FIELDS)
     assert find_unasked(filled.layout, [str(recipe.instruction)]) == []
     assert "total" in find_unasked(filled.layout, [str(recipe.instruction).replace("total", "totals")])
+
+
+LETTER = {
+    "invoice": 4821, "customer": "Dana Weltor", "date": "2024-03-12", "due": "2024-03-26", "currency": "EUR",
+    "items": [{"name": "blue lamp", "quantity": 3, "price": 9}], "total": 27,
+}  # fmt: skip
+NO_DUE_DATE = {**LETTER, "due": None}
+
+
+def letter_credit(records, gold):
+    """The credit of each block for the completions of one letter."""
+    _, filled = planned(INVOICES)
+    tokenizer, answer = build_invoice_tokenizer(), json.dumps(gold)
+    ids = tokenizer([json.dumps(record) for record in records])["input_ids"]
+    batch = Batch.jagged(ids, ["letter"] * len(ids), columns={"answer": [answer] * len(ids)})
+    credit = credit_batch(read(batch, filled, Vocabulary.from_tokenizer(tokenizer)), batch, filled)
+    return {name: credit.block_nk[:, k].tolist() for k, name in enumerate(filled.layout.names)}
+
+
+def test_a_due_date_is_paid_for_being_stated_and_compared_with_other_dates_only() -> None:
+    """Choice: rewards 1 1 0 0, mean 1/2. Among the two dates: rewards 1 0, mean 1/2. Null is not charged for being no date."""
+    records = [LETTER, {**LETTER, "due": "2024-03-20"}, NO_DUE_DATE, NO_DUE_DATE]
+    assert letter_credit(records, LETTER)["due"] == pytest.approx([0.5 + 0.5, 0.5 - 0.5, -0.5, -0.5])
+    # Without a due date in the letter the choice is all: a date is wrong, and one null is like another.
+    assert letter_credit(records, NO_DUE_DATE)["due"] == pytest.approx([-0.5, -0.5, 0.5, 0.5])
+
+
+def test_a_total_is_paid_for_being_right_and_for_adding_up() -> None:
+    """Right: 1 0 0 0, mean 1/4. Adds up with the object's own items: 1 1 0 0, mean 1/2."""
+    dearer = {**LETTER, "items": [{**LETTER["items"][0], "price": 8}], "total": 24}
+    records = [LETTER, dearer, {**LETTER, "total": 24}, {**dearer, "total": 9}]
+    assert letter_credit(records, LETTER)["total"] == pytest.approx([3 / 4 + 1 / 2, -1 / 4 + 1 / 2, -3 / 4, -3 / 4])
+
+
+def test_the_rewards_of_the_letters_judge_objects_that_are_not_whole() -> None:
+    rewards = runpy.run_path(str(FOLDER / "invoice_rewards.py"))
+    dates = ["2024-03-26", "null", None]
+    blocks = [{"due": None if date is None else {"": date, "due": date}} for date in dates]
+    assert rewards["due_stated"](blocks, [json.dumps(LETTER)] * 3) == [1.0, 0.0, None]
+    assert rewards["due_stated"](blocks, [json.dumps(NO_DUE_DATE)] * 3) == [0.0, 1.0, None]
+    no_item = {"total": {"": "0", "total": "0"}}
+    no_price = {**no_item, "items[0].quantity": {"": "2", "items[0].quantity": "2"}, "items[0].price": None}
+    assert rewards["adds_up"]([no_item, no_price, {"total": None}]) == [0.0, 0.0, None]
 
 
 @pytest.mark.parametrize("baseline", CONFIDENCE)

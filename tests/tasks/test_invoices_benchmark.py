@@ -4,15 +4,16 @@ import json
 import math
 
 import invoices as benchmark
+import numpy as np
 import pytest
 import rubric
 import scale
 import torch
 
 from spanwise.recipe import load, scheme_of
-from spanwise.tasks import task_shape
-from spanwise.tasks.embedded import build_invoice_tokenizer
-from spanwise.tasks.invoices import MEASURED
+from spanwise.tasks import invoices, task_layout, task_shape
+from spanwise.tasks.embedded import STARTS, build_invoice_tokenizer
+from spanwise.tasks.invoices import LONGEST, MEASURED
 
 GOLD = {
     "invoice": 4821, "customer": "Dana Weltor", "date": None, "due": None, "currency": "EUR",
@@ -146,3 +147,45 @@ def test_a_wrong_verdict_costs_one_field_by_field_and_every_field_in_the_sum(mon
     by_field[:, customer] = torch.tensor([-0.5, 0.5])
     assert tables["by_field"].tolist() == pytest.approx(by_field.tolist())
     assert tables["sum"].tolist() == [[-0.5] * 9, [0.5] * 9]
+
+
+def test_the_sum_of_a_recipe_has_its_rewards_and_pays_every_block():
+    fields = {"task": "invoices", "method": "dr_grpo"}
+    recipe = load(None, {**fields, "objectives": benchmark.summed(load("recipes/invoices.yaml").objectives)})
+    own = load(None, fields)
+    by_name, own_objectives = (
+        {objective.name: objective for objective in scheme_of(one, task_layout(one), LONGEST).objectives}
+        for one in (recipe, own)
+    )
+    assert by_name.keys() - own_objectives.keys() == {"due_stated", "adds_up"}
+    assert {name: by_name[name] for name in own_objectives} == own_objectives
+    new_objectives = [by_name["due_stated"], by_name["adds_up"]]
+    assert {(o.pays, o.if_missing, o.only) for o in new_objectives} == {(own_objectives["count"].pays, 0.0, None)}
+
+
+@pytest.fixture
+def letter_numbers(monkeypatch):
+    """Undo what `careful` sets."""
+    for name in ("MOST_ITEMS", "MOST_QUANTITY", "MOST_PRICE"):
+        monkeypatch.setattr(invoices, name, getattr(invoices, name))
+
+
+def states_due_date(prompt):
+    return any(word in prompt for word in ("Due ", "Payable until", "pay by", "p_y by", "pa_ by"))
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_a_careful_clerk_seldom_overlooks_a_due_date(letter_numbers, small):
+    """A letter is read without a fault in .5 (.7 with small numbers); of the others .65 of stated due dates are overlooked."""
+    task = benchmark.careful(STARTS["invoices"], small=small)
+    traces = [
+        (prompt, json.loads(trace)) for prompt, trace in task.course.stretches[-1].draw(8_000, np.random.default_rng(5))
+    ]
+    overlooked = [trace["due"] is None for prompt, trace in traces if states_due_date(prompt)]
+    assert len(overlooked) / len(traces) == pytest.approx(0.5, abs=0.04)
+    assert np.mean(overlooked) == pytest.approx((1 - benchmark.CAREFUL[small]) * 0.65, abs=0.04)
+    items = [item for _, trace in traces for item in trace["items"]]
+    assert max(len(trace["items"]) for _, trace in traces) == (2 if small else 3)
+    # A clerk's faults make a quantity greater by one, a price by ten.
+    assert (max(item["quantity"] for item in items), max(item["price"] for item in items)) == ((4, 19) if small else (6, 39))
+    assert STARTS["invoices"].course.key == {}

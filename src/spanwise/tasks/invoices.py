@@ -23,7 +23,7 @@ from spanwise.layout import Layout
 from spanwise.tasks.digits import EmbeddedProblems, Source
 from spanwise.tasks.fields import FORM
 
-MOST_ITEMS = 3
+MOST_ITEMS, MOST_QUANTITY, MOST_PRICE = 3, 5, 29
 #: The number of tokens of the longest JSON object and the end token, rounded up.
 LONGEST = 88
 FIELDS = ("invoice", "customer", "date", "due", "currency", "total")
@@ -127,7 +127,10 @@ def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str,
     has_date, has_due_date = has(0.95), has(0.5)
     customer_name = _name(rng) if has(0.95) else None
     item_names = [f"{_pick(_COLOURS, rng)} {_pick(_THINGS, rng)}" for _ in range(int(rng.integers(1, MOST_ITEMS + 1)))]
-    items = [{"name": name, "quantity": int(rng.integers(1, 6)), "price": int(rng.integers(2, 30))} for name in item_names]
+    items = [
+        {"name": name, "quantity": int(rng.integers(1, MOST_QUANTITY + 1)), "price": int(rng.integers(2, MOST_PRICE + 1))}
+        for name in item_names
+    ]
     total_price = sum(item["quantity"] * item["price"] for item in items)
     gold_record = {
         "invoice": invoice_number, "customer": customer_name, "date": invoice_date.isoformat() if has_date else None,
