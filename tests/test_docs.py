@@ -161,7 +161,7 @@ def test_the_whole_script_can_be_built(tmp_path):
 def test_the_results_of_the_readme_are_those_of_the_evidence():
     short, full = rows(README, "completions"), rows(DOCS / "evidence.md", "completions")
     assert len(short) == 4
-    assert short == full
+    assert short == full[:4]  # the first table of the page; another one has a judge that errs
 
 
 # ---------------------------------------------------------------------------------------------------------- methods
