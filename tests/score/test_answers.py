@@ -1,13 +1,11 @@
 """What of an answer is looked at, and that a long one costs no more than its length."""
 
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import assert_close, quickly
-from score_small import OK
+from helpers import quickly
+from score_small import ERROR, OK
 from spanwise.objective import Objective
 from spanwise.score import MathVerifier, Verdict, judge, score_one
 from spanwise.score.answers import LONGEST, bare
@@ -16,6 +14,8 @@ from spanwise.types import Status
 
 class Asked(MathVerifier):
     """Keeps what a process would be asked."""
+
+    pairs = ()
 
     def equal(self, pairs):
         self.pairs = list(pairs)
@@ -59,10 +59,6 @@ def test_long_answers_are_compared_as_text_at_once(answer):
     assert [verdict.value for verdict in quickly(judge, ["4", answer], [answer, answer])] == [0.0, 1.0]
 
 
-def test_a_gold_answer_of_more_digits_than_python_writes():
-    assert [verdict.value for verdict in judge([10**5000, True], ["1" + "0" * 5000, "True"])] == [1.0, 1.0]
-
-
 SIGNED = "x" * 2 * LONGEST + "\nso $4$, thus\nit is \\boxed{4}"
 LONG = {
     "as long as may be": ("1+" * (LONGEST // 2), "1+" * (LONGEST // 2)),
@@ -78,35 +74,30 @@ LONG = {
 def test_of_a_long_answer_its_end_is_sent_or_nothing(case, verify):
     answer, sent = LONG[case]
     asked = Asked()
-    asked.pairs = []
     (verdict,) = judge(["1/2"], [answer], verify=verify, verifier=asked)
-    assert asked.pairs == ([] if sent is None else [("1/2", sent)])
-    assert (verdict.status, verdict.value) == (Status.OK, 0.0)
+    assert list(asked.pairs) == ([] if sent is None else [("1/2", sent)])
+    assert (verdict.status, verdict.value) == (OK, 0.0)
 
 
 def test_a_gold_answer_that_is_too_long_is_an_error_unless_it_is_given_back():
     gold = "1+" * LONGEST
     wrong, right = judge([gold, gold], ["1/2", gold])
-    assert wrong.status == Status.ERROR
-    assert math.isnan(wrong.value)
-    assert wrong.why == "the gold answer has 20000 characters, too many for mathematics"
-    assert right.value == 1.0
+    assert (wrong.status, wrong.value != wrong.value, right.value) == (ERROR, True, 1.0)
+    assert "20000" in wrong.why
 
 
 def test_a_solution_without_tags_may_be_long():
     with MathVerifier(deadline=20.0) as verifier:
-        objective = Objective("correct", pays=("solution",), options={"tag": "", "verifier": verifier})
+        objective = Objective("correct", pays="solution", options={"tag": "", "verifier": verifier})
         steps = "Then $x = 3$ and so on.\n" * 2000
         text = [{"solution": {"": steps + "Thus \\boxed{\\frac{1}{2}}."}}, {"solution": {"": steps}}]
         reward = score_one(objective, text, columns={"answer": ["0.5", "0.5"]}, scored={})
-    assert_close(reward.value_n, [1.0, 0.0], 1e-12)
+    assert reward.value_n.tolist() == [1.0, 0.0]
 
 
 def test_a_first_attempt_too_long_to_compare_differs():
-    first, second = "1+" * LONGEST, "5/7"
-    text = [{"first": {"": "", "answer": first}, "second": {"": "", "answer": second}}]
+    text = [{"first": {"": "", "answer": "1+" * LONGEST}, "second": {"": "", "answer": "5/7"}}]
     asked = Asked()
-    objective = Objective("second_attempt", pays=("second",), options={"verifier": asked})
-    reward = score_one(objective, text, columns={"answer": ["4/3"]}, scored={})
-    assert_close(reward.value_n, [0.1], 1e-12)
+    objective = Objective("second_attempt", pays="second", options={"verifier": asked})
+    assert score_one(objective, text, columns={"answer": ["4/3"]}, scored={}).value_n.item() == pytest.approx(0.1)
     assert asked.pairs == [("4/3", "5/7")]  # the second by the gold answer; by the first one nothing is asked

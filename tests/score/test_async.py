@@ -19,33 +19,28 @@ from spanwise.score.score import await_rewards
 
 SIZE = 40
 TEXT = [{"solution": {"": f"so {n}", "answer": f"{n}"}, "note": {"": "x"} if n % 2 else None} for n in range(SIZE)]
-COLUMNS = {
-    "answer": [f"{n}" for n in range(SIZE)],
-    "completions": [f"so {n}" for n in range(SIZE)],
-    "trainer_state": object(),
-}
+NUMBERS = [f"{n}" for n in range(SIZE)]
+COLUMNS = {"answer": NUMBERS, "completions": [f"so {n}" for n in NUMBERS], "trainer_state": object()}
 
 
 class Busy:
     """Counts how many calls are in flight."""
 
-    def __init__(self):
-        self.now = self.most = self.calls = 0
+    now = most = 0
 
     async def wait(self, seconds=0.05):
-        self.now, self.calls = self.now + 1, self.calls + 1
+        self.now += 1
         self.most = max(self.most, self.now)
         try:
             await asyncio.sleep(seconds)
         finally:
             self.now -= 1
 
-
-def assert_idle(busy):
-    until = time.monotonic() + 5
-    while busy.now and time.monotonic() < until:
-        time.sleep(0.01)
-    assert busy.now == 0
+    def assert_idle(self):
+        until = time.monotonic() + 5
+        while self.now and time.monotonic() < until:
+            time.sleep(0.01)
+        assert self.now == 0
 
 
 def rewards(*objectives, text=TEXT, columns=COLUMNS):
@@ -63,18 +58,14 @@ def test_functions_of_the_whole_batch_are_awaited_together():
         await asyncio.wait_for(both.wait(), 5)  # would never be set if one waited for the other
         return [len(text) if "1" in gold else None for text, gold in zip(completions, answer, strict=True)]
 
-    scores = rewards(Objective(of_trl, "solution"), Objective(blockwise, "solution"))
-    assert scores.reward_nm[:, 1].tolist() == list(range(SIZE))
-    assert scores.reward_nm[1].tolist() == [4.0, 1.0]
-    assert scores.status_nm[:, 0].tolist() == [OK if "1" in f"{n}" else ABSENT for n in range(SIZE)]
-
-
-def test_an_object_with_an_async_call_is_awaited():
     class Judge:
         async def __call__(self, blocks):
-            return [1.0] * len(blocks)
+            return [2.0] * len(blocks)
 
-    assert rewards(Objective(Judge(), "solution")).reward_nm.flatten().tolist() == [1.0] * SIZE
+    scores = rewards(Objective(of_trl, "solution"), Objective(blockwise, "solution"), Objective(Judge(), "solution"))
+    assert scores.reward_nm[:, 1:].tolist() == [[n, 2.0] for n in range(SIZE)]
+    assert scores.reward_nm[1, 0] == 4.0
+    assert scores.status_nm[:, 0].tolist() == [OK if "1" in f"{n}" else ABSENT for n in range(SIZE)]
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -168,7 +159,7 @@ def test_if_every_call_fails_the_run_ends_and_nothing_stays_in_flight():
         rewards(Objective(compute_score, "solution"), Objective(wrong_size, "solution"))
     assert isinstance(error.value.__cause__, ConnectionError)
     assert str(error.value).count(__file__) == 1
-    assert_idle(busy)
+    busy.assert_idle()
 
 
 def test_an_interrupt_cancels_what_is_in_flight():
@@ -184,7 +175,7 @@ def test_an_interrupt_cancels_what_is_in_flight():
             rewards(Objective(slow, "solution"))
     finally:
         signal.signal(signal.SIGINT, before)
-    assert_idle(busy)
+    busy.assert_idle()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -7,6 +7,7 @@ import random
 import re
 import threading
 import time
+from contextlib import nullcontext
 from decimal import Decimal
 from fractions import Fraction
 
@@ -45,7 +46,7 @@ def test_our_reward_gets_blocks_and_only_what_it_asks_for():
 
     text, options = [completion("4"), completion("44")], {"factor": 10.0}
     columns = {"level": [2, 3], "other": [0, 0], "factor": [5, 5]}
-    assert_close(rewarded(level_times, text, columns=columns, options=options).value_n, [20.0, 60.0], 1e-12)
+    assert rewarded(level_times, text, columns=columns, options=options).value_n.tolist() == [20.0, 60.0]
     with pytest.raises(DataError):
         rewarded(level_times, columns={"other": [0]}, options=options)
 
@@ -105,14 +106,8 @@ def times(blocks, factor):
     return [factor * len(block["solution"]["answer"]) for block in blocks]
 
 
-class Judge:
-    def __call__(self, blocks):
-        return [2.0 for _ in blocks]
-
-
-@pytest.mark.parametrize("function", [functools.partial(times, factor=2.0), Judge()])
-def test_a_partial_and_an_object_are_functions(function):
-    assert rewarded(function).value_n.tolist() == [2.0]
+def test_a_partial_is_a_function():  # an object: test_async
+    assert rewarded(functools.partial(times, factor=2.0)).value_n.tolist() == [2.0]
 
 
 @pytest.mark.parametrize("fault", [SystemExit(0), ZeroDivisionError("division by zero")])
@@ -120,18 +115,16 @@ def test_a_reward_that_raises_or_ends_the_process_is_named_and_its_error_chained
     def broken(blocks):
         raise fault
 
-    with pytest.raises(RewardError, match=f"'broken': its reward function raised {type(fault).__name__}: {fault}") as caught:
+    line = broken.__code__.co_firstlineno + 1
+    with pytest.raises(RewardError, match=f"'broken'.*{type(fault).__name__}: {fault}.*{__file__}, line {line}") as caught:
         rewarded(broken)
     assert caught.value.__cause__ is fault
-    line = broken.__code__.co_firstlineno + 1
-    assert str(caught.value).endswith(f" It happened in {__file__}, line {line}.")
 
 
 def test_a_registered_reward_that_raises_is_named_too(unchecked_shapes):
-    scored = {"correct": Reward.of([1.0])}
     wrong = Objective("log_score", pays="confidence", options={"clip": "0.1"})
     with pytest.raises(RewardError, match="'log_score' raised TypeError"):
-        score_one(wrong, [completion()], columns={}, scored=scored)
+        score_one(wrong, [completion()], columns={}, scored={"correct": Reward.of([1.0])})
 
 
 @pytest.mark.parametrize(("slow", "seconds"), [(0.05, 0.3), (0.5, 0.0)])
@@ -166,10 +159,9 @@ def test_a_function_that_cannot_be_called_as_rewards_are_is_refused_before_anyth
 
 def test_a_reward_pairs_numbers_with_ok_only():
     one, row = torch.ones(1, dtype=torch.float64), torch.full((1, 2), NAN, dtype=torch.float64)
-    with pytest.raises(RewardError, match=r"1\.0 with status TIMEOUT"):
-        Reward(one, torch.tensor([TIMEOUT]), row)
-    with pytest.raises(RewardError, match="nan with status OK"):
-        Reward(one * NAN, torch.tensor([OK]), row)
+    for value_n, status, numbers in ((one, TIMEOUT, r"1\.0 with status TIMEOUT"), (one * NAN, OK, "nan with status OK")):
+        with pytest.raises(RewardError, match=numbers):
+            Reward(value_n, torch.tensor([status]), row)
     with pytest.raises(RewardError, match="completion 1 is nan"):
         Reward.of([None, NAN])
 
@@ -201,19 +193,9 @@ def test_a_reward_that_changes_what_it_is_given_changes_nothing_for_the_next():
         seen.append(1)
         return [0.0]
 
-    columns, options = {"solution": [{"answer": "4"}], "ids": [[1, 2]]}, {"seen": []}
-    wrong = [completion("5")]
-    objectives = [Objective(cheats, pays="solution", options=options), Objective(right, pays="solution")]
-    assert score_all(objectives, wrong, columns=columns).reward_nm.tolist() == [[0.0, 0.0]]
-    assert (columns, options) == ({"solution": [{"answer": "4"}], "ids": [[1, 2]]}, {"seen": []})
-
     def outcome(text, *, columns):
         columns["solution"][0]["answer"] = text[0]["solution"]["answer"] = "changed"
         return [True]
-
-    score_all([Objective(right, pays="solution", given=[outcome])], wrong, columns=columns)
-    assert columns["solution"] == [{"answer": "4"}]
-    assert wrong == [completion("5")]
 
     @register("spoils", kind="reward")
     def spoils(text, *, pays, columns, scored):
@@ -221,9 +203,16 @@ def test_a_reward_that_changes_what_it_is_given_changes_nothing_for_the_next():
         columns["ids"][0].clear()
         return Reward.of([0.0])
 
-    objectives = [Objective(right, pays="solution"), Objective("spoils", pays="solution")]
-    assert score_all(objectives, wrong, columns=columns).reward_nm.tolist() == [[0.0, 0.0]]
-    assert columns["ids"] == [[1, 2]]
+    columns, options = {"solution": [{"answer": "4"}], "ids": [[1, 2]]}, {"seen": []}
+    wrong = [completion("5")]
+    objectives = [
+        Objective(cheats, pays="solution", options=options),
+        Objective(right, pays="solution", given=[outcome]),
+        Objective("spoils", pays="solution"),
+    ]
+    assert score_all(objectives, wrong, columns=columns).reward_nm.tolist() == [[0.0, 0.0, 0.0]]
+    assert (columns, options) == ({"solution": [{"answer": "4"}], "ids": [[1, 2]]}, {"seen": []})
+    assert wrong == [completion("5")]
     REWARDS.pop("spoils")
 
 
@@ -250,19 +239,15 @@ def test_what_a_reward_changes_in_the_process_is_put_back_and_named(named, tmp_p
         STATES[named]()
         return [1.0]
 
-    before = everywhere()
-    with pytest.warns(UserWarning, match="changed") as warned:
-        rewarded(sets)
-    assert [f"changed {named} for the whole process" in str(one.message) for one in warned] == [True]
-    assert everywhere() == before
-
     def raises(blocks):
-        STATES[named]()
-        raise ValueError("no")
+        raise ValueError(sets(blocks))
 
-    with pytest.warns(UserWarning, match="changed"), pytest.raises(RewardError):
-        rewarded(raises)
-    assert everywhere() == before
+    before = everywhere()
+    for reward, ends in ((sets, nullcontext()), (raises, pytest.raises(RewardError))):
+        with pytest.warns(UserWarning, match="changed") as warned, ends:
+            rewarded(reward)
+        assert [f"changed {named} for the whole process" in str(one.message) for one in warned] == [True]
+        assert everywhere() == before
 
 
 SEEDS = {"none": lambda: None, "random": lambda: random.seed(3), "numpy": lambda: np.random.seed(3)}  # noqa: NPY002
@@ -278,14 +263,12 @@ def test_whatever_a_reward_draws_or_seeds_the_numbers_of_the_training_stay_the_s
             random.random(), np.random.rand(), torch.rand(1)  # noqa: NPY002
         return [1.0]
 
-    def after(reward):
+    def after(doing):
         random.seed(5), np.random.seed(5), torch.manual_seed(5)  # noqa: NPY002
-        rewarded(reward)
+        doing()
         return random.random(), np.random.rand(), float(torch.rand(1))  # noqa: NPY002
 
-    random.seed(5), np.random.seed(5), torch.manual_seed(5)  # noqa: NPY002
-    untouched = random.random(), np.random.rand(), float(torch.rand(1))  # noqa: NPY002
-    assert after(noise) == untouched
+    assert after(lambda: rewarded(noise)) == after(lambda: None)
 
 
 @pytest.mark.parametrize("draws", [1, 700, 100_000])
@@ -310,15 +293,12 @@ def test_a_stand_in_for_a_secret_never_reaches_a_reward(stand_in):
 
 @pytest.mark.parametrize("value", [1e308, -1e31])
 def test_a_reward_whose_squares_or_float32_overflow_is_refused_by_name_completion_and_number(value):
-    sentence = f"'huge' .* completion 1 of 2 .* {re.escape(f'{value:g}')}"
-    huge = Objective(lambda blocks: [1e30, value], pays="solution", name="huge")
-    with pytest.raises(RewardError, match=sentence):
-        score_all([huge], [completion()] * 2, columns={})
-    with pytest.raises(RewardError, match=sentence):
-        score_all([huge], [completion()] * 2, columns={}, recorded={"huge": Reward.of([1.0, value])})
-    largest = Objective(lambda blocks: [1e30, -1e30], pays="solution")
-    reward_n = score_all([largest], [completion()] * 2, columns={}).reward_nm[:, 0]
+    text = [completion()] * 2
+    for recorded in ({}, {"huge": Reward.of([1.0, value])}):
+        huge = Objective(lambda blocks: [1e30, value], pays="solution", name="huge")
+        with pytest.raises(RewardError, match=f"'huge' .* completion 1 of 2 .* {re.escape(f'{value:g}')}"):
+            score_all([huge], text, columns={}, recorded=recorded)
+    reward_n = rewarded(lambda blocks: [1e30, -1e30], text).value_n
     for method in ("grpo", "rloo", "dr_grpo"):
         adv_n = METHODS[method].estimator(reward_n, torch.zeros(2, dtype=torch.long)).float()
-        assert adv_n[0] > 0 > adv_n[1]
-        assert adv_n.isfinite().all()
+        assert math.inf > adv_n[0] > 0 > adv_n[1] > -math.inf

@@ -27,27 +27,23 @@ def batch(*written, gold='{"a": 1, "b": 2}', **columns):
 
 
 def test_a_pattern_is_every_block_it_matches_in_the_order_of_the_layout():
-    names = ["name", "items[0]", "items[1]", "total"]
-    assert shown(ITEMS, {"each": "*"}) == [(f"equals.{name}", (name,), name) for name in names]
-    assert shown(ITEMS, {"each": "items[*]", "name": "item"}) == [
-        ("item.items[0]", ("items[0]",), "items[0]"),
-        ("item.items[1]", ("items[1]",), "items[1]"),
-    ]
+    def alone(*names):
+        return [(f"equals.{name}", (name,), name) for name in names]
+
+    assert shown(ITEMS, {"each": "*"}) == alone("name", "items[0]", "items[1]", "total")
+    items = [(f"item.items[{n}]", (f"items[{n}]",), f"items[{n}]") for n in (0, 1)]
+    assert shown(ITEMS, {"each": "items[*]", "name": "item"}) == items
     assert shown(ITEMS, {"each": "total", "options": {"tag": "name"}}) == [("equals.total", ("total",), "name")]
-    rest = Layout({"prose": [], "price": "json:price"})
-    assert shown(rest, {"each": "*"}) == [("equals.price", ("price",), "price")]  # the rest is no field
-    repeated = Layout({"step[*]": "tags:step"}, most=2)
-    assert shown(repeated, {"each": "*"}) == [(f"equals.step[{n}]", (f"step[{n}]",), f"step[{n}]") for n in (0, 1)]
+    assert shown(Layout({"prose": [], "price": "json:price"}), {"each": "*"}) == alone("price")  # the rest is no field
+    assert shown(Layout({"step[*]": "tags:step"}, most=2), {"each": "*"}) == alone("step[0]", "step[1]")
 
 
 def test_pays_may_hold_patterns_with_each_and_without():
     items = ("items[0]", "items[1]", "total")
-    found = shown(ITEMS, {"each": "items[*]", "pays": ["items[*]", "total"]}, {"pays": ["total", "items[*]", "items[0]"]})
-    assert [(name, pays) for name, pays, _ in found] == [
-        ("equals.items[0]", items),
-        ("equals.items[1]", items),
-        ("equals", ("total", "items[0]", "items[1]")),
-    ]
+    paid = shown(ITEMS, {"each": "items[*]", "pays": ["items[*]", "total"]}, {"pays": ["total", "items[*]", "items[0]"]})
+    assert [(name, pays) for name, pays, _ in paid] == [
+        ("equals.items[0]", items), ("equals.items[1]", items), ("equals", ("total", "items[0]", "items[1]")),
+    ]  # fmt: skip
     everything = shown(PAIR, {"each": "*", "pays": "*"})  # as GDPO has it: each reward by itself, paid to all
     assert everything == [("equals.a", ("a", "b"), "a"), ("equals.b", ("a", "b"), "b")]
     assert Scheme("gdpo", PAIR, [Objective("equals", each="*", pays="*")]).names == ("equals.a", "equals.b")
@@ -62,18 +58,13 @@ def test_what_cannot_be_written_out_is_refused(fields):
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_the_earlier_blocks_are_given_and_the_first_one_has_its_group(size):
-    layout = Layout(list("abc")[:size], segmenter="json")
+    layout, names = Layout(list("abc")[:size], segmenter="json"), [f"equals.{name}" for name in "ab"]
     made = written_out([Objective("equals", each="*", given="earlier", baseline="outcome", back_off=True)], layout)
-    assert [(o.given, o.baseline, o.back_off) for o in made] == [
-        ((), "group", None),
-        (("equals.a",), "outcome", True),
-        (("equals.b", "equals.a"), "outcome", True),
-    ][:size]
+    earlier = [(), *[tuple(reversed(names[:n])) for n in (1, 2)]][:size]
+    later = [(given, "outcome", True) for given in earlier[1:]]
+    assert [(o.given, o.baseline, o.back_off) for o in made] == [((), "group", None), *later]
     both = written_out([Objective("equals", each="*", given=["complete", "earlier"], baseline="outcome")], layout)
-    assert [o.given for o in both] == [
-        ("complete", *(f"equals.{name}" for name in reversed("abc"[:n]))) for n in range(size)
-    ]
-    assert {o.baseline for o in both} == {"outcome"}
+    assert [(o.given, o.baseline) for o in both] == [(("complete", *given), "outcome") for given in earlier]
 
 
 def test_a_group_worked_out_by_hand():
@@ -86,14 +77,13 @@ def test_a_group_worked_out_by_hand():
     group = batch('{"a": 1, "b": 2}', '{"a": 1, "b": 9}', '{"b": 2, "a": 8}', '{"a": 8}')
     reading = read(group, scheme, BYTES)
     assert_close(reading.scores.reward_nm, [[1, 1], [1, 0], [0, 1], [0, NAN]], 0, equal_nan=True)
-    found = credit_batch(reading, group, scheme)
-    assert_close(found.block_nk, [[0.5, 0.5], [0.5, -0.5], [-0.5, 0], [-0.5, 0]], 1e-12)
+    credit = credit_batch(reading, group, scheme)
+    assert_close(credit.block_nk, [[0.5, 0.5], [0.5, -0.5], [-0.5, 0], [-0.5, 0]], 1e-12)
     # {"a": 1,_ is 9 bytes and "b": 2} 7; in the third {"b": 2,_ is 9 and "a": 8} 7; a block's credit is its tokens' sum.
     assert reading.length_nk.tolist() == [[9, 7], [9, 7], [7, 9], [8, 0]]
-    adv_nt = advantages(found, reading.spans, scheme)
-    assert_close(adv_nt[0], torch.tensor([0.5 / 9] * 9 + [0.5 / 7] * 7), 1e-7)
-    assert_close(adv_nt[2], torch.tensor([0.0] * 9 + [-0.5 / 7] * 7), 1e-7)
-    logged = metrics(found, reading, scheme)
+    expected = torch.tensor([[0.5 / 9] * 9 + [0.5 / 7] * 7, [0.0] * 9 + [-0.5 / 7] * 7])
+    assert_close(advantages(credit, reading.spans, scheme)[[0, 2]], expected, 1e-7)
+    logged = metrics(credit, reading, scheme)
     assert logged["credit/equals.b/reward_absent"] == 0.25
     assert {"credit/a/mean_abs", "credit/equals.a/singletons", "credit/equals.b/dead_strata"} <= set(logged)
 
@@ -155,17 +145,15 @@ def test_a_recipe_says_it_in_one_line_and_what_is_resolved_loads_as_the_same(tmp
 @pytest.mark.parametrize(
     "layout",
     [
-        PAIR,
-        Layout(["a[*].b"], segmenter="json", most=3),
+        PAIR, Layout(["a[*].b"], segmenter="json", most=3),
         Layout({"prose": [], "price": "json:price", "why": "tags:why"}),
         Layout({"price": ["json:price", "tags:price"], "rest": []}, most=5),
         Layout({"step[*]": ["step"]}, prefilled="step", most=2),
     ],
-)
+)  # fmt: skip
 def test_a_layout_of_any_form_is_printed_as_what_it_is(layout):
     scheme = Scheme("bae", layout, [Objective("json_schema", "*", options={"schema": {}})])
     plain = yaml.safe_load(yaml.safe_dump(scheme.plain(), sort_keys=False))
-    fields = {key: value for key, value in plain.items() if value is not None}
-    again = scheme_of(load(None, fields), PAIR, 32)
+    again = scheme_of(load(None, {key: value for key, value in plain.items() if value is not None}), PAIR, 32)
     assert again.layout == layout
     assert (again.layout.parts and again.plain()) == scheme.plain()

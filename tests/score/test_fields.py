@@ -72,22 +72,8 @@ def test_a_column_of_the_field_alone_and_keys_that_are_no_paths():
 
 
 def test_near_is_within_a_share_of_the_gold_value_or_a_number():
-    said = [
-        "101",
-        "99",
-        "101.1",
-        "98.9",
-        "-100",
-        "1e2",
-        "+100.",
-        '" 100 "',
-        "100 EUR",
-        "1_00",
-        "nan",
-        "inf",
-        "9" * 400,
-        None,
-    ]
+    numbers = ["101", "99", "101.1", "98.9", "-100", "1e2", "+100.", "1_00", "nan", "inf", "9" * 400]
+    said = [*numbers, '" 100 "', "100 EUR", None]
     right = [1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0]  # a share of 100 is 1; quotes are not part of what a field says
     same(rewarded("near", said, [{"price": 100}] * len(said)), right, [OK] * len(said))
     same(rewarded("near", ["102", "103"], [100, "100"], rel=0.0, abs=2), [1, 0], [OK, OK])
@@ -137,17 +123,8 @@ def valid(said, schema, **more):
 
 
 def test_a_whole_completion_under_a_schema(tmp_path):
-    said = [
-        '{"a": 2}',
-        'Sure:\n```json\n{"a": 3}\n``` Done {',
-        '{"a": 1}',
-        '{"b": 2}',
-        '{"a": 2',
-        "",
-        "[]",
-        "{" * 100_000,
-        None,
-    ]
+    fenced = 'Sure:\n```json\n{"a": 3}\n``` Done {'
+    said = ['{"a": 2}', fenced, '{"a": 1}', '{"b": 2}', '{"a": 2', "", "[]", "{" * 100_000, None]
     values = [1, 1, 0, 0, 0, 0, 0, 0, NAN]
     same(valid(said, OBJECT), values, [OK] * 8 + [ABSENT])
     file = tmp_path / "object.json"
@@ -231,11 +208,8 @@ def test_a_schema_that_is_none_is_refused_before_anything_runs_and_nothing_is_fe
     monkeypatch.setattr(socket, "getaddrinfo", None)
     with pytest.raises(RecipeError):
         check_objectives([Objective("json_schema", "a", options={"schema": schema})], Layout({"a": "a"}))
-    own = {
-        "const": {"$ref": "https://example.com/a.json"},
-        "$id": "https://example.com/b.json",
-        "$defs": {"c": {"$id": "c.json"}},
-    }
+    own = {"const": {"$ref": "https://example.com/a.json"}, "$id": "https://example.com/b.json"}
+    own["$defs"] = {"c": {"$id": "c.json"}}
     own["properties"] = {"d": {"$ref": "c.json"}, "e": {"$ref": "https://json-schema.org/draft/2020-12/schema"}}
     check_objectives([Objective("json_schema", "a", options={"schema": own})], Layout({"a": "a"}))
 
@@ -334,15 +308,8 @@ def test_values_are_compared_as_python_compares_them_outside_of_the_process_that
         "float('inf') == 1e999", "b'a' == b'a'", "2j == 2j", "'\\ud800' == '\\ud800'",
     ]  # fmt: skip
     assert run(code, "\n".join(f"assert {one}" for one in right) + "\ncheck(int)", **limits) is True
-    wrong = [
-        "check(lambda n: 4) is None",
-        "'2' == 2",
-        "[1] == (1,)",
-        "float('nan') == 1",
-        "b'a' == 'a'",
-        "None == 0",
-        "{1} == [1]",
-    ]
+    wrong = ["check(lambda n: 4) is None", "'2' == 2", "[1] == (1,)", "float('nan') == 1", "b'a' == 'a'", "None == 0"]
+    wrong.append("{1} == [1]")
     for one in wrong:
         assert run(code, f"assert {one}", **limits) is False, one
 

@@ -44,15 +44,14 @@ def test_math_verify_reads_gold_and_answer_as_people_write_them(verifier, gold, 
 @pytest.mark.parametrize("gold", ["@#!", r"\frac{1}{"])
 def test_a_gold_answer_that_cannot_be_read_is_an_error_and_never_zero(verifier, gold):
     (verdict,) = judge([gold], ["1/2"], verifier=verifier)
-    assert verdict.status == Status.ERROR
-    assert math.isnan(verdict.value)
-    assert "gold" in verdict.why
+    assert (verdict.status, math.isnan(verdict.value), "gold" in verdict.why) == (Status.ERROR, True, True)
 
 
 TEXT_ONLY = [
     ("4", " 4 ", 1.0), ("4", "004", 1.0), ("0", "-0", 1.0), ("4", "-4", 0.0), ("+4", "4", 1.0), ("40", "4", 0.0),
     ("4", r"$\boxed{4}$", 1.0), (r"\frac{1}{3}", r"\boxed{\frac{1}{3}}", 1.0), ("4", "unable to determine", 0.0),
     ("Paris", "Pairs", 0.0), ("4", "", 0.0), ("4", None, 0.0), (7, "7", 1.0), ("9" * 5000, "9" * 4999 + "8", 0.0),
+    (10**5000, "1" + "0" * 5000, 1.0), (True, "True", 1.0),  # more digits than Python writes
 ]  # fmt: skip
 
 
@@ -108,14 +107,12 @@ def test_an_answer_is_wrong_if_its_check_alone_dies_twice(monkeypatch, deadly, s
 
         monkeypatch.setattr(Worker, "ask", ask)
         (verdict,) = verifier.equal([("4", "deadly/2")])
-        assert verdict.status == status
-        assert math.isnan(verdict.value) == (status == Status.ERROR)
+        assert (verdict.status, math.isnan(verdict.value)) == (status, status == Status.ERROR)
         assert sum("deadly" in message for message in asked) == 2
 
 
 def test_verdicts_are_remembered_those_of_answers_that_hang_too(verifier):
-    first = verifier.equal([PAIR, PAIR, ("4", "5.5")])
-    assert [verdict.value for verdict in first] == [1.0, 1.0, 0.0]
+    assert [verdict.value for verdict in verifier.equal([PAIR, PAIR, ("4", "5.5")])] == [1.0, 1.0, 0.0]
     with MathVerifier(workers=1, deadline=0.5, cache=2) as small:
         assert small.equal([("4", HANG)])[0].status == Status.BROKE
         assert list(small._cache) == [("4", HANG)]
@@ -124,11 +121,6 @@ def test_verdicts_are_remembered_those_of_answers_that_hang_too(verifier):
         assert small._workers[0].process is process  # the second batch that holds it does not pay for it again
         small.equal([("4", "4.0"), ("4", "5.0"), ("4", "6.0")])
         assert list(small._cache) == [("4", "5.0"), ("4", "6.0")]
-        process = small._workers[0].process
-        process.kill()
-        process.wait()
-        assert small.equal([("4", "6.0")])[0].value == 0.0
-        assert small._workers[0].process is process  # answered from memory
 
 
 def test_the_deadline_is_of_processor_time_and_a_sleep_ends_by_the_clock(monkeypatch):

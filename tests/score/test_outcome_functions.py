@@ -85,15 +85,10 @@ def test_a_function_is_called_once_and_sees_text_and_columns():
         seen.append((text, columns))
         return [0] * len(text)
 
-    objectives = [
-        CORRECT,
-        Objective("format", pays="solution", given=["correct", outcome]),
-        Objective("brier", pays="confidence", given=[outcome, "correct", "format"]),
-    ]
-    names, values = read_outcomes(objectives, TEXT, columns=COLUMNS)
-    assert names == (f"{__name__}:{outcome.__qualname__}",)
-    assert values.shape == (4, 1)
-    assert seen == [(TEXT, COLUMNS)]
+    format_ = Objective("format", pays="solution", given=["correct", outcome])
+    report = Objective("brier", pays="confidence", given=[outcome, "correct", "format"])
+    names, values = read_outcomes([CORRECT, format_, report], TEXT, columns=COLUMNS)
+    assert (names, values.shape, seen) == ((f"{__name__}:{outcome.__qualname__}",), (4, 1), [(TEXT, COLUMNS)])
 
 
 def test_one_name_is_one_thing(registered):
@@ -102,38 +97,35 @@ def test_one_name_is_one_thing(registered):
 
     one, other = twin(), twin()
     objectives = [Objective("format", "solution", given, name=name) for given, name in ((one, "a"), (other, "b"))]
-    with pytest.raises(RecipeError, match="Two outcome functions are called"):
+    with pytest.raises(RecipeError, match="Two outcome functions"):
         read_outcomes(objectives, TEXT, columns={})
     registered("mine", kind="outcome")(one)
-    with pytest.raises(RecipeError, match="outcome 'mine' already"):
+    with pytest.raises(RecipeError, match="'mine' already"):
         registered("mine", kind="outcome")(other)
-    reward, report = Objective("correct", "solution", name="mine"), Objective("brier", "confidence", "mine")
-    for objectives in ([reward, report], [report, reward]):
-        with pytest.raises(RecipeError, match="'mine' is both an objective and an outcome"):
+    both = [Objective("correct", "solution", name="mine"), Objective("brier", "confidence", "mine")]
+    for objectives in (both, both[::-1]):
+        with pytest.raises(RecipeError, match="'mine' is both"):
             score_all(objectives, TEXT, columns=COLUMNS)
 
 
 @pytest.mark.parametrize(
-    ("entry", "says"),
+    ("entry", "names"),
     [
-        ("corect", "which is no objective before it"),
-        ("brier", "which is no objective before it"),
-        ("nowhere.at_all:f", "no module 'nowhere.at_all'"),
-        (f"{__name__}:gone", "called 'gone'"),
-        (f"{__name__}:NOT_A_FUNCTION", "is 3. Name a function"),
-        (f"{__name__}:of_blocks", "unexpected keyword argument 'columns'"),
-        (of_blocks, "unexpected keyword argument 'columns'"),
+        ("corect", "'corect'"), ("brier", "'brier'"), ("nowhere.at_all:f", "no module 'nowhere.at_all'"),
+        (f"{__name__}:gone", "'gone'"), (f"{__name__}:NOT_A_FUNCTION", "is 3"), (f"{__name__}:of_blocks", "'columns'"),
+        (of_blocks, "'columns'"),
     ],
-)
-def test_what_cannot_be_found_is_said_before_training(entry, says):
+)  # fmt: skip
+def test_what_cannot_be_found_is_said_before_training(entry, names):
     layout = Layout({"solution": ["reasoning", "answer"], "confidence": ["confidence"]})
     objectives = [CORRECT, Objective("brier", pays="confidence", given=["correct", entry], baseline="outcome")]
-    with pytest.raises(RecipeError, match=says):
-        check_objectives(objectives, layout)
-    with pytest.raises(RecipeError, match=says):
-        score_all(objectives, TEXT, columns=COLUMNS)
-    with pytest.raises(RecipeError, match=says):
-        score_one(objectives[1], TEXT, columns={}, scored={"correct": Reward.of([1.0] * 4)})
+    for meet in (
+        lambda: check_objectives(objectives, layout),
+        lambda: score_all(objectives, TEXT, columns=COLUMNS),
+        lambda: score_one(objectives[1], TEXT, columns={}, scored={"correct": Reward.of([1.0] * 4)}),
+    ):
+        with pytest.raises(RecipeError, match=names):
+            meet()
 
 
 def test_complete_is_about_the_first_block():
@@ -163,10 +155,9 @@ def test_strings_are_the_same_numbers_in_every_run_and_process():
     codes = values_of(words).tolist()
     for word, code in zip(words, codes, strict=True):
         digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-        assert code == 2**52 + int(digest, 16) // 2**12
-        assert 2**52 <= code < 2**53  # exact in float64, and no number that a function may return
-    assert codes[0] == codes[4]
-    assert len(set(codes)) == 5
+        # exact in float64, and no number that a function may return
+        assert 2**52 <= code == 2**52 + int(digest, 16) // 2**12 < 2**53
+    assert len(set(codes)) == len(set(words)) == 5
 
 
 @pytest.mark.parametrize("value", [[1], {}, object(), NAN, math.inf, -math.inf, 2**52, -(2**52), 1e300, 1j, b"x"])
@@ -182,7 +173,7 @@ def test_a_function_that_fails_or_returns_too_few_is_named():
     def broken(text, *, columns):
         return [columns["answr"] for _ in text]
 
-    with pytest.raises(RewardError, match="broken': its function raised KeyError: 'answr'") as caught:
+    with pytest.raises(RewardError, match=r"broken'.*KeyError: 'answr'") as caught:
         read_outcomes([Objective("format", pays="solution", given=broken)], TEXT, columns={})
     assert isinstance(caught.value.__cause__, KeyError)
 
@@ -225,10 +216,9 @@ def test_a_plugins_own_default_judges(registered):
         return Reward.of([float(value) for value in scored[by].value_n])
 
     registered("rated", kind="reward", judged_by="by")(rated)
-    assert judge_of(Objective("rated", pays="a")) == "verdict"
-    assert judge_of(Objective("rated", pays="a", given=["one", "verdict"])) == "verdict"
-    assert judge_of(Objective("rated", pays="a", given="one")) == "one"
-    with pytest.raises(RecipeError, match=r"'options: \{by: one\}'"):
+    for given, judge in ((None, "verdict"), (["one", "verdict"], "verdict"), ("one", "one")):
+        assert judge_of(Objective("rated", pays="a", given=given)) == judge
+    with pytest.raises(RecipeError, match="by: one"):
         judge_of(Objective("rated", pays="a", given=["one", "correct"]))
 
 
@@ -249,22 +239,16 @@ def test_the_report_is_scored_by_its_judge():
 # ------------------------------------------------------------------ what is stated
 
 
-def test_a_report_says_what_it_read():
+def test_a_report_says_what_it_read(unchecked_shapes):
     text = [completion(confidence=q) for q in ("0.7", "0", "100%", "high", None, False)]
     scored = {"correct": Reward.of([1.0, None, 0.0, 1.0, 1.0, 1.0])}
     for rule in (brier, log_score):
         reward = rule(text, pays=("confidence",), columns={}, scored=scored)
         same(reward.stated_n, [0.7, 0.0, 1.0, NAN, NAN, NAN])  # as stated: not clipped, and whoever judges it
-
-
-def test_a_completion_without_the_paid_block_states_nothing():
     own = Reward.of([1.0, 1.0], stated=[0.4, 0.6])
-    objective = Objective(lambda blocks: own, pays="confidence", name="own")
+    objective = Objective(lambda blocks: own, pays="confidence", name="own")  # the second one has not the paid block
     same(score_one(objective, [completion(), completion(confidence=False)], columns={}, scored={}).stated_n, [0.4, NAN])
-
-
-def test_stated_numbers_are_as_many_as_rewards(unchecked_shapes):
-    with pytest.raises(AlignmentError, match="2 values, but its stated_n has 1"):
+    with pytest.raises(AlignmentError, match=r"2 values.*stated_n has 1"):
         Reward.of([1.0, 2.0], stated=[0.5])
     assert Reward.of([1.0]).stated_n is None
 
@@ -272,16 +256,17 @@ def test_stated_numbers_are_as_many_as_rewards(unchecked_shapes):
 def test_rewards_side_by_side():
     first, second = Reward.of([1.0, None], by_outcome=[(0.0, 1.0), None]), Reward.of([2.0, 3.0], stated=[None, 0.5])
     scores = as_scores({"a": first, "b": second}, ("o",), double([[1.0], [0.0]]))
-    same(scores.reward_nm, [[1, 2], [NAN, 3]])
+    last = scores.take(torch.tensor([1]))
+    for part, reward_nm, stated_nm, outcome_n in (
+        (scores, [[1, 2], [NAN, 3]], [[NAN, NAN], [NAN, 0.5]], [1, 0]), (last, [[NAN, 3]], [[NAN, 0.5]], [0]),
+        (scores.take(slice(0, 1)), [[1, 2]], [[NAN, NAN]], [1]),
+    ):  # fmt: skip
+        same(part.reward_nm, reward_nm)
+        same(part.stated_nm, stated_nm)
+        same(part.outcome("o"), outcome_n)
     assert scores.status_nm.tolist() == [[0, 0], [int(Status.ABSENT), 0]]
     same(scores.by_outcome_nmo[0, 0], [0, 1])
-    same(scores.stated_nm, [[NAN, NAN], [NAN, 0.5]])
-    same(scores.outcome("o"), [1, 0])
-    second_only = scores.take(torch.tensor([1]))
-    same(second_only.outcome_no, [[0]])
-    same(second_only.stated_nm, [[NAN, 0.5]])
-    assert (second_only.names, second_only.outcome_names) == (("a", "b"), ("o",))
-    assert scores.take(slice(0, 1)).reward_nm.tolist() == [[1, 2]]
+    assert (last.names, last.outcome_names) == (("a", "b"), ("o",))
 
 
 def test_scores_know_their_rewards_first_and_then_their_outcomes():

@@ -15,35 +15,34 @@ from spanwise.score import MathVerifier, parse_confidence, score_all, score_one
 
 def test_log_score_is_clipped_on_both_sides():
     text = [completion("4", "1"), completion("5", "1"), completion("5", "0"), completion("4", "0.25")]
-    objectives = [CORRECT, Objective("log_score", pays=("confidence",), options={"clip": 0.1})]
-    rewards = score_all(objectives, text, columns={"answer": ["4"] * 4})
+
+    def scored(**options):
+        return score_all(
+            [CORRECT, Objective("log_score", pays="confidence", options=options)], text, columns={"answer": ["4"] * 4}
+        )
+
+    rewards = scored(clip=0.1)
     assert_close(rewards.reward_nm[:, 1], [math.log(0.9), math.log(0.1), math.log(0.9), math.log(0.25)], 1e-12)
     assert_close(rewards.by_outcome_nmo[3, 1], [math.log(0.75), math.log(0.25)], 1e-12)
-    default = score_all([CORRECT, Objective("log_score", pays=("confidence",))], text, columns={"answer": ["4"] * 4})
-    assert_close(default.reward_nm[1, 1], math.log(0.01), 1e-12)
-    with pytest.raises(RecipeError, match=r"'clip'.*is 0\.5"):
-        score_one(Objective("log_score", pays=("confidence",), options={"clip": 0.5}), text, columns={}, scored={})
+    assert_close(scored().reward_nm[1, 1], math.log(0.01), 1e-12)
+    with pytest.raises(RecipeError, match=r"'clip'.*0\.5"):
+        scored(clip=0.5)
 
 
-LENGTH = Objective("overlong", pays=("solution",), options={"longest": 10, "buffer": 4})
+def charged(text, **options):
+    objective = Objective("overlong", pays="solution", options=options)
+    lengths = [0, 6, 7, 10, 14, 9][: len(text)]
+    return score_one(objective, text, columns={"completion_ids": [[5] * length for length in lengths]}, scored={})
 
 
 def test_the_charge_for_length_is_dapos():
     # verl's manager `dapo`: min(-(length - (longest - buffer)) / buffer, 0); no answer to charge in the last one.
-    lengths = [0, 6, 7, 10, 14, 9]
-    text = [completion("4")] * 5 + [completion(False, "0.5")]
-    reward = score_one(LENGTH, text, columns={"completion_ids": [[5] * length for length in lengths]}, scored={})
+    reward = charged([completion("4")] * 5 + [completion(False, "0.5")], longest=10, buffer=4)
     assert_close(reward.value_n, [0, 0, -0.25, -1, -1, NAN], 0, equal_nan=True)
     assert reward.status_n.tolist() == [OK] * 5 + [ABSENT]
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"longest": 4}, {"longest": 4, "buffer": 0}, {"longest": 4, "buffer": 5}, {"longest": 4.0, "buffer": 2}]
-)
-def test_a_charge_for_length_has_two_lengths(options):
-    objective = Objective("overlong", pays=("solution",), options=options)
-    with pytest.raises(RecipeError):
-        score_one(objective, [completion("4")], columns={"completion_ids": [[1]]}, scored={})
+    for options in ({}, {"longest": 4}, *({"longest": 4, "buffer": size} for size in (0, 5)), {"longest": 4.0, "buffer": 2}):
+        with pytest.raises(RecipeError):
+            charged([completion("4")], **options)
 
 
 def test_a_reward_that_pays_every_block_reads_its_tag_where_it_is():
@@ -99,29 +98,28 @@ def tagged(text, **tags):
 @pytest.mark.parametrize(
     ("blocks", "value"),
     [
-        (tagged("<a>1</a> <b>2</b>", a="1", b="2"), 1.0),
-        (tagged("1</a><b>2</b>", a="1", b="2"), 1.0),  # the prompt holds <a>
-        (tagged("<a>1</a>", a="1", b=None), 0.0),
-        (tagged("<a>1</a><b> </b>", a="1", b=" "), 0.0),
-        (tagged("<a>1</a><b>2</b><b>3</b>", a="1", b="3"), 0.0),
-        (tagged("<a>1<b>2</b></a>", a="1<b>2</b>", b="2"), 0.0),
-        (tagged("<b>2</b><a>1</a>", a="1", b="2"), 0.0),
-        ({**tagged("<a>1</a><b>2</b>", a="1", b="2"), "next": {"": "<c>3</c>", "c": "3"}}, 1.0),
-        ({**tagged("<a>1</a><b>2</b><c>", a="1", b="2"), "next": {"": "<c>3</c>", "c": "3"}}, 0.0),
+        (tagged("<a>1</a> <b>2</b>", a="1", b="2"), 1),
+        (tagged("1</a><b>2</b>", a="1", b="2"), 1),  # the prompt holds <a>
+        (tagged("<a>1</a>", a="1", b=None), 0),
+        (tagged("<a>1</a><b> </b>", a="1", b=" "), 0),
+        (tagged("<a>1</a><b>2</b><b>3</b>", a="1", b="3"), 0),
+        (tagged("<a>1<b>2</b></a>", a="1<b>2</b>", b="2"), 0),
+        (tagged("<b>2</b><a>1</a>", a="1", b="2"), 0),
+        ({**tagged("<a>1</a><b>2</b>", a="1", b="2"), "next": {"": "<c>3</c>", "c": "3"}}, 1),
+        ({**tagged("<a>1</a><b>2</b><c>", a="1", b="2"), "next": {"": "<c>3</c>", "c": "3"}}, 0),
         ({"solution": None}, NAN),
     ],
 )
 def test_format_counts_only_tags_that_open_and_close_once_in_order(blocks, value):
-    found = score_one(Objective("format", pays=("solution",)), [blocks], columns={}, scored={})
-    assert_close(found.value_n, [value], 1e-12, equal_nan=True)
+    reward = score_one(Objective("format", pays="solution"), [blocks], columns={}, scored={})
+    assert_close(reward.value_n, [value], 1e-12, equal_nan=True)
 
 
 def test_format_over_two_blocks_and_over_chosen_tags():
-    both = Objective("format", pays=("solution", "confidence"))
     text = [completion(), completion("4", False), completion(False, False), completion("4", None)]
-    assert_close(score_one(both, text, columns={}, scored={}).value_n, [1, 0, NAN, 0], 1e-12, equal_nan=True)
-    answer_only = Objective("format", pays=("solution", "confidence"), options={"tags": ["answer"]})
-    assert_close(score_one(answer_only, [completion("4", None)], columns={}, scored={}).value_n, [1], 1e-12)
+    for options, expected in (({}, [1, 0, NAN, 0]), ({"tags": ["answer"]}, [1, 0, NAN, 1])):
+        objective = Objective("format", pays=("solution", "confidence"), options=options)
+        assert_close(score_one(objective, text, columns={}, scored={}).value_n, expected, 1e-12, equal_nan=True)
 
 
 def attempts(first, second):

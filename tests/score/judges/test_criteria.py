@@ -40,10 +40,8 @@ def test_a_file_is_an_objective_per_criterion_which_pays_the_part_it_is_about(tm
     with Server(by_words).serving() as server:
         scheme = Scheme.preset("bae", LAYOUT, objectives=[judge(server, name="rubric", criteria=str(rubric), weight=0.5)])
         rewards_nm = score_all(scheme.objectives, TEXT, columns={}).reward_nm
-    assert [(o.name, o.pays, o.weight) for o in scheme.objectives] == [
-        ("rubric.number", ("plan",), 1.0),
-        ("rubric.2", ("answer",), -0.5),
-    ]
+    made = [(o.name, o.pays, o.weight) for o in scheme.objectives]
+    assert made == [("rubric.number", ("plan",), 1.0), ("rubric.2", ("answer",), -0.5)]
     assert rewards_nm.T.tolist() == [pytest.approx([1, 0, 0, math.nan], nan_ok=True), [0, 0, 1, 0]]
 
 
@@ -122,13 +120,8 @@ def test_a_criterion_without_a_verdict_leaves_its_block_without_a_reward():
 
 def test_each_criterion_of_a_file_may_be_for_each_step(tmp_path):
     layout = Layout({"step[*]": ["step"]}, most=2)
-    one = Objective(
-        "judge",
-        name="r",
-        each="step[*]",
-        criteria=["It is short.", "It is true."],
-        options={"model": "m", "base_url": "http://x"},
-    )
+    options, criteria = {"model": "m", "base_url": "http://x"}, ["It is short.", "It is true."]
+    one = Objective("judge", name="r", each="step[*]", criteria=criteria, options=options)
     scheme = Scheme.preset("bae", layout, objectives=[one])
     assert scheme.names == ("r.1.step[0]", "r.1.step[1]", "r.2.step[0]", "r.2.step[1]")
     assert [o.options["block"] for o in scheme.objectives] == ["step[0]", "step[1]"] * 2
