@@ -68,24 +68,21 @@ def compare_page() -> str:
     )
 
 
+def around(value: float) -> dict[str, float]:
+    """A figure and its interval."""
+    return {"value": value, "low": value - 0.0625, "high": value + 0.0625}
+
+
 def fidelity_page() -> str:
     """Two baselines at two group sizes."""
     figures = [
-        {
-            "baseline": name,
-            "group_size": size,
-            "figure": figure,
-            "value": value,
-            "low": value - 0.0625,
-            "high": value + 0.0625,
-        }
+        {"baseline": name, "group_size": size, "figure": figure, **around(value)}
         for name, value in (("group", 0.5), ("blended", 0.8125))
         for size in (4, 16)
         for figure in ("rmse", "correlation", "ceiling")
     ]
-    differences = [
-        {"a": "blended", "b": "group", "group_size": 4, "figure": "correlation", "value": 0.3125, "low": 0.25, "high": 0.375}
-    ]
+    compared = {"a": "blended", "b": "group", "group_size": 4, "figure": "correlation"}
+    differences = [{**compared, **around(0.3125)}]
     points = [
         {"baseline": name, "group_size": 4, "p": p, "q": p + off, "error": error}
         for name, off, error in (("group", 0.0, None), ("blended", 0.001, 0.004))

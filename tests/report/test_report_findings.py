@@ -1,4 +1,4 @@
-"""The sentence at the top of a report: from the numbers, honest where there are few, and never calm over a failure."""
+"""What a report says first: from the numbers, honest where there are few, never calm over a failure, or why not measured."""
 
 import re
 from pathlib import Path
@@ -8,9 +8,10 @@ import torch
 import yaml
 
 from helpers import NAN
-from report_pages import Page, batch, compare_page, credit_page, fidelity_page, start, train_page
+from report_pages import RECIPE, Page, batch, compare_page, credit_page, fidelity_page, start, train_page
 from spanwise.fidelity.page import fidelity_finding
 from spanwise.measure import Interval, compare_arms
+from spanwise.report import compare_report
 from spanwise.report.compare import compare_finding
 from spanwise.report.credit import credit_finding
 from spanwise.report.page import CITE
@@ -27,18 +28,18 @@ def between(value, low, high):
     return Interval(value=value, low=low, high=high, sem=0.01, level=0.95, count=64)
 
 
-def test_a_run_that_learned():
-    points = [{"step": 0, **GOOD, "accuracy": 0.33}, {"step": 120, **GOOD, "accuracy": 0.86}]
-    said = train_finding(points, steps=120, intervals={"accuracy": between(0.86, 0.83, 0.89)})
-    assert said == (
-        "After 120 steps accuracy is 86.0 % [83.0 %, 89.0 %] (was 33.0 %) and the refusal rate 0 %; ECE is 0.020. This is one seed."
-    )
-
-
-def test_a_start_inside_the_interval_is_no_clear_change():
-    points = [{"step": 0, **GOOD, "accuracy": 0.84}, {"step": 9, **GOOD}]
-    said = train_finding(points, steps=9, intervals={"accuracy": between(0.85, 0.83, 0.89)})
-    assert "(was 84.0 %: no clear change)" in said
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        (0.33, "After 120 steps accuracy is 86.0 % [83.0 %, 89.0 %] (was 33.0 %) and the refusal rate 0 %; ECE is 0.020."),
+        (0.85, "(was 85.0 %: no clear change)"),  # inside the interval
+    ],
+)
+def test_a_run_that_learned_and_one_that_may_not_have(before, said):
+    points = [{"step": 0, **GOOD, "accuracy": before}, {"step": 120, **GOOD, "accuracy": 0.86}]
+    finding = train_finding(points, steps=120, intervals={"accuracy": between(0.86, 0.83, 0.89)})
+    assert said in finding
+    assert finding.endswith("This is one seed.")
 
 
 @pytest.mark.parametrize(
@@ -100,10 +101,9 @@ def test_the_page_says_it_first_and_marks_it_where_something_is_wrong():
     html = train_page(metrics=lines, samples=None, votes=None)
     assert '<p class="finding bad">Alarm: most completions refuse' in html
     marks = ("<h1", 'class="finding', 'class="notice warnings"', 'class="headlines', "<figure>")
-    assert (places := [html.index(mark) for mark in marks]) == sorted(places)
-    for page in (compare_page(), fidelity_page()):
-        assert marks[2] not in page
-        assert (places := [page.index(mark) for mark in marks if mark != marks[2]]) == sorted(places)
+    for page, absent in ((html, ()), (compare_page(), marks[2]), (fidelity_page(), marks[2])):
+        assert not absent or absent not in page
+        assert (places := [page.index(mark) for mark in marks if mark != absent]) == sorted(places)
     calm = train_page(metrics=[{"step": 0, "evaluation": GOOD}, {"step": 2, "final": GOOD}], samples=None, votes=None)
     assert '<p class="finding">After 2 steps' in calm
 
@@ -170,7 +170,7 @@ def test_every_place_that_the_docs_send_a_reader_to_is_there():
     batches = [batch(1), batch(2) | {"critic/explained_variance": 0.5}]
     lines = [{"step": 0, "evaluation": GOOD}, *batches, {"step": 2, "final": GOOD}]
     made = [train_page(samples=columns, metrics=lines, command="again"), compare_page(), fidelity_page(), credit_page()]
-    there = {attributes["id"] for html in made for tag, attributes in Page(html).elements if attributes.get("id")}
+    there = {attributes.get("id") for html in made for _, attributes in Page(html).elements}
     named = set(re.findall(r"`#([a-z-]+)`", (ROOT / "docs" / "report.md").read_text()))
     assert len(named) > 10
     assert named <= there
@@ -219,10 +219,89 @@ def test_two_methods_are_compared_by_the_signs_of_their_blocks(left, said):
     assert f"a and b push in opposite directions {said}" in credit_finding(credit, "a", "b")
 
 
+def as_tensors(columns):
+    return {name: torch.tensor(values) for name, values in columns.items()}
+
+
 def test_one_method_that_gives_nothing_is_an_alarm():
     nothing = {"a": as_tensors({"x": [0.0, NAN]})}
     assert credit_finding(nothing, "a", "a") == "Alarm: nothing would be learned. a gives credit to 0 of 2 completions."
 
 
-def as_tensors(columns):
-    return {name: torch.tensor(values) for name, values in columns.items()}
+def cards(html):
+    """Label -> (class, all that the card says)."""
+    page = Page(html)
+    marks = [attributes.get("class") for tag, attributes in page.elements if tag == "div"]
+    found, inside = {}, html.split('<dl class="headlines">')[1].split("</dl>")[0]
+    for card in inside.split("<div")[1:]:
+        text = Page(f"<div{card}").text
+        found[Page(card.split("<dt>")[1].split("</dt>")[0]).text] = ("wrong" if 'class="wrong"' in card else "", text)
+    assert marks.count("wrong") == sum(mark == "wrong" for mark, _ in found.values())
+    return found
+
+
+def test_a_collapsed_run_has_no_calm_card_and_a_good_one_no_warning():
+    lines = [{"step": 0, "evaluation": start() | {"accuracy": 0.33}}, batch(1), {"step": 2, "final": FALLEN}]
+    html = train_page(metrics=lines, samples=None, votes=None)
+    found = cards(html)
+    for label in ("accuracy", "ECE", "Brier score", "refusal rate"):
+        assert found[label][0] == "wrong"
+        assert "⚠ most completions refuse to answer" in found[label][1]
+    assert found["malformed rate"][0] == ""
+    assert "Most completions refuse to answer (accuracy, refusal rate, ECE, Brier score)." in Page(html).text
+    good = {**FALLEN, "accuracy": 0.8, "refusal_rate": 0.0}
+    html = train_page(metrics=[batch(1), {"step": 2, "final": good}], samples=None)
+    assert {mark for mark, _ in cards(html).values()} == {""}
+    assert 'aria-label="what is wrong"' not in html
+
+
+def test_malformed_completions_and_silent_batches_are_said():
+    final = {**FALLEN, "refusal_rate": 0.0, "format_rate": 0.25}
+    html = train_page(metrics=[{**batch(1), "credit/no_signal": 1.0}, {"step": 2, "final": final}], samples=None)
+    found = cards(html)
+    assert "⚠ many completions are malformed" in found["malformed rate"][1]
+    assert "⚠ hardly any answer is right" in found["ECE"][1]
+    assert "In 100 % of the training batches nothing was learned" in Page(html).text
+
+
+def test_what_cannot_be_measured_is_one_sentence_and_the_rewards_are_there():
+    why = "no block has the tag <answer>, only <plan>"
+    absent = dict.fromkeys(("accuracy", "ece", "auroc", "brier", "refusal_rate", "coverage"), why)
+    final = {**dict.fromkeys(absent), "format_rate": 1.0, "coverage": 0.0}
+    batches = [{"step": step, "rewards/short/mean": mean, "malformed": 0.0} for step, mean in ((1, -0.5), (2, -0.25))]
+    lines = [{"step": 0, "evaluation": final}, *batches, {"step": 2, "final": final}]
+    html = train_page(metrics=lines, samples=None, votes=None, unmeasured=absent)
+    found = cards(html)
+    assert set(found) == {"malformed rate", "mean reward: short"}
+    assert found["mean reward: short"][1] == "mean reward: short -0.250 -0.500 in the first batch"
+    assert "not measured" not in " ".join(text for _, text in found.values())
+    assert f"Not measured: accuracy, ECE, AUROC, brier, refusal rate, coverage; {why}." in Page(html).text
+    assert "few completions state a confidence" not in html
+
+
+def test_a_title_names_a_baseline_only_where_the_method_has_one():
+    objectives = [{"reward": "brier", "pays": ["confidence"], "baseline": "outcome"}]
+    for method, title in (("bae", "Training bae with the outcome baseline"), ("rlcr", "Training rlcr")):
+        assert f"<title>{title}</title>" in train_page(recipe={**RECIPE, "method": method, "objectives": objectives})
+
+
+def test_a_collapsed_arm_is_marked_where_it_looks_best():
+    runs = {
+        "scalar": {s: {**FALLEN, "ece": 0.001 + s / 1e5} for s in range(3)},
+        "blockwise": {s: {"accuracy": 0.85 + s / 100, "refusal_rate": 0.0, "ece": 0.05 + s / 100} for s in range(3)},
+    }
+    points = {arm: {s: [{"step": 0, **values}] for s, values in seeds.items()} for arm, seeds in runs.items()}
+    comparison = compare_arms(runs, figures=["accuracy", "ece", "refusal_rate"])
+    html = compare_report(title="Two arms", recipe=RECIPE, comparison=comparison, curves=points)
+    page = Page(html)
+    rows = {row[0]: row[1:] for row in page.cells if row and row[0] in runs}
+    assert all("⚠" in cell for cell in rows["scalar"])
+    assert not any("⚠" in cell for cell in rows["blockwise"])
+    assert "scalar: most completions refuse to answer in 3 of 3 seeds (accuracy, ece, refusal_rate)." in page.text
+    assert cards(html)["not beaten in ECE"][0] == "wrong"
+    assert cards(html)["not beaten in accuracy"][0] == ""
+    said = compare_finding(comparison)  # no arm wins by a figure that means nothing
+    assert said.startswith("Alarm for scalar: most completions refuse to answer in 3 of 3 seeds. ")
+    assert "blockwise is better than scalar in accuracy by 0.860" in said
+    assert said.endswith("The ECE of scalar means nothing.")
+    assert "scalar is better" not in said

@@ -146,7 +146,7 @@ def _check_archive(file: Path) -> None:
 def _sample_names(file: Path, sample_ids: Sequence[Any], epochs: int) -> list[str] | None:
     """Return the names of the samples in an archive, in the order of their ids; None if Inspect named them in another way.
 
-    Inspect's own reader lists the archive again for each sample, which takes hours for a large one.
+    Inspect's own reader lists the archive again for each sample, so its time grows with the square of their number.
     """
     with zipfile.ZipFile(file) as archive:
         archived_names = {name for name in archive.namelist() if name.startswith("samples/")}
