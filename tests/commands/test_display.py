@@ -104,9 +104,8 @@ def test_figures_of_training_evaluation_and_demo(width):
 def test_votes(width):
     prompts = [n // 32 for n in range(64)]
     right_n = (torch.arange(64) % 3 == 0).double()
-    votes = voting(
-        [str(n % 5) for n in range(64)], torch.tensor(numbers(64)).double(), right_n, prompts=prompts, resamples=5
-    )
+    answers, said_n = [str(n % 5) for n in range(64)], torch.tensor(numbers(64)).double()
+    votes = voting(answers, said_n, right_n, prompts=prompts, resamples=5)
     check(vote_table("accuracy of a vote", votes), width)
     check(gain_table("a minus b", curve_difference(*list(votes.values())[:2])), width)
 

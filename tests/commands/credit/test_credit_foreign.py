@@ -9,18 +9,7 @@ import pytest
 import torch
 
 from plain_files import save
-from rollout_files import (
-    LAYOUT,
-    OK,
-    UNPARSABLE,
-    UNSCORED,
-    WELL_FORMED,
-    own_run,
-    said,
-    trl_file,
-    verifiers_file,
-    verl_file,
-)
+from rollout_files import LAYOUT, OK, UNPARSABLE, UNSCORED, WELL_FORMED, own_run, said, trl_file, verifiers_file, verl_file
 from spanwise.cli import app
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.write import summary

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from helpers import assert_close
 from rollout_files import LAYOUT, WELL_FORMED, own_run, verl_file, write_lines
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.write import summary
@@ -34,23 +35,19 @@ def written(folder, **fields):
     return path
 
 
-def test_a_method_by_block_pays_what_the_recipe_pays(file, tmp_path):
-    result = credit_rollouts(file, recipe=written(tmp_path), methods=["bae", "recipe"])
-    bae, own = (one.credit.block_nk for one in result.applied)
+def test_methods_by_block_pay_what_the_recipe_pays_and_others_compare_its_rewards(file, tmp_path):
+    methods = ["bae", "recipe", "bae:group", "dr_grpo", "rlcr"]
+    result = credit_rollouts(file, recipe=written(tmp_path), methods=methods)
+    bae, own, group, *sums = (one.credit.block_nk for one in result.applied)
     # By hand: plans 1 0 0 1 have mean .5 and weight .5; runs 1 1 0 0 mean .5. Brier -.01 -.09 -.64 -.04, means by runs -.05, -.34.
     plan, code = [0.25, -0.25, -0.25, 0.25], [0.5, 0.5, -0.5, -0.5]
-    torch.testing.assert_close(bae, torch.tensor([plan, code, [0.04, -0.04, -0.3, 0.3]], dtype=torch.float64).T)
-    torch.testing.assert_close(own, torch.tensor([plan, code, [-0.01, -0.09, -0.64, -0.04]], dtype=torch.float64).T)
-
-
-def test_other_methods_compare_the_rewards_of_the_recipe(file, tmp_path):
-    result = credit_rollouts(file, recipe=written(tmp_path), methods=["dr_grpo", "rlcr", "bae:group"])
-    *sums, group = (one.credit.block_nk for one in result.applied)
+    brier = torch.tensor([-0.01, -0.09, -0.64, -0.04], dtype=torch.float64)
+    assert_close(bae.T, [plan, code, [0.04, -0.04, -0.3, 0.3]])
+    assert_close(own.T, [plan, code, brier.tolist()])
+    assert_close(group[:, 2], brier - brier.mean())
     total = torch.tensor([1.49, 0.91, -0.64, 0.46], dtype=torch.float64)  # runs + plans / 2 + brier
     for summed in sums:
-        torch.testing.assert_close(summed, (total - total.mean())[:, None].expand(4, 3))
-    brier = torch.tensor([-0.01, -0.09, -0.64, -0.04], dtype=torch.float64)
-    torch.testing.assert_close(group[:, 2], brier - brier.mean())
+        assert_close(summed, (total - total.mean())[:, None].expand(4, 3))
 
 
 def test_what_stopping_is_charged_with_is_a_row_of_the_figures(tmp_path):

@@ -89,7 +89,7 @@ def other_tags(monkeypatch):
     monkeypatch.setattr(trl_small, "PIECES", [*trl_small.PIECES, *more])
 
 
-def test_the_advantages_of_verifiers_stay_at_their_tokens(other_tags, tmp_path):
+def test_the_advantages_of_verifiers_stay_at_their_tokens_and_are_a_mean_without_them(other_tags, tmp_path):
     trl_small.tokenizer().save_pretrained(tmp_path / "model")
     result = credit_rollouts(WRITTEN / "verifiers_stream", tokenizer=tmp_path / "model")
     recorded = by_name(result)["recorded"]
@@ -102,14 +102,10 @@ def test_the_advantages_of_verifiers_stay_at_their_tokens(other_tags, tmp_path):
     assert found[3].isnan().all()
     assert np.isnan(sampled(result, 3)[0]["recorded"]).all()
     figures = summarise_credit(recorded.by_block["final"])
-    assert figures["completions"] == 3
-    assert figures["mean_abs"] == pytest.approx((0.5 + 0.7 + 1.2) / 3)
-
-
-def test_advantages_per_token_without_their_tokens_are_a_mean(other_tags):
-    result = credit_rollouts(WRITTEN / "verifiers_stream")
-    assert "recorded is no method: the mean over tokens of the file's 'advantages'" in result.note
-    seen, size = sampled(result, 0)
+    assert (figures["completions"], figures["mean_abs"]) == (3, pytest.approx((0.5 + 0.7 + 1.2) / 3))
+    without = credit_rollouts(WRITTEN / "verifiers_stream")
+    assert "recorded is no method: the mean over tokens of the file's 'advantages'" in without.note
+    seen, size = sampled(without, 0)
     np.testing.assert_allclose(seen["recorded"], 0.35 / size, rtol=1e-6)
 
 
@@ -184,19 +180,14 @@ def test_it_goes_to_every_file_and_an_export_keeps_it(tmp_path):
     assert kept["blocks"]["code"]["mean_abs"] == pytest.approx(0.7125)  # four of 1.1, three of .1, one of 1
     assert kept["dead_strata"] == {}
     html = (tmp_path / "out" / "report.html").read_text()
-    said = "The credit that grpo, rlcr, bae would have given to 8 completions, without training, beside the recorded credit."
-    assert said in html
+    assert "that grpo, rlcr, bae would have given to 8 completions, without training, beside the recorded credit." in html
     assert report_folder(tmp_path / "out").read_text() == html
     again = credit_rollouts(tmp_path / "out" / "credit.parquet", methods=["recorded"])
     for n in range(8):
         np.testing.assert_array_equal(sampled(again, n)[0]["recorded"], sampled(made, n)[0]["recorded"])
-
-
-def test_it_can_be_asked_for_alone(tmp_path):
-    made = credit(WRITTEN / "verl", output=tmp_path / "out", console=quiet(), methods=["recorded"])
-    assert [one.name for one in made.applied] == ["recorded"]
-    assert made.file_spans.names == ("plan", "code", "confidence")
-    assert "The recorded credit of 8 completions." in (tmp_path / "out" / "report.html").read_text()
+    alone = credit(WRITTEN / "verl", output=tmp_path / "alone", console=quiet(), methods=["recorded"])
+    assert ([one.name for one in alone.applied], alone.file_spans.names) == (["recorded"], ("plan", "code", "confidence"))
+    assert "The recorded credit of 8 completions." in (tmp_path / "alone" / "report.html").read_text()
 
 
 def test_recorded_rewards_go_before_the_text(tmp_path):

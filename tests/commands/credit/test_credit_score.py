@@ -3,13 +3,12 @@
 import json
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from helpers import NAN, assert_close
 from report_pages import Page, data_of
-from rollout_files import quiet
+from rollout_files import quiet, write_own
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.report.report import report_folder
 from spanwise.errors import RecipeError
@@ -23,14 +22,9 @@ PLAIN = [1.5, -0.5, -0.5, -0.5]
 
 def file(folder, scores=SCORES, *, step=1, **columns):
     pieces = [["<answer>", str(n), "</answer>"] for n in range(4)]
-    table = {
-        "step": [step] * 4, "group": [0] * 4, "prompt": ["2+2="] * 4, "tokens": pieces, "trainable": [[True] * 3] * 4,
-        "reward/correct": [1.0, 0.0, 0.0, 0.0], "status/correct": ["ok"] * 4, **columns,
-    }  # fmt: skip
-    if scores is not None:
-        table["self_reward"] = pa.array(scores, pa.float64())
-    pq.write_table(pa.table(table), folder / "in.parquet")
-    return folder / "in.parquet"
+    columns["self_reward"] = None if scores is None else pa.array(scores, pa.float64())
+    right = {"reward/correct": [1.0, 0.0, 0.0, 0.0]}
+    return write_own(folder / "in.parquet", pieces, key="tokens", step=[step] * 4, group=[0] * 4, **{**right, **columns})
 
 
 def recipe(folder, *, method="grpo", **laser):
@@ -41,21 +35,16 @@ def recipe(folder, *, method="grpo", **laser):
     return folder / "recipe-in.yaml"
 
 
-def test_a_recipe_with_laser_mixes_the_score_and_other_methods_do_not(tmp_path):
+def test_a_recipe_with_laser_mixes_the_score_from_its_warm_up_on_and_other_methods_do_not(tmp_path):
     found = credit_rollouts(file(tmp_path), recipe=recipe(tmp_path), methods=["recipe", "grpo"])
-    mixed, plain = (one.credit.block_nk[:, 0] for one in found.applied)
-    assert_close(mixed, MIXED, 1e-6)
-    assert_close(plain, PLAIN, 1e-6)
-
-
-def test_warm_up_steps_are_not_mixed_and_it_is_said(tmp_path):
-    asked = {"recipe": recipe(tmp_path, self_rewarding_warmup=5), "methods": ["recipe"]}
-    found = credit_rollouts(file(tmp_path, step=5), **asked)
-    assert_close(found.applied[0].credit.block_nk[:, 0], PLAIN, 1e-6)
-    assert "from step 6 on; 4 of 4 completions are from earlier steps (self_rewarding_warmup)" in found.note
-    found = credit_rollouts(file(tmp_path, step=6), **asked)
-    assert_close(found.applied[0].credit.block_nk[:, 0], MIXED, 1e-6)
-    assert "warmup" not in found.note
+    for one, expected in zip(found.applied, (MIXED, PLAIN), strict=True):
+        assert_close(one.credit.block_nk[:, 0], expected, 1e-6)
+    for step, expected in ((5, PLAIN), (6, MIXED)):
+        asked = {"recipe": recipe(tmp_path, self_rewarding_warmup=5), "methods": ["recipe"]}
+        found = credit_rollouts(file(tmp_path, step=step), **asked)
+        assert_close(found.applied[0].credit.block_nk[:, 0], expected, 1e-6)
+        early = "from step 6 on; 4 of 4 completions are from earlier steps (self_rewarding_warmup)"
+        assert (early in found.note) == ("warmup" in found.note) == (step == 5)
 
 
 def test_a_method_per_token_mixes_whole_groups(tmp_path, monkeypatch):

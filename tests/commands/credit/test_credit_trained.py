@@ -18,10 +18,7 @@ from spanwise.layout import Layout
 from spanwise.recipe import load, resolved, scheme_of
 from spanwise.rollouts.folder import RunFolder
 
-pytestmark = [
-    *trl_small.THIRD_PARTY,
-    pytest.mark.filterwarnings("ignore:Every advantage of the batch at step:UserWarning"),
-]
+pytestmark = [*trl_small.THIRD_PARTY, pytest.mark.filterwarnings("ignore:Every advantage of the batch at step:UserWarning")]
 
 
 def written(folder, column):
@@ -178,10 +175,8 @@ def test_completions_of_trl_get_the_credit_our_trainer_gave(tmp_path):
 
 ALONE = {"layout": {"solution": ["answer"]}, "objectives": [{"reward": "correct", "pays": "solution", "if_missing": 0.0}]}
 BRIER = {"reward": "brier", "pays": "confidence", "given": "correct", "if_missing": -1.0}
-BOTH = {
-    "layout": {"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]},
-    "objectives": [*ALONE["objectives"], BRIER],
-}
+TAGS = {"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]}
+BOTH = {"layout": TAGS, "objectives": [*ALONE["objectives"], BRIER]}
 
 
 @pytest.mark.parametrize(

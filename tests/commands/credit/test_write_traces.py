@@ -41,11 +41,8 @@ def test_what_was_written_is_read_back_as_the_recorded_advantages(tmp_path, toke
     expected = arm.advantages(result.table, 0, len(result.table))
     assert table.as_recorded.value == pytest.approx(expected)
     assert len(set(expected.tolist())) > 2
-    assert [len(turn.per_token["advantages"]) for turn in read_traces(tmp_path / "out" / "traces.jsonl")[0].turns] == [
-        2,
-        9,
-        9,
-    ]
+    turns = read_traces(tmp_path / "out" / "traces.jsonl")[0].turns
+    assert [len(turn.per_token["advantages"]) for turn in turns] == [2, 9, 9]
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,16 @@
 """`spanwise why`: reasons and counts worked out by hand; for SAE decisions and the critic's delay on values that are known."""
 
 import io
-import json
-import math
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from rich.console import Console
 
 import trl_small
 from border.case import command
-from rollout_files import LAYOUT, WELL_FORMED, own_run, said, trl_file, verl_file
+from rollout_files import LAYOUT, WELL_FORMED, own_run, sae_run, said, trl_file, verl_file, write_own
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.why.why import reasons, why
 from spanwise.errors import RecipeError
@@ -106,15 +102,13 @@ def test_what_a_trainer_recorded_has_reasons_too(tmp_path):
 
 def our_file(path):
     """Rollouts of ours: a tool's token, a completion left out of the loss, a check that timed out, one that is nobody's doing."""
-    texts = ["<answer>4</answer>", "<answer>5</answer>", "<answer>4</answer>", "<answer>4</answer>", "<answer>4</answer>"]
-    tokens = [[text[:9], "7", text[9:]] for text in texts]
+    tokens = [["<answer>", word, "</answer>"] for word in "75444"]
     columns = {
-        "step": [1] * 5, "group": [0] * 5, "prompt": ["2+2="] * 5, "tokens": tokens, "trainable": [[True, False, True]] * 5,
+        "group": [0] * 5, "trainable": [[True, False, True]] * 5, "start/all": [0] * 5, "end/all": [3, 3, 0, 3, 3],
         "reward/correct": [1.0, 0.0, 1.0, None, None], "status/correct": ["ok", "ok", "ok", "timeout", "unscored"],
-        "start/all": [0] * 5, "end/all": [3, 3, 0, 3, 3], "advantages/grpo": [[0.1, 0.0, 0.1]] * 2 + [[None] * 3] + [[0.0] * 3] * 2,
+        "advantages/grpo": [[0.1, 0.0, 0.1]] * 2 + [[None] * 3] + [[0.0] * 3] * 2,
     }  # fmt: skip
-    pq.write_table(pa.table(columns), path)
-    return path
+    return write_own(path, tokens, key="tokens", **columns)
 
 
 def test_masked_left_out_timeout_and_unscored(tmp_path):
@@ -157,7 +151,7 @@ def test_reasons_of_files_that_trainers_wrote_add_up(name):
 STRETCH, DECISIONS, ROWS = 8, 6, 40
 
 
-def sae_run(path, delay, *, blind=False, seed=0):
+def sae_of_decisions(path, delay, *, blind=False, seed=0):
     """A decision of +1 or -1 every eight tokens, seen by the critic `delay` tokens late; the reward is their sum."""
     draw = np.random.default_rng(seed)
     trl_small.tokenizer().save_pretrained(path / "model")
@@ -171,19 +165,13 @@ def sae_run(path, delay, *, blind=False, seed=0):
     probability[:, STRETCH : STRETCH * (DECISIONS + 1) : STRETCH] = 0.1
     ids = trl_small.tokenizer().convert_tokens_to_ids(["<answer>", "4", "</answer>", *["a"] * (size - 3)])
     columns = {
-        "step": [1] * ROWS, "group": [0] * ROWS, "prompt": ["2+2="] * ROWS, "completion_ids": [ids] * ROWS,
-        "trainable": [[True] * size] * ROWS, "text": ["<answer>4</answer>" + "a" * (size - 3)] * ROWS, "fault": [0] * ROWS,
-        "start/solution": [0] * ROWS, "end/solution": [size] * ROWS, "reward/correct": effect_nk.sum(axis=1).tolist(),
-        "status/correct": ["ok"] * ROWS, "values": values.tolist(), "logprobs": [[math.log(p) for p in row] for row in probability],
-        "credit/sae/solution": [0.5] * ROWS, "credit/sae/stop": [0.0] * ROWS, "advantages/sae": [[0.1] * size] * ROWS,
-    }  # fmt: skip
-    (path / "rollouts").mkdir(parents=True)
-    pq.write_table(pa.table(columns), path / "rollouts" / "step_000001.parquet")
-    objective = "{reward: correct, pays: solution, if_missing: 0.0}"
-    rule = f"method: sae\nlayout: {{solution: [answer]}}\nobjectives: [{objective}]\n"
-    (path / "recipe.yaml").write_text(f"{rule}prompts: 1\ngroup_size: {ROWS}\n")
-    (path / "metrics.jsonl").write_text(json.dumps({"step": 1}) + "\n")
-    return path
+        "completion_ids": [ids] * ROWS,
+        "text": ["<answer>4</answer>" + "a" * (size - 3)] * ROWS,
+        "reward/correct": effect_nk.sum(axis=1).tolist(),
+        "values": values.tolist(),
+        "logprobs": np.log(probability).tolist(),
+    }
+    return sae_run(path, **columns)
 
 
 def told(path):
@@ -195,11 +183,11 @@ def told(path):
 @pytest.mark.parametrize(("delay", "lag"), [(0, "1 token."), (1, "2 tokens"), (5, "8 tokens")])
 def test_decisions_are_counted_and_the_delay_is_found(delay, lag, tmp_path):
     """.95^(1/8) is .9936; the last stretch ends with the completion, a token short."""
-    seen = told(sae_run(tmp_path, delay))
+    seen = told(sae_of_decisions(tmp_path, delay))
     assert "sae: 6 decisions (tokens less likely than 0.2) in a completion, 7.83 tokens apart on average" in seen
     assert "lambda 0.9935 at each token looks equally far ahead" in seen
     assert f"half of the effect of a decision after {lag}" in seen
 
 
 def test_a_critic_that_sees_nothing_is_said(tmp_path):
-    assert "the critic's value does not follow the reward" in told(sae_run(tmp_path, 0, blind=True))
+    assert "the critic's value does not follow the reward" in told(sae_of_decisions(tmp_path, 0, blind=True))
