@@ -135,17 +135,16 @@ def test_the_judge_pays_what_the_exact_check_paid_and_the_check_stays_as_a_figur
 
 
 def test_a_wrong_verdict_costs_one_field_by_field_and_every_field_in_the_sum(monkeypatch):
-    """Two completions that are all right; the judge calls the second one's customer wrong."""
+    """All is right but the customer of the second completion; the judge turns both verdicts on customers round."""
     monkeypatch.setattr(benchmark, "chance_of", lambda place, *_: 0.0 if place == "0 customer" else 1.0)
-    texts = [json.dumps(GOLD), json.dumps({**GOLD, "customer": "Ada Weltor"})]  # judged by the opposite: 0 and 1
+    texts = [json.dumps(GOLD), json.dumps({**GOLD, "customer": "Ada Weltor"})]
     tables = benchmark.verdicts_and_credit(texts, GOLD, build_invoice_tokenizer(), 0.2)
     customer = MEASURED.index("customer")
     assert tables["right"][:, customer].tolist() == [1, 0]
     assert tables["verdict"][:, customer].tolist() == [0, 1]
     assert tables["right"].sum() == tables["verdict"].sum() == 17
-    by_field = torch.zeros(2, 9).double()
-    by_field[:, customer] = torch.tensor([-0.5, 0.5])
-    torch.testing.assert_close(tables["by_field"].double(), by_field)
+    assert tables["by_field"][:, customer].tolist() == [-0.5, 0.5]
+    assert tables["by_field"].abs().sum() == 1  # no other field is paid
     assert tables["sum"].tolist() == [[-0.5] * 9, [0.5] * 9]
 
 
