@@ -59,7 +59,7 @@ RUBRIC = [{"name": name, "part": name, "text": f"The value of {name} follows fro
 
 
 def chance_of(*texts: str) -> float:
-    """Return a number in [0, 1) that texts decide; texts that differ have independent numbers, unlike their checksums."""
+    """Return a number in [0, 1) that texts decide; those of similar texts are independent, as their checksums are not."""
     return int.from_bytes(blake2b("\n".join(texts).encode(), digest_size=6).digest(), "big") / 2**48
 
 
