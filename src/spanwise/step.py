@@ -193,7 +193,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     plain_batch = replace(batch, columns={name: column for name, column in batch.columns.items() if name != TURNS})
     turn_batch, turns = by_turn(plain_batch)
     all_single_turns = bool((turns.step_s == 0).all())
-    if turn_descriptions is None:  # for completions of one turn, a column `anchor` may name the states
+    if turn_descriptions is None:  # the column `anchor` may name the state from which a completion of one turn starts
         anchor_column = turn_batch.columns.get("anchor") if all_single_turns else None
         turn_facts: list[Mapping[str, Any]] = [{"anchor": state} for state in anchor_column or [None] * len(turns.row_s)]
     else:

@@ -226,9 +226,13 @@ class TokenFidelity:
         return lambda weight_rn: torch.stack([figure(weight_rn) for figure in figure_functions]).nan_to_num(nan=-torch.inf)
 
     def _figure(self, critic: str, estimator: str, figure: str, kind: str) -> Weighted:
-        c, e = index_of("critic", self.critics, critic), index_of("estimator", (*self.estimators, VALUES), estimator)
-        s, f = index_of("kind of token", TOKEN_KINDS, kind), index_of("figure", TOKEN_FIGURES, figure)
-        return lambda weight_rn: _figures_of_sums(weight_rn @ self.sum_cesnk[c, e, s])[:, f]
+        places = (
+            index_of("critic", self.critics, critic),
+            index_of("estimator", (*self.estimators, VALUES), estimator),
+            index_of("kind of token", TOKEN_KINDS, kind),
+        )
+        figure_index = index_of("figure", TOKEN_FIGURES, figure)
+        return lambda weight_rn: _figures_of_sums(weight_rn @ self.sum_cesnk[places])[:, figure_index]
 
 
 def token_fidelity(

@@ -68,7 +68,7 @@ class TokenView:
 
 
 def token_view(view: TokenView) -> Markup:
-    """Write the HTML of the token view, which the scripts and styles `courses` and `tokens` in `static` display.
+    """Write the HTML of the token view; its scripts and styles are the files `courses` and `tokens` in `static`.
 
     Completions are untrusted. They travel as compressed base64 and become text nodes in the browser, never markup.
 

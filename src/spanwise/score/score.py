@@ -97,7 +97,7 @@ def _only_right(reward: Reward, other: Reward) -> Reward:
 
 
 def measures_of(objectives: Sequence[Objective]) -> tuple[str, ...]:
-    """Return the names of the costs that the objectives' rewards measure, as "<objective>/<measure>"."""
+    """Return the names of what rewards count beside their numbers, such as a judge's calls, as "<objective>/<measure>"."""
     named_rewards = [(objective.name, built_in(objective)) for objective in objectives]
     return tuple(f"{name}/{measure}" for name, entry in named_rewards if entry is not None for measure in entry.measures)
 
@@ -489,7 +489,7 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
             raise RecipeError(
                 f"Objective '{objective.name}' reads block '{options[name]}'. {unknown('block', options[name], tags_by_block)}"
             )
-    # A reward with options for blocks reads its tag in each of those blocks, any other reward in one of the paid blocks.
+    # If options of a reward name blocks, the reward reads its tag in each of these blocks, else in one of those that it pays.
     read_blocks = [(objective.pays[0],), *((options[name],) for name in entry.blocks)] if entry.blocks else [objective.pays]
     for tag, blocks in product((options[name] for name in entry.tags), read_blocks):
         block_tags = [key for block in blocks for key in tags_by_block[block]]

@@ -226,7 +226,7 @@ def draw_chains(
     plus: float = SMUDGE_IS_PLUS,
     each_step: bool = False,
 ) -> Problems:
-    """Draw digit chains with uniform lengths, digits and operands; the sign of `~` is drawn per prompt or per step."""
+    """Draw digit chains of uniform length, digits and operators; the smudged operator `~` is a plus or a minus, drawn at random."""
     array_shape = size, lengths[1]
     return kind(
         start_n=rng.integers(0, 10, size),
@@ -326,7 +326,7 @@ class LongNoise:
 
     slip: tuple[float, float, float]  # probability that a new value becomes a random digit, for `+`, `-` and `*`
     careful: float = 0.3  # share of careful lines, which write their calculation twice
-    relief: float = 0.2  # `slip` is multiplied by this in a careful line
+    relief: float = 0.2  # a careful line multiplies the probability `slip` by this
     plus: float = 0.5  # probability that a smudged operator `~` is read as a plus
 
 

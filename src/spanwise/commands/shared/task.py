@@ -69,7 +69,7 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
 
 
 def run_above(folder: Path) -> list[Path]:
-    """Return the run folder that a model folder or checkpoint lies in, judged by names; an empty list for other folders."""
+    """List the run folder in which a model folder or checkpoint lies, judged by its name; other folders give an empty list."""
     return (
         [folder.parent] if folder.name == "model" else [folder.parent.parent] if folder.parent.name == "checkpoints" else []
     )

@@ -244,7 +244,7 @@ class Recorder(BatchCallback):
             self._evaluate(state.global_step // self.per_batch)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
-        """After a generation batch, write new files of modes (laser, ...), keep the batch's scores, and count its tokens."""
+        """After a generation batch, write the files that modes such as laser add, keep the batch's scores, and count its tokens."""
         if self.trainer.accelerator.is_main_process:
             mode_files = {name: text for part in self.trainer.parts.values() for name, text in part.files.items()}
             for name in mode_files.keys() - self._written_files:

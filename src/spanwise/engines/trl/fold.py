@@ -130,7 +130,7 @@ def check_own_advantage(
     d/dA_t of sum_s probe_s dL/dlogp_s = -height_t probe_t mask_t / (b accumulation factor); no check at a NaN height
     """
     # A release of TRL could average advantages over each completion without an error, because TRL has one per completion.
-    # The loss's mixed derivative by log-probabilities and advantages shows such averaging without another forward pass.
+    # The loss's derivative by log-probabilities and then by advantages shows whether TRL averages, without another forward pass.
     # The probe's weights in [1, 2) differ from token to token, so an average over tokens does not look like a token's own weight.
     token_index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
     probe_bt = (1 + (token_index_t * 0.6180339887) % 1).to(advantages_bt.dtype).expand_as(advantages_bt)

@@ -199,7 +199,7 @@ class SelfRewarding(TrlPart):
 
     @property
     def files(self) -> dict[str, str]:
-        """The name and text of the file with the measured reference; empty before the first batch."""
+        """Return the file with the measured reference log-probability, as {name: text}; empty before the first batch."""
         return {} if self.measured is None else {FILE: json.dumps(self.measured, indent=1) + "\n"}
 
     def restore(self, folder: Path) -> None:

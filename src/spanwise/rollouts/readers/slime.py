@@ -84,7 +84,7 @@ class _Samples:
     lengths: array = field(default_factory=lambda: array("q", [0]))
 
     def read(self, files: Sequence[Path], progress: ReadingProgress, *, keep_ids: bool) -> Iterator[cells.Parts]:
-        """Yield the responses in dumps, and collect the rest; without `keep_ids`, refuse tokens that no model sampled."""
+        """Yield the text of each response in slime's dumps, and collect its other fields; unsampled tokens need `keep_ids`."""
         has_logps = keep_ids
         for file in files:
             for row in _read_dump(file):

@@ -145,7 +145,7 @@ class _Branches:
     mask: array = field(default_factory=lambda: array("b"))
     logprobs: array = field(default_factory=lambda: array("f"))
     lengths: array = field(default_factory=lambda: array("q", [0]))
-    #: The advantages that traces record at each token, if the ids are kept, and their mean in each branch; NaN without any.
+    #: The recorded advantages: one for each token if the file's ids are used, and the mean of each branch; NaN if none is recorded.
     advantages: array = field(default_factory=lambda: array("d"))
     mean_advantages: array = field(default_factory=lambda: array("d"))
     #: The error of every episode that holds no completion, None for the others.

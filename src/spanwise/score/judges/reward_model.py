@@ -39,7 +39,7 @@ def _check(options: Mapping[str, Any]) -> None:
                 marker is not None and options["sees"] != "part"
             ),
             f"The reward model's choices are {choices!r}. Write two or more tokens with their numbers, {{'+': 1, '-': 0}}, and set "
-            f"marker: the model writes one of the tokens there.": (
+            f"the option marker: behind the marker the model writes one of the tokens.": (
                 choices is not None and (marker is None or not is_number_table(choices))
             ),
         }
@@ -300,8 +300,8 @@ def _check_class(subject: str, class_name: str, *, marker: str | None, choices: 
     is_causal = class_name.endswith("ForCausalLM")
     refuse(
         {
-            f"{subject}, which gives each row one number. Leave marker out; sees: prefix shows the model a step and the text "
-            f"before it.": class_name.endswith("ForSequenceClassification") and marker is not None,
+            f"{subject}, which gives each row one number. Leave marker out. With 'sees: prefix' the model reads a step and "
+            f"the text before it.": class_name.endswith("ForSequenceClassification") and marker is not None,
             f"{subject}, which gives every token a number. Set marker, the text behind each step.": (
                 class_name.endswith("ForTokenClassification") and marker is None
             ),
