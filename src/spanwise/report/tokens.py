@@ -14,7 +14,7 @@ import numpy as np
 from markupsafe import Markup
 
 from spanwise.errors import AlignmentError, DataError
-from spanwise.explain import SHARING
+from spanwise.explain.remarks import SHARING
 from spanwise.report.page import deflated, template
 from spanwise.report.why import DIGITS, Rule, clause, credits, explained, opening, unit
 from spanwise.report.words import GLOSSARY
