@@ -158,7 +158,7 @@ class GenerateRollout(BaseRollout):
         server = ray.get_actor(f"generate_{self.replica_rank}")
         await server.load.remote({name: weight.detach().clone() for name, weight in weights}, global_steps or 0)
 
-    async def resume(self, *_):
+    async def resume(self, *_, **__):
         return None
 
     release = resume
