@@ -13,7 +13,6 @@ import torch
 from rollout_files import write_lines
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.rollouts import columns, files, json_array, read_rollouts
-from spanwise.rollouts.readers import own as readers_own
 from tokenizers_small import byte_level
 
 
@@ -126,8 +125,7 @@ def test_reading_takes_little_beside_what_is_kept_and_says_how_far_it_is(name, t
     size = sum(file.stat().st_size for file in ([path] if path.is_file() else path.glob("*.pt")))
     monkeypatch.setattr(json_array, "_PIECE", 2**14)
     monkeypatch.setattr(files, "_BLOCK", 2**16)
-    for module in (columns, readers_own):
-        monkeypatch.setattr(module, "_ROWS", 8)
+    monkeypatch.setattr(columns, "_ROWS", 8)
     options = {"tokenizer": tokenizer} if stream_bytes else {}
     read_rollouts(path, **options)  # imports, and the tokenizer
     done = []

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spanwise.rollouts import cells
@@ -110,19 +111,25 @@ def delimited_pieces(
             yield len(batch), {name: batch[name].to_pylist() for name in own_names}
 
 
+def read_row_batches(file: Path, names: Sequence[str], progress: ReadingProgress) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of a parquet file, a few hundred rows at a time."""
+    # Buffers as large as the file's column chunks are read otherwise.
+    parquet_file = pq.ParquetFile(file, buffer_size=2**20)
+    bytes_of_row = file.stat().st_size / max(parquet_file.metadata.num_rows, 1)
+    for batch in parquet_file.iter_batches(_ROWS, columns=names):
+        progress.add(len(batch) * bytes_of_row)
+        yield batch
+
+
 def parquet_pieces(
     path: Path, files: Sequence[Path], names: Collection[str] | None
 ) -> Iterator[tuple[int, Mapping[str, Sequence[Any]]]]:
     """Yield columns of parquet files, with numbers of the type that fits all files."""
-    progress = ReadingProgress(files)
-    joined_schema = concatenate_tables(path, [pq.read_schema(file).empty_table() for file in files]).schema
-    for file in files:
-        # Buffers as large as the file's column chunks are read otherwise.
-        parquet_file = pq.ParquetFile(file, buffer_size=2**20)
-        own_names = [name for name in parquet_file.schema_arrow.names if names is None or name in names]
-        bytes_of_row = file.stat().st_size / max(parquet_file.metadata.num_rows, 1)
-        for batch in parquet_file.iter_batches(_ROWS, columns=own_names):
-            progress.add(len(batch) * bytes_of_row)
+    progress, schemas = ReadingProgress(files), [pq.read_schema(file) for file in files]
+    joined_schema = concatenate_tables(path, [file_schema.empty_table() for file_schema in schemas]).schema
+    for file, file_schema in zip(files, schemas, strict=True):
+        own_names = [name for name in file_schema.names if names is None or name in names]
+        for batch in read_row_batches(file, own_names, progress):
             columns = {}
             for name in own_names:
                 column, joined_type = batch[name], joined_schema.field(name).type

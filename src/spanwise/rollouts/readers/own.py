@@ -17,6 +17,7 @@ from spanwise.credit import group_index
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
 from spanwise.rollouts.cells import read_steps
+from spanwise.rollouts.columns import read_row_batches
 from spanwise.rollouts.files import ReadingProgress, concatenate_tables
 from spanwise.rollouts.table import (
     AsRecorded,
@@ -31,9 +32,6 @@ from spanwise.rollouts.table import (
 from spanwise.score import Reward
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
-
-#: Completions whose tokens are converted at once.
-_ROWS = 256
 
 
 def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
@@ -148,11 +146,8 @@ def _batches(files: Sequence[Path], names: Sequence[str], *, check: bool = False
     """Yield some columns of rollout files piece by piece; `check` refuses columns of tokens whose lists differ in length."""
     progress = ReadingProgress(files)
     for file in files:
-        parquet_file = pq.ParquetFile(file, buffer_size=2**20)
-        bytes_of_row = file.stat().st_size / max(parquet_file.metadata.num_rows, 1)
-        for batch in parquet_file.iter_batches(_ROWS, columns=names):
+        for batch in read_row_batches(file, names, progress):
             table = pa.Table.from_batches([batch])
-            progress.add(len(table) * bytes_of_row)
             if check:
                 try:
                     schema.token_edges(table, names, f"'{file}'")
