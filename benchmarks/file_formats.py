@@ -4,7 +4,9 @@
 
 Writes completions of so many megabytes of text in each format, and credits each file in a process of its own by grpo and bae. It
 prints the size of the file, the resident memory of that process before reading, its peak while reading, what it keeps after
-reading, and its peak at the end. `inspect` and `eval` (Inspect's `.json` and `.eval`) need the package inspect_ai.
+reading, and its peak at the end. *Anonymous* is the peak of the memory that the system cannot drop: the rest is pages of files,
+such as the token ids, which lie in a temporary file (TMPDIR names its folder). The formats `inspect` and `eval`, the `.json` and
+`.eval` of Inspect, need the package inspect_ai.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import torch
 TAGS = ("reasoning", "answer", "analysis", "confidence")
 GROUP, GROUPS_PER_STEP = 16, 32
 CHILD = """
-import json, sys, time, torch
+import json, sys, threading, time, torch
 torch.set_num_threads(1)
 from spanwise.commands.credit import credit as command
 from spanwise.rollouts.files import REPORT
@@ -43,7 +45,13 @@ def read(*args, **options):
     figures["tokens"] = len(table.tokens.values)
     return table
 
-figures, works, read_rollouts, began = {}, {}, command.read_rollouts, time.process_time()
+def watch():
+    while True:
+        figures["anonymous"] = max(figures["anonymous"], memory("RssAnon"))
+        time.sleep(0.05)
+
+figures, works, read_rollouts, began = {"anonymous": 0}, {}, command.read_rollouts, time.process_time()
+threading.Thread(target=watch, daemon=True).start()
 command.read_rollouts = read
 REPORT.set(lambda work, done, total: works.setdefault(work, []).append(done / total))
 source, output, reading, *tokenizer = sys.argv[1:]
@@ -321,6 +329,8 @@ FORMATS = {
         as_inspect, as_eval,
     )
 }  # fmt: skip
+#: The width of a column of the table.
+WIDTH = 12
 #: Formats with token ids, which are read with the tokenizer.
 WITH_IDS = ("slime", "traces", "own")
 
@@ -332,9 +342,20 @@ def main() -> None:
     parser.add_argument("--formats", default=",".join(name for name in FORMATS if name not in ("inspect", "eval")))
     parser.add_argument("--reading", action="store_true", help="only read the file")
     options = parser.parse_args()
-    print(
-        "format     text MB  file MB  completions   start  reading    kept     peak MB   reading s   all s (CPU)   progress lines"
+    headings = (
+        "text MB",
+        "file MB",
+        "completions",
+        "start",
+        "reading",
+        "kept",
+        "peak",
+        "anonymous MB",
+        "reading s",
+        "all s",
+        "reports",
     )
+    print(f"{'format':10s} {' '.join(f'{heading:>{WIDTH}s}' for heading in headings)}")
     for name in options.formats.split(","):
         for megabytes in options.megabytes:
             with tempfile.TemporaryDirectory() as place:
@@ -352,12 +373,9 @@ def main() -> None:
                     continue
                 figures = json.loads(done.stderr.strip().splitlines()[-1])
                 size = sum(file.stat().st_size for file in files) / 1e6
-            print(
-                f"{name:10s} {megabytes:7.0f} {size:8.0f} {figures['rows']:12d} {figures['start']:7.0f} {figures['reading']:8.0f} "
-                f"{figures['kept']:7.0f} {figures['peak']:11.0f} {figures['seconds']:11.1f} {figures['all']:7.1f} "
-                f"{figures['reports']:16d}",
-                flush=True,
-            )
+            keys = ("rows", "start", "reading", "kept", "peak", "anonymous", "seconds", "all", "reports")
+            numbers = [megabytes, size, *(figures[key] for key in keys)]
+            print(f"{name:10s} {' '.join(f'{number:{WIDTH}.0f}' for number in numbers)}", flush=True)
 
 
 if __name__ == "__main__":

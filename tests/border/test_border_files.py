@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import torch
 
 from border.case import check, command
+from full_disk import full_disk
 from rollout_files import small_episode, trl_file, write_lines
 
 PLAIN = [{"prompt": "2+2=", "completion": text, "passed": 1} for text in ("4", "It is 5, I think.")]
@@ -43,6 +44,11 @@ def archive(path):
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("a.txt", "x")
     return path
+
+
+def without_room(file):
+    with full_disk(100):
+        return credited(file)
 
 
 def without(record, name):
@@ -89,6 +95,7 @@ CASES = {
     "our own rollouts, with a flag too few": lambda f: credited(
         parquet(f / "a.parquet", completion_ids=[[1, 2], [3]], trainable=[[True], [True]], text=["4", "5"])
     ),
+    "no room for the tokens of a file": lambda f: without_room(write_lines(f / "1.jsonl", PLAIN * 8)),
 }
 
 test = check(__doc__, CASES)

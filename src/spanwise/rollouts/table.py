@@ -22,6 +22,7 @@ from torch import Tensor
 from spanwise.credit import group_index
 from spanwise.errors import DataError
 from spanwise.rollouts.cells import NUMBER, Parts
+from spanwise.rollouts.token_rows import DiskArray
 from spanwise.score import Reward
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
@@ -298,14 +299,15 @@ def split_pieces(text: str) -> list[str]:
     return _PIECE.findall(text)
 
 
-def as_numpy(numbers: array) -> Shaped[np.ndarray, " v"]:
-    """Return the numbers of a growing array as an array of numpy, without a copy."""
-    return np.frombuffer(numbers, dtype=np.dtype(numbers.typecode))
-
-
 def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) -> TokenizedTexts:
     """Split completions into tokens of a folder's tokenizer, or into words without one, while storing no text."""
-    flat_ids, text_lengths, text_flags, text_counts, changed_count = array("i"), array("q"), array("b"), array("q"), 0
+    flat_ids, text_lengths, text_flags, text_counts, changed_count = (
+        DiskArray(np.int32),
+        array("q"),
+        array("b"),
+        array("q"),
+        0,
+    )
 
     def iterate_texts() -> Iterator[str]:
         for parts in completions:
@@ -328,7 +330,7 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
         while text_chunk := list(islice(text_iterator, AT_ONCE)):
             for text, encoding in zip(text_chunk, encoder.encode_batch(text_chunk, add_special_tokens=False), strict=True):
                 text_ids = np.array(encoding.ids, np.int32)  # the encoding itself would take a hundred bytes per token
-                flat_ids.frombytes(text_ids.tobytes())
+                flat_ids.extend(text_ids)
                 text_lengths.append(len(text_ids))
                 changed_count += vocabulary.join(text_ids)[0] != text.encode()
         split_note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'"
@@ -337,7 +339,7 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
     flags = np.array(text_flags, np.bool_)
     # Usually the model wrote every token; then a broadcast view of one flag saves memory.
     trainable = np.broadcast_to(np.True_, completion_edges[-1]) if flags.all() else np.repeat(flags, text_lengths)
-    return TokenizedTexts(Ragged(as_numpy(flat_ids), completion_edges), trainable, vocabulary, split_note)
+    return TokenizedTexts(Ragged(flat_ids.read(), completion_edges), trainable, vocabulary, split_note)
 
 
 def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:

@@ -30,6 +30,7 @@ from spanwise.rollouts.files import REPORT
 from spanwise.rollouts.rows import stop_credit
 from spanwise.rollouts.schema import RECORDED, STOP
 from spanwise.rollouts.table import Ragged, fitting_runs, gather
+from spanwise.rollouts.token_rows import disk_zeros
 from spanwise.scheme import Scheme
 from spanwise.score import REWARDS, Reward, as_scores
 from spanwise.score.items import completion_text
@@ -279,7 +280,7 @@ def read_file(
             spans, block_texts = blocks_and_texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)
             if spans.interleaved:
                 block_rt = spans.block_nt.numpy()
-                piece_v = pieces_by_layout.setdefault(layout, np.zeros(len(table.tokens.values), block_rt.dtype))
+                piece_v = pieces_by_layout.setdefault(layout, disk_zeros(len(table.tokens.values), block_rt.dtype))
                 piece_v[place_rt[place_rt >= 0]] = block_rt[place_rt >= 0] + 1
             spans_parts.append((spans.start_nk, spans.end_nk, spans.length_nk, spans.fault_n))
             for name, scheme in arms.schemes.items():
@@ -318,7 +319,7 @@ def apply_arm(
 ) -> MethodCredit:
     """Compute the credit of all completions of a file by one method; the completions of one training step form one batch."""
     credits_tokens = scheme.entry.kind == "token" or scheme.refine is not None
-    adv_v = np.zeros(len(table.tokens.values) if credits_tokens else 0, dtype=np.float32)
+    adv_v = disk_zeros(len(table.tokens.values) if credits_tokens else 0, np.float32)
     credit_parts: list[tuple[Tensor, Credit]] = []
     for step in steps(table.step_n):
         # the mean length of the training step's completions, even if they are credited a few at a time
@@ -404,19 +405,20 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
             )
         credit_nk, stop_n = credit_nk.double().nan_to_num(), recorded_numbers.by_block.get(STOP, stop_n).nan_to_num()
     elif recorded_numbers.by_token:
-        sum_parts, in_block_parts = list[Tensor](), list[np.ndarray]()
+        sum_parts, adv_v = list[Tensor](), disk_zeros(len(table.tokens.values), np.float32)
         for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
             place_rt = table.tokens.places(slice(first, last))
             block_column_rt = file_spans.spans(slice(first, last), place_rt).block_nt.long() + 1
-            in_block_parts.append(block_column_rt.numpy()[place_rt >= 0] > 0)
             sum_rk = torch.zeros(last - first, len(file_spans.names) + 1).double()
             sum_parts.append(sum_rk.scatter_add_(1, block_column_rt, gather(place_rt, recorded_numbers.value, 0.0))[:, 1:])
+            place_s = place_rt[place_rt >= 0]
+            adv_s, in_block_s = recorded_numbers.value[place_s], block_column_rt.numpy()[place_rt >= 0] > 0
+            if not recorded_numbers.shares:
+                adv_s = adv_s / np.repeat(token_count_n[first:last].numpy(), table.tokens.lengths[first:last])
+            adv_v[place_s] = np.where(np.isnan(adv_s) | in_block_s, adv_s, 0.0)
         credit_nk = torch.cat(sum_parts)
-        is_used_v = np.isnan(recorded_numbers.value) | np.concatenate(in_block_parts)
-        adv_v = np.where(is_used_v, recorded_numbers.value, 0.0).astype(np.float32)
         if not recorded_numbers.shares:
             credit_nk = credit_nk / file_spans.length_nk.clamp(min=1)
-            adv_v /= np.repeat(token_count_n.numpy(), table.tokens.lengths)
     else:
         credit_nk = torch.from_numpy(recorded_numbers.value)[:, None].expand(present_nk.shape)
     empty_m = torch.zeros(0, dtype=torch.long)

@@ -24,11 +24,11 @@ from spanwise.rollouts.table import (
     Ragged,
     RolloutTable,
     TokenizedTexts,
-    as_numpy,
     finite,
     load_tokenizer,
     tokenize,
 )
+from spanwise.rollouts.token_rows import DiskArray
 from spanwise.score import Reward
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
@@ -117,10 +117,11 @@ def _read_tokens(
     files: Sequence[Path], token_source: str, streams: Sequence[str], trained: Sequence[str], *, keep: bool
 ) -> _Tokens:
     """Check the token columns of files, and collect them piece by piece; nothing is collected if not `keep`."""
-    typecodes = {token_source: "i", schema.TRAINABLE: "b", **dict.fromkeys(streams, "f"), **dict.fromkeys(trained, "d")}
-    flat_columns = {name: array(typecode) for name, typecode in typecodes.items()}
+    dtypes = {token_source: np.int32, schema.TRAINABLE: np.bool_}
+    dtypes |= {**dict.fromkeys(streams, np.float32), **dict.fromkeys(trained, np.float64)}
+    flat_columns = {name: DiskArray(dtype) for name, dtype in dtypes.items()}
     lengths, id_of_piece = array("q", [0]), dict[bytes, int]()
-    for table in _batches(files, [*typecodes], check=True):
+    for table in _batches(files, [*dtypes], check=True):
         lengths.extend(np.diff(schema.offsets(table[token_source])).tolist())
         for name, flat_column in flat_columns.items() if keep else ():
             if name == schema.TOKENS:
@@ -129,13 +130,12 @@ def _read_tokens(
                 ids = np.array([id_of_piece.setdefault(piece, len(id_of_piece)) for piece in pieces], np.int32)
                 values = ids[token_texts.indices.to_numpy(zero_copy_only=False)]
             else:
-                dtype = np.bool_ if name == schema.TRAINABLE else as_numpy(flat_column).dtype
-                values = schema.flat_values(table[name], dtype)
-            flat_column.frombytes(values.tobytes())
-    values_of = {name: as_numpy(flat_column) for name, flat_column in flat_columns.items()}
+                values = schema.flat_values(table[name], flat_column.dtype)
+            flat_column.extend(values)
+    values_of = {name: flat_column.read() for name, flat_column in flat_columns.items()}
     return _Tokens(
         Ragged(values_of[token_source], np.cumsum(lengths, dtype=np.int64)),
-        values_of[schema.TRAINABLE].view(np.bool_),
+        values_of[schema.TRAINABLE],
         {name: values_of[name] for name in streams},
         {name: values_of[name] for name in trained},
         id_of_piece,
@@ -203,8 +203,9 @@ def _find_learned(table: pa.Table, tokens: TokenizedTexts) -> torch.Tensor | Non
     block_ends = [table[schema.column("end", name)].to_numpy() for name in schema.family_names(table.column_names, "end")]
     if not block_ends:
         return None
-    sampled_count_before = np.concatenate(([0], np.cumsum(tokens.trainable)))[tokens.ids.offsets]
-    return torch.from_numpy((np.max(block_ends, axis=0) > 0) | (np.diff(sampled_count_before) == 0))
+    is_sampled = tokens.ids.with_values(tokens.trainable)
+    has_sampled_n = np.fromiter((is_sampled.slice(n, n + 1).any() for n in range(len(is_sampled))), np.bool_)
+    return torch.from_numpy((np.max(block_ends, axis=0) > 0) | ~has_sampled_n)
 
 
 def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -> None:

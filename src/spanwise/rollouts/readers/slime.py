@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import reprlib
 import warnings
-from array import array
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +19,8 @@ from spanwise.errors import DataError
 from spanwise.rollouts import cells, schema
 from spanwise.rollouts.columns import ColumnBuilder
 from spanwise.rollouts.files import ReadingProgress
-from spanwise.rollouts.table import AsRecorded, Ragged, RolloutTable, TokenizedTexts, as_numpy, load_tokenizer, tokenize
+from spanwise.rollouts.table import AsRecorded, Ragged, RolloutTable, TokenizedTexts, load_tokenizer, tokenize
+from spanwise.rollouts.token_rows import TokenRows
 
 #: The entry of a sample's metadata in which `spanwise credit --write` puts the advantages of its tokens.
 _ADVANTAGES = "spanwise_advantages"
@@ -40,8 +39,8 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
         )
     else:
         deque(responses, maxlen=0)
-        ids = Ragged(as_numpy(samples.ids), np.cumsum(samples.lengths, dtype=np.int64))
-        tokens = TokenizedTexts(ids, as_numpy(samples.mask).view(np.bool_), load_tokenizer(tokenizer)[1], "")
+        ids = Ragged(samples.tokens.ids.read(), samples.tokens.offsets)
+        tokens = TokenizedTexts(ids, samples.tokens.trainable.read(), load_tokenizer(tokenizer)[1], "")
     fields = defaultdict(list, samples.fields.columns)
     rollout_table = RolloutTable.of(
         "slime",
@@ -53,7 +52,7 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
         columns=samples.columns.columns,
         rewards=samples.rewards.columns,
     )
-    credit_v = as_numpy(samples.advantages)
+    logp_v, credit_v = samples.tokens.stream(schema.LOGP), samples.tokens.stream("advantages")
     rollout_n = group_index([key or n for n, key in enumerate(fields["rollout"])])
     return replace(
         rollout_table,
@@ -62,30 +61,25 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
         rollout_n=rollout_n if len(rollout_n.unique()) < len(rollout_n) else None,
         as_recorded=(
             AsRecorded(f"the file's '{_ADVANTAGES}'", credit_v, shares=True, by_token=True)
-            if len(credit_v)
+            if credit_v is not None
             else rollout_table.as_recorded
         ),
-        token_values={schema.LOGP: as_numpy(samples.logps)} if tokenizer is not None and len(samples.logps) else {},
+        token_values={} if logp_v is None or np.isnan(logp_v).any() else {schema.LOGP: logp_v},
     )
 
 
 @dataclass
 class _Samples:
-    """Collects slime's samples: tokens in compact arrays, everything else by column."""
+    """Collects slime's samples: tokens on disk, everything else by column."""
 
     fields: ColumnBuilder = field(default_factory=ColumnBuilder)
     columns: ColumnBuilder = field(default_factory=ColumnBuilder)
     rewards: ColumnBuilder = field(default_factory=ColumnBuilder)
-    ids: array = field(default_factory=lambda: array("i"))
-    mask: array = field(default_factory=lambda: array("b"))
-    logps: array = field(default_factory=lambda: array("f"))
-    #: The advantages that `spanwise credit --write` added; empty if no sample has any.
-    advantages: array = field(default_factory=lambda: array("d"))
-    lengths: array = field(default_factory=lambda: array("q", [0]))
+    #: The stream `advantages` holds those that `spanwise credit --write` added.
+    tokens: TokenRows = field(default_factory=TokenRows)
 
     def read(self, files: Sequence[Path], progress: ReadingProgress, *, keep_ids: bool) -> Iterator[cells.Parts]:
         """Yield the text of each response in slime's dumps, and collect its other fields; unsampled tokens need `keep_ids`."""
-        has_logps = keep_ids
         for file in files:
             for row in _read_dump(file):
                 if not keep_ids and not row["mask"].all():
@@ -97,18 +91,8 @@ class _Samples:
                 self.columns.append(row["columns"])
                 self.rewards.append(row["rewards"])
                 if keep_ids:
-                    advantages = row["advantages"]
-                    if advantages is not None or self.advantages:
-                        advantages = [math.nan] * len(row["ids"]) if advantages is None else advantages
-                        self.advantages.extend([math.nan] * (len(self.ids) - len(self.advantages)))
-                        self.advantages.extend(advantages)
-                    self.ids.frombytes(row["ids"].tobytes())
-                    self.mask.frombytes(row["mask"].tobytes())
-                    self.lengths.append(len(row["ids"]))
-                    if has_logps and row["logps"] is not None:
-                        self.logps.frombytes(row["logps"].tobytes())
-                    else:
-                        has_logps, self.logps = False, array("f")
+                    streams = {schema.LOGP: row["logps"], "advantages": row["advantages"]}
+                    self.tokens.append(row["ids"], row["mask"], streams)
                 yield [(row["response"], True)]
             progress.add(file.stat().st_size)
 

@@ -17,7 +17,8 @@ import torch
 from spanwise.rollouts import cells, schema
 from spanwise.rollouts.columns import ColumnBuilder
 from spanwise.rollouts.files import parse_records
-from spanwise.rollouts.table import AsRecorded, Ragged, RolloutTable, TokenizedTexts, as_numpy, load_tokenizer, tokenize
+from spanwise.rollouts.table import AsRecorded, Ragged, RolloutTable, TokenizedTexts, load_tokenizer, tokenize
+from spanwise.rollouts.token_rows import TokenRows
 from spanwise.rollouts.traces import node_tokens, trace_rewards, trained_traces
 
 VERL_REQUIRED = ("input", "output")
@@ -91,20 +92,14 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         deque(branches.read(files, keep_ids=True), maxlen=0)
         has_ids = branches.all_ids and len(branches.fields) > 0
         if has_ids:
-            ids, sampled_flags = (
-                Ragged(as_numpy(branches.ids), np.cumsum(branches.lengths, dtype=np.int64)),
-                as_numpy(branches.mask),
-            )
-            tokens = TokenizedTexts(ids, sampled_flags.view(np.bool_), load_tokenizer(tokenizer)[1], "")
+            ids, trainable = Ragged(branches.tokens.ids.read(), branches.tokens.offsets), branches.tokens.trainable.read()
+            tokens = TokenizedTexts(ids, trainable, load_tokenizer(tokenizer)[1], "")
         else:
             tokens = tokenize(_Branches().read(files, keep_ids=False), tokenizer)
     if branches.any_ids and not has_ids:
         word_note = "Credit is shown per word, as no tokenizer reads the file's token ids; give its folder with --tokenizer."
         tokens = tokens._replace(note=word_note)
-    logprobs = as_numpy(branches.logprobs)
-    has_logprobs = has_ids and not (np.isnan(logprobs) & tokens.trainable).any()
-    if has_logprobs:
-        logprobs[~tokens.trainable] = np.nan
+    logp_v = branches.tokens.stream("logprobs") if has_ids and branches.all_logprobs else None
     fields = defaultdict(list, branches.fields.columns)
     rollout_n = torch.tensor(fields["opens"], dtype=torch.long).cumsum(dim=0) - 1
     trace_count, branched_count = sum(fields["opens"]), int((rollout_n.bincount() > 1).sum())
@@ -127,7 +122,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     return replace(
         rollout_table,
         tokenizer=Path(tokenizer) if has_ids and tokenizer else None,
-        token_values={schema.LOGP: logprobs} if has_logprobs else {},
+        token_values={} if logp_v is None else {schema.LOGP: logp_v},
         keyed=all(fields["keyed"]),
         as_recorded=_recorded_advantages(branches, tokens, has_ids=has_ids) or rollout_table.as_recorded,
         rollout_n=rollout_n if branched_count else None,
@@ -136,21 +131,18 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
 
 @dataclass
 class _Branches:
-    """Collects the trained branches of verifiers' traces: tokens in compact arrays, everything else by column."""
+    """Collects the trained branches of verifiers' traces: tokens on disk, everything else by column."""
 
     fields: ColumnBuilder = field(default_factory=ColumnBuilder)
     columns: ColumnBuilder = field(default_factory=ColumnBuilder)
     rewards: ColumnBuilder = field(default_factory=ColumnBuilder)
-    ids: array = field(default_factory=lambda: array("i"))
-    mask: array = field(default_factory=lambda: array("b"))
-    logprobs: array = field(default_factory=lambda: array("f"))
-    lengths: array = field(default_factory=lambda: array("q", [0]))
-    #: The recorded advantages: one for each token if the file's ids are used, and the mean of each branch; NaN if none is recorded.
-    advantages: array = field(default_factory=lambda: array("d"))
-    mean_advantages: array = field(default_factory=lambda: array("d"))
+    tokens: TokenRows = field(default_factory=TokenRows)
+    #: The mean of each branch's recorded advantages, NaN if none is recorded.
+    mean_advantages: list[float] = field(default_factory=list)
     #: The error of every episode that holds no completion, None for the others.
     errors: list[str | None] = field(default_factory=list)
     all_ids: bool = True
+    all_logprobs: bool = True
     any_ids: bool = False
 
     def read(self, files: Sequence[Path], *, keep_ids: bool) -> Iterator[cells.Parts]:
@@ -163,21 +155,19 @@ class _Branches:
                 self.rewards.append(row.pop("rewards"))
                 self.fields.append(row)
                 self.all_ids, self.any_ids = self.all_ids and bool(ids), self.any_ids or bool(ids)
-                nothing = array("d", [math.nan]) * len(ids)
-                row_advantages = np.array(nothing)
-                if "advantages" in streams:
-                    row_advantages = np.nan_to_num(
-                        np.array(streams["advantages"])
-                    )  # verifiers reads a missing one as 0, too
-                self.mean_advantages.append(row_advantages[np.array(mask, np.bool_)].mean() if any(mask) else math.nan)
+                is_sampled, numbers = np.array(mask, np.bool_), {name: np.array(stream) for name, stream in streams.items()}
+                if "advantages" in numbers:
+                    numbers["advantages"] = np.nan_to_num(numbers["advantages"])  # verifiers reads a missing one as 0, too
+                mean_advantage = (
+                    numbers["advantages"][is_sampled].mean() if "advantages" in numbers and any(mask) else math.nan
+                )
+                self.mean_advantages.append(float(mean_advantage))
+                if "logprobs" in numbers:
+                    numbers["logprobs"] = np.where(is_sampled, numbers["logprobs"], np.nan)
+                lacks_logprobs = any(mask) and ("logprobs" not in numbers or np.isnan(numbers["logprobs"][is_sampled]).any())
+                self.all_logprobs = self.all_logprobs and not lacks_logprobs
                 if keep_ids:
-                    self.ids += ids
-                    self.mask.extend(mask)
-                    self.lengths.append(len(ids))
-                    self.logprobs.extend(streams.get("logprobs", nothing))
-                    if "advantages" in streams or self.advantages:
-                        self.advantages.extend([math.nan] * (len(self.ids) - len(ids) - len(self.advantages)))
-                        self.advantages.frombytes(row_advantages.tobytes())
+                    self.tokens.append(ids, is_sampled, numbers)
                 yield parts
 
 
@@ -260,8 +250,8 @@ def _legacy_row(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _recorded_advantages(branches: _Branches, tokens: TokenizedTexts, *, has_ids: bool) -> AsRecorded | None:
     """Return the advantages that traces record, or their mean per completion if the text was split into other tokens."""
-    branch_means = as_numpy(branches.mean_advantages)
-    if np.isnan(branch_means).all():
+    branch_means = np.array(branches.mean_advantages)
+    credit_v = branches.tokens.stream("advantages") if has_ids else np.repeat(branch_means, tokens.ids.lengths)
+    if credit_v is None or np.isnan(branch_means).all():
         return None
-    credit_v = as_numpy(branches.advantages) if has_ids else np.repeat(branch_means, tokens.ids.lengths)
     return AsRecorded(f"{'' if has_ids else 'the mean over tokens of '}the file's 'advantages'", credit_v, by_token=True)

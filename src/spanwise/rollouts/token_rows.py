@@ -1,0 +1,92 @@
+"""Collect the numbers of tokens in temporary files, so that reading a large rollout file does not fill the memory."""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from array import array
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import numpy as np
+from jaxtyping import Int, Shaped
+
+from spanwise.disk import writing
+
+
+class DiskArray:
+    """Numbers that grow at the end, in an unnamed temporary file; the system reads back what it needs and drops the rest."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype, self._size = np.dtype(dtype), 0
+        with self._writing():
+            self._file = tempfile.TemporaryFile(prefix="spanwise-")  # noqa: SIM115 - it lives as long as the array
+        weakref.finalize(self, _close, self._file)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def extend(self, numbers: Any) -> None:
+        """Add numbers at the end."""
+        new_numbers = np.ascontiguousarray(numbers, self.dtype)
+        with self._writing():
+            self._file.write(new_numbers.data)
+        self._size += new_numbers.size
+
+    def read(self) -> Shaped[np.ndarray, " v"]:
+        """Return all numbers as an array whose pages the system loads from the file; what is written to it stays in memory."""
+        with self._writing():
+            self._file.flush()
+        return np.asarray(np.memmap(self._file, self.dtype, mode="c")) if self._size else np.empty(0, self.dtype)
+
+    @staticmethod
+    def _writing() -> Any:
+        folder = tempfile.gettempdir()
+        return writing(folder, f"The temporary file of tokens in '{folder}' (set TMPDIR to use another folder)")
+
+
+def _close(file: IO[bytes]) -> None:
+    """Close a temporary file; what a full disk could not take is no longer needed."""
+    with suppress(OSError):
+        file.close()
+
+
+def disk_zeros(size: int, dtype: Any) -> Shaped[np.ndarray, " v"]:
+    """Return an array of zeros in an unnamed temporary file, which the system may drop from memory."""
+    with tempfile.TemporaryFile(prefix="spanwise-") as file:
+        return np.asarray(np.memmap(file, dtype, mode="w+", shape=(size,))) if size else np.empty(0, dtype)
+
+
+@dataclass
+class TokenRows:
+    """Collects the tokens of completions end to end: ids, whether the model sampled them, and streams such as `logprobs`."""
+
+    ids: DiskArray = field(default_factory=lambda: DiskArray(np.int32))
+    trainable: DiskArray = field(default_factory=lambda: DiskArray(np.bool_))
+    lengths: array = field(default_factory=lambda: array("q", [0]))
+    _streams: dict[str, DiskArray] = field(default_factory=dict)
+
+    def append(self, ids: Any, trainable: Any, streams: Mapping[str, Sequence[float] | np.ndarray | None]) -> None:
+        """Add a completion; a stream that it lacks is None."""
+        for name, numbers in streams.items():
+            if numbers is not None:
+                stream = self._streams.setdefault(name, DiskArray(np.float64 if name == "advantages" else np.float32))
+                stream.extend(np.full(len(self.ids) - len(stream), np.nan))
+                stream.extend(numbers)
+        self.ids.extend(ids)
+        self.trainable.extend(trainable)
+        self.lengths.append(len(ids))
+
+    @property
+    def offsets(self) -> Int[np.ndarray, " o"]:
+        """Where each completion begins, and where the last one ends."""
+        return np.cumsum(self.lengths, dtype=np.int64)
+
+    def stream(self, name: str) -> Shaped[np.ndarray, " v"] | None:
+        """Return a number for each token, NaN in completions without the stream; None if no completion has it."""
+        if name not in self._streams:
+            return None
+        self._streams[name].extend(np.full(len(self.ids) - len(self._streams[name]), np.nan))
+        return self._streams[name].read()
