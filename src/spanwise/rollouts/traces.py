@@ -230,26 +230,28 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
 
 def node_tokens(trace: Trace, i: int) -> NodeTokens:
     """Read the tokens of node `i` in a trace."""
-    node_fields = trace.nodes[i]
-
-    def check_length(values: list[Any], name: str, length: int, of: str = "tokens", each: str = "token") -> list[Any]:
-        if len(values) != length:
-            problem = f"has {length} {of} and {len(values)} values of {name} {_where(trace, i)}"
-            raise FieldError(f"{problem}; there must be one for each {each}")
-        return values
-
+    node_fields, place = trace.nodes[i], _where(trace, i)
     ids = list_field(node_fields, "token_ids", int, "ids")
-    sampled_mask = [bool(flag) for flag in check_length(list_field(node_fields, "mask", int, "flags"), "'mask'", len(ids))]
+    sampled_mask = [
+        bool(flag) for flag in _of_length(len(ids), list_field(node_fields, "mask", int, "flags"), "'mask'", place)
+    ]
     streams: dict[str, list[float]] = {}
     for name in STREAMS:
         if values := list_field(node_fields, name, (int, float), "numbers"):
-            sampled_values = iter(check_length(values, f"'{name}'", sum(sampled_mask), "sampled tokens", "of them"))
+            sampled_values = iter(_of_length(sum(sampled_mask), values, f"'{name}'", place, "sampled tokens", "of them"))
             streams[name] = [float(next(sampled_values)) if flag else 0.0 for flag in sampled_mask]
     loss_weights = object_field(node_fields, _WEIGHTS)
     for name in loss_weights:
-        values = check_length(list_field(loss_weights, name, (int, float), "numbers"), f"'{_WEIGHTS}' {name!r}", len(ids))
-        streams[f"{_WEIGHTS}/{name}"] = [float(value) for value in values]
+        values = list_field(loss_weights, name, (int, float), "numbers")
+        streams[f"{_WEIGHTS}/{name}"] = [*map(float, _of_length(len(ids), values, f"'{_WEIGHTS}' {name!r}", place))]
     return NodeTokens(ids, sampled_mask, streams)
+
+
+def _of_length(length: int, values: list[Any], name: str, place: str, of: str = "tokens", each: str = "token") -> list[Any]:
+    """Return the values of a node, or raise an error if there are not `length` of them."""
+    if len(values) != length:
+        raise FieldError(f"has {length} {of} and {len(values)} values of {name} {place}; there must be one for each {each}")
+    return values
 
 
 def _where(trace: Trace, i: int) -> str:
