@@ -131,7 +131,7 @@ SENTENCES = {
         raw("a.json", b'{"prompt": {"0": "p"},\n "completion": {"0": "a"}}'), "to_json(FILE, orient='records')."
     ),
     "an array cut off": (raw("a.json", b'[{"prompt": "p"'), "was the file cut off while it was written?"),
-    "an array of numbers": (raw("a.json", b"[1]"), "Entry 1 of '{}' holds a int; each entry of the array must be a JSON object."),
+    "an array of numbers": (raw("a.json", b"[1]"), "Entry 1 of '{}' holds 1; each entry of the array must be a JSON object."),
     "CSV as parquet": (raw("a.parquet", b"prompt,completion\n2+2=,4\n"), "looks like CSV; rename it to '.csv'"),
     "notes": (raw("a.md", b"# Notes\n"), "is text in no known format. Known formats: "),
     "a spreadsheet": (raw("a.xlsx", b"PK"), "is a spreadsheet; save it as CSV in UTF-8."),

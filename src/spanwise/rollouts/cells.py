@@ -226,7 +226,7 @@ def whole_number(value: Any, key: str) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int) or not -(2**63) <= value < 2**63:
-        raise FieldError(f"has {_short_repr(value)} as '{key}', which must be a whole number")
+        raise FieldError(f"has {short_repr(value)} as '{key}', which must be a whole number")
     return int(value)
 
 
@@ -236,7 +236,7 @@ def object_field(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if field_value is None:
         return {}
     if not isinstance(field_value, Mapping):
-        raise FieldError(f"has {_short_repr(field_value)} as '{key}', which must be an object")
+        raise FieldError(f"has {short_repr(field_value)} as '{key}', which must be an object")
     return field_value
 
 
@@ -246,10 +246,10 @@ def list_field(record: Mapping[str, Any], key: str, entry_type: type | tuple[typ
     if field_value is None:
         return []
     if not isinstance(field_value, list):
-        raise FieldError(f"has {_short_repr(field_value)} as '{key}', which must be a list of {words}")
+        raise FieldError(f"has {short_repr(field_value)} as '{key}', which must be a list of {words}")
     for entry in field_value:
         if not isinstance(entry, entry_type):
-            raise FieldError(f"has {_short_repr(entry)} in '{key}', which must be a list of {words}")
+            raise FieldError(f"has {short_repr(entry)} in '{key}', which must be a list of {words}")
     return field_value
 
 
@@ -284,5 +284,6 @@ def missing_field(key: str, record: Mapping[str, Any]) -> FieldError:
     return FieldError(f"has no '{key}'; it has {', '.join(map(str, record)) or 'nothing'}")
 
 
-def _short_repr(value: Any) -> str:
+def short_repr(value: Any) -> str:
+    """Return a value of a JSON file as an error shows it, cut if it is long."""
     return "null" if value is None else reprlib.repr(value)

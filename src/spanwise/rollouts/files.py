@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
 from spanwise.errors import DataError
-from spanwise.rollouts.cells import at_place
+from spanwise.rollouts.cells import at_place, short_repr
 from spanwise.rollouts.json_array import array_entries
 
 Parsed = TypeVar("Parsed")
@@ -165,7 +165,7 @@ def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, A
             for place, record in (_array_entries if is_array else _lines)(file, stream, progress):
                 if not isinstance(record, dict):
                     requirement = "entry of the array must be a" if is_array else "line must hold one"
-                    raise DataError(f"{place} of '{file}' holds a {type(record).__name__}; each {requirement} JSON object.")
+                    raise DataError(f"{place} of '{file}' holds {short_repr(record)}; each {requirement} JSON object.")
                 yield file, place, record
 
 

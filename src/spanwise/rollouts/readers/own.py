@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from spanwise.credit import group_index
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
 from spanwise.rollouts.cells import read_steps
-from spanwise.rollouts.columns import read_row_batches
+from spanwise.rollouts.columns import Shared, read_row_batches
 from spanwise.rollouts.files import ReadingProgress, concatenate_tables
 from spanwise.rollouts.table import (
     AsRecorded,
@@ -75,7 +75,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         )
         texts = (batch[schema.TEXT] for batch in _batches(files, [schema.TEXT]))
         tokens = tokenize([(text or "", True)] for column in texts for text in column.to_pylist())._replace(note=token_note)
-    single_names = [field.name for field in table.schema if not pa.types.is_list(field.type)]
+    share, single_names = Shared(), [field.name for field in table.schema if not pa.types.is_list(field.type)]
     rollout_ids = _read_ids(path, table, schema.ROLLOUT)
     training_records = [
         AsRecorded(f"the file's '{name}'", token_values.trained[name], shares=True, by_token=True)
@@ -86,7 +86,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
             "spanwise",
             path,
             tokens,
-            prompts=_shared_texts(table[schema.PROMPT]),
+            prompts=[share(text) for chunk in table[schema.PROMPT].chunks for text in chunk.to_pylist()],
             steps=read_steps(path, table[schema.STEP].to_pylist() if schema.STEP in single_names else [None] * len(table)),
             keys=_read_ids(path, table, schema.GROUP),
             columns={name: table[name].to_pylist() for name in single_names if schema.type_of(name) is None},
@@ -155,16 +155,6 @@ def _batches(files: Sequence[Path], names: Sequence[str], *, check: bool = False
                     schema.token_edges(pq.read_table(file, columns=names), names, f"'{file}'")
                     raise
             yield table
-
-
-def _shared_texts(column: pa.ChunkedArray) -> list[Any]:
-    """Return a column of texts as a list that holds equal texts once."""
-    shared_texts, texts = dict[Any, Any](), list[Any]()
-    for chunk in column.chunks:
-        encoded = chunk.dictionary_encode()
-        chunk_texts = [shared_texts.setdefault(text, text) for text in encoded.dictionary.to_pylist()]
-        texts += [None if index is None else chunk_texts[index] for index in encoded.indices.to_pylist()]
-    return texts
 
 
 def tokenizer_in(run: Path) -> Path | None:
