@@ -1,4 +1,7 @@
-"""Read the entries of a JSON array one after the other, with only a piece of its text in memory."""
+"""Read the entries of a JSON array one after the other, with only a piece of its text in memory.
+
+The library ijson would do this, too, but it refuses NaN, which Python and pandas write, and whole numbers beyond 64 bits.
+"""
 
 from __future__ import annotations
 
