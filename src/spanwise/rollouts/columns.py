@@ -113,8 +113,8 @@ def delimited_pieces(
 
 def read_row_batches(file: Path, names: Sequence[str], progress: ReadingProgress) -> Iterator[pa.RecordBatch]:
     """Yield some columns of a parquet file, a few hundred rows at a time."""
-    # Buffers as large as the file's column chunks are read otherwise.
-    parquet_file = pq.ParquetFile(file, buffer_size=2**20)
+    # Otherwise Arrow reads whole column chunks, and keeps all that it has read until the last row.
+    parquet_file = pq.ParquetFile(file, buffer_size=2**20, pre_buffer=False)
     bytes_of_row = file.stat().st_size / max(parquet_file.metadata.num_rows, 1)
     for batch in parquet_file.iter_batches(_ROWS, columns=names):
         progress.add(len(batch) * bytes_of_row)
