@@ -198,13 +198,13 @@ def test_the_page_says_of_each_method_what_the_registry_says(name):
     assert not contrib or f"Credits {known.kind}s." in text
     assert re.search(r"```text\n.*A.*\n```", text)
     title, _, number = known.paper.partition(", arXiv ")
-    assert f"{title}, [arXiv {number}](https://arxiv.org/abs/{number}). Source: {known.source}." in text
+    assert f"{title}, [arXiv {number}](https://arxiv.org/abs/{number}). The formula was taken from {known.source}." in text
     options = ", ".join(f"`{option}: {value}`" for option, value in known.of_a_run().options.items()) or "none"
-    assert f"Options: {options}.\n" in text + "\n"
+    assert f"Options, with their defaults: {options}.\n" in text + "\n"
     if known.kind == "refinement":
         words = {"ids_nt": "token ids", "importance_nt": "log-probabilities"}
         needs = " and ".join(words[need] for need in known.needs if need in words)
-        assert f"Beside a method: `refine: {name}`. It needs {needs}." in text
+        assert f"Write `refine: {name}` beside a method. It needs {needs}." in text
         return
     if known.preset is None:
         needs = ", ".join(f"`{need}`" for need in known.needs)
@@ -212,10 +212,10 @@ def test_the_page_says_of_each_method_what_the_registry_says(name):
         assert f"Python only: `spanwise.credit.{known.estimator.__name__}`{needs}." in text
         return
     needs = Scheme.preset(name, DIGITS_LAYOUT, longest=32).needs - {"mask_nt"}
-    assert {need for need, words in RUNS.items() if words in text.partition("Preset:")[2]} == needs
-    blocks_ = "one block" if known.preset.whole else "the task's blocks"
+    assert {need for need, words in RUNS.items() if words in text.partition("The preset ")[2]} == needs
+    blocks_ = "makes the completion one block" if known.preset.whole else "keeps the task's blocks"
     rewards = "correctness and a second objective" if known.preset.calibrated else "correctness alone"
-    assert f"Preset: {blocks_}, {rewards}, `per: {known.preset.per}`." in text
+    assert f"The preset {blocks_}, rewards {rewards}, and sets `per: {known.preset.per}`." in text
     priced = re.search(r"tags, at weight (\S+)\.\n", text)
     assert known.preset.format == (float(priced[1]) if priced else 0.0)
 
