@@ -49,7 +49,7 @@ CREDIT: Mapping[str, Logged] = {
         "Failures grow: the server is overloaded or down.",
     ),
     "credit/<objective>/singletons": Logged(
-        "Share of completions that have the reward and nobody to compare it with; they get 0.",
+        "Share of completions that have the reward and no other completion to be compared with; their credit is 0.",
         "It is large: groups are too small for what the baseline is given.",
     ),
     "credit/<objective>/coarser": Logged(
@@ -57,17 +57,17 @@ CREDIT: Mapping[str, Logged] = {
         "Near 1: the last outcome is never used, so leave it out or set group_size up.",
     ),
     "credit/<objective>/unanimous": Logged(
-        "Share of the groups in which all who have this reward have the same one.",
+        "Share of the groups in which all completions that have this reward have the same one.",
         "Near 1 for the reward of the answer: prompts are too easy or too hard.",
     ),
     "credit/unanimous": Logged(
-        "Share of the groups that are unanimous under every objective, so that nothing is learned from them.",
+        "Share of the groups in which every objective gives all completions the same reward, so that nothing is learned.",
         "Above 0.9 in three batches in a row there is a warning.",
     ),
     "credit/<comparison>/dead_strata": Logged(
-        "Share of the strata of this comparison in which nobody gets any credit; a comparison is an objective, or all of them "
+        "Share of the strata of this comparison in which no completion gets any credit; a comparison is an objective, or all of them "
         "for a method that does not credit blocks.",
-        "Above 0.95 in three batches in a row, while groups differ, there is a warning: strata are too small.",
+        "Above 0.95 in three batches in a row, while groups are not unanimous, there is a warning: strata are too small.",
     ),
 }
 
@@ -78,11 +78,11 @@ CRITIC: Mapping[str, Logged] = {
         "Below 0 after the first steps: the policy is paid noise.",
     ),
     "critic/error_point": Logged(
-        "Squared error of the critic at a token, each completion counted once; the sum of the next two.",
+        "Squared error of the critic at a token, each completion counted once; the sum of `error_mean` and `error_within`.",
     ),
     "critic/error_mean": Logged("The part of the squared error that is the same along a whole completion."),
     "critic/error_within": Logged(
-        "The part of the squared error that comes from its shape along a completion.",
+        "The part of the squared error that differs from token to token of a completion.",
         "It does not fall while `error_mean` does: the critic says one number for the whole completion.",
     ),
     "critic/value_mean": Logged("Mean value that the critic states.", "It stays far from `critic/target_mean`."),
@@ -151,7 +151,7 @@ RUN: Mapping[str, Logged] = {
     ),
     "mean_confidence": Logged("Mean stated confidence.", "It is far from the accuracy."),
     "sharpness": Logged("Variance of the stated confidences.", "Below 1e-4 every completion says the same."),
-    "coverage": Logged("Share of completions that state a confidence.", "Below 0.5: calibration speaks of few completions."),
+    "coverage": Logged("Share of completions that state a confidence.", "Below 0.5: figures of calibration are about few completions."),
     "verdict_rate": Logged(
         "Share of answers that could be judged.", "Below 0.5: gold answers are missing, or checks run out of time."
     ),
