@@ -65,8 +65,8 @@ CREDIT: Mapping[str, Logged] = {
         "Above 0.9 in three batches in a row there is a warning.",
     ),
     "credit/<comparison>/dead_strata": Logged(
-        "Share of the strata of this comparison in which no completion gets any credit; a comparison is an objective, or all of them "
-        "for a method that does not credit blocks.",
+        "Share of the strata of this comparison in which no completion gets any credit; a comparison is an objective, or "
+        "all of them for a method that does not credit blocks.",
         "Above 0.95 in three batches in a row, while groups are not unanimous, there is a warning: strata are too small.",
     ),
 }
@@ -151,7 +151,9 @@ RUN: Mapping[str, Logged] = {
     ),
     "mean_confidence": Logged("Mean stated confidence.", "It is far from the accuracy."),
     "sharpness": Logged("Variance of the stated confidences.", "Below 1e-4 every completion says the same."),
-    "coverage": Logged("Share of completions that state a confidence.", "Below 0.5: figures of calibration are about few completions."),
+    "coverage": Logged(
+        "Share of completions that state a confidence.", "Below 0.5: figures of calibration are about few completions."
+    ),
     "verdict_rate": Logged(
         "Share of answers that could be judged.", "Below 0.5: gold answers are missing, or checks run out of time."
     ),
