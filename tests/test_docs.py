@@ -199,8 +199,10 @@ def test_the_page_says_of_each_method_what_the_registry_says(name):
     assert re.search(r"```text\n.*A.*\n```", text)
     title, _, number = known.paper.partition(", arXiv ")
     assert f"{title}, [arXiv {number}](https://arxiv.org/abs/{number}). The formula was taken from {known.source}." in text
-    options = ", ".join(f"`{option}: {value}`" for option, value in known.of_a_run().options.items()) or "none"
-    assert f"Options, with their defaults: {options}.\n" in text + "\n"
+    in_yaml = {"None": "null", "True": "true", "False": "false"}
+    defaults = [f"`{option}: {in_yaml.get(str(value), value)}`" for option, value in known.of_a_run().options.items()]
+    head = "The option and its default are" if len(defaults) == 1 else "The options and their defaults are"
+    assert f"{head} {', '.join(defaults)}.\n" in text + "\n"
     if known.kind == "refinement":
         words = {"ids_nt": "token ids", "importance_nt": "log-probabilities"}
         needs = " and ".join(words[need] for need in known.needs if need in words)
