@@ -12,7 +12,6 @@ import contextlib
 import json
 import math
 import os
-import queue
 import secrets
 import signal
 import subprocess
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from spanwise.errors import RewardError
+from spanwise.objective import is_number
 from spanwise.types import Status
 
 _SCRIPT = Path(__file__).with_name("worker.py")
@@ -56,19 +56,18 @@ class Deadlines:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._due: dict[object, tuple[float, Callable[[], object]]] = {}
-        self._wake_time = 0.0  # when the watching thread wakes next; 0: there is no thread yet
+        self._thread: threading.Thread | None = None
 
     @contextlib.contextmanager
     def over(self, seconds: float, action: Callable[[], object]) -> Iterator[None]:
         """Call an action if the `with` block takes longer than `seconds`, and never after the block."""
-        action_key, due_time = object(), time.monotonic() + seconds
+        action_key = object()
         with self._changed:
-            self._due[action_key] = due_time, action
-            previous_wake, self._wake_time = self._wake_time, min(due_time, self._wake_time or due_time)
-            if not previous_wake:
-                threading.Thread(target=self._run, name="spanwise-watch", daemon=True).start()
-            elif due_time < previous_wake:
-                self._changed.notify()
+            self._due[action_key] = time.monotonic() + seconds, action
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="spanwise-watch", daemon=True)
+                self._thread.start()
+            self._changed.notify()
         try:
             yield
         finally:
@@ -82,10 +81,8 @@ class Deadlines:
                     if due <= time.monotonic():
                         del self._due[key]
                         action()
-                # A planned wake time stays after its `with` block has ended, so that the next block need not wake the thread.
-                planned_wake = self._wake_time if self._wake_time > time.monotonic() else math.inf
-                self._wake_time = min((due for due, _ in self._due.values()), default=planned_wake)
-                self._changed.wait(None if self._wake_time == math.inf else max(0.0, self._wake_time - time.monotonic()))
+                next_due = min((due for due, _ in self._due.values()), default=math.inf)
+                self._changed.wait(min(max(0.0, next_due - time.monotonic()), threading.TIMEOUT_MAX))
 
 
 DEADLINES = Deadlines()
@@ -95,8 +92,6 @@ class Verdict(NamedTuple):
     """The result of one check: 1.0 or 0.0 with status OK, 0.0 with BROKE, NaN with any other status; the reason in `why`.
 
     Example:
-        >>> Verdict(Status.OK, 1.0).value
-        1.0
         >>> Verdict(Status.TIMEOUT, float("nan"), "no answer after 5 s").why
         'no answer after 5 s'
     """
@@ -119,14 +114,11 @@ class Worker:
         self.started = self.failed = False
 
     def check(self, request: Request) -> tuple[Verdict, bool]:
-        """Check one request; return the verdict, and whether another check would give the same verdict.
-
-        A check that hangs or dies is repeated in a fresh process. If it fails again while a harmless check succeeds, the answer
-        itself broke the check and counts as wrong.
-        """
+        """Check one request, twice if need be; return the verdict, and whether another check would give the same verdict."""
         verdict, has_failed = self._check_once(request)
         if has_failed:
-            # A process that died may have lacked memory, so its check is repeated while no other one is.
+            # The check is repeated in a fresh process. If it fails again while a harmless check succeeds, the answer itself is to
+            # blame. A process that died may have lacked memory, so its check is repeated while no other one is.
             with _ALONE if verdict.status == Status.ERROR else contextlib.nullcontext():
                 verdict, has_failed = self._check_once(request)
                 if has_failed and self._check_once(self.harmless)[0].status == Status.OK:
@@ -153,13 +145,11 @@ class Worker:
 
     def start(self) -> str | None:
         """Start the worker process in up to three tries, or in one if it failed before; return the reason if all of them fail."""
-        start_fault = self._start_once()
-        for _ in range(0 if self.failed else _STARTS - 1):
-            if start_fault is not None:
-                time.sleep(_PAUSE_SECONDS)
-                start_fault = self._start_once()
+        tries_left = 1 if self.failed else _STARTS
+        while (start_fault := self._start_once()) is not None and (tries_left := tries_left - 1):
+            time.sleep(_PAUSE_SECONDS)
         self.started, self.failed = self.started or start_fault is None, start_fault is not None
-        return None if start_fault is None else f"{self.what} cannot start in a worker process ({start_fault})"
+        return f"{self.what} cannot start in a worker process ({start_fault})" if self.failed else None
 
     def _start_once(self) -> str | None:
         try:
@@ -181,21 +171,13 @@ class Worker:
 
     def ask(self, message: str | None, seconds: float) -> tuple[str, bool]:
         """Send a line to the process and read one; return that one, and whether time ran out so that the process was killed."""
-        worker_process, is_late = self.process, threading.Event()
-        assert worker_process is not None
-        assert worker_process.stdin is not None
-        assert worker_process.stdout is not None
-
-        def kill() -> None:
-            is_late.set()
-            worker_process.kill()
-
-        reply_line = ""
-        with DEADLINES.over(seconds, kill), contextlib.suppress(OSError, ValueError):
+        worker_process: Any = self.process  # it runs, and has both pipes
+        reply_line, start_time = "", time.monotonic()
+        with DEADLINES.over(seconds, worker_process.kill), contextlib.suppress(OSError, ValueError):
             if message is not None:
                 print(message, file=worker_process.stdin, flush=True)
             reply_line = worker_process.stdout.readline()
-        return reply_line, is_late.is_set()
+        return reply_line, time.monotonic() - start_time >= seconds
 
     def stop(self) -> int | None:
         """End the worker process and return its exit code; return None if no process runs."""
@@ -203,32 +185,25 @@ class Worker:
         if worker_process is None:
             return None
         worker_process.kill()
-        exit_code = worker_process.wait()
-        with contextlib.suppress(OSError), worker_process:  # closes the pipes; bytes that were not sent are lost
+        with contextlib.suppress(OSError), worker_process:  # closes the pipes, though bytes may be unsent, and waits
             pass
-        return exit_code
+        return worker_process.returncode
 
 
 class Workers:
     """Check requests in worker processes with a deadline, and cache the verdicts; threads, asyncio and forks may share it."""
 
     # The verdict of a request that hangs or crashes is cached too, but not if the process was killed from outside or did not start.
-    #: The kind of check (math, schema or code), an argument of `worker.py`.
-    kind: str
-    #: How an error message names the check.
-    what: str
-    #: A request that succeeds unless the workers themselves are broken.
-    harmless: Request
-    #: What an error message advises if the workers cannot start.
-    advice: str
+    kind: str  # math, schema or code: an argument of `worker.py`
+    what: str  # how an error message names the check
+    harmless: Request  # it succeeds unless the workers themselves are broken
+    advice: str  # in the error message if the workers cannot start
 
     def __init__(
         self, *, workers: int | None = None, deadline: float | int = DEADLINE, memory: int = MEMORY, cache: int = 65_536
     ) -> None:
         workers = cores() if workers is None else workers
-        is_worker_count = isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1
-        is_duration = isinstance(deadline, int | float) and not isinstance(deadline, bool) and 0 < deadline < math.inf
-        if not is_worker_count or not is_duration:
+        if not (is_number(workers) and isinstance(workers, int) and workers >= 1 and is_number(deadline) and deadline > 0):
             raise RewardError(
                 f"A verifier has {workers!r} workers and a deadline of {deadline!r} s. Set at least one worker and a deadline "
                 f"above 0 s."
@@ -240,11 +215,9 @@ class Workers:
         _all_workers.add(self)
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
-        # The last worker used is taken first, so that few checks start few workers.
-        self._idle: queue.LifoQueue[Worker] = queue.LifoQueue()
-        for worker in reversed(self._workers):
-            self._idle.put(worker)
+        self._lock, self._threads = threading.Lock(), ThreadPoolExecutor(len(self._workers), "spanwise-worker")
+        # Each thread takes the idle worker that was used last, so that few checks start few workers.
+        self._idle = self._workers[::-1]
 
     def __enter__(self: _W) -> _W:
         return self
@@ -260,12 +233,7 @@ class Workers:
                 if verdict is not None:
                     self._cache.move_to_end(request)
         unanswered_requests = [request for request, verdict in verdict_of.items() if verdict is None]
-        if unanswered_requests:
-            thread_pool = ThreadPoolExecutor(len(self._workers), thread_name_prefix="spanwise-worker")
-            try:
-                verdict_of.update(zip(unanswered_requests, thread_pool.map(self._check, unanswered_requests), strict=True))
-            finally:
-                thread_pool.shutdown(wait=False, cancel_futures=True)
+        verdict_of.update(zip(unanswered_requests, self._threads.map(self._check, unanswered_requests), strict=True))
         return [verdict for request in requests if (verdict := verdict_of[request]) is not None]
 
     def close(self) -> None:
@@ -273,19 +241,18 @@ class Workers:
         for worker in self._workers:
             worker_process = worker.process
             if worker_process is not None:
-                worker_process.kill()  # ends a check that still runs, so that its worker becomes idle
-        for _ in self._workers:
-            self._idle.get()
-        for worker in reversed(self._workers):
+                worker_process.kill()  # ends a check that still runs, so that its thread can end
+        self._threads.shutdown()
+        for worker in self._workers:
             worker.stop()
-            self._idle.put(worker)
+        self._reset()
 
     def _check(self, request: Request) -> Verdict:
-        worker = self._idle.get()
+        worker = self._idle.pop()
         try:
             verdict, is_repeatable = worker.check(request)
         finally:
-            self._idle.put(worker)
+            self._idle.append(worker)
         if worker.failed and not any(other.started for other in self._workers):
             raise RewardError(f"{verdict.why}. {self.advice}")
         with self._lock:
