@@ -14,6 +14,9 @@ import operator
 import os
 import sys
 from contextlib import suppress
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
 from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
@@ -21,14 +24,12 @@ from typing import Any
 
 _LONGEST_LINE = 2**26
 _SCALARS = (type(None), bool, float, str)
-_CONTAINERS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
-_MODULES = {
-    **dict.fromkeys(("bool", "int", "float", "str", "bytes", "bytearray", "complex", "range"), "builtins"),
-    **dict.fromkeys(("date", "datetime", "time", "timedelta"), "datetime"),
-    "Fraction": "fractions",
-    "Decimal": "decimal",
+_CONTAINERS = (list, tuple, set, frozenset)
+#: The types, beside JSON's own and dict, whose values travel as copies, by name.
+_COPIED: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (*_CONTAINERS, int, bytes, bytearray, complex, range, date, datetime, time, timedelta, Fraction, Decimal)
 }
-_PLAIN = {f"{module}.{name}" for name, module in _MODULES.items()} | {f"builtins.{name}" for name in (*_CONTAINERS, "dict")}
 #: Methods of a `Handle` that run in the process of its object, because none of them receives a value that a test expects.
 _UNARY = {
     "__call__", "__len__", "__iter__", "__next__", "__reversed__", "__getitem__", "__setitem__", "__delitem__", "__bool__",
@@ -141,11 +142,9 @@ class Line:
         except Exception:
             os._exit(1)
         for old_value, new_value in zip(argument_values, changed_values, strict=False):
-            if type(old_value) is type(new_value) and isinstance(old_value, list):
-                old_value[:] = new_value
-            elif type(old_value) is type(new_value) and isinstance(old_value, (dict, set)):
+            if type(old_value) is type(new_value) and isinstance(old_value, (list, dict, set)):
                 old_value.clear()
-                old_value.update(new_value)
+                (old_value.extend if isinstance(old_value, list) else old_value.update)(new_value)
         if error:
             raise exception
         return result
@@ -198,16 +197,14 @@ class Line:
             if value_type.__module__ != "__main__" and hasattr(value, "tolist") and not self.judging:
                 return self.encode(value.tolist())
             for base in value_type.__mro__:
-                base_name = base.__name__
-                if f"{base.__module__}.{base_name}" not in _PLAIN:
-                    continue
-                if base is dict:
-                    return ["dict", *([self.encode(key), self.encode(item)] for key, item in value.items())]
-                if base in _CONTAINERS.values():
-                    return [base_name, *map(self.encode, value)]
                 if base in (bool, float, str):
                     return base.__str__(value) if base is str else base(value)
-                return [base_name, *map(self.encode, _constructor_arguments(base, value))]
+                if base is dict:
+                    return ["dict", *([self.encode(key), self.encode(item)] for key, item in value.items())]
+                if base in _CONTAINERS:
+                    return [base.__name__, *map(self.encode, value)]
+                if base in _COPIED.values():
+                    return [base.__name__, *map(self.encode, _constructor_arguments(base, value))]
         if self.judging and not isinstance(value, type(_error)):
             import pickle  # only the tests' process sends pickles: to load one from the code would run what it says
 
@@ -250,9 +247,8 @@ class Line:
                 return pickle.loads(bytes.fromhex(payload[0]))
             case "dict":
                 return {self.decode(key): self.decode(item) for key, item in payload}
-            case _ if value_tag in _CONTAINERS:
-                return _CONTAINERS[value_tag](map(self.decode, payload))
-        return getattr(import_module(_MODULES[value_tag]), value_tag)(*map(self.decode, payload))
+        kind, contents = _COPIED[value_tag], map(self.decode, payload)
+        return kind(contents) if kind in _CONTAINERS else kind(*contents)
 
 
 def _constructor_arguments(kind: Any, value: Any) -> tuple[Any, ...]:
