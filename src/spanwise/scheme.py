@@ -16,7 +16,8 @@ from spanwise.layout import Layout
 from spanwise.mode import Mode, check_modes
 from spanwise.objective import BaselineName, Objective, function_name
 from spanwise.score import check_objectives, judge_of, written_out
-from spanwise.score.score import loads_model, measures_of
+from spanwise.score.reward import built_in
+from spanwise.score.score import measures_of
 from spanwise.segment import SEGMENTERS
 
 #: The task that `recipe.yaml` names if a user's script drives the run; the file then holds the scheme and no prompts.
@@ -261,7 +262,8 @@ class Scheme:
 
     def check_loads(self, engine: str) -> None:
         """Refuse a reward that loads a model (`RecipeError`), for engines whose reward workers have no device for it."""
-        if loading := [objective.name for objective in self.objectives if loads_model(objective)]:
+        entry_by_name = {objective.name: built_in(objective) for objective in self.objectives}
+        if loading := [name for name, entry in entry_by_name.items() if entry is not None and entry.loads_model]:
             raise RecipeError(
                 f"Objective '{loading[0]}' loads a reward model, and the reward workers of {engine} have no device for it. Serve "
                 f"the model, and ask the server in an `async def` of your own; or train with TRL."

@@ -115,8 +115,8 @@ def test_batches_on_one_loop_share_the_limit_and_processes_their_share(monkeypat
     objective = Objective(compute_score, "solution", options={"max_concurrent": 12})
 
     async def batches():
-        with items.shared_by(4):
-            return await asyncio.gather(*[await_rewards([objective], TEXT[:1], {"answer": ["0"]}) for _ in range(9)])
+        items.SHARERS.set(4)
+        return await asyncio.gather(*[await_rewards([objective], TEXT[:1], {"answer": ["0"]}) for _ in range(9)])
 
     assert [reward["compute_score"].value_n.item() for reward in asyncio.run(batches())] == [1.0] * 9
     assert busy.most == 3

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -29,22 +28,12 @@ _END = re.compile(r"<\|[^<>|\n]{1,64}\|>|</s>|<eos>|<end_of_turn>|<\uff5c[^<>\n]
 _K = TypeVar("_K")
 _T = TypeVar("_T")
 #: How many processes share an objective's limit `max_concurrent` of requests in flight; 0: all processes of the training.
-_SHARERS: ContextVar[int] = ContextVar("sharers", default=0)
-
-
-@contextmanager
-def shared_by(processes: int) -> Iterator[None]:
-    """Divide each objective's limit of requests in flight, `max_concurrent`, by a number of processes inside the `with` block."""
-    context_token = _SHARERS.set(processes)
-    try:
-        yield
-    finally:
-        _SHARERS.reset(context_token)
+SHARERS: ContextVar[int] = ContextVar("sharers", default=0)
 
 
 def requests_here(max_concurrent: int) -> int:
     """Return how many requests this process may have in flight; the processes of a training share `max_concurrent`."""
-    process_count = _SHARERS.get() or int(os.environ.get("WORLD_SIZE", "1"))
+    process_count = SHARERS.get() or int(os.environ.get("WORLD_SIZE", "1"))
     return max(1, -(-max_concurrent // process_count))
 
 
@@ -143,7 +132,7 @@ def check_call(objective: Objective, convention: Convention | None) -> None:
             )
         return
     check_known(
-        f"value of the option 'sees' of objective '{objective.name}'", {**CALL_OPTIONS, **options}["sees"], ("whole", "part")
+        f"value of the option 'sees' of objective '{objective.name}'", options.get("sees", "whole"), ("whole", "part")
     )
     for name, unit in (("timeout", " (seconds)"), ("max_concurrent", "")):
         if name not in options:
@@ -166,15 +155,13 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         if not present(blocks, objective.pays):
             continue
-        if call_options["sees"] == "part":
-            shown_text = part_text(blocks, objective.pays, call_options["block"])
-        else:
-            shown_text = completion_text(blocks)
+        sees_part, block = call_options["sees"] == "part", call_options["block"]
+        shown_text = part_text(blocks, objective.pays, block) if sees_part else completion_text(blocks)
         arguments, missing_column = arguments_for(parameters, convention.arguments(shown_text, row) | function_options)
         if missing_column is not None:
-            column_list = ", ".join(sorted(row)) or "none"
             raise DataError(
-                f"Objective '{objective.name}' needs the column '{missing_column}'; the dataset has {column_list}."
+                f"Objective '{objective.name}' needs the column '{missing_column}'; the dataset has "
+                f"{', '.join(sorted(row)) or 'none'}."
             )
         call_by_index[n] = partial(item_function, **own_copy(arguments))
     return call_by_index

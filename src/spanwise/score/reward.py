@@ -38,13 +38,7 @@ class Reward(ByCompletion):
     Attributes:
         value_n: float64; a finite number where `status_n` is OK or BROKE, NaN everywhere else.
         status_n: `Status` of each reward.
-        by_outcome_n2: float64; the reward the same text would get had the outcome it is judged by been 0 or 1; NaN where the
-            reward is no known function of a binary outcome.
-        stated_n: float64; what the text states and the scorer read (a confidence), NaN where it states nothing that can be read;
-            None where the reward reads nothing of the kind.
-        unused_n: float64; the number that came for a block which is not there, so that it is no reward; NaN elsewhere. None: no
-            such number.
-        note_n: text; why the reward is what it is (a judge's reason, an error), None where nothing is said. None: no notes.
+        by_outcome_n2, stated_n, unused_n, note_n: as in `Scores`, for one objective. None: the reward has nothing of the kind.
         measured_nc: float64; what each reward cost, a column for each of `BuiltIn.measures`. None: nobody measured it.
 
     Raises:
@@ -105,12 +99,9 @@ class Reward(ByCompletion):
         """Build a reward from plain lists; a value of None is no reward, for the reason in `status` (ABSENT if not given).
 
         Args:
-            values: one number or None per completion.
             status: why a value is missing; read where the value is None or the status is BROKE, OK elsewhere.
             by_outcome: (reward had the outcome been 0, had it been 1) or None; all None if not given.
-            stated: what the text states, or None; not given where the reward reads nothing of the kind.
-            notes: why each reward is what it is, or None.
-            measured: what each reward cost.
+            stated, notes, measured: see `stated_n`, `note_n` and `measured_nc`.
 
         Raises:
             RewardError: a value is NaN or infinite.
@@ -135,7 +126,7 @@ class Reward(ByCompletion):
             torch.tensor(status_codes, dtype=torch.long),
             torch.tensor([(NAN, NAN) if pair is None else pair for pair in pairs], dtype=torch.float64).reshape(-1, 2),
             None if stated is None else _as_numbers(stated),
-            note_n=None if notes is None else as_notes(notes),
+            note_n=None if notes is None else np.array(notes, dtype=object),
             measured_nc=None if measured is None else torch.tensor(measured, dtype=torch.float64).reshape(row_count, -1),
         )
 
@@ -186,27 +177,18 @@ def judged(
 ) -> Reward:
     """Reward each completion by the verdict of a rule; one without any of the blocks `pays` has no reward (ABSENT)."""
     # A verdict is a bool or a number, None if the completion cannot be judged, or a tuple that `check` turns into one.
-    verdicts: dict[int, Any] = {}
+    verdicts: list[Any] = [Verdict(Status.ABSENT, NAN)] * len(text)
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
         block = block_with(blocks, pays, tag)
         if block is not None:
             verdicts[n] = rule(blocks, block, cell)
-    request_by_index = {n: verdict for n, verdict in verdicts.items() if isinstance(verdict, tuple)}
     if check is not None:
-        verdicts.update(zip(request_by_index, check(list(request_by_index.values())), strict=True))
-    rewards: list[float | None] = [None] * len(text)
-    status_list = [Status.ABSENT] * len(text)
-    for n, verdict in verdicts.items():
-        number, status_list[n] = (verdict.value, verdict.status) if isinstance(verdict, Verdict) else (verdict, Status.ERROR)
-        rewards[n] = None if number is None or math.isnan(number) else float(number)
-    return Reward.of(rewards, status=status_list)
-
-
-def as_notes(notes: Sequence[str | None]) -> np.ndarray:
-    """Return the notes on the completions' rewards (a text or None each) as a NumPy array of objects."""
-    note_n = np.empty(len(notes), dtype=object)
-    note_n[:] = notes
-    return note_n
+        asked_indices = [n for n, verdict in enumerate(verdicts) if type(verdict) is tuple]
+        for n, verdict in zip(asked_indices, check([verdicts[n] for n in asked_indices]), strict=True):
+            verdicts[n] = verdict
+    checked = [v if isinstance(v, Verdict) else Verdict(Status.ERROR, NAN if v is None else float(v)) for v in verdicts]
+    rewards = [None if math.isnan(verdict.value) else verdict.value for verdict in checked]
+    return Reward.of(rewards, status=[verdict.status for verdict in checked])
 
 
 def _as_numbers(values: Sequence[float | int | None]) -> Float[Tensor, " n"]:

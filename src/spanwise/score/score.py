@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from spanwise.errors import RecipeError, RewardError, check_known, unknown
@@ -30,7 +31,7 @@ from spanwise.score.custom import (
     with_own_copies,
 )
 from spanwise.score.event_loop import run
-from spanwise.score.foreign import Convention, rubric_functions
+from spanwise.score.foreign import rubric_functions
 from spanwise.score.items import (
     CALL_OPTIONS,
     as_reward,
@@ -42,7 +43,7 @@ from spanwise.score.items import (
     together,
 )
 from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outcomes
-from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, as_notes, built_in, present
+from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, built_in, present
 from spanwise.types import Scores, Status
 
 #: The largest allowed reward. Sums of its squares stay finite in float64, and float32 leaves a factor of 1e8 for weights and sums.
@@ -70,21 +71,26 @@ def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns,
         tensor([[ 1.0000, -0.0900]], dtype=torch.float64)
     """
     _check_order(objectives)
-    recorded = recorded or {}
-    early_rewards = _score_early([objective for objective in objectives if objective.name not in recorded], text, columns)
+    known = dict(recorded or {})
+    known |= _await_early([objective for objective in objectives if objective.name not in known], text, columns)
     scored: dict[str, Reward] = {}
+    call_results: dict[Any, Any] = {}
     for objective in objectives:
-        recorded_reward = recorded.get(objective.name)
-        if recorded_reward is None:
-            reward = _score_one(objective, text, columns, scored, early_rewards)
+        if objective.name in known:
+            reward = _complete_known(objective, known[objective.name], text, columns=columns, scored=scored)
         else:
-            reward = _complete_recorded(objective, recorded_reward, text, columns=columns, scored=scored)
+            reward = _call(objective, text, columns, scored, call_results)
+        reward = _only_paid(objective, reward, text)
         scored[objective.name] = reward if objective.only is None else _only_right(reward, scored[objective.only])
     all_scores = as_scores(scored, *read_outcomes(objectives, text, columns=columns))
     measure_names = measures_of(objectives)
     if not measure_names:
         return all_scores
-    cost_tables = [_costs(scored[objective.name], len(measures_of([objective]))) for objective in objectives]
+    measured_rewards = [(scored[objective.name], len(measures_of([objective]))) for objective in objectives]
+    cost_tables = [
+        torch.zeros(len(text), measure_count, dtype=torch.float64) if reward.measured_nc is None else reward.measured_nc
+        for reward, measure_count in measured_rewards
+    ]
     return replace(all_scores, measured_nc=torch.cat(cost_tables, dim=1), measures=measure_names)
 
 
@@ -102,24 +108,10 @@ def measures_of(objectives: Sequence[Objective]) -> tuple[str, ...]:
     return tuple(f"{name}/{measure}" for name, entry in named_rewards if entry is not None for measure in entry.measures)
 
 
-def loads_model(objective: Objective) -> bool:
-    """Return whether an objective's reward loads a model of its own."""
-    built_in_reward = built_in(objective)
-    return built_in_reward is not None and built_in_reward.loads_model
-
-
-def _costs(reward: Reward, measure_count: int) -> Float[Tensor, "n c"]:
-    """Return what an objective's rewards cost, by completion and measure; zeros if nobody measured it."""
-    if reward.measured_nc is not None:
-        return reward.measured_nc
-    return torch.zeros(len(reward.value_n), measure_count, dtype=torch.float64)
-
-
 def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Float[Tensor, "n o"] | None = None) -> Scores:
     """Put the rewards of all objectives side by side in one `Scores`: a row per completion, a column per objective.
 
     Args:
-        scored: objective -> its reward, in order.
         outcome_names, outcome_no: as `read_outcomes` gives them.
 
     Raises:
@@ -145,7 +137,7 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
             f"Objective '{tuple(scored)[m]}' gives completion {n} of {len(reward_nm)} the reward {float(reward_nm[n, m]):g}. "
             f"Beyond {LARGEST:g} credit overflows. Return a smaller number, or None for no reward."
         )
-    empty_notes = as_notes([None] * len(reward_nm))
+    empty_notes = np.full(len(reward_nm), None)
     note_columns = [empty_notes if reward.note_n is None else reward.note_n for reward in scored.values()]
     note_nm = np.stack(note_columns, axis=1) if any(reward.note_n is not None for reward in scored.values()) else None
     outcome_arguments = tuple(outcome_names), outcome_no if outcome_names else None
@@ -159,9 +151,7 @@ def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Sc
     `if_missing` alone sets the price of leaving a block out. The returned number is kept as `unused_n`.
 
     Args:
-        objective: what to score by.
-        text: the blocks of each completion.
-        columns: the dataset's columns, one row per completion.
+        objective, text, columns: see `score_all`.
         scored: the objectives scored before, by name.
 
     Raises:
@@ -177,35 +167,43 @@ def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Sc
         tensor([1., nan], dtype=torch.float64)
     """
     _check_given(objective, scored)
-    return _score_one(objective, text, columns, scored, _score_early([objective], text, columns))
+    awaited = _await_early([objective], text, columns)
+    reward = awaited[objective.name] if awaited else _call(objective, text, columns, scored, {})
+    return _only_paid(objective, reward, text)
 
 
-def _score_one(objective: Objective, text: Texts, columns: Columns, scored: Scored, early: Scored) -> Reward:
-    """Score every completion by one objective, or take its rewards from `early`, those that `_score_early` computed."""
-    if objective.name in early:
-        reward = early[objective.name]
-    else:
+def _call(objective: Objective, text: Texts, columns: Columns, scored: Scored, call_results: dict[Any, Any]) -> Reward:
+    """Call an objective's plain reward function; `call_results` keeps the results that other objectives read, too."""
+    convention = item_convention(objective)
+    if convention is None:
         batch_call, reward_label, advice = _batch_call(objective, text, columns, scored)
-        reward = checked_reward(called(batch_call, subject=reward_label, text=text, advice=advice), objective, len(text))
+        return checked_reward(called(batch_call, subject=reward_label, text=text, advice=advice), objective, len(text))
+    call_key, reward_label = _call_key(objective), reward_function(objective)
+    if call_key not in call_results:
+        with restore_process(reward_label, text), named_errors(reward_label, len(text), _ADVICE):
+            call_results[call_key] = call_items(item_calls(objective, convention, text, columns))
+    return as_reward(objective, convention, call_results[call_key], len(text))
+
+
+def _only_paid(objective: Objective, reward: Reward, text: Texts) -> Reward:
+    """Remove the reward of each completion without any paid block; refuse rewards of another number than completions."""
     if len(reward.value_n) != len(text):
         raise RewardError(
             f"Objective '{objective.name}': its reward returned {len(reward.value_n)} numbers for {len(text)} completions. Return "
             f"one for each."
         )
-    return reward.only_where(_has_blocks(objective, text))
+    return reward.only_where(torch.tensor([bool(present(blocks, objective.pays)) for blocks in text], dtype=torch.bool))
 
 
-#: What error messages advise if a reward raises: a built-in one or a function of one completion, and one of the whole batch.
-_ADVICE, _BATCH_ADVICE = (
-    "Check its options and the columns that it reads.",
-    "Return None for a completion that has no reward.",
-)
+#: What error messages advise if a built-in reward or a function of one completion raises.
+_ADVICE = "Check its options and the columns that it reads."
 
 
 def _batch_call(objective: Objective, text: Texts, columns: Columns, scored: Scored) -> tuple[partial[Any], str, str]:
     """Return a reward's call for the whole batch, the reward's name in error messages, and the advice in them if it raises."""
     if not isinstance(objective.reward, str):
-        return reward_call(objective, text, columns), reward_function(objective), _BATCH_ADVICE
+        advice = "Return None for a completion that has no reward."
+        return reward_call(objective, text, columns), reward_function(objective), advice
     built_in_reward = REWARDS.find(objective.reward)
     _check_options(objective, built_in_reward)
     judge_option = {} if built_in_reward.judged_by is None else {built_in_reward.judged_by: judge_of(objective)}
@@ -214,15 +212,16 @@ def _batch_call(objective: Objective, text: Texts, columns: Columns, scored: Sco
     return batch_call, f"Objective '{objective.name}': the reward '{objective.reward}'", _ADVICE
 
 
-def _check_callable(objective: Objective, text: Texts) -> None:
+def _check_callable(objectives: Sequence[Objective], text: Texts) -> None:
     """Refuse an objective with `<hidden>` in place of a secret option, or with a paid block that the completions do not have."""
-    if secrets := hidden_names(objective.options):
-        raise RecipeError(
-            f"Objective '{objective.name}' has the option '{secrets[0]}' with {HIDDEN} in place of a secret, so its reward would "
-            f"get that word. Set the secret again in the recipe."
-        )
-    if text:
-        _check_pays(objective, text[0])
+    for objective in objectives:
+        if secrets := hidden_names(objective.options):
+            raise RecipeError(
+                f"Objective '{objective.name}' has the option '{secrets[0]}' with {HIDDEN} in place of a secret, so its reward "
+                f"would get that word. Set the secret again in the recipe."
+            )
+        if text:
+            _check_pays(objective, text[0])
 
 
 def waits(objective: Objective) -> bool:
@@ -234,60 +233,46 @@ def waits(objective: Objective) -> bool:
 
 
 async def await_rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Reward]:
-    """Await the rewards of all objectives at once, on the running event loop; all their reward functions are async.
-
-    Args:
-        objectives: objectives with rewards that are awaited.
-        text, columns: see `score_all`, which takes the result as `recorded`.
-    """
-    call_groups = _by_call(objectives, text)
-    group_rewards = await together([_await_call(convention, group, text, columns) for convention, group in call_groups])
-    return {name: reward for group in group_rewards for name, reward in group.items()}
+    """Await the async rewards of all objectives at once, on the running event loop; `score_all` takes them as `recorded`."""
+    _check_callable(objectives, text)
+    call_results: dict[Any, asyncio.Future[Any]] = {}
+    rewards = await together([_await_one(objective, text, columns, call_results) for objective in objectives])
+    return {objective.name: reward for objective, reward in zip(objectives, rewards, strict=True)}
 
 
-async def _await_call(
-    convention: Convention | None, group: Sequence[Objective], text: Texts, columns: Columns
-) -> dict[str, Reward]:
-    """Await one async reward function for a group of objectives, which read different keys of its results."""
-    objective = group[0]
+async def _await_one(
+    objective: Objective, text: Texts, columns: Columns, call_results: dict[Any, asyncio.Future[Any]]
+) -> Reward:
+    """Await an objective's async reward function; `call_results` keeps the results that other objectives read, too."""
+    convention = item_convention(objective)
     if convention is None:
         batch_call, reward_label, error_advice = _batch_call(objective, text, columns, {})
         with named_errors(reward_label, len(text), error_advice):
             returned_rewards = await with_own_copies(batch_call)()
-        return {objective.name: checked_reward(returned_rewards, objective, len(text))}
-    call_results = await await_items(objective, item_calls(objective, convention, text, columns))
-    return {objective.name: as_reward(objective, convention, call_results, len(text)) for objective in group}
+        return checked_reward(returned_rewards, objective, len(text))
+    if (call_key := _call_key(objective)) not in call_results:
+        calls = item_calls(objective, convention, text, columns)
+        call_results[call_key] = asyncio.ensure_future(await_items(objective, calls))
+    return as_reward(objective, convention, await call_results[call_key], len(text))
 
 
-def _score_early(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Reward]:
-    """Await all async reward functions at once; then call the plain functions that take one completion at a time."""
+def _await_early(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Reward]:
+    """Refuse an objective that cannot be called, then await all async reward functions at once."""
+    _check_callable(objectives, text)
     waiting_objectives = [objective for objective in objectives if waits(objective)]
-    rewards: dict[str, Reward] = {}
-    if waiting_objectives:
-        waiting_names = ", ".join(f"'{objective.name}'" for objective in waiting_objectives)
-        with restore_process(f"A reward function that is awaited ({waiting_names})", text):
-            rewards |= run(await_rewards(waiting_objectives, text, columns))
-    for convention, group in _by_call([objective for objective in objectives if objective not in waiting_objectives], text):
-        if convention is not None:
-            reward_label = reward_function(group[0])
-            with restore_process(reward_label, text), named_errors(reward_label, len(text), _ADVICE):
-                call_results = call_items(item_calls(group[0], convention, text, columns))
-            rewards |= {objective.name: as_reward(objective, convention, call_results, len(text)) for objective in group}
-    return rewards
+    if not waiting_objectives:
+        return {}
+    waiting_names = ", ".join(f"'{objective.name}'" for objective in waiting_objectives)
+    with restore_process(f"A reward function that is awaited ({waiting_names})", text):
+        return run(await_rewards(waiting_objectives, text, columns))
 
 
-def _by_call(objectives: Sequence[Objective], text: Texts) -> list[tuple[Convention | None, list[Objective]]]:
-    """Group the objectives that share the calls of one function; refuse an objective that cannot be called."""
-    groups: dict[Any, tuple[Convention | None, list[Objective]]] = {}
-    for objective in objectives:
-        _check_callable(objective, text)
-        convention = item_convention(objective)
-        call_key = id(objective.reward), repr(objective.options), objective.pays
-        groups.setdefault(objective.name if convention is None else call_key, (convention, []))[1].append(objective)
-    return list(groups.values())
+def _call_key(objective: Objective) -> tuple[Any, ...]:
+    """Return what the objectives have in common that read different keys of one function's results."""
+    return id(objective.reward), repr(objective.options), objective.pays
 
 
-def _complete_recorded(objective: Objective, recorded: Reward, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
+def _complete_known(objective: Objective, recorded: Reward, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
     """Take an objective's rewards, computed elsewhere, and add the outcomes and statuses that the completions' text shows."""
     built_in_reward = built_in(objective)
     if built_in_reward is not None and built_in_reward.judged_by is not None:
@@ -296,14 +281,9 @@ def _complete_recorded(objective: Objective, recorded: Reward, text: Texts, *, c
         has_failed_n = (recorded.status_n == Status.ERROR) | (recorded.status_n == Status.UNSCORED)
         is_unstated_n = (text_reward.status_n == Status.ABSENT) | (text_reward.status_n == Status.UNPARSABLE)
         status_n = torch.where(has_failed_n & is_unstated_n, text_reward.status_n, recorded.status_n)
-        text_fields = {"by_outcome_n2": text_reward.by_outcome_n2, "stated_n": text_reward.stated_n}
-        recorded = replace(recorded, status_n=status_n, **text_fields)
-    return recorded.only_where(_has_blocks(objective, text))
-
-
-def _has_blocks(objective: Objective, text: Texts) -> Bool[Tensor, " n"]:
-    """Return for each completion whether it has a block that the objective pays."""
-    return torch.tensor([bool(present(blocks, objective.pays)) for blocks in text], dtype=torch.bool)
+        by_outcome_n2, stated_n = text_reward.by_outcome_n2, text_reward.stated_n
+        recorded = replace(recorded, status_n=status_n, by_outcome_n2=by_outcome_n2, stated_n=stated_n)
+    return recorded
 
 
 def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorded: Collection[str] = ()) -> None:
@@ -314,8 +294,6 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
     and reward functions can be called; the tags that built-in rewards read are in the blocks they read.
 
     Args:
-        objectives: in order.
-        layout: the blocks and their tags.
         recorded: objectives whose rewards are known already; they read no tags and no blocks.
 
     Raises:
@@ -351,10 +329,6 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
 def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Objective, ...]:
     """Expand objectives into one for each criterion of `criteria` and each block of `each`, and patterns of blocks into names.
 
-    Args:
-        objectives: in order.
-        layout: the blocks that patterns are looked for in.
-
     Raises:
         RecipeError: no block matches a pattern; a block has several parts, and no option names the one to read.
 
@@ -364,13 +338,12 @@ def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Object
         >>> [(o.name, o.pays, o.given, o.baseline, o.options) for o in pair]
         [('equals.a', ('a',), (), 'group', {'tag': 'a'}), ('equals.b', ('b',), ('equals.a',), 'outcome', {'tag': 'b'})]
     """
-    function_objectives = chain.from_iterable(_by_function(objective) for objective in objectives)
-    criterion_objectives = chain.from_iterable(with_criteria(objective, layout) for objective in function_objectives)
     return tuple(
-        chain.from_iterable(
-            [_with_blocks(objective, layout)] if objective.each is None else _by_block(objective, layout)
-            for objective in criterion_objectives
-        )
+        block_objective
+        for objective in objectives
+        for function_objective in _by_function(objective)
+        for criterion_objective in with_criteria(function_objective, layout)
+        for block_objective in _by_block(criterion_objective, layout)
     )
 
 
@@ -384,17 +357,14 @@ def _by_function(objective: Objective) -> list[Objective]:
     ]
 
 
-def _with_blocks(objective: Objective, layout: Layout) -> Objective:
-    """Return the objective with the names of its paid blocks in place of patterns such as `step*`."""
-    block_lists = [(name,) if name in layout.names or "*" not in name else layout.matching(name) for name in objective.pays]
-    return replace(objective, pays=tuple(dict.fromkeys(chain.from_iterable(block_lists))))
-
-
 def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
-    """Build an objective for every block that the pattern `each` of an objective matches."""
-    paid_names = _with_blocks(objective, layout).pays
+    """Build an objective for every block that the pattern `each` matches; write the names of paid blocks for other patterns."""
+    block_lists = [(name,) if name in layout.names or "*" not in name else layout.matching(name) for name in objective.pays]
+    paid_names = dict.fromkeys(chain.from_iterable(block_lists))
+    if objective.each is None:
+        return [replace(objective, pays=tuple(paid_names))]
     objectives: list[Objective] = []
-    for block in layout.matching(objective.each or ""):
+    for block in layout.matching(objective.each):
         # Where too few completions share all outcomes, `back_off` drops the last one, so the nearest block's outcome comes first.
         earlier = tuple(other.name for other in reversed(objectives))
         given_outcomes = tuple(name for entry in objective.given for name in (earlier if entry == EARLIER else (entry,)))
@@ -412,15 +382,13 @@ def _block_option(objective: Objective, block: str, layout: Layout) -> dict[str,
     """Return the option that tells a reward which block, or which tag of the block, to read."""
     built_in_reward = built_in(objective)
     if built_in_reward is None:
-        if item_convention(objective) is not None and objective.options.get("sees") == "part":
-            return {"block": block}
-        if "block" not in objective.options and not takes(objective, "block"):
+        sees_part = item_convention(objective) is not None and objective.options.get("sees") == "part"
+        if not sees_part and "block" not in objective.options and not takes(objective, "block"):
             raise RecipeError(
                 f"Objective '{objective.name}' is for each block, but its reward function cannot know which: all blocks would get "
                 f"the same number. Give it a parameter 'block', the name of the block: def f(blocks, block)."
             )
-        return {"block": block}
-    if "block" in built_in_reward.options:
+    if built_in_reward is None or "block" in built_in_reward.options:
         return {"block": block}
     if not built_in_reward.tags or any(option in objective.options for option in built_in_reward.tags):
         return {}

@@ -24,7 +24,7 @@ from spanwise.engines.verl.run import vocabulary_of
 from spanwise.engines.verl.settings import ANY_REWARD, OWN_MANAGER, filter_metric, scheme_in
 from spanwise.objective import Objective
 from spanwise.scheme import Scheme
-from spanwise.score.items import shared_by
+from spanwise.score.items import SHARERS
 from spanwise.step import ReadBatch, Step
 from spanwise.types import Scores
 
@@ -50,8 +50,8 @@ class SpanRewardManager(RewardManagerBase):
         has_agent_reward = any("environment" in fields for fields in agent_fields)
         own_result = None if self.own_manager is None or has_agent_reward else await self.own_manager.run_single(data)
         rollout_batch, length_n, has_masks = await in_thread(self._batch, data, own_result)
-        with shared_by(int(self.config.reward.num_workers)):
-            scored_batch = await self.step.read_waiting(rollout_batch, in_thread)
+        SHARERS.set(int(self.config.reward.num_workers))
+        scored_batch = await self.step.read_waiting(rollout_batch, in_thread)
         return await in_thread(self._packed, scored_batch, rollout_batch, length_n, has_masks)
 
     def _batch(self, data: Any, own_result: dict[str, Any] | None) -> tuple[Batch, list[int], bool]:
