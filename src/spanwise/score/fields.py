@@ -17,19 +17,18 @@ from spanwise.disk import read_text
 from spanwise.errors import DataError, LayoutError, RecipeError, check_number
 from spanwise.objective import Objective
 from spanwise.registry import register
+from spanwise.score.custom import as_number
 from spanwise.score.items import without_end
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, judged
 from spanwise.score.rewards import NUMBER
 from spanwise.score.worker import MISSING, is_valid, json_value, read_schema, whole_json
-from spanwise.score.workers import DEADLINE, Workers, shared_workers
+from spanwise.score.workers import DEADLINE, Verdict, Workers, shared_workers
 from spanwise.segment.json_fields import steps
 from spanwise.types import BlockText, Status, whole_text
 
 _SIGNED = re.compile("[+-]?" + NUMBER.pattern)
 _DECODER = json.JSONDecoder()
 _INDEX = re.compile(r"\[(\d+)\]")
-#: What JSON has before a value (a colon, a comma, an opening bracket or nothing), and the quote of a value that is a string.
-_BEFORE = re.compile(r'(?:^|[:\[,])\s*+("?)\Z')
 #: Stands for the gold value of an element that lies beyond the end of the gold list.
 _BEYOND = object()
 
@@ -93,11 +92,8 @@ def near(
     is wrong (0). No paid block: ABSENT. No gold value, or one that is no finite number: ERROR.
 
     Args:
-        text, pays, columns, scored, tag, column: see `equals`.
+        text, pays, columns, scored, tag, column: see `equals`, for errors too.
         rel, abs: how far off is close enough, as a share of the gold value and as a number.
-
-    Raises:
-        DataError: there is no such column.
 
     Example:
         >>> text = [{"price": {"": "", "price": said}} for said in ("99", "98", "about 100")]
@@ -107,8 +103,8 @@ def near(
     _check_tolerances({"rel": rel, "abs": abs})
 
     def rule(field: str | None, gold: Any) -> bool | None:
-        gold_number, field_number = _number(gold), None if field is None else _number(field)
-        if gold_number is None or not math.isfinite(gold_number):
+        gold_number, field_number = _number(gold), _number(field)
+        if gold_number is None:
             return None
         return field_number is not None and math.fabs(field_number - gold_number) <= max(rel * math.fabs(gold_number), abs)
 
@@ -124,10 +120,7 @@ def one_of(
     Rule: as in `equals`, but the gold value is a list of values. One that is no list, or empty: ERROR.
 
     Args:
-        text, pays, columns, scored, tag, column: see `equals`.
-
-    Raises:
-        DataError: there is no such column.
+        text, pays, columns, scored, tag, column: see `equals`, for errors too.
 
     Example:
         >>> text = [{"city": {"": "", "city": said}} for said in ("Roma", "Oslo")]
@@ -165,19 +158,18 @@ def listed(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, block: 
     """
     judged_block = block or pays[0]
     index = _INDEX.search(judged_block)
-    numbers: list[float | None] = []
-    statuses: list[Status] = []
-    for blocks, cell in zip(text, column_of(columns, column, len(text)), strict=True):
+
+    def rule(_: BlockText, __: Mapping[str, str | None], cell: Any) -> Verdict | float | None:
         numbers_by_block, block_entry = _parse_cell(cell), MISSING
         if isinstance(numbers_by_block, Mapping):
             block_entry = numbers_by_block.get(judged_block, MISSING)
         elif isinstance(numbers_by_block, list | tuple) and index is not None and int(index[1]) < len(numbers_by_block):
             block_entry = numbers_by_block[int(index[1])]
-        is_absent = blocks.get(judged_block) is None or block_entry is None or block_entry != block_entry
-        stated_number = None if is_absent or isinstance(block_entry, str) else _number(block_entry)
-        numbers.append(stated_number if stated_number is not None and math.isfinite(stated_number) else None)
-        statuses.append(Status.ABSENT if is_absent else Status.ERROR)
-    return Reward.of(numbers, status=statuses)
+        if block_entry is None or block_entry != block_entry:
+            return Verdict(Status.ABSENT, math.nan)
+        return None if isinstance(block_entry, str) else _number(block_entry)
+
+    return judged(text, (judged_block,), "", column_of(columns, column, len(text)), rule)
 
 
 def _judge_field(
@@ -203,15 +195,13 @@ def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | N
 
 
 def _number(value: Any) -> float | None:
-    """Return a plain number as a float, infinite if it is too large for one; None for any other value."""
+    """Return a plain number as a float; None for any other value, and for a number that is infinite as a float."""
     if isinstance(value, str):
-        return float(value) if _SIGNED.fullmatch(value := value.strip()) else None
+        value = float(value) if _SIGNED.fullmatch(value := value.strip()) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
+    number = as_number(value)
+    return number if math.isfinite(number) else None
 
 
 def _parse_cell(cell: Any) -> Any:
@@ -348,16 +338,10 @@ def _field_json(block: Mapping[str, str | None], tag: str) -> str | None:
 
 def _in_quotes(content: str, block: Mapping[str, str | None], tag: str) -> bool:
     """Return whether a field's value is in quotes ("3" and not 3) where it follows the field's key, else where it first occurs."""
-    block_text, quoted_key = block.get("") or "", f'"{tag.rpartition(".")[2]}"'
-    first_opening = ""
-    content_start = block_text.find(content)
-    while content_start >= 0:
-        opening = _BEFORE.search(block_text, max(0, content_start - 256), content_start)
-        if opening and block_text[max(0, opening.start() - 256) : opening.start()].rstrip().endswith(quoted_key):
-            return opening[1] == '"'
-        first_opening = first_opening or (opening[0] if opening else "")
-        content_start = block_text.find(content, content_start + len(content))
-    return first_opening.endswith('"')
+    block_text, key, value_start = block.get("") or "", re.escape(tag.rpartition(".")[2]), re.escape(content[:256])
+    after_key = re.search(rf'"{key}"\s*+:\s*+("?){value_start}', block_text)
+    occurrence = after_key or re.search(rf'(?:^|[:\[,])\s*+("?){value_start}', block_text)
+    return occurrence is not None and occurrence[1] == '"'
 
 
 class SchemaChecker(Workers):
@@ -375,10 +359,9 @@ def _schema_of_recipe(schema: Any) -> str | None:
     if is_schema_name and not schema.endswith(".json"):
         return None
     schema_label = f"The schema '{schema}'" if is_schema_name else "The schema"
+    schema_source = read_text(schema, schema_label) if is_schema_name else schema
     try:
-        return _schema_text(read_text(schema, schema_label) if is_schema_name else schema)
-    except RecipeError:  # RecipeError is a ValueError, which is caught next
-        raise
+        return _schema_text(schema_source)
     except (TypeError, ValueError, RecursionError) as error:
         raise RecipeError(f"{schema_label} of reward 'json_schema' is invalid: {error}.") from error
 
