@@ -62,10 +62,7 @@ class MathVerifier(Workers):
 
 
 def shared_verifier(*, workers: int | None = None, deadline: float | int = DEADLINE) -> MathVerifier:
-    """Return the `MathVerifier` that the built-in rewards share, made on first use and closed when Python ends.
-
-    Args:
-        workers, deadline: see `MathVerifier`.
+    """Return the `MathVerifier` with these limits that the built-in rewards share, made on first use and closed when Python ends.
 
     >>> shared_verifier() is shared_verifier(deadline=5.0)
     True

@@ -81,9 +81,6 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
     Example:
         >>> find_outcome("complete").__name__
         'complete'
-        >>> find_outcome("compleet")
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: There is no outcome 'compleet'. Did you mean 'complete'? ...
     """
     if isinstance(entry, str) and ":" not in entry:
         return OUTCOMES.find(entry).function
@@ -111,11 +108,6 @@ def read_outcomes(
     An entry that names an earlier objective needs no call.
 
     Numbers stand for themselves (True is 1), a string for a code that is the same in every run and process, None is NaN.
-
-    Args:
-        objectives: in order.
-        text: the blocks of each completion.
-        columns: the dataset's columns, one row per completion.
 
     Returns:
         The names of the outcomes, as `Objective.outcomes` has them, and their values in float64.
@@ -146,17 +138,9 @@ def read_outcomes(
 
 
 def check_discrete(values: Collection[float], name: str) -> None:
-    """Refuse an outcome with more than 16 different values in a batch, because hardly any two completions would share one.
-
-    Args:
-        values: the different ones in a batch.
-        name: of the outcome.
-
-    Raises:
-        RecipeError: there are more than 16.
+    """Refuse (RecipeError) an outcome with more than 16 different values in a batch: hardly any two completions would share one.
 
     Example:
-        >>> check_discrete({0.0, 1.0}, "right")
         >>> check_discrete({n / 20 for n in range(20)}, "confidence")
         Traceback (most recent call last):
         spanwise.errors.RecipeError: The outcome 'confidence' took 20 different values in one batch, ...
@@ -187,16 +171,14 @@ def judge_of(objective: Objective) -> str | None:
     judge_in_options = objective.options.get(built_in_reward.judged_by)
     default_judge = built_in_reward.options[built_in_reward.judged_by] or "correct"
     given_rewards = [name for name in objective.given if isinstance(name, str) and ":" not in name and name not in OUTCOMES]
-    if judge_in_options is not None or not given_rewards:
-        return judge_in_options or default_judge
-    if len(given_rewards) == 1:
+    if judge_in_options is None and len(given_rewards) == 1:
         return given_rewards[0]
-    if default_judge not in given_rewards:
+    if judge_in_options is None and given_rewards and default_judge not in given_rewards:
         raise RecipeError(
             f"Objective '{objective.name}' is given {' and '.join(given_rewards)}. Name the one that judges its reward: "
             f"'options: {{{built_in_reward.judged_by}: {given_rewards[0]}}}'."
         )
-    return default_judge
+    return judge_in_options or default_judge
 
 
 def judged_column(objective: Objective) -> int | None:
