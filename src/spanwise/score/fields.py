@@ -329,19 +329,16 @@ def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **_: Any) 
 
 
 def _field_json(block: Mapping[str, str | None], tag: str) -> str | None:
-    """Return a field's text as JSON, as a string if the completion had it in quotes; None if the field has no complete value."""
+    """Return a field's text as JSON, a string if the completion has it in quotes ("3"); None if the field has no complete value."""
     field_text = block.get(tag)
     if field_text is None:
         return None
-    return json.dumps(field_text) if json_value(field_text) is MISSING or _in_quotes(field_text, block, tag) else field_text
-
-
-def _in_quotes(content: str, block: Mapping[str, str | None], tag: str) -> bool:
-    """Return whether a field's value is in quotes ("3" and not 3) where it follows the field's key, else where it first occurs."""
-    block_text, key, value_start = block.get("") or "", re.escape(tag.rpartition(".")[2]), re.escape(content[:256])
+    # The quotes are looked for where the value follows the field's key, else where it first occurs.
+    block_text, key, value_start = block.get("") or "", re.escape(tag.rpartition(".")[2]), re.escape(field_text[:256])
     after_key = re.search(rf'"{key}"\s*+:\s*+("?){value_start}', block_text)
     occurrence = after_key or re.search(rf'(?:^|[:\[,])\s*+("?){value_start}', block_text)
-    return occurrence is not None and occurrence[1] == '"'
+    is_string = json_value(field_text) is MISSING or (occurrence is not None and occurrence[1] == '"')
+    return json.dumps(field_text) if is_string else field_text
 
 
 class SchemaChecker(Workers):
