@@ -86,12 +86,10 @@ def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns,
     measure_names = measures_of(objectives)
     if not measure_names:
         return all_scores
-    measured_rewards = [(scored[objective.name], len(measures_of([objective]))) for objective in objectives]
-    cost_tables = [
-        torch.zeros(len(text), measure_count, dtype=torch.float64) if reward.measured_nc is None else reward.measured_nc
-        for reward, measure_count in measured_rewards
-    ]
-    return replace(all_scores, measured_nc=torch.cat(cost_tables, dim=1), measures=measure_names)
+    measure_counts = {objective.name: len(measures_of([objective])) for objective in objectives}
+    costs = {name: torch.zeros(len(text), count, dtype=torch.float64) for name, count in measure_counts.items()}
+    costs |= {name: reward.measured_nc for name, reward in scored.items() if reward.measured_nc is not None}
+    return replace(all_scores, measured_nc=torch.cat(list(costs.values()), dim=1), measures=measure_names)
 
 
 def _only_right(reward: Reward, other: Reward) -> Reward:
