@@ -104,7 +104,7 @@ def test_a_value_for_each_objective_is_read_under_its_name(tmp_path):
     lengths, length_nk = result.table.tokens.lengths, own.file_spans.length_nk.tolist()
     brier_n = result.scores.reward_nm[:, result.scores.names.index("brier")].tolist()
     for n, one in enumerate(trl_small.SAID[:4]):
-        block = own.file_spans.blocks(n, n + 1)
+        block = result.table.tokens.with_values(own.file_spans.block_v).slice(n, n + 1)
         found = own.advantages(result.table, n, n + 1) * lengths[n]  # shared out over the tokens of the completion
         # By hand: no token is unlikely, so each block is one segment: its reward minus its own value.
         np.testing.assert_allclose(found[block == 0], one.right - 0.5, rtol=1e-5)

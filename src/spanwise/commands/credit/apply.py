@@ -29,7 +29,7 @@ from spanwise.rollouts import RolloutTable
 from spanwise.rollouts.files import REPORT
 from spanwise.rollouts.rows import stop_credit
 from spanwise.rollouts.schema import RECORDED, STOP
-from spanwise.rollouts.table import Ragged, fitting_runs, gather
+from spanwise.rollouts.table import fitting_runs, gather
 from spanwise.rollouts.token_rows import disk_zeros
 from spanwise.scheme import Scheme
 from spanwise.score import REWARDS, Reward, as_scores
@@ -40,7 +40,6 @@ from spanwise.types import BlockText, Credit, Scores, Spans, join_rows
 _T = TypeVar("_T")
 #: The largest number of tokens, padding included, that are processed at once.
 AT_A_TIME = 250_000
-_OF_A_SCORE = {"ece": "ECE", "brier": "Brier", "auroc": "AUROC"}
 
 
 @dataclass(frozen=True)
@@ -48,30 +47,17 @@ class FileSpans:
     """The tokens of each block (its span) in every completion of a rollout file, for one layout of blocks."""
 
     names: tuple[str, ...]
-    start_nk: Int[Tensor, "n k"]  # block k holds the trainable tokens from start_nk to end_nk
+    start_nk: Int[Tensor, "n k"]
     end_nk: Int[Tensor, "n k"]
     length_nk: Int[Tensor, "n k"]
     fault_n: Int[Tensor, " n"]
-    trainable: Ragged
-    #: 1 + each token's block index if its completion has a block in several pieces, else 0; None if all would be 0.
-    pieces: Int[np.ndarray, " v"] | None = None
+    block_v: Int[np.ndarray, " v"]  # the block index of every token of the file; -1 for tokens in no block
+    interleaved: bool  # whether a block lies in several pieces
 
     def spans(self, rows: Tensor | slice, place_rt: Int[np.ndarray, "r t"]) -> Spans:
         """Return the tokens of each block for some rows; `place_rt` holds their tokens' positions in the file (`Ragged.places`)."""
-        mask_rt, token_index_t = gather(place_rt, self.trainable.values, False), torch.arange(place_rt.shape[1])
-        start_rk, end_rk = self.start_nk[rows], self.end_nk[rows]
-        block_rt = torch.full(place_rt.shape, -1, dtype=torch.int8 if len(self.names) < 128 else torch.int16)
-        for k in range(len(self.names)):
-            block_rt[mask_rt & (token_index_t >= start_rk[:, k, None]) & (token_index_t < end_rk[:, k, None])] = k
-        if self.pieces is not None:
-            piece_rt = gather(place_rt, self.pieces, 0)
-            block_rt = torch.where(piece_rt > 0, piece_rt - 1, block_rt)
-        return Spans(self.names, start_rk, end_rk, block_rt, self.fault_n[rows])
-
-    def blocks(self, first: int, last: int) -> Int[np.ndarray, " s"]:
-        """Return the block index of each token of rows `first` to `last` (excluded), concatenated; -1 for tokens in no block."""
-        place_rt = self.trainable.places(slice(first, last))
-        return self.spans(slice(first, last), place_rt).block_nt.numpy()[place_rt >= 0]
+        block_rt = gather(place_rt, self.block_v, -1)
+        return Spans(self.names, self.start_nk[rows], self.end_nk[rows], block_rt, self.fault_n[rows])
 
 
 @dataclass(frozen=True)
@@ -210,7 +196,7 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
         alarm_reasons = list(dict.fromkeys(alarms(score_figures).values()))
         fields |= {name.removeprefix(OF_SCORE): value for name, value in score_figures.items()} | {"alarms": alarm_reasons}
         if is_judged:
-            worded_figures = ((word, fields[name]) for name, word in _OF_A_SCORE.items())
+            worded_figures = ((word, fields[word.lower()]) for word in ("ECE", "Brier", "AUROC"))
             figures_text = ", ".join(f"{word} {'-' if value is None else f'{value:.3f}'}" for word, value in worded_figures)
             score_sentence = f"{score_sentence}, and against {judge_name} {figures_text}"
     if not is_judged:
@@ -266,7 +252,10 @@ def read_file(
     """Find blocks and rewards of all completions; return a `FileSpans` per layout, and the rewards (`Reading`) per method."""
     layouts = (*(scheme.layout for scheme in arms.schemes.values()), *also)
     parts_by_layout: dict[Layout, list[tuple[Tensor, ...]]] = {layout: [] for layout in layouts}
-    pieces_by_layout: dict[Layout, np.ndarray] = {}
+    interleaved_layouts: set[Layout] = set()
+    block_v_by_layout = {
+        layout: disk_zeros(len(table.tokens.values), np.int8 if len(layout.names) < 128 else np.int16) for layout in layouts
+    }
     readings: dict[str, list[Reading]] = {name: [] for name in arms.schemes}
     for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
         REPORT.get()("finding blocks", int(table.tokens.offsets[last]), len(table.tokens.values))
@@ -279,9 +268,8 @@ def read_file(
         for layout, spans_parts in parts_by_layout.items():
             spans, block_texts = blocks_and_texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)
             if spans.interleaved:
-                block_rt = spans.block_nt.numpy()
-                piece_v = pieces_by_layout.setdefault(layout, disk_zeros(len(table.tokens.values), block_rt.dtype))
-                piece_v[place_rt[place_rt >= 0]] = block_rt[place_rt >= 0] + 1
+                interleaved_layouts.add(layout)
+            block_v_by_layout[layout][place_rt[place_rt >= 0]] = spans.block_nt.numpy()[place_rt >= 0]
             spans_parts.append((spans.start_nk, spans.end_nk, spans.length_nk, spans.fault_n))
             for name, scheme in arms.schemes.items():
                 if scheme.layout == layout:
@@ -291,10 +279,10 @@ def read_file(
                     readings[name].append(reading.take(slice(None)))
     spans_by_layout = {}
     for layout, spans_parts in parts_by_layout.items():
-        joined_columns = (torch.cat(column) for column in zip(*spans_parts, strict=True))
-        trainable_tokens = table.tokens.with_values(table.trainable)
-        layout_pieces = pieces_by_layout.get(layout)
-        spans_by_layout[layout] = FileSpans(layout.names, *joined_columns, trainable=trainable_tokens, pieces=layout_pieces)
+        columns = (torch.cat(column) for column in zip(*spans_parts, strict=True))
+        spans_by_layout[layout] = FileSpans(
+            layout.names, *columns, block_v=block_v_by_layout[layout], interleaved=layout in interleaved_layouts
+        )
     return spans_by_layout, {name: Reading.joined(parts) for name, parts in readings.items()}
 
 
@@ -320,11 +308,13 @@ def apply_arm(
     """Compute the credit of all completions of a file by one method; the completions of one training step form one batch."""
     credits_tokens = scheme.entry.kind == "token" or scheme.refine is not None
     adv_v = disk_zeros(len(table.tokens.values) if credits_tokens else 0, np.float32)
+    # A method that compares tokens across a training step is given the whole step at once.
+    can_split = scheme.entry.kind == "token" and "split" not in scheme.entry.exceptions and not scheme.options.get("whiten")
+    most_tokens = AT_A_TIME if can_split and not any(mode.compares for mode in scheme.modes) else sys.maxsize
     credit_parts: list[tuple[Tensor, Credit]] = []
     for step in steps(table.step_n):
         # the mean length of the training step's completions, even if they are credited a few at a time
         mean_length = file_spans.length_nk[step].sum(dim=1).double().mean()
-        most_tokens = AT_A_TIME if credits_tokens and not _needs_whole_step(scheme) else sys.maxsize
         for first, last in fitting_runs(table.tokens.lengths[step.numpy()], most_tokens):
             row_indices = step[first:last]
             part_reading, batch_fields = reading.take(row_indices), dict[str, Any]()
@@ -355,12 +345,6 @@ def apply_arm(
     return MethodCredit(name, file_spans, credit, spread_credit, adv_v if credits_tokens else None, dead_share_by_objective)
 
 
-def _needs_whole_step(scheme: Scheme) -> bool:
-    """Return whether a method compares tokens across a training step, so that the whole step must be credited at once."""
-    can_split = scheme.entry.kind == "token" and "split" not in scheme.entry.exceptions and not scheme.options.get("whiten")
-    return not can_split or any(mode.compares for mode in scheme.modes)
-
-
 def _join_credit(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
     """Join the credit of separate sets of rows in file order; sets of compared completions (strata) get new, distinct numbers."""
     row_order = torch.cat([rows for rows, _ in parts]).argsort()
@@ -388,15 +372,16 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
         raise RecipeError(
             f"'{table.path}' records no advantages, score or reward, so there is nothing to show; leave '{RECORDED}' out."
         )
-    present_nk, length_n = file_spans.length_nk > 0, file_spans.length_nk.sum(dim=1)
-    token_count_n = length_n.double()  # a recorded number is spread over all sampled tokens of the rollout, as trainers do
+    present_nk = file_spans.length_nk > 0
+    # A recorded number is spread over all sampled tokens of the rollout, as trainers do.
+    token_count_n = file_spans.length_nk.sum(dim=1).double()
     if table.rollout_n is not None:
         token_count_n = torch.bincount(table.rollout_n, weights=token_count_n)[table.rollout_n]
     stop_n, adv_v = torch.zeros(len(table)).double(), None
     if recorded_numbers.by_block:
         no_credit_n = torch.zeros(len(table))
         credit_nk = torch.stack([recorded_numbers.by_block.get(name, no_credit_n) for name in file_spans.names], dim=1)
-        present_names = [name for k, name in enumerate(file_spans.names) if present_nk[:, k].any()]
+        present_names = (name for name, present_n in zip(file_spans.names, present_nk.T, strict=True) if present_n.any())
         if missing_names := [name for name in present_names if name not in recorded_numbers.by_block]:
             block_names = ", ".join(name for name in recorded_numbers.by_block if name != STOP)
             raise RecipeError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.text import Text
 
 from spanwise.commands.credit.apply import CreditResult
 from spanwise.commands.shared.fitted import plain_table, say
-from spanwise.commands.shared.folder import EXPORT, MOST, write_page
+from spanwise.commands.shared.folder import EXPORT, MOST, without_nan, write_page
 from spanwise.errors import DataError, check_known, lacking, refuse
 from spanwise.rollouts import rollout_table, schema, write_rollouts
 from spanwise.rollouts.folder import RunFolder
@@ -113,7 +112,7 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
             schema.SCORE: None if file_table.score_n is None else file_table.score_n[rows],
             **score_columns(result.scores.take(rows)),
             **{name: values[token_offsets[0] : token_offsets[-1]] for name, values in token_columns.items()},
-            schema.BLOCK: None if file_spans.pieces is None else file_spans.blocks(first, last),
+            schema.BLOCK: file_spans.block_v[token_offsets[0] : token_offsets[-1]] if file_spans.interleaved else None,
         }
         for arm in result.applied:
             learned_advantages = np.where(not_learned_v, np.float32(np.nan), arm.advantages(file_table, first, last))
@@ -159,7 +158,7 @@ def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
         "own": arms.own,
         "outcome": outcome_of([o.name for o in arms.objectives], outcome_names),
     }
-    return json.loads(json.dumps(summary_fields, default=str))
+    return without_nan(summary_fields)
 
 
 def figures_tables(methods: Mapping[str, Mapping[str, Any]], title: Text) -> list[Table]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -70,21 +69,17 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
     if "correct" in result.scores.names:
         verdict_name, reward_n = "correct", result.scores.outcome("correct")
 
-    def for_all_tokens(numbers: Callable[[int, int], np.ndarray]) -> torch.Tensor:
-        """Call `numbers` for ranges of completions that fit into memory, and concatenate the returned numbers of their tokens."""
-        row_ranges = fitting_runs(table.tokens.lengths, AT_A_TIME)
-        return torch.from_numpy(np.concatenate([numbers(first, last) for first, last in row_ranges]))
-
     zeros_by_method = {}
     for arm in result.applied:
         if arm.credit.comparison is None:
             reason_nk = recorded_reasons(arm.credit.block_nk, result.group_n, reward_n=reward_n, rollout_n=table.rollout_n)
         else:
             reason_nk = zero_reasons(arm.credit, scheme_by_method[arm.name])
+        advantage_parts = [arm.advantages(table, *rows) for rows in fitting_runs(table.tokens.lengths, AT_A_TIME)]
         zeros_by_method[arm.name] = tally_zeros(
             reason_nk,
-            for_all_tokens(partial(arm.advantages, table)),
-            for_all_tokens(arm.file_spans.blocks),
+            torch.from_numpy(np.concatenate(advantage_parts)),
+            torch.from_numpy(arm.file_spans.block_v),
             row_index_v,
             names=(verdict_name,) if arm.credit.comparison is None else scheme_by_method[arm.name].names,
             trainable_v=torch.tensor(table.trainable),
@@ -166,7 +161,7 @@ def _token_table(table: RolloutTable, arm: MethodCredit, tally: Zeros, n: int) -
     first_token, end_token = int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1])
     completion_ids = table.tokens.slice(n, n + 1).astype(np.int64)
     token_advantages = arm.advantages(table, n, n + 1).tolist()
-    token_blocks, zero_keys = arm.file_spans.blocks(n, n + 1).tolist(), tally.key_v[first_token:end_token].tolist()
+    token_blocks, zero_keys = (v[first_token:end_token].tolist() for v in (arm.file_spans.block_v, tally.key_v))
     credit_cells = [f"{credit:.4g}" for credit in arm.credit.block_nk[n].tolist()]
     token_facts = [(token_blocks[t], zero_keys[t], f"{token_advantages[t]:.6g}") for t in range(end_token - first_token)]
     table_rows = []
