@@ -75,11 +75,12 @@ def test_an_error_ends_what_runs_and_starts_nothing_more():
         started[name] = subprocess.Popen([sys.executable, "-c", "" if name == "short" else SLEEP])
         return started[name]
 
-    def ended(name, status):
-        raise RuntimeError(f"{name} {status}")
+    def raise_at_first_end():
+        for name, status in side_by_side(["long", "short", "never"], 2, start=start):
+            raise RuntimeError(f"{name} {status}")
 
     with pytest.raises(RuntimeError, match="short 0"):
-        side_by_side(["long", "short", "never"], 2, start=start, ended=ended)
+        raise_at_first_end()
     assert {name: process.returncode for name, process in started.items()} == {"long": -signal.SIGTERM, "short": 0}
 
 
@@ -91,12 +92,10 @@ def test_each_item_once_and_so_many_at_a_time():
         most.append(len(running))
         return subprocess.Popen([sys.executable, "-c", f"raise SystemExit({number})"])
 
-    def ended(number, status):
+    before = signal.getsignal(signal.SIGTERM)
+    for number, status in side_by_side([3, 0, 5, 4], 2, start=start):
         running.remove(number)
         found.append((number, status))
-
-    before = signal.getsignal(signal.SIGTERM)
-    side_by_side([3, 0, 5, 4], 2, start=start, ended=ended)
     assert sorted(found) == [(0, 0), (3, 3), (4, 4), (5, 5)]
     assert max(most) == 2
     assert signal.getsignal(signal.SIGTERM) is before

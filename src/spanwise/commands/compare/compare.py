@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from types import FrameType
@@ -41,8 +42,6 @@ from spanwise.rollouts.folder import RunFolder, hidden, is_filled, sole_writer
 
 #: The figures of the comparison table, as in Table 1 of the BAE paper. The last three show a collapse that the others may hide.
 FIGURES = ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", "refusal_rate")
-#: The recipe fields that a comparison sets for each run, so they do not belong to the recipe that all runs share.
-_OF_ONE_RUN = ("output", "seed")
 #: The recipe fields that a comparison sets for every arm, unless the user sets them.
 COMMON = {"eval_every": 20, "eval_samples": 16, "keep_rollouts": 20, "report": False}
 #: The fields that decide the start and the evaluation of a run; arms that differ in these fields cannot be compared.
@@ -54,10 +53,6 @@ _SAME = (
 _ENDED = ("summary.json", "evaluation.parquet")
 #: The fields of a run's recipe.yaml that come from the method's preset if the user left them out (`recipe.resolved`).
 _FILLED = ("layout", "prefilled", "segmenter", "objectives", "calibration", "baseline", "per", "options")
-#: The seconds between two checks of which training processes have ended.
-_LOOK_SECONDS = 0.1
-#: The seconds that a process has to end after SIGTERM before it is killed.
-_END_SECONDS = 10.0
 _Item = TypeVar("_Item")
 
 
@@ -78,7 +73,6 @@ def compare(
     if reference is not None:
         check_known("reference arm", reference, {run.arm for run in runs})
     check_no_run(output)
-    output_folder = Path(output)
     with sole_writer(output):
         unfinished_runs = [run for run in runs if not run.finished()]
         if unfinished_runs:
@@ -97,12 +91,12 @@ def compare(
             "reference": reference,
             "overrides": dict(choices or {}),
         }
-        _write_comparison(output_folder, runs, comparison, command_options)
+        _write_comparison(Path(output), runs, comparison, command_options)
         say(console, *comparison_tables(comparison), comparison.summary())
         # Imported only here, because the report's packages take a second to load.
         from spanwise.commands.report.report import report_folder
 
-        say(console, f"Report: {report_folder(output_folder)}")
+        say(console, f"Report: {report_folder(output)}")
     return comparison
 
 
@@ -150,11 +144,9 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
     make_task(unfinished_runs[0].recipe, console)
     process_count = processes or (2 if (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available() else 1)
     say(console, f"{count - len(unfinished_runs)} of {count} runs are finished; {process_count} train at a time.")
-    start_seconds, reason_by_failed_run, done_count = time.perf_counter(), {}, 0
-
-    def ended(run: ArmRun, status: int) -> None:
-        nonlocal done_count
-        done_count += 1
+    start, start_seconds, reason_by_failed_run = partial(_start, console=console), time.perf_counter(), {}
+    # The loop holds the only reference to the iterator, so an error in it ends the running processes at once.
+    for done_count, (run, status) in enumerate(side_by_side(unfinished_runs, process_count, start=start), 1):
         seconds_left = (time.perf_counter() - start_seconds) / done_count * (len(unfinished_runs) - done_count)
         if status == 0:
             figures = read_fields(run.folder / "summary.json")["final"]
@@ -164,8 +156,6 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
             outcome_text = f"failed: {reason_by_failed_run[run.folder.name]}"
         counts_text = f"{done_count}/{len(unfinished_runs)}"
         say(console, f"{counts_text}  {run.folder.name}  {outcome_text}  left {seconds_left / 60:.0f} min")
-
-    side_by_side(unfinished_runs, process_count, start=lambda run: _start(run, console), ended=ended)
     if reason_by_failed_run:
         run_name, failure_reason = next(iter(reason_by_failed_run.items()))
         raise DataError(
@@ -215,7 +205,9 @@ def _failure_reason(run: ArmRun, status: int) -> str:
 def _write_comparison(output: Path, runs: Sequence[ArmRun], comparison: ArmComparison, options: Mapping[str, Any]) -> None:
     """Write the figures of a comparison into its folder, as `summary.json` and `comparison.md`."""
     recipes = [run.asked() for run in runs]
-    common_fields = {k: v for k, v in recipes[0].items() if k not in _OF_ONE_RUN and all(other[k] == v for other in recipes)}
+    common_fields = {
+        k: v for k, v in recipes[0].items() if k not in ("output", "seed") and all(other[k] == v for other in recipes)
+    }
     figures_by_arm: dict[str, dict[str, Any]] = {arm: {} for arm in comparison.methods}
     for (arm, figure), interval in comparison.cells.items():
         figures_by_arm[arm][figure] = {**_interval(interval), "sd": interval.sd, "seeds": interval.count}
@@ -333,13 +325,9 @@ def plan_runs(
 
 
 def side_by_side(
-    items: Iterable[_Item],
-    processes: int,
-    *,
-    start: Callable[[_Item], subprocess.Popen[bytes]],
-    ended: Callable[[_Item, int], None],
-) -> None:
-    """Run one process per item, `processes` at a time, and wait for all; Ctrl-C, SIGTERM or an error ends the running processes."""
+    items: Iterable[_Item], processes: int, *, start: Callable[[_Item], subprocess.Popen[bytes]]
+) -> Iterator[tuple[_Item, int]]:
+    """Run `processes` processes at a time, one per item, and yield those that end with their status; leaving the loop ends all."""
     waiting_items, item_by_process = list(items)[::-1], dict[subprocess.Popen[bytes], _Item]()
     with _sigterm_raises():
         try:
@@ -349,17 +337,17 @@ def side_by_side(
                     item_by_process[start(item)] = item
                 for process in list(item_by_process):
                     if (status := process.poll()) is not None:
-                        ended(item_by_process.pop(process), status)
-                time.sleep(_LOOK_SECONDS)
+                        yield item_by_process.pop(process), status
+                time.sleep(0.1)
         finally:
             _end_processes(item_by_process)
 
 
 def _end_processes(processes: Collection[subprocess.Popen[bytes]]) -> None:
-    """Ask the processes to end, and kill them after some seconds or at a second Ctrl-C."""
+    """Ask the processes to end, and kill them after ten seconds or at a second Ctrl-C."""
     for process in processes:
         process.terminate()
-    deadline = time.monotonic() + _END_SECONDS
+    deadline = time.monotonic() + 10
     for process in processes:
         try:
             process.wait(max(0.0, deadline - time.monotonic()))
