@@ -1,7 +1,4 @@
-"""Find the problems of a run: figures of an evaluation that cannot be trusted, and training batches that teach nothing.
-
-The table `EVALUATION` holds the rules for an evaluation; the rules for training batches stand beside their metrics.
-"""
+"""Find the problems of a run: figures of an evaluation that cannot be trusted, and training batches that teach nothing."""
 
 from __future__ import annotations
 
@@ -71,9 +68,7 @@ _LATER = re.compile(r"\[[1-9]\d*\]")
 def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
     """Return the figures of an evaluation that must not be taken at face value, each with the reason.
 
-    A refusal rate above .5, an accuracy below .05, verdicts or confidences on less than half of the completions, a variance of the
-    confidences below 1e-4, a format rate below .9; and with each but the last the figures that a policy gets for nothing then. Of a
-    self-rewarding score (`laser_...`) the same of its coverage and variance, and a mean of 0 or 1: it is always the same number.
+    The table `EVALUATION` holds the rules; each names the figures that a policy gets for nothing while its alarm holds.
 
     Args:
         figures: as `measure.figures` gives them; None and NaN are not there.

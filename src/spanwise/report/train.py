@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -89,9 +89,11 @@ def train_report(
     of_batches = not rewards
     if of_batches:
         rewards = {name: values_of(batch_rows, f"rewards/{name}/mean") or [None] for name in names}
-    mean_rewards = [
-        _mean_reward_headline(name, means, intervals or {}, of_batches) for name, means in rewards.items() if unmeasured
-    ]
+    mean_rewards = []
+    for name, means in rewards.items() if unmeasured else ():
+        interval, mean_at_start = (intervals or {}).get(OF_REWARD + name), means[0] if len(means) > 1 else None
+        small_print = _note(interval, mean_at_start, shown, "in the first batch" if of_batches else "at the start")
+        mean_rewards.append(Headline(f"mean reward: {name}", means[-1], small_print))
     shown_steps = {row.step for row in view.completions if row.step is not None} if view else set()
     step_note = f", of step {shown_steps.pop()}" if len(shown_steps) == 1 else ""
     trained_method, *other_methods = view.methods if view else ("",)
@@ -158,11 +160,9 @@ def _spoken(name: str) -> str:
 def _baseline(recipe: Mapping[str, Any]) -> str:
     """Name the reward baseline of the last objective that sets one, for the page's title; empty if the method takes none."""
     method = METHODS.get(str(recipe.get("method")))
-    if method is not None and "baseline" not in method.inputs:
-        return ""
-    baseline_names = [entry.get("baseline") for entry in recipe.get("objectives") or ()]
-    baseline_name = next((baseline_name for baseline_name in reversed(baseline_names) if baseline_name), None)
-    return f"the {baseline_name} baseline" if baseline_name and baseline_name != "none" else ""
+    takes_none = method is not None and "baseline" not in method.inputs
+    baseline_names = [name for entry in recipe.get("objectives") or () if (name := entry.get("baseline"))]
+    return "" if takes_none or baseline_names[-1:] in ([], ["none"]) else f"the {baseline_names[-1]} baseline"
 
 
 def _unfinished(recipe: Mapping[str, Any], ended: bool, done: int, *, again: bool) -> list[str]:
@@ -258,14 +258,6 @@ def _moved(name: str, last: Mapping[str, Any], first: Mapping[str, Any], interva
     bounds_note = f" [{percent(low)}, {percent(high)}]" if low == low else ""
     start_note = "" if before is None else f" (was {percent(before)}{': no clear change' if low <= before <= high else ''})"
     return f"{figure_name(name)} is {percent(value)}{bounds_note}{start_note}"
-
-
-def _mean_reward_headline(
-    name: str, means: Sequence[float | None], intervals: Mapping[str, Interval | None], of_batches: bool
-) -> Headline:
-    interval, mean_at_start = intervals.get(OF_REWARD + name), means[0] if len(means) > 1 else None
-    small_print = _note(interval, mean_at_start, shown, "in the first batch" if of_batches else "at the start")
-    return Headline(f"mean reward: {name}", means[-1], small_print)
 
 
 def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> str:
@@ -378,8 +370,8 @@ def names_in(batches: Lines, metric: str) -> list[str]:
 def mode_sections(batches: Lines) -> list[Section]:
     """Build a section for each training mode that describes one; it has no panels if no batch logs the mode's metrics."""
     sections = []
-    for mode, page in _pages():
-        panels, prefix_of_value = list[Panel](), _values(mode, page, batches)
+    for mode, page, prefix_of_value in _pages(batches):
+        panels: list[Panel] = []
         for chart in (chart for chart in page.charts if len(chart.series) == 1):
             label_of_metric = {
                 prefix + metric_name: value or name
@@ -402,9 +394,9 @@ def mode_sections(batches: Lines) -> list[Section]:
 def mode_headlines(batches: Lines) -> list[Headline]:
     """Build a headline with the last value of each training mode's main metric; a critic with several outputs gets several."""
     headlines, alarm_by_metric = [], end_alarms(batches)
-    for mode, page in _pages():
+    for _, page, prefix_of_value in _pages(batches):
         metric_name, label, alarm = page.headline
-        for value, prefix in _values(mode, page, batches).items():
+        for value, prefix in prefix_of_value.items():
             metric_values = values_of(batches, prefix + metric_name)
             small_print = f"{metric_values[0]:.2f} in the first batch" if len(metric_values) > 1 else ""
             warning = ("no batch tells" if not metric_values else alarm) if prefix + metric_name in alarm_by_metric else ""
@@ -413,16 +405,13 @@ def mode_headlines(batches: Lines) -> list[Headline]:
     return headlines
 
 
-def _pages() -> list[tuple[type[Mode], Page]]:
-    """Return the training modes that describe a section of the page, each with that description."""
-    return [(mode, mode.page) for mode in MODES.values() if mode.page is not None]
-
-
-def _values(mode: type[Mode], page: Page, batches: Lines) -> dict[str, str]:
-    """Map the name of each output of a critic ("" if it has only one) to the prefix of the metrics logged for this output."""
-    metric_name = page.headline[0]
-    output_metrics = metrics_in(batches, [Metric(f"{mode.name}/[value/]{metric_name}")])
-    return {value: key.removesuffix(metric_name) for key, value, _ in output_metrics}
+def _pages(batches: Lines) -> Iterator[tuple[type[Mode], Page, dict[str, str]]]:
+    """Yield each training mode that has a section, that section, and the prefix of the metrics of each output of a critic."""
+    for mode in MODES.values():
+        if mode.page is not None:
+            metric_name = mode.page.headline[0]
+            output_metrics = metrics_in(batches, [Metric(f"{mode.name}/[value/]{metric_name}")])
+            yield mode, mode.page, {value: key.removesuffix(metric_name) for key, value, _ in output_metrics}
 
 
 def _panel(chart: Chart, batches: Lines, names: Sequence[str] = (), **drawn: Any) -> list[Panel]:

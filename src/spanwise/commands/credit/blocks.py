@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from spanwise.commands.shared.options import key_value
 from spanwise.credit import group_index, method, preset_objectives
 from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
@@ -76,11 +75,6 @@ def choose_blocks(
     answer_sentence = census(texts, ["answer"]).sentence
     no_verdict = f"Nothing says which completions of '{table.path}' are right: {answer_sentence}" if answer_sentence else ""
     return replace(found_blocks, note=f"{layout_reason} {majority_text} {found_blocks.note}", no_verdict=no_verdict)
-
-
-def pay_pairs(pay: Sequence[str]) -> list[tuple[str, str]]:
-    """Split each `--pay block=reward` into the block and the reward."""
-    return [key_value(pair, "--pay", "block=reward, such as draft=passed") for pair in pay]
 
 
 def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, table: RolloutTable) -> dict[str, Any]:

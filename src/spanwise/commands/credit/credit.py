@@ -10,9 +10,10 @@ from rich.console import Console
 
 from spanwise.commands.credit.apply import CreditResult, apply_arms
 from spanwise.commands.credit.arms import choose_arms
-from spanwise.commands.credit.blocks import Blocks, SampledTexts, choose_blocks, compared_groups, parse_pay, pay_pairs
+from spanwise.commands.credit.blocks import Blocks, SampledTexts, choose_blocks, compared_groups, parse_pay
 from spanwise.commands.credit.write import check_writable, write_again, write_result
 from spanwise.commands.shared.folder import MOST, check_no_run
+from spanwise.commands.shared.options import key_value
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import answer_layout, load
 from spanwise.rollouts import read_rollouts
@@ -33,7 +34,7 @@ def credit_rollouts(
     overrides: Mapping[str, Any] | None = None,
 ) -> CreditResult:
     """Read a rollout file, and credit its completions by several methods."""
-    block_reward_pairs = pay_pairs(pay)
+    block_reward_pairs = [key_value(pair, "--pay", "block=reward, such as draft=passed") for pair in pay]
     paid_blocks = list(dict.fromkeys(block for block, _ in block_reward_pairs))
     file_table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns, parts=paid_blocks)
     if not file_table.trainable.any():

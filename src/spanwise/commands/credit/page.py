@@ -29,11 +29,10 @@ def credit_page(folder: Path) -> str:
     export_file, summary = folder / EXPORT, read_fields(folder / "summary.json")
     table, command_options = read_numbers(export_file), summary.get("options") or {}
     rule_by_method = summary.get("paid") or {}
-    credit_by_method = shown_credit(table, rule_by_method)
     group_n = float_column(table, schema.GROUP).long()
     row_indices = choose_rows(group_n, command_options.get("rows", MOST))
     shown_table = read_rows(export_file, row_indices)
-    token_view = credited_view(
+    token_view, credit_by_method = credited_view(
         table, shown_table, row_indices, paying=rule_by_method, outcome=summary.get("outcome"), own=summary.get("own"),
         tokenizer=schema.tokenizer_of(shown_table.schema),
     )  # fmt: skip
@@ -63,15 +62,6 @@ def credit_page(folder: Path) -> str:
     )
 
 
-def shown_credit(table: pa.Table, paying: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Tensor]]:
-    """Return the credit in a table by method and block; credit of whole completions stands under the name `completion`.
-
-    `paying` maps each method to its `Scheme.plain`.
-    """
-    kind_by_method = {name: METHODS[rule["method"]].kind for name, rule in paying.items() if rule["method"] in METHODS}
-    return {name: credited_units(columns, kind_by_method.get(name, "")) for name, columns in read_credit(table).items()}
-
-
 def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:
     """Choose at most `count` rows (completions) to show, spread evenly over the file, in whole groups."""
     if len(group_n) <= count:
@@ -94,16 +84,23 @@ def credited_view(
     outcome: str | None,
     own: str | None,
     tokenizer: Path | None,
-) -> TokenView:
-    """Build the view of the tokens and the credit of some completions of a table.
+) -> tuple[TokenView, dict[str, dict[str, Tensor]]]:
+    """Build the view of the tokens of some completions of a table, and the credit of all completions by method and block.
 
     `shown` is the table of the completions `rows` alone; `paying` maps each method to its `Scheme.plain`.
     """
+    kind_by_method = {name: METHODS[rule["method"]].kind for name, rule in paying.items() if rule["method"] in METHODS}
+    credit = {name: credited_units(columns, kind_by_method.get(name, "")) for name, columns in read_credit(table).items()}
     segments_of_methods = (SaeSegments.of(rule["method"], rule.get("options")) for rule in paying.values())
-    sae_segments = next((cut for cut in segments_of_methods if cut is not None), None)
+    sae_segments, segments_sentence = next((cut for cut in segments_of_methods if cut is not None), None), ""
+    if sae_segments is not None:
+        verb = "opens a segment" if sae_segments.boundary == "start" else "has closed a segment"
+        segments_sentence = (
+            f"A tick marks each place where a token with a probability below {sae_segments.threshold:g} {verb}."
+        )
     mode_by_method = {name: scoring_mode(rule) for name, rule in paying.items()}
     shares_by_method = {name: score_shares(table, mode) for name, mode in mode_by_method.items() if mode is not None}
-    return TokenView(
+    token_view = TokenView(
         tuple(schema.methods_in(shown.column_names)),
         token_rows(
             shown,
@@ -112,17 +109,12 @@ def credited_view(
             {name: [by_row[n] for n in rows] for name, by_row in shares_by_method.items()},
         ),
         outcome,
-        "" if sae_segments is None else segment_words(sae_segments),
+        segments_sentence,
         rules={name: rule_of(rule["method"], rule["objectives"], mode_by_method[name]) for name, rule in paying.items()},
         own=own,
         total=len(table),
     )
-
-
-def segment_words(segments: SaeSegments) -> str:
-    """Explain in a sentence at which tokens SAE cuts a completion into segments."""
-    verb = "opens a segment" if segments.boundary == "start" else "has closed a segment"
-    return f"A tick marks each place where a token with a probability below {segments.threshold:g} {verb}."
+    return token_view, credit
 
 
 def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | None = None) -> Rule:

@@ -1,8 +1,4 @@
-"""`spanwise demo`: train two ways of crediting (arms) from one warm start with each seed, and show the figures.
-
-`invoices`: letters to be read into JSON, paid with one number or field by field. `fields`: a JSON object of eight small answers,
-paid in the same two ways. `confidence`: correctness + log score paid as one number or block by block, from a hard start.
-"""
+"""`spanwise demo`: train two ways of crediting (arms) from one warm start with each seed, and show the figures."""
 
 from __future__ import annotations
 
@@ -180,8 +176,8 @@ def measured_fields(recipe: Recipe) -> tuple[str, ...]:
 
 def running_mean(values: Sequence[float]) -> list[float]:
     """Return for each value the mean of the last `WINDOW` values, this one included."""
-    value_windows = [values[max(0, end - WINDOW) : end] for end in range(1, len(values) + 1)]
-    return [sum(part) / len(part) for part in value_windows]
+    windows = (values[max(0, end - WINDOW) : end] for end in range(1, len(values) + 1))
+    return [sum(window) / len(window) for window in windows]
 
 
 _WRITTEN = yaml.safe_load(files("spanwise.commands.demo").joinpath("demos.yaml").read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spanwise.commands.credit.credit import credit_rollouts
-from spanwise.commands.credit.page import as_names, choose_rows, credit_page, credited_view, shown_credit
+from spanwise.commands.credit.page import as_names, choose_rows, credit_page, credited_view
 from spanwise.commands.credit.write import credited_parts, outcome_of
 from spanwise.commands.shared.folder import EXPORT, FIDELITY, MOST, again_command, read_fields, write_page
 from spanwise.commands.shared.samples import FILE, Samples, ended_runs, read_samples, unmeasured
@@ -78,12 +78,9 @@ def _unmeasured(folder: Path) -> dict[str, str]:
     except SpanwiseError:
         return {}
     if recipe.task == SCRIPT and not (folder / FILE).is_file():
-        return dict.fromkeys(_HELD_OUT, "the training script has no held-out prompts")
+        figure_names = ("accuracy", "ece", "auroc", "brier", "refusal_rate", "malformed")
+        return dict.fromkeys(figure_names, "the training script has no held-out prompts")
     return unmeasured(layout, recipe.answer_tags, scored=recipe.is_scored)
-
-
-#: The figures that need held-out prompts, which a training script does not have.
-_HELD_OUT = ("accuracy", "ece", "auroc", "brier", "refusal_rate", "malformed")
 
 
 def compare_page(folder: Path) -> str:
@@ -178,12 +175,12 @@ def recorded_view(
         run_rule = {"objectives": objective_fields, **{name: recipe.get(name) for name in ("method", "options", *MODES)}}
         rule_by_method = {methods[0]: run_rule, **rule_by_method}
     row_indices = choose_rows(schema.float_column(credit_table, schema.STEP).long(), MOST)
-    token_view = credited_view(
+    token_view, credit_by_method = credited_view(
         credit_table, credit_table.take(row_indices), row_indices, paying=rule_by_method,
         outcome=outcome_of(schema.family_names(credit_table.column_names, "reward"), outcome_names),
         own=next(iter(methods), None), tokenizer=tokenizer_in(folder) or folder / "model",
     )  # fmt: skip
-    return replace(token_view, by_step=len(files) > 1), shown_credit(credit_table, rule_by_method)
+    return replace(token_view, by_step=len(files) > 1), credit_by_method
 
 
 def _add_method(table: pa.Table, place: Path, method: str) -> tuple[pa.Table, dict[str, Any]]:

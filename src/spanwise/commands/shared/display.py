@@ -47,7 +47,9 @@ def figure_table(
         for sentence, figures in by_sentence(sentences).items():
             yield Text(f"! {run_prefix}{sentence} ({', '.join(figures).replace('_', ' ')})", style="bold red")
     if any(name.startswith(OF_SCORE) for name in figure_names):
-        yield Text(_OF_SCORE)
+        yield Text(
+            "laser: the model's score for its own answer, read from one reserved token after its end and clipped to 0 to 1"
+        )
 
 
 def interval_table(
@@ -57,10 +59,6 @@ def interval_table(
     value_by_figure = {name: None if interval is None else interval.value for name, interval in intervals.items()}
     bounds_by_figure = {name: bounds_text(interval, "{:.3f}".format) for name, interval in intervals.items()}
     return figure_table(title, {"": value_by_figure, "95 %": bounds_by_figure}, absent=absent)
-
-
-#: The line under a table that explains the figures of the self-rewarding score.
-_OF_SCORE = "laser: the model's score for its own answer, read from one reserved token after its end and clipped to 0 to 1"
 
 
 def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:

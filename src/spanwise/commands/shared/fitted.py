@@ -39,7 +39,8 @@ def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Te
     terminal_width, keep = console.width, min(keep, max(len(table.columns) - 1, 0))
     least_c, full_c = list[int](), list[int]()
     for column in table.columns:
-        sizes = [Measurement.get(console, console.options.update(max_width=_ANY), c) for c in (column.header, *column.cells)]
+        unwrapped = console.options.update(max_width=2**31)
+        sizes = [Measurement.get(console, unwrapped, cell) for cell in (column.header, *column.cells)]
         is_unbroken = [column.no_wrap, *[column.no_wrap or column.justify == "right"] * (len(sizes) - 1)]
         least_c.append(max(size.maximum if line else size.minimum for size, line in zip(sizes, is_unbroken, strict=True)))
         full_c.append(max(size.maximum for size in sizes))
@@ -57,10 +58,6 @@ def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Te
         yield _narrow_table(table, columns, _shrink(full_widths, [least_c[c] for c in columns], available_width))
     if table.caption:
         yield _full_line(table.caption, "table.caption", console)
-
-
-#: The width of a console on which no text of a table is wrapped.
-_ANY = 2**31
 
 
 def _shrink(widths: list[int], least: Sequence[int], total: int) -> list[int]:

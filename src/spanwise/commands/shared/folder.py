@@ -100,15 +100,11 @@ def again_command(command: str, *places: str | Path, folder: Path, options: Mapp
     for name, value in hidden(options or {}).items():
         option_name = "--set" if name == "overrides" else f"--{name.replace('_', '-')}"
         if isinstance(value, Mapping):
-            text_by_key = {key: _yaml(field) if name == "overrides" else field for key, field in value.items()}
-            command_words += [piece for key, field in text_by_key.items() for piece in (option_name, f"{key}={field}")]
+            for key, field in value.items():  # `--set` takes the value of a field as one line of YAML
+                as_yaml = yaml.safe_dump([field], default_flow_style=True, sort_keys=False, allow_unicode=True, width=2**31)
+                command_words += [option_name, f"{key}={as_yaml.strip()[1:-1] if name == 'overrides' else field}"]
         elif isinstance(value, list):
             command_words += [option_name, ",".join(map(str, value))] if value else []
         elif value is not None and value is not False:
             command_words += [option_name] if value is True else [option_name, str(value)]
     return shlex.join(["spanwise", command, *command_words, "--output", f"{folder}-again" if folder.name else "again"])
-
-
-def _yaml(value: Any) -> str:
-    """Format the value of a recipe field as one line of YAML that `--set` reads back unchanged."""
-    return yaml.safe_dump([value], default_flow_style=True, sort_keys=False, allow_unicode=True, width=2**31).strip()[1:-1]

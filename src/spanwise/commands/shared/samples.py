@@ -23,8 +23,6 @@ from spanwise.measure import Curve, Interval, figure_intervals, figures, mean_in
 from spanwise.rollouts import schema
 
 FILE = "evaluation.parquet"
-#: The largest number of samples that a vote uses.
-MOST_VOTES = 16
 _Figure = TypeVar("_Figure")
 #: A mapping from arm and seed to the figures, samples or summary of that run.
 ByArm = dict[str, dict[int, _Figure]]
@@ -63,7 +61,7 @@ class Samples:
         """Return how many samples of a prompt can vote on a block's answer, at most 16; 0 if no answer was judged."""
         if not len(self.prompt_n) or block not in self.correct or bool(self.correct[block].isnan().all()):
             return 0
-        return min(int(torch.bincount(self.prompt_n).max()), MOST_VOTES)
+        return min(int(torch.bincount(self.prompt_n).max()), 16)
 
     def figures(self) -> dict[str, float | None]:
         """Compute accuracy (also `<block>_accuracy`), calibration, format, refusals, `laser_<figure>` and `reward/<objective>`."""
@@ -172,8 +170,8 @@ def read_samples(folder: str | Path) -> Samples:
     file = Path(folder) / FILE
     try:
         table = pq.read_table(file)
-        number_columns = {entry.name: table[entry.name] for entry in table.schema if not entry.name.startswith("answer/")}
-        tensors = {name: torch.tensor(column.to_numpy()) for name, column in number_columns.items()}
+        number_names = (name for name in table.column_names if not name.startswith("answer/"))
+        tensors = {name: torch.tensor(table[name].to_numpy()) for name in number_names}
         block_names = [name.removeprefix("correct/") for name in tensors if name.startswith("correct/")]
         return Samples(
             tensors["prompt"],

@@ -43,8 +43,6 @@ _OWN_FIELD = {
     "max_steps": "steps", "save_steps": "save_every", "logging_steps": "steps (a line for each generation batch)",
     "keep_rollouts": "keep_rollouts", "report": "report", "max_completion_length": "max_completion_length",
 }  # fmt: skip
-#: The figures of each generation batch that `summary.json` holds.
-_BATCH = ("step", "malformed", "accuracy", "ece")
 
 
 def train(
@@ -276,8 +274,9 @@ class Recorder(BatchCallback):
         final_samples, steps = self._measure(self.recipe.eval_samples), self.trainer.state.global_step // self.per_batch
         final_figures, final_intervals = final_samples.figures(), _intervals(final_samples)
         metrics_lines = metrics_until(self.folder.path, steps)  # no lines except in the main process, which writes them
+        kept_names = ("step", "malformed", "accuracy", "ece")
         batch_figures = [
-            {k: v for k, v in line.items() if k in _BATCH or (k.startswith("rewards/") and k.endswith("/mean"))}
+            {k: v for k, v in line.items() if k in kept_names or (k.startswith("rewards/") and k.endswith("/mean"))}
             for line in metrics_lines
             if "evaluation" not in line
         ]

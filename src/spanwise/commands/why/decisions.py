@@ -11,9 +11,6 @@ from spanwise.commands.credit.apply import CreditResult, opening_tokens
 from spanwise.commands.credit.arms import token_columns
 from spanwise.credit.methods._gae import SaeSegments
 
-#: The numbers of tokens after a decision (an unlikely token) at which the change of the critic's value is measured.
-LAGS = (1, 2, 4, 8, 16, 32, 64)
-
 
 def decision_notes(result: CreditResult) -> Iterator[str]:
     """Yield sentences on each method that, like SAE, cuts at unlikely tokens: how many, and how late the critic reacts."""
@@ -69,6 +66,6 @@ def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) ->
     full_agreement = agreement(None)
     if len(full_agreement) < 2 or full_agreement.mean() <= 2 * full_agreement.std(ddof=1) / len(full_agreement) ** 0.5:
         return f"{name}: between decisions the critic's value does not follow the reward, so it has not learned what was decided."
-    half_lag = next((lag for lag in LAGS if agreement(lag).mean() >= full_agreement.mean() / 2), None)
+    half_lag = next((lag for lag in (1, 2, 4, 8, 16, 32, 64) if agreement(lag).mean() >= full_agreement.mean() / 2), None)
     lag_words = "more than 64 tokens" if half_lag is None else f"{half_lag} token{'s' if half_lag > 1 else ''}"
     return f"{name}: the critic has seen half of the effect of a decision after {lag_words}."
