@@ -1,7 +1,4 @@
-"""`compare`: train several arms (methods, baselines, recipes) with several seeds, and say which differences exceed noise.
-
-Each run trains one arm with one seed, in a process of its own. These processes end with the process that started them.
-"""
+"""`compare`: train several arms (methods, baselines, recipes) with several seeds, and say which differences exceed noise."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,10 +45,7 @@ class Blocks:
 def choose_blocks(
     usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequence[str], *, asked: bool = False
 ) -> Blocks:
-    """Return the recipe's blocks (`usual`) if it sets any or spanwise wrote the file; else blocks found in the completions.
-
-    If nothing says which completions are right, and the user names no reward, every recorded reward pays the completion.
-    """
+    """Return the recipe's blocks (`usual`) if it sets any or spanwise wrote the file; else blocks found in the completions."""
     if table.folder is not None or _BLOCK_FIELDS & recipe.model_fields_set:
         return usual
     common_tags, majority_count = usual_tags(texts)
@@ -199,9 +196,6 @@ class SampledTexts(Sequence[str]):
         is_sampled = self.table.trainable[file_tokens.offsets[row] : file_tokens.offsets[row + 1]]
         sampled_ids = file_tokens.slice(row, row + 1)[is_sampled].astype(np.int64)
         return self.table.vocabulary.join(sampled_ids)[0].decode(errors="replace")
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[row] for row in range(len(self)))
 
 
 def _layout_json(layout: Layout) -> str:

@@ -72,10 +72,7 @@ def credit(
     console: Console | None = None,
     **options: Any,
 ) -> CreditResult:
-    """Credit a rollout file, write the credit and a report of at most `rows` completions, and print a table of figures.
-
-    `write` names a method: traces or dumps of slime are then written again with its advantages.
-    """
+    """Credit a file, write a report of at most `rows` completions and the file itself with advantages of the method `write`."""
     if rows < 1:
         raise RecipeError(f"--rows is {rows}; the report needs at least 1 completion.")
     check_no_run(output)

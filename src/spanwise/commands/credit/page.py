@@ -33,7 +33,7 @@ def credit_page(folder: Path) -> str:
     row_indices = choose_rows(group_n, command_options.get("rows", MOST))
     shown_table = read_rows(export_file, row_indices)
     token_view, credit_by_method = credited_view(
-        table, shown_table, row_indices, paying=rule_by_method, outcome=summary.get("outcome"), own=summary.get("own"),
+        table, shown_table, row_indices, rule_by_method=rule_by_method, outcome=summary.get("outcome"), own=summary.get("own"),
         tokenizer=schema.tokenizer_of(shown_table.schema),
     )  # fmt: skip
     shown_count, row_count = len(row_indices), len(table)
@@ -80,25 +80,24 @@ def credited_view(
     shown: pa.Table,
     rows: Sequence[int],
     *,
-    paying: Mapping[str, Mapping[str, Any]],
+    rule_by_method: Mapping[str, Mapping[str, Any]],
     outcome: str | None,
     own: str | None,
     tokenizer: Path | None,
 ) -> tuple[TokenView, dict[str, dict[str, Tensor]]]:
-    """Build the view of the tokens of some completions of a table, and the credit of all completions by method and block.
-
-    `shown` is the table of the completions `rows` alone; `paying` maps each method to its `Scheme.plain`.
-    """
-    kind_by_method = {name: METHODS[rule["method"]].kind for name, rule in paying.items() if rule["method"] in METHODS}
+    """Build the view of the tokens of the completions `rows`, which are the table `shown`, and return the credit of all."""
+    kind_by_method = {
+        name: METHODS[rule["method"]].kind for name, rule in rule_by_method.items() if rule["method"] in METHODS
+    }
     credit = {name: credited_units(columns, kind_by_method.get(name, "")) for name, columns in read_credit(table).items()}
-    segments_of_methods = (SaeSegments.of(rule["method"], rule.get("options")) for rule in paying.values())
+    segments_of_methods = (SaeSegments.of(rule["method"], rule.get("options")) for rule in rule_by_method.values())
     sae_segments, segments_sentence = next((cut for cut in segments_of_methods if cut is not None), None), ""
     if sae_segments is not None:
         verb = "opens a segment" if sae_segments.boundary == "start" else "has closed a segment"
         segments_sentence = (
             f"A tick marks each place where a token with a probability below {sae_segments.threshold:g} {verb}."
         )
-    mode_by_method = {name: scoring_mode(rule) for name, rule in paying.items()}
+    mode_by_method = {name: scoring_mode(rule) for name, rule in rule_by_method.items()}
     shares_by_method = {name: score_shares(table, mode) for name, mode in mode_by_method.items() if mode is not None}
     token_view = TokenView(
         tuple(schema.methods_in(shown.column_names)),
@@ -110,7 +109,9 @@ def credited_view(
         ),
         outcome,
         segments_sentence,
-        rules={name: rule_of(rule["method"], rule["objectives"], mode_by_method[name]) for name, rule in paying.items()},
+        rules={
+            name: rule_of(rule["method"], rule["objectives"], mode_by_method[name]) for name, rule in rule_by_method.items()
+        },
         own=own,
         total=len(table),
     )
@@ -119,7 +120,7 @@ def credited_view(
 
 def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | None = None) -> Rule:
     """Build the `Rule` by which a report explains a method's credit, from objectives in the plain form of `Scheme.plain`."""
-    if method == schema.RECORDED or method not in METHODS:
+    if method not in METHODS:
         return Rule()
     method_entry = METHODS[method]
     objective_by_name = {}
@@ -140,8 +141,7 @@ def score_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
     """Return (tau, z) of each completion: the share of its self-rewarding score in the credit, and that score within its group."""
     if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
         return [(0.0, 0.0)] * len(table)  # a file without scores: their share of the credit is 0
-    has_steps = schema.STEP in table.column_names
-    step_n = float_column(table, schema.STEP).nan_to_num().long() if has_steps else torch.zeros(len(table)).long()
+    step_n = float_column(table, schema.STEP).nan_to_num().long()
     group_n = torch.unique(torch.stack([step_n, float_column(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]
     score_share_n, relative_score_n = mode.opinion(float_column(table, schema.SCORE), group_n, step_n)
     return list(zip(score_share_n.tolist(), relative_score_n.where(score_share_n > 0, 0.0).tolist(), strict=True))

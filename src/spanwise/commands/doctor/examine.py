@@ -36,7 +36,10 @@ Finding = tuple[str, str, str, str, list[str]]
 
 
 def main() -> None:
-    """Print Python, packages and engines with their problems; exit with status 1 if something installed is broken."""
+    """Check which engines are installed and work: show versions, the plug-in and trainer of verl, and errors.
+
+    Exit status 1 if something that is installed is broken.
+    """
     spanwise_version = installed("spanwise") or "not installed as a package"
     version_by_package = {"python": ".".join(map(str, sys.version_info[:3])), "spanwise": spanwise_version}
     version_by_package |= {name: number for name in PACKAGES if (number := installed(name))}

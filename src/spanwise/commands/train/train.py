@@ -54,10 +54,7 @@ def train(
     title: str = "train",
     callbacks: Sequence[TrainerCallback] = (),
 ) -> dict[str, Any]:
-    """Train as the recipe says, write the run's folder, and return the content of `summary.json`.
-
-    The trainer calls `callbacks`, too; one of them may end the run before the recipe's last step.
-    """
+    """Train as the recipe says, write the run's folder, and return the content of `summary.json`."""
     console = console or Console()
     if secret_names := hidden_names({"trainer": recipe.trainer, "objectives": recipe.objectives}):
         reason = f"{', '.join(secret_names)} {'is' if len(secret_names) == 1 else 'are'} {HIDDEN} in the recipe, so"
