@@ -1,7 +1,5 @@
 """Define the options of `spanwise compare`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from spanwise.commands.shared.options import Fields, listed, recipe_fields, seed_numbers

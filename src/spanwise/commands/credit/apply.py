@@ -1,7 +1,5 @@
 """Credit the completions of a rollout file by several methods, and read the credit that the trainer recorded there."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Choose the blocks into which completions of a file are cut, and the groups in which they are compared."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """`credit`: the credit that several methods would have given to every token of existing rollouts. Nothing is trained."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Build the report of `spanwise credit`, and the view of tokens with their credit that reports of runs show, too."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Write the files of `spanwise credit` (`credit.parquet`, `summary.json`, `report.html`), and print a short table."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path

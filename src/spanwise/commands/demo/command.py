@@ -1,7 +1,5 @@
 """Define the options of `spanwise demo`."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from spanwise.commands.shared.options import Fields, Flag, recipe_fields, seed_numbers

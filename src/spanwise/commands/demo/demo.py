@@ -1,7 +1,5 @@
 """`spanwise demo`: train two ways of crediting (arms) from one warm start with each seed, and show the figures."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

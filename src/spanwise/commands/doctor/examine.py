@@ -4,8 +4,6 @@ Standard library only, because this must run where everything else is broken.
 An engine and the adapter to it are imported in a process of their own, `python -m spanwise.commands.doctor ENGINE`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

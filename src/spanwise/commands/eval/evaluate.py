@@ -1,7 +1,5 @@
 """Evaluate a policy on held-out prompts: sample, segment, score, compute figures."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Define the options of `spanwise fidelity`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

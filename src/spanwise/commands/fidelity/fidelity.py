@@ -1,7 +1,5 @@
 """`spanwise fidelity`: re-roll completions of a checkpoint, and compare baselines and token estimators with Monte Carlo."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

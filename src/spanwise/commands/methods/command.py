@@ -1,7 +1,5 @@
 """Define the options of `spanwise methods`."""
 
-from __future__ import annotations
-
 
 def command(name: str | None = None, /) -> None:
     """List the methods with their needs and papers, or print one preset in full.

@@ -1,7 +1,5 @@
 """`methods`: list the methods with their needs, or print one preset in full."""
 
-from __future__ import annotations
-
 import yaml
 from rich.console import Console
 from rich.table import Table

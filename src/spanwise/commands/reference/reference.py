@@ -1,7 +1,5 @@
 """Measure the reference of a self-rewarding score: its reserved token's log-probability before training."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Define the options of `spanwise report`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 #: The pip extra that installs the packages of this command.

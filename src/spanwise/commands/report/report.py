@@ -1,7 +1,5 @@
 """`spanwise report FOLDER`: write `report.html` from the files of a run, comparison, measurement or credit export."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Print tables of figures at the end of a command."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, get_args
 

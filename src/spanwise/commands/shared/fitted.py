@@ -1,7 +1,5 @@
 """Print tables that fit the terminal; at any width no heading and no number is cut off."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any

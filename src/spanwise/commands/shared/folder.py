@@ -1,7 +1,5 @@
 """Folders that commands write: their names, files that reports read, and the command line that repeats the work."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Command-line options that several commands share, and how they are parsed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Show the progress of a run and of reading large files."""
 
-from __future__ import annotations
-
 import time
 import warnings
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Build the task of a recipe, and load the model of a folder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Choose the folder of a run and the checkpoint that it resumes from, and clean up if the disk is full."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`train`: train a model by a recipe; a `Recorder` writes metrics and rollouts into the folder of the run."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Define the options of `spanwise why`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """Judge whether SAE suits a file: count its decisions (unlikely tokens), and measure how late the critic reacts to them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """`why`: say for every token why its advantage is 0, under the methods of `spanwise credit`. Nothing is trained or written."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
