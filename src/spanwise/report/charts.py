@@ -4,8 +4,6 @@ None and NaN are not drawn. The key `series` of a row selects the colour, in the
 each chart has a layer of bands on top; the band under the pointer is highlighted and names the value of every series there.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Build the sections that several kinds of report page share, and the rows for their charts and tables."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Load the texts of the report pages from `static/words.yaml`, and mark the terms of the glossary in a text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from importlib.resources import files

@@ -12,7 +12,7 @@ import torch
 
 from spanwise.commands.credit.blocks import Blocks, common_layout
 from spanwise.credit import METHODS, Method, Preset, method, states_confidence
-from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, unknown
+from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, refuse, unknown
 from spanwise.layout import Layout
 from spanwise.objective import BASELINES, Objective
 from spanwise.recipe import Recipe, recorded_elsewhere, scheme_of
@@ -238,17 +238,16 @@ def token_columns(scheme: Scheme) -> dict[str, list[str]]:
 
 def check_file(scheme: Scheme, table: RolloutTable) -> None:
     """Refuse a method that needs numbers per token which the file lacks, or one row per rollout where the file has several."""
-    if scheme.entry.kind == "token" and table.rollout_n is not None:
-        raise RecipeError(
-            f"Method '{scheme.method}' runs over the tokens of a rollout from its end, and rollouts of '{table.path}' are several "
-            f"rows (branches). Use a method that needs rewards only (grpo, rlcr, bae)."
-        )
+    has_branches = table.rollout_n is not None
+    refuse({
+        f"Method '{scheme.method}' runs over the tokens of a rollout from its end, and rollouts of '{table.path}' are several "
+        "rows (branches). Use a method that needs rewards only (grpo, rlcr, bae).": has_branches and scheme.entry.kind == "token",
+        f"refine changes the tokens of whole completions, but rollouts of '{table.path}' have several rows. Remove refine.": (
+            has_branches and scheme.refine is not None
+        ),
+    })  # fmt: skip
     for mode in scheme.modes:
         mode.recorded(table, ())
-    if scheme.refine is not None and table.rollout_n is not None:
-        raise RecipeError(
-            f"refine changes the tokens of whole completions, but rollouts of '{table.path}' have several rows. Remove refine."
-        )
     columns_by_field = token_columns(scheme)
     missing_fields = [field for field, names in columns_by_field.items() if not set(names) <= table.token_values.keys()]
     if not missing_fields:

@@ -38,12 +38,13 @@ def credit_rollouts(
     if not file_table.trainable.any():
         raise DataError(f"None of the {len(file_table)} completions of '{rollouts}' has any text. {file_table.note}".strip())
     own_recipe_file, overrides = None if file_table.folder is None else file_table.folder / "recipe.yaml", overrides or {}
-    full_recipe = run = load(recipe or own_recipe_file, overrides)
+    full_recipe = load(recipe or own_recipe_file, overrides)
     if pay:
         if "objectives" in overrides:
             raise RecipeError("--pay and --set objectives both say which blocks are paid; give only one of them.")
         overrides = {**overrides, **parse_pay(block_reward_pairs, full_recipe, file_table)}
-        full_recipe = run = load(recipe or own_recipe_file, overrides)
+        full_recipe = load(recipe or own_recipe_file, overrides)
+    run = None if own_recipe_file is None else full_recipe
     if recipe is not None and own_recipe_file is not None:
         run = load(own_recipe_file, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides})
     # A recipe, method or objective that the user gives must fit the file; a default that does not fit is left out.
@@ -52,7 +53,7 @@ def credit_rollouts(
     usual_layout = answer_layout(full_recipe, task_layout)
     # A spanwise run's recipe names its tags, so its texts are not searched: early completions may lack the tags.
     texts = SampledTexts(file_table) if must_fit or own_recipe_file is None else []
-    group_n, group_notes = compared_groups(file_table, full_recipe, None if own_recipe_file is None else run)
+    group_n, group_notes = compared_groups(file_table, full_recipe, run)
     blocks = choose_blocks(Blocks(usual_layout, longest_length), full_recipe, file_table, texts, asked=bool(reward))
     # Reward functions are run only if the user named the recipe, not if it merely lies beside the file.
     run_code = recipe is not None or "objectives" in overrides

@@ -34,10 +34,6 @@ CRITICS = ("own", "fitted", "mc")
 #: The setting of SAE that is compared with the best GAE. It was chosen on other samples than those compared here.
 SAE = "SAE start 0.5, 0"
 GROUP_MEAN = "GRPO c - group mean"
-#: The fields of `fidelity.json` if nothing is measured; measured fields replace them.
-_NOT_MEASURED: Mapping[str, Any] = {
-    "counts": {}, "figures": [], "differences": [], "points": [], "tokens": [], "options": {},
-}  # fmt: skip
 
 
 def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, options: Mapping[str, Any]) -> None:
@@ -63,7 +59,8 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
 
 def write_fidelity(folder: str | Path, *, source: str, recipe: Mapping[str, Any], **measured: Any) -> None:
     """Write `fidelity.json`, which holds the input of `fidelity_report` and the options of the command."""
-    report_fields = {"source": source, "recipe": dict(recipe), **_NOT_MEASURED, **measured}
+    not_measured = {"counts": {}, "figures": [], "differences": [], "points": [], "tokens": [], "options": {}}
+    report_fields = {"source": source, "recipe": dict(recipe), **not_measured, **measured}
     write_text(Path(folder) / FIDELITY, json.dumps(without_nan(hidden(report_fields)), indent=1) + "\n")
 
 
