@@ -56,7 +56,7 @@ def curves(
     return _layered(height, *chart_layers, nearest(rows, x=_x("left", x), title=x, percent=percent))
 
 
-def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250) -> tuple[Drawn, Drawn]:
+def reliability_diagram(rows: Rows, *, by: str = "confidence") -> tuple[Drawn, Drawn]:
     """Draw accuracy against confidence with the diagonal, and a second chart with the number of answers in each bin."""
     filled_bins = [row for row in rows if row["count"]]
     highest_edge = max((row["high"] for row in rows if is_known(row["high"])), default=1.0)
@@ -76,13 +76,13 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence", height: int = 250
     titles = {"confidence": f"mean {by}", "accuracy": "accuracy", "accuracy_low": "95 % from", "accuracy_high": "95 % to"}
     tooltip = _tooltip(filled_bins, low="from", high="to", **titles, count="completions")
     hover = highlight(bins, x=alt.X("low:Q", scale=confidence_scale, axis=unlabelled_axis), x2="high:Q", tooltip=tooltip)
-    diagram_chart = _layered(height, _diagonal(confidence_scale, axis=unlabelled_axis), whisker_layer, point_layer, hover)
+    diagram_chart = _layered(250, _diagonal(confidence_scale, axis=unlabelled_axis), whisker_layer, point_layer, hover)
     return diagram_chart, _layered(115, bars, highlight(bins, x=bin_axis, x2="high:Q", tooltip=tooltip))
 
 
-def dodged(rows: Rows, *, names: Sequence[str], y: str, x: str = "group size G", height: int = 250) -> Drawn:
-    """Draw several series as points with error bars, side by side at each `x`."""
-    x_axis = alt.X("x:O", title=x, axis=alt.Axis(labelAngle=0, grid=False))
+def dodged(rows: Rows, *, names: Sequence[str], y: str) -> Drawn:
+    """Draw several series as points with error bars, side by side at each group size `x`."""
+    x_axis = alt.X("x:O", title="group size G", axis=alt.Axis(labelAngle=0, grid=False))
     series_offset = alt.XOffset("series:N", scale=alt.Scale(domain=list(names)))
     base_chart = _chart(rows).encode(x=x_axis, xOffset=series_offset, color=_color(names))
     chart_layers = []
@@ -95,7 +95,7 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str, x: str = "group size G",
         chart_layers.append(base_chart.mark_rule(strokeWidth=2).encode(y=_y("low", y), y2="high:Q"))
     chart_layers.append(_points(base_chart, 50).encode(y=_y("value", y), shape=_shape(names)))
     exact_rows = [{"x": key, "series": "exact advantages", "value": value} for key, value in reference_at.items()]
-    return _layered(height, *chart_layers, bands([*rows, *exact_rows], keys={"x": x}, x=x_axis))
+    return _layered(250, *chart_layers, bands([*rows, *exact_rows], keys={"x": "group size G"}, x=x_axis))
 
 
 def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:

@@ -76,7 +76,8 @@ def train_report(
         >>> "not measured" in page
         True
     """
-    unmeasured, votes, credit, samples_by_arm = unmeasured or {}, votes or {}, credit or {}, {"": samples} if samples else {}
+    unmeasured, intervals, votes, credit = unmeasured or {}, intervals or {}, votes or {}, credit or {}
+    samples_by_arm = {"": samples} if samples else {}
     batch_rows = [line for line in metrics if "evaluation" not in line and "final" not in line]
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
     last_step = max((line["step"] for line in (*batch_rows, *points)), default=0)
@@ -91,14 +92,14 @@ def train_report(
         rewards = {name: values_of(batch_rows, f"rewards/{name}/mean") or [None] for name in names}
     mean_rewards = []
     for name, means in rewards.items() if unmeasured else ():
-        interval, mean_at_start = (intervals or {}).get(OF_REWARD + name), means[0] if len(means) > 1 else None
+        interval, mean_at_start = intervals.get(OF_REWARD + name), means[0] if len(means) > 1 else None
         small_print = _note(interval, mean_at_start, shown, "in the first batch" if of_batches else "at the start")
         mean_rewards.append(Headline(f"mean reward: {name}", means[-1], small_print))
     shown_steps = {row.step for row in view.completions if row.step is not None} if view else set()
     step_note = f", of step {shown_steps.pop()}" if len(shown_steps) == 1 else ""
     trained_method, *other_methods = view.methods if view else ("",)
     methods_note = f"The run was trained with {trained_method}; beside it is the credit that {' and '.join(other_methods)}"
-    interval_values = {name: i.value for name, i in (intervals or {}).items() if i is not None}
+    interval_values = {name: i.value for name, i in intervals.items() if i is not None}
     # The values of `intervals` may come from more samples than the last evaluation in `metrics`, so they replace its values.
     evaluations = [*points[:-1], points[-1] | interval_values] if points else []
     wrong = alarms({name: value for name, value in evaluations[-1].items() if name not in unmeasured}) if evaluations else {}
@@ -114,7 +115,7 @@ def train_report(
         parts.calibration_section(samples_by_arm),
         parts.voting_section(votes if len(votes) > 1 else {"": next(iter(votes.values()), {})}, samples_by_arm),
         parts.attempts_section(votes),
-        rewards_section(batch_rows, recipe, names, points=points, intervals=intervals),
+        _rewards_section(batch_rows, recipe, names, points, intervals),
         batch_section("Dropped", batch_rows, names),
         _cost_section(batch_rows),
         batch_section("Credit", batch_rows, names_in(batch_rows, "credit/<block>/zero_frac")),
@@ -138,7 +139,7 @@ def train_report(
             *batch_alarms(batch_rows),
         ],
         notes=unmeasured_sentences(unmeasured),
-        headlines=[*_headlines(evaluations, intervals or {}, unmeasured, wrong), *mean_rewards, *mode_headlines(batch_rows)],
+        headlines=[*_headlines(evaluations, intervals, unmeasured, wrong), *mean_rewards, *mode_headlines(batch_rows)],
         sections=sections,
         recipe=recipe,
     )
@@ -227,16 +228,23 @@ def train_finding(
     earned = _of_rewards(rewards or {}, "in the last batch" if of_batches else "on held-out prompts")
     if not points:
         rewards_sentence = f" {earned[0].upper()}{earned[1:]}." if earned else ""
-        return f"{_count(steps, 'step')} trained, nothing evaluated: whether it learned is not known.{rewards_sentence}"
+        return f"{_steps(steps)} trained, nothing evaluated: whether it learned is not known.{rewards_sentence}"
     last_point, first_point = points[-1], points[0] if len(points) > 1 else {}
     cause_of_figure = alarms({name: last_point[name] for name in last_point if name not in unmeasured})
-    when_text = f"After {_count(last_point['step'], 'step')}" if last_point["step"] else "Before any training"
+    when_text = f"After {_steps(last_point['step'])}" if last_point["step"] else "Before any training"
     if "accuracy" in unmeasured:
         return f"{when_text} {earned}." if earned else f"{when_text} accuracy cannot be measured: {unmeasured['accuracy']}."
-    figure_clauses = [_moved("accuracy", last_point, first_point, intervals.get("accuracy"))]
-    if (refusal_rate := figure(last_point, "refusal_rate")) is not None:
-        figure_clauses.append(f"the refusal rate {percent(refusal_rate)}")
-    sentence = f"{when_text} {' and '.join(figure_clauses)}"
+    accuracy, before, interval = figure(last_point, "accuracy"), figure(first_point, "accuracy"), intervals.get("accuracy")
+    accuracy_clause = "accuracy was not measured"
+    if accuracy is not None:
+        low, high = (math.nan, math.nan) if interval is None else (interval.low, interval.high)
+        bounds_note, change_note = f" [{percent(low)}, {percent(high)}]" if low == low else "", ""
+        if before is not None:
+            change_note = f" (was {percent(before)}{': no clear change' if low <= before <= high else ''})"
+        accuracy_clause = f"accuracy is {percent(accuracy)}{bounds_note}{change_note}"
+    refusal_rate = figure(last_point, "refusal_rate")
+    refusal_clause = "" if refusal_rate is None else f" and the refusal rate {percent(refusal_rate)}"
+    sentence = f"{when_text} {accuracy_clause}{refusal_clause}"
     if "ece" in cause_of_figure:
         sentence += ". Its ECE means nothing"
     elif (ece := figure(last_point, "ece")) is not None and "ece" not in unmeasured:
@@ -247,17 +255,6 @@ def train_finding(
     alarm_sentence = f"Alarm: {' and '.join(alarm_causes)}. " if alarm_causes else ""
     single_note = "" if len(points) > 1 else " There is no other evaluation to compare it with."
     return f"{alarm_sentence}{sentence}.{single_note} This is one seed."
-
-
-def _moved(name: str, last: Mapping[str, Any], first: Mapping[str, Any], interval: Interval | None) -> str:
-    """Say how a share of completions changed over a run; "no clear change" if its interval contains the value at the start."""
-    value, before = figure(last, name), figure(first, name)
-    if value is None:
-        return f"{figure_name(name)} was not measured"
-    low, high = (math.nan, math.nan) if interval is None else (interval.low, interval.high)
-    bounds_note = f" [{percent(low)}, {percent(high)}]" if low == low else ""
-    start_note = "" if before is None else f" (was {percent(before)}{': no clear change' if low <= before <= high else ''})"
-    return f"{figure_name(name)} is {percent(value)}{bounds_note}{start_note}"
 
 
 def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> str:
@@ -279,8 +276,8 @@ def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> st
     return f"the mean of {len(ends)} rewards {where} is {mean_at_end:.3f} (was {mean_at_start:.3f}); it moved {change_text}"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def _steps(count: int) -> str:
+    return f"{count:,} step{'' if count == 1 else 's'}"
 
 
 def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Section:
@@ -322,13 +319,12 @@ def glance_section(batches: Lines, names: Sequence[str]) -> Section:
     return parts.section("At a glance", panels=panels)
 
 
-def rewards_section(
+def _rewards_section(
     batches: Lines,
     recipe: Mapping[str, Any],
     objectives: Sequence[str],
-    *,
-    points: Lines = (),
-    intervals: Mapping[str, Interval | None] | None = None,
+    points: Lines,
+    intervals: Mapping[str, Interval | None],
 ) -> Section:
     """Build the section on rewards: a curve for each objective, and a table of the blocks that it pays and its reward's change."""
     panels, rows = list[Panel](), list[Row]()
@@ -347,7 +343,7 @@ def rewards_section(
         )
         metric_name = f"{OF_REWARD}{any_index(name)}"
         if held_means := values_of(points, metric_name):
-            interval = (intervals or {}).get(metric_name)
+            interval = intervals.get(metric_name)
             rows[-1] |= {"held-out start": held_means[0], "held-out end": str(interval) if interval else held_means[-1]}
     return parts.section("Rewards", legend=objectives, panels=panels, tables=[rows] if len(batches) > 1 else [])
 

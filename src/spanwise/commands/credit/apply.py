@@ -157,14 +157,12 @@ def _collect_scores(completions: int, arms: Arms, readings: Mapping[str, Reading
     """Join the rewards that the methods use; a reward that several use is taken from the method with the most blocks."""
     rewards: dict[str, Reward] = {}
     for method_name in sorted(readings, key=lambda name: -len(arms.schemes[name].layout.names)):
-        method_scores = readings[method_name].scores
-        score_tables = {
-            "value_n": method_scores.reward_nm, "status_n": method_scores.status_nm, "by_outcome_n2": method_scores.by_outcome_nmo,
-            "stated_n": method_scores.stated_nm, "note_n": method_scores.note_nm,
-        }  # fmt: skip
-        for m, objective in enumerate(method_scores.names):
-            reward_fields: dict[str, Any] = {name: table[:, m] for name, table in score_tables.items() if table is not None}
-            rewards.setdefault(objective, Reward(**reward_fields))
+        scores = readings[method_name].scores
+        for m, objective in enumerate(scores.names):
+            reward_columns = scores.reward_nm[:, m], scores.status_nm[:, m], scores.by_outcome_nmo[:, m]
+            stated_n = None if scores.stated_nm is None else scores.stated_nm[:, m]
+            note_n = None if scores.note_nm is None else scores.note_nm[:, m]
+            rewards.setdefault(objective, Reward(*reward_columns, stated_n, note_n=note_n))
     if not rewards:  # without methods, only the credit that the file records is shown
         return Scores((), torch.zeros(completions, 0), torch.zeros(completions, 0).long(), torch.zeros(completions, 0, 2))
     return as_scores(rewards)

@@ -19,7 +19,6 @@ from spanwise.modes import Mode, scoring_mode
 from spanwise.report import Rule, TokenView, credit_report
 from spanwise.rollouts import schema
 from spanwise.rollouts.rows import credited_units, read_credit, read_numbers, read_rows, read_vocabulary, token_rows
-from spanwise.rollouts.schema import float_column
 
 
 def credit_page(folder: Path) -> str:
@@ -27,7 +26,7 @@ def credit_page(folder: Path) -> str:
     export_file, summary = folder / EXPORT, read_fields(folder / "summary.json")
     table, command_options = read_numbers(export_file), summary.get("options") or {}
     rule_by_method = summary.get("paid") or {}
-    group_n = float_column(table, schema.GROUP).long()
+    group_n = schema.float_column(table, schema.GROUP).long()
     row_indices = choose_rows(group_n, command_options.get("rows", MOST))
     shown_table = read_rows(export_file, row_indices)
     token_view, credit_by_method = credited_view(
@@ -41,7 +40,10 @@ def credit_page(folder: Path) -> str:
     verdict_column = schema.column("reward", (summary.get("score") or {}).get("verdict") or "correct")
     score_samples = None
     if {schema.SCORE, verdict_column} <= set(table.column_names):
-        verdict_n, score_n = float_column(table, verdict_column), float_column(table, schema.SCORE).clamp(0.0, 1.0)
+        verdict_n, score_n = (
+            schema.float_column(table, verdict_column),
+            schema.float_column(table, schema.SCORE).clamp(0.0, 1.0),
+        )
         judged_verdict_n = verdict_n.masked_fill((verdict_n != 0) & (verdict_n != 1), torch.nan)
         score_samples = {"score": score_n, "correct": judged_verdict_n, "prompt": group_n}
     return credit_report(
@@ -50,7 +52,8 @@ def credit_page(folder: Path) -> str:
         methods=list(credit_by_method),
         credit=credit_by_method,
         rewards={
-            n: float_column(table, schema.column("reward", n)) for n in schema.family_names(table.column_names, "reward")
+            n: schema.float_column(table, schema.column("reward", n))
+            for n in schema.family_names(table.column_names, "reward")
         },
         statuses=summary["statuses"],
         dead={method: summary["methods"][method]["dead_strata"] for method in credit_by_method},
@@ -139,7 +142,9 @@ def score_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
     """Return (tau, z) of each completion: the share of its self-rewarding score in the credit, and that score within its group."""
     if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
         return [(0.0, 0.0)] * len(table)  # a file without scores: their share of the credit is 0
-    step_n = float_column(table, schema.STEP).nan_to_num().long()
-    group_n = torch.unique(torch.stack([step_n, float_column(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]
-    score_share_n, relative_score_n = mode.opinion(float_column(table, schema.SCORE), group_n, step_n)
+    step_n = schema.float_column(table, schema.STEP).nan_to_num().long()
+    group_n = torch.unique(
+        torch.stack([step_n, schema.float_column(table, schema.GROUP).long()]), dim=1, return_inverse=True
+    )[1]
+    score_share_n, relative_score_n = mode.opinion(schema.float_column(table, schema.SCORE), group_n, step_n)
     return list(zip(score_share_n.tolist(), relative_score_n.where(score_share_n > 0, 0.0).tolist(), strict=True))

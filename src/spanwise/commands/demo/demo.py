@@ -52,8 +52,8 @@ def run_demo(
     demo: Demo,
     *,
     seeds: Sequence[int],
-    output: str | None = None,
-    choices: Mapping[str, Any] | None = None,
+    output: str | None,
+    choices: Mapping[str, Any],
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def run_demo(
     console, start_seconds = console or Console(), time.perf_counter()
     if len(set(seeds)) < len(seeds):
         raise RecipeError(f"Give each seed once; got {', '.join(map(str, seeds))}.")
-    for field in (choices or {}).keys() & set(demo.fixed):
+    for field in choices.keys() & set(demo.fixed):
         raise RecipeError(f"The demo itself sets the {field} of its arms. Remove --set {field}.")
     folder, many_seeds = new_folder(demo.name) if output is None else Path(output), len(seeds) > 1
     run_folders = {
@@ -74,7 +74,7 @@ def run_demo(
     trained_runs = []
     with sole_writer(folder):
         for (arm, seed), run_folder in run_folders.items():
-            recipe_fields = {**demo.common, **demo.arms[arm], **(choices or {}), "seed": seed, "output": str(run_folder)}
+            recipe_fields = {**demo.common, **demo.arms[arm], **choices, "seed": seed, "output": str(run_folder)}
             run_recipe, run_title = load(None, recipe_fields), f"{arm}, seed {seed}" if many_seeds else arm
             run_summary = train(run_recipe, console=console, title=run_title, overwrite=overwrite)
             trained_runs.append(Trained(arm, run_title, run_recipe, run_summary))

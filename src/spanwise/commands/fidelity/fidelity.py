@@ -97,22 +97,22 @@ def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
         table_rows = []
         for name in fidelity.baselines:
             rmse, *rmse_bounds = fidelity.interval(name, size, "rmse")
-            other_figure_names = (figure for figure in FIGURES if figure not in ("rmse", "ceiling"))
-            other_figures = (fidelity.interval(name, size, figure)[0] for figure in other_figure_names)
-            table_rows.append([name, _decimals(rmse), "-".join(map(_decimals, rmse_bounds)), *map(_decimals, other_figures)])
+            other_names = (figure for figure in FIGURES if figure not in ("rmse", "ceiling"))
+            other_cells = (_decimals(fidelity.interval(name, size, figure)[0]) for figure in other_names)
+            table_rows.append([name, _decimals(rmse), "-".join(map(_decimals, rmse_bounds)), *other_cells])
         ceiling_correlation, *_ = fidelity.interval(fidelity.baselines[0], size, "ceiling")
         title = f"G = {size}: advantages against Monte Carlo (exact advantages would correlate {ceiling_correlation:.3f})"
         yield _table(title, headings, table_rows)
 
 
-def difference_table(fidelity: Fidelity, one: str = "blended", other: str = "outcome") -> Table:
-    """Build the table of one baseline's figures minus another's, with paired intervals over prompts."""
-    figure_differences = difference_rows(fidelity, one, other)
+def difference_table(fidelity: Fidelity) -> Table:
+    """Build the table of the figures of `blended` minus those of `outcome`, with paired intervals over prompts."""
+    figure_differences = difference_rows(fidelity)
     figure_names = dict.fromkeys(row["figure"].replace("_", " ") for row in figure_differences)
     cells_by_size: dict[int, list[str]] = {size: [str(size)] for size in fidelity.group_sizes}
     for row in figure_differences:
         cells_by_size[row["group_size"]].append(f"{row['value']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}]")
-    return _table(f"{one} minus {other}, paired over prompts", ("G", *figure_names), cells_by_size.values())
+    return _table("blended minus outcome, paired over prompts", ("G", *figure_names), cells_by_size.values())
 
 
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:

@@ -23,20 +23,15 @@ def figure_table(
     title: str, columns: Mapping[str, Mapping[str, Any]], *, absent: Collection[str] = ()
 ) -> Iterator[RenderableType]:
     """Build a table with one row per figure and one column per run, narrow enough for 80 characters."""
-    all_names = dict.fromkeys(name for figures in columns.values() for name in figures)
-    figure_names = [name for name in all_names if name not in absent]
+    figure_names = list(dict.fromkeys(name for figures in columns.values() for name in figures if name not in absent))
     alarms_by_run = {
         run: alarms({name: figures.get(name) for name in figure_names if not isinstance(figures.get(name), str)})
         for run, figures in columns.items()
     }
-
-    def cell(run: str, name: str) -> str:
-        return short(columns[run].get(name)) + " !" * (name in alarms_by_run[run])
-
-    table_rows = [
-        [name.replace("_", " ").replace(OF_REWARD, "mean reward, "), *(cell(run, name) for run in columns)]
-        for name in figure_names
-    ]
+    table_rows = []
+    for name in figure_names:
+        cells = (short(figures.get(name)) + " !" * (name in alarms_by_run[run]) for run, figures in columns.items())
+        table_rows.append([name.replace("_", " ").replace(OF_REWARD, "mean reward, "), *cells])
     yield Text(title, style="italic")
     # A "!" beside a figure points to a sentence under the table (`explain.alarms`).
     yield plain_table("", *columns, rows=table_rows, right=range(1, len(columns) + 1))

@@ -67,10 +67,9 @@ class Samples:
         """Compute accuracy (also `<block>_accuracy`), calibration, format, refusals, `laser_<figure>` and `reward/<objective>`."""
         return self._apply_to_answers(figures) | {name: interval.value for name, interval in self.mean_rewards().items()}
 
-    def intervals(self, *, resamples: int = 1000, seed: int = 0) -> dict[str, Interval | None]:
+    def intervals(self, *, resamples: int = 1000) -> dict[str, Interval | None]:
         """Compute the figures of the evaluation with intervals from a bootstrap over prompts (`measure.figure_intervals`)."""
-        prompt_indices = self.prompt_n.tolist()
-        intervals_function = partial(figure_intervals, prompts=prompt_indices, resamples=resamples, seed=seed)
+        intervals_function = partial(figure_intervals, prompts=self.prompt_n.tolist(), resamples=resamples)
         return {**self._apply_to_answers(intervals_function), **self.mean_rewards()}
 
     def mean_rewards(self) -> dict[str, Interval]:
@@ -137,10 +136,9 @@ class Samples:
 
 def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool = False) -> dict[str, str]:
     """Return the figures (accuracy, ECE, ...) that an evaluation under this layout cannot have, each with the reason."""
-    keys_of = {} if layout is None else layout.keys
-    part_names = list(dict.fromkeys(part for parts in keys_of.values() for part in parts))
-    if layout is None or not part_names:
+    if layout is None or not any(layout.keys.values()):
         return {}
+    keys_of, part_names = layout.keys, list(dict.fromkeys(part for parts in layout.keys.values() for part in parts))
     part_noun, template = ("tag", "<{}>") if layout.segmenters == ("tags",) else ("part", "'{}'")
     last_block, (answer, confidence) = list(keys_of)[-1], (tags["answer"], tags["confidence"])
     judged_figures, score_figures = ("accuracy", "refusal_rate", "verdict_rate"), SCORE_FIGURES[1:] if scored else ()

@@ -299,11 +299,10 @@ class Recorder(BatchCallback):
     def _batch_figures(self, logs: dict[str, Any]) -> dict[str, Any]:
         """Return accuracy, ECE and the share of malformed completions of the last generation batch."""
         figures: dict[str, Any] = {"malformed": logs.get("credit/malformed"), "accuracy": logs.get("rewards/correct/mean")}
-        reward_names = self._scores.names if self._scores else ()
-        if self._scores and "correct" in reward_names:
-            for name in ("brier", "log_score"):
-                if name in reward_names:
-                    figures["ece"] = _batch_ece(self._scores, reward_names.index("correct"), reward_names.index(name))
+        names = self._scores.names if self._scores else ()
+        calibration = next((name for name in ("log_score", "brier") if name in names), None)
+        if self._scores and "correct" in names and calibration is not None:
+            figures["ece"] = _batch_ece(self._scores, names.index("correct"), names.index(calibration))
         return figures
 
     def _evaluate(self, step: int) -> None:
