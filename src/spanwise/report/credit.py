@@ -80,19 +80,14 @@ def credit_report(
         lead=f"{title}. {note}".strip(),
         finding=finding_text,
         command=command,
-        warnings=_warnings(statuses),
+        warnings=[
+            f"No completion has the reward {name} ({', '.join(f'{n:,} {key}' for key, n in counts.items())}), so it trains nothing."
+            for name, counts in statuses.items()
+            if counts and not counts.get("ok")
+        ],
         headlines=[Headline("completions", count), *_headlines(rewards, statuses)],
         sections=sections,
     )
-
-
-def _warnings(statuses: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Return a warning about every objective that trains nothing because no completion has its reward."""
-    return [
-        f"No completion has the reward {name} ({', '.join(f'{n:,} {key}' for key, n in counts.items())}), so it trains nothing."
-        for name, counts in statuses.items()
-        if counts and not counts.get("ok")
-    ]
 
 
 def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str, int]]) -> list[Headline]:

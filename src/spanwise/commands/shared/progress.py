@@ -18,12 +18,10 @@ from spanwise.rollouts.files import REPORT
 _LARGE = 20_000_000
 
 
-class Live:
-    """Shows the progress of a run: as a bar on a terminal, or as a line every tenth step in a log file."""
+class Live(Progress):
+    """Shows the progress of a run until `stop`: as a bar on a terminal, or as a line every tenth step in a log file."""
 
     def __init__(self, console: Console, title: str, steps: int) -> None:
-        self.console, self.title, self.steps = console, title, steps
-        self._started = time.perf_counter()
         progress_columns = (
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=20),
@@ -31,22 +29,19 @@ class Live:
             TimeRemainingColumn(),
             TextColumn("{task.fields[figures]}"),
         )
-        self._progress = Progress(*progress_columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task(title, total=steps, figures="")
-        self._progress.start()
+        super().__init__(*progress_columns, console=console, transient=True, disable=not console.is_terminal)
+        self.title, self.steps, self._started = title, steps, time.perf_counter()
+        self._task = self.add_task(title, total=steps, figures="")
+        self.start()
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
         """Show the figures of a training step that are not None; a reward of several parts is shown as one mean."""
         text = "  ".join(f"{name} {short(value)}" for name, value in _average_parts(values).items() if value is not None)
-        self._progress.update(self._task, completed=step, figures=text)
+        self.update(self._task, completed=step, figures=text)
         if not self.console.is_terminal and (step % 10 == 0 or step == self.steps):
             seconds_left = (time.perf_counter() - self._started) / max(step, 1) * (self.steps - step)
             log_line = f"{self.title} {step}/{self.steps}  {text}  left {seconds_left:.0f} s"
             self.console.print(log_line, soft_wrap=True, highlight=False)
-
-    def close(self) -> None:
-        """Remove the progress bar."""
-        self._progress.stop()
 
 
 @contextmanager
@@ -61,7 +56,7 @@ def large_files_shown(console: Console) -> Iterator[None]:
             return
         if live is None or work != shown_progress[0]:
             if live is not None:
-                live.close()
+                live.stop()
             live = Live(console, work, 100)
         shown_progress = (work, percent)
         live.step(percent, {})
@@ -72,7 +67,7 @@ def large_files_shown(console: Console) -> Iterator[None]:
     finally:
         REPORT.reset(report_token)
         if live is not None:
-            live.close()
+            live.stop()
 
 
 def quiet() -> None:
@@ -96,7 +91,7 @@ def warm_up_progress(console: Console) -> Any:
         if console.is_terminal or step % 100 == 0 or step == total:
             live.step(step, {"loss": loss})
         if step >= total:
-            live.close()
+            live.stop()
             live = None
 
     return show

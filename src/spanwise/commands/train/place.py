@@ -72,10 +72,14 @@ def history_of(
     # Checkpoints of earlier versions hold no recipe, so recipe.yaml in the run's folder is read instead.
     recipe_file = _run_of(checkpoint) / "recipe.yaml"
     old_recipe = read_manifest(checkpoint).get("settings") or (read_fields(recipe_file) if recipe_file.is_file() else None)
+    # A schedule of the learning rate depends on the total number of steps.
+    has_schedule = not new_recipe["trainer"].get("lr_scheduler_type", "constant").startswith("constant")
+    is_shorter = new_recipe["steps"] < (old_recipe or {}).get("steps", new_recipe["steps"])
+    may_change = set(MAY_CHANGE) - ({"steps"} if has_schedule or is_shorter else set())
     if old_recipe is None:
         missing_text = f"'{recipe_file}' is missing, so the recipe of {checkpoint.name} is unknown"
         say(console, f"{missing_text}: the current recipe is assumed.")
-    elif changed_fields := changed(old_recipe, new_recipe, but=set(MAY_CHANGE) - _fixed_fields(old_recipe, new_recipe)):
+    elif changed_fields := changed(old_recipe, new_recipe, but=may_change):
         advice = f"Resume that run with its own recipe: spanwise train --resume {recipe_file.parent}; or leave out --resume."
         if changed(recipe_file, old_recipe):
             advice = f"'{recipe_file}' was edited later: undo the edit, or leave out --resume and give another --output."
@@ -83,13 +87,6 @@ def history_of(
     say(console, *filter(None, [check_contents(checkpoint)]))
     checkpoint_step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] // per_batch
     return checkpoint_step, metrics_until(recipe_file.parent, checkpoint_step)
-
-
-def _fixed_fields(old_recipe: Mapping[str, Any], new_recipe: Mapping[str, Any]) -> set[str]:
-    """Return {"steps"} if a resumed run must keep the number of steps of its recipe, or else an empty set."""
-    # A schedule of the learning rate depends on the total number of steps.
-    has_schedule = not new_recipe["trainer"].get("lr_scheduler_type", "constant").startswith("constant")
-    return {"steps"} if has_schedule or new_recipe["steps"] < old_recipe.get("steps", new_recipe["steps"]) else set()
 
 
 @contextmanager

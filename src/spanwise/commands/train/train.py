@@ -95,7 +95,7 @@ def train(
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         finally:
-            recorder.live.close()
+            recorder.live.stop()
         run_summary = recorder.summary(seconds=time.perf_counter() - start_seconds)
         with whole_folder(place / "model"):
             trainer.save_model(str(place / "model"))
