@@ -148,10 +148,9 @@ def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: in
     """Warn that an objective trains nothing, because no completion has its reward."""
     count_of_status = Counter(Status(status) for status in sorted(reading.scores.status_nm[:, m].tolist()))
     counts_text = ", ".join(f"{count} {status.name.lower()}" for status, count in count_of_status.items())
-    has_failed_check = Status.TIMEOUT in count_of_status or Status.ERROR in count_of_status
     cause_text = (
         "The check itself failed"
-        if has_failed_check
+        if Status.TIMEOUT in count_of_status or Status.ERROR in count_of_status
         else "Absent: its function gave None, or the part or column that it reads is missing"
     )
     options = REWARDS.find(objective.reward).options | dict(objective.options) if isinstance(objective.reward, str) else {}
@@ -201,10 +200,9 @@ def _warn_free_omission(objective: Objective, reading: Reading, scheme: Scheme, 
     """Warn that completions leave out a block, or garble it, at no cost, because the objective's `if_missing` is None."""
     if objective.if_missing is not None:
         return ""
-    omitted_count = _count_omitted(objective, reading, scheme)
     unparsable_count = int((reading.scores.status_nm[:, m] == int(Status.UNPARSABLE)).sum())
     count_of_clause = {
-        f"completions leave out {' and '.join(objective.pays)}": omitted_count,
+        f"completions leave out {' and '.join(objective.pays)}": _count_omitted(objective, reading, scheme),
         "write there what cannot be read": unparsable_count,
     }
     counted_clauses = [f"{count} of {len(reading)} {clause}" for clause, count in count_of_clause.items() if count]

@@ -86,8 +86,7 @@ def curve_panel(
     """Build a panel with curves over `x` and a table of their numbers; an empty list if there are no rows."""
     if not rows:
         return []
-    curve_chart = curves(rows, names=names, x=x, **options)
-    return [Panel(title, (curve_chart,), wide(rows, key="x", label=label), note, legend)]
+    return [Panel(title, (curves(rows, names=names, x=x, **options),), wide(rows, key="x", label=label), note, legend)]
 
 
 def figure_panel(name: str, rows: list[Row], names: Sequence[str], **options: Any) -> list[Panel]:
@@ -143,8 +142,7 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
 
 def tokens_section(view: TokenView | None, *, title: str = "Tokens", note: str = "") -> Section:
     """Build the section with the token view, empty without completions; `note` adds a sentence to its text."""
-    token_view_html = token_view(view) if view is not None and view.completions else None
-    return section(title, {"note": note}, body=token_view_html)
+    return section(title, {"note": note}, body=token_view(view) if view is not None and view.completions else None)
 
 
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:

@@ -357,8 +357,7 @@ def _join_credit(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
 def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
     """Yield the row indices of each training step or, if given group numbers, of each group, in the order of the numbers."""
     row_order = torch.argsort(step_n, stable=True)
-    step_sizes = torch.unique_consecutive(step_n[row_order], return_counts=True)[1]
-    yield from torch.split(row_order, step_sizes.tolist())
+    yield from torch.split(row_order, torch.unique_consecutive(step_n[row_order], return_counts=True)[1].tolist())
 
 
 def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCredit, str]:

@@ -339,8 +339,7 @@ def _missing_tags(scheme: Scheme, tag_census: Census) -> list[str]:
     for objective in scheme.objectives:
         if objective.name not in scheme.recorded and isinstance(objective.reward, str):
             reward_entry = REWARDS[objective.reward]
-            reward_options = {**reward_entry.options, **objective.options}
-            rewarded_keys.update(reward_options[name] for name in reward_entry.tags)
+            rewarded_keys.update({**reward_entry.options, **objective.options}[name] for name in reward_entry.tags)
     layout_parts = layout.parts_of(tag_census.segmenter)
     needed_parts = [part for part in layout_parts if part.key and part.key in rewarded_keys]
     if scheme.entry.kind == "block" and len(layout.names) > 1:

@@ -40,11 +40,10 @@ _CAPTION = (
 def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any], console: Console) -> None:
     """Write `credit.parquet`, `summary.json` and, if its packages are installed, the report; print a table and the notes."""
     file_table, summary_fields = result.table, summary(result, options)
-    terminal_tables = figures_tables(summary_fields["methods"], result.title)
     token_pieces = None if file_table.has_ids else file_table.vocabulary.pieces
     write_rollouts(folder / EXPORT, credited_parts(result), pieces=token_pieces, tokenizer=file_table.tokenizer)
     RunFolder(folder).write_summary(summary_fields)
-    say(console, *terminal_tables, *result.notes, keep=2)
+    say(console, *figures_tables(summary_fields["methods"], result.title), *result.notes, keep=2)
     written_files = [str(folder / EXPORT)]
     try:
         from spanwise.commands.credit.page import credit_page
@@ -182,9 +181,8 @@ def _figures_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
             for name, block in figures["blocks"].items()
         ]
         dead_strata_cells = [f"{name} {share:.0%}" for name, share in figures["dead_strata"].items()]
-        no_signal_cell = _cell(figures["no_signal_share"], ".1%")
         for position, (cells, dead) in enumerate(zip_longest(block_cells, dead_strata_cells)):
-            method_cell, signal_cell = ("", "") if position else (method, no_signal_cell)
+            method_cell, signal_cell = ("", "") if position else (method, _cell(figures["no_signal_share"], ".1%"))
             table_rows.append([method_cell, *(cells or ("", "", "")), signal_cell, dead or ""])
     return plain_table(
         "method", "block", "mean |credit|", "exactly 0", "no signal", "dead strata", rows=table_rows, right=(2, 3, 4)

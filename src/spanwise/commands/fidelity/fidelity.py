@@ -92,7 +92,6 @@ def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: 
 
 def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
     """Build one table per group size, with a row for each baseline: its RMSE with interval, then the other figures."""
-    headings = ("", "RMSE", "95 %", "wrong", "right", "alone", "corr", "scaled", "noise")
     for size in fidelity.group_sizes:
         table_rows = []
         for name in fidelity.baselines:
@@ -102,7 +101,7 @@ def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
             table_rows.append([name, _decimals(rmse), "-".join(map(_decimals, rmse_bounds)), *other_cells])
         ceiling_correlation, *_ = fidelity.interval(fidelity.baselines[0], size, "ceiling")
         title = f"G = {size}: advantages against Monte Carlo (exact advantages would correlate {ceiling_correlation:.3f})"
-        yield _table(title, headings, table_rows)
+        yield _table(title, ("", "RMSE", "95 %", "wrong", "right", "alone", "corr", "scaled", "noise"), table_rows)
 
 
 def difference_table(fidelity: Fidelity) -> Table:
@@ -117,10 +116,9 @@ def difference_table(fidelity: Fidelity) -> Table:
 
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
     """Build the table of q*, the confidence that each baseline drives a policy to, by the honest probability p."""
-    honest_baselines = ("none", "batch", "group")
     honest_probabilities = list(dict.fromkeys(row["p"] for row in points))
     q_by_baseline = {("none, batch, group", "any"): honest_probabilities}
-    for name in dict.fromkeys(row["baseline"] for row in points if row["baseline"] not in honest_baselines):
+    for name in dict.fromkeys(row["baseline"] for row in points if row["baseline"] not in ("none", "batch", "group")):
         for row in (row for row in points if row["baseline"] == name):
             q_by_baseline.setdefault((name, str(row["group_size"])), []).append(row["q"])
     table_rows = ([*names, *map(_decimals, q_values)] for names, q_values in q_by_baseline.items())

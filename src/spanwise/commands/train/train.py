@@ -268,11 +268,10 @@ class Recorder(BatchCallback):
         """Evaluate the final model, and return the content of the run's `summary.json`."""
         final_samples, steps = self._measure(self.recipe.eval_samples), self.trainer.state.global_step // self.per_batch
         final_figures, final_intervals = final_samples.figures(), _intervals(final_samples)
-        metrics_lines = metrics_until(self.folder.path, steps)  # no lines except in the main process, which writes them
         kept_names = ("step", "malformed", "accuracy", "ece")
         batch_figures = [
             {k: v for k, v in line.items() if k in kept_names or (k.startswith("rewards/") and k.endswith("/mean"))}
-            for line in metrics_lines
+            for line in metrics_until(self.folder.path, steps)  # no lines except in the main process, which writes them
             if "evaluation" not in line
         ]
         if self.trainer.accelerator.is_main_process:
