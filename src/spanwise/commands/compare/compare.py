@@ -1,7 +1,5 @@
 """`compare`: train several arms (methods, baselines, recipes) with several seeds, and say which differences exceed noise."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -51,6 +49,48 @@ _ENDED = ("summary.json", "evaluation.parquet")
 #: The fields of a run's recipe.yaml that come from the method's preset if the user left them out (`recipe.resolved`).
 _FILLED = ("layout", "prefilled", "segmenter", "objectives", "calibration", "baseline", "per", "options")
 _Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True)
+class ArmRun:
+    """One training run of a comparison: the name of its arm, its seed, and its recipe."""
+
+    arm: str
+    seed: int
+    recipe: Recipe
+
+    @property
+    def folder(self) -> Path:
+        """The folder that the training run writes."""
+        return Path(self.recipe.output or "")
+
+    @property
+    def file(self) -> Path:
+        """The YAML file beside the run's folder, with the recipe before the method's preset fills fields in."""
+        return self.folder.with_name(f"{self.folder.name}.yaml")
+
+    def asked(self) -> dict[str, Any]:
+        """Return the run's recipe as plain data, before the method's preset fills fields in."""
+        return self.recipe.model_dump(mode="json")
+
+    def finished(self) -> bool:
+        """Return whether the run was trained to its end; raise a DataError if its folder holds a run of another recipe."""
+        if not any(is_filled(self.folder / name) for name in ("metrics.jsonl", *_ENDED)):
+            return False
+        if not self.file.is_file():
+            raise DataError(
+                f"'{self.folder}' holds a run, but '{self.file}', the recipe of that run, is missing: give another --output, or "
+                f"delete '{self.folder}'."
+            )
+        recipe_fields = self.asked()
+        changed_fields = changed(self.file, recipe_fields, but=("output",))
+        changed_fields = changed_fields or changed(self.folder / "recipe.yaml", recipe_fields, but=("output", *_FILLED))
+        if changed_fields:
+            raise DataError(
+                f"'{self.folder}' holds a run of another recipe ({', '.join(changed_fields[:3])}). Give another --output, or "
+                f"delete '{self.folder}' and '{self.file}'."
+            )
+        return all(is_filled(self.folder / name) for name in _ENDED)
 
 
 def compare(
@@ -220,48 +260,6 @@ def _write_comparison(output: Path, runs: Sequence[ArmRun], comparison: ArmCompa
 
 def _interval(interval: Interval) -> dict[str, float]:
     return {"mean": interval.value, "low": interval.low, "high": interval.high}
-
-
-@dataclass(frozen=True)
-class ArmRun:
-    """One training run of a comparison: the name of its arm, its seed, and its recipe."""
-
-    arm: str
-    seed: int
-    recipe: Recipe
-
-    @property
-    def folder(self) -> Path:
-        """The folder that the training run writes."""
-        return Path(self.recipe.output or "")
-
-    @property
-    def file(self) -> Path:
-        """The YAML file beside the run's folder, with the recipe before the method's preset fills fields in."""
-        return self.folder.with_name(f"{self.folder.name}.yaml")
-
-    def asked(self) -> dict[str, Any]:
-        """Return the run's recipe as plain data, before the method's preset fills fields in."""
-        return self.recipe.model_dump(mode="json")
-
-    def finished(self) -> bool:
-        """Return whether the run was trained to its end; raise a DataError if its folder holds a run of another recipe."""
-        if not any(is_filled(self.folder / name) for name in ("metrics.jsonl", *_ENDED)):
-            return False
-        if not self.file.is_file():
-            raise DataError(
-                f"'{self.folder}' holds a run, but '{self.file}', the recipe of that run, is missing: give another --output, or "
-                f"delete '{self.folder}'."
-            )
-        recipe_fields = self.asked()
-        changed_fields = changed(self.file, recipe_fields, but=("output",))
-        changed_fields = changed_fields or changed(self.folder / "recipe.yaml", recipe_fields, but=("output", *_FILLED))
-        if changed_fields:
-            raise DataError(
-                f"'{self.folder}' holds a run of another recipe ({', '.join(changed_fields[:3])}). Give another --output, or "
-                f"delete '{self.folder}' and '{self.file}'."
-            )
-        return all(is_filled(self.folder / name) for name in _ENDED)
 
 
 def arm_fields(name: str) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Choose the methods that a rollout file is credited by, and build each on the blocks and rewards of the file (`Scheme`)."""
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -155,25 +153,6 @@ def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTab
             raise DataError(f"Reward '{name}' {problem}. {advice if table.rewards else 'Add the column.'}{columns_hint}")
 
 
-def _build_own(presets: _Presets, run_code: bool) -> tuple[str, Scheme, _Presets]:
-    """Build the recipe's own method; return the name of the preset that equals it (or "recipe"), its scheme, and its `_Presets`."""
-    recipe, blocks = presets.recipe, presets.blocks
-    if blocks.objectives is None:
-        scheme = scheme_of(recipe, blocks.layout, blocks.longest, recorded=presets.recorded_columns, run_code=run_code)
-        method_presets = presets.with_each_baseline()
-        if recipe.objectives is not None and all(preset.objectives != scheme.objectives for _, preset in method_presets):
-            blocks = replace(blocks, layout=scheme.layout)
-            presets = replace(presets, blocks=blocks, objectives=tuple(scheme.objectives))
-        method_presets = presets.with_each_baseline()
-        return next((name for name, preset in method_presets if preset == scheme), "recipe"), scheme, presets
-
-    preset_name = f"{recipe.method}:{recipe.baseline}" if recipe.baseline else recipe.method
-    scheme = presets.build(preset_name)
-    if modes := recipe.scheme_modes:
-        return "recipe", replace(scheme, modes=modes), presets
-    return preset_name, scheme, presets
-
-
 @dataclass(frozen=True)
 class _Presets:
     """Builds methods by preset for the blocks of a file, with objectives of the file or recipe in place of the preset's."""
@@ -228,6 +207,25 @@ class _Presets:
         return Scheme.preset(
             method_name, layout, **{**scheme_fields, **options}, longest=self.blocks.longest, recorded=self.recorded_columns
         )
+
+
+def _build_own(presets: _Presets, run_code: bool) -> tuple[str, Scheme, _Presets]:
+    """Build the recipe's own method; return the name of the preset that equals it (or "recipe"), its scheme, and its `_Presets`."""
+    recipe, blocks = presets.recipe, presets.blocks
+    if blocks.objectives is None:
+        scheme = scheme_of(recipe, blocks.layout, blocks.longest, recorded=presets.recorded_columns, run_code=run_code)
+        method_presets = presets.with_each_baseline()
+        if recipe.objectives is not None and all(preset.objectives != scheme.objectives for _, preset in method_presets):
+            blocks = replace(blocks, layout=scheme.layout)
+            presets = replace(presets, blocks=blocks, objectives=tuple(scheme.objectives))
+        method_presets = presets.with_each_baseline()
+        return next((name for name, preset in method_presets if preset == scheme), "recipe"), scheme, presets
+
+    preset_name = f"{recipe.method}:{recipe.baseline}" if recipe.baseline else recipe.method
+    scheme = presets.build(preset_name)
+    if modes := recipe.scheme_modes:
+        return "recipe", replace(scheme, modes=modes), presets
+    return preset_name, scheme, presets
 
 
 def token_columns(scheme: Scheme) -> dict[str, list[str]]:

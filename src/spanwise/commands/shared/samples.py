@@ -1,7 +1,5 @@
 """`Samples`: the answers and verdicts of one evaluation, from which figures, intervals and votes can be computed later."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -51,7 +49,7 @@ class Samples:
         """Whether any completion states a confidence."""
         return not bool(self.confidence_n.isnan().all())
 
-    def by_score(self) -> Samples | None:
+    def by_score(self) -> "Samples | None":
         """Return the samples with the self-rewarding score, clipped to [0, 1], as their confidence; None without a score."""
         if self.score_n is None:
             return None
