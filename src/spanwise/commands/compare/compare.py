@@ -241,10 +241,8 @@ def _failure_reason(run: ArmRun, status: int) -> str:
 
 def _write_comparison(output: Path, runs: Sequence[ArmRun], comparison: ArmComparison, options: Mapping[str, Any]) -> None:
     """Write the figures of a comparison into its folder, as `summary.json` and `comparison.md`."""
-    recipes = [run.asked() for run in runs]
-    common_fields = {
-        k: v for k, v in recipes[0].items() if k not in ("output", "seed") and all(other[k] == v for other in recipes)
-    }
+    recipes = [{k: v for k, v in run.asked().items() if k not in ("output", "seed")} for run in runs]
+    common_fields = {k: v for k, v in recipes[0].items() if all(other[k] == v for other in recipes)}
     figures_by_arm: dict[str, dict[str, Any]] = {arm: {} for arm in comparison.methods}
     for (arm, figure), interval in comparison.cells.items():
         figures_by_arm[arm][figure] = {**_interval(interval), "sd": interval.sd, "seeds": interval.count}

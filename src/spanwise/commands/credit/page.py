@@ -19,6 +19,7 @@ from spanwise.modes import Mode, scoring_mode
 from spanwise.report import Rule, TokenView, credit_report
 from spanwise.rollouts import schema
 from spanwise.rollouts.rows import credited_units, read_credit, read_numbers, read_rows, read_vocabulary, token_rows
+from spanwise.rollouts.schema import float_column
 
 
 def credit_page(folder: Path) -> str:
@@ -26,11 +27,11 @@ def credit_page(folder: Path) -> str:
     export_file, summary = folder / EXPORT, read_fields(folder / "summary.json")
     table, command_options = read_numbers(export_file), summary.get("options") or {}
     rule_by_method = summary.get("paid") or {}
-    group_n = schema.float_column(table, schema.GROUP).long()
+    group_n = float_column(table, schema.GROUP).long()
     row_indices = choose_rows(group_n, command_options.get("rows", MOST))
     shown_table = read_rows(export_file, row_indices)
     token_view, credit_by_method = credited_view(
-        table, shown_table, row_indices, rule_by_method=rule_by_method, outcome=summary.get("outcome"), own=summary.get("own"),
+        table, shown_table, row_indices, rules=rule_by_method, outcome=summary.get("outcome"), own=summary.get("own"),
         tokenizer=schema.tokenizer_of(shown_table.schema),
     )  # fmt: skip
     shown_count, row_count = len(row_indices), len(table)
@@ -40,10 +41,7 @@ def credit_page(folder: Path) -> str:
     verdict_column = schema.column("reward", (summary.get("score") or {}).get("verdict") or "correct")
     score_samples = None
     if {schema.SCORE, verdict_column} <= set(table.column_names):
-        verdict_n, score_n = (
-            schema.float_column(table, verdict_column),
-            schema.float_column(table, schema.SCORE).clamp(0.0, 1.0),
-        )
+        verdict_n, score_n = float_column(table, verdict_column), float_column(table, schema.SCORE).clamp(0.0, 1.0)
         judged_verdict_n = verdict_n.masked_fill((verdict_n != 0) & (verdict_n != 1), torch.nan)
         score_samples = {"score": score_n, "correct": judged_verdict_n, "prompt": group_n}
     return credit_report(
@@ -52,8 +50,7 @@ def credit_page(folder: Path) -> str:
         methods=list(credit_by_method),
         credit=credit_by_method,
         rewards={
-            n: schema.float_column(table, schema.column("reward", n))
-            for n in schema.family_names(table.column_names, "reward")
+            n: float_column(table, schema.column("reward", n)) for n in schema.family_names(table.column_names, "reward")
         },
         statuses=summary["statuses"],
         dead={method: summary["methods"][method]["dead_strata"] for method in credit_by_method},
@@ -81,24 +78,22 @@ def credited_view(
     shown: pa.Table,
     rows: Sequence[int],
     *,
-    rule_by_method: Mapping[str, Mapping[str, Any]],
+    rules: Mapping[str, Mapping[str, Any]],
     outcome: str | None,
     own: str | None,
     tokenizer: Path | None,
 ) -> tuple[TokenView, dict[str, dict[str, Tensor]]]:
     """Build the view of the tokens of the completions `rows`, which are the table `shown`, and return the credit of all."""
-    kind_by_method = {
-        name: METHODS[rule["method"]].kind for name, rule in rule_by_method.items() if rule["method"] in METHODS
-    }
+    kind_by_method = {name: METHODS[rule["method"]].kind for name, rule in rules.items() if rule["method"] in METHODS}
     credit = {name: credited_units(columns, kind_by_method.get(name, "")) for name, columns in read_credit(table).items()}
-    segments_of_methods = (SaeSegments.of(rule["method"], rule.get("options")) for rule in rule_by_method.values())
+    segments_of_methods = (SaeSegments.of(rule["method"], rule.get("options")) for rule in rules.values())
     sae_segments, segments_sentence = next((cut for cut in segments_of_methods if cut is not None), None), ""
     if sae_segments is not None:
         verb = "opens a segment" if sae_segments.boundary == "start" else "has closed a segment"
         segments_sentence = (
             f"A tick marks each place where a token with a probability below {sae_segments.threshold:g} {verb}."
         )
-    mode_by_method = {name: scoring_mode(rule) for name, rule in rule_by_method.items()}
+    mode_by_method = {name: scoring_mode(rule) for name, rule in rules.items()}
     shares_by_method = {name: score_shares(table, mode) for name, mode in mode_by_method.items() if mode is not None}
     token_view = TokenView(
         tuple(schema.methods_in(shown.column_names)),
@@ -110,9 +105,7 @@ def credited_view(
         ),
         outcome,
         segments_sentence,
-        rules={
-            name: rule_of(rule["method"], rule["objectives"], mode_by_method[name]) for name, rule in rule_by_method.items()
-        },
+        rules={name: rule_of(rule["method"], rule["objectives"], mode_by_method[name]) for name, rule in rules.items()},
         own=own,
         total=len(table),
     )
@@ -142,9 +135,7 @@ def score_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
     """Return (tau, z) of each completion: the share of its self-rewarding score in the credit, and that score within its group."""
     if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
         return [(0.0, 0.0)] * len(table)  # a file without scores: their share of the credit is 0
-    step_n = schema.float_column(table, schema.STEP).nan_to_num().long()
-    group_n = torch.unique(
-        torch.stack([step_n, schema.float_column(table, schema.GROUP).long()]), dim=1, return_inverse=True
-    )[1]
-    score_share_n, relative_score_n = mode.opinion(schema.float_column(table, schema.SCORE), group_n, step_n)
+    step_n = float_column(table, schema.STEP).nan_to_num().long()
+    group_n = torch.unique(torch.stack([step_n, float_column(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]
+    score_share_n, relative_score_n = mode.opinion(float_column(table, schema.SCORE), group_n, step_n)
     return list(zip(score_share_n.tolist(), relative_score_n.where(score_share_n > 0, 0.0).tolist(), strict=True))

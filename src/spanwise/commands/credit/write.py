@@ -21,6 +21,7 @@ from spanwise.rollouts.folder import RunFolder
 from spanwise.rollouts.read import rollout_files
 from spanwise.rollouts.readers.slime import write_samples
 from spanwise.rollouts.rows import credited_units, summarise_credit
+from spanwise.rollouts.schema import credit_columns, score_columns, span_columns
 from spanwise.rollouts.table import fitting_runs
 from spanwise.rollouts.traces import write_branches
 from spanwise.score import judge_of
@@ -104,20 +105,16 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
             schema.PROMPT: file_table.prompts[rows],
             schema.ANSWER: file_table.columns[schema.ANSWER][rows] if schema.ANSWER in file_table.columns else None,
             schema.FAULT: file_spans.fault_n[rows],
-            **schema.span_columns(
-                file_spans.names, file_spans.start_nk[rows] * learned_n1, file_spans.end_nk[rows] * learned_n1
-            ),
+            **span_columns(file_spans.names, file_spans.start_nk[rows] * learned_n1, file_spans.end_nk[rows] * learned_n1),
             schema.SCORE: None if file_table.score_n is None else file_table.score_n[rows],
-            **schema.score_columns(result.scores.take(rows)),
+            **score_columns(result.scores.take(rows)),
             **{name: values[token_offsets[0] : token_offsets[-1]] for name, values in token_columns.items()},
             schema.BLOCK: file_spans.block_v[token_offsets[0] : token_offsets[-1]] if file_spans.interleaved else None,
         }
         for arm in result.applied:
             learned_advantages = np.where(not_learned_v, np.float32(np.nan), arm.advantages(file_table, first, last))
             present_nk = arm.file_spans.length_nk[rows] > 0
-            columns |= schema.credit_columns(
-                arm.name, arm.file_spans.names, present_nk, arm.credit.take(rows), learned_advantages
-            )
+            columns |= credit_columns(arm.name, arm.file_spans.names, present_nk, arm.credit.take(rows), learned_advantages)
         yield rollout_table(columns, token_offsets - token_offsets[0])
 
 

@@ -174,7 +174,7 @@ def recorded_view(
         rule_by_method = {methods[0]: run_rule, **rule_by_method}
     row_indices = choose_rows(schema.float_column(credit_table, schema.STEP).long(), MOST)
     token_view, credit_by_method = credited_view(
-        credit_table, credit_table.take(row_indices), row_indices, rule_by_method=rule_by_method,
+        credit_table, credit_table.take(row_indices), row_indices, rules=rule_by_method,
         outcome=outcome_of(schema.family_names(credit_table.column_names, "reward"), outcome_names),
         own=next(iter(methods), None), tokenizer=tokenizer_in(folder) or folder / "model",
     )  # fmt: skip
