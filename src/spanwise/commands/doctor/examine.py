@@ -31,6 +31,8 @@ PATIENCE = 300
 MARK = "spanwise-doctor "
 #: What doctor says of a package or engine: name, version, versions that the tests run with, state, sentences.
 Finding = tuple[str, str, str, str, list[str]]
+#: Sentences on what is broken in an engine, and on what works.
+Sentences = tuple[list[str], list[str]]
 
 
 def main() -> None:
@@ -72,15 +74,15 @@ def _check_engine(name: str) -> Finding:
                 "SkyRL needs Python 3.12 or newer: make a separate environment, and pip install 'spanwise[skyrl]' there."
             )
         return engine_title, "", tested_window, "not installed", [install_advice]
-    problem_sentences, working_sentences = sentences(name, probe_in_process(name))
+    problem_sentences, working_sentences = probe_in_process(name)
     untested_note = f"{engine_title} {engine_version} is untested: the tests run with {tested_window}."
     version_notes = [] if is_tested(name, engine_version) else [untested_note]
     status = "broken" if problem_sentences else "untested" if version_notes else "ok"
     return engine_title, engine_version, tested_window, status, [*problem_sentences, *version_notes, *working_sentences]
 
 
-def probe_in_process(name: str) -> Mapping[str, Any]:
-    """Import an engine and spanwise's adapter to it in a separate process, and return the facts that this process prints."""
+def probe_in_process(name: str) -> Sentences:
+    """Import an engine and spanwise's adapter to it in a separate process, and return the sentences that this process prints."""
     package_root = str(Path(spanwise.__file__).parents[1])
     python_path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), package_root)))
     environment = {**os.environ, "PYTHONPATH": python_path}
@@ -88,35 +90,20 @@ def probe_in_process(name: str) -> Mapping[str, Any]:
     try:
         process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     except subprocess.TimeoutExpired:
-        return {"error": f"the import takes more than {PATIENCE} seconds"}
+        return _broken(name, f"the import takes more than {PATIENCE} seconds")
     result_lines = [line for line in process.stdout.splitlines() if line.startswith(MARK)]
     if not result_lines:
         last_lines = "\n".join(process.stderr.strip().splitlines()[-3:])
-        return {"error": f"the process ended with status {process.returncode}: {last_lines}"}
+        return _broken(name, f"the process ended with status {process.returncode}: {last_lines}")
     return json.loads(result_lines[-1].removeprefix(MARK))
 
 
-def sentences(name: str, facts: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Turn the facts about an engine into two lists of sentences: what is broken, and what works."""
-    if facts.get("error"):
-        return [f"The adapter to {_TITLES[name]} cannot be imported: {facts['error']}"], []
-    if name == "trl":
-        return [], ["spanwise.engines.trl is imported; spanwise train RECIPE trains with it."]
-    is_registered = "spanwise" in facts["estimators"]
-    method_count = sum(name.startswith("spanwise") for name in facts["estimators"]) - is_registered
-    if name == "skyrl":
-        return [], [
-            "spanwise.engines.skyrl is imported; trainer.override_entrypoint=spanwise.engines.skyrl.main trains by a recipe. "
-            f"SkyRL's registry has {method_count} names spanwise_<method>."
-        ]
-    working_sentences = [
-        f"algorithm.adv_estimator=spanwise is in verl's registry, and {method_count} names spanwise_<method> for one reward.",
-        _trainer_of_verl(facts),
-    ]
-    return _faults_of_verl(facts), working_sentences if is_registered else []
+def _broken(name: str, reason: str) -> Sentences:
+    return [f"The adapter to {_TITLES[name]} cannot be imported: {reason}"], []
 
 
-def _faults_of_verl(facts: Mapping[str, Any]) -> list[str]:
+def sentences_on_verl(facts: Mapping[str, Any]) -> Sentences:
+    """Turn the facts about verl into sentences on what is broken and what works."""
     problems = [
         f"The plug-in '{plugin}' is broken, and verl does not say so: {text}" for plugin, text in facts["failed"].items()
     ]
@@ -130,7 +117,11 @@ def _faults_of_verl(facts: Mapping[str, Any]) -> list[str]:
         problems.append(f"VERL_USE_EXTERNAL_PLUGINS is '{facts['switch']}', so verl does not load spanwise; unset it.")
     elif "spanwise" not in facts["estimators"]:
         problems.append("spanwise's plug-in is loaded, but verl's registry still lacks algorithm.adv_estimator=spanwise.")
-    return problems
+    if "spanwise" not in facts["estimators"]:
+        return problems, []
+    method_count = sum(name.startswith("spanwise_") for name in facts["estimators"])
+    registry_text = f"algorithm.adv_estimator=spanwise is in verl's registry, and {method_count} names spanwise_<method>"
+    return problems, [f"{registry_text} for one reward.", _trainer_of_verl(facts)]
 
 
 def _trainer_of_verl(facts: Mapping[str, Any]) -> str:
@@ -144,12 +135,12 @@ def _trainer_of_verl(facts: Mapping[str, Any]) -> str:
 
 
 def probe(engine: str) -> None:
-    """Import an engine, and print the facts about it as one line of JSON after all that the engine prints itself."""
+    """Import an engine, and print sentences on it as one line of JSON after all that the engine prints itself."""
     try:
-        engine_facts = {"trl": _probe_trl, "verl": _probe_verl, "skyrl": _probe_skyrl}[engine]()
+        engine_sentences = {"trl": _probe_trl, "verl": _probe_verl, "skyrl": _probe_skyrl}[engine]()
     except BaseException as error:
-        engine_facts = {"error": _in_one_line(error)}
-    print(f"\n{MARK}{json.dumps(engine_facts)}", flush=True)
+        engine_sentences = _broken(engine, _in_one_line(error))
+    print(f"\n{MARK}{json.dumps(engine_sentences)}", flush=True)
     os._exit(0)  # threads that the engine started must not keep this process alive
 
 
@@ -160,22 +151,25 @@ def _in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{place_text}"
 
 
-def _probe_trl() -> dict[str, Any]:
-    """Import TRL and spanwise's adapter, and return no facts, because an import without error is all that matters."""
+def _probe_trl() -> Sentences:
     import_module("spanwise.engines.trl")
-    return {}
+    return [], ["spanwise.engines.trl is imported; spanwise train RECIPE trains with it."]
 
 
-def _probe_skyrl() -> dict[str, Any]:
-    """Import spanwise's entry point for SkyRL, and return the estimators in SkyRL's registry."""
+def _probe_skyrl() -> Sentences:
+    """Import spanwise's entry point for SkyRL, and count its estimators in SkyRL's registry."""
     import_module("spanwise.engines.skyrl.main")
     import_module("spanwise.engines.skyrl.estimators").register()
     estimator_registry = import_module("skyrl.backends.skyrl_train.utils.ppo_utils").AdvantageEstimatorRegistry
-    return {"estimators": sorted(map(str, estimator_registry.list_available()))}
+    method_count = sum(str(name).startswith("spanwise_") for name in estimator_registry.list_available())
+    return [], [
+        "spanwise.engines.skyrl is imported; trainer.override_entrypoint=spanwise.engines.skyrl.main trains by a recipe. "
+        f"SkyRL's registry has {method_count} names spanwise_<method>."
+    ]
 
 
-def _probe_verl() -> dict[str, Any]:
-    """Import verl as its trainer does; return its plug-ins, the errors of their imports, and the trainer that it uses."""
+def _probe_verl() -> Sentences:
+    """Import verl as its trainer does, and describe its plug-ins, the errors of their imports, and the trainer that it uses."""
     plugin_errors = _collect_plugin_errors()
     config_file = Path(import_module("verl").__file__ or "").parent / "trainer" / "config" / "ppo_trainer.yaml"
     trainer_config: dict[str, Any] = {}
@@ -185,14 +179,14 @@ def _probe_verl() -> dict[str, Any]:
         "switch": os.environ.get("VERL_USE_EXTERNAL_PLUGINS", ""),
         "plugins": plugins(),
         "failed": plugin_errors,
-        "estimators": sorted(map(str, import_module("verl.trainer.ppo.core_algos").ADV_ESTIMATOR_REGISTRY)),
+        "estimators": [*map(str, import_module("verl.trainer.ppo.core_algos").ADV_ESTIMATOR_REGISTRY)],
         "use_v1": trainer_config.get("use_v1"),
     }
     try:
         verl_facts["modes"] = sorted(import_module("verl.trainer.ppo.v1").trainer_base.TRAINER_REGISTRY)
     except Exception as error:
         verl_facts["v1"] = _in_one_line(error)
-    return {**verl_facts, "faults": dict(import_module("spanwise.engines.verl.plugin").FAULTS)}
+    return sentences_on_verl({**verl_facts, "faults": dict(import_module("spanwise.engines.verl.plugin").FAULTS)})
 
 
 def plugins() -> dict[str, str]:
