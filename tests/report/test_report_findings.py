@@ -69,7 +69,7 @@ def test_edge_cases_of_a_run(points, steps, said):
 def test_what_cannot_be_measured_gives_way_to_the_rewards():
     said = train_finding(
         [{"step": 2, "accuracy": None}], steps=2, unmeasured={"accuracy": "no block has the tag <answer>"},
-        rewards={"short": (-0.5, -0.25), "never": (None, None)},
+        rewards={"short": (-0.5, -0.25), "never": ()},
     )  # fmt: skip
     assert said == "After 2 steps the mean reward in the last batch of short is -0.250 (was -0.500)."
 

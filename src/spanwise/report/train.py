@@ -89,12 +89,12 @@ def train_report(
     }
     of_batches = not rewards
     if of_batches:
-        rewards = {name: values_of(batch_rows, f"rewards/{name}/mean") or [None] for name in names}
+        rewards = {name: values_of(batch_rows, f"rewards/{name}/mean") for name in names}
     mean_rewards = []
     for name, means in rewards.items() if unmeasured else ():
         interval, mean_at_start = intervals.get(OF_REWARD + name), means[0] if len(means) > 1 else None
         small_print = _note(interval, mean_at_start, shown, "in the first batch" if of_batches else "at the start")
-        mean_rewards.append(Headline(f"mean reward: {name}", means[-1], small_print))
+        mean_rewards.append(Headline(f"mean reward: {name}", means[-1] if means else None, small_print))
     shown_steps = {row.step for row in view.completions if row.step is not None} if view else set()
     step_note = f", of step {shown_steps.pop()}" if len(shown_steps) == 1 else ""
     trained_method, *other_methods = view.methods if view else ("",)
@@ -220,7 +220,7 @@ def train_finding(
     steps: int,
     intervals: Mapping[str, Interval | None] | None = None,
     unmeasured: Mapping[str, str] | None = None,
-    rewards: Mapping[str, Sequence[float | None]] | None = None,
+    rewards: Mapping[str, Sequence[float]] | None = None,
     of_batches: bool = True,
 ) -> str:
     """Say how a run ended and where it started: by accuracy or, if that cannot be measured, by its rewards."""
@@ -257,23 +257,22 @@ def train_finding(
     return f"{alarm_sentence}{sentence}.{single_note} This is one seed."
 
 
-def _of_rewards(rewards: Mapping[str, Sequence[float | None]], where: str) -> str:
+def _of_rewards(rewards: Mapping[str, Sequence[float]], where: str) -> str:
     """State the mean rewards at the end and at the start; of many rewards, only their mean and the largest and smallest change."""
-    ends = {
-        name: (means[0] if len(means) > 1 else None, means[-1]) for name, means in rewards.items() if means[-1] is not None
-    }
-    start_notes = {name: "" if start is None else f" (was {start:.3f})" for name, (start, _) in ends.items()}
-    if len(ends) <= _NAMED:
-        rewards_text = ", ".join(f"{name} is {end:.3f}{start_notes[name]}" for name, (_, end) in ends.items())
-        return f"the mean reward {where} of {rewards_text}" if ends else ""
-    change_by_name = {name: end - start for name, (start, end) in ends.items() if start is not None and end is not None}
-    mean_at_end = math.fsum(end for _, end in ends.values() if end is not None) / len(ends)
-    if len(change_by_name) < len(ends):
-        return f"the mean of {len(ends)} rewards {where} is {mean_at_end:.3f}"
-    most, least = max(change_by_name, key=change_by_name.__getitem__), min(change_by_name, key=change_by_name.__getitem__)
-    change_text = f"most by {change_by_name[most]:+.3f} in {most} and least by {change_by_name[least]:+.3f} in {least}"
-    mean_at_start = mean_at_end - math.fsum(change_by_name.values()) / len(change_by_name)
-    return f"the mean of {len(ends)} rewards {where} is {mean_at_end:.3f} (was {mean_at_start:.3f}); it moved {change_text}"
+    rewards = {name: means for name, means in rewards.items() if means}
+    change_of = {name: means[-1] - means[0] for name, means in rewards.items() if len(means) > 1}
+    if len(rewards) <= _NAMED:
+        start_notes = {name: f" (was {rewards[name][0]:.3f})" for name in change_of}
+        texts = (f"{name} is {means[-1]:.3f}{start_notes.get(name, '')}" for name, means in rewards.items())
+        return f"the mean reward {where} of {', '.join(texts)}" if rewards else ""
+    mean_at_end = math.fsum(means[-1] for means in rewards.values()) / len(rewards)
+    mean_text = f"the mean of {len(rewards)} rewards {where} is {mean_at_end:.3f}"
+    if len(change_of) < len(rewards):
+        return mean_text
+    most, least = max(change_of, key=change_of.__getitem__), min(change_of, key=change_of.__getitem__)
+    mean_at_start = mean_at_end - math.fsum(change_of.values()) / len(change_of)
+    change_text = f"most by {change_of[most]:+.3f} in {most} and least by {change_of[least]:+.3f} in {least}"
+    return f"{mean_text} (was {mean_at_start:.3f}); it moved {change_text}"
 
 
 def _steps(count: int) -> str:

@@ -175,16 +175,14 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
     explained_blocks = {
         block: _explain_block(row, method, rule, block, credit) for block, credit in credits(row, method, rule).items()
     }
-    note = ""
-    if not any(block["terms"] for block in explained_blocks.values()) and explained_blocks:
-        note = f"The file does not say what the credit of {method} is made of. {rule.about}".strip()
-        if rule.kind in ("token", "step"):
-            note = f"{method} credits each {rule.kind} by itself; the credit of a block is the mean over its tokens."
-            note = f"{note} {rule.about}".strip()
-        elif method == "recorded":
-            note = "recorded is the credit that the trainer wrote into the file; the file does not say how it was computed."
+    note = f"The file does not say what the credit of {method} is made of."
+    if rule.kind in ("token", "step"):
+        note = f"{method} credits each {rule.kind} by itself; the credit of a block is the mean over its tokens."
+    elif method == "recorded":
+        note = "recorded is the credit that the trainer wrote into the file; the file does not say how it was computed."
+    has_note = explained_blocks and not any(block["terms"] for block in explained_blocks.values())
     return {
-        "note": note,
+        "note": f"{note} {rule.about}".strip() if has_note else "",
         "blocks": explained_blocks,
         "stop": _explain_stop(row, method, rule),
         "strata": {part.objective: part.stratum for part in row.parts.get(method, ()) if part.stratum >= 0},

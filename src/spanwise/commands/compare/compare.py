@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -299,12 +299,10 @@ def plan_runs(
     # Fields that an arm sets override the recipe file that all arms share, and `choices` (--set) override both.
     shared_file_fields = set() if shared is None else load(shared).model_fields_set
     common_fields = {field: value for field, value in COMMON.items() if field not in shared_file_fields}
-
-    def recipe(name: str, seed: int) -> Recipe:
-        run_folder = str(Path(output) / f"{name}-{seed}")
-        return load(shared, {**common_fields, **fields_by_arm[name], **choices, "seed": seed, "output": run_folder})
-
-    runs = [ArmRun(name, seed, recipe(name, seed)) for seed in seeds for name in arm_names]
+    runs: list[ArmRun] = []
+    for seed, name in product(seeds, arm_names):
+        own_fields = {"seed": seed, "output": str(Path(output) / f"{name}-{seed}")}
+        runs.append(ArmRun(name, seed, load(shared, {**common_fields, **fields_by_arm[name], **choices, **own_fields})))
     first_run = runs[0]
     for run in runs[: len(arm_names)]:
         for field in _SAME:
