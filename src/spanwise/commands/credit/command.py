@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from rich.console import Console
-
 from spanwise.commands.shared.options import AS_USUAL, CreditOptions
 
 #: The pip extra that installs the packages of this command.
@@ -33,8 +31,7 @@ def command(
         write: a method, such as bae: write traces of verifiers or prime-rl, or dumps of slime, again with its advantage per token.
     """
     from spanwise.commands.credit.credit import credit as run
-    from spanwise.commands.shared.progress import large_files_shown, quiet
+    from spanwise.commands.shared.progress import large_files_shown
 
-    quiet()
-    with large_files_shown(console := Console()):
+    with large_files_shown() as console:
         run(rollouts, output=output, rows=rows, write=write, console=console, **how.parsed())

@@ -45,8 +45,10 @@ class Live(Progress):
 
 
 @contextmanager
-def large_files_shown(console: Console) -> Iterator[None]:
-    """Show a progress bar while large files are read and cut into blocks."""
+def large_files_shown(on: Console | None = None) -> Iterator[Console]:
+    """Show a progress bar while large files are read and cut into blocks, without transformers' own; yield the console."""
+    quiet()
+    console = on or Console()
     live: Live | None = None
     shown_progress = ("", 0)
 
@@ -63,7 +65,7 @@ def large_files_shown(console: Console) -> Iterator[None]:
 
     report_token = REPORT.set(show)
     try:
-        yield
+        yield console
     finally:
         REPORT.reset(report_token)
         if live is not None:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from rich.console import Console
-
 from spanwise.commands.shared.options import AS_USUAL, CreditOptions, check_sizes
 
 #: The pip extra that installs the packages of this command.
@@ -27,10 +25,9 @@ def command(
         completion: show this completion token by token, counted from 0 in the order of the file.
         examples: the number of example rows for each reason.
     """
-    from spanwise.commands.shared.progress import large_files_shown, quiet
+    from spanwise.commands.shared.progress import large_files_shown
     from spanwise.commands.why.why import why as run
 
-    quiet()
     check_sizes(examples=examples)
-    with large_files_shown(console := Console()):
+    with large_files_shown() as console:
         run(rollouts, completion=completion, examples=examples, console=console, **how.parsed())
