@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from spanwise.disk import read_text
-from spanwise.errors import DataError, RecipeError, unknown
+from spanwise.errors import DataError, RecipeError, refuse, unknown
 from spanwise.layout import Layout
 from spanwise.objective import Objective, is_number
 from spanwise.score.custom import takes
 from spanwise.score.reward import built_in
 
-#: For each field of a criterion, the keys under which datasets of rubrics store it.
-_FIELD_NAMES: Mapping[str, tuple[str, ...]] = {
-    "text": ("text", "criterion", "description"),
-    "weight": ("weight", "points"),
-    "part": ("part",),
-    "name": ("name", "title"),
-}
+#: For each field of a criterion, in order: the keys under which datasets of rubrics store it, and its default.
+_FIELDS: tuple[tuple[tuple[str, ...], Any], ...] = (
+    (("text", "criterion", "description"), None),
+    (("weight", "points"), 1.0),
+    (("part",), None),
+    (("name", "title"), ""),
+)
 _EXAMPLE = "[{text: 'It names a figure.', weight: 1, part: plan}]"
 
 
@@ -40,10 +41,10 @@ def is_column(criteria: Any) -> bool:
     return isinstance(criteria, str) and Path(criteria).suffix not in (".yaml", ".yml", ".json")
 
 
-def criteria_of(cell: Any, where: str) -> list[Criterion]:
+def criteria_of(cell: Any, where: str, blocks: Collection[str]) -> list[Criterion]:
     """Read the rubric of one prompt from a cell of the dataset; None and an empty cell hold no criteria.
 
-    >>> criteria_of('[{"criterion": "It is short.", "points": -2, "tags": []}]', "of completion 0")
+    >>> criteria_of('[{"criterion": "It is short.", "points": -2, "tags": []}]', "of completion 0", ["plan"])
     [Criterion(text='It is short.', weight=-2.0, part=None, name='')]
     """
     if isinstance(cell, str):
@@ -51,7 +52,12 @@ def criteria_of(cell: Any, where: str) -> list[Criterion]:
             cell = json.loads(cell or "[]")
         except ValueError as error:
             raise DataError(f"The rubric {where} is invalid JSON: {error}. Write a list of criteria: {_EXAMPLE}.") from error
-    return _read([] if cell is None else cell, where, DataError)
+    criteria = _read([] if cell is None else cell, where, DataError)
+    for position, criterion in enumerate(criteria, start=1):
+        if criterion.part is not None and criterion.part not in blocks:
+            unknown_part = unknown("block", criterion.part, blocks)
+            raise DataError(f"Criterion {position} of the rubric {where} is about '{criterion.part}'. {unknown_part}")
+    return criteria
 
 
 def _read(rubric: Any, where: str, error_type: type[DataError] | type[RecipeError]) -> list[Criterion]:
@@ -61,20 +67,19 @@ def _read(rubric: Any, where: str, error_type: type[DataError] | type[RecipeErro
         raise error_type(f"The rubric {where} is {rubric!r:.80}. Write a list of criteria: {_EXAMPLE}.")
     criteria = []
     for position, entry in enumerate(rubric_list, start=1):
-        criterion_subject = f"Criterion {position} of the rubric {where}"
-        criterion_fields = {"text": entry} if isinstance(entry, str) else entry
-        if not isinstance(criterion_fields, Mapping):
-            raise error_type(f"{criterion_subject} is {entry!r:.80}. Write {_EXAMPLE[1:-1]}.")
-        criterion_text, weight, part, name = (
-            next((criterion_fields[name] for name in names if criterion_fields.get(name) is not None), None)
-            for names in _FIELD_NAMES.values()
+        fields = {"text": entry} if isinstance(entry, str) else entry if isinstance(entry, Mapping) else {}
+        text, weight, part, name = (
+            next((fields[key] for key in keys if fields.get(key) is not None), default) for keys, default in _FIELDS
         )
-        if not isinstance(criterion_text, str) or not criterion_text.strip():
-            raise error_type(f"{criterion_subject} has no text. Write {_EXAMPLE[1:-1]}.")
-        weight = 1.0 if weight is None else weight
-        if not is_number(weight):
-            raise error_type(f"{criterion_subject} has the weight {weight!r}. Write a finite number.")
-        criteria.append(Criterion(criterion_text, float(weight), None if part is None else str(part), str(name or "")))
+        faults = {
+            f"is {entry!r:.80}. Write {_EXAMPLE[1:-1]}": not isinstance(entry, str | Mapping),
+            f"has no text. Write {_EXAMPLE[1:-1]}": not isinstance(text, str) or not text.strip(),
+            f"has the weight {weight!r}. Write a finite number": not is_number(weight),
+        }
+        refuse(
+            {f"Criterion {position} of the rubric {where} {fault}.": is_so for fault, is_so in faults.items()}, error_type
+        )
+        criteria.append(Criterion(text, float(weight), None if part is None else str(part), str(name)))
     return criteria
 
 
@@ -85,18 +90,14 @@ def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
         return [objective]
     _check_reads(objective, "criteria" if is_column(rubric) else "criterion")
     if is_column(rubric):
-        column_objective = replace(objective, criteria=None, options={"criteria": rubric, **objective.options})
+        objective = replace(objective, criteria=None, options={"criteria": rubric, **objective.options})
         if objective.each is not None:
-            return [column_objective]
+            return [objective]
         paid_block_names = dict.fromkeys(name for pattern in objective.pays for name in layout.matching(pattern))
+        block_options = {block: {**objective.options, "block": block} for block in paid_block_names}
         return [
-            replace(
-                column_objective,
-                name=f"{objective.name}.{block}",
-                pays=(block,),
-                options={**column_objective.options, "block": block},
-            )
-            for block in paid_block_names
+            replace(objective, name=f"{objective.name}.{block}", pays=(block,), options=options)
+            for block, options in block_options.items()
         ]
     rubric_label = f"'{rubric}'" if isinstance(rubric, str) else f"of objective '{objective.name}'"
     criteria = _read(_load_yaml(rubric, rubric_label) if isinstance(rubric, str) else rubric, rubric_label, RecipeError)
@@ -144,18 +145,16 @@ def _check_reads(objective: Objective, option: str) -> None:
 
 def _check_criteria(criteria: Collection[Criterion], where: str, objective: Objective, layout: Layout) -> None:
     """Refuse criteria that share a name, are about an unknown block, pay no block, or name a part if the objective has `each`."""
-    criterion_names = [criterion.name for criterion in criteria if criterion.name]
-    repeated_name = next((name for name in criterion_names if criterion_names.count(name) > 1), None)
-    if repeated_name is not None:
-        raise RecipeError(f"The rubric {where} has two criteria called '{repeated_name}'. Give one of them another name.")
+    name_counts = Counter(criterion.name for criterion in criteria if criterion.name)
+    for name, count in name_counts.items():
+        refuse({f"The rubric {where} has two criteria called '{name}'. Give one of them another name.": count > 1})
+    pays_nothing = not objective.pays and objective.each is None
     for position, criterion in enumerate(criteria, start=1):
         subject, part = f"Criterion '{criterion.name or position}' of the rubric {where}", criterion.part
-        if part is None:
-            if not objective.pays and objective.each is None:
-                raise RecipeError(
-                    f"{subject} names no part, and its objective pays nothing. Set part: NAME or pays: [NAME]."
-                )
-        elif "*" not in part and part not in layout.names:
-            raise RecipeError(f"{subject} is about '{part}'. {unknown('block', part, layout.names)}")
-        elif objective.each is not None:
-            raise RecipeError(f"{subject} is about '{part}', but its objective has each: {objective.each}. Remove one.")
+        faults = {"names no part, and its objective pays nothing. Set part: NAME or pays: [NAME].": pays_nothing}
+        if part is not None:
+            faults = {
+                f"is about '{part}'. {unknown('block', part, layout.names)}": "*" not in part and part not in layout.names,
+                f"is about '{part}', but its objective has each: {objective.each}. Remove one.": objective.each is not None,
+            }
+        refuse({f"{subject} {fault}": is_so for fault, is_so in faults.items()})

@@ -6,12 +6,12 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-_lock = threading.Lock()
-_loop: asyncio.AbstractEventLoop | None = None
+#: The event loop for rewards by process, because a forked child lacks the thread that runs its parent's loop.
+_loops: dict[int, asyncio.AbstractEventLoop] = {}
 _objects: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -24,25 +24,20 @@ def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
         coroutine_future.cancel()  # after Ctrl-C no request may stay in flight
 
 
-def objects_of_loop() -> dict[Any, Any]:
-    """Return the objects that belong to the running loop, such as clients and semaphores; they are dropped with the loop."""
-    return _objects.setdefault(asyncio.get_running_loop(), {})
+def of_loop(key: Any, make: Callable[[], _T]) -> _T:
+    """Return the running loop's object with this key, such as a semaphore, made on first use and dropped with the loop."""
+    loop_objects = _objects.setdefault(asyncio.get_running_loop(), {})
+    if key not in loop_objects:
+        loop_objects[key] = make()
+    return loop_objects[key]
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:
-    global _loop
-    with _lock:
-        if _loop is None:
-            _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="spanwise-rewards", daemon=True).start()
-        return _loop
-
-
-def _after_fork() -> None:
-    """Forget the parent process's event loop after a fork, because the child has no thread that runs it."""
-    global _loop, _lock
-    _loop, _lock = None, threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    process_id = os.getpid()
+    if process_id not in _loops:
+        new_loop = asyncio.new_event_loop()
+        if _loops.setdefault(process_id, new_loop) is new_loop:
+            threading.Thread(target=new_loop.run_forever, name="spanwise-rewards", daemon=True).start()
+        else:  # another thread was faster
+            new_loop.close()
+    return _loops[process_id]

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from spanwise.errors import DataError, RecipeError, RewardError, SpanwiseError, check_known, check_number
 from spanwise.objective import Objective, is_async, is_number
 from spanwise.score.custom import arguments_for, as_number, own_copy, parameters_of, place_of, reward_function
-from spanwise.score.event_loop import objects_of_loop
+from spanwise.score.event_loop import of_loop
 from spanwise.score.foreign import Convention, convention_of
 from spanwise.score.reward import Columns, Reward, Texts, present
 from spanwise.types import BlockText, Status, whole_text
@@ -49,7 +49,7 @@ class CallResult:
 
 def semaphore(key: object, limit: int) -> asyncio.Semaphore:
     """Return the semaphore that limits requests to one function or server on this event loop; concurrent batches share it."""
-    return objects_of_loop().setdefault((key, limit), asyncio.Semaphore(limit))
+    return of_loop((key, limit), partial(asyncio.Semaphore, limit))
 
 
 async def await_calls(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 import warnings
 from collections.abc import Collection
 from hashlib import sha256
@@ -14,10 +13,12 @@ from typing import Any
 from spanwise.errors import RecipeError
 from spanwise.score.judges.verdict import Judgement
 
-_TABLE = (
-    "CREATE TABLE IF NOT EXISTS judgements "
-    "(question TEXT PRIMARY KEY, prompt TEXT, value REAL, reason TEXT, tokens INTEGER, place TEXT)"
-)
+_SET_UP = """
+PRAGMA journal_mode=WAL;
+PRAGMA synchronous=NORMAL;
+CREATE TABLE IF NOT EXISTS judgements
+    (question TEXT PRIMARY KEY, prompt TEXT, value REAL, reason TEXT, tokens INTEGER, place TEXT);
+"""
 
 
 def digest(content: Any) -> str:
@@ -35,17 +36,13 @@ class Cache:
     """
 
     def __init__(self, path: str, name: str, prompt: str) -> None:
-        self.prompt, self._lock = prompt, threading.Lock()
+        self.prompt = prompt
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             # On a slow disk another process may lock the file for many seconds.
-            self._file = sqlite3.connect(path, timeout=60.0, isolation_level=None, check_same_thread=False)
-            self._file.execute("PRAGMA journal_mode=WAL")
-            self._file.execute("PRAGMA synchronous=NORMAL")
-            self._file.execute(_TABLE)
-            verdicts_by_prompt = dict(
-                self._file.execute("SELECT prompt, COUNT(*) FROM judgements GROUP BY prompt").fetchall()
-            )
+            self._file = sqlite3.connect(path, timeout=60.0, isolation_level=None)
+            self._file.executescript(_SET_UP)
+            verdicts_by_prompt = dict(self._file.execute("SELECT prompt, COUNT(*) FROM judgements GROUP BY prompt"))
         except (OSError, sqlite3.Error) as error:
             raise RecipeError(f"The judge's cache '{name}' is no cache of verdicts: {error}. Name another file.") from error
         if verdicts_by_prompt and prompt not in verdicts_by_prompt:
@@ -59,12 +56,11 @@ class Cache:
     def get(self, questions: Collection[str]) -> dict[str, Judgement]:
         """Return the verdicts that the file holds on some questions, given by their digests."""
         select_query = "SELECT question, value, reason, tokens, place FROM judgements WHERE question = ?"
-        with self._lock:
-            judgement_rows = [self._file.execute(select_query, (question,)).fetchone() for question in questions]
+        judgement_rows = (self._file.execute(select_query, (question,)).fetchone() for question in questions)
         return {row[0]: Judgement(*row[1:]) for row in judgement_rows if row is not None}
 
     def put(self, question: str, judgement: Judgement) -> None:
         """Write the verdict on one question, given by its digest, into the file."""
-        judgement_row = (question, self.prompt, *judgement)
-        with self._lock:
-            self._file.execute("INSERT OR REPLACE INTO judgements VALUES (?, ?, ?, ?, ?, ?)", judgement_row)
+        self._file.execute(
+            "INSERT OR REPLACE INTO judgements VALUES (?, ?, ?, ?, ?, ?)", (question, self.prompt, *judgement)
+        )

@@ -53,17 +53,20 @@ def fenced(text: str, name: str) -> str:
 
 
 @lru_cache(maxsize=64)  # verl's workers ask about one completion at a time, and need not compile the template each time
-def _compiled(source: str) -> tuple[Any, frozenset[str]]:
-    """Compile a judge's template; return it with the names that it uses in placeholders and conditions."""
+def compiled(source: str) -> tuple[Any, frozenset[str]]:
+    """Compile a judge's template; return it with the names that it uses. Refuse one that shows nothing of the completion."""
     from jinja2 import StrictUndefined, TemplateError, meta
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     jinja_environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
     try:
         used_names = frozenset(meta.find_undeclared_variables(jinja_environment.parse(source)))
-        return jinja_environment.from_string(source), used_names
+        jinja_template = jinja_environment.from_string(source)
     except TemplateError as error:
         raise RecipeError(f"The judge's prompt is no template: {error}.") from error
+    if used_names.isdisjoint(("part", "completion")):
+        raise RecipeError("The judge's prompt shows nothing of the completion. Write {{ part }} or {{ completion }} in it.")
+    return jinja_template, used_names
 
 
 def load_template(prompt: str | None) -> str:
@@ -74,15 +77,9 @@ def load_template(prompt: str | None) -> str:
     return read_text(prompt, f"The judge's prompt '{prompt}'", template_advice)
 
 
-def check_template(source: str) -> None:
-    """Refuse a judge's template that does not compile, or that shows nothing of the completion."""
-    if not _compiled(source)[1] & {"part", "completion"}:
-        raise RecipeError("The judge's prompt shows nothing of the completion. Write {{ part }} or {{ completion }} in it.")
-
-
 def check_columns(source: str, columns: Mapping[str, Any]) -> None:
     """Refuse a judge's template that uses a name which is neither one of `NAMES` nor a column of the dataset."""
-    missing_names = sorted(_compiled(source)[1] - columns.keys() - set(NAMES))
+    missing_names = sorted(compiled(source)[1] - columns.keys() - set(NAMES))
     if missing_names:
         raise DataError(f"The judge's prompt: {unknown('column', missing_names[0], [*NAMES, *columns])}")
 
@@ -90,7 +87,7 @@ def check_columns(source: str, columns: Mapping[str, Any]) -> None:
 def messages_for(source: str, row: Mapping[str, Any], *, completion: str, part: str, **names: str) -> list[dict[str, str]]:
     """Return the chat messages that ask a judge about one part of a completion; `names` fill the template's other names."""
     texts = {"question": question_of(row), "completion": fenced(completion, "answer"), "part": fenced(part, "part"), **names}
-    rendered_prompt = _compiled(source)[0].render({**row, **texts})
+    rendered_prompt = compiled(source)[0].render({**row, **texts})
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": rendered_prompt}]
 
 

@@ -27,32 +27,28 @@ class Judgement(NamedTuple):
     block: str | None = None
 
 
-def reply_format(choices: Sequence[str], constrain: str, *, reasons: bool, parts: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the arguments of a request to a judge that let the server write nothing but a verdict."""
-    if constrain == "none":
-        return {}
-    if constrain == "choice":
-        return {"structured_outputs": {"choice": list(choices)}}
-    field_schemas = {
-        **({"reason": {"type": "string"}} if reasons else {}),
-        "verdict": {"type": "string", "enum": list(choices)},
-        **({"part": {"type": "string", "enum": [*parts, WHOLE, NONE]}} if parts else {}),
-    }
-    schema = {"type": "object", "properties": field_schemas, "required": list(field_schemas), "additionalProperties": False}
-    return {"response_format": {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}}
-
-
-def reply_instruction(choices: Sequence[str], constrain: str, *, reasons: bool, parts: Sequence[str] = ()) -> str:
-    """Return the sentence of the prompt that tells the judge what to write."""
+def reply_rules(
+    choices: Sequence[str], constrain: str, *, reasons: bool, parts: Sequence[str] = ()
+) -> tuple[str, dict[str, Any]]:
+    """Return the sentence that tells a judge what to write, and the request's arguments that let the server write nothing else."""
     quoted_choices = " or ".join(f'"{choice}"' for choice in choices)
     if constrain == "choice" or (constrain == "none" and not reasons and not parts):
-        return f"Answer with {quoted_choices} and nothing else."
-    reason_instruction = '"reason": one sentence of evidence, and then ' if reasons else ""
-    listed_parts = ", ".join(f'"{part}"' for part in parts)
-    part_instruction = (
-        f', and "part": the part that this is about most ({listed_parts}), "{WHOLE}" if it is all of them, "{NONE}" if none'
-    )
-    return f'Answer with a JSON object: {reason_instruction}"verdict": {quoted_choices}{part_instruction if parts else ""}.'
+        choice_rule = {"structured_outputs": {"choice": list(choices)}} if constrain == "choice" else {}
+        return f"Answer with {quoted_choices} and nothing else.", choice_rule
+    field_schemas: dict[str, Any] = {"verdict": {"type": "string", "enum": list(choices)}}
+    field_instructions = f'"verdict": {quoted_choices}'
+    if reasons:
+        field_schemas = {"reason": {"type": "string"}, **field_schemas}
+        field_instructions = f'"reason": one sentence of evidence, and then {field_instructions}'
+    if parts:
+        field_schemas["part"] = {"type": "string", "enum": [*parts, WHOLE, NONE]}
+        listed_parts = ", ".join(f'"{part}"' for part in parts)
+        field_instructions += f', and "part": the part that this is about most ({listed_parts}), '
+        field_instructions += f'"{WHOLE}" if it is all of them, "{NONE}" if none'
+    schema = {"type": "object", "properties": field_schemas, "required": list(field_schemas), "additionalProperties": False}
+    json_format = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": schema}}
+    format_rule = {} if constrain == "none" else {"response_format": json_format}
+    return f"Answer with a JSON object: {field_instructions}.", format_rule
 
 
 def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bool, parts: Sequence[str] = ()) -> Judgement:
@@ -75,25 +71,20 @@ def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bo
 
 def _read_content(content: str, choices: Mapping[str, float | int]) -> tuple[str | None, str | None, str | None]:
     """Return the choice that a judge's reply makes, its reason and the part it names; None for what the reply lacks."""
-    brace_index = content.find("{")
+    choice_of, brace_index = {choice.lower(): choice for choice in choices}, content.find("{")
     try:
         reply_object = json.JSONDecoder().raw_decode(content, brace_index)[0] if brace_index >= 0 else None
     except (ValueError, RecursionError):
         reply_object = None
     if isinstance(reply_object, dict) and "verdict" in reply_object:
         reason, part = (field if isinstance(field := reply_object.get(key), str) else None for key in ("reason", "part"))
-        return _matching_choice(str(reply_object["verdict"]).strip(), choices), reason, part
-    exact_choice = _matching_choice(content.strip().strip('".'), choices)
+        return choice_of.get(str(reply_object["verdict"]).strip().lower()), reason, part
+    exact_choice = choice_of.get(content.strip().strip('".').lower())
     if exact_choice is not None or brace_index >= 0:  # a word in a JSON object that breaks off is no verdict
         return exact_choice, None, None
     choices_pattern = "|".join(map(re.escape, sorted(choices, key=len, reverse=True)))
     found_words = re.findall(rf"(?<!\w)(?:{choices_pattern})(?!\w)", content, re.IGNORECASE)
-    return (_matching_choice(found_words[-1], choices), content.strip(), None) if found_words else (None, None, None)
-
-
-def _matching_choice(word: str, choices: Mapping[str, float | int]) -> str | None:
-    """Return the choice that a word of a judge's reply names, in upper or lower case; None if it names none."""
-    return next((choice for choice in choices if choice.lower() == word.lower()), None)
+    return (choice_of.get(found_words[-1].lower()), content.strip(), None) if found_words else (None, None, None)
 
 
 def _expected_value(message: Mapping[str, Any], content: str, choices: Mapping[str, float | int]) -> float:
