@@ -19,8 +19,6 @@ from spanwise.score.judges.prompt import prompt_of, question_of
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, is_number_table, present
 from spanwise.types import BlockText, PiecewiseText, Status
 
-#: How the names of the model classes end that a transformers `AutoModel...` can load; any other class brings its own code.
-_CLASS_ENDS = ("ForSequenceClassification", "ForTokenClassification", "ForCausalLM")
 #: For how many inputs a reward model remembers its numbers, so that several objectives of a batch share its passes.
 _REMEMBERED = 65_536
 
@@ -198,30 +196,24 @@ class _RewardModel:
 
     def _write_row(self, prompt: Any, question: str, pieces: Sequence[str]) -> _Row:
         """Encode prompt and completion by the reward model's chat template; control tokens in a completion become plain text."""
-        turns = [{"role": "user", "content": question}] if isinstance(prompt, str) else list(prompt)
+        tokenizer, has_steps, token_types = self.tokenizer, self.marker is not None, ()
         for token in self._control_tokens:  # a zero-width space inside a control token makes it plain text
             pieces = [piece.replace(token, f"{token[0]}\u200b{token[1:]}") for piece in pieces]
-        tokenizer, token_types = self.tokenizer, ()
-        has_template = tokenizer.chat_template is not None
-        if self.marker is not None:
-            row_ids = (
-                self._apply_template(turns, add_generation_prompt=True) if has_template else tokenizer(question)["input_ids"]
-            )
-            return _add_steps(row_ids, [self._encode(piece) for piece in pieces], self._encode(self.marker))
-        if has_template:
-            row_ids = self._apply_template([*turns, {"role": "assistant", "content": pieces[0]}])
-        elif tokenizer.sep_token is not None:
-            encoded_pair = tokenizer(question, pieces[0])
-            row_ids, token_types = encoded_pair["input_ids"], tuple(encoded_pair.get("token_type_ids", ()))
+        if tokenizer.chat_template is not None:
+            turns = [{"role": "user", "content": question}] if isinstance(prompt, str) else list(prompt)
+            answer_turn = [] if has_steps else [{"role": "assistant", "content": pieces[0]}]
+            encoded = tokenizer.apply_chat_template(turns + answer_turn, add_generation_prompt=has_steps, return_dict=True)
+        elif tokenizer.sep_token is not None and not has_steps:
+            encoded = tokenizer(question, pieces[0])
+            token_types = encoded.get("token_type_ids", ())
         else:
-            row_ids = tokenizer(question + pieces[0])["input_ids"]
-        return _Row(tuple(row_ids), token_types, ())
-
-    def _apply_template(self, turns: Sequence[Any], **options: Any) -> list[int]:
-        return list(self.tokenizer.apply_chat_template(turns, return_dict=True, **options)["input_ids"])
-
-    def _encode(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            encoded = tokenizer(question if has_steps else question + pieces[0])
+        row_ids, marker_places = list(encoded["input_ids"]), []
+        for piece in pieces if has_steps else ():
+            # The step and the marker are encoded apart, so that no token belongs to both.
+            row_ids += [id for part in (piece, self.marker) for id in tokenizer(part, add_special_tokens=False)["input_ids"]]
+            marker_places.append(len(row_ids) - 1)
+        return _Row(tuple(row_ids), tuple(token_types), tuple(marker_places))
 
     def read(self, rows: Sequence[_Row], batch_size: int) -> None:
         """Run the reward model on the inputs (rows of tokens) that it has not read yet, and remember their numbers."""
@@ -237,41 +229,23 @@ class _RewardModel:
 
     @torch.inference_mode()
     def _run(self, rows: Sequence[_Row]) -> Iterator[list[float]]:
-        def pad(lists: Sequence[Sequence[int]], padding: int) -> Tensor:
-            return pad_sequence(list(map(torch.tensor, lists)), batch_first=True, padding_value=padding).to(
-                self.model.device
-            )
-
-        model_inputs = {
-            "input_ids": pad([row.ids for row in rows], self.model.config.pad_token_id or 0),
-            "attention_mask": pad([[1] * len(row.ids) for row in rows], 0),
-        }
+        model_inputs = {"input_ids": [row.ids for row in rows], "attention_mask": [[1] * len(row.ids) for row in rows]}
         if rows[0].types:
-            model_inputs["token_type_ids"] = pad([row.types for row in rows], 0)
-        for row, logits in zip(rows, self.model(**model_inputs)[0], strict=True):
+            model_inputs["token_type_ids"] = [row.types for row in rows]
+        for name, lists in model_inputs.items():
+            padding = self.model.config.pad_token_id or 0 if name == "input_ids" else 0
+            padded = pad_sequence(list(map(torch.tensor, lists)), batch_first=True, padding_value=padding)
+            model_inputs[name] = padded.to(self.model.device)
+        all_logits = self.model(**model_inputs)[0]
+        for row, logits in zip(rows, all_logits, strict=True):
             logits_pv = logits[list(row.places)] if row.places else logits[None]
             logits_pc = logits_pv[:, self.outputs].double().cpu()
             yield logits_pc[:, 0].tolist() if self.worths is None else (logits_pc.softmax(dim=-1) @ self.worths).tolist()
 
 
-def _add_steps(prompt_ids: Sequence[int], steps: Sequence[Sequence[int]], marker: Sequence[int]) -> _Row:
-    """Put the marker's tokens behind those of each step, both encoded apart so that no token belongs to a step and a marker."""
-    row_ids, marker_places = list(prompt_ids), []
-    for step in steps:
-        row_ids += [*step, *marker]
-        marker_places.append(len(row_ids) - 1)
-    return _Row(tuple(row_ids), (), tuple(marker_places))
-
-
 @lru_cache(maxsize=4)
 def load_reader(
-    name: str,
-    device: str,
-    dtype: str,
-    trust: bool,
-    marker: str | None,
-    label: str | int | None,
-    choices: tuple[tuple[str, float | int], ...] | None,
+    name: str, device: str, dtype: str, trust: bool, marker: str | None, label: str | int | None, choices: Any
 ) -> _RewardModel:
     """Load a reward model, once for the same arguments, and find the columns of its logits that the reward is made of."""
     import transformers
@@ -281,9 +255,25 @@ def load_reader(
         model_config = transformers.AutoConfig.from_pretrained(name, **load_options)
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **load_options)
         class_name = (model_config.architectures or ["a model without a class"])[0]
-        _check_class(f"The reward model '{name}' is {class_name}", class_name, marker=marker, choices=choices)
-        class_suffix = next((end for end in _CLASS_ENDS if class_name.endswith(end)), "")
-        loaded_model = getattr(transformers, f"AutoModel{class_suffix}").from_pretrained(name, dtype=dtype, **load_options)
+        class_kind, subject = class_name[class_name.rfind("For") :], f"The reward model '{name}' is {class_name}"
+        refuse(
+            {
+                f"{subject}, which gives each row one number. Leave marker out. With 'sees: prefix' the model reads a step and "
+                f"the text before it.": class_kind == "ForSequenceClassification" and marker is not None,
+                f"{subject}, which gives every token a number. Set marker, the text behind each step.": (
+                    class_kind == "ForTokenClassification" and marker is None
+                ),
+                f"{subject}, which writes tokens, not numbers. Set marker and choices, or use judge.": (
+                    class_kind == "ForCausalLM" and choices is None
+                ),
+                f"{subject}, which has labels. Name one with label, and leave choices out.": (
+                    class_kind != "ForCausalLM" and choices is not None
+                ),
+            }
+        )
+        # A class that transformers does not know brings its own code.
+        auto_class = getattr(transformers, f"AutoModel{class_kind}", transformers.AutoModel)
+        loaded_model = auto_class.from_pretrained(name, dtype=dtype, **load_options)
     except RecipeError:
         raise
     except (OSError, ValueError, ImportError) as error:
@@ -291,26 +281,8 @@ def load_reader(
         raise RecipeError(
             f"The reward model '{name}' cannot be loaded: {first_error_line}. Name a folder with a model."
         ) from error
-    logit_columns, column_worths = _outputs(name, model_config, tokenizer, label, choices)
-    return _RewardModel(loaded_model.to(device).eval(), tokenizer, marker, logit_columns, column_worths)
-
-
-def _check_class(subject: str, class_name: str, *, marker: str | None, choices: Any) -> None:
-    """Refuse a marker or choices that do not fit a reward model's class: sequence classifier, token classifier or causal model."""
-    is_causal = class_name.endswith("ForCausalLM")
-    refuse(
-        {
-            f"{subject}, which gives each row one number. Leave marker out. With 'sees: prefix' the model reads a step and "
-            f"the text before it.": class_name.endswith("ForSequenceClassification") and marker is not None,
-            f"{subject}, which gives every token a number. Set marker, the text behind each step.": (
-                class_name.endswith("ForTokenClassification") and marker is None
-            ),
-            f"{subject}, which writes tokens, not numbers. Set marker and choices, or use judge.": (
-                is_causal and choices is None
-            ),
-            f"{subject}, which has labels. Name one with label, and leave choices out.": choices is not None
-            and not is_causal,
-        }
+    return _RewardModel(
+        loaded_model.to(device).eval(), tokenizer, marker, *_outputs(name, model_config, tokenizer, label, choices)
     )
 
 
@@ -319,20 +291,19 @@ def _outputs(
 ) -> tuple[list[int], Tensor | None]:
     """Return the columns of the logits that make up the reward, and the number that each stands for (None: the logit itself)."""
     if choices is not None:
-        if label is not None:
-            raise RecipeError(f"The reward model '{name}' has choices. Leave label out.")
         ids_of = {word: tokenizer(word, add_special_tokens=False)["input_ids"] for word, _ in choices}
-        long_word = next((word for word, tokens in ids_of.items() if len(tokens) != 1), None)
-        if long_word is not None:
-            raise RecipeError(
-                f"The reward model's choice {long_word!r} is {len(ids_of[long_word])} tokens. Choose a single token."
-            )
-        return [tokens[0] for tokens in ids_of.values()], torch.tensor([worth for _, worth in choices], dtype=torch.float64)
+        refuse({f"The reward model '{name}' has choices. Leave label out.": label is not None})
+        refuse(
+            {
+                f"The reward model's choice {word!r} is {len(token_ids)} tokens. Choose a single token.": len(token_ids) != 1
+                for word, token_ids in ids_of.items()
+            }
+        )
+        return [id for (id,) in ids_of.values()], torch.tensor([worth for _, worth in choices], dtype=torch.float64)
     label_names = [config.id2label[index] for index in range(config.num_labels)]
     if len(label_names) == 1:
-        if label is None:
-            return [0], None
-        raise RecipeError(f"The reward model '{name}' has one label, whose number is the reward. Leave label out.")
+        refuse({f"The reward model '{name}' has one label, whose number is the reward. Leave label out.": label is not None})
+        return [0], None
     index_of: dict[Any, int] = {key: index for index, name in enumerate(label_names) for key in (name, index)}
     label_index = index_of.get(len(label_names) - 1 if label is None else label)
     if label_index is None:
