@@ -25,12 +25,15 @@ def test_verifiers_rubric_is_an_objective_per_function():
     def correct(parser, completion, answer, **kwargs):
         return 1.0 if parser.parse_answer(completion) == answer else 0.0
 
+    async def awaited(parser, completion, answer):
+        return correct(parser, completion, answer)
+
     async def short(completion, info):
         return info["size"] / len(completion[0]["content"])
 
-    rubric = verifiers.Rubric(funcs=[correct, short], weights=[1.0, 0.2], parser=parser)
+    rubric = verifiers.Rubric(funcs=[correct, awaited, short], weights=[1.0, 0.5, 0.2], parser=parser)
     objectives, scores = rewards(rubric)
-    assert [(one.name, one.weight) for one in objectives] == [("correct", 1.0), ("short", 0.2)]
+    assert [(one.name, one.weight) for one in objectives] == [("correct", 1.0), ("awaited", 0.5), ("short", 0.2)]
     for n, text in enumerate(TEXT):
         completion = [{"role": "assistant", "content": text["solution"][""]}]
         state = verifiers.State(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, update_wrapper
 from typing import Any
 
 from spanwise.errors import DataError, RewardError, unknown
@@ -54,23 +54,14 @@ def _first_cell(row: Mapping[str, Any], *names: str, default: Any = None) -> Any
 def _verl_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of verl's `compute_score(data_source, solution_str, ground_truth, extra_info)`, and all columns."""
     reward_spec = _first_cell(row, "reward_model", "reward_spec")
-    if isinstance(reward_spec, dict) and "ground_truth" in reward_spec:
-        gold_answer = reward_spec["ground_truth"]
-    elif row.keys().isdisjoint(_GOLD):
+    gold_cells = reward_spec if isinstance(reward_spec, dict) and "ground_truth" in reward_spec else row
+    if gold_cells.keys().isdisjoint(_GOLD):
         raise DataError(
             f"A function in verl's signature needs the right answer, but no column holds it. Add a column {', '.join(_GOLD)} or "
             f"reward_model with a ground_truth; the columns are {', '.join(sorted(row)) or 'none'}."
         )
-    else:
-        gold_answer = _first_cell(row, *_GOLD)
-    extra_info = row.get("extra_info", {})
-    return {
-        **row,
-        "data_source": row.get("data_source"),
-        "solution_str": text,
-        "ground_truth": gold_answer,
-        "extra_info": extra_info,
-    }
+    absent_columns = {"data_source": None, "extra_info": {}}
+    return {**absent_columns, **row, "solution_str": text, "ground_truth": _first_cell(gold_cells, *_GOLD)}
 
 
 def _is_scorer(function: Any, parameters: frozenset[str]) -> bool:
@@ -110,11 +101,6 @@ def _read_score(score: Any) -> tuple[Any, str | None]:
     return score_to_float(score_value), score.explanation
 
 
-def _is_of_rubric(_: Any, parameters: frozenset[str]) -> bool:
-    """Return whether a function is made for a `Rubric` of the library verifiers: `f(prompt, completion, answer, state, ...)`."""
-    return parameters.isdisjoint(_OF_BATCH) and not parameters.isdisjoint(("completion", "state"))
-
-
 def _rubric_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
     prompt_cell = _first_cell(row, "prompt", "prompts", default="")
     completion_turns = text if isinstance(prompt_cell, str) else [{"role": "assistant", "content": text}]
@@ -126,7 +112,10 @@ def _rubric_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
 _CONVENTIONS = (
     Convention(lambda _, parameters: "solution_str" in parameters, _verl_arguments, key="score"),
     Convention(_is_scorer, _scorer_arguments, _read_score, prepare=_scorer),
-    Convention(_is_of_rubric, _rubric_arguments),
+    Convention(
+        lambda _, parameters: parameters.isdisjoint(_OF_BATCH) and not parameters.isdisjoint(("completion", "state")),
+        _rubric_arguments,
+    ),
 )
 
 
@@ -137,19 +126,15 @@ def convention_of(function: Any, parameters: frozenset[str]) -> Convention | Non
 
 def rubric_functions(rubric: Any) -> list[tuple[Callable[..., Any], float]]:
     """Return the reward functions of verifiers' `Rubric`, bound to its parser and other objects, each with its weight."""
-    argument_objects, weight_pairs = getattr(rubric, "class_objects", {}), zip(rubric.funcs, rubric.weights, strict=True)
-    return [(_bind_objects(function, argument_objects), weight) for function, weight in weight_pairs]
+    objects = getattr(rubric, "class_objects", {})
+    return [(_bound(function, objects), weight) for function, weight in zip(rubric.funcs, rubric.weights, strict=True)]
 
 
-def _bind_objects(function: Callable[..., Any], objects: dict[str, Any]) -> Callable[..., Any]:
-    """Bind a verifiers rubric's objects to the function's parameters of the same names, and remove these from its signature."""
+def _bound(function: Callable[..., Any], objects: Mapping[str, Any]) -> Callable[..., Any]:
+    """Bind objects to a function's parameters of the same names, and remove these from its signature."""
     signature = inspect.signature(function)
     bound_objects = {name: objects[name] for name in signature.parameters if name in objects}
-
-    @wraps(function)
-    def reward(**arguments: Any) -> Any:
-        return function(**bound_objects, **arguments)
-
-    free_parameters = [parameter for name, parameter in signature.parameters.items() if name not in bound_objects]
-    vars(reward)["__signature__"] = signature.replace(parameters=free_parameters)
-    return reward if bound_objects else function
+    free_parameters = [parameter for name, parameter in signature.parameters.items() if name not in objects]
+    bound_function = update_wrapper(partial(function, **bound_objects), function)
+    vars(bound_function)["__signature__"] = signature.replace(parameters=free_parameters)
+    return bound_function if bound_objects else function
