@@ -118,36 +118,33 @@ _calls: Counter[int] = Counter()
 @contextmanager
 def restore_process(subject: str, text: Texts) -> Iterator[None]:
     """Undo what a user's function changes in the process (default dtype, gradients, seed, working directory), and warn of it."""
-    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    cuda_states = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     # Each call gets a random seed made from its texts, so that the training's random state does not change, after a resume either.
     call = crc32("".join([subject, *map(whole_text, text[:8])]).encode(errors="replace"), hash(python_state[1]) & 0xFFFFFFFF)
     _calls[call] += 1
     call_seed = crc32(f"{_calls[call]}".encode(), call)
-    random.seed(call_seed)
-    np.random.seed(call_seed)  # noqa: NPY002
-    torch.default_generator.manual_seed(call_seed)
-    settings_before = [read() for _, read, _ in _SETTINGS]
-    try:
-        yield
-    finally:
+    with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):
+        random.seed(call_seed)
+        np.random.seed(call_seed)  # noqa: NPY002
+        torch.default_generator.manual_seed(call_seed)
+        settings_before = [read() for _, read, _ in _SETTINGS]
         changes: list[str] = []
-        for (name, read, restore), before in zip(_SETTINGS, settings_before, strict=True):
-            if (now := read()) != before:
-                changes.append(f"{name} ({now})")
-                restore(before)
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)  # noqa: NPY002
-        torch.set_rng_state(torch_state)
-        if cuda_states:
-            torch.cuda.set_rng_state_all(cuda_states)
-        if changes:
-            warnings.warn(
-                f"{subject} changed {', '.join(changes)} for the whole process. This is undone after each call. Change it in your "
-                f"own script, or use a generator of your own (random.Random, torch.Generator).",
-                UserWarning,
-                stacklevel=2,
-            )
+        try:
+            yield
+        finally:
+            for (name, read, restore), before in zip(_SETTINGS, settings_before, strict=True):
+                if (now := read()) != before:
+                    changes.append(f"{name} ({now})")
+                    restore(before)
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            if changes:
+                warnings.warn(
+                    f"{subject} changed {', '.join(changes)} for the whole process. This is undone after each call. Change it in "
+                    f"your own script, or use a generator of your own (random.Random, torch.Generator).",
+                    UserWarning,
+                    stacklevel=2,
+                )
 
 
 def listed_values(result: Any, size: int, *, subject: str, noun: str) -> Sequence[Any]:
@@ -180,10 +177,20 @@ def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[
     parameters = parameters_of(objective.reward, objective.name)
     # A function without a parameter `blocks` is a TRL reward function: `f(prompts, completions, completion_ids, **columns)`.
     blocks_argument = {"blocks": list(text)} if "blocks" in parameters[0] else {}
-    offered_arguments = {**columns, **blocks_argument, **objective.options}
-    arguments, missing_parameter = arguments_for(parameters, offered_arguments)
-    if missing_parameter is not None:
-        raise _missing_argument(missing_parameter, offered_arguments, objective.name)
+    arguments, missing = arguments_for(parameters, {**columns, **blocks_argument, **objective.options})
+    if missing in _FROM_TRAINER:
+        raise RewardError(
+            f"Objective '{objective.name}' has a reward function in TRL's signature, but there are no '{missing}' to call it with. "
+            f"Pass {{'{missing}': ...}} among the columns, or write the function as f(blocks, **columns)."
+        )
+    if missing is not None:
+        column_names = sorted({*columns, *objective.options})
+        closest_names = get_close_matches(missing, ["blocks", *column_names], n=1)
+        hint = f" Did you mean '{closest_names[0]}'?" if closest_names else ""
+        raise DataError(
+            f"Objective '{objective.name}' needs the column '{missing}'; the dataset has {', '.join(column_names) or 'no columns'}."
+            f"{hint} The parameters of a reward function are names of columns, or 'blocks' for the blocks of every completion."
+        )
     return partial(objective.reward, **arguments)  # pyright: ignore[reportArgumentType] - a function, no name
 
 
@@ -260,19 +267,3 @@ def parameters_of(function: Any, name: str) -> Parameters:
         if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
     }
     return default_by_parameter, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-
-
-def _missing_argument(parameter: str, offered: Mapping[str, Any], name: str) -> RewardError | DataError:
-    """Return the error for a parameter of a reward function that neither a column nor an option fills."""
-    if parameter in _FROM_TRAINER:
-        return RewardError(
-            f"Objective '{name}' has a reward function in TRL's signature, but there are no '{parameter}' to call it with. Pass "
-            f"{{'{parameter}': ...}} among the columns, or write the function as f(blocks, **columns)."
-        )
-    column_names = sorted(set(offered) - {"blocks"})
-    closest_names = get_close_matches(parameter, ["blocks", *column_names], n=1)
-    hint = f" Did you mean '{closest_names[0]}'?" if closest_names else ""
-    return DataError(
-        f"Objective '{name}' needs the column '{parameter}'; the dataset has {', '.join(column_names) or 'no columns'}.{hint} The "
-        f"parameters of a reward function are names of columns, or 'blocks' for the blocks of every completion."
-    )

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from spanwise.errors import RecipeError, RewardError, check_known
@@ -177,7 +176,7 @@ def format_(
     for blocks in text:
         paid_blocks = [blocks.get(block) for block in pays]
         all_tags = (tag for block in blocks.values() if block for tag in block if tag)
-        counted_tags = frozenset(all_tags if tags is None else tags)
+        counted_tags = set(all_tags if tags is None else tags)
         is_well_formed = all(block is not None and _is_well_formed(block, counted_tags, empty) for block in paid_blocks)
         rewards.append(None if all(block is None for block in paid_blocks) else float(is_well_formed))
     return Reward.of(rewards)
@@ -352,7 +351,7 @@ def environment(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, co
     return Reward.of([None if number is None or number != number else float(number) for number in reward_numbers])
 
 
-def _check_lengths(options: Mapping[str, Any]) -> None:
+def _check_lengths(options: Mapping[str, Any]) -> tuple[int, int]:
     longest, buffer = options["longest"], options["buffer"]
     are_whole_numbers = all(isinstance(length, int) and not isinstance(length, bool) for length in (longest, buffer))
     if not (are_whole_numbers and 0 < buffer <= longest):
@@ -360,6 +359,7 @@ def _check_lengths(options: Mapping[str, Any]) -> None:
             f"The reward 'overlong' has longest {longest} and buffer {buffer}. Set both in tokens, with 0 < buffer <= longest, "
             "for example options: {longest: 4096, buffer: 1024}."
         )
+    return longest, buffer
 
 
 @register("overlong", kind="reward", check=_check_lengths, reads_ids=True)
@@ -390,28 +390,17 @@ def overlong(
 
     Source: DAPO's soft overlong punishment (Yu et al. 2025, arXiv 2503.14476, equation 13).
     """
-    _check_lengths({"longest": longest, "buffer": buffer})
-    assert longest is not None, "it was checked"
-    assert buffer is not None, "it was checked"
-    free_length = longest - buffer
+    most, span = _check_lengths({"longest": longest, "buffer": buffer})
     ids = column_of(columns, "completion_ids", len(text))
-    return judged(text, pays, "", ids, lambda _, __, row_ids: 0.0 - min(max(len(row_ids) - free_length, 0) / buffer, 1.0))
+    return judged(text, pays, "", ids, lambda _, __, row_ids: 0.0 - min(max(len(row_ids) - most + span, 0) / span, 1.0))
 
 
-def _is_well_formed(block: Mapping[str, str | None], counted_tags: frozenset[str], empty: bool) -> bool:
+def _is_well_formed(block: Mapping[str, str | None], counted_tags: Collection[str], empty: bool) -> bool:
     """Return whether the tags of a block that `counted_tags` names hold something, and open and close once, in order."""
     found_tags = [tag for tag in block if tag in counted_tags]
-    tag_contents = [block[tag] for tag in found_tags]
-    if any(content is None or not (empty or content.strip()) for content in tag_contents):
+    if any(content is None or not (empty or content.strip()) for content in map(block.get, found_tags)):
         return False
-    if not counted_tags:
-        return True
-    found_marks = _marks_of(counted_tags).findall(block.get("") or "")
+    tag_pattern = "|".join(map(re.escape, sorted(counted_tags)))
+    found_marks = re.findall(f"</?(?:{tag_pattern})>", block.get("") or "") if counted_tags else []
     expected_marks = [mark for tag in found_tags for mark in (f"<{tag}>", f"</{tag}>")]
     return found_marks in (expected_marks, expected_marks[1:])
-
-
-@lru_cache(maxsize=256)
-def _marks_of(tags: frozenset[str]) -> re.Pattern[str]:
-    """Compile the pattern that matches the opening and closing marks of some tags, such as `<answer>` and `</answer>`."""
-    return re.compile("</?(?:" + "|".join(map(re.escape, sorted(tags))) + ")>")
