@@ -2,7 +2,8 @@
 
 from spanwise.score.answers import MathVerifier, judge, shared_verifier
 from spanwise.score.fields import count, equals, json_schema, listed, near, one_of
-from spanwise.score.judges import ask_judge, score_by_model
+from spanwise.score.judges.judge import ask_judge
+from spanwise.score.judges.reward_model import score_by_model
 from spanwise.score.outcomes import (
     OUTCOMES,
     Outcome,
