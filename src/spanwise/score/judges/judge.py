@@ -31,7 +31,7 @@ from spanwise.score.items import (
     semaphore,
 )
 from spanwise.score.judges.cache import Cache, digest
-from spanwise.score.judges.prompt import check_columns, compiled, fenced, load_template, messages_for
+from spanwise.score.judges.prompt import NAMES, compiled, fenced, load_template, messages_for
 from spanwise.score.judges.verdict import WHOLE, Judgement, read_verdict, reply_rules
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, is_number_table, present
 from spanwise.types import BlockText, Status
@@ -140,7 +140,9 @@ async def ask_judge(
     Source: chat completions as OpenAI and vLLM serve them.
     """
     prompt_template = load_template(prompt)
-    check_columns(prompt_template, columns)
+    unknown_names = sorted(compiled(prompt_template)[1] - columns.keys() - set(NAMES))
+    if unknown_names:
+        raise DataError(f"The judge's prompt: {unknown('column', unknown_names[0], [*NAMES, *columns])}")
     if criteria is not None and criteria not in columns:
         raise DataError(f"The judge's rubric: {unknown('column', criteria, columns)}")
     request_form = _RequestForm(

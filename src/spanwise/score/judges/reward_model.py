@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -103,13 +102,20 @@ def score_by_model(
     most_tokens = min(reward_model.longest, max_length or reward_model.longest)
     row_of: dict[int, tuple[_Row, int]] = {}
     for n, (blocks, cells) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
-        present_blocks = present(blocks, pays)
-        if present_blocks:
+        if present_blocks := present(blocks, pays):
             judged_blocks = [block] if block else present_blocks
             text_pieces, judged_piece = _pieces(blocks, judged_blocks, sees if marker is None else "steps", inside)
             row_of[n] = reward_model.row(cells, text_pieces), judged_piece
     reward_model.read([row for row, _ in row_of.values() if len(row.ids) <= most_tokens], batch_size)
-    result_by_index = {n: _result(reward_model, row, judged_piece, most_tokens) for n, (row, judged_piece) in row_of.items()}
+    result_by_index: dict[int, CallResult] = {}
+    for n, (row, judged_piece) in row_of.items():
+        is_read = len(row.ids) <= most_tokens
+        number = reward_model.numbers[row][judged_piece] if is_read else math.nan
+        fault = f"the reward model's number is {number}"
+        if not is_read:
+            fault = f"the prompt and the text have {len(row.ids)} tokens, and the reward model takes {most_tokens}"
+        failure = CallResult(status=Status.ERROR, error=DataError(fault))
+        result_by_index[n] = CallResult(number) if math.isfinite(number) else failure
     refuse_if_all_failed(result_by_index, f"The reward model '{model}'")
     return reward_of(result_by_index, len(text))
 
@@ -137,17 +143,6 @@ def _pieces(blocks: BlockText, names: Sequence[str], sees: str, inside: bool) ->
     return ["".join(map(block_text, block_names[: last_judged_index + 1] if sees == "prefix" else block_names))], 0
 
 
-def _result(reader: _RewardModel, row: _Row, judged_piece: int, longest: int) -> CallResult:
-    """Return the number that the reward model gave to the judged piece of a row, or the reason why there is none."""
-    if len(row.ids) > longest:
-        length_note = f"the prompt and the text have {len(row.ids)} tokens, and the reward model takes {longest}"
-        return CallResult(status=Status.ERROR, error=DataError(length_note))
-    piece_number = reader.numbers[row][judged_piece]
-    if not math.isfinite(piece_number):
-        return CallResult(status=Status.ERROR, error=DataError(f"the reward model's number is {piece_number}"))
-    return CallResult(piece_number)
-
-
 class _Row(NamedTuple):
     """The token ids of one prompt and completion, as a row of the reward model's input."""
 
@@ -156,30 +151,55 @@ class _Row(NamedTuple):
     places: tuple[int, ...]  # the tokens at which a number is read; empty if the whole row gets one number
 
 
-@dataclass(eq=False)
 class _RewardModel:
     """A loaded reward model with its tokenizer, and the numbers that it gave to the inputs it has read."""
 
-    model: Any
-    tokenizer: Any
-    marker: str | None
-    outputs: list[int]  # the columns of the logits that the reward is made of
-    worths: Tensor | None  # the number that each column in `outputs` stands for; if None, the logit itself is the reward
-    rows: dict[Any, _Row] = field(default_factory=dict)  # (prompt, pieces of the completion) -> their tokens
-    numbers: dict[_Row, list[float]] = field(default_factory=dict)
+    def __init__(
+        self, name: str, device: str, dtype: str, trust: bool, marker: str | None, label: str | int | None, choices: Any
+    ) -> None:
+        import transformers
 
-    @cached_property
-    def longest(self) -> int:
-        """Return the most tokens that the reward model takes as prompt and completion."""
+        load_options = {"trust_remote_code": trust}
+        try:
+            model_config = transformers.AutoConfig.from_pretrained(name, **load_options)
+            self.tokenizer = tokenizer = transformers.AutoTokenizer.from_pretrained(name, **load_options)
+            class_name = (model_config.architectures or ["a model without a class"])[0]
+            class_kind, subject = class_name[class_name.rfind("For") :], f"The reward model '{name}' is {class_name}"
+            refuse(
+                {
+                    f"{subject}, which gives each row one number. Leave marker out. With 'sees: prefix' the model reads a step and "
+                    f"the text before it.": class_kind == "ForSequenceClassification" and marker is not None,
+                    f"{subject}, which gives every token a number. Set marker, the text behind each step.": (
+                        class_kind == "ForTokenClassification" and marker is None
+                    ),
+                    f"{subject}, which writes tokens, not numbers. Set marker and choices, or use judge.": (
+                        class_kind == "ForCausalLM" and choices is None
+                    ),
+                    f"{subject}, which has labels. Name one with label, and leave choices out.": (
+                        class_kind != "ForCausalLM" and choices is not None
+                    ),
+                }
+            )
+            # A class that transformers does not know brings its own code.
+            auto_class = getattr(transformers, f"AutoModel{class_kind}", transformers.AutoModel)
+            self.model = auto_class.from_pretrained(name, dtype=dtype, **load_options).to(device).eval()
+        except RecipeError:
+            raise
+        except (OSError, ValueError, ImportError) as error:
+            first_error_line = str(error).strip().splitlines()[0].rstrip(".")
+            raise RecipeError(
+                f"The reward model '{name}' cannot be loaded: {first_error_line}. Name a folder with a model."
+            ) from error
+        self.marker = marker
+        self.outputs, self.worths = _outputs(name, model_config, tokenizer, label, choices)
         max_positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        return int(min(max_positions or math.inf, self.tokenizer.model_max_length, 2**31))
-
-    @cached_property
-    def _control_tokens(self) -> list[str]:
-        """Return the tokenizer's special tokens, and the step marker if it is a token of its own; the longest comes first."""
-        special_tokens = {token.content for token in self.tokenizer.added_tokens_decoder.values() if token.special}
-        marker_tokens = {self.marker} & self.tokenizer.get_added_vocab().keys()
-        return sorted((token for token in special_tokens | marker_tokens if len(token) > 1), key=len, reverse=True)
+        self.longest = int(min(max_positions or math.inf, tokenizer.model_max_length, 2**31))
+        # What no completion may write: the special tokens, and the marker if it is a token of its own; the longest comes first.
+        special_tokens = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+        control_tokens = special_tokens | ({marker} & tokenizer.get_added_vocab().keys())
+        self.control_tokens = sorted((token for token in control_tokens if len(token) > 1), key=len, reverse=True)
+        self.rows: dict[Any, _Row] = {}  # (prompt, pieces of the completion) -> their tokens
+        self.numbers: dict[_Row, list[float]] = {}
 
     def row(self, cells: Mapping[str, Any], pieces: Sequence[str]) -> _Row:
         """Return the tokens of a prompt and pieces of a completion, encoded once even if several objectives ask for them."""
@@ -197,7 +217,7 @@ class _RewardModel:
     def _write_row(self, prompt: Any, question: str, pieces: Sequence[str]) -> _Row:
         """Encode prompt and completion by the reward model's chat template; control tokens in a completion become plain text."""
         tokenizer, has_steps, token_types = self.tokenizer, self.marker is not None, ()
-        for token in self._control_tokens:  # a zero-width space inside a control token makes it plain text
+        for token in self.control_tokens:  # a zero-width space inside a control token makes it plain text
             pieces = [piece.replace(token, f"{token[0]}\u200b{token[1:]}") for piece in pieces]
         if tokenizer.chat_template is not None:
             turns = [{"role": "user", "content": question}] if isinstance(prompt, str) else list(prompt)
@@ -229,61 +249,23 @@ class _RewardModel:
 
     @torch.inference_mode()
     def _run(self, rows: Sequence[_Row]) -> Iterator[list[float]]:
-        model_inputs = {"input_ids": [row.ids for row in rows], "attention_mask": [[1] * len(row.ids) for row in rows]}
+        inputs: dict[str, Any] = {"input_ids": [row.ids for row in rows]}
+        inputs["attention_mask"] = [[1] * len(ids) for ids in inputs["input_ids"]]
         if rows[0].types:
-            model_inputs["token_type_ids"] = [row.types for row in rows]
-        for name, lists in model_inputs.items():
+            inputs["token_type_ids"] = [row.types for row in rows]
+        for name, lists in inputs.items():
             padding = self.model.config.pad_token_id or 0 if name == "input_ids" else 0
             padded = pad_sequence(list(map(torch.tensor, lists)), batch_first=True, padding_value=padding)
-            model_inputs[name] = padded.to(self.model.device)
-        all_logits = self.model(**model_inputs)[0]
+            inputs[name] = padded.to(self.model.device)
+        all_logits = self.model(**inputs)[0]
         for row, logits in zip(rows, all_logits, strict=True):
             logits_pv = logits[list(row.places)] if row.places else logits[None]
             logits_pc = logits_pv[:, self.outputs].double().cpu()
             yield logits_pc[:, 0].tolist() if self.worths is None else (logits_pc.softmax(dim=-1) @ self.worths).tolist()
 
 
-@lru_cache(maxsize=4)
-def load_reader(
-    name: str, device: str, dtype: str, trust: bool, marker: str | None, label: str | int | None, choices: Any
-) -> _RewardModel:
-    """Load a reward model, once for the same arguments, and find the columns of its logits that the reward is made of."""
-    import transformers
-
-    load_options = {"trust_remote_code": trust}
-    try:
-        model_config = transformers.AutoConfig.from_pretrained(name, **load_options)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **load_options)
-        class_name = (model_config.architectures or ["a model without a class"])[0]
-        class_kind, subject = class_name[class_name.rfind("For") :], f"The reward model '{name}' is {class_name}"
-        refuse(
-            {
-                f"{subject}, which gives each row one number. Leave marker out. With 'sees: prefix' the model reads a step and "
-                f"the text before it.": class_kind == "ForSequenceClassification" and marker is not None,
-                f"{subject}, which gives every token a number. Set marker, the text behind each step.": (
-                    class_kind == "ForTokenClassification" and marker is None
-                ),
-                f"{subject}, which writes tokens, not numbers. Set marker and choices, or use judge.": (
-                    class_kind == "ForCausalLM" and choices is None
-                ),
-                f"{subject}, which has labels. Name one with label, and leave choices out.": (
-                    class_kind != "ForCausalLM" and choices is not None
-                ),
-            }
-        )
-        # A class that transformers does not know brings its own code.
-        auto_class = getattr(transformers, f"AutoModel{class_kind}", transformers.AutoModel)
-        loaded_model = auto_class.from_pretrained(name, dtype=dtype, **load_options)
-    except RecipeError:
-        raise
-    except (OSError, ValueError, ImportError) as error:
-        first_error_line = str(error).strip().splitlines()[0].rstrip(".")
-        raise RecipeError(
-            f"The reward model '{name}' cannot be loaded: {first_error_line}. Name a folder with a model."
-        ) from error
-    return _RewardModel(
-        loaded_model.to(device).eval(), tokenizer, marker, *_outputs(name, model_config, tokenizer, label, choices)
-    )
+#: Loads a reward model, once for the same arguments.
+load_reader = lru_cache(maxsize=4)(_RewardModel)
 
 
 def _outputs(
