@@ -41,7 +41,7 @@ SLOW = 60.0
 _CALLER_FILES = (os.path.dirname(__file__), os.path.dirname(asyncio.__file__), contextlib.__file__)
 #: The parameters of a function with their defaults, and whether it has `**kwargs`.
 Parameters = tuple[dict[str, Any], bool]
-#: Types of immutable values; a list or dict that holds nothing else needs no copies of its items.
+#: Types of immutable values; a list that holds nothing else needs no copies of its items.
 _PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
 
 
@@ -90,8 +90,7 @@ def own_copy(value: Any) -> Any:
         return value.copy()
     if isinstance(value, dict):
         copied_value = copy.copy(value)
-        if not _PLAIN.issuperset(map(type, value.values())):
-            copied_value.update((key, own_copy(item)) for key, item in value.items())
+        copied_value.update((key, own_copy(item)) for key, item in value.items())
         return copied_value
     if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "__dict__"):
         copied_value = copy.copy(value)
@@ -261,9 +260,5 @@ def parameters_of(function: Any, name: str) -> Parameters:
             f"Objective '{name}': its reward function takes '{positional}' only by position, but spanwise passes every argument by "
             f"name. Remove the '/' from its parameters."
         )
-    default_by_parameter = {
-        parameter.name: parameter.default
-        for parameter in parameters
-        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-    }
-    return default_by_parameter, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    default_of = {one.name: one.default for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    return default_of, any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

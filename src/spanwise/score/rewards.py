@@ -235,22 +235,21 @@ def _score_confidence(
 ) -> Reward:
     """Reward stated confidences q by a proper scoring rule (q, c) -> reward; c is the reward of the objective `of`."""
     check_known("objective scored before this one", of, scored)
-    rewards: list[float | None] = []
-    statuses: list[Status] = []
-    confidences: list[float | None] = []
-    judged_rows = zip(text, scored[of].value_n.tolist(), scored[of].status_n.tolist(), strict=True)
-    for n, (blocks, c, status_of_c) in enumerate(judged_rows):
+    outcomes, statuses_of_c = scored[of].value_n.tolist(), scored[of].status_n.tolist()
+    for n, c in enumerate(outcomes):
         if c < 0.0 or c > 1.0:
             raise RewardError(
                 f"Objective '{of}' gives completion {n} the outcome {c}, but only an outcome in [0, 1] can judge a confidence. Set "
                 f"'given' to an objective that says right or wrong, or remove the score of the confidence."
             )
-        stated_text = read_tag(blocks, pays, tag)
-        q = None if stated_text is None else parse_confidence(stated_text)
-        rewards.append(None if q is None or math.isnan(c) else rule(q, c))
-        # A confidence that can be read has no score only if its outcome c is missing, so it gets the status of c.
-        statuses.append(Status.ABSENT if stated_text is None else Status.UNPARSABLE if q is None else Status(status_of_c))
-        confidences.append(q)
+    stated_texts = [read_tag(blocks, pays, tag) for blocks in text]
+    confidences = [None if stated is None else parse_confidence(stated) for stated in stated_texts]
+    rewards = [None if q is None or math.isnan(c) else rule(q, c) for q, c in zip(confidences, outcomes, strict=True)]
+    # A confidence that can be read has no score only if its outcome c is missing, so it gets the status of c.
+    statuses = [
+        Status.ABSENT if stated is None else Status.UNPARSABLE if q is None else Status(status_of_c)
+        for stated, q, status_of_c in zip(stated_texts, confidences, statuses_of_c, strict=True)
+    ]
     by_outcome = [None if q is None else (rule(q, 0.0), rule(q, 1.0)) for q in confidences]
     return Reward.of(rewards, status=statuses, by_outcome=by_outcome, stated=confidences)
 
