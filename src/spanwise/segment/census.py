@@ -43,12 +43,9 @@ class Census:
         lacking_counts = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
         count_of_mark = {**{mark: count for mark, count in self.wanted.items() if mark not in self.lacking}, **self.others}
         counted_marks = [f"{self._show(mark)} ({count})" for mark, count in count_of_mark.items()]
+        contents = "they contain no tags at all." if self.segmenter == "tags" else f"{self.segmenter} finds nothing in them."
         if counted_marks:
             contents = f"they do contain {', '.join(counted_marks[:6])}{', ...' if len(counted_marks) > 6 else ''}."
-        else:
-            contents = (
-                f"{self.segmenter} finds nothing in them." if self.segmenter != "tags" else "they contain no tags at all."
-            )
         return f"{lacking_counts} of {self.size} completions; {contents}"
 
     def _show(self, mark: str) -> str:

@@ -173,11 +173,7 @@ def group_by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list
 
 
 def cut(layout: Layout, found: Iterable[Found], length: int) -> Pieces:
-    """Cut a completion into blocks by the claims on it; unclaimed bytes go to the block for the rest, else to the block before.
-
-    A claim inside another claim takes its bytes out of the outer claim. Of two claims that overlap in part, the claim that begins
-    first has its bytes; the other claim is dropped, with the fault NESTED.
-    """
+    """Cut a completion into blocks by the claims on it, by the rules in docs/segmenters.md."""
     fault, claims = 0, list[Claim]()
     for finding in found:
         fault |= finding.fault

@@ -47,7 +47,7 @@ _LINE = re.compile(rb"^(?:[ \t]*+(`{3,}+|~{3,}+)| {0,3}+(#{1,6}+)(?![^ \t\r\n]))
 
 
 class Fence(NamedTuple):
-    """A fenced code block: its bytes with and without the fences, the word after the opening fence, and whether it is closed."""
+    """A fenced code block: its bytes with and without the fences, the language after the opening fence, whether it is closed."""
 
     start: int
     stop: int
@@ -83,7 +83,8 @@ def outline(text: bytes) -> tuple[list[Fence], list[Heading]]:
         elif fence_sign[:1] == b"~" or b"`" not in line_text:
             open_fence = match
             fence_language = b"".join(line_text.split(None, 1)[:1]).decode(errors="replace").lower()
-            fences.append(Fence(match.start(), text_end, (match.end(), text_end), fence_language, closed=False))
+            language = _ALIASES.get(fence_language, fence_language)
+            fences.append(Fence(match.start(), text_end, (match.end(), text_end), language, closed=False))
     return fences, headings
 
 
@@ -172,7 +173,8 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
             fault |= 0 if fence.closed else Fault.TRUNCATED
             code_matches.append(("fence", fence.start, fence.stop, fence.inner if fence.closed else None))
         for language, parser in parsers.items():
-            for code_start, code_stop in _code_bytes(language, code_fences, len(text)):
+            places_of_code = [fence.inner for fence in code_fences if fence.language in ("", language)]
+            for code_start, code_stop in places_of_code if code_fences else [(0, len(text))]:
                 code_text = text[code_start:code_stop]
                 syntax_root = parser.parse(code_text).root_node
                 fault |= _syntax_fault(syntax_root, code_text.rstrip().rfind(b"\n") + 1)
@@ -186,13 +188,6 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
         return assign(code_matches, parts_of, surplus="drop", fault=fault)
 
     return find
-
-
-def _code_bytes(language: str, fences: Sequence[Fence], text_end: int) -> list[tuple[int, int]]:
-    """Return the bytes of a text that are code of a language: in fences of that language or of none; without fences, all."""
-    if not fences:
-        return [(0, text_end)]
-    return [fence.inner for fence in fences if _ALIASES.get(fence.language, fence.language) in ("", language)]
 
 
 def _syntax_fault(root: Any, last_line: int) -> int:

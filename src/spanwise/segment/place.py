@@ -39,11 +39,8 @@ def find_blocks(
 ) -> tuple[Spans, list[BlockText]]:
     """Find the blocks of every completion, in tokens and as text.
 
-    What the layout's segmenters find are pieces of bytes, see `spanwise.segment.claims.cut` and, for tags,
-    `TagParser`. A token belongs to the block that holds its first byte. A token that straddles a boundary
-    thus belongs to the block before it, and so does a token without bytes at a boundary (an unused id). A block that is left
-    without tokens is absent; if it has bytes, the completion has the fault STRADDLED. Masked tokens count as deleted: their ids
-    are never read, a part may span them, and spans keep the original coordinates.
+    A token belongs to the block that holds its first byte; one without bytes at a boundary (an unused id) to the block before. For
+    masked tokens, faults and all other rules see docs/segmenters.md.
 
     Args:
         ids_nt: (N, T) sampled token ids; any value where the mask is 0.

@@ -45,7 +45,10 @@ _SENTENCE = re.compile(
     + rb"\s*+|(?:\A|\n)[^\S\n]*+\n\s*+"
 )
 _SHORT_WORDS = ("Dr", "Mr", "Mrs", "Ms", "Prof", "St", "vs", "cf", "Fig", "Eq", "Sec", "No", "e.g", "i.e", "approx")
-_ABBREVIATION = re.compile(rf"\b(?:{'|'.join(map(re.escape, _SHORT_WORDS))})\.\Z".encode())
+#: What stands before a full stop that ends no sentence: a short word, or a number of up to three digits that begins its line.
+_NO_END = re.compile(
+    rf"\b(?:{'|'.join(map(re.escape, _SHORT_WORDS))})(?=\.)|^[ \t\r\v\f]*+[0-9]{{1,3}}(?=\.)".encode(), re.MULTILINE
+)
 #: The start of a step: `Step 1`, `1.` or `1)`, also bold or as a heading; a list indented by four spaces lies inside a step.
 _STEP = re.compile(
     rb"^ {0,3}(?:#{1,6} ++)?(?:\*\*)?(?:[Ss]tep ++[0-9]++\b|STEP ++[0-9]++\b|[0-9]{1,3}[.)](?=\s|\*\*))", re.MULTILINE
@@ -98,26 +101,11 @@ def _sentence_starts(sample: Sample) -> list[int]:
     begins its line, does not end it. CJK signs need no white space after them. An empty line always ends a sentence.
     """
     text, sentence_starts = sample.text, [0]
+    inner_full_stops = {match.end() for match in _NO_END.finditer(text)}
     for match in _SENTENCE.finditer(text):
-        sign_start = match.start()
-        is_full_stop = text[sign_start] == 46
-        if not is_full_stop or not _is_in_sentence(text, sign_start) or _EMPTY_LINE.search(text, sign_start, match.end()):
+        if match.start() not in inner_full_stops or _EMPTY_LINE.search(text, *match.span()):
             sentence_starts.append(match.end())
     return sentence_starts
-
-
-def _is_in_sentence(text: bytes, full_stop: int) -> bool:
-    """Return whether a full stop ends no sentence: it belongs to an abbreviation, or to a number at the start of a line."""
-    if _ABBREVIATION.search(text, max(0, full_stop - 8), full_stop + 1):
-        return True
-    text_before = text[max(0, full_stop - 4) : full_stop]
-    number_start = full_stop - len(text_before) + len(text_before.rstrip(b"0123456789"))
-    if not 1 <= full_stop - number_start <= 3:
-        return False
-    line_start = number_start
-    while line_start and text[line_start - 1] in b" \t\r\v\f":
-        line_start -= 1
-    return line_start == 0 or text[line_start - 1] == 10
 
 
 def _start_at_tokens(cuts_of: Callable[[Sample], np.ndarray]) -> _Starts:

@@ -63,20 +63,10 @@ class Vocabulary:
         return np.array(self.pieces, dtype=object), np.array([len(piece) for piece in self.pieces], dtype=np.int64)
 
     def join(self, ids_t: Int[np.ndarray, " t"]) -> tuple[bytes, Int[np.ndarray, " t"]]:
-        """Concatenate the bytes of the tokens `ids_t`, and say at which byte each token ends.
-
-        Args:
-            ids_t: (T,) token ids.
-
-        Returns:
-            The T tokens' bytes in a row, and (T,) int64 ends; token t holds the bytes [ends[t-1], ends[t]).
+        """Concatenate the bytes of the tokens `ids_t`; return them, and the byte at which each token ends.
 
         Raises:
             AlignmentError: an id below 0 or not below `len(self)`.
-
-        Example:
-            >>> Vocabulary((b"a", b"", b"bc")).join(np.array([2, 1, 0]))
-            (b'bca', array([2, 2, 3]))
         """
         if ids_t.size and not (ids_t.min() >= 0 and ids_t.max() < len(self)):
             bad_id = int(ids_t[(ids_t < 0) | (ids_t >= len(self))][0])
@@ -92,20 +82,8 @@ class Vocabulary:
         """Read the bytes of every token id that a model can sample; a model often has more ids than its tokenizer has tokens.
 
         Args:
-            tokenizer: see `from_tokenizer`.
+            tokenizer: see `from_tokenizer`, also for errors and an example.
             model: a model of transformers; its configuration says how many rows it has.
-
-        Raises:
-            DataError: see `from_tokenizer`.
-
-        Example:
-            >>> from tokenizers import Tokenizer, decoders, models
-            >>> from transformers import LlamaConfig, LlamaForCausalLM
-            >>> tokenizer = Tokenizer(models.WordLevel({"<answer>": 0, "7": 1}))
-            >>> tokenizer.decoder = decoders.Fuse()
-            >>> config = LlamaConfig(vocab_size=4, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
-            >>> Vocabulary.of(tokenizer, LlamaForCausalLM(config)).pieces
-            (b'<answer>', b'7', b'', b'')
         """
         return cls.from_tokenizer(tokenizer, size=getattr(model.config.get_text_config(), "vocab_size", None))
 
