@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spanwise.credit.strata import check_counts, first_of
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.measure.intervals import Prompts, mean_interval, prompt_index, wilson
 
@@ -107,10 +108,9 @@ def weighted_ece(
 ) -> Float[Tensor, " r"]:
     """Compute the expected calibration error with each row of `weight_rn` as the weights of the completions.
 
-    Example:
-        >>> q, c = torch.tensor([0.75, 0.25]), torch.tensor([1.0, 0.0])  # each .25 off
-        >>> weighted_ece(q, c, torch.tensor([[1.0, 1.0], [2.0, 0.0]])).tolist()
-        [0.25, 0.25]
+    >>> q, c = torch.tensor([0.75, 0.25]), torch.tensor([1.0, 0.0])  # each .25 off
+    >>> weighted_ece(q, c, torch.tensor([[1.0, 1.0], [2.0, 0.0]])).tolist()
+    [0.25, 0.25]
     """
     return weighted_gaps(confidence_n, correct_n, weight_rn, bins=bins).abs().sum(dim=1)
 
@@ -135,10 +135,9 @@ def weighted_auroc(
 ) -> Float[Tensor, " r"]:
     """Compute the AUROC of the confidences with each row of `weight_rn` as the weights of the completions.
 
-    Example:
-        >>> q, c = torch.tensor([0.9, 0.2, 0.95]), torch.tensor([1.0, 0.0, 0.0])  # the right one is above one of two wrong ones
-        >>> weighted_auroc(q, c, torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])).tolist()
-        [0.5, 1.0]
+    >>> q, c = torch.tensor([0.9, 0.2, 0.95]), torch.tensor([1.0, 0.0, 0.0])  # the right one is above one of two wrong ones
+    >>> weighted_auroc(q, c, torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, 0.0]])).tolist()
+    [0.5, 1.0]
     """
     confidence_n, correct_n = _check_reports(confidence_n, correct_n)
     is_right_n, order_n = (correct_n > 0.5).double(), confidence_n.argsort()
@@ -163,10 +162,7 @@ def bin_index(confidence_n: Tensor, bins: int) -> Int[Tensor, " n"]:
 
 def _check_reports(confidence_n: Tensor, correct_n: Tensor) -> tuple[Tensor, Tensor]:
     """Return confidence and correctness in float64 on the CPU; refuse numbers outside [0, 1]."""
-    if confidence_n.shape != correct_n.shape:
-        raise AlignmentError(
-            f"There are {len(confidence_n)} confidences for {len(correct_n)} answers; give one to each answer."
-        )
+    check_counts(confidence_n, "confidences", correct_n, "answers", advice="one to each answer")
     for name, value_n in (("Confidence", confidence_n), ("Correctness", correct_n)):
         refuse_value(name, value_n, (value_n < 0) | (value_n > 1) | value_n.isnan(), "in [0, 1]")
     return confidence_n.cpu().double(), correct_n.cpu().double()
@@ -174,6 +170,5 @@ def _check_reports(confidence_n: Tensor, correct_n: Tensor) -> tuple[Tensor, Ten
 
 def refuse_value(name: str, value_n: Tensor, bad_n: Tensor, allowed: str) -> None:
     """Raise an AlignmentError that names the first bad value of a column, if `bad_n` marks any."""
-    if bool(bad_n.any()):
-        bad_index = int(bad_n.nonzero()[0])
-        raise AlignmentError(f"{name} {float(value_n[bad_index])} of completion {bad_index} is not {allowed}.")
+    for n in first_of(bad_n):
+        raise AlignmentError(f"{name} {float(value_n[n])} of completion {n} is not {allowed}.")

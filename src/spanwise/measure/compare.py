@@ -102,12 +102,10 @@ class ArmComparison:
         """Return a Markdown table with a row per method: each figure's mean ± half its interval, with n if seeds are missing."""
         most_seeds = max((cell.count for cell in self.cells.values()), default=0)
         table_lines = ["| method | " + " | ".join(self.figures) + " |", "|---|" + "---|" * len(self.figures)]
-        for method in self.methods:
-            table_lines.append(f"| {method} | " + " | ".join(self.row(method, most_seeds)) + " |")
-        table_lines.append("")
-        table_lines += [f"! {sentence}" for sentence in self.warnings()] + [""] * bool(self.wrong)
-        table_lines.append(f"Mean ± half of the {100 * self.level:g} % interval (Student's t) over {most_seeds} seeds.")
-        return "\n".join(table_lines)
+        table_lines += [f"| {method} | " + " | ".join(self.row(method, most_seeds)) + " |" for method in self.methods]
+        table_lines += ["", *(f"! {sentence}" for sentence in self.warnings()), *[""] * bool(self.wrong)]
+        caption = f"Mean ± half of the {100 * self.level:g} % interval (Student's t) over {most_seeds} seeds."
+        return "\n".join([*table_lines, caption])
 
     def row(self, method: str, most: int) -> list[str]:
         """Return a method's row of the table, with cells such as "0.5 ± 0.1 (n=2)", and "!" after a dubious figure."""
@@ -128,11 +126,10 @@ class ArmComparison:
         """Return a sentence for each difference between two methods, or only for those with one of the given verdicts."""
         difference_sentences = []
         for diff in self.differences:
-            alarm_texts = [
-                f"{method}: {why}" for method in (diff.a, diff.b) if (why := self.wrong.get((method, diff.figure)))
-            ]
+            alarms_of = {method: self.wrong.get((method, diff.figure)) for method in (diff.a, diff.b)}
+            alarm_text = "; ".join(f"{method}: {why}" for method, why in alarms_of.items() if why)
             if not verdicts or diff.verdict in verdicts:
-                difference_sentences.append(diff.sentence() + (f" ({'; '.join(alarm_texts)})" if alarm_texts else ""))
+                difference_sentences.append(diff.sentence() + (f" ({alarm_text})" if alarm_text else ""))
         return difference_sentences
 
     def summary(self) -> str:
@@ -268,9 +265,5 @@ def seeds_needed(difference: float, sd: float, *, alpha: float, power: float = 0
         # The lower tail is computed as the upper tail of -shift, because nct.cdf(-limit, df, shift) is NaN for large shifts.
         return float(sum(scipy.stats.nct.sf(limit, n - 1, side) for side in (shift, -shift))) >= power
 
-    seed_count = 2
-    while not is_enough(seed_count):
-        if seed_count >= most:
-            return None
-        seed_count = min(2 * seed_count, most)
-    return bisect_left(range(seed_count), True, lo=max(seed_count // 2, 2), key=is_enough)
+    seed_count = bisect_left(range(most + 1), True, lo=2, key=is_enough)
+    return seed_count if seed_count <= most else None

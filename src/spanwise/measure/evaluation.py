@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from spanwise.credit.strata import list_ids
 from spanwise.errors import AlignmentError
 from spanwise.measure.calibration import weighted_auroc, weighted_ece, weighted_gaps
 from spanwise.measure.intervals import (
@@ -24,7 +25,6 @@ from spanwise.measure.intervals import (
     Prompts,
     Weighted,
     check_level,
-    plain_ids,
     prompt_index,
     resample,
     unseen_interval,
@@ -82,10 +82,8 @@ def figure_intervals(
     Equation
         [Q_{.025} f(w, and a prompt that makes f low), Q_{.975} f(w, and a prompt that makes f high)],  w ~ Exp(1) by prompt
 
-    A bound counts on one more prompt, of average size, which nobody saw and which holds the worst there can be: of a mean 0 or 1,
-    of the AUROC a wrong answer above and a right one below all others (or the other way round), of the sharpness a confidence in
-    the middle or at the far end. The ECE has the interval of `ece_interval`. What share of them holds the truth:
-    docs/intervals.md.
+    A bound counts on one more prompt, of average size, which nobody saw and which holds the worst there can be. The ECE has the
+    interval of `ece_interval`. Why, and what share of them holds the truth: docs/intervals.md.
 
     Args:
         confidence_n, correct_n, well_formed_n, refusal_n: as in `figures`.
@@ -201,13 +199,8 @@ def ece_interval(reports: Reports, *, bins: int = 10, resamples: int = 1000, lev
         b is clear if |g_b| > sqrt(2 log P) sd(Z_b);  f = sqrt(P / (P - 1)) t_{P-1} / z
         Z_b = g_b resampled - g_b + sum of (E_j - 1) v_jb / P over two prompts j that were not seen;  E_j ~ Exp(1)
 
-    An ECE is a sum of absolute values, so noise makes it larger, and each resample adds as much noise again: no quantile of the
-    resampled ECE is right near 0. The gaps of the bins have no such bias, and |x| is convex, which gives both sides. A gap far
-    from 0 keeps its sign, so its noise counts as it is; of one that may be 0 the noise counts by its size.
-
-    No resample shows an error that no prompt made, and a well-trained policy makes few. So two more prompts join the noise: one
-    whose answers all contradict their confidence, and one whose answers all agree with it. Their weights are exponential: where
-    every prompt was right, the bound is about that of Clopper and Pearson. Such noise is skewed: each side takes the longer tail.
+    The gaps of the bins lack the bias of the ECE, and |x| is convex, which gives both sides. The answers of one unseen prompt all
+    contradict their confidence, those of the other all agree with it. Why: docs/intervals.md.
 
     Args:
         reports: of the run.
@@ -215,9 +208,7 @@ def ece_interval(reports: Reports, *, bins: int = 10, resamples: int = 1000, lev
         resamples, level, seed: see `bootstrap`.
 
     Edge cases:
-        One prompt gives no bounds. A true ECE of 0 lies on the border: the interval holds it if its lower bound is 0. With two
-        prompts or more it never has width 0. Measured at nominal .95 from 100 prompts on: .95 and more on average, .92 at least.
-        Every setting: docs/intervals.md.
+        One prompt gives no bounds; with two prompts or more the interval never has width 0.
 
     Example:
         >>> q, c = torch.tensor([.9, .9, .6, .6] * 10), torch.tensor([1., 1., 1., 0.] * 10)
@@ -240,9 +231,8 @@ def ece_difference(
 ) -> Interval:
     """Compute the interval of run `a`'s ECE minus run `b`'s on the same prompts, resampled alike for both.
 
-    The upper side of `ece_interval` for the one run with the resampled error |g + Z| - |g| of the other, and the other way round:
-    how far the two biases cancel depends on what is not known, so either may be as small or as large as it can be. The quantiles
-    of the resampled difference hold only where both runs say the same confidences equally often.
+    The upper side of `ece_interval` for the one run with the resampled error |g + Z| - |g| of the other, and the other way round,
+    because how far the two biases cancel depends on what is not known.
 
     Raises:
         AlignmentError: a prompt is in one run only.
@@ -252,7 +242,7 @@ def ece_difference(
     >>> print(ece_difference(Reports(q, c, ids), Reports(q - .3, c, ids)))  # .1 - (.4 + .2) / 2
     -0.200 [-0.511, -0.026]
     """
-    ids_a, ids_b = plain_ids(a.prompts), plain_ids(b.prompts)
+    ids_a, ids_b = list_ids(a.prompts), list_ids(b.prompts)
     prompt_n = prompt_index([*ids_a, *ids_b], len(a.correct_n) + len(b.correct_n))
     prompt_a, prompt_b = prompt_n[: len(ids_a)], prompt_n[len(ids_a) :]
     if unpaired := set(ids_a) ^ set(ids_b):

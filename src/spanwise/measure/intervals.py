@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from spanwise.credit.strata import group_index, list_ids
 from spanwise.errors import AlignmentError, RecipeError
 
 #: The prompt of each completion: integers or any other ids, in any order, with any number of completions each.
@@ -119,11 +120,8 @@ def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, 
     """
     prompt_n = torch.arange(len(value_n)) if prompts is None else prompt_index(prompts, len(value_n))
     known_n = ~value_n.isnan().cpu()
-    value_i, (unique_prompts, prompt_i) = (
-        value_n.cpu()[known_n].double(),
-        torch.unique(prompt_n[known_n], return_inverse=True),
-    )
-    mean_value, prompt_count, tail = float(value_i.mean()), len(unique_prompts), (1 - check_level(level)) / 2
+    value_i, prompt_i = value_n.cpu()[known_n].double(), group_index(prompt_n[known_n])
+    mean_value, prompt_count, tail = float(value_i.mean()), len(prompt_i.unique()), (1 - check_level(level)) / 2
     if prompt_count < 2:
         return Interval(mean_value, math.nan, math.nan, math.nan, level, prompt_count)
     excess_p = torch.zeros(prompt_count, dtype=torch.float64).index_add_(0, prompt_i, value_i - value_i.mean())
@@ -144,8 +142,7 @@ def bootstrap(figure: Weighted, prompts: Prompts, *, resamples: int = 1000, leve
 
     Edge cases:
         One prompt gives no bounds. Resamples in which the figure is NaN are left out.
-        An ECE is biased upwards by noise, and resampling adds as much noise again: of nominal .95 the quantiles hold a small ECE
-        in 0 trials of 100 (docs/intervals.md). Use `ece_interval`, and `ece_difference` for two runs.
+        Of a small ECE the interval holds nothing (docs/intervals.md). Use `ece_interval`, and `ece_difference` for two runs.
 
     Example:
         >>> from functools import partial
@@ -199,9 +196,8 @@ def unseen_interval(
 def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, " r"]:
     """Compute the mean of `value_n` with each row of `weight_rn` as the weights; NaN values are left out.
 
-    Example:
-        >>> weighted_mean(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([[1.0, 1.0, 1.0], [3.0, 1.0, 1.0]])).tolist()
-        [2.0, 1.5]
+    >>> weighted_mean(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([[1.0, 1.0, 1.0], [3.0, 1.0, 1.0]])).tolist()
+    [2.0, 1.5]
     """
     known_n = ~value_n.isnan().cpu()
     weight_rn = weight_rn.double()[:, known_n]
@@ -238,19 +234,11 @@ def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
     """Return each completion's prompt as a number 0..P-1, in sorted order of the ids, so that row order does not matter."""
     if len(prompts) != completions:
         raise AlignmentError(f"There are {len(prompts)} prompt ids for {completions} completions; give one id to each.")
-    prompt_ids = plain_ids(prompts)
-    index_of_prompt = {prompt: index for index, prompt in enumerate(sorted(set(prompt_ids), key=_sort_key))}
+    prompt_ids = list_ids(prompts)
+    # Ids of different types are sorted by the name of their type first.
+    key_of = {id: (type(id).__name__, id if isinstance(id, int | float | str) else repr(id)) for id in prompt_ids}
+    index_of_prompt = {prompt: index for index, prompt in enumerate(sorted(key_of, key=key_of.__getitem__))}
     return torch.tensor([index_of_prompt[prompt] for prompt in prompt_ids], dtype=torch.long)
-
-
-def _sort_key(prompt: Hashable) -> tuple[str, Any]:
-    """Return a key by which prompt ids of different types can be sorted together."""
-    return type(prompt).__name__, prompt if isinstance(prompt, int | float | str) else repr(prompt)
-
-
-def plain_ids(prompts: Prompts) -> list[Hashable]:
-    """Return prompt ids as a list; the entries of a tensor become Python numbers."""
-    return prompts.tolist() if isinstance(prompts, Tensor) else list(prompts)
 
 
 def check_level(level: float) -> float:

@@ -16,9 +16,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from spanwise.credit.strata import check_counts, list_ids
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.measure.calibration import refuse_value
-from spanwise.measure.intervals import Interval, Prompts, bootstrap, plain_ids, prompt_index, weighted_mean
+from spanwise.measure.intervals import Interval, Prompts, bootstrap, prompt_index, weighted_mean
 
 #: The ways to choose among the samples of a prompt; only the last two need a stated confidence.
 _WAYS = ("pass@1", "pass@k", "majority", "weighted", "maxconf")
@@ -107,8 +108,7 @@ def voting(
     """
     prompt_n = prompt_index(prompts, len(answers))
     for name, column_n in (("verdicts", correct_n), ("confidences", confidence_n)):
-        if len(column_n) != len(answers):
-            raise AlignmentError(f"There are {len(column_n)} {name} for {len(answers)} answers; give one to each answer.")
+        check_counts(column_n, name, answers, "answers", advice="one to each answer")
     refuse_value("Confidence", confidence_n, (confidence_n < 0) | (confidence_n > 1), "in [0, 1]")
     refuse_value("Correctness", correct_n, (correct_n != 0) & (correct_n != 1) & ~correct_n.isnan(), "0, 1 or NaN")
     most_samples = 0 if bool(correct_n.isnan().all()) else int(torch.bincount(prompt_n).max())
@@ -120,15 +120,15 @@ def voting(
     samples_of: dict[int, list[tuple[str, float, float]]] = {prompt: [] for prompt in sorted(set(prompt_n.tolist()))}
     for prompt, answer, c, q in zip(prompt_n.tolist(), answers, correct_n.tolist(), confidence_n.tolist(), strict=True):
         samples_of[prompt].append(((answer or "").strip(), c, q))
-    has_confidence = not bool(confidence_n.isnan().all())
+    ways = _WAYS[:3] if bool(confidence_n.isnan().all()) else _WAYS
     accuracies_by_prompt = [
-        _expected_accuracies(samples, sample_counts, has_confidence, subsets, seed * 100_003 + prompt)
+        _expected_accuracies(samples, sample_counts, ways, subsets, seed * 100_003 + prompt)
         for prompt, samples in samples_of.items()
     ]
-    id_of_prompt = dict(zip(prompt_n.tolist(), plain_ids(prompts), strict=True))
+    id_of_prompt = dict(zip(prompt_n.tolist(), list_ids(prompts), strict=True))
     ids = tuple(id_of_prompt[prompt] for prompt in samples_of)
     curve_of_way = {}
-    for way in _WAYS if has_confidence else _WAYS[:3]:
+    for way in ways:
         value_pb = torch.tensor([accuracies[way] for accuracies in accuracies_by_prompt], dtype=torch.float64)
         curve_of_way[way] = _build_curve(sample_counts, value_pb.reshape(len(ids), len(sample_counts)), ids, resamples, seed)
     return curve_of_way
@@ -170,7 +170,7 @@ def _build_curve(
 
 
 def _expected_accuracies(
-    samples: list[tuple[str, float, float]], budgets: Sequence[int], has_confidence: bool, subsets: int, seed: int
+    samples: list[tuple[str, float, float]], budgets: Sequence[int], ways: Sequence[str], subsets: int, seed: int
 ) -> dict[str, list[float]]:
     """Return, for each way of choosing, the expected correctness of its choice among n samples of a prompt, by n.
 
@@ -195,10 +195,7 @@ def _expected_accuracies(
         "maxconf": lambda n: _choose_highest(correct_m, confidence_m, n),
     }
     possible_budgets = {n for n in budgets if n <= size and bool(is_judged_m.any())}
-    return {
-        way: [accuracy_of_way[way](n) if n in possible_budgets else math.nan for n in budgets]
-        for way in (_WAYS if has_confidence else _WAYS[:3])
-    }
+    return {way: [accuracy_of_way[way](n) if n in possible_budgets else math.nan for n in budgets] for way in ways}
 
 
 def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
