@@ -1,7 +1,8 @@
 """Draw the problems of the embedded tasks, and keep 512 of each task for evaluation; write the digit chains' training texts.
 
 A prompt such as `7+3*4~2___=` is a start digit, k = 1..6 steps (an operator and an operand 1..9) and fillers up to six. Steps are
-taken from left to right, modulo 10. `~` is a smudged operator: its true value is in no prompt.
+taken from left to right, modulo 10. `~` is a smudged operator: `+` with probability 0.7 and `-` with 0.3, drawn once per prompt,
+so that no model can know every answer. Of two attempts, the first has to be a guess, as two layers cannot take many steps at once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from jaxtyping import Bool, Float, Int
 
 from spanwise.errors import DataError
 from spanwise.layout import Layout
-from spanwise.types import BlockText
+from spanwise.types import BlockText, ByCompletion, join_rows
 
 FILLER = "_"
 HELD_OUT = 512
@@ -24,16 +25,12 @@ HELD_OUT = 512
 AnyProblems = TypeVar("AnyProblems", bound="EmbeddedProblems")
 
 
-class EmbeddedProblems:
+class EmbeddedProblems(ByCompletion):
     """N problems of an embedded task; each subclass is a dataclass whose fields are arrays of N rows each."""
 
     def __len__(self) -> int:
         """The number of problems."""
         return len(next(iter(vars(self).values())))
-
-    def take(self: AnyProblems, rows: Int[np.ndarray, " m"]) -> AnyProblems:
-        """Return the problems with these row numbers."""
-        return type(self)(*(column[rows] for column in vars(self).values()))
 
     @property
     def prompts(self) -> list[str]:
@@ -63,8 +60,7 @@ class Source(Generic[AnyProblems]):
                     excluded_prompts.update([prompt] if unique else [])
             problem_chunks.append(candidate_problems.take(np.array(new_indices, dtype=np.int64)))
             missing_count -= len(new_indices)
-        chunk_columns = zip(*(vars(chunk).values() for chunk in problem_chunks), strict=True)
-        return type(problem_chunks[0])(*(np.concatenate(column) for column in chunk_columns))
+        return join_rows(problem_chunks)
 
     def training(self, size: int, *, rng: np.random.Generator) -> AnyProblems:
         """Draw random problems for training, none with the prompt of an evaluation problem."""
@@ -95,11 +91,7 @@ DIGITS_LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["ana
 
 @dataclass(frozen=True)
 class Problems(EmbeddedProblems):
-    """N digit chains (a digit and up to six operations modulo 10) as arrays; steps from `length_n` on are fillers.
-
-    All prompts have the same number of tokens. A smudged operator is `+` with probability 0.7 and `-` with 0.3, drawn once per
-    prompt, so that no model can know every answer.
-    """
+    """N digit chains (a digit and up to six operations modulo 10) as arrays; steps from `length_n` on are fillers."""
 
     start_n: Int[np.ndarray, " n"]  # the first digit
     length_n: Int[np.ndarray, " n"]  # the number of steps
@@ -246,13 +238,7 @@ TWICE_LAYOUT = Layout({"first": ["answer"], "second": ["reasoning", "answer"]})
 
 @dataclass(frozen=True)
 class TwiceNoise:
-    """The probabilities of errors in the training completions of the task with two attempts.
-
-        7+3*4~2___=<answer>5</answer><reasoning>088</reasoning><answer>8</answer>
-
-    A transformer of two layers cannot take many steps at once, so it has to guess the first answer. Most reflections are empty,
-    and the others slip so often that only the reward shows that writing the steps out pays.
-    """
+    """The probabilities of errors in texts such as `<answer>5</answer><reasoning>088</reasoning><answer>8</answer>`."""
 
     slip: tuple[float, float, float, float]  # probability of a random digit in the reflection, for each of `OPERATORS`
     repeat: float  # share of completions whose reflection is empty and whose answers are the same
@@ -308,8 +294,7 @@ class LongProblems(Problems):
         0.~3?-3_7-3=4_        or, with a question mark, as a minus
         0.+3_7+3_7+3=0_       a careful line writes value and step twice, and slips less often
 
-    A line decides how to read a smudge, whether to be careful, and the new digit; all other tokens follow. A smudge is a plus 19
-    times in 20, drawn for each place (`plus_n` is (N, 8)). A critic can see a reading; it can see a slip only if it can calculate.
+    A smudge is a plus 19 times in 20, drawn for each place (`plus_n` is (N, 8)).
     """
 
     @property
@@ -330,8 +315,8 @@ class LongNoise:
     plus: float = 0.5  # probability that a smudged operator `~` is read as a plus
 
 
+TABLES_NOISE = LongNoise(slip=(0.0, 0.0, 0.0))
 LONG_NOISE: dict[str, LongNoise] = {
-    "long_tables": LongNoise(slip=(0.0, 0.0, 0.0)),
     "long_early": LongNoise(slip=(0.0, 0.0, 0.0)),
     "long": LongNoise(slip=(0.04, 0.06, 0.15)),
 }

@@ -232,26 +232,17 @@ def _course(
     return Course(tuple(build_stretch(place, *entry) for place, entry in enumerate(noises.items(), first)), **options)
 
 
-def _long_course() -> Course:
-    """Build the long chain's warm start: arithmetic alone, with a loss on results only, then whole completions."""
-    noise_of_stage = dict(digits.LONG_NOISE)
-    arithmetic_stage = Stretch(
-        "long_tables", 6, noise_of_stage.pop("long_tables"), lambda size, rng: digits.tables(4 * size, rng=rng),
-        lambda ids_nt, ids: ids_nt.roll(1, dims=1) == ids["="],
-    )  # fmt: skip
-    chain_course = _course(7, noise_of_stage, digits.LONG, digits.long_traces, batch_divisor=2)
-    return Course((arithmetic_stage, *chain_course.stretches), shape={"layers": 3, "positions": digits.LONG_POSITIONS})
-
-
-def _invoice_course() -> Course:
-    """Build the warm start of the invoice letters: letters with few facts, then whole ones, then a hurried clerk's faults."""
-    return _course(
-        11, invoices.INVOICES_NOISE, invoices.INVOICES, invoices.clerk_traces, batch_divisor=4,
-        source_of=lambda noise: replace(invoices.INVOICES, draw_any=partial(invoices.draw_letters, facts=noise.facts)),
-        tokenizer=build_invoice_tokenizer, model=build_reader, centred=True, folder="{}",
-    )  # fmt: skip
-
-
+# The long chain is learned as arithmetic alone first, with a loss on results only.
+_TABLES = Stretch(
+    "long_tables", 6, digits.TABLES_NOISE, lambda size, rng: digits.tables(4 * size, rng=rng),
+    lambda ids_nt, ids: ids_nt.roll(1, dims=1) == ids["="],
+)  # fmt: skip
+_LONG = _course(7, digits.LONG_NOISE, digits.LONG, digits.long_traces, batch_divisor=2)
+_INVOICES = _course(
+    11, invoices.INVOICES_NOISE, invoices.INVOICES, invoices.clerk_traces, batch_divisor=4,
+    source_of=lambda noise: replace(invoices.INVOICES, draw_any=partial(invoices.draw_letters, facts=noise.facts)),
+    tokenizer=build_invoice_tokenizer, model=build_reader, centred=True, folder="{}",
+)  # fmt: skip
 _HARD = _course(0, digits.NOISE, digits.DIGITS, digits.noisy_traces)
 # Each stage has a seed of its own; the warm start of benchmarks/agent_start.py has the seeds 4 and 5.
 _TWICE = _course(2, digits.TWICE_NOISE, digits.DIGITS, digits.twice_traces)
@@ -259,11 +250,14 @@ STARTS: dict[Start, Embedded] = {
     "easy": Embedded("digits-easy", digits.DIGITS_LAYOUT, 32, digits.DIGITS, Course(_HARD.stretches[:1])),
     "hard": Embedded("digits-hard", digits.DIGITS_LAYOUT, 32, digits.DIGITS, _HARD),
     "twice": Embedded("digits-twice", digits.TWICE_LAYOUT, 32, digits.DIGITS, _TWICE),
-    "long": Embedded("digits-long", digits.LONG_LAYOUT, digits.LONGEST, digits.LONG, _long_course()),
-    "invoices": Embedded(
-        "invoices", invoices.INVOICES_LAYOUT, invoices.LONGEST, invoices.INVOICES, _invoice_course(), invoices.answers
+    "long": Embedded(
+        "digits-long", digits.LONG_LAYOUT, digits.LONGEST, digits.LONG,
+        Course((_TABLES, *_LONG.stretches), shape={"layers": 3, "positions": digits.LONG_POSITIONS}),
     ),
-}
+    "invoices": Embedded(
+        "invoices", invoices.INVOICES_LAYOUT, invoices.LONGEST, invoices.INVOICES, _INVOICES, invoices.answers
+    ),
+}  # fmt: skip
 
 
 def embedded(task: Start | Fields) -> Embedded:

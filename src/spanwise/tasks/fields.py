@@ -50,14 +50,11 @@ class FieldProblems(EmbeddedProblems):
 
 @dataclass(frozen=True)
 class FieldsNoise:
-    """How often the fields of a training completion follow their rules, and how often they copy a wrong digit.
-
-    A field copies the digit four places after its own, so that each has an error of its own to unlearn. If wrong values were only
-    random, a more certain model would improve all fields at once.
-    """
+    """How often the fields of a training completion follow their rules, and how often they copy a wrong digit."""
 
     right: tuple[float, ...]  # each field's probability to follow its rule, repeated in turn; else its value is random
-    astray: float = 0.4  # the probability that a field copies a wrong digit of the prompt
+    # The probability that a field copies the digit four places after its own, so that each has an error of its own to unlearn.
+    astray: float = 0.4
 
 
 FIELDS_NOISE: dict[str, FieldsNoise] = {

@@ -76,17 +76,15 @@ def load_task(
         model: hub name or local folder.
         dataset: hub name (`name:config` where the dataset has several), local folder (also one of `save_to_disk`), or a local
             json (an array, or lines), jsonl, parquet, csv or tsv file.
-        prompt_format: which instruction and layout to start from: "confidence" (reasoning, answer, analysis, confidence) or
+        prompt_format: the instruction and layout to start from: "confidence" (reasoning, answer, analysis, confidence) or
             "two_attempts" (reasoning, answer, reasoning, answer).
         layout: the blocks of a completion; None: those of the prompt format.
-        instruction: what goes before each question; None: that of the prompt format. An empty one says that the model knows
-            what to write: the question stands alone, and no prompt needs to hold what the layout looks for.
-        split: of the dataset, for training.
+        instruction: what goes before each question; None: that of the prompt format. With an empty one the question stands alone,
+            and no prompt needs to hold what the layout looks for.
+        split, question_column, answer_column: as the fields of a recipe.
         eval_split: split for evaluation; None: 512 random rows of `split` are set aside, the same every time, at most a fifth.
-        question_column: column with the question.
         prompt_column: column with whole prompts, texts or conversations, which are used as they are; None: `prompt`, else
             `messages`, where the dataset has no question column and no instruction is given.
-        answer_column: column with the right answer; None: there are none.
         limit: use at most so many training questions, from the first.
         eval_limit: use at most so many evaluation questions; what is trained on does not hang on it.
         max_completion_length: tokens.
@@ -136,9 +134,9 @@ def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except Exception as error:  # transformers, and its parsers of damaged files, raise many types of exceptions
         if Path(model).is_dir():
-            fault = (
-                f"The model folder '{model}' needs a config and a tokenizer that can be read; it holds {_list_files(model)}"
-            )
+            names = sorted(file.name for file in Path(model).iterdir()) or ["no file"]
+            file_list = ", ".join([*names[:8], *(["..."] if len(names) > 8 else [])])
+            fault = f"The model folder '{model}' needs a config and a tokenizer that can be read; it holds {file_list}"
         else:
             fault = f"The model '{model}' is neither a folder in '{Path.cwd()}' or beside the recipe, nor a hub model within reach"
         raise DataError(
@@ -160,16 +158,13 @@ def _add_prompts(rows: Any, columns: DatasetColumns, instruction: str, style: Pr
     unwanted_names = (*added_columns, *([columns.prompt] if columns.whole else []), *_TRL_NAMES)
     other_columns = [name for name in rows.column_names if name not in unwanted_names]
     dropped_columns = [name for name in rows.column_names if name in unwanted_names]
-    row_options = {"columns": columns, "instruction": instruction, "style": style}
-    return rows.map(_build_row, fn_kwargs=row_options, remove_columns=dropped_columns).select_columns(
-        [*added_columns, *other_columns]
-    )
 
+    def build_row(cells: Mapping[str, Any]) -> dict[str, Any]:
+        prompt = cells[columns.prompt]
+        prompt_row = {"prompt": prompt if columns.whole else add_instruction(str(prompt), instruction, style)}
+        return prompt_row if columns.answer is None else {**prompt_row, "answer": str(cells[columns.answer])}
 
-def _build_row(cells: Mapping[str, Any], *, columns: DatasetColumns, instruction: str, style: PromptStyle) -> dict[str, Any]:
-    prompt = cells[columns.prompt]
-    prompt_row = {"prompt": prompt if columns.whole else add_instruction(str(prompt), instruction, style)}
-    return prompt_row if columns.answer is None else {**prompt_row, "answer": str(cells[columns.answer])}
+    return rows.map(build_row, remove_columns=dropped_columns).select_columns([*added_columns, *other_columns])
 
 
 def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None, whole: bool, usual: PromptFormat) -> None:
@@ -191,11 +186,6 @@ def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None,
         UserWarning,
         stacklevel=3,
     )
-
-
-def _list_files(folder: str) -> str:
-    file_names = sorted(file.name for file in Path(folder).iterdir())
-    return ", ".join(file_names[:8]) + (", ..." if len(file_names) > 8 else "") if file_names else "no file"
 
 
 def add_instruction(question: str, instruction: str, style: PromptStyle) -> Any:
@@ -308,20 +298,18 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
     """Refuse a dataset in which a row has no usable question, prompt or answer; name the row and the remedy."""
     if not len(rows):
         raise DataError(_NO_ROWS.format(dataset))
-    for name, option in (
-        (columns.prompt, "prompt_column" if columns.whole else "question_column"),
-        (columns.answer, "answer_column"),
-    ):
-        if name is None:
-            continue
+    needed_columns = [(columns.prompt, "prompt_column", "")]
+    if not columns.whole:
+        needed_columns = [
+            (columns.prompt, "question_column", ", or a column of whole prompts with --set prompt_column=NAME")
+        ]
+    if columns.answer is not None:
+        needed_columns.append((columns.answer, "answer_column", ", or set answer_column=null if there are no answers"))
+    for name, option, advice in needed_columns:
         if name not in rows.column_names:
-            advice_of_option = {
-                "question_column": ", or a column of whole prompts with --set prompt_column=NAME",
-                "answer_column": ", or set answer_column=null if there are no answers",
-            }
             raise DataError(
                 f"The dataset '{dataset}' has no column '{name}'; its columns are {', '.join(rows.column_names)}. "
-                f"Name the right one with --set {option}=NAME{advice_of_option.get(option, '')}."
+                f"Name the right one with --set {option}=NAME{advice}."
             )
         for row, cell in enumerate(rows[name]):
             is_empty = cell is None or not str(cell).strip()

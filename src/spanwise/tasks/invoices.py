@@ -155,18 +155,13 @@ def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str,
     sentences.append(f"{total_word} {total_price} {currency_spelling}." if has(0.7) else f"Prices in {currency_spelling}.")
     if has_due_date:
         sentences.append(f"{_pick(('Please pay by', 'Due', 'Payable until'), rng)} {_write_date(due_date, date_form)}.")
-    misleading_sentences = []
-    if misleading_facts["invoice"]:
-        misleading_sentences.append(f"{_pick(('Replaces', 'Order', 'Our reference'), rng)} {misleading_facts['invoice']}.")
-    if misleading_facts["date"]:
-        misleading_date = date.fromisoformat(misleading_facts["date"])
-        misleading_sentences.append(
-            f"{_pick(('Delivered', 'Ordered', 'Shipped'), rng)} {_write_date(misleading_date, date_form)}."
-        )
-    if misleading_facts["name"]:
-        name_template = _pick(("Contact: {}.", "Regards, {}.", "Delivered to {}."), rng)
-        misleading_sentences.append(name_template.format(misleading_facts["name"]))
-    for sentence in misleading_sentences:
+    misleading_date = misleading_facts["date"] and _write_date(date.fromisoformat(misleading_facts["date"]), date_form)
+    wordings_of_facts = (
+        (("Replaces {}.", "Order {}.", "Our reference {}."), misleading_facts["invoice"]),
+        (("Delivered {}.", "Ordered {}.", "Shipped {}."), misleading_date),
+        (("Contact: {}.", "Regards, {}.", "Delivered to {}."), misleading_facts["name"]),
+    )
+    for sentence in [_pick(wordings, rng).format(fact) for wordings, fact in wordings_of_facts if fact]:
         sentences.insert(int(rng.integers(first_free_place, len(sentences) + 1)), sentence)
     letter = " ".join(sentences)
     return (_smudge(letter, rng) if has(0.5) else letter), gold_record, misleading_facts

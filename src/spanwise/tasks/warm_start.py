@@ -12,7 +12,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -133,7 +132,7 @@ def warm_start(
         A folder for `from_pretrained`.
 
     Raises:
-        DataError: the folder cannot be written, or torch is too old to train.
+        DataError: the folder cannot be written.
     """
     settings = settings or WarmStartSettings()
     course = start if isinstance(start, Course) else embedded(start).course
@@ -214,11 +213,8 @@ def _train(
     phase = _phases(settings)[stretch.name]
 
     def learning_rate_factor(step: int) -> float:
-        warm_up_factor, cosine_factor = (
-            (step + 1) / settings.warm_up,
-            (1 + math.cos(math.pi * step / max(phase.steps, 1))) / 2,
-        )
-        return min(1.0, warm_up_factor) * (settings.floor + (1 - settings.floor) * cosine_factor)
+        cosine_factor = (1 + math.cos(math.pi * step / max(phase.steps, 1))) / 2
+        return min(1.0, (step + 1) / settings.warm_up) * (settings.floor + (1 - settings.floor) * cosine_factor)
 
     optimizers = _build_optimizers(model, phase)
     lr_schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor) for optimizer in optimizers]
@@ -256,11 +252,6 @@ def _train(
 
 
 def _build_optimizers(model: Any, phase: Phase) -> list[torch.optim.Optimizer]:
-    if not hasattr(torch.optim, "Muon"):
-        raise DataError(
-            f"The warm start is trained with torch.optim.Muon, which torch {torch.__version__} does not have; "
-            f"install torch 2.9 or newer, or copy a finished warm start into the cache folder '{default_cache_folder()}'."
-        )
     matrix_weights, other_weights = list[torch.nn.Parameter](), list[torch.nn.Parameter]()
     for weight in model.parameters():
         is_matrix = weight.ndim == 2 and weight is not model.get_input_embeddings().weight
@@ -332,9 +323,8 @@ def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) ->
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".writing-", ignore_cleanup_errors=True) as scratch:
             new_folder = Path(scratch) / folder.name
-            with _hide_progress():
-                model.save_pretrained(new_folder)
-                tokenizer.save_pretrained(new_folder)
+            model.save_pretrained(new_folder)
+            tokenizer.save_pretrained(new_folder)
             digest_of_file = {file.name: _digest(file) for file in sorted(new_folder.iterdir())}
             (new_folder / _RECORD).write_text(json.dumps({**record, "files": digest_of_file}, indent=2))
             shutil.rmtree(folder, ignore_errors=True)
@@ -354,22 +344,7 @@ def load(folder: Path) -> Any:
     """Load the model from the folder of a cached warm start."""
     from transformers import AutoModelForCausalLM
 
-    with _hide_progress():
-        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
-
-
-@contextmanager
-def _hide_progress() -> Iterator[None]:
-    """Hide the progress bars of transformers, which would interrupt the bars of spanwise."""
-    from transformers.utils import logging as transformers_logging
-
-    was_enabled = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            transformers_logging.enable_progress_bar()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
 
 
 #: Coefficients of Muon's Newton-Schulz iteration, which is quintic; see torch.optim.Muon.
