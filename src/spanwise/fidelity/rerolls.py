@@ -23,10 +23,9 @@ from spanwise.engines.sample import continue_ids, end_ids, prompt_ids, sample
 from spanwise.errors import DataError, RecipeError
 from spanwise.fidelity.baselines import Rerolls, mean_and_noise
 from spanwise.fidelity.tokens import DECISION, Trajectories
-from spanwise.layout import Layout
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.critic.value_model import ABOUT, Saved, ValueModel
-from spanwise.modes.sequences import Sequences, left_padded
+from spanwise.modes.sequences import Sequences, left_padded, positions
 from spanwise.objective import Objective
 from spanwise.score import score_all
 from spanwise.segment import Vocabulary, find_blocks
@@ -124,8 +123,7 @@ class Roller:
 
     def columns(self, rows: Any, row_n: Sequence[int]) -> dict[str, list[Any]]:
         """Return the dataset's columns except the prompt, with an entry for each completion."""
-        values_by_column = {name: rows[name][:] for name in rows.column_names if name != "prompt"}
-        return {name: [column[row] for row in row_n] for name, column in values_by_column.items()}
+        return rows.select(row_n).remove_columns("prompt")[:]
 
     def blocks(self, rows: Any, *, samples: int, seed: int) -> FirstBlocks:
         """Sample the first blocks of `samples` completions of each dataset row."""
@@ -174,21 +172,16 @@ class Roller:
     def logp(self, blocks: FirstBlocks) -> Float[Tensor, "n t"]:
         """Compute the log-probability of each token of the first blocks at the sampling temperature."""
         inputs = blocks.sequences(self.model.device)
-        position_nl = (inputs.attention_nl.cumsum(dim=1) - 1).clamp(min=0)
-        logits_nlv = self.model(input_ids=inputs.ids_nl, attention_mask=inputs.attention_nl, position_ids=position_nl).logits
+        options = {"attention_mask": inputs.attention_nl, **positions(self.model, inputs.attention_nl)}
+        logits_nlv = self.model(input_ids=inputs.ids_nl, **options).logits
         logp_ntv = (logits_nlv[:, -inputs.width - 1 : -1].double() / self.temperature).log_softmax(dim=-1)
         return logp_ntv.gather(2, blocks.ids_nt.to(logp_ntv.device)[..., None]).squeeze(-1).cpu()
-
-
-def states_confidence(layout: Layout) -> bool:
-    """Return whether the last block of a layout holds a confidence, which the comparison of baselines needs."""
-    return "confidence" in layout.keys[layout.names[-1]]
 
 
 def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls: int = 32, seed: int = 0) -> Rerolls:
     """Sample completions, then re-roll last blocks after each distinct prefix (prompt and tokens before the last block)."""
     layout, last_name = roller.task.layout, roller.task.layout.names[-1]
-    if not states_confidence(layout):
+    if "confidence" not in layout.keys[last_name]:
         raise RecipeError(
             f"Fidelity re-rolls stated confidences, but the last block '{last_name}' has no tag 'confidence'. To measure token "
             "advantages alone, add --tokens."

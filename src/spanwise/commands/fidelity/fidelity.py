@@ -49,7 +49,8 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
         )  # fmt: skip
         fidelity = token_fidelity(*trajectories_and_values, segments=sae_segments, seed=seed)
         measured |= show_tokens(fidelity, sae_segments, console=console)
-    if "tokens" in options and not rolls.states_confidence(answer_layout(recipe, task_layout(recipe))):
+    layout = answer_layout(recipe, task_layout(recipe))
+    if "tokens" in options and "confidence" not in layout.keys[layout.names[-1]]:
         say(console, "The last block states no confidence, so there is nothing else to compare.")
     else:
         measured |= show_baselines(checkpoint, recipe, console, options)
