@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import Any, ClassVar
 
 import torch
@@ -224,9 +223,8 @@ class _Estimator(Suite):
         block_nk = self.run(batch)[""].reshape(len(batch), -1)
         k = block_nk.shape[1]
         # Block j of completion i has (i + j) % 3 tokens, with a masked token after each block.
-        block_nt = torch.full((len(batch), 3 * k), -1)
-        for i, j in product(range(len(batch)), range(k)):
-            block_nt[i, 3 * j : 3 * j + (i + j) % 3] = j
+        j_t, place_t = torch.arange(3 * k) // 3, torch.arange(3 * k) % 3
+        block_nt = torch.where(place_t < (torch.arange(len(batch))[:, None] + j_t) % 3, j_t, -1)
         spans = Spans.of_blocks([f"block {j}" for j in range(k)], block_nt)
         zero_k, zero_n = torch.zeros(k, dtype=torch.long), torch.zeros(len(batch), dtype=torch.float64)
         block_credit = Credit(torch.where(spans.present_nk, block_nk, 0.0), zero_n, zero_k, zero_k)

@@ -89,10 +89,9 @@ def check_reward(
         options: of the reward.
         contents: what tags may hold, beside `HOSTILE`.
         exceptions: property -> why it does not have it (a reward that ranks a group has no "split").
-        properties: check these only.
+        properties, examples: as in `check_estimator`.
         processes: whether "threads" starts a process, which costs seconds; the reward must then be importable, and a script that
             calls this needs `if __name__ == "__main__":`.
-        examples: how many examples each property sees.
 
     Raises:
         ConformanceError: a property does not hold; with the smallest example found.

@@ -16,14 +16,6 @@ from torch import Tensor
 from spanwise.errors import RecipeError, SpanwiseError, check_known
 from spanwise.testing.batches import NAN, Draw, DrawnBatch, left_padded, placed, rearranged, take
 
-# Hypothesis would also report a slow function and large inputs, which break no property.
-_IGNORED_CHECKS = (
-    HealthCheck.too_slow,
-    HealthCheck.data_too_large,
-    HealthCheck.large_base_example,
-    HealthCheck.filter_too_much,
-)
-
 #: The least number of examples for a property that must show in some example, but not in each.
 _LEAST_EXAMPLES = 60
 
@@ -180,7 +172,7 @@ def _search(check: Callable[[Any, Draw], None], strategy: SearchStrategy[Any], *
         report_multiple_bugs=False,
         print_blob=False,
         phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=_IGNORED_CHECKS,
+        suppress_health_check=list(HealthCheck),  # type: ignore[arg-type] - slow functions and large inputs break no property
     )
     @given(strategy, st.data())
     def run(example: Any, data: st.DataObject) -> None:

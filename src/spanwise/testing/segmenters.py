@@ -119,10 +119,7 @@ def check_segmenter(
         vocabulary: the bytes of every token id; None: `small_vocabulary(tags, signs=signs)`.
         tags: the tags that completions are made of.
         signs: what else they are made of, for segmenters that look for something else.
-        exceptions: property -> why it does not have it.
-        properties: check these only.
-        inputs: name of an input -> strategy of one entry.
-        examples: how many examples each property sees.
+        exceptions, properties, inputs, examples: as in `check_estimator`.
 
     Raises:
         ConformanceError: a property does not hold; with the smallest example found.
