@@ -91,10 +91,6 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
 def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:
     """Count, for each segmenter of a layout, the completions that hold each of its marks (tags, JSON paths, ...).
 
-    Args:
-        layout: what is asked for.
-        texts: what was sampled.
-
     Example:
         >>> [one.sentence for one in census_of(Layout({"why": "why", "price": "json:price"}), ["<why>so</why>{}"] * 2)]
         ['', "'price' is in 0 of 2 completions; json finds nothing in them."]

@@ -142,16 +142,13 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
                 continue
             mark, closing = mark_of_opening[sign.written]
             has_closing = closing != b"" and last_index.get(closing, 0) > index
-            end_index = index_of_first(
-                signs, range(index + 1, len(signs) - 1), (closing,) if has_closing else mark_of_opening
-            )
-            end_sign = signs[end_index]
+            end_signs = (closing,) if has_closing else mark_of_opening
+            end_index = index_of_first(signs, range(index + 1, len(signs) - 1), end_signs)
+            end_sign, inner_signs = signs[end_index], {inside.written for inside in signs[index + 1 : end_index]}
             if has_closing:
-                fault |= (
-                    Fault.NESTED if any(inside.written in mark_of_opening for inside in signs[index + 1 : end_index]) else 0
-                )
+                fault |= Fault.NESTED if inner_signs & mark_of_opening.keys() else 0
             else:
-                fault |= Fault.ORDER if end_index > index + 1 else 0  # the signs in between close other marks
+                fault |= Fault.ORDER if inner_signs else 0  # the signs in between close other marks
                 fault |= Fault.TRUNCATED if closing else 0
             content_place = None if closing and not has_closing else (sign.end, end_sign.start)
             pair_matches.append((mark, sign.start, end_sign.end if has_closing else end_sign.start, content_place))
