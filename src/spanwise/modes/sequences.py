@@ -12,19 +12,16 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from spanwise.batch import Batch
+from spanwise.types import ByCompletion
 
 
 @dataclass(frozen=True)
-class Sequences:
+class Sequences(ByCompletion):
     """Prompts joined with their completions, as a model reads them."""
 
     ids_nl: Int[Tensor, "n l"]  # each prompt, padded on the left, then its completion, padded on the right
     attention_nl: Int[Tensor, "n l"]  # 0 at padding; 1 at prompts, completions and tool output
     width: int  # how many of the last columns hold the completions
-
-    def take(self, rows: Any) -> Sequences:
-        """Return the sequences of some of the rows."""
-        return Sequences(self.ids_nl[rows], self.attention_nl[rows], self.width)
 
     @property
     def end_n(self) -> Int[Tensor, " n"]:

@@ -6,7 +6,7 @@ For trainers with a critic of their own (verl, SkyRL) there are checks of their 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -143,9 +143,8 @@ class CriticConfig(Mode):
         if not lowest < highest:
             raise RecipeError(f"critic.value_range is [{lowest}, {highest}]; the first number must be the smaller one.")
         object.__setattr__(self, "value_range", (float(lowest), float(highest)))
-        default_by_option = {option.name: option.default for option in fields(self)}
         for name in ("bins", "value_range"):
-            if self.head == "scalar" and getattr(self, name) != default_by_option[name]:
+            if self.head == "scalar" and getattr(self, name) != getattr(CriticConfig, name):
                 raise RecipeError(
                     f"critic.{name} is {getattr(self, name)}, but the scalar head has no bins. Set head to hl_gauss, or remove "
                     f"critic.{name}."

@@ -159,12 +159,10 @@ class Critic:
     def _compare(self, batch: _Batch, value_nts: Tensor) -> dict[str, float]:
         """Measure how far the critic's values are from their targets, over the rows of all processes."""
         stacked_ntsc = torch.stack([value_nts[:, :-1], batch.targets(value_nts), batch.mask_nts.to(value_nts)], dim=-1)
-        if self.accelerator.num_processes > 1:
-            padded_ntsc = self.accelerator.pad_across_processes(stacked_ntsc.to(self.accelerator.device), dim=1)
-            gathered: Any = self.accelerator.gather(padded_ntsc)
-            stacked_ntsc = gathered.cpu()
+        padded_ntsc = self.accelerator.pad_across_processes(stacked_ntsc.to(self.accelerator.device), dim=1)
+        gathered_ntsc: Any = self.accelerator.gather(padded_ntsc)
         all_metrics = {}
-        for name, stream_ntc in zip(self.model.names, stacked_ntsc.unbind(2), strict=True):
+        for name, stream_ntc in zip(self.model.names, gathered_ntsc.cpu().unbind(2), strict=True):
             value_nt, target_nt, mask_nt = stream_ntc.unbind(-1)
             metric_prefix = f"{name}/" if len(self.model.names) > 1 else ""
             error_metrics = critic_error(value_nt, target_nt, mask_nt.bool())

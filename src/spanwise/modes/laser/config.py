@@ -172,9 +172,7 @@ class Laser(Mode):
                 )
 
     def mixes_at(self, step_n: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """Mark the completions of steps in which laser's score is mixed into the credit.
-
-        A step is a generation batch, counted from 1 (see `mixes`). Files without steps have step 0, which is mixed.
+        """Mark the completions of steps, counted from 1, that mix laser's score into the credit, and those without a step (0).
 
         >>> Laser("<unk>", self_rewarding_warmup=2).mixes_at(torch.tensor([0, 1, 2, 3]))
         tensor([ True, False, False,  True])

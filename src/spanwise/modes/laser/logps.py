@@ -29,9 +29,8 @@ def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int
     free_ids = {token: vocabulary[token] for token in tokenizer.all_special_tokens if token in vocabulary}
     free_ids |= {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     free_ids = {token: number for token, number in free_ids.items() if number not in used_ids}
-    free_id_examples = f"or an id from {len(tokenizer)} to {size - 1}, if there is one"
-    if free_ids:
-        free_id_examples = f"such as {', '.join(list(free_ids)[:3])}"
+    any_id = f"or an id from {len(tokenizer)} to {size - 1}, if there is one"
+    free_id_examples = f"such as {', '.join(list(free_ids)[:3])}" if free_ids else any_id
     token_id = vocabulary.get(laser.token) if isinstance(laser.token, str) else laser.token
     if token_id is None or not 0 <= token_id < size:
         raise RecipeError(

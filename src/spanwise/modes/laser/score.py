@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from spanwise.credit.strata import centred, group_index, moments
+from spanwise.credit.strata import centred, first_of, group_index, moments
 from spanwise.errors import AlignmentError, RewardError
 
 
@@ -19,12 +19,10 @@ def self_reward(logp_n: Float[Tensor, " n"], *, beta: float, reference: float) -
     Args:
         logp_n: log-probability of the reserved token, in nats; NaN for a completion that did not end, whose score is NaN too. At a
             sampling temperature T other than 1 it is T times the log-probability at T, as in the released code.
-        beta: the score of one nat.
-        reference: the mean of `logp_n` under the starting policy.
+        beta, reference: see `Laser`.
 
     Returns:
-        (N,), in the dtype of `logp_n`, with gradient and not clipped: about 0 for an untrained policy, 1 for an answer called
-        right. Clipped to [0, 1] it is a confidence, which calls an answer right above .5.
+        (N,), with gradient and not clipped; clipped to [0, 1] it is a confidence.
 
     Source: LaSeR, arXiv 2510.14943.
 
@@ -76,12 +74,9 @@ def class_weights(verdict_n: Float[Tensor, " n"], *, balanced: bool = True) -> F
 
     The weights add up to N_c + N_i; if all answers are right, or all wrong, to half of it, as in the released code.
 
-    A squared error with these weights teaches the probability of being right *if half of the answers were*: the true odds times
-    N_i / N_c. Without balance (all weights 1) it teaches the probability itself.
-
     Args:
         verdict_n: 1 for right, 0 for wrong, NaN for completions without a verdict (cut off, not checked).
-        balanced: as in the paper; False: 1 wherever there is a verdict.
+        balanced: False: 1 wherever there is a verdict, see `Laser`.
 
     Raises:
         RewardError: a verdict is neither 0 nor 1.
@@ -91,20 +86,14 @@ def class_weights(verdict_n: Float[Tensor, " n"], *, balanced: bool = True) -> F
         tensor([2.0000, 0.6667, 0.6667, 0.6667, 0.0000])
     """
     is_right_n, is_wrong_n = verdict_n == 1, verdict_n == 0
-    is_invalid_n = ~(is_right_n | is_wrong_n | verdict_n.isnan())
-    if bool(is_invalid_n.any()):
-        n = int(is_invalid_n.nonzero()[0])
+    for n in first_of(~(is_right_n | is_wrong_n | verdict_n.isnan())):
         raise RewardError(
             f"The verdict of completion {n} of {len(verdict_n)} is {float(verdict_n[n]):g}, but laser trains its score towards "
             f"1 (right) or 0 (wrong). Use an objective whose reward is 1 or 0."
         )
-    verdict_count = (is_right_n | is_wrong_n).sum().to(verdict_n.dtype)
-    if not balanced:
-        return (is_right_n | is_wrong_n).to(verdict_n.dtype)
-    weight_n = torch.zeros_like(verdict_n)
-    for class_n in (is_right_n, is_wrong_n):
-        weight_n = torch.where(class_n, verdict_count / (2 * class_n.sum().clamp(min=1)), weight_n)
-    return weight_n
+    judged_n = (~verdict_n.isnan()).to(verdict_n.dtype)
+    class_size_n = torch.where(is_right_n, is_right_n.sum(), is_wrong_n.sum()).clamp(min=1)
+    return judged_n * judged_n.sum() / (2 * class_size_n) if balanced else judged_n
 
 
 def verification_loss(
@@ -119,14 +108,11 @@ def verification_loss(
     Equation
         l = 1 / (N_c + N_i) * sum over completions with score and verdict of  w (r_s - r_v)^2
 
-    The score is not clipped. Truncated completions have no score and are not counted. (The released code counts them in the mean's
-    denominator.)
-
     Args:
-        self_reward_n: r_s with its gradient, NaN if it is absent.
+        self_reward_n: r_s with its gradient, not clipped; NaN if it is absent.
         verdict_n: r_v, 1 or 0, NaN if it is absent.
         weight_n: w; None: `class_weights` of these completions. For a part of a batch, pass the weights of the whole batch.
-        count: N_c + N_i; None: their number among these completions.
+        count: N_c + N_i; None: their number among these completions. (The released code also counts truncated ones.)
 
     Returns:
         A number with a gradient, in the dtype of the scores; 0 if no completion has both score and verdict.
