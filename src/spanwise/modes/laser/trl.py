@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,12 +60,8 @@ class SelfRewarding(TrlPart):
         # A PEFT adapter has the model inside, and the hook must be on the model itself.
         inner_model = policy_model.get_base_model() if hasattr(policy_model, "get_base_model") else policy_model
         reads_while_sampling = self.trainer.model.training and self._needed
-        forward_hook = inner_model.register_forward_hook(self.hear, with_kwargs=True) if reads_while_sampling else None
-        try:
+        with inner_model.register_forward_hook(self.hear, with_kwargs=True) if reads_while_sampling else nullcontext():
             yield
-        finally:
-            if forward_hook is not None:
-                forward_hook.remove()
 
     def hear(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Record the reserved token's log-probability in a step of `generate`, for rows whose end token is the step's input."""
