@@ -19,7 +19,7 @@ SOURCE = Path(spanwise.__file__).parent
 #: Started by a command line (`python -m`), or loaded by a user or an engine.
 STARTED_FROM_OUTSIDE = {
     "spanwise", "spanwise.__main__", "spanwise.cli", "spanwise.commands.doctor.__main__",
-    "spanwise.engines.nemo_rl.__main__", "spanwise.engines.prime_rl", "spanwise.engines.slime", "spanwise.engines.swift",
+    "spanwise.engines.nemo_rl", "spanwise.engines.prime_rl", "spanwise.engines.slime", "spanwise.engines.swift",
     "spanwise.engines.swift.trainer",
     "spanwise.engines.tinker", "spanwise.engines.unsloth",
     "spanwise.engines.verl.legacy", "spanwise.engines.verl.plugin", "spanwise.engines.verl.reward",

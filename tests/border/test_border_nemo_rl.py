@@ -6,7 +6,7 @@ import torch
 
 from border.case import check
 from spanwise.engines.nemo_rl import SpanEstimator
-from spanwise.engines.nemo_rl.settings import check as check_settings
+from spanwise.engines.nemo_rl import check as check_settings
 
 RECIPE = "layout: {solution: [answer]}\nmethod: METHOD\nobjectives: [{reward: environment, pays: solution}]\n"
 

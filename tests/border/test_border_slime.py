@@ -3,9 +3,8 @@
 from argparse import Namespace
 
 from border.case import check
+from spanwise.engines.slime import HOOKS, set_advantages
 from spanwise.engines.slime import check as check_arguments
-from spanwise.engines.slime import set_advantages
-from spanwise.engines.slime.settings import HOOKS
 
 RECIPE = "layout: {solution: [answer]}\nmethod: METHOD\nobjectives: [{reward: environment, pays: solution}]\n"
 

@@ -1,7 +1,7 @@
 """Settings of ms-swift that would change the credit, or have no place for it."""
 
 from border.case import check
-from spanwise.engines.swift.settings import check as check_settings
+from spanwise.engines.swift import check as check_settings
 
 RECIPE = "layout: {solution: [answer]}\nmethod: METHOD\nobjectives: [{reward: environment, pays: solution}]\n"
 #: Of `swift rlhf`, where nothing is set.

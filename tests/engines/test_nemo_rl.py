@@ -12,8 +12,7 @@ import torch
 import conformance
 import opened_folder
 from spanwise.engines import recipe_run
-from spanwise.engines.nemo_rl import SpanEstimator, attach
-from spanwise.engines.nemo_rl.settings import check
+from spanwise.engines.nemo_rl import SpanEstimator, attach, check
 from spanwise.errors import DataError, RecipeError
 
 CONTRACT = json.loads((Path(__file__).parent / "nemo_rl_contract.json").read_text())

@@ -8,7 +8,7 @@ import yaml
 
 from spanwise import Laser, Layout, Objective, Scheme
 from spanwise.engines.changes import changes as changed_settings
-from spanwise.engines.shared import RULE, RunRecord, fixed_faults, reward_means
+from spanwise.engines.shared import RULE, RunRecord, reward_means
 from spanwise.errors import DataError
 
 LAYOUT = Layout({"part[*]": ["part"], "answer": ["answer"]})
@@ -61,12 +61,6 @@ def test_settings_that_changed():
     # The order of blocks is a setting.
     before, now = {"layout": {"a": ["a"], "b": ["b"]}}, {"layout": {"b": ["b"], "a": ["a"]}}
     assert len(changed_settings(before, now)) == 1
-
-
-def test_the_sentence_for_an_option_that_must_keep_its_value():
-    fixed = {"gamma": (1.0, "it changes nothing")}
-    assert fixed_faults(fixed, {"gamma": 0.9}.get) == {"gamma is 0.9: it changes nothing. Leave gamma at 1.0.": True}
-    assert not any(fixed_faults(fixed, {"gamma": 1.0}.get).values())
 
 
 def test_the_mean_of_a_reward_leaves_absent_numbers_out():

@@ -15,8 +15,8 @@ import yaml
 import conformance
 import opened_folder
 from spanwise.engines import recipe_run
-from spanwise.engines.slime import check, hooks, post_process_rewards, set_advantages
-from spanwise.engines.slime.settings import HOOKS
+from spanwise.engines import slime as door
+from spanwise.engines.slime import HOOKS, check, post_process_rewards, set_advantages
 from spanwise.errors import AlignmentError, RecipeError
 
 CONTRACT = json.loads((Path(__file__).parent / "slime_contract.json").read_text())
@@ -102,7 +102,7 @@ def slime(monkeypatch):
         setattr(sys.modules[module], name, functions[name])
         parent, _, child = module.rpartition(".")
         setattr(sys.modules[parent], child, sys.modules[module])
-    monkeypatch.setattr(hooks, "_RUNS", {})
+    monkeypatch.setattr(door, "_RUNS", {})
     conformance.replace_model(monkeypatch, recipe_run)
 
     def rollout(number):
@@ -188,7 +188,7 @@ def test_a_resumed_training_goes_on_in_its_folder(tmp_path, slime):
     for rollout in (6, 7):
         slime.rollout(rollout)
         post_process_rewards(args, samples)
-    hooks._RUNS.clear()
+    door._RUNS.clear()
     slime.rollout(6)
     post_process_rewards(args, samples)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -14,8 +14,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import conformance
 import trl_small as small
-from spanwise.engines.swift import install
-from spanwise.engines.swift.settings import LOSS_TYPES
+from spanwise.engines.swift import LOSS_TYPES, install
 from spanwise.engines.swift.trainer import SwiftSpanTrainer
 from spanwise.errors import RecipeError
 from tokenizers_small import tag_level

@@ -16,7 +16,8 @@ from itertools import chain, compress, takewhile
 from typing import Any
 
 from spanwise.credit import Trajectory, Turn
-from spanwise.engines.recipe_run import PROVIDES, RecipeRun, check_rule
+from spanwise.engines.recipe_run import RecipeRun
+from spanwise.engines.rule import PROVIDES, check_rule
 from spanwise.engines.shared import columns_of
 from spanwise.errors import RecipeError, refuse
 from spanwise.recipe import RecipeRule, rule_at

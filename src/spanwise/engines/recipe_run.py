@@ -2,56 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer
 
-from spanwise.engines.shared import RunRecord, idle_fields, model_size, say
-from spanwise.errors import refuse
+from spanwise.engines.shared import RunRecord, model_size, say
 from spanwise.recipe import RecipeRule
 from spanwise.rollouts import Rollouts
 from spanwise.segment import Vocabulary
 from spanwise.step import Ranks, ReadBatch, Step, StepResult
 
-#: The fields of `Batch` that these trainers' rollouts fill in.
-PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
-
-
-def check_rule(
-    path: str | Path,
-    rule: RecipeRule,
-    *,
-    engine: str,
-    provides: Collection[str] = PROVIDES,
-    faults: Mapping[str, Any],
-    notes: Collection[str] = (),
-) -> RecipeRule:
-    """Return a rule of credit if it works with a trainer; `faults` and `notes` are the trainer's own refusals and warnings."""
-    mode_names = ", ".join(rule.recipe.modes)
-    no_modes = (
-        f"The recipe has {mode_names}, which does not work with {engine}. Leave it out, or train with TRL, verl or SkyRL."
-    )
-    refuse({no_modes: mode_names, **faults})
-    rule.scheme.check_forgets(engine)
-    rule.scheme.check_loads(engine)
-    rule.scheme.check(provides)
-    say(idle_fields(path, engine=engine, reads_output=True), *notes)
-    return rule
-
 
 class RecipeRun:
-    """Credits the batches of a trainer by a recipe, and writes the run folder that the recipe names in `output`.
-
-    Args:
-        rule: of `recipe.rule_at`.
-        tokenizer: of the policy; the run folder gets a copy.
-        vocabulary: the bytes of every token id.
-        ranks: the processes of the training; None if there is one.
-        resumes: whether the trainer numbers its batches, so that a resumed training can go on in its folder.
-        settings: fields of a recipe that the trainer's own configuration sets, for the folder's `recipe.yaml`.
-    """
+    """Credits the batches of a trainer by a recipe, and writes the run folder that the recipe names in `output`."""
 
     def __init__(
         self,
@@ -60,8 +23,8 @@ class RecipeRun:
         vocabulary: Vocabulary,
         *,
         ranks: Ranks | None = None,
-        resumes: bool = False,
-        **settings: Any,
+        resumes: bool = False,  # whether the trainer numbers its batches, so that a resumed training can go on in its folder
+        **settings: Any,  # fields of a recipe that the trainer's own configuration sets, for the folder's `recipe.yaml`
     ) -> None:
         recipe, self.scheme = rule
         self.tokenizer, self.settings = tokenizer, settings
@@ -83,23 +46,19 @@ class RecipeRun:
     def finish(self, own: ReadBatch, *, number: int | None = None, learn: bool = True, **options: Any) -> StepResult:
         """Compute credit and advantages as `Step.finish` does, give its warnings, and write the batch to the run folder.
 
-        Args:
-            own: result of `Step.read`; its column `prompts` has the prompt of each row.
-            number: the trainer's number of the batch, from 1; None: the batches are counted here.
-            learn, options: of `Step.finish`.
+        `own` has the prompt of each row in the column `prompts`; without the trainer's `number` the batches are counted from 1.
         """
         result = self.step.finish(own, learn=learn, number=number, **options)
         if self.step.ranks is None or self.step.ranks.rank == 0:
             say(*result.warnings)
         if learn:
             self.batches = self.batches + 1 if number is None else number
-            self._keep(result)
+            if self.record is not None:
+                self._keep(self.record, result)
         return result
 
-    def _keep(self, result: StepResult) -> None:
+    def _keep(self, record: RunRecord, result: StepResult) -> None:
         """Write the metrics of a batch to the run folder, and the rollouts if they are due."""
-        if self.record is None:
-            return
 
         def rollouts() -> Rollouts:
             columns, groups = result.own.batch.columns, result.own.batch.group_n.tolist()
@@ -109,14 +68,16 @@ class RecipeRun:
             return self.step.rollouts(result, number=self.batches, prompts=row_prompts, columns=columns)
 
         turn_steps, group_n = result.own.everyone.batch.steps, result.own.everyone.batch.group_n
-        rollout_n, prompt_count = (
-            group_n if turn_steps is None else turn_steps.trajectory_s.unique(),
-            max(1, len(group_n.unique())),
-        )
+        rollout_n = group_n if turn_steps is None else turn_steps.trajectory_s.unique()
+        prompt_count = max(1, len(group_n.unique()))
         sizes = {"prompts": prompt_count, "group_size": max(2, len(rollout_n) // prompt_count)}
-        recipe = self.record.recipe(self.scheme, **sizes, **self.settings)
-        self.record.add_batch(
-            self.batches, result, self.scheme,
-            recipe=recipe, tokenizer=self.tokenizer, rollouts=rollouts, ranks=self.step.ranks,
-        )  # fmt: skip
-        self.record.flush()
+        record.add_batch(
+            self.batches,
+            result,
+            self.scheme,
+            recipe=record.recipe(self.scheme, **sizes, **self.settings),
+            tokenizer=self.tokenizer,
+            rollouts=rollouts,
+            ranks=self.step.ranks,
+        )
+        record.flush()

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -43,86 +43,12 @@ RULE = (
     *(field.name for part in (Scheme, Layout) for field in fields(part) if field.name not in _UNWRITTEN),
     *(name for name, mode in MODES.items() if mode.in_scheme),
 )
-#: The fields of a recipe that an engine reads; the trainer's own configuration decides everything else.
-_CREDIT = {*RULE, *MODES, "calibration", "baseline", "verifier"}
-
-
-def idle_fields(path: str | Path, *, engine: str, reads_output: bool = False) -> str:
-    """Return a warning that lists the recipe's fields that an engine ignores, or an empty string."""
-    recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    ignored_names = {*recipe} - _CREDIT
-    if reads_output and recipe.get("output"):  # without a folder, keep_rollouts does nothing
-        ignored_names -= {"output", "keep_rollouts"}
-    for name, mode in MODES.items():
-        if mode.elsewhere:
-            ignored_names |= {f"{name}.{field}" for field in recipe.get(name) or {} if field not in mode.elsewhere}
-    if not ignored_names:
-        return ""
-    joined_names = ", ".join(sorted(ignored_names))
-    return f"The recipe also sets {joined_names}, but {engine}'s own configuration decides; these fields are ignored."
 
 
 def say(*sentences: str) -> None:
     """Issue each sentence that is not empty as a warning."""
     for sentence in filter(None, sentences):
         warnings.warn(sentence, UserWarning, stacklevel=3)
-
-
-def fixed_faults(required: Mapping[str, tuple[Any, str]], get_setting: Callable[[str], Any]) -> dict[str, bool]:
-    """Return an error sentence for each option of an engine, with whether that option differs from its required value."""
-    actual = {name: get_setting(name) for name in required}
-    return {
-        f"{name} is {actual[name]}: {reason}. Leave {name} at {required_value}.": actual[name] not in (None, required_value)
-        for name, (required_value, reason) in required.items()
-    }
-
-
-@dataclass(frozen=True)
-class Discounts:
-    """The discounts (gamma, lam) that an engine's configuration sets instead of the recipe."""
-
-    set_by: Mapping[str, tuple[str, float]]  # gamma or lam -> the name and value of the engine's setting
-
-    @staticmethod
-    def of(settings: Mapping[str, str], get_setting: Callable[[str], Any]) -> Discounts:
-        """Read an engine's discounts; `settings` maps the engine's option names to gamma or lam. None and 1 count as not set."""
-        setting_by_option = {option: (name, get_setting(name)) for name, option in settings.items()}
-        return Discounts({option: pair for option, pair in setting_by_option.items() if pair[1] not in (None, 1.0)})
-
-    @property
-    def options(self) -> dict[str, float]:
-        """The values of gamma and lam that the engine's configuration sets."""
-        return {option: value for option, (_, value) in self.set_by.items()}
-
-    def faults(self, scheme: Scheme) -> dict[str, bool]:
-        """Return an error sentence for each discount that the engine sets, with whether the recipe sets another value."""
-        recipe_values = {option: scheme.options.get(option) for option in self.set_by}
-        return {
-            f"{name} is {value}, but the recipe has {option}: {recipe_values[option]}. Remove one of the two.": (
-                recipe_values[option] not in (None, value)
-            )
-            for option, (name, value) in self.set_by.items()
-        }
-
-    def remarks(self, scheme: Scheme, recipe_options: Mapping[str, Any], *, engine: str) -> list[str]:
-        """Return a sentence about each discount that only the engine sets: whether the method uses it or ignores it."""
-        return [
-            f"{name}={value} is taken as the recipe's option {option}."
-            if option in scheme.options
-            else f"{name}={value} changes nothing: method '{scheme.method}' does not discount, as {engine}'s grpo does not."
-            for option, (name, value) in self.set_by.items()
-            if option not in recipe_options
-        ]
-
-
-def deviation_fault(name: str, value: Any, scheme: Scheme) -> dict[str, bool]:
-    """Return an error sentence, with whether an engine's setting forbids the recipe's division by a group's deviation."""
-    divides_by_std = scheme.method == "grpo" or any(objective.scale == "std" for objective in scheme.objectives)
-    error_sentence = (
-        f"{name} is {value}, but method '{scheme.method}' of the recipe divides by the group's standard deviation. Write method: "
-        "dr_grpo, or remove scale: std."
-    )
-    return {error_sentence: divides_by_std and value is not None and not value}
 
 
 def kl_fault(beta: float, loss_type: str, *, engine: str) -> dict[str, bool]:
@@ -168,14 +94,14 @@ def model_size(path: str | None) -> int | None:
     return {**model_config, **(model_config.get("text_config") or {})}.get("vocab_size")
 
 
-def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Turn rows into columns, with None for missing values; nested mappings become columns with dotted names.
+def columns_of(rows: Sequence[Mapping[str, Any]], *, flat: bool = True) -> dict[str, list[Any]]:
+    """Turn rows into columns, with None for missing values; if `flat`, nested mappings become columns with dotted names.
 
     >>> columns_of([{"gold": {"answer": "4"}}, {"level": 2}])
     {'gold.answer': ['4', None], 'level': [None, 2]}
     """
-    flat_rows = [_flat(row) for row in rows]
-    return {name: [row.get(name) for row in flat_rows] for name in dict.fromkeys(name for row in flat_rows for name in row)}
+    rows = [_flat(row) for row in rows] if flat else rows
+    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
 
 
 def _flat(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

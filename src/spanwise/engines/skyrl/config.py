@@ -10,12 +10,13 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimator  # pyr
 from skyrl.train.config import AlgorithmConfig, make_config  # pyright: ignore[reportMissingImports]
 from skyrl.train.config.config import BaseConfig  # pyright: ignore[reportMissingImports]
 
-from spanwise.engines.shared import Discounts, RunRecord, deviation_fault, fixed_faults, idle_fields, say
+from spanwise.engines.rule import idle_fields, read_rule
+from spanwise.engines.shared import RunRecord, say
 from spanwise.engines.windows import untested
 from spanwise.errors import refuse, unknown
 from spanwise.mode import added_by, part_class
 from spanwise.modes.critic.config import CriticConfig, critic_faults
-from spanwise.recipe import Recipe, RecipeRule, rule_at
+from spanwise.recipe import Recipe, RecipeRule
 from spanwise.scheme import Scheme
 
 
@@ -51,8 +52,6 @@ _FIXED: dict[str, tuple[Any, str]] = {
         "the option changes a reward that spanwise does not use; set use_kl_loss=true instead",
     ),
 }
-#: Maps SkyRL's discount settings to the options of a credit method that they set, unless the recipe sets them.
-_DISCOUNTS = {"trainer.algorithm.gamma": "gamma", "trainer.algorithm.lambd": "lam"}
 REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm", "token_mean_legacy")
 #: The accepted values of SkyRL's `advantage_estimator`; the recipe's credit method replaces each of them.
 ESTIMATORS = ("spanwise", *AdvantageEstimator)
@@ -68,38 +67,38 @@ def check(cfg: Any) -> RecipeRule:
     say(untested("skyrl", skyrl_version))
     algorithm_config, generator_config, stepwise = cfg.trainer.algorithm, cfg.generator, cfg.generator.step_wise_trajectories
     spanwise_options, loss_name = algorithm_config.spanwise, algorithm_config.policy_loss_type
+    estimator_name = algorithm_config.advantage_estimator
     mini_batch_rows = cfg.trainer.policy_mini_batch_size * generator_config.n_samples_per_prompt
     micro_batch_rows = cfg.trainer.micro_train_batch_size_per_gpu
-    refuse(
-        {
-            "There is no recipe; add trainer.algorithm.spanwise.recipe=recipe.yaml.": spanwise_options.recipe is None,
-            **fixed_faults(_FIXED, lambda name: attrgetter(name)(cfg)),
-            unknown("trainer.algorithm.advantage_estimator", algorithm_config.advantage_estimator, ESTIMATORS): (
-                algorithm_config.advantage_estimator not in ESTIMATORS
-            ),
-            unknown("trainer.algorithm.loss_reduction", algorithm_config.loss_reduction, REDUCTIONS): (
-                algorithm_config.loss_reduction not in REDUCTIONS
-            ),
-            f"trainer.algorithm.loss_reduction is 'token_mean_legacy', which drops the rows that fill no micro-batch, and "
-            f"{mini_batch_rows} rows of a mini-batch do not divide into micro-batches of {micro_batch_rows}. Use token_mean, which "
-            "gives the same loss here.": algorithm_config.loss_reduction == "token_mean_legacy"
-            and mini_batch_rows % micro_batch_rows,
-            "trainer.algorithm.policy_loss_type is 'cross_entropy', a loss without advantages. Use 'regular'.": (
-                loss_name == "cross_entropy"
-            ),
-        }
+    faults = {
+        "There is no recipe; add trainer.algorithm.spanwise.recipe=recipe.yaml.": spanwise_options.recipe is None,
+        unknown("trainer.algorithm.advantage_estimator", estimator_name, ESTIMATORS): estimator_name not in ESTIMATORS,
+        unknown("trainer.algorithm.loss_reduction", algorithm_config.loss_reduction, REDUCTIONS): (
+            algorithm_config.loss_reduction not in REDUCTIONS
+        ),
+        f"trainer.algorithm.loss_reduction is 'token_mean_legacy', which drops the rows that fill no micro-batch, and "
+        f"{mini_batch_rows} rows of a mini-batch do not divide into micro-batches of {micro_batch_rows}. Use token_mean, which "
+        "gives the same loss here.": algorithm_config.loss_reduction == "token_mean_legacy"
+        and mini_batch_rows % micro_batch_rows,
+        "trainer.algorithm.policy_loss_type is 'cross_entropy', a loss without advantages. Use 'regular'.": (
+            loss_name == "cross_entropy"
+        ),
+    }
+    rule, discount_notes = read_rule(
+        spanwise_options.recipe,
+        engine="SkyRL",
+        longest=(getattr(generator_config, "max_turns", 1) or 1) * generator_config.sampling_params.max_generate_length,
+        get_setting=lambda name: attrgetter(name)(cfg),
+        faults=faults,
+        fixed=_FIXED,
+        discounts={"trainer.algorithm.gamma": "gamma", "trainer.algorithm.lambd": "lam"},
+        deviation="trainer.algorithm.grpo_norm_by_std",
     )
-    max_turns = getattr(generator_config, "max_turns", 1) or 1
-    discounts = Discounts.of(_DISCOUNTS, lambda name: attrgetter(name)(cfg))
-    max_tokens = max_turns * generator_config.sampling_params.max_generate_length
-    rule = rule_at(spanwise_options.recipe, longest=max_tokens, options=discounts.options)
     recipe, scheme = rule
     critic, skyrl_modes = critic_of(recipe), [mode for mode in scheme.modes if "skyrl" in mode.parts]
     refuse(
         {
             **_group_faults(cfg, scheme, skyrl_version=skyrl_version),
-            **deviation_fault("trainer.algorithm.grpo_norm_by_std", algorithm_config.grpo_norm_by_std, scheme),
-            **discounts.faults(scheme),
             **critic_faults(
                 critic,
                 scheme,
@@ -126,14 +125,13 @@ def check(cfg: Any) -> RecipeRule:
     late_batch_fields = row_fields if reads_turns(scheme, stepwise=stepwise) else set()
     scheme.check(provided_fields, at_read=provided_fields - late_batch_fields)
     say(idle_fields(spanwise_options.recipe, engine="SkyRL"))
-    estimator_name = algorithm_config.advantage_estimator
     if estimator_name not in ("spanwise", scheme.method):
         say(
             f"trainer.algorithm.advantage_estimator={estimator_name} is not used: method '{scheme.method}' of the recipe replaces "
             "it."
         )
     algorithm_config.advantage_estimator = "spanwise"
-    say(*discounts.remarks(scheme, recipe.options, engine="SkyRL"))
+    say(*discount_notes)
     RunRecord.of(vars(spanwise_options), option=OPTION)
     return rule
 

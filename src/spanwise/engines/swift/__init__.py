@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spanwise.engines.swift import settings
+from spanwise.engines.rule import check_rule, read_rule
+from spanwise.engines.shared import kl_fault
+from spanwise.errors import unknown
+from spanwise.recipe import RecipeRule
 
 __all__ = ["install"]
 
+LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "sapo")
+RATIO_LEVELS = ("token", "sequence_token")
+NO_TEACHER = "ms-swift's teacher would change the advantages. Leave teacher_model and the column teacher_prompt out."
+#: Maps options of ms-swift that would change the credit to their required value, and the reason for it.
+_FIXED: dict[str, tuple[Any, str]] = {
+    "kl_in_reward": (False, "the option changes a reward that spanwise does not use"),
+    "dynamic_sample": (False, "the option chooses groups by ms-swift's rewards and not by the recipe's"),
+    "off_policy_sequence_mask_delta": (None, "the option judges a completion by its mean advantage"),
+    "advantage_reweight": (None, "the option lets a teacher change advantages"),
+    "sdar_loss_coef": (0.0, "the option needs a teacher"),
+    "use_liger_kernel": (False, "its loss takes one advantage per completion"),
+    "padding_free": (False, "it packs several completions into one row, but spanwise needs a row for each"),
+    "sequence_parallel_size": (1, "it spreads the tokens of a completion over several processes"),
+}
+#: The path of the recipe that `install` was called with, by which trainers in this process train.
+installed_recipe = Path("recipe.yaml")
+
 
 def install(recipe: str | Path) -> None:
-    """Let `swift rlhf --rlhf_type grpo` train by a recipe; call it in a file for `--external_plugins`.
-
-    Args:
-        recipe: a YAML file with a layout.
+    """Let `swift rlhf --rlhf_type grpo` train by a recipe with a layout; call it in a file for `--external_plugins`.
 
     Example:
         In `plugin.py`, for `swift rlhf --rlhf_type grpo --external_plugins plugin.py --reward_funcs spanwise ...`::
@@ -23,10 +40,11 @@ def install(recipe: str | Path) -> None:
             from spanwise.engines.swift import install
             install("recipe.yaml")
     """
+    global installed_recipe
     from swift.rewards import orms  # pyright: ignore[reportMissingImports]
     from swift.trainers import TrainerFactory  # pyright: ignore[reportMissingImports]
 
-    settings.installed_recipe = Path(recipe).absolute()
+    installed_recipe = Path(recipe).absolute()
     orms["spanwise"] = NoReward
     TrainerFactory.TRAINER_MAPPING["grpo"] = f"{__name__}.trainer.SwiftSpanTrainer"
 
@@ -40,3 +58,18 @@ class NoReward:
     def __call__(self, completions: Sequence[str], **columns: Any) -> list[float]:
         """Return reward 0 for each completion."""
         return [0.0] * len(completions)
+
+
+def check(recipe: Path, settings: Mapping[str, Any], *, longest: int) -> RecipeRule:
+    """Load the rule of credit from a recipe; refuse settings of ms-swift that do not work with it."""
+    loss_type, level = settings["loss_type"], settings["importance_sampling_level"]
+    faults = {
+        f"Under ms-swift: {unknown('loss_type', loss_type, LOSS_TYPES)}": loss_type not in LOSS_TYPES,
+        f"Under ms-swift: {unknown('importance_sampling_level', level, RATIO_LEVELS)}": level not in RATIO_LEVELS,
+        **kl_fault(settings["beta"], loss_type, engine="ms-swift"),
+        NO_TEACHER: settings["teacher"],
+        "The rollout server returns a changing number of samples per prompt, as servers with several turns do. Use single "
+        "turns, or train with SkyRL.": settings["dynamic_num_samples"],
+    }
+    rule, _ = read_rule(recipe, engine="ms-swift", longest=longest, get_setting=settings.get, faults=faults, fixed=_FIXED)
+    return check_rule(recipe, rule, engine="ms-swift")

@@ -10,15 +10,15 @@ import torch
 from accelerate.utils import gather_object
 from swift.rlhf_trainers import GRPOTrainer  # pyright: ignore[reportMissingImports]
 from swift.rlhf_trainers.utils import get_even_process_data  # pyright: ignore[reportMissingImports]
-from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from spanwise.batch import Batch
+from spanwise.engines import swift as door
 from spanwise.engines.recipe_run import RecipeRun
-from spanwise.engines.shared import fold_factor
-from spanwise.engines.swift import settings
+from spanwise.engines.shared import columns_of, fold_factor
 from spanwise.errors import refuse
 from spanwise.segment import Vocabulary
-from spanwise.step import Ranks, wider
+from spanwise.step import Ranks
 
 
 class SwiftSpanTrainer(GRPOTrainer):
@@ -27,13 +27,14 @@ class SwiftSpanTrainer(GRPOTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         template = self.template
-        swift_settings = {
+        settings = {
             **vars(self.args),
             "teacher": self._has_teacher_explicit(),
             "dynamic_num_samples": self.dynamic_num_samples,
+            "padding_free": template.padding_free,
+            "sequence_parallel_size": template.sequence_parallel_size,
         }
-        swift_settings |= {"padding_free": template.padding_free, "sequence_parallel_size": template.sequence_parallel_size}
-        rule = settings.check(settings.installed_recipe, swift_settings, longest=self.max_completion_length)
+        rule = door.check(door.installed_recipe, settings, longest=self.max_completion_length)
         process_ranks = Ranks(self.accelerator.process_index, lambda local: gather_object([local]))
         ranks = process_ranks if self.accelerator.num_processes > 1 else None
         vocabulary, model = Vocabulary.of(template.tokenizer, self.model), getattr(self.args, "model", None)
@@ -44,34 +45,35 @@ class SwiftSpanTrainer(GRPOTrainer):
         super()._postprocess_batch(samples, batch_encoded_inputs)
         ordered_samples = [sample for chunk in self.split_by_mini_batches(samples) for sample in chunk]
         is_training, micro_batches = self.model.training, [encoded["grpo_batch"] for encoded in batch_encoded_inputs]
-        row_dicts = [
-            _row(micro_batch, ids_l, n)
-            for micro_batch, encoded in zip(micro_batches, batch_encoded_inputs, strict=True)
-            for n, ids_l in enumerate(encoded["model_inputs"]["input_ids"])
-        ]
-        refuse({settings.NO_TEACHER: any(micro_batch.teacher_per_token_logps is not None for micro_batch in micro_batches)})
-        longest_row = max(len(row["ids"]) for row in row_dicts)
-        logp_nt = torch.stack([wider(row["logp"][None].float(), longest_row)[0] for row in row_dicts]).cpu()
+        refuse({door.NO_TEACHER: any(micro_batch.teacher_per_token_logps is not None for micro_batch in micro_batches)})
+        ids, sampled_masks, logps, column_ranges = [], [], [], []
+        for micro_batch, encoded in zip(micro_batches, batch_encoded_inputs, strict=True):
+            row_tables = micro_batch.completion_mask, encoded["model_inputs"]["input_ids"], micro_batch.old_per_token_logps
+            for mask_t, ids_l, logp_t in zip(*row_tables, strict=True):
+                trained_columns = mask_t.nonzero()[:, 0].tolist() or [0, -1]
+                column_range = slice(trained_columns[0], trained_columns[-1] + 1)  # from the first trained token to the last
+                ids.append(ids_l[-len(mask_t) :][column_range].tolist())
+                sampled_masks.append(mask_t[column_range].int().tolist())
+                logps.append(logp_t[column_range].float().cpu())
+                column_ranges.append(column_range)
         group_size = self.num_generations if is_training else self.num_generations_eval
-        group_n = (self.accelerator.process_index * len(row_dicts) + torch.arange(len(row_dicts))) // group_size
-        ids, sampled_masks = ([row[name] for row in row_dicts] for name in ("ids", "sampled"))
-        columns = self._columns(ordered_samples)
+        group_n = (self.accelerator.process_index * len(ids) + torch.arange(len(ids))) // group_size
+        columns, logp_nt = self._columns(ordered_samples), pad_sequence(logps, batch_first=True)
         batch = Batch.jagged(ids, group_n, sampled=sampled_masks, columns=columns, logp_nt=logp_nt)
-        scored_batch = self.recipe_run.step.read(batch)
-        mask_nt = torch.tensor([[*row["sampled"], *[0] * (longest_row - len(row["ids"]))] for row in row_dicts]).bool()
+        scored_batch, mask_nt = self.recipe_run.step.read(batch), batch.mask_nt
+        assert mask_nt is not None
         if self.overlong_filter:
-            mask_nt &= ~torch.cat([micro_batch.truncated_mask for micro_batch in micro_batches]).cpu()[:, None]
+            mask_nt = mask_nt & ~torch.cat([micro_batch.truncated_mask for micro_batch in micro_batches]).cpu()[:, None]
         micro_steps = self.args.steps_per_generation * self.num_iterations
         batch_number = self.state.global_step * self.args.gradient_accumulation_steps // micro_steps + 1
         batch_number = max(batch_number, self.recipe_run.batches + 1)  # an optimizer step may take several batches
         step_result = self.recipe_run.finish(scored_batch, mask_nt=mask_nt, learn=is_training, number=batch_number)
-        advantage_rows = iter(scored_batch.put(step_result.advantages_nt, width=longest_row))
-        column_ranges = iter(row["place"] for row in row_dicts)
+        advantage_rows = zip(column_ranges, scored_batch.put(step_result.advantages_nt, width=mask_nt.shape[1]), strict=True)
         for micro_batch in micro_batches:
             micro_batch.advantages = torch.zeros_like(micro_batch.completion_mask, dtype=torch.float32)
             for advantage_t in micro_batch.advantages:
-                column_range = next(column_ranges)
-                advantage_t[column_range] = next(advantage_rows)[: column_range.stop - column_range.start].to(advantage_t)
+                column_range, own_advantage_t = next(advantage_rows)
+                advantage_t[column_range] = own_advantage_t[: column_range.stop - column_range.start].to(advantage_t)
         for name, value in step_result.metrics.items():
             self._metrics["train" if is_training else "eval"][name].append(value)
 
@@ -79,10 +81,7 @@ class SwiftSpanTrainer(GRPOTrainer):
         """Return the columns for reward functions: the dataset's, a scheduler's, prompts, ms-swift's rewards and their sum."""
         reward_nf = torch.stack(list(get_even_process_data(self, self._rewards_per_func)))
         total_reward_n = (reward_nf * self.reward_weights).nansum(dim=1).masked_fill(reward_nf.isnan().all(dim=1), torch.nan)
-        facts = [{**sample.extra, **(sample.rollout_infos or {})} for sample in samples]
-        columns = {
-            name: [fact.get(name) for fact in facts] for name in dict.fromkeys(name for fact in facts for name in fact)
-        }
+        columns = columns_of([{**sample.extra, **(sample.rollout_infos or {})} for sample in samples], flat=False)
         columns |= {"prompts": [_prompt(sample) for sample in samples], "environment": total_reward_n.tolist()}
         return columns | {name: reward_nf[:, f].tolist() for f, name in enumerate(self.reward_func_names)}
 
@@ -108,13 +107,3 @@ def _prompt(sample: Any) -> list[Any]:
     turn_count = (sample.rollout_infos or {}).get("num_turns", 1)
     reply_places = [n for n, message in enumerate(sample.messages) if message["role"] == "assistant"]
     return sample.messages[: reply_places[-turn_count:][0]]
-
-
-def _row(micro_batch: Any, ids_l: Tensor, n: int) -> dict[str, Any]:
-    """Cut completion n out of a micro-batch, from its first trained token to its last."""
-    mask_t = micro_batch.completion_mask[n].bool()
-    trained_columns = mask_t.nonzero()[:, 0].tolist() or [0, -1]
-    column_range = slice(trained_columns[0], trained_columns[-1] + 1)
-    row_ids_t = ids_l[-len(mask_t) :]
-    logp_t, sampled_flags = micro_batch.old_per_token_logps[n, column_range], mask_t[column_range].int().tolist()
-    return {"ids": row_ids_t[column_range].tolist(), "sampled": sampled_flags, "logp": logp_t, "place": column_range}

@@ -19,6 +19,7 @@ from verl.trainer.ppo.reward import load_reward_manager  # pyright: ignore[repor
 
 from spanwise.batch import Batch, Steps
 from spanwise.credit.spread import fill_missing
+from spanwise.engines.shared import columns_of
 from spanwise.engines.verl import carry, masks
 from spanwise.engines.verl.run import vocabulary_of
 from spanwise.engines.verl.settings import ANY_REWARD, OWN_MANAGER, filter_metric, scheme_in
@@ -102,8 +103,7 @@ class SpanRewardManager(RewardManagerBase):
             answer_column = {} if gold_answer is None else {"answer": gold_answer}
             extra_fields = {**(row.get("extra_info") or {}), **(row.get("tool_extra_fields") or {})}
             row_dicts.append({**row, **extra_fields, **answer_column, **text_columns})
-        column_names = dict.fromkeys(name for row in row_dicts for name in row)
-        return {name: [row.get(name) for row in row_dicts] for name in column_names}
+        return columns_of(row_dicts, flat=False)
 
 
 def _mark(scores: Scores, objectives: Sequence[Objective]) -> float:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf, open_dict  # pyright: ignore[reportMissingImports]
 from verl.utils.config import omega_conf_to_dataclass  # pyright: ignore[reportMissingImports]
 
-from spanwise.engines.shared import Discounts, deviation_fault, fixed_faults, idle_fields
+from spanwise.engines.rule import idle_fields, read_rule
 from spanwise.engines.verl.carry import MODES, USE
 from spanwise.engines.verl.estimators import loss_of
 from spanwise.engines.verl.plugin import around, say
@@ -19,7 +20,7 @@ from spanwise.errors import RecipeError, refuse, unknown
 from spanwise.mode import added_by, part_class, parts_of
 from spanwise.modes.critic.config import CriticConfig, critic_faults
 from spanwise.modes.parts import RowPart
-from spanwise.recipe import Recipe, load, scheme_at
+from spanwise.recipe import RecipeRule
 from spanwise.scheme import Scheme
 
 #: spanwise's reward manager, as verl's option `reward.reward_manager` names it: source, module and class.
@@ -40,8 +41,6 @@ _FIXED: dict[str, tuple[Any, str]] = {
     ),
     "algorithm.use_pf_ppo": (False, "the option resamples under GAE only, so it would change nothing"),
 }
-#: Maps verl's discount settings to the options of a credit method that they set, unless the recipe sets them.
-_DISCOUNTS = {"algorithm.gamma": "gamma", "algorithm.lam": "lam"}
 
 
 def attach(trainer_class: Any) -> None:
@@ -88,9 +87,8 @@ def attach(trainer_class: Any) -> None:
 
 def prepare(config: Any) -> VerlRun:
     """Load the recipe, refuse verl's settings that do not work with it, and set verl's reward manager and loss."""
-    scheme = scheme_in(config)
+    (recipe, scheme), discount_notes = _rule_in(config)
     actor_config, spanwise_section = config.actor_rollout_ref.actor, config.algorithm.spanwise
-    recipe = load(spanwise_section.recipe)
     critic_settings = recipe.modes.get("critic") or CriticConfig()
     has_critic, critic_option = config.critic.get("enable"), "critic.enable=True and critic.model.path=MODEL"
     policy_start_step, critic_warmup = critic_settings.policy_training_start_step, config.trainer.critic_warmup
@@ -123,7 +121,7 @@ def prepare(config: Any) -> VerlRun:
         manager_config.source, manager_config.module.path, manager_config.name = MANAGER
         for part in mode_parts.values():
             actor_config.policy_loss.loss_mode = loss_of(part.mode, actor_config.policy_loss.get("loss_mode", "vanilla"))
-    say(*change_notes, *_remarks(config, scheme, recipe))
+    say(*change_notes, *_remarks(config, scheme, discount_notes))
     return verl_run
 
 
@@ -171,15 +169,22 @@ def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
 
 def scheme_in(config: Any) -> Scheme:
     """Load the rule of credit from the recipe that verl's configuration names."""
-    recipe_path = (config.algorithm.get("spanwise") or {}).get("recipe")
-    if recipe_path is None:
-        raise RecipeError("spanwise needs a recipe: add +algorithm.spanwise.recipe=recipe.yaml.")
-    return scheme_at(recipe_path, longest=config.data.max_response_length, options=_discounts(config).options)
+    return _rule_in(config)[0].scheme
 
 
-def _discounts(config: Any) -> Discounts:
-    """Return the discounts gamma and lam, if verl's configuration sets them."""
-    return Discounts.of(_DISCOUNTS, lambda name: OmegaConf.select(config, name))
+def _rule_in(config: Any) -> tuple[RecipeRule, list[str]]:
+    """Load the recipe that verl's configuration names; also return notes about the discounts that the configuration sets."""
+    path = (config.algorithm.get("spanwise") or {}).get("recipe")
+    return read_rule(
+        path,
+        engine="verl",
+        longest=config.data.max_response_length,
+        get_setting=partial(OmegaConf.select, config),
+        faults={"spanwise needs a recipe: add +algorithm.spanwise.recipe=recipe.yaml.": path is None},
+        fixed=_FIXED,
+        discounts={"algorithm.gamma": "gamma", "algorithm.lam": "lam"},
+        deviation="algorithm.norm_adv_by_std_in_grpo",
+    )
 
 
 def _manager_name(config: Any) -> str | None:
@@ -210,7 +215,6 @@ def _reward_faults(config: Any, scheme: Scheme) -> dict[str, Any]:
     """Return error sentences about rewards and discounts of verl that would do nothing, each with whether it applies."""
     manager_name, function_path = _manager_name(config), OmegaConf.select(config, "reward.custom_reward_function.path")
     reads_environment = any(objective.reward == "environment" for objective in scheme.objectives)
-    norm_setting = "algorithm.norm_adv_by_std_in_grpo"
     return {
         f"reward.reward_manager is {manager_name}{_UNUSED}": manager_name not in (None, "naive") and not reads_environment,
         f"reward.custom_reward_function is {function_path}{_UNUSED}": function_path is not None and not reads_environment,
@@ -218,8 +222,6 @@ def _reward_faults(config: Any, scheme: Scheme) -> dict[str, Any]:
         "and name of such a function, and add {reward: environment, pays: [...]} to the recipe.": (
             OmegaConf.select(config, "reward.reward_model.enable") and not (reads_environment and function_path is not None)
         ),
-        **deviation_fault(norm_setting, OmegaConf.select(config, norm_setting), scheme),
-        **_discounts(config).faults(scheme),
     }
 
 
@@ -235,7 +237,6 @@ def _faults(config: Any) -> dict[str, Any]:
         f"actor_rollout_ref.actor.loss_scale_factor to the longest response. Or: {USE}": (
             loss_agg_mode == "seq-mean-token-sum-norm" and not actor_config.get("loss_scale_factor")
         ),
-        **fixed_faults(_FIXED, lambda name: OmegaConf.select(config, name)),
         f"policy_loss.loss_mode '{loss_mode}' averages advantages, picks tokens by their size or adds a term that does not grow "
         f"with them. Use vanilla, cispo, gspo or sapo.": loss_mode in ("geo_mean", "clip_cov", "kl_cov", "dro"),
         f"policy_loss.loss_mode 'sapo' always averages as seq-mean-token-mean. {USE}": (
@@ -259,7 +260,7 @@ def _faults(config: Any) -> dict[str, Any]:
     }
 
 
-def _remarks(config: Any, scheme: Scheme, recipe: Recipe) -> list[str]:
+def _remarks(config: Any, scheme: Scheme, discount_notes: list[str]) -> list[str]:
     """Return warnings about settings that work but are probably not intended."""
     actor = config.actor_rollout_ref.actor
     applies_by_sentence = {
@@ -269,7 +270,7 @@ def _remarks(config: Any, scheme: Scheme, recipe: Recipe) -> list[str]:
             and not scheme.value_names
             and any(objective.baseline not in ("none", "batch") for objective in scheme.objectives)
         ),
-        **dict.fromkeys(_discounts(config).remarks(scheme, recipe.options, engine="verl"), True),
+        **dict.fromkeys(discount_notes, True),
         "DPPO cuts importance weights at clip_ratio_c. Yours is 3, verl's default for PPO; set it to 20, the default of DPPO.": (
             actor.policy_loss.get("loss_mode", "vanilla").startswith("dppo") and actor.get("clip_ratio_c") == 3.0
         ),

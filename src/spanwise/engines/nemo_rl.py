@@ -1,0 +1,175 @@
+"""Train with NeMo-RL by a recipe of spanwise, through an advantage estimator. Written for NVIDIA-NeMo/RL 7ea279ab, not run.
+
+python -m spanwise.engines.nemo_rl examples/run_grpo.py --config ...    # instead of: python examples/run_grpo.py --config ...
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
+
+from spanwise.batch import Batch
+from spanwise.engines.recipe_run import RecipeRun
+from spanwise.engines.rule import check_rule, read_rule
+from spanwise.engines.shared import columns_of
+from spanwise.errors import RecipeError
+from spanwise.recipe import RecipeRule
+
+#: Fields of NeMo-RL's batch that reward functions cannot read: messages, and the numbers of NeMo-RL's own baseline.
+_OTHER = ("message_log", "extra_env_info", "total_reward", "filtered_reward", "unshaped_total_reward", "baseline", "std")
+#: Maps options of NeMo-RL that would change the credit or have no effect to their required value, and the reason for it.
+_FIXED: dict[str, tuple[Any, str]] = {
+    "grpo.advantage_clip_low": (None, "it clips advantages, which spanwise scales up to undo the mean of the loss"),
+    "grpo.advantage_clip_high": (None, "it clips advantages, which spanwise scales up to undo the mean of the loss"),
+    "grpo.invalid_tool_call_advantage": (None, "the option overwrites the credit of a whole message"),
+    "grpo.malformed_thinking_advantage": (None, "the option overwrites the credit of a whole message"),
+    "loss_fn.use_kl_in_reward": (False, "spanwise ignores the changed reward; set reference_policy_kl_penalty instead"),
+    "data_plane.enabled": (False, "NeMo-RL's trainer then gives estimators no token ids"),
+}
+
+
+def attach() -> None:
+    """Let `grpo.adv_estimator.name=spanwise` choose `SpanEstimator` in NeMo-RL; other estimator names work as before."""
+    from nemo_rl.algorithms import grpo  # pyright: ignore[reportMissingImports]
+
+    original_factory = grpo._create_advantage_estimator
+
+    def create(master_config: Any) -> Any:
+        is_ours = get_setting(master_config, "grpo.adv_estimator.name") == "spanwise"
+        return SpanEstimator(master_config) if is_ours else original_factory(master_config)
+
+    grpo._create_advantage_estimator = create
+
+
+def get_setting(config: Any, path: str) -> Any:
+    """Look a setting up by its dotted name in nested mappings or objects; None if it does not exist."""
+    for name in path.split("."):
+        config = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+    return config
+
+
+def check(master_config: Any) -> RecipeRule:
+    """Load the rule of credit from the recipe that NeMo-RL's configuration names; refuse settings that do not work with it."""
+    setting = partial(get_setting, master_config)
+    recipe = setting("grpo.adv_estimator.recipe")
+    rule, notes = read_rule(
+        recipe,
+        engine="NeMo-RL",
+        longest=setting("policy.generation.max_new_tokens"),
+        get_setting=setting,
+        faults={"There is no recipe; add +grpo.adv_estimator.recipe=recipe.yaml.": recipe is None},
+        fixed=_FIXED,
+        deviation="grpo.adv_estimator.normalize_rewards",
+    )
+    if setting("grpo.use_dynamic_sampling"):
+        notes += ["grpo.use_dynamic_sampling drops groups with equal environment rewards, although their blocks may differ."]
+    return check_rule(recipe, rule, engine="NeMo-RL", notes=notes)
+
+
+class SpanEstimator:
+    """NeMo-RL's advantage estimator for the credit of a recipe; `last_metrics` holds the metrics of the last batch."""
+
+    def __init__(self, master_config: Any) -> None:
+        setting = partial(get_setting, master_config)
+        self.run = RecipeRun.of(
+            check(master_config), model=setting("policy.model_name"), tokenizer=setting("policy.tokenizer.name")
+        )
+        self.last_metrics: dict[str, float] = {}
+        self.mini_batch: int = setting("policy.train_global_batch_size")
+        self.token_level: bool = setting("loss_fn.token_level_loss")
+
+    def compute_advantage(
+        self,
+        prompt_ids: Int[Tensor, "n p"],
+        rewards: Float[Tensor, " n"],
+        mask: Shaped[Tensor, "n t"],
+        repeated_batch: Any = None,
+        **_rest: Any,
+    ) -> Float[Tensor, "n t"]:
+        """Return each token's advantage, scaled so that NeMo-RL's loss becomes the mean over rollouts of sums over tokens."""
+        if "message_log" not in (repeated_batch or {}):
+            raise RecipeError(
+                "This trainer gives estimators no messages. Train with grpo_train, as examples/run_grpo.py does."
+            )
+        batch = self._batch(repeated_batch, prompt_ids, rewards)
+        assert batch.mask_nt is not None
+        reply_width, full_mask_nt = batch.mask_nt.shape[1], pad(mask.float().cpu(), (0, batch.mask_nt.shape[1]))
+        # The column in `mask` of each token of a reply.
+        column_nt = torch.as_tensor(repeated_batch["length"]).cpu()[:, None] + torch.arange(reply_width)
+        scored_rows = self.run.step.read(batch)
+        step_result = self.run.finish(scored_rows, mask_nt=(full_mask_nt.gather(1, column_nt) > 0) & batch.mask_nt)
+        self.last_metrics = {name: value for name, value in step_result.metrics.items() if value == value}
+        reply_adv_nt = scored_rows.put(step_result.advantages_nt, width=reply_width)
+        adv_nt = torch.zeros_like(full_mask_nt).scatter(1, column_nt, reply_adv_nt)[:, : mask.shape[1]]
+        # A rollout without a reply has no token in the mask, so NeMo-RL's divisor counts its loss multiplier instead.
+        loss_multiplier_n = torch.as_tensor(repeated_batch["loss_multiplier"]).float().cpu()
+        weight_n = torch.where(batch.mask_nt.any(dim=1), full_mask_nt.amax(dim=1), loss_multiplier_n)
+        factor_n1 = fold_factor(mask.cpu(), weight_n, mini_batch=self.mini_batch, token_level=self.token_level)
+        return (adv_nt * factor_n1).to(mask.device)
+
+    def _batch(self, batch: Any, prompt_ids: Tensor, rewards: Tensor) -> Batch:
+        """Build a `Batch` from the messages after each prompt: the replies and the environment's messages between them."""
+        reply_ids, sampled_masks, reply_logps = (
+            [torch.cat([message[name] for message in log])[int(first) :].tolist()
+             for log, first in zip(batch["message_log"], batch["length"], strict=True)]
+            for name in ("token_ids", "token_loss_mask", "generation_logprobs")
+        )  # fmt: skip
+        row_dicts: list[dict[str, Any]] = [{} for _ in reply_ids]
+        for name, values in batch.items():
+            values = values.tolist() if isinstance(values, Tensor) and values.dim() == 1 else values
+            if isinstance(values, list) and len(values) == len(reply_ids) and name not in _OTHER:
+                for row, value in zip(row_dicts, values, strict=True):
+                    row[name] = value
+        for row, environment_info in zip(row_dicts, batch.get("extra_env_info") or [{}] * len(row_dicts), strict=True):
+            row.update(environment_info or {})
+        decode_ids = partial(self.run.tokenizer.decode, skip_special_tokens=True)
+        columns = {
+            **columns_of(row_dicts),
+            "prompts": [decode_ids(row_ids) for row_ids in prompt_ids.tolist()],
+            "completions": [decode_ids(row_ids) for row_ids in reply_ids],
+            "completion_ids": reply_ids,
+            "environment": rewards.tolist(),
+        }
+        prompt_numbers = batch.get("idx")  # tells prompts apart that have the same words but different images
+        prompt_number_n = [0] * len(reply_ids) if prompt_numbers is None else map(int, prompt_numbers)
+        return Batch.jagged(
+            reply_ids,
+            list(zip(map(tuple, prompt_ids.tolist()), prompt_number_n, strict=True)),
+            sampled=sampled_masks,
+            columns=columns,
+            logp_nt=pad_sequence([torch.tensor(logp) for logp in reply_logps], True),
+        )
+
+
+def fold_factor(
+    mask_nt: Shaped[Tensor, "n t"], weight_n: Shaped[Tensor, " n"], *, mini_batch: int, token_level: bool
+) -> Float[Tensor, "n 1"]:
+    """Compute what advantages are multiplied by, so that NeMo-RL's loss is a mean over a mini-batch's rows of sums over tokens.
+
+    factor[i] = D[i] / R,  R the rows of i's mini-batch; D[i] the tokens in its loss, or at sequence level those of row i times
+    the rows in the loss. `weight_n` is NeMo-RL's `sample_mask`.
+    """
+    mask_nt = mask_nt[:, 1:].float()  # nothing predicts the first token, so the loss has no term for it
+    mini_batch_factors = []
+    for mini_nt, mini_weight_n in zip(mask_nt.split(mini_batch), weight_n.split(mini_batch), strict=True):
+        divisor_n = (mini_nt > 0).sum(dim=1) * mini_weight_n.sum()
+        if token_level:
+            divisor_n = mini_nt.sum().expand(len(mini_nt))
+        mini_batch_factors.append(divisor_n / len(mini_nt))
+    return torch.cat(mini_batch_factors)[:, None]
+
+
+if __name__ == "__main__":
+    attach()
+    sys.argv = sys.argv[1:]
+    sys.path[:1] = [sys.argv[0].rpartition("/")[0] or "."]  # the script's folder, as if Python had started the script
+    runpy.run_path(sys.argv[0], run_name="__main__")

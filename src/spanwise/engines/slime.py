@@ -1,0 +1,185 @@
+"""Train with slime by a recipe of spanwise, through two of slime's hooks. Written for THUDM/slime 624b824a, not run.
+
+The first hook computes the credit of the whole batch, the second passes it to the loss on every rank. Only they import slime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import nan
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from spanwise.batch import Batch, Steps
+from spanwise.credit import group_index
+from spanwise.engines.recipe_run import RecipeRun
+from spanwise.engines.rule import check_rule, read_rule
+from spanwise.engines.shared import columns_of
+from spanwise.errors import AlignmentError, refuse
+from spanwise.recipe import RecipeRule
+from spanwise.scheme import Scheme
+
+__all__ = ["check", "post_process_rewards", "set_advantages"]
+
+#: Maps slime's arguments for hooks to the functions of spanwise that they must name.
+HOOKS = {
+    "custom_reward_post_process_path": "spanwise.engines.slime.post_process_rewards",
+    "custom_advantage_function_path": "spanwise.engines.slime.set_advantages",
+}
+#: Maps arguments of slime that would change the credit or have no effect to their required value, and the reason for it.
+_FIXED: dict[str, tuple[Any, str]] = {
+    "normalize_advantages": (False, "the option subtracts one mean over the tokens of all blocks"),
+    "rewards_normalization": (True, "the recipe decides with what a reward is compared"),
+    "kl_coef": (0, "the option changes a reward that spanwise does not use; set use_kl_loss instead"),
+    "loss_type": ("policy_loss", "only slime's own policy loss uses the advantages of each token"),
+    "compute_advantages_and_returns": (True, "without it no token gets an advantage"),
+    "custom_pg_loss_reducer_function_path": (None, "spanwise cannot undo the divisor of a reducer of your own"),
+    "custom_convert_samples_to_train_data_path": (None, "it replaces the step in which spanwise computes credit"),
+    "mask_offpolicy_in_partial_rollout": (
+        False,
+        "the option masks the start of some completions, where their first block begins",
+    ),
+}
+#: slime's estimators whose losses work with any advantages.
+_ESTIMATORS = ("grpo", "gspo", "cispo")
+#: Maps the paths of recipes to their `RecipeRun`, which remembers the warnings already given.
+_RUNS: dict[str, RecipeRun] = {}
+
+
+def check(args: Any) -> RecipeRule:
+    """Load the rule of credit from the recipe that slime's arguments name; refuse arguments that conflict with it.
+
+    The hooks call it with their first batch. As slime's `custom_megatron_init_path` it runs before anything is sampled.
+
+    >>> from argparse import Namespace
+    >>> check(Namespace(advantage_estimator="ppo"))
+    Traceback (most recent call last):
+    spanwise.errors.RecipeError: There is no recipe; add spanwise_recipe: recipe.yaml to the file of --custom-config-path.
+    """
+    setting = vars(args).get
+    recipe, estimator_name = setting("spanwise_recipe"), setting("advantage_estimator")
+    faults = {
+        "There is no recipe; add spanwise_recipe: recipe.yaml to the file of --custom-config-path.": recipe is None,
+        f"advantage_estimator is '{estimator_name}', which trains a critic or normalises advantages. Use "
+        f"{', '.join(_ESTIMATORS)}, whose losses work with the recipe's advantages.": estimator_name not in _ESTIMATORS,
+        **{f"{name} is {setting(name)}; set it to {hook}.": setting(name) != hook for name, hook in HOOKS.items()},
+        "use_opd with opd_type 'sglang' reads its teacher's numbers in the hook that spanwise replaces. Use opd_type "
+        "'megatron'.": setting("use_opd") and args.opd_type == "sglang",
+    }
+    rule, notes = read_rule(
+        recipe,
+        engine="slime",
+        longest=setting("rollout_max_response_len", 0),
+        get_setting=setting,
+        faults=faults,
+        fixed=_FIXED,
+        discounts={"gamma": "gamma", "lambd": "lam"},
+        # For single samples slime ignores the option.
+        deviation="" if setting("n_samples_per_prompt") == 1 else "grpo_std_normalization",
+    )
+    if (filter_path := setting("dynamic_sampling_filter_path")) is not None:
+        notes.append(f"{filter_path} drops groups by slime's own reward, although the blocks of a dropped group may differ.")
+    return check_rule(recipe, rule, engine="slime", notes=notes)
+
+
+def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[Tensor]]:
+    """Compute the credit of whole groups, which slime passes to its ranks as rewards; for `--custom-reward-post-process-path`.
+
+    Return slime's own reward of each sample, NaN without one, which slime logs; and for each sample a float32 tensor with each
+    response token's advantage times the divisor of slime's loss. Samples with the same `rollout_id` are the turns of one rollout,
+    in order. A sample of no group raises an `AlignmentError`.
+    """
+    if args.spanwise_recipe not in _RUNS:
+        _RUNS[args.spanwise_recipe] = RecipeRun.of(check(args), model=args.hf_checkpoint, resumes=True)
+    from slime.observability import logging_utils, metric_utils  # pyright: ignore[reportMissingImports]
+    from slime.rollout import sample_hooks  # pyright: ignore[reportMissingImports]
+
+    run, rollout_number = _RUNS[args.spanwise_recipe], sample_hooks._current_rollout_id
+    batch, rollout_n, trained_nt = _batch(args, samples, run.scheme)
+    scored_batch = run.step.read(batch)
+    step_result = run.finish(scored_batch, mask_nt=trained_nt, number=rollout_number + 1)
+    factor_n = fold_factor(
+        trained_nt.sum(dim=1), rollout_n, batch_size=args.global_batch_size, per_token=args.calculate_per_token_loss
+    )
+    adv_nt = scored_batch.put(step_result.advantages_nt, width=trained_nt.shape[1]) * factor_n[:, None]
+    logged_values = {f"rollout/{name}": value for name, value in step_result.metrics.items() if value == value}
+    logged_values["rollout/step"] = metric_utils.compute_rollout_step(args, rollout_number)
+    logging_utils.log(args, logged_values, step_key="rollout/step")
+    raw_rewards = [nan if reward is None else float(reward) for reward in batch.columns["environment"]]
+    return raw_rewards, [adv_t[: sample.response_length] for adv_t, sample in zip(adv_nt, samples, strict=True)]
+
+
+def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
+    """Set the advantages of a rank's tokens, cut for context parallelism; for `--custom-advantage-function-path`.
+
+    Rewards without credit (the other hook is not set) raise a `RecipeError`; another number of log-probabilities than advantages
+    an `AlignmentError`.
+    """
+    credit_rows, (own_option, other_option) = rollout_data["rewards"], reversed(HOOKS)
+    has_credit = all(isinstance(row, Tensor) for row in credit_rows)
+    refuse({f"{own_option} works only beside {other_option}: {HOOKS[other_option]}.": not has_credit})
+    from slime.backends.megatron_utils.cp_utils import slice_log_prob_with_cp  # pyright: ignore[reportMissingImports]
+
+    advantage_rows = []
+    length_pairs = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
+    for n, (row, (total, response), kl) in enumerate(zip(credit_rows, length_pairs, rollout_data["kl"], strict=True)):
+        adv_t = slice_log_prob_with_cp(row, total, response).to(device=kl.device, dtype=torch.float32)
+        if adv_t.shape != kl.shape:
+            raise AlignmentError(f"Sample {n} of this rank has {len(adv_t)} advantages and {len(kl)} log-probabilities.")
+        advantage_rows.append(adv_t)
+    rollout_data["advantages"], rollout_data["returns"] = advantage_rows, list(advantage_rows)
+    # slime logs the field `rewards`, which held credit until here, so slime's own rewards are put back.
+    rollout_data["rewards"] = rollout_data["local_raw_reward"]
+
+
+def fold_factor(
+    trained_n: Int[Tensor, " n"], rollout_n: Int[Tensor, " n"], *, batch_size: int, per_token: bool
+) -> Float[Tensor, " n"]:
+    """Compute what advantages are multiplied by, so that slime's loss is a mean over a step's rollouts of sums over tokens.
+
+    factor[i] = D[i], the trained tokens of i's rollout; with `calculate_per_token_loss` those of i's step / its rollouts
+    """
+    rollouts_per_divisor = (
+        batch_size if per_token else 1
+    )  # slime fills optimizer steps with rollouts in the order of their numbers
+    divisor_index_n, token_count_n = rollout_n // rollouts_per_divisor, trained_n.clamp(min=int(per_token)).float()
+    tokens_per_divisor = torch.zeros(int(divisor_index_n.max()) + 1).index_add(0, divisor_index_n, token_count_n)
+    return tokens_per_divisor.clamp(min=1)[divisor_index_n] / rollouts_per_divisor
+
+
+def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, Int[Tensor, " n"], Bool[Tensor, "n t"]]:
+    """Return the samples as a batch, the rollout number of each, and the mask of the tokens that slime trains."""
+    loss_masks = [[1] * one.response_length if one.loss_mask is None else list(one.loss_mask) for one in samples]
+    completion_ids = [list(one.tokens[len(one.tokens) - one.response_length :]) for one in samples]
+    for n, sample in enumerate(samples):
+        refuse(
+            {f"Sample {n} has no group_index; give the samples of a prompt one.": sample.group_index is None}, AlignmentError
+        )
+    rollout_n = group_index([("none", n) if one.rollout_id is None else one.rollout_id for n, one in enumerate(samples)])
+    has_turns = len(rollout_n.unique()) < len(samples)
+    rollout_logps = [one.rollout_log_probs for one in samples] if "logp_nt" in scheme.needs else [None]
+    batch = Batch.jagged(
+        completion_ids,
+        [one.group_index for one in samples],
+        # A sample that is left out of the loss is still scored and compared, so all its tokens count as sampled.
+        sampled=[mask if any(mask) else [1] * len(mask) for mask in loss_masks],
+        columns=columns_of([_columns(args, one, row) for one, row in zip(samples, completion_ids, strict=True)]),
+        steps=Steps(rollout_n, torch.arange(len(samples))) if has_turns else None,
+        logp_nt=None if None in rollout_logps else pad_sequence([torch.tensor(logp) for logp in rollout_logps], True),
+    )
+    is_left_out_n = torch.tensor([one.remove_sample or not any(mask) for one, mask in zip(samples, loss_masks, strict=True)])
+    assert batch.mask_nt is not None
+    return batch, rollout_n, batch.mask_nt & ~is_left_out_n[:, None]
+
+
+def _columns(args: Any, sample: Any, ids: list[int]) -> dict[str, Any]:
+    """Return what reward functions read of a sample of slime: its metadata, its label, its text and slime's own reward."""
+    reward_parts = sample.reward if isinstance(sample.reward, Mapping) else {}
+    own_reward = None if sample.reward is None else sample.get_reward_value(args)
+    text_columns = {"prompts": sample.prompt, "completions": sample.response, "completion_ids": ids}
+    label = {} if sample.label is None else {"label": sample.label, args.label_key or "label": sample.label}
+    return {**reward_parts, **(sample.metadata or {}), **label, **text_columns, "environment": own_reward}
