@@ -105,10 +105,9 @@ class SpanEstimator:
         reply_width, full_mask_nt = batch.mask_nt.shape[1], pad(mask.float().cpu(), (0, batch.mask_nt.shape[1]))
         # The column in `mask` of each token of a reply.
         column_nt = torch.as_tensor(repeated_batch["length"]).cpu()[:, None] + torch.arange(reply_width)
-        scored_rows = self.run.step.read(batch)
-        step_result = self.run.finish(scored_rows, mask_nt=(full_mask_nt.gather(1, column_nt) > 0) & batch.mask_nt)
-        self.last_metrics = {name: value for name, value in step_result.metrics.items() if value == value}
-        reply_adv_nt = scored_rows.put(step_result.advantages_nt, width=reply_width)
+        trained_nt = (full_mask_nt.gather(1, column_nt) > 0) & batch.mask_nt
+        reply_adv_nt, metrics = self.run.finish(self.run.step.read(batch), mask_nt=trained_nt)
+        self.last_metrics = {name: value for name, value in metrics.items() if value == value}
         adv_nt = torch.zeros_like(full_mask_nt).scatter(1, column_nt, reply_adv_nt)[:, : mask.shape[1]]
         # A rollout without a reply has no token in the mask, so NeMo-RL's divisor counts its loss multiplier instead.
         loss_multiplier_n = torch.as_tensor(repeated_batch["loss_multiplier"]).float().cpu()

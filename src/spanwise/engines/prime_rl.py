@@ -67,9 +67,7 @@ async def credit_traces(traces: Sequence[Any], run: RecipeRun, *, tokens: int) -
     if all(len(nodes) == 1 for nodes in nodes_by_trace):
         batch = replace(batch, steps=None)  # each row is a whole rollout, so rows need no step numbers
     scored_batch = await run.step.read_waiting(batch, asyncio.to_thread)
-    step_result = run.finish(scored_batch)
-    assert batch.ids_nt is not None
-    advantage_rows = iter((scored_batch.put(step_result.advantages_nt, width=batch.ids_nt.shape[1]) * tokens).tolist())
+    advantage_rows = iter((run.finish(scored_batch)[0] * tokens).tolist())
     return [[adv for node in nodes for adv in compress(next(advantage_rows), node.mask)] for nodes in nodes_by_trace]
 
 

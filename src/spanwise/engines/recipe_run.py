@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxtyping import Float
+from torch import Tensor
 from transformers import AutoTokenizer
 
 from spanwise.engines.shared import RunRecord, model_size, say
@@ -43,8 +45,10 @@ class RecipeRun:
         vocabulary = Vocabulary.from_tokenizer(loaded, size=model_size(model))
         return RecipeRun(rule, loaded, vocabulary, model=model, **options)
 
-    def finish(self, own: ReadBatch, *, number: int | None = None, learn: bool = True, **options: Any) -> StepResult:
-        """Compute credit and advantages as `Step.finish` does, give its warnings, and write the batch to the run folder.
+    def finish(
+        self, own: ReadBatch, *, number: int | None = None, learn: bool = True, **options: Any
+    ) -> tuple[Float[Tensor, "n t"], dict[str, float]]:
+        """Credit a read batch as `Step.finish` does, give the warnings and write the run folder; return advantages and metrics.
 
         `own` has the prompt of each row in the column `prompts`; without the trainer's `number` the batches are counted from 1.
         """
@@ -55,7 +59,7 @@ class RecipeRun:
             self.batches = self.batches + 1 if number is None else number
             if self.record is not None:
                 self._keep(self.record, result)
-        return result
+        return own.put(result.advantages_nt), result.metrics
 
     def _keep(self, record: RunRecord, result: StepResult) -> None:
         """Write the metrics of a batch to the run folder, and the rollouts if they are due."""

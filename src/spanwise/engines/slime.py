@@ -100,17 +100,16 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
 
     run, rollout_number = _RUNS[args.spanwise_recipe], sample_hooks._current_rollout_id
     batch, rollout_n, trained_nt = _batch(args, samples, run.scheme)
-    scored_batch = run.step.read(batch)
-    step_result = run.finish(scored_batch, mask_nt=trained_nt, number=rollout_number + 1)
+    adv_nt, metrics = run.finish(run.step.read(batch), mask_nt=trained_nt, number=rollout_number + 1)
     factor_n = fold_factor(
         trained_nt.sum(dim=1), rollout_n, batch_size=args.global_batch_size, per_token=args.calculate_per_token_loss
     )
-    adv_nt = scored_batch.put(step_result.advantages_nt, width=trained_nt.shape[1]) * factor_n[:, None]
-    logged_values = {f"rollout/{name}": value for name, value in step_result.metrics.items() if value == value}
+    logged_values = {f"rollout/{name}": value for name, value in metrics.items() if value == value}
     logged_values["rollout/step"] = metric_utils.compute_rollout_step(args, rollout_number)
     logging_utils.log(args, logged_values, step_key="rollout/step")
     raw_rewards = [nan if reward is None else float(reward) for reward in batch.columns["environment"]]
-    return raw_rewards, [adv_t[: sample.response_length] for adv_t, sample in zip(adv_nt, samples, strict=True)]
+    credited_rows = zip(adv_nt * factor_n[:, None], samples, strict=True)
+    return raw_rewards, [adv_t[: sample.response_length] for adv_t, sample in credited_rows]
 
 
 def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:

@@ -61,29 +61,25 @@ def credit_datums(
         >>> [datum["loss_fn_inputs"]["advantages"] for rollout in credited[0] for datum in rollout]
         [[0.0, 1.0], [0.0, -1.0]]
     """
+    rewards, columns = rewards or {}, columns or {}
     rollouts = [list(datums) if isinstance(datums, (list, tuple)) else [datums] for group in groups for datums in group]
     group_of_rollout = [g for g, group in enumerate(groups) for _ in group]
     group_sizes = [len(group) for group in groups]
-    for name, values in (rewards or {}).items():
+    for name, values in rewards.items():
         if (reward_counts := [len(group) for group in values]) != group_sizes:
             raise AlignmentError(
                 f"Rewards '{name}' come in groups of {reward_counts}, but the groups hold {group_sizes} rollouts; give each "
                 "rollout one."
             )
-    for name, values in (columns or {}).items():
+    for name, values in columns.items():
         if len(values) != len(groups):
             raise AlignmentError(f"Column '{name}' has {len(values)} values for {len(groups)} groups; give each group one.")
-    rollout_rewards = {name: [value for group in values for value in group] for name, values in (rewards or {}).items()}
-    trajectories = [
-        Trajectory(
-            n,
-            group_of_rollout[n],
-            tuple(_turn(datum, n, i) for i, datum in enumerate(rollout)),
-            {name: values[n] for name, values in rollout_rewards.items()},
-        )
-        for n, rollout in enumerate(rollouts)
-    ]
-    rollout_columns = {name: [values[g] for g in group_of_rollout] for name, values in (columns or {}).items()}
+    rollout_rewards = {name: [value for group in values for value in group] for name, values in rewards.items()}
+    trajectories = []
+    for n, (group, rollout) in enumerate(zip(group_of_rollout, rollouts, strict=True)):
+        turns = tuple(_turn(datum, n, i) for i, datum in enumerate(rollout))
+        trajectories.append(Trajectory(n, group, turns, {name: values[n] for name, values in rollout_rewards.items()}))
+    rollout_columns = {name: [values[g] for g in group_of_rollout] for name, values in columns.items()}
     batch, recorded_blocks = turn_batch(trajectories, columns=rollout_columns)
     if all(len(rollout) == 1 for rollout in rollouts):
         batch = replace(batch, steps=None)  # each row is a whole rollout, so rows need no step numbers

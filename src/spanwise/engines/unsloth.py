@@ -126,13 +126,8 @@ class _Packed(GRPOTrainer):
 class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
     """`SpanGRPOTrainer` for a model of Unsloth; the first line of the script must be `import unsloth`.
 
-    Args:
-        model: the model that Unsloth's `FastLanguageModel` returned.
-        args, scheme, options: as in `spanwise.engines.trl.SpanGRPOTrainer`.
-
-    Raises:
-        RecipeError: Unsloth was not imported first, or a setting or scheme does not work with its loss.
-        SpanwiseError: the gradient of the first micro-batch does not follow the advantages (`canary`).
+    Settings and schemes that do not work with Unsloth's loss raise a `RecipeError`; a gradient of the first micro-batch that does
+    not follow the advantages raises a `SpanwiseError` (`canary`). All else is as in `spanwise.engines.trl.SpanGRPOTrainer`.
     """
 
     _moves_columns = True

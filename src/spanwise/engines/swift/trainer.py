@@ -67,14 +67,14 @@ class SwiftSpanTrainer(GRPOTrainer):
         micro_steps = self.args.steps_per_generation * self.num_iterations
         batch_number = self.state.global_step * self.args.gradient_accumulation_steps // micro_steps + 1
         batch_number = max(batch_number, self.recipe_run.batches + 1)  # an optimizer step may take several batches
-        step_result = self.recipe_run.finish(scored_batch, mask_nt=mask_nt, learn=is_training, number=batch_number)
-        advantage_rows = zip(column_ranges, scored_batch.put(step_result.advantages_nt, width=mask_nt.shape[1]), strict=True)
+        adv_nt, metrics = self.recipe_run.finish(scored_batch, mask_nt=mask_nt, learn=is_training, number=batch_number)
+        advantage_rows = zip(column_ranges, adv_nt, strict=True)
         for micro_batch in micro_batches:
             micro_batch.advantages = torch.zeros_like(micro_batch.completion_mask, dtype=torch.float32)
             for advantage_t in micro_batch.advantages:
                 column_range, own_advantage_t = next(advantage_rows)
                 advantage_t[column_range] = own_advantage_t[: column_range.stop - column_range.start].to(advantage_t)
-        for name, value in step_result.metrics.items():
+        for name, value in metrics.items():
             self._metrics["train" if is_training else "eval"][name].append(value)
 
     def _columns(self, samples: Sequence[Any]) -> dict[str, list[Any]]:

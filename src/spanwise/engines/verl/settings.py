@@ -108,7 +108,7 @@ def prepare(config: Any) -> VerlRun:
     scheme.check(provided_fields if has_critic else provided_fields - {"value_nt"}, at_read=provided_fields - {*TOKENS})
     scheme.check_loads("verl")
     change_notes = [_replace_loss_mode(config), _replace_filter_metric(config, scheme)]
-    refuse(_faults(config) | _reward_faults(config, scheme))
+    refuse(_faults(config, scheme))
     mode_parts = parts_in(config, scheme, lambda: omega_conf_to_dataclass(config.actor_rollout_ref.model))
     verl_run = VerlRun(config, scheme, value_lam=critic_settings.gae_lambda_value, parts=mode_parts)
     with open_dict(config):
@@ -211,22 +211,10 @@ def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str
     )
 
 
-def _reward_faults(config: Any, scheme: Scheme) -> dict[str, Any]:
-    """Return error sentences about rewards and discounts of verl that would do nothing, each with whether it applies."""
+def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
+    """Return error sentences about settings of verl that would change the credit or do nothing, each with whether it applies."""
     manager_name, function_path = _manager_name(config), OmegaConf.select(config, "reward.custom_reward_function.path")
     reads_environment = any(objective.reward == "environment" for objective in scheme.objectives)
-    return {
-        f"reward.reward_manager is {manager_name}{_UNUSED}": manager_name not in (None, "naive") and not reads_environment,
-        f"reward.custom_reward_function is {function_path}{_UNUSED}": function_path is not None and not reads_environment,
-        "reward.reward_model.enable is True, but verl passes its reward model only to reward.custom_reward_function. Set the path "
-        "and name of such a function, and add {reward: environment, pays: [...]} to the recipe.": (
-            OmegaConf.select(config, "reward.reward_model.enable") and not (reads_environment and function_path is not None)
-        ),
-    }
-
-
-def _faults(config: Any) -> dict[str, Any]:
-    """Return error sentences about settings of verl that would change the credit, each with whether it applies."""
     actor_config, trainer_config = config.actor_rollout_ref.actor, config.trainer
     loss_mode, loss_agg_mode = actor_config.policy_loss.get("loss_mode", "vanilla"), actor_config.loss_agg_mode
     section, correction_config = config.algorithm.spanwise, config.algorithm.get("rollout_correction") or {}
@@ -256,6 +244,12 @@ def _faults(config: Any) -> dict[str, Any]:
         f"trainer.rollout_data_dir is '{dump_folder}', where {OPTION} writes its own rollouts. Remove trainer.rollout_data_dir, "
         f"or name another folder.": (
             run_folder and dump_folder and Path(dump_folder).resolve() == (Path(str(run_folder)) / "rollouts").resolve()
+        ),
+        f"reward.reward_manager is {manager_name}{_UNUSED}": manager_name not in (None, "naive") and not reads_environment,
+        f"reward.custom_reward_function is {function_path}{_UNUSED}": function_path is not None and not reads_environment,
+        "reward.reward_model.enable is True, but verl passes its reward model only to reward.custom_reward_function. Set the path "
+        "and name of such a function, and add {reward: environment, pays: [...]} to the recipe.": (
+            OmegaConf.select(config, "reward.reward_model.enable") and not (reads_environment and function_path is not None)
         ),
     }
 
