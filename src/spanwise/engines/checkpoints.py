@@ -145,26 +145,23 @@ def whole_checkpoint(args: Any, requested: str | bool | None, settings: Mapping[
     """Return the checkpoint to resume from (None: a new run); given `settings`, refuse one whose settings or files changed."""
     if requested is None or requested is False:
         return None
-    checkpoint, warning = find_checkpoint(args.output_dir, None if requested is True else str(requested))
-    if warning:
-        warnings.warn(warning, UserWarning, stacklevel=3)
-    manifest = read_manifest(checkpoint)
+    checkpoint, resume_note = find_checkpoint(args.output_dir, None if requested is True else str(requested))
+    manifest, notes = read_manifest(checkpoint), [resume_note]
     if settings is not None:
         if changed := changes(manifest.get("settings") or settings, settings):
             raise DataError(
                 f"The checkpoint '{checkpoint}' was trained with other settings ({', '.join(changed[:3])}). Set them back, or "
                 "start a new run in another output_dir, without resume_from_checkpoint."
             )
-        if warning := check_contents(checkpoint):
-            warnings.warn(warning, UserWarning, stacklevel=3)
+        notes.append(check_contents(checkpoint))
     saved_world_size = manifest["processes"]
     if saved_world_size != args.world_size:
-        warnings.warn(
+        notes.append(
             f"The checkpoint '{checkpoint}' was written by {saved_world_size} processes, but you resume with {args.world_size}, so "
-            f"prompts and tokens will differ from those of an uninterrupted run.",
-            UserWarning,
-            stacklevel=3,
+            "prompts and tokens will differ from those of an uninterrupted run."
         )
+    for note in filter(None, notes):
+        warnings.warn(note, UserWarning, stacklevel=3)
     return str(checkpoint)
 
 

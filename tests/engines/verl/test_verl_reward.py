@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+import torch
 from verl_small import TEXT, config_of, manager_of, outputs_of, scored, scoring
 
 from spanwise import DataError, RecipeError, Status
@@ -46,7 +47,8 @@ def test_a_completion_is_scored_and_its_reading_arrives(config, manager):
     assert output.reward_score == pytest.approx(0.99)
     assert set(output.extra_fields) == {"reward_extra_info"}  # the mask that the reward worker gets does not stay there
     carried = carry.unpack([info[carry.KEY]], manager.scheme)
-    block_nt, masked_n = carried.tokens(manager.scheme, 80, [0]).spans.block_nt, carried.masked_n
+    mask_nt, masked_n = torch.arange(80)[None] < len(output.response_ids), carried.masked_n
+    block_nt = carried.tokens(manager.scheme, mask_nt, [0])[0].block_nt
     assert carried.reading.scores.reward_nm.tolist() == [[1.0, pytest.approx(-0.01)]]
     assert masked_n.tolist() == [True]
     text = manager.tokenizer.decode([i for i, b in zip(output.response_ids, block_nt[0].tolist(), strict=False) if b])

@@ -55,17 +55,15 @@ def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[
 
 
 class DynamicSampling:
-    """Replaces groups that teach nothing in a generation batch, in at most `rounds` rounds of sampling.
-
-    Attributes:
-        metrics: for the last batch, the sampled groups per group of the batch, and the share of groups that stayed useless.
-        scored: the completions of the last batch if no process replaced a group, so that their rewards are known; else None.
-    """
+    """Replaces groups that teach nothing in a generation batch, in at most `rounds` rounds of sampling."""
 
     def __init__(self, trainer: Any, kind: str, rounds: int) -> None:
         self.trainer, self.kind, self.rounds = trainer, kind, rounds
+        # Of the last batch: the sampled groups per group of the batch, and the share of groups that stayed useless.
         self.metrics: dict[str, float] = {}
-        self.scored: Any = None
+        self.scored: Any = (
+            None  # the last batch's completions if no process replaced a group, so that their rewards are known
+        )
 
     def fill(self, generated: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> tuple[Any, ...]:
         """Replace the groups of a generated batch that teach nothing; this changes `prompts` and `rows` in place."""

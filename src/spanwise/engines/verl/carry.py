@@ -1,7 +1,7 @@
 """Pack blocks and rewards as text in verl's reward workers, and turn the text into advantages in its trainer; imports no verl.
 
-Every token-level loss of verl depends on the advantage as A f(sign A, ratio). So a positive factor on A scales the token's loss,
-and a factor on A undoes the divisor of `actor.loss_agg_mode` without a copy of verl's loss (`loss_factor`).
+Every token-level loss of verl depends on the advantage as A f(sign A, ratio), so a positive factor on A (`loss_factor`) scales the
+token's loss, and undoes the divisor of `actor.loss_agg_mode` without a copy of verl's loss.
 """
 
 from __future__ import annotations
@@ -88,15 +88,6 @@ def _as_json(state: Any) -> Any:
     )
 
 
-class Tokens(NamedTuple):
-    """The block of each token of some rows of a batch, and the turns in these rows."""
-
-    spans: Spans  # one row per batch row, or per turn if the batch was read turn by turn
-    sampled_nt: Bool[Tensor, "n t"]  # True at tokens that the model sampled
-    turns: Turns | None  # the columns of the turns in the batch rows; None: rows are not split
-    place_s: Int[Tensor, " s"]  # for each row of `spans`: its index in `Carried.reading`
-
-
 @dataclass(frozen=True)
 class Carried:
     """The blocks and rewards of a batch, unpacked from the texts that verl's reward workers wrote."""
@@ -119,9 +110,14 @@ class Carried:
         first_turn_index_s = torch.searchsorted(self.row_s, self.row_s)
         return torch.arange(len(self.row_s)) - first_turn_index_s
 
-    def tokens(self, scheme: Scheme, width: int, rows: Sequence[int]) -> Tokens:
-        """Return the block of each token of some batch rows (in ascending order), right-padded to `width` tokens."""
-        run_blocks, run_lengths = [], []
+    def tokens(
+        self, scheme: Scheme, mask_nt: Bool[Tensor, "n t"], rows: Sequence[int]
+    ) -> tuple[Spans, Bool[Tensor, "n t"], Turns | None, Int[Tensor, " s"]]:
+        """Find the blocks and the sampled tokens of some rows of a batch (in ascending order), given the tokens that verl trains.
+
+        Also return the rows' turns (None: they are not split), and each turn's index in `reading` (each row's, without turns).
+        """
+        run_blocks, run_lengths, width = [], [], mask_nt.shape[1]
         for n in rows:
             blocks_of_runs, lengths_of_runs = self.runs[n]
             if self.length_n[n] > width:
@@ -133,16 +129,6 @@ class Carried:
         dtype = np.int8 if len(scheme.layout.names) < 128 else np.int16
         block_nt = torch.from_numpy(np.repeat(np.array(run_blocks, dtype=dtype), run_lengths).reshape(len(rows), width))
         sampled_nt, row_turns, row_n = block_nt >= 0, None, torch.tensor(rows, dtype=torch.int64)
-        if self.split_n.any():
-            # A turn is a run of sampled tokens, or all sampled tokens of a row that was read as one turn.
-            row_turns = split_turns(sampled_nt, torch.where(sampled_nt, runs(sampled_nt) * self.split_n[row_n, None], -1))
-            block_nt = row_turns.take(block_nt, fill=-1)
-        reading_row_s = torch.isin(self.row_s, row_n).nonzero().flatten()
-        row_spans = Spans.of_blocks(scheme.layout.names, block_nt, self.reading.fault_n[reading_row_s])
-        return Tokens(row_spans, sampled_nt, row_turns, reading_row_s)
-
-    def check(self, mask_nt: Tensor, sampled_nt: Tensor, rows: Sequence[int]) -> None:
-        """Refuse rows in which verl trains other tokens than those that its reward worker considered sampled."""
         for n in (mask_nt != sampled_nt).any(dim=1).nonzero().flatten().tolist():
             if self.masked_n[rows[n]] and not (mask_nt[n] & ~sampled_nt[n]).any():
                 continue  # verl's rejection sampling may have masked sampled tokens
@@ -151,6 +137,13 @@ class Carried:
                 f"for sampled, so tool output would be scored as the model's. Let agent loops set AgentLoopOutput.response_mask, "
                 f"and do not override AgentLoopWorker._compute_score."
             )
+        if self.split_n.any():
+            # A turn is a run of sampled tokens, or all sampled tokens of a row that was read as one turn.
+            row_turns = split_turns(sampled_nt, torch.where(sampled_nt, runs(sampled_nt) * self.split_n[row_n, None], -1))
+            block_nt = row_turns.take(block_nt, fill=-1)
+        reading_row_s = torch.isin(self.row_s, row_n).nonzero().flatten()
+        row_spans = Spans.of_blocks(scheme.layout.names, block_nt, self.reading.fault_n[reading_row_s])
+        return row_spans, sampled_nt, row_turns, reading_row_s
 
 
 def unpack(packed: Sequence[Any], scheme: Scheme, step: Sequence[int] | None = None) -> Carried:
@@ -233,12 +226,11 @@ def credited(
     """Compute the advantages of a batch and the targets of its critic, with 0 at masked tokens and in padding rows."""
     scheme, real_indices = step.scheme, rows.real
     carried_reading, scored_rows = read_rows(rows, uids, step)
-    row_tokens = carried_reading.tokens(scheme, mask_nt.shape[1], range(len(real_indices)))
-    real_mask_nt = real_rows(mask_nt.bool(), real_indices)
-    carried_reading.check(real_mask_nt, row_tokens.sampled_nt, range(len(real_indices)))
-    scored_rows = replace(scored_rows, reading=replace(scored_rows.reading, spans=row_tokens.spans), turns=row_tokens.turns)
+    real_mask_nt = mask_nt[real_indices].bool()
+    spans, sampled_nt, turns, _ = carried_reading.tokens(scheme, real_mask_nt, range(len(real_indices)))
+    scored_rows = replace(scored_rows, reading=replace(scored_rows.reading, spans=spans), turns=turns)
     token_tables: dict[str, Any] = {name: scored_rows.take(value_nt[real_indices]) for name, value_nt in rows.tokens.items()}
-    batch = replace(scored_rows.batch, mask_nt=scored_rows.take(row_tokens.sampled_nt), **token_tables, **(more or {}))
+    batch = replace(scored_rows.batch, mask_nt=scored_rows.take(sampled_nt), **token_tables, **(more or {}))
     step_result = step.finish(replace(scored_rows, batch=batch), dtype=dtype)
     step_result.advantages_nt.masked_fill_(~scored_rows.take(real_mask_nt), 0.0)
     adv_nt = to_all_rows(scored_rows.put(step_result.advantages_nt), real_indices, mask_nt)
@@ -278,16 +270,11 @@ class Shares:
         """Compute the advantages of some of the rows (a share), with 0 at masked tokens and in padding rows."""
         unpadded_positions = [i for i, n in enumerate(share) if n in self._number_by_row]
         unpadded_row_numbers = [self._number_by_row[share[i]] for i in unpadded_positions]
-        row_tokens = self.carried.tokens(scheme, mask_nt.shape[1], unpadded_row_numbers)
-        self.carried.check(real_rows(mask_nt.bool(), unpadded_positions), row_tokens.sampled_nt, unpadded_row_numbers)
-        adv_nt = advantages(self.batch.credits.take(row_tokens.place_s), row_tokens.spans, scheme)
-        adv_nt = adv_nt if row_tokens.turns is None else row_tokens.turns.put(adv_nt, rows=len(unpadded_positions))
+        real_mask_nt = mask_nt[unpadded_positions].bool()
+        spans, _, turns, place_s = self.carried.tokens(scheme, real_mask_nt, unpadded_row_numbers)
+        adv_nt = advantages(self.batch.credits.take(place_s), spans, scheme)
+        adv_nt = adv_nt if turns is None else turns.put(adv_nt, rows=len(unpadded_positions))
         return to_all_rows(adv_nt, unpadded_positions, mask_nt)
-
-
-def real_rows(value_nt: Shaped[Tensor, "m t"], real: Sequence[int]) -> Shaped[Tensor, "n t"]:
-    """Select the rows of a table that are not padding."""
-    return value_nt if len(real) == len(value_nt) else value_nt[list(real)]  # without padding, avoid the copy
 
 
 def to_all_rows(value_nt: Float[Tensor, "n t"], real: Sequence[int], mask_nt: Shaped[Tensor, "m t"]) -> Float[Tensor, "m t"]:
