@@ -54,11 +54,6 @@ def check(args: Any) -> RecipeRule:
     """Load the rule of credit from the recipe that slime's arguments name; refuse arguments that conflict with it.
 
     The hooks call it with their first batch. As slime's `custom_megatron_init_path` it runs before anything is sampled.
-
-    >>> from argparse import Namespace
-    >>> check(Namespace(advantage_estimator="ppo"))
-    Traceback (most recent call last):
-    spanwise.errors.RecipeError: There is no recipe; add spanwise_recipe: recipe.yaml to the file of --custom-config-path.
     """
     setting = vars(args).get
     recipe, estimator_name = setting("spanwise_recipe"), setting("advantage_estimator")
@@ -73,7 +68,7 @@ def check(args: Any) -> RecipeRule:
     rule, notes = read_rule(
         recipe,
         engine="slime",
-        longest=setting("rollout_max_response_len", 0),
+        longest=args.rollout_max_response_len,
         get_setting=setting,
         faults=faults,
         fixed=_FIXED,

@@ -12,8 +12,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import GenerationConfig
 
-from spanwise.batch import Batch
-from spanwise.credit.trajectories.turns import Turns
 from spanwise.engines.shared import RunRecord, columns_of, model_size, prompt_texts, say
 from spanwise.engines.skyrl.config import OPTION, check, critic_of, reads_turns
 from spanwise.engines.skyrl.estimators import register, register_loss
@@ -113,15 +111,16 @@ class SpanRayPPOTrainer(RayPPOTrainer):
     def _useful_uids(self, output: Any, uids: Sequence[str]) -> set[str]:
         """Return the prompt ids of the groups in which some completion gets credit."""
         sampled_rows = SampledRows.of(output, uids, output, stepwise=self.cfg.generator.step_wise_trajectories)
-        batch, turn_places = self._batch(sampled_rows, width=max(sampled_rows.length_n))
-        scored_batch = ReadBatch(batch, read(batch, self.scheme, self.vocabulary), len(uids), turn_places)
-        return _prompts_of(uids, batch.group_n[self.step.useful(scored_batch)])
+        scored_batch = self._read(sampled_rows, width=max(sampled_rows.length_n))
+        return _prompts_of(uids, scored_batch.batch.group_n[self.step.useful(scored_batch)])
 
-    def _batch(self, rows: SampledRows, *, width: int, data: Any = None) -> tuple[Batch, Turns | None]:
-        """Build the batch whose blocks are then found and scored: one row per turn, or SkyRL's own rows."""
+    def _read(self, rows: SampledRows, *, width: int, data: Any = None) -> ReadBatch:
+        """Find and score the blocks of a batch with one row per turn, or with SkyRL's own rows."""
         if reads_turns(self.scheme, stepwise=rows.stepwise):
-            return rows.turns(self._columns, width=width, anchored="anchor_s" in self.scheme.entry.inputs)
-        return rows.whole(self._columns, data), None
+            batch, turns = rows.turns(self._columns, width=width, anchored="anchor_s" in self.scheme.entry.inputs)
+        else:
+            batch, turns = rows.whole(self._columns, data), None
+        return ReadBatch(batch, read(batch, self.scheme, self.vocabulary), len(rows.length_n), turns)
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
         """Compute old log-probabilities or values, and prevent SkyRL from shifting them to other rows."""
@@ -149,8 +148,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         rows = self.last_rows
         assert rows is not None, "SkyRL postprocesses rows before it trains on them"
         mask_nt, row_count = data["loss_mask"] > 0, len(rows.length_n)
-        batch, turn_places = self._batch(rows, width=mask_nt.shape[1], data=data)
-        reading = read(batch, self.scheme, self.vocabulary)
+        scored_batch = self._read(rows, width=mask_nt.shape[1], data=data)
+        batch, reading = scored_batch.batch, scored_batch.reading
         if self.scheme.value_names:  # the critic is not fitted to rows that the generator left out of the loss
             batch = replace(batch, mask_nt=mask_nt[:row_count])
         # The token that a mode appends to a row is in the last column, because rows are right-aligned.
@@ -158,7 +157,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         for name, part in self.parts.items():
             mode_logp_n = token_logp(data["action_log_probs"][:row_count], column_by_mode[name])
             batch = replace(batch, **part.fields(mode_logp_n, self.global_step - 1))
-        scored_batch = ReadBatch(batch, reading, row_count, turn_places)
+        scored_batch = replace(scored_batch, batch=batch)
         step_result = self.step.finish(scored_batch, number=self.global_step, dtype=self.advantage_dtype)
         adv_nt = scored_batch.put(step_result.advantages_nt)
         if self.cfg.trainer.algorithm.zero_variance_filter:
