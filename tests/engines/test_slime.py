@@ -289,6 +289,8 @@ def test_what_cannot_work_is_refused(tmp_path, match):
 def test_settings_that_are_taken(tmp_path):
     with pytest.warns(UserWarning, match="steps"):
         assert check(arguments(tmp_path, conformance.WHOLE + "steps: 3\n", kl_coef=0.0)).scheme.method == "grpo"
+    single = arguments(tmp_path, conformance.WHOLE, n_samples_per_prompt=1, grpo_std_normalization=False)
+    assert check(single).scheme.method == "grpo"  # slime ignores the option for single samples
 
 
 def test_a_sample_of_no_group_is_refused(tmp_path):
