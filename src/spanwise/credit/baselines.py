@@ -75,9 +75,7 @@ def advantage(
         the batch, the group (same prompt), the outcome stratum (same prompt and outcomes), or the blended estimate.
         back_off: the stratum is that of the first level l = 0, 1, ..., O with at least `min_stratum` rewards, where level l takes
         all completions of the prompt that agree in the first O - l outcomes, whichever level they are compared at themselves
-        scale "std": A[i] / (std + eps), and where r[i] is absent and stands for u[i]: (u[i] - b[i]) / (std + eps), both with
-            std^2 = (sum of (r[j] - m)^2 + sum of (u[j] - m)^2) / (n + k - ddof) over the n rewards and the k stand-ins of the
-            stratum, m the mean of the n rewards
+        scale "std": A[i] / (std + eps), std of the rewards of the stratum and of what stands for absent ones (`compare_in_strata`)
 
     Args:
         reward_n: one reward per completion; NaN where absent (it joins no baseline).
@@ -91,19 +89,16 @@ def advantage(
         leave_one_out: leave the completion out of its own mean (`blended` always does).
         min_stratum: strata with fewer members give 0 and are counted in `alone_n`.
         scale: "std" divides by the stratum's standard deviation, which stand-ins join; not with none and blended.
-        ddof: of the standard deviation.
-        eps: added to the standard deviation.
+        ddof, eps: as for `compare_in_strata`.
         if_missing: the reward that an absent reward stands for, or one per completion, NaN where it stands for nothing (a check
             that failed). Its baseline is the mean of the stratum's present members, of the group or the batch where the stratum
             has none; it joins no baseline.
-        voter_n: whose each row is, where several rows (turns) are one rollout: in each stratum they are one member, with the mean
-            of its rows; each row is compared with the mean over members. Not with `blended`, nor with a scale. None: each row is
-            a member.
+        voter_n: whose each row is, where several rows (turns) are one rollout, as for `compare_in_strata`; not with `blended`.
+            None: each row is a member.
 
     Edge cases:
         A stratum of one and a constant stratum give exactly 0; `blended` never needs a second member. A completion of which an
-        outcome is unknown is in no stratum that needs it: it backs off, or gets 0. Scaled, k of G rewards that are missing get at
-        most sqrt((G - ddof) / k) each, and that where the others are all equal; the others are scaled by the same number.
+        outcome is unknown is in no stratum that needs it: it backs off, or gets 0.
 
     Raises:
         AlignmentError: sizes differ.
@@ -120,12 +115,6 @@ def advantage(
         tensor([ 0.0400, -0.0400, -0.3150,  0.3150], dtype=torch.float64)
         >>> advantage(reward_n, one_prompt, baseline="group").advantage_n
         tensor([ 0.1775,  0.0975, -0.4525,  0.1775], dtype=torch.float64)
-
-        The last of the wrong ones gave no answer: alone of its kind, it is compared with both wrong ones, the others as before.
-
-        >>> right_complete_n2 = torch.tensor([[1., 1.], [1., 1.], [0., 1.], [0., 0.]])
-        >>> advantage(reward_n, one_prompt, baseline="outcome", outcome_no=right_complete_n2).advantage_n
-        tensor([ 0.0400, -0.0400, -0.3150,  0.3150], dtype=torch.float64)
 
         Without the last confidence, which counts as -1: the mean of the others is -.2467, the scale of all four .5173.
 
@@ -150,6 +139,8 @@ def advantage(
         stand_in_reward_n = torch.where(lacks_reward_n, if_missing, stand_in_reward_n)
     worth_n = torch.where(lacks_reward_n, stand_in_reward_n, reward_n.double())
     outcome_no = _collect_outcomes(outcome_no, group_n, baseline)
+    scaling: dict[str, Any] = {"scale": scale, "ddof": ddof, "eps": eps, "stand_in_n": stand_in_reward_n}
+    comparing: dict[str, Any] = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "voter_n": voter_n}
     merged_result, uncompared_n, comparison_levels = None, torch.ones_like(lacks_reward_n), list[tuple[Tensor, int]]()
     if baseline == "none":
         check_rewards(reward_n)  # `moments` checks the rewards for every other baseline
@@ -174,19 +165,9 @@ def advantage(
         if merged_result is not None and not bool(uncompared_n.any()):
             break
         stratum_n = refine(coarsest_group_n, outcome_no[:, :outcomes])
-        level_result = compare_in_strata(
-            reward_n,
-            stratum_n.where(
-                stratum_n < 0, stratum_n + level * len(stratum_n) ** 2
-            ),  # the offset keeps the numbers of coarse and of fine strata (sets of compared completions) apart
-            leave_one_out=leave_one_out,
-            min_stratum=min_stratum,
-            scale=scale,
-            ddof=ddof,
-            eps=eps,
-            stand_in_n=stand_in_reward_n,
-            voter_n=voter_n,
-        )
+        # The offset keeps the numbers of coarse and of fine strata (sets of compared completions) apart.
+        stratum_n = stratum_n.where(stratum_n < 0, stratum_n + level * len(stratum_n) ** 2)
+        level_result = compare_in_strata(reward_n, stratum_n, **scaling, **comparing)
         if 0 < level <= last_level:
             level_nm = torch.full_like(level_result.comparison.level_nm, level)
             level_result = Explained(level_result.advantages, replace(level_result.comparison, level_nm=level_nm))

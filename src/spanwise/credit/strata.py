@@ -1,8 +1,7 @@
-"""Compare numbers with the mean and deviation of their stratum, the set of completions that are compared together.
+"""Compare numbers with the mean and deviation of their stratum, the set of completions that are compared with each other.
 
-A stratum is a set of completions that are compared with each other: the batch, those of one prompt (a group), or those of one
-prompt with equal outcomes. No other module divides by a group's moment. Everything here is float64, takes strata of any size in
-any order, and leaves NaN values out.
+A stratum is the batch, the completions of one prompt (a group), or those of one prompt with equal outcomes. No other module
+divides by a group's moment. Everything here is float64, takes strata of any size in any order, and leaves NaN values out.
 """
 
 from __future__ import annotations
@@ -73,8 +72,6 @@ class Explained(NamedTuple):
         comparison: of as many columns.
 
     Example:
-        >>> import torch
-        >>> from spanwise.credit import compare_in_strata
         >>> found = compare_in_strata(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]))
         >>> found.advantages.tolist(), found.comparison.baseline_nm.flatten().tolist()
         ([0.5, -0.5], [0.5, 0.5])
@@ -93,8 +90,6 @@ def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
     """Decorate a method that returns `Explained`: called, it returns the advantages; `call_explained` gets the comparison too.
 
     Example:
-        >>> import torch
-        >>> from spanwise.credit import compare_in_strata
         >>> @explains
         ... def minus_mean(reward_n, group_n):
         ...     return compare_in_strata(reward_n, group_n)
@@ -314,8 +309,6 @@ def compare_in_strata(
 ) -> Explained:
     r"""Subtract from each value the mean of those it is compared with (its stratum); divide by their deviation or mean if asked.
 
-    `centred` is the same for the advantages alone.
-
     Equation
         A[i] = (v[i] - mean_S v) * (n/(n-1) if leave_one_out else 1) / divisor
         divisor = 1 (scale "none"), std_S + eps ("std") or mean_S + eps ("mean")
@@ -330,6 +323,8 @@ def compare_in_strata(
 
     voter_n: the rows of one voter in a stratum (the turns of a trajectory) are one member, which has their mean; each row is then
     compared with the mean of the members. `leave_one_out` leaves out the whole voter. Not with a scale.
+
+    `centred` returns the advantages alone.
 
     Example:
         >>> centred(torch.tensor([1., 0., 0., 5.]), torch.tensor([0, 0, 0, 1]), leave_one_out=True)
@@ -404,15 +399,13 @@ def _compare_votes(
 def standardise(
     value_n: Float[Tensor, " n"],
     *,
-    weight_n: Float[Tensor, " n"] | None = None,
+    weight_n: Int[Tensor, " n"] | Float[Tensor, " n"] | None = None,
     shift: bool = True,
     ddof: int = 1,
     eps: float = 0.0,
     eps_at: EpsAt = "std",
 ) -> tuple[Float[Tensor, " n"], float, float]:
-    """Standardise values over the whole batch, with weights; return the results, the mean and the divisor.
-
-    A constant batch gives 0.
+    """Standardise values over the batch, with weights (0 if it is constant); return the results, the mean and the divisor.
 
     A[i] = (v[i] - mean v if shift else v[i]) / (std + eps, sqrt(var + eps) or sqrt(max(var, eps)) by `eps_at`)
     """

@@ -144,12 +144,11 @@ def ha_dw(
         diff = mean_g r - anchor;   D = -sign(A) sign(diff);   A'[i] = A[i] lambda_scale exp(D |diff|)
 
     Args:
-        reward_n: one reward per completion, a rate of success in [0, 1]; NaN where absent (takes no part, gets 0).
-        group_n: prompt ids, in any order, of any sizes.
+        reward_n: as for `grpo`, a rate of success in [0, 1].
+        group_n, ddof, eps, min_stratum: as for `grpo`.
         anchor: the rate of success to expect. In a run it is that of the first batch, and each batch moves it as `HistoryWeight`
             says, with the options `eta`, `window` and `history`.
         lambda_scale: of all weights.
-        ddof, eps, min_stratum: see `grpo`.
 
     Edge cases:
         A group of one and a constant group give exactly 0. With 1.3 every weight exceeds 1 while |diff| < .262: much of the
@@ -200,12 +199,8 @@ def grpo_verif(
     Args:
         reward_nk: rewards of the solution and of the judgement on it (paper: 1 right, -1 wrong, -1.5 no valid output); NaN
             where the block is absent (takes no part, gets 0).
-        group_n: prompt ids, in any order, of any sizes.
+        group_n, if_missing_k, ddof, eps, min_stratum: as for `dcpo`.
         weight: of the blocks after the first (alpha in the paper).
-        if_missing_k: per block, what an absent reward stands for: it joins the deviation and not the mean, see `advantage`.
-        ddof: of the standard deviations.
-        eps: added to them.
-        min_stratum: smaller groups get 0.
 
     Edge cases:
         A group of one and a block whose reward is constant in the group give exactly 0. Right and wrong solutions share one
@@ -220,8 +215,7 @@ def grpo_verif(
                 [-1.2074, -0.2000]], dtype=torch.float64)
 
     Reference:
-        "GRPO-Verif" (arXiv 2511.15137). Its alpha stands in the loss, here in the advantage, which is the same for clipped
-        losses. ddof and eps are not verified.
+        "GRPO-Verif" (arXiv 2511.15137), with its alpha in the advantage instead of the loss. ddof and eps are not verified.
     """
     grpo_options = {"ddof": ddof, "eps": eps, "min_stratum": min_stratum}
     standardised: Explained = call_explained(dcpo, reward_nk, group_n, if_missing_k=if_missing_k, **grpo_options)
@@ -264,15 +258,10 @@ def gagpo(
         scale="std":  A[t] becomes (A[t] - mean_g A) / (std_g A + eps), over the rows of the prompt
 
     Args:
-        reward_s: one reward per step row; NaN where absent.
-        group_s: prompt (task) ids, in any order, of any sizes.
-        trajectory_s: trajectory ids; a trajectory belongs to one prompt.
-        step_s: step numbers; only their order counts.
-        anchor_s: the state each step starts from, anything hashable or integer ids; None in a list is like no other state.
-        gamma: discount per step.
+        reward_s, group_s, trajectory_s, step_s, gamma, similarity: as for `gigpo`.
+        anchor_s: as for `gigpo`; None in a list is like no other state.
         lam: 1 gives R[t] - V(u[t]), the step part of GiGPO; 0 the TD error alone.
         scale: "std" standardises the advantages inside the prompt.
-        similarity: None for equal states, or the least `difflib` ratio of texts; see `anchor_groups`.
         ddof, eps, min_stratum: of `scale="std"`.
 
     Edge cases:
@@ -281,7 +270,7 @@ def gagpo(
         returns to a state. An absent reward takes the advantage from its own and all earlier steps, and their returns from V.
 
     Example:
-        Two trajectories of one task, a: s0 s1 s2 with 10 at the end, b: s0 s1 s1 with nothing.
+        The two trajectories of `gigpo`.
 
         >>> reward_s = torch.tensor([0., 0., 10., 0., 0., 0.])
         >>> one, ab, t = torch.zeros(6).long(), torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -289,9 +278,8 @@ def gagpo(
         tensor([ 4.2117,  6.3333,  0.0000, -4.2263, -3.0162, -3.1667], dtype=torch.float64)
 
     Reference:
-        Zhu et al. 2026, "Generalized Advantage Grouped Policy Optimization" (arXiv 2605.13217), from a secondary account. The
-        paper also normalises advantages inside groups; which group and which moments is not verified, so it is the option
-        `scale`, off by default. Its ratio per action belongs to the loss.
+        Zhu et al. 2026, "Generalized Advantage Grouped Policy Optimization" (arXiv 2605.13217). The paper also normalises inside
+        groups; which group and which moments is not verified: the option `scale`. Its ratio per action belongs to the loss.
     """
     check_known("scale", scale, ("none", "std"))
     timeline = build_timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)

@@ -57,7 +57,7 @@ def bae(
     Args:
         reward_nk: one reward per completion and block; NaN where the block is absent (joins no baseline, gets 0). There may be
             several columns for one block: a column is one objective.
-        group_n: prompt ids, in any order, of any sizes.
+        group_n, voter_n, leave_one_out, min_stratum, ddof, eps: as for `advantage`.
         outcome_no: O discrete outcomes of each completion; NaN where unknown. None: the first block's reward.
         given_k: per column, which outcomes its baseline is given, from coarse to fine. None: the first column none, every other
             one all there are.
@@ -68,10 +68,6 @@ def bae(
         judged_k: per column, which of its given outcomes that is about; None: the only one.
         if_missing_k: per column, what an absent reward stands for, one number or one per completion (NaN: nothing): it gets that
             minus its baseline, see `advantage`. None: absent gets 0.
-        voter_n: whose each row is, where rows are turns of rollouts, see `advantage`.
-        leave_one_out: leave the completion out of its own means.
-        min_stratum: smaller strata give 0.
-        ddof, eps: of the standard deviation.
 
     Edge cases:
         A stratum of one and a constant stratum give exactly 0 (`blended` borrows from other prompts instead).
@@ -133,15 +129,11 @@ def dcpo(
 
     Args:
         reward_nk: one reward per completion and block; NaN where the block is absent (takes no part, gets 0).
-        group_n: prompt ids, in any order, of any sizes.
+        group_n, ddof, eps, min_stratum: as for `grpo`.
         if_missing_k: per block, what an absent reward stands for: it joins the deviation and not the mean, see `advantage`.
-        ddof: of the standard deviations.
-        eps: added to them.
-        min_stratum: smaller groups get 0.
 
     Edge cases:
-        A group of one and a block whose reward is constant in the group give exactly 0. What is missing gets at most
-        sqrt(G - 1) in size, however close to each other the others are.
+        A group of one and a block whose reward is constant in the group give exactly 0.
 
     Example:
         >>> import torch

@@ -60,7 +60,7 @@ def gdpo(
 
     Args:
         reward_nm: M rewards per completion; an absent one (NaN) adds nothing, a completion without any joins nothing, gets 0.
-        group_n: prompt ids, in any order, of any sizes.
+        group_n, min_stratum: as for `grpo`.
         weight_m: of the standardised rewards; None: 1 each.
         length_n: trainable tokens; given, each completion counts that often in the moments of the batch (verl). None: once
             (TRL, the authors' TRL code).
@@ -69,7 +69,6 @@ def gdpo(
         eps_at: "std" for std S + eps, "variance" for sqrt(var S + eps) as verl has it, "floor" for sqrt(max(var S, eps)).
         conflict: leave out completions whose rewards contradict each other (GD2PO): 1 all of them, its "hard" mask; smaller
             numbers those that nearly cancel, its "SNR" mask (.2 in the authors' code). None: nobody.
-        min_stratum: smaller groups add nothing.
 
     Edge cases:
         A reward that is constant in a group, and a group of one, add exactly 0. Counted once each, completions have mean S = 0,
@@ -87,8 +86,7 @@ def gdpo(
         "normalize_then_sum"` in TRL. `conflict` is GD2PO (arXiv 2606.16771) as the authors' code has it.
     """
     weight_m = weights_of(reward_nm, weight_m)
-    scaling: dict[str, Any] = {"scale": "std", "ddof": ddof, "eps": eps}
-    adv_nm, comparison = compare_columns(reward_nm, group_n, {}, min_stratum=min_stratum, **scaling)
+    adv_nm, comparison = compare_columns(reward_nm, group_n, {}, min_stratum=min_stratum, scale="std", ddof=ddof, eps=eps)
     weighted_adv_nm = adv_nm * weight_m
     adv_sum_n, abs_sum_n = weighted_adv_nm.sum(dim=1), weighted_adv_nm.abs().sum(dim=1)
     adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * abs_sum_n, adv_sum_n, 0.0)  # exactly 0 if the advantages cancel
@@ -100,10 +98,9 @@ def gdpo(
         is_kept_n = ~(disagrees_n & nearly_cancels_n)
         kept_share_n = moments(is_kept_n.double().where(~adv_sum_n.isnan(), torch.nan), group_index(group_n)).mean_n()
         adv_sum_n = torch.where(is_kept_n, adv_sum_n * kept_share_n, torch.nan)
-    length_weight_n = None if length_n is None else length_n.double()
     subtracts_mean = length_n is not None or conflict is not None
     options: dict[str, Any] = {"shift": subtracts_mean, "ddof": ddof, "eps": eps, "eps_at": eps_at}
-    adv_n, _, batch_divisor = standardise(adv_sum_n, weight_n=length_weight_n, **options)
+    adv_n, _, batch_divisor = standardise(adv_sum_n, weight_n=length_n, **options)
     if len(weight_m) == 1 and batch_divisor > 0 and length_n is None:  # one reward: its baseline explains the advantage
         worth_nm, baseline_nm = weight_m * comparison.worth_nm, weight_m * comparison.baseline_nm
         comparison = replace(comparison, worth_nm=worth_nm, baseline_nm=baseline_nm)
@@ -203,19 +200,16 @@ def reinforce_plus_plus_baseline(
         A[i] = (c[i] - mean c) / sqrt(var c + eps), mean = sum L c / sum L, var = sum L (c - mean)^2 / (sum L - ddof)
 
     Args:
-        reward_n: one reward per completion; NaN where absent (takes no part, gets 0).
-        group_n: prompt ids, in any order, of any sizes.
+        reward_n, group_n: as for `grpo`.
         length_n: trainable tokens of each completion.
-        ddof: of the variance (verl 1, OpenRLHF 0).
-        eps: see `eps_at`.
-        eps_at: "variance" as verl has it, "floor" for max(var, eps) as OpenRLHF has it, "std" for std + eps.
+        ddof, eps, eps_at: as for `reinforce_plus_plus`.
         zero_constant_groups: leave constant groups out, as if they had been filtered before: they join no moment and get 0.
         min_stratum: smaller groups join no moment and get 0.
 
     Edge cases:
         A constant group has c = 0, but where right and wrong answers differ in length the mean of c over tokens is not 0, and
         the group is credited with -mean/std. That is the method; `zero_constant_groups` takes it away. A group of one, a batch of
-        constant groups and a completion without tokens give exactly 0 (verl lets a group of one keep its raw reward as c).
+        constant groups and a completion without tokens give exactly 0.
 
     Example:
         >>> r, g, length = torch.tensor([1., 0., 1., 1.]), torch.tensor([0, 0, 1, 1]), torch.tensor([30, 10, 20, 20])
@@ -233,7 +227,7 @@ def reinforce_plus_plus_baseline(
     if zero_constant_groups:
         is_compared_n &= group_moments.std_n(ddof=0) > 0
     centred_n, comparison = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum)
-    options: dict[str, Any] = {"weight_n": length_n.double(), "ddof": ddof, "eps": eps, "eps_at": eps_at}
+    options: dict[str, Any] = {"weight_n": length_n, "ddof": ddof, "eps": eps, "eps_at": eps_at}
     adv_n, batch_mean, batch_divisor = standardise(torch.where(is_compared_n, centred_n, torch.nan), **options)
     adv_n1, has_tokens_n1 = adv_n[:, None], (length_n > 0)[:, None]
     scaled_comparison = comparison.rescaled(divisor=batch_divisor, shift=batch_mean).fitting(adv_n1)

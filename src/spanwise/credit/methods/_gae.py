@@ -80,16 +80,10 @@ def gae(
         >>> gae(reward_nt, value_nt, torch.tensor([[True, False, True]]), length_adaptive_alpha=2.0)
         tensor([[0.4000, 0.0000, 0.4000]])
 
-        VinePPO: a column is a span, its value the mean reward of completions sampled from its start; the mask leaves out spans
-        that are not there or have no value. `adv_nk.gather(1, block_nt)` hands it to tokens, SPO-chain to those with p < .9 alone.
-
-        >>> gae(torch.tensor([[0., 0., 1.]]), torch.tensor([[.5, .25, .75]]), torch.ones(1, 3, dtype=torch.bool), lam=0.0)
-        tensor([[-0.2500,  0.5000,  0.2500]])
-
     Reference:
         Schulman et al. 2016 (arXiv 1506.02438); masked tokens are skipped as verl does. verl whitens always, we when asked.
-        Yue et al. 2025, "VAPO" (arXiv 2504.05118) for the length-adaptive lambda; Kazemnejad et al. 2024, "VinePPO"
-        (arXiv 2410.01679) and Guo et al. 2025, "Segment Policy Optimization" (arXiv 2505.23564) for spans.
+        Yue et al. 2025, "VAPO" (arXiv 2504.05118) for the length-adaptive lambda. docs/methods.md shows spans instead of tokens
+        (VinePPO, arXiv 2410.01679; SPO-chain, arXiv 2505.23564).
     """
     lambda_options: dict[str, Any] = {"gamma": gamma, "lam": lam, "alpha": length_adaptive_alpha}
     advantage_nt = lambda_advantage(reward_nt, value_nt, mask_nt, **lambda_options, bootstrap_n=bootstrap_n)
@@ -164,14 +158,12 @@ def sae(
         A[k] = r[k] + gamma V[k+1] - V[k] + gamma lam_k A[k+1], k over the trainable tokens
         lam_k = lam if p[k+1] < threshold (boundary "start": the unlikely token opens a segment)
                     or p[k] < threshold   (boundary "end": it closes one), else 1
-        length_adaptive_alpha: lam = max(0, 1 - 1 / (alpha length)), length the trainable tokens of the completion
         so that inside a segment all values cancel but V[k] and those where the later segments start
 
     Args:
         reward_nt, value_nt, mask_nt, gamma, bootstrap_n: as for `gae`.
         logp_nt: log-probability of each sampled token under the policy and at the temperature that sampled it.
-        lam: the weight at a boundary; one number, or one per completion.
-        length_adaptive_alpha: take the weight of each completion's length instead of `lam`, as for `gae`.
+        lam, length_adaptive_alpha: as for `gae`, at a boundary.
         threshold: tokens less probable than this are boundaries, at least 0; 0: none, above 1: all.
         boundary: which side of the cut the unlikely token lies on.
 
@@ -183,8 +175,8 @@ def sae(
         minus V. An unlikely first token changes nothing ("start"). Every token unlikely: GAE.
 
     Raises:
-        AlignmentError, RewardError, RecipeError: see `gae`; also a log-probability that is NaN at a trainable token, a threshold
-            below 0.
+        RewardError: a log-probability that is NaN at a trainable token.
+        RecipeError: a threshold below 0.
 
     Example:
         >>> reward_nt, value_nt = torch.tensor([[0., 0., 0., 1.]]), torch.tensor([[.4, .5, .3, .6]])

@@ -80,10 +80,8 @@ def dr_grpo(
         A[i] = r[i] - mean_g r          (leave_one_out: times G/(G-1), which is RLOO)
 
     Args:
-        reward_n: one reward per completion; NaN where absent (takes no part, gets 0).
-        group_n: prompt ids, in any order, of any sizes.
+        reward_n, group_n, min_stratum: as for `grpo`.
         leave_one_out: leave the completion out of the mean.
-        min_stratum: smaller groups get 0.
 
     Edge cases:
         A group of one and a constant group give exactly 0.
@@ -114,13 +112,10 @@ def rloo(reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, min_strat
         A[i] = r[i] - mean of r over g without i = (r[i] - mean_g r) G/(G-1)
 
     Args:
-        reward_n: one reward per completion; NaN where absent (takes no part, gets 0).
-        group_n: prompt ids, in any order, of any sizes.
-        min_stratum: smaller groups get 0.
+        reward_n, group_n, min_stratum: as for `grpo`.
 
     Edge cases:
-        A group of one and a constant group give exactly 0 (verl's `rloo` returns the raw reward for a group of one, its
-        `rloo_vectorized` and SkyRL 0, OpenRLHF NaN).
+        A group of one and a constant group give exactly 0; docs/compat.md has what other frameworks give.
 
     Example:
         >>> rloo(torch.tensor([1., 0., 0., 0.]), torch.tensor([7, 7, 7, 7]))
@@ -153,14 +148,13 @@ def maxrl(
         A[i] = (r[i] - mean_g r) / (mean_g r + eps)
 
     Args:
-        reward_n: one reward per completion, 0 or more; NaN where absent (takes no part, gets 0).
-        group_n: prompt ids, in any order, of any sizes.
+        reward_n: as for `grpo`, and 0 or more.
+        group_n, min_stratum: as for `grpo`.
         eps: added to the mean (SkyRL 1e-6, prime-rl 0).
-        min_stratum: smaller groups get 0.
 
     Edge cases:
-        A group of one and a constant group, all-wrong or all-right, give exactly 0 (SkyRL returns the raw reward for a group of
-        one). Adding a constant to the rewards of a group changes the result, for 0 means failure here.
+        A group of one and a constant group, all-wrong or all-right, give exactly 0. Adding a constant to the rewards of a group
+        changes the result, for 0 means failure here.
 
     Raises:
         RewardError: a negative reward; the mean would no longer be a rate of success, and signs could flip.
@@ -204,14 +198,11 @@ def opo(
         A[i] = r[i] - (sum_g L r) / (sum_g L)
 
     Args:
-        reward_n: one reward per completion; NaN where absent (takes no part, gets 0).
-        group_n: prompt ids, in any order, of any sizes.
+        reward_n, group_n, min_stratum: as for `grpo`.
         length_n: trainable tokens of each completion.
-        min_stratum: smaller groups get 0.
 
     Edge cases:
-        A group of one, a constant group and a group without any token give exactly 0 (verl returns the raw reward for a group
-        of one).
+        A group of one, a constant group and a group without any token give exactly 0.
 
     Example:
         >>> opo(torch.tensor([1., 0.]), torch.tensor([0, 0]), length_n=torch.tensor([30, 10]))
@@ -258,10 +249,9 @@ def rlcr(
     Args:
         reward_nm: a column of 1 (the answer is right) and 0, and one of the scores of the confidence (Brier or log score), or any
             others; NaN in one of them makes the sum absent.
-        group_n: prompt ids.
+        group_n, min_stratum: as for `grpo`.
         weight_m: of each column; None: 1 each.
         leave_one_out: leave the completion out of its own mean.
-        min_stratum: smaller groups get 0.
 
     Edge cases:
         A group of one and a constant group give exactly 0. With the log score, refusing with a confidence of 0 beats honest
@@ -273,9 +263,8 @@ def rlcr(
 
     Reference:
         Damani et al. 2025, "Beyond Binary Rewards" (arXiv 2507.16806). The authors' code uses an affine map of R and pays the
-        format too, at the weight of correctness; the preset pays it a quarter of that, as `bae` does (`rlcr_paper`: R alone). As
-        a recipe the one number is spread over each block's tokens by itself (`per: block`), as `bae` spreads its own, so that
-        the two differ in the credit alone; `per: completion` weighs all tokens alike.
+        format too, at the weight of correctness; the preset pays it a quarter of that (`rlcr_paper`: R alone). The preset shares
+        credit `per: block`, as that of `bae` does, so that the two differ in the credit alone.
     """
     check_rewards(reward_nm, column="reward")  # inf and -inf would become NaN (absent) in the sum
     reward_sum_n = weighted(reward_nm.double(), weights_of(reward_nm, weight_m)).sum(dim=1)
