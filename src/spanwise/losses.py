@@ -1,8 +1,8 @@
 """Losses per token for trainers that lack them, as pure functions that never read a masked token.
 
 Every policy loss takes log-probabilities, advantages and a mask, every value loss values (or scores of bins), targets and a mask.
-They return loss_nt, exactly 0 at masked tokens. Gradients flow through the first argument only. `aspo` clips a ratio to
-[1 - clip_low, 1 + clip_high], as verl and SkyRL do; `dppo` bounds a divergence. `critic_error` says how far off a critic is.
+They return loss_nt. A masked token has loss 0 and gradient 0, whatever it holds (NaN). Gradients flow through the first argument
+only. `critic_error` says how far off a critic is.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _ROUNDING = 1e-3
 
 
 def zero_masked(mask_nt: Tensor, **inputs: Tensor) -> list[Tensor]:
-    """Return the inputs with 0 at masked tokens, so that no number and no gradient there is NaN."""
+    """Return the inputs with 0 at masked tokens, so that nothing there is NaN; only the first input keeps its gradient."""
     for name, value in inputs.items():
         if value.shape != mask_nt.shape:
             raise AlignmentError(f"mask_nt is {tuple(mask_nt.shape)} but {name} is {tuple(value.shape)}.")
     check_mask(mask_nt)
-    return [torch.where(mask_nt, value, 0.0) for value in inputs.values()]
+    first, *others = inputs.values()
+    return [torch.where(mask_nt, value, 0.0) for value in (first, *(other.detach() for other in others))]
 
 
 def aspo(
@@ -67,8 +68,7 @@ def aspo(
     Reference:
         "ASPO" 2025 (arXiv 2510.06062). The values of clip_low, clip_high and cap are not confirmed by its text.
     """
-    detached_inputs = {"logp_old_nt": logp_old_nt.detach(), "adv_nt": adv_nt.detach()}
-    logp_nt, logp_old_nt, adv_nt = zero_masked(mask_nt, logp_nt=logp_nt, **detached_inputs)
+    logp_nt, logp_old_nt, adv_nt = zero_masked(mask_nt, logp_nt=logp_nt, logp_old_nt=logp_old_nt, adv_nt=adv_nt)
     log_ratio_nt = (logp_nt - logp_old_nt).clamp(-20.0, 20.0)
     ratio_nt = log_ratio_nt.detach().exp()
     is_dropped_nt = torch.where(adv_nt > 0, ratio_nt > 1 + clip_high, ratio_nt < 1 - clip_low)
@@ -115,8 +115,7 @@ def dppo(
         "Rethinking the Trust Region in LLM RL" 2026 (arXiv 2602.04879), from three implementations; which delta the paper uses is
         not confirmed.
     """
-    detached_inputs = {"logp_old_nt": logp_old_nt.detach(), "adv_nt": adv_nt.detach()}
-    logp_nt, logp_old_nt, adv_nt = zero_masked(mask_nt, logp_nt=logp_nt, **detached_inputs)
+    logp_nt, logp_old_nt, adv_nt = zero_masked(mask_nt, logp_nt=logp_nt, logp_old_nt=logp_old_nt, adv_nt=adv_nt)
     detached_logp_nt = logp_nt.detach()
     p_nt, p_old_nt, limit_nt = detached_logp_nt.exp(), logp_old_nt.exp(), torch.where(adv_nt > 0, delta_high, delta_low)
     moved_away_nt = (p_nt - p_old_nt) * adv_nt.sign()
@@ -146,21 +145,20 @@ def value_loss(
         with clip: loss = max((V - R)^2, (clamp(V, V_old - clip, V_old + clip) - R)^2)
 
     Args:
-        value_nt: the critic's values; gradients flow through them only.
+        value_nt: the critic's values.
         target_nt: what they should be (`spanwise.credit.value_target`).
         mask_nt: the trainable tokens.
         old_value_nt: the values before the fit, needed by `clip`.
         clip: how far a value may move and still be followed, above 0; None: any distance.
 
     Edge cases:
-        A masked token has loss 0 and gradient 0, whatever it holds (NaN). NaN or infinity at a trainable token stays in the loss.
+        NaN or infinity at a trainable token stays in the loss.
 
     Raises:
         RecipeError: `clip` without `old_value_nt` or the reverse; a `clip` that is not above 0.
         AlignmentError: two shapes differ.
 
     Example:
-        >>> import torch
         >>> value_nt, target_nt = torch.tensor([[.5, .9, 9.]]), torch.tensor([[1., 1., 1.]])
         >>> mask_nt, old_value_nt = torch.tensor([[True, True, False]]), torch.tensor([[.5, .5, .5]])
         >>> value_loss(value_nt, target_nt, mask_nt)
@@ -178,7 +176,7 @@ def value_loss(
         f"clip is {clip}; it is a distance between values and must be above 0.": clip is not None and not clip > 0,
     }
     refuse(possible_faults)
-    value_nt, target_nt = zero_masked(mask_nt, value_nt=value_nt, target_nt=target_nt.detach())
+    value_nt, target_nt = zero_masked(mask_nt, value_nt=value_nt, target_nt=target_nt)
     loss_nt = (value_nt - target_nt).square()
     if old_value_nt is not None and clip is not None:
         (old_value_nt,) = zero_masked(mask_nt, old_value_nt=old_value_nt.detach())
@@ -203,18 +201,16 @@ def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[f
         (N, T, B), each row of sum 1; in the dtype of the target, float32 for smaller ones.
 
     Edge cases:
-        The expectation over bin centres (`categorical_value`) is y to .0002 bin widths where y is 4 sigmas (3 bin widths)
-        or more away from both ends of the range. Nearer it is pulled inwards, for what lies outside is cut off: at an end by .69
-        bin widths (.014 for 51 bins over 0 to 1). Where targets are 0 and 1 and that matters, let the range reach 3 bin widths
-        beyond them.
-        A target outside the range by less than a thousandth of a bin counts as its end: rounding.
+        The expectation over bin centres (`categorical_value`) is y to .0002 bin widths if y is 3 bin widths or more away from
+        both ends of the range. Nearer it is pulled inwards, at an end by .69 bin widths (.014 for 51 bins over 0 to 1): if that
+        matters, let the range reach 3 bin widths beyond the targets. A target outside the range by less than a thousandth of a
+        bin counts as its end: rounding.
 
     Raises:
         RewardError: a target is outside the range or not finite.
         RecipeError: fewer than 2 bins, an empty range.
 
     Example:
-        >>> import torch
         >>> hl_gauss(torch.tensor([[.5]]), bins=5, value_range=(0., 1.))
         tensor([[[0.0223, 0.2299, 0.4954, 0.2299, 0.0223]]])
         >>> probability_ntb = hl_gauss(torch.tensor([[.5, 1.]]), bins=5, value_range=(0., 1.))
@@ -234,10 +230,8 @@ def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[f
             f"The value target of completion {n} at token {t} is {float(target_nt[n, t]):g}, outside value_range "
             f"({lowest_value:g}, {highest_value:g}). Let the range hold every return that can occur."
         )
-    probability_below_nte = torch.special.ndtr(
-        (bin_edge_e - target_nt.to(bin_edge_e.dtype).clamp(lowest_value, highest_value).unsqueeze(-1))
-        / (SIGMA_RATIO * bin_width)
-    )
+    target_nt1 = target_nt.to(bin_edge_e.dtype).clamp(lowest_value, highest_value).unsqueeze(-1)
+    probability_below_nte = torch.special.ndtr((bin_edge_e - target_nt1) / (SIGMA_RATIO * bin_width))
     return probability_below_nte.diff(dim=-1) / (probability_below_nte[..., -1:] - probability_below_nte[..., :1])
 
 
@@ -249,16 +243,12 @@ def categorical_value(logits_ntb: Float[Tensor, "*n b"], *, value_range: tuple[f
 
     Args:
         logits_ntb: (..., B), one score for each of B bins of one width; any number of streams stands before them.
-        value_range: the outer edges of the first and the last bin.
+        value_range: as for `hl_gauss`, with the same errors.
 
     Returns:
         (...), between the centres of the first and the last bin; in the dtype of the logits, float32 for smaller ones.
 
-    Raises:
-        RecipeError: fewer than 2 bins, an empty range.
-
     Example:
-        >>> import torch
         >>> categorical_value(torch.tensor([[[0., 0., 0., 0.], [9., 0., 0., 0.]]]), value_range=(0., 1.))
         tensor([[0.5000, 0.1252]])
 
@@ -282,21 +272,19 @@ def categorical_value_loss(
         loss = - sum over b of p[b] log softmax(logits)[b],  p = hl_gauss(target)
 
     Args:
-        logits_ntb: the critic's scores of B bins; gradients flow through them only.
-        target_nt: what the value should be (`spanwise.credit.value_target`).
-        mask_nt: the trainable tokens.
+        logits_ntb: the critic's scores of B bins.
+        target_nt, mask_nt: as for `value_loss`.
         value_range: as for `hl_gauss`.
 
     Edge cases:
-        A masked token has loss 0 and gradient 0, whatever it holds (NaN), and its target may lie anywhere. The least loss is not 0
-        but the entropy of the target's distribution (1.19 with 5 bins and a target in the middle).
+        The target of a masked token may lie anywhere. The least loss is not 0 but the entropy of the target's distribution (1.19
+        with 5 bins and a target in the middle).
 
     Raises:
         RewardError: the target of a trainable token is outside the range or not finite.
         AlignmentError: two shapes differ.
 
     Example:
-        >>> import torch
         >>> mask_nt = torch.tensor([[True, False]])
         >>> categorical_value_loss(torch.zeros(1, 2, 5), torch.tensor([[.5, 7.]]), mask_nt, value_range=(0., 1.))  # log 5
         tensor([[1.6094, 0.0000]])
@@ -349,7 +337,6 @@ def critic_error(
         that do not vary have no explained variance (NaN).
 
     Example:
-        >>> import torch
         >>> found = critic_error(torch.tensor([[.5, .5, .5]]), torch.tensor([[.2, .5, .8]]), torch.ones(1, 3, dtype=torch.bool))
         >>> point, mean, within = (found[f"error_{name}"] for name in ("point", "mean", "within"))
         >>> print(f"{point:.2f} = {mean:.2f} + {within:.2f}")  # right on average, flat where it should rise
@@ -358,8 +345,7 @@ def critic_error(
     Reference:
         "Value Flattening" (SP3O) 2026 (arXiv 2609.18708): the decomposition.
     """
-    float64_inputs = {"value_nt": value_nt.detach().double(), "target_nt": target_nt.detach().double()}
-    value_nt, target_nt = zero_masked(mask_nt, **float64_inputs)
+    value_nt, target_nt = zero_masked(mask_nt, value_nt=value_nt.detach().double(), target_nt=target_nt.double())
     error_nt, length_n = target_nt - value_nt, mask_nt.sum(dim=1)
     mean_error_n = error_nt.sum(dim=1) / length_n.clamp(min=1)
     shape_error_n = torch.where(mask_nt, error_nt - mean_error_n[:, None], 0.0).square().sum(dim=1) / length_n.clamp(min=1)

@@ -50,26 +50,18 @@ class Mode:
         in the loss                        its part in an engine adds a term
 
     A subclass is a frozen dataclass whose fields are the keys of its section in a recipe. `@register(NAME, kind="mode")` adds it.
-
-    Attributes:
-        name: the name under which it is registered; its section in a recipe, and the prefix of its metrics.
-        about: the help text of its section in a recipe.
-        metrics: its metrics that have alarms.
-        page: its section on the report page of a run; None: no section.
-        elsewhere: the fields that a trainer with a configuration of its own reads from a recipe; empty: all fields.
-        in_scheme: True if it belongs to the rule of credit (`Scheme.modes`); False if an engine takes it as an argument of its own.
-        adds: the fields of `Batch` that its parts in engines fill in, once they are known.
-        parts: engine -> "module:Class" of its part there, built by `parts_of`. In any other engine it does nothing before the
-            pass and adds nothing to the loss.
     """
 
-    name: ClassVar[str]
-    about: ClassVar[str] = ""
-    metrics: ClassVar[tuple[Metric, ...]] = ()
-    page: ClassVar[Page | None] = None
+    name: ClassVar[str]  # the name under which it is registered; its section in a recipe, and the prefix of its metrics
+    about: ClassVar[str] = ""  # the help text of its section in a recipe
+    metrics: ClassVar[tuple[Metric, ...]] = ()  # its metrics that have alarms
+    page: ClassVar[Page | None] = None  # its section on the report page of a run; None: no section
+    #: The fields that a trainer with a configuration of its own reads from a recipe; empty: all fields.
     elsewhere: ClassVar[tuple[str, ...]] = ()
+    #: True if it belongs to the rule of credit (`Scheme.modes`); False if an engine takes it as an argument of its own.
     in_scheme: ClassVar[bool] = True
-    adds: ClassVar[frozenset[str]] = frozenset()
+    adds: ClassVar[frozenset[str]] = frozenset()  # the fields of `Batch` that its parts in engines fill in, once known
+    #: Engine -> "module:Class" of its part there, built by `parts_of`; in other engines it acts neither on pass nor loss.
     parts: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
@@ -122,11 +114,7 @@ class Mode:
         return False
 
     def as_trained(self, places: Sequence[Path]) -> Mode:
-        """Return the mode with the numbers that a training run measured for it, so that it can score completions.
-
-        Args:
-            places: the folders to search for the run's files, in this order.
-        """
+        """Return the mode with the numbers that a training run left in one of the folders, so that it can score completions."""
         return self
 
     @property

@@ -38,36 +38,24 @@ TURNS = "turns"
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a distributed training, which hold equally many completions each.
+    """The processes of a distributed training, which hold equally many completions each."""
 
-    Attributes:
-        rank: number of this process.
-        gather: returns the argument of every process, in the order of ranks; all processes have to call it together.
-    """
-
-    rank: int
-    gather: Callable[[Any], list[Any]]
+    rank: int  # the number of this process
+    gather: Callable[[Any], list[Any]]  # called by all processes together, returns their arguments in the order of ranks
 
 
 @dataclass(frozen=True)
 class ReadBatch:
-    """A batch with what was read from its completions (a `Reading`): blocks, rewards and their statuses.
+    """A batch with what was read from its completions (a `Reading`): blocks, rewards and their statuses."""
 
-    Attributes:
-        batch: one row per completion, or one row per turn of a completion.
-        reading: the reading of the rows. For rows of other processes it has no text, and no spans unless the method needs tokens.
-        completions: number of completions.
-        turns: the places of the rows in the completions; None: each row is a completion.
-        gathered: the rows of all processes; None: there is one process.
-        here: the range of this process's rows in `gathered`.
-    """
-
-    batch: Batch
-    reading: Reading
-    completions: int
-    turns: Turns | None = None
-    gathered: ReadBatch | None = None
-    here: slice = field(default_factory=lambda: slice(None))
+    batch: Batch  # one row per completion, or one row per turn of a completion
+    reading: (
+        Reading  # of the rows; for rows of other processes without text, and without spans unless the method needs tokens
+    )
+    completions: int  # the number of completions
+    turns: Turns | None = None  # the places of the rows in the completions; None: each row is a completion
+    gathered: ReadBatch | None = None  # the rows of all processes; None: there is one process
+    here: slice = field(default_factory=lambda: slice(None))  # the range of this process's rows in `gathered`
 
     @property
     def everyone(self) -> ReadBatch:
@@ -180,14 +168,6 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     A turn is a run of tokens that the model wrote. The keys of the mappings in the column `turns` become columns of the rows
     (None if a turn lacks a key); the key `anchor` is the state from which a turn starts. If every completion is a single turn, a
     column `anchor` is enough.
-
-    Args:
-        batch: one row per completion, or per output of a rollout (`Batch.steps`). A turn keeps its completion's group.
-        scheme: its method may need anchors.
-
-    Raises:
-        DataError: the column does not describe turns, or lacks the anchors that the method needs.
-        AlignmentError: the column describes more or fewer turns than a completion has.
     """
     turn_descriptions = batch.columns.get(TURNS)
     plain_batch = replace(batch, columns={name: column for name, column in batch.columns.items() if name != TURNS})
@@ -245,25 +225,15 @@ class BatchCredit(NamedTuple):
 
 @dataclass(frozen=True)
 class StepResult:
-    """The advantages of this process's rows, and the metrics and warnings of the batch.
+    """The advantages of this process's rows, and the metrics and warnings of the batch."""
 
-    Attributes:
-        own: the rows of this process; `own.put` turns a table of rows into a table of completions.
-        advantages_nt: the advantage of each token of the rows.
-        spans: the blocks of the rows, without those of completions that the trainer left out.
-        credit: the credit of the rows; its counters cover all processes.
-        metrics: over the rows of all processes.
-        warnings: the sentences that no earlier batch had.
-        credits: the credit of the rows of all processes.
-    """
-
-    own: ReadBatch
-    advantages_nt: Float[Tensor, "n t"]
-    spans: Spans
-    credit: Credit
-    metrics: dict[str, float]
-    warnings: list[str]
-    credits: Credit
+    own: ReadBatch  # the rows of this process; `own.put` turns a table of rows into a table of completions
+    advantages_nt: Float[Tensor, "n t"]  # the advantage of each token of the rows
+    spans: Spans  # the blocks of the rows, without those of completions that the trainer left out
+    credit: Credit  # the credit of the rows; its counters cover all processes
+    metrics: dict[str, float]  # over the rows of all processes
+    warnings: list[str]  # the sentences that no earlier batch had
+    credits: Credit  # the credit of the rows of all processes
 
     @property
     def blocks_nt(self) -> Int[Tensor, "n t"]:
@@ -319,26 +289,14 @@ class Step:
         self._noted.update(metrics)
 
     def read(self, batch: Batch) -> ReadBatch:
-        """Find and score the blocks of completions, turn by turn if the scheme or the rollouts ask for it.
-
-        Args:
-            batch: the completions of this process; group ids are shared by all processes.
-
-        Raises:
-            SpanwiseError: see `turn_rows` and `pipeline.read`.
-        """
+        """Find and score the blocks of this process's completions, turn by turn if the scheme or the rollouts ask for it."""
         assert self.vocabulary is not None, "reading needs a vocabulary"
         row_batch, turns = self._rows(batch)
         own_rows = ReadBatch(row_batch, read(row_batch, self.scheme, self.vocabulary), len(batch.group_n), turns)
         return own_rows if self.ranks is None else gather_rows(own_rows, self.scheme, self.ranks)
 
     async def read_waiting(self, batch: Batch, in_thread: Callable[..., Awaitable[Any]]) -> ReadBatch:
-        """Find and score blocks as `read` does, but await slow rewards on the running event loop.
-
-        Args:
-            batch: the completions.
-            in_thread: runs a function with its arguments in a thread and awaits the result, for the work that only computes.
-        """
+        """Find and score blocks as `read` does, but await slow rewards; `in_thread` runs a function in a thread meanwhile."""
         assert self.vocabulary is not None, "reading needs a vocabulary"
         awaited_objectives = [objective for objective in self.scheme.objectives if waits(objective)]
         if not awaited_objectives:
@@ -373,9 +331,6 @@ class Step:
             learn: False for an evaluation, of which estimators and warnings must remember nothing.
             number: number of the step, for warnings.
             dtype: dtype of the advantages.
-
-        Raises:
-            SpanwiseError: see `pipeline.credit_batch` and `pipeline.advantages`.
         """
         own = own if self.ranks is None else gather_tokens(own, self.scheme, self.ranks)
         batch_credit = self.credit(own, learn=learn, number=number)
@@ -439,14 +394,7 @@ class Step:
         columns: Mapping[str, Sequence[Any]] | None = None,
         learn: bool = True,
     ) -> Rollouts:
-        """Return the rows of this process as a table of rollouts: tokens, rewards, credit and advantages.
-
-        Args:
-            result: result of `finish`; its batch has token ids, its reading has text.
-            number: number of the step.
-            prompts, completions, columns: one entry per row.
-            learn: as in `finish`.
-        """
+        """Return the rows of this process as a table of rollouts; prompts, completions and columns have one entry per row."""
         batch, adv_nt = result.own.batch, result.advantages_nt
         if "logp_nt" not in self.scheme.needs:
             batch = replace(batch, logp_nt=None)

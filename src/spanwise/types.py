@@ -32,12 +32,7 @@ class ByCompletion:
     """The base of tables about completions: a field whose suffix begins with n (`_n`, `_nk`) has one row per completion."""
 
     def take(self: _Table, rows: Any) -> _Table:
-        """Return the table for some of the completions, given as a slice or as indices.
-
-        >>> scores = Scores(("a",), torch.tensor([[1.], [2.]]), torch.zeros(2, 1).long(), torch.zeros(2, 1, 2))
-        >>> scores.take(slice(1, 2)).reward_nm
-        tensor([[2.]])
-        """
+        """Return the table for some of the completions, given as a slice or as indices."""
         taken_tables = {
             name: part.take(rows) if isinstance(part, ByCompletion) else part[rows] for name, part in self._parts().items()
         }
@@ -51,12 +46,7 @@ class ByCompletion:
 
 
 def join_rows(parts: Sequence[_Table]) -> _Table:
-    """Concatenate several tables about completions; a field that has no row per completion comes from the first table.
-
-    >>> scores = Scores(("a",), torch.tensor([[1.]]), torch.zeros(1, 1).long(), torch.zeros(1, 1, 2))
-    >>> join_rows([scores, scores]).reward_nm.flatten()
-    tensor([1., 1.])
-    """
+    """Concatenate several tables about completions; a field that has no row per completion comes from the first table."""
     joined_tables = {}
     for name, first_table in parts[0]._parts().items():
         tables: list[Any] = [getattr(part, name) for part in parts]
@@ -68,12 +58,7 @@ def join_rows(parts: Sequence[_Table]) -> _Table:
 
 
 class PiecewiseText(dict[str, "Mapping[str, str | None] | None"]):
-    """The text of each block of a completion, with the whole text beside it, for blocks that lie in pieces or out of order.
-
-    Args:
-        blocks: a `BlockText`.
-        whole: the whole text.
-    """
+    """A `BlockText` with the whole text of the completion beside it, for blocks that lie in pieces or out of order."""
 
     __slots__ = ("whole",)
 

@@ -31,49 +31,29 @@ def key_of(reason: Zero, objective: int = -1) -> int:
 
 
 def reason_of(key: int) -> Zero:
-    """Return the reason that an integer made by `key_of` encodes.
-
-    Example:
-        >>> reason_of(key_of(Zero.UNPAID)).words
-        'no objective pays the block'
-    """
+    """Return the reason that an integer made by `key_of` encodes."""
     return Zero(key // _OBJECTIVES)
 
 
 @dataclass(frozen=True)
 class Count:
-    """How many tokens and completions have one and the same reason (`Zero`) for their credit.
-
-    Attributes:
-        reason: why.
-        objective: which reward it is about; empty where it is about none.
-        tokens: with this reason.
-        completions: none of whose tokens gets anything, and most of whose tokens have this reason.
-        rows: the first of these completions; where there is none, the first that have such a token.
-    """
+    """How many tokens and completions have one and the same reason (`Zero`) for their credit."""
 
     reason: Zero
-    objective: str
+    objective: str  # the reward that the reason is about; empty if it is about none
     tokens: int
-    completions: int
-    rows: tuple[int, ...] = ()
+    completions: int  # those without any credit, most of whose tokens have this reason
+    rows: tuple[int, ...] = ()  # the first of these completions; if there is none, the first that have such a token
 
 
 @dataclass(frozen=True)
 class Zeros:
-    """The reason why each token of N completions gets 0, if it does; the tokens of all completions stand in one list.
+    """The reason why each token of N completions gets 0, if it does; the tokens of all completions stand in one list."""
 
-    Attributes:
-        names: the objectives.
-        key_v: reason of each token, and the objective that it is about; see `reason_of` and `objective`.
-        row_v: the completion of each token.
-        key_n: of each completion: CREDITED where any token gets something, else the reason of most of its tokens.
-    """
-
-    names: tuple[str, ...]
-    key_v: Int[Tensor, " v"]
-    row_v: Int[Tensor, " v"]
-    key_n: Int[Tensor, " n"]
+    names: tuple[str, ...]  # the objectives
+    key_v: Int[Tensor, " v"]  # the reason of each token and its objective; see `reason_of` and `objective`
+    row_v: Int[Tensor, " v"]  # the completion of each token
+    key_n: Int[Tensor, " n"]  # of each completion: CREDITED if any token has credit, else the reason of most of its tokens
 
     def objective(self, key: int) -> str:
         """Return the name of the objective that an integer made by `key_of` encodes; an empty text if there is none."""
@@ -86,8 +66,8 @@ class Zeros:
             has_key_v, has_key_n = self.key_v == key, self.key_n == key
             row_indices = has_key_n.nonzero().flatten() if bool(has_key_n.any()) else self.row_v[has_key_v].unique()
             token_count, completion_count = int(has_key_v.sum()), int(has_key_n.sum())
-            zero_reason, objective, first_rows = reason_of(key), self.objective(key), tuple(row_indices[:examples].tolist())
-            counts.append(Count(zero_reason, objective, token_count, completion_count, first_rows))
+            first_rows = tuple(row_indices[:examples].tolist())
+            counts.append(Count(reason_of(key), self.objective(key), token_count, completion_count, first_rows))
         return counts
 
 
@@ -166,11 +146,8 @@ def tally_zeros(
 ) -> Zeros:
     """Find the reason of every token that gets 0; a completion gets the reason that most of its tokens have.
 
-    Args:
-        block_nk: what a token of block k of completion n would have as its reason, see `zero_reasons`.
-        advantage_v, block_v, row_v: of each token what it trains with, its block (-1 where it has none) and its completion.
-        trainable_v: whether the model sampled it; None: whatever has a block.
-        learned_n: False at completions that the trainer left out of the loss; None: it left out none.
+    `block_nk` is what `zero_reasons` returns; a token has the block -1 if it has none. `trainable_v` are the tokens that the model
+    sampled (None: all in blocks); `learned_n` is False for completions that the trainer left out of the loss.
 
     Example:
         Two completions of one prompt, both wrong; the first one's last token is a tool's.

@@ -60,10 +60,7 @@ def assign(
     Left out means that the completion does not hold what the reward reads, or holds it unreadably. A check that failed (a
     timeout, an error) is not the completion's doing: its reward is absent and costs nothing.
 
-    The method's function is called with what its parameters ask for by name: `reward_nm` or `reward_nk` (a column per
-    objective), `reward_n` or `reward_s` (their sum), `reward_nt` (the sum on the last trainable token; with a critic that of a
-    stream, as `mask_nt`, `value_nt` and `bootstrap_n`), `group_n`, `weight_m`,
-    what the objectives say (`baseline`, `scale_k`, `given_k`, `outcome_no`, `if_missing_k`, ...) and what `inputs` holds.
+    The method's function is called with what its parameters ask for by name; docs/write_your_own.md lists all inputs.
 
     Args:
         scores: rewards (N, M) of the objectives, in order.
@@ -150,10 +147,9 @@ def assign(
             adv_nm = advantage_n.double()[:, None]
             block_credit_nk = adv_nm * pays_block_mk.any(dim=0)
         if reward_comparison is None:
+            explained_nm = adv_nm if token_credit_nt is None else torch.zeros_like(adv_nm)
             reward_comparison = compare_in_strata(reward_n, group_n, min_stratum=min_stratum).comparison
-            reward_comparison = reward_comparison.unexplained(
-                adv_nm if token_credit_nt is None else torch.zeros_like(adv_nm)
-            )
+            reward_comparison = reward_comparison.unexplained(explained_nm)
         weight_m = adv_nm.new_ones(1)
         comparison_names = (" + ".join(comparison_names),) if method_entry.kind == "completion" else ()
         compares_in_groups = not {"group_n", "group_s"}.isdisjoint(method_entry.inputs)
@@ -181,10 +177,8 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
     outcome_names = list(dict.fromkeys(name for objective in objectives for name in objective.outcomes))
     values_by_outcome = {name: scores.outcome(name).double() for name in outcome_names}
     stand_in_reward_nm = torch.where(left_out(scores), fill_missing(scores, objectives), torch.nan)
-    reward_by_outcome_nk2, judged_column_k = (
-        scores.by_outcome_nmo.clone(),
-        [judged_column(objective) for objective in objectives],
-    )
+    reward_by_outcome_nk2 = scores.by_outcome_nmo.clone()
+    judged_column_k = [judged_column(objective) for objective in objectives]
     for m, objective in enumerate(objectives):
         if judged_column_k[m] is None:  # the baseline is not given what decides this reward, so the reward is not rescored
             reward_by_outcome_nk2[:, m] = torch.nan
@@ -240,8 +234,7 @@ def _run_method(
 def call(chosen: Method, group_n: Tensor, inputs: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """Call a method with the inputs that its parameters name; refuse a missing input and an unknown option."""
     available_inputs = {**inputs, "group_n": group_n, "group_s": group_n}
-    missing_inputs = [name for name in chosen.required if available_inputs.get(name) is None]
-    if missing_inputs:
+    if missing_inputs := [name for name in chosen.required if available_inputs.get(name) is None]:
         raise RecipeError(f"Method '{chosen.name}' needs {' and '.join(missing_inputs)}, which this batch does not have.")
     chosen.check_names(options)
     takes_all_inputs = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(chosen.estimator).parameters.values())

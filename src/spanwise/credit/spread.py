@@ -32,10 +32,8 @@ def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
 
 def fill_missing(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
     """Return the rewards, with an objective's `if_missing` wherever a completion left out what the reward reads."""
-    stand_in_reward_m = scores.reward_nm.new_tensor(
-        [torch.nan if o.if_missing is None else o.if_missing for o in objectives]
-    )
-    return torch.where(left_out(scores), stand_in_reward_m, scores.reward_nm)
+    stand_ins = [torch.nan if objective.if_missing is None else objective.if_missing for objective in objectives]
+    return torch.where(left_out(scores), scores.reward_nm.new_tensor(stand_ins), scores.reward_nm)
 
 
 def weights(objectives: Sequence[Objective], like: Tensor) -> Float[Tensor, " m"]:
@@ -102,8 +100,7 @@ class Streams:
 
         Args:
             value_nt: (N, T), or (N, T, S) with one value per stream. None: none is given.
-            bootstrap_n: (N,) for all streams or (N, S), see `gae`. It stands behind the streams that hold the completion's last
-                trainable token; behind the others 0, for their blocks had ended.
+            bootstrap_n: (N,) for all streams or (N, S), see `gae`; it counts in the streams of `last_sn` alone.
 
         Raises:
             AlignmentError: another number of values than streams, other completions or tokens.
@@ -228,9 +225,7 @@ def spread(
         and A[i, last] += stop[i], the last trainable token as a block of one token.
         Where rows are turns of trajectories (`credit.length_nk`), |T_k| and |T| count the tokens of the whole trajectory.
 
-    stop[i] is whole under every `per`: it is what leaving a block out costs, which no length of the completion thins out. In
-    `spread_tokens` the decision to stop is one more token of the method's own sum, and is shared as the others are.
-
+    stop[i] is whole under every `per`: it is what leaving a block out costs, which no length of the completion thins out.
     The training objective is then mean over completions of sum over tokens of min(rho A, clip(rho) A): clipped surrogates are
     positively homogeneous in A, so dividing A is dividing the loss term.
 
@@ -350,15 +345,9 @@ def to_tokens(
 def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
     """Widen spans to the width of the trainer's mask, and empty the spans of completions that have no token in the mask.
 
-    A completion without any token in the mask (TRL's `mask_truncated_completions`) loses its spans; every other completion
-    must have the same tokens on both sides.
-
     Args:
         spans: spans of at most as many tokens.
-        mask_nt: True where a token enters the loss.
-
-    Returns:
-        Spans of the width of the mask.
+        mask_nt: True where a token enters the loss; none for a completion left out (TRL's `mask_truncated_completions`).
 
     Raises:
         AlignmentError: a completion has other tokens in the loss than in its spans.
@@ -369,13 +358,12 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
         >>> restrict(spans, torch.tensor([[True, True, False], [False, False, False]])).block_nt.tolist()
         [[0, 0, -1], [-1, -1, -1]]
     """
-    missing_width = mask_nt.shape[1] - spans.block_nt.shape[1]
-    if missing_width < 0:
+    span_width, mask_width = spans.block_nt.shape[1], mask_nt.shape[1]
+    if span_width > mask_width:
         raise AlignmentError(
-            f"The spans are {spans.block_nt.shape[1]} tokens wide and the trainer's mask {mask_nt.shape[1]}; "
-            "pass the same completions to both."
+            f"The spans are {span_width} tokens wide and the trainer's mask {mask_width}; pass the same completions to both."
         )
-    block_nt = pad(spans.block_nt, (0, missing_width), value=-1)
+    block_nt = pad(spans.block_nt, (0, mask_width - span_width), value=-1)
     is_in_loss_n = mask_nt.any(dim=1)
     if bad_row := first_of(is_in_loss_n & ((block_nt >= 0) != mask_nt).any(dim=1)):
         (n,) = bad_row

@@ -337,13 +337,6 @@ def compare_in_strata(
 
         >>> centred(torch.tensor([1., 1., 0., 0.]), torch.zeros(4).long(), voter_n=torch.tensor([0, 0, 0, 1]))
         tensor([ 0.6667,  0.6667, -0.3333, -0.3333], dtype=torch.float64)
-
-        The means of the others are 0 and 1/3, the standard deviation is .5.
-
-        >>> value_n, stratum_n = torch.tensor([1., 0., 0., 0.]), torch.zeros(4).long()
-        >>> found = compare_in_strata(value_n, stratum_n, leave_one_out=True, scale="std").comparison
-        >>> found.baseline_nm.flatten().tolist(), found.divisor_nm.flatten().tolist()
-        ([0.0, 0.3333333333333333, 0.3333333333333333, 0.3333333333333333], [0.5, 0.5, 0.5, 0.5])
     """
     check_known("scale", scale, ("none", "std", "mean"))
     stratum_moments, worth_n = moments(value_n, stratum_n), value_n.double()

@@ -1,8 +1,7 @@
 """`Trajectory`: the turns of a rollout, as one row per turn, as merged sequences, or as a graph with branches.
 
 A turn without a parent is a row: its prompt is its whole context. The prompt of a turn with a parent is only the text between the
-two. Training on rows reads O(T^2) tokens of a trajectory of T tokens, because each prompt repeats all earlier tokens; training
-on branches reads O(T), with the same contexts and so the same gradients.
+two. Training on branches costs O(T) tokens instead of the O(T^2) of rows, with the same contexts and so the same gradients.
 """
 
 from __future__ import annotations
@@ -396,17 +395,15 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
         raise AlignmentError(f"Token {position} of sequence {sequence_index} was sampled and has no turn id; give it one.")
     row_i, position_i = torch.nonzero(turn_nt >= 0, as_tuple=True)
     row_and_turn_i = torch.stack([row_i, turn_nt[row_i, position_i].long()], dim=1)
-    turns, turn_i = torch.unique(
-        row_and_turn_i, dim=0, return_inverse=True
-    )  # `unique` sorts the turns by sequence, then by turn id
+    # `unique` sorts the turns by sequence, then by turn id.
+    turns, turn_i = torch.unique(row_and_turn_i, dim=0, return_inverse=True)
     is_sampled_s = torch.zeros(len(turns), dtype=torch.bool, device=mask_nt.device)
     is_sampled_s[turn_i[mask_nt[row_i, position_i]]] = True
     row_s, order = turns[is_sampled_s, 0], turn_i.argsort(stable=True)  # a stable sort keeps each turn's positions ascending
     position_i = position_i[order][is_sampled_s[turn_i[order]]]
     positions_by_turn = position_i.split(turn_i.bincount(minlength=len(turns))[is_sampled_s].tolist())
-    position_su = position_i.new_empty(0, 0)
-    if len(row_s):
-        position_su = pad_sequence([*positions_by_turn], batch_first=True, padding_value=-1)
+    no_positions_su = position_i.new_empty(0, 0)
+    position_su = pad_sequence([*positions_by_turn], batch_first=True, padding_value=-1) if len(row_s) else no_positions_su
     step_s = torch.arange(len(row_s), device=mask_nt.device) - torch.searchsorted(row_s, row_s)
     return Turns(row_s, step_s, position_su, mask_nt.shape[1])
 
@@ -445,8 +442,7 @@ def prompt_mini_batches(group_s: Int[Tensor, " s"], *, prompts_per_batch: int) -
         prompts_per_batch: prompts in each mini-batch; the last one may hold fewer.
 
     Returns:
-        The rows of each mini-batch, ascending; prompts in the order in which they first appear. Where the rows of a prompt lie
-        together, each mini-batch is a range of rows.
+        The rows of each mini-batch, ascending; prompts in the order in which they first appear.
 
     Example:
         >>> prompt_mini_batches(torch.tensor([8, 8, 8, 3, 5, 5]), prompts_per_batch=2)
