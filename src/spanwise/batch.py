@@ -99,9 +99,8 @@ class Batch:
 
         Args:
             ids: token ids of each completion.
-            group_n: see `Batch`.
+            group_n, more: fields of `Batch`.
             sampled: 1 for a token the model sampled, 0 for tool or environment output; None: it sampled them all.
-            more: further fields of `Batch`.
 
         Raises:
             AlignmentError: a completion and its flags differ in length.

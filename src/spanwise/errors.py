@@ -6,7 +6,7 @@ An error about a wrong argument is a `ValueError` as well, for code that catches
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -106,6 +106,12 @@ def refuse(faults: Mapping[str, Any], error: type[SpanwiseError] = RecipeError) 
     for sentence, applies in faults.items():
         if applies:
             raise error(sentence)
+
+
+def wrong_entries(entries: Any, kind: type) -> list[Any]:
+    """Return the entries of a list that are not of the kind; a value that is no list is itself the wrong entry."""
+    is_list = isinstance(entries, Sequence) and not isinstance(entries, str)
+    return [entry for entry in entries if not isinstance(entry, kind)] if is_list else [entries]
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from spanwise.errors import RecipeError, check_known, check_number
+from spanwise.errors import RecipeError, check_known, check_number, wrong_entries
 from spanwise.metric import Metric
 from spanwise.types import Credit
 
@@ -150,11 +150,10 @@ def setting(default: Any, **bounds: float) -> Any:
 
 def check_modes(modes: Any) -> None:
     """Refuse a value that is not a list of modes, and a list with two modes of the same name."""
-    wrong_entry = (
-        next((mode for mode in modes if not isinstance(mode, Mode)), None) if isinstance(modes, Sequence) else modes
-    )
-    if wrong_entry is not None or isinstance(modes, str):
-        raise RecipeError(f"modes must be a list such as [Laser(token='<|vision_start|>')], but {wrong_entry!r} is no mode.")
+    if wrong_modes := wrong_entries(modes, Mode):
+        raise RecipeError(
+            f"modes must be a list such as [Laser(token='<|vision_start|>')], but {wrong_modes[0]!r} is no mode."
+        )
     mode_names = [mode.name for mode in modes]
     doubled_name = next((name for name in mode_names if mode_names.count(name) > 1), None)
     if doubled_name is not None:

@@ -11,7 +11,7 @@ from typing import Any
 from spanwise.credit import METHODS, Method, Refinement, method
 from spanwise.credit.registry import preset_rule
 from spanwise.credit.spread import ValuesName, name_streams, resolve_values
-from spanwise.errors import RecipeError
+from spanwise.errors import RecipeError, wrong_entries
 from spanwise.layout import Layout
 from spanwise.mode import Mode, check_modes
 from spanwise.objective import BaselineName, Objective, function_name
@@ -38,10 +38,9 @@ class Scheme:
             mean length of the batch's completions, so that the loss is the mean over all of its tokens.
         options: the method's options that differ from its defaults (`spanwise methods NAME` lists them).
         recorded: objectives whose rewards come from a file, so that the layout need not have the tags they would read.
-        values: what a critic predicts (`gae`, `sae`). "shared": the sum of all rewards still to come, with one recursion over all
-            trainable tokens; each objective's reward lies on the last token of the blocks it pays. "objective": each objective's
+        values: what a critic predicts (`gae`, `sae`). "shared": the sum of all rewards still to come. "objective": each objective's
             own reward, with a recursion over the blocks it pays. None: "objective" if objectives pay different blocks, else
-            "shared". See `spanwise.credit.spread.reward_streams`.
+            "shared". See docs/methods.md.
         modes: features beside the method, such as a `Laser`, in the order in which they change the credit.
         refine: the `Refinement` that changes the advantages of tokens after method and modes; None: no refinement.
 
@@ -72,17 +71,17 @@ class Scheme:
     def __post_init__(self) -> None:
         _check_layout(self.layout)
         _check_kinds(self.objectives, self.options)
+        check_modes(self.modes)
         vars(self).update(
             objectives=written_out(self.objectives, self.layout),
             per=_parse_per(self.per),
             options=_translate(self.options, self.entry),
             recorded=_as_set(self.recorded),
+            modes=tuple(self.modes),
         )
         check_objectives(self.objectives, self.layout, recorded=self.recorded)
         _check_objectives_used(self)
         _check_values(self)
-        check_modes(self.modes)
-        vars(self).update(modes=tuple(self.modes))
         for stage in self.stages:
             stage.check_scheme(self)
         objective_fields = {
@@ -237,12 +236,10 @@ class Scheme:
         for stage in self.stages:
             stage.check_provided(given_fields)
         if missing_words := self.entry.lacking(given_fields):
-            runnable_methods = [
-                name for name, entry in sorted(METHODS.items()) if entry.preset and not entry.lacking(given_fields)
-            ]
+            runnable = [name for name, entry in sorted(METHODS.items()) if entry.preset and not entry.lacking(given_fields)]
             raise RecipeError(
                 f"Method '{self.method}' needs {missing_words}, which the batches here do not hold. Methods that can be run: "
-                f"{', '.join(runnable_methods)}."
+                f"{', '.join(runnable)}."
             )
         if "steps" not in given_fields:
             _refuse(
@@ -300,14 +297,10 @@ def _check_layout(layout: Any) -> None:
 
 def _check_kinds(objectives: Any, options: Any) -> None:
     """Refuse `objectives` that are no list of `Objective`, and `options` that are no mapping."""
-    is_list = isinstance(objectives, Sequence) and not isinstance(objectives, str)
-    bad_objective = (
-        next((entry for entry in objectives if not isinstance(entry, Objective)), None) if is_list else objectives
-    )
-    if bad_objective is not None or not is_list:
+    if wrong_objectives := wrong_entries(objectives, Objective):
         raise RecipeError(
             f"The objectives must be a list of Objective(...), such as [Objective('correct', pays='solution')]; "
-            f"got {bad_objective!r}."
+            f"got {wrong_objectives[0]!r}."
         )
     if not isinstance(options, Mapping):
         raise RecipeError(f"The method's options are {options!r}; write each with its name, such as {{'ddof': 0}}.")
@@ -368,9 +361,7 @@ def _check_objectives_used(scheme: Scheme) -> None:
     )
     if method_entry.kind != "block" and not method_entry.reads_values:
         first_objective = objectives[0]
-        other_objective = next(
-            (objective for objective in objectives if set(objective.pays) != set(first_objective.pays)), None
-        )
+        other_objective = next((o for o in objectives if set(o.pays) != set(first_objective.pays)), None)
         if other_objective is not None:
             raise RecipeError(
                 f"Method '{method_entry.name}' gives a completion one number, but '{first_objective.name}' pays "

@@ -23,7 +23,7 @@ __all__ = ["onto_turns", "turn_batch"]
 def turn_batch(
     trajectories: Sequence[Trajectory], *, columns: Mapping[str, Sequence[Any]] | None = None
 ) -> tuple[Batch, dict[str, Reward]]:
-    """Build a batch with one row per turn of the trajectories, and collect the rewards that they hold.
+    """Build a right-padded batch with one row per turn of the trajectories, and collect their rewards for `pipeline.read`.
 
     The rows are the responses of the turns, trajectory by trajectory, so that a sampled token stands in one row however many
     branches share it; `Batch.steps` says whose they are. A reward of the outcome stands at the last turn that sampled a token.
@@ -31,9 +31,6 @@ def turn_batch(
     Args:
         trajectories: in any layout (rows, merged, a graph): the responses of the turns are the same.
         columns: what rewards read, one value per trajectory. `truncated` is added, of each turn.
-
-    Returns:
-        The batch, right-padded, and for `pipeline.read` the recorded rewards by objective.
 
     Raises:
         AlignmentError: a column with another number of values; a trajectory without any turn, whose vote no row could carry.

@@ -166,9 +166,7 @@ class Spans:
         """Build spans from the block number of each token; a block's interval runs from its first token to its last.
 
         Args:
-            names: the K block names.
-            block_nt: the block of every trainable token, -1 at every other one.
-            fault_n: `Fault` bits; None: well-formed.
+            names, block_nt, fault_n: the fields of `Spans`; without `fault_n` every completion is well-formed.
 
         Example:
             >>> spans = Spans.of_blocks(["a", "b"], torch.tensor([[0, -1, 0, 1]]))

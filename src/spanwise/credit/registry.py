@@ -306,9 +306,6 @@ def preset_objectives(
 
     Example:
         >>> from spanwise.credit import method
-        >>> attempts = Layout({"first": ["answer"], "second": ["answer"]})
-        >>> [o.name for o in preset_objectives(method("bae"), attempts)]
-        ['correct', 'second_attempt', 'first_format', 'second_format']
         >>> layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
         >>> [(o.name, o.pays, o.baseline) for o in preset_objectives(method("bae_paper"), layout)]
         [('correct', ('solution',), 'group'), ('brier', ('confidence',), 'outcome')]

@@ -82,8 +82,7 @@ def gdpo(
         tensor([-0.5477,  0.5477, -1.0954,  1.0954], dtype=torch.float64)
 
     Reference:
-        Liu et al. 2026, "GDPO" (arXiv 2601.05242), after four implementations of it; `multi_objective_aggregation=
-        "normalize_then_sum"` in TRL. `conflict` is GD2PO (arXiv 2606.16771) as the authors' code has it.
+        Liu et al. 2026, "GDPO" (arXiv 2601.05242). `conflict` is GD2PO (arXiv 2606.16771) as the authors' code has it.
     """
     weight_m = weights_of(reward_nm, weight_m)
     adv_nm, comparison = compare_columns(reward_nm, group_n, {}, min_stratum=min_stratum, scale="std", ddof=ddof, eps=eps)
@@ -137,16 +136,13 @@ def reinforce_plus_plus(
 
     Args:
         reward_nt: one reward per token, mostly 0; a penalty -beta kl per token belongs in here. NaN at a trainable token: the
-            completion's reward is absent, it joins no moment and gets 0.
-        mask_nt: the trainable tokens.
+            completion's reward is absent, it joins no moment and gets 0. The result has its dtype.
+        mask_nt: the trainable tokens; the others get exactly 0.
         gamma: discount in [0, 1] from one trainable token to the next.
         whiten: standardise; False gives the returns.
         ddof: of the variance (verl and SkyRL 1, OpenRLHF 0).
         eps: see `eps_at`.
         eps_at: "variance" as verl and SkyRL have it, "floor" for max(var, eps) as OpenRLHF has it, "std" for std + eps.
-
-    Returns:
-        (N, T) in the dtype of `reward_nt`; exactly 0 at masked tokens.
 
     Edge cases:
         There is no group: a prompt that is always solved is credited for being easier than the others. Tokens count equally, so

@@ -52,8 +52,8 @@ def gae(
 
     Args:
         reward_nt: one reward per token, mostly 0; NaN at a trainable token: absent, the completion gets 0.
-        value_nt: the critic's value before each token.
-        mask_nt: the trainable tokens; the others are skipped, as if they were deleted.
+        value_nt: the critic's value before each token; the result has the wider dtype of rewards and values.
+        mask_nt: the trainable tokens; the others are skipped, as if they were deleted, and get exactly 0.
         gamma: discount between trainable tokens, in [0, 1].
         lam: weight of later surprises, in [0, 1]; one number, or one per completion.
         length_adaptive_alpha: take the lambda of each completion's length instead of `lam`, see `length_adaptive_lambda` (VAPO).
@@ -62,9 +62,6 @@ def gae(
         whiten: standardise over tokens; long completions then weigh more and small advantages may change sign.
         ddof: of the whitening variance (verl, SkyRL 1; OpenRLHF 0).
         eps: added to the whitening variance.
-
-    Returns:
-        (N, T) in the dtype of rewards and values; exactly 0 at masked tokens.
 
     Edge cases:
         A value at a masked token is never read. A reward there moves to the last trainable token before it; if there is none it
@@ -112,9 +109,6 @@ def value_target(
     Args:
         reward_nt, value_nt, mask_nt, gamma, bootstrap_n: as for `gae`.
         lam: the critic's lambda, apart from the policy's (decoupled GAE); the policy's own gives verl's `returns`.
-
-    Returns:
-        (N, T); exactly 0 at masked tokens.
 
     Edge cases:
         A completion without reward keeps its values as targets, so that a squared error there is 0.
@@ -166,9 +160,6 @@ def sae(
         lam, length_adaptive_alpha: as for `gae`, at a boundary.
         threshold: tokens less probable than this are boundaries, at least 0; 0: none, above 1: all.
         boundary: which side of the cut the unlikely token lies on.
-
-    Returns:
-        (N, T) in the dtype of rewards and values; exactly 0 at masked tokens.
 
     Edge cases:
         Values and log-probabilities at masked tokens are never read: the next *trainable* token decides. No boundary: the return

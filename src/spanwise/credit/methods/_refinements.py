@@ -49,9 +49,9 @@ def ktae(
         A[t] <- A[t] + 2 top (sigmoid((h1 Fi + h2 IG) D / (h1 + h2)) - 1/2)         (form "code"; two-sided p)
 
     Args:
-        adv_nt: advantages of any method.
+        adv_nt: advantages of any method; the result has their dtype.
         ids_nt: token ids.
-        mask_nt: the trainable tokens; ids elsewhere are not read.
+        mask_nt: the trainable tokens; the others get exactly 0, and their ids are not read.
         correct_n: above 0 is correct; NaN where unknown (joins no table, its advantages stay as they are).
         group_n: prompt ids, in any order.
         form: the paper's term, in (-1/2, 1/2), or the authors' code's, in (-top, top).
@@ -59,9 +59,6 @@ def ktae(
         top: size of the code's term.
         k1, b: saturation and length correction of the term frequency.
         floor: keeps the ratio of term frequencies finite.
-
-    Returns:
-        (N, T) in the dtype of `adv_nt`; exactly 0 at masked tokens.
 
     Edge cases:
         A group that is all correct, all wrong or of one adds exactly 0; so does a token that every completion holds.
@@ -95,19 +92,15 @@ def ktae(
         right_count, wrong_count, is_right_u = int(is_right_i.sum()), int((~is_right_i).sum()), is_right_i[row_of_token_u]
         fisher_ab, information_gain_ab = _tabulate_evidence(right_count, wrong_count, form == "code")
         term_size, evidence_divisor = (1.0, 1.0) if form == "paper" else (2 * top, h1 + h2)
-        evidence_w = (h1 * fisher_ab + h2 * information_gain_ab).to(ids_nt.device)[
-            right_count_w, wrong_count_w
-        ] / evidence_divisor
+        evidence_ab = (h1 * fisher_ab + h2 * information_gain_ab).to(ids_nt.device) / evidence_divisor
         right_tf_w, wrong_tf_w = (
             _count_frequency(word_u, side_u, len(token_id_w), k1, b) for side_u in (is_right_u, ~is_right_u)
         )
         tf_gap_w = right_tf_w / (wrong_tf_w + floor) - wrong_tf_w / (right_tf_w + floor)
-        direction_w = (
-            (right_count_w.double() / right_count).sqrt().asin()
-            - (wrong_count_w.double() / wrong_count).sqrt().asin()
-            + h3 * tf_gap_w
-        )
+        right_share_w, wrong_share_w = right_count_w.double() / right_count, wrong_count_w.double() / wrong_count
+        direction_w = right_share_w.sqrt().asin() - wrong_share_w.sqrt().asin() + h3 * tf_gap_w
         advantage_term_it = torch.zeros(mask_it.shape, dtype=torch.float64, device=adv_nt.device)
+        evidence_w = evidence_ab[right_count_w, wrong_count_w]
         advantage_term_it[mask_it] = term_size * (torch.sigmoid((evidence_w * direction_w)[word_u]) - 0.5)
         reshaped_adv_nt[row_i] = (reshaped_adv_nt[row_i] + advantage_term_it).to(adv_nt.dtype)
     return reshaped_adv_nt
@@ -175,18 +168,15 @@ def oar(
         w[t] = max(m[t] / (q + eps), floor) if m[t] < q, else 1 + beta (m[t] - q) / (1 - q + eps);  A[t] <- w[t] A[t]
 
     Args:
-        adv_nt: advantages of any method.
+        adv_nt: advantages of any method; the result has their dtype.
         importance_nt: how much each token matters for the answer, >= 0 (a divergence, a gradient norm). Under `Scheme.refine` it is
-            the surprise of the token, -logp: the paper's own take further passes of the model, which no trainer here makes.
-        mask_nt: the tokens to reshape; the others get 0 and are not read.
+            the surprise of the token, -logp, as no trainer here makes the further passes of the paper's own.
+        mask_nt: the tokens to reshape; the others get exactly 0 and are not read.
         quantile: the share of tokens whose advantage shrinks.
         beta: the most important token gets 1 + beta.
         floor: the smallest weight.
         sum_to_length: scale the weights of a completion so that their mean is 1.
         eps: added to both divisors.
-
-    Returns:
-        (N, T) in the dtype of `adv_nt`; exactly 0 at masked tokens.
 
     Edge cases:
         Equal importance everywhere gives weight 1 everywhere. Weights are positive: signs never change.

@@ -135,7 +135,7 @@ class Trajectory:
         *,
         rewards: Mapping[Hashable, Rewards] | None = None,
     ) -> list[Trajectory]:
-        """Build trajectories from rows that hold one turn each.
+        """Build trajectories from rows that hold one turn each, in the order in which the trajectories first appear.
 
         Args:
             rows: in any order, without parents. What must find its way back to its row travels in `extra`.
@@ -143,9 +143,6 @@ class Trajectory:
             step: number of each row's turn; only the order counts.
             group: the prompt of each row.
             rewards: of the outcome, by trajectory id.
-
-        Returns:
-            Trajectories in the order in which they first appear.
 
         Raises:
             AlignmentError: lists of different lengths, one turn twice, turns of one trajectory in different groups, a parent.
