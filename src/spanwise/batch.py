@@ -45,8 +45,7 @@ class Batch:
         mask_nt: the tokens that the model sampled and that are trained (no prompt, padding or tool output).
         columns: the dataset's columns and other columns that rewards read, N values each.
         extras: further objects that rewards may ask for by name, such as a trainer's state.
-        value_nt: a critic's values before each token, for methods that need them: (N, T), or (N, T, S) with one value per stream
-            in the order of `Scheme.value_names`.
+        value_nt: a critic's values before each token: (N, T), or (N, T, S) with one per stream, ordered as `Scheme.value_names`.
         logp_nt: log-probabilities of the sampled tokens, for methods that need them.
         bootstrap_n: the value after the last token of completions that were cut off, (N,) or (N, S); 0 for those that ended.
         steps: the trajectory and step of each row, for rows that are steps of trajectories.

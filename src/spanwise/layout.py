@@ -113,11 +113,7 @@ class Layout:
         return tuple(dict.fromkeys(mark for _, marks in self.blocks for mark in marks))
 
     def parts_of(self, segmenter: str) -> list[Part]:
-        """Return the parts that one segmenter finds, in the order of the layout.
-
-        >>> [part.mark for part in Layout({"why": "why", "price": "json:price"}).parts_of("json")]
-        ['price']
-        """
+        """Return the parts that one segmenter finds, in the order of the layout."""
         return [part for part in self.parts if part.segmenter == segmenter]
 
     def matching(self, pattern: str) -> tuple[str, ...]:

@@ -112,8 +112,7 @@ def dppo(
         tensor([[-5.0000,  0.0000,  0.0000,  0.7200]])
 
     Reference:
-        "Rethinking the Trust Region in LLM RL" 2026 (arXiv 2602.04879), from three implementations; which delta the paper uses is
-        not confirmed.
+        "Rethinking the Trust Region in LLM RL" 2026 (arXiv 2602.04879), from three implementations; its deltas are not confirmed.
     """
     logp_nt, logp_old_nt, adv_nt = zero_masked(mask_nt, logp_nt=logp_nt, logp_old_nt=logp_old_nt, adv_nt=adv_nt)
     detached_logp_nt = logp_nt.detach()
@@ -203,8 +202,7 @@ def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[f
     Edge cases:
         The expectation over bin centres (`categorical_value`) is y to .0002 bin widths if y is 3 bin widths or more away from
         both ends of the range. Nearer it is pulled inwards, at an end by .69 bin widths (.014 for 51 bins over 0 to 1): if that
-        matters, let the range reach 3 bin widths beyond the targets. A target outside the range by less than a thousandth of a
-        bin counts as its end: rounding.
+        matters, let the range reach 3 bin widths beyond the targets. What lies a thousandth of a bin outside counts as the end.
 
     Raises:
         RewardError: a target is outside the range or not finite.
@@ -277,8 +275,7 @@ def categorical_value_loss(
         value_range: as for `hl_gauss`.
 
     Edge cases:
-        The target of a masked token may lie anywhere. The least loss is not 0 but the entropy of the target's distribution (1.19
-        with 5 bins and a target in the middle).
+        The target of a masked token may lie anywhere. The least loss is the entropy of the target's distribution, above 0.
 
     Raises:
         RewardError: the target of a trainable token is outside the range or not finite.

@@ -45,8 +45,7 @@ class Objective:
         only: an objective earlier in the list: the reward is kept where that one is 1, and is UNSCORED elsewhere, so that right
             completions are compared with right ones and the others get nothing (PAPO, arXiv 2603.26535).
         key: of a function that returns a dict for each completion, the entry that is the reward. None: verl's `score`.
-        pays: the blocks whose tokens this reward moves; one string is one name. `items[*]` is all blocks of that name with any
-            index, `*` every block.
+        pays: the blocks whose tokens this reward moves, or one of them; `items[*]`: that block of any index, `*`: every block.
         each: instead of one objective, one per block that this name or pattern matches, called `<name>.<block>`. Each reads the
             part that its block is made of (the option `tag`) and pays its block, or what `pays` says, where `OWN` stands for
             its block. A `Scheme` writes them out.

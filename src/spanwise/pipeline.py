@@ -66,18 +66,17 @@ class Reading(ByCompletion):
         Columns: M rewards, M statuses, 2 M rewards by outcome, M stated numbers, O outcomes, C measures, K block lengths, 1 fault.
         """
         scores = self.scores
-        nan_nm = torch.full_like(scores.reward_nm, torch.nan)
         packed_columns = [
-            scores.reward_nm.double(),
-            scores.status_nm.double(),
-            scores.by_outcome_nmo.double().flatten(1),
-            nan_nm.double() if scores.stated_nm is None else scores.stated_nm.double(),
-            *([] if scores.outcome_no is None else [scores.outcome_no.double()]),
+            scores.reward_nm,
+            scores.status_nm,
+            scores.by_outcome_nmo.flatten(1),
+            torch.full_like(scores.reward_nm, torch.nan) if scores.stated_nm is None else scores.stated_nm,
+            *([] if scores.outcome_no is None else [scores.outcome_no]),
             *([] if scores.measured_nc is None else [scores.measured_nc]),
-            self.length_nk.double(),
-            self.fault_n.double()[:, None],
+            self.length_nk,
+            self.fault_n[:, None],
         ]
-        return torch.cat([columns.cpu() for columns in packed_columns], dim=1)
+        return torch.cat([columns.double().cpu() for columns in packed_columns], dim=1)
 
     @staticmethod
     def unpack(table_nc: Float[Tensor, "n c"], scheme: Scheme) -> Reading:
@@ -196,14 +195,13 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
     mode_fields = {name for mode in scheme.modes for name in mode.adds}  # fields that a mode may fill in later
     scheme.check({*batch.provides, *mode_fields}, at_read=scheme.reads)  # `read` has run, so it had the fields that it needs
     inputs: dict[str, Any] = {
+        name: getattr(batch, name) for name in ("mask_nt", "value_nt", "logp_nt", "bootstrap_n", "ids_nt")
+    }
+    inputs |= {
         "length_n": reading.length_nk.sum(dim=1),
         "truncated_n": (reading.fault_n & int(Fault.TRUNCATED)) != 0,
+        "block_nt": None if reading.spans is None else reading.spans.block_nt,
     }
-    for name in ("mask_nt", "value_nt", "logp_nt", "bootstrap_n", "ids_nt"):
-        if getattr(batch, name) is not None:
-            inputs[name] = getattr(batch, name)
-    if reading.spans is not None:
-        inputs["block_nt"] = reading.spans.block_nt
     rule: dict[str, Any] = {
         "objectives": scheme.objectives,
         "block_names": scheme.layout.names,
@@ -250,8 +248,7 @@ def advantages(
         found: credit of the completions of `spans`.
         spans: the tokens of their blocks.
         scheme: its `per` is the length that a credit is divided by.
-        mask_nt: the trainer's final mask, as wide or wider; completions that it leaves out get 0 (`restrict`) and change no
-            other completion's share.
+        mask_nt: the trainer's final mask, as wide or wider; completions that it leaves out get 0 and change no other's share.
         dtype: dtype of the result.
 
     Returns:

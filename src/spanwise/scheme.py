@@ -45,8 +45,7 @@ class Scheme:
         refine: the `Refinement` that changes the advantages of tokens after method and modes; None: no refinement.
 
     Raises:
-        RecipeError: an unknown method, an option or a field of an objective that the method would ignore, objectives that do
-            not fit the layout.
+        RecipeError: an unknown method, an option or a field of an objective that it would ignore, or that the layout lacks.
 
     Example:
         >>> layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})

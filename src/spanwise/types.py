@@ -1,7 +1,6 @@
 """The data types that all modules share: spans, scores, credit, and the reasons why a reward or a credit is missing.
 
-The letters at the end of names are indices: n completions, t tokens, k blocks, m objectives, o outcomes. Token intervals are
-half-open.
+The letters at the end of names are indices: n completions, t tokens, k blocks, m objectives, o outcomes. Intervals are half-open.
 """
 
 from __future__ import annotations
@@ -224,8 +223,7 @@ class Scores(ByCompletion):
             1 (o=1); NaN where the reward is no known function of a binary outcome.
         outcome_names: the O outcomes that are no rewards.
         outcome_no: float64 codes of their values; NaN where unknown. None: there are none.
-        stated_nm: float64; what the text states and the scorer read (a confidence); NaN where there is nothing of the kind.
-            None: nobody kept it.
+        stated_nm: float64; what the text states and the scorer read (a confidence); NaN where there is none. None: nobody kept it.
         unused_nm: float64; the number that came for a block which is not there, so that it is no reward; NaN elsewhere. None:
             nobody kept it (it stays in the process that scored).
         measured_nc: float64; what rewards cost, by `measures`. None: nothing is measured.
@@ -276,20 +274,6 @@ class Scores(ByCompletion):
 class Comparison(ByCompletion):
     """What each advantage was compared with: advantage = (worth - baseline) / divisor; worth is the reward or a stand-in.
 
-    Attributes:
-        worth_nm: float64 reward, or what stands for one that the completion left out; NaN where nothing does.
-        baseline_nm: float64, what is subtracted; NaN where no single number was: there is nobody to compare with, or the method
-            does not say.
-        divisor_nm: float64, what the difference is divided by; 1 where it is not, as where all of those compared are equal; NaN
-            where there is no baseline.
-        stratum_nm: numbers of one stratum were compared with each other; what stands for an absent reward was compared with them,
-            and is none of them. -1: the number is in no stratum.
-        level_nm: how many outcomes the stratum leaves out, from the last one on; 0 is the finest.
-        members_nm: how many numbers the stratum has.
-        averaged_nm: of how many of them the baseline is the mean: all, or all others; 0 where it is no plain mean.
-        reason_nm: `Zero`, why the advantage is exactly 0; `Zero.CREDITED` where it is not.
-        about_nm: the objective that the reason is about; -1: all of them together.
-
     Example:
         >>> from spanwise.credit import advantage
         >>> comparison = advantage(torch.tensor([1.0, 0.0, 0.5]), torch.tensor([7, 7, 9])).comparison
@@ -297,15 +281,18 @@ class Comparison(ByCompletion):
         ([0.5, 0.5, nan], ['CREDITED', 'CREDITED', 'SINGLETON'])
     """
 
-    worth_nm: Float[Tensor, "n m"]
+    worth_nm: Float[Tensor, "n m"]  # float64 reward, or its stand-in if the completion left it out; NaN if there is neither
+    #: Float64, what is subtracted; NaN if no single number was: nobody to compare with, or the method does not say.
     baseline_nm: Float[Tensor, "n m"]
+    #: Float64, what the difference is divided by; 1 if by nothing, as when all those compared are equal; NaN without baseline.
     divisor_nm: Float[Tensor, "n m"]
+    #: Numbers of one stratum were compared with each other; a stand-in was compared with them, and is none of them. -1: no stratum.
     stratum_nm: Int[Tensor, "n m"]
-    level_nm: Int[Tensor, "n m"]
-    members_nm: Int[Tensor, "n m"]
-    averaged_nm: Int[Tensor, "n m"]
-    reason_nm: Int[Tensor, "n m"]
-    about_nm: Int[Tensor, "n m"]
+    level_nm: Int[Tensor, "n m"]  # how many outcomes the stratum leaves out, from the last one on; 0 is the finest
+    members_nm: Int[Tensor, "n m"]  # how many numbers the stratum has
+    averaged_nm: Int[Tensor, "n m"]  # of how many of them the baseline is the mean: all, or all others; 0 if no plain mean
+    reason_nm: Int[Tensor, "n m"]  # `Zero`, why the advantage is exactly 0; `Zero.CREDITED` if it is not
+    about_nm: Int[Tensor, "n m"]  # the objective that the reason is about; -1: all of them together
 
     def where(self, mask_nm: Bool[Tensor, ...], other: Comparison) -> Comparison:
         """Return a comparison with this one's entries where the mask is true, and the other one's where it is false."""
@@ -345,19 +332,16 @@ class Credit(ByCompletion):
             (`if_missing`), carried by its last trainable token.
         singleton_m: per objective, how many rewards had nobody to be compared with (their credit is exactly 0).
         absent_m: per objective, how many rewards are absent.
-        adv_nm: what each comparison credits a completion with, before its weight: each objective, or the sum of all where the
-            method has one number for them.
+        adv_nm: what each comparison (an objective, or the sum of all) credits a completion with, before its weight.
         comparison: what that was compared with.
         weight_m: of each comparison; 1 of a sum, whose worth has the weights in it.
-        names: of the comparisons: the objectives, or all of them joined by " + "; () where each token or step is credited by
-            itself, which no baseline alone explains.
+        names: of the comparisons: the objectives, or all of them joined by " + "; () if each token or step is credited by itself.
         coarser_m: per objective, how many rewards were compared with fewer outcomes than the baseline is given.
         token_nt: of a method per token its advantages, of which `block_nk` is the mean over each block; without `stop_n`.
         refined_nt: what a refinement adds to the advantage of each token (`Scheme.refine`), before it is shared over tokens; the
             other fields know nothing of it. None: there is no refinement.
         mean_length_n: trainable tokens per completion of the batch that each was credited in, all its completions counted.
-        length_nk: what the credit of each block is shared over where rows are turns: the block's tokens in the whole trajectory.
-            None: those of the row.
+        length_nk: the tokens that share the credit of each block: if rows are turns, those of the trajectory. None: of the row.
         count_m: per objective, of how many rewards the counters are: completions, trajectories or turns. None: of all rows.
 
     Example:

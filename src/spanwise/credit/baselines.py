@@ -22,7 +22,7 @@ from spanwise.credit.strata import (
     moments,
     refine,
 )
-from spanwise.errors import AlignmentError, RecipeError, check_known
+from spanwise.errors import RecipeError, check_known
 from spanwise.objective import BASELINES, BaselineName
 from spanwise.types import Comparison, Zero
 
@@ -32,8 +32,7 @@ class Advantage(NamedTuple):
 
     Attributes:
         advantage_n: float64 reward minus baseline; 0 where the reward is absent or has nobody to be compared with.
-        missing_n: float64 `if_missing` minus baseline, scaled like the rest, where the reward is absent and `if_missing` was
-            given; else 0.
+        missing_n: float64 `if_missing` minus baseline, scaled alike, where the reward is absent and `if_missing` given; else 0.
         alone_n: the reward is present and has nobody to be compared with.
         comparison: what each reward, or what stands for it, was compared with; one column.
 
@@ -81,8 +80,7 @@ def advantage(
         reward_n: one reward per completion; NaN where absent (it joins no baseline).
         group_n: integer prompt ids, in any order, of any sizes.
         baseline: none, batch, group, outcome or blended.
-        outcome_no: the O outcomes of the completion's prefix, from coarse to fine, for `outcome` and `blended`; a vector is one
-            outcome; NaN where unknown.
+        outcome_no: the O outcomes of the prefix, from coarse to fine, for `outcome` and `blended`; a vector is one; NaN: unknown.
         by_outcome_n2: the reward under outcome 0 and 1, for `blended`.
         judged: the column of `outcome_no` that `by_outcome_n2` is about; None: the only one.
         back_off: whether small strata back off to coarser ones, for `outcome`; None: where there are several outcomes.
@@ -91,10 +89,8 @@ def advantage(
         scale: "std" divides by the stratum's standard deviation, which stand-ins join; not with none and blended.
         ddof, eps: as for `compare_in_strata`.
         if_missing: the reward that an absent reward stands for, or one per completion, NaN where it stands for nothing (a check
-            that failed). Its baseline is the mean of the stratum's present members, of the group or the batch where the stratum
-            has none; it joins no baseline.
-        voter_n: whose each row is, where several rows (turns) are one rollout, as for `compare_in_strata`; not with `blended`.
-            None: each row is a member.
+            that failed). It joins no baseline; its own is the mean of the stratum's members, else of the group or the batch.
+        voter_n: the rollout of each row, if rows are turns, as for `compare_in_strata`; not with `blended`. None: each its own.
 
     Edge cases:
         A stratum of one and a constant stratum give exactly 0; `blended` never needs a second member. A completion of which an
@@ -103,8 +99,7 @@ def advantage(
     Raises:
         AlignmentError: sizes differ.
         RewardError: an infinite reward.
-        RecipeError: an outcome baseline without outcomes, `back_off` or a scale that does not go with the baseline, `judged`
-            that is no column, or rewards by outcome of one of several outcomes, without a word which.
+        RecipeError: no outcomes for an outcome baseline, a `back_off` or scale that it does not take; see `blended_baseline`.
 
     Example:
         Four confidences .9 .7 .8 .1 of one prompt, scored by Brier; the first two answers are right.
@@ -208,8 +203,7 @@ def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str)
         return torch.zeros((len(group_n), 0), dtype=torch.float64, device=group_n.device)
     if outcome_no is None or as_columns(outcome_no).shape[1] == 0:
         raise RecipeError(f"Baseline '{baseline}' needs an outcome for each completion; pass outcome_no or use 'group'.")
-    if len(outcome_no) != len(group_n):
-        raise AlignmentError(f"There are {len(outcome_no)} outcomes for {len(group_n)} completions; give one to each.")
+    check_counts(outcome_no, "outcomes", group_n, "completions", advice="one to each")
     return as_columns(outcome_no).double()
 
 
@@ -252,23 +246,18 @@ def blended_baseline(
         four are those of the *other* prompts.
 
     Neither an estimate nor its weight depends on completion i's own reward, so the advantage has no bias from self-inclusion:
-    a proper score keeps its fixed point (plain outcome means extremise it at small groups). A completion alone in its
-    stratum falls back on x and mu.
+    a proper score keeps its fixed point (plain outcome means extremise it). Alone in its stratum, i falls back on x and mu.
 
     Args:
-        reward_n: reward; NaN where absent. Such a completion joins no mean but is given a baseline too.
-        group_n: integer id of the prompt.
-        outcome_no: the discrete outcomes; a vector is one outcome; NaN where unknown (baseline NaN).
-        by_outcome_n2: the reward had the outcome been 0 or 1; None or NaN where it is no function of a binary outcome
-            (then x takes no part).
-        judged: the column of `outcome_no` that `by_outcome_n2` is about; None: the only one.
+        reward_n, group_n, outcome_no, judged: as for `advantage`. A completion without a reward is given a baseline too.
+        by_outcome_n2: the reward had the outcome been 0 or 1; None or NaN: it is no such function, and x takes no part.
 
     Edge cases:
         t2 and d2 need two other prompts; with one, mu serves only where nothing else is known, and x takes no part.
         Without two completions of one outcome in any other prompt, s2 counts as 0: `ml`, where there is one, stands alone.
 
     Returns:
-        float64 baseline; NaN where nothing is known (no other reward of the batch has the same outcomes).
+        float64 baseline; NaN where an outcome is unknown, or no other reward of the batch has the same outcomes.
 
     Raises:
         RecipeError: `judged` is no column, or rewards by outcome of one of several outcomes, without a word which.

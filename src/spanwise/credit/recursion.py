@@ -1,7 +1,6 @@
 """Run the backward recursion of GAE and SAE, which skips masked tokens and never reads their values.
 
-It is fast because it works on blocks of tokens that stay in the cache, laid out time first, with one operation in place per
-token.
+It is fast because blocks of tokens stay in the cache, laid out time first, with one operation in place per token.
 """
 
 from __future__ import annotations
@@ -134,8 +133,7 @@ def bootstrap_values(
 
     Args:
         truncated_n: the completions that ran out of tokens.
-        truncated: what they are taken for: an end like any other (0), a state worth the critic's value (`value_end_n`), or
-            something to learn nothing from (NaN).
+        truncated: what they are: an end like any other (0), a state worth `value_end_n`, or nothing to learn from (NaN).
         value_end_n: the critic's value after the last token; read where truncated and for "bootstrap" only.
 
     Example:

@@ -131,12 +131,7 @@ class Method:
                 raise RecipeError(f"Method '{self.name}': {unknown('property', name, PROPERTIES)}")
 
     def of_a_run(self) -> Method:
-        """Return the method for one run; a method that remembers earlier batches gets a memory of its own.
-
-        Example:
-            >>> METHODS["ha_dw"].stateful, METHODS["ha_dw"].of_a_run().stateful
-            (False, True)
-        """
+        """Return the method for one run; a method that remembers earlier batches gets a memory of its own."""
         return self if self.memory is None else replace(self, estimator=self.memory(), memory=None)
 
     @property

@@ -37,8 +37,7 @@ class HistoryWeight:
         (torch.Size([5]), 0.502)
 
     Reference:
-        "Your Group-Relative Advantage Is Biased" (arXiv 2601.08521). eta, window, history, anchor and the first steps are not
-        verified.
+        "Your Group-Relative Advantage Is Biased" (arXiv 2601.08521). The options and the first steps are not verified.
     """
 
     def __init__(self) -> None:
@@ -193,8 +192,7 @@ def grpo_verif(
         A[i, 0] = (r[i, 0] - mean_g r[:, 0]) / (std_g r[:, 0] + eps)
         A[i, k] = weight (r[i, k] - mean_g r[:, k]) / (std_g r[:, k] + eps)    for the blocks after the first
 
-    The same as `dcpo` with less weight on the blocks after the first. The preset puts the confidence and its score in the place
-    of the verification.
+    The same as `dcpo` with less weight on the blocks after the first. In the preset the confidence stands for the verification.
 
     Args:
         reward_nk: rewards of the solution and of the judgement on it (paper: 1 right, -1 wrong, -1.5 no valid output); NaN

@@ -14,15 +14,12 @@ from spanwise.credit.strata import Explained, explains
 from spanwise.objective import BaselineName, ScaleName
 from spanwise.registry import register
 
-_STRATA = ("batch", "group", "outcome")
 _FACTS: Mapping[str, Any] = {
     "kind": "block",
     "paper": "Blockwise Advantage Estimation, arXiv 2602.10231",
     "only_with": {
-        "leave_one_out": ("baseline", _STRATA),
-        "min_stratum": ("baseline", _STRATA),
-        "ddof": ("scale_k", ("std",)),
-        "eps": ("scale_k", ("std",)),
+        **dict.fromkeys(("leave_one_out", "min_stratum"), ("baseline", ("batch", "group", "outcome"))),
+        **dict.fromkeys(("ddof", "eps"), ("scale_k", ("std",))),
     },
 }
 
@@ -59,8 +56,7 @@ def bae(
             several columns for one block: a column is one objective.
         group_n, voter_n, leave_one_out, min_stratum, ddof, eps: as for `advantage`.
         outcome_no: O discrete outcomes of each completion; NaN where unknown. None: the first block's reward.
-        given_k: per column, which outcomes its baseline is given, from coarse to fine. None: the first column none, every other
-            one all there are.
+        given_k: per column, which outcomes its baseline is given, from coarse to fine. None: all, but none for the first column.
         baseline: per column; one name is that of the columns after the first, whose baseline then is the group.
         scale_k: per column, "std" divides by the standard deviation of the stratum. None: no column.
         back_off_k: per column, whether strata that are too small use fewer outcomes, then the group; see `advantage`.

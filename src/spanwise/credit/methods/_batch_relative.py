@@ -62,8 +62,7 @@ def gdpo(
         reward_nm: M rewards per completion; an absent one (NaN) adds nothing, a completion without any joins nothing, gets 0.
         group_n, min_stratum: as for `grpo`.
         weight_m: of the standardised rewards; None: 1 each.
-        length_n: trainable tokens; given, each completion counts that often in the moments of the batch (verl). None: once
-            (TRL, the authors' TRL code).
+        length_n: trainable tokens; each completion counts that often in the moments of the batch (verl). None: once (TRL).
         ddof: of all standard deviations.
         eps: added to them (verl 1e-6, TRL and the authors 1e-4); of the last one see `eps_at`.
         eps_at: "std" for std S + eps, "variance" for sqrt(var S + eps) as verl has it, "floor" for sqrt(max(var S, eps)).

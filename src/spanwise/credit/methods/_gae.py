@@ -202,11 +202,7 @@ class SaeSegments:
 
     @staticmethod
     def of(method: str | None, options: Mapping[str, Any] | None) -> SaeSegments | None:
-        """Return the rule by which a method, under its options, cuts completions into segments; None if it cuts none.
-
-        >>> SaeSegments.of("gae", {}), SaeSegments.of("sae", {"threshold": 0.5})
-        (None, SaeSegments(threshold=0.5, boundary='start'))
-        """
+        """Return the rule by which a method, under its options, cuts completions into segments; None if it cuts none."""
         default_options = METHODS[method].options if method is not None and method in METHODS else {}
         if not {"threshold", "boundary"} <= set(default_options):
             return None

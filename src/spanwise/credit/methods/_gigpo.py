@@ -63,8 +63,7 @@ def gigpo(
         gamma: discount per step.
         step_weight, episode_weight: of the two parts (omega is `step_weight`).
         scale: "none" is the released code's `mean_norm`, "std" its `mean_std_norm`.
-        over: whether the episode's mean and deviation count step rows (a trajectory of five steps five times, as the released
-            code by default) or trajectories.
+        over: what the episode's mean and deviation count: step rows (five steps five times, the released default), or trajectories.
         reward: the episode's reward, the sum of its steps' or the last one's.
         similarity: None for equal states, or the least `difflib` ratio of texts (0.95 in the released code); see `anchor_groups`.
         singleton: "zero", or "raw" for R(j) itself (over 1 + eps with "std") where the episode has nobody to be compared with.

@@ -187,8 +187,7 @@ def oar(
         tensor([[0.1000, 1.0000, 1.1853, 1.4243, 2.0000]])
 
     Reference:
-        "OAR" 2026 (arXiv 2601.07408). Its code weights the reasoning only and leaves the answer at 1; here that is the caller's
-        mask.
+        "OAR" 2026 (arXiv 2601.07408). Its code weights the reasoning only, not the answer; here that is the caller's mask.
     """
     check_shapes(adv_nt=adv_nt, importance_nt=importance_nt, mask_nt=mask_nt)
     check_mask(mask_nt)

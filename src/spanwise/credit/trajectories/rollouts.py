@@ -343,14 +343,10 @@ def step_returns(
         R[t] = sum over the steps k >= t of the trajectory of gamma^(k - t) r[k]
 
     Args:
-        reward_s: one reward per step row; NaN where absent.
-        trajectory_s: trajectory ids, in any order, of any sizes.
-        step_s: step numbers; only their order counts, a gap costs one gamma.
-        gamma: discount per step.
+        reward_s, trajectory_s, step_s, gamma: as for `gigpo`; a gap between step numbers costs one gamma.
 
     Edge cases:
-        The return of a step is absent (NaN) if its own reward or a later one of its trajectory is. A step that pays nothing has
-        reward 0.
+        The return of a step is absent (NaN) if its own reward or a later one of its trajectory is.
 
     Example:
         >>> step_returns(torch.tensor([10., 0., 0., 3.]), torch.tensor([0, 0, 0, 1]), torch.tensor([2, 0, 1, 0]))

@@ -353,11 +353,7 @@ class Turns:
 
 
 def runs(mask_nt: Bool[Tensor, "n t"]) -> Int[Tensor, "n t"]:
-    """Number the runs of True in each row of a mask, from 0; entries outside the mask get -1.
-
-    >>> runs(torch.tensor([[True, True, False, True]])).tolist()
-    [[0, 0, -1, 1]]
-    """
+    """Number the runs of True in each row of a mask, from 0; entries outside the mask get -1."""
     shifted_mask_nt = torch.nn.functional.pad(mask_nt, (1, 0))[:, :-1]
     return torch.where(mask_nt, (mask_nt & ~shifted_mask_nt).cumsum(dim=1) - 1, -1)
 
