@@ -134,8 +134,7 @@ def by_turn(
         columns: the columns that rewards read, one value per turn in that order; they replace columns of the batch.
 
     Returns:
-        The batch of turns, with the columns of their completions and their places in `steps`; and `Turns`, whose `put` takes
-        advantages of turns back to the completions.
+        The batch of turns, with the columns of their completions and their places in `steps`; and the `Turns`.
 
     Raises:
         AlignmentError: a column or the anchors are not one per turn; see `split_turns`.

@@ -47,8 +47,7 @@ class Objective:
         key: of a function that returns a dict for each completion, the entry that is the reward. None: verl's `score`.
         pays: the blocks whose tokens this reward moves, or one of them; `items[*]`: that block of any index, `*`: every block.
         each: instead of one objective, one per block that this name or pattern matches, called `<name>.<block>`. Each reads the
-            part that its block is made of (the option `tag`) and pays its block, or what `pays` says, where `OWN` stands for
-            its block. A `Scheme` writes them out.
+            part that its block is made of (the option `tag`) and pays its block, or what `pays` says (`OWN`: its own block).
         given: the outcomes of what comes before the paid blocks that the baseline may know (`baseline: outcome` or `blended`),
             from coarse to fine. Each is the name of an objective earlier in the list (its reward is the outcome), the name of a
             registered outcome, "module:function", or a function, see `spanwise.score.outcomes`. One of them need not be a list.
@@ -57,9 +56,8 @@ class Objective:
         baseline: what is subtracted: nothing, the batch mean, the group mean, the mean of the group's completions with the
             same outcomes, or the blended estimate of it. None: the method's own choice.
         scale: divide by the standard deviation of the same stratum, or not. None: the method's own choice.
-        back_off: where fewer completions of the group have the same outcomes than a comparison takes, compare with those that
-            agree in all but the last outcome, and so on up to the whole group (`baseline: outcome`). None: where several
-            outcomes are given; with one, such a completion gets no credit.
+        back_off: where too few completions of the group have the same outcomes, compare with those that agree in all but the
+            last, and so on up to the whole group (`baseline: outcome`). None: if several outcomes are given; else no credit.
         weight: multiplies the credit.
         if_missing: what a reward stands for that the completion left out (no confidence, or an unreadable one). Its credit goes
             to the paid blocks; a completion that lacks them all carries it on its last trainable token. None: no credit, so that
@@ -137,7 +135,7 @@ class Objective:
                 "write the name of a reward, or pass a function or an instance of a class",
             ),
             "key": (
-                self.key is None or (isinstance(self.key, str) and not isinstance(self.reward, str)),
+                isinstance(self.key, str) and not isinstance(self.reward, str),
                 "name an entry of the dict that your reward function returns",
             ),
             "name": (isinstance(self.name, str), "a name is text"),
@@ -146,23 +144,21 @@ class Objective:
                 _all(self.given, lambda x: (isinstance(x, str) and x) or (_is_function(x) and not is_async(x))),
                 "write names of earlier objectives or outcomes, 'module:function', or pass functions",
             ),
-            "each": (
-                self.each is None or (isinstance(self.each, str) and self.each != ""),
-                "write a block or a pattern: 'items[*]'",
-            ),
+            "each": (isinstance(self.each, str) and self.each != "", "write a block or a pattern: 'items[*]'"),
             "criteria": (
-                self.criteria is None or criteria_are_valid,
+                criteria_are_valid,
                 "name a file or a column, or write a list: [{text: It names a figure., part: plan}]",
             ),
-            "only": (self.only is None or isinstance(self.only, str), "name an earlier objective: 'correct'"),
+            "only": (isinstance(self.only, str), "name an earlier objective: 'correct'"),
             "weight": (is_number(self.weight), "write a finite number"),
-            "if_missing": (self.if_missing is None or is_number(self.if_missing), "write a finite number, or leave it out"),
-            "back_off": (self.back_off is None or isinstance(self.back_off, bool), "write true or false, or leave it out"),
-            "scope": (self.scope in (None, "rollout", "turn"), "write 'rollout' or 'turn', or leave it out"),
+            "if_missing": (is_number(self.if_missing), "write a finite number, or leave it out"),
+            "back_off": (isinstance(self.back_off, bool), "write true or false, or leave it out"),
+            "scope": (self.scope in ("rollout", "turn"), "write 'rollout' or 'turn', or leave it out"),
             "options": (isinstance(self.options, Mapping), "write 'options: {name: value}'"),
         }
+        may_be_none = ("key", "each", "criteria", "only", "if_missing", "back_off", "scope")
         for key, (is_valid, advice) in rules.items():
-            if not is_valid:
+            if not is_valid and not (getattr(self, key) is None and key in may_be_none):
                 raise RecipeError(f"Objective '{self.name}' has {key}: {getattr(self, key)!r}; {advice}.")
         if isinstance(self.reward, str):
             registered("reward").find(self.reward)

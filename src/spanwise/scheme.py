@@ -52,9 +52,6 @@ class Scheme:
         >>> scheme = Scheme.preset("bae", layout, baseline="blended")
         >>> [(o.name, o.pays, o.baseline) for o in scheme.objectives[:2]]
         [('correct', ('solution',), 'group'), ('brier', ('confidence',), 'blended')]
-        >>> Scheme.preset("grpo", layout, leave_one_out=True)
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: Method 'grpo' has no option 'leave_one_out'; it has ddof, eps, min_stratum.
     """
 
     method: str
@@ -176,14 +173,7 @@ class Scheme:
 
     @property
     def value_names(self) -> tuple[str, ...]:
-        """The name of each value that the critic predicts, in the order of `Batch.value_nt`; () if the method needs no critic.
-
-        Example:
-            >>> layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
-            >>> pair = [Objective("correct", "solution"), Objective("brier", "confidence", given="correct")]
-            >>> Scheme("gae", layout, pair).value_names, Scheme("gae", layout, pair, values="shared").value_names
-            (('correct', 'brier'), ('return',))
-        """
+        """The name of each value that the critic predicts, in the order of `Batch.value_nt`; () if the method needs no critic."""
         if "value_nt" not in self.needs:
             return ()
         return name_streams(self.objectives, self.values) if self.entry.reads_values else ("return",)
@@ -220,9 +210,7 @@ class Scheme:
             >>> scheme = Scheme("bae", layout, [Objective("environment", "segment[*]")])
             >>> sorted(scheme.needs)
             ['logp_nt']
-            >>> scheme.check(["logp_nt"], at_read=[])
-            Traceback (most recent call last):
-            spanwise.errors.RecipeError: The segmenter 'cuts' cuts by log-probabilities (logp_nt), but here completions are...
+            >>> scheme.check(["logp_nt"])
         """
         given_fields = {*provides, "mask_nt"}
         if self.reads - (given_fields if at_read is None else set(at_read)):

@@ -67,13 +67,7 @@ class PiecewiseText(dict[str, "Mapping[str, str | None] | None"]):
 
 
 def whole_text(blocks: BlockText) -> str:
-    """Return the whole text of a completion from the text of its blocks.
-
-    >>> whole_text({"a": {"": "<a>4</a>", "a": "4"}, "b": None})
-    '<a>4</a>'
-    >>> whole_text(PiecewiseText({"rest": {"": "(,)"}, "a": {"": "1"}, "b": {"": "2"}}, "(1,2)"))
-    '(1,2)'
-    """
+    """Return the whole text of a completion from the text of its blocks."""
     if isinstance(blocks, PiecewiseText):
         return blocks.whole
     return "".join(block[""] or "" for block in blocks.values() if block is not None)
@@ -272,14 +266,7 @@ class Scores(ByCompletion):
 
 @dataclass(frozen=True)
 class Comparison(ByCompletion):
-    """What each advantage was compared with: advantage = (worth - baseline) / divisor; worth is the reward or a stand-in.
-
-    Example:
-        >>> from spanwise.credit import advantage
-        >>> comparison = advantage(torch.tensor([1.0, 0.0, 0.5]), torch.tensor([7, 7, 9])).comparison
-        >>> comparison.baseline_nm.flatten().tolist(), [Zero(reason).name for reason in comparison.reason_nm.flatten().tolist()]
-        ([0.5, 0.5, nan], ['CREDITED', 'CREDITED', 'SINGLETON'])
-    """
+    """What each advantage was compared with: advantage = (worth - baseline) / divisor; worth is the reward or a stand-in."""
 
     worth_nm: Float[Tensor, "n m"]  # float64 reward, or its stand-in if the completion left it out; NaN if there is neither
     #: Float64, what is subtracted; NaN if no single number was: nobody to compare with, or the method does not say.
@@ -338,8 +325,7 @@ class Credit(ByCompletion):
         names: of the comparisons: the objectives, or all of them joined by " + "; () if each token or step is credited by itself.
         coarser_m: per objective, how many rewards were compared with fewer outcomes than the baseline is given.
         token_nt: of a method per token its advantages, of which `block_nk` is the mean over each block; without `stop_n`.
-        refined_nt: what a refinement adds to the advantage of each token (`Scheme.refine`), before it is shared over tokens; the
-            other fields know nothing of it. None: there is no refinement.
+        refined_nt: what a refinement adds to each token's advantage, before it is shared over tokens. None: no refinement.
         mean_length_n: trainable tokens per completion of the batch that each was credited in, all its completions counted.
         length_nk: the tokens that share the credit of each block: if rows are turns, those of the trajectory. None: of the row.
         count_m: per objective, of how many rewards the counters are: completions, trajectories or turns. None: of all rows.

@@ -75,15 +75,6 @@ def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
     """Return for each block, as an integer made by `key_of`, the reason that holds for those of its tokens that get 0.
 
     If several objectives pay a block, the reason is the first in the order of `Zero`, then in the order of the objectives.
-
-    Example:
-        >>> from spanwise import Batch, Layout, Vocabulary, credit_batch, read
-        >>> vocabulary = Vocabulary((b"<answer>", b"4", b"5", b"</answer>"))
-        >>> batch = Batch.jagged([[0, 1, 3], [0, 1, 3], [0, 2, 3]], [0, 0, 1], columns={"answer": ["4", "4", "4"]})
-        >>> scheme = Scheme.preset("grpo", Layout({"all": ["answer"]}))
-        >>> reasons = zero_reasons(credit_batch(read(batch, scheme, vocabulary), batch, scheme), scheme)
-        >>> [reason_of(key).name for key in reasons.flatten().tolist()]
-        ['ALL_RIGHT', 'ALL_RIGHT', 'SINGLETON']
     """
     comparison, cancelled_key = found.explained[1], key_of(Zero.CANCELLED)
     reason_key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1
@@ -109,11 +100,6 @@ def recorded_reasons(
     """Return why tokens get 0, as far as the numbers that a trainer recorded show it, as integers made by `key_of`.
 
     `credit_nk` is NaN where the trainer recorded no credit; `reward_n`, if given, shows which completions are right.
-
-    Example:
-        >>> keys = recorded_reasons(torch.zeros(3, 1), torch.tensor([0, 0, 1]), reward_n=torch.tensor([0.0, 0.0, 1.0]))
-        >>> [reason_of(key).name for key in keys.flatten().tolist()]
-        ['ALL_WRONG', 'ALL_WRONG', 'SINGLETON']
     """
     largest_credit_n = credit_nk.nan_to_num().abs().amax(dim=1) if credit_nk.shape[1] else torch.zeros(len(group_n))
     group_n = group_index(group_n)
@@ -148,15 +134,6 @@ def tally_zeros(
 
     `block_nk` is what `zero_reasons` returns; a token has the block -1 if it has none. `trainable_v` are the tokens that the model
     sampled (None: all in blocks); `learned_n` is False for completions that the trainer left out of the loss.
-
-    Example:
-        Two completions of one prompt, both wrong; the first one's last token is a tool's.
-
-        >>> wrong = torch.full((2, 1), key_of(Zero.ALL_WRONG, 0))
-        >>> block_v, row_v = torch.tensor([0, -1, 0]), torch.tensor([0, 0, 1])
-        >>> found = tally_zeros(wrong, torch.zeros(3), block_v, row_v, names=["correct"])
-        >>> [(count.reason.name, count.objective, count.tokens, count.completions) for count in found.counts()]
-        [('MASKED', '', 1, 0), ('ALL_WRONG', 'correct', 2, 2)]
     """
     if not len(advantage_v) == len(block_v) == len(row_v):
         raise AlignmentError(

@@ -97,14 +97,12 @@ class Method:
         name: as in recipes.
         estimator: the pure function.
         kind: what its rewards are indexed by: completions (`reward_n`, or `reward_nm` with a column per objective), blocks
-            (`reward_nk`), tokens (`reward_nt`) or the steps of trajectories (`reward_s`). A refinement has no rewards: it takes
-            the advantages of another method (`adv_nt`) and gives them back changed.
+            (`reward_nk`), tokens (`reward_nt`) or the steps of trajectories (`reward_s`); a refinement takes `adv_nt` instead.
         paper: where it comes from.
         preset: how a recipe runs it; None: it is called from Python only.
         exceptions: which of `PROPERTIES` it does not have by its nature -> why.
         source: what the formula here was taken from: the paper, the authors' code, a framework's, or notes about it.
-        memory: makes the estimator that a run has, which remembers earlier batches (`state_dict`, `load_state_dict`) and takes
-            further options; None: nothing is remembered.
+        memory: makes a run's estimator, which remembers earlier batches and takes further options; None: nothing is remembered.
         only_with: option -> (another option, or what the objectives say; its values) without which the option does nothing.
 
     Raises:
@@ -235,9 +233,6 @@ def method(name: str) -> Method:
     Example:
         >>> method("rloo").kind
         'completion'
-        >>> method("bea")
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: There is no method 'bea'. Did you mean 'bae'? ...
     """
     return METHODS.find(name)
 

@@ -145,13 +145,11 @@ def ha_dw(
     Args:
         reward_n: as for `grpo`, a rate of success in [0, 1].
         group_n, ddof, eps, min_stratum: as for `grpo`.
-        anchor: the rate of success to expect. In a run it is that of the first batch, and each batch moves it as `HistoryWeight`
-            says, with the options `eta`, `window` and `history`.
+        anchor: the rate of success to expect; in a run that of the first batch, which `HistoryWeight` moves with its options.
         lambda_scale: of all weights.
 
     Edge cases:
-        A group of one and a constant group give exactly 0. With 1.3 every weight exceeds 1 while |diff| < .262: much of the
-        effect is a larger step, so compare with a plain factor of 1.3.
+        A group of one and a constant group give exactly 0. With 1.3 every weight exceeds 1 while |diff| < .262.
 
     Example:
         >>> ha_dw(torch.tensor([1., 0., 0., 0.]), torch.tensor([0, 0, 0, 0]))  # hard: .25 where .5 is expected
@@ -195,8 +193,7 @@ def grpo_verif(
     The same as `dcpo` with less weight on the blocks after the first. In the preset the confidence stands for the verification.
 
     Args:
-        reward_nk: rewards of the solution and of the judgement on it (paper: 1 right, -1 wrong, -1.5 no valid output); NaN
-            where the block is absent (takes no part, gets 0).
+        reward_nk: as for `dcpo`, of the solution and of the judgement on it (paper: 1 right, -1 wrong, -1.5 no valid output).
         group_n, if_missing_k, ddof, eps, min_stratum: as for `dcpo`.
         weight: of the blocks after the first (alpha in the paper).
 

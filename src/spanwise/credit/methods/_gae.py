@@ -60,8 +60,7 @@ def gae(
         bootstrap_n: the value after the last token where the completion was cut off; 0 where it ended, NaN where it is unknown
             (the completion gets 0). None: all ended. See `bootstrap_values`.
         whiten: standardise over tokens; long completions then weigh more and small advantages may change sign.
-        ddof: of the whitening variance (verl, SkyRL 1; OpenRLHF 0).
-        eps: added to the whitening variance.
+        ddof, eps: of the whitening variance (verl and SkyRL have ddof 1, OpenRLHF 0).
 
     Edge cases:
         A value at a masked token is never read. A reward there moves to the last trainable token before it; if there is none it

@@ -67,9 +67,7 @@ def gigpo(
         reward: the episode's reward, the sum of its steps' or the last one's.
         similarity: None for equal states, or the least `difflib` ratio of texts (0.95 in the released code); see `anchor_groups`.
         singleton: "zero", or "raw" for R(j) itself (over 1 + eps with "std") where the episode has nobody to be compared with.
-        ddof: 1 divides the squares by the count less 1.
-        eps: added to the standard deviation.
-        min_stratum: smaller groups, of either kind, get 0.
+        ddof, eps, min_stratum: as for `grpo`, in groups of either kind.
 
     Edge cases:
         A state met once gives A_S exactly 0, a constant group gives exactly 0 in its part. A trajectory that is alone with its

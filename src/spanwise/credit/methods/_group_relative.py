@@ -153,8 +153,7 @@ def maxrl(
         eps: added to the mean (SkyRL 1e-6, prime-rl 0).
 
     Edge cases:
-        A group of one and a constant group, all-wrong or all-right, give exactly 0. Adding a constant to the rewards of a group
-        changes the result, for 0 means failure here.
+        A group of one and a constant group, all-wrong or all-right, give exactly 0. A constant added to all rewards changes A.
 
     Raises:
         RewardError: a negative reward; the mean would no longer be a rate of success, and signs could flip.
@@ -247,8 +246,7 @@ def rlcr(
         R[i] = c[i] + w s[i],  s = -(q - c)^2 for Brier;   A[i] = R[i] - mean_g R
 
     Args:
-        reward_nm: a column of 1 (the answer is right) and 0, and one of the scores of the confidence (Brier or log score), or any
-            others; NaN in one of them makes the sum absent.
+        reward_nm: columns of correctness (1 or 0) and of a score of the confidence, or any others; with a NaN the sum is absent.
         group_n, min_stratum: as for `grpo`.
         weight_m: of each column; None: 1 each.
         leave_one_out: leave the completion out of its own mean.

@@ -171,11 +171,7 @@ class Trajectory:
         ]
 
     def context(self, t: int) -> tuple[int, ...]:
-        """Return the ids of all tokens that the model saw before it wrote turn t.
-
-        >>> Trajectory("a", 0, (Turn([1], [2], [1]), Turn([3], [4], [1], parent=0))).context(1)
-        (1, 2, 3)
-        """
+        """Return the ids of all tokens that the model saw before it wrote turn t."""
         earlier_turns = (self.turns[p] for p in self._find_path(t)[:-1])
         return (*(i for turn in earlier_turns for i in (*turn.prompt_ids, *turn.response_ids)), *self.turns[t].prompt_ids)
 
