@@ -202,7 +202,7 @@ def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[f
     Edge cases:
         The expectation over bin centres (`categorical_value`) is y to .0002 bin widths if y is 3 bin widths or more away from
         both ends of the range. Nearer it is pulled inwards, at an end by .69 bin widths (.014 for 51 bins over 0 to 1): if that
-        matters, let the range reach 3 bin widths beyond the targets. What lies a thousandth of a bin outside counts as the end.
+        matters, let the range reach 3 bin widths beyond the targets. Up to a thousandth of a bin outside counts as the end.
 
     Raises:
         RewardError: a target is outside the range or not finite.

@@ -49,9 +49,7 @@ class ReadBatch:
     """A batch with what was read from its completions (a `Reading`): blocks, rewards and their statuses."""
 
     batch: Batch  # one row per completion, or one row per turn of a completion
-    reading: (
-        Reading  # of the rows; for rows of other processes without text, and without spans unless the method needs tokens
-    )
+    reading: Reading  # of the rows; those of other processes have no text, and spans only if the method needs tokens
     completions: int  # the number of completions
     turns: Turns | None = None  # the places of the rows in the completions; None: each row is a completion
     gathered: ReadBatch | None = None  # the rows of all processes; None: there is one process

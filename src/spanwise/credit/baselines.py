@@ -90,7 +90,7 @@ def advantage(
         ddof, eps: as for `compare_in_strata`.
         if_missing: the reward that an absent reward stands for, or one per completion, NaN where it stands for nothing (a check
             that failed). It joins no baseline; its own is the mean of the stratum's members, else of the group or the batch.
-        voter_n: the rollout of each row, if rows are turns, as for `compare_in_strata`; not with `blended`. None: each its own.
+        voter_n: the rollout of each row, if rows are turns, as for `compare_in_strata`; not with `blended`. None: no turns.
 
     Edge cases:
         A stratum of one and a constant stratum give exactly 0; `blended` never needs a second member. A completion of which an
@@ -250,7 +250,7 @@ def blended_baseline(
 
     Args:
         reward_n, group_n, outcome_no, judged: as for `advantage`. A completion without a reward is given a baseline too.
-        by_outcome_n2: the reward had the outcome been 0 or 1; None or NaN: it is no such function, and x takes no part.
+        by_outcome_n2: the reward had the outcome been 0 or 1; None or NaN: there is no such number, and x takes no part.
 
     Edge cases:
         t2 and d2 need two other prompts; with one, mu serves only where nothing else is known, and x takes no part.

@@ -133,7 +133,7 @@ def bootstrap_values(
 
     Args:
         truncated_n: the completions that ran out of tokens.
-        truncated: what they are: an end like any other (0), a state worth `value_end_n`, or nothing to learn from (NaN).
+        truncated: what they count as: an end like any other (0), a state worth `value_end_n`, or nothing to learn from (NaN).
         value_end_n: the critic's value after the last token; read where truncated and for "bootstrap" only.
 
     Example:

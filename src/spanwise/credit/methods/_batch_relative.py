@@ -72,8 +72,7 @@ def gdpo(
     Edge cases:
         A reward that is constant in a group, and a group of one, add exactly 0. Counted once each, completions have mean S = 0,
         so nothing is subtracted and a group without differences keeps exactly 0; counted by tokens, the mean is not 0 and such
-        a group is credited with -mean/std. Rewards that contradict each other cancel. With a single prompt in the batch the last
-        step undoes the differences in size that the first one kept.
+        a group is credited with -mean/std. With one prompt in the batch the last step undoes what the first one kept of sizes.
 
     Example:
         >>> rewards = torch.tensor([[0., 0.], [1., 0.], [0., 0.], [1., 1.]])
