@@ -86,11 +86,17 @@ class Layout:
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """The parts of all blocks, each found by one mark, in the order of the layout."""
-        return tuple(
-            self._part(block, name, written, index)
-            for block, (name, marks, index) in enumerate(self._single)
-            for written in marks
-        )
+        parts: list[Part] = []
+        for block, (name, marks, index) in enumerate(self._single):
+            for written in marks:  # a mark such as `json:price` names its own segmenter
+                prefix, colon, mark_after_colon = written.partition(":")
+                names_segmenter = bool(colon) and is_registered(prefix, kind="segmenter")
+                segmenter, mark = (prefix, mark_after_colon) if names_segmenter else (self.segmenter, written)
+                key = mark or name
+                if index is not None:
+                    key = mark.replace(EACH, f"[{index}]", 1) if EACH in mark else name
+                parts.append(Part(block, segmenter, mark, key, index))
+        return tuple(parts)
 
     @cached_property
     def wanted(self) -> frozenset[Part]:
@@ -151,15 +157,6 @@ class Layout:
             for name, marks in self.blocks
             for index in (range(self.most) if EACH in name else (None,))
         ]
-
-    def _part(self, block: int, name: str, written: str, index: int | None) -> Part:
-        """Build the `Part` of a block that a mark finds; a mark such as `json:price` names its own segmenter."""
-        prefix, colon, mark_after_colon = written.partition(":")
-        names_segmenter = bool(colon) and is_registered(prefix, kind="segmenter")
-        segmenter, mark = (prefix, mark_after_colon) if names_segmenter else (self.segmenter, written)
-        if index is None:
-            return Part(block, segmenter, mark, mark or name)
-        return Part(block, segmenter, mark, mark.replace(EACH, f"[{index}]", 1) if EACH in mark else name, index)
 
     def _check(self) -> None:
         """Refuse a layout that no segmenter could find, or whose blocks are ambiguous."""

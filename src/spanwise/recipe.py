@@ -51,7 +51,8 @@ class Recipe(BaseModel):
     Attributes:
         task: digits: the embedded task; digits_twice: the same with two attempts; digits_long: completions of some seventy
             tokens; fields: a JSON object of many small answers; invoices: letters to be read into JSON; confidence,
-            two_attempts: a model and a dataset by name or folder; own: of a script of your own, in its run's recipe.yaml
+            two_attempts: a model and a dataset by name or folder; own: of a script of your own, in the recipe.yaml that it
+            leaves in its run folder
         start: quality of the embedded task's warm start
         start_seed: seed of the embedded task's warm start, which runs of every seed share
         start_steps: steps of each warm-start phase of the embedded task, for a quick look
@@ -66,7 +67,8 @@ class Recipe(BaseModel):
         method: name of the preset, see `spanwise methods`
         calibration: scoring rule of the confidence if objectives are missing; default: brier
         baseline: baseline that the confidence is compared with (bae); default: outcome
-        layout: block: its marks (tags, paths, ...), in order; or blocks that are marked by their names; default: the task's
+        layout: block: its marks (tags, paths, ...), in order; or a list of blocks marked by their names; default: the
+            task's
         segmenter: segmenter of marks that name none, as json:price does
         most: number of blocks that a repeated block such as items[*] becomes
         prefilled: mark that the prompt already opens
@@ -74,7 +76,8 @@ class Recipe(BaseModel):
         per: 'block', 'completion', 'batch' or a number of tokens; default: the preset's
         values: targets of a critic's values (gae, sae): all rewards to come, or each objective; default: objective
             if objectives pay different blocks
-        verifier: limits of comparing answers as mathematics: workers (default: one a core); deadline in seconds (default: 5)
+        verifier: limits of comparing answers as mathematics: workers, processes (default: one a core); deadline, seconds for
+            each comparison (default: 5)
         options: options of the method, see `spanwise methods NAME`: leave_one_out, min_stratum, ddof, ...
         refine: stage that changes token advantages after the method: ktae, oar, or fields of `Refinement`: method,
             options, correct

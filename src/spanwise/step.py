@@ -263,9 +263,6 @@ class Step:
         vocabulary: the bytes of every token id; None if other processes read the completions.
         ranks: the processes of the training; None if there is one.
 
-    Attributes:
-        zero_batches: number of training batches whose credit was all 0.
-
     Example:
         >>> from spanwise import Layout
         >>> vocabulary = Vocabulary((b"<answer>", b"4", b"5", b"</answer>"))
@@ -278,7 +275,7 @@ class Step:
 
     def __init__(self, scheme: Scheme, vocabulary: Vocabulary | None = None, *, ranks: Ranks | None = None) -> None:
         self.scheme, self.vocabulary, self.ranks = scheme, vocabulary, ranks
-        self.zero_batches = 0
+        self.zero_batches = 0  # the training batches whose credit was all 0
         self._watch = Watch(scheme)
         self._noted: dict[str, float] = {}
 
