@@ -129,10 +129,11 @@ class Streams:
         value = value if value.dim() > len(shape) else value[..., None]
         value_count = value.shape[-1]
         if value_count != len(self.names):
-            held = f"{value_count} value{'' if value_count == 1 else 's'} per {'completion' if what.endswith('_n') else 'token'}"
+            unit = "completion" if what.endswith("_n") else "token"
+            values_text = f"{value_count} value{'' if value_count == 1 else 's'} per {unit}"
             needed = "there is 1 stream" if len(self.names) == 1 else f"there are {len(self.names)} streams"
             raise AlignmentError(
-                f"{what} holds {held} and {needed} ({', '.join(self.names)}): give one value to each, in this order."
+                f"{what} holds {values_text} and {needed} ({', '.join(self.names)}): give one value to each, in this order."
                 f"{' For a critic with one value, set values: shared.' if value_count == 1 else ''}"
             )
         return value

@@ -71,13 +71,15 @@ def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns,
         tensor([[ 1.0000, -0.0900]], dtype=torch.float64)
     """
     _check_order(objectives)
-    known = dict(recorded or {})
-    known |= _await_early([objective for objective in objectives if objective.name not in known], text, columns)
+    known_rewards = dict(recorded or {})
+    known_rewards |= _await_early(
+        [objective for objective in objectives if objective.name not in known_rewards], text, columns
+    )
     scored: dict[str, Reward] = {}
     call_results: dict[Any, Any] = {}
     for objective in objectives:
-        if objective.name in known:
-            reward = _complete_known(objective, known[objective.name], text, columns=columns, scored=scored)
+        if objective.name in known_rewards:
+            reward = _complete_known(objective, known_rewards[objective.name], text, columns=columns, scored=scored)
         else:
             reward = _call(objective, text, columns, scored, call_results)
         reward = _only_paid(objective, reward, text)
