@@ -202,7 +202,7 @@ class Recipe(BaseModel):
                 raise RecipeError(_no_field(name))
             if not isinstance(section, Mapping | None):
                 raise RecipeError(f"{name} is {section!r}, and must be {_KINDS['dict']} ({MODES[name].about})")
-        _ = self.modes, self.refinement  # building the modes and the refinement checks their sections
+        _ = self.modes, self.refinement  # to build a mode or a refinement checks its section of the recipe
         if self.task not in EMBEDDED:
             for field in () if self.task == SCRIPT else ("model", "dataset"):
                 if getattr(self, field) is None:

@@ -174,7 +174,7 @@ def advantage(
     assert merged_result is not None, "there is a first level"
     adv_n, comparison = merged_result
     stratum_n = comparison.stratum_nm[:, 0]
-    # `group_index` numbers -1 (a completion compared with none) as 0; the subtraction of 1 makes it -1 again.
+    # -1 marks a completion that is compared with none. `group_index` makes it 0, so 1 is subtracted from all numbers.
     dense_stratum_n = group_index(stratum_n) - (stratum_n < 0).any().long()
     comparison = replace(comparison, stratum_nm=dense_stratum_n[:, None])
     is_singleton_n = ~lacks_reward_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))

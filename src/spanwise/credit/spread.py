@@ -344,7 +344,7 @@ def to_tokens(
 
 
 def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
-    """Widen spans to the width of the trainer's mask, and empty the spans of completions that have no token in the mask.
+    """Pad the table of spans to the width of the trainer's mask, and empty the spans of completions that have no token in the mask.
 
     Args:
         spans: spans of at most as many tokens.

@@ -174,7 +174,7 @@ def _difference_panel(figure: str, rows: Rows) -> Panel:
 
 
 def _forest(title: str, rows: Rows, columns: Mapping[str, str], *, x: str, prefix: str = "") -> Panel:
-    """Build a panel with a forest plot, which draws the value of each row with its interval, and its table."""
+    """Build a panel with a table of the rows, and a forest plot of their values with intervals."""
     first_column, *_ = columns.values()
     chart_rows: list[Row] = [{"name": f"{prefix}{row[first_column]}", "series": "", **_numbers(**row)} for row in rows]
     table_rows = [{label: row[name] for label, name in {**columns, "from": "low", "to": "high"}.items()} for row in rows]

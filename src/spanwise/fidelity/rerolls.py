@@ -242,7 +242,7 @@ def collect_tokens(
     reward_dm = roller.rewards_from(rows, list(index_of_prefix), rerolls=sets * rerolls, seed=reroll_seed)
     reward_dm = torch.cat([reward_dm, torch.full((1, sets * rerolls), torch.nan)])
     value_d, noise_d = mean_and_noise(reward_dm[:, :rerolls])
-    # A second set of re-rolls is returned for a Monte Carlo critic, whose noise must not be that of these values.
+    # A Monte Carlo critic gets a second set of re-rolls, so that its noise is independent of the noise in these values.
     trajectories = Trajectories(
         blocks.prompt_n, blocks.reward_n, value_d[prefix_index_nt], noise_d[prefix_index_nt], logp_nt, mask_nt, weight_nt
     )

@@ -328,7 +328,7 @@ def _weights(
 
 
 def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: Tensor) -> Float[Tensor, "s n k"]:
-    """Sum the weights, both advantages A and A_MC, their products and the noise over each completion's tokens of a kind."""
+    """Sum over a completion's tokens of one kind: weights, advantages A and A_MC, their products, and the noise."""
     credit, mc, noise = estimate_nt.double(), target_nt.double(), noise_nt.double()
     term_ntk = torch.stack([torch.ones_like(mc), credit, mc, credit * credit, mc * mc, credit * mc, noise], dim=-1)
     return torch.where(weight_snt[..., None] > 0, weight_snt[..., None] * term_ntk, 0.0).sum(dim=2)

@@ -151,16 +151,19 @@ class SelfRewarding(TrlPart):
             return 0.0, {}
         verdict_b, score_b = inputs["laser_verdict"], self._scores(self.passes[-1])
         loss = verification_loss(score_b, verdict_b, weight_n=inputs["laser_weight"], count=float(len(verdict_b)))
-        known_score_b, class_sums = score_b.detach(), []
+        detached_score_b, class_sums = score_b.detach(), []
         for verdict in (1, 0):
             is_of_class_b = verdict_b == verdict
-            class_sums += [torch.where(is_of_class_b, known_score_b, 0.0).sum(), is_of_class_b.sum().to(known_score_b.dtype)]
+            class_sums += [
+                torch.where(is_of_class_b, detached_score_b, 0.0).sum(),
+                is_of_class_b.sum().to(detached_score_b.dtype),
+            ]
         gathered_sums: Any = self.trainer.accelerator.reduce(torch.stack(class_sums), reduction="sum")
         right_sum, right_count, wrong_sum, wrong_count = gathered_sums
         if self._score_n is not None:
             row_b = inputs["laser_row"].cpu()
             is_missing_b = self._score_n[row_b].isnan()
-            self._score_n[row_b] = torch.where(is_missing_b, known_score_b.to(self._score_n), self._score_n[row_b])
+            self._score_n[row_b] = torch.where(is_missing_b, detached_score_b.to(self._score_n), self._score_n[row_b])
         class_means = {"score_right": right_sum / right_count, "score_wrong": wrong_sum / wrong_count, "loss": loss.detach()}
         return self.mode.alpha * loss, {f"laser/{name}": float(value) for name, value in class_means.items()}
 

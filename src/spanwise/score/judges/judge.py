@@ -163,8 +163,8 @@ async def ask_judge(
     from_cache = verdicts_file.get(question_by_name) if verdicts_file else {}
     results = {name: CallResult(judgement) for name, judgement in from_cache.items()}
     costs_by_name = {name: np.array([0.0, 1.0, 0.0, 0.0, 0.0]) for name in from_cache}  # as `MEASURES` names them
-    request_limit = requests_here(max_concurrent)
-    server_key = base_url, key, timeout, retries, -(-request_limit // _CONNECTIONS)
+    requests_at_once = requests_here(max_concurrent)
+    server_key = base_url, key, timeout, retries, -(-requests_at_once // _CONNECTIONS)
     client_cycle = cycle(of_loop(server_key, lambda: _clients(*server_key)))
 
     async def ask(name: str) -> Judgement:
@@ -182,7 +182,7 @@ async def ask_judge(
     in_flight: dict[str, asyncio.Future[dict[str, CallResult]]] = of_loop(("questions", base_url), dict)
     asked_elsewhere = {name: in_flight[name] for name in question_by_name if name in in_flight and name not in results}
     calls = {name: partial(ask, name) for name in question_by_name if name not in results and name not in asked_elsewhere}
-    answers = asyncio.ensure_future(await_calls(calls, semaphore((base_url, model), request_limit), deadline))
+    answers = asyncio.ensure_future(await_calls(calls, semaphore((base_url, model), requests_at_once), deadline))
     in_flight |= dict.fromkeys(calls, answers)
     try:
         results |= await answers
