@@ -1,4 +1,4 @@
-"""Judge whether SAE (segmental advantage estimation) suits a file: count its decisions, and measure when the critic reacts to them."""
+"""Judge whether SAE (segmental advantage estimation) suits a file: count decisions, measure how late the critic reacts to them."""
 
 from collections.abc import Iterator
 from itertools import pairwise
