@@ -85,8 +85,8 @@ def test_the_weights_moved_and_the_next_rollouts_came_from_them(finished):
     assert len(finished.metrics) == STEPS
     # Sampled with other weights than those that are trained, probabilities differ by far more than rounding.
     late = [line.get("training/off_policy/trajectory_staleness/max", 0) for line in finished.metrics]
-    # How many steps late, verl's own scheduling decides: on a busy machine a trajectory may wait for two.
-    assert (late[0], min(late[1:])) == (0, 1) if finished.name in LATE else late == [0] * STEPS
+    # How many steps late, verl's own scheduling decides: on a busy machine a trajectory may wait for two, or for none.
+    assert (late[0] == 0 and any(late)) if finished.name in LATE else late == [0] * STEPS
     gaps = [line["training/rollout_probs_diff_max"] for line in finished.metrics]
     assert all((gap > 1e-3) if steps else (gap < 1e-4) for gap, steps in zip(gaps, late, strict=True))
 
