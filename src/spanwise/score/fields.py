@@ -29,6 +29,8 @@ from spanwise.types import BlockText, Status, whole_text
 _SIGNED = re.compile("[+-]?" + NUMBER.pattern)
 _DECODER = json.JSONDecoder()
 _INDEX = re.compile(r"\[(\d+)\]")
+#: What JSON has before a value (a colon, a comma, an opening bracket or nothing), and the quote of a value that is a string.
+_BEFORE = re.compile(r'(?:^|[:\[,])\s*+("?)\Z')
 #: Stands for the gold value of an element that lies beyond the end of the gold list.
 _BEYOND = object()
 
@@ -333,12 +335,22 @@ def _field_json(block: Mapping[str, str | None], tag: str) -> str | None:
     field_text = block.get(tag)
     if field_text is None:
         return None
-    # The quotes are looked for where the value follows the field's key, else where it first occurs.
-    block_text, key, value_start = block.get("") or "", re.escape(tag.rpartition(".")[2]), re.escape(field_text[:256])
-    after_key = re.search(rf'"{key}"\s*+:\s*+("?){value_start}', block_text)
-    occurrence = after_key or re.search(rf'(?:^|[:\[,])\s*+("?){value_start}', block_text)
-    is_string = json_value(field_text) is MISSING or (occurrence is not None and occurrence[1] == '"')
+    is_string = json_value(field_text) is MISSING or _in_quotes(field_text[:256], block.get("") or "", tag)
     return json.dumps(field_text) if is_string else field_text
+
+
+def _in_quotes(value_start: str, block_text: str, tag: str) -> bool:
+    """Return whether a value is in quotes where it follows the field's key, else where it first occurs."""
+    quoted_key, first_quote = f'"{tag.rpartition(".")[2]}"', None
+    position = block_text.find(value_start)
+    while position >= 0:
+        if opening := _BEFORE.search(block_text, max(0, position - 256), position):
+            before = block_text[max(0, opening.start() - 256) : opening.start()].rstrip()
+            if opening[0].startswith(":") and before.endswith(quoted_key):
+                return opening[1] == '"'
+            first_quote = opening[1] if first_quote is None else first_quote
+        position = block_text.find(value_start, position + 1)
+    return first_quote == '"'
 
 
 class SchemaChecker(Workers):
