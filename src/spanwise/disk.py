@@ -9,8 +9,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from spanwise.errors import DataError, RecipeError, SpanwiseError
+from spanwise.errors import DataError, RecipeError, SpanwiseError, lacking
 
 #: The system's error numbers for a full disk, a full quota and a file that is too large.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -100,6 +101,20 @@ def read_text(path: str | Path, what: str, advice: str = "") -> str:
     except (OSError, UnicodeDecodeError) as error:
         failure_reason = getattr(error, "strerror", None) or error
         raise RecipeError(f"{what} cannot be read: {failure_reason}. {advice}".rstrip()) from error
+
+
+def read_yaml(path: str | Path, what: str, advice: str = "") -> Any:
+    """Read a YAML file that a recipe names, or the recipe itself; raise RecipeError if it cannot be read."""
+    try:
+        import yaml  # imported here, because spanwise can be installed without pyyaml
+    except ModuleNotFoundError as error:
+        raise lacking(what, error) from error
+    try:
+        return yaml.safe_load(read_text(path, what, advice))
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{what} is not valid YAML: {' '.join(str(error).split())}. {advice}".rstrip()) from error
+    except RecursionError as error:
+        raise RecipeError(f"{what} is nested deeper than can be read.") from error
 
 
 def write_text(file: Path, text: str) -> None:

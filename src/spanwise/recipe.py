@@ -10,11 +10,10 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from spanwise.credit import METHODS, Refinement, method
-from spanwise.disk import read_text
+from spanwise.disk import read_yaml
 from spanwise.errors import RecipeError, check_known, unknown
 from spanwise.layout import Layout
 from spanwise.modes import MODES, Mode
@@ -302,12 +301,7 @@ def load(path: str | Path | None, overrides: Mapping[str, Any] | None = None) ->
 def _read(path: str | Path) -> dict[str, Any]:
     """Read a recipe file as a dictionary."""
     recipe_folder = Path(path).parent
-    try:
-        recipe_data = yaml.safe_load(read_text(path, f"The recipe '{path}'"))
-    except yaml.YAMLError as error:
-        raise RecipeError(f"The recipe '{path}' is not valid YAML: {' '.join(str(error).split())}") from error
-    except RecursionError as error:
-        raise RecipeError(f"The recipe '{path}' is nested deeper than can be read.") from error
+    recipe_data = read_yaml(path, f"The recipe '{path}'")
     if recipe_data is not None and not isinstance(recipe_data, dict):
         raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(recipe_data).__name__}.")
     # A run's folder holds its recipe and its results, so the recipe's paths are not relative to that folder.

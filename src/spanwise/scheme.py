@@ -15,9 +15,9 @@ from spanwise.errors import RecipeError, wrong_entries
 from spanwise.layout import Layout
 from spanwise.mode import Mode, check_modes
 from spanwise.objective import BaselineName, Objective, function_name
-from spanwise.score import check_objectives, judge_of, written_out
+from spanwise.score.outcomes import judge_of
 from spanwise.score.reward import built_in
-from spanwise.score.score import measures_of
+from spanwise.score.score import check_objectives, measures_of, written_out
 from spanwise.segment import SEGMENTERS
 
 #: The task that `recipe.yaml` names if a user's script drives the run; the file then holds the scheme and no prompts.

@@ -17,7 +17,8 @@ from faults.catches import catches, equals
 from helpers import NAN, assert_close
 from score_small import ABSENT, OK, completion
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit_batch, metrics, read
-from spanwise.score import MathVerifier, score_one
+from spanwise.score import MathVerifier
+from spanwise.score.score import score_one
 from spanwise.types import Status
 
 HANG = r"$9^{9^{9^{9}}}$"

@@ -26,7 +26,8 @@ from spanwise import (
 from spanwise.credit import Trajectory, Turn, restrict
 from spanwise.engines.sample import prompt_ids
 from spanwise.modes.sequences import cut_off
-from spanwise.score import Reward, score_one
+from spanwise.score import Reward
+from spanwise.score.score import score_one
 from tokenizers_small import byte_level
 from trl_small import tokenizer as small_tokenizer
 

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from helpers import quickly
 from score_small import ERROR, OK
 from spanwise.objective import Objective
-from spanwise.score import MathVerifier, Verdict, judge, score_one
+from spanwise.score import MathVerifier, Verdict, judge
 from spanwise.score.answers import LONGEST, bare
+from spanwise.score.score import score_one
 from spanwise.types import Status
 
 

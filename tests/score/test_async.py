@@ -196,3 +196,15 @@ def test_a_forked_process_has_a_loop_of_its_own():
         process.start()
     assert queue.get(timeout=60) == SIZE
     process.join()
+
+
+def test_a_function_for_one_completion_sees_its_text_without_end_tokens():
+    seen = []
+
+    def compute_score(data_source, solution_str, ground_truth, extra_info):
+        seen.append(solution_str)
+        return 1.0
+
+    text = [{"a": {"": "so 4<|im_end|><|endoftext|>"}}, {"a": {"": "a <|b|> c</s>"}}]
+    score_all([Objective(compute_score, "a")], text, columns={"ground_truth": ["4", "4"]})
+    assert seen == ["so 4", "a <|b|> c"]

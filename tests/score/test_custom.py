@@ -22,8 +22,9 @@ from spanwise.credit import METHODS
 from spanwise.errors import DataError, RecipeError, RewardError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
-from spanwise.score import Reward, check_objectives, custom, score_all, score_one
+from spanwise.score import Reward, custom, score_all
 from spanwise.score.reward import REWARDS
+from spanwise.score.score import check_objectives, score_one
 from spanwise.types import Status, join_rows
 
 

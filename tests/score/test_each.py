@@ -8,7 +8,7 @@ from helpers import NAN, assert_close
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, advantages, credit_batch, metrics, read
 from spanwise.errors import RecipeError
 from spanwise.recipe import load, resolved, scheme_of
-from spanwise.score import written_out
+from spanwise.score.score import written_out
 
 BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 ITEMS = Layout(["name", "items[*]", "total"], segmenter="json", most=2)

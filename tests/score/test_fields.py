@@ -11,7 +11,7 @@ from helpers import NAN
 from score_small import ABSENT, BROKE, ERROR, OK
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, read
 from spanwise.errors import DataError, RecipeError
-from spanwise.score import check_objectives, score_one
+from spanwise.score.score import check_objectives, score_one
 from spanwise.score.worker import run
 from spanwise.testing import check_reward
 

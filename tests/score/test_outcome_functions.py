@@ -13,21 +13,9 @@ from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.registry import register
-from spanwise.score import (
-    OUTCOMES,
-    REWARDS,
-    Reward,
-    as_scores,
-    brier,
-    check_objectives,
-    complete,
-    judge_of,
-    judged_column,
-    log_score,
-    read_outcomes,
-    score_all,
-    score_one,
-)
+from spanwise.score import OUTCOMES, REWARDS, Reward, brier, complete, log_score, score_all
+from spanwise.score.outcomes import judge_of, judged_column, read_outcomes
+from spanwise.score.score import as_scores, check_objectives, score_one
 from spanwise.types import Scores, Status
 
 

@@ -10,7 +10,8 @@ from helpers import NAN, assert_close
 from score_small import ABSENT, CORRECT, ERROR, OK, completion
 from spanwise.errors import AlignmentError, DataError, RecipeError, RewardError
 from spanwise.objective import Objective
-from spanwise.score import MathVerifier, parse_confidence, score_all, score_one
+from spanwise.score import MathVerifier, parse_confidence, score_all
+from spanwise.score.score import score_one
 
 
 def test_log_score_is_clipped_on_both_sides():

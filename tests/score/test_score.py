@@ -7,7 +7,8 @@ from score_small import ABSENT, BRIER, CORRECT, ERROR, OK, UNPARSABLE, completio
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
-from spanwise.score import check_objectives, score_all
+from spanwise.score import score_all
+from spanwise.score.score import check_objectives
 
 
 def test_correct_and_brier_keep_absent_failed_and_zero_apart():

@@ -29,7 +29,7 @@ from spanwise.credit.spread import (
 from spanwise.credit.strata import Explained, call_explained, compare_in_strata, first_of, group_index, moments
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.objective import Objective
-from spanwise.score import check_discrete, judge_of, judged_column
+from spanwise.score.outcomes import check_discrete, judge_of, judged_column
 from spanwise.types import Comparison, Credit, Scores, Status, Zero
 
 

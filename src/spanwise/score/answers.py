@@ -45,11 +45,6 @@ class MathVerifier(Workers):
         [1.0, 0.0]
     """
 
-    kind = "math"
-    what = "Math-Verify"
-    harmless = ("1/2", "1/2")
-    advice = "Without Math-Verify no answer can be compared; set verify: exact to compare text."
-
     def equal(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Check with Math-Verify whether each answer equals its gold answer; the verdicts come in the order of the pairs.
 
@@ -59,15 +54,6 @@ class MathVerifier(Workers):
         if pairs and find_spec("math_verify") is None:
             raise DataError("Comparing mathematics needs Math-Verify. Install 'spanwise[math]', or set verify: exact.")
         return self.check(pairs)
-
-
-def shared_verifier(*, workers: int | None = None, deadline: float | int = DEADLINE) -> MathVerifier:
-    """Return the `MathVerifier` with these limits that the built-in rewards share, made on first use and closed when Python ends.
-
-    >>> shared_verifier() is shared_verifier(deadline=5.0)
-    True
-    """
-    return shared_workers(MathVerifier, workers=workers, deadline=deadline)
 
 
 def judge(
@@ -92,7 +78,7 @@ def judge(
         golds: the gold answers; numbers are taken as text.
         answers: what the completions say.
         verify: `auto`, `math` or `exact`.
-        verifier: who does the maths; the shared verifier if not given.
+        verifier: who does the maths; a shared one if not given.
 
     Raises:
         RecipeError: `verify` is none of the three.
@@ -106,7 +92,9 @@ def judge(
     verdicts = {n: _judge_text(gold, answer, verify) for n, (gold, answer) in enumerate(answer_pairs)}
     undecided_pairs = {n: (_end(gold), _end(answer)) for n, (gold, answer) in enumerate(answer_pairs) if verdicts[n] is None}
     if undecided_pairs:
-        math_verdicts = (verifier or shared_verifier()).equal(list(undecided_pairs.values()))
+        math_verdicts = (verifier or shared_workers(MathVerifier, workers=None, deadline=DEADLINE)).equal(
+            list(undecided_pairs.values())
+        )
         verdicts.update(zip(undecided_pairs, math_verdicts, strict=True))
     return [verdict for verdict in verdicts.values() if verdict is not None]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spanwise.disk import read_text
+from spanwise.disk import read_yaml
 from spanwise.errors import DataError, RecipeError, refuse, unknown
 from spanwise.layout import Layout
 from spanwise.objective import Objective, is_number
@@ -42,11 +42,7 @@ def is_column(criteria: Any) -> bool:
 
 
 def criteria_of(cell: Any, where: str, blocks: Collection[str]) -> list[Criterion]:
-    """Read the rubric of one prompt from a cell of the dataset; None and an empty cell hold no criteria.
-
-    >>> criteria_of('[{"criterion": "It is short.", "points": -2, "tags": []}]', "of completion 0", ["plan"])
-    [Criterion(text='It is short.', weight=-2.0, part=None, name='')]
-    """
+    """Read the rubric of one prompt from a cell of the dataset; None and an empty cell hold no criteria."""
     if isinstance(cell, str):
         try:
             cell = json.loads(cell or "[]")
@@ -100,9 +96,10 @@ def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
             for block, options in block_options.items()
         ]
     rubric_label = f"'{rubric}'" if isinstance(rubric, str) else f"of objective '{objective.name}'"
-    criteria = _read(_load_yaml(rubric, rubric_label) if isinstance(rubric, str) else rubric, rubric_label, RecipeError)
-    if not criteria:
-        raise RecipeError(f"The rubric {rubric_label} has no criteria. Write a list of them: {_EXAMPLE}.")
+    if isinstance(rubric, str):
+        rubric = read_yaml(rubric, f"The rubric {rubric_label}", f"Write a list of criteria: {_EXAMPLE}.")
+    criteria = _read(rubric, rubric_label, RecipeError)
+    refuse({f"The rubric {rubric_label} has no criteria. Write a list of them: {_EXAMPLE}.": not criteria})
     _check_criteria(criteria, rubric_label, objective, layout)
     return [
         replace(
@@ -115,20 +112,6 @@ def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
         )
         for position, criterion in enumerate(criteria, start=1)
     ]
-
-
-def _load_yaml(path: str, where: str) -> Any:
-    try:
-        import yaml  # imported here, because spanwise can be installed without pyyaml
-    except ImportError as error:
-        raise RecipeError(f"The rubric {where} is YAML, and pyyaml is not installed. Install 'spanwise[cli]'.") from error
-    yaml_text = read_text(path, f"The rubric {where}", f"Write a list of criteria: {_EXAMPLE}.")
-    try:
-        return yaml.safe_load(yaml_text)
-    except yaml.YAMLError as error:
-        error_mark = getattr(error, "problem_mark", None)
-        line_hint = "" if error_mark is None else f" in line {error_mark.line + 1}"
-        raise RecipeError(f"The rubric {where} is invalid YAML{line_hint}. Put the texts in quotes: {_EXAMPLE}.") from error
 
 
 def _check_reads(objective: Objective, option: str) -> None:

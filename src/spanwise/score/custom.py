@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import is_dataclass
-from difflib import get_close_matches
 from functools import partial
 from threading import Thread
 from typing import Any
@@ -28,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spanwise.errors import DataError, RecipeError, RewardError, SpanwiseError
+from spanwise.errors import DataError, RecipeError, RewardError, SpanwiseError, unknown
 from spanwise.objective import Objective
 from spanwise.score.reward import Columns, Reward, Texts
 from spanwise.score.workers import DEADLINES
@@ -183,12 +182,9 @@ def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[
             f"Pass {{'{missing}': ...}} among the columns, or write the function as f(blocks, **columns)."
         )
     if missing is not None:
-        column_names = sorted({*columns, *objective.options})
-        closest_names = get_close_matches(missing, ["blocks", *column_names], n=1)
-        hint = f" Did you mean '{closest_names[0]}'?" if closest_names else ""
         raise DataError(
-            f"Objective '{objective.name}' needs the column '{missing}'; the dataset has {', '.join(column_names) or 'no columns'}."
-            f"{hint} The parameters of a reward function are names of columns, or 'blocks' for the blocks of every completion."
+            f"Objective '{objective.name}': {unknown('column', missing, {'blocks', *columns, *objective.options})} The parameters "
+            f"of a reward function are names of columns, or 'blocks' for the blocks of every completion."
         )
     return partial(objective.reward, **arguments)  # pyright: ignore[reportArgumentType] - a function, no name
 
@@ -215,16 +211,19 @@ def checked_reward(result: Any, objective: Objective, size: int) -> Reward:
     """Return a reward function's result as a `Reward`; refuse a result that lacks a number or None for each completion."""
     if isinstance(result, Reward):
         return result
-    numbers: list[float | None] = []
-    for n, value in enumerate(listed_values(result, size, subject=reward_function(objective), noun="number")):
-        reward_number = None if value is None else as_number(value)
-        if reward_number is not None and not math.isfinite(reward_number):
-            raise RewardError(
-                f"Objective '{objective.name}' gives completion {n} of {size} the reward {value!r}. Return a finite number, or "
-                f"None for no reward."
-            )
-        numbers.append(reward_number)
-    return Reward.of(numbers)
+    values = listed_values(result, size, subject=reward_function(objective), noun="number")
+    return Reward.of([finite_number(value, objective, n, size) for n, value in enumerate(values)])
+
+
+def finite_number(value: Any, objective: Objective, n: int, size: int) -> float | None:
+    """Return the reward of completion n as a float or None; refuse a value that is neither None nor a finite number."""
+    number = None if value is None else as_number(value)
+    if number is not None and not math.isfinite(number):
+        raise RewardError(
+            f"Objective '{objective.name}' gives completion {n} of {size} the reward {value!r:.60}. Return a finite number, or "
+            f"None for no reward."
+        )
+    return number
 
 
 def as_number(value: Any) -> float:

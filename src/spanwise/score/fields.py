@@ -315,9 +315,8 @@ def json_schema(
             return False
         return is_valid(schema_text, stated_json) if read_schema(schema_text)[1] else (schema_text, stated_json)
 
-    return judged(
-        text, pays, tag, schema_cells, rule, shared_workers(SchemaChecker, workers=workers, deadline=deadline).check
-    )
+    schema_checker = shared_workers(Workers, "schema", workers=workers, deadline=deadline)
+    return judged(text, pays, tag, schema_cells, rule, schema_checker.check)
 
 
 def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **_: Any) -> None:
@@ -351,15 +350,6 @@ def _in_quotes(value_start: str, block_text: str, tag: str) -> bool:
             first_quote = opening[1] if first_quote is None else first_quote
         position = block_text.find(value_start, position + 1)
     return first_quote == '"'
-
-
-class SchemaChecker(Workers):
-    """Check JSON in worker processes that can be killed, for schemas that may take more than linear time; see `worker.py`."""
-
-    kind = "schema"
-    what = "jsonschema"
-    harmless = ("{}", "{}")
-    advice = "Without jsonschema no schema with a pattern, a $ref or uniqueItems can be checked."
 
 
 def _schema_of_recipe(schema: Any) -> str | None:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from spanwise.errors import DataError, RecipeError, RewardError, SpanwiseError, check_known, check_number
-from spanwise.objective import Objective, is_async, is_number
-from spanwise.score.custom import arguments_for, as_number, own_copy, parameters_of, place_of, reward_function
+from spanwise.errors import DataError, RecipeError, RewardError, SpanwiseError, check_known, check_number, unknown
+from spanwise.objective import Objective, is_async
+from spanwise.score.custom import arguments_for, finite_number, own_copy, parameters_of, place_of, reward_function
 from spanwise.score.event_loop import of_loop
 from spanwise.score.foreign import Convention, convention_of
 from spanwise.score.reward import Columns, Reward, Texts, present
@@ -47,18 +47,17 @@ class CallResult:
     note: str | None = None
 
 
-def semaphore(key: object, limit: int) -> asyncio.Semaphore:
-    """Return the semaphore that limits requests to one function or server on this event loop; concurrent batches share it."""
-    return of_loop((key, limit), partial(asyncio.Semaphore, limit))
-
-
 async def await_calls(
-    calls: Mapping[_K, Callable[[], Awaitable[Any]]], limit: asyncio.Semaphore, timeout: float
+    calls: Mapping[_K, Callable[[], Awaitable[Any]]], receiver: object, max_concurrent: int, timeout: float
 ) -> dict[_K, CallResult]:
-    """Await all calls of a reward function or server, as many at a time as `limit` allows, each for `timeout` seconds at most."""
+    """Await all calls of a receiver (a reward function or server), each for `timeout` seconds at most.
+
+    The batches of one event loop that are awaited at the same time share `max_concurrent`.
+    """
+    semaphore = of_loop((receiver, max_concurrent), partial(asyncio.Semaphore, max_concurrent))
 
     async def await_call(call: Callable[[], Awaitable[Any]]) -> CallResult:
-        async with limit:
+        async with semaphore:
             try:
                 return CallResult(await asyncio.wait_for(call(), timeout))
             except SpanwiseError:
@@ -82,11 +81,7 @@ async def together(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
 
 
 def without_end(text: str) -> str:
-    """Remove end-of-sequence tokens such as `<|im_end|>` from the end of a text, because other libraries decode without them.
-
-    >>> without_end("so 4<|im_end|><|endoftext|>"), without_end("a <|b|> c</s>")
-    ('so 4', 'a <|b|> c')
-    """
+    """Remove end-of-sequence tokens such as `<|im_end|>` from the end of a text, because other libraries decode without them."""
     text_end = len(text)
     while (start := text.rfind("<", 0, text_end)) >= 0 and _END.fullmatch(text, start, text_end):
         text_end = start
@@ -159,10 +154,7 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
         shown_text = part_text(blocks, objective.pays, block) if sees_part else completion_text(blocks)
         arguments, missing_column = arguments_for(parameters, convention.arguments(shown_text, row) | function_options)
         if missing_column is not None:
-            raise DataError(
-                f"Objective '{objective.name}' needs the column '{missing_column}'; the dataset has "
-                f"{', '.join(sorted(row)) or 'none'}."
-            )
+            raise DataError(f"Objective '{objective.name}': {unknown('column', missing_column, row)}")
         call_by_index[n] = partial(item_function, **own_copy(arguments))
     return call_by_index
 
@@ -183,8 +175,8 @@ def call_items(calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
 async def await_items(objective: Objective, calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
     """Await an async reward function for many completions at once, within the objective's `max_concurrent` and `timeout`."""
     call_options = {**CALL_OPTIONS, **objective.options}
-    request_semaphore = semaphore(id(objective.reward), requests_here(call_options["max_concurrent"]))
-    return await await_calls(calls, request_semaphore, call_options["timeout"])
+    requests_at_once = requests_here(call_options["max_concurrent"])
+    return await await_calls(calls, id(objective.reward), requests_at_once, call_options["timeout"])
 
 
 def as_reward(objective: Objective, convention: Convention, results: Mapping[int, CallResult], size: int) -> Reward:
@@ -194,11 +186,7 @@ def as_reward(objective: Objective, convention: Convention, results: Mapping[int
     for n, result in results.items():
         if result.error is None:
             reward_value, reward_note = convention.number(result.value, objective.key, reward_label)
-            number = None if reward_value is None else as_number(reward_value)
-            if number is not None and not is_number(number):
-                raise RewardError(
-                    f"{reward_label} gives completion {n} the reward {reward_value!r:.60}. Return a finite number or None."
-                )
+            number = finite_number(reward_value, objective, n, size)
             number_results[n] = CallResult(number, Status.ABSENT if number is None else Status.OK, note=reward_note)
     return reward_of(number_results, size)
 

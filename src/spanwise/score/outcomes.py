@@ -73,15 +73,7 @@ def complete(text: Texts, *, columns: Columns) -> list[bool | None]:
 
 
 def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
-    """Return an outcome function, found by its registered name, by its import path "module:function", or passed as it is.
-
-    Raises:
-        RecipeError: no such registered outcome, "module:function" that cannot be imported, a function of other parameters.
-
-    Example:
-        >>> find_outcome("complete").__name__
-        'complete'
-    """
+    """Return an outcome function, found by its registered name, by its import path "module:function", or passed as it is."""
     if isinstance(entry, str) and ":" not in entry:
         return OUTCOMES.find(entry).function
     outcome_name = entry if isinstance(entry, str) else function_name(entry)
@@ -103,26 +95,9 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
 def read_outcomes(
     objectives: Sequence[Objective], text: Texts, *, columns: Columns
 ) -> tuple[tuple[str, ...], Float[Tensor, "n o"]]:
-    """Call each outcome function that the objectives name in `given` (the facts that their baselines may know), each once.
-
-    An entry that names an earlier objective needs no call.
+    """Call each outcome function that the objectives name in `given` once; return the outcomes' names and values.
 
     Numbers stand for themselves (True is 1), a string for a code that is the same in every run and process, None is NaN.
-
-    Returns:
-        The names of the outcomes, as `Objective.outcomes` has them, and their values in float64.
-
-    Raises:
-        RecipeError: an unknown outcome, two functions of one name, or more than 16 different values.
-        RewardError: a function raises, or returns what is no outcome.
-
-    Example:
-        >>> def even(text, *, columns):
-        ...     return [int(blocks["a"][""]) % 2 == 0 for blocks in text]
-        >>> objectives = [Objective("format", pays="b", given=[even, "complete"])]
-        >>> read_outcomes(objectives, [{"a": {"": "4"}}, {"a": {"": "5"}}], columns={})[1]
-        tensor([[1., 1.],
-                [0., 1.]], dtype=torch.float64)
     """
     functions: dict[str, Callable[..., Any]] = {}
     earlier_objectives: set[str] = set()
@@ -138,13 +113,7 @@ def read_outcomes(
 
 
 def check_discrete(values: Collection[float], name: str) -> None:
-    """Refuse (RecipeError) an outcome with more than 16 different values in a batch: hardly any two completions would share one.
-
-    Example:
-        >>> check_discrete({n / 20 for n in range(20)}, "confidence")
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: The outcome 'confidence' took 20 different values in one batch, ...
-    """
+    """Refuse an outcome with more than 16 different values in a batch, of which hardly any two completions would share one."""
     if len(values) > MOST_VALUES:
         raise RecipeError(
             f"The outcome '{name}' took {len(values)} different values in one batch, and at most {MOST_VALUES} are allowed. Give "
@@ -157,13 +126,6 @@ def judge_of(objective: Objective) -> str | None:
 
     That is its option (`of`), else the only reward among what it is given, else `correct` if that is among them; `correct` too
     where it is given no reward at all.
-
-    Raises:
-        RecipeError: it is given several rewards and none of them is `correct`.
-
-    Example:
-        >>> judge_of(Objective("brier", pays="report", given=["right", "complete"])), judge_of(Objective("correct", pays="a"))
-        ('right', None)
     """
     built_in_reward = built_in(objective)
     if built_in_reward is None or built_in_reward.judged_by is None:
@@ -182,17 +144,9 @@ def judge_of(objective: Objective) -> str | None:
 
 
 def judged_column(objective: Objective) -> int | None:
-    """Return the index, in an objective's `given`, of the outcome that decides its reward: for `brier`, if the answer is right.
+    """Return the index, in an objective's `given`, of the outcome that decides its reward; None if no given outcome does.
 
-    `spanwise.credit.advantage` takes it as `judged`.
-
-    None if no given outcome judges it: then `by_outcome_nmo` says nothing about what its baseline knows. A reward function of your
-    own that fills in `by_outcome` is judged by the only outcome that it is given.
-
-    >>> judged_column(Objective("brier", pays="report", given=["complete", "right"]))
-    1
-    >>> judged_column(Objective("brier", pays="report", given="right", options={"of": "other"})) is None
-    True
+    A reward function of your own that fills in `by_outcome` is judged by the only outcome that it is given.
     """
     judge_name = judge_of(objective)
     if judge_name is None:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from spanwise.errors import RecipeError, RewardError, check_known
+from spanwise.errors import RecipeError, RewardError, check_known, check_number
 from spanwise.registry import register
-from spanwise.score.answers import MathVerifier, judge, shared_verifier
+from spanwise.score.answers import MathVerifier, judge
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, judged, read_tag
 from spanwise.score.workers import DEADLINE, MEMORY, Verdict, Workers, shared_workers
 from spanwise.types import BlockText, Status
@@ -61,7 +61,7 @@ def correct(
         tensor([1., 0., nan], dtype=torch.float64)
     """
     gold_answers = column_of(columns, column, len(text))
-    verifier = verifier or shared_verifier(workers=workers, deadline=deadline)
+    verifier = verifier or shared_workers(MathVerifier, workers=workers, deadline=deadline)
 
     def check(pairs: list[tuple[object, str | None]]) -> list[Verdict]:
         return judge([gold for gold, _ in pairs], [answer for _, answer in pairs], verify=verify, verifier=verifier)
@@ -217,7 +217,7 @@ def second_attempt(
         >>> second_attempt(text, pays=("second",), columns={"answer": ["4", "4", "4"]}, scored={}).value_n
         tensor([1.0000, 0.1000, 0.0000], dtype=torch.float64)
     """
-    verifier = verifier or shared_verifier(workers=workers, deadline=deadline)
+    verifier = verifier or shared_workers(MathVerifier, workers=workers, deadline=deadline)
     options: dict[str, Any] = {"tag": tag, "column": column, "verify": verify, "verifier": verifier}
     second_reward = correct(text, pays=pays[:1], columns=columns, scored=scored, **options)
     value_n = second_reward.value_n.clone()
@@ -252,15 +252,6 @@ def _score_confidence(
     ]
     by_outcome = [None if q is None else (rule(q, 0.0), rule(q, 1.0)) for q in confidences]
     return Reward.of(rewards, status=statuses, by_outcome=by_outcome, stated=confidences)
-
-
-class CodeRunner(Workers):
-    """Run completions' Python code and the tests of it, each in a process of its own, see `worker.py` and `program.py`."""
-
-    kind = "code"
-    what = "Python"
-    harmless = ("", None)
-    advice = "Without it no code can be run."
 
 
 def _check_allowed(options: Mapping[str, Any]) -> None:
@@ -325,7 +316,7 @@ def runs(
             return None
         return ([program_code, *_FENCED.findall(program_code)][-1], test_code) if program_code.strip() else False
 
-    code_runner = shared_workers(CodeRunner, workers=workers, deadline=deadline, memory=memory)
+    code_runner = shared_workers(Workers, "code", workers=workers, deadline=deadline, memory=memory)
     return judged(text, pays, tag, test_cells, request, code_runner.check)
 
 
@@ -350,21 +341,14 @@ def environment(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, co
     return Reward.of([None if number is None or number != number else float(number) for number in reward_numbers])
 
 
-def _check_lengths(options: Mapping[str, Any]) -> tuple[int, int]:
-    longest, buffer = options["longest"], options["buffer"]
-    are_whole_numbers = all(isinstance(length, int) and not isinstance(length, bool) for length in (longest, buffer))
-    if not (are_whole_numbers and 0 < buffer <= longest):
-        raise RecipeError(
-            f"The reward 'overlong' has longest {longest} and buffer {buffer}. Set both in tokens, with 0 < buffer <= longest, "
-            "for example options: {longest: 4096, buffer: 1024}."
-        )
-    return longest, buffer
+def _check_lengths(options: Mapping[str, Any]) -> None:
+    longest, label = options["longest"], "The option '{}' (tokens) of reward 'overlong'"
+    check_number(label.format("longest"), longest, least=1.0, whole=True)
+    check_number(label.format("buffer"), options["buffer"], least=1.0, most=float(longest), whole=True)
 
 
 @register("overlong", kind="reward", check=_check_lengths, reads_ids=True)
-def overlong(
-    text: Texts, *, pays: Pays, columns: Columns, scored: Scored, longest: int | None = None, buffer: int | None = None
-) -> Reward:
+def overlong(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, longest: int = 0, buffer: int = 0) -> Reward:
     r"""Charge a completion for its length from a soft limit on: 0 up to it, -1 at the longest length and beyond.
 
     Equation
@@ -378,7 +362,7 @@ def overlong(
         buffer: the charge begins this many tokens before.
 
     Raises:
-        RecipeError: not 0 < buffer <= longest.
+        RecipeError: not 1 <= buffer <= longest.
         DataError: the token ids of completions are not known (column `completion_ids`).
 
     Example:
@@ -389,9 +373,11 @@ def overlong(
 
     Source: DAPO's soft overlong punishment (Yu et al. 2025, arXiv 2503.14476, equation 13).
     """
-    most, span = _check_lengths({"longest": longest, "buffer": buffer})
+    _check_lengths({"longest": longest, "buffer": buffer})
     ids = column_of(columns, "completion_ids", len(text))
-    return judged(text, pays, "", ids, lambda _, __, row_ids: 0.0 - min(max(len(row_ids) - most + span, 0) / span, 1.0))
+    return judged(
+        text, pays, "", ids, lambda _, __, row_ids: 0.0 - min(max(len(row_ids) - longest + buffer, 0) / buffer, 1.0)
+    )
 
 
 def _is_well_formed(block: Mapping[str, str | None], counted_tags: Collection[str], empty: bool) -> bool:

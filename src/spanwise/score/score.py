@@ -109,18 +109,7 @@ def measures_of(objectives: Sequence[Objective]) -> tuple[str, ...]:
 
 
 def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Float[Tensor, "n o"] | None = None) -> Scores:
-    """Put the rewards of all objectives side by side in one `Scores`: a row per completion, a column per objective.
-
-    Args:
-        outcome_names, outcome_no: as `read_outcomes` gives them.
-
-    Raises:
-        RewardError: a reward is beyond 1e30, so that credit would overflow.
-
-    Example:
-        >>> as_scores({"a": Reward.of([1.0]), "b": Reward.of([None], stated=[0.5])}).stated_nm
-        tensor([[   nan, 0.5000]], dtype=torch.float64)
-    """
+    """Put the rewards of all objectives side by side in one `Scores`; refuse a reward so large that credit would overflow."""
 
     def side_by_side(attribute: str) -> Tensor:
         tensor_pairs = [(reward.value_n, getattr(reward, attribute)) for reward in scored.values()]
@@ -145,27 +134,7 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
 
 
 def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
-    """Score every completion by one objective.
-
-    A completion without any paid block has no reward (NaN, ABSENT), whatever the reward function returns: the objective's
-    `if_missing` alone sets the price of leaving a block out. The returned number is kept as `unused_n`.
-
-    Args:
-        objective, text, columns: see `score_all`.
-        scored: the objectives scored before, by name.
-
-    Raises:
-        RecipeError: an unknown reward or option, an option with `<hidden>` in place of a secret, a paid block that the text does
-            not know, or `given` that is neither in `scored` nor an outcome.
-        DataError, RewardError: see `score_all`.
-
-    Example:
-        >>> def short(blocks):
-        ...     return [1.0 for _ in blocks]
-        >>> text = [{"solution": {"": "4"}}, {"solution": None}]
-        >>> score_one(Objective(short, pays=("solution",)), text, columns={}, scored={}).value_n
-        tensor([1., nan], dtype=torch.float64)
-    """
+    """Score every completion by one objective; `scored` holds the rewards of the objectives before it."""
     _check_given(objective, scored)
     awaited = _await_early([objective], text, columns)
     reward = awaited[objective.name] if awaited else _call(objective, text, columns, scored, {})
@@ -186,7 +155,10 @@ def _call(objective: Objective, text: Texts, columns: Columns, scored: Scored, c
 
 
 def _only_paid(objective: Objective, reward: Reward, text: Texts) -> Reward:
-    """Remove the reward of each completion without any paid block; refuse rewards of another number than completions."""
+    """Remove the reward of each completion without any paid block; refuse rewards of another number than completions.
+
+    Whatever the reward function returns there, the objective's `if_missing` alone sets the price of leaving a block out.
+    """
     if len(reward.value_n) != len(text):
         raise RewardError(
             f"Objective '{objective.name}': its reward returned {len(reward.value_n)} numbers for {len(text)} completions. Return "
@@ -287,21 +259,7 @@ def _complete_known(objective: Objective, recorded: Reward, text: Texts, *, colu
 
 
 def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorded: Collection[str] = ()) -> None:
-    """Refuse, before anything runs, objectives that cannot work with each other or with the layout.
-
-    Names are unique; paid blocks are in the layout; `given` names earlier objectives and outcomes that can be found, and what
-    judges a report (`judge_of`) is an earlier objective; no report is itself an outcome; rewards and their options are known,
-    and reward functions can be called; the tags that built-in rewards read are in the blocks they read.
-
-    Args:
-        recorded: objectives whose rewards are known already; they read no tags and no blocks.
-
-    Raises:
-        RecipeError: with the sentence that says what to change.
-
-    Example:
-        >>> check_objectives([Objective("correct", pays=("solution",))], Layout({"solution": ["answer"]}))
-    """
+    """Refuse objectives that cannot work with each other or with the layout; those in `recorded` read no tags and no blocks."""
     _check_order(objectives)
     judge_by_objective = {objective.name: judge_of(objective) for objective in objectives}
     for position, objective in enumerate(objectives):
@@ -327,17 +285,7 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
 
 
 def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Objective, ...]:
-    """Expand objectives into one for each criterion of `criteria` and each block of `each`, and patterns of blocks into names.
-
-    Raises:
-        RecipeError: no block matches a pattern; a block has several parts, and no option names the one to read.
-
-    Example:
-        >>> layout = Layout(["a", "b"], segmenter="json")
-        >>> pair = written_out([Objective("equals", each="*", given="earlier", baseline="outcome")], layout)
-        >>> [(o.name, o.pays, o.given, o.baseline, o.options) for o in pair]
-        [('equals.a', ('a',), (), 'group', {'tag': 'a'}), ('equals.b', ('b',), ('equals.a',), 'outcome', {'tag': 'b'})]
-    """
+    """Expand objectives into one for each criterion of `criteria` and each block of `each`, and patterns of blocks into names."""
     return tuple(
         block_objective
         for objective in objectives

@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -43,6 +43,13 @@ Request = tuple[str | None, ...]
 DEADLINE = 5.0
 #: Bytes of address space that a check may take.
 MEMORY = 4 * 2**30
+#: Kind of check (an argument of `worker.py`) -> its name, a request that succeeds unless the workers are broken, and the advice if
+#: they cannot start.
+KINDS: Mapping[str, tuple[str, Request, str]] = {
+    "math": ("Math-Verify", ("1/2", "1/2"), "Without it no answer can be compared; set verify: exact to compare text."),
+    "schema": ("jsonschema", ("{}", "{}"), "Without it no schema with a pattern, a $ref or uniqueItems can be checked."),
+    "code": ("Python", ("", None), "Without it no code can be run."),
+}
 
 _W = TypeVar("_W", bound="Workers")
 # The parent's worker processes. A forked child keeps their pipes open, because to close them could flush the parent's buffers.
@@ -194,13 +201,14 @@ class Workers:
     """Check requests in worker processes with a deadline, and cache the verdicts; threads, asyncio and forks may share it."""
 
     # The verdict of a request that hangs or crashes is cached too, but not if the process was killed from outside or did not start.
-    kind: str  # math, schema or code: an argument of `worker.py`
-    what: str  # how an error message names the check
-    harmless: Request  # it succeeds unless the workers themselves are broken
-    advice: str  # in the error message if the workers cannot start
-
     def __init__(
-        self, *, workers: int | None = None, deadline: float | int = DEADLINE, memory: int = MEMORY, cache: int = 65_536
+        self,
+        kind: str = "math",
+        *,
+        workers: int | None = None,
+        deadline: float | int = DEADLINE,
+        memory: int = MEMORY,
+        cache: int = 65_536,
     ) -> None:
         workers = cores() if workers is None else workers
         if not (is_number(workers) and isinstance(workers, int) and workers >= 1 and is_number(deadline) and deadline > 0):
@@ -210,7 +218,8 @@ class Workers:
             )
         self._cache: OrderedDict[Request, Verdict] = OrderedDict()
         self._cache_size = cache
-        self._workers = [Worker(self.kind, self.what, self.harmless, deadline, memory) for _ in range(workers)]
+        check_name, harmless_request, self._advice = KINDS[kind]
+        self._workers = [Worker(kind, check_name, harmless_request, deadline, memory) for _ in range(workers)]
         self._reset()
         _all_workers.add(self)
 
@@ -254,7 +263,7 @@ class Workers:
         finally:
             self._idle.append(worker)
         if worker.failed and not any(other.started for other in self._workers):
-            raise RewardError(f"{verdict.why}. {self.advice}")
+            raise RewardError(f"{verdict.why}. {self._advice}")
         with self._lock:
             if is_repeatable:
                 self._cache[request] = verdict
@@ -272,12 +281,12 @@ def cores() -> int:
 _shared: dict[tuple[Any, ...], Workers] = {}
 
 
-def shared_workers(kind: Callable[..., _W], **limits: Any) -> _W:
-    """Return the `Workers` of a class with these limits, which all callers share and which are closed when Python ends."""
-    workers_key = (kind, *sorted(limits.items()))
+def shared_workers(worker_class: type[_W], *kind: str, **limits: Any) -> _W:
+    """Return the `Workers` of a class and kind with these limits, which all callers share and which are closed when Python ends."""
+    workers_key = (worker_class, *kind, *sorted(limits.items()))
     if workers_key not in _shared:
-        _shared.setdefault(workers_key, kind(**limits))
-    return _shared[workers_key]  # pyright: ignore[reportReturnType] - the key holds the class `kind` of the value
+        _shared.setdefault(workers_key, worker_class(*kind, **limits))
+    return _shared[workers_key]  # pyright: ignore[reportReturnType] - the key holds the class of the value
 
 
 @atexit.register

@@ -30,8 +30,9 @@ from spanwise.rollouts.schema import RECORDED, STOP
 from spanwise.rollouts.table import fitting_runs, gather
 from spanwise.rollouts.token_rows import disk_zeros
 from spanwise.scheme import Scheme
-from spanwise.score import REWARDS, Reward, as_scores
+from spanwise.score import REWARDS, Reward
 from spanwise.score.items import completion_text
+from spanwise.score.score import as_scores
 from spanwise.segment import find_blocks
 from spanwise.types import BlockText, Credit, Scores, Spans, join_rows
 

@@ -18,7 +18,8 @@ from spanwise.registry import is_registered
 from spanwise.rollouts import RolloutTable, schema
 from spanwise.rollouts.schema import RECORDED
 from spanwise.scheme import Scheme
-from spanwise.score import REWARDS, judge_of
+from spanwise.score import REWARDS
+from spanwise.score.outcomes import judge_of
 from spanwise.segment import Census, census, census_of
 
 #: The methods that are shown beside the recipe's own method if the user names none.

@@ -18,7 +18,7 @@ from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.recipe import Recipe, recorded_elsewhere
 from spanwise.rollouts import RolloutTable
-from spanwise.score import written_out
+from spanwise.score.score import written_out
 from spanwise.segment import census
 from spanwise.segment.json_fields import paths
 

@@ -24,7 +24,7 @@ from spanwise.rollouts.rows import credited_units, summarise_credit
 from spanwise.rollouts.schema import credit_columns, score_columns, span_columns
 from spanwise.rollouts.table import fitting_runs
 from spanwise.rollouts.traces import write_branches
-from spanwise.score import judge_of
+from spanwise.score.outcomes import judge_of
 from spanwise.types import Status
 
 #: Tokens per row group of `credit.parquet`; smaller row groups make a larger file.

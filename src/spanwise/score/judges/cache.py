@@ -27,13 +27,7 @@ def digest(content: Any) -> str:
 
 
 class Cache:
-    """A file of a judge's verdicts by the digest of the whole request and of the number of each choice.
-
-    >>> cache = Cache(":memory:", "memory", prompt="a")
-    >>> cache.put("q", Judgement(1.0, "because", 12))
-    >>> cache.get(["q", "r"])
-    {'q': Judgement(value=1.0, reason='because', tokens=12, block=None)}
-    """
+    """A file of a judge's verdicts by the digest of the whole request and of the number of each choice."""
 
     def __init__(self, path: str, name: str, prompt: str) -> None:
         self.prompt = prompt

@@ -28,7 +28,6 @@ from spanwise.score.items import (
     requests_here,
     reward_of,
     rows_of,
-    semaphore,
 )
 from spanwise.score.judges.cache import Cache, digest
 from spanwise.score.judges.prompt import NAMES, compiled, fenced, load_template, messages_for
@@ -136,8 +135,6 @@ async def ask_judge(
         RecipeError: options that cannot work.
         DataError: the template names a column that is not there.
         RewardError: the server refuses the key or the model, has never answered, or all of several questions failed.
-
-    Source: chat completions as OpenAI and vLLM serve them.
     """
     prompt_template = load_template(prompt)
     unknown_names = sorted(compiled(prompt_template)[1] - columns.keys() - set(NAMES))
@@ -164,8 +161,8 @@ async def ask_judge(
     results = {name: CallResult(judgement) for name, judgement in from_cache.items()}
     costs_by_name = {name: np.array([0.0, 1.0, 0.0, 0.0, 0.0]) for name in from_cache}  # as `MEASURES` names them
     requests_at_once = requests_here(max_concurrent)
-    server_key = base_url, key, timeout, retries, -(-requests_at_once // _CONNECTIONS)
-    client_cycle = cycle(of_loop(server_key, lambda: _clients(*server_key)))
+    client_settings = (base_url, key, timeout, retries, -(-requests_at_once // _CONNECTIONS))
+    client_cycle = cycle(of_loop(client_settings, lambda: _clients(*client_settings)))
 
     async def ask(name: str) -> Judgement:
         costs_by_name[name] = question_costs = np.array([1.0, 0.0, 1.0, 0.0, 0.0])
@@ -182,7 +179,7 @@ async def ask_judge(
     in_flight: dict[str, asyncio.Future[dict[str, CallResult]]] = of_loop(("questions", base_url), dict)
     asked_elsewhere = {name: in_flight[name] for name in question_by_name if name in in_flight and name not in results}
     calls = {name: partial(ask, name) for name in question_by_name if name not in results and name not in asked_elsewhere}
-    answers = asyncio.ensure_future(await_calls(calls, semaphore((base_url, model), requests_at_once), deadline))
+    answers = asyncio.ensure_future(await_calls(calls, (base_url, model), requests_at_once, deadline))
     in_flight |= dict.fromkeys(calls, answers)
     try:
         results |= await answers

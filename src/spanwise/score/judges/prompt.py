@@ -38,13 +38,7 @@ _CONTROL = re.compile(
 
 
 def fenced(text: str, name: str) -> str:
-    """Put a policy's text between two marks with a number that the policy could not know, so that it cannot write the marks.
-
-    >>> print(fenced("so 4</part>", "part"))
-    <part 7892e040276f>
-    so 4</part>
-    </part 7892e040276f>
-    """
+    """Put a policy's text between two marks with a number that the policy could not know, so that it cannot write the marks."""
     harmless_text = _CONTROL.sub(lambda match: f"{match[0][0]}\u200b{match[0][1:]}", text)
     fence_number = sha256(harmless_text.encode(errors="replace")).hexdigest()[:12]
     while fence_number in harmless_text:  # the number is a hash of the whole text, and hardly any text contains its own hash
