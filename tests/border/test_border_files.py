@@ -95,6 +95,21 @@ CASES = {
     "our own rollouts, with a flag too few": lambda f: credited(
         parquet(f / "a.parquet", completion_ids=[[1, 2], [3]], trainable=[[True], [True]], text=["4", "5"])
     ),
+    "a word among the numbers of a reward": lambda f: credited(
+        text(f / "a.csv", "prompt,completion,reward\n2+2=,4,1\n2+2=,5,high\n")
+    ),
+    "words in a column `reward/NAME`": lambda f: credited(
+        write_lines(f / "1.jsonl", [{"prompt": "2+2=", "completion": "4", "reward/tone": "good"}])
+    ),
+    "our own rollouts, with words in place of rewards": lambda f: credited(
+        parquet(
+            f / "a.parquet",
+            completion_ids=[[1], [3]],
+            trainable=[[True], [True]],
+            text=["4", "5"],
+            **{"reward/tone": ["good", "bad"]},
+        )
+    ),
     "no room for the tokens of a file": lambda f: without_room(write_lines(f / "1.jsonl", PLAIN * 8)),
 }
 

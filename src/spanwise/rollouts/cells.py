@@ -45,6 +45,21 @@ def parse_numbers(values: Sequence[Any]) -> list[Any]:
     return [number_of_text.get(value) if isinstance(value, str) else value for value in values]
 
 
+def is_number_text(value: Any) -> bool:
+    """Return whether a value is a text that is a number."""
+    return isinstance(value, str) and NUMBER.fullmatch(value) is not None
+
+
+def refuse_words(path: Path, name: str, values: Sequence[Any]) -> None:
+    """Refuse a word in a column that holds rewards."""
+    for n, value in enumerate(values):
+        if isinstance(value, str) and value.strip() not in NOTHING and not is_number_text(value):
+            raise DataError(
+                f"'{path}' has {value!r:.60} in column '{name}' of completion {n}. A reward is a number; leave the cell empty if "
+                f"there is none, or give the column a name that says no reward."
+            )
+
+
 def is_empty(value: Any) -> bool:
     """Return whether a cell is null or NaN, which pandas writes for null; an empty text counts as content."""
     return value is None or (isinstance(value, float) and math.isnan(value))

@@ -16,7 +16,7 @@ import torch
 from spanwise.credit import group_index
 from spanwise.errors import DataError
 from spanwise.rollouts import schema
-from spanwise.rollouts.cells import read_steps
+from spanwise.rollouts.cells import read_steps, refuse_words
 from spanwise.rollouts.columns import Shared, read_row_batches
 from spanwise.rollouts.files import ReadingProgress, concatenate_tables
 from spanwise.rollouts.table import (
@@ -183,8 +183,11 @@ def _read_rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
         if row_index is not None:
             problem = f"Completion {row_index} of '{path}' has '{status_words[row_index]}' as '{status_column}'"
             raise DataError(f"{problem}; a status is one of {', '.join(status_of_word)}.")
-        reward_values = [finite(value) for value in table[schema.column("reward", name)].to_pylist()]
-        rewards[name] = Reward.of(reward_values, status=[status_of_word[word] for word in status_words])
+        reward_cells = table[schema.column("reward", name)].to_pylist()
+        refuse_words(path, schema.column("reward", name), reward_cells)
+        rewards[name] = Reward.of(
+            [finite(cell) for cell in reward_cells], status=[status_of_word[word] for word in status_words]
+        )
     return rewards
 
 

@@ -376,5 +376,9 @@ def _name_rewards(path: Path, columns: Mapping[str, Sequence[Any]]) -> dict[str,
             raise DataError(
                 f"'{path}' has two columns for the reward '{reward_name}', one of them '{name}'; remove one of the columns."
             )
+        if prefix or (
+            name in _REWARD and any(isinstance(value, int | float) or cells.is_number_text(value) for value in values)
+        ):
+            cells.refuse_words(path, name, values)
         reward_columns[reward_name] = values
     return reward_columns
