@@ -1,5 +1,7 @@
 """Settings of NeMo-RL that would change the credit, or hand the estimator no tokens."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import torch
@@ -27,6 +29,10 @@ def without_messages(folder):
     return bare.compute_advantage(torch.zeros(1, 1).long(), torch.zeros(1), torch.ones(1, 2), repeated_batch={"std": 0})
 
 
+def without_script(folder):
+    return subprocess.run([sys.executable, "-m", "spanwise.engines.nemo_rl"], capture_output=True, text=True).stderr
+
+
 NOT_DIVIDED = {"adv_estimator": {"recipe": "recipe.yaml", "normalize_rewards": False}}
 CASES = {
     "NeMo-RL with `adv_estimator.name=spanwise` and no recipe": checked(recipe=None),
@@ -34,6 +40,7 @@ CASES = {
     "NeMo-RL with `grpo.invalid_tool_call_advantage=-5`": checked(grpo={"invalid_tool_call_advantage": -5.0}),
     "NeMo-RL with `loss_fn.use_kl_in_reward=true`": checked(use_kl_in_reward=True),
     "NeMo-RL with `data_plane.enabled=true`": checked(data_plane=True),
+    "`python -m spanwise.engines.nemo_rl` without a script": without_script,
     "NeMo-RL's single controller": without_messages,
     "NeMo-RL with `adv_estimator.normalize_rewards=false` and `method: grpo`": checked("grpo", grpo=NOT_DIVIDED),
     "NeMo-RL with `grpo.use_dynamic_sampling=true`": checked(grpo={"use_dynamic_sampling": True}),

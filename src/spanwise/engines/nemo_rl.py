@@ -168,7 +168,7 @@ def fold_factor(
 
 
 if __name__ == "__main__":
+    sys.argv = sys.argv[1:] or sys.exit("Name NeMo-RL's script: python -m spanwise.engines.nemo_rl examples/run_grpo.py ...")
     attach()
-    sys.argv = sys.argv[1:]
     sys.path[:1] = [sys.argv[0].rpartition("/")[0] or "."]  # the script's folder, as if Python had started the script
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -214,7 +214,7 @@ def _train(
 
     def learning_rate_factor(step: int) -> float:
         cosine_factor = (1 + math.cos(math.pi * step / max(phase.steps, 1))) / 2
-        return min(1.0, (step + 1) / settings.warm_up) * (settings.floor + (1 - settings.floor) * cosine_factor)
+        return min(1.0, (step + 1) / max(settings.warm_up, 1)) * (settings.floor + (1 - settings.floor) * cosine_factor)
 
     optimizers = _build_optimizers(model, phase)
     lr_schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor) for optimizer in optimizers]
