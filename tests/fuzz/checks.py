@@ -14,7 +14,8 @@ from spanwise.commands.credit.blocks import usual_tags
 from spanwise.explain import setup_warnings
 from spanwise.measure import voting
 from spanwise.pipeline import metrics
-from spanwise.report import TokenView, token_view
+from spanwise.report import TokenView
+from spanwise.report.tokens import token_view
 from spanwise.rollouts import Rollouts, read_rollouts, write_rollouts
 from spanwise.rollouts.cells import clean
 from spanwise.rollouts.rows import read_rows, token_rows

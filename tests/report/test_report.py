@@ -15,9 +15,9 @@ import torch
 from helpers import NAN
 from report_pages import HOSTILE, RECIPE, Page, compare_page, credit_page, fidelity_page, start, train_page
 from spanwise.measure import figure_intervals, reliability, voting
-from spanwise.report import Headline, Section, TokenView, credit_report, render
+from spanwise.report import TokenView, credit_report
 from spanwise.report.charts import bars, curves, dodged, histograms, nearest, reliability_diagram
-from spanwise.report.page import shown, spec_data
+from spanwise.report.page import Headline, Section, render, shown, spec_data
 from spanwise.report.sections import batch_curve, confidence_rows, grouped, histogram_rows, percent, seed_curves
 
 PAGES = {"train": train_page, "compare": compare_page, "fidelity": fidelity_page, "credit": credit_page}
@@ -203,6 +203,7 @@ def test_the_data_of_a_chart_mean_nothing_to_a_parser():
 
 def test_numbers_are_written_for_a_reader():
     assert [shown(value) for value in (None, NAN)] == ["not measured"] * 2
+    assert Section("What was found").anchor == "what-was-found"
     assert [shown(value) for value in (0.0, -0.25, 0.00049, 12345.6)] == ["0", "-0.250", "0.00049", "12,346"]
     assert [percent(share) for share in (0.8906, 0.00049, 0.0, 1.0)] == ["89.1 %", "0.05 %", "0 %", "100 %"]
 

@@ -6,7 +6,7 @@ import pytest
 
 from helpers import NAN
 from report_pages import Page, batch, train_page
-from spanwise.explain import end_alarms
+from spanwise.explain.alarms import end_alarms
 from spanwise.report.train import mode_headlines, mode_sections
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from report_pages import HOSTILE, compare_page, credit_page, fidelity_page, train_page
-from spanwise.report import Headline, Panel, Section, render
 from spanwise.report.charts import bars, curves, histograms
+from spanwise.report.page import Headline, Panel, Section, render
 from spanwise.report.sections import wide
 
 pytest.importorskip("selenium", reason="needs selenium")

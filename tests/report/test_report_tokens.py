@@ -15,7 +15,8 @@ from report_pages import data_of
 from report_pages import token_row as row
 from rollouts_cases import trained_batch
 from spanwise.errors import AlignmentError, DataError
-from spanwise.report import TokenView, token_view
+from spanwise.report import TokenView
+from spanwise.report.tokens import token_view
 from spanwise.rollouts.rows import TokenRow, display_prompt, token_rows, token_text
 from spanwise.segment import Vocabulary
 from tokenizers_small import byte_level

@@ -18,7 +18,8 @@ from selenium.webdriver.common.keys import Keys
 
 import spanwise.report.tokens as code
 from report_pages import token_row as row
-from spanwise.report import TokenView, token_view
+from spanwise.report import TokenView
+from spanwise.report.tokens import token_view
 
 BASE = """
 :root { color-scheme: light; --background: #fff; --text: #1d2127; --muted: #5c6570; --line: #dfe2e6; --accent: #0b6fb8; }

@@ -11,12 +11,11 @@ import pytest
 from arithmetic import holds
 from rollout_files import quiet, said, verl_file
 from spanwise.commands.credit.credit import credit
-from spanwise.report import Rule, TokenView
+from spanwise.report import TokenView
 from spanwise.report.tokens import payload
-from spanwise.report.why import equation, explained, shown
-from spanwise.rollouts import CreditPart
+from spanwise.report.why import Rule, equation, explained, rule_words, shown
 from spanwise.rollouts.rows import TokenRow, token_rows
-from spanwise.rollouts.schema import family_names
+from spanwise.rollouts.schema import CreditPart, family_names
 
 NAN = math.nan
 
@@ -196,3 +195,8 @@ def test_every_sum_of_an_export_holds(tmp_path, methods):
                     assert added == pytest.approx(credit_n, abs=2e-3)
                 seen[method] += len(sums)
     assert all(count > 10 for method, count in seen.items() if method not in ("gdpo", "dcpo")), seen
+
+
+def test_a_baseline_says_whom_it_averages_over():
+    words = [rule_words("outcome", ["correct"]), rule_words("group", []), rule_words("none", [])]
+    assert words == ["same prompt, same correct", "same prompt", "nothing is subtracted"]

@@ -42,80 +42,39 @@ CITE = (
 
 @dataclass(frozen=True)
 class Headline:
-    """A large number or word at the top of a report page, with a label and a note.
-
-    Attributes:
-        label: what it is.
-        value: None and NaN are shown as "not measured".
-        note: small print under it, in lines: an interval, where it started from.
-        wrong: why it must not be read calmly.
-
-    Example:
-        >>> "not measured" in render(title="Run 7", lead="", headlines=[Headline("accuracy", None)])
-        True
-    """
+    """A large number or word at the top of a report page, with a label and a note."""
 
     label: str
-    value: Cell
-    note: str = ""
-    wrong: str = ""
+    value: Cell  # None and NaN are shown as "not measured"
+    note: str = ""  # small print under it, in lines: an interval, where it started from
+    wrong: str = ""  # why it must not be read calmly
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart of a report page, or several charts above each other, with a table of the numbers that they show.
+    """A chart of a report page, or several charts above each other, with a table of the numbers that they show."""
 
-    Attributes:
-        title: in plain words; it is also what a screen reader says.
-        charts: drawn at the width there is.
-        rows: the numbers, folded under the chart.
-        note: one sentence under it.
-        legend: as that of a section, for this panel alone.
-
-    Example:
-        >>> panel = Panel("Accuracy", (), [{"step": 0, "accuracy": 0.25}])
-        >>> "0.25" in render(title="Run 7", lead="", sections=[Section("Curves", panels=[panel])])
-        True
-    """
-
-    title: str
-    charts: tuple[Drawn, ...]
-    rows: Table
-    note: str = ""
-    legend: Sequence[str] = ()
+    title: str  # in plain words; it is also what a screen reader says
+    charts: tuple[Drawn, ...]  # drawn at the width there is
+    rows: Table  # the numbers, folded under the chart
+    note: str = ""  # one sentence under it
+    legend: Sequence[str] = ()  # as that of a section, for this panel alone
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a report page: charts, sentences or tables, under a title and a question.
+    """A section of a report page: charts, sentences or tables, under a title and a question."""
 
-    Attributes:
-        title: of the section and in the contents.
-        text: a sentence or two on how to read it.
-        legend: the names of the series, in the order of their colours.
-        palette: which colours those are: of series, or of verdicts (noise is grey).
-        panels: charts, side by side where there is room.
-        points: sentences of a list.
-        tables: each a list of rows, whose first column names the row.
-        body: ready HTML, of the token view.
-        warnings: what is wrong, above all else.
-        asks: the question that the section answers.
-
-    Example:
-        >>> Section("What was found", points=["Accuracy rose."]).anchor
-        'what-was-found'
-    """
-
-    title: str
-    text: str = ""
-    legend: Sequence[str] = ()
-    palette: Palette = "series"
-    panels: Sequence[Panel] = ()
-    points: Sequence[str] = ()
-    tables: Sequence[Table] = ()
-    body: Markup | None = None
-    warnings: Sequence[str] = ()
-    asks: str = ""
+    title: str  # of the section and in the contents
+    text: str = ""  # a sentence or two on how to read it
+    legend: Sequence[str] = ()  # the names of the series, in the order of their colours
+    palette: Palette = "series"  # which colours those are: of series, or of verdicts (noise is grey)
+    panels: Sequence[Panel] = ()  # charts, side by side where there is room
+    points: Sequence[str] = ()  # sentences of a list
+    tables: Sequence[Table] = ()  # each a list of rows, whose first column names the row
+    body: Markup | None = None  # ready HTML, of the token view
+    warnings: Sequence[str] = ()  # what is wrong, above all else
+    asks: str = ""  # the question that the section answers
 
     @property
     def anchor(self) -> str:
@@ -135,24 +94,7 @@ def render(
     sections: Sequence[Section] = (),
     recipe: Mapping[str, Any] | None = None,
 ) -> str:
-    """Render a report, with its charts, tables and scripts, as one HTML file.
-
-    Args:
-        title: of the page.
-        lead: one sentence on what was run.
-        finding: what was found, with its numbers; under the title, in large letters, and not calm where there are warnings.
-        command: how to run it again.
-        warnings: what is wrong, before anything else.
-        notes: what a reader must know that is nobody's fault.
-        headlines: a few large figures.
-        sections: in order; those with nothing in them are left out.
-        recipe: shown as YAML at the end.
-
-    Example:
-        >>> page = render(title="Run 7", lead="2 < 3", headlines=[Headline("accuracy", None)])
-        >>> "2 &lt; 3" in page, "not measured" in page, "://" in page
-        (True, True, False)
-    """
+    """Render a report, with its charts, tables and scripts, as one HTML file; sections with nothing in them are left out."""
     full_sections = [s for s in sections if s.panels or s.points or any(s.tables) or s.warnings or s.body is not None]
     has_charts = any(section.panels for section in full_sections)
     asset_names = ("report", *(_TOKEN_ASSETS if any(section.body is not None for section in full_sections) else ()))

@@ -70,25 +70,10 @@ class TokenView:
 def token_view(view: TokenView) -> Markup:
     """Write the HTML of the token view; its scripts and styles are the files `courses` and `tokens` in `static`.
 
-    Completions are untrusted. They travel as compressed base64 and become text nodes in the browser, never markup.
-
-    Args:
-        view: methods and completions.
-
-    Edge cases:
-        No completions show a sentence. Numbers keep 4 significant digits (advantages, rewards) or 3 (values, probabilities), 2
-        where a column changes between tokens more than 200,000 times; exactly 0 stays 0, nothing else becomes 0. Texts of tokens
-        beyond the 1,112,031 most frequent ones show as "…".
-
-    Raises:
-        DataError: no method, or a completion without advantages under one of them.
-        AlignmentError: advantages, values, probabilities or a span that do not fit the tokens.
-
-    Example:
-        >>> row = TokenRow("1+1=", ["2", "<b>"], {"grpo": [.5, .5]}, {"answer": [(0, 2)]}, {"correct": 1.0}, {"correct": "ok"}, "")
-        >>> html = token_view(TokenView(("grpo",), [row]))
-        >>> "<b>" in html
-        False
+    Completions are untrusted. They travel as compressed base64 and become text nodes in the browser, never markup. Numbers
+    keep 4 significant digits (advantages, rewards) or 3 (values, probabilities), 2 where a column changes between tokens
+    more than 200,000 times; exactly 0 stays 0, nothing else becomes 0. Texts of tokens beyond the 1,112,031 most frequent
+    ones show as "…".
     """
     payload_base64 = deflated(json.dumps(payload(view), ensure_ascii=False, separators=(",", ":"), allow_nan=False))
     return Markup(template("tokens.html.j2").render(data=payload_base64, count=len(view.completions)))

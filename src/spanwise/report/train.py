@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from spanwise.credit import METHODS
-from spanwise.explain import alarms, batch_alarms, end_alarms
-from spanwise.explain.alarms import CAUSES, OF_REWARD, OF_SCORE, by_sentence, values_of
+from spanwise.explain import alarms
+from spanwise.explain.alarms import CAUSES, OF_REWARD, OF_SCORE, batch_alarms, by_sentence, end_alarms, values_of
 from spanwise.layout import any_index, together
 from spanwise.measure import Curve, Interval
 from spanwise.measure.intervals import bounds_text
@@ -146,11 +146,7 @@ def train_report(
 
 
 def unmeasured_sentences(unmeasured: Mapping[str, str]) -> list[str]:
-    """Return one sentence for each reason why some evaluation figures cannot be measured.
-
-    >>> unmeasured_sentences({"ece": "no confidence", "brier": "no confidence"})
-    ['Not measured: ECE, brier; no confidence.']
-    """
+    """Return one sentence for each reason why some evaluation figures cannot be measured."""
     return [f"Not measured: {', '.join(map(_spoken, names))}; {why}." for why, names in by_sentence(unmeasured).items()]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from spanwise.rollouts import CreditPart
 from spanwise.rollouts.rows import COMPLETION, TokenRow
+from spanwise.rollouts.schema import CreditPart
 
 #: The number of significant digits in a number on a report page.
 DIGITS = 4
@@ -30,33 +30,17 @@ _NO_BASELINE = {
 
 @dataclass(frozen=True)
 class Rule:
-    """How a credit method works, as far as a report page explains it: what the method credits, and by which objectives.
+    """How a credit method works, as far as a report page explains it: what the method credits, and by which objectives."""
 
-    Attributes:
-        kind: what it credits: "block", "completion", "token", "step"; "" is not known.
-        about: a sentence on it.
-        objectives: by name, what a recipe says of each: the blocks that it `pays`, its `weight`, `if_missing`, and its `baseline`
-            with what that is `given`, where its credit is compared block by block.
-        verdict: the objective that a score of the completion's own is mixed with; "": there is none.
-
-    Example:
-        >>> rule = Rule("block", objectives={"brier": {"pays": ["confidence"], "baseline": "outcome", "given": ["correct"]}})
-        >>> rule_words(rule.objectives["brier"]["baseline"], rule.objectives["brier"]["given"])
-        'same prompt, same correct'
-    """
-
-    kind: str = ""
-    about: str = ""
+    kind: str = ""  # what it credits: "block", "completion", "token", "step"; "" is not known
+    about: str = ""  # a sentence on it
+    #: By name, what a recipe says of each: what it `pays`, its `weight`, `if_missing`, and its `baseline` and what that is `given`.
     objectives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    verdict: str = ""
+    verdict: str = ""  # the objective that a score of the completion's own is mixed with; "": there is none
 
 
 def rule_words(baseline: str | None, given: Sequence[str]) -> str:
-    """Say in words which completions a reward baseline averages over.
-
-    >>> rule_words("outcome", ["correct"]), rule_words("group", []), rule_words("none", [])
-    ('same prompt, same correct', 'same prompt', 'nothing is subtracted')
-    """
+    """Say in words which completions a reward baseline averages over."""
     words_of_baseline = {
         "none": "nothing is subtracted",
         "batch": "all of the step",

@@ -16,7 +16,8 @@ from spanwise.commands.shared.folder import EXPORT, MOST, again_command, read_fi
 from spanwise.credit import METHODS
 from spanwise.credit.methods._gae import SaeSegments
 from spanwise.modes import Mode, scoring_mode
-from spanwise.report import Rule, TokenView, credit_report
+from spanwise.report import TokenView, credit_report
+from spanwise.report.why import Rule
 from spanwise.rollouts import schema
 from spanwise.rollouts.rows import credited_units, read_credit, read_numbers, read_rows, read_vocabulary, token_rows
 from spanwise.rollouts.schema import float_column

@@ -33,7 +33,8 @@ def command(
     from spanwise.commands.shared.fitted import say
     from spanwise.commands.shared.task import run_or_model
     from spanwise.measure import curve_difference
-    from spanwise.report import VOTES_BY_SCORE, unmeasured_sentences
+    from spanwise.report.sections import VOTES_BY_SCORE
+    from spanwise.report.train import unmeasured_sentences
     from spanwise.rollouts.folder import sole_writer
 
     check_sizes(prompts=prompts, samples=samples)

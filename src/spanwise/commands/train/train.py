@@ -22,15 +22,16 @@ from spanwise.commands.shared.task import make_task
 from spanwise.commands.train.place import history_of, run_folder, task_name
 from spanwise.credit import method
 from spanwise.disk import whole_folder, write_text
-from spanwise.engines.trl import CRITIC, SpanGRPOConfig, SpanGRPOTrainer
+from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.engines.trl.keeping import BatchCallback, steps_per_batch
 from spanwise.errors import DataError, RecipeError, check_known
 from spanwise.explain.alarms import CAUSES, SHOWN_BY, alarms
 from spanwise.measure import ece
+from spanwise.modes.critic.config import CRITIC
 from spanwise.modes.critic.critic import megabytes
 from spanwise.objective import HIDDEN, hidden_names
 from spanwise.recipe import EMBEDDED, Recipe, answer_layout, resolved, scheme_of
-from spanwise.report import unmeasured_sentences
+from spanwise.report.train import unmeasured_sentences
 from spanwise.rollouts import Rollouts
 from spanwise.rollouts.folder import ONE_PROMPT, RunFolder, metrics_until
 from spanwise.tasks import Task, task_shape
