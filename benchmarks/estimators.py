@@ -22,7 +22,8 @@ import numpy as np
 import torch
 
 from spanwise import credit
-from spanwise.credit import group_index, spread, to_tokens
+from spanwise.credit import group_index, spread
+from spanwise.credit.spread import to_tokens
 from spanwise.types import Credit, Spans
 
 Call = Callable[[], Any]

@@ -7,7 +7,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
-from spanwise.credit import Streams
+from spanwise.credit.spread import Streams
 from spanwise.modes.critic.critic import Critic, Sequences, ValueModel
 
 PAD, GOOD, BAD, TOOL = 0, 5, 6, 11

@@ -25,7 +25,7 @@ from spanwise import (
     read,
 )
 from spanwise.batch import by_turn, pad_tokens
-from spanwise.credit import restrict
+from spanwise.credit.spread import restrict
 from spanwise.credit_metrics import dead_strata
 
 LAYOUT = Layout({"a": ["x"], "b": ["y"]})

@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from spanwise.batch import Batch
-from spanwise.credit import Streams, assign, assign_turns, restrict, spread
-from spanwise.credit.spread import reward_streams, spread_tokens
+from spanwise.credit import assign, assign_turns, spread
+from spanwise.credit.spread import Streams, restrict, reward_streams, spread_tokens
 from spanwise.credit.strata import first_of
 from spanwise.credit.trajectories.rollouts import keep_for_rollouts
 from spanwise.credit_metrics import CREDIT, CreditedBatch

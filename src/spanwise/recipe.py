@@ -12,7 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from spanwise.credit import METHODS, Refinement, method
+from spanwise.credit import METHODS, method
+from spanwise.credit.refinement import Refinement
 from spanwise.disk import read_yaml
 from spanwise.errors import RecipeError, check_known, unknown
 from spanwise.layout import Layout
@@ -78,8 +79,8 @@ class Recipe(BaseModel):
         verifier: limits of comparing answers as mathematics: workers, processes (default: one a core); deadline, seconds for
             each comparison (default: 5)
         options: options of the method, see `spanwise methods NAME`: leave_one_out, min_stratum, ddof, ...
-        refine: stage that changes token advantages after the method: ktae, oar, or fields of `Refinement`: method,
-            options, correct
+        refine: stage that changes token advantages after the method: ktae, oar, or a mapping of method, options and
+            correct
         steps: generation batches
         prompts: prompts per step
         group_size: completions per prompt, which are compared with each other

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from spanwise.credit import METHODS, Method, Refinement, method
+from spanwise.credit import METHODS, Method, method
+from spanwise.credit.refinement import Refinement
 from spanwise.credit.registry import preset_rule
 from spanwise.credit.spread import ValuesName, name_streams, resolve_values
 from spanwise.errors import RecipeError, wrong_entries
@@ -42,7 +43,7 @@ class Scheme:
             own reward, with a recursion over the blocks it pays. None: "objective" if objectives pay different blocks, else
             "shared". See docs/methods.md.
         modes: features beside the method, such as a `Laser`, in the order in which they change the credit.
-        refine: the `Refinement` that changes the advantages of tokens after method and modes; None: no refinement.
+        refine: the refinement that changes the advantages of tokens after method and modes; None: no refinement.
 
     Raises:
         RecipeError: an unknown method, an option or a field of an objective that it would ignore, or that the layout lacks.

@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from spanwise.batch import Batch, Steps, by_turn
-from spanwise.credit import restrict
-from spanwise.credit.spread import fill_missing
+from spanwise.credit.spread import fill_missing, restrict
 from spanwise.credit.strata import list_ids
 from spanwise.credit.trajectories.turns import Turns
 from spanwise.errors import AlignmentError, DataError
@@ -30,7 +29,7 @@ from spanwise.score.score import await_rewards, waits
 from spanwise.segment import Vocabulary
 from spanwise.types import Credit, Spans
 
-__all__ = ["TURNS", "Ranks", "ReadBatch", "Step", "StepResult", "steps_of_turns", "turn_rows"]
+__all__ = ["TURNS", "Ranks", "ReadBatch", "Step", "StepResult", "turn_rows"]
 
 #: The column that describes turns: for each completion a list with one mapping per turn. Rollout functions may return it.
 TURNS = "turns"
@@ -97,13 +96,7 @@ class ReadBatch:
 
 
 def in_useful_groups(credit: Credit, group_n: Shaped[Tensor, " n"], *, tolerance: float = 0.0) -> Bool[Tensor, " n"]:
-    """Mark the rows of groups in which some completion's credit exceeds the tolerance; nothing can be learned from other groups.
-
-    >>> zeros = torch.zeros(4)
-    >>> credit = Credit(torch.tensor([[0.5], [0.0], [0.0], [0.0]]), zeros, zeros[:1].long(), zeros[:1].long())
-    >>> in_useful_groups(credit, torch.tensor([3, 3, -1, -1])).tolist()
-    [True, True, False, False]
-    """
+    """Mark the rows of groups in which some completion's credit exceeds the tolerance; other groups teach nothing."""
     return torch.isin(group_n, group_n[credit.signal_n(tolerance=tolerance)])
 
 
@@ -201,13 +194,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
 
 
 def steps_of_turns(outer: Steps | None, row_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"], anchor_s: Any) -> Steps:
-    """Number turns within their rollouts; `outer` holds the rollout of each batch row, or is None if each row is a rollout.
-
-    >>> outer, row_s, step_s = Steps(torch.tensor([5, 5]), torch.tensor([1, 0])), torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0])
-    >>> steps = steps_of_turns(outer, row_s, step_s, None)
-    >>> steps.trajectory_s.tolist(), steps.step_s.tolist()
-    ([5, 5, 5], [3, 4, 0])
-    """
+    """Number turns within their rollouts; `outer` holds the rollout of each batch row, or is None if each row is a rollout."""
     if outer is None:
         return Steps(row_s, step_s, anchor_s)
     return Steps(outer.trajectory_s[row_s], outer.step_s[row_s] * len(row_s) + step_s, anchor_s)
@@ -322,7 +309,7 @@ class Step:
 
         Args:
             own: result of `read`, with the values and log-probabilities that the scheme needs filled into its batch.
-            mask_nt: the trainer's final mask over the completions (`credit.restrict`); None: it trains on every sampled token.
+            mask_nt: the trainer's final mask over the completions; None: it trains on every sampled token.
             learn: False for an evaluation, of which estimators and warnings must remember nothing.
             number: number of the step, for warnings.
             dtype: dtype of the advantages.

@@ -9,24 +9,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from spanwise.credit import compare_in_strata, group_index, moments
+from spanwise.credit import group_index, moments
+from spanwise.credit.strata import compare_in_strata
 from spanwise.errors import AlignmentError
 from spanwise.scheme import Scheme
 from spanwise.types import Credit, Zero
 
-__all__ = ["Count", "Zero", "Zeros", "key_of", "reason_of", "recorded_reasons", "tally_zeros", "zero_reasons"]
+__all__ = ["Zero", "reason_of", "zero_reasons"]
 
 #: A reason and its objective make one integer, the key: reason * 4096 + number of the objective + 1. Keys sort as reasons do.
 _OBJECTIVES = 4096
 
 
 def key_of(reason: Zero, objective: int = -1) -> int:
-    """Return one integer (the key) for a reason and the number of the objective that it is about; -1: no objective.
-
-    Example:
-        >>> reason_of(key_of(Zero.ABSENT, 2)).name
-        'ABSENT'
-    """
+    """Return one integer (the key) for a reason and the number of the objective that it is about; -1: no objective."""
     return int(reason) * _OBJECTIVES + objective + 1
 
 

@@ -5,6 +5,7 @@ import torch
 
 from spanwise import Batch, Layout, Scheme, Vocabulary, credit_batch, read
 from spanwise.credit import METHODS
+from spanwise.credit.registry import preset_objectives, states_confidence
 
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["analysis", "confidence"]})
 PIECES = ("<answer>", "</answer>", "<analysis>", "</analysis>", "<confidence>", "</confidence>", "4", "5", "0.9", "0.2")
@@ -25,6 +26,19 @@ def credited(name, *completions):
 
 def exactly(rows):
     return torch.tensor(rows, dtype=torch.float64)
+
+
+def test_what_a_preset_pays():
+    bae, rlcr = (preset_objectives(METHODS[name], LAYOUT) for name in ("bae_paper", "rlcr"))
+    assert [(o.name, o.pays, o.baseline) for o in bae] == [
+        ("correct", ("solution",), "group"),
+        ("brier", ("confidence",), "outcome"),
+    ]
+    assert [(o.name, o.pays) for o in rlcr[1:]] == [
+        ("brier", ("confidence", "solution")),
+        ("format", ("solution", "confidence")),
+    ]
+    assert not states_confidence(Layout({"first": ["answer"], "second": ["answer"]}))
 
 
 def test_one_of_four_is_malformed_and_its_confidence_alone_pays():

@@ -7,7 +7,7 @@ import yaml
 from helpers import assert_close
 from oracles import slow_ktae, slow_oar
 from spanwise.batch import Batch, Steps
-from spanwise.credit import Refinement
+from spanwise.credit.refinement import Refinement
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
 from spanwise.objective import Objective

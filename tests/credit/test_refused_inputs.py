@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from credit_batches import trajectory_outcomes
-from spanwise.credit import METHODS, HistoryWeight, advantage, blended_baseline, step_returns, step_rewards, value_target
+from spanwise.credit import METHODS, HistoryWeight, advantage, blended_baseline, step_returns, value_target
+from spanwise.credit.trajectories.turns import step_rewards
 from spanwise.errors import AlignmentError, RewardError
 
 INF, NAN = torch.inf, torch.nan

@@ -11,9 +11,10 @@ from faults.catches import catches, equals, gives
 from helpers import NAN, assert_close, double
 from oracles import slow_opo, z_scores
 from spanwise import Batch, Layout, Objective, Reading, Scheme, SpanwiseError, Vocabulary, credit_batch, metrics, read
-from spanwise.credit import advantage, assign_turns, dr_grpo, gae, grpo, opo, reinforce_plus_plus, rloo, to_tokens
+from spanwise.credit import advantage, assign_turns, dr_grpo, gae, grpo, opo, reinforce_plus_plus, rloo
+from spanwise.credit.spread import to_tokens
 from spanwise.credit_metrics import dead_strata
-from spanwise.explain import batch_alarms
+from spanwise.explain.alarms import batch_alarms
 from spanwise.recipe import load
 from spanwise.score import Reward
 from spanwise.testing.batches import LABELS

@@ -23,7 +23,8 @@ from spanwise import (
     find_blocks,
     read,
 )
-from spanwise.credit import Trajectory, Turn, restrict
+from spanwise.credit import Trajectory, Turn
+from spanwise.credit.spread import restrict
 from spanwise.engines.sample import prompt_ids
 from spanwise.modes.sequences import cut_off
 from spanwise.score import Reward

@@ -8,8 +8,8 @@ from threading import Barrier
 import pytest
 import torch
 
-from spanwise import AlignmentError, Batch, Layout, Objective, Scheme, Vocabulary
-from spanwise.step import Ranks, Step, gather_rows
+from spanwise import AlignmentError, Batch, Credit, Layout, Objective, Scheme, Steps, Vocabulary
+from spanwise.step import Ranks, Step, gather_rows, in_useful_groups, steps_of_turns
 
 VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"<confidence>", b"0.5", b"</confidence>", b" so"))
 RIGHT, WRONG, SURE = [0, 1, 3], [0, 2, 3], [4, 5, 6]
@@ -144,3 +144,15 @@ def test_states_of_several_processes_are_one_list(states):
     together = gather_rows(own, STEPS, Ranks(1, lambda packed: [packed, (*packed[:2], (*packed[2][:2], None))]))
     assert together.gathered.batch.steps.anchor_s == [3, 5, None, None]
     assert together.here == slice(2, 4)
+
+
+def test_turns_are_numbered_within_their_rollouts():
+    rows_are_steps = Steps(torch.tensor([5, 5]), torch.tensor([1, 0]))
+    steps = steps_of_turns(rows_are_steps, torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), None)
+    assert (steps.trajectory_s.tolist(), steps.step_s.tolist()) == ([5, 5, 5], [3, 4, 0])
+
+
+def test_a_group_is_useful_if_one_completion_has_credit():
+    zeros = torch.zeros(4)
+    credit = Credit(torch.tensor([[0.5], [0.0], [0.0], [0.0]]), zeros, zeros[:1].long(), zeros[:1].long())
+    assert in_useful_groups(credit, torch.tensor([3, 3, -1, -1])).tolist() == [True, True, False, False]

@@ -10,10 +10,9 @@ from spanwise.credit.methods._gigpo import gigpo
 from spanwise.credit.methods._group_relative import dr_grpo, grpo, maxrl, opo, rlcr, rloo
 from spanwise.credit.methods._refinements import ktae, oar
 from spanwise.credit.recursion import bootstrap_values, length_adaptive_lambda
-from spanwise.credit.refinement import Refinement
-from spanwise.credit.registry import METHODS, Method, Preset, method, outcome_methods, preset_objectives, states_confidence
-from spanwise.credit.spread import Streams, restrict, spread, to_tokens
-from spanwise.credit.strata import Explained, centred, compare_in_strata, explains, group_index, moments, refine
+from spanwise.credit.registry import METHODS, Method, Preset, method
+from spanwise.credit.spread import spread
+from spanwise.credit.strata import Explained, centred, explains, group_index, moments, refine
 from spanwise.credit.trajectories.rollouts import assign_turns, step_returns
 from spanwise.credit.trajectories.turns import (
     Trajectory,
@@ -22,7 +21,6 @@ from spanwise.credit.trajectories.turns import (
     merge_counts,
     prompt_mini_batches,
     split_turns,
-    step_rewards,
 )
 
 __all__ = [
@@ -32,8 +30,6 @@ __all__ = [
     "HistoryWeight",
     "Method",
     "Preset",
-    "Refinement",
-    "Streams",
     "Trajectory",
     "Turn",
     "Turns",
@@ -44,7 +40,6 @@ __all__ = [
     "blended_baseline",
     "bootstrap_values",
     "centred",
-    "compare_in_strata",
     "dcpo",
     "dr_grpo",
     "explains",
@@ -64,21 +59,15 @@ __all__ = [
     "moments",
     "oar",
     "opo",
-    "outcome_methods",
-    "preset_objectives",
     "prompt_mini_batches",
     "refine",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
-    "restrict",
     "rlcr",
     "rloo",
     "sae",
     "split_turns",
     "spread",
-    "states_confidence",
     "step_returns",
-    "step_rewards",
-    "to_tokens",
     "value_target",
 ]

@@ -74,7 +74,7 @@ def advantage(
         the batch, the group (same prompt), the outcome stratum (same prompt and outcomes), or the blended estimate.
         back_off: the stratum is that of the first level l = 0, 1, ..., O with at least `min_stratum` rewards, where level l takes
         all completions of the prompt that agree in the first O - l outcomes, whichever level they are compared at themselves
-        scale "std": A[i] / (std + eps), std of the rewards of the stratum and of what stands for absent ones (`compare_in_strata`)
+        scale "std": A[i] / (std + eps), std of the rewards of the stratum and of what stands for absent ones (`centred`)
 
     Args:
         reward_n: one reward per completion; NaN where absent (it joins no baseline).
@@ -87,10 +87,10 @@ def advantage(
         leave_one_out: leave the completion out of its own mean (`blended` always does).
         min_stratum: strata with fewer members give 0 and are counted in `alone_n`.
         scale: "std" divides by the stratum's standard deviation, which stand-ins join; not with none and blended.
-        ddof, eps: as for `compare_in_strata`.
+        ddof, eps: as for `centred`.
         if_missing: the reward that an absent reward stands for, or one per completion, NaN where it stands for nothing (a check
             that failed). It joins no baseline; its own is the mean of the stratum's members, else of the group or the batch.
-        voter_n: the rollout of each row, if rows are turns, as for `compare_in_strata`; not with `blended`. None: no turns.
+        voter_n: the rollout of each row, if rows are turns, as for `centred`; not with `blended`. None: no turns.
 
     Edge cases:
         A stratum of one and a constant stratum give exactly 0; `blended` never needs a second member. A completion of which an

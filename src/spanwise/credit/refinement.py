@@ -18,28 +18,12 @@ from spanwise.types import Credit
 
 @dataclass(frozen=True)
 class Refinement:
-    """A method, such as KTAE, that changes the token advantages of another method, with its options.
-
-    Attributes:
-        method: name of a method of kind "refinement", such as `ktae` or `oar`.
-        options: of it, those that differ from its defaults (`spanwise methods NAME` lists them).
-        correct: the objective whose reward says whether a completion is right (above 0), for a method that asks; None: the first.
-
-    Raises:
-        RecipeError: there is no such refinement, or it asks for no `correct`.
-
-    Example:
-        >>> Refinement("ktae").entry.kind
-        'refinement'
-        >>> Refinement("grpo")
-        Traceback (most recent call last):
-        spanwise.errors.RecipeError: refine: 'grpo' credits completions and refines nothing; use ktae or oar.
-    """
+    """A method, such as KTAE, that changes the token advantages of another method, with its options."""
 
     name: ClassVar[str] = "refine"
-    method: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    correct: str | None = None
+    method: str  # name of a method of kind "refinement", such as `ktae` or `oar`
+    options: Mapping[str, Any] = field(default_factory=dict)  # those that differ from its defaults
+    correct: str | None = None  # the objective whose reward says whether a completion is right (above 0); None: the first
 
     def __post_init__(self) -> None:
         if self.entry.kind != "refinement":
@@ -60,15 +44,7 @@ class Refinement:
 
     @staticmethod
     def of(written: Any) -> Refinement:
-        """Build the refinement from what a recipe writes under `refine`: a name, or a mapping of fields.
-
-        Raises:
-            RecipeError: an unknown field, with a suggestion, or no method.
-
-        Example:
-            >>> Refinement.of("oar") == Refinement.of({"method": "oar"}) == Refinement("oar")
-            True
-        """
+        """Build the refinement from what a recipe writes under `refine`: a name, or a mapping of fields."""
         if isinstance(written, Refinement):
             return written
         recipe_fields: Any = {"method": written} if isinstance(written, str) else written

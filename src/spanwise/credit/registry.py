@@ -238,11 +238,7 @@ def method(name: str) -> Method:
 
 
 def outcome_methods() -> tuple[str, ...]:
-    """Return the names of the methods that need one reward per completion and nothing else.
-
-    >>> {"dr_grpo", "grpo"} <= set(outcome_methods())
-    True
-    """
+    """Return the names of the methods that need one reward per completion and nothing else."""
     completion_methods = (entry for entry in METHODS.values() if entry.kind == "completion" and not entry.needs)
     return tuple(sorted(entry.name for entry in completion_methods if entry.inputs[0] == "reward_n"))
 
@@ -252,11 +248,7 @@ WORST_SCORE = {"brier": -1.0, "log_score": -4.605170185988091}
 
 
 def states_confidence(layout: Layout) -> bool:
-    """Return whether the last block of a layout states a confidence; if not, it is a second attempt.
-
-    >>> states_confidence(Layout({"first": ["answer"], "second": ["answer"]}))
-    False
-    """
+    """Return whether the last block of a layout states a confidence; if not, it is a second attempt."""
     return len(layout.names) == 1 or "confidence" in layout.keys[layout.names[-1]]
 
 
@@ -287,20 +279,6 @@ def preset_objectives(
     Correctness pays the first block. The second objective pays the last block: a calibration score if the block states a
     confidence, else the reward of a second attempt. Well-formed tags are paid in each block if the preset has a `format`. A
     method that gives a completion one number pays it to every block.
-
-    Args:
-        chosen: the method; without a preset of its own, it gets `Preset()`.
-        layout: the blocks that are paid.
-        calibration: `brier` or `log_score`.
-        baseline: of the second objective; for methods that take baselines, `outcome` if not given.
-
-    Example:
-        >>> from spanwise.credit import method
-        >>> layout = Layout({"solution": ["answer"], "confidence": ["confidence"]})
-        >>> [(o.name, o.pays, o.baseline) for o in preset_objectives(method("bae_paper"), layout)]
-        [('correct', ('solution',), 'group'), ('brier', ('confidence',), 'outcome')]
-        >>> [(o.name, o.pays) for o in preset_objectives(method("rlcr"), layout)][1:]
-        [('brier', ('confidence', 'solution')), ('format', ('solution', 'confidence'))]
     """
     check_known("calibration score", calibration, WORST_SCORE)
     first_block, last_block = layout.names[0], layout.names[-1]

@@ -75,43 +75,19 @@ def name_streams(objectives: Sequence[Objective], values: ValuesName | None) -> 
 
 @dataclass(frozen=True)
 class Streams:
-    """Rewards on tokens, in one stream for each value that a critic predicts; GAE or SAE runs once per stream.
+    """Rewards on tokens, in one stream for each value that a critic predicts; GAE or SAE runs once per stream."""
 
-    Attributes:
-        names: the value that the critic predicts for each stream.
-        reward_snt: the rewards; 0 nearly everywhere.
-        mask_snt: the tokens of the stream; every other token counts as deleted. A completion without tokens takes no part.
-        weight_s: the factor for the advantages of the stream.
-        stop_sn: True if the stream is the decision to stop: the completion's last trainable token alone, see `reward_streams`.
-        last_sn: True if the stream holds the completion's last trainable token, so that rewards after a cut belong to it.
-    """
-
-    names: tuple[str, ...]
-    reward_snt: Float[Tensor, "s n t"]
-    mask_snt: Bool[Tensor, "s n t"]
-    weight_s: Float[Tensor, " s"]
-    stop_sn: Bool[Tensor, "s n"]
-    last_sn: Bool[Tensor, "s n"]
+    names: tuple[str, ...]  # the value that the critic predicts for each stream
+    reward_snt: Float[Tensor, "s n t"]  # the rewards; 0 nearly everywhere
+    mask_snt: Bool[Tensor, "s n t"]  # the tokens of the stream; every other token counts as deleted
+    weight_s: Float[Tensor, " s"]  # the factor for the advantages of the stream
+    stop_sn: Bool[Tensor, "s n"]  # True if the stream is the decision to stop, see `reward_streams`
+    last_sn: Bool[Tensor, "s n"]  # True if it holds the completion's last trainable token: rewards after a cut belong to it
 
     def inputs(
         self, value_nt: Float[Tensor, "n t *s"] | None = None, bootstrap_n: Float[Tensor, " n *b"] | None = None
     ) -> Iterator[dict[str, Tensor]]:
-        """Yield the inputs of `gae`, `sae` and `value_target` for one stream of rewards after another.
-
-        Args:
-            value_nt: (N, T), or (N, T, S) with one value per stream. None: none is given.
-            bootstrap_n: (N,) for all streams or (N, S), see `gae`; it counts in the streams of `last_sn` alone.
-
-        Raises:
-            AlignmentError: another number of values than streams, other completions or tokens.
-
-        Example:
-            >>> scores = Scores(("a",), torch.tensor([[1.]]), torch.zeros(1, 1).long(), torch.full((1, 1, 2), torch.nan))
-            >>> block_nt = torch.tensor([[0, 0]])
-            >>> streams = reward_streams(scores, [Objective("correct", "all")], ("all",), block_nt, block_nt >= 0)
-            >>> [inputs["reward_nt"].tolist() for inputs in streams.inputs(torch.tensor([[.5, .6]]))]
-            [[[0.0, 1.0]]]
-        """
+        """Yield the inputs of `gae`, `sae` and `value_target` per stream; `bootstrap_n` counts only in those of `last_sn`."""
         mask_shape = tuple(self.mask_snt.shape[1:])
         token_tables = {} if value_nt is None else {"value_nt": self._arrange_by_stream(value_nt, "value_nt", mask_shape)}
         if bootstrap_n is not None:
@@ -326,39 +302,14 @@ def _find_divisor(length_nk: Tensor, per: str | int | float | Tensor) -> Tensor:
 def to_tokens(
     advantage_n: Float[Tensor, " n"], mask_nt: Shaped[Tensor, "n t"], *, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "n t"]:
-    """Give every trainable token the advantage of its completion, as trainers' own estimators do; exactly 0 elsewhere.
-
-    Args:
-        advantage_n: one advantage per completion.
-        mask_nt: bool or 0/1 integers.
-        dtype: of the result.
-
-    Example:
-        >>> to_tokens(torch.tensor([.5, -1.]), torch.tensor([[1, 1, 0], [0, 1, 0]]))
-        tensor([[ 0.5000,  0.5000,  0.0000],
-                [ 0.0000, -1.0000,  0.0000]])
-    """
+    """Give every trainable token the advantage of its completion, as trainers' own estimators do; exactly 0 elsewhere."""
     advantage_nt = allocate(mask_nt.shape, dtype=dtype, device=advantage_n.device)
     zero_advantage = torch.zeros((), dtype=dtype, device=advantage_n.device)
     return torch.where(mask_nt.bool(), advantage_n.to(dtype)[:, None], zero_advantage, out=advantage_nt)
 
 
 def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
-    """Pad the table of spans to the width of the trainer's mask, and empty the spans of completions that have no token in the mask.
-
-    Args:
-        spans: spans of at most as many tokens.
-        mask_nt: True where a token enters the loss; none for a completion left out (TRL's `mask_truncated_completions`).
-
-    Raises:
-        AlignmentError: a completion has other tokens in the loss than in its spans.
-
-    Example:
-        >>> spans = Spans(("all",), torch.tensor([[0], [0]]), torch.tensor([[2], [1]]),
-        ...               torch.tensor([[0, 0], [0, -1]], dtype=torch.int8), torch.tensor([0, 0]))
-        >>> restrict(spans, torch.tensor([[True, True, False], [False, False, False]])).block_nt.tolist()
-        [[0, 0, -1], [-1, -1, -1]]
-    """
+    """Pad the table of spans to the width of the trainer's mask, and empty the spans of completions with no token in the mask."""
     span_width, mask_width = spans.block_nt.shape[1], mask_nt.shape[1]
     if span_width > mask_width:
         raise AlignmentError(

@@ -11,7 +11,10 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from spanwise.credit import group_index, method, outcome_methods, step_rewards, to_tokens
+from spanwise.credit import group_index, method
+from spanwise.credit.registry import outcome_methods
+from spanwise.credit.spread import to_tokens
+from spanwise.credit.trajectories.turns import step_rewards
 from spanwise.errors import refuse
 
 #: The pattern of the prompt ids that a trainer gives to rows that only fill up a batch.

@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 from credit_batches import trajectory_outcomes
 from helpers import NAN, assert_close
 from spanwise import Objective
-from spanwise.credit import assign_turns, outcome_methods, prompt_mini_batches, step_rewards, to_tokens
-from spanwise.credit.registry import METHODS
+from spanwise.credit import assign_turns, prompt_mini_batches
+from spanwise.credit.registry import METHODS, outcome_methods
+from spanwise.credit.spread import to_tokens
+from spanwise.credit.trajectories.turns import step_rewards
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.types import Scores, Status
 
@@ -84,6 +86,11 @@ def test_last_and_sum():
     assert last.group_j.tolist() == [0, 0]
     assert last.line.index_s.tolist() == [1, 1, 0, 0]
     assert trajectory_outcomes(reward_s, group_s, trajectory_s, step_s, reward="sum").reward_j.tolist() == [6.0, 6.0]
+
+
+def test_every_trainable_token_gets_the_advantage_of_its_row():
+    adv_nt = to_tokens(torch.tensor([0.5, -1.0]), torch.tensor([[1, 1, 0], [0, 1, 0]]))
+    assert adv_nt.tolist() == [[0.5, 0.5, 0], [0, -1, 0]]
 
 
 def test_step_rewards_at_masked_tokens():

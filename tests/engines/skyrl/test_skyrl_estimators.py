@@ -9,7 +9,8 @@ from skyrl.backends.skyrl_train.utils import ppo_utils
 from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimatorRegistry
 from skyrl.train.utils import validate_cfg
 
-from spanwise.credit import METHODS, outcome_methods
+from spanwise.credit import METHODS
+from spanwise.credit.registry import outcome_methods
 from spanwise.engines.skyrl.estimators import register
 from spanwise.errors import RecipeError
 from spanwise.registry import register as plug_in

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from spanwise.commands.credit.blocks import Blocks, common_layout
-from spanwise.credit import METHODS, Method, Preset, method, states_confidence
+from spanwise.credit import METHODS, Method, Preset, method
+from spanwise.credit.registry import states_confidence
 from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, refuse, unknown
 from spanwise.layout import Layout
 from spanwise.objective import BASELINES, Objective
@@ -20,7 +21,8 @@ from spanwise.rollouts.schema import RECORDED
 from spanwise.scheme import Scheme
 from spanwise.score import REWARDS
 from spanwise.score.outcomes import judge_of
-from spanwise.segment import Census, census, census_of
+from spanwise.segment import census
+from spanwise.segment.census import Census, census_of
 
 #: The methods that are shown beside the recipe's own method if the user names none.
 USUAL = ("grpo", "rlcr", "bae")

@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from spanwise.credit import group_index, method, preset_objectives
+from spanwise.credit import group_index, method
+from spanwise.credit.registry import preset_objectives
 from spanwise.errors import RecipeError, unknown
 from spanwise.layout import Layout
 from spanwise.objective import Objective

@@ -398,23 +398,11 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
 
 
 def step_rewards(reward_st: Float[Tensor, "s t"], mask_st: Shaped[Tensor, "s t"]) -> Float[Tensor, " s"]:
-    r"""Add up the rewards on the tokens of each step, that is, of each row.
+    """Add up the rewards on the tokens of each step, that is, of each row.
 
-    Equation
-        r[s] = sum over t >= the first trainable token of row s of r[s, t]
-
-    Args:
-        reward_st: one reward per token, mostly 0, also in the padding; NaN at a trainable token: the row's reward is absent.
-        mask_st: each row's own response mask, bool or 0/1, left- or right-aligned.
-
-    Edge cases:
-        A reward on a masked token (an observation at the end of the turn) counts for the trainable token before it; one before
-        the first trainable token is dropped, for nothing that was chosen can have caused it. NaN at a masked token is no reward.
-        A row without trainable tokens has reward 0.
-
-    Example:
-        >>> step_rewards(torch.tensor([[9., .5, 1.], [9., 2., .25]]), torch.tensor([[0, 1, 1], [0, 1, 0]]))
-        tensor([1.5000, 2.2500], dtype=torch.float64)
+    A reward on a masked token counts for the trainable token before it; one before the first trainable token is dropped, for
+    nothing that was chosen can have caused it. NaN at a trainable token makes the reward absent; at a masked token it is no
+    reward.
     """
     check_shapes(reward_st=reward_st, mask_st=mask_st)
     check_rewards(reward_st, row="row")

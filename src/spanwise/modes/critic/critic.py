@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from transformers import get_constant_schedule_with_warmup
 
-from spanwise.credit import Streams, bootstrap_values, value_target
+from spanwise.credit import bootstrap_values, value_target
+from spanwise.credit.spread import Streams
 from spanwise.errors import DataError, DivergedError, RecipeError
 from spanwise.losses import critic_error
 from spanwise.modes.critic.config import CRITIC, CriticConfig
