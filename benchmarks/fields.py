@@ -46,7 +46,8 @@ from spanwise.pipeline import advantages, credit_batch, read
 from spanwise.recipe import load
 from spanwise.recipe import scheme_of as task_scheme
 from spanwise.segment import Vocabulary
-from spanwise.tasks import Fields, build_fields_tokenizer, warm_start
+from spanwise.tasks import Fields, warm_start
+from spanwise.tasks.embedded import build_fields_tokenizer
 from spanwise.tasks.fields import FORM, FieldProblems
 
 ARMS = ("grpo", "by_field", "gdpo", "dr_grpo", "no_form")

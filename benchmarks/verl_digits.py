@@ -30,7 +30,8 @@ from spanwise.commands.shared.folder import new_folder
 from spanwise.measure import figures
 from spanwise.recipe import load
 from spanwise.segment import Vocabulary, find_blocks
-from spanwise.tasks import DIGITS_LAYOUT, Task, digits_task, is_refusal
+from spanwise.tasks import DIGITS_LAYOUT, Task, digits_task
+from spanwise.tasks.digits import is_refusal
 from spanwise.tasks.embedded import stated_confidences
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/engines/verl/cpu"))

@@ -11,7 +11,8 @@ from rich.console import Console
 from spanwise import Batch, Vocabulary, credit_batch, read
 from spanwise.commands.train.train import train, trainer_config
 from spanwise.recipe import load, scheme_of
-from spanwise.tasks import DIGITS_LAYOUT, TWICE_LAYOUT, Task
+from spanwise.tasks import DIGITS_LAYOUT, Task
+from spanwise.tasks.digits import TWICE_LAYOUT
 from spanwise.tasks.embedded import build_invoice_tokenizer
 from spanwise.tasks.hub import LAYOUTS, find_unasked
 from spanwise.tasks.invoices import INVOICES_LAYOUT

@@ -100,7 +100,7 @@ def tag_level(pieces: list[str]) -> PreTrainedTokenizerFast:
 
 def last_token_model(logits_fv):
     """A transformer of no layers that looks at the last token only, by its row of logits, and the tokenizer of the digits."""
-    from spanwise.tasks import build_tokenizer
+    from spanwise.tasks.embedded import build_tokenizer
 
     tokenizer = build_tokenizer()
     size, width = len(logits_fv), 64

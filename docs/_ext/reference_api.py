@@ -176,8 +176,8 @@ def _constant(name: str, thing: Any) -> str:
 def said_of(name: str) -> str:
     """The comment above a constant (`#: ...`), where it is defined.
 
-    >>> said_of("spanwise.tasks.LONG_LAYOUT")
-    'The one block of a completion of a long digit chain.'
+    >>> said_of("spanwise.tasks.DIGITS_LAYOUT")
+    'The two blocks of a completion of the digit chain.'
     """
     room, _, short = name.rpartition(".")
     module = _origin(room, short)

@@ -16,7 +16,7 @@ import trl_small
 from border.case import check, command
 from spanwise.engines.trl import SpanGRPOTrainer
 from spanwise.scheme import Scheme
-from spanwise.tasks import build_model, build_tokenizer
+from spanwise.tasks.embedded import build_model, build_tokenizer
 
 pytestmark = trl_small.THIRD_PARTY
 

@@ -18,7 +18,8 @@ from spanwise.measure import mean_interval
 from spanwise.recipe import load, resolved, scheme_of
 from spanwise.report import train_report
 from spanwise.rollouts.folder import metrics_until, sole_writer
-from spanwise.tasks import DIGITS_LAYOUT, build_model, build_tokenizer
+from spanwise.tasks import DIGITS_LAYOUT
+from spanwise.tasks.embedded import build_model, build_tokenizer
 from tokenizers_small import byte_model
 
 

@@ -15,7 +15,7 @@ from spanwise.commands.shared.samples import read_samples
 from spanwise.commands.train.train import train
 from spanwise.errors import DataError
 from spanwise.recipe import load
-from spanwise.tasks import build_model, build_tokenizer
+from spanwise.tasks.embedded import build_model, build_tokenizer
 
 pytestmark = trl_small.THIRD_PARTY
 

@@ -8,7 +8,7 @@ import torch
 from chain_agent import Episode
 from play_turns import play
 from spanwise.engines.sample import continue_ids, prompt_ids, sample
-from spanwise.tasks import build_model, build_tokenizer
+from spanwise.tasks.embedded import build_model, build_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from spanwise.errors import DataError, RecipeError
 from spanwise.fidelity.rerolls import FirstBlocks, own_critic, own_critic_folder, values
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.critic.critic import ValueModel
-from spanwise.tasks import build_model, build_tokenizer
+from spanwise.tasks.embedded import build_model, build_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,8 @@ from spanwise.layout import Layout
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.critic.critic import ValueModel
 from spanwise.recipe import load
-from spanwise.tasks import DIGITS_LAYOUT, Task, build_tokenizer
+from spanwise.tasks import DIGITS_LAYOUT, Task
+from spanwise.tasks.embedded import build_tokenizer
 from tokenizers_small import last_token_model
 
 TABLE = {

@@ -10,7 +10,7 @@ from spanwise.modes.laser.config import Laser
 from spanwise.modes.laser.logps import Appended, ended, measured, reserved_id
 from spanwise.modes.parts import token_logp, with_token
 from spanwise.modes.sequences import cut_off, sampled_end, sequences
-from spanwise.tasks import build_tokenizer
+from spanwise.tasks.embedded import build_tokenizer
 
 NAN = float("nan")
 

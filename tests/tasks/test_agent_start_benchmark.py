@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from chain_agent import Chain, Episode
-from spanwise.tasks import build_model, build_tokenizer
+from spanwise.tasks.embedded import build_model, build_tokenizer
 from spanwise.tasks.warm_start import _folder_name, shortened
 
 torch.set_num_threads(1)

@@ -12,7 +12,7 @@ from field_kinds import Chain
 from spanwise.batch import Batch
 from spanwise.pipeline import advantages, credit_batch, read
 from spanwise.segment import Vocabulary
-from spanwise.tasks import build_fields_tokenizer, build_model
+from spanwise.tasks.embedded import build_fields_tokenizer, build_model
 
 GOLD = '{"a": 3, "b": 1, "c": 2}'
 # Right in all; wrong in b; wrong in a; wrong in a and without c.

@@ -9,8 +9,8 @@ import torch
 from digits_small import by_hand
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spanwise.tasks import build_model, build_tokenizer, is_refusal
-from spanwise.tasks.digits import DIGITS, NOISE, Problems, TraceNoise, noisy_traces, success_probability
+from spanwise.tasks.digits import DIGITS, NOISE, Problems, TraceNoise, is_refusal, noisy_traces, success_probability
+from spanwise.tasks.embedded import build_model, build_tokenizer
 
 torch.set_num_threads(1)
 COMPLETION = re.compile(
@@ -136,7 +136,8 @@ def test_model_depends_on_the_seed_alone() -> None:
     same, other = build_model(tokenizer, 0), build_model(tokenizer, 1)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), same.parameters(), strict=True))
     assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
-    assert 0.4e6 <= first.num_parameters() <= 0.45e6
+    assert first.num_parameters() == 403_712
+    assert build_model(tokenizer, 0, layers=3, positions=256).num_parameters() == 601_600
 
 
 def test_refusal_is_an_answer_that_is_no_digit() -> None:

@@ -10,9 +10,19 @@ import yaml
 from spanwise.errors import RecipeError
 from spanwise.recipe import load
 from spanwise.segment import Vocabulary, find_blocks
-from spanwise.tasks import LONG_LAYOUT, build_tokenizer, is_refusal
-from spanwise.tasks.digits import LONG, LONG_NOISE, LONG_POSITIONS, LONGEST, LongNoise, LongProblems, long_traces, tables
-from spanwise.tasks.embedded import STARTS
+from spanwise.tasks.digits import (
+    LONG,
+    LONG_LAYOUT,
+    LONG_NOISE,
+    LONG_POSITIONS,
+    LONGEST,
+    LongNoise,
+    LongProblems,
+    is_refusal,
+    long_traces,
+    tables,
+)
+from spanwise.tasks.embedded import STARTS, build_tokenizer
 from spanwise.tasks.warm_start import WarmStartSettings, _folder_name
 
 torch.set_num_threads(1)

@@ -10,9 +10,8 @@ import torch
 from digits_small import by_hand
 
 from spanwise.segment import Vocabulary, find_blocks
-from spanwise.tasks import TWICE_LAYOUT, build_tokenizer, is_refusal
-from spanwise.tasks.digits import DIGITS, TWICE_NOISE, Problems, TwiceNoise, twice_traces
-from spanwise.tasks.embedded import STARTS
+from spanwise.tasks.digits import DIGITS, TWICE_LAYOUT, TWICE_NOISE, Problems, TwiceNoise, is_refusal, twice_traces
+from spanwise.tasks.embedded import STARTS, build_tokenizer
 
 torch.set_num_threads(1)
 TRACE = re.compile(r"<answer>(\d|\?)</answer><reasoning>(\d{0,6})</reasoning><answer>(\d|\?)</answer>")

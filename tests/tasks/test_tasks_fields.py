@@ -13,8 +13,8 @@ from field_kinds import Chain, Total
 
 from spanwise.errors import DataError, RecipeError
 from spanwise.recipe import load, resolved, scheme_of
-from spanwise.tasks import build_fields_tokenizer, digits_task, task_layout
-from spanwise.tasks.embedded import embedded
+from spanwise.tasks import digits_task, task_layout
+from spanwise.tasks.embedded import build_fields_tokenizer, embedded
 from spanwise.tasks.fields import FIELDS_NOISE, FieldProblems, Fields, FieldsNoise
 from spanwise.tasks.warm_start import _folder_name, shortened
 

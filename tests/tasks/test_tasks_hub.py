@@ -11,7 +11,8 @@ from plain_files import save
 from spanwise.errors import DataError, RecipeError
 from spanwise.layout import Layout
 from spanwise.segment import SEGMENTERS
-from spanwise.tasks import build_model, build_tokenizer, load_task
+from spanwise.tasks import load_task
+from spanwise.tasks.embedded import build_model, build_tokenizer
 
 ROWS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "note": "x"} for n in range(10)]
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"

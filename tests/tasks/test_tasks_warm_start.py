@@ -14,22 +14,10 @@ from field_kinds import Chain, Total
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spanwise.errors import DataError
-from spanwise.tasks import (
-    DIGITS_LAYOUT,
-    LONG_LAYOUT,
-    TWICE_LAYOUT,
-    Fields,
-    Phase,
-    WarmStartSettings,
-    build_model,
-    build_tokenizer,
-    default_cache_folder,
-    digits_task,
-    warm_start,
-)  # fmt: skip
-from spanwise.tasks.digits import DIGITS, LONG, LONG_POSITIONS, LONGEST
-from spanwise.tasks.embedded import STARTS, embedded
-from spanwise.tasks.warm_start import _train, shortened
+from spanwise.tasks import DIGITS_LAYOUT, Fields, Phase, WarmStartSettings, digits_task, warm_start
+from spanwise.tasks.digits import DIGITS, LONG, LONG_LAYOUT, LONG_POSITIONS, LONGEST, TWICE_LAYOUT
+from spanwise.tasks.embedded import STARTS, build_model, build_tokenizer, embedded
+from spanwise.tasks.warm_start import _train, default_cache_folder, shortened
 
 TINY = WarmStartSettings(easy=Phase(3, 3e-3, 0.03), hard=Phase(2, 2e-3, 0.02), batch=8, warm_up=1)
 

@@ -2,11 +2,11 @@
 
 from spanwise.layout import Layout
 from spanwise.recipe import SCRIPT, Recipe
-from spanwise.tasks.digits import DIGITS_LAYOUT, LONG_LAYOUT, TWICE_LAYOUT, is_refusal
-from spanwise.tasks.embedded import Start, Task, build_fields_tokenizer, build_model, build_tokenizer, embedded
+from spanwise.tasks.digits import DIGITS_LAYOUT
+from spanwise.tasks.embedded import Start, Task, embedded
 from spanwise.tasks.fields import Fields
 from spanwise.tasks.hub import LAYOUTS, load_task
-from spanwise.tasks.warm_start import Phase, WarmStartSettings, default_cache_folder, digits_task, warm_start
+from spanwise.tasks.warm_start import Phase, WarmStartSettings, digits_task, warm_start
 
 
 def task_start(recipe: Recipe) -> Start | Fields | None:
@@ -39,7 +39,6 @@ def task_shape(recipe: Recipe) -> tuple[Layout, int]:
 
 
 __all__ = [
-    "DIGITS_LAYOUT", "LONG_LAYOUT", "TWICE_LAYOUT", "Fields", "Phase", "Start", "Task", "WarmStartSettings",
-    "build_fields_tokenizer", "build_model", "build_tokenizer", "default_cache_folder", "digits_task", "is_refusal", "load_task",
-    "task_layout", "warm_start",
+    "DIGITS_LAYOUT", "Fields", "Phase", "Start", "Task", "WarmStartSettings", "digits_task", "load_task", "task_layout",
+    "warm_start",
 ]  # fmt: skip

@@ -187,14 +187,7 @@ def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Genera
 
 
 def is_refusal(text: BlockText) -> bool:
-    """Return whether a completion refuses to answer: its first block has no answer, or none that is a single digit.
-
-    Example:
-        >>> is_refusal({"solution": {"reasoning": "", "answer": "?"}, "confidence": None})
-        True
-        >>> is_refusal({"solution": {"reasoning": "3", "answer": "3"}, "confidence": None})
-        False
-    """
+    """Return whether a completion refuses to answer: its first block has no answer, or none that is a single digit."""
     answer_text = (next(iter(text.values()), None) or {}).get("answer") or ""
     return not (len(answer_text) == 1 and answer_text in "0123456789")
 

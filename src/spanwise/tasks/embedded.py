@@ -32,17 +32,7 @@ _EMBEDDING_STD = 0.5
 
 
 def build_tokenizer() -> Any:
-    """Build the tokenizer of the digit chain: one token per tag, per operator with operand, and per other character.
-
-    It adds no special tokens by itself, pads on the left, and decodes what it encoded to the same text.
-
-    Example:
-        >>> tokenizer = build_tokenizer()
-        >>> tokenizer.tokenize("7+3*4____=<answer>0</answer>")
-        ['7', '+3', '*4', '_', '_', '_', '_', '=', '<answer>', '0', '</answer>']
-        >>> len(tokenizer), tokenizer.pad_token, tokenizer.eos_token
-        (61, '<pad>', '<eos>')
-    """
+    """Build the tokenizer of the digit chain: one token per tag, per operator with operand, and per other character."""
     tag_marks = [mark for tag in digits.DIGITS_LAYOUT.tags for mark in (f"<{tag}>", f"</{tag}>")]
     step_words = [f"{operator}{operand}" for operator in digits.OPERATORS for operand in range(1, 10)]
     vocabulary_words = [*tag_marks, *"0123456789", digits.FILLER, "=", ".", "?", *step_words]
@@ -50,25 +40,12 @@ def build_tokenizer() -> Any:
 
 
 def build_fields_tokenizer() -> Any:
-    """Build the tokenizer of the task `fields`: one token per JSON key with punctuation, per digit and per brace.
-
-    Example:
-        >>> tokenizer = build_fields_tokenizer()
-        >>> tokenizer.tokenize('3_8_={"a": 1, "total": 6}')[4:]
-        ['=', '{"a": ', '1', ', "total": ', '6', '}']
-        >>> len(tokenizer)
-        33
-    """
+    """Build the tokenizer of the task `fields`: one token per JSON key with punctuation, per digit and per brace."""
     return word_tokenizer([*"0123456789", digits.FILLER, "=", *field_words()], r"""\{"a": |, "[a-z]+": |.""")
 
 
 def build_invoice_tokenizer() -> Any:
-    """Build the tokenizer of the invoice letters: some 450 pieces of words, and a token for each digit, each key and null.
-
-    Example:
-        >>> build_invoice_tokenizer().tokenize('blue lamp: 3 at 12')[-5:]
-        ['3', ' ', 'at ', '1', '2']
-    """
+    """Build the tokenizer of the invoice letters: some 450 pieces of words, and a token for each digit, each key and null."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     letter_problems = invoices.INVOICES.training(3_000, rng=np.random.default_rng(0))
@@ -131,21 +108,6 @@ def build_model(tokenizer: Any, seed: int, *, layers: int = 2, positions: int = 
     """Build a Llama with random weights from a seed; torch's global random state stays as it was.
 
     Positions are rotary: prompts have one length, so step i always stands the same distance before the digit it leads to.
-
-    Args:
-        tokenizer: of the embedded tasks.
-        seed: of the weights.
-        layers: two are enough for short chains.
-        positions: room for prompt and completion.
-        width: of the residual stream, a multiple of 16.
-        heads: of attention; each has an even share of the width.
-
-    Example:
-        >>> model = build_model(build_tokenizer(), 0)
-        >>> type(model).__name__, model.num_parameters()
-        ('LlamaForCausalLM', 403712)
-        >>> build_model(build_tokenizer(), 0, layers=3, positions=256).num_parameters()
-        601600
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 

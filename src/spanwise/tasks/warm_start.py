@@ -123,7 +123,7 @@ def warm_start(
             and solves about half; "invoices" reads letters into JSON, with about 30 % of nine fields right.
             `Fields` write a JSON object, see `fields`; every kind and number of fields has a start of its own.
         seed: of the weights and the traces.
-        cache_folder: where to keep it; None: see `default_cache_folder`, or where the package brings this start.
+        cache_folder: where to keep it; None: `$SPANWISE_CACHE`, else the cache of the user, or where the package brings this start.
         progress: called as `progress(step, total, loss)` after every step that is really made.
         settings: None for the defaults.
         device: where to train. The cache does not tell devices apart: their weights differ by rounding alone.
@@ -285,14 +285,7 @@ def _folder_name(course: Course, index: int, seed: int, settings: WarmStartSetti
 
 
 def default_cache_folder() -> Path:
-    """Return the folder of cached warm starts: `$SPANWISE_CACHE`, else `$XDG_CACHE_HOME/spanwise`, else `~/.cache/spanwise`.
-
-    Example:
-        >>> from unittest import mock
-        >>> with mock.patch.dict("os.environ", {"SPANWISE_CACHE": "/data/warm"}):
-        ...     default_cache_folder().as_posix()
-        '/data/warm'
-    """
+    """Return the folder of cached warm starts: `$SPANWISE_CACHE`, else `$XDG_CACHE_HOME/spanwise`, else `~/.cache/spanwise`."""
     if folder := os.environ.get("SPANWISE_CACHE"):
         return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "spanwise"

@@ -25,7 +25,8 @@ from spanwise.recipe import load
 from spanwise.rollouts.folder import RunFolder
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary, find_blocks
-from spanwise.tasks import DIGITS_LAYOUT, Task, build_model, build_tokenizer
+from spanwise.tasks import DIGITS_LAYOUT, Task
+from spanwise.tasks.embedded import build_model, build_tokenizer
 from tokenizers_small import last_token_model
 
 PROMPTS = ["7+3*4____=", "2-5="]

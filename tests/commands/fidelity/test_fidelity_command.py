@@ -13,7 +13,8 @@ from spanwise.fidelity import measure_fidelity
 from spanwise.fidelity import rerolls as room
 from spanwise.fidelity.fixed_point import fixed_point_rows
 from spanwise.fidelity.rerolls import Roller
-from spanwise.tasks import DIGITS_LAYOUT, Task, build_model, build_tokenizer
+from spanwise.tasks import DIGITS_LAYOUT, Task
+from spanwise.tasks.embedded import build_model, build_tokenizer
 
 
 @pytest.fixture(scope="module")

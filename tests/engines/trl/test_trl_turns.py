@@ -10,7 +10,7 @@ import trl_small as small
 from chain_agent import AGENT_LAYOUT, Episode
 from play_turns import conversations
 from spanwise.errors import AlignmentError, DataError
-from spanwise.tasks import build_model, build_tokenizer
+from spanwise.tasks.embedded import build_model, build_tokenizer
 from trl_turns_small import SCHEMES, TALKS, gradient, scripted, talks_of, trainer
 
 pytestmark = small.THIRD_PARTY

@@ -20,7 +20,8 @@ from spanwise.recipe import Recipe, scheme_of
 from spanwise.score import score_all
 from spanwise.score.fields import gold_there
 from spanwise.score.reward import Columns, Texts
-from spanwise.tasks import Task, is_refusal
+from spanwise.tasks import Task
+from spanwise.tasks.digits import is_refusal
 from spanwise.tasks.embedded import stated_confidences
 from spanwise.types import Status
 
