@@ -19,7 +19,8 @@ from torch import Tensor
 
 from spanwise.credit import advantage
 from spanwise.errors import RecipeError
-from spanwise.fidelity import ScoreName, proper_score
+from spanwise.fidelity import proper_score
+from spanwise.fidelity.baselines import ScoreName
 from spanwise.objective import BaselineName
 
 _FEWEST = 100

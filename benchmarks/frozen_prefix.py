@@ -23,7 +23,8 @@ from spanwise.commands.shared.task import load_model
 from spanwise.credit import advantage
 from spanwise.credit.registry import WORST_SCORE
 from spanwise.engines.sample import continue_ids, prompt_ids, sample
-from spanwise.fidelity import ScoreName, proper_score
+from spanwise.fidelity import proper_score
+from spanwise.fidelity.baselines import ScoreName
 from spanwise.measure import auroc, compare_arms, ece
 from spanwise.objective import Objective
 from spanwise.score import score_all

@@ -22,7 +22,7 @@ from spanwise.recipe import load, scheme_of
 from spanwise.score import OUTCOMES, REWARDS
 from spanwise.segment import SEGMENTERS
 from spanwise.tasks.digits import DIGITS_LAYOUT
-from spanwise.testing import BY_KIND
+from spanwise.testing.estimators import BY_KIND
 
 HOWTO = DOCS / "howto"
 RUN_HERE = [page for page in PAGES if page.parent.name != "tutorials"]  # those are run by test_tutorials, outputs and all

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spanwise.errors import RecipeError
-from spanwise.objective import Objective, function_name, hidden_names
+from spanwise.objective import Objective, families, function_name, hidden_names
 
 
 def solved(text, *, columns):
@@ -97,3 +97,8 @@ def test_what_a_field_cannot_mean_is_refused_with_what_to_write(unchecked_shapes
 
 def test_the_places_of_hidden_secrets():
     assert hidden_names({"objectives": [{"options": {"api_key": "<hidden>"}}]}) == ["objectives.0.options.api_key"]
+
+
+def test_more_than_three_parts_of_a_reward_are_one_family():
+    names = ["equals.a", "equals.b", "equals.c", "equals.d", "form", "near.a", "near.b", "near.c"]
+    assert families(names) == {"equals (4 parts)": names[:4], **{name: [name] for name in names[4:]}}

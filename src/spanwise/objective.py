@@ -244,11 +244,7 @@ def is_number(value: Any) -> bool:
 
 
 def families(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group objectives named `<reward>.<part>` by reward if it has more than three parts; other names are groups of their own.
-
-    >>> families(["equals.a", "equals.b", "equals.c", "equals.d", "form"])
-    {'equals (4 parts)': ['equals.a', 'equals.b', 'equals.c', 'equals.d'], 'form': ['form']}
-    """
+    """Group objectives named `<reward>.<part>` by reward if it has more than three parts; other names are groups of their own."""
     all_names, names_by_family = list(names), dict[str, list[str]]()
     part_counts = Counter(name.partition(".")[0] for name in all_names if "." in name)
     for name in all_names:

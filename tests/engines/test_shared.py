@@ -8,7 +8,7 @@ import yaml
 
 from spanwise import Laser, Layout, Objective, Scheme
 from spanwise.engines.changes import changes as changed_settings
-from spanwise.engines.shared import RULE, RunRecord, reward_means
+from spanwise.engines.shared import RULE, RunRecord, columns_of, reward_means
 from spanwise.errors import DataError
 
 LAYOUT = Layout({"part[*]": ["part"], "answer": ["answer"]})
@@ -66,3 +66,8 @@ def test_settings_that_changed():
 def test_the_mean_of_a_reward_leaves_absent_numbers_out():
     means = reward_means(torch.tensor([[1.0, -0.5], [0.0, torch.nan]]), ("correct", "brier"))
     assert means == {"rewards/correct/mean": 0.5, "rewards/brier/mean": -0.5}
+
+
+def test_rows_become_columns_with_dotted_names():
+    columns = columns_of([{"gold": {"answer": "4"}}, {"level": 2}])
+    assert columns == {"gold.answer": ["4", None], "level": [None, 2]}

@@ -10,7 +10,8 @@ from helpers import NAN
 from measure_small import rolled
 from oracles import slow_fidelity
 from spanwise.errors import AlignmentError, DataError, RecipeError
-from spanwise.fidelity import BASELINES, FIGURES, Fidelity, Rerolls, measure_fidelity
+from spanwise.fidelity import FIGURES, Fidelity, Rerolls, measure_fidelity
+from spanwise.fidelity.baselines import BASELINES
 
 
 def brier(q, c):

@@ -10,8 +10,8 @@ import torch
 from helpers import NAN
 from oracles import slow_token_fidelity
 from spanwise.errors import AlignmentError, DataError, RecipeError
-from spanwise.fidelity import TOKEN_ESTIMATORS, SaeSegments, Trajectories, token_fidelity
-from spanwise.fidelity.tokens import TOKEN_FIGURES, VALUES
+from spanwise.fidelity import SaeSegments, Trajectories, token_fidelity
+from spanwise.fidelity.tokens import TOKEN_ESTIMATORS, TOKEN_FIGURES, VALUES
 
 
 def drawn(n, t, *, seed=0, prompts=5):

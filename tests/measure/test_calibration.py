@@ -25,6 +25,7 @@ from spanwise.measure import (
     weighted_mean,
     wilson,
 )
+from spanwise.measure.calibration import weighted_gaps
 
 REPORTS = st.lists(st.tuples(st.integers(0, 100), st.booleans()), min_size=1, max_size=40)
 BINNINGS = st.sampled_from([{}, {"bins": 4}, {"bins": 15}, {"bins": 1}])
@@ -192,3 +193,8 @@ def test_reliability_intervals_are_wilsons():
     trials = 0.25 / (6 / 5 * sum(e**2 for e in excess) / 12**2)
     assert trials == pytest.approx(7.5)
     assert half["accuracy_low"] == pytest.approx(wilson(7.5 / 2, 7.5)[0])
+
+
+def test_a_gap_is_positive_if_answers_are_right_more_often_than_stated():
+    q, c = torch.tensor([0.75, 0.75, 0.25, 1.0]), torch.tensor([1.0, 0.0, 0.0, 1.0])  # bins [0, .5), [.5, 1), 1
+    assert weighted_gaps(q, c, torch.ones(1, 4), bins=2).tolist() == [[-0.0625, -0.125, 0]]

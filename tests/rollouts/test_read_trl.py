@@ -8,12 +8,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from transformers import Trainer
 from trl import GRPOTrainer
 
 from rollout_files import texts
 from spanwise.rollouts import read_rollouts
+from spanwise.rollouts.readers.plain import _is_trl
 
 TALK = ["so", "4", "é", "日本", "\u2028", "🙂", "<answer>4</answer>", '"q"', "{}", "a,b"]
 
@@ -101,3 +103,9 @@ def test_what_trl_logs_is_what_is_read(seed, tmp_path, monkeypatch):
             assert table.rewards[name].value_n.tolist() == pytest.approx(own[name].tolist(), nan_ok=True)
     assert table.as_recorded.value.tolist() == pytest.approx(own["advantage"].tolist())
     assert table.columns["level"] == own["level"].tolist()
+
+
+def test_a_table_with_groups_is_not_trls():
+    trl_columns = {"step": pa.int64(), "prompt": pa.string(), "completion": pa.string()}
+    kinds = (trl_columns, {**trl_columns, "group_id": pa.int64()}, {"prompt": pa.string()})
+    assert [_is_trl(pa.schema(columns)) for columns in kinds] == [True, False, False]

@@ -133,3 +133,8 @@ def test_a_file_says_its_version_and_one_made_by_hand_needs_none(tmp_path):
 def test_other_versions_are_refused(metadata, columns, names, tmp_path):
     with pytest.raises(DataError, match=names):
         read_rollouts(hand_made(tmp_path / "a.parquet", metadata, **columns))
+
+
+def test_columns_of_tokens_come_in_order():
+    names = ["values/correct", "logprobs", "values/brier", "prompt"]
+    assert schema.token_columns(names) == ["values/correct", "values/brier", "logprobs"]

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 
 from spanwise.rollouts import read_rollouts, rollout_table, write_rollouts
-from spanwise.rollouts.table import gather
+from spanwise.rollouts.rows import credited_units
+from spanwise.rollouts.table import fitting_runs, gather
 
 LENGTHS = (3, 0, 2, 4)
 
@@ -44,3 +46,14 @@ def test_some_rows_side_by_side_are_padded(first, last, tmp_path):
         assert places.tolist() == [[*row, *[-1] * (width - len(row))] for row in spoken]
         logp_nt = gather(places, whole.token_values["logprobs"], 9.0)
         assert logp_nt.tolist() == [[*(-n / 8 for n in row), *[9.0] * (width - len(row))] for row in spoken]
+
+
+def test_runs_of_rows_fit_a_size_and_a_longer_row_is_its_own():
+    assert list(fitting_runs(np.array([3, 1, 4]), 6)) == [(0, 2), (2, 3)]
+    assert list(fitting_runs(np.array([4, 1, 9]), 6)) == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_credit_that_all_blocks_share_is_that_of_the_completion():
+    credit = {"a": torch.tensor([0.5, torch.nan]), "b": torch.tensor([0.5, -0.5])}
+    assert credited_units(credit, "completion")["completion"].tolist() == [0.5, -0.5]
+    assert list(credited_units(credit, "block")) == ["a", "b"]

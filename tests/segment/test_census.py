@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spanwise import Layout
 from spanwise.segment import census
+from spanwise.segment.census import census_of
 
 PIECES = ["<plan>", "</plan>", "<code>", "<answer>", "</answer>", "text", "<", "< plan>", "<b", "5 <answer"]
 
@@ -54,3 +56,9 @@ def test_a_tag_of_any_length_is_named_in_few_characters():
     assert census(["<" + "b" * 100_000 + ">"], ["a"]).sentence == (
         f"<a> is in 0 of 1 completions; they do contain <{'b' * 40}> (1)."
     )
+
+
+def test_each_segmenter_of_a_layout_is_counted():
+    layout = Layout({"why": "why", "price": "json:price"})
+    sentences = [count.sentence for count in census_of(layout, ["<why>so</why>{}"] * 2)]
+    assert sentences == ["", "'price' is in 0 of 2 completions; json finds nothing in them."]

@@ -19,7 +19,6 @@ from spanwise.layout import Layout
 from spanwise.registry import register
 from spanwise.segment import find_blocks
 from spanwise.testing import (
-    BY_KIND,
     ConformanceError,
     check_estimator,
     check_reward,
@@ -29,6 +28,7 @@ from spanwise.testing import (
     token_rows,
 )
 from spanwise.testing.batches import batches_of, read_inputs, rearranged
+from spanwise.testing.estimators import BY_KIND
 
 for module in pkgutil.iter_modules(credit.__path__):  # every file of the room, exported or not
     importlib.import_module(f"spanwise.credit.{module.name}")

@@ -95,11 +95,7 @@ def model_size(path: str | None) -> int | None:
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]], *, flat: bool = True) -> dict[str, list[Any]]:
-    """Turn rows into columns, with None for missing values; if `flat`, nested mappings become columns with dotted names.
-
-    >>> columns_of([{"gold": {"answer": "4"}}, {"level": 2}])
-    {'gold.answer': ['4', None], 'level': [None, 2]}
-    """
+    """Turn rows into columns, with None for missing values; if `flat`, nested mappings become columns with dotted names."""
     rows = [_flat(row) for row in rows] if flat else rows
     return {name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)}
 

@@ -30,12 +30,7 @@ _CANARY = f"Use unsloth 2026.10.9, or {_INSTEAD}."
 
 
 def packed(value_bt: Shaped[Tensor, "b t"], inputs: Mapping[str, Any], *, pad_id: int) -> Shaped[Tensor, "b u"]:
-    """Move the numbers of completion tokens to the columns that these tokens have in Unsloth's loss.
-
-    >>> inputs = {"prompt_ids": torch.tensor([[0, 5], [6, 7]]), "completion_ids": torch.tensor([[8, 9], [8, 0]])}
-    >>> packed(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), inputs, pad_id=0).tolist()
-    [[1.0, 2.0, 0.0], [0.0, 3.0, 0.0]]
-    """
+    """Move the numbers of completion tokens to the columns that these tokens have in Unsloth's loss."""
     if any(inputs.get(name) is not None for name in ("pixel_values", "pixel_values_videos")):
         return value_bt  # with images, Unsloth leaves padding and columns as they are
     prompt_ids_bp = inputs["prompt_ids"]

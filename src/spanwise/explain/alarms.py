@@ -141,16 +141,7 @@ def _longest_run(batches: Sequence[Mapping[str, Any]], key: str, name: str, alar
 
 
 def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
-    r"""Return a warning for each problem that training batches show: in several batches in a row, on average, or at the end.
-
-    Args:
-        batches: the lines of `metrics.jsonl` of training batches.
-
-    Example:
-        >>> print(*batch_alarms([{"credit/no_signal": 1.0, "credit/brier/reward_absent": 1.0}] * 2), sep="\n")
-        In 100 % of the training batches nothing was learned: no completion differed from what it is compared with.
-        No completion of any training batch has the reward 'brier'.
-    """
+    """Return a warning for each problem that training batches show: in several batches in a row, on average, or at the end."""
     sentence_of_key = habits(batches)
     for key, name, alarm in _find_watched(batches, "overall"):
         metric_values = values_of(batches, key)
@@ -160,21 +151,9 @@ def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[str, str]:
-    """Return a warning for each problem that the last training batches of a run show.
+    """Return a warning for each metric that is wrong over the last batches with a value: a quarter of them, at most `last`.
 
-    Args:
-        batches: the lines of `metrics.jsonl` of training batches.
-        last: the mean over the last quarter of those with a value counts, at most so many.
-
-    Returns:
-        metric -> what is wrong.
-
-    Edge cases:
-        A metric that no batch has a value of (NaN, None) is wrong if its alarm says so.
-
-    Example:
-        >>> end_alarms([{"critic/explained_variance": value} for value in (0.9, 0.5, -1.5)])["critic/explained_variance"]
-        'The critic knows nothing: its explained variance is -1.50 at the end (mean of the last batch).'
+    A metric that no batch has a value of (NaN, None) is wrong if its alarm says so.
     """
     sentence_of_key = {}
     for key, name, alarm in _find_watched(batches, "at_end"):

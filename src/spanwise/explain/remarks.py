@@ -15,7 +15,7 @@ from spanwise.objective import Objective
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 from spanwise.score import REWARDS
-from spanwise.segment import census_of
+from spanwise.segment.census import census_of
 from spanwise.types import Fault, Status, whole_text
 
 #: The text that explains how the tokens of a block share its credit, and what GRPO calls an advantage.

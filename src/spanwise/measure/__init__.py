@@ -10,14 +10,14 @@ try:
 except ModuleNotFoundError as error:  # SciPy is an optional dependency
     raise lacking("spanwise.measure", error) from error
 
-from spanwise.measure.calibration import auroc, ece, reliability, weighted_auroc, weighted_ece, weighted_gaps
+from spanwise.measure.calibration import auroc, ece, reliability, weighted_auroc, weighted_ece
 from spanwise.measure.compare import ArmComparison, Difference, compare_arms
 from spanwise.measure.evaluation import Reports, ece_difference, ece_interval, figure_intervals, figures
-from spanwise.measure.intervals import Interval, Prompts, Weighted, bootstrap, mean_interval, weighted_mean, wilson
+from spanwise.measure.intervals import Interval, Prompts, bootstrap, mean_interval, weighted_mean, wilson
 from spanwise.measure.voting import Curve, curve_difference, voting
 
 __all__ = [
-    "ArmComparison", "Curve", "Difference", "Interval", "Prompts", "Reports", "Weighted", "auroc", "bootstrap",
-    "compare_arms", "curve_difference", "ece", "ece_difference", "ece_interval", "figure_intervals", "figures",
-    "mean_interval", "reliability", "voting", "weighted_auroc", "weighted_ece", "weighted_gaps", "weighted_mean", "wilson",
+    "ArmComparison", "Curve", "Difference", "Interval", "Prompts", "Reports", "auroc", "bootstrap", "compare_arms",
+    "curve_difference", "ece", "ece_difference", "ece_interval", "figure_intervals", "figures", "mean_interval",
+    "reliability", "voting", "weighted_auroc", "weighted_ece", "weighted_mean", "wilson",
 ]  # fmt: skip

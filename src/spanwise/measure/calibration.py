@@ -118,12 +118,7 @@ def weighted_ece(
 def weighted_gaps(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"], *, bins: int = 10
 ) -> Float[Tensor, "r b"]:
-    """Return each confidence bin's signed contribution to the ECE: positive if answers are right more often than stated.
-
-    >>> q, c = torch.tensor([.75, .75, .25, 1.]), torch.tensor([1., 0., 0., 1.])
-    >>> weighted_gaps(q, c, torch.ones(1, 4, dtype=torch.float64), bins=2)  # [0, .5), [.5, 1), [1, 1.5)
-    tensor([[-0.0625, -0.1250,  0.0000]], dtype=torch.float64)
-    """
+    """Return each confidence bin's signed contribution to the ECE: positive if answers are right more often than stated."""
     stated_n, right_n = _check_reports(confidence_n, correct_n)
     weight_rn = weight_rn.double()
     in_bin_nb = torch.nn.functional.one_hot(bin_index(confidence_n, bins), bins + 1).double()

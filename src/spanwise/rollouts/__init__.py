@@ -8,16 +8,12 @@ except ModuleNotFoundError as error:  # pyarrow is an optional dependency
     raise lacking("spanwise.rollouts", error) from error
 
 from spanwise.rollouts.read import read_rollouts
-from spanwise.rollouts.readers.plain import FORMATS
 from spanwise.rollouts.rows import TokenRow
-from spanwise.rollouts.schema import CreditPart, Rollouts, rollout_table, write_rollouts
-from spanwise.rollouts.table import Ragged, RolloutTable
+from spanwise.rollouts.schema import Rollouts, rollout_table, write_rollouts
+from spanwise.rollouts.table import RolloutTable
 from spanwise.rollouts.traces import read_traces, write_traces
 
 __all__ = [
-    "FORMATS",
-    "CreditPart",
-    "Ragged",
     "RolloutTable",
     "Rollouts",
     "TokenRow",

@@ -111,11 +111,7 @@ def parse_chats(values: Iterable[Any]) -> list[Any]:
 
 
 def answer_text(value: Any) -> str | None:
-    """Return a gold answer as text: JSON for a list or an object, None for an empty cell.
-
-    >>> answer_text(4), answer_text({"city": "Rome"}), answer_text(float("nan")), answer_text("04")
-    ('4', '{"city": "Rome"}', None, '04')
-    """
+    """Return a gold answer as text: JSON for a list or an object, None for an empty cell."""
     if is_empty(value):
         return None
     if isinstance(value, (list, dict)):
@@ -138,11 +134,7 @@ def clean(text: str) -> str:
 
 
 def content_text(content: Any) -> str:
-    """Return the content of a chat message, which may be a string, a list of parts or None, as text.
-
-    >>> content_text([{"type": "text", "text": "Hi"}, {"type": "image"}])
-    'Hi'
-    """
+    """Return the content of a chat message, which may be a string, a list of parts or None, as text."""
     if isinstance(content, str):
         return clean(content)
     if isinstance(content, Mapping):
@@ -186,11 +178,7 @@ def prompt_text(prompt: Any) -> str:
 
 
 def prompt_fault(prompt: Any, *, template: bool) -> str | None:
-    """Return why a trainer cannot use a prompt and how to mend the prompt; None if the prompt is usable.
-
-    >>> prompt_fault([["user", "2+2"]], template=True)
-    "a prompt is a text, or a list of messages such as {'role': 'user', 'content': '...'}."
-    """
+    """Return why a trainer cannot use a prompt and how to mend the prompt; None if the prompt is usable."""
     if isinstance(prompt, str):
         return None if prompt.strip() else "a prompt must say something."
     prompt_messages = prompt if isinstance(prompt, list) and prompt else [None]
@@ -202,13 +190,7 @@ def prompt_fault(prompt: Any, *, template: bool) -> str | None:
 
 
 def split_chat(chat: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
-    """Split a chat after its last user message into prompt and completion; the completion is None if the model did nothing.
-
-    >>> roles = ("system", "user", "assistant", "user", "assistant", "tool", "assistant")
-    >>> prompt, completion = split_chat([{"role": role, "content": ""} for role in roles])
-    >>> len(prompt), [message["role"] for message in completion]
-    (4, ['assistant', 'tool', 'assistant'])
-    """
+    """Split a chat after its last user message into prompt and completion; the completion is None if the model did nothing."""
     question_index = max((n for n, message in enumerate(chat) if message["role"] == "user"), default=-1)
     reply_index = next((n for n, m in enumerate(chat) if m["role"] == "assistant" and n > question_index), None)
     return (chat, None) if reply_index is None else (chat[:reply_index], chat[reply_index:])
@@ -231,11 +213,7 @@ class FieldError(DataError):
 
 
 def whole_number(value: Any, key: str) -> int:
-    """Check that the value of a field is a whole number and return it as an int; None becomes 0.
-
-    >>> whole_number(None, "step"), whole_number(3.0, "step")
-    (0, 3)
-    """
+    """Check that the value of a field is a whole number and return it as an int; None becomes 0."""
     if value is None:
         return 0
     if isinstance(value, float) and value.is_integer():

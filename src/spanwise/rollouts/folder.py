@@ -41,11 +41,7 @@ _SPECIAL_TOKEN = re.compile(
 
 
 def hidden(value: Any, stand_in: str | None = HIDDEN, *, within: str = "") -> Any:
-    """Replace the secrets in a recipe, such as `hub_token` in `trainer`, by a stand-in; the stand-in None drops the setting.
-
-    >>> hidden({"trainer": {"hub_token": "hf_1", "pad_token": "<pad>"}, "laser": {"token": "<unk>"}})
-    {'trainer': {'hub_token': '<hidden>', 'pad_token': '<pad>'}, 'laser': {'token': '<unk>'}}
-    """
+    """Replace the secrets in a recipe, such as `hub_token` in `trainer`, by a stand-in; the stand-in None drops the setting."""
     if isinstance(value, Mapping):
         secret_names = {name for name, field in value.items() if within and field and _is_secret(str(name), field, within)}
         return {
@@ -128,9 +124,7 @@ def is_first_rank() -> bool:
 class RunFolder:
     """Writes the files of a run: `recipe.yaml`, `metrics.jsonl`, `rollouts/*.parquet`, `summary.json`, `model/`.
 
-    Args:
-        path: of the run; nothing is written before `begin`.
-        writes: the files and folders that this run writes there; nothing else is ever removed.
+    Nothing is written before `begin`. Only the files and folders in `writes` are ever removed.
     """
 
     def __init__(self, path: str | Path, *, writes: Sequence[str] = WRITES) -> None:

@@ -20,33 +20,14 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def array_entries(stream: BufferedReader, count: Callable[[int], None]) -> Iterator[Any]:
-    """Yield the entries of the JSON array in a stream, and call `count` with the number of bytes at each reading.
-
-    Raises:
-        ValueError: the text is not UTF-8 (or UTF-16, UTF-32), or not JSON; the message says why.
-
-    Example:
-        >>> from io import BytesIO
-        >>> list(array_entries(BufferedReader(BytesIO(b'[{"a": 1}, [2]]')), lambda size: None))
-        [{'a': 1}, [2]]
-    """
+    """Yield the entries of the JSON array in a stream; `count` gets the bytes of each reading, a ValueError says what is wrong."""
     text = _Text(stream, count)
     yield from text.entries()
     text.end()
 
 
 def member_entries(stream: BufferedReader, name: str, count: Callable[[int], None]) -> Iterator[Any]:
-    """Yield the entries of the array that a JSON object holds under a name; other members are skipped.
-
-    Raises:
-        ValueError: as in `array_entries`.
-
-    Example:
-        >>> from io import BytesIO
-        >>> stream = BufferedReader(BytesIO(b'{"version": 2, "samples": [{"id": 1}, {"id": 2}]}'))
-        >>> list(member_entries(stream, "samples", lambda size: None))
-        [{'id': 1}, {'id': 2}]
-    """
+    """Yield the entries of the array that a JSON object holds under a name; other members are skipped."""
     text = _Text(stream, count)
     text.require("{")
     while not text.skip("}"):

@@ -70,12 +70,7 @@ def read_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
 
 
 def credited_units(by_block: Mapping[str, Float[Tensor, " n"]], kind: str) -> dict[str, Float[Tensor, " n"]]:
-    """Return the credit by block, or once as `completion` if the method credits whole completions and all blocks agree.
-
-    >>> same = {"a": torch.tensor([0.5, torch.nan]), "b": torch.tensor([0.5, -0.5])}
-    >>> credited_units(same, "completion")["completion"].tolist(), list(credited_units(same, "block"))
-    ([0.5, -0.5], ['a', 'b'])
-    """
+    """Return the credit by block, or once as `completion` if the method credits whole completions and all blocks agree."""
     credit_of_block = {name: credit_n for name, credit_n in by_block.items() if name != schema.STOP}
     if kind != "completion" or not credit_of_block:
         return dict(by_block)

@@ -71,30 +71,18 @@ _VERSION_KEY, _TOKENIZER_KEY = b"spanwise.rollouts", b"spanwise.tokenizer"
 
 @dataclass(frozen=True)
 class CreditPart:
-    """The credit that one objective gives a completion: `weight * (worth - baseline) / divisor`, where worth is the reward.
+    """The credit that one objective gives a completion: `weight * (worth - baseline) / divisor`, where worth is the reward."""
 
-    Attributes:
-        objective: its name; several joined by " + " whose sum is compared.
-        worth: the reward, or what stands for one that was left out; None: there is none.
-        baseline, divisor: None where no such numbers gave the part.
-        weight: of the objective.
-        part: what it credits.
-        stratum: completions of one number were compared with the same rewards; -1: with none.
-        members: how many rewards its stratum has.
-        averaged: of how many of them the baseline is the mean: all, or all others; 0 where it is no plain mean, or nobody says.
-        reason: why the part is exactly 0, a `types.Zero` in lower case; "" where it is not, or nobody says.
-    """
-
-    objective: str
-    worth: float | None
-    baseline: float | None
+    objective: str  # its name; several joined by " + " whose sum is compared
+    worth: float | None  # the reward, or what stands for one that was left out; None: there is none
+    baseline: float | None  # None, as the divisor is, where no such numbers gave the part
     divisor: float | None
-    weight: float
-    part: float
-    stratum: int = -1
-    members: int = 0
-    averaged: int = 0
-    reason: str = ""
+    weight: float  # of the objective
+    part: float  # what it credits
+    stratum: int = -1  # completions of one number were compared with the same rewards; -1: with none
+    members: int = 0  # how many rewards its stratum has
+    averaged: int = 0  # of how many of them the baseline is the mean, all or all others; 0: it is no plain mean, or unknown
+    reason: str = ""  # why the part is exactly 0, a `types.Zero` in lower case; "" where it is not, or nobody says
 
 
 _ARROW_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "float | None": pa.float64()}
@@ -134,11 +122,7 @@ def value_columns(streams: Sequence[str]) -> list[str]:
 
 
 def token_columns(names: Iterable[str]) -> list[str]:
-    """Select the columns with one number per token: a critic's values first, log-probabilities last.
-
-    >>> token_columns(["values/correct", "logprobs", "values/brier", "prompt"])
-    ['values/correct', 'values/brier', 'logprobs']
-    """
+    """Select the columns with one number per token: a critic's values first, log-probabilities last."""
     column_names = [name for name in names if name in (VALUES, LOGP) or name.startswith(f"{VALUES}/")]
     return sorted(column_names, key=lambda name: (name == LOGP, name != VALUES))
 

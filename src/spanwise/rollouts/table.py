@@ -39,20 +39,10 @@ VERDICTS = ("acc", "accuracy", "accuracy_reward", "is_correct", "score", "reward
 
 @dataclass(frozen=True)
 class Ragged:
-    """Rows of different lengths, stored end to end.
+    """Rows of different lengths, stored end to end."""
 
-    Attributes:
-        values: what the rows hold, one after the other.
-        offsets: row n is values[offsets[n]:offsets[n + 1]]; one more than there are rows.
-
-    Example:
-        >>> rows = Ragged.of([[5, 6], [], [7]])
-        >>> rows.places(slice(0, 3)).tolist(), gather(rows.places([0, 2]), rows.values, -1).tolist()
-        ([[0, 1], [-1, -1], [2, -1]], [[5, 6], [7, -1]])
-    """
-
-    values: Shaped[np.ndarray, " v"]
-    offsets: Int[np.ndarray, " o"]
+    values: Shaped[np.ndarray, " v"]  # what the rows hold, one after the other
+    offsets: Int[np.ndarray, " o"]  # row n is values[offsets[n]:offsets[n + 1]]; one more than there are rows
 
     @staticmethod
     def of(rows: Sequence[Sequence[int]]) -> Ragged:
@@ -84,11 +74,7 @@ class Ragged:
 
 
 def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int]]:
-    """Split rows into chunks (start, end) whose padded tables have at most `size` entries; a longer row is its own chunk.
-
-    >>> list(fitting_runs(np.array([3, 1, 4]), 6))
-    [(0, 2), (2, 3)]
-    """
+    """Split rows into chunks (start, end) whose padded tables have at most `size` entries; a longer row is its own chunk."""
     chunk_start, longest_length = 0, 0
     for n, length in enumerate(lengths.tolist()):
         longest_length = max(longest_length, length)

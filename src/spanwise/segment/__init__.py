@@ -1,20 +1,18 @@
 """Token ids to spans: which block every sampled token belongs to, and the text of each block."""
 
 from spanwise.segment import channels, delimiters, json_fields, markdown, units  # noqa: F401 - each registers its own
-from spanwise.segment.census import Census, census, census_of
+from spanwise.segment.census import census
 from spanwise.segment.claims import SEGMENTERS, Claim, Found, Sample, Segmenter
 from spanwise.segment.place import find_blocks
 from spanwise.segment.vocabulary import Vocabulary
 
 __all__ = [
     "SEGMENTERS",
-    "Census",
     "Claim",
     "Found",
     "Sample",
     "Segmenter",
     "Vocabulary",
     "census",
-    "census_of",
     "find_blocks",
 ]

@@ -12,19 +12,12 @@ from spanwise.segment.claims import SEGMENTERS
 
 @dataclass(frozen=True)
 class Census:
-    """How many completions hold each tag, JSON field or channel that a layout asks for, and how many hold others.
+    """How many completions hold each tag, JSON field or channel that a layout asks for, and how many hold others."""
 
-    Attributes:
-        size: completions that were looked at.
-        wanted: mark of the layout -> completions that have it, in the layout's order.
-        others: any other mark that would find something -> completions, the most frequent first.
-        segmenter: whose marks these are.
-    """
-
-    size: int
-    wanted: Mapping[str, int]
-    others: Mapping[str, int]
-    segmenter: str = "tags"
+    size: int  # completions that were looked at
+    wanted: Mapping[str, int]  # mark of the layout -> completions that have it, in the layout's order
+    others: Mapping[str, int]  # any other mark that would find something -> completions, the most frequent first
+    segmenter: str = "tags"  # whose marks these are
 
     @property
     def lacking(self) -> tuple[str, ...]:
@@ -33,11 +26,7 @@ class Census:
 
     @property
     def sentence(self) -> str:
-        """Say which of the layout's marks are lacking, and which marks the completions hold instead; "" if none is lacking.
-
-        >>> census(["<plan>go</plan>"] * 3, ["answer", "plan"]).sentence
-        '<answer> is in 0 of 3 completions; they do contain <plan> (3).'
-        """
+        """Say which of the layout's marks are lacking, and which marks the completions hold instead; "" if none is lacking."""
         if not self.lacking:
             return ""
         lacking_counts = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
@@ -89,12 +78,7 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
 
 
 def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:
-    """Count, for each segmenter of a layout, the completions that hold each of its marks (tags, JSON paths, ...).
-
-    Example:
-        >>> [one.sentence for one in census_of(Layout({"why": "why", "price": "json:price"}), ["<why>so</why>{}"] * 2)]
-        ['', "'price' is in 0 of 2 completions; json finds nothing in them."]
-    """
+    """Count, for each segmenter of a layout, the completions that hold each of its marks (tags, JSON paths, ...)."""
     marks_of = {name: [part.mark for part in layout.parts_of(name)] for name in layout.segmenters}
     return [
         census(texts, marks, segmenter=name, prefilled=layout.prefilled if layout.prefilled in marks else None)

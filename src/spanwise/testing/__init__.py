@@ -11,15 +11,12 @@ try:
 except ModuleNotFoundError as error:  # spanwise installs without hypothesis
     raise lacking("spanwise.testing", error) from error
 
-from spanwise.testing.batches import ENTRIES
-from spanwise.testing.estimators import BY_KIND, check_estimator
+from spanwise.testing.estimators import check_estimator
 from spanwise.testing.rewards import HOSTILE, REWARD_PROPERTIES, check_reward
 from spanwise.testing.search import ConformanceError
 from spanwise.testing.segmenters import SEGMENTER_PROPERTIES, check_segmenter, small_vocabulary, texts, token_rows
 
 __all__ = [
-    "BY_KIND",
-    "ENTRIES",
     "HOSTILE",
     "REWARD_PROPERTIES",
     "SEGMENTER_PROPERTIES",

@@ -5,8 +5,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 import trl_small as small
-from spanwise.engines.trl import LOSS_TYPES
-from spanwise.engines.trl.fold import RATIO_LEVELS, dppo_term
+from spanwise.engines.trl.fold import LOSS_TYPES, RATIO_LEVELS, dppo_term
 from spanwise.errors import RecipeError
 
 pytestmark = small.THIRD_PARTY

@@ -202,11 +202,7 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
 
 
 def _by_family(values: Mapping[str, _T]) -> dict[str, _T]:
-    """Merge the values of a reward's parts (`x.a`, `x.b`) into one entry if they agree; else keep an entry for each part.
-
-    >>> _by_family({"x.a": 1, "x.b": 1, "x.c": 1, "x.d": 1, "y": 2})
-    {'x (4 parts)': 1, 'y': 2}
-    """
+    """Merge the values of a reward's parts (`x.a`, `x.b`) into one entry if they agree; else keep an entry for each part."""
     value_by_label: dict[str, _T] = {}
     for label, members in families(values).items():
         values_agree = len({values[member] for member in members}) == 1

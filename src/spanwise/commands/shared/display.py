@@ -11,7 +11,8 @@ from rich.text import Text
 from spanwise.commands.shared.fitted import plain_table
 from spanwise.commands.shared.progress import short
 from spanwise.explain.alarms import OF_REWARD, OF_SCORE, alarms, by_sentence
-from spanwise.fidelity import ScoreName, fixed_point
+from spanwise.fidelity import fixed_point
+from spanwise.fidelity.baselines import ScoreName
 from spanwise.measure import Curve, Interval
 from spanwise.measure.intervals import bounds_text
 from spanwise.scheme import Scheme

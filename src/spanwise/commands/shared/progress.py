@@ -100,11 +100,7 @@ def warm_up_progress(console: Console) -> Any:
 
 
 def _average_parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the figures of a reward's parts (`equals.a`, `equals.b`) by their mean, without later elements of lists.
-
-    >>> _average_parts({"equals.a": 1.0, "equals.b": 0.0, "equals.c[0]": 0.5, "equals.c[1]": 0.0, "equals.d": None, "form": 1.0})
-    {'equals (4 parts)': 0.5, 'form': 1.0}
-    """
+    """Replace the figures of a reward's parts (`equals.a`, `equals.b`) by their mean, without later elements of lists."""
     value_by_label, later_names = dict[str, Any](), later_elements(values)
     for label, names in families(name for name in values if name not in later_names).items():
         numbers = [values[name] for name in names if values[name] is not None]

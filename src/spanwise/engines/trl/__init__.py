@@ -8,8 +8,6 @@ except ModuleNotFoundError as error:  # trl is an optional dependency
     raise lacking("spanwise.engines.trl", error) from error
 
 from spanwise.engines.trl.config import SpanGRPOConfig
-from spanwise.engines.trl.fold import LOSS_TYPES
 from spanwise.engines.trl.trainer import SpanGRPOTrainer
-from spanwise.modes.critic.config import CRITIC
 
-__all__ = ["CRITIC", "LOSS_TYPES", "SpanGRPOConfig", "SpanGRPOTrainer"]
+__all__ = ["SpanGRPOConfig", "SpanGRPOTrainer"]

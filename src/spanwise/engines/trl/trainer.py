@@ -59,7 +59,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     """TRL's `GRPOTrainer` with the credit of a scheme: every span of a completion gets an advantage of its own.
 
     Generation, vLLM, tools, PEFT, accelerate, logging and resuming work as in TRL. The `scheme` decides the blocks, rewards and
-    comparisons. The loss of every `loss_type` in `LOSS_TYPES` becomes the mean over completions of the sum over tokens of
+    comparisons. The loss of every supported `loss_type` becomes the mean over completions of the sum over tokens of
     advantage times surrogate, plus `beta` times the mean over completions of the mean over tokens of the KL divergence
     (`kl_term`). TRL's entropy bonus and auxiliary loss stay as they are.
 

@@ -173,12 +173,7 @@ def _drop_step(table: pa.Table) -> pa.Table:
 
 
 def _is_trl(schema: pa.Schema) -> bool:
-    """Return whether a parquet schema is TRL's: prompt, completion, step and, except in old files, advantage.
-
-    >>> own = {"step": pa.int64(), "prompt": pa.string(), "completion": pa.string()}
-    >>> [_is_trl(pa.schema(columns)) for columns in (own, {**own, "group_id": pa.int64()}, {"prompt": pa.string()})]
-    [True, False, False]
-    """
+    """Return whether a parquet schema is TRL's: prompt, completion, step and, except in old files, advantage."""
     if not {"step", "prompt", "completion"} <= set(schema.names):
         return False
     completion_type = schema.field("completion").type
