@@ -201,23 +201,25 @@ def test_the_page_says_of_each_method_what_the_registry_says(name):
     assert f"{title}, [arXiv {number}](https://arxiv.org/abs/{number}). The formula was taken from {known.source}." in text
     in_yaml = {"None": "null", "True": "true", "False": "false"}
     defaults = [f"`{option}: {in_yaml.get(str(value), value)}`" for option, value in known.of_a_run().options.items()]
-    head = "The option and its default are" if len(defaults) == 1 else "The options and their defaults are"
-    assert f"{head} {', '.join(defaults)}.\n" in text + "\n"
     if known.kind == "refinement":
         words = {"ids_nt": "token ids", "importance_nt": "log-probabilities"}
         needs = " and ".join(words[need] for need in known.needs if need in words)
-        assert f"Write `refine: {name}` beside a method. It needs {needs}." in text
+        assert f"\n| `refine: {name}` | {needs} | {', '.join(defaults)} |\n" in text
         return
     if known.preset is None:
         needs = ", ".join(f"`{need}`" for need in known.needs)
         needs = f", which needs {needs}" if needs else ""
         assert f"Python only: `spanwise.credit.{known.estimator.__name__}`{needs}." in text
+        head = "The option and its default are" if len(defaults) == 1 else "The options and their defaults are"
+        assert f"{head} {', '.join(defaults)}.\n" in text + "\n"
         return
+    (cells,) = re.findall(r"^\| blocks \|.*\n.*\n\| (.*) \| (.*) \| `(\w+)` \| (.*) \| (.*) \|$", text, re.MULTILINE)
     needs = Scheme.preset(name, DIGITS_LAYOUT, longest=32).needs - {"mask_nt"}
-    assert {need for need, words in RUNS.items() if words in text.partition("The preset ")[2]} == needs
-    blocks_ = "makes the completion one block" if known.preset.whole else "keeps the task's blocks"
-    rewards = "correctness and a second objective" if known.preset.calibrated else "correctness alone"
-    assert f"The preset {blocks_}, rewards {rewards}, and sets `per: {known.preset.per}`." in text
+    assert {need for need, words in RUNS.items() if words in cells[3]} == needs
+    assert (cells[3] == "nothing") == (not needs)
+    blocks_ = "the whole completion" if known.preset.whole else "those of the task"
+    rewards = "correctness and a second objective" if known.preset.calibrated else "correctness"
+    assert (*cells[:3], cells[4]) == (blocks_, rewards, known.preset.per, ", ".join(defaults))
     priced = re.search(r"tags, at weight (\S+)\.\n", text)
     assert known.preset.format == (float(priced[1]) if priced else 0.0)
 
