@@ -135,12 +135,12 @@ def sample(model: Any, tokenizer: Any, prompts: list[str]) -> list[list[int]]:
 def main() -> None:
     """Print the response and the walk, with the choice paid by itself and with dates worth what they are at the start."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--careful", choices=["due", "small"], help="see benchmarks/invoices.py")
+    parser.add_argument("--careful", choices=list(benchmark.CAREFUL), help="see benchmarks/invoices.py")
     parser.add_argument("--right", default="1,0.5", help="what a date is worth in a letter that states one")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.careful:
-        STARTS["invoices"] = benchmark.careful(STARTS["invoices"], small=options.careful == "small")
+        STARTS["invoices"] = benchmark.careful(STARTS["invoices"], options.careful)
     response, null = measure(warm_start(STARTS["invoices"].course) if options.careful else warm_start("invoices"))
     print(
         f"null at the start: {null[0]:.2f} with a due date, {null[1]:.2f} without; change of the log-odds in a step:\n{response}"

@@ -9,7 +9,12 @@
     python benchmarks/invoices.py --completion 0 --error .2      # trains nothing: one completion's verdicts and credit
     python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum --careful due --recipe recipes/invoices.yaml --output runs/due
 
-`--careful due` trains from the start of a clerk who overlooks fewer due dates, `--careful small` from one with small numbers, too.
+`--careful` trains from another start:
+
+    due        a clerk who overlooks fewer due dates
+    small      the same, and small numbers
+    sums       the same as small, and letters with nothing but two items among those that are read without a fault
+    amounts    the same as sums, and each item of an object has a line amount, quantity times price
 
     by_field   each field's reward minus the group's mean pays the field's own value; keys, end and number of items pay the form
     sum        the rewards added up, minus the group's mean (`dr_grpo`); the same as each with a baseline of its own, broadcast
@@ -28,7 +33,7 @@ import argparse
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +49,7 @@ from spanwise.commands.demo.demo import running_mean, shares_right
 from spanwise.commands.shared.progress import quiet
 from spanwise.commands.shared.task import load_model
 from spanwise.commands.train.train import train
+from spanwise.layout import Layout
 from spanwise.measure import mean_interval
 from spanwise.pipeline import credit_batch, read
 from spanwise.recipe import load, scheme_of
@@ -51,13 +57,16 @@ from spanwise.score.fields import equals
 from spanwise.segment import Vocabulary
 from spanwise.tasks import invoices as letters_task
 from spanwise.tasks import task_shape, warm_start
-from spanwise.tasks.embedded import STARTS, Embedded, Pairs
+from spanwise.tasks.digits import Source
+from spanwise.tasks.embedded import STARTS, Embedded, Pairs, Stretch, build_invoice_tokenizer
 from spanwise.tasks.fields import FORM
-from spanwise.tasks.invoices import INVOICES, LONGEST, MEASURED, clerk_traces
+from spanwise.tasks.invoices import INVOICES, LONGEST, MEASURED, ClerkNoise, InvoiceProblems, clerk_traces, draw_letters
 from spanwise.types import whole_text
 
 METHODS = {"by_field": "bae", "sum": "dr_grpo", "grpo": "grpo", "gdpo": "gdpo"}
 TUNING_SEED = 100
+#: The block of the line amounts of `--careful amounts`.
+AMOUNT = "items[*].amount"
 GOALS = (0.6, 0.8)
 STEPS, PROMPTS, GROUP = 48, 8, 8
 #: Completions of a step, whatever the size of a group.
@@ -65,10 +74,10 @@ BATCH = PROMPTS * GROUP
 HELD_OUT = 256
 #: Where `train` trains, too.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-#: The most items, the largest quantity and the largest price of `--careful small`.
+#: The most items, the largest quantity and the largest price of every careful clerk but `due`.
 SMALL_NUMBERS = (2, 3, 9)
-#: The share of letters that a careful clerk reads without a fault, without and with small numbers.
-CAREFUL = (0.5, 0.7)
+#: The share of letters that a careful clerk reads without a fault, by the choice of `--careful`.
+CAREFUL = {"due": 0.5, "small": 0.7, "sums": 0.85, "amounts": 0.85}
 
 
 def erring_judge(blocks: Any, answer: Any, block: str, error: float, seed: int) -> list[float | None]:
@@ -104,7 +113,7 @@ def run_of(
     rate: float,
     folder: Path,
     *,
-    held_out: bool = True,
+    held_out: int = HELD_OUT,
     group: int = GROUP,
     error: float = 0.0,
     objectives: Sequence[Mapping[str, Any]] | None = None,
@@ -126,7 +135,9 @@ def run_of(
         summary = train(recipe, console=Console(quiet=True), overwrite=True)
         batches = shares_right(recipe, MEASURED)
         record = {"arm": arm, "seed": seed, "rate": rate, "seconds": summary["step_seconds"], "batches": batches}
-        figures.write_text(json.dumps({**record, **({"end": held_out_figures(place / "model")} if held_out else {})}))
+        figures.write_text(
+            json.dumps({**record, **({"end": held_out_figures(place / "model", held_out)} if held_out else {})})
+        )
     return json.loads(figures.read_text())
 
 
@@ -136,9 +147,9 @@ def summed(objectives: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**{key: entry for key, entry in objective.items() if key != "only"}, **shared} for objective in objectives]
 
 
-def held_out_figures(folder: Path) -> dict[str, float]:
+def held_out_figures(folder: Path, count: int = HELD_OUT) -> dict[str, float]:
     """Read held-out letters with a model, sampled at temperature 1: the share of fields right, and the faults of a clerk."""
-    letters = INVOICES.held_out(HELD_OUT)
+    letters = STARTS["invoices"].source.held_out(count)
     rows: dict[str, list[float]] = {}
     texts = sampled(*load_model(folder), letters.prompts)
     for text, gold, letter in zip(texts, letters.gold_n, letters.letter_n, strict=True):
@@ -174,17 +185,44 @@ def compared(record: Mapping[str, Any], gold: Mapping[str, Any], letter: str) ->
     first = items[0] if items else {}
     right = {name: record.get(name, "none") == value for name, value in gold.items() if name != "items"}
     right |= {f"items[0].{name}": first.get(name) == value for name, value in gold["items"][0].items()}
-    figures = {"fields": float(np.mean(list(right.values()))), **right, "item count": len(items) == len(gold["items"])}
+    figures = {
+        "fields": float(np.mean([right[name] for name in MEASURED])),
+        **right,
+        "item count": len(items) == len(gold["items"]),
+    }
     figures["due stated" if gold["due"] else "due invented"] = (
         record.get("due") == gold["due"] if gold["due"] else bool(record.get("due"))
     )
     if not states_total(letter, gold):
-        figures["total computed"] = record.get("total") == gold["total"]
+        is_right = record.get("total") == gold["total"]
+        figures |= {"total computed": is_right, f"total computed of {len(gold['items'])}": is_right}
     try:
         figures["adds up"] = sum(item["quantity"] * item["price"] for item in items) == record["total"]
     except (KeyError, TypeError):
         figures["adds up"] = False
+    if "amount" in gold["items"][0]:
+        figures |= amounts_compared(items, gold)
+        if not states_total(letter, gold):
+            figures["computed total fits amounts"] = record.get("total") == sum_of(item.get("amount") for item in items)
     return figures
+
+
+def amounts_compared(items: Sequence[Mapping[str, Any]], gold: Mapping[str, Any]) -> dict[str, bool]:
+    """Whether all line amounts of a completion are right, and whether they fit its own quantities and prices."""
+    amounts = [item.get("amount") for item in items]
+    try:
+        own_amounts = [item["quantity"] * item["price"] for item in items]
+    except (KeyError, TypeError):
+        own_amounts = None
+    return {"amounts": amounts == [item["amount"] for item in gold["items"]], "amounts fit": amounts == own_amounts}
+
+
+def sum_of(numbers: Iterable[Any]) -> float:
+    """Add up numbers; NaN, which equals nothing, if one of them is none."""
+    try:
+        return sum(numbers)
+    except TypeError:
+        return math.nan
 
 
 def curve(run: Mapping[str, Any]) -> list[float]:
@@ -343,10 +381,9 @@ def main() -> None:
     parser.add_argument(
         "--completion", type=int, metavar="LETTER", help="train nothing: one completion of this held-out letter"
     )
-    parser.add_argument(
-        "--careful", choices=["due", "small"], help="the start of a careful clerk; small: small numbers, too"
-    )
+    parser.add_argument("--careful", choices=list(CAREFUL), help="the start of a careful clerk, see above")
     parser.add_argument("--recipe", help="a file with objectives, instead of the task's own")
+    parser.add_argument("--held-out", type=int, default=HELD_OUT, help="letters read at the end, of 512")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--charts", help="folder for the curves as PNG")
@@ -362,24 +399,25 @@ def main() -> None:
         show_completion(options.completion, options.error)
         return
     if options.careful:
-        STARTS["invoices"] = careful(STARTS["invoices"], small=options.careful == "small")
+        STARTS["invoices"] = careful(STARTS["invoices"], options.careful)
     objectives = load(options.recipe).objectives if options.recipe else None
     if not options.table:
         warm_start("invoices", device=DEVICE)  # the runs find it in the cache
     if options.tune:
         rates = map(float, options.rates.split(","))
-        runs = [
-            run_of(arm, TUNING_SEED, rate, folder, held_out=False, objectives=objectives) for rate in rates for arm in arms
-        ]
+        runs = [run_of(arm, TUNING_SEED, rate, folder, held_out=0, objectives=objectives) for rate in rates for arm in arms]
         show(runs, None)
         return
     if not options.table:
         for seed in map(int, options.seeds.split(",")):
             for arm in arms:
                 rate = options.rate or best_rate(arm, folder)
-                run_of(arm, seed, rate, folder, group=options.group, error=options.error, objectives=objectives)
+                run_of(
+                    arm, seed, rate, folder,
+                    held_out=options.held_out, group=options.group, error=options.error, objectives=objectives,
+                )  # fmt: skip
         if not start.is_file():
-            start.write_text(json.dumps(held_out_figures(warm_start("invoices"))))
+            start.write_text(json.dumps(held_out_figures(warm_start("invoices"), options.held_out)))
     runs = runs_in(folder)
     show(runs, json.loads(start.read_text()), runs_in(Path(options.exact)) if options.exact else ())
     if options.charts:
@@ -397,25 +435,85 @@ def resized(task: Embedded, width: int) -> Embedded:
     return dataclasses.replace(task, course=dataclasses.replace(task.course, shape={"width": width}, key={"width": width}))
 
 
-def careful(task: Embedded, *, small: bool) -> Embedded:
-    """Return the task with a clerk who mostly reads the due date right; with `small` smaller numbers, items and total, too."""
-    careful_fields = ("due", "items", "total") if small else ("due",)
-    if small:
+def careful(task: Embedded, clerk: str) -> Embedded:
+    """Return the task with the careful clerk of a choice of `--careful`; all but `due` have small numbers."""
+    careful_fields = ("due",) if clerk == "due" else ("due", "items", "total")
+    if clerk != "due":
         letters_task.MOST_ITEMS, letters_task.MOST_QUANTITY, letters_task.MOST_PRICE = SMALL_NUMBERS
+    if clerk in ("sums", "amounts"):
+        task = with_sums(task, amounts=clerk == "amounts")
     *reading_stages, clerk_stage = task.course.stretches
 
     def draw(size: int, rng: np.random.Generator) -> Pairs:
-        letters = INVOICES.draw(size // 4 or 1, rng=rng, exclude=INVOICES.held_out_prompts)
+        letters = task.source.draw(size // 4 or 1, rng=rng, exclude=task.source.held_out_prompts)
         records = [json.loads(trace) for trace in clerk_traces(letters, clerk_stage.noise, rng=rng)]
         for record, gold in zip(records, letters.gold_n, strict=True):
-            if rng.random() < CAREFUL[small]:
+            if rng.random() < CAREFUL[clerk]:
                 record.update({name: gold[name] for name in careful_fields})
+            elif clerk == "amounts":
+                record["items"] = [miscalculated(item, clerk_stage.noise.slip, rng) for item in record["items"]]
         return list(zip(letters.prompts, map(json.dumps, records), strict=True))
 
     stages = (*reading_stages, dataclasses.replace(clerk_stage, draw=draw))
-    return dataclasses.replace(
-        task, course=dataclasses.replace(task.course, stretches=stages, key={"careful": careful_fields})
-    )
+    key = {"careful": careful_fields} | ({"arithmetic": clerk} if clerk in ("sums", "amounts") else {})
+    return dataclasses.replace(task, course=dataclasses.replace(task.course, stretches=stages, key=key))
+
+
+def with_sums(task: Embedded, *, amounts: bool) -> Embedded:
+    """Return the task with many sums among the letters that are read without a fault; with `amounts` each item has one, too."""
+    finish = add_amounts if amounts else lambda letters: letters
+    sums = Source(lambda size, rng: finish(draw_sums(size, rng)), INVOICES.held_out_seed)
+
+    def source_of(noise: ClerkNoise) -> Source[InvoiceProblems]:
+        return Source(lambda size, rng: finish(draw_letters(size, rng, facts=noise.facts)), INVOICES.held_out_seed)
+
+    source = source_of(ClerkNoise())
+
+    def reading(stage: Stretch) -> Stretch:
+        def draw(size: int, rng: np.random.Generator) -> Pairs:
+            kinds = [(source_of(stage.noise), size // 4 or 1), *([(sums, size // 2 or 1)] if stage.noise.facts == 1 else [])]
+            drawn = [kind.draw(count, rng=rng, exclude=source.held_out_prompts) for kind, count in kinds]
+            return [pair for letters in drawn for pair in zip(letters.prompts, letters_task.answers(letters), strict=True)]
+
+        return dataclasses.replace(stage, draw=draw)
+
+    *reading_stages, clerk_stage = task.course.stretches
+    stages = (*map(reading, reading_stages), clerk_stage)
+    task = dataclasses.replace(task, source=source, course=dataclasses.replace(task.course, stretches=stages))
+    if not amounts:
+        return task
+    layout = Layout({**dict(task.layout.blocks), AMOUNT: [AMOUNT]}, segmenter="json", most=task.layout.most)
+    course = dataclasses.replace(task.course, tokenizer=tokenizer_with_amounts)
+    return dataclasses.replace(task, layout=layout, course=course)
+
+
+def draw_sums(size: int, rng: np.random.Generator) -> InvoiceProblems:
+    """Draw letters that hold nothing but the most items and the currency, so that the total has to be computed."""
+    letters = draw_letters(2 * size, rng, facts=0.0, most_facts=0.0)
+    longest = [n for n, gold in enumerate(letters.gold_n) if len(gold["items"]) == letters_task.MOST_ITEMS]
+    return letters.take(np.array(longest[:size], dtype=np.int64))
+
+
+def add_amounts(letters: InvoiceProblems) -> InvoiceProblems:
+    """Return the letters with objects whose items end with a line amount, quantity times price."""
+    gold_n = np.empty_like(letters.gold_n)
+    for n, gold in enumerate(letters.gold_n):
+        gold_n[n] = {**gold, "items": [{**item, "amount": item["quantity"] * item["price"]} for item in gold["items"]]}
+    return dataclasses.replace(letters, gold_n=gold_n)
+
+
+def miscalculated(item: Mapping[str, Any], rate: float, rng: np.random.Generator) -> dict[str, Any]:
+    """Return a clerk's item with the amount of its own quantity and price; with probability `rate` the price of one piece."""
+    return {**item, "amount": item["price"] * (1 if rng.random() < rate else item["quantity"])}
+
+
+def tokenizer_with_amounts() -> Any:
+    """Build the tokenizer of the letters with one token more, the key of an amount."""
+    from tokenizers import AddedToken
+
+    tokenizer = build_invoice_tokenizer()
+    tokenizer.add_tokens([AddedToken(', "amount": ', normalized=False)])
+    return tokenizer
 
 
 def states_total(letter: str, gold: Mapping[str, Any]) -> bool:

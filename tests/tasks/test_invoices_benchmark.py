@@ -173,18 +173,83 @@ def states_due_date(prompt):
     return any(word in prompt for word in ("Due ", "Payable until", "pay by", "p_y by", "pa_ by"))
 
 
-@pytest.mark.parametrize("small", [False, True])
-def test_a_careful_clerk_seldom_overlooks_a_due_date(letter_numbers, small):
-    """A letter is read without a fault in .5 (.7 with small numbers); of the others .65 of stated due dates are overlooked."""
-    task = benchmark.careful(STARTS["invoices"], small=small)
+@pytest.mark.parametrize(("clerk", "hurried"), [("due", 0.5), ("small", 0.3), ("sums", 0.15), ("amounts", 0.15)])
+def test_a_careful_clerk_seldom_overlooks_a_due_date(letter_numbers, clerk, hurried):
+    """In the share `hurried` of letters the clerk makes faults: of their stated due dates .65 are overlooked."""
+    task, small = benchmark.careful(STARTS["invoices"], clerk), clerk != "due"
     traces = [
         (prompt, json.loads(trace)) for prompt, trace in task.course.stretches[-1].draw(8_000, np.random.default_rng(5))
     ]
     overlooked = [trace["due"] is None for prompt, trace in traces if states_due_date(prompt)]
     assert len(overlooked) / len(traces) == pytest.approx(0.5, abs=0.04)
-    assert np.mean(overlooked) == pytest.approx((1 - benchmark.CAREFUL[small]) * 0.65, abs=0.04)
+    assert np.mean(overlooked) == pytest.approx(hurried * 0.65, abs=0.04)
     items = [item for _, trace in traces for item in trace["items"]]
     assert max(len(trace["items"]) for _, trace in traces) == (2 if small else 3)
     # A clerk's faults make a quantity greater by one, a price by ten.
     assert (max(item["quantity"] for item in items), max(item["price"] for item in items)) == ((4, 19) if small else (6, 39))
     assert STARTS["invoices"].course.key == {}
+
+
+def test_a_careful_clerk_mostly_multiplies_the_amounts(letter_numbers):
+    """Of the letters with faults (.15), .65 of the amounts are the price of one piece; with a quantity of one that is right."""
+    stage = benchmark.careful(STARTS["invoices"], "amounts").course.stretches[-1]
+    items = [
+        item
+        for _, trace in stage.draw(8_000, np.random.default_rng(5))
+        for item in json.loads(trace)["items"] if item["quantity"] > 1
+    ]  # fmt: skip
+    multiplied = [item["amount"] == item["quantity"] * item["price"] for item in items]
+    assert np.mean(multiplied) == pytest.approx(1 - 0.15 * 0.65, abs=0.02)
+    assert all(right or item["amount"] == item["price"] for right, item in zip(multiplied, items, strict=True))
+
+
+@pytest.mark.parametrize("clerk", ["sums", "amounts"])
+def test_a_model_that_learns_sums_reads_bare_letters_among_the_others(letter_numbers, clerk):
+    """Of 64 rows 16 are whole letters; the other 32 texts hold two items, the currency and no total."""
+    pairs = benchmark.careful(STARTS["invoices"], clerk).course.stretches[1].draw(64, np.random.default_rng(5))
+    golds = [json.loads(trace) for _, trace in pairs]
+    for gold in golds:
+        assert gold["total"] == sum(item["quantity"] * item["price"] for item in gold["items"])
+        keys = ["name", "quantity", "price", *(["amount"] if clerk == "amounts" else [])]
+        assert all(
+            [*item] == keys and item.get("amount", 0) in (0, item["quantity"] * item["price"]) for item in gold["items"]
+        )
+    assert len(pairs) == 16 + 32
+    for (prompt, _), gold in zip(pairs[16:], golds[16:], strict=True):
+        assert [gold[name] for name in ("invoice", "customer", "date", "due")] == [None] * 4
+        assert len(gold["items"]) == 2
+        assert "Prices in " in prompt
+
+
+def test_an_amount_is_one_field_more_with_a_reward_of_its_own(letter_numbers, monkeypatch):
+    monkeypatch.setitem(STARTS, "invoices", benchmark.careful(STARTS["invoices"], "amounts"))
+    task = STARTS["invoices"]
+    answers = task.answers(task.source.held_out())
+    tokenizer = task.course.tokenizer()
+    assert ', "amount": ' in tokenizer.tokenize(answers[0])
+    assert max(map(len, tokenizer(answers)["input_ids"])) < task.longest == LONGEST
+    recipe = load(None, {"task": "invoices", "method": "bae"})
+    objectives = {one.name: one for one in scheme_of(recipe, *task_shape(recipe)).objectives}
+    assert objectives["equals.items[1].amount"].pays == ("items[1].amount",)
+    assert objectives["json_schema"].options["schema"]["properties"]["items"]["items"]["required"][-1] == "amount"
+    assert len(tokenizer) == len(build_invoice_tokenizer()) + 1
+
+
+def test_amounts_are_compared_with_the_letter_and_with_their_own_items():
+    gold = {
+        **GOLD,
+        "items": [{**item, "amount": item["quantity"] * item["price"]} for item in (*GOLD["items"], SECOND)],
+        "total": 76,
+    }
+
+    def figures(*amounts, total, letter="Prices in euros."):
+        items = [{**item, "amount": amount} for item, amount in zip(gold["items"], amounts, strict=True)]
+        return benchmark.compared({**gold, "items": items, "total": total}, gold, letter)
+
+    names = ("amounts", "amounts fit", "adds up", "total computed", "total computed of 2", "computed total fits amounts")
+    assert [figures(36, 40, total=76)[name] for name in names] == [True] * 6
+    assert [figures(12, 40, total=52)[name] for name in names] == [False, False, False, False, False, True]
+    assert [figures(12, None, total=76)[name] for name in names] == [False, False, True, True, True, False]
+    misread = {**gold, "items": [{**gold["items"][0], "quantity": 2, "amount": 24}, gold["items"][1]], "total": 64}
+    assert [benchmark.compared(misread, gold, "")[name] for name in names] == [False, True, True, False, False, True]
+    assert "computed total fits amounts" not in figures(36, 40, total=76, letter="Total 76 euros.")
