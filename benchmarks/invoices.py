@@ -7,6 +7,7 @@
     python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum --width 64 --output runs/invoices-w64   # another size of policy
     python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum --error .2 --output runs/invoices-e20   # a judge that errs
     python benchmarks/invoices.py --completion 0 --error .2      # trains nothing: one completion's verdicts and credit
+    python benchmarks/invoices.py --careful amounts --sums --output runs/invoices-amounts   # trains nothing: the sums in these runs
     python benchmarks/invoices.py --rate 3e-4 --arms by_field,sum --careful due --recipe recipes/invoices.yaml --output runs/due
 
 `--careful` trains from another start:
@@ -33,7 +34,7 @@ import argparse
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -202,8 +203,6 @@ def compared(record: Mapping[str, Any], gold: Mapping[str, Any], letter: str) ->
         figures["adds up"] = False
     if "amount" in gold["items"][0]:
         figures |= amounts_compared(items, gold)
-        if not states_total(letter, gold):
-            figures["computed total fits amounts"] = record.get("total") == sum_of(item.get("amount") for item in items)
     return figures
 
 
@@ -217,12 +216,24 @@ def amounts_compared(items: Sequence[Mapping[str, Any]], gold: Mapping[str, Any]
     return {"amounts": amounts == [item["amount"] for item in gold["items"]], "amounts fit": amounts == own_amounts}
 
 
-def sum_of(numbers: Iterable[Any]) -> float:
-    """Add up numbers; NaN, which equals nothing, if one of them is none."""
-    try:
-        return sum(numbers)
-    except TypeError:
-        return math.nan
+def show_sums(folder: Path) -> None:
+    """Print of the start and of each run how often amounts are right, and the total where they are, in four samples a letter."""
+    letters = STARTS["invoices"].source.held_out()
+    letters = letters.take(np.flatnonzero(list(map(is_sum, letters.letter_n, letters.gold_n))))
+    for place in (warm_start("invoices"), *sorted(folder.glob("*/model"))):
+        rows = []
+        for text, gold in zip(sampled(*load_model(place), letters.prompts * 4), [*letters.gold_n] * 4, strict=True):
+            record = parsed(text)
+            items = [item for item in record.get("items") or [] if isinstance(item, dict)]
+            rows.append((amounts_compared(items, gold)["amounts"], record.get("total") == gold["total"]))
+        amounts_n, total_n = np.array(rows).T
+        print(f"{place}: amounts {amounts_n.mean():.3f}, total {total_n.mean():.3f}, ", end="")
+        print(f"where amounts are right {total_n[amounts_n].mean():.3f}")
+
+
+def is_sum(letter: str, gold: Mapping[str, Any]) -> bool:
+    """Return whether a letter has the most items and does not state their total."""
+    return len(gold["items"]) == letters_task.MOST_ITEMS and not states_total(letter, gold)
 
 
 def curve(run: Mapping[str, Any]) -> list[float]:
@@ -384,6 +395,8 @@ def main() -> None:
     parser.add_argument("--careful", choices=list(CAREFUL), help="the start of a careful clerk, see above")
     parser.add_argument("--recipe", help="a file with objectives, instead of the task's own")
     parser.add_argument("--held-out", type=int, default=HELD_OUT, help="letters read at the end, of 512")
+    parser.add_argument("--only-sums", action="store_true", help="train on letters of the most items and without a total")
+    parser.add_argument("--sums", action="store_true", help="train nothing: the sums of amounts in the runs that are there")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--charts", help="folder for the curves as PNG")
@@ -400,6 +413,13 @@ def main() -> None:
         return
     if options.careful:
         STARTS["invoices"] = careful(STARTS["invoices"], options.careful)
+    if options.only_sums:
+        STARTS["invoices"] = dataclasses.replace(
+            STARTS["invoices"], source=OnlySums(STARTS["invoices"].source.draw_any, INVOICES.held_out_seed)
+        )
+    if options.sums:
+        show_sums(folder)
+        return
     objectives = load(options.recipe).objectives if options.recipe else None
     if not options.table:
         warm_start("invoices", device=DEVICE)  # the runs find it in the cache
@@ -485,6 +505,19 @@ def with_sums(task: Embedded, *, amounts: bool) -> Embedded:
     layout = Layout({**dict(task.layout.blocks), AMOUNT: [AMOUNT]}, segmenter="json", most=task.layout.most)
     course = dataclasses.replace(task.course, tokenizer=tokenizer_with_amounts)
     return dataclasses.replace(task, layout=layout, course=course)
+
+
+class OnlySums(Source[InvoiceProblems]):
+    """Letters for training that have the most items and do not state their total; held-out letters are of all kinds."""
+
+    def training(self, size: int, *, rng: np.random.Generator) -> InvoiceProblems:
+        """Draw letters for training, none with the prompt of a held-out letter."""
+
+        def draw(count: int, rng: np.random.Generator) -> InvoiceProblems:
+            letters = self.draw_any(4 * count, rng)
+            return letters.take(np.flatnonzero(list(map(is_sum, letters.letter_n, letters.gold_n)))[:count])
+
+        return Source(draw, self.held_out_seed).draw(size, rng=rng, exclude=self.held_out_prompts)
 
 
 def draw_sums(size: int, rng: np.random.Generator) -> InvoiceProblems:
