@@ -225,10 +225,12 @@ def show_sums(folder: Path) -> None:
         for text, gold in zip(sampled(*load_model(place), letters.prompts * 4), [*letters.gold_n] * 4, strict=True):
             record = parsed(text)
             items = [item for item in record.get("items") or [] if isinstance(item, dict)]
-            rows.append((amounts_compared(items, gold)["amounts"], record.get("total") == gold["total"]))
-        amounts_n, total_n = np.array(rows).T
+            total = record.get("total")
+            has_tens = isinstance(total, int) and total // 10 == gold["total"] // 10
+            rows.append((amounts_compared(items, gold)["amounts"], total == gold["total"], has_tens))
+        amounts_n, total_n, tens_n = np.array(rows, dtype=bool).T
         print(f"{place}: amounts {amounts_n.mean():.3f}, total {total_n.mean():.3f}, ", end="")
-        print(f"where amounts are right {total_n[amounts_n].mean():.3f}")
+        print(f"where amounts are right {total_n[amounts_n].mean():.3f}, its tens {tens_n[amounts_n].mean():.3f}")
 
 
 def is_sum(letter: str, gold: Mapping[str, Any]) -> bool:
