@@ -80,7 +80,9 @@ _UNEVEN = (1, 1, 1, 2, 2, 3, 3, 4, 5, 6, 8, 10, 12, 15, 19, 24)
 WALKS: Mapping[str, Walk] = {
     "walk": Walk("walk", 16, (5,) * 16, "walk"),
     "walk_long": Walk("walk_long", 32, (5,) * 16, "walk_long"),
+    "walk_longest": Walk("walk_longest", 64, (5,) * 16, "walk_longest"),
     "walk_uneven": Walk("walk_uneven", 16, _UNEVEN, "walk_uneven"),
+    "walk_uneven_long": Walk("walk_uneven_long", 32, _UNEVEN, "walk_uneven_long"),
     "walk_told": Walk("walk_told", 16, (5,) * 16, "walk", is_told=True),
     "walk_uneven_told": Walk("walk_uneven_told", 16, _UNEVEN, "walk_uneven", is_told=True),
 }
@@ -114,7 +116,9 @@ class WalkSettings(WarmStartSettings):
     batch: int = 32
     walk: Phase = _PHASE
     walk_long: Phase = _PHASE
+    walk_longest: Phase = _PHASE
     walk_uneven: Phase = _LONGER
+    walk_uneven_long: Phase = _LONGER
 
 
 def traces(walk: Walk, slip: float, size: int, rng: np.random.Generator) -> Pairs:

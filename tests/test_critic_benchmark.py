@@ -32,7 +32,9 @@ def test_the_lambda_per_token_has_the_horizon_of_sae_at_the_mean_length_of_a_lin
     lines = {
         "walk": 8,
         "walk_long": 8,
+        "walk_longest": 8,
         "walk_uneven": 10.25,
+        "walk_uneven_long": 10.25,
     }  # number, move, state, and a countdown of 5, 5 or 116 / 16 tokens
     for name, length in lines.items():
         arm = critic.ARMS[f"gae-{WALKS[name].horizon:.4f}"]
