@@ -239,7 +239,7 @@ def estimators(walk: Walk) -> dict[str, Estimator]:
     }  # fmt: skip
 
 
-#: The lambdas that the best of GAE and of SAE is chosen from.
+#: The lambdas that the best of GAE and of SAE is chosen from; GAE also has that of the horizon of SAE .95.
 GAE_LAMBDAS = (0.0, 0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 1.0)
 SAE_LAMBDAS = (0.0, 0.3, 0.5, 0.65, 0.8, 0.9, 0.95, 1.0)
 
@@ -379,7 +379,8 @@ def show_lambdas(walk: Walk, parts: Sequence[Measured]) -> None:
 
     Every other batch chooses the lambdas, and the others show what they are worth.
     """
-    arms = {f"gae {lam:g}": _gae(lam) for lam in GAE_LAMBDAS} | {f"sae {lam:g}": _sae(lam) for lam in SAE_LAMBDAS}
+    gae_lambdas = sorted({*GAE_LAMBDAS, walk.horizon})
+    arms = {f"gae {lam:.4g}": _gae(lam) for lam in gae_lambdas} | {f"sae {lam:g}": _sae(lam) for lam in SAE_LAMBDAS}
     shown: dict[tuple[str, str], list[float]] = {}
     for part in parts:
         for key, adv_nt in part.advantages(arms).items():
@@ -426,7 +427,7 @@ def show_slips(run: Path, count: int) -> None:
             print(f"{len(values)} first slips to a {kind} state: {values_text}")
     if shown is not None:
         text = "".join(walks.words[shown.row][max(0, shown.token - 9) : shown.token + 9])
-        around = ", ".join(f"{value_nt[shown.row, token]:.2f}" for token in range(shown.token - 1, shown.token + 4))
+        around = ", ".join(f"{one:.2f}" for one in value_nt[shown.row, shown.token - 1 : shown.token + 4].tolist())
         print(f"{text}: {shown.expected} would follow; the critic around the false state: {around}")
 
 
