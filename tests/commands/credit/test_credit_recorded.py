@@ -104,7 +104,7 @@ def test_the_advantages_of_verifiers_stay_at_their_tokens_and_are_a_mean_without
     figures = summarise_credit(recorded.by_block["final"])
     assert (figures["completions"], figures["mean_abs"]) == (3, pytest.approx((0.5 + 0.7 + 1.2) / 3))
     without = credit_rollouts(WRITTEN / "verifiers_stream")
-    assert "recorded is no method: the mean over tokens of the file's 'advantages'" in without.note
+    assert "'recorded' shows the trainer's own numbers: the mean over tokens of the file's 'advantages'" in without.note
     seen, size = sampled(without, 0)
     np.testing.assert_allclose(seen["recorded"], 0.35 / size, rtol=1e-6)
 
@@ -142,7 +142,7 @@ def test_trl_with_notes_and_reply(other_tags, tmp_path):
         torch.testing.assert_close(arms[name].credit.block_nk, expected_n[:, None].expand(8, 2), atol=1e-6, rtol=0)
     seen, size = sampled(result, 3)
     np.testing.assert_allclose(seen["recorded"], [-0.75 / size] * size, rtol=1e-6)
-    assert "recorded is no method: the file's 'advantage', spread over the tokens of the completion." in result.note
+    assert "'recorded' shows the trainer's own numbers: the file's 'advantage', spread over the" in result.note
 
 
 def test_credit_of_blocks_stays_in_its_blocks(tmp_path):

@@ -184,7 +184,7 @@ def told(path):
 def test_decisions_are_counted_and_the_delay_is_found(delay, lag, tmp_path):
     """.95^(1/8) is .9936; the last stretch ends with the completion, a token short."""
     seen = told(sae_of_decisions(tmp_path, delay))
-    assert "sae: 6 decisions (tokens less likely than 0.2) in a completion, 7.83 tokens apart on average" in seen
+    assert "sae: 6 decisions (tokens less likely than 0.2) per completion, 7.83 tokens apart" in seen
     assert "lambda 0.9935 at each token looks equally far ahead" in seen
     assert f"half of the effect of a decision after {lag}" in seen
 

@@ -51,10 +51,10 @@ class FileSpans:
     length_nk: Int[Tensor, "n k"]
     fault_n: Int[Tensor, " n"]
     block_v: Int[np.ndarray, " v"]  # the block index of every token of the file; -1 for tokens in no block
-    interleaved: bool  # whether a block lies in several pieces
+    interleaved: bool  # whether some block has tokens of other blocks between its own
 
     def spans(self, rows: Tensor | slice, place_rt: Int[np.ndarray, "r t"]) -> Spans:
-        """Return the tokens of each block for some rows; `place_rt` holds their tokens' positions in the file (`Ragged.places`)."""
+        """Return the tokens of each block for some rows; `place_rt` maps the tokens of these rows to tokens of the file."""
         block_rt = gather(place_rt, self.block_v, -1)
         return Spans(self.names, self.start_nk[rows], self.end_nk[rows], block_rt, self.fault_n[rows])
 
@@ -65,15 +65,15 @@ class MethodCredit:
 
     name: str
     file_spans: FileSpans
-    credit: Credit  # each block's credit: the mean over its tokens if tokens are credited; NaN if the file has none
+    credit: Credit  # the credit of each block, a mean over tokens if tokens are credited; NaN if unknown
     spread: Callable[[Credit, Spans], Float[Tensor, "n t"]]
-    #: The advantages of all tokens if tokens of one block can differ; else None, and they are computed on demand to save memory.
+    #: The advantages of all tokens; None if a block's tokens share one advantage, which is then computed on demand.
     adv_v: Float[np.ndarray, " v"] | None = None
-    #: Objective -> the share of its strata (completions that are compared) in which no completion gets credit.
+    #: For each objective, the share of its strata (sets of compared completions) in which no completion gets credit.
     dead: Mapping[str, float] = field(default_factory=dict)
 
     def advantages(self, table: RolloutTable, first: int, last: int) -> Float[np.ndarray, " s"]:
-        """Return the advantage of each token of rows `first` to `last` (excluded), concatenated; 0 in rows the loss leaves out."""
+        """Return the advantages of all tokens of the rows from `first` up to `last`; 0 in rows that the loss leaves out."""
         rows = slice(first, last)
         if self.adv_v is not None:
             adv_s = self.adv_v[table.tokens.offsets[first] : table.tokens.offsets[last]]
@@ -86,13 +86,13 @@ class MethodCredit:
 
     @property
     def by_block(self) -> dict[str, Float[Tensor, " n"]]:
-        """Return each block's credit, NaN where a completion lacks the block, and as `stop` the credit for omitting blocks."""
+        """Return the credit by block, NaN if a completion lacks the block; `stop` is the credit for omitting blocks."""
         credit_nk = self.credit.block_nk.masked_fill(self.file_spans.length_nk == 0, torch.nan)
         return {name: credit_nk[:, k] for k, name in enumerate(self.file_spans.names)} | stop_credit(self.credit.stop_n)
 
     @property
     def silent_n(self) -> Bool[Tensor, " n"]:
-        """True for each completion in which no block gets credit, and the omission of blocks gets none either."""
+        """Whether a completion gets no credit at all, for its blocks or for omitting blocks."""
         return (self.credit.block_nk == 0).all(dim=1) & (self.credit.stop_n == 0)
 
 
@@ -101,11 +101,11 @@ class CreditResult:
     """The credit of a rollout file under several methods, with its scores, spans and notes."""
 
     table: RolloutTable
-    group_n: Tensor  # the number of the group that each completion is compared in
+    group_n: Tensor  # each completion's group number; completions of one group are compared
     arms: Arms
     applied: tuple[MethodCredit, ...]  # one entry per method; the credit that the file itself records comes last
     scores: Scores  # the rewards that any of the methods uses (`_collect_scores`)
-    file_spans: FileSpans  # spans of the layout `arms.layout` if it was used, else of the layout with most blocks
+    file_spans: FileSpans  # for the layout `arms.layout`, or for the layout with the most blocks if no method uses it
     notes: tuple[str, ...]
     score: dict[str, Any] | None = None  # coverage and calibration of the self-rewarding scores (`_measure_score`)
 
@@ -125,7 +125,7 @@ class CreditResult:
 def apply_arms(
     table: RolloutTable, arms: Arms, group_n: Int[Tensor, " n"], notes: Sequence[str], *, recorded: bool, must: bool
 ) -> CreditResult:
-    """Credit a file by every method and, if `recorded`, add the trainer's own credit, whose absence is an error if `must`."""
+    """Credit a file by every method; `recorded` adds the trainer's own credit, `must` makes its absence an error."""
     spans_by_layout, readings = read_file(table, arms, also=[arms.layout] if recorded else [])
     schemes = arms.schemes
     applied = [
@@ -155,7 +155,7 @@ def apply_arms(
 
 
 def _collect_scores(completions: int, arms: Arms, readings: Mapping[str, Reading]) -> Scores:
-    """Join the rewards that the methods use; a reward that several use is taken from the method with the most blocks."""
+    """Join the rewards of all methods; a reward of several methods is taken from the method with the most blocks."""
     rewards: dict[str, Reward] = {}
     for method_name in sorted(readings, key=lambda name: -len(arms.schemes[name].layout.names)):
         scores = readings[method_name].scores
@@ -170,7 +170,7 @@ def _collect_scores(completions: int, arms: Arms, readings: Mapping[str, Reading
 
 
 def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Scores) -> tuple[dict[str, Any] | None, str]:
-    """Return figures on how well self-rewarding scores predict right answers, and a sentence; None and "" without scores."""
+    """Measure how well self-rewarding scores predict right answers; return figures and a sentence on them."""
     if table.score_n is None:
         return None, ""
     judge_name = next((mode.judge for scheme in schemes for mode in scheme.modes if mode.judge is not None), "correct")
@@ -282,7 +282,7 @@ def read_file(
 def _function_columns(
     table: RolloutTable, rows: slice, texts: Sequence[BlockText], scheme: Scheme
 ) -> dict[str, Sequence[Any]]:
-    """Return the columns (prompts, completions, token ids) that a trainer hands to reward functions beside the dataset's."""
+    """Return the columns that a trainer adds for reward functions: prompts, completions and token ids."""
     computed_rewards = [o.reward for o in scheme.objectives if o.name not in scheme.recorded]
     has_functions = any(map(callable, computed_rewards))
     # Without token ids in the file, a reward for length would count words or bytes as tokens.
@@ -339,7 +339,7 @@ def apply_arm(
 
 
 def _join_credit(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
-    """Join the credit of separate sets of rows in file order; sets of compared completions (strata) get new, distinct numbers."""
+    """Join the credit of sets of rows in file order, and renumber the strata (completions compared with each other)."""
     row_order = torch.cat([rows for rows, _ in parts]).argsort()
     renumbered_credits, strata_before = [], 0
     for _, credit in parts:
@@ -352,7 +352,7 @@ def _join_credit(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
 
 
 def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
-    """Yield the row indices of each training step or, if given group numbers, of each group, in the order of the numbers."""
+    """Yield the row indices of each training step (or of each group, if given group numbers), in ascending order."""
     row_order = torch.argsort(step_n, stable=True)
     yield from torch.split(row_order, torch.unique_consecutive(step_n[row_order], return_counts=True)[1].tolist())
 
@@ -401,21 +401,21 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
     empty_m = torch.zeros(0, dtype=torch.long)
     credit = Credit(torch.where(present_nk, credit_nk, 0.0), stop_n, empty_m, empty_m, mean_length_n=token_count_n)
     spread_words = f"spread over the tokens of the {'block' if recorded_numbers.by_block else 'completion'}"
-    note = (
-        f"{RECORDED} is no method: {recorded_numbers.says}, {'token by token' if recorded_numbers.shares else spread_words}."
-    )
+    if recorded_numbers.shares:
+        spread_words = "token by token"
+    note = f"'{RECORDED}' shows the trainer's own numbers: {recorded_numbers.says}, {spread_words}."
     spread_function = partial(_spread_recorded, by_block=bool(recorded_numbers.by_block))
     return MethodCredit(RECORDED, file_spans, credit, spread_function, adv_v), note
 
 
 def _spread_recorded(credit: Credit, spans: Spans, *, by_block: bool) -> Float[Tensor, "n t"]:
-    """Spread recorded credit over the tokens of each block or rollout; NaN for tokens without credit."""
+    """Spread recorded credit over the tokens of each block or rollout; a row without credit gets NaN."""
     finite_credit = replace(credit, block_nk=credit.block_nk.nan_to_num())
     adv_nt = spread(finite_credit, spans, per="block" if by_block or credit.mean_length_n is None else credit.mean_length_n)
     return adv_nt.masked_fill(credit.block_nk.isnan().any(dim=1, keepdim=True), torch.nan)
 
 
 def opening_tokens(segments: SaeSegments, logp: np.ndarray, trained: np.ndarray) -> list[int]:
-    """Return the indices of the tokens that open a segment of SAE, except the first segment's."""
+    """Return the index of each token that opens a segment of SAE, except in the first segment."""
     logp_1t = torch.from_numpy(logp).float().nan_to_num(nan=0.0)[None]  # a token of unknown probability opens no segment
     return segments.opens(logp_1t, torch.from_numpy(trained)[None])[0].nonzero().flatten()[1:].tolist()

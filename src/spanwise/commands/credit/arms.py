@@ -1,4 +1,4 @@
-"""Choose the methods that a rollout file is credited by, and build each on the blocks and rewards of the file (`Scheme`)."""
+"""Choose the methods that a rollout file is credited by, and build each as a `Scheme` for the file's blocks and rewards."""
 
 import reprlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -57,8 +57,8 @@ def choose_arms(
     must_fit: bool,
     run_code: bool,
 ) -> Arms:
-    """Build the requested methods for a file, or else the usual methods and the recipe's own, if they fit the file."""
-    # In a recipe, the reward of an objective that has a name of its own may be a column of the file.
+    """Build the requested methods for a file; by default, the usual methods and the recipe's own, if they fit the file."""
+    # If a recipe's objective has a name, its reward may name a column of the file.
     rewards = {
         str(entry["name"]): entry["reward"]
         for entry in recipe.objectives or ()
@@ -112,13 +112,13 @@ def choose_arms(
 
 
 def left_out_note(names: Sequence[str], reason: str) -> str:
-    """Say which methods are left out and why; name the recipe's own method only if no other is left out for it."""
+    """Say which methods are left out and why; the recipe's own method is named only if it is the only one."""
     method_names = [name for name in names if name != "recipe"] or ["the recipe's own method"]
     return f"{' and '.join(method_names)} {'is' if len(method_names) == 1 else 'are'} left out: {reason}"
 
 
 def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, str]:
-    """Map each objective to the file's column with its reward: the one that `rewards` names, or else the one of the same name."""
+    """Map each objective to the column of its reward: the one that `rewards` names, or the one of the same name."""
     for objective, column in rewards.items():
         if column != "text" and column not in table.rewards:
             filled_cells = [value for value in table.columns.get(column, ()) if value is not None]
@@ -134,7 +134,7 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
 
 
 def _summed_rewards(table: RolloutTable, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the recorded rewards that the trainer added up; none if it was one reward, equal to the verdict `correct`."""
+    """Return the recorded rewards that the trainer added up; none if there is one and it equals the verdict `correct`."""
     reward_names = [name for name in (columns.get("correct"), *table.trained) if name is not None]
     reward_columns = [table.rewards[name].value_n.nan_to_num() for name in reward_names]
     is_verdict = "correct" in columns and len(reward_columns) == 2 and torch.equal(*reward_columns)
@@ -158,13 +158,13 @@ def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTab
 
 @dataclass(frozen=True)
 class _Presets:
-    """Builds methods by preset for the blocks of a file, with objectives of the file or recipe in place of the preset's."""
+    """Builds methods for the blocks of a file: presets whose objectives are replaced by those of the file or recipe."""
 
     recipe: Recipe
     blocks: Blocks
     recorded_columns: Mapping[str, str]
     objectives: tuple[Objective, ...] | None
-    summed: tuple[str, ...]  # the recorded rewards that a method which credits whole completions adds up
+    summed: tuple[str, ...]  # the recorded rewards that methods for whole completions add up
 
     def with_each_baseline(self) -> Iterator[tuple[str, Scheme]]:
         """Yield the recipe's method as a preset (name, scheme), first without a baseline, then with each baseline that fits."""
@@ -179,11 +179,11 @@ class _Presets:
         if entry is None:
             raise RecipeError(unknown("method", name, [*METHODS, "recipe", RECORDED]))
         if ":" in name and "baseline" not in entry.inputs:
-            raise RecipeError(f"Method '{entry.name}' takes no baseline; ask for '{entry.name}' alone, or for 'bae'.")
+            raise RecipeError(f"Method '{entry.name}' takes no baseline; use '{entry.name}' alone, or use 'bae'.")
         if missing_inputs := [need for need in entry.needs if need not in ("mask_nt", "length_n", *PER_TOKEN)]:
             raise RecipeError(
                 f"Method '{entry.name}' cannot be applied to a rollout file: it needs {', '.join(missing_inputs)}, which no "
-                f"format holds. Call spanwise.credit.{entry.estimator.__name__} from Python."
+                f"file format holds. Call spanwise.credit.{entry.estimator.__name__} from Python."
             )
         return self.build(name)
 
@@ -201,7 +201,7 @@ class _Presets:
             raise RecipeError(self.blocks.no_verdict)
         if objectives is not None:
             if objectives is self.blocks.objectives and not is_calibrated:
-                # Objectives from the file's blocks may include one that scores the confidence, which only calibrated methods keep.
+                # One objective from the file's blocks may score the confidence; only calibrated methods keep it.
                 objectives = tuple(objective for objective in objectives if judge_of(objective) is None)
             scheme_fields = {"objectives": _adapt_objectives(method_entry, objectives, layout.names, baseline)}
         elif is_calibrated and states_confidence(layout):
@@ -213,7 +213,7 @@ class _Presets:
 
 
 def _build_own(presets: _Presets, run_code: bool) -> tuple[str, Scheme, _Presets]:
-    """Build the recipe's own method; return the name of the preset that equals it (or "recipe"), its scheme, and its `_Presets`."""
+    """Build the recipe's own method; return its name (of the equal preset, or "recipe"), its scheme, and its `_Presets`."""
     recipe, blocks = presets.recipe, presets.blocks
     if blocks.objectives is None:
         scheme = scheme_of(recipe, blocks.layout, blocks.longest, recorded=presets.recorded_columns, run_code=run_code)
@@ -238,12 +238,12 @@ def token_columns(scheme: Scheme) -> dict[str, list[str]]:
 
 
 def check_file(scheme: Scheme, table: RolloutTable) -> None:
-    """Refuse a method that needs numbers per token which the file lacks, or one row per rollout where the file has several."""
+    """Refuse a method that needs per-token numbers that the file lacks, or one row per rollout if the file has several."""
     has_branches = table.rollout_n is not None
     refuse({
-        f"Method '{scheme.method}' runs over the tokens of a rollout from its end, and rollouts of '{table.path}' are several "
-        "rows (branches). Use a method that needs rewards only (grpo, rlcr, bae).": has_branches and scheme.entry.kind == "token",
-        f"refine changes the tokens of whole completions, but rollouts of '{table.path}' have several rows. Remove refine.": (
+        f"Method '{scheme.method}' goes through a rollout from its end, but rollouts of '{table.path}' have several rows "
+        "(branches). Use a method that needs rewards only (grpo, rlcr, bae).": has_branches and scheme.entry.kind == "token",
+        f"refine changes the credit of whole rollouts, but rollouts of '{table.path}' have several rows. Remove refine.": (
             has_branches and scheme.refine is not None
         ),
     })  # fmt: skip
@@ -260,18 +260,18 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
     if value_names and missing_fields == ["value_nt"]:
         present_words = f"those of {', '.join(value_names)}" if value_names != [""] else "one value"
         values_wanted = f" for {', '.join(scheme.value_names)}"
-        advice = "Use the recipe that the critic was trained under (its objectives and `values`)"
+        advice = "Use the recipe that the critic was trained with (its objectives and `values`)"
     needs_text = " and ".join(PER_TOKEN[field] for field in missing_fields)
     raise RecipeError(
-        f"Method '{scheme.method}' needs {needs_text} of every token{values_wanted}, and '{table.path}' holds {present_words}. "
-        f"{advice}."
+        f"Method '{scheme.method}' needs {needs_text} of every token{values_wanted}, but '{table.path}' holds "
+        f"{present_words}. {advice}."
     )
 
 
 def _adapt_objectives(
     entry: Method, objectives: Sequence[Objective], block_names: tuple[str, ...], baseline: str
 ) -> tuple[Objective, ...]:
-    """Return objectives of a recipe or file with the blocks, outcomes and baselines that a method's preset prescribes."""
+    """Return copies of objectives with the blocks, outcomes and baselines that a method's preset prescribes."""
     if (entry.preset or Preset()).calibrated and len(objectives) == 1 and entry.kind != "block":
         raise RecipeError(
             f"Method '{entry.name}' adds up several objectives, but there is only '{objectives[0].name}'; use grpo."
@@ -283,15 +283,15 @@ def _adapt_objectives(
         used_baseline = ((baseline or "outcome") if objective.given else "group") if takes_baseline else None
         judging_outcomes = tuple(outcome for outcome in objective.given if outcome == judge_name)
         outcomes = objective.given if used_baseline in ("outcome", "blended") else judging_outcomes
-        # If a method adds up all rewards, each objective pays every block: first the blocks that it already pays.
+        # If a method adds up all rewards, each objective pays every block, its own blocks first.
         paid_names = objective.pays if credits_blocks else tuple(dict.fromkeys((*objective.pays, *block_names)))
         field_changes = {"pays": paid_names, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
         if entry.kind == "completion" and objective.reward == "equals" and objective.if_missing is None:
-            field_changes["if_missing"] = 0.0  # without it, a completion whose list lacks an element has no sum of rewards
+            field_changes["if_missing"] = 0.0  # a completion without a list element would have no sum of rewards
         adapted_objectives.append(replace(objective, **field_changes))
     if baseline and not any(objective.given for objective in objectives):
         raise RecipeError(
-            f"No objective of the recipe is given an outcome, so the baseline '{baseline}' would change nothing. Leave it out."
+            f"No objective sets `given`, so the baseline '{baseline}' would change nothing. Leave the baseline out."
         )
     return tuple(adapted_objectives)
 
@@ -299,16 +299,14 @@ def _adapt_objectives(
 def _drop_tagless(
     schemes: dict[str, Scheme], table: RolloutTable, texts: Sequence[str], *, required: Collection[str]
 ) -> list[str]:
-    """Remove the methods that need a tag which no completion has; return sentences on these methods and tags."""
+    """Remove the methods that need a tag that no completion has; return sentences on the methods and their tags."""
     layouts = dict.fromkeys(scheme.layout for scheme in schemes.values())
     census_by_sentence = {count.sentence: count for layout in layouts for count in census_of(layout, texts)}
     incomplete = [count for count in census_by_sentence.values() if count.lacking]
     if not incomplete:
         return []
-    tag_notes = [
-        f"{count.sentence} The layout asks for {'it' if len(count.lacking) == 1 else 'them'}." for count in incomplete
-    ]
-    # A reward that reads a tag which no completion has would call all of them wrong, so its method is left out.
+    tag_notes = [f"{count.sentence} The layout asks for {' and '.join(count.lacking)}." for count in incomplete]
+    # A reward that reads a tag would call every completion wrong if none has the tag, so its method is left out.
     missing_by_method = {name: tags for name, scheme in schemes.items() if (tags := _missing_tags(scheme, incomplete[0]))}
     if not missing_by_method:
         return tag_notes
@@ -327,7 +325,7 @@ def advise_tagless(table: RolloutTable, texts: Sequence[str], name: str = "corre
     """Say what to do if completions lack the layout's tags, with options that can be copied as they are."""
     rewards_text = f" The file records {', '.join(table.rewards)}." if table.rewards else ""
     layout_text = f" (most are made of {layout})" if (layout := common_layout(texts)) else ""
-    advice = f"{rewards_text} Give the layout that they were sampled with{layout_text}, or credit whole completions with"
+    advice = f"{rewards_text} Give the layout of the completions{layout_text}, or credit whole completions with"
     if table.rewards:
         return f"{advice} --methods grpo --reward {name}={table.verdict or next(iter(table.rewards))}"
     objective_text = '{reward: correct, pays: [completion], options: {tag: ""}}'

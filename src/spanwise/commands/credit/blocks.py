@@ -32,11 +32,11 @@ _MOST_TAGS = 32
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks into which completions of a file are cut, and the objectives that pay them, if not the recipe's."""
+    """The blocks into which completions of a file are cut, and their objectives, unless the recipe's are used."""
 
     layout: Layout
     longest: int  # the largest possible number of tokens of a completion
-    objectives: tuple[Objective, ...] | None = None  # None if the recipe's objectives are used
+    objectives: tuple[Objective, ...] | None = None  # the objectives that pay the blocks; None for the recipe's
     note: str = ""  # tells the user how the blocks were chosen
     no_verdict: str = ""  # why right and wrong completions cannot be told apart; empty if they can
 
@@ -48,7 +48,7 @@ def choose_blocks(
     if table.folder is not None or _BLOCK_FIELDS & recipe.model_fields_set:
         return usual
     common_tags, majority_count = usual_tags(texts)
-    # If tokens are untrained, an agent wrote the completions; its JSON belongs to tool calls and gives no blocks.
+    # Completions with untrained tokens come from an agent; their JSON belongs to tool calls and gives no blocks.
     json_fields = usual_fields(texts) if table.trainable.all() else ()
     found_blocks = _blocks_by_tag(common_tags, recipe, usual) if common_tags else _blocks_by_field(json_fields, table, usual)
     tag_census = census(texts, usual.layout.tags)
@@ -74,7 +74,7 @@ def choose_blocks(
 
 
 def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, table: RolloutTable) -> dict[str, Any]:
-    """Return the recipe fields that `--pay` sets: objectives and, if the recipe has no layout, that of the file's tags."""
+    """Return the recipe fields that `--pay` sets: objectives and, if the recipe has none, a layout from the file's tags."""
     blocks_by_reward: dict[str, list[str]] = {}
     for block, reward in block_reward_pairs:
         blocks_by_reward.setdefault(reward, []).append(block)
@@ -90,7 +90,7 @@ def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, tab
     layout = layout_of(common_tags) if common_tags else None
     for block in asked_blocks:
         if layout is None:
-            raise RecipeError(f"--pay {block}=...: Most completions have no tags; give --set layout=...")
+            raise RecipeError(f"--pay {block}=...: Most completions have no tags; give the blocks with --set layout=...")
         if block not in layout.names:
             raise RecipeError(f"--pay {block}=...: {unknown('block', block, layout.names)}")
     return {**recipe_fields, "layout": {name: list(marks) for name, marks in layout.blocks}} if layout else recipe_fields
@@ -107,7 +107,7 @@ def _pay_every_reward(usual: Blocks, table: RolloutTable, layout: Layout) -> Blo
 
 
 def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks:
-    """Build a block per tag; `correct` pays all but a final confidence, which a calibration reward pays, as in `bae_paper`."""
+    """Build a block per tag; a calibration reward pays a final confidence, `correct` all other blocks, as in `bae_paper`."""
     tag_layout = layout_of(tags)
     names = tag_layout.names
     note = f"the blocks are {', '.join(names)}; for other blocks, edit and give: --set 'layout={_layout_json(tag_layout)}'."
@@ -118,13 +118,13 @@ def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks
 
 
 def _blocks_by_field(field_names: tuple[str, ...], table: RolloutTable, usual: Blocks) -> Blocks | None:
-    """Build a block per field of the JSON that most completions hold, each paid for the dataset's value of that field."""
+    """Build a block per field of the JSON that most completions hold, each paid if its value equals the dataset's."""
     if not field_names:
         return None
     json_layout, gold_answers, no_verdict = Layout(field_names, segmenter="json"), table.columns.get("answer", ()), ""
     blocks_note = (
-        f"You gave no layout, and most completions hold JSON, so the blocks are its fields {', '.join(field_names)}. For others, "
-        f"edit and give: --set 'layout=[{', '.join(field_names)}]' --set segmenter=json."
+        f"You gave no layout, and most completions hold JSON, so the blocks are its fields {', '.join(field_names)}. "
+        f"For other blocks, edit and give: --set 'layout=[{', '.join(field_names)}]' --set segmenter=json."
     )
     if gold_answers and all(isinstance(gold, Mapping) or str(gold).lstrip().startswith("{") for gold in gold_answers):
         objective = Objective("equals", each="*", if_missing=0.0)
@@ -147,7 +147,7 @@ def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def usual_tags(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """Return the sequence of outermost tags that most completions share, and how many share it; () and 0 without a majority."""
+    """Return the outermost tags of most completions, in order, and how many have them; () and 0 without a majority."""
     tag_counts = Counter(_outermost_tags(text) for text in texts)
     common_tags, sharing_count = tag_counts.most_common(1)[0] if tag_counts else ((), 0)
     can_be_layout = 0 < len(common_tags) <= _MOST_TAGS and len(set(common_tags)) == len(common_tags)
@@ -155,7 +155,7 @@ def usual_tags(texts: Sequence[str]) -> tuple[tuple[str, ...], int]:
 
 
 def _outermost_tags(text: str) -> tuple[str, ...]:
-    """Return the tags of a text that are opened outside of all others, in order; tags that are never closed are left out."""
+    """Return the tags of a text that lie in no other tag, in order; tags that are never closed are left out."""
     tag_matches = list(_TAG.finditer(text))
     last_close_by_tag = {match[2]: match.start() for match in tag_matches if match[1]}
     outermost_tags, open_tag = list[str](), None
@@ -175,7 +175,7 @@ def common_layout(texts: Sequence[str]) -> str:
 
 
 def layout_of(tags: Sequence[str]) -> Layout:
-    """Build a block for each of several tags; a lone tag gives one block `completion`, a lone `confidence` also a block `text`."""
+    """Build one block per tag; a single tag gives a block `completion`, but a single `confidence` adds a block `text`."""
     if list(tags) == ["confidence"]:
         return Layout({"text": [], "confidence": ["confidence"]})
     return Layout({tag: [tag] for tag in tags} if len(tags) > 1 else {"completion": list(tags)})
@@ -204,10 +204,10 @@ def _layout_json(layout: Layout) -> str:
 def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> tuple[Int[Tensor, " n"], list[str]]:
     """Return the group in which each completion is compared, and notes on these groups for the user."""
     rollout_n = torch.arange(len(table)) if table.rollout_n is None else group_index(table.rollout_n)
-    # A rollout that has several rows in the file is one member of its group.
+    # A rollout with several rows counts once in its group.
     first_row_r = torch.from_numpy(np.unique(rollout_n.numpy(), return_index=True)[1])
     group_r, step_r = table.group_n[first_row_r], table.step_n[first_row_r]
-    # Groups of a spanwise run are cut to the run's group size; groups of other files only if the user gives a size.
+    # Groups are split to the group size of the spanwise run that wrote the file, or to a size that the user gives.
     if run is None and "group_size" not in recipe.model_fields_set:
         return group_r[rollout_n], [] if table.keyed else _note_uneven_groups(step_r, group_r)
     size, notes = (run or recipe).group_size, []

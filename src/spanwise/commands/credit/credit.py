@@ -47,11 +47,11 @@ def credit_rollouts(
     run = None if own_recipe_file is None else full_recipe
     if recipe is not None and own_recipe_file is not None:
         run = load(own_recipe_file, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides})
-    # A recipe, method or objective that the user gives must fit the file; a default that does not fit is left out.
+    # A recipe, method or objective from the user must fit the file; a default that does not fit is left out.
     must_fit = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides)
     task_layout, longest_length = task_shape(full_recipe)
     usual_layout = answer_layout(full_recipe, task_layout)
-    # A spanwise run's recipe names its tags, so its texts are not searched: early completions may lack the tags.
+    # The recipe of a spanwise run names the tags, so texts are not searched; early completions may lack tags.
     texts = SampledTexts(file_table) if must_fit or own_recipe_file is None else []
     group_n, group_notes = compared_groups(file_table, full_recipe, run)
     blocks = choose_blocks(Blocks(usual_layout, longest_length), full_recipe, file_table, texts, asked=bool(reward))
@@ -71,9 +71,9 @@ def credit(
     console: Console | None = None,
     **options: Any,
 ) -> CreditResult:
-    """Credit a file, write a report of at most `rows` completions and the file itself with advantages of the method `write`."""
+    """Credit a file and report at most `rows` completions; `write` names a method whose credit is added to the file."""
     if rows < 1:
-        raise RecipeError(f"--rows is {rows}; the report needs at least 1 completion.")
+        raise RecipeError(f"--rows is {rows}; the report must show at least 1 completion.")
     check_no_run(output)
     with sole_writer(output):
         credit_result = credit_rollouts(rollouts, **options)

@@ -1,4 +1,4 @@
-"""Build the report of `spanwise credit`, and the view of tokens with their credit that reports of runs show, too."""
+"""Build the report of `spanwise credit`, and the view of credited tokens that a run's report also shows."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -84,16 +84,14 @@ def credited_view(
     own: str | None,
     tokenizer: Path | None,
 ) -> tuple[TokenView, dict[str, dict[str, Tensor]]]:
-    """Build the view of the tokens of the completions `rows`, which are the table `shown`, and return the credit of all."""
+    """Build the view of tokens for the completions `rows`, whose table is `shown`; also return the credit of all rows."""
     kind_by_method = {name: METHODS[rule["method"]].kind for name, rule in rules.items() if rule["method"] in METHODS}
     credit = {name: credited_units(columns, kind_by_method.get(name, "")) for name, columns in read_credit(table).items()}
     segments_of_methods = (SaeSegments.of(rule["method"], rule.get("options")) for rule in rules.values())
     sae_segments, segments_sentence = next((cut for cut in segments_of_methods if cut is not None), None), ""
     if sae_segments is not None:
         verb = "opens a segment" if sae_segments.boundary == "start" else "has closed a segment"
-        segments_sentence = (
-            f"A tick marks each place where a token with a probability below {sae_segments.threshold:g} {verb}."
-        )
+        segments_sentence = f"A tick marks where a token with a probability below {sae_segments.threshold:g} {verb}."
     mode_by_method = {name: scoring_mode(rule) for name, rule in rules.items()}
     shares_by_method = {name: score_shares(table, mode) for name, mode in mode_by_method.items() if mode is not None}
     token_view = TokenView(
@@ -114,7 +112,7 @@ def credited_view(
 
 
 def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | None = None) -> Rule:
-    """Build the `Rule` by which a report explains a method's credit, from objectives in the plain form of `Scheme.plain`."""
+    """Build the `Rule` by which a report explains a method's credit, from objectives as `Scheme.plain` writes them."""
     if method not in METHODS:
         return Rule()
     method_entry = METHODS[method]
@@ -128,14 +126,14 @@ def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | N
 
 
 def as_names(names: str | Sequence[Any] | None) -> list[str]:
-    """Return as a list the names in a recipe field that holds a list of names, one name or nothing."""
+    """Return the value of a recipe field as a list of names; the field holds a list, one name or nothing."""
     return [names] if isinstance(names, str) else [str(name) for name in names or ()]
 
 
 def score_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
     """Return (tau, z) of each completion: the share of its self-rewarding score in the credit, and that score within its group."""
     if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
-        return [(0.0, 0.0)] * len(table)  # a file without scores: their share of the credit is 0
+        return [(0.0, 0.0)] * len(table)  # without scores, their share of the credit is 0
     step_n = float_column(table, schema.STEP).nan_to_num().long()
     group_n = torch.unique(torch.stack([step_n, float_column(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]
     score_share_n, relative_score_n = mode.opinion(float_column(table, schema.SCORE), group_n, step_n)

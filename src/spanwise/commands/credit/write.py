@@ -56,13 +56,13 @@ def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any],
 
 
 def check_writable(result: CreditResult, method: str, folder: Path) -> None:
-    """Refuse `--write` if the method was not applied, the file is no trace with token ids, or it would be overwritten."""
+    """Refuse `--write` if the method was not applied, or if the file is no trace with token ids or would be overwritten."""
     table, method_names = result.table, [arm.name for arm in result.applied]
     check_known("method of --write", method, method_names)
     refuse(
         {
             f"--write only works for traces of verifiers and prime-rl and dumps of slime, but '{table.path}' is a file of "
-            f"{table.source}. Leave it out; the advantage of every token is in {folder / EXPORT}.": table.source
+            f"{table.source}. Leave --write out; the advantage of every token is in {folder / EXPORT}.": table.source
             not in _WRITERS,
             f"--write needs the token ids of '{table.path}'; give the folder of the policy's tokenizer with --tokenizer.": (
                 not table.has_ids
@@ -84,14 +84,14 @@ def write_again(result: CreditResult, method: str, folder: Path, console: Consol
         for row in np.split(arm.advantages(file_table, first, last), np.cumsum(file_table.tokens.lengths[first : last - 1]))
     )
     scheme = result.arms.schemes.get(method)
-    spread_note = "" if scheme is None else f" (per: {scheme.per}; use a loss that adds up tokens)"
+    spread_note = "" if scheme is None else f" (per: {scheme.per}; use a loss that sums over tokens)"
     for file in rollout_files(file_table.path):
         _WRITERS[file_table.source](folder / file.name, file, advantages_by_row)
         say(console, f"Written with the advantages of {method}{spread_note}: {folder / file.name}")
 
 
 def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
-    """Yield the rows of `credit.parquet` as tables, each with as many completions and their credit as the memory holds."""
+    """Yield the rows of `credit.parquet` as tables, each with as many credited completions as memory holds."""
     file_table, file_spans = result.table, result.file_spans
     token_columns = {schema.IDS: file_table.tokens.values, schema.TRAINABLE: file_table.trainable, **file_table.token_values}
     for first, last in fitting_runs(file_table.tokens.lengths, AT_A_TIME):
@@ -119,7 +119,7 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
 
 
 def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of `summary.json`: the figures of every method, and all else that the report needs."""
+    """Return the content of `summary.json`: the figures of every method, and everything else that the report needs."""
     file_table, scores, arms = result.table, result.scores, result.arms
     status_counts = {
         name: {status.name.lower(): n for status in Status if (n := int((scores.status_nm[:, m] == int(status)).sum()))}

@@ -16,7 +16,7 @@ def command(
     completion: int | None = None,
     examples: int = 3,
 ) -> None:
-    """Say why tokens of rollouts train with 0: masked, all right or all wrong, alone, absent, timeout, ... with counts that add up.
+    """Say why tokens have advantage 0: masked, group all right or all wrong, missing block, timeout, ... with counts.
 
     Reads the same files as `spanwise credit`, under the same methods; writes nothing.
 

@@ -1,4 +1,4 @@
-"""Judge whether SAE (segmental advantage estimation) suits a file: count decisions, measure how late the critic reacts to them."""
+"""Judge whether SAE (segmental advantage estimation) suits a file: count decisions, measure the critic's delay."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -11,7 +11,7 @@ from spanwise.credit.methods._gae import SaeSegments
 
 
 def decision_notes(result: CreditResult) -> Iterator[str]:
-    """Yield sentences on each method that, like SAE, cuts at unlikely tokens: how many, and how late the critic reacts."""
+    """Yield sentences on each method that, like SAE, cuts at unlikely tokens: the number of cuts, and the critic's delay."""
     for name, scheme in result.arms.schemes.items():
         segments = SaeSegments.of(scheme.method, scheme.options)
         if segments is None:
@@ -20,15 +20,15 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
         logp_column, value_column = column_by_field["logp_nt"][0], column_by_field["value_nt"][0]
         decision_counts, segment_values, segment_rewards = _cut_segments(result, segments, logp_column, value_column)
         mean_count = sum(decision_counts) / max(len(decision_counts), 1)
-        count_words = f"{name}: {mean_count:.3g} decisions (tokens less likely than {segments.threshold:g}) in a completion"
+        count_words = f"{name}: {mean_count:.3g} decisions (tokens less likely than {segments.threshold:g}) per completion"
         if not segment_values:
             yield f"{count_words}, so '{name}' equals GAE with lambda 1 at nearly every token."
             continue
         lengths = np.array([len(value_t) - 1 for value_t in segment_values])
-        mean_length = lengths.mean()
+        mean_length, relative_deviation = lengths.mean(), lengths.std() / lengths.mean()
         equal_lambda = scheme.options.get("lam", 0.95) ** (1 / mean_length)
         yield (
-            f"{count_words}, {mean_length:.3g} tokens apart on average (relative deviation {lengths.std() / mean_length:.2g}). "
+            f"{count_words}, {mean_length:.3g} tokens apart (relative standard deviation {relative_deviation:.2g}). "
             f"GAE with lambda {equal_lambda:.4g} at each token looks equally far ahead; docs/critic.md compares the two."
         )
         yield _describe_delay(name, segment_values, np.array(segment_rewards))
@@ -66,4 +66,4 @@ def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) ->
         return f"{name}: between decisions the critic's value does not follow the reward, so it has not learned what was decided."
     half_lag = next((lag for lag in (1, 2, 4, 8, 16, 32, 64) if agreement(lag).mean() >= full_agreement.mean() / 2), None)
     lag_words = "more than 64 tokens" if half_lag is None else f"{half_lag} token{'s' if half_lag > 1 else ''}"
-    return f"{name}: the critic has seen half of the effect of a decision after {lag_words}."
+    return f"{name}: the critic's value shows half of the effect of a decision after {lag_words}."

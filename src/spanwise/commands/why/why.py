@@ -91,7 +91,7 @@ def _reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: in
     counts_table = plain_table(
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
         title=result.title,
-        caption="Tokens: each token is counted under one reason. Completions: those without any credit, mostly for this reason. "
+        caption="Tokens: each token is counted under one reason. Completions: those without credit, mostly for this reason. "
         "Rows: the first of these completions, or the first completion with such a token; --completion ROW shows one.",
     )  # fmt: skip
     for name, tally in zeros.items():
