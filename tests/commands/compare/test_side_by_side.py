@@ -57,7 +57,7 @@ def test_a_stopped_comparison_leaves_no_training_behind(stop, whole_group, statu
         said, errors = parent.communicate(timeout=20)
         assert parent.returncode == status, errors
         assert "0 of 6 runs are finished; 2 train at a time." in said
-        assert "Stopped. Run the same command again to do the missing runs." in said
+        assert "Stopped. Run the same command again" in said
         assert "Traceback" not in errors
         started = {file.stem: int(file.read_text()) for file in output.glob("*.pid")}
         assert set(started) == {"group-0", "outcome-0"}

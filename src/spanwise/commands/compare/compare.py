@@ -35,11 +35,11 @@ from spanwise.objective import BASELINES
 from spanwise.recipe import Recipe, load
 from spanwise.rollouts.folder import RunFolder, hidden, is_filled, sole_writer
 
-#: The figures of the comparison table, as in Table 1 of the BAE paper. The last three show a collapse that the others may hide.
+#: The figures of the comparison table, as in Table 1 of the BAE paper. The last three reveal a collapse.
 FIGURES = ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", "refusal_rate")
 #: The recipe fields that a comparison sets for every arm, unless the user sets them.
 COMMON = {"eval_every": 20, "eval_samples": 16, "keep_rollouts": 20, "report": False}
-#: The fields that decide the start and the evaluation of a run; arms that differ in these fields cannot be compared.
+#: The recipe fields for a run's start model and evaluation; arms that differ in such a field cannot be compared.
 _SAME = (
     "task", "model", "dataset", "split", "question_column", "prompt_column", "instruction", "answer_column", "start", "start_seed",
     "start_steps", "temperature", "eval_prompts", "eval_samples",
@@ -66,11 +66,11 @@ class ArmRun:
 
     @property
     def file(self) -> Path:
-        """The YAML file beside the run's folder, with the recipe before the method's preset fills fields in."""
+        """The YAML file beside the run's folder with its recipe, to which the method's preset has not yet added fields."""
         return self.folder.with_name(f"{self.folder.name}.yaml")
 
     def asked(self) -> dict[str, Any]:
-        """Return the run's recipe as plain data, before the method's preset fills fields in."""
+        """Return the run's recipe as plain data, to which the method's preset has not yet added fields."""
         return self.recipe.model_dump(mode="json")
 
     def finished(self) -> bool:
@@ -104,7 +104,7 @@ def compare(
     processes: int | None = None,
     console: Console | None = None,
 ) -> ArmComparison:
-    """Train each arm (method, baseline or recipe) with each seed, except in finished runs, and compare the arms' figures."""
+    """Train each arm (method, baseline or recipe) with each seed, unless that run is finished, and compare the arms."""
     console = console or Console()
     runs = plan_runs(arms, seeds, choices or {}, output, shared=shared)
     if reference is not None:
@@ -116,7 +116,7 @@ def compare(
             try:
                 _train_waiting(unfinished_runs, len(runs), processes, console)
             except (KeyboardInterrupt, SystemExit):
-                say(console, "Stopped. Run the same command again to do the missing runs.")
+                say(console, "Stopped. Run the same command again to train the missing runs.")
                 raise
         folders_by_arm = {run.arm: {peer.seed: peer.folder for peer in runs if peer.arm == run.arm} for run in runs}
         *_, figures_by_arm = ended_runs(folders_by_arm)
@@ -138,7 +138,7 @@ def compare(
 
 
 def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
-    """Yield the table of every arm's figures, its warnings, and the table of differences between arms, paired by seed."""
+    """Yield a table of the arms' figures, the warnings of the comparison, and a table of differences paired by seed."""
     seed_count = max(interval.count for interval in comparison.cells.values())
     title = Text(f"Mean over {seed_count} seeds ± half of the {100 * comparison.level:g} % interval", style="italic")
     figure_columns = (Column(name.replace("_", " "), no_wrap=True) for name in comparison.figures)
@@ -147,7 +147,7 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     yield from (Text(f"! {sentence}", style="bold red") for sentence in comparison.warnings())
     if not comparison.differences:
         return
-    yield Text("\nPaired differences by seed (Holm by figure), and how many seeds each needs to be clear", style="italic")
+    yield Text("\nPaired differences by seed (Holm per figure), and the seeds that a clear difference needs", style="italic")
     difference_rows: list[list[str | Text]] = []
     for figure, differences in groupby(comparison.differences, key=lambda d: d.figure):
         difference_rows.append([Text(figure.replace("_", " "), style="bold")])
@@ -173,7 +173,7 @@ def _measured_figures(arms: Mapping[str, Mapping[int, Mapping[str, float | None]
 
 
 def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int | None, console: Console) -> None:
-    """Train the unfinished runs; after all have ended, raise a DataError that names the first failed run."""
+    """Train the unfinished runs; if some fail, raise a DataError when all have ended, which names the first failed run."""
     # Imported only here, because transformers takes seconds to load.
     from spanwise.commands.shared.task import make_task
 
@@ -182,7 +182,7 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
     process_count = processes or (2 if (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available() else 1)
     say(console, f"{count - len(unfinished_runs)} of {count} runs are finished; {process_count} train at a time.")
     start, start_seconds, reason_by_failed_run = partial(_start, console=console), time.perf_counter(), {}
-    # The loop holds the only reference to the iterator, so an error in it ends the running processes at once.
+    # The loop holds the only reference to the iterator, so an error in the loop ends the running processes at once.
     for done_count, (run, status) in enumerate(side_by_side(unfinished_runs, process_count, start=start), 1):
         seconds_left = (time.perf_counter() - start_seconds) / done_count * (len(unfinished_runs) - done_count)
         if status == 0:
@@ -192,18 +192,18 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
             reason_by_failed_run[run.folder.name] = _failure_reason(run, status)
             outcome_text = f"failed: {reason_by_failed_run[run.folder.name]}"
         counts_text = f"{done_count}/{len(unfinished_runs)}"
-        say(console, f"{counts_text}  {run.folder.name}  {outcome_text}  left {seconds_left / 60:.0f} min")
+        say(console, f"{counts_text}  {run.folder.name}  {outcome_text}  {seconds_left / 60:.0f} min left")
     if reason_by_failed_run:
         run_name, failure_reason = next(iter(reason_by_failed_run.items()))
         raise DataError(
-            f"{len(reason_by_failed_run)} of {len(unfinished_runs)} runs failed, the first was {run_name}: {failure_reason} "
-            "Run the same command again for the missing runs."
+            f"{len(reason_by_failed_run)} of {len(unfinished_runs)} runs failed. The first is {run_name}: {failure_reason} "
+            "Run the same command again to train the missing runs."
         )
 
 
 def train_command(run: ArmRun, *, resume: bool) -> list[str]:
     """Return the command line that trains one run of a comparison, anew or from its last checkpoint."""
-    # --overwrite deletes no other run here: `run.finished()` has refused a folder that holds a run of another recipe.
+    # --overwrite is safe here: `run.finished()` has refused a folder that holds a run of another recipe.
     resume_options = ["--resume", "last"] if resume else ["--overwrite"]
     return [sys.executable, "-m", "spanwise.cli", "train", str(run.file), *resume_options]
 
@@ -261,7 +261,7 @@ def _interval(interval: Interval) -> dict[str, float]:
 
 
 def arm_fields(name: str) -> dict[str, Any]:
-    """Return the recipe fields that an arm sets; an arm is named by a baseline (of method `bae`), a method or a recipe file."""
+    """Return the recipe fields that an arm sets; an arm is a method, a baseline of method `bae`, or a recipe file."""
     if name in BASELINES:
         return {"method": "bae", "baseline": name}
     METHODS.load_plugins()
@@ -280,23 +280,23 @@ def plan_runs(
     *,
     shared: str | Path | None = None,
 ) -> list[ArmRun]:
-    """List the runs of a comparison seed by seed, so that the first seeds are complete if it is interrupted."""
+    """List the runs of a comparison seed by seed, so that an interrupted comparison has complete seeds."""
     for field, option in (("seed", "seeds"), ("output", "output")):
         if field in choices:
             raise RecipeError(f"Every run of a comparison has its own {field}; give --{option} in place of --set {field}.")
     arm_names = [Path(arm).stem if arm.endswith((".yaml", ".yml")) else arm for arm in arms]
     for noun, entries in (("arm", arm_names), ("seed", seeds)):
         if not entries or len(set(entries)) < len(entries):
-            raise RecipeError(f"Give each {noun} once, and at least one; got {', '.join(map(str, entries)) or 'none'}.")
+            raise RecipeError(f"Give at least one {noun}, and each only once; got {', '.join(map(str, entries)) or 'none'}.")
     fields_by_arm = {name: arm_fields(arm) for name, arm in zip(arm_names, arms, strict=True)}
     for name, arm_choices in fields_by_arm.items():
         for field in ("method", "baseline"):
             if field in arm_choices and choices.get(field, arm_choices[field]) != arm_choices[field]:
                 raise RecipeError(
                     f"Arm '{name}' has the {field} {arm_choices[field]}, but --set {field}={choices[field]} would override that. "
-                    f"Remove --set {field}, or make {choices[field]} an arm of its own."
+                    f"Remove --set {field}, or add {choices[field]} as another arm."
                 )
-    # Fields that an arm sets override the recipe file that all arms share, and `choices` (--set) override both.
+    # Fields of an arm override the recipe file that all arms share; `choices` (--set) override arm and file.
     shared_file_fields = set() if shared is None else load(shared).model_fields_set
     common_fields = {field: value for field, value in COMMON.items() if field not in shared_file_fields}
     runs: list[ArmRun] = []
@@ -318,7 +318,7 @@ def plan_runs(
 def side_by_side(
     items: Iterable[_Item], processes: int, *, start: Callable[[_Item], subprocess.Popen[bytes]]
 ) -> Iterator[tuple[_Item, int]]:
-    """Run `processes` processes at a time, one per item, and yield those that end with their status; leaving the loop ends all."""
+    """Run one process per item, `processes` at a time; yield each item with its exit status. Leaving the loop ends all."""
     waiting_items, item_by_process = list(items)[::-1], dict[subprocess.Popen[bytes], _Item]()
     with _sigterm_raises():
         try:

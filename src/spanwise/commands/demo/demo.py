@@ -28,7 +28,7 @@ GOAL = 0.8
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run of the demo: its arm, recipe and summary; `title` names arm and, if there are several, seed."""
+    """A finished run of the demo: its arm, recipe and summary; `title` names the arm, and the seed if there are several."""
 
     arm: str
     title: str
@@ -57,7 +57,7 @@ def run_demo(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Train each arm of a demo with each seed, and return the content of `summary.json`; `choices` are fields of all recipes."""
+    """Train each arm of a demo with each seed; `choices` are fields of all recipes. Return the content of `summary.json`."""
     console, start_seconds = console or Console(), time.perf_counter()
     if len(set(seeds)) < len(seeds):
         raise RecipeError(f"Give each seed once; got {', '.join(map(str, seeds))}.")
@@ -110,7 +110,7 @@ def _sum_up_digits(trained: Sequence[Trained]) -> dict[str, Any]:
 
 
 def verdict(figures: Mapping[str, Any]) -> str:
-    """Say whether a run kept answering, or collapsed into refusing and then came back or not."""
+    """Say whether a run kept answering or collapsed into refusals, and whether it recovered."""
     if figures["peak_refusal_rate"] < 0.5:
         return "kept answering"
     return f"collapsed into refusing and {'stayed there' if figures['refusal_rate'] > 0.5 else 'came back'}"
@@ -128,7 +128,7 @@ def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[s
 
 
 def _sum_up_fields(trained: Sequence[Trained]) -> dict[str, Any]:
-    """Return the curve of the share of right fields of each run, and figures (the curve's end, completions until `GOAL`, ...)."""
+    """Return each run's curve of the share of right fields, and its figures (completions until `GOAL`, ...)."""
     figures_by_run, curve_by_run = dict[str, dict[str, Any]](), dict[str, list[float]]()
     for run in trained:
         field_names = measured_fields(run.recipe)
@@ -152,7 +152,7 @@ def _show_fields(console: Console, trained: Sequence[Trained], result: Mapping[s
 
 def shares_right(recipe: Recipe, names: Sequence[str]) -> list[dict[str, float]]:
     """Return for each batch of a run how often each field is right; a missing field counts as wrong."""
-    # If a missing field costs nothing, the mean reward covers only completions with the field, so their share scales it.
+    # If a missing field costs nothing, the mean reward covers only completions with the field; scale it by their share.
     costly_omissions = {
         objective.name for objective in scheme_of(recipe, *task_shape(recipe)).objectives if objective.if_missing is not None
     }
@@ -168,12 +168,12 @@ def shares_right(recipe: Recipe, names: Sequence[str]) -> list[dict[str, float]]
 
 
 def measured_fields(recipe: Recipe) -> tuple[str, ...]:
-    """Return the JSON fields that the demo counts: those that the prompt determines, and of a list only the first element's."""
+    """Return the JSON fields that the demo counts: those that the prompt determines, in lists only the first element."""
     return MEASURED if recipe.task == "invoices" else Fields(recipe.fields).knowable
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
-    """Return for each value the mean of the last `WINDOW` values, this one included."""
+    """Replace each value by the mean of itself and the values before it, `WINDOW` in all."""
     windows = (values[max(0, end - WINDOW) : end] for end in range(1, len(values) + 1))
     return [sum(window) / len(window) for window in windows]
 
