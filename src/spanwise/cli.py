@@ -31,7 +31,7 @@ app = App(
 )
 app.register_install_completion_command(help="Install completion of commands and options for this shell (bash, zsh, fish).")
 
-#: Maps each command name to its module, which defines `command`, and `EXTRA` if the command needs another pip extra than `train`.
+#: Maps each command name to its module; the module sets `EXTRA` if the command needs a pip extra other than `train`.
 COMMANDS = {
     folder.name: import_module(f"{commands.__name__}.{folder.name}.command")
     for folder in iter_modules(commands.__path__)
@@ -53,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> None:
         Console(stderr=True).print(f"Error: {error}", style="red", markup=False, soft_wrap=True, highlight=False)
         sys.exit(2)
     except OSError as error:
-        if refusal(error) is None:  # only a full or read-only disk is explained; other errors keep their traceback
+        if refusal(error) is None:  # only a full or read-only disk gets a sentence; other errors keep their traceback
             raise
         print(f"Error: {unwritten(Path(str(error.filename or '.')), error)}", file=sys.stderr)
         sys.exit(2)

@@ -29,9 +29,9 @@ _TITLES = {"trl": "TRL", "verl": "verl", "skyrl": "SkyRL"}
 PATIENCE = 300
 #: The first word of the line in which a process prints the facts about an engine.
 MARK = "spanwise-doctor "
-#: What doctor says of a package or engine: name, version, versions that the tests run with, state, sentences.
+#: The report on a package or engine: name, version, versions that the tests run with, state, sentences.
 Finding = tuple[str, str, str, str, list[str]]
-#: Sentences on what is broken in an engine, and on what works.
+#: Two lists of sentences on an engine: what is broken, and what works.
 Sentences = tuple[list[str], list[str]]
 
 
@@ -120,7 +120,7 @@ def sentences_on_verl(facts: Mapping[str, Any]) -> Sentences:
     if "spanwise" not in facts["estimators"]:
         return problems, []
     method_count = sum(name.startswith("spanwise_") for name in facts["estimators"])
-    registry_text = f"algorithm.adv_estimator=spanwise is in verl's registry, and {method_count} names spanwise_<method>"
+    registry_text = f"verl's registry has the estimator spanwise, and {method_count} estimators spanwise_<method>"
     return problems, [f"{registry_text} for one reward.", _trainer_of_verl(facts)]
 
 
@@ -130,12 +130,12 @@ def _trainer_of_verl(facts: Mapping[str, Any]) -> str:
     trainer_text = f"main_ppo uses {names[facts['use_v1']]}"
     mode_names = [mode.removeprefix("spanwise_") for mode in facts.get("modes", ()) if mode.startswith("spanwise_")]
     if mode_names:
-        return f"{trainer_text}. Modes of V1 with credit by block: {', '.join(mode_names)}; V0 has it too."
+        return f"{trainer_text}. Modes of V1 with credit by block: {', '.join(mode_names)}; V0 has credit by block, too."
     return f"{trainer_text}, and V1 cannot be imported: {facts['v1']}" if "v1" in facts else f"{trainer_text}."
 
 
 def probe(engine: str) -> None:
-    """Import an engine, and print sentences on it as one line of JSON after all that the engine prints itself."""
+    """Import an engine, and print sentences on it as one line of JSON, after everything that the engine prints itself."""
     try:
         engine_sentences = {"trl": _probe_trl, "verl": _probe_verl, "skyrl": _probe_skyrl}[engine]()
     except BaseException as error:
@@ -164,7 +164,7 @@ def _probe_skyrl() -> Sentences:
     method_count = sum(str(name).startswith("spanwise_") for name in estimator_registry.list_available())
     return [], [
         "spanwise.engines.skyrl is imported; trainer.override_entrypoint=spanwise.engines.skyrl.main trains by a recipe. "
-        f"SkyRL's registry has {method_count} names spanwise_<method>."
+        f"SkyRL's registry has {method_count} estimators spanwise_<method>."
     ]
 
 

@@ -34,14 +34,14 @@ def evaluate(
     *,
     prompts: int,
     samples: int,
-    seed: int = 1,  # the same seed for all evaluations, so that checkpoints differ by their policies alone
+    seed: int = 1,  # all evaluations share a seed, so that they differ only by the policy
     scored: Mode | None = None,
 ) -> Samples:
     """Sample completions of the first `prompts` held-out prompts, or of all if there are fewer, and judge their answers."""
     answer_tags, keys_by_block = recipe.answer_tags, task.layout.keys
     prompt_rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
     max_tokens = recipe.max_completion_length or task.max_completion_length
-    is_digits = task.name.startswith("digits")  # the figures of a digits task show all its rewards already
+    is_digits = task.name.startswith("digits")  # for a digits task, the other figures already show all rewards
     roller = Roller(model, tokenizer, task, recipe.temperature, max_tokens)
     ids_nt, mask_nt, row_n = roller.completions(prompt_rows, samples=samples, seed=seed)
     spans, texts = roller.read(ids_nt, mask_nt)
@@ -84,7 +84,7 @@ def _compute_rewards(objectives: Sequence[Objective], text: Texts, columns: Colu
     """Compute the reward of each completion under each objective; a missing block gets the objective's `if_missing`."""
     reward_scores = score_all(objectives, text, columns=columns)
     filled_reward_nm = fill_missing(reward_scores, objectives)
-    # An element of the gold list that a completion lacks counts as wrong, and one beyond the gold list does not count.
+    # A missing element of the gold list counts as wrong; an element beyond the end of the gold list does not count.
     for m, objective in enumerate(objectives):
         in_gold_n = gold_there(objective, columns) if any_index(objective.name) != objective.name else None
         if in_gold_n is not None:
@@ -96,7 +96,7 @@ def _compute_rewards(objectives: Sequence[Objective], text: Texts, columns: Colu
 def evaluate_folder(
     model_folder: Path, recipe: Recipe, *, prompts: int, samples: int, seed: int, console: Console
 ) -> tuple[Samples, dict[str, str]]:
-    """Evaluate a saved model on a recipe's held-out prompts; return the samples, and why they lack some figures."""
+    """Evaluate a saved model on a recipe's held-out prompts; return samples and reasons for missing figures."""
     score_folders = (model_folder, *run_above(model_folder))
     score_mode = next((mode.as_trained(score_folders) for mode in recipe.modes.values() if mode.judge is not None), None)
     model, tokenizer, task = model_and_task(model_folder, recipe, console)

@@ -31,7 +31,7 @@ GROUP_SIZES = (4, 8, 16, 32)
 FEW = 4
 #: The kinds of critics: `own` is saved with the model, `fitted` is trained here, and `mc` is the mean of further re-rolls.
 CRITICS = ("own", "fitted", "mc")
-#: The setting of SAE that is compared with the best GAE. It was chosen on other samples than those compared here.
+#: The setting of SAE that is compared with the best GAE. It was chosen on samples that are not used here.
 SAE = "SAE start 0.5, 0"
 GROUP_MEAN = "GRPO c - group mean"
 
@@ -51,7 +51,7 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
         measured |= show_tokens(fidelity, sae_segments, console=console)
     layout = answer_layout(recipe, task_layout(recipe))
     if "tokens" in options and "confidence" not in layout.keys[layout.names[-1]]:
-        say(console, "The last block states no confidence, so there is nothing else to compare.")
+        say(console, "The last block states no confidence, so only tokens are compared.")
     else:
         measured |= show_baselines(checkpoint, recipe, console, options)
     write_fidelity(output, source=str(checkpoint), recipe=recipe.model_dump(mode="json"), **measured)
@@ -83,7 +83,7 @@ def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: 
     sample_counts = report_fields["counts"]
     console.print(
         f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts, {sample_counts['rerolls']} re-rolls of "
-        f"{sample_counts['prefixes']} distinct prefixes; {fidelity.share:.1%} of the completions could be used.",
+        f"{sample_counts['prefixes']} distinct prefixes; {fidelity.share:.1%} of the completions were usable.",
         highlight=False,
     )
     say(console, *fidelity_tables(fidelity), difference_table(fidelity))
@@ -116,7 +116,7 @@ def difference_table(fidelity: Fidelity) -> Table:
 
 
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
-    """Build the table of q*, the confidence that each baseline drives a policy to, by the honest probability p."""
+    """Build the table of q*, the confidence that each baseline drives a policy to, for each honest probability p."""
     honest_probabilities = list(dict.fromkeys(row["p"] for row in points))
     q_by_baseline = {("none, batch, group", "any"): honest_probabilities}
     for name in dict.fromkeys(row["baseline"] for row in points if row["baseline"] not in ("none", "batch", "group")):
@@ -144,9 +144,9 @@ def rolled_tokens(
     console: Console | None = None,
     **options: int,
 ) -> tuple[Trajectories, dict[str, torch.Tensor]]:
-    """Sample completions with the Monte Carlo value before each token; return them with the values of each critic (`CRITICS`)."""
+    """Sample completions, with a Monte Carlo value before each token; return them and each critic's values (`CRITICS`)."""
     if rerolls < 2:
-        raise DataError(f"Monte Carlo values need at least 2 re-rolls to know their noise, and you asked for {rerolls}.")
+        raise DataError(f"Monte Carlo values need at least 2 re-rolls to estimate their noise, but you asked for {rerolls}.")
     critic_folder = rolls.own_critic_folder(model_folder)
     critic_kinds = critics or [kind for kind in CRITICS if kind != "own" or critic_folder]
     for kind in critic_kinds:
@@ -198,12 +198,12 @@ def reference_words(segments: SaeSegments | None) -> str:
         return "The reference is the change of the Monte Carlo value over each token."
     return (
         f"The reference is the change of the Monte Carlo value over a segment ({segments.boundary}, p < {segments.threshold:g}), "
-        "the same for all its tokens; this favours SAE with these segments."
+        "the same for all tokens of the segment; this favours SAE with these segments."
     )
 
 
 def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
-    """Build the table of correlations with Monte Carlo by estimator and critic; its first row is the critics' own error."""
+    """Build the table of correlations with Monte Carlo by estimator and critic, after a row with each critic's error."""
     table_rows = []
     estimator_rows = ((name, name, "correlation") for name in fidelity.estimators)
     for heading, name, figure in [("RMSE of the values", VALUES, "rmse"), *estimator_rows]:
@@ -219,7 +219,7 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
 def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
     """Build the table of SAE's lead in correlation with Monte Carlo over one estimator, or over the best of a family."""
     is_estimator = other in fidelity.estimators
-    title = f"{kind} tokens: lead over {'' if is_estimator else 'the best '}{other} in correlation (95 % over prompts)"
+    title = f"{kind} tokens: lead over {'' if is_estimator else 'the best '}{other} in correlation (95 % intervals)"
     table_rows = []
     for critic in fidelity.critics:
         other_name, sae_name = (_short_name(fidelity.best(critic, name, kind=kind), name) for name in (other, "SAE"))

@@ -182,12 +182,12 @@ def recorded_view(
 
 
 def _add_method(table: pa.Table, place: Path, method: str) -> tuple[pa.Table, dict[str, Any]]:
-    """Add columns with the credit of another method to a table of rollouts, if it records enough for that method."""
+    """Add columns with the credit of another method to a table of rollouts, if the table records enough for that method."""
     try:
         credit_result = credit_rollouts(place, methods=[method])
     except SpanwiseError:
         return table, {}
-    if not credit_result.table.has_ids:  # without token ids, credit is per word, but the page shows tokens
+    if not credit_result.table.has_ids:  # without token ids, credit is per word and does not fit the page's tokens
         return table, {}
     other_credit_table = pa.concat_tables(credited_parts(credit_result))
     for name in schema.method_columns(method, other_credit_table.column_names):

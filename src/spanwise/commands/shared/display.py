@@ -42,7 +42,7 @@ def figure_table(
             yield Text(f"! {run_prefix}{sentence} ({', '.join(figures).replace('_', ' ')})", style="bold red")
     if any(name.startswith(OF_SCORE) for name in figure_names):
         yield Text(
-            "laser: the model's score for its own answer, read from one reserved token after its end and clipped to 0 to 1"
+            "laser: the model's score for its own answer, read from a reserved token after the answer and clipped to 0 to 1"
         )
 
 
@@ -58,7 +58,7 @@ def interval_table(
 def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
     """Build a table of voting accuracy: a row per way of voting, a column per number of samples (1, 2, 4, ...)."""
     budgets = next(iter(votes.values())).budgets
-    # Of the numbers of samples, only powers of two and the largest have a column.
+    # Only the largest number of samples and powers of two get a column.
     budget_indices = [i for i, budget in enumerate(budgets) if budget & (budget - 1) == 0 or budget == budgets[-1]]
     table_rows = [
         [
@@ -89,9 +89,9 @@ def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
     if abs(driven_confidence - 0.7) < 0.05:
         return None
     return (
-        f"In groups of {group_size} that hold right and wrong answers the outcome baseline drives a confidence of .70 to "
+        f"In groups of {group_size} that hold right and wrong answers, the outcome baseline drives a confidence of .70 to "
         f"{driven_confidence:.2f}".replace(" 0.", " .")
-        + "; larger groups distort it less, and the baselines blended and group not at all (docs/fidelity.md)."
+        + "; larger groups distort it less, the baselines blended and group do not distort it (docs/fidelity.md)."
     )
 
 

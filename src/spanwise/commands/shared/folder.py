@@ -74,7 +74,7 @@ def secret_fields() -> dict[str, Any]:
 
 
 def changed(written: Path | Mapping[str, Any], asked: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """List the fields in which the recipe `asked` differs from the recipe (or file) `written`; none if the file is missing."""
+    """List the fields in which two recipes differ: the new one (`asked`) and an old one (`written`), which may be a file."""
     if isinstance(written, Path):
         if not written.is_file():
             return []

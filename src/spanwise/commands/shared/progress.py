@@ -40,13 +40,13 @@ class Live(Progress):
         self.update(self._task, completed=step, figures=text)
         if not self.console.is_terminal and (step % 10 == 0 or step == self.steps):
             seconds_left = (time.perf_counter() - self._started) / max(step, 1) * (self.steps - step)
-            log_line = f"{self.title} {step}/{self.steps}  {text}  left {seconds_left:.0f} s"
+            log_line = f"{self.title} {step}/{self.steps}  {text}  {seconds_left:.0f} s left"
             self.console.print(log_line, soft_wrap=True, highlight=False)
 
 
 @contextmanager
 def large_files_shown(on: Console | None = None) -> Iterator[Console]:
-    """Show a progress bar while large files are read and cut into blocks, without transformers' own; yield the console."""
+    """Show a progress bar while large files are read, and hide the bars of transformers; yield the console."""
     quiet()
     console = on or Console()
     live: Live | None = None
@@ -73,7 +73,7 @@ def large_files_shown(on: Console | None = None) -> Iterator[Console]:
 
 
 def quiet() -> None:
-    """Silence the progress bars and deprecation notes of transformers, where it is installed; its errors still show."""
+    """Silence the progress bars and deprecation notes of transformers, if it is installed; its errors still show."""
     if find_spec("transformers") is None:
         return
     from transformers.utils import logging
@@ -100,7 +100,7 @@ def warm_up_progress(console: Console) -> Any:
 
 
 def _average_parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the figures of a reward's parts (`equals.a`, `equals.b`) by their mean, without later elements of lists."""
+    """Replace the figures of a reward's parts (`equals.a`, `equals.b`) by their mean; drop those of later list elements."""
     value_by_label, later_names = dict[str, Any](), later_elements(values)
     for label, names in families(name for name in values if name not in later_names).items():
         numbers = [values[name] for name in names if values[name] is not None]

@@ -37,7 +37,7 @@ class Samples:
     well_formed_n: Bool[Tensor, " n"]
     refusal_n: Bool[Tensor, " n"] | None = None  # whether the completion declines to answer; None for tasks without refusals
     score_n: Float[Tensor, " n"] | None = None  # the self-rewarding score, not clipped; NaN if a completion has none
-    rewards: Mapping[str, Float[Tensor, " n"]] = field(default_factory=dict)  # rewards by objective; NaN if none applies
+    rewards: Mapping[str, Float[Tensor, " n"]] = field(default_factory=dict)  # rewards by objective; NaN without a reward
 
     @property
     def first(self) -> str:
@@ -79,7 +79,7 @@ class Samples:
         return {name: interval for name, interval in interval_by_reward.items() if interval.value == interval.value}
 
     def _apply_to_answers(self, work: Callable[..., Mapping[str, _Figure]]) -> dict[str, _Figure]:
-        """Return the figures by `work` for the first answer, for later answers (only accuracy) and for the self-rewarding score."""
+        """Compute figures by `work` for the first answer, later answers (accuracy only) and self-rewarding scores."""
         format_columns = {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
         if not self.correct:
             unjudged_figures = work(self.confidence_n, torch.full_like(self.confidence_n, torch.nan), **format_columns)
@@ -96,7 +96,7 @@ class Samples:
     ) -> dict[str, Curve]:
         """Compute curves of voting accuracy over the number of samples, for the answers of one block (by default the first)."""
         block_name, score_samples = block or self.first, self.by_score()
-        if score_samples is not None and not self.stated:  # without confidences the self-rewarding score weights the votes
+        if score_samples is not None and not self.stated:  # without confidences, the self-rewarding score weights the votes
             return score_samples.votes(block, budgets=budgets, resamples=resamples)
         prompt_indices = self.prompt_n.tolist()
         answers, correct_n = self.answers[block_name], self.correct[block_name]
@@ -144,7 +144,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     def only(parts: Sequence[str]) -> str:
         return f", only {', '.join(map(template.format, parts))}" if parts else ""
 
-    # A layout without a part `answer` or `confidence` is of another kind of task, so the reason does not list its parts.
+    # Without a part `answer` or `confidence`, the layout is for another kind of task, and its parts would explain nothing.
     if part_noun == "part" and {answer, confidence}.isdisjoint(part_names):
         reason = f"no block has the part '{answer}' or '{confidence}'"
         reason += "; if another part is the answer, name it in the objective 'correct'"
@@ -210,6 +210,6 @@ def _check_sizes(samples: Mapping[str, Samples]) -> None:
             prompts, completions = sizes[largest]
             run_size, largest_size = (f"{p} prompts x {n / max(p, 1):g} samples" for p, n in (sizes[run], sizes[largest]))
             raise DataError(
-                f"The evaluation of '{run}' has {run_size} and that of '{largest}' has {largest_size}, so their figures cannot be "
-                f"compared. Write it again: spanwise eval {run} --prompts {prompts} --samples {completions // max(prompts, 1)}"
+                f"The evaluations of '{run}' ({run_size}) and '{largest}' ({largest_size}) differ in size: "
+                f"evaluate again with spanwise eval {run} --prompts {prompts} --samples {completions // max(prompts, 1)}"
             )

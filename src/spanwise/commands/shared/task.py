@@ -19,7 +19,7 @@ from spanwise.tasks.warm_start import shortened
 
 
 def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) -> Task:
-    """Build a recipe's task (prompts and start model): an embedded one, warm-started on first use, or a model and a dataset."""
+    """Build a recipe's task, its prompts and start model; an embedded task is warm-started on first use."""
     quiet()
     if recipe.task == SCRIPT:
         raise RecipeError(
@@ -42,7 +42,7 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
         task = load_task(
             str(model or recipe.model),  # a trained model's folder has its own chat template
             str(recipe.dataset),
-            prompt_format=cast(Any, recipe.task),  # not an embedded task, which takes the branch above
+            prompt_format=cast(Any, recipe.task),  # the branch above handles embedded tasks
             layout=recipe.own_layout,
             eval_limit=recipe.eval_prompts,
             **recipe.model_dump(include={"instruction", "split", "question_column", "prompt_column", "answer_column"}),
@@ -67,7 +67,7 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
 
 
 def run_above(folder: Path) -> list[Path]:
-    """List the run folder in which a model folder or checkpoint lies, judged by its name; other folders give an empty list."""
+    """List the run folder around a model folder or checkpoint, known by its name; empty for other folders."""
     return (
         [folder.parent] if folder.name == "model" else [folder.parent.parent] if folder.parent.name == "checkpoints" else []
     )

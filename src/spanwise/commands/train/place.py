@@ -46,7 +46,7 @@ def _choose_folder(recipe: Recipe, resume: str | None, overwrite: bool, console:
                     )
         return folder, None
     if overwrite:
-        raise RecipeError("--resume continues a run, and --overwrite replaces a run; give one of the two.")
+        raise RecipeError("--resume continues a run, and --overwrite replaces a run; give only one of them.")
     resumed_run = Path(resume) if is_run(Path(resume)) else None
     if resume == "last":
         # Earlier versions of spanwise named a run after its task, even if it trains on a user's dataset.
@@ -72,7 +72,7 @@ def history_of(
     # Checkpoints of earlier versions hold no recipe, so recipe.yaml in the run's folder is read instead.
     recipe_file = _run_of(checkpoint) / "recipe.yaml"
     old_recipe = read_manifest(checkpoint).get("settings") or (read_fields(recipe_file) if recipe_file.is_file() else None)
-    # A schedule of the learning rate depends on the total number of steps.
+    # A learning rate schedule depends on the total number of steps.
     has_schedule = not new_recipe["trainer"].get("lr_scheduler_type", "constant").startswith("constant")
     is_shorter = new_recipe["steps"] < (old_recipe or {}).get("steps", new_recipe["steps"])
     may_change = set(MAY_CHANGE) - ({"steps"} if has_schedule or is_shorter else set())
@@ -109,7 +109,7 @@ def run_folder(
 
 
 def _clean_full_disk(run: Path, old_checkpoints: set[Path], error: Exception) -> str:
-    """Remove checkpoints that a full disk cut short; return the sentence that names the unwritten file and says how to go on."""
+    """Remove checkpoints that a full disk cut short; return a sentence on the unwritten file and how to go on."""
     last_checkpoint, checkpoint_faults = newest_checkpoint(run / "checkpoints")
     damaged_folders = (run / "checkpoints" / name for name in checkpoint_faults)
     half_written_folders = [folder for folder in damaged_folders if folder not in old_checkpoints]

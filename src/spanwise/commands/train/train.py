@@ -104,7 +104,7 @@ def train(
             if critic is not None:
                 with whole_folder(place / CRITIC):
                     critic.save(place / CRITIC, trainer.processing_class, state=False)
-            folder.write_summary(run_summary)  # after model and critic, because this file marks the run as complete
+            folder.write_summary(run_summary)  # written after model and critic, because it marks the run as complete
             _show(run_summary, console, title=f"{title}: {place}", absent=recorder.absent)
             if recipe.report:
                 # Imported only here, because the report's packages take a second to load.
@@ -131,7 +131,7 @@ def _show(summary: Mapping[str, Any], console: Console, *, title: str, absent: M
         return
     console.print(
         f"{summary['seconds']:.0f} s, {summary['tokens_per_second']:.0f} tokens/s; "
-        f"segment + score + credit took {summary['spanwise_share']:.2%} of the training steps."
+        f"segment + score + credit took {summary['spanwise_share']:.2%} of the training time."
     )
 
 
@@ -147,8 +147,8 @@ def check_recipe(recipe: Recipe) -> None:
         )
     if "critic" not in recipe.modes and "value_nt" in method(recipe.method).required:
         raise RecipeError(
-            f"Method '{recipe.method}' needs a critic and the recipe has none. Write critic: {{learning_rate: 1.0e-5}}, or use a "
-            "method that compares completions, such as 'bae' or 'grpo'."
+            f"Method '{recipe.method}' needs a critic, but the recipe has none. Write critic: {{learning_rate: 1.0e-5}}, or "
+            "use a method that compares completions, such as 'bae' or 'grpo'."
         )
     for name in recipe.trainer:
         check_known("trainer option", name, SpanGRPOConfig.__dataclass_fields__)
@@ -163,9 +163,8 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
     """Build the TRL configuration of a recipe; options in `recipe.trainer` win over all others."""
     if len(task.train) < recipe.prompts:  # with fewer prompts than a step takes, TRL trains no step
         raise DataError(
-            f"The dataset '{recipe.dataset}' leaves {len(task.train)} prompts to train on, after the fifth that is kept for "
-            f"evaluation (at least 1, at most 512), and a step takes {recipe.prompts}. Add rows, or set --prompts to "
-            f"{len(task.train)} or fewer."
+            f"The dataset '{recipe.dataset}' has {len(task.train)} prompts to train on, but a step takes {recipe.prompts}. "
+            f"(A fifth of its prompts, from 1 to 512, is for evaluation.) Add rows, or set --prompts to {len(task.train)}."
         )
     on_cpu = not torch.cuda.is_available()
     process_count = int(os.environ.get("WORLD_SIZE", "1"))
@@ -222,7 +221,7 @@ class Recorder(BatchCallback):
     ) -> None:
         super().__init__(folder, per_batch=per_batch, keep_rollouts=recipe.keep_rollouts)
         self.recipe, self.task = recipe, task
-        # Figure -> the reason why an evaluation of this run cannot have it.
+        # For each figure that an evaluation of this run cannot have, the reason.
         self.absent = unmeasured(task.layout, recipe.answer_tags, scored=recipe.is_scored)
         self.console, self.live = console, Live(console, title, recipe.steps)
         self.evaluations = [{"step": line["step"], **line["evaluation"]} for line in history if "evaluation" in line]
@@ -238,7 +237,7 @@ class Recorder(BatchCallback):
             self._evaluate(state.global_step // self.per_batch)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
-        """After a generation batch, write the files that modes such as laser add, keep the batch's scores, and count its tokens."""
+        """After a generation batch, write the files of modes such as laser, keep the batch's scores, count its tokens."""
         if self.trainer.accelerator.is_main_process:
             mode_files = {name: text for part in self.trainer.parts.values() for name, text in part.files.items()}
             for name in mode_files.keys() - self._written_files:
@@ -272,7 +271,7 @@ class Recorder(BatchCallback):
         kept_names = ("step", "malformed", "accuracy", "ece")
         batch_figures = [
             {k: v for k, v in line.items() if k in kept_names or (k.startswith("rewards/") and k.endswith("/mean"))}
-            for line in metrics_until(self.folder.path, steps)  # no lines except in the main process, which writes them
+            for line in metrics_until(self.folder.path, steps)  # lines exist in the main process only
             if "evaluation" not in line
         ]
         if self.trainer.accelerator.is_main_process:
@@ -306,7 +305,7 @@ class Recorder(BatchCallback):
         return figures
 
     def _evaluate(self, step: int) -> None:
-        """Evaluate the policy and, after step 0, warn once of each suspicious figure, with its usual cause."""
+        """Evaluate the policy and, after step 0, warn once about each suspicious figure, with its usual cause."""
         evaluation_samples = self._measure(2)
         figures = evaluation_samples.figures()
         self.evaluations.append({"step": step, **figures})
@@ -326,7 +325,7 @@ class Recorder(BatchCallback):
             self.folder.write_rollouts([rollouts.recorded(step=step)], step=step, kind=ONE_PROMPT)
 
     def _measure(self, samples: int) -> Samples:
-        """Evaluate the policy, with self-rewarding scores only once the trainer has measured the reference of these scores."""
+        """Evaluate the policy; include self-rewarding scores once the trainer has measured their reference."""
         trainer = self.trainer
         return evaluate(
             trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class, self.task, self.recipe,
@@ -342,7 +341,7 @@ def _intervals(samples: Samples) -> dict[str, dict[str, list[float]]]:
 
 
 def _batch_ece(scores: Scores, correct: int, report: int) -> float | None:
-    """Compute the ECE of a batch from the verdicts and the stated confidences in its scores; None if it has none."""
+    """Compute the ECE of a batch from its verdicts and stated confidences; None if it lacks either."""
     if scores.stated_nm is None:
         return None
     verdict_n, stated_n = scores.reward_nm[:, correct], scores.stated_nm[:, report]
