@@ -59,8 +59,8 @@ def main(words: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except ModuleNotFoundError as error:
         command = next(iter(words or sys.argv[1:]), "")
-        extra = getattr(COMMANDS.get(command), "EXTRA", "train")
-        sys.exit(f"Error: {lacking(f'spanwise {command}', error, extra=extra)}")
+        pip_extra = getattr(COMMANDS.get(command), "EXTRA", "train")
+        sys.exit(f"Error: {lacking(f'spanwise {command}', error, extra=pip_extra)}")
     except KeyboardInterrupt:
         sys.exit(130)
 

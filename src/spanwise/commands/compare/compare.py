@@ -151,12 +151,12 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     difference_rows: list[list[str | Text]] = []
     for figure, differences in groupby(comparison.differences, key=lambda d: d.figure):
         difference_rows.append([Text(figure.replace("_", " "), style="bold")])
-        for d in differences:
-            interval = d.interval
-            more_seeds = "-" if d.seeds_needed is None or d.verdict == "clear" else str(d.seeds_needed)
+        for row in differences:
+            interval = row.interval
+            seeds_text = "-" if row.seeds_needed is None or row.verdict == "clear" else str(row.seeds_needed)
             bounds_text = f" [{interval.low:+.3f}, {interval.high:+.3f}]" if interval.low == interval.low else ""
             interval_text = f"{interval.value:+.3f}{bounds_text}"
-            difference_rows.append([f"  {d.a} - {d.b}", interval_text, d.verdict, more_seeds])
+            difference_rows.append([f"  {row.a} - {row.b}", interval_text, row.verdict, seeds_text])
     difference_columns = (Column(name, no_wrap=True) for name in ("difference", "verdict", "seeds"))
     yield plain_table(Column("", overflow="fold"), *difference_columns, rows=difference_rows)
 
@@ -164,12 +164,12 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
 def _measured_figures(arms: Mapping[str, Mapping[int, Mapping[str, float | None]]]) -> list[str]:
     """Return the names of the figures (accuracy, ECE, ...) that at least one run has, in the order of the comparison table."""
     figures_of_runs = [figures for seeds in arms.values() for figures in seeds.values()]
-    known_names = dict.fromkeys(name for figures in figures_of_runs for name, value in figures.items() if value is not None)
+    figure_names = dict.fromkeys(name for figures in figures_of_runs for name, value in figures.items() if value is not None)
     has_unjudged_runs = any((figures.get("verdict_rate") or 1.0) < 1 for figures in figures_of_runs)
     score_figures = (f"{OF_SCORE}{name}" for name in ("auroc", "ece", "brier", "coverage"))
-    names_in_order = [*FIGURES, *(["verdict_rate"] if has_unjudged_runs else []), *score_figures]
-    other_names = [name for name in known_names if "@" in name or name.endswith("_accuracy")]
-    return [*(name for name in names_in_order if name in known_names), *other_names]
+    table_figures = [*FIGURES, *(["verdict_rate"] if has_unjudged_runs else []), *score_figures]
+    other_figures = [name for name in figure_names if "@" in name or name.endswith("_accuracy")]
+    return [*(name for name in table_figures if name in figure_names), *other_figures]
 
 
 def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int | None, console: Console) -> None:
@@ -181,18 +181,18 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
     make_task(unfinished_runs[0].recipe, console)
     process_count = processes or (2 if (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available() else 1)
     say(console, f"{count - len(unfinished_runs)} of {count} runs are finished; {process_count} train at a time.")
-    start, start_seconds, reason_by_failed_run = partial(_start, console=console), time.perf_counter(), {}
+    start_run, start_time, reason_by_failed_run = partial(_start, console=console), time.perf_counter(), {}
     # The loop holds the only reference to the iterator, so an error in the loop ends the running processes at once.
-    for done_count, (run, status) in enumerate(side_by_side(unfinished_runs, process_count, start=start), 1):
-        seconds_left = (time.perf_counter() - start_seconds) / done_count * (len(unfinished_runs) - done_count)
+    for done_count, (run, status) in enumerate(side_by_side(unfinished_runs, process_count, start=start_run), 1):
+        seconds_left = (time.perf_counter() - start_time) / done_count * (len(unfinished_runs) - done_count)
         if status == 0:
             figures = read_fields(run.folder / "summary.json")["final"]
             outcome_text = "  ".join(f"{name} {figures[name]:.3f}" for name in FIGURES if figures.get(name) is not None)
         else:
             reason_by_failed_run[run.folder.name] = _failure_reason(run, status)
             outcome_text = f"failed: {reason_by_failed_run[run.folder.name]}"
-        counts_text = f"{done_count}/{len(unfinished_runs)}"
-        say(console, f"{counts_text}  {run.folder.name}  {outcome_text}  {seconds_left / 60:.0f} min left")
+        progress_text = f"{done_count}/{len(unfinished_runs)}"
+        say(console, f"{progress_text}  {run.folder.name}  {outcome_text}  {seconds_left / 60:.0f} min left")
     if reason_by_failed_run:
         run_name, failure_reason = next(iter(reason_by_failed_run.items()))
         raise DataError(
@@ -215,9 +215,9 @@ def _start(run: ArmRun, console: Console) -> subprocess.Popen[bytes]:
     secrets = {name: value for name, value in recipe_fields.items() if hidden({name: value}) != {name: value}}
     checkpoint, checkpoint_faults = newest_checkpoint(run.folder / "checkpoints")
     if checkpoint_faults:
-        damaged_names = "; ".join(f"{name}: {fault}" for name, fault in checkpoint_faults.items())
-        start_words = f"goes on from {checkpoint.name}" if checkpoint else "starts anew"
-        say(console, f"{run.folder.name} {start_words}; these checkpoints are not readable: {damaged_names}.")
+        faults_text = "; ".join(f"{name}: {fault}" for name, fault in checkpoint_faults.items())
+        start_text = f"goes on from {checkpoint.name}" if checkpoint else "starts anew"
+        say(console, f"{run.folder.name} {start_text}; these checkpoints are not readable: {faults_text}.")
     environment = {"OMP_NUM_THREADS": str(run.recipe.threads), **os.environ, "COLUMNS": "120", SECRETS: json.dumps(secrets)}
     with _log_file(run).open("ab") as log:  # append to the log, to keep the lines of earlier attempts
         return subprocess.Popen(
@@ -241,8 +241,8 @@ def _failure_reason(run: ArmRun, status: int) -> str:
 
 def _write_comparison(output: Path, runs: Sequence[ArmRun], comparison: ArmComparison, options: Mapping[str, Any]) -> None:
     """Write the figures of a comparison into its folder, as `summary.json` and `comparison.md`."""
-    recipes = [{k: v for k, v in run.asked().items() if k not in ("output", "seed")} for run in runs]
-    common_fields = {k: v for k, v in recipes[0].items() if all(other[k] == v for other in recipes)}
+    recipes = [{field: value for field, value in run.asked().items() if field not in ("output", "seed")} for run in runs]
+    common_fields = {field: value for field, value in recipes[0].items() if all(other[field] == value for other in recipes)}
     figures_by_arm: dict[str, dict[str, Any]] = {arm: {} for arm in comparison.methods}
     for (arm, figure), interval in comparison.cells.items():
         figures_by_arm[arm][figure] = {**_interval(interval), "sd": interval.sd, "seeds": interval.count}
@@ -252,8 +252,8 @@ def _write_comparison(output: Path, runs: Sequence[ArmRun], comparison: ArmCompa
         "differences": [{**vars(d), "interval": _interval(d.interval), "sd": d.interval.sd} for d in comparison.differences],
     }  # fmt: skip
     RunFolder(output).write_summary(without_nan(summary_fields))
-    sentences = "\n".join(f"- {sentence}" for sentence in comparison.sentences())
-    write_text(output / "comparison.md", f"{comparison.markdown()}\n\n{comparison.summary()}\n\n{sentences}\n")
+    sentence_list = "\n".join(f"- {sentence}" for sentence in comparison.sentences())
+    write_text(output / "comparison.md", f"{comparison.markdown()}\n\n{comparison.summary()}\n\n{sentence_list}\n")
 
 
 def _interval(interval: Interval) -> dict[str, float]:
@@ -297,12 +297,12 @@ def plan_runs(
                     f"Remove --set {field}, or add {choices[field]} as another arm."
                 )
     # Fields of an arm override the recipe file that all arms share; `choices` (--set) override arm and file.
-    shared_file_fields = set() if shared is None else load(shared).model_fields_set
-    common_fields = {field: value for field, value in COMMON.items() if field not in shared_file_fields}
+    fields_in_file = set() if shared is None else load(shared).model_fields_set
+    common_fields = {field: value for field, value in COMMON.items() if field not in fields_in_file}
     runs: list[ArmRun] = []
     for seed, name in product(seeds, arm_names):
-        own_fields = {"seed": seed, "output": str(Path(output) / f"{name}-{seed}")}
-        runs.append(ArmRun(name, seed, load(shared, {**common_fields, **fields_by_arm[name], **choices, **own_fields})))
+        run_fields = {"seed": seed, "output": str(Path(output) / f"{name}-{seed}")}
+        runs.append(ArmRun(name, seed, load(shared, {**common_fields, **fields_by_arm[name], **choices, **run_fields})))
     first_run = runs[0]
     for run in runs[: len(arm_names)]:
         for field in _SAME:

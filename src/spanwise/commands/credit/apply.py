@@ -53,9 +53,9 @@ class FileSpans:
     block_v: Int[np.ndarray, " v"]  # the block index of every token of the file; -1 for tokens in no block
     interleaved: bool  # whether some block has tokens of other blocks between its own
 
-    def spans(self, rows: Tensor | slice, place_rt: Int[np.ndarray, "r t"]) -> Spans:
-        """Return the tokens of each block for some rows; `place_rt` maps the tokens of these rows to tokens of the file."""
-        block_rt = gather(place_rt, self.block_v, -1)
+    def spans(self, rows: Tensor | slice, index_rt: Int[np.ndarray, "r t"]) -> Spans:
+        """Return the tokens of each block for some rows; `index_rt` holds the index in the file of each of their tokens."""
+        block_rt = gather(index_rt, self.block_v, -1)
         return Spans(self.names, self.start_nk[rows], self.end_nk[rows], block_rt, self.fault_n[rows])
 
 
@@ -78,8 +78,8 @@ class MethodCredit:
         if self.adv_v is not None:
             adv_s = self.adv_v[table.tokens.offsets[first] : table.tokens.offsets[last]]
         else:
-            place_rt = table.tokens.places(rows)
-            adv_s = self.spread(self.credit.take(rows), self.file_spans.spans(rows, place_rt)).numpy()[place_rt >= 0]
+            index_rt = table.tokens.places(rows)
+            adv_s = self.spread(self.credit.take(rows), self.file_spans.spans(rows, index_rt)).numpy()[index_rt >= 0]
         if table.learned_n is None:
             return adv_s
         return adv_s * np.repeat(table.learned_n[rows].numpy(), table.tokens.lengths[rows])
@@ -128,7 +128,7 @@ def apply_arms(
     """Credit a file by every method; `recorded` adds the trainer's own credit, `must` makes its absence an error."""
     spans_by_layout, readings = read_file(table, arms, also=[arms.layout] if recorded else [])
     schemes = arms.schemes
-    applied = [
+    credits = [
         apply_arm(table, name, scheme, readings[name], spans_by_layout[scheme.layout], group_n)
         for name, scheme in schemes.items()
     ]
@@ -136,7 +136,7 @@ def apply_arms(
     try:
         if recorded:
             recorded_credit, recorded_note = apply_recorded(table, spans_by_layout[arms.layout])
-            applied.append(recorded_credit)
+            credits.append(recorded_credit)
     except RecipeError as error:
         if must:
             raise
@@ -149,9 +149,9 @@ def apply_arms(
         *arms.notes, recorded_note, *dict.fromkeys(setup_notes), table.note, *notes, _describe_origins(table, arms),
         _describe_sums(schemes), score_note, *(mode.note(table) for mode in scheme_modes),
     ]  # fmt: skip
-    spans_with_most_blocks = max((arm.file_spans for arm in applied), key=lambda spans: len(spans.names))
-    shown_spans = spans_by_layout.get(arms.layout, spans_with_most_blocks)
-    return CreditResult(table, group_n, arms, tuple(applied), scores, shown_spans, tuple(filter(None, all_notes)), figures)
+    largest_spans = max((arm.file_spans for arm in credits), key=lambda spans: len(spans.names))
+    shown_spans = spans_by_layout.get(arms.layout, largest_spans)
+    return CreditResult(table, group_n, arms, tuple(credits), scores, shown_spans, tuple(filter(None, all_notes)), figures)
 
 
 def _collect_scores(completions: int, arms: Arms, readings: Mapping[str, Reading]) -> Scores:
@@ -174,9 +174,9 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
     if table.score_n is None:
         return None, ""
     judge_name = next((mode.judge for scheme in schemes for mode in scheme.modes if mode.judge is not None), "correct")
-    clipped_n = table.score_n.clamp(0.0, 1.0)
-    has_score_n = ~clipped_n.isnan()
-    correct_n = scores.outcome(judge_name).double() if judge_name in scores.names else torch.full_like(clipped_n, torch.nan)
+    score_n = table.score_n.clamp(0.0, 1.0)
+    has_score_n = ~score_n.isnan()
+    correct_n = scores.outcome(judge_name).double() if judge_name in scores.names else torch.full_like(score_n, torch.nan)
     correct_n = correct_n.masked_fill((correct_n != 0) & (correct_n != 1), torch.nan)
     is_judged = not bool(correct_n.isnan().all())
     score_count, coverage = int(has_score_n.sum()), float(has_score_n.double().mean())
@@ -188,13 +188,13 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
     except ModuleNotFoundError:  # SciPy is missing, which the extra `cli` does not install
         pass
     else:
-        figure_values = figures(clipped_n, correct_n, well_formed_n=has_score_n)
+        figure_values = figures(score_n, correct_n, well_formed_n=has_score_n)
         score_figures = {name: figure_values[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES}
         alarm_reasons = list(dict.fromkeys(alarms(score_figures).values()))
         fields |= {name.removeprefix(OF_SCORE): value for name, value in score_figures.items()} | {"alarms": alarm_reasons}
         if is_judged:
-            worded_figures = ((word, fields[word.lower()]) for word in ("ECE", "Brier", "AUROC"))
-            figures_text = ", ".join(f"{word} {'-' if value is None else f'{value:.3f}'}" for word, value in worded_figures)
+            figure_pairs = ((label, fields[label.lower()]) for label in ("ECE", "Brier", "AUROC"))
+            figures_text = ", ".join(f"{label} {'-' if value is None else f'{value:.3f}'}" for label, value in figure_pairs)
             score_sentence = f"{score_sentence}, and against {judge_name} {figures_text}"
     if not is_judged:
         return fields, f"{score_sentence}; the file does not say which completions are right."
@@ -219,11 +219,11 @@ def _describe_origins(table: RolloutTable, arms: Arms) -> str:
         name: "the text" if column is None else "the file" if column == name else f"the file's '{column}'"
         for name, column in column_by_objective.items()
     }
-    origins_text = ", ".join(f"{label} from {place}" for label, place in _by_family(origin_by_objective).items())
-    unused = [name for name in table.rewards if name not in column_by_objective.values()]
-    more_text = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-    unused_hint = f" No objective uses the file's {', '.join(unused[:3])}{more_text}; --reward OBJECTIVE=COLUMN assigns one."
-    return f"Rewards: {origins_text}.{unused_hint if unused else ''}"
+    origins_text = ", ".join(f"{label} from {origin}" for label, origin in _by_family(origin_by_objective).items())
+    unused_columns = [name for name in table.rewards if name not in column_by_objective.values()]
+    unused_text = ", ".join(unused_columns[:3]) + (f" and {len(unused_columns) - 3} more" if len(unused_columns) > 3 else "")
+    unused_hint = f" No objective uses the file's {unused_text}; --reward OBJECTIVE=COLUMN assigns one."
+    return f"Rewards: {origins_text}.{unused_hint if unused_columns else ''}"
 
 
 def _describe_sums(schemes: Mapping[str, Scheme]) -> str:
@@ -253,8 +253,8 @@ def read_file(
     for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
         REPORT.get()("finding blocks", int(table.tokens.offsets[last]), len(table.tokens.values))
         row_range = slice(first, last)
-        place_rt = table.tokens.places(row_range)
-        ids_rt, mask_rt = gather(place_rt, table.tokens.values, 0), gather(place_rt, table.trainable, False)
+        index_rt = table.tokens.places(row_range)
+        ids_rt, mask_rt = gather(index_rt, table.tokens.values, 0), gather(index_rt, table.trainable, False)
         file_columns = {name: values[row_range] for name, values in table.columns.items()}
         # No file records what a reward would be if the answer were right or wrong, so `read` computes that from the text.
         recorded_rewards = {name: table.rewards[column].take(row_range) for name, column in arms.recorded_columns.items()}
@@ -262,7 +262,7 @@ def read_file(
             spans, block_texts = blocks_and_texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)
             if spans.interleaved:
                 interleaved_layouts.add(layout)
-            block_v_by_layout[layout][place_rt[place_rt >= 0]] = spans.block_nt.numpy()[place_rt >= 0]
+            block_v_by_layout[layout][index_rt[index_rt >= 0]] = spans.block_nt.numpy()[index_rt >= 0]
             spans_parts.append((spans.start_nk, spans.end_nk, spans.length_nk, spans.fault_n))
             for name, scheme in arms.schemes.items():
                 if scheme.layout == layout:
@@ -272,9 +272,9 @@ def read_file(
                     readings[name].append(reading.take(slice(None)))
     spans_by_layout = {}
     for layout, spans_parts in parts_by_layout.items():
-        columns = (torch.cat(column) for column in zip(*spans_parts, strict=True))
+        span_columns = (torch.cat(column) for column in zip(*spans_parts, strict=True))
         spans_by_layout[layout] = FileSpans(
-            layout.names, *columns, block_v=block_v_by_layout[layout], interleaved=layout in interleaved_layouts
+            layout.names, *span_columns, block_v=block_v_by_layout[layout], interleaved=layout in interleaved_layouts
         )
     return spans_by_layout, {name: Reading.joined(parts) for name, parts in readings.items()}
 
@@ -283,7 +283,7 @@ def _function_columns(
     table: RolloutTable, rows: slice, texts: Sequence[BlockText], scheme: Scheme
 ) -> dict[str, Sequence[Any]]:
     """Return the columns that a trainer adds for reward functions: prompts, completions and token ids."""
-    computed_rewards = [o.reward for o in scheme.objectives if o.name not in scheme.recorded]
+    computed_rewards = [objective.reward for objective in scheme.objectives if objective.name not in scheme.recorded]
     has_functions = any(map(callable, computed_rewards))
     # Without token ids in the file, a reward for length would count words or bytes as tokens.
     reads_ids = table.has_ids and any(isinstance(name, str) and REWARDS[name].reads_ids for name in computed_rewards)
@@ -303,33 +303,33 @@ def apply_arm(
     adv_v = disk_zeros(len(table.tokens.values) if credits_tokens else 0, np.float32)
     # A method that compares tokens across a training step is given the whole step at once.
     can_split = scheme.entry.kind == "token" and "split" not in scheme.entry.exceptions and not scheme.options.get("whiten")
-    most_tokens = AT_A_TIME if can_split and not any(mode.compares for mode in scheme.modes) else sys.maxsize
+    max_tokens = AT_A_TIME if can_split and not any(mode.compares for mode in scheme.modes) else sys.maxsize
     credit_parts: list[tuple[Tensor, Credit]] = []
     for step in steps(table.step_n):
         # the mean length of the training step's completions, even if they are credited a few at a time
         mean_length = file_spans.length_nk[step].sum(dim=1).double().mean()
-        for first, last in fitting_runs(table.tokens.lengths[step.numpy()], most_tokens):
+        for first, last in fitting_runs(table.tokens.lengths[step.numpy()], max_tokens):
             row_indices = step[first:last]
-            part_reading, batch_fields = reading.take(row_indices), dict[str, Any]()
+            rows_reading, batch_fields = reading.take(row_indices), dict[str, Any]()
             for mode in scheme.modes:
                 batch_fields |= mode.recorded(table, row_indices)
             if credits_tokens:
-                place_rt = table.tokens.places(row_indices.numpy())
-                part_reading = replace(part_reading, spans=file_spans.spans(row_indices, place_rt))
-                batch_fields["ids_nt"] = gather(place_rt, table.tokens.values, 0)
-                batch_fields["mask_nt"] = gather(place_rt, table.trainable, False)
+                index_rt = table.tokens.places(row_indices.numpy())
+                rows_reading = replace(rows_reading, spans=file_spans.spans(row_indices, index_rt))
+                batch_fields["ids_nt"] = gather(index_rt, table.tokens.values, 0)
+                batch_fields["mask_nt"] = gather(index_rt, table.trainable, False)
                 for batch_field, column_names in token_columns(scheme).items():
-                    token_streams = [gather(place_rt, table.token_values[column], 0.0) for column in column_names]
-                    batch_fields[batch_field] = torch.stack(token_streams, dim=2).squeeze(2)
-                credit = credit_batch(part_reading, Batch(group_n[row_indices], **batch_fields), scheme)
+                    token_values = [gather(index_rt, table.token_values[column], 0.0) for column in column_names]
+                    batch_fields[batch_field] = torch.stack(token_values, dim=2).squeeze(2)
+                credit = credit_batch(rows_reading, Batch(group_n[row_indices], **batch_fields), scheme)
                 credit = replace(credit, mean_length_n=mean_length.expand(len(row_indices)))
-                adv_v[place_rt[place_rt >= 0]] = advantages(credit, part_reading.spans, scheme).numpy()[place_rt >= 0]
+                adv_v[index_rt[index_rt >= 0]] = advantages(credit, rows_reading.spans, scheme).numpy()[index_rt >= 0]
             else:
                 if table.rollout_n is not None:
                     batch_fields["steps"] = Steps(table.rollout_n[row_indices], row_indices)
-                credit = credit_batch(part_reading, Batch(group_n[row_indices], **batch_fields), scheme)
+                credit = credit_batch(rows_reading, Batch(group_n[row_indices], **batch_fields), scheme)
                 # A completion without any block has no token that could carry the cost of the blocks that it omits.
-                credit = replace(credit, stop_n=credit.stop_n.masked_fill(~part_reading.present_nk.any(dim=1), 0.0))
+                credit = replace(credit, stop_n=credit.stop_n.masked_fill(~rows_reading.present_nk.any(dim=1), 0.0))
             credit_parts.append((row_indices, credit))
     credit = _join_credit(credit_parts)
     strata_counts = dead_strata(credit, scheme, group_n=group_n if credits_tokens else None)
@@ -341,13 +341,13 @@ def apply_arm(
 def _join_credit(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
     """Join the credit of sets of rows in file order, and renumber the strata (completions compared with each other)."""
     row_order = torch.cat([rows for rows, _ in parts]).argsort()
-    renumbered_credits, strata_before = [], 0
+    renumbered_credits, first_stratum = [], 0
     for _, credit in parts:
         assert credit.comparison is not None, "it was credited here"
         stratum_nm = credit.comparison.stratum_nm
-        renumbered = replace(credit.comparison, stratum_nm=torch.where(stratum_nm >= 0, stratum_nm + strata_before, -1))
-        renumbered_credits.append(replace(credit, comparison=renumbered, token_nt=None, refined_nt=None))
-        strata_before += int(stratum_nm.max()) + 1 if stratum_nm.numel() else 0
+        new_comparison = replace(credit.comparison, stratum_nm=torch.where(stratum_nm >= 0, stratum_nm + first_stratum, -1))
+        renumbered_credits.append(replace(credit, comparison=new_comparison, token_nt=None, refined_nt=None))
+        first_stratum += int(stratum_nm.max()) + 1 if stratum_nm.numel() else 0
     return join_rows(renumbered_credits).take(row_order)
 
 
@@ -384,15 +384,15 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
     elif recorded_numbers.by_token:
         sum_parts, adv_v = list[Tensor](), disk_zeros(len(table.tokens.values), np.float32)
         for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
-            place_rt = table.tokens.places(slice(first, last))
-            block_column_rt = file_spans.spans(slice(first, last), place_rt).block_nt.long() + 1
+            index_rt = table.tokens.places(slice(first, last))
+            block_column_rt = file_spans.spans(slice(first, last), index_rt).block_nt.long() + 1
             sum_rk = torch.zeros(last - first, len(file_spans.names) + 1).double()
-            sum_parts.append(sum_rk.scatter_add_(1, block_column_rt, gather(place_rt, recorded_numbers.value, 0.0))[:, 1:])
-            place_s = place_rt[place_rt >= 0]
-            adv_s, in_block_s = recorded_numbers.value[place_s], block_column_rt.numpy()[place_rt >= 0] > 0
+            sum_parts.append(sum_rk.scatter_add_(1, block_column_rt, gather(index_rt, recorded_numbers.value, 0.0))[:, 1:])
+            index_s = index_rt[index_rt >= 0]
+            adv_s, in_block_s = recorded_numbers.value[index_s], block_column_rt.numpy()[index_rt >= 0] > 0
             if not recorded_numbers.shares:
                 adv_s = adv_s / np.repeat(token_count_n[first:last].numpy(), table.tokens.lengths[first:last])
-            adv_v[place_s] = np.where(np.isnan(adv_s) | in_block_s, adv_s, 0.0)
+            adv_v[index_s] = np.where(np.isnan(adv_s) | in_block_s, adv_s, 0.0)
         credit_nk = torch.cat(sum_parts)
         if not recorded_numbers.shares:
             credit_nk = credit_nk / file_spans.length_nk.clamp(min=1)
@@ -400,12 +400,12 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
         credit_nk = torch.from_numpy(recorded_numbers.value)[:, None].expand(present_nk.shape)
     empty_m = torch.zeros(0, dtype=torch.long)
     credit = Credit(torch.where(present_nk, credit_nk, 0.0), stop_n, empty_m, empty_m, mean_length_n=token_count_n)
-    spread_words = f"spread over the tokens of the {'block' if recorded_numbers.by_block else 'completion'}"
+    spread_text = f"spread over the tokens of the {'block' if recorded_numbers.by_block else 'completion'}"
     if recorded_numbers.shares:
-        spread_words = "token by token"
-    note = f"'{RECORDED}' shows the trainer's own numbers: {recorded_numbers.says}, {spread_words}."
+        spread_text = "token by token"
+    recorded_note = f"'{RECORDED}' shows the trainer's own numbers: {recorded_numbers.says}, {spread_text}."
     spread_function = partial(_spread_recorded, by_block=bool(recorded_numbers.by_block))
-    return MethodCredit(RECORDED, file_spans, credit, spread_function, adv_v), note
+    return MethodCredit(RECORDED, file_spans, credit, spread_function, adv_v), recorded_note
 
 
 def _spread_recorded(credit: Credit, spans: Spans, *, by_block: bool) -> Float[Tensor, "n t"]:

@@ -121,8 +121,8 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
     """Map each objective to the column of its reward: the one that `rewards` names, or the one of the same name."""
     for objective, column in rewards.items():
         if column != "text" and column not in table.rewards:
-            filled_cells = [value for value in table.columns.get(column, ()) if value is not None]
-            column_problem = f"holds no numbers; it has {reprlib.repr(filled_cells[0])}" if filled_cells else "is empty"
+            known_values = [value for value in table.columns.get(column, ()) if value is not None]
+            column_problem = f"holds no numbers; it has {reprlib.repr(known_values[0])}" if known_values else "is empty"
             if column in table.columns:
                 raise RecipeError(f"--reward {objective}={column}: that column of '{table.path}' {column_problem}.")
             if not table.rewards:
@@ -254,17 +254,17 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
     if not missing_fields:
         return
     value_names = [name.partition("/")[2] for name in table.token_values if name.startswith(schema.VALUES)]
-    values_wanted, present_words = "", "none of them" if table.has_ids else "no token ids"
+    values_text, present_text = "", "none of them" if table.has_ids else "no token ids"
     column_names = " and ".join(name for names in columns_by_field.values() for name in names)
     advice = f"Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns {column_names}"
     if value_names and missing_fields == ["value_nt"]:
-        present_words = f"those of {', '.join(value_names)}" if value_names != [""] else "one value"
-        values_wanted = f" for {', '.join(scheme.value_names)}"
+        present_text = f"those of {', '.join(value_names)}" if value_names != [""] else "one value"
+        values_text = f" for {', '.join(scheme.value_names)}"
         advice = "Use the recipe that the critic was trained with (its objectives and `values`)"
     needs_text = " and ".join(PER_TOKEN[field] for field in missing_fields)
     raise RecipeError(
-        f"Method '{scheme.method}' needs {needs_text} of every token{values_wanted}, but '{table.path}' holds "
-        f"{present_words}. {advice}."
+        f"Method '{scheme.method}' needs {needs_text} of every token{values_text}, but '{table.path}' holds "
+        f"{present_text}. {advice}."
     )
 
 
@@ -284,8 +284,8 @@ def _adapt_objectives(
         judging_outcomes = tuple(outcome for outcome in objective.given if outcome == judge_name)
         outcomes = objective.given if used_baseline in ("outcome", "blended") else judging_outcomes
         # If a method adds up all rewards, each objective pays every block, its own blocks first.
-        paid_names = objective.pays if credits_blocks else tuple(dict.fromkeys((*objective.pays, *block_names)))
-        field_changes = {"pays": paid_names, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
+        paid_blocks = objective.pays if credits_blocks else tuple(dict.fromkeys((*objective.pays, *block_names)))
+        field_changes = {"pays": paid_blocks, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
         if entry.kind == "completion" and objective.reward == "equals" and objective.if_missing is None:
             field_changes["if_missing"] = 0.0  # a completion without a list element would have no sum of rewards
         adapted_objectives.append(replace(objective, **field_changes))
@@ -302,16 +302,16 @@ def _drop_tagless(
     """Remove the methods that need a tag that no completion has; return sentences on the methods and their tags."""
     layouts = dict.fromkeys(scheme.layout for scheme in schemes.values())
     census_by_sentence = {count.sentence: count for layout in layouts for count in census_of(layout, texts)}
-    incomplete = [count for count in census_by_sentence.values() if count.lacking]
-    if not incomplete:
+    tag_counts = [count for count in census_by_sentence.values() if count.lacking]
+    if not tag_counts:
         return []
-    tag_notes = [f"{count.sentence} The layout asks for {' and '.join(count.lacking)}." for count in incomplete]
+    tag_notes = [f"{count.sentence} The layout asks for {' and '.join(count.lacking)}." for count in tag_counts]
     # A reward that reads a tag would call every completion wrong if none has the tag, so its method is left out.
-    missing_by_method = {name: tags for name, scheme in schemes.items() if (tags := _missing_tags(scheme, incomplete[0]))}
+    missing_by_method = {name: tags for name, scheme in schemes.items() if (tags := _missing_tags(scheme, tag_counts[0]))}
     if not missing_by_method:
         return tag_notes
-    missing_tags = [tag for tag in incomplete[0].wanted if any(tag in tags for tags in missing_by_method.values())]
-    tags_sentence = census(texts, missing_tags, segmenter=incomplete[0].segmenter).sentence
+    missing_tags = [tag for tag in tag_counts[0].wanted if any(tag in tags for tags in missing_by_method.values())]
+    tags_sentence = census(texts, missing_tags, segmenter=tag_counts[0].segmenter).sentence
     if len(missing_by_method) == len(schemes) or any(name in required for name in missing_by_method):
         advice = advise_tagless(table, texts, next(iter(schemes.values())).names[0])
         method_names = " and ".join(missing_by_method)
@@ -342,9 +342,9 @@ def _missing_tags(scheme: Scheme, tag_census: Census) -> list[str]:
     layout_parts = layout.parts_of(tag_census.segmenter)
     needed_parts = [part for part in layout_parts if part.key and part.key in rewarded_keys]
     if scheme.entry.kind == "block" and len(layout.names) > 1:
-        paid_names = {name for objective in scheme.objectives for name in objective.pays}
+        paid_blocks = {name for objective in scheme.objectives for name in objective.pays}
         seen_blocks = {part.block for part in layout_parts if tag_census.wanted.get(part.mark)}
         unseen_parts = [part for part in layout_parts if part.block not in seen_blocks and not part.index]
-        needed_parts += [part for part in unseen_parts if layout.names[part.block] in paid_names]
+        needed_parts += [part for part in unseen_parts if layout.names[part.block] in paid_blocks]
     needed_tags = dict.fromkeys(part.mark for part in layout_parts if part in needed_parts)
     return [mark for mark in needed_tags if mark in tag_census.wanted and not tag_census.wanted[mark]]

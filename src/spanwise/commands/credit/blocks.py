@@ -62,15 +62,15 @@ def choose_blocks(
         return usual
     if not common_tags:
         return found_blocks
-    layout_reason = f"You gave no layout, and the usual layout does not fit the file. {tag_census.sentence}".strip()
+    layout_note = f"You gave no layout, and the usual layout does not fit the file. {tag_census.sentence}".strip()
     tags_text = " ".join(f"<{tag}>" for tag in common_tags)
     majority_text = f"{majority_count} of {len(texts)} completions consist of {tags_text}, in this order, so"
     if lacks_verdict and set(common_tags).isdisjoint(usual.layout.tags):
         found_blocks = _pay_every_reward(usual, table, found_blocks.layout)
-        return replace(found_blocks, note=f"{layout_reason} {majority_text} the blocks are its tags. {found_blocks.note}")
+        return replace(found_blocks, note=f"{layout_note} {majority_text} the blocks are its tags. {found_blocks.note}")
     answer_sentence = census(texts, ["answer"]).sentence
     no_verdict = f"Nothing says which completions of '{table.path}' are right: {answer_sentence}" if answer_sentence else ""
-    return replace(found_blocks, note=f"{layout_reason} {majority_text} {found_blocks.note}", no_verdict=no_verdict)
+    return replace(found_blocks, note=f"{layout_note} {majority_text} {found_blocks.note}", no_verdict=no_verdict)
 
 
 def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, table: RolloutTable) -> dict[str, Any]:
@@ -109,11 +109,11 @@ def _pay_every_reward(usual: Blocks, table: RolloutTable, layout: Layout) -> Blo
 def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks:
     """Build a block per tag; a calibration reward pays a final confidence, `correct` all other blocks, as in `bae_paper`."""
     tag_layout = layout_of(tags)
-    names = tag_layout.names
-    note = f"the blocks are {', '.join(names)}; for other blocks, edit and give: --set 'layout={_layout_json(tag_layout)}'."
+    blocks = tag_layout.names
+    note = f"the blocks are {', '.join(blocks)}; for other blocks, edit and give: --set 'layout={_layout_json(tag_layout)}'."
     correct, calibration = preset_objectives(method("bae_paper"), tag_layout, calibration=recipe.calibration or "brier")
-    has_confidence = len(names) > 1 and names[-1] == "confidence"
-    objectives = (replace(correct, pays=names[:-1]), calibration) if has_confidence else (replace(correct, pays=names),)
+    has_confidence = len(blocks) > 1 and blocks[-1] == "confidence"
+    objectives = (replace(correct, pays=blocks[:-1]), calibration) if has_confidence else (replace(correct, pays=blocks),)
     return Blocks(tag_layout, usual.longest, objectives, note)
 
 
@@ -239,8 +239,8 @@ def _note_uneven_groups(step_n: Tensor, group_n: Tensor) -> list[str]:
     if len({(step, size) for (step, _), size in size_of_group.items()}) == len(step_n.unique()):
         return []
     size_counts = Counter(size_of_group.values())
-    usual_size = max(size_counts, key=lambda size: (size_counts[size], -size))
+    usual_group_size = max(size_counts, key=lambda size: (size_counts[size], -size))
     return [
         f"Groups hold {min(size_counts)} to {max(size_counts)} completions. A prompt drawn twice in a step counts as one group; to "
-        f"split it, give --set group_size={usual_size if usual_size > 1 else 'N'}."
+        f"split it, give --set group_size={usual_group_size if usual_group_size > 1 else 'N'}."
     ]

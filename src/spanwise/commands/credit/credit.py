@@ -49,15 +49,15 @@ def credit_rollouts(
         run = load(own_recipe_file, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides})
     # A recipe, method or objective from the user must fit the file; a default that does not fit is left out.
     must_fit = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides)
-    task_layout, longest_length = task_shape(full_recipe)
+    task_layout, max_length = task_shape(full_recipe)
     usual_layout = answer_layout(full_recipe, task_layout)
     # The recipe of a spanwise run names the tags, so texts are not searched; early completions may lack tags.
     texts = SampledTexts(file_table) if must_fit or own_recipe_file is None else []
     group_n, group_notes = compared_groups(file_table, full_recipe, run)
-    blocks = choose_blocks(Blocks(usual_layout, longest_length), full_recipe, file_table, texts, asked=bool(reward))
+    blocks = choose_blocks(Blocks(usual_layout, max_length), full_recipe, file_table, texts, asked=bool(reward))
     # Reward functions are run only if the user named the recipe, not if it merely lies beside the file.
-    run_code = recipe is not None or "objectives" in overrides
-    arms = choose_arms(file_table, full_recipe, blocks, methods, reward, texts=texts, must_fit=must_fit, run_code=run_code)
+    runs_code = recipe is not None or "objectives" in overrides
+    arms = choose_arms(file_table, full_recipe, blocks, methods, reward, texts=texts, must_fit=must_fit, run_code=runs_code)
     shows_recorded = RECORDED in methods if methods else own_recipe_file is None and file_table.as_recorded is not None
     return apply_arms(file_table, arms, group_n, group_notes, recorded=shows_recorded, must=bool(methods))
 

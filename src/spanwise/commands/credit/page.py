@@ -86,12 +86,12 @@ def credited_view(
 ) -> tuple[TokenView, dict[str, dict[str, Tensor]]]:
     """Build the view of tokens for the completions `rows`, whose table is `shown`; also return the credit of all rows."""
     kind_by_method = {name: METHODS[rule["method"]].kind for name, rule in rules.items() if rule["method"] in METHODS}
-    credit = {name: credited_units(columns, kind_by_method.get(name, "")) for name, columns in read_credit(table).items()}
+    credits = {name: credited_units(columns, kind_by_method.get(name, "")) for name, columns in read_credit(table).items()}
     segments_of_methods = (SaeSegments.of(rule["method"], rule.get("options")) for rule in rules.values())
-    sae_segments, segments_sentence = next((cut for cut in segments_of_methods if cut is not None), None), ""
+    sae_segments, segments_sentence = next((segments for segments in segments_of_methods if segments is not None), None), ""
     if sae_segments is not None:
-        verb = "opens a segment" if sae_segments.boundary == "start" else "has closed a segment"
-        segments_sentence = f"A tick marks where a token with a probability below {sae_segments.threshold:g} {verb}."
+        segment_verb = "opens a segment" if sae_segments.boundary == "start" else "has closed a segment"
+        segments_sentence = f"A tick marks where a token with a probability below {sae_segments.threshold:g} {segment_verb}."
     mode_by_method = {name: scoring_mode(rule) for name, rule in rules.items()}
     shares_by_method = {name: score_shares(table, mode) for name, mode in mode_by_method.items() if mode is not None}
     token_view = TokenView(
@@ -108,7 +108,7 @@ def credited_view(
         own=own,
         total=len(table),
     )
-    return token_view, credit
+    return token_view, credits
 
 
 def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | None = None) -> Rule:
@@ -118,10 +118,10 @@ def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | N
     method_entry = METHODS[method]
     objective_by_name = {}
     for fields in objectives:
-        baseline = fields.get("baseline") if method_entry.kind == "block" else None
+        used_baseline = fields.get("baseline") if method_entry.kind == "block" else None
         paid_block_names, given_outcomes = as_names(fields.get("pays")), as_names(fields.get("given"))
         name = str(fields.get("name") or fields.get("reward"))
-        objective_by_name[name] = {**fields, "pays": paid_block_names, "baseline": baseline, "given": given_outcomes}
+        objective_by_name[name] = {**fields, "pays": paid_block_names, "baseline": used_baseline, "given": given_outcomes}
     return Rule(method_entry.kind, f"{method}: {method_entry.summary}", objective_by_name, (mode and mode.judge) or "")
 
 

@@ -138,7 +138,7 @@ def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
         }
         for arm in result.applied
     }
-    outcome_names = (judge_of(o) or next(iter(o.outcomes), None) for o in arms.objectives)
+    outcome_names = (judge_of(objective) or next(iter(objective.outcomes), None) for objective in arms.objectives)
     summary_fields = {
         "source": str(file_table.path),
         "format": file_table.source,
@@ -153,7 +153,7 @@ def summary(result: CreditResult, options: Mapping[str, Any]) -> dict[str, Any]:
         "options": {name: value for name, value in options.items() if value and (name, value) != ("rows", MOST)},
         "paid": {name: scheme.plain() for name, scheme in arms.schemes.items()},
         "own": arms.own,
-        "outcome": outcome_of([o.name for o in arms.objectives], outcome_names),
+        "outcome": outcome_of([objective.name for objective in arms.objectives], outcome_names),
     }
     return without_nan(summary_fields)
 

@@ -58,14 +58,14 @@ def run_demo(
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Train each arm of a demo with each seed; `choices` are fields of all recipes. Return the content of `summary.json`."""
-    console, start_seconds = console or Console(), time.perf_counter()
+    console, start_time = console or Console(), time.perf_counter()
     if len(set(seeds)) < len(seeds):
         raise RecipeError(f"Give each seed once; got {', '.join(map(str, seeds))}.")
     for field in choices.keys() & set(demo.fixed):
         raise RecipeError(f"The demo itself sets the {field} of its arms. Remove --set {field}.")
-    folder, many_seeds = new_folder(demo.name) if output is None else Path(output), len(seeds) > 1
+    folder, has_many_seeds = new_folder(demo.name) if output is None else Path(output), len(seeds) > 1
     run_folders = {
-        (arm, seed): folder / (arm.replace(" ", "_") + (f"-{seed}" if many_seeds else ""))
+        (arm, seed): folder / (arm.replace(" ", "_") + (f"-{seed}" if has_many_seeds else ""))
         for seed in seeds
         for arm in demo.arms
     }
@@ -75,10 +75,10 @@ def run_demo(
     with sole_writer(folder):
         for (arm, seed), run_folder in run_folders.items():
             recipe_fields = {**demo.common, **demo.arms[arm], **choices, "seed": seed, "output": str(run_folder)}
-            run_recipe, run_title = load(None, recipe_fields), f"{arm}, seed {seed}" if many_seeds else arm
+            run_recipe, run_title = load(None, recipe_fields), f"{arm}, seed {seed}" if has_many_seeds else arm
             run_summary = train(run_recipe, console=console, title=run_title, overwrite=overwrite)
             trained_runs.append(Trained(arm, run_title, run_recipe, run_summary))
-        result = {**demo.result(trained_runs), "seconds": time.perf_counter() - start_seconds}
+        result = {**demo.result(trained_runs), "seconds": time.perf_counter() - start_time}
         RunFolder(folder).write_summary(result)
     demo.show(console, trained_runs, result)
     console.print(f"{result['seconds']:.0f} s in all. Everything is in {folder}: summary.json, and a folder for each run.")

@@ -66,9 +66,9 @@ def installed(name: str) -> str | None:
 def _check_engine(name: str) -> Finding:
     engine_title, engine_version, tested_window = _TITLES[name], installed(name), WINDOWS[name]
     if engine_version is None:
-        other_installed = any(installed(other) for other in WINDOWS if other != name)
-        environment_words = ", in an environment of its own" if name != "trl" or other_installed else ""
-        install_advice = f"To train with {engine_title}: pip install 'spanwise[{name}]'{environment_words}."
+        other_installed = any(installed(other_name) for other_name in WINDOWS if other_name != name)
+        environment_text = ", in an environment of its own" if name != "trl" or other_installed else ""
+        install_advice = f"To train with {engine_title}: pip install 'spanwise[{name}]'{environment_text}."
         if name == "skyrl" and sys.version_info < (3, 12):
             install_advice = (
                 "SkyRL needs Python 3.12 or newer: make a separate environment, and pip install 'spanwise[skyrl]' there."
@@ -126,8 +126,8 @@ def sentences_on_verl(facts: Mapping[str, Any]) -> Sentences:
 
 def _trainer_of_verl(facts: Mapping[str, Any]) -> str:
     """Say which trainer verl's `main_ppo` uses, and which modes of that trainer have credit by block."""
-    names = {True: "V1 (trainer.use_v1: true)", False: "V0 (trainer.use_v1: false)", None: "V0, the only one in this verl"}
-    trainer_text = f"main_ppo uses {names[facts['use_v1']]}"
+    titles = {True: "V1 (trainer.use_v1: true)", False: "V0 (trainer.use_v1: false)", None: "V0, the only one in this verl"}
+    trainer_text = f"main_ppo uses {titles[facts['use_v1']]}"
     mode_names = [mode.removeprefix("spanwise_") for mode in facts.get("modes", ()) if mode.startswith("spanwise_")]
     if mode_names:
         return f"{trainer_text}. Modes of V1 with credit by block: {', '.join(mode_names)}; V0 has credit by block, too."
@@ -147,8 +147,8 @@ def probe(engine: str) -> None:
 def _in_one_line(error: BaseException) -> str:
     """Format an exception as one line: its text and where it was raised."""
     last_frames = traceback.extract_tb(error.__traceback__)[-1:]
-    place_text = f" ({last_frames[0].filename}, line {last_frames[0].lineno})" if last_frames else ""
-    return f"{type(error).__name__}: {error}{place_text}"
+    location_text = f" ({last_frames[0].filename}, line {last_frames[0].lineno})" if last_frames else ""
+    return f"{type(error).__name__}: {error}{location_text}"
 
 
 def _probe_trl() -> Sentences:

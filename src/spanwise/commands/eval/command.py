@@ -41,16 +41,16 @@ def command(
     folder, full_recipe = run_or_model(model, recipe, {**recipe_fields(set_), "eval_prompts": prompts})
     console = Console()
     with sole_writer(model):
-        sampled, absent = evaluate_folder(folder, full_recipe, prompts=prompts, samples=samples, seed=seed, console=console)
-        sampled.write(model)
-    prompts_drawn = len(sampled.prompt_n.unique())
+        results, reasons = evaluate_folder(folder, full_recipe, prompts=prompts, samples=samples, seed=seed, console=console)
+        results.write(model)
+    prompts_drawn = len(results.prompt_n.unique())
     prompts_note = "" if prompts_drawn == prompts else f" (of {prompts} requested; there are no more)"
     title = f"{model}: {prompts_drawn} prompts x {samples} samples{prompts_note}"
-    say(console, *interval_table(title, sampled.intervals(), absent=absent), *unmeasured_sentences(absent))
-    curves_by_block = {block: sampled.votes(block) for block in sampled.correct if sampled.most_votes(block)}
-    if curves_by_block and sampled.score_n is not None and not sampled.stated:
+    say(console, *interval_table(title, results.intervals(), absent=reasons), *unmeasured_sentences(reasons))
+    curves_by_block = {block: results.votes(block) for block in results.correct if results.most_votes(block)}
+    if curves_by_block and results.score_n is not None and not results.stated:
         say(console, VOTES_BY_SCORE)
     say(console, *(vote_table(f"accuracy of a vote, block '{block}'", curves) for block, curves in curves_by_block.items()))
     for block in list(curves_by_block)[1:]:
-        gain_curve = curve_difference(curves_by_block[block]["majority"], curves_by_block[sampled.first]["majority"])
-        say(console, gain_table(f"majority of '{block}' minus majority of '{sampled.first}', paired by prompt", gain_curve))
+        gain_curve = curve_difference(curves_by_block[block]["majority"], curves_by_block[results.first]["majority"])
+        say(console, gain_table(f"majority of '{block}' minus majority of '{results.first}', paired by prompt", gain_curve))

@@ -56,12 +56,12 @@ def evaluate(
     reward_by_objective = dict[str, Tensor]()
     if not is_digits:
         completion_ids = [ids_t[mask_t].tolist() for ids_t, mask_t in zip(ids_nt, mask_nt, strict=True)]
-        text_columns = {  # as TRL does, reward functions get completions without the end token
+        completion_columns = {  # as TRL does, reward functions get completions without the end token
             "prompts": [prompt_rows["prompt"][row] for row in row_n.tolist()],
             "completions": tokenizer.batch_decode(completion_ids, skip_special_tokens=True),
             "completion_ids": completion_ids,
         }
-        reward_columns = roller.columns(prompt_rows, row_n.tolist()) | text_columns
+        reward_columns = roller.columns(prompt_rows, row_n.tolist()) | completion_columns
         reward_by_objective = _compute_rewards(scheme_of(recipe, task.layout, max_tokens).objectives, texts, reward_columns)
     score_n = None
     if scored is not None:
@@ -100,5 +100,5 @@ def evaluate_folder(
     score_folders = (model_folder, *run_above(model_folder))
     score_mode = next((mode.as_trained(score_folders) for mode in recipe.modes.values() if mode.judge is not None), None)
     model, tokenizer, task = model_and_task(model_folder, recipe, console)
-    samples_read = evaluate(model, tokenizer, task, recipe, prompts=prompts, samples=samples, seed=seed, scored=score_mode)
-    return samples_read, unmeasured(task.layout, recipe.answer_tags, scored=score_mode is not None)
+    results = evaluate(model, tokenizer, task, recipe, prompts=prompts, samples=samples, seed=seed, scored=score_mode)
+    return results, unmeasured(task.layout, recipe.answer_tags, scored=score_mode is not None)

@@ -60,8 +60,8 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
 
 def write_fidelity(folder: str | Path, *, source: str, recipe: Mapping[str, Any], **measured: Any) -> None:
     """Write `fidelity.json`, which holds the input of `fidelity_report` and the options of the command."""
-    not_measured = {"counts": {}, "figures": [], "differences": [], "points": [], "tokens": [], "options": {}}
-    report_fields = {"source": source, "recipe": dict(recipe), **not_measured, **measured}
+    empty_fields = {"counts": {}, "figures": [], "differences": [], "points": [], "tokens": [], "options": {}}
+    report_fields = {"source": source, "recipe": dict(recipe), **empty_fields, **measured}
     write_text(Path(folder) / FIDELITY, json.dumps(without_nan(hidden(report_fields)), indent=1) + "\n")
 
 
@@ -97,8 +97,8 @@ def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
         table_rows = []
         for name in fidelity.baselines:
             rmse, *rmse_bounds = fidelity.interval(name, size, "rmse")
-            other_names = (figure for figure in FIGURES if figure not in ("rmse", "ceiling"))
-            other_cells = (_decimals(fidelity.interval(name, size, figure)[0]) for figure in other_names)
+            other_figures = (figure for figure in FIGURES if figure not in ("rmse", "ceiling"))
+            other_cells = (_decimals(fidelity.interval(name, size, figure)[0]) for figure in other_figures)
             table_rows.append([name, _decimals(rmse), "-".join(map(_decimals, rmse_bounds)), *other_cells])
         ceiling_correlation, *_ = fidelity.interval(fidelity.baselines[0], size, "ceiling")
         title = f"G = {size}: advantages against Monte Carlo (exact advantages would correlate {ceiling_correlation:.3f})"
@@ -157,8 +157,8 @@ def rolled_tokens(
             "or measure a run whose recipe has a critic."
         )
     # The fitted critic reads each training prompt once, so that it cannot memorise any.
-    task_sizes = {"steps": max(steps, default=1), "prompts": rolls.CRITIC_BATCH} if "fitted" in critic_kinds else {}
-    roller = roller_of(model_folder, recipe.model_copy(update=task_sizes), console)
+    recipe_sizes = {"steps": max(steps, default=1), "prompts": rolls.CRITIC_BATCH} if "fitted" in critic_kinds else {}
+    roller = roller_of(model_folder, recipe.model_copy(update=recipe_sizes), console)
     task = roller.task
     row_order = torch.randperm(len(task.evaluation), generator=torch.Generator().manual_seed(seed)).tolist()
     prompt_rows, reroll_sets = task.evaluation.select(row_order[:prompts]), 2 if "mc" in critic_kinds else 1

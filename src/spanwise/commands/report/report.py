@@ -167,8 +167,8 @@ def recorded_view(
     outcome_names = [(entry.get("options") or {}).get("of") for entry in objective_fields]
     outcome_names += [name for entry in objective_fields for name in as_names(entry.get("given"))]
     if len(methods) == 1:
-        rollouts_place = files[0] if len(files) == 1 else files[0].parent
-        credit_table, rule_by_method = _add_method(credit_table, rollouts_place, "bae" if methods[0] == "grpo" else "grpo")
+        rollouts_path = files[0] if len(files) == 1 else files[0].parent
+        credit_table, rule_by_method = _add_method(credit_table, rollouts_path, "bae" if methods[0] == "grpo" else "grpo")
     if methods:
         run_rule = {"objectives": objective_fields, **{name: recipe.get(name) for name in ("method", "options", *MODES)}}
         rule_by_method = {methods[0]: run_rule, **rule_by_method}

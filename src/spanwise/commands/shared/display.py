@@ -31,8 +31,8 @@ def figure_table(
     }
     table_rows = []
     for name in figure_names:
-        cells = (short(figures.get(name)) + " !" * (name in alarms_by_run[run]) for run, figures in columns.items())
-        table_rows.append([name.replace("_", " ").replace(OF_REWARD, "mean reward, "), *cells])
+        figure_cells = (short(figures.get(name)) + " !" * (name in alarms_by_run[run]) for run, figures in columns.items())
+        table_rows.append([name.replace("_", " ").replace(OF_REWARD, "mean reward, "), *figure_cells])
     yield Text(title, style="italic")
     # A "!" beside a figure points to a sentence under the table (`explain.alarms`).
     yield plain_table("", *columns, rows=table_rows, right=range(1, len(columns) + 1))

@@ -35,25 +35,25 @@ def plain_table(
 def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Text]:
     """Cut a table into tables that fit the terminal; each of them repeats the first `keep` columns."""
     terminal_width, keep = console.width, min(keep, max(len(table.columns) - 1, 0))
-    least_c, full_c = list[int](), list[int]()
+    min_width_c, full_width_c = list[int](), list[int]()
     for column in table.columns:
-        unwrapped = console.options.update(max_width=2**31)
-        sizes = [Measurement.get(console, unwrapped, cell) for cell in (column.header, *column.cells)]
-        is_unbroken = [column.no_wrap, *[column.no_wrap or column.justify == "right"] * (len(sizes) - 1)]
-        least_c.append(max(size.maximum if line else size.minimum for size, line in zip(sizes, is_unbroken, strict=True)))
-        full_c.append(max(size.maximum for size in sizes))
+        unwrapped_options = console.options.update(max_width=2**31)
+        sizes = [Measurement.get(console, unwrapped_options, cell) for cell in (column.header, *column.cells)]
+        unbroken = [column.no_wrap, *[column.no_wrap or column.justify == "right"] * (len(sizes) - 1)]
+        min_width_c.append(max(size.maximum if line else size.minimum for size, line in zip(sizes, unbroken, strict=True)))
+        full_width_c.append(max(size.maximum for size in sizes))
     column_groups: list[list[int]] = [list(range(keep))]
     for c in range(keep, len(table.columns)):
-        width_with_c = sum(least_c[i] for i in (*column_groups[-1], c)) + _padding_width(table, len(column_groups[-1]) + 1)
-        if len(column_groups[-1]) > keep and width_with_c > terminal_width:
+        new_width = sum(min_width_c[i] for i in (*column_groups[-1], c)) + _padding_width(table, len(column_groups[-1]) + 1)
+        if len(column_groups[-1]) > keep and new_width > terminal_width:
             column_groups.append(list(range(keep)))
         column_groups[-1].append(c)
     if table.title:
         yield _full_line(table.title, "table.title", console)
     for columns in column_groups:
-        full_widths = [full_c[c] for c in columns]
+        full_widths = [full_width_c[c] for c in columns]
         available_width = terminal_width - _padding_width(table, len(columns))
-        yield _narrow_table(table, columns, _shrink(full_widths, [least_c[c] for c in columns], available_width))
+        yield _narrow_table(table, columns, _shrink(full_widths, [min_width_c[c] for c in columns], available_width))
     if table.caption:
         yield _full_line(table.caption, "table.caption", console)
 
@@ -61,8 +61,8 @@ def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Te
 def _shrink(widths: list[int], least: Sequence[int], total: int) -> list[int]:
     """Narrow the widest column by one character again and again, each down to its least width, until all columns fit."""
     for _ in range(sum(widths) - total):
-        columns = [n for n, wide in enumerate(widths) if wide > least[n]]
-        columns = columns or [n for n, wide in enumerate(widths) if wide > 1]  # words wider than the terminal are folded
+        columns = [n for n, width in enumerate(widths) if width > least[n]]
+        columns = columns or [n for n, width in enumerate(widths) if width > 1]  # words wider than the terminal are folded
         if columns:
             widths[max(columns, key=lambda n: widths[n])] -= 1
     return widths

@@ -94,7 +94,7 @@ MOST = 500
 
 def again_command(command: str, *places: str | Path, folder: Path, options: Mapping[str, Any] | None = None) -> str:
     """Return the command line that repeats the work behind a report in a new folder, with the options that the user gave."""
-    command_words = [str(place) for place in places]
+    command_words = [str(path) for path in places]
     for name, value in hidden(options or {}).items():
         option_name = "--set" if name == "overrides" else f"--{name.replace('_', '-')}"
         if isinstance(value, Mapping):

@@ -17,17 +17,17 @@ Fields = Annotated[list[str] | None, Parameter(name="--set")]
 
 def recipe_fields(pairs: Sequence[str] | None) -> dict[str, Any]:
     """Parse the `field=value` pairs of `--set` into recipe fields."""
-    fields: dict[str, Any] = {}
+    field_values: dict[str, Any] = {}
     for pair in pairs or []:
         field_name, value_text = key_value(pair, "--set", "field=value, such as --set entropy=0.05")
-        fields[field_name.replace("-", "_")] = yaml.safe_load(value_text)
-    return fields
+        field_values[field_name.replace("-", "_")] = yaml.safe_load(value_text)
+    return field_values
 
 
 def column_roles(given: Sequence[str] | None) -> dict[str, str]:
     """Parse the `role=column` pairs of `--columns` (roles: prompt, answer, ...) into a mapping; commas may join pairs."""
-    pairs = [entry for piece in given or [] for entry in piece.split(",") if entry.strip()]
-    role_pairs = [key_value(entry, "--columns", "role=column, such as completion=output,answer=gold") for entry in pairs]
+    entries = [entry for piece in given or [] for entry in piece.split(",") if entry.strip()]
+    role_pairs = [key_value(entry, "--columns", "role=column, such as completion=output,answer=gold") for entry in entries]
     roles = [role for role, _ in role_pairs]
     repeated_role = next((role for role in roles if roles.count(role) > 1), None)
     if repeated_role is not None:
@@ -69,13 +69,13 @@ class CreditOptions:
 
     def parsed(self) -> dict[str, Any]:
         """Return the options as the keyword arguments of `credit_rollouts`."""
-        reward_shape = "objective=column, such as correct=accuracy_reward"
+        reward_format = "objective=column, such as correct=accuracy_reward"
         return {
             "recipe": self.recipe,
             "methods": listed(self.methods or ""),
             "tokenizer": self.tokenizer,
             "columns": column_roles(self.columns),
-            "reward": dict(key_value(entry, "--reward", reward_shape) for entry in self.reward or []),
+            "reward": dict(key_value(entry, "--reward", reward_format) for entry in self.reward or []),
             "pay": [entry for piece in self.pay or [] for entry in listed(piece)],
             "overrides": recipe_fields(self.set_),
         }

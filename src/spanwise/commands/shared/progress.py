@@ -49,27 +49,27 @@ def large_files_shown(on: Console | None = None) -> Iterator[Console]:
     """Show a progress bar while large files are read, and hide the bars of transformers; yield the console."""
     quiet()
     console = on or Console()
-    live: Live | None = None
+    live_progress: Live | None = None
     shown_progress = ("", 0)
 
     def show(work: str, done: int, total: int) -> None:
-        nonlocal live, shown_progress
+        nonlocal live_progress, shown_progress
         if total < _LARGE or (work, percent := 100 * done // total) == shown_progress:
             return
-        if live is None or work != shown_progress[0]:
-            if live is not None:
-                live.stop()
-            live = Live(console, work, 100)
+        if live_progress is None or work != shown_progress[0]:
+            if live_progress is not None:
+                live_progress.stop()
+            live_progress = Live(console, work, 100)
         shown_progress = (work, percent)
-        live.step(percent, {})
+        live_progress.step(percent, {})
 
-    report_token = REPORT.set(show)
+    context_token = REPORT.set(show)
     try:
         yield console
     finally:
-        REPORT.reset(report_token)
-        if live is not None:
-            live.stop()
+        REPORT.reset(context_token)
+        if live_progress is not None:
+            live_progress.stop()
 
 
 def quiet() -> None:
@@ -85,16 +85,16 @@ def quiet() -> None:
 
 def warm_up_progress(console: Console) -> Any:
     """Return a function of (step, total, loss) that shows the progress of the warm start (training before RL)."""
-    live: Live | None = None
+    live_progress: Live | None = None
 
     def show(step: int, total: int, loss: float) -> None:
-        nonlocal live
-        live = live or Live(console, "warm start (once, then cached)", total)
+        nonlocal live_progress
+        live_progress = live_progress or Live(console, "warm start (once, then cached)", total)
         if console.is_terminal or step % 100 == 0 or step == total:
-            live.step(step, {"loss": loss})
+            live_progress.step(step, {"loss": loss})
         if step >= total:
-            live.stop()
-            live = None
+            live_progress.stop()
+            live_progress = None
 
     return show
 
@@ -102,8 +102,8 @@ def warm_up_progress(console: Console) -> Any:
 def _average_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the figures of a reward's parts (`equals.a`, `equals.b`) by their mean; drop those of later list elements."""
     value_by_label, later_names = dict[str, Any](), later_elements(values)
-    for label, names in families(name for name in values if name not in later_names).items():
-        numbers = [values[name] for name in names if values[name] is not None]
+    for label, part_names in families(name for name in values if name not in later_names).items():
+        numbers = [values[name] for name in part_names if values[name] is not None]
         value_by_label[label] = values[label] if label in values else sum(numbers) / len(numbers) if numbers else None
     return value_by_label
 

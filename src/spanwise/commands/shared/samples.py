@@ -166,8 +166,8 @@ def read_samples(folder: str | Path) -> Samples:
     file = Path(folder) / FILE
     try:
         table = pq.read_table(file)
-        number_names = (name for name in table.column_names if not name.startswith("answer/"))
-        tensors = {name: torch.tensor(table[name].to_numpy()) for name in number_names}
+        number_columns = (name for name in table.column_names if not name.startswith("answer/"))
+        tensors = {name: torch.tensor(table[name].to_numpy()) for name in number_columns}
         block_names = [name.removeprefix("correct/") for name in tensors if name.startswith("correct/")]
         return Samples(
             tensors["prompt"],

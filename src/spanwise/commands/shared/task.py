@@ -52,12 +52,12 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
 
 def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]) -> tuple[Path, Recipe]:
     """Return the model folder of a run, checkpoint or model folder, and the recipe that says on which task to measure it."""
-    run_folder = next((place for place in (folder, *run_above(folder)) if (place / "recipe.yaml").is_file()), None)
+    run_folder = next((path for path in (folder, *run_above(folder)) if (path / "recipe.yaml").is_file()), None)
     model_folder = folder / "model" if (folder / "model").is_dir() else folder
     if run_folder == folder == model_folder and not (folder / "config.json").is_file():
         checkpoint, _ = newest_checkpoint(folder / "checkpoints")
-        checkpoint_words = f"use its newest checkpoint, '{checkpoint}'" if checkpoint else "it has no checkpoint either"
-        raise DataError(f"The run in '{folder}' has no model yet, because it has not ended; {checkpoint_words}.")
+        checkpoint_text = f"use its newest checkpoint, '{checkpoint}'" if checkpoint else "it has no checkpoint either"
+        raise DataError(f"The run in '{folder}' has no model yet, because it has not ended; {checkpoint_text}.")
     recipe_file = recipe or (None if run_folder is None else run_folder / "recipe.yaml")
     recipe_changes = dict(overrides)
     has_own_prompts = recipe_changes.get("dataset") or recipe_changes.get("task", EMBEDDED[0]) not in EMBEDDED

@@ -39,8 +39,8 @@ def _choose_folder(recipe: Recipe, resume: str | None, overwrite: bool, console:
         critic_model = getattr(recipe.modes.get("critic"), "model", None)
         for noun, source in {"model": recipe.model, "dataset": recipe.dataset, "critic": critic_model}.items():
             if overwrite and source and Path(source).exists() and Path(source).resolve().is_relative_to(folder.resolve()):
-                inner_parts = Path(source).resolve().relative_to(folder.resolve()).parts
-                if not inner_parts or inner_parts[0] in WRITES:
+                path_parts = Path(source).resolve().relative_to(folder.resolve()).parts
+                if not path_parts or path_parts[0] in WRITES:
                     raise RecipeError(
                         f"The {noun} '{source}' is part of the run in '{folder}', which --overwrite removes; give another --output."
                     )
@@ -75,11 +75,11 @@ def history_of(
     # A learning rate schedule depends on the total number of steps.
     has_schedule = not new_recipe["trainer"].get("lr_scheduler_type", "constant").startswith("constant")
     is_shorter = new_recipe["steps"] < (old_recipe or {}).get("steps", new_recipe["steps"])
-    may_change = set(MAY_CHANGE) - ({"steps"} if has_schedule or is_shorter else set())
+    changeable_fields = set(MAY_CHANGE) - ({"steps"} if has_schedule or is_shorter else set())
     if old_recipe is None:
-        missing_text = f"'{recipe_file}' is missing, so the recipe of {checkpoint.name} is unknown"
-        say(console, f"{missing_text}: the current recipe is assumed.")
-    elif changed_fields := changed(old_recipe, new_recipe, but=may_change):
+        missing_note = f"'{recipe_file}' is missing, so the recipe of {checkpoint.name} is unknown"
+        say(console, f"{missing_note}: the current recipe is assumed.")
+    elif changed_fields := changed(old_recipe, new_recipe, but=changeable_fields):
         advice = f"Resume that run with its own recipe: spanwise train --resume {recipe_file.parent}; or leave out --resume."
         if changed(recipe_file, old_recipe):
             advice = f"'{recipe_file}' was edited later: undo the edit, or leave out --resume and give another --output."

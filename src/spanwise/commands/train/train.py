@@ -62,12 +62,12 @@ def train(
         say(console, f"{reason} it is left out. If you need it, set trainer again with the secret, or log in to the hub.")
         recipe = recipe.model_copy(update={"trainer": _drop_hidden(recipe.trainer)})
     torch.set_num_threads(recipe.threads)
-    start_seconds = time.perf_counter()
+    start_time = time.perf_counter()
     check_recipe(recipe)
-    task_layout, longest = task_shape(recipe)
-    scheme = scheme_of(recipe, answer_layout(recipe, task_layout), longest)  # refuses bad recipes before the slow warm start
-    with run_folder(recipe, resume=resume, overwrite=overwrite, console=console) as (place, checkpoint):
-        recipe, folder = recipe.model_copy(update={"output": str(place)}), RunFolder(place)
+    task_layout, max_length = task_shape(recipe)
+    scheme = scheme_of(recipe, answer_layout(recipe, task_layout), max_length)  # refuses bad recipes before the warm start
+    with run_folder(recipe, resume=resume, overwrite=overwrite, console=console) as (run_path, checkpoint):
+        recipe, folder = recipe.model_copy(update={"output": str(run_path)}), RunFolder(run_path)
         task = make_task(recipe, console)
         trainer_args = trainer_config(recipe, task)
         settings = resolved(recipe, scheme)
@@ -86,31 +86,31 @@ def train(
         trainer.settings = settings
         for callback_class in (PrinterCallback, ProgressCallback) if trainer_args.log_metrics == "few" else ():
             trainer.remove_callback(callback_class)  # the recorder shows the progress in place of TRL's callbacks
-        is_main, critic = trainer.accelerator.is_main_process, trainer.critic
-        if is_main:
+        is_main_process, critic = trainer.accelerator.is_main_process, trainer.critic
+        if is_main_process:
             folder.begin(settings, step=step, history=history)
             if critic is not None:
-                mbytes = [megabytes(critic.model), megabytes(trainer.accelerator.unwrap_model(trainer.model))]
-                say(console, f"Weights, gradients and optimizer: critic {mbytes[0]:.3g} MB, policy {mbytes[1]:.3g} MB.")
+                sizes_mb = [megabytes(critic.model), megabytes(trainer.accelerator.unwrap_model(trainer.model))]
+                say(console, f"Weights, gradients and optimizer: critic {sizes_mb[0]:.3g} MB, policy {sizes_mb[1]:.3g} MB.")
             say(console, *filter(None, [pull_note(scheme, group_size=recipe.group_size)]))
         try:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         finally:
             recorder.live.stop()
-        run_summary = recorder.summary(seconds=time.perf_counter() - start_seconds)
-        with whole_folder(place / "model"):
-            trainer.save_model(str(place / "model"))
-        if is_main:
+        run_summary = recorder.summary(seconds=time.perf_counter() - start_time)
+        with whole_folder(run_path / "model"):
+            trainer.save_model(str(run_path / "model"))
+        if is_main_process:
             if critic is not None:
-                with whole_folder(place / CRITIC):
-                    critic.save(place / CRITIC, trainer.processing_class, state=False)
+                with whole_folder(run_path / CRITIC):
+                    critic.save(run_path / CRITIC, trainer.processing_class, state=False)
             folder.write_summary(run_summary)  # written after model and critic, because it marks the run as complete
-            _show(run_summary, console, title=f"{title}: {place}", absent=recorder.absent)
+            _show(run_summary, console, title=f"{title}: {run_path}", absent=recorder.absent)
             if recipe.report:
                 # Imported only here, because the report's packages take a second to load.
                 from spanwise.commands.report.report import report_folder
 
-                say(console, f"Report: {report_folder(place)}")
+                say(console, f"Report: {report_folder(run_path)}")
     return run_summary
 
 
@@ -266,27 +266,27 @@ class Recorder(BatchCallback):
 
     def summary(self, *, seconds: float) -> dict[str, Any]:
         """Evaluate the final model, and return the content of the run's `summary.json`."""
-        final_samples, steps = self._measure(self.recipe.eval_samples), self.trainer.state.global_step // self.per_batch
+        final_samples, step_count = self._measure(self.recipe.eval_samples), self.trainer.state.global_step // self.per_batch
         final_figures, final_intervals = final_samples.figures(), _intervals(final_samples)
-        kept_names = ("step", "malformed", "accuracy", "ece")
+        curve_names = ("step", "malformed", "accuracy", "ece")
         batch_figures = [
-            {k: v for k, v in line.items() if k in kept_names or (k.startswith("rewards/") and k.endswith("/mean"))}
-            for line in metrics_until(self.folder.path, steps)  # lines exist in the main process only
+            {k: v for k, v in line.items() if k in curve_names or (k.startswith("rewards/") and k.endswith("/mean"))}
+            for line in metrics_until(self.folder.path, step_count)  # lines exist in the main process only
             if "evaluation" not in line
         ]
         if self.trainer.accelerator.is_main_process:
             final_samples.write(self.folder.path)
-            self.folder.add_metrics({"step": steps, "final": final_figures, **final_intervals})
-            self._keep_one_prompt(steps)
+            self.folder.add_metrics({"step": step_count, "final": final_figures, **final_intervals})
+            self._keep_one_prompt(step_count)
         start_figures, training_seconds = self.evaluations[0], max(self.step_seconds, 1e-9)
         return {
             **{name: getattr(self.recipe, name) for name in ("method", "seed")},
-            "steps": steps,
+            "steps": step_count,
             "task": task_name(self.recipe),
             "start": {k: v if start_figures["step"] == 0 else None for k, v in start_figures.items() if k != "step"},
             "final": final_figures,
             "intervals": final_intervals.get("intervals", {}),
-            "curve": [*self.evaluations, {"step": steps, **final_figures}],
+            "curve": [*self.evaluations, {"step": step_count, **final_figures}],
             "batches": batch_figures,
             "seconds": seconds,
             "step_seconds": self.step_seconds,
@@ -299,9 +299,9 @@ class Recorder(BatchCallback):
         """Return accuracy, ECE and the share of malformed completions of the last generation batch."""
         figures: dict[str, Any] = {"malformed": logs.get("credit/malformed"), "accuracy": logs.get("rewards/correct/mean")}
         names = self._scores.names if self._scores else ()
-        calibration = next((name for name in ("log_score", "brier") if name in names), None)
-        if self._scores and "correct" in names and calibration is not None:
-            figures["ece"] = _batch_ece(self._scores, names.index("correct"), names.index(calibration))
+        calibration_name = next((name for name in ("log_score", "brier") if name in names), None)
+        if self._scores and "correct" in names and calibration_name is not None:
+            figures["ece"] = _batch_ece(self._scores, names.index("correct"), names.index(calibration_name))
         return figures
 
     def _evaluate(self, step: int) -> None:

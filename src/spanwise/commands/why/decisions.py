@@ -20,15 +20,15 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
         logp_column, value_column = column_by_field["logp_nt"][0], column_by_field["value_nt"][0]
         decision_counts, segment_values, segment_rewards = _cut_segments(result, segments, logp_column, value_column)
         mean_count = sum(decision_counts) / max(len(decision_counts), 1)
-        count_words = f"{name}: {mean_count:.3g} decisions (tokens less likely than {segments.threshold:g}) per completion"
+        count_text = f"{name}: {mean_count:.3g} decisions (tokens less likely than {segments.threshold:g}) per completion"
         if not segment_values:
-            yield f"{count_words}, so '{name}' equals GAE with lambda 1 at nearly every token."
+            yield f"{count_text}, so '{name}' equals GAE with lambda 1 at nearly every token."
             continue
-        lengths = np.array([len(value_t) - 1 for value_t in segment_values])
-        mean_length, relative_deviation = lengths.mean(), lengths.std() / lengths.mean()
+        segment_lengths = np.array([len(value_t) - 1 for value_t in segment_values])
+        mean_length, relative_deviation = segment_lengths.mean(), segment_lengths.std() / segment_lengths.mean()
         equal_lambda = scheme.options.get("lam", 0.95) ** (1 / mean_length)
         yield (
-            f"{count_words}, {mean_length:.3g} tokens apart (relative standard deviation {relative_deviation:.2g}). "
+            f"{count_text}, {mean_length:.3g} tokens apart (relative standard deviation {relative_deviation:.2g}). "
             f"GAE with lambda {equal_lambda:.4g} at each token looks equally far ahead; docs/critic.md compares the two."
         )
         yield _describe_delay(name, segment_values, np.array(segment_rewards))
@@ -58,12 +58,12 @@ def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) ->
 
     def agreement(lag: int | None) -> np.ndarray:
         last_positions = [len(value_t) - 1 if lag is None else min(lag, len(value_t) - 1) for value_t in values]
-        value_change = np.array([value_t[last] - value_t[0] for value_t, last in zip(values, last_positions, strict=True)])
-        return (value_change - value_change.mean()) * (rewards - rewards.mean())
+        value_changes = np.array([value_t[last] - value_t[0] for value_t, last in zip(values, last_positions, strict=True)])
+        return (value_changes - value_changes.mean()) * (rewards - rewards.mean())
 
     full_agreement = agreement(None)
     if len(full_agreement) < 2 or full_agreement.mean() <= 2 * full_agreement.std(ddof=1) / len(full_agreement) ** 0.5:
         return f"{name}: between decisions the critic's value does not follow the reward, so it has not learned what was decided."
     half_lag = next((lag for lag in (1, 2, 4, 8, 16, 32, 64) if agreement(lag).mean() >= full_agreement.mean() / 2), None)
-    lag_words = "more than 64 tokens" if half_lag is None else f"{half_lag} token{'s' if half_lag > 1 else ''}"
-    return f"{name}: the critic's value shows half of the effect of a decision after {lag_words}."
+    lag_text = "more than 64 tokens" if half_lag is None else f"{half_lag} token{'s' if half_lag > 1 else ''}"
+    return f"{name}: the critic's value shows half of the effect of a decision after {lag_text}."

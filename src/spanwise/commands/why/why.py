@@ -96,11 +96,11 @@ def _reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: in
     )  # fmt: skip
     for name, tally in zeros.items():
         for position, count in enumerate(tally.counts(examples)):
-            reason_words = _reason_words(count.reason, count.objective)
+            reason_text = _reason_words(count.reason, count.objective)
             token_share = f"{count.tokens / max(len(tally.key_v), 1):.1%}"
             row_list = _row_list(count.rows, more=len(count.rows) < count.completions)
             method_cell = escape(name) if position == 0 else ""
-            counts_table.add_row(method_cell, reason_words, str(count.completions), str(count.tokens), token_share, row_list)
+            counts_table.add_row(method_cell, reason_text, str(count.completions), str(count.tokens), token_share, row_list)
         total_cells = (str(len(tally.key_n)), str(len(tally.key_v)), "100.0%")
         counts_table.add_row("", "all", *total_cells, style="bold", end_section=True)
     return counts_table
@@ -116,11 +116,11 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
     faulty_n = all_wrong_n & (fault_n != 0)
     if bool(faulty_n.any()):
         file_tokens, length_n = result.table.tokens, result.file_spans.length_nk.sum(dim=1)
-        count, cut_off_place = cut_off(fault_n, length_n, lambda n: file_tokens.slice(n, n + 1).tobytes(), among_n=faulty_n)
-        cut_off_words = f"; {count} of them {cut_off_place}" if count else ""
+        count, cut_off_sign = cut_off(fault_n, length_n, lambda n: file_tokens.slice(n, n + 1).tobytes(), among_n=faulty_n)
+        cut_off_text = f"; {count} of them {cut_off_sign}" if count else ""
         wrong_count, faulty_count = int(all_wrong_n.sum()), int(faulty_n.sum())
         lines.append(
-            f"Of the {wrong_count} completions whose group is all wrong, {faulty_count} are malformed{cut_off_words}."
+            f"Of the {wrong_count} completions whose group is all wrong, {faulty_count} are malformed{cut_off_text}."
         )
     missing_nk = present_nk.any(dim=1, keepdim=True) & ~present_nk
     missing_columns = zip(result.file_spans.names, missing_nk.T, strict=True)
@@ -139,9 +139,9 @@ def _describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: in
     """Describe one completion: the rows that it is compared with, its rewards and its tokens."""
     table, scores = result.table, result.scores
     group_rows = (result.group_n == result.group_n[n]).nonzero().flatten().tolist()
-    completion_words = f"Completion {n} of '{table.path}': step {int(table.step_n[n])}"
+    completion_text = f"Completion {n} of '{table.path}': step {int(table.step_n[n])}"
     row_list = _row_list(group_rows[:_MATES], more=len(group_rows) > _MATES)
-    description: list[Table | str] = [f"{completion_words}, compared with rows {row_list}; prompt {table.prompts[n]!r:.200}"]
+    description: list[Table | str] = [f"{completion_text}, compared with rows {row_list}; prompt {table.prompts[n]!r:.200}"]
     fault_names = [fault.name.lower() for fault in Fault if fault.name and int(result.file_spans.fault_n[n]) & fault]
     if fault_names:
         description.append(f"Its tags: {', '.join(fault_names)}.")
@@ -149,8 +149,8 @@ def _describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: in
         own_reward, *other_values = scores.reward_nm[[n, *group_rows[:_MATES]], m].tolist()
         reward_text = f"{own_reward:g}" if own_reward == own_reward else Status(int(scores.status_nm[n, m])).name.lower()
         other_rewards_text = " ".join(f"{value:g}" if value == value else "-" for value in other_values)
-        more_mark = " ..." if len(group_rows) > _MATES else ""
-        description.append(f"Reward {name}: {reward_text}; of all rows compared: {other_rewards_text}{more_mark}")
+        ellipsis = " ..." if len(group_rows) > _MATES else ""
+        description.append(f"Reward {name}: {reward_text}; of all rows compared: {other_rewards_text}{ellipsis}")
     return [*description, *(_token_table(table, arm, zeros[arm.name], n) for arm in result.applied), SHARING]
 
 
@@ -164,13 +164,13 @@ def _token_table(table: RolloutTable, arm: MethodCredit, tally: Zeros, n: int) -
     token_facts = [(token_blocks[t], zero_keys[t], f"{token_advantages[t]:.6g}") for t in range(end_token - first_token)]
     table_rows = []
     for (block, key, _), positions in groupby(range(end_token - first_token), key=token_facts.__getitem__):
-        token_run = list(positions)
-        run_text = table.vocabulary.join(completion_ids[token_run])[0].decode(errors="replace")
+        run_indices = list(positions)
+        run_text = table.vocabulary.join(completion_ids[run_indices])[0].decode(errors="replace")
         text_cell = repr(run_text) if len(run_text) <= 60 else f"{run_text[:28]!r} ... {run_text[-28:]!r}"
         table_rows.append([
-            f"{token_run[0]}-{token_run[-1]}" if len(token_run) > 1 else f"{token_run[0]}", escape(text_cell),
+            f"{run_indices[0]}-{run_indices[-1]}" if len(run_indices) > 1 else f"{run_indices[0]}", escape(text_cell),
             escape(arm.file_spans.names[block]) if block >= 0 else "-", credit_cells[block] if block >= 0 else "-",
-            f"{token_advantages[token_run[0]]:.4g}",
+            f"{token_advantages[run_indices[0]]:.4g}",
             _reason_words(reason_of(key), tally.objective(key)),
         ])  # fmt: skip
     headings = ("tokens", "text", "block", "credit", "per token", "why")
