@@ -122,8 +122,8 @@ def test_values_of_other_streams_are_not_taken_for_what_is_asked(tmp_path):
     bare, one, several = own_file(tmp_path / "0"), own_file(tmp_path / "1", values=True), two_streams(tmp_path / "2")
     pair = {"methods": ["recipe"], "recipe": several / "recipe.yaml"}
     for folder, options, needs in (
-        (one, pair, "for correct, brier, and .* holds one value"),
-        (several, {"methods": ["gae"]}, r"for return, and .* holds those of correct, brier\."),
+        (one, pair, "for correct, brier, but .* holds one value"),
+        (several, {"methods": ["gae"]}, r"for return, but .* holds those of correct, brier\."),
         (bare, {"methods": ["gae"]}, "values of a critic of"),
         (bare, {"methods": ["sae"]}, "and log-probabilities"),
         (bare, {"methods": ["gigpo"]}, "trajectory_s, step_s"),

@@ -54,7 +54,7 @@ class FileSpans:
     interleaved: bool  # whether some block has tokens of other blocks between its own
 
     def spans(self, rows: Tensor | slice, index_rt: Int[np.ndarray, "r t"]) -> Spans:
-        """Return the tokens of each block for some rows; `index_rt` holds the index in the file of each of their tokens."""
+        """Return the block spans of some rows; `index_rt` holds the positions of the rows' tokens in the file."""
         block_rt = gather(index_rt, self.block_v, -1)
         return Spans(self.names, self.start_nk[rows], self.end_nk[rows], block_rt, self.fault_n[rows])
 
@@ -105,7 +105,7 @@ class CreditResult:
     arms: Arms
     applied: tuple[MethodCredit, ...]  # one entry per method; the credit that the file itself records comes last
     scores: Scores  # the rewards that any of the methods uses (`_collect_scores`)
-    file_spans: FileSpans  # for the layout `arms.layout`, or for the layout with the most blocks if no method uses it
+    file_spans: FileSpans  # spans of the layout `arms.layout`; if no method uses it, of the layout with the most blocks
     notes: tuple[str, ...]
     score: dict[str, Any] | None = None  # coverage and calibration of the self-rewarding scores (`_measure_score`)
 
@@ -416,6 +416,6 @@ def _spread_recorded(credit: Credit, spans: Spans, *, by_block: bool) -> Float[T
 
 
 def opening_tokens(segments: SaeSegments, logp: np.ndarray, trained: np.ndarray) -> list[int]:
-    """Return the index of each token that opens a segment of SAE, except in the first segment."""
+    """Return the index of each token that opens a segment of SAE, except for the first segment."""
     logp_1t = torch.from_numpy(logp).float().nan_to_num(nan=0.0)[None]  # a token of unknown probability opens no segment
     return segments.opens(logp_1t, torch.from_numpy(trained)[None])[0].nonzero().flatten()[1:].tolist()

@@ -118,7 +118,7 @@ def left_out_note(names: Sequence[str], reason: str) -> str:
 
 
 def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, str]:
-    """Map each objective to the column of its reward: the one that `rewards` names, or the one of the same name."""
+    """Map each objective to its reward's column: the column that `rewards` names, or the one with the objective's name."""
     for objective, column in rewards.items():
         if column != "text" and column not in table.rewards:
             known_values = [value for value in table.columns.get(column, ()) if value is not None]
@@ -134,7 +134,7 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
 
 
 def _summed_rewards(table: RolloutTable, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the recorded rewards that the trainer added up; none if there is one and it equals the verdict `correct`."""
+    """Return the recorded rewards that the trainer added up; none if the only one equals the verdict `correct`."""
     reward_names = [name for name in (columns.get("correct"), *table.trained) if name is not None]
     reward_columns = [table.rewards[name].value_n.nan_to_num() for name in reward_names]
     is_verdict = "correct" in columns and len(reward_columns) == 2 and torch.equal(*reward_columns)
@@ -213,7 +213,7 @@ class _Presets:
 
 
 def _build_own(presets: _Presets, run_code: bool) -> tuple[str, Scheme, _Presets]:
-    """Build the recipe's own method; return its name (of the equal preset, or "recipe"), its scheme, and its `_Presets`."""
+    """Build the recipe's own method; return its name (an equal preset's, or "recipe"), its scheme, and its `_Presets`."""
     recipe, blocks = presets.recipe, presets.blocks
     if blocks.objectives is None:
         scheme = scheme_of(recipe, blocks.layout, blocks.longest, recorded=presets.recorded_columns, run_code=run_code)
@@ -287,7 +287,7 @@ def _adapt_objectives(
         paid_blocks = objective.pays if credits_blocks else tuple(dict.fromkeys((*objective.pays, *block_names)))
         field_changes = {"pays": paid_blocks, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
         if entry.kind == "completion" and objective.reward == "equals" and objective.if_missing is None:
-            field_changes["if_missing"] = 0.0  # a completion without a list element would have no sum of rewards
+            field_changes["if_missing"] = 0.0  # else a completion that lacks a list element has no sum of rewards
         adapted_objectives.append(replace(objective, **field_changes))
     if baseline and not any(objective.given for objective in objectives):
         raise RecipeError(

@@ -26,7 +26,7 @@ from spanwise.segment.json_fields import paths
 #: The recipe fields that decide how completions are cut into blocks.
 _BLOCK_FIELDS = {"layout", "objectives", "prefilled", "segmenter", "task"}
 _TAG = re.compile(r"<(/?)([^\W\d][\w.-]*)>")
-#: Completions with more tags or JSON fields than this are not cut into blocks by them.
+#: Completions with more tags or JSON fields than this are not cut into blocks by tags or fields.
 _MOST_TAGS = 32
 
 
@@ -74,7 +74,7 @@ def choose_blocks(
 
 
 def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, table: RolloutTable) -> dict[str, Any]:
-    """Return the recipe fields that `--pay` sets: objectives and, if the recipe has none, a layout from the file's tags."""
+    """Return the recipe fields that `--pay` sets: objectives, and a layout of the file's tags if the recipe has none."""
     blocks_by_reward: dict[str, list[str]] = {}
     for block, reward in block_reward_pairs:
         blocks_by_reward.setdefault(reward, []).append(block)
@@ -175,7 +175,7 @@ def common_layout(texts: Sequence[str]) -> str:
 
 
 def layout_of(tags: Sequence[str]) -> Layout:
-    """Build one block per tag; a single tag gives a block `completion`, but a single `confidence` adds a block `text`."""
+    """Build one block per tag; a single tag gives a block `completion`, or `text` and `confidence` for `confidence`."""
     if list(tags) == ["confidence"]:
         return Layout({"text": [], "confidence": ["confidence"]})
     return Layout({tag: [tag] for tag in tags} if len(tags) > 1 else {"completion": list(tags)})

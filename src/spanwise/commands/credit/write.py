@@ -32,7 +32,7 @@ AT_A_TIME = 1_000_000
 #: The functions that write a file again with advantages, by the format of the file.
 _WRITERS = {"verifiers": write_branches, "slime": write_samples}
 _CAPTION = (
-    "Exactly 0: of the completions that have the block, the share whose credit on it is 0. "
+    "Exactly 0: the share of the completions with the block whose credit for it is 0. "
     "No signal: completions without credit on any token. Dead strata: comparisons in which no completion gets credit. "
     "Stop: the credit on the last token of a completion that has none of the paid blocks."
 )

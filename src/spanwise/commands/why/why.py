@@ -92,7 +92,7 @@ def _reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: in
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
         title=result.title,
         caption="Tokens: each token is counted under one reason. Completions: those without credit, mostly for this reason. "
-        "Rows: the first of these completions, or the first completion with such a token; --completion ROW shows one.",
+        "Rows: examples of such completions, or of completions with such a token; --completion ROW shows one of them.",
     )  # fmt: skip
     for name, tally in zeros.items():
         for position, count in enumerate(tally.counts(examples)):
@@ -115,9 +115,9 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
         all_wrong_n |= torch.tensor([reason_of(key) is Zero.ALL_WRONG for key in tally.key_n.tolist()])
     faulty_n = all_wrong_n & (fault_n != 0)
     if bool(faulty_n.any()):
-        file_tokens, length_n = result.table.tokens, result.file_spans.length_nk.sum(dim=1)
-        count, cut_off_sign = cut_off(fault_n, length_n, lambda n: file_tokens.slice(n, n + 1).tobytes(), among_n=faulty_n)
-        cut_off_text = f"; {count} of them {cut_off_sign}" if count else ""
+        tokens, length_n = result.table.tokens, result.file_spans.length_nk.sum(dim=1)
+        cut_count, cut_off_sign = cut_off(fault_n, length_n, lambda n: tokens.slice(n, n + 1).tobytes(), among_n=faulty_n)
+        cut_off_text = f"; {cut_count} of them {cut_off_sign}" if cut_count else ""
         wrong_count, faulty_count = int(all_wrong_n.sum()), int(faulty_n.sum())
         lines.append(
             f"Of the {wrong_count} completions whose group is all wrong, {faulty_count} are malformed{cut_off_text}."
@@ -146,9 +146,9 @@ def _describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: in
     if fault_names:
         description.append(f"Its tags: {', '.join(fault_names)}.")
     for m, name in enumerate(scores.names):
-        own_reward, *other_values = scores.reward_nm[[n, *group_rows[:_MATES]], m].tolist()
+        own_reward, *other_rewards = scores.reward_nm[[n, *group_rows[:_MATES]], m].tolist()
         reward_text = f"{own_reward:g}" if own_reward == own_reward else Status(int(scores.status_nm[n, m])).name.lower()
-        other_rewards_text = " ".join(f"{value:g}" if value == value else "-" for value in other_values)
+        other_rewards_text = " ".join(f"{value:g}" if value == value else "-" for value in other_rewards)
         ellipsis = " ..." if len(group_rows) > _MATES else ""
         description.append(f"Reward {name}: {reward_text}; of all rows compared: {other_rewards_text}{ellipsis}")
     return [*description, *(_token_table(table, arm, zeros[arm.name], n) for arm in result.applied), SHARING]
