@@ -53,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> None:
         Console(stderr=True).print(f"Error: {error}", style="red", markup=False, soft_wrap=True, highlight=False)
         sys.exit(2)
     except OSError as error:
-        if refusal(error) is None:  # only a full or read-only disk gets a sentence; other errors keep their traceback
+        if refusal(error) is None:  # explain only a full or read-only disk; other errors keep their traceback
             raise
         print(f"Error: {unwritten(Path(str(error.filename or '.')), error)}", file=sys.stderr)
         sys.exit(2)

@@ -35,7 +35,7 @@ from spanwise.objective import BASELINES
 from spanwise.recipe import Recipe, load
 from spanwise.rollouts.folder import RunFolder, hidden, is_filled, sole_writer
 
-#: The figures of the comparison table, as in Table 1 of the BAE paper. The last three reveal a collapse.
+#: The figures of the comparison table, as in Table 1 of the BAE paper. The last three reveal a collapsed policy.
 FIGURES = ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", "refusal_rate")
 #: The recipe fields that a comparison sets for every arm, unless the user sets them.
 COMMON = {"eval_every": 20, "eval_samples": 16, "keep_rollouts": 20, "report": False}
@@ -44,7 +44,7 @@ _SAME = (
     "task", "model", "dataset", "split", "question_column", "prompt_column", "instruction", "answer_column", "start", "start_seed",
     "start_steps", "temperature", "eval_prompts", "eval_samples",
 )  # fmt: skip
-#: The files that a run writes only at its end, so they show that it is finished.
+#: The files that a run writes only at its end, so they show that the run is finished.
 _ENDED = ("summary.json", "evaluation.parquet")
 #: The fields of a run's recipe.yaml that come from the method's preset if the user left them out (`recipe.resolved`).
 _FILLED = ("layout", "prefilled", "segmenter", "objectives", "calibration", "baseline", "per", "options")
@@ -66,11 +66,11 @@ class ArmRun:
 
     @property
     def file(self) -> Path:
-        """The YAML file beside the run's folder with its recipe, to which the method's preset has not yet added fields."""
+        """The YAML file beside the run's folder: its recipe without the fields that the method's preset adds."""
         return self.folder.with_name(f"{self.folder.name}.yaml")
 
     def asked(self) -> dict[str, Any]:
-        """Return the run's recipe as plain data, to which the method's preset has not yet added fields."""
+        """Return the run's recipe as plain data, without the fields that the method's preset adds."""
         return self.recipe.model_dump(mode="json")
 
     def finished(self) -> bool:
@@ -104,7 +104,7 @@ def compare(
     processes: int | None = None,
     console: Console | None = None,
 ) -> ArmComparison:
-    """Train each arm (method, baseline or recipe) with each seed, unless that run is finished, and compare the arms."""
+    """Train each arm (method, baseline or recipe) with each seed, skip finished runs, and compare the arms."""
     console = console or Console()
     runs = plan_runs(arms, seeds, choices or {}, output, shared=shared)
     if reference is not None:
@@ -173,7 +173,7 @@ def _measured_figures(arms: Mapping[str, Mapping[int, Mapping[str, float | None]
 
 
 def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int | None, console: Console) -> None:
-    """Train the unfinished runs; if some fail, raise a DataError when all have ended, which names the first failed run."""
+    """Train the unfinished runs; once all have ended, raise a DataError if any of them failed."""
     # Imported only here, because transformers takes seconds to load.
     from spanwise.commands.shared.task import make_task
 
@@ -280,7 +280,7 @@ def plan_runs(
     *,
     shared: str | Path | None = None,
 ) -> list[ArmRun]:
-    """List the runs of a comparison seed by seed, so that an interrupted comparison has complete seeds."""
+    """List the runs of a comparison seed by seed, so that an interrupted comparison has all arms of the first seeds."""
     for field, option in (("seed", "seeds"), ("output", "output")):
         if field in choices:
             raise RecipeError(f"Every run of a comparison has its own {field}; give --{option} in place of --set {field}.")

@@ -173,7 +173,7 @@ def measured_fields(recipe: Recipe) -> tuple[str, ...]:
 
 
 def running_mean(values: Sequence[float]) -> list[float]:
-    """Replace each value by the mean of itself and the values before it, `WINDOW` in all."""
+    """Replace each value by the mean of the last `WINDOW` values up to it."""
     windows = (values[max(0, end - WINDOW) : end] for end in range(1, len(values) + 1))
     return [sum(window) / len(window) for window in windows]
 

@@ -168,8 +168,8 @@ def rolled_tokens(
     critic_values: dict[str, torch.Tensor] = {}
     if "own" in critic_kinds and critic_folder is not None:
         objective_names = [objective.name for objective in scheme_of(recipe, task.layout, roller.limit).objectives]
-        critic, value_stream = rolls.own_critic(critic_folder, roller.tokenizer, objective_names)
-        critic_values["own"] = rolls.values(critic, blocks, stream=value_stream)
+        critic, value_column = rolls.own_critic(critic_folder, roller.tokenizer, objective_names)
+        critic_values["own"] = rolls.values(critic, blocks, stream=value_column)
     if "fitted" in critic_kinds:
         for step, critic in rolls.fitted_critics(roller, task.train, steps=steps, seed=seed + 1):
             critic_values[f"{step} steps"] = rolls.values(critic, blocks)

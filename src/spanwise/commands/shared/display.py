@@ -91,7 +91,7 @@ def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
     return (
         f"In groups of {group_size} that hold right and wrong answers, the outcome baseline drives a confidence of .70 to "
         f"{driven_confidence:.2f}".replace(" 0.", " .")
-        + "; larger groups distort it less, the baselines blended and group do not distort it (docs/fidelity.md)."
+        + "; larger groups distort this confidence less, the baselines blended and group not at all (docs/fidelity.md)."
     )
 
 
@@ -101,8 +101,8 @@ def text_plot(series: Mapping[str, Sequence[float | None]], *, height: int = 4) 
     plot_lines = []
     for name, values in series.items():
         for row in range(height - 1, -1, -1):
-            eighths = (0 if value is None else round(min(max(value * height - row, 0.0), 1.0) * 8) for value in values)
+            levels = (0 if value is None else round(min(max(value * height - row, 0.0), 1.0) * 8) for value in values)
             line_label = name if row == height - 1 else ""
             axis_label = {height - 1: "1", 0: "0"}.get(row, " ")
-            plot_lines.append(f"{line_label:<{label_width}}  {axis_label} |{''.join(_LEVELS[n] for n in eighths)}".rstrip())
+            plot_lines.append(f"{line_label:<{label_width}}  {axis_label} |{''.join(_LEVELS[n] for n in levels)}".rstrip())
     return "\n".join(plot_lines)

@@ -61,10 +61,10 @@ def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Te
 def _shrink(widths: list[int], least: Sequence[int], total: int) -> list[int]:
     """Narrow the widest column by one character again and again, each down to its least width, until all columns fit."""
     for _ in range(sum(widths) - total):
-        columns = [n for n, width in enumerate(widths) if width > least[n]]
-        columns = columns or [n for n, width in enumerate(widths) if width > 1]  # words wider than the terminal are folded
-        if columns:
-            widths[max(columns, key=lambda n: widths[n])] -= 1
+        shrinkable = [n for n, width in enumerate(widths) if width > least[n]]
+        shrinkable = shrinkable or [n for n, width in enumerate(widths) if width > 1]  # folds words wider than the terminal
+        if shrinkable:
+            widths[max(shrinkable, key=lambda n: widths[n])] -= 1
     return widths
 
 

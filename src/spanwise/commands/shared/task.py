@@ -67,7 +67,7 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
 
 
 def run_above(folder: Path) -> list[Path]:
-    """List the run folder around a model folder or checkpoint, known by its name; empty for other folders."""
+    """Return the run folder around a model folder or checkpoint as a list; an empty list for other folders."""
     return (
         [folder.parent] if folder.name == "model" else [folder.parent.parent] if folder.parent.name == "checkpoints" else []
     )

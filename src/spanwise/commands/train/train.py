@@ -104,7 +104,7 @@ def train(
             if critic is not None:
                 with whole_folder(run_path / CRITIC):
                     critic.save(run_path / CRITIC, trainer.processing_class, state=False)
-            folder.write_summary(run_summary)  # written after model and critic, because it marks the run as complete
+            folder.write_summary(run_summary)  # written last, because summary.json marks the run as complete
             _show(run_summary, console, title=f"{title}: {run_path}", absent=recorder.absent)
             if recipe.report:
                 # Imported only here, because the report's packages take a second to load.
@@ -221,7 +221,7 @@ class Recorder(BatchCallback):
     ) -> None:
         super().__init__(folder, per_batch=per_batch, keep_rollouts=recipe.keep_rollouts)
         self.recipe, self.task = recipe, task
-        # For each figure that an evaluation of this run cannot have, the reason.
+        # Maps each figure that evaluations of this run cannot have to the reason.
         self.absent = unmeasured(task.layout, recipe.answer_tags, scored=recipe.is_scored)
         self.console, self.live = console, Live(console, title, recipe.steps)
         self.evaluations = [{"step": line["step"], **line["evaluation"]} for line in history if "evaluation" in line]
