@@ -42,7 +42,7 @@ for name, module in COMMANDS.items():
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command in `words` (default: sys.argv); print a SpanwiseError as one sentence and exit with status 2."""
+    """Run the command line `words` (default: sys.argv); print a SpanwiseError as one sentence and exit with status 2."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     # A warning is printed as its sentence alone, without the line of code that raised it.

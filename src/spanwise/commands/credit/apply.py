@@ -104,7 +104,7 @@ class CreditResult:
     group_n: Tensor  # each completion's group number; completions of one group are compared
     arms: Arms
     applied: tuple[MethodCredit, ...]  # one entry per method; the credit that the file itself records comes last
-    scores: Scores  # the rewards that any of the methods uses (`_collect_scores`)
+    scores: Scores  # the rewards of all methods, joined by `_collect_scores`
     file_spans: FileSpans  # spans of the layout `arms.layout`; if no method uses it, of the layout with the most blocks
     notes: tuple[str, ...]
     score: dict[str, Any] | None = None  # coverage and calibration of the self-rewarding scores (`_measure_score`)
@@ -161,9 +161,9 @@ def _collect_scores(completions: int, arms: Arms, readings: Mapping[str, Reading
         scores = readings[method_name].scores
         for m, objective in enumerate(scores.names):
             reward_columns = scores.reward_nm[:, m], scores.status_nm[:, m], scores.by_outcome_nmo[:, m]
-            stated_n = None if scores.stated_nm is None else scores.stated_nm[:, m]
+            confidence_n = None if scores.stated_nm is None else scores.stated_nm[:, m]
             note_n = None if scores.note_nm is None else scores.note_nm[:, m]
-            rewards.setdefault(objective, Reward(*reward_columns, stated_n, note_n=note_n))
+            rewards.setdefault(objective, Reward(*reward_columns, confidence_n, note_n=note_n))
     if not rewards:  # without methods, only the credit that the file records is shown
         return Scores((), torch.zeros(completions, 0), torch.zeros(completions, 0).long(), torch.zeros(completions, 0, 2))
     return as_scores(rewards)

@@ -59,18 +59,18 @@ def choose_arms(
 ) -> Arms:
     """Build the requested methods for a file; by default, the usual methods and the recipe's own, if they fit the file."""
     # If a recipe's objective has a name, its reward may name a column of the file.
-    rewards = {
+    column_by_objective = {
         str(entry["name"]): entry["reward"]
         for entry in recipe.objectives or ()
         if {"name", "reward"} <= entry.keys() and entry["reward"] in table.rewards
         if not is_registered(entry["reward"], kind="reward")
     } | dict(rewards or {})
-    recorded_columns = choose_columns(table, rewards)
+    recorded_columns = choose_columns(table, column_by_objective)
     if blocks.no_verdict:
         tagless_advice = advise_tagless(table, texts) if common_layout(texts) else ""
         blocks = replace(blocks, no_verdict="" if "correct" in recorded_columns else f"{blocks.no_verdict}{tagless_advice}")
     own_scheme: Scheme | SpanwiseError
-    sums_rewards = table.folder is None and recipe.objectives is None and "correct" not in rewards
+    sums_rewards = table.folder is None and recipe.objectives is None and "correct" not in column_by_objective
     summed_rewards = _summed_rewards(table, recorded_columns) if sums_rewards else ()
     presets, own_method_name = _Presets(recipe, blocks, recorded_columns, blocks.objectives, summed_rewards), "recipe"
     try:
@@ -101,7 +101,7 @@ def choose_arms(
     if last_error is not None and not schemes:
         raise last_error
     objective_names = dict.fromkeys(objective.name for scheme in schemes.values() for objective in scheme.objectives)
-    for objective in rewards:
+    for objective in column_by_objective:
         if objective not in objective_names:
             raise RecipeError(unknown("objective", objective, objective_names))
     notes = [blocks.note, *(left_out_note(names, reason) for reason, names in methods_by_reason.items())]

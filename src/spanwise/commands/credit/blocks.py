@@ -175,7 +175,7 @@ def common_layout(texts: Sequence[str]) -> str:
 
 
 def layout_of(tags: Sequence[str]) -> Layout:
-    """Build one block per tag; a single tag gives a block `completion`, or `text` and `confidence` for `confidence`."""
+    """Build one block per tag; a single tag gives a block `completion` (but `confidence` gives `text` and `confidence`)."""
     if list(tags) == ["confidence"]:
         return Layout({"text": [], "confidence": ["confidence"]})
     return Layout({tag: [tag] for tag in tags} if len(tags) > 1 else {"completion": list(tags)})

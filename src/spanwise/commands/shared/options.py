@@ -81,7 +81,7 @@ class CreditOptions:
         }
 
 
-#: The credit options of a command line on which the user gave none.
+#: The credit options if the user gives none on the command line.
 AS_USUAL = CreditOptions()
 
 

@@ -144,7 +144,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     def only(parts: Sequence[str]) -> str:
         return f", only {', '.join(map(template.format, parts))}" if parts else ""
 
-    # Without a part `answer` or `confidence`, the layout is for another kind of task, and its parts would explain nothing.
+    # A layout without `answer` and `confidence` is for another kind of task; a list of its parts would not help.
     if part_noun == "part" and {answer, confidence}.isdisjoint(part_names):
         reason = f"no block has the part '{answer}' or '{confidence}'"
         reason += "; if another part is the answer, name it in the objective 'correct'"

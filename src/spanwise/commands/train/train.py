@@ -271,7 +271,7 @@ class Recorder(BatchCallback):
         curve_names = ("step", "malformed", "accuracy", "ece")
         batch_figures = [
             {k: v for k, v in line.items() if k in curve_names or (k.startswith("rewards/") and k.endswith("/mean"))}
-            for line in metrics_until(self.folder.path, step_count)  # lines exist in the main process only
+            for line in metrics_until(self.folder.path, step_count)  # only the main process has lines of metrics
             if "evaluation" not in line
         ]
         if self.trainer.accelerator.is_main_process:
@@ -344,6 +344,6 @@ def _batch_ece(scores: Scores, correct: int, report: int) -> float | None:
     """Compute the ECE of a batch from its verdicts and stated confidences; None if it lacks either."""
     if scores.stated_nm is None:
         return None
-    verdict_n, stated_n = scores.reward_nm[:, correct], scores.stated_nm[:, report]
-    is_known_n = ~(verdict_n.isnan() | stated_n.isnan())
-    return ece(stated_n[is_known_n], verdict_n[is_known_n]) if bool(is_known_n.any()) else None
+    verdict_n, confidence_n = scores.reward_nm[:, correct], scores.stated_nm[:, report]
+    is_known_n = ~(verdict_n.isnan() | confidence_n.isnan())
+    return ece(confidence_n[is_known_n], verdict_n[is_known_n]) if bool(is_known_n.any()) else None

@@ -155,7 +155,7 @@ def _describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: in
 
 
 def _token_table(table: RolloutTable, arm: MethodCredit, tally: Zeros, n: int) -> Table:
-    """Build the table of a completion's tokens under one method; neighbours with the same facts share a row."""
+    """Build the table of a completion's tokens under one method; neighbouring tokens with the same facts share a row."""
     first_token, end_token = int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1])
     completion_ids = table.tokens.slice(n, n + 1).astype(np.int64)
     token_advantages = arm.advantages(table, n, n + 1).tolist()
