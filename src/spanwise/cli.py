@@ -21,7 +21,7 @@ try:
 except ModuleNotFoundError as error:  # a plain `pip install spanwise` installs neither Cyclopts nor Rich
     raise SystemExit(
         f"The command line needs '{error.name}'. Install it with: pip install 'spanwise[train]' to train with TRL, or with "
-        "'spanwise[cli]' beside another engine. What is installed and whether it works: python -m spanwise.commands.doctor"
+        "'spanwise[cli]' beside another engine. To check the installation: python -m spanwise.commands.doctor"
     ) from None
 
 app = App(

@@ -217,7 +217,7 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
     step_sizes = step_r.unique(return_counts=True)[1]
     if run is not None and bool((step_sizes != run.prompts * size).any()):
         notes.append(
-            f"Steps hold {int(step_sizes.min())} to {int(step_sizes.max())} completions, but a batch of the run has "
+            f"Steps hold {int(step_sizes.min())} to {int(step_sizes.max())} completions, but the run's batches have "
             f"{run.prompts * size}, so credit that is compared with the whole batch may differ from the run's."
         )
     return group_r[rollout_n], notes

@@ -128,7 +128,7 @@ def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
         "q*: the confidence to which training drives a policy that is right with probability p", headings, table_rows
     )
     largest_error = max(row["error"] or 0.0 for row in points)
-    q_table.caption = f"outcome: exact; blended: simulated, standard error at most {largest_error:.4f}"
+    q_table.caption = f"outcome is exact; blended is simulated, with a standard error at most {largest_error:.4f}"
     return q_table
 
 

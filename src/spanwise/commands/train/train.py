@@ -59,7 +59,7 @@ def train(
         reason = f"{', '.join(secret_names)} {'is' if len(secret_names) == 1 else 'are'} {HIDDEN} in the recipe, so"
         if [name for name in secret_names if not name.startswith("trainer.")]:
             raise RecipeError(f"{reason} a reward would run without its secret. Set objectives again, with the secret.")
-        say(console, f"{reason} it is left out. If you need it, set trainer again with the secret, or log in to the hub.")
+        say(console, f"{reason} TRL gets no secret. If the run needs it, set trainer again with the secret, or log in.")
         recipe = recipe.model_copy(update={"trainer": _drop_hidden(recipe.trainer)})
     torch.set_num_threads(recipe.threads)
     start_time = time.perf_counter()
