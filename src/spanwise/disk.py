@@ -1,4 +1,4 @@
-"""Write files whole or not at all; if the system refuses, one sentence names the file, the reason and the free space."""
+"""Write files whole or not at all; an error names the file, the reason and the free space in one sentence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from spanwise.errors import DataError, RecipeError, SpanwiseError, lacking
 
-#: The system's error numbers for a full disk, a full quota and a file that is too large.
+#: The operating system's error numbers for a full disk, a full quota and a file that is too large.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNITS = ((10**9, "GB"), (10**6, "MB"))
 #: Words in the errors of torch's archive writer, which says that a file is incomplete but not why.
@@ -21,7 +21,7 @@ _TORCH = ("PytorchStreamWriter", "inline_container", "iostream error")
 
 
 def refusal(error: BaseException) -> str | None:
-    """Return why the system refused to write, from an error or its causes; None if the error is about something else.
+    """Return why the operating system refused to write, from an error or its causes; None for any other error.
 
     Python and pyarrow raise an OSError, safetensors and tokenizers their own errors that end with its number, torch a RuntimeError.
     """
@@ -40,21 +40,21 @@ def refusal(error: BaseException) -> str | None:
 
 
 def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
-    """Build the sentence that says why the system did not write a file or a folder."""
+    """Build the error message for a file or folder that cannot be written."""
     refusal_reason, place_name = refusal(error), f"'{place}'" if what is None else what
     error_sentence = f"{place_name} cannot be written: {refusal_reason or getattr(error, 'strerror', None) or error}"
     if refusal_reason in (None, os.strerror(errno.EROFS)):
         return f"{error_sentence}."
     with suppress(OSError, StopIteration):  # some systems do not say how much space is free
         free_bytes = shutil.disk_usage(next(folder for folder in (place, *place.absolute().parents) if folder.exists())).free
-        size, unit = next(((size, unit) for size, unit in _UNITS if free_bytes >= size / 10), (1, "bytes"))
-        error_sentence += f"; {free_bytes / size:.{int(size > 1)}f} {unit} are free there"
+        unit_bytes, unit_name = next(((size, unit) for size, unit in _UNITS if free_bytes >= size / 10), (1, "bytes"))
+        error_sentence += f"; {free_bytes / unit_bytes:.{int(unit_bytes > 1)}f} {unit_name} are free there"
     return f"{error_sentence}. Make room there."
 
 
 @contextmanager
 def writing(place: str | Path, what: str | None = None) -> Iterator[None]:
-    """Run the `with` block; if the system refuses to write, raise a `DataError` that says so in one sentence."""
+    """Raise a `DataError` of one sentence if the code in the `with` block cannot write its file."""
     try:
         yield
     except SpanwiseError:
@@ -118,13 +118,13 @@ def read_yaml(path: str | Path, what: str, advice: str = "") -> Any:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a text file whole or not at all; a DataError if it cannot be written."""
+    """Write a text file whole or not at all; raise DataError if it cannot be written."""
     with whole_file(file) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def add_line(file: Path, text: str) -> None:
-    """Append one whole line to a text file, or nothing; a DataError if it cannot be written."""
+    """Append a line to a text file; if the line cannot be written whole, undo it and raise DataError."""
     with writing(file):
         file_size_before = file.stat().st_size if file.exists() else 0
         try:

@@ -102,20 +102,20 @@ _MOST = 60
 
 
 def refuse(faults: Mapping[str, Any], error: type[SpanwiseError] = RecipeError) -> None:
-    """Raise an error with the first sentence of `faults` that applies (its value is true); do nothing if none applies."""
+    """Raise an error with the first sentence in `faults` whose value is true; do nothing if all values are false."""
     for sentence, applies in faults.items():
         if applies:
             raise error(sentence)
 
 
 def wrong_entries(entries: Any, kind: type) -> list[Any]:
-    """Return the entries of a list that are not of the kind; a value that is no list is itself the wrong entry."""
+    """Return the entries of a list that have the wrong type; a value that is not a list counts as one wrong entry."""
     is_list = isinstance(entries, Sequence) and not isinstance(entries, str)
     return [entry for entry in entries if not isinstance(entry, kind)] if is_list else [entries]
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Build the sentence for an unknown name: it suggests the nearest known name, and lists all, or the nearest of many."""
+    """Build the error message for an unknown name: it suggests the nearest known name, and lists the known names."""
     known_names = sorted(known)
     nearest_names = get_close_matches(str(name), known_names, n=3)
     suggestion = f" Did you mean '{nearest_names[0]}'?" if nearest_names else ""
@@ -128,7 +128,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def check_known(kind: str, name: Any, known: Iterable[str]) -> None:
-    """Refuse a name that is not among the known ones; `kind` says in the message what is named, such as "baseline"."""
+    """Refuse an unknown name; the message says what it should name with `kind`, such as "baseline"."""
     if name not in (names := tuple(known)):
         raise RecipeError(unknown(kind, name, names))
 

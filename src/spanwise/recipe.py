@@ -256,7 +256,7 @@ class Recipe(BaseModel):
 
     @property
     def rule(self) -> Literal["brier", "log_score"]:
-        """The scoring rule for confidences: that of the recipe's objectives, else its `calibration`, else Brier."""
+        """The scoring rule for confidences, from the recipe's objectives, else from `calibration`, else Brier."""
         reward_names = [entry.get("reward") for entry in self.objectives or ()]
         if "log_score" in reward_names:
             return "log_score"
@@ -326,14 +326,14 @@ def _resolve_paths(written: Any, folder: Path, field: str = "") -> Any:
 
 
 def _no_field(key: str) -> str:
-    """Say that recipes have no such field, and, if it is an option of a method, where it belongs."""
+    """Build the error for an unknown recipe field; an option of a method is told where it belongs."""
     if any(key in entry.of_a_run().options for entry in METHODS.values()):
         return f"There is no recipe field '{key}'. It is an option of a method, so write options: {{{key}: ...}}."
     return unknown("recipe field", key, [*Recipe.model_fields, *MODES])
 
 
 def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> None:
-    """Refuse to change `method`, `baseline` or `calibration` where the recipe's own `objectives` or `per` override the change."""
+    """Refuse to change `method`, `baseline` or `calibration` if the recipe's `objectives` or `per` override the change."""
     for field in ("method", "baseline", "calibration"):
         old_setting = from_file.get(field, Recipe.model_fields[field].default)
         if field not in changes or changes[field] == old_setting:
@@ -368,19 +368,20 @@ def scheme_of(
 
 
 def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | None:
-    """Return the objectives of the tasks that fill in JSON, one reward per field; None for other tasks."""
+    """Return the objectives of a task that fills in JSON, one reward per field; None for other tasks."""
     if recipe.task not in ("fields", "invoices"):
         return None
     method_entry = method(recipe.method)
     by_block = method_entry.kind == "block"
-    form_block = () if layout.rest is None else (layout.names[layout.rest],)
+    rest_blocks = () if layout.rest is None else (layout.names[layout.rest],)
     shared_fields = {"if_missing": 0.0, **({"baseline": "group"} if "baseline" in method_entry.inputs else {})}
-    each_field = {"reward": "equals", "each": "*", "pays": (OWN, *form_block) if by_block else layout.names, **shared_fields}
+    paid_names = (OWN, *rest_blocks) if by_block else layout.names
+    each_field = {"reward": "equals", "each": "*", "pays": paid_names, **shared_fields}
     if recipe.task == "fields":
-        return [each_field]  # each field's objective also pays keys and punctuation, because a wrong key loses the field
-    paid_block_names = form_block if by_block else layout.names
+        return [each_field]  # each objective also credits keys and punctuation, because a wrong key loses the field
+    paid_block_names = rest_blocks if by_block else layout.names
     if by_block:
-        # Only the two objectives below pay keys and punctuation; the sum of all fields' rewards there would drown the values' own.
+        # Only the two objectives below credit keys and punctuation: there, the sum of all fields' rewards would hide theirs.
         each_field |= {"pays": (OWN,), "if_missing": None}
     schema_options = {"schema": _invoice_schema(layout), "alone": True}
     return [
@@ -391,10 +392,10 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
 
 
 def _invoice_schema(layout: Layout) -> dict[str, Any]:
-    paths = [path for _, marks in layout.blocks for path in marks]
-    item_fields = [path.removeprefix("items[*].") for path in paths if "[" in path]
+    tag_paths = [path for _, marks in layout.blocks for path in marks]
+    item_fields = [path.removeprefix("items[*].") for path in tag_paths if "[" in path]
     properties = {"items": {"items": {"type": "object", "required": item_fields}}}
-    return {"type": "object", "required": [*(path for path in paths if "[" not in path), "items"], "properties": properties}
+    return {"type": "object", "required": [*(tag for tag in tag_paths if "[" not in tag), "items"], "properties": properties}
 
 
 def _apply_limits(scheme: Scheme, limits: Mapping[str, Any]) -> Scheme:
@@ -433,8 +434,8 @@ def rule_at(path: str | Path, *, longest: int, options: Mapping[str, Any] | None
         )
     method_options = METHODS.find(recipe.method).options
     used_options = {name: value for name, value in (options or {}).items() if name in method_options}
-    with_options = recipe.model_copy(update={"options": {**used_options, **recipe.options}})
-    return RecipeRule(recipe, scheme_of(with_options, recipe.own_layout, longest))
+    recipe_with_options = recipe.model_copy(update={"options": {**used_options, **recipe.options}})
+    return RecipeRule(recipe, scheme_of(recipe_with_options, recipe.own_layout, longest))
 
 
 def scheme_at(path: str | Path, *, longest: int, options: Mapping[str, Any] | None = None) -> Scheme:
@@ -451,7 +452,7 @@ def _choose_layout(recipe: Recipe, task_layout: Layout) -> Layout:
 
 
 def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
-    """Return the layout by which answers are found in completions: the recipe's, or the task's."""
+    """Return the layout that finds the answers in completions: the recipe's layout or the task's."""
     layout = _choose_layout(recipe, task_layout)
     # If the layout is one block of the whole completion, models still write the task's blocks, so answers are looked for there.
     is_unmarked = not layout.marks and (recipe.own_layout is None or recipe.task in EMBEDDED)
@@ -469,7 +470,7 @@ def check_written(recipe: Recipe, task_layout: Layout) -> None:
     if unknown_tags:
         raise RecipeError(
             f"The model of the embedded task '{recipe.task}' writes only {', '.join(f'<{tag}>' for tag in learnt_tags)}, so no "
-            f"completion would hold {', '.join(unknown_tags)}. Use its tags in the layout, or train a --model on a --dataset."
+            f"completion would hold {', '.join(unknown_tags)}. Use the task's tags, or train a --model on a --dataset."
         )
 
 
@@ -503,15 +504,15 @@ def _build_objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collecti
     reward, given = entry["reward"], entry.get("given") or ()
     import_paths = [function for function in ([given] if isinstance(given, str) else given) if ":" in str(function)]
     if isinstance(reward, str) and ":" in reward:
-        name = str(entry.get("name") or reward.rpartition(":")[2])
-        if name in recorded or ("each" in entry and any(function.startswith(f"{name}.") for function in recorded)):
-            entry = {**entry, "name": name, "reward": recorded_elsewhere}
+        objective_name = str(entry.get("name") or reward.rpartition(":")[2])
+        if objective_name in recorded or ("each" in entry and any(r.startswith(f"{objective_name}.") for r in recorded)):
+            entry = {**entry, "name": objective_name, "reward": recorded_elsewhere}
         elif run_code:
             entry = {**entry, "reward": imported(reward, what=f"Objective {position}: the reward")}
         else:
             import_paths = [reward, *import_paths]
     elif isinstance(reward, str) and reward in recorded and not is_registered(reward, kind="reward"):
-        entry = {"name": reward, **entry, "reward": recorded_elsewhere}  # a column of the file of rollouts holds the reward
+        entry = {"name": reward, **entry, "reward": recorded_elsewhere}  # a column of the rollout file holds the reward
     elif isinstance(reward, str) and recorded and not is_registered(reward, kind="reward"):
         raise RecipeError(f"Objective {position}: {unknown('reward', reward, [*recorded, *REWARDS])}")
     if import_paths and not run_code:
@@ -537,15 +538,15 @@ def _explain(error: ValidationError) -> str:
         elif fault_type == "literal_error":
             faults.append(unknown(field_path, wrong_value, re.findall(r"'([^']*)'", fault_context["expected"])))
         else:
-            bound = next((f"{words} {fault_context[key]}" for key, words in _BOUNDS.items() if key in fault_context), None)
-            purpose = f" ({Recipe.model_fields[field_path].description})" if field_path in Recipe.model_fields else ""
-            allowed_text = bound or _KINDS.get(fault_type.split("_")[0], item["msg"])
-            bounds_of.setdefault((f"{field_path} is {wrong_value!r}", purpose), []).append(allowed_text)
+            bound_text = next((f"{words} {fault_context[k]}" for k, words in _BOUNDS.items() if k in fault_context), None)
+            purpose_text = f" ({Recipe.model_fields[field_path].description})" if field_path in Recipe.model_fields else ""
+            allowed_text = bound_text or _KINDS.get(fault_type.split("_")[0], item["msg"])
+            bounds_of.setdefault((f"{field_path} is {wrong_value!r}", purpose_text), []).append(allowed_text)
     faults += [f"{start}, and must be {' or '.join(bounds)}{purpose}" for (start, purpose), bounds in bounds_of.items()]
     return "; ".join(faults)
 
 
-#: Name of a bound, or of a type, in pydantic -> our words.
+#: Pydantic's name of a bound or a type -> the words of our error messages.
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
 _KINDS = {
     "int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "true or false", "string": "text",

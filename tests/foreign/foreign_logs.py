@@ -346,7 +346,7 @@ def test_one_number_for_several_responses_is_nobodys_reward(harness):
     table = read_rollouts(harness(repeats=3))
     assert table.group_n.tolist() == [0, 0, 0, 1, 1, 1]
     assert not table.rewards
-    assert "6 responses share one number" in table.note
+    assert "6 responses" in table.note
 
 
 def test_given_choices_hold_no_completion(harness):

@@ -229,7 +229,7 @@ REFUSED = {
         [{"prompt": "p", "completions": CHAT[1:] * 2}], {}, "that may be one conversation or several completions; for one, write"
     ),
     "numbers in a list": ([{"prompt": "p", "completions": [{"a": 1}]}], {}, "a completion is a text, or a list of messages"),
-    "no chat": ([{"messages": "hi"}], {}, "no column of completions, so it must hold a list of messages that ends with the"),
+    "no chat": ([{"messages": "hi"}], {}, "no column of completions, so the cell must hold"),
 }  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def refuse_words(path: Path, name: str, values: Sequence[Any]) -> None:
         if isinstance(value, str) and value.strip() not in NOTHING and not is_number_text(value):
             raise DataError(
                 f"'{path}' has {value!r:.60} in column '{name}' of completion {n}. A reward is a number; leave the cell empty if "
-                f"there is none, or give the column a name that says no reward."
+                f"there is none, or rename the column if it holds no rewards."
             )
 
 
@@ -101,8 +101,8 @@ def is_list(value: Any) -> bool:
 
 def parse_literals(values: Iterable[Any], fits: Callable[[Any], bool]) -> Iterable[Any]:
     """Parse the texts of a column as lists or objects if `fits` accepts every parsed value; otherwise return it unchanged."""
-    fits_text = (fits(parse_literal(value)) for value in values if isinstance(value, str))
-    return map(parse_literal, values) if next(fits_text, False) and all(fits_text) else values
+    fitting_flags = (fits(parse_literal(value)) for value in values if isinstance(value, str))
+    return map(parse_literal, values) if next(fitting_flags, False) and all(fitting_flags) else values
 
 
 def parse_chats(values: Iterable[Any]) -> list[Any]:
@@ -178,7 +178,7 @@ def prompt_text(prompt: Any) -> str:
 
 
 def prompt_fault(prompt: Any, *, template: bool) -> str | None:
-    """Return why a trainer cannot use a prompt and how to mend the prompt; None if the prompt is usable."""
+    """Return why a trainer cannot use a prompt and what to write instead; None if the prompt is usable."""
     if isinstance(prompt, str):
         return None if prompt.strip() else "a prompt must say something."
     prompt_messages = prompt if isinstance(prompt, list) and prompt else [None]
@@ -190,7 +190,7 @@ def prompt_fault(prompt: Any, *, template: bool) -> str | None:
 
 
 def split_chat(chat: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
-    """Split a chat after its last user message into prompt and completion; the completion is None if the model did nothing."""
+    """Split a chat after its last user message into prompt and completion, which is None without an assistant message."""
     question_index = max((n for n, message in enumerate(chat) if message["role"] == "user"), default=-1)
     reply_index = next((n for n, m in enumerate(chat) if m["role"] == "assistant" and n > question_index), None)
     return (chat, None) if reply_index is None else (chat[:reply_index], chat[reply_index:])

@@ -1,4 +1,4 @@
-"""Read the columns of tables piece by piece: short cells into lists that share equal values, long texts again at every use."""
+"""Read the columns of tables in pieces: short cells go into lists, and long texts are read from the file at every use."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class RereadColumn:
 
 
 class Shared:
-    """Gives equal texts, and equal chats, as one object."""
+    """Replaces equal texts, and equal chats, by one object, which saves memory."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
         self._chats: dict[int, Any] = {}
 
     def __call__(self, value: Any) -> Any:
-        """Return the value, or the first one that was equal to it."""
+        """Return the value, or an equal text or chat that was given before."""
         if isinstance(value, str):
             return self._texts.setdefault(value, value)
         if cells.is_chat(value):
@@ -79,7 +79,7 @@ class ColumnBuilder:
 
 
 def read_columns(pieces: Pieces, long: Collection[str | None]) -> dict[str, list[Any] | RereadColumn]:
-    """Read the columns of a table into lists, but those called `long` at every use."""
+    """Read the columns of a table into lists; the columns in `long` are read from their files at every use."""
     builder, long_names = ColumnBuilder(), dict[str, None]()
     for size, piece in pieces(None):
         long_names |= dict.fromkeys(name for name in piece if name in long)
@@ -95,7 +95,7 @@ def read_columns(pieces: Pieces, long: Collection[str | None]) -> dict[str, list
 
 
 def json_pieces(files: Sequence[Path], names: Collection[str] | None) -> Iterator[tuple[int, Mapping[str, Sequence[Any]]]]:
-    """Yield columns of the JSON records of files."""
+    """Yield the columns of JSON files, one record at a time."""
     for _, _, record in read_records(files):
         yield 1, {name: (value,) for name, value in record.items() if names is None or name in names}
 
@@ -103,17 +103,17 @@ def json_pieces(files: Sequence[Path], names: Collection[str] | None) -> Iterato
 def delimited_pieces(
     files: Sequence[Path], names: Collection[str] | None
 ) -> Iterator[tuple[int, Mapping[str, Sequence[Any]]]]:
-    """Yield columns of the CSV or TSV tables of files."""
+    """Yield the columns of CSV or TSV files, some rows at a time."""
     progress = ReadingProgress(files)
     for file in files:
-        own_names = [name for name in delimited_names(file)[0] if names is None or name in names]
-        for batch in read_batches(file, own_names or None, progress):
-            yield len(batch), {name: batch[name].to_pylist() for name in own_names}
+        names_in_file = [name for name in delimited_names(file)[0] if names is None or name in names]
+        for batch in read_batches(file, names_in_file or None, progress):
+            yield len(batch), {name: batch[name].to_pylist() for name in names_in_file}
 
 
 def read_row_batches(file: Path, names: Sequence[str], progress: ReadingProgress) -> Iterator[pa.RecordBatch]:
     """Yield some columns of a parquet file, a few hundred rows at a time."""
-    # Otherwise Arrow reads whole column chunks, and keeps all that it has read until the last row.
+    # With its default options Arrow reads whole column chunks and keeps them until the last row.
     parquet_file = pq.ParquetFile(file, buffer_size=2**20, pre_buffer=False)
     bytes_of_row = file.stat().st_size / max(parquet_file.metadata.num_rows, 1)
     for batch in parquet_file.iter_batches(_ROWS, columns=names):
@@ -124,14 +124,14 @@ def read_row_batches(file: Path, names: Sequence[str], progress: ReadingProgress
 def parquet_pieces(
     path: Path, files: Sequence[Path], names: Collection[str] | None
 ) -> Iterator[tuple[int, Mapping[str, Sequence[Any]]]]:
-    """Yield columns of parquet files, with numbers of the type that fits all files."""
+    """Yield the columns of parquet files, some rows at a time; a column has the type that fits all files."""
     progress, schemas = ReadingProgress(files), [pq.read_schema(file) for file in files]
     joined_schema = concatenate_tables(path, [file_schema.empty_table() for file_schema in schemas]).schema
     for file, file_schema in zip(files, schemas, strict=True):
-        own_names = [name for name in file_schema.names if names is None or name in names]
-        for batch in read_row_batches(file, own_names, progress):
+        names_in_file = [name for name in file_schema.names if names is None or name in names]
+        for batch in read_row_batches(file, names_in_file, progress):
             columns = {}
-            for name in own_names:
+            for name in names_in_file:
                 column, joined_type = batch[name], joined_schema.field(name).type
                 columns[name] = (column if column.type == joined_type else column.cast(joined_type)).to_pylist()
             yield len(batch), columns

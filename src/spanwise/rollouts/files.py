@@ -25,7 +25,7 @@ from spanwise.rollouts.json_array import array_entries
 Parsed = TypeVar("Parsed")
 #: The suffixes of text tables, each with its delimiter; a CSV file may use another delimiter.
 SUFFIXES = {".csv": ",", ".tsv": "\t"}
-#: The size, in bytes, of the blocks that Arrow reads of a text table, and their largest size if a row is longer.
+#: How many bytes of a text table Arrow reads at once, and the most that it reads at once for a longer row.
 _BLOCK, _LARGEST_BLOCK = 2**20, 2**31 - 1
 #: The largest number of bytes in the heading of a text table.
 _LONGEST_HEADING = 2**20
@@ -67,23 +67,23 @@ def concatenate_tables(path: Path, tables: Iterable[pa.Table]) -> pa.Table:
 
 
 class ReadingProgress:
-    """Reports how many bytes of some files have been read, at every percent; the unit is the same for every format."""
+    """Reports how many bytes of some files have been read, once per percent."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.total = sum(file.stat().st_size for file in files if file.is_file())
         self._done, self._percent, self._report = 0.0, 0, REPORT.get()
 
     def add(self, size: int | float) -> None:
-        """Add bytes that have been read, or the share of a file's bytes that its rows stand for."""
+        """Add the number of bytes that have been read, which may be an estimate from the number of rows."""
         self._done += size
-        percent = int(100 * self._done / max(self.total, 1) + 1e-6)  # shares of a file may add up to a little less
+        percent = int(100 * self._done / max(self.total, 1) + 1e-6)  # rounding may leave the sum just below a whole percent
         if percent > self._percent:
             self._percent = percent
             self._report("reading", min(round(self._done), self.total), self.total)
 
 
 def delimited_names(file: Path) -> tuple[list[str], str]:
-    """Return the names of the columns of a CSV or TSV file, and the sign between its cells.
+    """Return the column names of a CSV or TSV file, and its delimiter.
 
     If the heading of a CSV file has no comma, `;` or a tab stands between cells.
     """
@@ -115,9 +115,9 @@ def read_delimited(file: Path) -> pa.Table:
 
 def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingProgress) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a CSV or TSV file, as texts, in the order of the file; cells in quotes may hold line breaks."""
-    names, delimiter = delimited_names(file)
+    column_names, delimiter = delimited_names(file)
     convert_options = arrow_csv.ConvertOptions(
-        column_types=dict.fromkeys(names, pa.large_string()), include_columns=columns,
+        column_types=dict.fromkeys(column_names, pa.large_string()), include_columns=columns,
         strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""],
     )  # fmt: skip
     parse_options = arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
@@ -127,15 +127,15 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
         try:
             with arrow_csv.open_csv(file, read_options, parse_options, convert_options) as reader:
                 for whole_batch in reader:
-                    batch = whole_batch.slice(min(skipped_count, len(whole_batch)))
-                    skipped_count -= len(whole_batch) - len(batch)
-                    row_count += len(batch)
-                    progress.add(block_size if len(batch) else 0)
-                    yield batch
+                    new_rows = whole_batch.slice(min(skipped_count, len(whole_batch)))
+                    skipped_count -= len(whole_batch) - len(new_rows)
+                    row_count += len(new_rows)
+                    progress.add(block_size if len(new_rows) else 0)
+                    yield new_rows
             return
         except (pa.ArrowException, UnicodeDecodeError) as error:
             format_fault = _first_line(error).removeprefix("CSV parse error: ").rstrip(".: ")[:200]
-        # A row that is longer than a block needs a longer one; the rows before it have been read.
+        # If a row is longer than a block, read on with longer blocks and skip the rows that have been read.
         if "straddles two block boundaries" not in format_fault or block_size > file_size:
             break
         block_size = min(8 * block_size, _LARGEST_BLOCK)
@@ -157,7 +157,7 @@ def parse_records(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Pa
 
 
 def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, Any]]]:
-    """Yield every JSON record with its file and its place there, "Line 3" or "Entry 3"; skip blank lines."""
+    """Yield every JSON record with its file and its place in the file, such as "Line 3"; skip blank lines."""
     progress = ReadingProgress(files)
     for file in files:
         with readable(file), file.open("rb") as stream:
@@ -170,7 +170,7 @@ def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, A
 
 
 def _lines(file: Path, stream: BufferedReader, progress: ReadingProgress) -> Iterator[tuple[str, Any]]:
-    """Yield the value in every line of a file that is not blank, with its place."""
+    """Yield the JSON value in every line of a file with the line's place; skip blank lines."""
     for number, line in enumerate(stream, start=1):
         progress.add(len(line))
         if line.strip():
@@ -179,15 +179,15 @@ def _lines(file: Path, stream: BufferedReader, progress: ReadingProgress) -> Ite
 
 def _array_entries(file: Path, stream: BufferedReader, progress: ReadingProgress) -> Iterator[tuple[str, Any]]:
     """Yield the entries of a JSON array with their places."""
-    entries = array_entries(stream, progress.add)
+    entry_iterator = array_entries(stream, progress.add)
     for number in count(1):
         place = f"Entry {number}"
         try:
             with at_place(f"{place} of '{file}'"):
-                entry = next(entries)
+                entry = next(entry_iterator)
         except StopIteration:
             return
-        except ValueError as error:  # UnicodeDecodeError is a ValueError
+        except ValueError as error:  # also a UnicodeDecodeError, which is a ValueError
             raise _not_json(file, place, f"{error}") from None
         yield place, entry
 
@@ -208,12 +208,12 @@ def _parse_json(file: Path, place: str, text: bytes) -> Any:
     try:
         with at_place(f"{place} of '{file}'"):
             return json.loads(text)
-    except ValueError as error:  # UnicodeDecodeError is a ValueError
+    except ValueError as error:  # also a UnicodeDecodeError, which is a ValueError
         error_text = str(error).removesuffix(".")
     if file.suffix.lower() == ".json" and place == "Line 1":
         raise DataError(
-            f"'{file}' is neither one JSON array of objects nor one JSON object in each line ({error_text}). Write an array: from "
-            "pandas, to_json(FILE, orient='records')."
+            f"'{file}' is neither one JSON array of objects nor one JSON object in each line ({error_text}). Write one "
+            "array; in pandas: df.to_json(FILE, orient='records')."
         )
     raise _not_json(file, place, error_text)
 

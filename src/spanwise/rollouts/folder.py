@@ -138,7 +138,7 @@ class RunFolder:
     def begin(
         self, recipe: Mapping[str, Any], *, step: int | None = None, history: Iterable[Mapping[str, Any]] = ()
     ) -> None:
-        """Prepare the folder for a new run, or for one that resumes at `step` with its metrics until then; remove later files."""
+        """Prepare the folder for a new run; for one that resumes at `step`, keep metrics up to it and remove later files."""
         with writing(self.path, f"The output folder '{self.path}'"):
             for path in (self.path / name for name in self.writes if step is None or name in RESULTS):
                 if path.is_dir() and not path.is_symlink():
@@ -167,8 +167,9 @@ class RunFolder:
 
 def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
     """Return the lines in a run's `metrics.jsonl` up to a step, without the final evaluation; warn about damaged lines."""
-    file = run / "metrics.jsonl"
-    line_texts, records, damaged_count = file.read_bytes().splitlines() if file.is_file() else [], list[dict[str, Any]](), 0
+    log_file = run / "metrics.jsonl"
+    line_texts = log_file.read_bytes().splitlines() if log_file.is_file() else []
+    records, damaged_count = list[dict[str, Any]](), 0
     for text in line_texts:
         try:
             parsed_line = json.loads(text)
@@ -180,6 +181,6 @@ def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
             break
         records.append(parsed_line)
     if damaged_count:
-        damage_text = f"{damaged_count} of {len(line_texts)} lines of '{file}' cannot be read"
+        damage_text = f"{damaged_count} of {len(line_texts)} lines of '{log_file}' cannot be read"
         warnings.warn(f"{damage_text} and {'is' if damaged_count == 1 else 'are'} left out.", UserWarning, stacklevel=2)
     return records

@@ -12,38 +12,38 @@ from collections.abc import Callable, Iterator
 from io import BufferedReader
 from typing import Any
 
-#: The bytes of text that are read at once; for an entry that is longer, as many again as are in memory.
+#: The fewest bytes to read at once; for a longer entry, each read doubles the text in memory.
 _PIECE = 2**20
-#: At most so many characters before the end of a text, an error may be due to the end: a name such as -Infinity, or an escape.
+#: An error this close to the end of the text, in characters, may come from a cut-off name (-Infinity) or escape.
 _CUT_OFF = 16
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
 def array_entries(stream: BufferedReader, count: Callable[[int], None]) -> Iterator[Any]:
-    """Yield the entries of the JSON array in a stream; `count` gets the bytes of each reading, a ValueError says what is wrong."""
-    text = _Text(stream, count)
-    yield from text.entries()
-    text.end()
+    """Yield the entries of the JSON array in a stream, and call `count` with the number of bytes after each read."""
+    unread_text = _Text(stream, count)
+    yield from unread_text.entries()
+    unread_text.end()
 
 
 def member_entries(stream: BufferedReader, name: str, count: Callable[[int], None]) -> Iterator[Any]:
     """Yield the entries of the array that a JSON object holds under a name; other members are skipped."""
-    text = _Text(stream, count)
-    text.require("{")
-    while not text.skip("}"):
-        member_name = text.parse_entry()
-        text.require(":")
-        if member_name == name and text.next_character() == "[":
-            yield from text.entries()
+    unread_text = _Text(stream, count)
+    unread_text.require("{")
+    while not unread_text.skip("}"):
+        member_name = unread_text.parse_entry()
+        unread_text.require(":")
+        if member_name == name and unread_text.next_character() == "[":
+            yield from unread_text.entries()
         else:
-            text.parse_entry()
-        if text.next_character() != "}":
-            text.require(",")
-    text.end()
+            unread_text.parse_entry()
+        if unread_text.next_character() != "}":
+            unread_text.require(",")
+    unread_text.end()
 
 
 class _Text:
-    """The text of a stream from the next entry on."""
+    """The text of a stream that has not been parsed yet."""
 
     def __init__(self, stream: BufferedReader, count: Callable[[int], None]) -> None:
         self.stream, self.count = stream, count
@@ -52,7 +52,7 @@ class _Text:
         self.text, self.position = "", 0
 
     def read_more(self) -> bool:
-        """Drop the text before the position and append as much as is left, or a piece; return whether there was more."""
+        """Drop the parsed text and read more from the stream; return False at the end of the stream."""
         self.text, self.position = self.text[self.position :], 0
         new_text, is_last = "", False
         while not new_text and not is_last:
@@ -66,26 +66,26 @@ class _Text:
     def next_character(self) -> str:
         """Skip white space and return the next character, empty at the end of the stream."""
         while True:
-            space = _SPACE.match(self.text, self.position)
-            self.position = self.position if space is None else space.end()
+            space_match = _SPACE.match(self.text, self.position)
+            self.position = self.position if space_match is None else space_match.end()
             if self.position < len(self.text):
                 return self.text[self.position]
             if not self.read_more():
                 return ""
 
     def skip(self, character: str) -> bool:
-        """Return whether the next character is this one, and skip it then."""
+        """Skip the next character if it is `character`; return whether it was."""
         is_next = self.next_character() == character
         self.position += is_next
         return is_next
 
     def require(self, character: str) -> None:
-        """Skip the next character, which must be this one."""
+        """Skip the next character, which must be `character`."""
         if not self.skip(character):
             raise ValueError(f"Expecting {character!r}" if self.next_character() else "it ends too early")
 
     def end(self) -> None:
-        """Refuse text after the end."""
+        """Refuse text after the end of the JSON value."""
         if self.next_character():
             raise ValueError("there is more after the end")
 
@@ -102,16 +102,16 @@ class _Text:
         """Parse the next entry, and read more text while it is not complete."""
         self.next_character()
         while True:
-            start = self.position
+            entry_start = self.position
             try:
-                entry, end = self.parse(self.text, start)
+                entry, entry_end = self.parse(self.text, entry_start)
             except json.JSONDecodeError as error:
-                can_go_on = error.msg.startswith("Unterminated") or error.pos > len(self.text) - _CUT_OFF
-                if not (can_go_on and self.read_more()):
+                may_be_cut_off = error.msg.startswith("Unterminated") or error.pos > len(self.text) - _CUT_OFF
+                if not (may_be_cut_off and self.read_more()):
                     raise ValueError(error.msg) from None
                 continue
-            # A number near the end of the text may go on; every other entry shows its own end.
-            if isinstance(entry, int | float) and end > len(self.text) - _CUT_OFF and self.read_more():
+            # A number at the end of the text may lack digits that come next; other entries show where they end.
+            if isinstance(entry, int | float) and entry_end > len(self.text) - _CUT_OFF and self.read_more():
                 continue
-            self.position += end - start
+            self.position += entry_end - entry_start
             return entry

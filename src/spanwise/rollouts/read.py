@@ -31,7 +31,7 @@ _PLACES = (
     "rollouts/*.parquet", "completions/*.parquet", "*.parquet", "traces.jsonl", "results.jsonl", "[0-9]*.jsonl", "*.csv", "*.tsv",
     "*.eval", "samples_*.jsonl", "rollout_data/[0-9]*.pt", "[0-9]*.pt",
 )  # fmt: skip
-#: Fields that verifiers before 1.0 writes beside `prompt` and `completion`, and no other program.
+#: Fields beside `prompt` and `completion` that only verifiers before 1.0 writes.
 _VERIFIERS = {"example_id", "metrics", "error", "error_chain"}
 
 
@@ -102,7 +102,8 @@ def rollout_files(path: Path) -> list[Path]:
         files = [file for file in path.glob(pattern) if file.is_file()]
         if files:
             return sorted(files, key=lambda file: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", file.name)])
-    hint = " The run has kept none so far; train with --set keep_rollouts=1." if (path / "recipe.yaml").is_file() else ""
+    is_run = (path / "recipe.yaml").is_file()
+    hint = " The run has saved no rollouts so far; train with --set keep_rollouts=1." if is_run else ""
     raise DataError(f"The folder '{path}' holds no rollouts (no {', '.join(_PLACES)}).{hint}")
 
 
@@ -145,14 +146,14 @@ def _choose_reader(
 
 
 def _check_parquet(file: Path) -> None:
-    """Raise an error that says what a file is that does not begin as parquet does, before Arrow calls it damaged."""
+    """Refuse a file that is not parquet, with an error that says what the file is."""
     with file.open("rb") as stream:
-        beginning = stream.read(200)
-    if beginning.startswith(b"PAR1"):
+        first_bytes = stream.read(200)
+    if first_bytes.startswith(b"PAR1"):
         return
-    # Bytes that are no text become surrogates, which do not count as printable.
-    first_line = "".join(beginning.decode(errors="surrogateescape").splitlines()[:1])[:60]
-    if beginning.startswith(b"PK"):
+    # Bytes that are not text become surrogates, which are not printable.
+    first_line = "".join(first_bytes.decode(errors="surrogateescape").splitlines()[:1])[:60]
+    if first_bytes.startswith(b"PK"):
         raise DataError(f"'{file}' is a zip archive; unpack it, or call it '.eval' if it is a log of Inspect.")
     if not (first_line and first_line.isprintable()):
         raise DataError(f"'{file}' is neither parquet nor text. Known formats: {FORMATS}.")

@@ -163,29 +163,29 @@ def token_rows(
 
     `opens` finds the tokens that open a segment, from log-probabilities and flags of trained tokens; `own` is `TokenRow.own`.
     """
-    names = table.column_names
+    column_names = table.column_names
     schema.column_of(table, schema.PROMPT)
-    token_source, methods = schema.TOKENS if schema.TOKENS in names else schema.IDS, schema.methods_in(names)
-    stream_columns = schema.token_columns(names)
+    token_source, methods = schema.TOKENS if schema.TOKENS in column_names else schema.IDS, schema.methods_in(column_names)
+    stream_columns = schema.token_columns(column_names)
     advantage_columns = {method: schema.column("advantages", method) for method in methods or ["<method>"]}
-    block_column = [schema.BLOCK] if schema.BLOCK in names else []
+    block_column = [schema.BLOCK] if schema.BLOCK in column_names else []
     token_column_names = [schema.TRAINABLE, *stream_columns, *advantage_columns.values(), *block_column]
     edges = schema.token_edges(table, [token_source, *token_column_names], "the rollouts")
     flat_values = {name: schema.flat_values(table[name], np.float64) for name in token_column_names}
     texts = _texts(table[token_source], edges, vocabulary)
     plain_rows = table.select([x.name for x in table.schema if not pa.types.is_list(x.type)]).to_pylist()
-    blocks, objective_names = schema.family_names(names, "end"), schema.family_names(names, "reward")
+    blocks, objective_names = schema.family_names(column_names, "end"), schema.family_names(column_names, "reward")
     credit_blocks = {
-        method: [name for name in schema.family_names(names, "credit", method) if name != schema.STOP] for method in methods
+        method: [x for x in schema.family_names(column_names, "credit", method) if x != schema.STOP] for method in methods
     }
-    parts_column = {method: name for method in methods if (name := schema.column("parts", method)) in names}
+    parts_column = {method: name for method in methods if (name := schema.column("parts", method)) in column_names}
     parts_of_method = {method: table[name].to_pylist() for method, name in parts_column.items()}
     view_rows = []
     for n, (row, token_texts, (first, last)) in enumerate(zip(plain_rows, texts, pairwise(edges.tolist()), strict=True)):
         row_columns = {name: values[first:last] for name, values in flat_values.items()}
         trained_t, logp_t = row_columns[schema.TRAINABLE].astype(np.bool_), row_columns.get(schema.LOGP)
-        values = {name.partition("/")[2]: row_columns[name] for name in stream_columns if name != schema.LOGP}
-        find = None if logp_t is None or opens is None else partial(opens, logp_t)
+        critic_values = {name.partition("/")[2]: row_columns[name] for name in stream_columns if name != schema.LOGP}
+        find_opens = None if logp_t is None or opens is None else partial(opens, logp_t)
         view_rows.append(
             TokenRow(
                 prompt=display_prompt(row[schema.PROMPT]),
@@ -198,11 +198,11 @@ def token_rows(
                 rewards={name: row[schema.column("reward", name)] for name in objective_names},
                 statuses={name: row[schema.column("status", name)] for name in objective_names},
                 fault=", ".join(fault.name.lower() for fault in Fault(row.get(schema.FAULT) or 0) if fault.name),
-                values={name: value.tolist() for name, value in values.items()},
+                values={name: value.tolist() for name, value in critic_values.items()},
                 probabilities=None if logp_t is None else np.exp(logp_t).tolist(),
                 step=row.get(schema.STEP),
                 stop={method: stop for method in methods if (stop := row.get(schema.column("credit", method, schema.STOP)))},
-                opens={name: find(~np.isnan(value) & trained_t) for name, value in values.items() if find is not None},
+                opens={name: find_opens(~np.isnan(v) & trained_t) for name, v in critic_values.items() if find_opens},
                 credit={
                     key: {b: row[schema.column("credit", key, b)] for b in blocks} for key, blocks in credit_blocks.items()
                 },
@@ -219,9 +219,9 @@ def token_rows(
 
 
 def _part(entry: dict[str, Any]) -> CreditPart:
-    """Build a CreditPart from a file's entry; if an old file gives no reason, credit 0 without a baseline means a group of one."""
-    stands_alone = entry["baseline"] is None and entry["worth"] is not None and entry["part"] == 0
-    return CreditPart(**{"reason": "singleton" if stands_alone else "", **entry})
+    """Build a `CreditPart` from an entry of a rollout file, and fill in the reason that old files lack."""
+    is_group_of_one = entry["baseline"] is None and entry["worth"] is not None and entry["part"] == 0
+    return CreditPart(**{"reason": "singleton" if is_group_of_one else "", **entry})
 
 
 def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray | None) -> dict[str, list[tuple[int, int]]]:

@@ -112,8 +112,8 @@ def column(family: str, *names: str) -> str:
 
 def family_names(names: Iterable[str], *family: str) -> list[str]:
     """Return the blocks or objectives that have a column of a family, such as the objectives of `reward/<objective>`."""
-    prefix = f"{column(*family)}/"
-    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    family_prefix = f"{column(*family)}/"
+    return [name.removeprefix(family_prefix) for name in names if name.startswith(family_prefix)]
 
 
 def value_columns(streams: Sequence[str]) -> list[str]:
@@ -190,34 +190,34 @@ def rollout_table(columns: Mapping[str, Any], offsets: Int[np.ndarray, " o"] | S
         [{'prompt': '2 + 2?', 'completion_ids': [5, 9], 'trainable': [True, False]}]
     """
     edges = pa.array(offsets, pa.int32())
-    arrays: dict[str, pa.Array] = {}
+    arrays_by_column: dict[str, pa.Array] = {}
     for name, values in columns.items():
         column_type = type_of(name)
         if values is None or isinstance(values, pa.Array):
-            array = values
+            column_array = values
         elif name in (PROMPT, ANSWER):
             cell_texts = (x if x is None or isinstance(x, str) else json.dumps(x, default=object_text) for x in values)
-            array = pa.array([text if text is None else clean(text) for text in cell_texts], pa.string())
+            column_array = pa.array([text if text is None else clean(text) for text in cell_texts], pa.string())
         else:
             entry_type = column_type.value_type if column_type is not None and pa.types.is_list(column_type) else None
             values = values.numpy() if isinstance(values, Tensor) else values
-            array = pa.array(values, entry_type or column_type, from_pandas=True)  # NaN becomes null
+            column_array = pa.array(values, entry_type or column_type, from_pandas=True)  # NaN becomes null
             if entry_type is not None and len(values) != edges[-1].as_py():
                 raise AlignmentError(
                     f"There are {edges[-1]} tokens and {len(values)} entries of '{name}'; give one entry for each token."
                 )
-            array = array if entry_type is None else pa.ListArray.from_arrays(edges, array)
-        if array is not None:
-            arrays[name] = array
-    return pa.table(arrays)
+            column_array = column_array if entry_type is None else pa.ListArray.from_arrays(edges, column_array)
+        if column_array is not None:
+            arrays_by_column[name] = column_array
+    return pa.table(arrays_by_column)
 
 
 def span_columns(
     names: Sequence[str], start_nk: Int[Tensor, "n k"], end_nk: Int[Tensor, "n k"]
 ) -> dict[str, Int[Tensor, " n"]]:
     """Return the columns `start/<block>` and `end/<block>` for every block."""
-    sides = (("start", start_nk), ("end", end_nk))
-    return {column(side_name, name): edge_nk[:, k] for k, name in enumerate(names) for side_name, edge_nk in sides}
+    edges_by_side = (("start", start_nk), ("end", end_nk))
+    return {column(side_name, name): edge_nk[:, k] for k, name in enumerate(names) for side_name, edge_nk in edges_by_side}
 
 
 def score_columns(scores: Scores) -> dict[str, Any]:
@@ -303,10 +303,11 @@ def token_edges(table: pa.Table, names: Iterable[str], file: str) -> Int[np.ndar
         column_edges = offsets(column_lists)
         edges = column_edges if edges is None else edges
         if (edges != column_edges).any():
-            row = int((np.diff(edges) != np.diff(column_edges)).argmax())
+            token_counts, value_counts = np.diff(edges), np.diff(column_edges)
+            wrong_row = int((token_counts != value_counts).argmax())
             raise DataError(
-                f"Completion {row} of {file} has {int(np.diff(edges)[row])} tokens and {int(np.diff(column_edges)[row])} values of "
-                f"'{name}', instead of one for each token. Was the file changed after it was written?"
+                f"Completion {wrong_row} of {file} has {token_counts[wrong_row]} tokens and {value_counts[wrong_row]} values "
+                f"of '{name}', instead of one for each token. Was the file changed after it was written?"
             )
     assert edges is not None, "there is a column of tokens"
     return edges
@@ -366,7 +367,7 @@ def write_rollouts(
                     writer.close()
                 finally:  # closing fails on a full disk, and would fail again in the writer's destructor
                     writer.is_open = False
-    pa.default_memory_pool().release_unused()  # else Arrow keeps the freed memory, which is not needed again
+    pa.default_memory_pool().release_unused()  # gives freed memory back to the system, because it is not needed again
 
 
 @dataclass(frozen=True)
@@ -432,7 +433,7 @@ class Rollouts:
         token_tables = {name: x_nt.detach().cpu().masked_fill(~mask_nt, torch.nan).float() for name, x_nt in streams.items()}
         token_tables |= {BLOCK: spans.block_nt} if spans.interleaved else {}
         advantages_nt = self.advantages_nt.masked_fill(~in_loss_n1, torch.nan)
-        columns = {
+        rollout_columns = {
             STEP: [step] * len(texts),
             GROUP: batch.group_n,
             ROLLOUT: rollout_n,
@@ -449,4 +450,4 @@ class Rollouts:
             **{name: x_nt[kept_nt] for name, x_nt in token_tables.items()},
             **credit_columns(self.method, spans.names, present_nk, self.credit, advantages_nt[kept_nt]),
         }
-        return rollout_table(columns, np.cumsum([0, *kept_nt.sum(dim=1).tolist()]))
+        return rollout_table(rollout_columns, np.cumsum([0, *kept_nt.sum(dim=1).tolist()]))

@@ -86,7 +86,7 @@ def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[in
 
 
 def gather(places: Int[np.ndarray, "m t"], values: Shaped[np.ndarray, " v"], nowhere: Any) -> Shaped[Tensor, "m t"]:
-    """Replace each index in a padded table (`Ragged.places`) by the flat value there, and -1 by `nowhere`."""
+    """Replace each index in a padded table (`Ragged.places`) by the flat value at that index, and -1 by `nowhere`."""
     return torch.from_numpy(np.where(places >= 0, values[places], np.asarray(nowhere, dtype=values.dtype)))
 
 
@@ -200,7 +200,7 @@ class RolloutTable:
         trained: Collection[str] = (),
         notes: Sequence[str] = (),
     ) -> RolloutTable:
-        """Build a table from the columns that a reader read; completions of one step with equal `keys` (None: prompts) are a group.
+        """Build a table from columns; equal `keys` in a step (or equal prompts if `keys` is None) form a group.
 
         The reward that a trainer compared is the column `score` or `reward` (`scores`, `rewards`), else the sum of those `trained`.
         """
@@ -256,15 +256,15 @@ def training_record(
     rewards: Mapping[str, Reward], columns: Mapping[str, Sequence[Any]] = MappingProxyType({})
 ) -> AsRecorded | None:
     """Return the numbers that a trainer used for its completions: advantages or block credit in `columns`, or else rewards."""
-    computed = parse_rewards({name: values for name, values in columns.items() if is_computed(name)})
-    candidate_rewards = {**rewards, **computed}
-    name = next((name for name in ("advantage", "score", "reward") if name in candidate_rewards), None)
-    if name is None:
+    computed_columns = parse_rewards({name: values for name, values in columns.items() if is_computed(name)})
+    candidate_rewards = {**rewards, **computed_columns}
+    used_column = next((name for name in ("advantage", "score", "reward") if name in candidate_rewards), None)
+    if used_column is None:
         return None
-    block_credit = {name.removeprefix("credit/"): reward.value_n for name, reward in computed.items() if name != "advantage"}
-    baseline_note = "" if name == "advantage" else ", from which nothing is subtracted"
-    description = "the file's 'credit/...' of each block" if block_credit else f"the file's '{name}'{baseline_note}"
-    return AsRecorded(description, candidate_rewards[name].value_n.numpy(), by_block=block_credit)
+    block_credit = {x.removeprefix("credit/"): reward.value_n for x, reward in computed_columns.items() if x != "advantage"}
+    baseline_note = "" if used_column == "advantage" else ", from which nothing is subtracted"
+    description = "the file's 'credit/...' of each block" if block_credit else f"the file's '{used_column}'{baseline_note}"
+    return AsRecorded(description, candidate_rewards[used_column].value_n.numpy(), by_block=block_credit)
 
 
 def missing_note(rewards: Mapping[str, Reward]) -> str:
@@ -286,7 +286,7 @@ def split_pieces(text: str) -> list[str]:
 
 
 def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) -> TokenizedTexts:
-    """Split completions into tokens of a folder's tokenizer, or into words without one, while storing no text."""
+    """Split completions into tokens of a folder's tokenizer, or into words if no folder is given."""
     flat_ids, text_lengths, text_flags, text_counts, changed_count = (
         DiskArray(np.int32),
         array("q"),
@@ -315,7 +315,7 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
         text_iterator = iterate_texts()
         while text_chunk := list(islice(text_iterator, AT_ONCE)):
             for text, encoding in zip(text_chunk, encoder.encode_batch(text_chunk, add_special_tokens=False), strict=True):
-                text_ids = np.array(encoding.ids, np.int32)  # the encoding itself would take a hundred bytes per token
+                text_ids = np.array(encoding.ids, np.int32)  # the encoding object would take a hundred bytes per token
                 flat_ids.extend(text_ids)
                 text_lengths.append(len(text_ids))
                 changed_count += vocabulary.join(text_ids)[0] != text.encode()
@@ -342,11 +342,11 @@ def load_tokenizer(folder: str | Path) -> tuple[Any, Vocabulary]:
 
 @lru_cache(maxsize=1)
 def _load_file(file: Path, stamp: tuple[int, int], vocabulary_size: int | None) -> tuple[Any, Vocabulary]:
-    """Load a tokenizer file, which may take a second; the last one stays in memory until the `stamp` of its file changes."""
+    """Load a tokenizer file; the tokenizer stays in memory until another is loaded or the file's `stamp` changes."""
     from tokenizers import Tokenizer
 
     try:
-        backend = Tokenizer.from_str(file.read_text(encoding="utf-8"))
+        loaded_tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise DataError(
             f"'{file.parent}' holds no tokenizer.json; give the folder of a model or of a fast tokenizer."
@@ -354,6 +354,6 @@ def _load_file(file: Path, stamp: tuple[int, int], vocabulary_size: int | None) 
     except Exception as error:  # the Rust parser raises plain Exception
         error_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DataError(f"'{file}' is not a readable tokenizer: {error_line}.") from error
-    backend.no_truncation()
-    backend.no_padding()
-    return backend, Vocabulary.from_tokenizer(backend, size=vocabulary_size)
+    loaded_tokenizer.no_truncation()
+    loaded_tokenizer.no_padding()
+    return loaded_tokenizer, Vocabulary.from_tokenizer(loaded_tokenizer, size=vocabulary_size)

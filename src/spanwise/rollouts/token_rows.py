@@ -17,7 +17,7 @@ from spanwise.disk import writing
 
 
 class DiskArray:
-    """Numbers that grow at the end, in an unnamed temporary file; the system reads back what it needs and drops the rest."""
+    """A growing array of numbers in an unnamed temporary file, which need not fit into memory."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype, self._size = np.dtype(dtype), 0
@@ -29,14 +29,14 @@ class DiskArray:
         return self._size
 
     def extend(self, numbers: Any) -> None:
-        """Add numbers at the end."""
+        """Append numbers to the array."""
         new_numbers = np.ascontiguousarray(numbers, self.dtype)
         with self._writing():
             self._file.write(new_numbers.data)
         self._size += new_numbers.size
 
     def read(self) -> Shaped[np.ndarray, " v"]:
-        """Return all numbers as an array whose pages the system loads from the file; what is written to it stays in memory."""
+        """Return all numbers as an array that the system loads from the file on use; changes to the array stay in memory."""
         with self._writing():
             self._file.flush()
         return np.asarray(np.memmap(self._file, self.dtype, mode="c")) if self._size else np.empty(0, self.dtype)
@@ -48,7 +48,7 @@ class DiskArray:
 
 
 def _close(file: IO[bytes]) -> None:
-    """Close a temporary file; what a full disk could not take is no longer needed."""
+    """Close a temporary file; ignore a full disk, because the unwritten numbers are no longer needed."""
     with suppress(OSError):
         file.close()
 
@@ -61,7 +61,7 @@ def disk_zeros(size: int, dtype: Any) -> Shaped[np.ndarray, " v"]:
 
 @dataclass
 class TokenRows:
-    """Collects the tokens of completions end to end: ids, whether the model sampled them, and streams such as `logprobs`."""
+    """Collects the tokens of completions end to end: ids, whether the model sampled them, and numbers such as `logprobs`."""
 
     ids: DiskArray = field(default_factory=lambda: DiskArray(np.int32))
     trainable: DiskArray = field(default_factory=lambda: DiskArray(np.bool_))
@@ -69,12 +69,12 @@ class TokenRows:
     _streams: dict[str, DiskArray] = field(default_factory=dict)
 
     def append(self, ids: Any, trainable: Any, streams: Mapping[str, Sequence[float] | np.ndarray | None]) -> None:
-        """Add a completion; a stream that it lacks is None."""
+        """Add a completion's tokens; None in `streams` stands for numbers that it lacks."""
         for name, numbers in streams.items():
             if numbers is not None:
-                stream = self._streams.setdefault(name, DiskArray(np.float64 if name == "advantages" else np.float32))
-                stream.extend(np.full(len(self.ids) - len(stream), np.nan))
-                stream.extend(numbers)
+                stream_array = self._streams.setdefault(name, DiskArray(np.float64 if name == "advantages" else np.float32))
+                stream_array.extend(np.full(len(self.ids) - len(stream_array), np.nan))
+                stream_array.extend(numbers)
         self.ids.extend(ids)
         self.trainable.extend(trainable)
         self.lengths.append(len(ids))
@@ -85,7 +85,7 @@ class TokenRows:
         return np.cumsum(self.lengths, dtype=np.int64)
 
     def stream(self, name: str) -> Shaped[np.ndarray, " v"] | None:
-        """Return a number for each token, NaN in completions without the stream; None if no completion has it."""
+        """Return the numbers called `name`, one per token, NaN in a completion without them; None if all lack them."""
         if name not in self._streams:
             return None
         self._streams[name].extend(np.full(len(self.ids) - len(self._streams[name]), np.nan))

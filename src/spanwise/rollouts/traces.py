@@ -100,7 +100,7 @@ def read_traces(path: str | Path) -> list[Trajectory]:
 def write_traces(
     file: str | Path, source: str | Path, trajectories: Sequence[Trajectory], *, entry: str = "advantages"
 ) -> None:
-    """Write the traces of a file again with other `advantages` on their nodes; everything else stays as it is.
+    """Copy a file of traces with new `advantages` on their nodes; everything else stays as it is.
 
     Args:
         file: written anew; it may be the source itself.
@@ -137,7 +137,7 @@ def write_traces(
         if unwritten:
             unknown_trajectory = next(iter(unwritten.values()))
             raise DataError(
-                f"Trajectory {unknown_trajectory.id!r} was not read from '{source}'; give those that read_traces gave."
+                f"Trajectory {unknown_trajectory.id!r} was not read from '{source}'; give ones that read_traces returned."
             )
 
 
@@ -158,13 +158,13 @@ def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[f
 
 
 def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: str | Path) -> None:
-    """Write the `advantages` of a trace's nodes: the numbers per token that the trajectory's turns have under the name `entry`."""
+    """Write the numbers called `entry` of a trajectory's turns into the trace's nodes, as `advantages`."""
     nodes: dict[Any, dict[str, Any]] = dict(enumerate(trace["nodes"]))
     for t, turn in enumerate(trajectory.turns):
         turn_name = f"Turn {t} of trajectory {trajectory.id!r}"
         if entry not in turn.per_token:
             raise DataError(
-                f"{turn_name} has no '{entry}', so nothing can be written; give it to every turn, 0 where there is no credit."
+                f"{turn_name} has no '{entry}', so it cannot be written; set it for every turn, 0 for tokens without credit."
             )
         values = [float(value) for value, flag in zip(turn.per_token[entry], turn.mask, strict=True) if flag]
         unusable_value = next((value for value in values if not math.isfinite(value)), None)
@@ -196,8 +196,8 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
             task = object_field(raw_trace, "task") or object_field(record, "task")
             nodes = list_field(raw_trace, "nodes", Mapping, "objects")
             trace = Trace(raw_trace, nodes, place, "", step, bool(group_id), object_field(task, "data"), list(_paths(nodes)))
-            group = group_id or task.get("key") or task.get("hash") or trace.prompt(trace.paths[0][0] if trace.paths else ())
-            yield replace(trace, key=f"{group} {agent_fields.get('name', '')}")
+            key = group_id or task.get("key") or task.get("hash") or trace.prompt(trace.paths[0][0] if trace.paths else ())
+            yield replace(trace, key=f"{key} {agent_fields.get('name', '')}")
 
 
 def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
@@ -230,20 +230,20 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
 
 def node_tokens(trace: Trace, i: int) -> NodeTokens:
     """Read the tokens of node `i` in a trace."""
-    node_fields, place = trace.nodes[i], _where(trace, i)
+    node_fields, node_name = trace.nodes[i], _where(trace, i)
     ids = list_field(node_fields, "token_ids", int, "ids")
     sampled_mask = [
-        bool(flag) for flag in _of_length(len(ids), list_field(node_fields, "mask", int, "flags"), "'mask'", place)
+        bool(flag) for flag in _of_length(len(ids), list_field(node_fields, "mask", int, "flags"), "'mask'", node_name)
     ]
     streams: dict[str, list[float]] = {}
     for name in STREAMS:
         if values := list_field(node_fields, name, (int, float), "numbers"):
-            sampled_values = iter(_of_length(sum(sampled_mask), values, f"'{name}'", place, "sampled tokens", "of them"))
+            sampled_values = iter(_of_length(sum(sampled_mask), values, f"'{name}'", node_name, "sampled tokens", "of them"))
             streams[name] = [float(next(sampled_values)) if flag else 0.0 for flag in sampled_mask]
     loss_weights = object_field(node_fields, _WEIGHTS)
     for name in loss_weights:
         values = list_field(loss_weights, name, (int, float), "numbers")
-        streams[f"{_WEIGHTS}/{name}"] = [*map(float, _of_length(len(ids), values, f"'{_WEIGHTS}' {name!r}", place))]
+        streams[f"{_WEIGHTS}/{name}"] = [*map(float, _of_length(len(ids), values, f"'{_WEIGHTS}' {name!r}", node_name))]
     return NodeTokens(ids, sampled_mask, streams)
 
 
@@ -255,7 +255,7 @@ def _of_length(length: int, values: list[Any], name: str, place: str, of: str = 
 
 
 def _where(trace: Trace, i: int) -> str:
-    """Name a node and its trace at the end of an error."""
+    """Return the words of an error that name a node and its trace."""
     return f"in node {i}" + (f" of trace {trace.raw['id']!r}" if trace.raw.get("id") else "")
 
 
@@ -299,16 +299,16 @@ def _turns(trace: Trace) -> Iterator[Turn]:
         if not token_ids:
             raise FieldError(f"has no token ids {_where(trace, i)}, so none of its tokens can be credited")
         first_sampled = mask.index(True) if True in mask else len(mask)
-        prompt = token_ids[:first_sampled]
-        parent = nodes[i].get("parent")
-        while parent is not None and parent not in turn_of_node:
-            prompt = tokens_of_node[parent].ids + prompt
-            parent = nodes[parent].get("parent")
+        prompt_ids = token_ids[:first_sampled]
+        parent_node = nodes[i].get("parent")
+        while parent_node is not None and parent_node not in turn_of_node:
+            prompt_ids = tokens_of_node[parent_node].ids + prompt_ids
+            parent_node = nodes[parent_node].get("parent")
         yield Turn(
-            prompt,
+            prompt_ids,
             token_ids[first_sampled:],
             [int(flag) for flag in mask[first_sampled:]],
-            parent=None if parent is None else turn_of_node[parent],
+            parent=None if parent_node is None else turn_of_node[parent_node],
             per_token={name: values[first_sampled:] for name, values in streams.items()},
             extra={"node": i},
         )

@@ -26,22 +26,22 @@ LM_EVAL_REQUIRED = frozenset({"doc_id", "resps", "arguments"})
 def is_inspect(file: Path) -> bool:
     """Return whether a file is a log of Inspect, by its suffix or by the first fields of its JSON."""
     with file.open("rb") as stream:
-        beginning = b"".join(stream.read(200).split())
-    return file.suffix.lower() == ".eval" or (beginning.startswith(b'{"version":') and b'"status":' in beginning)
+        first_bytes = b"".join(stream.read(200).split())
+    return file.suffix.lower() == ".eval" or (first_bytes.startswith(b'{"version":') and b'"status":' in first_bytes)
 
 
 def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
     """Read the samples of Inspect's logs: the epochs of a sample are a group, and each scorer is a reward."""
     rows, unanswered_ids = _Rows(), list[Any]()
     tokens = tokenize(_inspect_completions(files, rows, unanswered_ids), tokenizer)
-    count = len(unanswered_ids)
-    unanswered_note = f"{count} of {len(rows.fields) + count} samples hold no completion and are left out." if count else ""
-    return rows.table("Inspect", path, tokens, unanswered_note)
+    empty_count = len(unanswered_ids)
+    unanswered_note = f"{empty_count} of {len(rows.fields) + empty_count} samples hold no completion and are left out."
+    return rows.table("Inspect", path, tokens, unanswered_note if empty_count else "")
 
 
 @dataclass
 class _Rows:
-    """Collects what an evaluation log says of its completions: prompts and keys, rewards and further columns."""
+    """Collects the prompts, keys, rewards and other columns of the completions in an evaluation log."""
 
     fields: ColumnBuilder = field(default_factory=ColumnBuilder)
     columns: ColumnBuilder = field(default_factory=ColumnBuilder)
@@ -54,11 +54,11 @@ class _Rows:
         self.set_rewards(len(self.fields) - 1, rewards)
 
     def set_rewards(self, row: int, rewards: Mapping[Any, Any]) -> None:
-        """Set rewards of a completion, beside those that it has."""
+        """Add rewards to a completion, and keep its other rewards."""
         for name, reward in rewards.items():
-            column = self.rewards.setdefault(name, [])
-            column += [None] * (row + 1 - len(column))
-            column[row] = reward
+            reward_column = self.rewards.setdefault(name, [])
+            reward_column += [None] * (row + 1 - len(reward_column))
+            reward_column[row] = reward
 
     def table(self, source: str, path: Path, tokens: TokenizedTexts, note: str) -> RolloutTable:
         """Return the completions as a table; those with equal keys are a group."""
@@ -86,13 +86,13 @@ def _inspect_completions(files: Sequence[Path], rows: _Rows, unanswered_ids: lis
         columns = {"answer": cells.answer_text(sample.target), "epoch": sample.epoch, **cells.scalar_fields(sample.metadata)}
         question_input = sample.input if isinstance(sample.input, str) else [*map(_to_message, sample.input)]
         sample_key = f"{sample.id} {cells.prompt_text(question_input)}"  # the logs of two tasks may both have a sample 1
-        fields = {"prompt": cells.prompt_text(prompt), "key": sample_key}
-        rows.append(fields, {} if sample.error else _score_values(sample.scores or {}), columns)
+        row_fields = {"prompt": cells.prompt_text(prompt), "key": sample_key}
+        rows.append(row_fields, {} if sample.error else _score_values(sample.scores or {}), columns)
         yield cells.completion_parts(completion)
 
 
 def _read_samples(files: Sequence[Path]) -> Iterator[Any]:
-    """Yield the samples of logs one by one, each as Inspect's own type of a sample."""
+    """Yield the samples of Inspect's logs one by one, as objects of Inspect's own class."""
     try:
         from inspect_ai.log import EvalSample, read_eval_log, read_eval_log_samples  # pyright: ignore[reportMissingImports]
         from pydantic import ValidationError
@@ -106,32 +106,32 @@ def _read_samples(files: Sequence[Path]) -> Iterator[Any]:
         try:
             if file.suffix.lower() == ".eval":
                 _check_archive(file)
-                header = read_eval_log(str(file), header_only=True).eval
-                names = _sample_names(file, header.dataset.sample_ids or (), header.config.epochs or 1)
-                if names is None:
+                log_header = read_eval_log(str(file), header_only=True).eval
+                sample_names = _sample_names(file, log_header.dataset.sample_ids or (), log_header.config.epochs or 1)
+                if sample_names is None:
                     yield from read_eval_log_samples(str(file), all_samples_required=False)
-                for fields in _read_members(file, names or ()):
-                    progress.add(file.stat().st_size / len(names or ()))
-                    yield EvalSample.model_validate(fields)
-            else:  # Inspect's reader would hold the whole log
+                for sample_fields in _read_members(file, sample_names or ()):
+                    progress.add(file.stat().st_size / len(sample_names or ()))
+                    yield EvalSample.model_validate(sample_fields)
+            else:  # Inspect's reader would hold the whole log in memory
                 with file.open("rb") as stream:
-                    for fields in member_entries(stream, "samples", progress.add):
-                        if not isinstance(fields, dict):
-                            raise ValueError(f"a sample is a {type(fields).__name__} instead of an object")
-                        fields.pop("events", None)
-                        yield EvalSample.model_validate(fields)
+                    for sample_fields in member_entries(stream, "samples", progress.add):
+                        if not isinstance(sample_fields, dict):
+                            raise ValueError(f"a sample is a {type(sample_fields).__name__} instead of an object")
+                        sample_fields.pop("events", None)
+                        yield EvalSample.model_validate(sample_fields)
         except DataError:
             raise
         except Exception as error:  # zip, JSON and Inspect each raise their own exceptions
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             if isinstance(error, ValidationError):
-                fault = error.errors()[0]
-                reason = f"a sample has the fault '{fault['msg']}' in {'.'.join(map(str, fault['loc']))}"
+                first_fault = error.errors()[0]
+                reason = f"a sample has the fault '{first_fault['msg']}' in {'.'.join(map(str, first_fault['loc']))}"
             raise DataError(f"'{file}' cannot be read as a log of Inspect; it is damaged or cut off ({reason}).") from error
 
 
 def _check_archive(file: Path) -> None:
-    """Refuse a zip archive that does not hold what Inspect writes first, and a file that is no archive."""
+    """Refuse a file that is no zip archive, and an archive without the header that Inspect writes."""
     if not zipfile.is_zipfile(file):
         raise ValueError("it is no whole zip archive")
     with zipfile.ZipFile(file) as archive:
@@ -155,7 +155,7 @@ def _sample_names(file: Path, sample_ids: Sequence[Any], epochs: int) -> list[st
 
 
 def _read_members(file: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects in members of an archive, without the events of samples."""
+    """Yield the JSON objects in some files of an archive, without their field `events`."""
     with zipfile.ZipFile(file) as archive:
         for name in names:
             yield {key: entry for key, entry in json.loads(archive.read(name)).items() if key != "events"}
@@ -183,7 +183,7 @@ def _score_values(scores: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read `samples_*.jsonl`: a completion for each response to a document, with `metric` or `metric,filter` as rewards."""
+    """Read `samples_*.jsonl`: each response to a document is a completion, each `metric` or `metric,filter` a reward."""
     rows, shared_counts = _Rows(), array("q")
     tokens = tokenize(_lm_eval_responses(files, rows, shared_counts), tokenizer)
     filter_names = {name for _, name in rows.rewards}
@@ -191,7 +191,7 @@ def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None
         metric if len(filter_names) == 1 else f"{metric},{name}": column for (metric, name), column in rows.rewards.items()
     }
     shared_note = (
-        f"{sum(shared_counts)} responses share one number with other responses to their document, so they have no reward."
+        f"{sum(shared_counts)} responses have no reward, because lm-eval gives one number for all responses to a document."
         if shared_counts
         else ""
     )

@@ -38,30 +38,30 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     """Read spanwise's own parquet with the tokenizer of the run's model, or with the tokenizer that the file names."""
     run_folder = next((path for path in (files[0].parent.parent, files[0].parent) if (path / "recipe.yaml").is_file()), None)
     arrow_schema = pq.read_schema(files[0])
-    names, methods = arrow_schema.names, schema.methods_in(arrow_schema.names)
-    token_source = schema.IDS if schema.IDS in names else schema.TOKENS
+    column_names, methods = arrow_schema.names, schema.methods_in(arrow_schema.names)
+    token_source = schema.IDS if schema.IDS in column_names else schema.TOKENS
     if token_source == schema.TOKENS and tokenizer is not None:
         raise DataError(f"'{path}' holds its tokens as text, so --tokenizer has nothing to read; leave --tokenizer out.")
     if token_source == schema.IDS and tokenizer is None:
         tokenizer = (run_folder and tokenizer_in(run_folder)) or schema.tokenizer_of(arrow_schema)
-    stream_columns = schema.token_columns(names)
+    stream_columns = schema.token_columns(column_names)
     # The advantages that training used are those called `recorded`, or those of the only method in the file.
     trained_methods = [schema.RECORDED] if schema.RECORDED in methods else methods if len(methods) == 1 else []
-    trained_columns = [name for method in trained_methods if (name := schema.column("advantages", method)) in names]
+    trained_columns = [name for method in trained_methods if (name := schema.column("advantages", method)) in column_names]
     # Columns of credit, spans and text are not read: they are computed again from the tokens and rewards.
-    unread_columns = {name for method in methods for name in schema.method_columns(method, names)} - {*trained_columns}
-    unread_columns |= {schema.column("start", block) for block in schema.family_names(names, "end")}
+    unread_columns = {x for method in methods for x in schema.method_columns(method, column_names)} - {*trained_columns}
+    unread_columns |= {schema.column("start", block) for block in schema.family_names(column_names, "end")}
     # The lists of tokens and the texts are read piece by piece.
     unread_columns |= {schema.TEXT, *(field.name for field in arrow_schema if pa.types.is_nested(field.type))}
     needs_text = token_source == schema.IDS and tokenizer is None
-    if needs_text and schema.TEXT not in names:
+    if needs_text and schema.TEXT not in column_names:
         raise DataError(f"'{path}' holds token ids, but no text; give the folder of the tokenizer with --tokenizer.")
     if needs_text:
-        stream_columns, trained_columns = [], []  # the text is split into words, which numbers per token do not fit
-    read_names = [name for name in names if name not in unread_columns]
+        stream_columns, trained_columns = [], []  # the text is split into words, so numbers per token do not fit
+    read_names = [name for name in column_names if name not in unread_columns]
     table = concatenate_tables(path, [pq.read_table(file, columns=read_names) for file in files])
     token_values = _read_tokens(files, token_source, stream_columns, trained_columns, keep=not needs_text)
-    if token_source == schema.TOKENS:  # each distinct token text got an id
+    if token_source == schema.TOKENS:  # every distinct token text has an id of its own
         vocabulary = Vocabulary(tuple(token_values.id_of_piece) or (b"",))
         token_note = "The file holds its tokens as text, without ids."
         tokens = TokenizedTexts(token_values.ids, token_values.trainable, vocabulary, token_note)
@@ -73,9 +73,10 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         token_note = (
             "There is no tokenizer beside the file; credit is shown per word. Give the tokenizer's folder with --tokenizer."
         )
-        texts = (batch[schema.TEXT] for batch in _batches(files, [schema.TEXT]))
-        tokens = tokenize([(text or "", True)] for column in texts for text in column.to_pylist())._replace(note=token_note)
-    share, single_names = Shared(), [field.name for field in table.schema if not pa.types.is_list(field.type)]
+        text_columns = (batch[schema.TEXT] for batch in _batches(files, [schema.TEXT]))
+        parts = ([(text or "", True)] for column in text_columns for text in column.to_pylist())
+        tokens = tokenize(parts)._replace(note=token_note)
+    shared_text, scalar_names = Shared(), [field.name for field in table.schema if not pa.types.is_list(field.type)]
     rollout_ids = _read_ids(path, table, schema.ROLLOUT)
     training_records = [
         AsRecorded(f"the file's '{name}'", token_values.trained[name], shares=True, by_token=True)
@@ -86,10 +87,10 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
             "spanwise",
             path,
             tokens,
-            prompts=[share(text) for chunk in table[schema.PROMPT].chunks for text in chunk.to_pylist()],
-            steps=read_steps(path, table[schema.STEP].to_pylist() if schema.STEP in single_names else [None] * len(table)),
+            prompts=[shared_text(text) for chunk in table[schema.PROMPT].chunks for text in chunk.to_pylist()],
+            steps=read_steps(path, table[schema.STEP].to_pylist() if schema.STEP in scalar_names else [None] * len(table)),
             keys=_read_ids(path, table, schema.GROUP),
-            columns={name: table[name].to_pylist() for name in single_names if schema.type_of(name) is None},
+            columns={name: table[name].to_pylist() for name in scalar_names if schema.type_of(name) is None},
             rewards={},
         ),
         rewards=_read_rewards(path, table),
@@ -99,7 +100,7 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         folder=run_folder,
         as_recorded=next(iter(training_records), None),
         rollout_n=None if rollout_ids is None else group_index(rollout_ids),
-        score_n=schema.float_column(table, schema.SCORE) if schema.SCORE in single_names else None,
+        score_n=schema.float_column(table, schema.SCORE) if schema.SCORE in scalar_names else None,
     )
 
 
@@ -116,28 +117,28 @@ class _Tokens(NamedTuple):
 def _read_tokens(
     files: Sequence[Path], token_source: str, streams: Sequence[str], trained: Sequence[str], *, keep: bool
 ) -> _Tokens:
-    """Check the token columns of files, and collect them piece by piece; nothing is collected if not `keep`."""
+    """Check the token columns of files, and, if `keep` is true, collect them piece by piece."""
     dtypes = {token_source: np.int32, schema.TRAINABLE: np.bool_}
     dtypes |= {**dict.fromkeys(streams, np.float32), **dict.fromkeys(trained, np.float64)}
     flat_columns = {name: DiskArray(dtype) for name, dtype in dtypes.items()}
-    lengths, id_of_piece = array("q", [0]), dict[bytes, int]()
+    length_list, id_of_piece = array("q", [0]), dict[bytes, int]()
     for table in _batches(files, [*dtypes], check=True):
-        lengths.extend(np.diff(schema.offsets(table[token_source])).tolist())
+        length_list.extend(np.diff(schema.offsets(table[token_source])).tolist())
         for name, flat_column in flat_columns.items() if keep else ():
             if name == schema.TOKENS:
                 token_texts = table[name].combine_chunks().flatten().dictionary_encode()
-                pieces = token_texts.dictionary.cast(pa.binary()).to_pylist()
-                ids = np.array([id_of_piece.setdefault(piece, len(id_of_piece)) for piece in pieces], np.int32)
-                values = ids[token_texts.indices.to_numpy(zero_copy_only=False)]
+                token_pieces = token_texts.dictionary.cast(pa.binary()).to_pylist()
+                ids = np.array([id_of_piece.setdefault(piece, len(id_of_piece)) for piece in token_pieces], np.int32)
+                flat_values = ids[token_texts.indices.to_numpy(zero_copy_only=False)]
             else:
-                values = schema.flat_values(table[name], flat_column.dtype)
-            flat_column.extend(values)
-    values_of = {name: flat_column.read() for name, flat_column in flat_columns.items()}
+                flat_values = schema.flat_values(table[name], flat_column.dtype)
+            flat_column.extend(flat_values)
+    values_by_column = {name: flat_column.read() for name, flat_column in flat_columns.items()}
     return _Tokens(
-        Ragged(values_of[token_source], np.cumsum(lengths, dtype=np.int64)),
-        values_of[schema.TRAINABLE],
-        {name: values_of[name] for name in streams},
-        {name: values_of[name] for name in trained},
+        Ragged(values_by_column[token_source], np.cumsum(length_list, dtype=np.int64)),
+        values_by_column[schema.TRAINABLE],
+        {name: values_by_column[name] for name in streams},
+        {name: values_by_column[name] for name in trained},
         id_of_piece,
     )
 
@@ -147,14 +148,14 @@ def _batches(files: Sequence[Path], names: Sequence[str], *, check: bool = False
     progress = ReadingProgress(files)
     for file in files:
         for batch in read_row_batches(file, names, progress):
-            table = pa.Table.from_batches([batch])
+            batch_table = pa.Table.from_batches([batch])
             if check:
                 try:
-                    schema.token_edges(table, names, f"'{file}'")
-                except DataError:  # the error is to count the rows of the file, not those of the batch
+                    schema.token_edges(batch_table, names, f"'{file}'")
+                except DataError:  # check the whole file, so that the error counts its rows instead of the batch's
                     schema.token_edges(pq.read_table(file, columns=names), names, f"'{file}'")
                     raise
-            yield table
+            yield batch_table
 
 
 def tokenizer_in(run: Path) -> Path | None:
@@ -192,7 +193,7 @@ def _read_rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
 
 
 def _find_learned(table: pa.Table, tokens: TokenizedTexts) -> torch.Tensor | None:
-    """Return which completions were in the loss: a completion that has sampled tokens but no block was left out."""
+    """Return which completions the loss used: it left out those that have sampled tokens but no block."""
     block_ends = [table[schema.column("end", name)].to_numpy() for name in schema.family_names(table.column_names, "end")]
     if not block_ends:
         return None
@@ -208,13 +209,14 @@ def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -
     if schema.TEXT not in parquet_file.schema_arrow.names:
         return
     first_batch = next(parquet_file.iter_batches(batch_size=32, columns=checked_columns), None)
-    rows, errors = [] if first_batch is None else first_batch.to_pylist(), 0
+    rows, wrong_count = [] if first_batch is None else first_batch.to_pylist(), 0
     for row in rows:
-        own_ids = np.array(row[schema.IDS], dtype=np.int64)[np.array(row[schema.TRAINABLE], dtype=np.bool_)]
-        known_ids = own_ids[(own_ids >= 0) & (own_ids < len(vocabulary))]
-        errors += len(known_ids) < len(own_ids) or vocabulary.join(known_ids)[0].decode(errors="replace") != row[schema.TEXT]
-    if errors > len(rows) // 2:
+        sampled_ids = np.array(row[schema.IDS], dtype=np.int64)[np.array(row[schema.TRAINABLE], dtype=np.bool_)]
+        known_ids = sampled_ids[(sampled_ids >= 0) & (sampled_ids < len(vocabulary))]
+        known_text = vocabulary.join(known_ids)[0].decode(errors="replace")
+        wrong_count += len(known_ids) < len(sampled_ids) or known_text != row[schema.TEXT]
+    if wrong_count > len(rows) // 2:
         raise DataError(
-            f"The tokenizer of '{tokenizer}' decodes {errors} of the first {len(rows)} completions of '{file}' to other texts "
-            "than the file holds; give the tokenizer that they were sampled with."
+            f"The tokenizer of '{tokenizer}' decodes {wrong_count} of the first {len(rows)} completions of '{file}' to "
+            "other texts than the file holds; give the tokenizer that they were sampled with."
         )

@@ -81,9 +81,9 @@ def read_plain(
     roles = _find_roles(path, list(table), role_columns)
     completion_column = roles.get("completion") or roles.get("completions") or "messages"
     streamed_column = None if roles.get("group") == completion_column else completion_column
-    share = Shared()
+    shared_value = Shared()
     table = {
-        name: [*map(share, column)] if isinstance(column, RereadColumn) and name != streamed_column else column
+        name: [*map(shared_value, column)] if isinstance(column, RereadColumn) and name != streamed_column else column
         for name, column in table.items()
     }
     plain_table = _PlainTable(path, table, roles)
@@ -134,8 +134,8 @@ def _join_parts(path: Path, table: Mapping[str, Any], parts: Sequence[str]) -> d
             tagged_texts = [f"<{part}>{text}</{part}>" for part, text in filled_cells.items()]
             yield "\n".join(tagged_texts) if tagged_texts else None
 
-    completions = RereadColumn(join_rows, len(table[parts[0]]))
-    return {**{name: column for name, column in table.items() if name not in parts}, "completion": completions}
+    completion_column = RereadColumn(join_rows, len(table[parts[0]]))
+    return {**{name: column for name, column in table.items() if name not in parts}, "completion": completion_column}
 
 
 def _read_columns(
@@ -152,15 +152,15 @@ def _read_columns(
     kept_files = _without_repeated(files) if is_trl else files
     if repeated_count := len(files) - len(kept_files):
         repeated_note = f"{repeated_count} of {len(files)} files repeat the batch before them and are left out."
-    pieces = partial(parquet_pieces, path, kept_files)
-    return "TRL" if is_trl else "parquet", read_columns(pieces, long_names), repeated_note
+    read_pieces = partial(parquet_pieces, path, kept_files)
+    return "TRL" if is_trl else "parquet", read_columns(read_pieces, long_names), repeated_note
 
 
 def _without_repeated(files: Sequence[Path]) -> list[Path]:
     """Drop files that repeat the one before: TRL writes a batch once for each optimiser step that it serves."""
     kept_files = [*files[:1]]
     for file in files[1:]:
-        for columns in (["prompt"], None):  # files with other prompts need not be read whole
+        for columns in (["prompt"], None):  # the prompts first: if they differ, the other columns need not be read
             table, kept_table = (pq.read_table(name, columns=columns) for name in (file, kept_files[-1]))
             if not (table.column_names == kept_table.column_names and _drop_step(table).equals(_drop_step(kept_table))):
                 kept_files.append(file)
@@ -207,19 +207,20 @@ def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str
     for role, name in role_columns.items():
         if name not in names:
             raise DataError(f"--columns {role}={name}: {problem}. {unknown('column', name, names).split(' Known: ')[0]}")
-    used_names = {name for role, name in role_columns.items() if role != "group"}  # one column may be group and prompt
+    used_names = {name for role, name in role_columns.items() if role != "group"}  # one column may be both group and prompt
     roles = dict(role_columns)
     for role in ("prompt", "completion", "answer", "group", "step"):
         list_names = NAMES["completions"] if role == "completion" else ()
-        found_names = [name for name in (*NAMES[role], *list_names) if name in names and name not in used_names]
-        if role in role_columns or (list_names and "completions" in role_columns) or not found_names:
+        candidate_names = [name for name in (*NAMES[role], *list_names) if name in names and name not in used_names]
+        if role in role_columns or (list_names and "completions" in role_columns) or not candidate_names:
             continue
-        if len(found_names) > 1 and (role not in found_names or "completions" in found_names):
+        if len(candidate_names) > 1 and (role not in candidate_names or "completions" in candidate_names):
             raise DataError(
-                f"'{path}' has the columns {' and '.join(found_names)}, and each may hold the {role}. Choose one: "
+                f"'{path}' has the columns {' and '.join(candidate_names)}, and each may hold the {role}. Choose one: "
                 f"{_HOW.format(role=role)}."
             )
-        roles["completions" if found_names[0] in list_names else role] = role if role in found_names else found_names[0]
+        filled_role = "completions" if candidate_names[0] in list_names else role
+        roles[filled_role] = role if role in candidate_names else candidate_names[0]
     if not roles.keys() & {"completion", "completions"} and roles.get("prompt") != "messages":
         *usual_names, last_name = (*NAMES["completion"], *NAMES["completions"])
         raise DataError(
@@ -257,7 +258,7 @@ def _split_conversation(cell: Any) -> tuple[Any, list[Any]]:
         return None, []
     if not cells.is_chat(cell):
         raise cells.FieldError(
-            "there is no column of completions, so it must hold a list of messages that ends with the assistant's"
+            "there is no column of completions, so the cell must hold a list of messages, the last one from the assistant"
         )
     prompt_messages, reply_messages = cells.split_chat(cell)
     return prompt_messages, [reply_messages]
@@ -299,15 +300,15 @@ class _PlainTable:
 
     def expand_columns(self) -> dict[str, list[Any]]:
         """Return the columns without a role, with a value per completion: that of its row, or its entry in the row's list."""
-        answer, group_column = self.roles.get("answer"), self.roles.get("group")
+        answer_column, group_column = self.roles.get("answer"), self.roles.get("group")
         skipped_names = {self.roles.get(role) for role in ("prompt", "completion", "completions", "step")}
         has_list_cells = "completions" in self.roles or any(source.siblings > 1 for source in self.sources)
         columns_n: dict[str, list[Any]] = {}
         for name, column in self.table.items():
-            if name in (answer, group_column):
+            if name in (answer_column, group_column):
                 values_n = [column[source.row] for source in self.sources]
                 columns_n[name] = (
-                    [cells.answer_text(value) for value in values_n] if name == answer else cells.parse_numbers(values_n)
+                    [cells.answer_text(x) for x in values_n] if name == answer_column else cells.parse_numbers(values_n)
                 )
                 continue
             if name in skipped_names:
@@ -345,17 +346,17 @@ class _PlainTable:
         if "group" not in self.roles:
             has_lists = any(source.siblings > 1 for source in self.sources)
             return [f"{source.row}" for source in self.sources] if has_lists else None
-        name, prompt_count = self.roles["group"], len({source.prompt for source in self.sources})
-        raw_group_ids = [self.table[name][source.row] for source in self.sources]
+        id_column, prompt_count = self.roles["group"], len({source.prompt for source in self.sources})
+        raw_group_ids = [self.table[id_column][source.row] for source in self.sources]
         missing_count = sum(map(cells.is_empty, raw_group_ids))
         if missing_count:
-            missing_text = f"{missing_count} of {len(raw_group_ids)} completions of '{self.path}' have no '{name}'"
+            missing_text = f"{missing_count} of {len(raw_group_ids)} completions of '{self.path}' have no '{id_column}'"
             raise DataError(f"{missing_text}; fill in every row, or group by prompt with --columns group=PROMPT_COLUMN.")
         group_ids = [str(group_id) for group_id in raw_group_ids]
         if len(set(group_ids)) == len(group_ids) > prompt_count and "group" not in asked:
             raise DataError(
-                f"The column '{name}' of '{self.path}' has a different value in each of {len(group_ids)} rows, which have only "
-                f"{prompt_count} prompts, so nothing would be compared. Say what the completions of one prompt share: "
+                f"The column '{id_column}' of '{self.path}' has a different value in each of {len(group_ids)} rows, which "
+                f"have only {prompt_count} prompts, so nothing would be compared. Say what the completions of one prompt share: "
                 f"{_HOW.format(role='group')}, such as group={self.roles.get('prompt', 'NAME')}."
             )
         return group_ids
@@ -365,13 +366,13 @@ def _name_rewards(path: Path, columns: Mapping[str, Sequence[Any]]) -> dict[str,
     """Map the names of rewards to the columns that may hold them; a column `rewards/NAME` holds NAME."""
     reward_columns: dict[str, Sequence[Any]] = {}
     for name, values in columns.items():
-        prefix = next((prefix for prefix in REWARD_STARTS if name.startswith(prefix) and name != prefix), "")
-        reward_name = name.removeprefix(prefix)
-        if reward_name in reward_columns or (prefix and reward_name in columns):
+        reward_prefix = next((prefix for prefix in REWARD_STARTS if name.startswith(prefix) and name != prefix), "")
+        reward_name = name.removeprefix(reward_prefix)
+        if reward_name in reward_columns or (reward_prefix and reward_name in columns):
             raise DataError(
                 f"'{path}' has two columns for the reward '{reward_name}', one of them '{name}'; remove one of the columns."
             )
-        if prefix or (
+        if reward_prefix or (
             name in _REWARD and any(isinstance(value, int | float) or cells.is_number_text(value) for value in values)
         ):
             cells.refuse_words(path, name, values)

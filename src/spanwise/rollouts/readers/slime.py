@@ -75,11 +75,11 @@ class _Samples:
     fields: ColumnBuilder = field(default_factory=ColumnBuilder)
     columns: ColumnBuilder = field(default_factory=ColumnBuilder)
     rewards: ColumnBuilder = field(default_factory=ColumnBuilder)
-    #: The stream `advantages` holds those that `spanwise credit --write` added.
+    #: Holds the key `advantages` if `spanwise credit --write` added advantages to the dump.
     tokens: TokenRows = field(default_factory=TokenRows)
 
     def read(self, files: Sequence[Path], progress: ReadingProgress, *, keep_ids: bool) -> Iterator[cells.Parts]:
-        """Yield the text of each response in slime's dumps, and collect its other fields; unsampled tokens need `keep_ids`."""
+        """Yield each response's text and collect its other fields; `keep_ids` allows tokens that no model sampled."""
         for file in files:
             for row in _read_dump(file):
                 if not keep_ids and not row["mask"].all():
@@ -98,7 +98,7 @@ class _Samples:
 
 
 def write_samples(file: Path, source: Path, advantage_rows: Iterator[Sequence[float]]) -> None:
-    """Copy a dump of slime with advantages in the metadata of its samples, one for each token of the response."""
+    """Copy a dump of slime and add advantages to the metadata of its samples, one for each token of the response."""
     dump = _load(source)
     for sample in dump["samples"]:
         sample["metadata"] = {**(sample.get("metadata") or {}), _ADVANTAGES: list(next(advantage_rows))}
@@ -129,7 +129,7 @@ def _read_dump(file: Path) -> Iterator[dict[str, Any]]:
     samples = dump["samples"]
     rollout_step = dump["rollout_id"] if isinstance(dump.get("rollout_id"), int) else 0
     for n in range(len(samples)):
-        sample, samples[n] = samples[n], None  # so that its memory is free as soon as it is read
+        sample, samples[n] = samples[n], None  # frees a sample's memory as soon as it is read
         sample_place = f"Sample {n} of '{file}'"
         with cells.at_place(sample_place):
             sample_row = _parse_sample(sample)
@@ -178,9 +178,9 @@ def _to_array(sample: Mapping[str, Any], name: str, dtype: type[np.generic]) -> 
         return None
     try:
         numbers = np.asarray(sample[name])
-        array_numbers = numbers.astype(dtype)
-    except (TypeError, ValueError, OverflowError):  # lists of different lengths, or something else than numbers
-        numbers = array_numbers = np.array(None)
-    if numbers.ndim != 1 or numbers.dtype.kind not in "biuf" or (dtype is np.int32 and (array_numbers != numbers).any()):
+        typed_numbers = numbers.astype(dtype)
+    except (TypeError, ValueError, OverflowError):  # raised for lists of different lengths and for entries without numbers
+        numbers = typed_numbers = np.array(None)
+    if numbers.ndim != 1 or numbers.dtype.kind not in "biuf" or (dtype is np.int32 and (typed_numbers != numbers).any()):
         raise cells.FieldError(f"has {reprlib.repr(sample[name])} as '{name}', which must be a list of numbers")
-    return array_numbers
+    return typed_numbers

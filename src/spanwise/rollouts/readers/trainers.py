@@ -29,7 +29,7 @@ _NO_REWARDS = ("gts", "answer", "uid", "request_id")
 
 
 def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read verl's dump; completions are grouped by `uid`, or by its prompt id in verl V1, or else by the prompt's text."""
+    """Read verl's dump; completions form groups by `uid` (verl V1: by the prompt id in it) or else by the prompt's text."""
     rows = ColumnBuilder()
     tokens = tokenize(_read_outputs(files, rows), tokenizer)
     row_columns = rows.columns
@@ -105,7 +105,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     trace_count, branched_count = sum(fields["opens"]), int((rollout_n.bincount() > 1).sum())
     branch_note = (
         f"{branched_count} of {trace_count} traces have several branches. Each branch is a row; its prompt is the part that it "
-        "shares with an earlier branch. All branches of a trace together have one vote."
+        "shares with an earlier branch. All branches of a trace together count once in a baseline."
     )
     task_columns = branches.columns.columns
     rollout_table = RolloutTable.of(
@@ -146,18 +146,18 @@ class _Branches:
     any_ids: bool = False
 
     def read(self, files: Sequence[Path], *, keep_ids: bool) -> Iterator[cells.Parts]:
-        """Yield the texts of every branch, and collect the rest."""
+        """Yield the texts of every branch, and collect its tokens and other fields."""
         for episode_rows, error in parse_records(files, _parse_episode):
             self.errors.append(error)
             for row in episode_rows:
-                parts, ids, mask, streams = (row.pop(name) for name in ("parts", "ids", "mask", "streams"))
+                text_parts, ids, mask, streams = (row.pop(name) for name in ("parts", "ids", "mask", "streams"))
                 self.columns.append(row.pop("columns"))
                 self.rewards.append(row.pop("rewards"))
                 self.fields.append(row)
                 self.all_ids, self.any_ids = self.all_ids and bool(ids), self.any_ids or bool(ids)
                 is_sampled, numbers = np.array(mask, np.bool_), {name: np.array(stream) for name, stream in streams.items()}
                 if "advantages" in numbers:
-                    numbers["advantages"] = np.nan_to_num(numbers["advantages"])  # verifiers reads a missing one as 0, too
+                    numbers["advantages"] = np.nan_to_num(numbers["advantages"])  # 0 for tokens that record no advantage
                 mean_advantage = (
                     numbers["advantages"][is_sampled].mean() if "advantages" in numbers and any(mask) else math.nan
                 )
@@ -168,16 +168,16 @@ class _Branches:
                 self.all_logprobs = self.all_logprobs and not lacks_logprobs
                 if keep_ids:
                     self.tokens.append(ids, is_sampled, numbers)
-                yield parts
+                yield text_parts
 
 
 def _unanswered_note(errors: Sequence[str | None]) -> str:
-    """Tell the user how many episodes have no completion, and their most frequent error; `errors` holds None for others."""
+    """Tell the user how many episodes have no completion, and their most frequent error."""
     error_counts = Counter(error for error in errors if error is not None)
     if not error_counts:
         return ""
-    error, error_count = error_counts.most_common(1)[0]
-    cause_text = f" {error_count} of them failed with {error}." if error else ""
+    commonest_error, error_count = error_counts.most_common(1)[0]
+    cause_text = f" {error_count} of them failed with {commonest_error}." if commonest_error else ""
     return f"{error_counts.total()} of {len(errors)} episodes hold no message that a trained model sampled.{cause_text}"
 
 
