@@ -103,7 +103,7 @@ def test_sentences():
         turn_batch([one], columns={"answer": ["4", "4"]})
     with pytest.raises(AlignmentError, match="Trajectory 'b' has no turn"):
         turn_batch([one, Trajectory("b", 0, ())])
-    with pytest.raises(AlignmentError, match=r"'credit' is \(2, 1\) for 2 turns of up to 2 tokens"):
+    with pytest.raises(AlignmentError, match=r"'credit' has the shape \(2, 1\) for 2 turns of up to 2 tokens"):
         onto_turns([one], "credit", torch.zeros(2, 1))
     with pytest.raises(AlignmentError, match=r"'credit' is \(1, 2\) for 2 turns"):
         onto_turns([one], "credit", torch.zeros(1, 2))

@@ -43,7 +43,7 @@ HUB: Mapping[str, Any] = {
 
 
 class Recipe(BaseModel):
-    """Everything that one run depends on; `resolved` also writes out what the method's preset stands for.
+    """All settings of one run. `resolved` also writes out what the method's preset stands for.
 
     Missing fields take the defaults of the embedded task below; for a model by name `load` takes `HUB` instead. An
     unlisted field is the section of a feature beside the method, by name (`spanwise.modes.MODES`), such as `critic` or `laser`.
@@ -202,7 +202,7 @@ class Recipe(BaseModel):
                 raise RecipeError(_no_field(name))
             if not isinstance(section, Mapping | None):
                 raise RecipeError(f"{name} is {section!r}, and must be {_KINDS['dict']} ({MODES[name].about})")
-        _ = self.modes, self.refinement  # to build a mode or a refinement checks its section of the recipe
+        _ = self.modes, self.refinement  # builds each mode and refinement, which checks its section
         if self.task not in EMBEDDED:
             for field in () if self.task == SCRIPT else ("model", "dataset"):
                 if getattr(self, field) is None:
@@ -326,7 +326,7 @@ def _resolve_paths(written: Any, folder: Path, field: str = "") -> Any:
 
 
 def _no_field(key: str) -> str:
-    """Build the error for an unknown recipe field; an option of a method is told where it belongs."""
+    """Build the error message for an unknown recipe field, with advice if a method has an option of that name."""
     if any(key in entry.of_a_run().options for entry in METHODS.values()):
         return f"There is no recipe field '{key}'. It is an option of a method, so write options: {{{key}: ...}}."
     return unknown("recipe field", key, [*Recipe.model_fields, *MODES])
@@ -381,7 +381,7 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
         return [each_field]  # each objective also credits keys and punctuation, because a wrong key loses the field
     paid_block_names = rest_blocks if by_block else layout.names
     if by_block:
-        # Only the two objectives below credit keys and punctuation: there, the sum of all fields' rewards would hide theirs.
+        # Only the two objectives below credit keys and punctuation; the fields' rewards together would outweigh theirs.
         each_field |= {"pays": (OWN,), "if_missing": None}
     schema_options = {"schema": _invoice_schema(layout), "alone": True}
     return [
@@ -529,7 +529,7 @@ def _explain(error: ValidationError) -> str:
     faults = []
     for item in error.errors():
         fault_type, wrong_value, fault_context = item["type"], item["input"], item.get("ctx", {})
-        # Pydantic appends the type of a union that it tried to the field's name; leave it out.
+        # Pydantic appends the type that it tried to a field's name; leave the type out.
         field_path = ".".join(str(name) for name in item["loc"] if name not in ("str", "float", "list[str]"))
         if fault_type == "invalid_key":
             faults.append(_no_field(field_path))

@@ -46,8 +46,8 @@ def turn_batch(
     """
     if without_turns := [trajectory.id for trajectory in trajectories if not trajectory.turns]:
         raise AlignmentError(
-            f"Trajectory {without_turns[0]!r} has no turn, so it would have no row and no vote; give it a turn without tokens, or "
-            f"leave it out."
+            f"Trajectory {without_turns[0]!r} has no turn, so it would have no row and no part in a baseline; give it a turn "
+            f"without tokens, or leave it out."
         )
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     turn_index_pairs = [(j, t) for j, trajectory in enumerate(trajectories) for t in range(len(trajectory.turns))]
@@ -105,8 +105,8 @@ def onto_turns(trajectories: Sequence[Trajectory], name: str, value_st: Float[Te
     longest_length = max((len(turn.response_ids) for turn in turns), default=0)
     if len(turns) != len(value_st) or longest_length > value_st.shape[1]:
         raise AlignmentError(
-            f"'{name}' is {tuple(value_st.shape)} for {len(turns)} turns of up to {longest_length} tokens; give a row to each "
-            f"turn."
+            f"'{name}' has the shape {tuple(value_st.shape)} for {len(turns)} turns of up to {longest_length} tokens; "
+            f"give each turn a row."
         )
     credited_turns = (
         replace(turn, per_token={**turn.per_token, name: tuple(row[: len(turn.response_ids)])})

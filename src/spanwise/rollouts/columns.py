@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 from spanwise.rollouts import cells
 from spanwise.rollouts.files import ReadingProgress, concatenate_tables, delimited_names, read_batches, read_records
 
-#: Rows of a table that are converted to Python objects at once.
+#: How many rows of a table are converted to Python objects at once.
 _ROWS = 256
-#: A reader of some columns (None: all), which yields the number of rows in a piece of the table and the piece's columns.
+#: Called with column names (None: all), it yields a table in pieces: the number of rows and their columns.
 Pieces = Callable[[Collection[str] | None], Iterator[tuple[int, Mapping[str, Sequence[Any]]]]]
 
 

@@ -29,13 +29,13 @@ SUFFIXES = {".csv": ",", ".tsv": "\t"}
 _BLOCK, _LARGEST_BLOCK = 2**20, 2**31 - 1
 #: The largest number of bytes in the heading of a text table.
 _LONGEST_HEADING = 2**20
-#: The function to which long work reports its name, the amount done and the total; commands set one that shows a progress bar.
+#: Called during long work with its name, the amount done and the total; commands show a progress bar with it.
 REPORT: ContextVar[Callable[[str, int, int], None]] = ContextVar("report", default=lambda work, done, total: None)
 
 
 @contextmanager
 def readable(file: Path) -> Iterator[None]:
-    """Turn errors of the operating system or of Arrow, in a `with` block that reads a file, into a DataError."""
+    """Raise a DataError of one sentence if the code in the `with` block cannot read its file."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
@@ -63,7 +63,9 @@ def concatenate_tables(path: Path, tables: Iterable[pa.Table]) -> pa.Table:
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-        raise DataError(f"The files of '{path}' do not fit together ({_first_line(error)}); give one of them.") from None
+        raise DataError(
+            f"The files of '{path}' have columns that do not fit together ({_first_line(error)}); give one file."
+        ) from None
 
 
 class ReadingProgress:
@@ -178,7 +180,7 @@ def _lines(file: Path, stream: BufferedReader, progress: ReadingProgress) -> Ite
 
 
 def _array_entries(file: Path, stream: BufferedReader, progress: ReadingProgress) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of a JSON array with their places."""
+    """Yield the entries of a JSON array with their places, such as "Entry 3"."""
     entry_iterator = array_entries(stream, progress.add)
     for number in count(1):
         place = f"Entry {number}"

@@ -89,7 +89,7 @@ def is_filled(path: Path) -> bool:
 
 @contextmanager
 def sole_writer(path: str | Path) -> Iterator[None]:
-    """Lock a folder for this process during a `with` block; remove the folder if the block leaves it new and empty."""
+    """Lock a folder for this process during a `with` block; at the end, remove the folder if it is new and empty."""
     if not is_first_rank():
         yield
         return

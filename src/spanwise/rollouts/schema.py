@@ -117,7 +117,7 @@ def family_names(names: Iterable[str], *family: str) -> list[str]:
 
 
 def value_columns(streams: Sequence[str]) -> list[str]:
-    """Return the names of the columns for a critic's values, one per named value; a critic's only value has no name."""
+    """Return the columns of a critic's values: `values`, or `values/<name>` for each of several values."""
     return [VALUES] if len(streams) < 2 else [column(VALUES, stream) for stream in streams]
 
 

@@ -281,7 +281,7 @@ def missing_note(rewards: Mapping[str, Reward]) -> str:
 
 
 def split_pieces(text: str) -> list[str]:
-    """Split a text into tags, words and white space, which give the text again when they are joined."""
+    """Split a text into tags, words and white space; joined, these pieces are the text again."""
     return _PIECE.findall(text)
 
 
@@ -322,9 +322,9 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
         split_note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'"
         split_note += f", which changes {changed_count} of {len(text_lengths)} texts." if changed_count else "."
     completion_edges = np.cumsum([0, *text_lengths])[np.cumsum([0, *text_counts])]
-    flags = np.array(text_flags, np.bool_)
+    sampled = np.array(text_flags, np.bool_)
     # Usually the model wrote every token; then a broadcast view of one flag saves memory.
-    trainable = np.broadcast_to(np.True_, completion_edges[-1]) if flags.all() else np.repeat(flags, text_lengths)
+    trainable = np.broadcast_to(np.True_, completion_edges[-1]) if sampled.all() else np.repeat(sampled, text_lengths)
     return TokenizedTexts(Ragged(flat_ids.read(), completion_edges), trainable, vocabulary, split_note)
 
 

@@ -36,7 +36,7 @@ class DiskArray:
         self._size += new_numbers.size
 
     def read(self) -> Shaped[np.ndarray, " v"]:
-        """Return all numbers as an array that the system loads from the file on use; changes to the array stay in memory."""
+        """Return all numbers as an array that is loaded on use; changes to the array are not written to the file."""
         with self._writing():
             self._file.flush()
         return np.asarray(np.memmap(self._file, self.dtype, mode="c")) if self._size else np.empty(0, self.dtype)
@@ -54,7 +54,7 @@ def _close(file: IO[bytes]) -> None:
 
 
 def disk_zeros(size: int, dtype: Any) -> Shaped[np.ndarray, " v"]:
-    """Return an array of zeros in an unnamed temporary file, which the system may drop from memory."""
+    """Return an array of zeros in an unnamed temporary file, so that it need not stay in memory."""
     with tempfile.TemporaryFile(prefix="spanwise-") as file:
         return np.asarray(np.memmap(file, dtype, mode="w+", shape=(size,))) if size else np.empty(0, dtype)
 

@@ -222,9 +222,9 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
             path.append(node_id)
             node_id = parents[node_id]
         path.reverse()
-        start = next((position for position, i in enumerate(path) if nodes[i].get("sampled") and i not in used_nodes), None)
-        if start is not None:
-            yield path[:start], path[start:]
+        first_new = next((k for k, i in enumerate(path) if nodes[i].get("sampled") and i not in used_nodes), None)
+        if first_new is not None:
+            yield path[:first_new], path[first_new:]
             used_nodes.update(path)
 
 
@@ -238,7 +238,7 @@ def node_tokens(trace: Trace, i: int) -> NodeTokens:
     streams: dict[str, list[float]] = {}
     for name in STREAMS:
         if values := list_field(node_fields, name, (int, float), "numbers"):
-            sampled_values = iter(_of_length(sum(sampled_mask), values, f"'{name}'", node_name, "sampled tokens", "of them"))
+            sampled_values = iter(_of_length(sum(sampled_mask), values, f"'{name}'", node_name, "sampled token"))
             streams[name] = [float(next(sampled_values)) if flag else 0.0 for flag in sampled_mask]
     loss_weights = object_field(node_fields, _WEIGHTS)
     for name in loss_weights:
@@ -247,10 +247,10 @@ def node_tokens(trace: Trace, i: int) -> NodeTokens:
     return NodeTokens(ids, sampled_mask, streams)
 
 
-def _of_length(length: int, values: list[Any], name: str, place: str, of: str = "tokens", each: str = "token") -> list[Any]:
+def _of_length(length: int, values: list[Any], name: str, place: str, noun: str = "token") -> list[Any]:
     """Return the values of a node, or raise an error if there are not `length` of them."""
     if len(values) != length:
-        raise FieldError(f"has {length} {of} and {len(values)} values of {name} {place}; there must be one for each {each}")
+        raise FieldError(f"has {length} {noun}s and {len(values)} values of {name} {place}; each {noun} must have one")
     return values
 
 

@@ -146,7 +146,7 @@ def _end(text: str) -> str:
     if len(text) <= LONGEST:
         return text
     tail = text[-LONGEST:]
-    tail = tail.partition("\n")[2] or tail  # without the first line, in which the cut may have split a pair of `$`
+    tail = tail.partition("\n")[2] or tail  # drop the first line, in which the cut may have split a pair of `$`
     return tail if any(sign in tail for sign in DELIMITERS) else ""
 
 

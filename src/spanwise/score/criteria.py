@@ -57,15 +57,15 @@ def criteria_of(cell: Any, where: str, blocks: Collection[str]) -> list[Criterio
 
 
 def _read(rubric: Any, where: str, error_type: type[DataError] | type[RecipeError]) -> list[Criterion]:
-    """Read the criteria of a rubric; raise `error_type` if an entry is no valid criterion."""
+    """Read the criteria of a rubric; raise `error_type` if an entry is not a valid criterion."""
     rubric_list = rubric.tolist() if hasattr(rubric, "tolist") else rubric  # a list from a Parquet file may be a NumPy array
     if not isinstance(rubric_list, (list, tuple)):
         raise error_type(f"The rubric {where} is {rubric!r:.80}. Write a list of criteria: {_EXAMPLE}.")
     criteria = []
     for position, entry in enumerate(rubric_list, start=1):
-        fields = {"text": entry} if isinstance(entry, str) else entry if isinstance(entry, Mapping) else {}
+        entry_fields = {"text": entry} if isinstance(entry, str) else entry if isinstance(entry, Mapping) else {}
         text, weight, part, name = (
-            next((fields[key] for key in keys if fields.get(key) is not None), default) for keys, default in _FIELDS
+            next((entry_fields[k] for k in keys if entry_fields.get(k) is not None), default) for keys, default in _FIELDS
         )
         faults = {
             f"is {entry!r:.80}. Write {_EXAMPLE[1:-1]}": not isinstance(entry, str | Mapping),
@@ -80,7 +80,7 @@ def _read(rubric: Any, where: str, error_type: type[DataError] | type[RecipeErro
 
 
 def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
-    """Split an objective with criteria into one per criterion of a file or list, or one per paid block if a column holds them."""
+    """Split an objective into one objective per criterion, or into one per paid block if a column holds the criteria."""
     rubric = objective.criteria
     if rubric is None:
         return [objective]
@@ -133,11 +133,11 @@ def _check_criteria(criteria: Collection[Criterion], where: str, objective: Obje
         refuse({f"The rubric {where} has two criteria called '{name}'. Give one of them another name.": count > 1})
     pays_nothing = not objective.pays and objective.each is None
     for position, criterion in enumerate(criteria, start=1):
-        subject, part = f"Criterion '{criterion.name or position}' of the rubric {where}", criterion.part
+        criterion_label, part = f"Criterion '{criterion.name or position}' of the rubric {where}", criterion.part
         faults = {"names no part, and its objective pays nothing. Set part: NAME or pays: [NAME].": pays_nothing}
         if part is not None:
             faults = {
                 f"is about '{part}'. {unknown('block', part, layout.names)}": "*" not in part and part not in layout.names,
                 f"is about '{part}', but its objective has each: {objective.each}. Remove one.": objective.each is not None,
             }
-        refuse({f"{subject} {fault}": is_so for fault, is_so in faults.items()})
+        refuse({f"{criterion_label} {fault}": is_so for fault, is_so in faults.items()})

@@ -66,7 +66,7 @@ def with_own_copies(function: partial[Any]) -> partial[Any]:
 @contextmanager
 def named_errors(subject: str, size: int, advice: str) -> Iterator[None]:
     """Name the user's function in an error that the `with` block raises, and warn if the block takes over a minute."""
-    slow_warning = f"{subject} has been running for {SLOW:g} s on {size} completions. Nothing stops it. Give it a timeout."
+    slow_warning = f"{subject} has run for {SLOW:g} s on {size} completions. spanwise will not stop it. Give it a timeout."
     with DEADLINES.over(SLOW, lambda: Thread(target=warnings.warn, args=(slow_warning, UserWarning), daemon=True).start()):
         try:
             yield
@@ -117,10 +117,11 @@ _calls: Counter[int] = Counter()
 def restore_process(subject: str, text: Texts) -> Iterator[None]:
     """Undo what a user's function changes in the process (default dtype, gradients, seed, working directory), and warn of it."""
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    # Each call gets a random seed made from its texts, so that the training's random state does not change, after a resume either.
-    call = crc32("".join([subject, *map(whole_text, text[:8])]).encode(errors="replace"), hash(python_state[1]) & 0xFFFFFFFF)
-    _calls[call] += 1
-    call_seed = crc32(f"{_calls[call]}".encode(), call)
+    # A call's random seed is made from its texts, so that the training's random state stays as it is, also after a resume.
+    texts = "".join([subject, *map(whole_text, text[:8])])
+    call_hash = crc32(texts.encode(errors="replace"), hash(python_state[1]) & 0xFFFFFFFF)
+    _calls[call_hash] += 1
+    call_seed = crc32(f"{_calls[call_hash]}".encode(), call_hash)
     with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):
         random.seed(call_seed)
         np.random.seed(call_seed)  # noqa: NPY002
@@ -149,7 +150,7 @@ def listed_values(result: Any, size: int, *, subject: str, noun: str) -> Sequenc
     """Return the result of a reward or outcome function as a list; refuse one that lacks a value for each completion."""
     if isinstance(result, (Tensor, np.ndarray)):
         if isinstance(result, Tensor) and result.is_meta:
-            raise RewardError(f"{subject} returned a tensor on the device meta, without {noun}s. Return a list of {size}.")
+            raise RewardError(f"{subject} returned a tensor on the device meta, which has no {noun}s. Return a list.")
         if len(result.shape) > 1:
             raise RewardError(
                 f"{subject} returned an array of the shape {tuple(result.shape)}. Return one {noun} per completion: an array of "
@@ -186,7 +187,7 @@ def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[
             f"Objective '{objective.name}': {unknown('column', missing, {'blocks', *columns, *objective.options})} The parameters "
             f"of a reward function are names of columns, or 'blocks' for the blocks of every completion."
         )
-    return partial(objective.reward, **arguments)  # pyright: ignore[reportArgumentType] - a function, no name
+    return partial(objective.reward, **arguments)  # pyright: ignore[reportArgumentType] - the reward is a function here
 
 
 def takes(objective: Objective, option: str) -> bool:
@@ -211,19 +212,19 @@ def checked_reward(result: Any, objective: Objective, size: int) -> Reward:
     """Return a reward function's result as a `Reward`; refuse a result that lacks a number or None for each completion."""
     if isinstance(result, Reward):
         return result
-    values = listed_values(result, size, subject=reward_function(objective), noun="number")
-    return Reward.of([finite_number(value, objective, n, size) for n, value in enumerate(values)])
+    reward_values = listed_values(result, size, subject=reward_function(objective), noun="number")
+    return Reward.of([finite_number(value, objective, n, size) for n, value in enumerate(reward_values)])
 
 
 def finite_number(value: Any, objective: Objective, n: int, size: int) -> float | None:
     """Return the reward of completion n as a float or None; refuse a value that is neither None nor a finite number."""
-    number = None if value is None else as_number(value)
-    if number is not None and not math.isfinite(number):
+    reward_number = None if value is None else as_number(value)
+    if reward_number is not None and not math.isfinite(reward_number):
         raise RewardError(
             f"Objective '{objective.name}' gives completion {n} of {size} the reward {value!r:.60}. Return a finite number, or "
             f"None for no reward."
         )
-    return number
+    return reward_number
 
 
 def as_number(value: Any) -> float:
@@ -236,12 +237,12 @@ def as_number(value: Any) -> float:
 
 def check_reward_function(objective: Objective, more: Collection[str] = ()) -> None:
     """Refuse a reward function with a positional-only parameter, and an option that neither the function nor `more` names."""
-    defaults, takes_all = parameters_of(objective.reward, objective.name)
-    extra_option = next((option for option in objective.options if option not in {*defaults, *more} and not takes_all), None)
-    if extra_option is not None:
+    default_of, takes_any_keyword = parameters_of(objective.reward, objective.name)
+    unknown_options = [] if takes_any_keyword else [name for name in objective.options if name not in {*default_of, *more}]
+    if unknown_options:
         raise RecipeError(
-            f"Objective '{objective.name}' has the option '{extra_option}', but its reward function has no such parameter. Its "
-            f"parameters are: {', '.join(defaults) or 'none'}."
+            f"Objective '{objective.name}' has the option '{unknown_options[0]}', but its reward function has no such "
+            f"parameter. Its parameters are: {', '.join(default_of) or 'none'}."
         )
 
 

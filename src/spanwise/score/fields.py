@@ -29,7 +29,7 @@ from spanwise.types import BlockText, Status, whole_text
 _SIGNED = re.compile("[+-]?" + NUMBER.pattern)
 _DECODER = json.JSONDecoder()
 _INDEX = re.compile(r"\[(\d+)\]")
-#: What JSON has before a value (a colon, a comma, an opening bracket or nothing), and the quote of a value that is a string.
+#: Matches what stands before a JSON value (a colon, a comma, a bracket or nothing), and the quote of a string.
 _BEFORE = re.compile(r'(?:^|[:\[,])\s*+("?)\Z')
 #: Stands for the gold value of an element that lies beyond the end of the gold list.
 _BEYOND = object()
@@ -159,14 +159,14 @@ def listed(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, block: 
         tensor([0.2000,    nan], dtype=torch.float64)
     """
     judged_block = block or pays[0]
-    index = _INDEX.search(judged_block)
+    index_match = _INDEX.search(judged_block)
 
     def rule(_: BlockText, __: Mapping[str, str | None], cell: Any) -> Verdict | float | None:
         numbers_by_block, block_entry = _parse_cell(cell), MISSING
         if isinstance(numbers_by_block, Mapping):
             block_entry = numbers_by_block.get(judged_block, MISSING)
-        elif isinstance(numbers_by_block, list | tuple) and index is not None and int(index[1]) < len(numbers_by_block):
-            block_entry = numbers_by_block[int(index[1])]
+        elif isinstance(numbers_by_block, list | tuple) and index_match and int(index_match[1]) < len(numbers_by_block):
+            block_entry = numbers_by_block[int(index_match[1])]
         if block_entry is None or block_entry != block_entry:
             return Verdict(Status.ABSENT, math.nan)
         return None if isinstance(block_entry, str) else _number(block_entry)
@@ -202,8 +202,8 @@ def _number(value: Any) -> float | None:
         value = float(value) if _SIGNED.fullmatch(value := value.strip()) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    number = as_number(value)
-    return number if math.isfinite(number) else None
+    finite_number = as_number(value)
+    return finite_number if math.isfinite(finite_number) else None
 
 
 def _parse_cell(cell: Any) -> Any:
@@ -220,7 +220,7 @@ def _value_at(value: Any, path: str) -> Any:
         return value[path]
     try:
         path_steps = steps(path)
-    except LayoutError:  # a tag must be a path only if the segmenter `json` finds it
+    except LayoutError:  # only the segmenter `json` needs tags that are paths
         return MISSING
     for step in path_steps:
         if isinstance(value, Mapping):
@@ -324,8 +324,8 @@ def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **_: Any) 
     _schema_of_recipe(schema)
     if alone and tag:
         raise RecipeError(
-            f"The reward 'json_schema' has tag '{tag}' and alone, but alone is about the text around the JSON of a whole "
-            f"completion. Remove one of them."
+            f"The reward 'json_schema' has both tag: {tag} and alone: true, but alone refers to the text around the JSON of "
+            f"a whole completion. Remove one of them."
         )
 
 
@@ -339,16 +339,16 @@ def _field_json(block: Mapping[str, str | None], tag: str) -> str | None:
 
 
 def _in_quotes(value_start: str, block_text: str, tag: str) -> bool:
-    """Return whether a value is in quotes where it follows the field's key, else where it first occurs."""
+    """Return whether a value is in quotes after the field's key, or, if no key precedes it, where it first occurs."""
     quoted_key, first_quote = f'"{tag.rpartition(".")[2]}"', None
-    position = block_text.find(value_start)
-    while position >= 0:
-        if opening := _BEFORE.search(block_text, max(0, position - 256), position):
-            before = block_text[max(0, opening.start() - 256) : opening.start()].rstrip()
-            if opening[0].startswith(":") and before.endswith(quoted_key):
+    value_index = block_text.find(value_start)
+    while value_index >= 0:
+        if opening := _BEFORE.search(block_text, max(0, value_index - 256), value_index):
+            text_before = block_text[max(0, opening.start() - 256) : opening.start()].rstrip()
+            if opening[0].startswith(":") and text_before.endswith(quoted_key):
                 return opening[1] == '"'
             first_quote = opening[1] if first_quote is None else first_quote
-        position = block_text.find(value_start, position + 1)
+        value_index = block_text.find(value_start, value_index + 1)
     return first_quote == '"'
 
 

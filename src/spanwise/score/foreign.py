@@ -78,8 +78,8 @@ def _scorer(function: Any) -> Any:
 
 def _scorer_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
     from inspect_ai.model import ModelOutput  # pyright: ignore[reportMissingImports] - imported only for inspect_ai's scorers
-    from inspect_ai.scorer import Target  # pyright: ignore[reportMissingImports]
-    from inspect_ai.solver import TaskState  # pyright: ignore[reportMissingImports]
+    from inspect_ai.scorer import Target  # pyright: ignore[reportMissingImports] - optional package
+    from inspect_ai.solver import TaskState  # pyright: ignore[reportMissingImports] - optional package
 
     gold_answer = _first_cell(row, "target", "answer", "ground_truth", default="")
     prompt_cell = _first_cell(row, "prompt", "prompts", default="")
@@ -91,7 +91,7 @@ def _scorer_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_score(score: Any) -> tuple[Any, str | None]:
     """Return the number, or the dict of numbers, in inspect_ai's `Score`, and its explanation."""
-    from inspect_ai.scorer import value_to_float  # pyright: ignore[reportMissingImports]
+    from inspect_ai.scorer import value_to_float  # pyright: ignore[reportMissingImports] - optional package
 
     if score is None:
         return None, None
@@ -126,15 +126,15 @@ def convention_of(function: Any, parameters: frozenset[str]) -> Convention | Non
 
 def rubric_functions(rubric: Any) -> list[tuple[Callable[..., Any], float]]:
     """Return the reward functions of verifiers' `Rubric`, bound to its parser and other objects, each with its weight."""
-    objects = getattr(rubric, "class_objects", {})
-    return [(_bound(function, objects), weight) for function, weight in zip(rubric.funcs, rubric.weights, strict=True)]
+    class_objects = getattr(rubric, "class_objects", {})
+    return [(_bound(function, class_objects), weight) for function, weight in zip(rubric.funcs, rubric.weights, strict=True)]
 
 
 def _bound(function: Callable[..., Any], objects: Mapping[str, Any]) -> Callable[..., Any]:
     """Bind objects to a function's parameters of the same names, and remove these from its signature."""
-    signature = inspect.signature(function)
-    bound_objects = {name: objects[name] for name in signature.parameters if name in objects}
-    free_parameters = [parameter for name, parameter in signature.parameters.items() if name not in objects]
+    function_signature = inspect.signature(function)
+    bound_objects = {name: objects[name] for name in function_signature.parameters if name in objects}
+    free_parameters = [parameter for name, parameter in function_signature.parameters.items() if name not in objects]
     bound_function = update_wrapper(partial(function, **bound_objects), function)
-    vars(bound_function)["__signature__"] = signature.replace(parameters=free_parameters)
+    vars(bound_function)["__signature__"] = function_signature.replace(parameters=free_parameters)
     return bound_function if bound_objects else function

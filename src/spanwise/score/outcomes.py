@@ -1,4 +1,4 @@
-"""Outcomes: discrete facts on the text before a block, such as a right answer; completions that share one are compared.
+"""Outcomes: discrete facts on the text before a block, such as a right answer; completions with equal outcomes are compared.
 
 An outcome is the reward of an earlier objective, or a function `(text, *, columns)` of the blocks of every completion and the
 dataset's columns that returns one bool, number, string or None (unknown) per completion. It must not depend on the blocks that the
@@ -29,7 +29,7 @@ from spanwise.score.reward import NAN, Columns, Texts, built_in
 
 #: The most values that an outcome may take in one batch; with more, hardly any two completions share a value.
 MOST_VALUES = 16
-#: The code of an outcome that is a string is a whole number from here to twice this, exact in float64; a number is its own code.
+#: A string outcome is encoded as a whole number from this one up to twice this one, which float64 holds exactly.
 _STRING_CODES = 2**52
 
 

@@ -25,7 +25,7 @@ from typing import Any
 _LONGEST_LINE = 2**26
 _SCALARS = (type(None), bool, float, str)
 _CONTAINERS = (list, tuple, set, frozenset)
-#: The types, beside JSON's own and dict, whose values travel as copies, by name.
+#: Name -> type whose values are sent as copies, besides dict and JSON's own types.
 _COPIED: dict[str, Any] = {
     kind.__name__: kind
     for kind in (*_CONTAINERS, int, bytes, bytearray, complex, range, date, datetime, time, timedelta, Fraction, Decimal)
@@ -55,7 +55,7 @@ class Handle:
     def __getattr__(self, name: str) -> Any:
         if self._line.judging and name in _JUDGES:
             raise AttributeError(
-                f"Only plain values (numbers, texts, lists) have {name}, and this object of the tested code is none."
+                f"Only plain values (numbers, texts, lists) have {name}, and this object of the tested code is not one."
             )
         return self._line.ask("getattr", self, (name,))
 
@@ -180,7 +180,7 @@ class Line:
         return operation(target, *values, **named)
 
     def encode(self, value: Any, *, whole: bool = False) -> Any:
-        """Encode a value as JSON; with `whole`, encode an object of a subclass that the program defines as its plain type."""
+        """Encode a value as JSON; with `whole`, an object of a subclass of a plain type becomes one of that type."""
         value_type = type(value)
         if value_type in _SCALARS or (value_type is int and value.bit_length() < 64):
             return value
@@ -247,8 +247,8 @@ class Line:
                 return pickle.loads(bytes.fromhex(payload[0]))
             case "dict":
                 return {self.decode(key): self.decode(item) for key, item in payload}
-        kind, contents = _COPIED[value_tag], map(self.decode, payload)
-        return kind(contents) if kind in _CONTAINERS else kind(*contents)
+        copied_type, contents = _COPIED[value_tag], map(self.decode, payload)
+        return copied_type(contents) if copied_type in _CONTAINERS else copied_type(*contents)
 
 
 def _constructor_arguments(kind: Any, value: Any) -> tuple[Any, ...]:

@@ -115,7 +115,7 @@ class Reward(ByCompletion):
         pairs = [None] * row_count if by_outcome is None else by_outcome
         if not row_count == len(statuses) == len(pairs):
             raise AlignmentError(
-                f"{row_count} values, {len(statuses)} statuses, {len(pairs)} pairs by outcome: give one of each per completion."
+                f"There are {row_count} values, {len(statuses)} statuses, {len(pairs)} outcome pairs; give one of each per completion."
             )
         status_codes = [
             int(reason if value is None or reason == Status.BROKE else Status.OK)
@@ -187,8 +187,8 @@ def judged(
         for n, verdict in zip(asked_indices, check([verdicts[n] for n in asked_indices]), strict=True):
             verdicts[n] = verdict
     checked = [v if isinstance(v, Verdict) else Verdict(Status.ERROR, NAN if v is None else float(v)) for v in verdicts]
-    rewards = [None if math.isnan(verdict.value) else verdict.value for verdict in checked]
-    return Reward.of(rewards, status=[verdict.status for verdict in checked])
+    reward_values = [None if math.isnan(verdict.value) else verdict.value for verdict in checked]
+    return Reward.of(reward_values, status=[verdict.status for verdict in checked])
 
 
 def _as_numbers(values: Sequence[float | int | None]) -> Float[Tensor, " n"]:

@@ -134,7 +134,7 @@ def log_score(
 
 
 def parse_confidence(text: str) -> float | None:
-    """Read a stated confidence, a number in [0, 1]; None if it is not plainly one.
+    """Read a stated confidence, a number in [0, 1]; None for any other text.
 
     The whole text must be one number: digits 0-9 with at most one decimal point, an exponent ("7e-1"), one full stop at the end
     ("0.7."), and a percent sign ("70%", "70 %") that divides by 100. None: "" and words ("high"), "nan", "inf", any sign ("-0.1",
@@ -235,8 +235,8 @@ def _score_confidence(
 ) -> Reward:
     """Reward stated confidences q by a proper scoring rule (q, c) -> reward; c is the reward of the objective `of`."""
     check_known("objective scored before this one", of, scored)
-    outcomes, statuses_of_c = scored[of].value_n.tolist(), scored[of].status_n.tolist()
-    for n, c in enumerate(outcomes):
+    outcome_numbers, statuses_of_c = scored[of].value_n.tolist(), scored[of].status_n.tolist()
+    for n, c in enumerate(outcome_numbers):
         if c < 0.0 or c > 1.0:
             raise RewardError(
                 f"Objective '{of}' gives completion {n} the outcome {c}, but only an outcome in [0, 1] can judge a confidence. Set "
@@ -244,7 +244,7 @@ def _score_confidence(
             )
     stated_texts = [read_tag(blocks, pays, tag) for blocks in text]
     confidences = [None if stated is None else parse_confidence(stated) for stated in stated_texts]
-    rewards = [None if q is None or math.isnan(c) else rule(q, c) for q, c in zip(confidences, outcomes, strict=True)]
+    rewards = [None if q is None or math.isnan(c) else rule(q, c) for q, c in zip(confidences, outcome_numbers, strict=True)]
     # A confidence that can be read has no score only if its outcome c is missing, so it gets the status of c.
     statuses = [
         Status.ABSENT if stated is None else Status.UNPARSABLE if q is None else Status(status_of_c)
@@ -342,14 +342,14 @@ def environment(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, co
 
 
 def _check_lengths(options: Mapping[str, Any]) -> None:
-    longest, label = options["longest"], "The option '{}' (tokens) of reward 'overlong'"
-    check_number(label.format("longest"), longest, least=1.0, whole=True)
-    check_number(label.format("buffer"), options["buffer"], least=1.0, most=float(longest), whole=True)
+    longest, option_label = options["longest"], "The option '{}' (tokens) of reward 'overlong'"
+    check_number(option_label.format("longest"), longest, least=1.0, whole=True)
+    check_number(option_label.format("buffer"), options["buffer"], least=1.0, most=float(longest), whole=True)
 
 
 @register("overlong", kind="reward", check=_check_lengths, reads_ids=True)
 def overlong(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, longest: int = 0, buffer: int = 0) -> Reward:
-    r"""Charge a completion for its length from a soft limit on: 0 up to it, -1 at the longest length and beyond.
+    r"""Penalise long completions: 0 up to a soft limit, then less, down to -1 at the longest length and beyond.
 
     Equation
         reward = -min(max(length - (longest - buffer), 0) / buffer, 1),  length the tokens of the completion
@@ -374,9 +374,9 @@ def overlong(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, longe
     Source: DAPO's soft overlong punishment (Yu et al. 2025, arXiv 2503.14476, equation 13).
     """
     _check_lengths({"longest": longest, "buffer": buffer})
-    ids = column_of(columns, "completion_ids", len(text))
+    completion_ids = column_of(columns, "completion_ids", len(text))
     return judged(
-        text, pays, "", ids, lambda _, __, row_ids: 0.0 - min(max(len(row_ids) - longest + buffer, 0) / buffer, 1.0)
+        text, pays, "", completion_ids, lambda _, __, ids: 0.0 - min(max(len(ids) - longest + buffer, 0) / buffer, 1.0)
     )
 
 

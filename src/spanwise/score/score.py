@@ -89,9 +89,9 @@ def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns,
     if not measure_names:
         return all_scores
     measure_counts = {objective.name: len(measures_of([objective])) for objective in objectives}
-    costs = {name: torch.zeros(len(text), count, dtype=torch.float64) for name, count in measure_counts.items()}
-    costs |= {name: reward.measured_nc for name, reward in scored.items() if reward.measured_nc is not None}
-    return replace(all_scores, measured_nc=torch.cat(list(costs.values()), dim=1), measures=measure_names)
+    costs_by_objective = {name: torch.zeros(len(text), count, dtype=torch.float64) for name, count in measure_counts.items()}
+    costs_by_objective |= {name: reward.measured_nc for name, reward in scored.items() if reward.measured_nc is not None}
+    return replace(all_scores, measured_nc=torch.cat(list(costs_by_objective.values()), dim=1), measures=measure_names)
 
 
 def _only_right(reward: Reward, other: Reward) -> Reward:
@@ -103,7 +103,7 @@ def _only_right(reward: Reward, other: Reward) -> Reward:
 
 
 def measures_of(objectives: Sequence[Objective]) -> tuple[str, ...]:
-    """Return the names of what rewards count beside their numbers, such as a judge's calls, as "<objective>/<measure>"."""
+    """Return the names of the costs that rewards count, such as a judge's requests, as "<objective>/<measure>"."""
     named_rewards = [(objective.name, built_in(objective)) for objective in objectives]
     return tuple(f"{name}/{measure}" for name, entry in named_rewards if entry is not None for measure in entry.measures)
 
@@ -136,8 +136,8 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
 def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
     """Score every completion by one objective; `scored` holds the rewards of the objectives before it."""
     _check_given(objective, scored)
-    awaited = _await_early([objective], text, columns)
-    reward = awaited[objective.name] if awaited else _call(objective, text, columns, scored, {})
+    awaited_rewards = _await_early([objective], text, columns)
+    reward = awaited_rewards[objective.name] if awaited_rewards else _call(objective, text, columns, scored, {})
     return _only_paid(objective, reward, text)
 
 
@@ -155,7 +155,7 @@ def _call(objective: Objective, text: Texts, columns: Columns, scored: Scored, c
 
 
 def _only_paid(objective: Objective, reward: Reward, text: Texts) -> Reward:
-    """Remove the reward of each completion without any paid block; refuse rewards of another number than completions.
+    """Remove the reward of each completion without any paid block; refuse more or fewer rewards than completions.
 
     Whatever the reward function returns there, the objective's `if_missing` alone sets the price of leaving a block out.
     """
@@ -223,8 +223,8 @@ async def _await_one(
             returned_rewards = await with_own_copies(batch_call)()
         return checked_reward(returned_rewards, objective, len(text))
     if (call_key := _call_key(objective)) not in call_results:
-        calls = item_calls(objective, convention, text, columns)
-        call_results[call_key] = asyncio.ensure_future(await_items(objective, calls))
+        item_call_by_index = item_calls(objective, convention, text, columns)
+        call_results[call_key] = asyncio.ensure_future(await_items(objective, item_call_by_index))
     return as_reward(objective, convention, await call_results[call_key], len(text))
 
 
@@ -240,7 +240,7 @@ def _await_early(objectives: Sequence[Objective], text: Texts, columns: Columns)
 
 
 def _call_key(objective: Objective) -> tuple[Any, ...]:
-    """Return what the objectives have in common that read different keys of one function's results."""
+    """Return a key that is equal for objectives that can share one call of a function."""
     return id(objective.reward), repr(objective.options), objective.pays
 
 
@@ -249,7 +249,7 @@ def _complete_known(objective: Objective, recorded: Reward, text: Texts, *, colu
     built_in_reward = built_in(objective)
     if built_in_reward is not None and built_in_reward.judged_by is not None:
         text_reward = score_one(objective, text, columns=columns, scored=scored)
-        # The text shows if a completion states no confidence, where the rewards from elsewhere say only that there is no score.
+        # The text shows that a completion states no confidence; rewards from elsewhere say only that it has no score.
         has_failed_n = (recorded.status_n == Status.ERROR) | (recorded.status_n == Status.UNSCORED)
         is_unstated_n = (text_reward.status_n == Status.ABSENT) | (text_reward.status_n == Status.UNPARSABLE)
         status_n = torch.where(has_failed_n & is_unstated_n, text_reward.status_n, recorded.status_n)
@@ -264,11 +264,12 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
     judge_by_objective = {objective.name: judge_of(objective) for objective in objectives}
     for position, objective in enumerate(objectives):
         _check_pays(objective, layout.keys)
-        report = next((name for name in objective.outcomes if judge_by_objective.get(name) is not None), None)
-        if report is not None:
+        score_name = next((name for name in objective.outcomes if judge_by_objective.get(name) is not None), None)
+        if score_name is not None:
             raise RecipeError(
-                f"Objective '{objective.name}' is given '{report}', a score that hardly any two completions share. So none could "
-                f"be compared. Give it the outcome that judges this score, '{judge_by_objective[report]}', or set baseline: group."
+                f"Objective '{objective.name}' is given '{score_name}', a score that hardly any two completions share. So none "
+                f"could be compared. Give it the outcome that judges this score, '{judge_by_objective[score_name]}', or set "
+                f"baseline: group."
             )
         built_in_reward = built_in(objective)
         if built_in_reward is None:
@@ -306,16 +307,16 @@ def _by_function(objective: Objective) -> list[Objective]:
 
 
 def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
-    """Build an objective for every block that the pattern `each` matches; write the names of paid blocks for other patterns."""
+    """Build an objective for every block that the pattern `each` matches; replace other patterns by their blocks."""
     block_lists = [(name,) if name in layout.names or "*" not in name else layout.matching(name) for name in objective.pays]
     paid_names = dict.fromkeys(chain.from_iterable(block_lists))
     if objective.each is None:
         return [replace(objective, pays=tuple(paid_names))]
     objectives: list[Objective] = []
     for block in layout.matching(objective.each):
-        # Where too few completions share all outcomes, `back_off` drops the last one, so the nearest block's outcome comes first.
-        earlier = tuple(other.name for other in reversed(objectives))
-        given_outcomes = tuple(name for entry in objective.given for name in (earlier if entry == EARLIER else (entry,)))
+        # If too few completions share all outcomes, `back_off` drops the last outcome, so the nearest block's comes first.
+        earlier_names = tuple(other.name for other in reversed(objectives))
+        given_outcomes = tuple(x for entry in objective.given for x in (earlier_names if entry == EARLIER else (entry,)))
         changed_fields: dict[str, Any] = {"name": f"{objective.name}.{block}", "given": given_outcomes}
         # The first block has no earlier block whose reward could be its outcome, so its baseline is the whole group.
         if not given_outcomes and objective.baseline in ("outcome", "blended"):
@@ -340,13 +341,13 @@ def _block_option(objective: Objective, block: str, layout: Layout) -> dict[str,
         return {"block": block}
     if not built_in_reward.tags or any(option in objective.options for option in built_in_reward.tags):
         return {}
-    keys = layout.keys[block]
-    if len(keys) != 1:
+    block_tags = layout.keys[block]
+    if len(block_tags) != 1:
         raise RecipeError(
-            f"Objective '{objective.name}' is for each block, but block '{block}' is made of {', '.join(keys) or 'nothing'}. Name "
-            f"the part that it reads, as in options: {{{built_in_reward.tags[0]}: {keys[0] if keys else 'answer'}}}."
+            f"Objective '{objective.name}' is for each block, but block '{block}' has {', '.join(block_tags) or 'no tags'}. "
+            f"Name the tag that it reads, as in options: {{{built_in_reward.tags[0]}: {(block_tags or ['answer'])[0]}}}."
         )
-    return {built_in_reward.tags[0]: keys[0]}
+    return {built_in_reward.tags[0]: block_tags[0]}
 
 
 def _check_order(objectives: Sequence[Objective]) -> None:
@@ -415,10 +416,10 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
                 f"{', '.join(block_tags) or 'no tags'}. Add it to the layout, or set 'tag'."
             )
     paid_parts = [part for part in layout.parts if layout.names[part.block] in objective.pays]
-    unfit = next((part for part in paid_parts if entry.segmenters and part.segmenter not in entry.segmenters), None)
-    if unfit is not None:
+    unfit_part = next((part for part in paid_parts if entry.segmenters and part.segmenter not in entry.segmenters), None)
+    if unfit_part is not None:
         raise RecipeError(
             f"Objective '{objective.name}': the reward '{objective.reward}' works with the segmenter "
-            f"{' and '.join(entry.segmenters)}, but {unfit.segmenter} finds block '{layout.names[unfit.block]}'. Use a reward of "
-            f"the block's content, such as json_schema, or a function of your own."
+            f"{' and '.join(entry.segmenters)}, but {unfit_part.segmenter} finds block '{layout.names[unfit_part.block]}'. Use a "
+            f"reward of the block's content, such as json_schema, or a function of your own."
         )

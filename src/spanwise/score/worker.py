@@ -181,13 +181,13 @@ def read_schema(text: str) -> tuple[Any, bool]:
 def builtins_of_code(tests: str) -> list[str]:
     """Return the builtins that the tested code may redefine: those that the tests use, if the tests use no other undefined name."""
     try:
-        table = symtable.symtable(tests, "tests", "exec")
+        symbol_table = symtable.symtable(tests, "tests", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []  # test code that cannot be parsed fails when it runs, so it needs no builtins
-    symbol_tables = [table]
+    symbol_tables = [symbol_table]
     for nested in symbol_tables:
         symbol_tables += nested.get_children()
-    module_symbols, all_symbols = table.get_symbols(), [symbol for scope in symbol_tables for symbol in scope.get_symbols()]
+    module_symbols, all_symbols = symbol_table.get_symbols(), [s for scope in symbol_tables for s in scope.get_symbols()]
     defined_names = {s.get_name() for s in module_symbols if s.is_assigned() or s.is_imported() or s.is_namespace()}
     global_names = {s.get_name() for s in all_symbols if s.is_referenced() and s.is_global()}
     undefined_names = (global_names | {s.get_name() for s in module_symbols if s.is_referenced()}) - defined_names
@@ -246,7 +246,7 @@ def _limit_program(deadline: float, clock: float, memory: int) -> None:
 
 
 def _limit_time(processor: float, clock: float) -> None:
-    """Let the system end this process after so many seconds of processor time or by the clock, even if the parent is dead."""
+    """Let the operating system end this process after some processor or clock time, even if the parent is dead."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_PROF, processor)
         signal.setitimer(signal.ITIMER_REAL, clock)

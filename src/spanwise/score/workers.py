@@ -33,7 +33,7 @@ _SCRIPT = Path(__file__).with_name("worker.py")
 _START_SECONDS = 120.0
 #: The most times that a worker is started before its request fails.
 _STARTS = 3
-#: The pause between two starts of a worker.
+#: How long to wait before a worker is started again, in seconds.
 _PAUSE_SECONDS = 0.5
 #: Held while a check is repeated after its process died, so that two checks that need much memory do not run at once.
 _ALONE = threading.Lock()
@@ -43,12 +43,11 @@ Request = tuple[str | None, ...]
 DEADLINE = 5.0
 #: Bytes of address space that a check may take.
 MEMORY = 4 * 2**30
-#: Kind of check (an argument of `worker.py`) -> its name, a request that succeeds unless the workers are broken, and the advice if
-#: they cannot start.
+#: Kind of check -> its name, a request that succeeds if workers can run, and the advice if they cannot start.
 KINDS: Mapping[str, tuple[str, Request, str]] = {
-    "math": ("Math-Verify", ("1/2", "1/2"), "Without it no answer can be compared; set verify: exact to compare text."),
-    "schema": ("jsonschema", ("{}", "{}"), "Without it no schema with a pattern, a $ref or uniqueItems can be checked."),
-    "code": ("Python", ("", None), "Without it no code can be run."),
+    "math": ("Math-Verify", ("1/2", "1/2"), "Without Math-Verify no answer can be compared; set verify: exact."),
+    "schema": ("jsonschema", ("{}", "{}"), "Without jsonschema a pattern, a $ref or uniqueItems cannot be checked."),
+    "code": ("Python", ("", None), "Without a worker process no code can be run."),
 }
 
 _W = TypeVar("_W", bound="Workers")
@@ -121,11 +120,11 @@ class Worker:
         self.started = self.failed = False
 
     def check(self, request: Request) -> tuple[Verdict, bool]:
-        """Check one request, twice if need be; return the verdict, and whether another check would give the same verdict."""
+        """Check one request, twice if the first try fails; return the verdict, and whether the verdict may be cached."""
         verdict, has_failed = self._check_once(request)
         if has_failed:
-            # The check is repeated in a fresh process. If it fails again while a harmless check succeeds, the answer itself is to
-            # blame. A process that died may have lacked memory, so its check is repeated while no other one is.
+            # If a check fails in two processes but a harmless check succeeds, the answer is to blame.
+            # The first process may have died for lack of memory, so no two checks are repeated at once.
             with _ALONE if verdict.status == Status.ERROR else contextlib.nullcontext():
                 verdict, has_failed = self._check_once(request)
                 if has_failed and self._check_once(self.harmless)[0].status == Status.OK:
@@ -177,8 +176,8 @@ class Worker:
         return None
 
     def ask(self, message: str | None, seconds: float) -> tuple[str, bool]:
-        """Send a line to the process and read one; return that one, and whether time ran out so that the process was killed."""
-        worker_process: Any = self.process  # it runs, and has both pipes
+        """Send a line to the process; return the line it replies, and whether it was killed because time ran out."""
+        worker_process: Any = self.process  # called only while the process runs
         reply_line, start_time = "", time.monotonic()
         with DEADLINES.over(seconds, worker_process.kill), contextlib.suppress(OSError, ValueError):
             if message is not None:
@@ -192,7 +191,7 @@ class Worker:
         if worker_process is None:
             return None
         worker_process.kill()
-        with contextlib.suppress(OSError), worker_process:  # closes the pipes, though bytes may be unsent, and waits
+        with contextlib.suppress(OSError), worker_process:  # closes the pipes and waits for the process to end
             pass
         return worker_process.returncode
 

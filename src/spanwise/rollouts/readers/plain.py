@@ -201,7 +201,7 @@ def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str]) -> dict[str, str]:
-    """Map each role, such as prompt, to its column, as the user says or by name; without completions, prompts must be chats."""
+    """Map each role, such as prompt, to the column that the user gave, or else to a column with a usual name."""
     more_text = f" and {len(names) - 12} more" if len(names) > 12 else ""
     problem = f"'{path}' has the columns {', '.join(map(str, names[:12])) or '(none)'}{more_text}"
     for role, name in role_columns.items():
@@ -327,7 +327,7 @@ class _PlainTable:
         return columns_n
 
     def has_entry_per_completion(self, name: str, column: Sequence[Any]) -> bool:
-        """Return whether every list of a column has one number or object of rewards per completion of the row."""
+        """Return whether each list in a column has one number, or object of rewards, for each completion of its row."""
         count_at_row = {source.row: source.siblings for source in self.sources if isinstance(column[source.row], list)}
         is_reward = name in _REWARD or name.startswith(REWARD_STARTS)
         entry_types = (bool, int, float, type(None), *((dict,) if is_reward else ()))

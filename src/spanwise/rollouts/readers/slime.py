@@ -155,14 +155,14 @@ def _parse_sample(sample: Any) -> dict[str, Any]:
             raise cells.FieldError(f"has {len(values)} values in '{name}' and a 'response_length' of {response_length}")
     if ids is None or not 0 <= response_length <= len(ids):
         raise cells.FieldError(f"has {0 if ids is None else len(ids)} tokens and a 'response_length' of {response_length}")
-    flags = np.ones(response_length, dtype=np.bool_) if loss_mask is None else loss_mask
+    sampled = np.ones(response_length, dtype=np.bool_) if loss_mask is None else loss_mask
     raw_reward, answer_text = sample.get("reward"), cells.answer_text(sample.get("label"))
     return {
         "prompt": cells.prompt_text(sample["prompt"]),
         "response": cells.content_text(sample["response"]),
         "ids": ids[len(ids) - response_length :],
-        "mask": flags if flags.any() else ~flags,  # if slime leaves a sample out of the loss, it masks every token
-        "learned": bool(flags.any()) and not sample.get("remove_sample", False),
+        "mask": sampled if sampled.any() else ~sampled,  # if slime leaves a sample out of the loss, it masks every token
+        "learned": bool(sampled.any()) and not sample.get("remove_sample", False),
         "logps": sampled_logps,
         "advantages": advantages,
         "group": sample.get("group_index"),

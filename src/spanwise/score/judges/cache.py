@@ -27,7 +27,7 @@ def digest(content: Any) -> str:
 
 
 class Cache:
-    """A file of a judge's verdicts by the digest of the whole request and of the number of each choice."""
+    """A file of a judge's verdicts; each is found by a digest of its request and of the choices' numbers."""
 
     def __init__(self, path: str, name: str, prompt: str) -> None:
         self.prompt = prompt

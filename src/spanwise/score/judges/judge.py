@@ -61,7 +61,7 @@ def _check(options: Mapping[str, Any]) -> None:
             f"The judge's choices are {choices!r}. Write two or more words with their numbers: {{no: 0, yes: 1}}.": not choice_list,
             f"The judge's choices are {choice_list}. Write different words, and put yes and no in quotes: YAML reads them as true "
             f"and false.": not are_words or len({str(word).lower() for word in choice_list}) < len(choice_list),
-            "The judge can locate a verdict only in a reply with several fields. Leave constrain: choice out.": (
+            "The judge's option locate needs replies with several fields. Leave constrain: choice out.": (
                 options["locate"] and constrain == "choice"
             ),
             "The reward 'judge' needs the package openai. Install 'spanwise[judge]'.": (find_spec("openai") is None),
@@ -158,8 +158,8 @@ async def ask_judge(
     cache_key = cache and (os.path.abspath(cache), cache, digest(vars(request_form)))
     verdicts_file = of_loop(cache_key, lambda: Cache(*cache_key)) if cache_key else None
     from_cache = verdicts_file.get(question_by_name) if verdicts_file else {}
-    results = {name: CallResult(judgement) for name, judgement in from_cache.items()}
-    costs_by_name = {name: np.array([0.0, 1.0, 0.0, 0.0, 0.0]) for name in from_cache}  # as `MEASURES` names them
+    result_by_name = {name: CallResult(judgement) for name, judgement in from_cache.items()}
+    costs_by_name = {name: np.array([0.0, 1.0, 0.0, 0.0, 0.0]) for name in from_cache}  # one number per name in `MEASURES`
     requests_at_once = requests_here(max_concurrent)
     client_settings = (base_url, key, timeout, retries, -(-requests_at_once // _CONNECTIONS))
     client_cycle = cycle(of_loop(client_settings, lambda: _clients(*client_settings)))
@@ -177,28 +177,30 @@ async def ask_judge(
         return judgement
 
     in_flight: dict[str, asyncio.Future[dict[str, CallResult]]] = of_loop(("questions", base_url), dict)
-    asked_elsewhere = {name: in_flight[name] for name in question_by_name if name in in_flight and name not in results}
-    calls = {name: partial(ask, name) for name in question_by_name if name not in results and name not in asked_elsewhere}
-    answers = asyncio.ensure_future(await_calls(calls, (base_url, model), requests_at_once, deadline))
-    in_flight |= dict.fromkeys(calls, answers)
+    asked_elsewhere = {x: in_flight[x] for x in question_by_name if x in in_flight and x not in result_by_name}
+    known_names = {*result_by_name, *asked_elsewhere}
+    judge_calls = {name: partial(ask, name) for name in question_by_name if name not in known_names}
+    answers_task = asyncio.ensure_future(await_calls(judge_calls, (base_url, model), requests_at_once, deadline))
+    in_flight |= dict.fromkeys(judge_calls, answers_task)
     try:
-        results |= await answers
+        result_by_name |= await answers_task
     finally:
-        for name in calls:
+        for name in judge_calls:
             del in_flight[name]
     other_answers = await asyncio.gather(*map(asyncio.shield, asked_elsewhere.values()), return_exceptions=True)
     for name, other in zip(asked_elsewhere, other_answers, strict=True):
-        results[name] = CallResult(status=Status.ERROR, error=other) if isinstance(other, BaseException) else other[name]
-    refuse_if_all_failed(results, "The judge", noun="questions")
-    sums, costs_nc = dict[int, CallResult](), np.zeros((len(text), len(MEASURES)))
+        is_error = isinstance(other, BaseException)
+        result_by_name[name] = CallResult(status=Status.ERROR, error=other) if is_error else other[name]
+    refuse_if_all_failed(result_by_name, "The judge", noun="questions")
+    result_by_index, costs_nc = dict[int, CallResult](), np.zeros((len(text), len(MEASURES)))
     for n, group in questions.items():
-        verdicts = [(question.criterion, results[question.name]) for question in group]
+        verdicts = [(question.criterion, result_by_name[question.name]) for question in group]
         if locate:  # nobody knows which block a question without a verdict is about
             verdicts = [(entry, one) for entry, one in verdicts if one.error or one.value.block == (block or WHOLE)]
-        sums[n] = _sum(verdicts)
-        for question in group:  # equal questions count once, and those of another objective never
+        result_by_index[n] = _sum(verdicts)
+        for question in group:  # a question asked for several completions, or by another objective, is charged once
             costs_nc[n] += costs_by_name.pop(question.name, 0.0)
-    return reward_of(sums, len(text), measured=costs_nc.tolist())
+    return reward_of(result_by_index, len(text), measured=costs_nc.tolist())
 
 
 class _Question(NamedTuple):
@@ -229,15 +231,15 @@ class _RequestForm:
         self, blocks: BlockText, row: Mapping[str, Any], names: list[str], block: str | None, criterion: Criterion
     ) -> _Question:
         """Build the request to the judge about one block of a completion, or about the blocks `names` if no block is named."""
-        same_blocks = [name for name in present(blocks, list(blocks)) if any_index(name) == any_index(block or "")]
-        parts = (same_blocks if block else names) if self.locate else []
+        blocks_of_index = [name for name in present(blocks, list(blocks)) if any_index(name) == any_index(block or "")]
+        part_names = (blocks_of_index if block else names) if self.locate else []
         block = criterion.part or block
         part_name, part_content = block or ", ".join(names), part_text(blocks, names, block)
-        if parts:
-            part_name = ", ".join(parts)
-            part_content = "\n".join(fenced(part_text(blocks, [name], name), name) for name in parts)
+        if part_names:
+            part_name = ", ".join(part_names)
+            part_content = "\n".join(fenced(part_text(blocks, [name], name), name) for name in part_names)
         names_of_template = {"part": part_content, "name": part_name, "criterion": criterion.text}
-        instruction, reply_format = reply_rules(list(self.choices), self.constrain, reasons=self.reasons, parts=parts)
+        instruction, reply_format = reply_rules(list(self.choices), self.constrain, reasons=self.reasons, parts=part_names)
         messages = messages_for(self.template, row, completion=completion_text(blocks), **names_of_template)
         messages[-1]["content"] += f"\n{instruction}"
         chat_request = {
@@ -249,7 +251,7 @@ class _RequestForm:
             **reply_format,
         }
         # The digest covers the choices' numbers too, because a cached verdict is a number and the request holds only the words.
-        return _Question(criterion, digest({**chat_request, "choices": self.choices}), chat_request, parts)
+        return _Question(criterion, digest({**chat_request, "choices": self.choices}), chat_request, part_names)
 
     async def ask(self, client: Any, question: _Question, base_url: str | None) -> Judgement:
         """Send one question to the judge and read the verdict; raise RewardError if the server can answer no question at all."""
@@ -281,9 +283,9 @@ def _sum(verdicts: Sequence[tuple[Criterion, CallResult]]) -> CallResult:
     """Add up the judge's verdicts on one completion, weighted by criterion; return the first failure instead if there is one."""
     if not verdicts:
         return CallResult(status=Status.UNSCORED, note="no criterion is about this block")
-    failure = next((result for _, result in verdicts if result.error is not None), None)
-    if failure is not None:
-        return failure
+    first_failure = next((result for _, result in verdicts if result.error is not None), None)
+    if first_failure is not None:
+        return first_failure
     weighted_sum = sum(criterion.weight * result.value.value for criterion, result in verdicts)
     if len(verdicts) == 1:
         return CallResult(weighted_sum, note=verdicts[0][1].value.reason)

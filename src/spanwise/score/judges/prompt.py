@@ -46,7 +46,7 @@ def fenced(text: str, name: str) -> str:
     return f"<{name} {fence_number}>\n{harmless_text}\n</{name} {fence_number}>"
 
 
-@lru_cache(maxsize=64)  # verl's workers ask about one completion at a time, and need not compile the template each time
+@lru_cache(maxsize=64)  # verl's workers ask about one completion at a time, so the compiled template is kept for the next
 def compiled(source: str) -> tuple[Any, frozenset[str]]:
     """Compile a judge's template; return it with the names that it uses. Refuse one that shows nothing of the completion."""
     from jinja2 import StrictUndefined, TemplateError, meta

@@ -29,10 +29,10 @@ def _check(options: Mapping[str, Any]) -> None:
     check_known("value of the reward model's option 'sees'", options["sees"], ("part", "prefix", "whole"))
     refuse(
         {
-            f"The reward model's marker is {marker!r}. Write the text that stands behind each step.": (
+            f"The reward model's marker is {marker!r}. Set it to the text that follows each step.": (
                 marker is not None and (not isinstance(marker, str) or not marker)
             ),
-            "A reward model with a marker reads all steps of a completion in one pass. Leave sees out.": (
+            "A reward model with a marker reads all steps of a completion in one pass. Leave the option sees out.": (
                 marker is not None and options["sees"] != "part"
             ),
             f"The reward model's choices are {choices!r}. Write two or more tokens with their numbers, {{'+': 1, '-': 0}}, and set "
@@ -110,12 +110,12 @@ def score_by_model(
     result_by_index: dict[int, CallResult] = {}
     for n, (row, judged_piece) in row_of.items():
         is_read = len(row.ids) <= most_tokens
-        number = reward_model.numbers[row][judged_piece] if is_read else math.nan
-        fault = f"the reward model's number is {number}"
+        reward_number = reward_model.numbers[row][judged_piece] if is_read else math.nan
+        failure_reason = f"the reward model's number is {reward_number}"
         if not is_read:
-            fault = f"the prompt and the text have {len(row.ids)} tokens, and the reward model takes {most_tokens}"
-        failure = CallResult(status=Status.ERROR, error=DataError(fault))
-        result_by_index[n] = CallResult(number) if math.isfinite(number) else failure
+            failure_reason = f"the prompt and the text have {len(row.ids)} tokens, and the reward model takes {most_tokens}"
+        failed_result = CallResult(status=Status.ERROR, error=DataError(failure_reason))
+        result_by_index[n] = CallResult(reward_number) if math.isfinite(reward_number) else failed_result
     refuse_if_all_failed(result_by_index, f"The reward model '{model}'")
     return reward_of(result_by_index, len(text))
 
@@ -194,7 +194,7 @@ class _RewardModel:
         self.outputs, self.worths = _outputs(name, model_config, tokenizer, label, choices)
         max_positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.longest = int(min(max_positions or math.inf, tokenizer.model_max_length, 2**31))
-        # What no completion may write: the special tokens, and the marker if it is a token of its own; the longest comes first.
+        # Tokens that no completion may write: the special tokens, and the marker if it is one token; longest first.
         special_tokens = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
         control_tokens = special_tokens | ({marker} & tokenizer.get_added_vocab().keys())
         self.control_tokens = sorted((token for token in control_tokens if len(token) > 1), key=len, reverse=True)
@@ -249,15 +249,15 @@ class _RewardModel:
 
     @torch.inference_mode()
     def _run(self, rows: Sequence[_Row]) -> Iterator[list[float]]:
-        inputs: dict[str, Any] = {"input_ids": [row.ids for row in rows]}
-        inputs["attention_mask"] = [[1] * len(ids) for ids in inputs["input_ids"]]
+        model_inputs: dict[str, Any] = {"input_ids": [row.ids for row in rows]}
+        model_inputs["attention_mask"] = [[1] * len(ids) for ids in model_inputs["input_ids"]]
         if rows[0].types:
-            inputs["token_type_ids"] = [row.types for row in rows]
-        for name, lists in inputs.items():
-            padding = self.model.config.pad_token_id or 0 if name == "input_ids" else 0
-            padded = pad_sequence(list(map(torch.tensor, lists)), batch_first=True, padding_value=padding)
-            inputs[name] = padded.to(self.model.device)
-        all_logits = self.model(**inputs)[0]
+            model_inputs["token_type_ids"] = [row.types for row in rows]
+        for name, lists in model_inputs.items():
+            padding_value = self.model.config.pad_token_id or 0 if name == "input_ids" else 0
+            padded_table = pad_sequence(list(map(torch.tensor, lists)), batch_first=True, padding_value=padding_value)
+            model_inputs[name] = padded_table.to(self.model.device)
+        all_logits = self.model(**model_inputs)[0]
         for row, logits in zip(rows, all_logits, strict=True):
             logits_pv = logits[list(row.places)] if row.places else logits[None]
             logits_pc = logits_pv[:, self.outputs].double().cpu()

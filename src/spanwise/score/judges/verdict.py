@@ -80,7 +80,7 @@ def _read_content(content: str, choices: Mapping[str, float | int]) -> tuple[str
         reason, part = (field if isinstance(field := reply_object.get(key), str) else None for key in ("reason", "part"))
         return choice_of.get(str(reply_object["verdict"]).strip().lower()), reason, part
     exact_choice = choice_of.get(content.strip().strip('".').lower())
-    if exact_choice is not None or brace_index >= 0:  # a word in a JSON object that breaks off is no verdict
+    if exact_choice is not None or brace_index >= 0:  # words in an incomplete JSON object are no verdict
         return exact_choice, None, None
     choices_pattern = "|".join(map(re.escape, sorted(choices, key=len, reverse=True)))
     found_words = re.findall(rf"(?<!\w)(?:{choices_pattern})(?!\w)", content, re.IGNORECASE)
