@@ -105,5 +105,5 @@ def test_sentences():
         turn_batch([one, Trajectory("b", 0, ())])
     with pytest.raises(AlignmentError, match=r"'credit' has the shape \(2, 1\) for 2 turns of up to 2 tokens"):
         onto_turns([one], "credit", torch.zeros(2, 1))
-    with pytest.raises(AlignmentError, match=r"'credit' is \(1, 2\) for 2 turns"):
+    with pytest.raises(AlignmentError, match=r"'credit' has the shape \(1, 2\) for 2 turns"):
         onto_turns([one], "credit", torch.zeros(1, 2))

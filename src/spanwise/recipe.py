@@ -373,13 +373,12 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
         return None
     method_entry = method(recipe.method)
     by_block = method_entry.kind == "block"
-    rest_blocks = () if layout.rest is None else (layout.names[layout.rest],)
+    rest_block = () if layout.rest is None else (layout.names[layout.rest],)
     shared_fields = {"if_missing": 0.0, **({"baseline": "group"} if "baseline" in method_entry.inputs else {})}
-    paid_names = (OWN, *rest_blocks) if by_block else layout.names
-    each_field = {"reward": "equals", "each": "*", "pays": paid_names, **shared_fields}
+    each_field = {"reward": "equals", "each": "*", "pays": (OWN, *rest_block) if by_block else layout.names, **shared_fields}
     if recipe.task == "fields":
         return [each_field]  # each objective also credits keys and punctuation, because a wrong key loses the field
-    paid_block_names = rest_blocks if by_block else layout.names
+    paid_block_names = rest_block if by_block else layout.names
     if by_block:
         # Only the two objectives below credit keys and punctuation; the fields' rewards together would outweigh theirs.
         each_field |= {"pays": (OWN,), "if_missing": None}

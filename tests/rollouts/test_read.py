@@ -81,7 +81,7 @@ SENTENCES = {
     "nesting": (nested('{"input": "q", "output": ', 100_000), "Line 1 of '{}' is nested"),
     "nesting of messages": (nested('{"output": "q", "input": ', 900), "Line 1 of '{}' is nested"),
     "step of TRL": (lambda f: trl_file(f / "a.parquet", ["a", "b"], step=["1", "x"]), "Row 0 of '{}' has '1' as 'step'"),
-    "types": (other_types, "The files of '{}' have columns that do not fit together ("),
+    "types": (other_types, "The files of '{}' differ in their columns ("),
     "two columns": (two_columns, "'acc'"),
     "name": (no_utf8, "caf\ufffd.jsonl'"),
     "task": (trace_with(task="sums"), "Line 1 of '{}' has 'sums' as 'task'"),

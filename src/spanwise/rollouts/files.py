@@ -63,9 +63,7 @@ def concatenate_tables(path: Path, tables: Iterable[pa.Table]) -> pa.Table:
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-        raise DataError(
-            f"The files of '{path}' have columns that do not fit together ({_first_line(error)}); give one file."
-        ) from None
+        raise DataError(f"The files of '{path}' differ in their columns ({_first_line(error)}); give one of them.") from None
 
 
 class ReadingProgress:

@@ -102,8 +102,7 @@ def rollout_files(path: Path) -> list[Path]:
         files = [file for file in path.glob(pattern) if file.is_file()]
         if files:
             return sorted(files, key=lambda file: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", file.name)])
-    is_run = (path / "recipe.yaml").is_file()
-    hint = " The run has saved no rollouts so far; train with --set keep_rollouts=1." if is_run else ""
+    hint = " No rollouts have been saved yet; train with --set keep_rollouts=1." if (path / "recipe.yaml").is_file() else ""
     raise DataError(f"The folder '{path}' holds no rollouts (no {', '.join(_PLACES)}).{hint}")
 
 

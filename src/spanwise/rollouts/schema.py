@@ -189,7 +189,7 @@ def rollout_table(columns: Mapping[str, Any], offsets: Int[np.ndarray, " o"] | S
         >>> rollout_table({"prompt": ["2 + 2?"], "completion_ids": [5, 9], "trainable": [True, False]}, [0, 2]).to_pylist()
         [{'prompt': '2 + 2?', 'completion_ids': [5, 9], 'trainable': [True, False]}]
     """
-    edges = pa.array(offsets, pa.int32())
+    list_offsets = pa.array(offsets, pa.int32())
     arrays_by_column: dict[str, pa.Array] = {}
     for name, values in columns.items():
         column_type = type_of(name)
@@ -202,11 +202,11 @@ def rollout_table(columns: Mapping[str, Any], offsets: Int[np.ndarray, " o"] | S
             entry_type = column_type.value_type if column_type is not None and pa.types.is_list(column_type) else None
             values = values.numpy() if isinstance(values, Tensor) else values
             column_array = pa.array(values, entry_type or column_type, from_pandas=True)  # NaN becomes null
-            if entry_type is not None and len(values) != edges[-1].as_py():
+            if entry_type is not None and len(values) != list_offsets[-1].as_py():
                 raise AlignmentError(
-                    f"There are {edges[-1]} tokens and {len(values)} entries of '{name}'; give one entry for each token."
+                    f"There are {list_offsets[-1]} tokens and {len(values)} entries of '{name}'; give one entry for each token."
                 )
-            column_array = column_array if entry_type is None else pa.ListArray.from_arrays(edges, column_array)
+            column_array = column_array if entry_type is None else pa.ListArray.from_arrays(list_offsets, column_array)
         if column_array is not None:
             arrays_by_column[name] = column_array
     return pa.table(arrays_by_column)

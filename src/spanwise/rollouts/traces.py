@@ -151,9 +151,10 @@ def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[f
                     sampled_flags = [flag for node_flags in flags_of_nodes for flag in node_flags]
                     completion_flags = sampled_flags[sampled_flags.index(True) :] if True in sampled_flags else []
                     advantages = (value for value, flag in zip(next(advantage_rows), completion_flags, strict=True) if flag)
+                    nodes = cast(Sequence[dict[str, Any]], trace.nodes)
                     for i, node_flags in zip(node_ids, flags_of_nodes, strict=True):
                         if any(node_flags):
-                            cast(dict[str, Any], trace.nodes[i])["advantages"] = list(islice(advantages, sum(node_flags)))
+                            nodes[i]["advantages"] = list(islice(advantages, sum(node_flags)))
             stream.write(json.dumps(record) + "\n")
 
 

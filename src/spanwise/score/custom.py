@@ -118,8 +118,8 @@ def restore_process(subject: str, text: Texts) -> Iterator[None]:
     """Undo what a user's function changes in the process (default dtype, gradients, seed, working directory), and warn of it."""
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     # A call's random seed is made from its texts, so that the training's random state stays as it is, also after a resume.
-    texts = "".join([subject, *map(whole_text, text[:8])])
-    call_hash = crc32(texts.encode(errors="replace"), hash(python_state[1]) & 0xFFFFFFFF)
+    seed_text = "".join([subject, *map(whole_text, text[:8])])
+    call_hash = crc32(seed_text.encode(errors="replace"), hash(python_state[1]) & 0xFFFFFFFF)
     _calls[call_hash] += 1
     call_seed = crc32(f"{_calls[call_hash]}".encode(), call_hash)
     with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):

@@ -115,7 +115,7 @@ class Reward(ByCompletion):
         pairs = [None] * row_count if by_outcome is None else by_outcome
         if not row_count == len(statuses) == len(pairs):
             raise AlignmentError(
-                f"There are {row_count} values, {len(statuses)} statuses, {len(pairs)} outcome pairs; give one of each per completion."
+                f"There are {row_count} values, {len(statuses)} statuses, {len(pairs)} outcome pairs; give one of each per row."
             )
         status_codes = [
             int(reason if value is None or reason == Status.BROKE else Status.OK)

@@ -74,8 +74,8 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
             "There is no tokenizer beside the file; credit is shown per word. Give the tokenizer's folder with --tokenizer."
         )
         text_columns = (batch[schema.TEXT] for batch in _batches(files, [schema.TEXT]))
-        parts = ([(text or "", True)] for column in text_columns for text in column.to_pylist())
-        tokens = tokenize(parts)._replace(note=token_note)
+        text_parts = ([(text or "", True)] for column in text_columns for text in column.to_pylist())
+        tokens = tokenize(text_parts)._replace(note=token_note)
     shared_text, scalar_names = Shared(), [field.name for field in table.schema if not pa.types.is_list(field.type)]
     rollout_ids = _read_ids(path, table, schema.ROLLOUT)
     training_records = [

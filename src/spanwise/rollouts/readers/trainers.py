@@ -155,19 +155,19 @@ class _Branches:
                 self.rewards.append(row.pop("rewards"))
                 self.fields.append(row)
                 self.all_ids, self.any_ids = self.all_ids and bool(ids), self.any_ids or bool(ids)
-                is_sampled, numbers = np.array(mask, np.bool_), {name: np.array(stream) for name, stream in streams.items()}
-                if "advantages" in numbers:
-                    numbers["advantages"] = np.nan_to_num(numbers["advantages"])  # 0 for tokens that record no advantage
+                is_sampled, arrays = np.array(mask, np.bool_), {name: np.array(stream) for name, stream in streams.items()}
+                if "advantages" in arrays:
+                    arrays["advantages"] = np.nan_to_num(arrays["advantages"])  # 0 for tokens that record no advantage
                 mean_advantage = (
-                    numbers["advantages"][is_sampled].mean() if "advantages" in numbers and any(mask) else math.nan
+                    arrays["advantages"][is_sampled].mean() if "advantages" in arrays and any(mask) else math.nan
                 )
                 self.mean_advantages.append(float(mean_advantage))
-                if "logprobs" in numbers:
-                    numbers["logprobs"] = np.where(is_sampled, numbers["logprobs"], np.nan)
-                lacks_logprobs = any(mask) and ("logprobs" not in numbers or np.isnan(numbers["logprobs"][is_sampled]).any())
+                if "logprobs" in arrays:
+                    arrays["logprobs"] = np.where(is_sampled, arrays["logprobs"], np.nan)
+                lacks_logprobs = any(mask) and ("logprobs" not in arrays or np.isnan(arrays["logprobs"][is_sampled]).any())
                 self.all_logprobs = self.all_logprobs and not lacks_logprobs
                 if keep_ids:
-                    self.tokens.append(ids, is_sampled, numbers)
+                    self.tokens.append(ids, is_sampled, arrays)
                 yield text_parts
 
 
