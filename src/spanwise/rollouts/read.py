@@ -103,7 +103,7 @@ def rollout_files(path: Path) -> list[Path]:
         if files:
             return sorted(files, key=lambda file: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", file.name)])
     hint = " No rollouts have been saved yet; train with --set keep_rollouts=1." if (path / "recipe.yaml").is_file() else ""
-    raise DataError(f"The folder '{path}' holds no rollouts (no {', '.join(_PLACES)}).{hint}")
+    raise DataError(f"The folder '{path}' holds no rollouts (looked for {', '.join(_PLACES)}).{hint}")
 
 
 def _choose_reader(

@@ -200,7 +200,7 @@ class RolloutTable:
         trained: Collection[str] = (),
         notes: Sequence[str] = (),
     ) -> RolloutTable:
-        """Build a table from columns; equal `keys` in a step (or equal prompts if `keys` is None) form a group.
+        """Build a table from columns; completions with equal `keys` (or prompts, if `keys` is None) in a step form a group.
 
         The reward that a trainer compared is the column `score` or `reward` (`scores`, `rewards`), else the sum of those `trained`.
         """

@@ -17,7 +17,7 @@ from spanwise.disk import writing
 
 
 class DiskArray:
-    """A growing array of numbers in an unnamed temporary file, which need not fit into memory."""
+    """A growing array of numbers in an unnamed temporary file, so that it need not fit into memory."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype, self._size = np.dtype(dtype), 0

@@ -29,7 +29,7 @@ from spanwise.score.reward import NAN, Columns, Texts, built_in
 
 #: The most values that an outcome may take in one batch; with more, hardly any two completions share a value.
 MOST_VALUES = 16
-#: A string outcome is encoded as a whole number from this one up to twice this one, which float64 holds exactly.
+#: A string outcome is encoded as a whole number from this number up to twice this number, exact in float64.
 _STRING_CODES = 2**52
 
 

@@ -35,7 +35,7 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
     responses = samples.read(files, progress, keep_ids=tokenizer is not None)
     if tokenizer is None:
         tokens = tokenize(responses)._replace(
-            note="Credit is shown per word, as no tokenizer reads the file's token ids; give one with --tokenizer."
+            note="Credit is shown per word; to see the file's tokens, give the tokenizer's folder with --tokenizer."
         )
     else:
         deque(responses, maxlen=0)

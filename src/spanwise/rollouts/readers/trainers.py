@@ -97,7 +97,7 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         else:
             tokens = tokenize(_Branches().read(files, keep_ids=False), tokenizer)
     if branches.any_ids and not has_ids:
-        word_note = "Credit is shown per word, as no tokenizer reads the file's token ids; give its folder with --tokenizer."
+        word_note = "Credit is shown per word; to see the file's tokens, give the tokenizer's folder with --tokenizer."
         tokens = tokens._replace(note=word_note)
     logp_v = branches.tokens.stream("logprobs") if has_ids and branches.all_logprobs else None
     fields = defaultdict(list, branches.fields.columns)
@@ -157,7 +157,7 @@ class _Branches:
                 self.all_ids, self.any_ids = self.all_ids and bool(ids), self.any_ids or bool(ids)
                 is_sampled, arrays = np.array(mask, np.bool_), {name: np.array(stream) for name, stream in streams.items()}
                 if "advantages" in arrays:
-                    arrays["advantages"] = np.nan_to_num(arrays["advantages"])  # 0 for tokens that record no advantage
+                    arrays["advantages"] = np.nan_to_num(arrays["advantages"])  # tokens without a recorded advantage get 0
                 mean_advantage = (
                     arrays["advantages"][is_sampled].mean() if "advantages" in arrays and any(mask) else math.nan
                 )

@@ -25,7 +25,7 @@ _REMEMBERED = 65_536
 def _check(options: Mapping[str, Any]) -> None:
     marker, choices = options["marker"], options["choices"]
     if not isinstance(options["model"], str) or not options["model"]:
-        raise RecipeError("The reward 'reward_model' has no model. Name a folder or a hub's name: options: {model: NAME}.")
+        raise RecipeError("The reward 'reward_model' has no model. Name a folder or a hub model: options: {model: NAME}.")
     check_known("value of the reward model's option 'sees'", options["sees"], ("part", "prefix", "whole"))
     refuse(
         {
