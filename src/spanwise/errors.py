@@ -128,7 +128,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def check_known(kind: str, name: Any, known: Iterable[str]) -> None:
-    """Refuse an unknown name; the error message calls it an unknown `kind`, such as "baseline"."""
+    """Refuse an unknown name; `kind` is what the error message calls it, such as "baseline"."""
     if name not in (names := tuple(known)):
         raise RecipeError(unknown(kind, name, names))
 

@@ -158,7 +158,7 @@ def tokenizer_of(schema: pa.Schema) -> Path | None:
 
 
 def check_version(file: Path, schema: pa.Schema) -> None:
-    """Refuse a rollout file of another format version, and one without a version that has a column of old files."""
+    """Refuse a rollout file of another format version, or of an early release, with a column `advantages`."""
     file_version = (schema.metadata or {}).get(_VERSION_KEY)
     if file_version not in (None, VERSION.encode()):
         raise DataError(

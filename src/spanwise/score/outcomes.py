@@ -122,7 +122,7 @@ def check_discrete(values: Collection[float], name: str) -> None:
 
 
 def judge_of(objective: Objective) -> str | None:
-    """Return which objective, such as `correct`, says whether the answer is right; None if this objective scores no confidence.
+    """Return the name of the objective that decides how a confidence is scored, such as `correct`; None for other rewards.
 
     That is its option (`of`), else the only reward among what it is given, else `correct` if that is among them; `correct` too
     where it is given no reward at all.

@@ -381,7 +381,7 @@ def overlong(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, longe
 
 
 def _is_well_formed(block: Mapping[str, str | None], counted_tags: Collection[str], empty: bool) -> bool:
-    """Return whether the tags of a block that `counted_tags` names hold something, and open and close once, in order."""
+    """Return whether each counted tag of a block has content, and opens and closes once, in order."""
     found_tags = [tag for tag in block if tag in counted_tags]
     if any(content is None or not (empty or content.strip()) for content in map(block.get, found_tags)):
         return False

@@ -95,7 +95,7 @@ def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns,
 
 
 def _only_right(reward: Reward, other: Reward) -> Reward:
-    """Remove an objective's reward from every completion whose reward by the objective named in `only` is not 1."""
+    """Keep an objective's reward only for completions that get 1 from the objective named in `only`."""
     wrong_n = other.value_n != 1.0
     status_n = torch.where(wrong_n, int(Status.UNSCORED), reward.status_n)
     by_outcome_n2 = reward.by_outcome_n2.masked_fill(wrong_n[:, None], NAN)
@@ -259,7 +259,7 @@ def _complete_known(objective: Objective, recorded: Reward, text: Texts, *, colu
 
 
 def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorded: Collection[str] = ()) -> None:
-    """Refuse objectives that cannot work with each other or with the layout; those in `recorded` read no tags and no blocks."""
+    """Refuse objectives that do not fit each other or the layout; tags and blocks of recorded rewards are not checked."""
     _check_order(objectives)
     judge_by_objective = {objective.name: judge_of(objective) for objective in objectives}
     for position, objective in enumerate(objectives):

@@ -58,7 +58,7 @@ def as_latex(text: str) -> str:
 
 
 def is_words(text: str) -> bool:
-    """Return whether a text consists of words, and not of variables that form a product."""
+    """Return whether a text consists of words, which must not be read as a product of variables."""
     return _WORDS.fullmatch(text) is not None and text != "pi"
 
 
@@ -67,7 +67,7 @@ def equals_as_math(gold: str, answer: str) -> bool | None:
     from math_verify import parse, verify  # a heavy import that only processes of the kind `math` need
 
     # Math-Verify's own time limits are off, because the parent kills this process if it takes too long.
-    parsed_gold = parse(as_latex(gold), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    parsed_gold = parse(as_latex(gold), parsing_timeout=None)  # pyright: ignore[reportArgumentType] - None: no limit
     if all(isinstance(part, str) for part in parsed_gold):  # Math-Verify found no mathematics, only the raw text
         return None
     try:
@@ -76,7 +76,7 @@ def equals_as_math(gold: str, answer: str) -> bool | None:
     except MemoryError:
         raise
     except Exception:
-        parsed_answer = parse(as_latex(answer), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+        parsed_answer = parse(as_latex(answer), parsing_timeout=None)  # pyright: ignore[reportArgumentType] - None: no limit
         return bool(verify(parsed_gold, parsed_answer, timeout_seconds=None))
 
 
