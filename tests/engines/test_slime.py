@@ -243,7 +243,7 @@ def test_a_slice_of_a_context_parallel_rank_has_its_own_tokens(tmp_path, slime):
         data = {"rewards": [credit], "kl": [torch.zeros(len(mine))], **lengths}
         set_advantages(args, data)
         assert data["advantages"][0].tolist() == data["returns"][0].tolist() == mine
-        with pytest.raises(AlignmentError, match=rf"Sample 0 of this rank has {len(mine)} advantages and 4 log-prob"):
+        with pytest.raises(AlignmentError, match=rf"Sample 0 of this rank has {len(mine)} advantages but 4 log-prob"):
             set_advantages(args, {**data, "rewards": [credit], "kl": [torch.zeros(4)]})
 
 

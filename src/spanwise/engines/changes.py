@@ -11,7 +11,7 @@ from spanwise.rollouts.folder import hidden
 #: The settings that a resumed run may change: its folder, its evaluations and files, and its length.
 MAY_CHANGE = ("output", "eval_every", "save_every", "keep_rollouts", "report", "report_to", "threads", "steps")
 
-#: Maps settings that checkpoints of earlier spanwise versions lack to the values with which those versions trained.
+#: Settings that earlier spanwise versions did not write into checkpoints, each with the value that those versions used.
 BEFORE: Mapping[str, Any] = {"importance_sampling_level": "token", "dynamic_sampling_rounds": 3}
 
 

@@ -86,7 +86,7 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
 
 
 def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
-    """Return a folder's newest checkpoint that training can resume from, or None; also say why each newer one is unusable."""
+    """Return a folder's newest usable checkpoint, or None, and the reason why each newer checkpoint is unusable."""
     step_by_path = {path: path.name.removeprefix("checkpoint-") for path in Path(folder).glob("checkpoint-*")}
     checkpoint_paths = [path for path, step in step_by_path.items() if step.isdecimal()]
     fault_by_name: dict[str, str] = {}
@@ -99,7 +99,7 @@ def newest_checkpoint(folder: str | Path) -> tuple[Path | None, dict[str, str]]:
 
 
 def find_checkpoint(folder: str | Path, path: str | Path | None = None) -> tuple[Path, str]:
-    """Return the checkpoint at `path`, or the folder's newest usable one with a note about newer ones that are damaged."""
+    """Return the checkpoint at `path`, or the folder's newest usable one with a note about newer, damaged checkpoints."""
     if path is not None:
         if fault := checkpoint_fault(Path(path)):
             raise DataError(f"'{path}' is not a readable checkpoint: {fault}. Give another checkpoint-<step> folder.")
@@ -130,8 +130,8 @@ def check_contents(place: Path) -> str:
     broadcast_object_list(changed_names)
     if changed_names[0] is not None:
         raise DataError(
-            f"'{place / changed_names[0]}' is not what was written into this checkpoint: it is damaged, or of another run. Put the "
-            f"file back, or give another checkpoint-<step> folder of '{place.parent}'."
+            f"'{place / changed_names[0]}' differs from the file that was saved with this checkpoint: it is damaged, or "
+            f"from another run. Put the saved file back, or give another checkpoint-<step> folder of '{place.parent}'."
         )
     return ""
 
@@ -142,7 +142,7 @@ def _digest(file: Path) -> str:
 
 
 def whole_checkpoint(args: Any, requested: str | bool | None, settings: Mapping[str, Any] | None = None) -> str | None:
-    """Return the checkpoint to resume from (None: a new run); given `settings`, refuse one whose settings or files changed."""
+    """Return the checkpoint to resume from, or None for a new run; refuse a checkpoint whose settings or files changed."""
     if requested is None or requested is False:
         return None
     checkpoint, resume_note = find_checkpoint(args.output_dir, None if requested is True else str(requested))
@@ -166,7 +166,7 @@ def whole_checkpoint(args: Any, requested: str | bool | None, settings: Mapping[
 
 
 def restore_estimator(scheme: Scheme, state: Mapping[str, Any] | None, place: Path) -> None:
-    """Restore a credit method that remembers earlier batches from its state in a checkpoint; refuse a missing state."""
+    """Load the state of a credit method that remembers earlier batches; refuse a checkpoint without that state."""
     if state is None:
         raise DataError(
             f"The checkpoint '{place}' has no state of method '{scheme.method}', which remembers earlier batches. Start a new run."

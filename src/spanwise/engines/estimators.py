@@ -17,7 +17,7 @@ from spanwise.credit.spread import to_tokens
 from spanwise.credit.trajectories.turns import step_rewards
 from spanwise.errors import refuse
 
-#: The pattern of the prompt ids that a trainer gives to rows that only fill up a batch.
+#: Matches the prompt ids of padding rows, which a trainer adds to fill up a batch.
 _PAD = re.compile(r"pad[0-9a-f]+")
 
 
@@ -36,7 +36,7 @@ def outcome_advantages(
     batch: Any = None,
     **rest: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Give all trained tokens of a completion the same advantage; return the table twice, because trainers also expect returns."""
+    """Give all trained tokens of a completion the same advantage; return the advantages twice, also as returns."""
     algorithm_settings = config if hasattr(config, "get") else {}
     spanwise_section = algorithm_settings.get("spanwise") or {}
     ignored_key = next((key for key in spanwise_section if key != "options"), None)
@@ -51,7 +51,7 @@ def outcome_advantages(
         }
     )
     uids = index.tolist() if hasattr(index, "tolist") else list(index)
-    # A row with a padding id is not compared with completions if it is at the end of the batch or has no trained token.
+    # A row with a padding id is left out of the comparison if it is at the end of the batch or has no trained token.
     is_padding_n = [bool(_PAD.fullmatch(str(uid))) for uid in uids]
     first_padding_row = max((n + 1 for n, is_padding in enumerate(is_padding_n) if not is_padding), default=0)
     is_trained_n = response_mask.bool().any(dim=1)

@@ -1,4 +1,4 @@
-"""Train with NeMo-RL by a recipe of spanwise, through an advantage estimator. Written for NVIDIA-NeMo/RL 7ea279ab, not run.
+"""Let NeMo-RL train with a spanwise recipe, through an advantage estimator. Written for NVIDIA-NeMo/RL 7ea279ab, not run.
 
 python -m spanwise.engines.nemo_rl examples/run_grpo.py --config ...    # instead of: python examples/run_grpo.py --config ...
 """
@@ -26,10 +26,10 @@ from spanwise.recipe import RecipeRule
 
 #: Fields of NeMo-RL's batch that reward functions cannot read: messages, and the numbers of NeMo-RL's own baseline.
 _OTHER = ("message_log", "extra_env_info", "total_reward", "filtered_reward", "unshaped_total_reward", "baseline", "std")
-#: Maps options of NeMo-RL that would change the credit or have no effect to their required value, and the reason for it.
+#: Options of NeMo-RL that would change the credit or do nothing, each with its required value and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
-    "grpo.advantage_clip_low": (None, "it clips advantages, which spanwise scales up to undo the mean of the loss"),
-    "grpo.advantage_clip_high": (None, "it clips advantages, which spanwise scales up to undo the mean of the loss"),
+    "grpo.advantage_clip_low": (None, "the option clips advantages, which spanwise scales up to undo the loss's mean"),
+    "grpo.advantage_clip_high": (None, "the option clips advantages, which spanwise scales up to undo the loss's mean"),
     "grpo.invalid_tool_call_advantage": (None, "the option overwrites the credit of a whole message"),
     "grpo.malformed_thinking_advantage": (None, "the option overwrites the credit of a whole message"),
     "loss_fn.use_kl_in_reward": (False, "spanwise ignores the changed reward; set reference_policy_kl_penalty instead"),
@@ -44,8 +44,8 @@ def attach() -> None:
     original_factory = grpo._create_advantage_estimator
 
     def create(master_config: Any) -> Any:
-        is_ours = get_setting(master_config, "grpo.adv_estimator.name") == "spanwise"
-        return SpanEstimator(master_config) if is_ours else original_factory(master_config)
+        is_spanwise = get_setting(master_config, "grpo.adv_estimator.name") == "spanwise"
+        return SpanEstimator(master_config) if is_spanwise else original_factory(master_config)
 
     grpo._create_advantage_estimator = create
 
@@ -58,34 +58,34 @@ def get_setting(config: Any, path: str) -> Any:
 
 
 def check(master_config: Any) -> RecipeRule:
-    """Load the rule of credit from the recipe that NeMo-RL's configuration names; refuse settings that do not work with it."""
-    setting = partial(get_setting, master_config)
-    recipe = setting("grpo.adv_estimator.recipe")
+    """Load the recipe that NeMo-RL's configuration names; refuse settings that do not work with it."""
+    get_option = partial(get_setting, master_config)
+    recipe_path = get_option("grpo.adv_estimator.recipe")
     rule, notes = read_rule(
-        recipe,
+        recipe_path,
         engine="NeMo-RL",
-        longest=setting("policy.generation.max_new_tokens"),
-        get_setting=setting,
-        faults={"There is no recipe; add +grpo.adv_estimator.recipe=recipe.yaml.": recipe is None},
+        longest=get_option("policy.generation.max_new_tokens"),
+        get_setting=get_option,
+        faults={"There is no recipe; add +grpo.adv_estimator.recipe=recipe.yaml.": recipe_path is None},
         fixed=_FIXED,
         deviation="grpo.adv_estimator.normalize_rewards",
     )
-    if setting("grpo.use_dynamic_sampling"):
+    if get_option("grpo.use_dynamic_sampling"):
         notes += ["grpo.use_dynamic_sampling drops groups with equal environment rewards, although their blocks may differ."]
-    return check_rule(recipe, rule, engine="NeMo-RL", notes=notes)
+    return check_rule(recipe_path, rule, engine="NeMo-RL", notes=notes)
 
 
 class SpanEstimator:
     """NeMo-RL's advantage estimator for the credit of a recipe; `last_metrics` holds the metrics of the last batch."""
 
     def __init__(self, master_config: Any) -> None:
-        setting = partial(get_setting, master_config)
+        get_option = partial(get_setting, master_config)
         self.run = RecipeRun.of(
-            check(master_config), model=setting("policy.model_name"), tokenizer=setting("policy.tokenizer.name")
+            check(master_config), model=get_option("policy.model_name"), tokenizer=get_option("policy.tokenizer.name")
         )
         self.last_metrics: dict[str, float] = {}
-        self.mini_batch: int = setting("policy.train_global_batch_size")
-        self.token_level: bool = setting("loss_fn.token_level_loss")
+        self.mini_batch: int = get_option("policy.train_global_batch_size")
+        self.token_level: bool = get_option("loss_fn.token_level_loss")
 
     def compute_advantage(
         self,
@@ -95,7 +95,7 @@ class SpanEstimator:
         repeated_batch: Any = None,
         **_rest: Any,
     ) -> Float[Tensor, "n t"]:
-        """Return each token's advantage, scaled so that NeMo-RL's loss becomes the mean over rollouts of sums over tokens."""
+        """Return each token's advantage, scaled so that NeMo-RL's loss sums over tokens and averages over rollouts."""
         if "message_log" not in (repeated_batch or {}):
             raise RecipeError(
                 "This trainer gives estimators no messages. Train with grpo_train, as examples/run_grpo.py does."
@@ -103,13 +103,13 @@ class SpanEstimator:
         batch = self._batch(repeated_batch, prompt_ids, rewards)
         assert batch.mask_nt is not None
         reply_width, full_mask_nt = batch.mask_nt.shape[1], pad(mask.float().cpu(), (0, batch.mask_nt.shape[1]))
-        # The column in `mask` of each token of a reply.
-        column_nt = torch.as_tensor(repeated_batch["length"]).cpu()[:, None] + torch.arange(reply_width)
-        trained_nt = (full_mask_nt.gather(1, column_nt) > 0) & batch.mask_nt
+        # for each token of a reply, its column in `mask`
+        reply_column_nt = torch.as_tensor(repeated_batch["length"]).cpu()[:, None] + torch.arange(reply_width)
+        trained_nt = (full_mask_nt.gather(1, reply_column_nt) > 0) & batch.mask_nt
         reply_adv_nt, metrics = self.run.finish(self.run.step.read(batch), mask_nt=trained_nt)
         self.last_metrics = {name: value for name, value in metrics.items() if value == value}
-        adv_nt = torch.zeros_like(full_mask_nt).scatter(1, column_nt, reply_adv_nt)[:, : mask.shape[1]]
-        # A rollout without a reply has no token in the mask, so NeMo-RL's divisor counts its loss multiplier instead.
+        adv_nt = torch.zeros_like(full_mask_nt).scatter(1, reply_column_nt, reply_adv_nt)[:, : mask.shape[1]]
+        # A rollout without a reply has no token in the mask, so its weight in NeMo-RL's divisor is its loss multiplier.
         loss_multiplier_n = torch.as_tensor(repeated_batch["loss_multiplier"]).float().cpu()
         weight_n = torch.where(batch.mask_nt.any(dim=1), full_mask_nt.amax(dim=1), loss_multiplier_n)
         factor_n1 = fold_factor(mask.cpu(), weight_n, mini_batch=self.mini_batch, token_level=self.token_level)
@@ -123,13 +123,13 @@ class SpanEstimator:
             for name in ("token_ids", "token_loss_mask", "generation_logprobs")
         )  # fmt: skip
         row_dicts: list[dict[str, Any]] = [{} for _ in reply_ids]
-        for name, values in batch.items():
-            values = values.tolist() if isinstance(values, Tensor) and values.dim() == 1 else values
-            if isinstance(values, list) and len(values) == len(reply_ids) and name not in _OTHER:
-                for row, value in zip(row_dicts, values, strict=True):
-                    row[name] = value
-        for row, environment_info in zip(row_dicts, batch.get("extra_env_info") or [{}] * len(row_dicts), strict=True):
-            row.update(environment_info or {})
+        for name, row_values in batch.items():
+            row_values = row_values.tolist() if isinstance(row_values, Tensor) and row_values.dim() == 1 else row_values
+            if isinstance(row_values, list) and len(row_values) == len(reply_ids) and name not in _OTHER:
+                for row_dict, value in zip(row_dicts, row_values, strict=True):
+                    row_dict[name] = value
+        for row_dict, environment_info in zip(row_dicts, batch.get("extra_env_info") or [{}] * len(row_dicts), strict=True):
+            row_dict.update(environment_info or {})
         decode_ids = partial(self.run.tokenizer.decode, skip_special_tokens=True)
         columns = {
             **columns_of(row_dicts),
@@ -138,7 +138,7 @@ class SpanEstimator:
             "completion_ids": reply_ids,
             "environment": rewards.tolist(),
         }
-        prompt_numbers = batch.get("idx")  # tells prompts apart that have the same words but different images
+        prompt_numbers = batch.get("idx")  # tells apart prompts with the same words but different images
         prompt_number_n = [0] * len(reply_ids) if prompt_numbers is None else map(int, prompt_numbers)
         return Batch.jagged(
             reply_ids,
@@ -152,7 +152,7 @@ class SpanEstimator:
 def fold_factor(
     mask_nt: Shaped[Tensor, "n t"], weight_n: Shaped[Tensor, " n"], *, mini_batch: int, token_level: bool
 ) -> Float[Tensor, "n 1"]:
-    """Compute what advantages are multiplied by, so that NeMo-RL's loss is a mean over a mini-batch's rows of sums over tokens.
+    """Compute the factor on advantages with which NeMo-RL's loss sums over tokens and averages over a mini-batch's rows.
 
     factor[i] = D[i] / R,  R the rows of i's mini-batch; D[i] the tokens in its loss, or at sequence level those of row i times
     the rows in the loss. `weight_n` is NeMo-RL's `sample_mask`.
@@ -170,5 +170,5 @@ def fold_factor(
 if __name__ == "__main__":
     sys.argv = sys.argv[1:] or sys.exit("Name NeMo-RL's script: python -m spanwise.engines.nemo_rl examples/run_grpo.py ...")
     attach()
-    sys.path[:1] = [sys.argv[0].rpartition("/")[0] or "."]  # the script's folder, as if Python had started the script
+    sys.path[:1] = [sys.argv[0].rpartition("/")[0] or "."]  # lets the script import modules from its own folder
     runpy.run_path(sys.argv[0], run_name="__main__")

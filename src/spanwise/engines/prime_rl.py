@@ -1,4 +1,4 @@
-"""Train with prime-rl by a recipe of spanwise, whose credit replaces the advantages of prime-rl's algorithm `grpo`.
+"""Let prime-rl train with a spanwise recipe, whose credit replaces the advantages of prime-rl's algorithm `grpo`.
 
     python -m spanwise.engines.prime_rl recipe.yaml TOKENS @ orchestrator.toml    # instead of: orchestrator @ orchestrator.toml
 
@@ -25,23 +25,23 @@ from spanwise.trajectories import turn_batch
 
 
 def check(recipe: str, *, tokens: int | str) -> RecipeRule:
-    """Load a recipe's rule of credit; refuse rules that compare prompt groups, because prime-rl passes one group at a time."""
+    """Load a recipe; refuse one that compares several prompt groups, because prime-rl passes one group at a time."""
     refuse(
         {
             f"TOKENS is {tokens}; write the usual number of tokens of a rollout, such as 2048.": not str(tokens).isdecimal()
             or int(tokens) < 1
         }
     )
-    rule, group_limit = rule_at(recipe, longest=int(tokens)), "prime-rl passes one group at a time"
+    rule, group_reason = rule_at(recipe, longest=int(tokens)), "prime-rl passes one group at a time"
     scheme = rule.scheme
     faults = {
         **{
-            f"Objective '{objective.name}' has the baseline '{objective.baseline}', which compares groups, but {group_limit}. "
+            f"Objective '{objective.name}' has the baseline '{objective.baseline}', which compares groups, but {group_reason}. "
             "Use 'group' or 'outcome'.": objective.baseline in ("batch", "blended")
             for objective in scheme.objectives
         },
-        f"per is 'batch', but {group_limit}. Use 'block', 'completion' or a number.": scheme.per == "batch",
-        f"Method '{scheme.method}' whitens over the batch, but {group_limit}. Use another method.": (
+        f"per is 'batch', but {group_reason}. Use 'block', 'completion' or a number.": scheme.per == "batch",
+        f"Method '{scheme.method}' whitens over the batch, but {group_reason}. Use another method.": (
             {**scheme.entry.options, **scheme.options}.get("whiten")
         ),
         **{
@@ -56,7 +56,7 @@ def check(recipe: str, *, tokens: int | str) -> RecipeRule:
 
 
 async def credit_traces(traces: Sequence[Any], run: RecipeRun, *, tokens: int) -> list[list[float]]:
-    """Compute the advantages, times `tokens`, of the sampled tokens of a group's rollouts (traces), in the order of their nodes."""
+    """Return a list per trace (rollout) of a group: the advantages of its sampled tokens, multiplied by `tokens`."""
     nodes_by_trace = [[node for node in trace.nodes if any(node.mask)] for trace in traces]
     fact_columns = columns_of([{**_facts(trace), "prompts": _prompt(trace, run.tokenizer)} for trace in traces])
     trajectories = [
@@ -111,13 +111,13 @@ def _facts(trace: Any) -> dict[str, Any]:
 
 
 def _prompt(trace: Any, tokenizer: Any) -> str:
-    """Decode what stands before the first node that the model sampled."""
-    nodes_before = takewhile(lambda node: not any(node.mask), trace.nodes)
-    return tokenizer.decode(list(chain.from_iterable(node.token_ids for node in nodes_before)))
+    """Decode the part of a trace before the first node that the model sampled."""
+    prompt_nodes = takewhile(lambda node: not any(node.mask), trace.nodes)
+    return tokenizer.decode(list(chain.from_iterable(node.token_ids for node in prompt_nodes)))
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run prime-rl's orchestrator; the first two arguments are the recipe and TOKENS, and the others the orchestrator's own."""
+    """Run prime-rl's orchestrator; the first two arguments are the recipe and TOKENS, the rest go to the orchestrator."""
     usage = "Write python -m spanwise.engines.prime_rl RECIPE TOKENS @ FILE, such as recipe.yaml 2048 @ orchestrator.toml."
     refuse({usage: len(arguments) < 2})
     attach(arguments[0], tokens=arguments[1])

@@ -1,4 +1,4 @@
-"""`RecipeRun`: what trainers share that let spanwise in through hooks, and never say when a training begins or ends."""
+"""`RecipeRun`, for trainers that call spanwise from hooks and never say when training begins or ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spanwise.step import Ranks, ReadBatch, Step, StepResult
 
 
 class RecipeRun:
-    """Credits the batches of a trainer by a recipe, and writes the run folder that the recipe names in `output`."""
+    """Computes a recipe's credit for a trainer's batches, and writes the run folder that the recipe names in `output`."""
 
     def __init__(
         self,
@@ -40,15 +40,15 @@ class RecipeRun:
 
     @staticmethod
     def of(rule: RecipeRule, *, model: str, tokenizer: str | None = None, **options: Any) -> RecipeRun:
-        """Load the tokenizer of a policy by the model's name, or by a name of its own."""
-        loaded = AutoTokenizer.from_pretrained(tokenizer or model, trust_remote_code=True)
-        vocabulary = Vocabulary.from_tokenizer(loaded, size=model_size(model))
-        return RecipeRun(rule, loaded, vocabulary, model=model, **options)
+        """Build a `RecipeRun` with the tokenizer of `model`, or with the one that `tokenizer` names."""
+        loaded_tokenizer = AutoTokenizer.from_pretrained(tokenizer or model, trust_remote_code=True)
+        vocabulary = Vocabulary.from_tokenizer(loaded_tokenizer, size=model_size(model))
+        return RecipeRun(rule, loaded_tokenizer, vocabulary, model=model, **options)
 
     def finish(
         self, own: ReadBatch, *, number: int | None = None, learn: bool = True, **options: Any
     ) -> tuple[Float[Tensor, "n t"], dict[str, float]]:
-        """Credit a read batch as `Step.finish` does, give the warnings and write the run folder; return advantages and metrics.
+        """Compute the credit of a scored batch, issue the warnings and write the run folder; return advantages and metrics.
 
         `own` has the prompt of each row in the column `prompts`; without the trainer's `number` the batches are counted from 1.
         """
@@ -65,21 +65,21 @@ class RecipeRun:
         """Write the metrics of a batch to the run folder, and the rollouts if they are due."""
 
         def rollouts() -> Rollouts:
-            columns, groups = result.own.batch.columns, result.own.batch.group_n.tolist()
-            # The later turns of a rollout have longer prompts; the first row of a group has the prompt of all.
-            prompt_by_group = dict(zip(reversed(groups), reversed(columns["prompts"]), strict=True))
-            row_prompts = [prompt_by_group[group] for group in groups]
+            columns, group_of_row = result.own.batch.columns, result.own.batch.group_n.tolist()
+            # The later turns of a rollout have longer prompts, so the prompt comes from the first row of a group.
+            prompt_by_group = dict(zip(reversed(group_of_row), reversed(columns["prompts"]), strict=True))
+            row_prompts = [prompt_by_group[group] for group in group_of_row]
             return self.step.rollouts(result, number=self.batches, prompts=row_prompts, columns=columns)
 
         turn_steps, group_n = result.own.everyone.batch.steps, result.own.everyone.batch.group_n
         rollout_n = group_n if turn_steps is None else turn_steps.trajectory_s.unique()
         prompt_count = max(1, len(group_n.unique()))
-        sizes = {"prompts": prompt_count, "group_size": max(2, len(rollout_n) // prompt_count)}
+        batch_sizes = {"prompts": prompt_count, "group_size": max(2, len(rollout_n) // prompt_count)}
         record.add_batch(
             self.batches,
             result,
             self.scheme,
-            recipe=record.recipe(self.scheme, **sizes, **self.settings),
+            recipe=record.recipe(self.scheme, **batch_sizes, **self.settings),
             tokenizer=self.tokenizer,
             rollouts=rollouts,
             ranks=self.step.ranks,

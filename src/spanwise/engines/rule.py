@@ -1,4 +1,4 @@
-"""Load the rule of credit that an engine's settings name; refuse settings and rules that do not work together."""
+"""Load the recipe that an engine's settings name; refuse settings and recipes that do not work together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from spanwise.recipe import RecipeRule, rule_at
 
 #: The fields of `Batch` that trainers without an adapter for modes fill in.
 PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
-#: The fields of a recipe that an engine reads; the trainer's own configuration decides everything else.
+#: The fields of a recipe that an engine reads; the trainer's own configuration sets everything else.
 _CREDIT = {*RULE, *MODES, "calibration", "baseline", "verifier"}
 
 
@@ -23,43 +23,43 @@ def read_rule(
     path: Any,
     *,
     engine: str,
-    longest: int,  # the most tokens of a completion
-    get_setting: Callable[[str], Any],  # looks an option of the engine up by name; None: it is not set
+    longest: int,  # the maximum number of tokens of a completion
+    get_setting: Callable[[str], Any],  # returns an engine's option by name, or None if it is not set
     faults: Mapping[str, Any],
-    fixed: Mapping[str, tuple[Any, str]],  # option -> its required value, and the reason for it
-    discounts: Mapping[str, str] = {},  # option -> the option of a credit method (gamma, lam) that it sets; 1: it is not set
+    fixed: Mapping[str, tuple[Any, str]],  # option -> its required value, and the reason
+    discounts: Mapping[str, str] = {},  # engine's option -> the discount of a credit method that it sets
     deviation: str = "",  # the option that turns the division by a group's standard deviation on or off
 ) -> tuple[RecipeRule, list[str]]:
-    """Load a recipe's rule of credit, and warnings about discounts; refuse settings of the engine that conflict with the rule."""
+    """Load a recipe, and warnings about discounts; refuse settings of the engine that conflict with the recipe."""
     fixed_faults = {
         f"{name} is {get_setting(name)}: {reason}. Leave {name} at {required}.": get_setting(name) not in (None, required)
         for name, (required, reason) in fixed.items()
     }
     refuse({**faults, **fixed_faults})
-    set_by_option = {option: (name, get_setting(name)) for name, option in discounts.items()}
-    set_by_option = {option: pair for option, pair in set_by_option.items() if pair[1] not in (None, 1.0)}
-    rule = rule_at(path, longest=longest, options={option: value for option, (_, value) in set_by_option.items()})
+    setting_by_option = {option: (name, get_setting(name)) for name, option in discounts.items()}
+    setting_by_option = {option: pair for option, pair in setting_by_option.items() if pair[1] not in (None, 1.0)}
+    rule = rule_at(path, longest=longest, options={option: value for option, (_, value) in setting_by_option.items()})
     recipe, scheme = rule
-    rule_options = {option: scheme.options.get(option) for option in set_by_option}
+    rule_options = {option: scheme.options.get(option) for option in setting_by_option}
     divides_by_std = scheme.method == "grpo" or any(objective.scale == "std" for objective in scheme.objectives)
-    setting = get_setting(deviation) if deviation else None
+    std_setting = get_setting(deviation) if deviation else None
     refuse(
         {
-            f"{deviation} is {setting}, but method '{scheme.method}' of the recipe divides by the group's standard deviation. "
-            "Write method: dr_grpo, or remove scale: std.": divides_by_std and setting is not None and not setting,
+            f"{deviation} is {std_setting}, but method '{scheme.method}' of the recipe divides by the group's standard deviation. "
+            "Write method: dr_grpo, or remove scale: std.": divides_by_std and std_setting is not None and not std_setting,
             **{
                 f"{name} is {value}, but the recipe has {option}: {rule_options[option]}. Remove one of the two.": (
                     rule_options[option] not in (None, value)
                 )
-                for option, (name, value) in set_by_option.items()
+                for option, (name, value) in setting_by_option.items()
             },
         }
     )
     return rule, [
         f"{name}={value} is taken as the recipe's option {option}."
         if rule_options[option] is not None
-        else f"{name}={value} changes nothing: method '{scheme.method}' does not discount, as {engine}'s grpo does not."
-        for option, (name, value) in set_by_option.items()
+        else f"{name}={value} changes nothing: neither method '{scheme.method}' nor {engine}'s grpo discounts."
+        for option, (name, value) in setting_by_option.items()
         if option not in recipe.options
     ]
 
@@ -73,12 +73,12 @@ def check_rule(
     faults: Mapping[str, Any] = {},
     notes: Collection[str] = (),
 ) -> RecipeRule:
-    """Return a rule of credit if it works with a trainer without modes; `faults` and `notes` are its own refusals and warnings."""
+    """Refuse a recipe that the trainer does not support, or with modes; add the trainer's own `faults` and `notes`."""
     mode_names = ", ".join(rule.recipe.modes)
-    no_modes = (
+    modes_sentence = (
         f"The recipe has {mode_names}, which does not work with {engine}. Leave it out, or train with TRL, verl or SkyRL."
     )
-    refuse({no_modes: mode_names, **faults})
+    refuse({modes_sentence: mode_names, **faults})
     rule.scheme.check_forgets(engine)
     rule.scheme.check_loads(engine)
     rule.scheme.check(provides)
@@ -88,14 +88,14 @@ def check_rule(
 
 def idle_fields(path: str | Path, *, engine: str, reads_output: bool = False) -> str:
     """Return a warning that lists the recipe's fields that an engine ignores, or an empty string."""
-    recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
-    ignored_names = {*recipe} - _CREDIT
-    if reads_output and recipe.get("output"):  # without a folder, keep_rollouts does nothing
+    recipe_fields = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    ignored_names = {*recipe_fields} - _CREDIT
+    if reads_output and recipe_fields.get("output"):  # without a folder, keep_rollouts does nothing
         ignored_names -= {"output", "keep_rollouts"}
     for name, mode in MODES.items():
         if mode.elsewhere:
-            ignored_names |= {f"{name}.{field}" for field in recipe.get(name) or {} if field not in mode.elsewhere}
+            ignored_names |= {f"{name}.{field}" for field in recipe_fields.get(name) or {} if field not in mode.elsewhere}
     if not ignored_names:
         return ""
     joined_names = ", ".join(sorted(ignored_names))
-    return f"The recipe also sets {joined_names}, but {engine}'s own configuration decides; these fields are ignored."
+    return f"{engine} ignores the recipe's {joined_names} and uses its own configuration instead."

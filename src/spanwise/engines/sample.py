@@ -1,4 +1,4 @@
-"""Sample completions with `transformers` outside of training, for evaluation."""
+"""Sample completions with `transformers` for evaluation, outside of training."""
 
 from __future__ import annotations
 

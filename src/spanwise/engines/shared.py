@@ -52,7 +52,7 @@ def say(*sentences: str) -> None:
 
 
 def kl_fault(beta: float, loss_type: str, *, engine: str) -> dict[str, bool]:
-    """Return an error sentence, with whether the engine's KL term is not averaged over the tokens of each completion."""
+    """Return an error sentence, which applies if the engine does not average its KL term over each completion's tokens."""
     error_sentence = (
         f"beta is {beta}, and under loss_type '{loss_type}' {engine} does not average the KL over the tokens of each completion. "
         f"Set loss_type to {' or '.join(KL_LOSS_TYPES)}, or beta to 0."
@@ -69,7 +69,7 @@ def fold_factor(
     processes: int = 1,
     steps_per_generation: int = 1,
 ) -> Float[Tensor, "b 1"]:
-    """Compute what a micro-batch's advantages are multiplied by, so that TRL's loss is a mean over rows of sums over tokens."""
+    """Compute the factor on a micro-batch's advantages with which TRL's loss sums over tokens and averages over rows."""
     # TRL's loss divides by the factor returned here times the number of rows of the micro-batch.
     row_count = mask_bt.shape[0]
     token_count_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
@@ -129,7 +129,7 @@ def reward_means(worth_nm: Float[Tensor, "n m"], names: Sequence[str]) -> dict[s
 
 
 def prompt_texts(tokenizer: Any, uids: Iterable[Any], prompts: Iterable[Sequence[int]]) -> dict[Any, str]:
-    """Decode the prompt of the first row with each prompt id (uid), and return the texts by id."""
+    """Return the prompt's text for each prompt id (uid), decoded from the first row with this id."""
     ids_by_uid: dict[Any, Sequence[int]] = {}
     for uid, ids in zip(uids, prompts, strict=True):
         ids_by_uid.setdefault(uid, ids)
@@ -151,15 +151,15 @@ class RunRecord:
         """Build a `RunRecord` from the options folder, keep_rollouts and report; None if there is no folder to write."""
         folder, keep_every, report = section.get("folder"), section.get("keep_rollouts", 0), section.get("report", False)
         check_keeping(keep_every, report)
-        lacks_folder = folder is None and (keep_every or report)
-        refuse({f"keep_rollouts and report need a folder; add {option}=runs/NAME.": lacks_folder})
+        folder_is_missing = folder is None and (keep_every or report)
+        refuse({f"keep_rollouts and report need a folder; add {option}=runs/NAME.": folder_is_missing})
         return None if folder is None else RunRecord(str(folder), keep_rollouts=keep_every, report=report, option=option)
 
     def recipe(self, scheme: Scheme, **settings: Any) -> dict[str, Any]:
         """Build the content of `recipe.yaml` from a scheme and from the trainer's settings that are not None."""
         given_settings = {name: value for name, value in settings.items() if value is not None}
         recipe = {"task": SCRIPT, **scheme.plain(), **given_settings, "keep_rollouts": self.keep, "report": self.report}
-        return json.loads(json.dumps(recipe))  # lists in place of tuples, as a file returns them
+        return json.loads(json.dumps(recipe))  # lists in place of tuples, as in a recipe read from a file
 
     def check(self, recipe: Mapping[str, Any], *, step: int) -> None:
         """Refuse a folder that already holds another run or other files."""
@@ -214,9 +214,9 @@ class RunRecord:
         if self.keep and step % self.keep == 0:
             turn_steps = all_rows.batch.steps
             rollout_n = None if turn_steps is None else turn_steps.trajectory_s[result.own.here]
-            tables = gather(rollouts().recorded(step=step, rollout_n=rollout_n))
+            rollouts_by_rank = gather(rollouts().recorded(step=step, rollout_n=rollout_n))
             if is_writer:
-                self.folder.write_rollouts(tables, step=step)
+                self.folder.write_rollouts(rollouts_by_rank, step=step)
         if is_writer:
             worth_nm = fill_missing(all_rows.reading.scores, scheme.objectives)
             self.add(step, {**result.metrics, **reward_means(worth_nm, scheme.names)})

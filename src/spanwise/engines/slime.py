@@ -1,4 +1,4 @@
-"""Train with slime by a recipe of spanwise, through two of slime's hooks. Written for THUDM/slime 624b824a, not run.
+"""Let slime train with a spanwise recipe, through two of slime's hooks. Written for THUDM/slime 624b824a, not run.
 
 The first hook computes the credit of the whole batch, the second passes it to the loss on every rank. Only they import slime.
 """
@@ -30,15 +30,15 @@ HOOKS = {
     "custom_reward_post_process_path": "spanwise.engines.slime.post_process_rewards",
     "custom_advantage_function_path": "spanwise.engines.slime.set_advantages",
 }
-#: Maps arguments of slime that would change the credit or have no effect to their required value, and the reason for it.
+#: Arguments of slime that would change the credit or do nothing, each with its required value and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
-    "normalize_advantages": (False, "the option subtracts one mean over the tokens of all blocks"),
-    "rewards_normalization": (True, "the recipe decides with what a reward is compared"),
+    "normalize_advantages": (False, "the option subtracts one mean of all tokens from the advantages of every block"),
+    "rewards_normalization": (True, "the recipe decides what a reward is compared with"),
     "kl_coef": (0, "the option changes a reward that spanwise does not use; set use_kl_loss instead"),
     "loss_type": ("policy_loss", "only slime's own policy loss uses the advantages of each token"),
     "compute_advantages_and_returns": (True, "without it no token gets an advantage"),
     "custom_pg_loss_reducer_function_path": (None, "spanwise cannot undo the divisor of a reducer of your own"),
-    "custom_convert_samples_to_train_data_path": (None, "it replaces the step in which spanwise computes credit"),
+    "custom_convert_samples_to_train_data_path": (None, "the function replaces the step in which spanwise computes credit"),
     "mask_offpolicy_in_partial_rollout": (
         False,
         "the option masks the start of some completions, where their first block begins",
@@ -51,38 +51,38 @@ _RUNS: dict[str, RecipeRun] = {}
 
 
 def check(args: Any) -> RecipeRule:
-    """Load the rule of credit from the recipe that slime's arguments name; refuse arguments that conflict with it.
+    """Load the recipe that slime's arguments name; refuse arguments that conflict with it.
 
     The hooks call it with their first batch. As slime's `custom_megatron_init_path` it runs before anything is sampled.
     """
-    setting = vars(args).get
-    recipe, estimator_name = setting("spanwise_recipe"), setting("advantage_estimator")
+    get_argument = vars(args).get
+    recipe_path, estimator_name = get_argument("spanwise_recipe"), get_argument("advantage_estimator")
     faults = {
-        "There is no recipe; add spanwise_recipe: recipe.yaml to the file of --custom-config-path.": recipe is None,
+        "There is no recipe; add spanwise_recipe: recipe.yaml to the file of --custom-config-path.": recipe_path is None,
         f"advantage_estimator is '{estimator_name}', which trains a critic or normalises advantages. Use "
         f"{', '.join(_ESTIMATORS)}, whose losses work with the recipe's advantages.": estimator_name not in _ESTIMATORS,
-        **{f"{name} is {setting(name)}; set it to {hook}.": setting(name) != hook for name, hook in HOOKS.items()},
+        **{f"{name} is {get_argument(name)}; set it to {hook}.": get_argument(name) != hook for name, hook in HOOKS.items()},
         "use_opd with opd_type 'sglang' reads its teacher's numbers in the hook that spanwise replaces. Use opd_type "
-        "'megatron'.": setting("use_opd") and args.opd_type == "sglang",
+        "'megatron'.": get_argument("use_opd") and args.opd_type == "sglang",
     }
     rule, notes = read_rule(
-        recipe,
+        recipe_path,
         engine="slime",
         longest=args.rollout_max_response_len,
-        get_setting=setting,
+        get_setting=get_argument,
         faults=faults,
         fixed=_FIXED,
         discounts={"gamma": "gamma", "lambd": "lam"},
-        # For single samples slime ignores the option.
-        deviation="" if setting("n_samples_per_prompt") == 1 else "grpo_std_normalization",
+        # With one sample per prompt, slime ignores grpo_std_normalization.
+        deviation="" if get_argument("n_samples_per_prompt") == 1 else "grpo_std_normalization",
     )
-    if (filter_path := setting("dynamic_sampling_filter_path")) is not None:
+    if (filter_path := get_argument("dynamic_sampling_filter_path")) is not None:
         notes.append(f"{filter_path} drops groups by slime's own reward, although the blocks of a dropped group may differ.")
-    return check_rule(recipe, rule, engine="slime", notes=notes)
+    return check_rule(recipe_path, rule, engine="slime", notes=notes)
 
 
 def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[Tensor]]:
-    """Compute the credit of whole groups, which slime passes to its ranks as rewards; for `--custom-reward-post-process-path`.
+    """Compute the credit of whole groups (`--custom-reward-post-process-path`), which slime sends to its ranks as rewards.
 
     Return slime's own reward of each sample, NaN without one, which slime logs; and for each sample a float32 tensor with each
     response token's advantage times the divisor of slime's loss. Samples with the same `rollout_id` are the turns of one rollout,
@@ -108,24 +108,24 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
 
 
 def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
-    """Set the advantages of a rank's tokens, cut for context parallelism; for `--custom-advantage-function-path`.
+    """Set the advantages of a rank's tokens (`--custom-advantage-function-path`).
 
     Rewards without credit (the other hook is not set) raise a `RecipeError`; another number of log-probabilities than advantages
     an `AlignmentError`.
     """
-    credit_rows, (own_option, other_option) = rollout_data["rewards"], reversed(HOOKS)
-    has_credit = all(isinstance(row, Tensor) for row in credit_rows)
-    refuse({f"{own_option} works only beside {other_option}: {HOOKS[other_option]}.": not has_credit})
+    credit_rows, (this_hook, other_hook) = rollout_data["rewards"], reversed(HOOKS)
+    has_credit = all(isinstance(credit_t, Tensor) for credit_t in credit_rows)
+    refuse({f"{this_hook} works only beside {other_hook}: {HOOKS[other_hook]}.": not has_credit})
     from slime.backends.megatron_utils.cp_utils import slice_log_prob_with_cp  # pyright: ignore[reportMissingImports]
 
-    advantage_rows = []
+    advantages_by_sample = []
     length_pairs = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
-    for n, (row, (total, response), kl) in enumerate(zip(credit_rows, length_pairs, rollout_data["kl"], strict=True)):
-        adv_t = slice_log_prob_with_cp(row, total, response).to(device=kl.device, dtype=torch.float32)
+    for n, (credit_t, (total, response), kl) in enumerate(zip(credit_rows, length_pairs, rollout_data["kl"], strict=True)):
+        adv_t = slice_log_prob_with_cp(credit_t, total, response).to(device=kl.device, dtype=torch.float32)
         if adv_t.shape != kl.shape:
-            raise AlignmentError(f"Sample {n} of this rank has {len(adv_t)} advantages and {len(kl)} log-probabilities.")
-        advantage_rows.append(adv_t)
-    rollout_data["advantages"], rollout_data["returns"] = advantage_rows, list(advantage_rows)
+            raise AlignmentError(f"Sample {n} of this rank has {len(adv_t)} advantages but {len(kl)} log-probabilities.")
+        advantages_by_sample.append(adv_t)
+    rollout_data["advantages"], rollout_data["returns"] = advantages_by_sample, list(advantages_by_sample)
     # slime logs the field `rewards`, which held credit until here, so slime's own rewards are put back.
     rollout_data["rewards"] = rollout_data["local_raw_reward"]
 
@@ -133,7 +133,7 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
 def fold_factor(
     trained_n: Int[Tensor, " n"], rollout_n: Int[Tensor, " n"], *, batch_size: int, per_token: bool
 ) -> Float[Tensor, " n"]:
-    """Compute what advantages are multiplied by, so that slime's loss is a mean over a step's rollouts of sums over tokens.
+    """Compute the factor on advantages with which slime's loss sums over tokens and averages over a step's rollouts.
 
     factor[i] = D[i], the trained tokens of i's rollout; with `calculate_per_token_loss` those of i's step / its rollouts
     """
@@ -146,22 +146,22 @@ def fold_factor(
 
 
 def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, Int[Tensor, " n"], Bool[Tensor, "n t"]]:
-    """Return the samples as a batch, the rollout number of each, and the mask of the tokens that slime trains."""
-    loss_masks = [[1] * one.response_length if one.loss_mask is None else list(one.loss_mask) for one in samples]
-    completion_ids = [list(one.tokens[len(one.tokens) - one.response_length :]) for one in samples]
+    """Return slime's samples as a batch, the rollout number of each sample, and the mask of the tokens that slime trains."""
+    loss_masks = [[1] * sample.response_length if sample.loss_mask is None else list(sample.loss_mask) for sample in samples]
+    completion_ids = [list(sample.tokens[len(sample.tokens) - sample.response_length :]) for sample in samples]
     for n, sample in enumerate(samples):
-        refuse(
-            {f"Sample {n} has no group_index; give the samples of a prompt one.": sample.group_index is None}, AlignmentError
-        )
-    rollout_n = group_index([("none", n) if one.rollout_id is None else one.rollout_id for n, one in enumerate(samples)])
+        fault = f"Sample {n} has no group_index; set the same group_index for all samples of a prompt."
+        refuse({fault: sample.group_index is None}, AlignmentError)
+    rollout_ids = [sample.rollout_id for sample in samples]
+    rollout_n = group_index([("none", n) if rollout_id is None else rollout_id for n, rollout_id in enumerate(rollout_ids)])
     has_turns = len(rollout_n.unique()) < len(samples)
-    rollout_logps = [one.rollout_log_probs for one in samples] if "logp_nt" in scheme.needs else [None]
+    rollout_logps = [sample.rollout_log_probs for sample in samples] if "logp_nt" in scheme.needs else [None]
     batch = Batch.jagged(
         completion_ids,
-        [one.group_index for one in samples],
+        [sample.group_index for sample in samples],
         # A sample that is left out of the loss is still scored and compared, so all its tokens count as sampled.
         sampled=[mask if any(mask) else [1] * len(mask) for mask in loss_masks],
-        columns=columns_of([_columns(args, one, row) for one, row in zip(samples, completion_ids, strict=True)]),
+        columns=columns_of([_columns(args, sample, row) for sample, row in zip(samples, completion_ids, strict=True)]),
         steps=Steps(rollout_n, torch.arange(len(samples))) if has_turns else None,
         logp_nt=None if None in rollout_logps else pad_sequence([torch.tensor(logp) for logp in rollout_logps], True),
     )
@@ -173,7 +173,7 @@ def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, In
 def _columns(args: Any, sample: Any, ids: list[int]) -> dict[str, Any]:
     """Return what reward functions read of a sample of slime: its metadata, its label, its text and slime's own reward."""
     reward_parts = sample.reward if isinstance(sample.reward, Mapping) else {}
-    own_reward = None if sample.reward is None else sample.get_reward_value(args)
+    slime_reward = None if sample.reward is None else sample.get_reward_value(args)
     text_columns = {"prompts": sample.prompt, "completions": sample.response, "completion_ids": ids}
-    label = {} if sample.label is None else {"label": sample.label, args.label_key or "label": sample.label}
-    return {**reward_parts, **(sample.metadata or {}), **label, **text_columns, "environment": own_reward}
+    label_columns = {} if sample.label is None else {"label": sample.label, args.label_key or "label": sample.label}
+    return {**reward_parts, **(sample.metadata or {}), **label_columns, **text_columns, "environment": slime_reward}

@@ -68,12 +68,12 @@ def credit_datums(
     for name, values in rewards.items():
         if (reward_counts := [len(group) for group in values]) != group_sizes:
             raise AlignmentError(
-                f"Rewards '{name}' come in groups of {reward_counts}, but the groups hold {group_sizes} rollouts; give each "
-                "rollout one."
+                f"Rewards '{name}' come in groups of {reward_counts}, but the groups hold {group_sizes} rollouts; give "
+                "one reward per rollout."
             )
     for name, values in columns.items():
         if len(values) != len(groups):
-            raise AlignmentError(f"Column '{name}' has {len(values)} values for {len(groups)} groups; give each group one.")
+            raise AlignmentError(f"Column '{name}' has {len(values)} values for {len(groups)} groups; give one per group.")
     rollout_rewards = {name: [value for group in values for value in group] for name, values in rewards.items()}
     trajectories = []
     for n, (group, rollout) in enumerate(zip(group_of_rollout, rollouts, strict=True)):
@@ -92,27 +92,26 @@ def credit_datums(
 def _turn(datum: Any, rollout: int, number: int) -> Turn:
     """Build a `Turn` (token ids and mask) from a datum of Tinker; refuse a datum without a mask of its sampled tokens."""
     loss_inputs = _get(datum, "loss_fn_inputs")
-    ids = [int(value) for value in _values(_get(loss_inputs, "target_tokens"))]
+    token_ids = [int(value) for value in _values(_get(loss_inputs, "target_tokens"))]
     mask = _values(_get(loss_inputs, "mask")) or _values(_get(loss_inputs, "weights"))
     refuse(
         {
-            f"Datum {number} of rollout {rollout} has neither 'mask' nor 'weights', so nobody knows which of its {len(ids)} "
+            f"Datum {number} of rollout {rollout} has neither 'mask' nor 'weights', so nobody knows which of its {len(token_ids)} "
             f"tokens were sampled. Add a mask to its loss_fn_inputs.": not mask,
-            f"Datum {number} of rollout {rollout} has {len(ids)} target tokens and {len(mask)} mask values; give each token one.": (
-                len(mask) != len(ids)
-            ),
+            f"Datum {number} of rollout {rollout} has {len(token_ids)} target tokens and {len(mask)} mask values; give one mask "
+            "value per token.": len(mask) != len(token_ids),
         },
         AlignmentError,
     )
-    return Turn((), ids, [int(value != 0) for value in mask])
+    return Turn((), token_ids, [int(value != 0) for value in mask])
 
 
 def _credited(datum: Any, advantage_t: Sequence[float]) -> Any:
     """Copy a datum of Tinker with new advantages in the container type of the old ones; `advantage_t` may be padded."""
     loss_inputs = _get(datum, "loss_fn_inputs")
     target_tokens, old_advantages = _get(loss_inputs, "target_tokens"), _get(loss_inputs, "advantages")
-    example_values = target_tokens if old_advantages is None else old_advantages
-    new_advantages = _like(example_values, advantage_t[: len(_values(target_tokens))])
+    container_example = target_tokens if old_advantages is None else old_advantages
+    new_advantages = _like(container_example, advantage_t[: len(_values(target_tokens))])
     return _with(datum, "loss_fn_inputs", _with(loss_inputs, "advantages", new_advantages))
 
 
@@ -131,8 +130,8 @@ def _values(numbers: Any) -> list[Any]:
     """Convert a list, tensor, array or object with `data` to a list of its numbers; None becomes an empty list."""
     if isinstance(numbers, (Tensor, np.ndarray)):
         return numbers.tolist()
-    data_field = _get(numbers, "data")
-    return list(numbers or ()) if data_field is None else list(data_field)
+    number_data = _get(numbers, "data")
+    return list(numbers or ()) if number_data is None else list(number_data)
 
 
 def _like(numbers: Any, values: Sequence[float]) -> Any:

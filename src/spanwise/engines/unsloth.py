@@ -1,4 +1,4 @@
-"""TRL under Unsloth, with each advantage in the column where Unsloth's loss has the token's log-probability.
+"""Train with TRL and Unsloth: each advantage moves to the column where Unsloth's loss has the token's log-probability.
 
 Unsloth rewrites TRL's `GRPOTrainer`. Its loss moves the padding of each row to the end, so completions start in different columns.
 """
@@ -23,7 +23,7 @@ __all__ = ["UnslothSpanGRPOTrainer"]
 
 #: The values of `loss_type` that work without log-probabilities, which Unsloth's loss does not return.
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "luspo", "sapo", "vespo")
-#: Maps environment variables that let Unsloth weigh completions by their rewards to the values that switch this off.
+#: Environment variables that make Unsloth weigh completions by their rewards, each with the values that switch this off.
 _WEIGHTS = {"UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE": ("", "0"), "UNSLOTH_GRPO_LOSS_AGGREGATION": ("",)}
 _INSTEAD = "train without Unsloth (spanwise.engines.trl)"
 _CANARY = f"Use unsloth 2026.10.9, or {_INSTEAD}."
@@ -60,16 +60,16 @@ def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
         f"The scheme reads log-probabilities (logp_nt), which Unsloth has in other columns. Use another method, or {_INSTEAD}.": (
             "logp_nt" in needed_fields
         ),
-        f"'{''.join(mode_names[:1])}' is not tested with models of Unsloth. Leave it out, or {_INSTEAD}.": mode_names,
+        f"Mode '{''.join(mode_names[:1])}' is not tested with models of Unsloth. Leave it out, or {_INSTEAD}.": mode_names,
     }
     for name, values_off in _WEIGHTS.items():
-        setting = os.environ.get(name, "").strip()
-        faults[f"{name}={setting} makes Unsloth weigh completions by their rewards. Unset it."] = setting not in values_off
+        value = os.environ.get(name, "").strip()
+        faults[f"{name}={value} makes Unsloth weigh completions by their rewards. Unset {name}."] = value not in values_off
     refuse(faults)
 
 
 def check_gradient(gradient_bu: Float[Tensor, "b u"] | None, expected_bu: Float[Tensor, "b u"], *, exact: bool) -> None:
-    """Raise unless the loss's gradient by each log-probability is as expected; without `exact`, only its sign counts."""
+    """Refuse a loss with an unexpected gradient by a log-probability; without `exact`, only the gradient's sign counts."""
     if gradient_bu is None:
         raise SpanwiseError(f"Unsloth's loss stores no gradient, so spanwise cannot check it. {_CANARY}")
     is_wrong_bu = (gradient_bu - expected_bu).abs() > 0.05 * expected_bu.abs() + 1e-6 * expected_bu.abs().max()
@@ -94,12 +94,12 @@ class _Packed(GRPOTrainer):
         return getattr(self.processing_class, "tokenizer", self.processing_class).pad_token_id
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
-        prompt_ids, completion_ids, sampled, *other_outputs = super()._generate(*args, **kwargs)
+        prompt_ids, completion_ids, masks, *other_outputs = super()._generate(*args, **kwargs)
         ends_in_padding = [list(ids[-1:]) == [self._pad_id] for ids in completion_ids]
-        if any(ends_in_padding):  # Unsloth's loss ignores padding tokens, so one that ends a completion must not train
-            all_masks = [[1] * len(ids) for ids in completion_ids] if sampled is None else sampled
-            sampled = [[*mask[:-1], 0] if is_pad else mask for mask, is_pad in zip(all_masks, ends_in_padding, strict=True)]
-        return prompt_ids, completion_ids, sampled, *other_outputs
+        if any(ends_in_padding):  # Unsloth's loss ignores padding tokens, so a final padding token must not train
+            all_masks = [[1] * len(ids) for ids in completion_ids] if masks is None else masks
+            masks = [[*mask[:-1], 0] if is_pad else mask for mask, is_pad in zip(all_masks, ends_in_padding, strict=True)]
+        return prompt_ids, completion_ids, masks, *other_outputs
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)

@@ -18,12 +18,12 @@ def is_tested(engine: str, version: str) -> bool:
 
 def _numbers(version: str) -> list[int]:
     """Return a version's release numbers as integers, without trailing zeros."""
-    release = re.sub(r"(\.0+)*\.?$", "", re.split(r"[^\d.]", version)[0])
-    return [int(number) for number in release.split(".") if number]
+    release_text = re.sub(r"(\.0+)*\.?$", "", re.split(r"[^\d.]", version)[0])
+    return [int(number) for number in release_text.split(".") if number]
 
 
 def untested(engine: str, version: str) -> str:
     """Return the warning for a version outside the tested range, or an empty string for a tested one."""
     if is_tested(engine, version):
         return ""
-    return f"spanwise is tested with {engine} {WINDOWS[engine]}, but yours is {engine} {version}: compare a short run first."
+    return f"spanwise is tested with {engine} {WINDOWS[engine]}, but yours is {engine} {version}: check a short run first."

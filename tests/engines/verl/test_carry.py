@@ -202,7 +202,7 @@ def test_a_rollout_of_several_outputs_is_no_sequence():
 
 def test_what_cannot_be_read():
     other = Scheme.preset("rloo", Layout({"all": ["answer"]}), per="completion")
-    with pytest.raises(RecipeError, match="Row 0 carries no reading"):
+    with pytest.raises(RecipeError, match="Row 0 lacks blocks and rewards"):
         unpack([None], SCHEME)
     with pytest.raises(AlignmentError, match="the same scheme"):
         unpack([packed(TEXTS[0])], other)

@@ -1,1 +1,1 @@
-"""Train with SkyRL by a recipe of spanwise: an entrypoint, and advantage estimators for SkyRL's own registry."""
+"""Let SkyRL train with a spanwise recipe: an entrypoint, and advantage estimators for SkyRL's own registry."""

@@ -41,11 +41,11 @@ class SpanwiseAlgorithmConfig(AlgorithmConfig):
 #: SkyRL's configuration with the options of spanwise.
 SpanwiseTrainConfig = make_config(algorithm_cls=SpanwiseAlgorithmConfig)
 
-#: Maps options of SkyRL that would change the credit or have no effect to their required value, and the reason for it.
+#: Options of SkyRL that would change the credit or do nothing, each with its required value and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "trainer.algorithm.advantage_batch_normalize": (
         False,
-        "the option subtracts one mean over all tokens, including padding and other blocks",
+        "the option subtracts one mean of all tokens, padding included, from the advantages of every block",
     ),
     "trainer.algorithm.use_kl_in_reward": (
         False,
@@ -57,12 +57,12 @@ REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_
 ESTIMATORS = ("spanwise", *AdvantageEstimator)
 #: SkyRL's policy losses that work together with the extra loss term of a mode such as laser.
 LOSSES = ("regular", "dual_clip", "gspo", "cispo", "sapo")
-#: The option with which SkyRL's users name the run folder.
+#: The option of SkyRL that names the run folder.
 OPTION = "trainer.algorithm.spanwise.folder"
 
 
 def check(cfg: Any) -> RecipeRule:
-    """Load the rule of credit from the recipe that SkyRL's configuration names; refuse settings that conflict with it."""
+    """Load the recipe that SkyRL's configuration names; refuse settings that conflict with it."""
     skyrl_version = version("skyrl")
     say(untested("skyrl", skyrl_version))
     algorithm_config, generator_config, stepwise = cfg.trainer.algorithm, cfg.generator, cfg.generator.step_wise_trajectories

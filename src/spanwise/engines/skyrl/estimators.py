@@ -51,7 +51,7 @@ def _with_mode(
     loss_mask: Tensor | None = None,
     rollout_logprobs: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Add a mode's loss term to a policy loss of SkyRL; both are sums over tokens, because SkyRL divides advantages earlier."""
+    """Add a mode's loss term to a policy loss of SkyRL; both sum over tokens, as SkyRL divides advantages beforehand."""
     old_logp_nt, adv_nt, mode_loss_nt = split_token(log_probs, old_log_probs, advantages, loss_mask)
     inner_config = copy.copy(config)
     inner_config.policy_loss_type = loss_name  # some losses of SkyRL read their own name from this field
@@ -61,7 +61,7 @@ def _with_mode(
 
 
 def _by_recipe(token_level_rewards: Tensor, *, config: Any, **rest: Any) -> tuple[Tensor, Tensor]:
-    """Return NaN as placeholders of advantages, which the trainer of spanwise's entrypoint replaces by those of the recipe."""
+    """Return NaN for every token; the trainer of spanwise's entrypoint later writes the recipe's advantages there."""
     if not isinstance(config, SpanwiseAlgorithmConfig):
         raise RecipeError(
             f"advantage_estimator=spanwise needs a recipe, and SkyRL's registry passes none; use {_ENTRYPOINT}."

@@ -30,10 +30,10 @@ def trainer_class(cfg: Any) -> type[SpanRayPPOTrainer]:
 
 
 class SpanPPOExp(BasePPOExp):
-    """SkyRL's `BasePPOExp`, which sets up a training, with the trainer that computes credit by the recipe."""
+    """SkyRL's `BasePPOExp`, which sets up a training, with a trainer that uses the recipe's credit."""
 
     def get_trainer(self, *args: Any, **kwargs: Any) -> SpanRayPPOTrainer:
-        """Build the trainer that computes credit by the recipe."""
+        """Build the trainer that uses the recipe's credit."""
         return trainer_class(self.cfg)(*args, **kwargs)
 
 

@@ -33,12 +33,12 @@ class SampledRows:
         response_lengths = [len(response) for response in trained["response_ids"]]
         if len(response_lengths) == len(output["response_ids"]):
             return SampledRows(output, uids, [(n, 0) for n in range(len(response_lengths))], response_lengths, stepwise)
-        turn_tuples = list(zip(output["prompt_token_ids"], output["response_ids"], output["trajectory_ids"], strict=True))
+        sampled_turns = list(zip(output["prompt_token_ids"], output["response_ids"], output["trajectory_ids"], strict=True))
         place_s: list[tuple[int, int]] = []
         for n, (prompt, response) in enumerate(zip(trained["prompt_token_ids"], trained["response_ids"], strict=True)):
-            row_ids, matched_length, trajectory_id = [*prompt, *response], len(prompt), turn_tuples[len(place_s)][2]
-            while len(place_s) < len(turn_tuples):
-                turn_prompt, turn_response, turn_trajectory_id = turn_tuples[len(place_s)]
+            row_ids, matched_length, trajectory_id = [*prompt, *response], len(prompt), sampled_turns[len(place_s)][2]
+            while len(place_s) < len(sampled_turns):
+                turn_prompt, turn_response, turn_trajectory_id = sampled_turns[len(place_s)]
                 if (
                     turn_trajectory_id != trajectory_id
                     or len(turn_prompt) < matched_length
@@ -58,8 +58,8 @@ class SampledRows:
     def extra(self) -> dict[str, list[Any]]:
         """The lists with one value per row that a generator's output has besides SkyRL's own fields, by name."""
         row_count = len(self.uids)
-        list_by_name = {name: values for name, values in self.output.items() if isinstance(values, list)}
-        return {name: values for name, values in list_by_name.items() if name not in _KNOWN and len(values) == row_count}
+        output_lists = {name: values for name, values in self.output.items() if isinstance(values, list)}
+        return {name: values for name, values in output_lists.items() if name not in _KNOWN and len(values) == row_count}
 
     @cached_property
     def trajectory_s(self) -> list[int]:
@@ -92,13 +92,13 @@ class SampledRows:
         # For some losses SkyRL computes no log-probabilities under the policy, and uses those from sampling instead.
         logp_nt = data.get("rollout_logprobs") if logp_nt is None else logp_nt
         untrained_n1 = ~trained_nt.any(dim=1, keepdim=True)
-        step_tensors = torch.tensor([self.trajectory_s[s] for s in last_row_indices]), torch.arange(row_count)
+        rollout_and_step_n = torch.tensor([self.trajectory_s[s] for s in last_row_indices]), torch.arange(row_count)
         return Batch(
             uids,
             data["sequences"][:row_count, -response_width:],
             trained_nt | (untrained_n1 & data["response_mask"][:row_count].bool()),
             columns=named_columns,
-            steps=Steps(*step_tensors) if self.stepwise else None,
+            steps=Steps(*rollout_and_step_n) if self.stepwise else None,
             value_nt=None if value_nt is None else value_nt[:row_count],
             logp_nt=None if logp_nt is None else logp_nt[:row_count],
         )
@@ -106,14 +106,14 @@ class SampledRows:
     def turns(
         self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], *, width: int, anchored: bool = False
     ) -> tuple[Batch, Turns]:
-        """Build a batch with one row per turn, and the turns' places in SkyRL's rows; a run of sampled tokens is a turn."""
+        """Build a batch with one row per turn (an unbroken run of sampled tokens), and the turns' places in SkyRL's rows."""
         prompts, responses, loss_masks = (self.output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks"))
-        masked_responses = zip(responses, loss_masks, strict=True)
-        ranges_s = [[(0, len(response))] if self.stepwise else _runs(mask) for response, mask in masked_responses]
+        responses_with_masks = zip(responses, loss_masks, strict=True)
+        ranges_s = [[(0, len(response))] if self.stepwise else _runs(mask) for response, mask in responses_with_masks]
         turn_ranges = [(s, k, *token_range) for s, ranges in enumerate(ranges_s) for k, token_range in enumerate(ranges)]
 
         def value_of_turn(values: Sequence[Any], s: int, k: int) -> Any:
-            """Return a turn's own value in a list of the generator, or the value of the whole row."""
+            """Return a turn's value from one of the generator's lists, or the whole row's value if turns have none."""
             has_turn_values = not self.stepwise and isinstance(values[s], list) and len(values[s]) == len(ranges_s[s])
             return values[s][k] if has_turn_values else values[s]
 
@@ -137,16 +137,16 @@ class SampledRows:
             columns={**columns(uids), **turn_columns},
             steps=steps,
         )
-        row_n = torch.tensor([self.place_s[s][0] for s in row_index_s])
-        row_start_s = [width - self.length_n[n] + token for n, token in self.place_s]
-        first_column_s = [row_start_s[s] + start for s, _, start, _ in turn_ranges]
+        row_of_turn_s = torch.tensor([self.place_s[s][0] for s in row_index_s])
+        first_column_of_row_s = [width - self.length_n[n] + token for n, token in self.place_s]
+        first_column_s = [first_column_of_row_s[s] + start for s, _, start, _ in turn_ranges]
         turn_length_s1 = torch.tensor([end - start for *_, start, end in turn_ranges])[:, None]
         token_offset_u = torch.arange(int(turn_length_s1.max()))
         column_su = torch.where(token_offset_u < turn_length_s1, torch.tensor(first_column_s)[:, None] + token_offset_u, -1)
-        return batch, Turns(row_n, turn_s, column_su, width)
+        return batch, Turns(row_of_turn_s, turn_s, column_su, width)
 
     def _turn_reward(self, s: int, ranges: Sequence[tuple[int, int]], k: int) -> float | None:
-        """Return the environment's reward of a turn: the sum of the row's token rewards until the next turn."""
+        """Return the environment's reward of a turn: the sum of token rewards from its start to the next turn's."""
         row_reward, is_last = self.output["rewards"][s], k == len(ranges) - 1
         if not isinstance(row_reward, list):
             return float(row_reward) if is_last else None
@@ -154,7 +154,7 @@ class SampledRows:
 
 
 def _runs(mask: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the start and end of each run of sampled tokens in a mask; a mask without sampled tokens is one run."""
+    """Return the start and end of each unbroken run of sampled tokens; a mask without sampled tokens is one run."""
     run_bounds = [0, *accumulate(len(list(group)) for _, group in groupby(bool(sampled) for sampled in mask))]
     sampled_ranges = [(start, end) for start, end in pairwise(run_bounds) if mask[start]]
     return sampled_ranges or [(0, len(mask))]

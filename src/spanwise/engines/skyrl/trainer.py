@@ -24,9 +24,9 @@ from spanwise.rollouts import Rollouts
 from spanwise.segment import Vocabulary
 from spanwise.step import ReadBatch, Step, StepResult, in_useful_groups
 
-#: The key that keeps the real rewards in a generator's output while SkyRL chooses groups by marks that replace the rewards.
+#: The key of the real rewards in a generator's output, while substitute rewards tell SkyRL which groups to keep.
 _REWARDS = "spanwise_rewards"
-#: Maps the names that spanwise's report has for metrics of a policy update to SkyRL's names.
+#: Metrics of a policy update: their names in spanwise's report, and SkyRL's names.
 UPDATE = {
     "loss": "policy/final_loss",
     "entropy": "policy/policy_entropy",
@@ -87,12 +87,12 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         is_stepwise = self.cfg.generator.step_wise_trajectories
         self.last_rows = SampledRows.of(unmerged_output, turn_uids, merged_output, stepwise=is_stepwise)
         for name, part in self.parts.items():
-            has_token_n = list(map(part.ended, merged_output["response_ids"], merged_output["loss_masks"]))
-            self._ended[name] = torch.tensor(has_token_n)
-            value_by_field = {"response_ids": part.token, "loss_masks": 0, "rewards": 0.0, "rollout_logprobs": 0.0}
-            for field, token_value in value_by_field.items():
+            ends_with_mode_n = list(map(part.ended, merged_output["response_ids"], merged_output["loss_masks"]))
+            self._ended[name] = torch.tensor(ends_with_mode_n)
+            appended_value_by_field = {"response_ids": part.token, "loss_masks": 0, "rewards": 0.0, "rollout_logprobs": 0.0}
+            for field, token_value in appended_value_by_field.items():
                 if merged_output.get(field) is not None:
-                    rows_with_flags = zip(merged_output[field], has_token_n, strict=True)
+                    rows_with_flags = zip(merged_output[field], ends_with_mode_n, strict=True)
                     new_rows = [[*row, token_value] if has_token else row for row, has_token in rows_with_flags]
                     merged_output = {**merged_output, field: new_rows}
         return merged_output, uids
@@ -102,9 +102,9 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         useful_uids = self._useful_uids(generator_output, uids)
         # SkyRL keeps groups whose rewards differ, so here one row of each useful group has reward 1 and all others have 0.
         first_row_by_uid = {uid: row for row, uid in reversed(list(enumerate(uids)))}
-        mark_rewards = [float(uid in useful_uids and first_row_by_uid[uid] == row) for row, uid in enumerate(uids)]
-        marked_output = {**generator_output, "rewards": mark_rewards, _REWARDS: generator_output["rewards"]}
-        sampled_output, uids, keep_sampling = super().handle_dynamic_sampling(marked_output, uids)
+        substitute_rewards = [float(uid in useful_uids and first_row_by_uid[uid] == row) for row, uid in enumerate(uids)]
+        substitute_output = {**generator_output, "rewards": substitute_rewards, _REWARDS: generator_output["rewards"]}
+        sampled_output, uids, keep_sampling = super().handle_dynamic_sampling(substitute_output, uids)
         original_rewards = sampled_output.pop(_REWARDS)
         return {**sampled_output, "rewards": original_rewards}, uids, keep_sampling
 
@@ -115,7 +115,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         return _prompts_of(uids, scored_batch.batch.group_n[self.step.useful(scored_batch)])
 
     def _read(self, rows: SampledRows, *, width: int, data: Any = None) -> ReadBatch:
-        """Find and score the blocks of a batch with one row per turn, or with SkyRL's own rows."""
+        """Build a batch from single turns or from SkyRL's own rows, and find and score its blocks."""
         if reads_turns(self.scheme, stepwise=rows.stepwise):
             batch, turns = rows.turns(self._columns, width=width, anchored="anchor_s" in self.scheme.entry.inputs)
         else:
@@ -168,7 +168,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         all_metrics, rollout_n = dict(step_result.metrics), torch.tensor([rows.trajectory_s[s] for s in rows.last_n])
         factor_n1 = fold_factor(
             data["loss_mask"],
-            pad(rollout_n, (0, len(mask_nt) - row_count), value=-1),  # -1: padding rows, without a token in the loss
+            pad(rollout_n, (0, len(mask_nt) - row_count), value=-1),  # padding rows, without a token in the loss, get -1
             loss_reduction=self.cfg.trainer.algorithm.loss_reduction,
             mini_batches=data.metadata["policy_mini_batch_boundaries"],
             prompts=data.metadata["policy_prompt_boundaries"],
@@ -237,7 +237,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
 
 def _prompts_of(uids: Sequence[str], group_r: Int[Tensor, " r"]) -> set[str]:
-    """Return the prompt ids of groups given by number; groups are numbered in the order in which their ids first appear."""
+    """Convert group numbers to prompt ids; groups are numbered in the order in which their ids first appear."""
     distinct_uids = list(dict.fromkeys(uids))
     return {distinct_uids[group] for group in group_r.unique().tolist()}
 
@@ -252,7 +252,7 @@ def fold_factor(
     max_seq_len: int | None = None,
     micro_batch_size: int = 1,
 ) -> Float[Tensor, "n 1"]:
-    """Compute what advantages are multiplied by, so that SkyRL's loss is a mean over rollouts of sums over tokens.
+    """Compute the factor on advantages with which SkyRL's loss sums over tokens and averages over rollouts.
 
     factor[i] = D[i] / R,  R the rollouts of i's mini-batch and D[i] what SkyRL divides row i by; 1 outside mini-batches
     """

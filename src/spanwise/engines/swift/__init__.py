@@ -1,4 +1,4 @@
-"""Train with ms-swift (`swift rlhf --rlhf_type grpo`) by a recipe of spanwise; written for and run with ms-swift 4.6.0."""
+"""Let ms-swift (`swift rlhf --rlhf_type grpo`) train with a spanwise recipe; written for and run with ms-swift 4.6.0."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ __all__ = ["install"]
 LOSS_TYPES = ("bnpo", "cispo", "dapo", "dr_grpo", "grpo", "sapo")
 RATIO_LEVELS = ("token", "sequence_token")
 NO_TEACHER = "ms-swift's teacher would change the advantages. Leave teacher_model and the column teacher_prompt out."
-#: Maps options of ms-swift that would change the credit to their required value, and the reason for it.
+#: Options of ms-swift that would change the credit, each with its required value and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "kl_in_reward": (False, "the option changes a reward that spanwise does not use"),
     "dynamic_sample": (False, "the option chooses groups by ms-swift's rewards and not by the recipe's"),
     "off_policy_sequence_mask_delta": (None, "the option judges a completion by its mean advantage"),
     "advantage_reweight": (None, "the option lets a teacher change advantages"),
     "sdar_loss_coef": (0.0, "the option needs a teacher"),
-    "use_liger_kernel": (False, "its loss takes one advantage per completion"),
-    "padding_free": (False, "it packs several completions into one row, but spanwise needs a row for each"),
-    "sequence_parallel_size": (1, "it spreads the tokens of a completion over several processes"),
+    "use_liger_kernel": (False, "the option's loss takes one advantage per completion"),
+    "padding_free": (False, "the option packs several completions into one row, but spanwise needs a row for each"),
+    "sequence_parallel_size": (1, "the option spreads the tokens of a completion over several processes"),
 }
-#: The path of the recipe that `install` was called with, by which trainers in this process train.
+#: The path of the recipe with which trainers in this process train; `install` sets it.
 installed_recipe = Path("recipe.yaml")
 
 
 def install(recipe: str | Path) -> None:
-    """Let `swift rlhf --rlhf_type grpo` train by a recipe with a layout; call it in a file for `--external_plugins`.
+    """Let `swift rlhf --rlhf_type grpo` train with a recipe that has a layout; call it in a file for `--external_plugins`.
 
     Example:
         In `plugin.py`, for `swift rlhf --rlhf_type grpo --external_plugins plugin.py --reward_funcs spanwise ...`::
@@ -50,7 +50,7 @@ def install(recipe: str | Path) -> None:
 
 
 class NoReward:
-    """The reward function `spanwise` for runs whose rewards are all in the recipe, as ms-swift needs at least one function."""
+    """The reward function `spanwise`, for runs with all rewards in the recipe; ms-swift needs at least one function."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Accept and ignore the arguments that ms-swift gives to every reward function."""
@@ -61,11 +61,11 @@ class NoReward:
 
 
 def check(recipe: Path, settings: Mapping[str, Any], *, longest: int) -> RecipeRule:
-    """Load the rule of credit from a recipe; refuse settings of ms-swift that do not work with it."""
-    loss_type, level = settings["loss_type"], settings["importance_sampling_level"]
+    """Load a recipe; refuse settings of ms-swift that do not work with it."""
+    loss_type, ratio = settings["loss_type"], settings["importance_sampling_level"]
     faults = {
         f"Under ms-swift: {unknown('loss_type', loss_type, LOSS_TYPES)}": loss_type not in LOSS_TYPES,
-        f"Under ms-swift: {unknown('importance_sampling_level', level, RATIO_LEVELS)}": level not in RATIO_LEVELS,
+        f"Under ms-swift: {unknown('importance_sampling_level', ratio, RATIO_LEVELS)}": ratio not in RATIO_LEVELS,
         **kl_fault(settings["beta"], loss_type, engine="ms-swift"),
         NO_TEACHER: settings["teacher"],
         "The rollout server returns a changing number of samples per prompt, as servers with several turns do. Use single "

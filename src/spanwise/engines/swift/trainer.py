@@ -37,8 +37,8 @@ class SwiftSpanTrainer(GRPOTrainer):
         rule = door.check(door.installed_recipe, settings, longest=self.max_completion_length)
         process_ranks = Ranks(self.accelerator.process_index, lambda local: gather_object([local]))
         ranks = process_ranks if self.accelerator.num_processes > 1 else None
-        vocabulary, model = Vocabulary.of(template.tokenizer, self.model), getattr(self.args, "model", None)
-        self.recipe_run = RecipeRun(rule, template.tokenizer, vocabulary, ranks=ranks, resumes=True, model=model)
+        vocabulary, model_name = Vocabulary.of(template.tokenizer, self.model), getattr(self.args, "model", None)
+        self.recipe_run = RecipeRun(rule, template.tokenizer, vocabulary, ranks=ranks, resumes=True, model=model_name)
 
     def _postprocess_batch(self, samples: Sequence[Any], batch_encoded_inputs: Sequence[Any]) -> None:
         """Replace ms-swift's advantages in each micro-batch by those of the recipe."""
@@ -46,20 +46,20 @@ class SwiftSpanTrainer(GRPOTrainer):
         ordered_samples = [sample for chunk in self.split_by_mini_batches(samples) for sample in chunk]
         is_training, micro_batches = self.model.training, [encoded["grpo_batch"] for encoded in batch_encoded_inputs]
         refuse({door.NO_TEACHER: any(micro_batch.teacher_per_token_logps is not None for micro_batch in micro_batches)})
-        ids, sampled_masks, logps, column_ranges = [], [], [], []
+        completion_ids, sampled_masks, logp_rows, column_ranges = [], [], [], []
         for micro_batch, encoded in zip(micro_batches, batch_encoded_inputs, strict=True):
             row_tables = micro_batch.completion_mask, encoded["model_inputs"]["input_ids"], micro_batch.old_per_token_logps
             for mask_t, ids_l, logp_t in zip(*row_tables, strict=True):
                 trained_columns = mask_t.nonzero()[:, 0].tolist() or [0, -1]
                 column_range = slice(trained_columns[0], trained_columns[-1] + 1)  # from the first trained token to the last
-                ids.append(ids_l[-len(mask_t) :][column_range].tolist())
+                completion_ids.append(ids_l[-len(mask_t) :][column_range].tolist())
                 sampled_masks.append(mask_t[column_range].int().tolist())
-                logps.append(logp_t[column_range].float().cpu())
+                logp_rows.append(logp_t[column_range].float().cpu())
                 column_ranges.append(column_range)
         group_size = self.num_generations if is_training else self.num_generations_eval
-        group_n = (self.accelerator.process_index * len(ids) + torch.arange(len(ids))) // group_size
-        columns, logp_nt = self._columns(ordered_samples), pad_sequence(logps, batch_first=True)
-        batch = Batch.jagged(ids, group_n, sampled=sampled_masks, columns=columns, logp_nt=logp_nt)
+        group_n = (self.accelerator.process_index * len(completion_ids) + torch.arange(len(completion_ids))) // group_size
+        columns, logp_nt = self._columns(ordered_samples), pad_sequence(logp_rows, batch_first=True)
+        batch = Batch.jagged(completion_ids, group_n, sampled=sampled_masks, columns=columns, logp_nt=logp_nt)
         scored_batch, mask_nt = self.recipe_run.step.read(batch), batch.mask_nt
         assert mask_nt is not None
         if self.overlong_filter:
@@ -72,13 +72,13 @@ class SwiftSpanTrainer(GRPOTrainer):
         for micro_batch in micro_batches:
             micro_batch.advantages = torch.zeros_like(micro_batch.completion_mask, dtype=torch.float32)
             for advantage_t in micro_batch.advantages:
-                column_range, own_advantage_t = next(advantage_rows)
-                advantage_t[column_range] = own_advantage_t[: column_range.stop - column_range.start].to(advantage_t)
+                column_range, completion_advantage_t = next(advantage_rows)
+                advantage_t[column_range] = completion_advantage_t[: column_range.stop - column_range.start].to(advantage_t)
         for name, value in metrics.items():
             self._metrics["train" if is_training else "eval"][name].append(value)
 
     def _columns(self, samples: Sequence[Any]) -> dict[str, list[Any]]:
-        """Return the columns for reward functions: the dataset's, a scheduler's, prompts, ms-swift's rewards and their sum."""
+        """Return the columns for reward functions: the dataset's, the turn scheduler's, prompts, rewards and their sum."""
         reward_nf = torch.stack(list(get_even_process_data(self, self._rewards_per_func)))
         total_reward_n = (reward_nf * self.reward_weights).nansum(dim=1).masked_fill(reward_nf.isnan().all(dim=1), torch.nan)
         columns = columns_of([{**sample.extra, **(sample.rollout_infos or {})} for sample in samples], flat=False)
@@ -86,7 +86,7 @@ class SwiftSpanTrainer(GRPOTrainer):
         return columns | {name: reward_nf[:, f].tolist() for f, name in enumerate(self.reward_func_names)}
 
     def _compute_loss_and_metrics(self, model: Any, model_inputs: Any, grpo_batch: Any) -> Any:
-        """Compute ms-swift's loss with advantages scaled so that they undo its division by tokens or rows."""
+        """Compute ms-swift's loss, with advantages scaled to undo its division by tokens or rows."""
         mask_bt = grpo_batch.completion_mask
         if self.overlong_filter:
             mask_bt = mask_bt & ~grpo_batch.truncated_mask[:, None]
@@ -105,5 +105,5 @@ class SwiftSpanTrainer(GRPOTrainer):
 def _prompt(sample: Any) -> list[Any]:
     """Return the messages before the first reply of a rollout, which may have several turns."""
     turn_count = (sample.rollout_infos or {}).get("num_turns", 1)
-    reply_places = [n for n, message in enumerate(sample.messages) if message["role"] == "assistant"]
-    return sample.messages[: reply_places[-turn_count:][0]]
+    reply_indices = [n for n, message in enumerate(sample.messages) if message["role"] == "assistant"]
+    return sample.messages[: reply_indices[-turn_count:][0]]

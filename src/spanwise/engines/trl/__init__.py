@@ -1,4 +1,4 @@
-"""Train with TRL by a rule of credit: `SpanGRPOTrainer` gives every span of a completion its own advantage."""
+"""Train with TRL: `SpanGRPOTrainer` gives every span of a completion its own advantage."""
 
 from spanwise.errors import lacking
 

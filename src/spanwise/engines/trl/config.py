@@ -26,12 +26,12 @@ from spanwise.scheme import Scheme
 from spanwise.segment import SEGMENTERS
 
 _SCHEME = "scheme=Scheme.preset('bae', layout, objectives=[Objective(...), ...])"
-#: Bounds of options that TRL does not check, though negative values reverse a term of the loss and huge ones drown the others.
+#: Bounds that TRL does not check, though negative values reverse a term of the loss and huge values drown the others.
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "beta": (0.0, 1e3), "epsilon": (0.0, 1.0), "epsilon_high": (0.0, 1e3), "entropy_coef": (0.0, 1e3),
     "temperature": (0.01, 100.0), "learning_rate": (0.0, 1e3), "num_iterations": (1, 1e4),
 }  # fmt: skip
-#: Maps options of TRL that have no effect if `loss_type` is a DPPO loss to their defaults.
+#: Options of TRL that do nothing if `loss_type` is a DPPO loss, each with its default.
 _NOT_UNDER_DPPO = {
     "delta": None,
     "off_policy_mask_threshold": None,
@@ -102,8 +102,8 @@ class SpanGRPOConfig(GRPOConfig):
         # TRL itself refuses groups of one completion only after the distributed set-up, with a bare ValueError.
         if self.num_generations is not None and self.num_generations < 2:
             raise RecipeError(
-                f"num_generations is {self.num_generations}: a completion that is alone in its group has no other to be "
-                "compared with, so its credit is always 0. Set num_generations to 2 or more."
+                f"num_generations is {self.num_generations}: a group of one completion has nothing to compare it with, so its "
+                "credit is always 0. Set num_generations to 2 or more."
             )
         try:
             super().__post_init__()
@@ -119,7 +119,7 @@ class SpanGRPOConfig(GRPOConfig):
 
 
 def check_base(*, moves_columns: bool) -> None:
-    """Refuse Unsloth's rewritten `GRPOTrainer`, unless the trainer class moves advantages to the columns of its loss."""
+    """Refuse Unsloth's rewritten `GRPOTrainer`, unless the trainer class moves advantages to Unsloth's columns."""
     if GRPOTrainer.__name__.startswith("Unsloth") and not moves_columns:
         raise RecipeError(
             "Unsloth has replaced TRL's trainer, and its loss has completions in other columns. Use UnslothSpanGRPOTrainer of "
@@ -128,7 +128,7 @@ def check_base(*, moves_columns: bool) -> None:
 
 
 def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme:
-    """Return the rule of credit after checking that it works with the critic and the trainer's options."""
+    """Return the scheme (the rule of credit) after checking that it works with the critic and the trainer's options."""
     misplaced_options = [name for name in options if name in inspect.signature(Scheme.preset).parameters]
     known_names = [*_trl_arguments(), "scheme"]
     if misplaced_options:
@@ -204,7 +204,7 @@ def check_use(
     reward_funcs: Any = None,
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuse settings that do not work with this version of TRL, model or options; warn about settings without effect."""
+    """Refuse settings that do not work with TRL's version, the model or other options; warn about idle settings."""
     has_adapters = (options or {}).get("peft_config") is not None or hasattr(model, "peft_config")
     has_model_name = isinstance(model, str) or has_adapters or getattr(getattr(model, "config", None), "_name_or_path", "")
     installed_version = Version(trl_version)

@@ -1,4 +1,4 @@
-"""Make TRL's loss a mean over completions of sums over tokens, add the DPPO and KL terms, and check every step.
+"""Make TRL's loss sum over tokens and average over completions, add the DPPO and KL terms, and check every step.
 
 Every surrogate of TRL depends on the advantage as A f(sign A, ratio). So a positive factor on A scales the token's loss, and a
 factor on A undoes the normaliser of each `loss_type` without a copy of TRL's loss.
@@ -53,9 +53,9 @@ def pooled_logps(
     unit_bt = torch.zeros_like(mask_bt, dtype=torch.long) if unit_bt is None else unit_bt.long()
     token_weight_bt = mask_bt.to(new_logp_bt.dtype)
     log_ratio_bt = torch.where(mask_bt.bool(), new_logp_bt - old_logp_bt, 0.0)
-    zero_bu = new_logp_bt.new_zeros(len(unit_bt), int(unit_bt.max()) + 1)
-    total_bu, token_count_bu = (zero_bu.scatter_add(1, unit_bt, value_bt) for value_bt in (log_ratio_bt, token_weight_bt))
-    return new_logp_bt - (total_bu / token_count_bu.clamp(min=1)).gather(1, unit_bt)
+    zeros_bu = new_logp_bt.new_zeros(len(unit_bt), int(unit_bt.max()) + 1)
+    sum_bu, token_count_bu = (zeros_bu.scatter_add(1, unit_bt, value_bt) for value_bt in (log_ratio_bt, token_weight_bt))
+    return new_logp_bt - (sum_bu / token_count_bu.clamp(min=1)).gather(1, unit_bt)
 
 
 def clip_range(args: GRPOConfig) -> tuple[float, float]:
@@ -66,7 +66,7 @@ def clip_range(args: GRPOConfig) -> tuple[float, float]:
 def dppo_term(
     logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], mask_bt: Num[Tensor, "b t"], args: GRPOConfig
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """Compute the DPPO loss, a mean over rows of sums over tokens, and the share of tokens that it drops."""
+    """Compute the DPPO loss (summed over tokens, averaged over rows) and the share of tokens that it drops."""
     sampling_logp_bt = inputs.get("sampling_per_token_logps")
     sampling_logp_bt = inputs.get("old_per_token_logps") if sampling_logp_bt is None else sampling_logp_bt
     sampling_logp_bt = logps_bt.detach() if sampling_logp_bt is None else sampling_logp_bt
@@ -129,7 +129,7 @@ def check_own_advantage(
 
     d/dA_t of sum_s probe_s dL/dlogp_s = -height_t probe_t mask_t / (b accumulation factor); no check at a NaN height
     """
-    # A release of TRL could average advantages over each completion without an error, because TRL has one per completion.
+    # A TRL release could average advantages over a completion without an error, as its own advantages do not vary there.
     # The loss's derivative by log-probabilities and then by advantages shows whether TRL averages, without another forward pass.
     # The probe's weights in [1, 2) differ from token to token, so an average over tokens does not look like a token's own weight.
     token_index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
@@ -198,14 +198,14 @@ class GradientGuard(TrainerCallback):
         gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
         if not gradients or self.scaled():
             return
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if not bool(norm.isfinite()):
+        gradient_norm = torch.nn.utils.get_total_norm(gradients)
+        if not bool(gradient_norm.isfinite()):
             named_gradients = ((name, weight.grad) for name, weight in model.named_parameters() if weight.grad is not None)
             faulty_names = [name for name, gradient in named_gradients if not bool(gradient.isfinite().all())]
-            where = "though each parameter's is"
+            location_text = "though each parameter's is"
             if faulty_names:
-                where = f"in {len(faulty_names)} of {len(gradients)} parameters, {faulty_names[0]} first"
+                location_text = f"in {len(faulty_names)} of {len(gradients)} parameters, {faulty_names[0]} first"
             raise DivergedError(
-                f"Step {state.global_step}: the gradient is not finite (norm {float(norm)}), {where}. {_ADVICE} the prompts of "
-                "this batch (last_rollouts)."
+                f"Step {state.global_step}: the gradient is not finite (norm {float(gradient_norm)}), {location_text}. {_ADVICE} "
+                "the prompts of this batch (last_rollouts)."
             )

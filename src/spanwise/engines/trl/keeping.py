@@ -28,7 +28,7 @@ _FEW = re.compile(
 
 
 def few_in(callback_class: Any) -> TrainerCallback:
-    """Build one of transformers' console callbacks, changed to print only a few of the metrics."""
+    """Build a console callback of transformers (`callback_class`) that prints only a few of the metrics."""
 
     class Few(callback_class):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -43,8 +43,8 @@ def log_credit(logs: Mapping[str, Any], credit: Credit, present_nk: Bool[Tensor,
     missing_columns = [name for name in ("advantages", "extra") if name not in logs]
     if missing_columns:
         return (
-            f"TRL's table of completions (log_completions) has no {' and no '.join(missing_columns)} in this version, so the table "
-            "does not show the credit of blocks. Training is the same; set keep_rollouts=10 to write the credit of every block."
+            f"This TRL version's table of completions (log_completions) has no {' and no '.join(missing_columns)}, so it cannot "
+            "show the credit of blocks. Training is not affected; set keep_rollouts=10 to write the credit of every block."
         )
     advantage_column = logs["advantages"]
     for _ in range(min(len(advantage_column), len(present_nk))):

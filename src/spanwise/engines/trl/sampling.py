@@ -23,7 +23,7 @@ CREDIT = "credit"
 
 
 def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[str, Any], modes: Sequence[Any]) -> None:
-    """Refuse dynamic sampling where groups that teach nothing cannot be recognised right after sampling, or cannot be replaced."""
+    """Refuse dynamic sampling if groups that teach nothing cannot be recognised before training, or cannot be replaced."""
     criterion = getattr(args, "dynamic_sampling", None)
     if criterion is None:
         return
@@ -59,7 +59,7 @@ class DynamicSampling:
 
     def __init__(self, trainer: Any, kind: str, rounds: int) -> None:
         self.trainer, self.kind, self.rounds = trainer, kind, rounds
-        # Of the last batch: the sampled groups per group of the batch, and the share of groups that stayed useless.
+        # for the last batch: sampled groups divided by needed groups, and the share of groups that still teach nothing
         self.metrics: dict[str, float] = {}
         self.scored: Any = (
             None  # the last batch's completions if no process replaced a group, so that their rewards are known
@@ -74,15 +74,15 @@ class DynamicSampling:
         self.scored = generated[1]
         for _ in range(self.rounds):
             # Every process samples as many groups as the process that needs the most groups.
-            groups_to_sample = max(gather_object([len(useless_groups)]))
-            if groups_to_sample == 0:
+            group_count_to_sample = max(gather_object([len(useless_groups)]))
+            if group_count_to_sample == 0:
                 break
             self.scored = None
-            sampled_rows = [next(fresh_rows) for _ in range(groups_to_sample)]
+            sampled_rows = [next(fresh_rows) for _ in range(group_count_to_sample)]
             candidate_rows = [dict(row) for row in sampled_rows for _ in range(group_size)]
             candidate_prompts = [row["prompt"] for row in candidate_rows]
             candidates = trainer._sample(candidate_prompts)
-            sampled_group_count += groups_to_sample
+            sampled_group_count += group_count_to_sample
             is_useful_g = self._useful(candidates, candidate_prompts, candidate_rows)
             for group in is_useful_g.nonzero()[:, 0].tolist()[: len(useless_groups)]:
                 ranges = [range(g * group_size, (g + 1) * group_size) for g in (useless_groups.pop(0), group)]
@@ -105,7 +105,7 @@ class DynamicSampling:
             is_nan_gn = reward_gn.isnan()
             return reward_gn.masked_fill(is_nan_gn, -torch.inf).amax(1) > reward_gn.masked_fill(is_nan_gn, torch.inf).amin(1)
         useful_n = self.trainer.step.useful(scored_rows)
-        if scored_rows.turns is not None:  # one row per turn; a completion without a turn has none
+        if scored_rows.turns is not None:  # one row per turn; a completion without a turn has no row
             useful_n = torch.zeros(scored_rows.completions, dtype=torch.bool).index_put((scored_rows.turns.row_s,), useful_n)
         return useful_n.view(-1, group_size).any(dim=1)
 
@@ -121,7 +121,7 @@ class DynamicSampling:
 
 
 def _replaced(part: Any, other: Any, old_rows: range, new_rows: range) -> Any:
-    """In one output of a call of TRL's `_generate`, replace `old_rows` by `new_rows` of the same output of another call."""
+    """Replace `old_rows` in one output of TRL's `_generate` by `new_rows` from the same output of another call."""
     if isinstance(part, dict):
         row_lists = {name: values for name, values in part.items() if isinstance(values, list)}
         return {**part, **{name: _replaced(values, other[name], old_rows, new_rows) for name, values in row_lists.items()}}

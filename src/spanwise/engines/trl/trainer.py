@@ -127,16 +127,16 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._name, self._paper = f"spanwise's method '{scheme.method}'", {"title": title, "id": arxiv_id} if title else {}
         self.last_rollouts: Rollouts | None = None
         self.last_metrics: dict[str, float] = {}
-        # These attributes pass data from one hook of TRL to a later one.
+        # The following attributes pass data from one hook of TRL to a later one.
         self._sampled: list[list[int]] | None = None  # 1 for each sampled token; None: all are sampled
         self._reward_arguments: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
-        sampling_kind, rounds = (getattr(args, name, None) for name in ("dynamic_sampling", "dynamic_sampling_rounds"))
-        self.sampling = None if sampling_kind is None else DynamicSampling(self, sampling_kind, rounds or 0)
+        criterion, round_count = (getattr(args, name, None) for name in ("dynamic_sampling", "dynamic_sampling_rounds"))
+        self.sampling = None if criterion is None else DynamicSampling(self, criterion, round_count or 0)
         self._own: ReadBatch | None = None
         self._read_seconds = 0.0
         self._done: set[str] = set()
-        # With either option TRL's loss masks tokens by numbers that only the loss knows, so the right gradient is not known here.
+        # With one of these two options TRL masks tokens inside its loss, so the right gradient is not known outside.
         masks_in_loss = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
         # The canary checks once that TRL's own loss weighs tokens by their advantages; DPPO is added outside of that loss.
         self._canary_due = getattr(args, "canary", True) and not masks_in_loss and args.loss_type not in fold.DPPO
@@ -186,11 +186,11 @@ class SpanGRPOTrainer(GRPOTrainer):
         return getattr(self.processing_class, "tokenizer", self.processing_class)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
-        """Run TRL's training, and complete the run folder even if training fails; True resumes at the newest checkpoint."""
+        """Run TRL's training, from the newest checkpoint if asked, and complete the run folder even if training fails."""
         checkpoint = whole_checkpoint(self.args, resume_from_checkpoint, self._lasting if self.settings is None else None)
-        run_keeping = self.keeping if self.accelerator.is_main_process else None
+        run_writer = self.keeping if self.accelerator.is_main_process else None
         try:
-            with nullcontext() if run_keeping is None else run_keeping.record.running():
+            with nullcontext() if run_writer is None else run_writer.record.running():
                 return super().train(checkpoint, *args, **options)
         except UnpicklingError as error:
             if checkpoint is None:
@@ -286,15 +286,15 @@ class SpanGRPOTrainer(GRPOTrainer):
         return self._own
 
     def _generate(self, prompts: list[Any], *args: Any, **kwargs: Any) -> Any:
-        generated = self._sample(prompts, *args, **kwargs)
+        generated_outputs = self._sample(prompts, *args, **kwargs)
         if self.sampling is not None and self.model.training:
-            generated = self.sampling.fill(generated, prompts, self._rows)
+            generated_outputs = self.sampling.fill(generated_outputs, prompts, self._rows)
             self._note(self.sampling.metrics)
-        self._sampled = generated[2]
-        for ids in generated[0] if self._first("prompts") else ():
+        self._sampled = generated_outputs[2]
+        for ids in generated_outputs[0] if self._first("prompts") else ():
             prompt_end = self._text_tokenizer.decode(list(ids)[-64:], skip_special_tokens=False)
             config.check_prefilled(prompt_end, self.scheme.layout)
-        return generated
+        return generated_outputs
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
         if self.sampling is not None and self._own is not None and self.sampling.scored is completion_ids_list:
@@ -362,12 +362,12 @@ class SpanGRPOTrainer(GRPOTrainer):
         return output
 
     def sample_rollouts(self, prompts: Sequence[Mapping[str, Any]]) -> Rollouts:
-        """Sample a group of completions for each dataset row and credit them, and leave the training as if this had not happened.
+        """Sample and credit a group of completions for each dataset row, without any effect on the training.
 
         Only a run of one process can do this.
         """
         was_training, old_rollouts, old_step, old_logs = self.model.training, self.last_rollouts, self.step, self._logs
-        # A `Step` gives each warning once, so a separate one is used here, and the training's own still gives all its warnings.
+        # A `Step` gives each warning once; with a separate `Step` here, the training's own can still give all its warnings.
         self.step, self._logs = Step(self.scheme, old_step.vocabulary), copy.deepcopy(old_logs)
         self.model.eval()
         try:
@@ -419,8 +419,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         )
         dppo_loss = self.loss_type if self.loss_type in fold.DPPO else None
         advantages_bt = inputs["advantages"] * factor_b1 * float(dppo_loss is None)
-        canary_due = self._canary_due and is_training and torch.is_grad_enabled()
-        advantages_bt.requires_grad_(canary_due)
+        is_canary_due = self._canary_due and is_training and torch.is_grad_enabled()
+        advantages_bt.requires_grad_(is_canary_due)
         accumulation_steps = self.current_gradient_accumulation_steps if is_training else 1
         kl_weight, self._logps = self.beta, None
         self.beta = 0.0  # else TRL would add the KL and divide it, which no factor on advantages undoes
@@ -439,7 +439,7 @@ class SpanGRPOTrainer(GRPOTrainer):
                 logged_losses[-1] = float(dppo_value.detach())
             total_loss = total_loss + dppo_value / accumulation_steps
         fold.check_loss(total_loss, logps_bt, inputs, mask_bt, self._text_tokenizer, step=self.state.global_step)
-        if canary_due and logps_bt is not None:
+        if is_canary_due and logps_bt is not None:
             fold.check_own_advantage(
                 total_loss,
                 logps_bt,

@@ -122,7 +122,7 @@ class Carried:
             blocks_of_runs, lengths_of_runs = self.runs[n]
             if self.length_n[n] > width:
                 raise AlignmentError(
-                    f"Row {n} was read with {self.length_n[n]} tokens, but the trainer has room for {width}."
+                    f"Row {n}: the reward worker read {self.length_n[n]} tokens, but the trainer has only {width}."
                 )
             run_blocks += [*blocks_of_runs, -1]
             run_lengths += [*lengths_of_runs, width - self.length_n[n]]
@@ -153,7 +153,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, step: Sequence[int] | None = N
     for n, text in enumerate(packed):
         if not isinstance(text, str):
             raise RecipeError(
-                f"Row {n} carries no reading, because the agent loop scored the row instead of spanwise's reward manager. Let the "
+                f"Row {n} lacks blocks and rewards: the agent loop scored the row instead of spanwise's reward manager. Let the "
                 f"agent loop leave reward_score empty and put its results in extra_fields, which rewards read as columns."
             )
         if text not in rollout_by_text:
@@ -197,7 +197,7 @@ class Credited(NamedTuple):
 
 
 def read_rows(rows: Rows, uids: Sequence[Any], step: Step) -> tuple[Carried, ReadBatch]:
-    """Unpack the blocks and rewards of a batch; also return them as a `ReadBatch`, which does not say which tokens a block has."""
+    """Unpack the blocks and rewards of a batch, also as a `ReadBatch` that does not say which tokens a block has."""
     group_n = group_index([uids[n] for n in rows.real])
     output_number_n = None if rows.step is None else [rows.step[n] for n in rows.real]
     carried = unpack([rows.packed[n] for n in rows.real], step.scheme, output_number_n)
@@ -243,7 +243,7 @@ def credited(
 
 @dataclass(frozen=True)
 class Shares:
-    """The credit of a batch whose method needs no tokens, so that advantages are computed for some rows at a time."""
+    """The credit of a batch whose method needs no tokens, so that advantages can be computed for some rows at a time."""
 
     rows: Rows
     carried: Carried
@@ -268,13 +268,13 @@ class Shares:
 
     def advantages(self, share: range, mask_nt: Shaped[Tensor, "n t"], scheme: Scheme) -> Float[Tensor, "n t"]:
         """Compute the advantages of some of the rows (a share), with 0 at masked tokens and in padding rows."""
-        unpadded_positions = [i for i, n in enumerate(share) if n in self._number_by_row]
-        unpadded_row_numbers = [self._number_by_row[share[i]] for i in unpadded_positions]
-        real_mask_nt = mask_nt[unpadded_positions].bool()
-        spans, _, turns, place_s = self.carried.tokens(scheme, real_mask_nt, unpadded_row_numbers)
-        adv_nt = advantages(self.batch.credits.take(place_s), spans, scheme)
-        adv_nt = adv_nt if turns is None else turns.put(adv_nt, rows=len(unpadded_positions))
-        return to_all_rows(adv_nt, unpadded_positions, mask_nt)
+        real_positions = [i for i, n in enumerate(share) if n in self._number_by_row]
+        real_row_numbers = [self._number_by_row[share[i]] for i in real_positions]
+        real_mask_nt = mask_nt[real_positions].bool()
+        spans, _, turns, reading_row_s = self.carried.tokens(scheme, real_mask_nt, real_row_numbers)
+        adv_nt = advantages(self.batch.credits.take(reading_row_s), spans, scheme)
+        adv_nt = adv_nt if turns is None else turns.put(adv_nt, rows=len(real_positions))
+        return to_all_rows(adv_nt, real_positions, mask_nt)
 
 
 def to_all_rows(value_nt: Float[Tensor, "n t"], real: Sequence[int], mask_nt: Shaped[Tensor, "m t"]) -> Float[Tensor, "m t"]:
@@ -294,12 +294,12 @@ def loss_factor(
     rows: int | None = None,
     horizon: int | float | None = None,
 ) -> Float[Tensor, "n 1"]:
-    """Compute what advantages are multiplied by, so that verl's loss is a mean over rollouts of sums over tokens."""
+    """Compute the factor on advantages with which verl's loss sums over tokens and averages over rollouts."""
     token_count_n1, row_count = mask_nt.sum(dim=1, keepdim=True).float(), rows or len(mask_nt)
     if mode == "token-mean" and row_count > mini_batch:
         raise RecipeError(
-            f"loss_agg_mode 'token-mean' divides each mini-batch by its own tokens, and this batch of {row_count} rows makes "
-            f"mini-batches of {mini_batch}, so the same credit would weigh differently in each. {USE}"
+            f"loss_agg_mode 'token-mean' divides each mini-batch by its own number of tokens. In the mini-batches of {mini_batch} "
+            f"that this batch of {row_count} rows makes, the same credit would weigh differently. {USE}"
         )
     # verl divides by a fixed number of rows, so rows / rollouts corrects for padding and for rollouts of several rows.
     factor_n1 = token_count_n1.new_full(token_count_n1.shape, row_count / max(rollouts, 1))

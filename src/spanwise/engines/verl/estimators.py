@@ -23,7 +23,7 @@ CARRIED: ContextVar[Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]] | N
 
 @contextmanager
 def carrying(compute_credit: Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Inside a `with` block, let verl's estimator `spanwise` get advantages from a function of group ids and response mask."""
+    """Let verl's estimator `spanwise` call a function of group ids and response mask inside a `with` block."""
     reset_token = CARRIED.set(compute_credit)
     try:
         yield
@@ -61,21 +61,21 @@ def _with_mode(
     advantages: Tensor,
     **rest: Any,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Add a mode's loss at the token that it appended, averaged over the rows of the mini-batch, to a policy loss of verl."""
+    """Add to a policy loss of verl a mode's loss at its appended token, averaged over the rows of the mini-batch."""
     old_logp_nt, adv_nt, mode_loss_nt = split_token(log_prob, old_log_prob, advantages, rest["response_mask"])
     policy_loss, metrics = loss(old_log_prob=old_logp_nt, log_prob=log_prob, advantages=adv_nt, **rest)
-    agg_options = {"loss_agg_mode": "seq-mean-token-sum", **rest["config"].global_batch_info}
-    return policy_loss + agg_loss(loss_mat=mode_loss_nt, loss_mask=torch.ones_like(mode_loss_nt), **agg_options), metrics
+    mean_options = {"loss_agg_mode": "seq-mean-token-sum", **rest["config"].global_batch_info}
+    return policy_loss + agg_loss(loss_mat=mode_loss_nt, loss_mask=torch.ones_like(mode_loss_nt), **mean_options), metrics
 
 
 def carried_advantages(
     token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return the advantages and returns that the trainer's function, set by `carrying`, computes by the recipe."""
+    """Return advantages and returns, computed by the function that the trainer set with `carrying`."""
     compute_credit = CARRIED.get()
     if compute_credit is None:
         raise RecipeError(
-            "adv_estimator 'spanwise' needs the readings of the reward workers, but this trainer passes rewards alone. Use "
+            "adv_estimator 'spanwise' needs the blocks that reward workers find, but this trainer passes rewards alone. Use "
             "verl.trainer.main_ppo with trainer.v1.trainer_mode sync, colocate_async or separate_async, or trainer.use_v1=False. "
             f"With another trainer use an estimator of one reward: {', '.join(outcome_estimators())}."
         )

@@ -13,7 +13,7 @@ from spanwise.engines.verl.run import Sampled, VerlRun
 
 
 def attach(ray_trainer: Any) -> None:
-    """Let verl's V0 trainer train by a recipe."""
+    """Let verl's V0 trainer train with a recipe."""
     trainer_class = ray_trainer.RayPPOTrainer
     settings.attach(trainer_class)
     credit_metrics: dict[str, float] = {}

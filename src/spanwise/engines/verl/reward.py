@@ -31,7 +31,7 @@ from spanwise.types import Scores
 
 
 class SpanRewardManager(RewardManagerBase):
-    """Scores completions by the recipe in `algorithm.spanwise.recipe`, and packs their blocks and rewards as text."""
+    """Scores completions with the recipe in `algorithm.spanwise.recipe`, and packs their blocks and rewards as text."""
 
     def __init__(self, config: Any, tokenizer: Any, compute_score: Any = None, **router: Any) -> None:
         super().__init__(config, tokenizer, compute_score)
@@ -49,8 +49,8 @@ class SpanRewardManager(RewardManagerBase):
 
         agent_fields = [data[n].non_tensor_batch.get("tool_extra_fields") or {} for n in range(len(data))]
         has_agent_reward = any("environment" in fields for fields in agent_fields)
-        own_result = None if self.own_manager is None or has_agent_reward else await self.own_manager.run_single(data)
-        rollout_batch, length_n, has_masks = await in_thread(self._batch, data, own_result)
+        user_result = None if self.own_manager is None or has_agent_reward else await self.own_manager.run_single(data)
+        rollout_batch, length_n, has_masks = await in_thread(self._batch, data, user_result)
         SHARERS.set(int(self.config.reward.num_workers))
         scored_batch = await self.step.read_waiting(rollout_batch, in_thread)
         return await in_thread(self._packed, scored_batch, rollout_batch, length_n, has_masks)
@@ -108,21 +108,21 @@ class SpanRewardManager(RewardManagerBase):
 
 def _mark(scores: Scores, objectives: Sequence[Objective]) -> float:
     """Hash the rewards whose weight is not 0, so that two rollouts have the same number only if all these rewards agree."""
-    is_paying_m = torch.tensor([objective.weight != 0 for objective in objectives], dtype=torch.bool)
-    paid_tables = scores.reward_nm[:, is_paying_m], scores.status_nm[:, is_paying_m]
-    return float(zlib.crc32(b"".join(table.contiguous().numpy().tobytes() for table in paid_tables)))
+    has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], dtype=torch.bool)
+    weighted_tables = scores.reward_nm[:, has_weight_m], scores.status_nm[:, has_weight_m]
+    return float(zlib.crc32(b"".join(table.contiguous().numpy().tobytes() for table in weighted_tables)))
 
 
 def _own_manager(config: Any, scheme: Scheme, tokenizer: Any, router: dict[str, Any]) -> Any:
-    """Load the verl reward manager that the user configured; None if the recipe reads none of its numbers."""
-    read_columns = {one.options.get("column", "environment") for one in scheme.objectives if one.reward == "environment"}
+    """Load the verl reward manager that the user configured; None if the recipe uses none of its results."""
+    used_columns = {one.options.get("column", "environment") for one in scheme.objectives if one.reward == "environment"}
     manager_config = config.algorithm.spanwise.get(OWN_MANAGER)
-    if manager_config is None or not read_columns:
+    if manager_config is None or not used_columns:
         return None
     is_configured = manager_config.name != "naive" or config.reward.custom_reward_function.path is not None
-    if not is_configured and "environment" not in read_columns:  # the agent loop gives the numbers of these columns
+    if not is_configured and "environment" not in used_columns:  # the agent loop fills the other columns
         return None
-    own_config = copy.deepcopy(config)
-    with open_dict(own_config):
-        own_config.reward.reward_manager = manager_config
-    return load_reward_manager(own_config, tokenizer, **router)
+    user_config = copy.deepcopy(config)
+    with open_dict(user_config):
+        user_config.reward.reward_manager = manager_config
+    return load_reward_manager(user_config, tokenizer, **router)

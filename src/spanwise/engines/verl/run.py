@@ -1,4 +1,4 @@
-"""`VerlRun` credits the batches of a verl trainer by a recipe and writes its run folder."""
+"""`VerlRun`, which computes a recipe's credit for a verl trainer's batches and writes the run folder."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from spanwise.step import Step, StepResult
 
 #: Maps fields of `Batch` with a number per token to verl's names for them.
 TOKENS = {"value_nt": "values", "logp_nt": "old_log_probs", "ids_nt": "responses"}
-#: The option with which verl's users name the run folder.
+#: The option of verl that names the run folder.
 OPTION = "+algorithm.spanwise.folder"
 #: The file in a checkpoint with the state of a credit method that remembers earlier batches.
 MEMORY = "spanwise_memory.json"
-#: Maps the names that spanwise's report has for metrics of a policy update to verl's names.
+#: Metrics of a policy update: their names in spanwise's report, and verl's names.
 _UPDATE = {
     "loss": "actor/loss",
     "entropy": "actor/entropy",
@@ -51,7 +51,7 @@ class Sampled(NamedTuple):
 
 
 class VerlRun:
-    """Credits the batches of a verl trainer by a recipe, and writes its run folder."""
+    """Computes a recipe's credit for a verl trainer's batches, and writes the run folder."""
 
     def __init__(self, config: Any, scheme: Scheme, *, value_lam: float, parts: Mapping[str, RowPart]) -> None:
         actor_config, rollout_config = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
@@ -102,7 +102,7 @@ class VerlRun:
         return adv_nt, adv_nt
 
     def _loss_factor(self, rows: Rows, mask_nt: Tensor, reading: Reading) -> Tensor:
-        """Compute what the advantages of all or some rows are multiplied by to undo the normaliser of verl's loss."""
+        """Compute the factor on the advantages of all or some rows that undoes the normaliser of verl's loss."""
         # verl's V0 divides its loss by the tokens left after rejection sampling, V1 by all sampled tokens.
         token_count = int((mask_nt if rows.session is None else reading.length_nk).sum())
         return loss_factor(mask_nt, rollouts=rows.rollouts, tokens=token_count, rows=len(rows.packed), **self.reduction)

@@ -33,7 +33,7 @@ _FILTER, ANY_REWARD = "algorithm.filter_groups", "any_reward"
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
 #: The end of an error sentence about a reward that verl's configuration sets and no objective of the recipe uses.
 _UNUSED = ", but no objective uses it. Add {reward: environment, pays: [...]} to the recipe, or remove the setting."
-#: Maps options of verl that would change the credit or have no effect to their required value, and the reason for it.
+#: Options of verl that would change the credit or do nothing, each with its required value and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (
         False,
@@ -44,8 +44,8 @@ _FIXED: dict[str, tuple[Any, str]] = {
 
 
 def attach(trainer_class: Any) -> None:
-    """Let a trainer class of verl train by a recipe if the estimator is `spanwise`, and leave other runs unchanged."""
-    trainer_class.spanwise = None  # a trainer that trains by a recipe has a `VerlRun` here
+    """Let a trainer class of verl train with a recipe if the estimator is `spanwise`, and leave other runs unchanged."""
+    trainer_class.spanwise = None  # a trainer that trains with a recipe has a `VerlRun` here
     trainer_class.latest = getattr(trainer_class, "latest", None)  # the trainer built last, for functions without a trainer
 
     @around(trainer_class, "__init__")
@@ -138,7 +138,7 @@ def _replace_loss_mode(config: Any) -> str | None:
     critic_loss_mode = OmegaConf.select(config, "critic.loss_agg_mode")
     with open_dict(config):
         actor.loss_agg_mode = MODES[0]
-        if critic_loss_mode is not None:  # by default the critic would copy the actor's new mode
+        if critic_loss_mode is not None:  # by default the critic would copy the actor's new loss_agg_mode
             config.critic.loss_agg_mode = critic_loss_mode
     change_reason = "with several mini-batches, each would divide by its own number of tokens"
     change_reason = "sapo supports no other mode" if is_sapo else change_reason
@@ -159,7 +159,7 @@ def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
         return None
     if metric == "reward" or metric in scheme.names:
         return (
-            f"{_FILTER}.metric={metric} drops groups in which this number is the same for all, although their other blocks may "
+            f"{_FILTER}.metric={metric} drops groups whose completions agree in this number, although their other rewards may "
             f"differ. Set the metric to {ANY_REWARD}, which keeps them."
         )
     with open_dict(config):
@@ -168,19 +168,19 @@ def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
 
 
 def scheme_in(config: Any) -> Scheme:
-    """Load the rule of credit from the recipe that verl's configuration names."""
+    """Load the scheme (the rule of credit) from the recipe that verl's configuration names."""
     return _rule_in(config)[0].scheme
 
 
 def _rule_in(config: Any) -> tuple[RecipeRule, list[str]]:
     """Load the recipe that verl's configuration names; also return notes about the discounts that the configuration sets."""
-    path = (config.algorithm.get("spanwise") or {}).get("recipe")
+    recipe_path = (config.algorithm.get("spanwise") or {}).get("recipe")
     return read_rule(
-        path,
+        recipe_path,
         engine="verl",
         longest=config.data.max_response_length,
         get_setting=partial(OmegaConf.select, config),
-        faults={"spanwise needs a recipe: add +algorithm.spanwise.recipe=recipe.yaml.": path is None},
+        faults={"spanwise needs a recipe: add +algorithm.spanwise.recipe=recipe.yaml.": recipe_path is None},
         fixed=_FIXED,
         discounts={"algorithm.gamma": "gamma", "algorithm.lam": "lam"},
         deviation="algorithm.norm_adv_by_std_in_grpo",
@@ -225,8 +225,8 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
         f"actor_rollout_ref.actor.loss_scale_factor to the longest response. Or: {USE}": (
             loss_agg_mode == "seq-mean-token-sum-norm" and not actor_config.get("loss_scale_factor")
         ),
-        f"policy_loss.loss_mode '{loss_mode}' averages advantages, picks tokens by their size or adds a term that does not grow "
-        f"with them. Use vanilla, cispo, gspo or sapo.": loss_mode in ("geo_mean", "clip_cov", "kl_cov", "dro"),
+        f"policy_loss.loss_mode '{loss_mode}' averages advantages, picks tokens by advantage, or adds a term that advantages do "
+        f"not scale. Use vanilla, cispo, gspo or sapo.": loss_mode in ("geo_mean", "clip_cov", "kl_cov", "dro"),
         f"policy_loss.loss_mode 'sapo' always averages as seq-mean-token-mean. {USE}": (
             loss_mode == "sapo" and loss_agg_mode != MODES[0]
         ),
@@ -259,7 +259,7 @@ def _remarks(config: Any, scheme: Scheme, discount_notes: list[str]) -> list[str
     actor = config.actor_rollout_ref.actor
     applies_by_sentence = {
         idle_fields(config.algorithm.spanwise.recipe, engine="verl"): True,
-        "rollout.n is 1: a completion that is alone in its group has no other to be compared with. Set rollout.n to 2 or more.": (
+        "rollout.n is 1: a group of one completion has nothing to compare it with. Set rollout.n to 2 or more.": (
             config.actor_rollout_ref.rollout.n == 1
             and not scheme.value_names
             and any(objective.baseline not in ("none", "batch") for objective in scheme.objectives)

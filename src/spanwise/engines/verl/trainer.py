@@ -18,14 +18,14 @@ from spanwise.engines.verl.plugin import around
 from spanwise.engines.verl.run import Sampled, VerlRun
 from spanwise.modes.parts import RowPart
 
-#: verl's trainer modes, each of which can train by a recipe.
+#: verl's trainer modes, each of which can train with a recipe.
 MODES = ("sync", "colocate_async", "separate_async")
 #: About how many tokens, padding included, get their advantages in one pass.
 SHARE = 2**21
 
 
 def attach(v1: Any) -> None:
-    """Let verl's V1 trainers train by a recipe; `spanwise_<mode>` becomes a second name of each trainer mode."""
+    """Let verl's V1 trainers train with a recipe; `spanwise_<mode>` becomes a second name of each trainer mode."""
     settings.attach(v1.PPOTrainer)
     trainer_registry = v1.trainer_base.TRAINER_REGISTRY
     for mode in MODES:
