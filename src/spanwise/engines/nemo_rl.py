@@ -152,7 +152,7 @@ class SpanEstimator:
 def fold_factor(
     mask_nt: Shaped[Tensor, "n t"], weight_n: Shaped[Tensor, " n"], *, mini_batch: int, token_level: bool
 ) -> Float[Tensor, "n 1"]:
-    """Compute the factor on advantages with which NeMo-RL's loss sums over tokens and averages over a mini-batch's rows.
+    """Compute the factor on advantages that makes NeMo-RL's loss sum over tokens and average over a mini-batch's rows.
 
     factor[i] = D[i] / R,  R the rows of i's mini-batch; D[i] the tokens in its loss, or at sequence level those of row i times
     the rows in the loss. `weight_n` is NeMo-RL's `sample_mask`.

@@ -72,12 +72,12 @@ async def credit_traces(traces: Sequence[Any], run: RecipeRun, *, tokens: int) -
 
 
 def attach(recipe: str, *, tokens: int | str) -> None:
-    """Replace prime-rl's algorithm `grpo` by a recipe's credit, because its configuration accepts no new algorithm."""
+    """Replace the algorithm `grpo` by a recipe's credit, because prime-rl's configuration accepts no new algorithm."""
     rule = check(recipe, tokens=tokens)
     from prime_rl.orchestrator import algo  # pyright: ignore[reportMissingImports]
     from prime_rl.orchestrator.algo.base import iter_trainable_traces  # pyright: ignore[reportMissingImports]
 
-    @cache  # prime-rl builds an algorithm for each of its environments, and all of them share one run
+    @cache  # prime-rl builds an algorithm for each environment, and all algorithms share one run
     def run_of(model_name: str) -> RecipeRun:
         return RecipeRun.of(rule, model=model_name)
 

@@ -30,7 +30,7 @@ def read_rule(
     discounts: Mapping[str, str] = {},  # engine's option -> the discount of a credit method that it sets
     deviation: str = "",  # the option that turns the division by a group's standard deviation on or off
 ) -> tuple[RecipeRule, list[str]]:
-    """Load a recipe, and warnings about discounts; refuse settings of the engine that conflict with the recipe."""
+    """Return a recipe's rule and warnings about discounts; refuse settings of the engine that conflict with the recipe."""
     fixed_faults = {
         f"{name} is {get_setting(name)}: {reason}. Leave {name} at {required}.": get_setting(name) not in (None, required)
         for name, (required, reason) in fixed.items()
@@ -73,7 +73,7 @@ def check_rule(
     faults: Mapping[str, Any] = {},
     notes: Collection[str] = (),
 ) -> RecipeRule:
-    """Refuse a recipe that the trainer does not support, or with modes; add the trainer's own `faults` and `notes`."""
+    """Refuse a recipe that the trainer cannot use, and issue the trainer's warnings (`notes`); return the recipe's rule."""
     mode_names = ", ".join(rule.recipe.modes)
     modes_sentence = (
         f"The recipe has {mode_names}, which does not work with {engine}. Leave it out, or train with TRL, verl or SkyRL."

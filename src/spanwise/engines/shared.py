@@ -69,7 +69,7 @@ def fold_factor(
     processes: int = 1,
     steps_per_generation: int = 1,
 ) -> Float[Tensor, "b 1"]:
-    """Compute the factor on a micro-batch's advantages with which TRL's loss sums over tokens and averages over rows."""
+    """Compute the factor on a micro-batch's advantages that makes TRL's loss sum over tokens and average over rows."""
     # TRL's loss divides by the factor returned here times the number of rows of the micro-batch.
     row_count = mask_bt.shape[0]
     token_count_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)

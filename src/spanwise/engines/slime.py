@@ -82,7 +82,7 @@ def check(args: Any) -> RecipeRule:
 
 
 def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[Tensor]]:
-    """Compute the credit of whole groups (`--custom-reward-post-process-path`), which slime sends to its ranks as rewards.
+    """Hook `--custom-reward-post-process-path`: compute the credit of whole groups, which slime sends its ranks as rewards.
 
     Return slime's own reward of each sample, NaN without one, which slime logs; and for each sample a float32 tensor with each
     response token's advantage times the divisor of slime's loss. Samples with the same `rollout_id` are the turns of one rollout,
@@ -108,7 +108,7 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
 
 
 def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
-    """Set the advantages of a rank's tokens (`--custom-advantage-function-path`).
+    """Hook `--custom-advantage-function-path`: set the advantages of a rank's tokens.
 
     Rewards without credit (the other hook is not set) raise a `RecipeError`; another number of log-probabilities than advantages
     an `AlignmentError`.
@@ -133,7 +133,7 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
 def fold_factor(
     trained_n: Int[Tensor, " n"], rollout_n: Int[Tensor, " n"], *, batch_size: int, per_token: bool
 ) -> Float[Tensor, " n"]:
-    """Compute the factor on advantages with which slime's loss sums over tokens and averages over a step's rollouts.
+    """Compute the factor on advantages that makes slime's loss sum over tokens and average over a step's rollouts.
 
     factor[i] = D[i], the trained tokens of i's rollout; with `calculate_per_token_loss` those of i's step / its rollouts
     """

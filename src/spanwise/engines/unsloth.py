@@ -69,7 +69,7 @@ def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
 
 
 def check_gradient(gradient_bu: Float[Tensor, "b u"] | None, expected_bu: Float[Tensor, "b u"], *, exact: bool) -> None:
-    """Refuse a loss with an unexpected gradient by a log-probability; without `exact`, only the gradient's sign counts."""
+    """Raise an error if a log-probability has an unexpected gradient; without `exact`, only the gradient's sign counts."""
     if gradient_bu is None:
         raise SpanwiseError(f"Unsloth's loss stores no gradient, so spanwise cannot check it. {_CANARY}")
     is_wrong_bu = (gradient_bu - expected_bu).abs() > 0.05 * expected_bu.abs() + 1e-6 * expected_bu.abs().max()

@@ -54,7 +54,7 @@ def test_groups_are_dropped_by_a_number_that_there_is(tmp_path):
     with pytest.warns(UserWarning, match="metric is set from acc to any_reward"):
         assert metric("acc") == "any_reward"
     for given in ("reward", "brier"):
-        with pytest.warns(UserWarning, match=f"metric={given} drops .* any_reward, which keeps them"):
+        with pytest.warns(UserWarning, match=f"metric={given} drops .* any_reward, which keeps such groups"):
             assert metric(given) == given
     assert metric("any_reward") == "any_reward"
 

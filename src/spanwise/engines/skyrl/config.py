@@ -142,7 +142,7 @@ def reads_turns(scheme: Scheme, *, stepwise: bool) -> bool:
 
 
 def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, Any]:
-    """Return error sentences about SkyRL's filters of groups that conflict with the recipe, each with whether it applies."""
+    """Return error sentences about group filters of SkyRL that conflict with the recipe, each with whether it applies."""
     algorithm_config, mode_names = cfg.trainer.algorithm, [mode.name for mode in scheme.modes if "skyrl" in mode.parts]
     sampling_type = algorithm_config.dynamic_sampling.type
     filter_setting = "trainer.fully_async.sample_full_batch" if cfg.trainer.fully_async.sample_full_batch else ""

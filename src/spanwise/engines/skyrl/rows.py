@@ -146,7 +146,7 @@ class SampledRows:
         return batch, Turns(row_of_turn_s, turn_s, column_su, width)
 
     def _turn_reward(self, s: int, ranges: Sequence[tuple[int, int]], k: int) -> float | None:
-        """Return the environment's reward of a turn: the sum of token rewards from its start to the next turn's."""
+        """Return the environment's reward of a turn: the sum of the row's token rewards up to the start of the next turn."""
         row_reward, is_last = self.output["rewards"][s], k == len(ranges) - 1
         if not isinstance(row_reward, list):
             return float(row_reward) if is_last else None

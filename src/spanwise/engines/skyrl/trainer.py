@@ -87,13 +87,13 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         is_stepwise = self.cfg.generator.step_wise_trajectories
         self.last_rows = SampledRows.of(unmerged_output, turn_uids, merged_output, stepwise=is_stepwise)
         for name, part in self.parts.items():
-            ends_with_mode_n = list(map(part.ended, merged_output["response_ids"], merged_output["loss_masks"]))
-            self._ended[name] = torch.tensor(ends_with_mode_n)
+            ended_n = list(map(part.ended, merged_output["response_ids"], merged_output["loss_masks"]))
+            self._ended[name] = torch.tensor(ended_n)
             appended_value_by_field = {"response_ids": part.token, "loss_masks": 0, "rewards": 0.0, "rollout_logprobs": 0.0}
             for field, token_value in appended_value_by_field.items():
                 if merged_output.get(field) is not None:
-                    rows_with_flags = zip(merged_output[field], ends_with_mode_n, strict=True)
-                    new_rows = [[*row, token_value] if has_token else row for row, has_token in rows_with_flags]
+                    rows_with_flags = zip(merged_output[field], ended_n, strict=True)
+                    new_rows = [[*row, token_value] if has_ended else row for row, has_ended in rows_with_flags]
                     merged_output = {**merged_output, field: new_rows}
         return merged_output, uids
 
@@ -252,7 +252,7 @@ def fold_factor(
     max_seq_len: int | None = None,
     micro_batch_size: int = 1,
 ) -> Float[Tensor, "n 1"]:
-    """Compute the factor on advantages with which SkyRL's loss sums over tokens and averages over rollouts.
+    """Compute the factor on advantages that makes SkyRL's loss sum over tokens and average over rollouts.
 
     factor[i] = D[i] / R,  R the rollouts of i's mini-batch and D[i] what SkyRL divides row i by; 1 outside mini-batches
     """

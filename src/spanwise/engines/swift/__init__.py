@@ -20,7 +20,7 @@ NO_TEACHER = "ms-swift's teacher would change the advantages. Leave teacher_mode
 _FIXED: dict[str, tuple[Any, str]] = {
     "kl_in_reward": (False, "the option changes a reward that spanwise does not use"),
     "dynamic_sample": (False, "the option chooses groups by ms-swift's rewards and not by the recipe's"),
-    "off_policy_sequence_mask_delta": (None, "the option judges a completion by its mean advantage"),
+    "off_policy_sequence_mask_delta": (None, "the option masks whole completions by their mean advantage"),
     "advantage_reweight": (None, "the option lets a teacher change advantages"),
     "sdar_loss_coef": (0.0, "the option needs a teacher"),
     "use_liger_kernel": (False, "the option's loss takes one advantage per completion"),

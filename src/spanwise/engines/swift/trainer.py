@@ -64,8 +64,8 @@ class SwiftSpanTrainer(GRPOTrainer):
         assert mask_nt is not None
         if self.overlong_filter:
             mask_nt = mask_nt & ~torch.cat([micro_batch.truncated_mask for micro_batch in micro_batches]).cpu()[:, None]
-        micro_steps = self.args.steps_per_generation * self.num_iterations
-        batch_number = self.state.global_step * self.args.gradient_accumulation_steps // micro_steps + 1
+        micro_batches_per_generation = self.args.steps_per_generation * self.num_iterations
+        batch_number = self.state.global_step * self.args.gradient_accumulation_steps // micro_batches_per_generation + 1
         batch_number = max(batch_number, self.recipe_run.batches + 1)  # an optimizer step may take several batches
         adv_nt, metrics = self.recipe_run.finish(scored_batch, mask_nt=mask_nt, learn=is_training, number=batch_number)
         advantage_rows = zip(column_ranges, adv_nt, strict=True)
@@ -78,7 +78,7 @@ class SwiftSpanTrainer(GRPOTrainer):
             self._metrics["train" if is_training else "eval"][name].append(value)
 
     def _columns(self, samples: Sequence[Any]) -> dict[str, list[Any]]:
-        """Return the columns for reward functions: the dataset's, the turn scheduler's, prompts, rewards and their sum."""
+        """Return the columns for reward functions: dataset, turn scheduler, prompts, ms-swift's rewards and their sum."""
         reward_nf = torch.stack(list(get_even_process_data(self, self._rewards_per_func)))
         total_reward_n = (reward_nf * self.reward_weights).nansum(dim=1).masked_fill(reward_nf.isnan().all(dim=1), torch.nan)
         columns = columns_of([{**sample.extra, **(sample.rollout_infos or {})} for sample in samples], flat=False)

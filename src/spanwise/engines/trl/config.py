@@ -119,7 +119,7 @@ class SpanGRPOConfig(GRPOConfig):
 
 
 def check_base(*, moves_columns: bool) -> None:
-    """Refuse Unsloth's rewritten `GRPOTrainer`, unless the trainer class moves advantages to Unsloth's columns."""
+    """Refuse Unsloth's `GRPOTrainer`, unless the trainer class moves advantages to the columns of Unsloth's loss."""
     if GRPOTrainer.__name__.startswith("Unsloth") and not moves_columns:
         raise RecipeError(
             "Unsloth has replaced TRL's trainer, and its loss has completions in other columns. Use UnslothSpanGRPOTrainer of "
@@ -204,7 +204,7 @@ def check_use(
     reward_funcs: Any = None,
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Refuse settings that do not work with TRL's version, the model or other options; warn about idle settings."""
+    """Refuse settings that do not work with TRL's version, the model or other options; warn of settings that do nothing."""
     has_adapters = (options or {}).get("peft_config") is not None or hasattr(model, "peft_config")
     has_model_name = isinstance(model, str) or has_adapters or getattr(getattr(model, "config", None), "_name_or_path", "")
     installed_version = Version(trl_version)

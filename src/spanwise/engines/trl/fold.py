@@ -26,7 +26,7 @@ LOSS_TYPES: tuple[str, ...] = ("bnpo", "cispo", "dapo", "dppo_kl", "dppo_tv", "d
 #: The values of `importance_sampling_level`, which name the tokens that share an importance ratio.
 RATIO_LEVELS: tuple[str, ...] = ("token", "block", "sequence")
 _CANARY = (
-    "Spans would not get their own credit. Use a TRL version that this release of spanwise lists, or check subclasses that "
+    "Spans would not get their own credit. Use a TRL version that this release of spanwise supports, or check subclasses that "
     "override _compute_loss. To train anyway, set canary=False in SpanGRPOConfig."
 )
 _ADVICE = "No weight was updated. Resume from the last checkpoint with a lower learning_rate, or look at"
@@ -44,7 +44,7 @@ def pooled_logps(
     mask_bt: Num[Tensor, "b t"],
     unit_bt: Int[Tensor, "b t"] | None,
 ) -> Float[Tensor, "b t"]:
-    """Change old log-probabilities so that a block's or completion's tokens share one ratio, yet keep their own gradients.
+    """Change old log-probabilities so that the tokens of a block or completion share one importance ratio.
 
     log ratio[t] = sg(mean over the unit of t of logp - old) + logp[t] - sg(logp[t]): GSPO-token (Zheng et al. 2025, arXiv
     2507.18071, equations 13 and 14), with a unit in place of the completion. `unit_bt`: from 0; None: one unit.

@@ -23,7 +23,7 @@ CREDIT = "credit"
 
 
 def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[str, Any], modes: Sequence[Any]) -> None:
-    """Refuse dynamic sampling if groups that teach nothing cannot be recognised before training, or cannot be replaced."""
+    """Refuse dynamic sampling if useless groups cannot be recognised right after sampling, or cannot be replaced."""
     criterion = getattr(args, "dynamic_sampling", None)
     if criterion is None:
         return

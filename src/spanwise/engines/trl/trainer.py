@@ -136,7 +136,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._own: ReadBatch | None = None
         self._read_seconds = 0.0
         self._done: set[str] = set()
-        # With one of these two options TRL masks tokens inside its loss, so the right gradient is not known outside.
+        # With off_policy_mask_threshold or top_entropy_quantile, only TRL's loss knows which tokens it masks.
         masks_in_loss = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
         # The canary checks once that TRL's own loss weighs tokens by their advantages; DPPO is added outside of that loss.
         self._canary_due = getattr(args, "canary", True) and not masks_in_loss and args.loss_type not in fold.DPPO

@@ -294,12 +294,12 @@ def loss_factor(
     rows: int | None = None,
     horizon: int | float | None = None,
 ) -> Float[Tensor, "n 1"]:
-    """Compute the factor on advantages with which verl's loss sums over tokens and averages over rollouts."""
+    """Compute the factor on advantages that makes verl's loss sum over tokens and average over rollouts."""
     token_count_n1, row_count = mask_nt.sum(dim=1, keepdim=True).float(), rows or len(mask_nt)
     if mode == "token-mean" and row_count > mini_batch:
         raise RecipeError(
-            f"loss_agg_mode 'token-mean' divides each mini-batch by its own number of tokens. In the mini-batches of {mini_batch} "
-            f"that this batch of {row_count} rows makes, the same credit would weigh differently. {USE}"
+            f"loss_agg_mode 'token-mean' divides each mini-batch by its own number of tokens. This batch of {row_count} rows has "
+            f"mini-batches of {mini_batch}, so the same credit would weigh differently in each. {USE}"
         )
     # verl divides by a fixed number of rows, so rows / rollouts corrects for padding and for rollouts of several rows.
     factor_n1 = token_count_n1.new_full(token_count_n1.shape, row_count / max(rollouts, 1))

@@ -23,7 +23,7 @@ CARRIED: ContextVar[Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]] | N
 
 @contextmanager
 def carrying(compute_credit: Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """Let verl's estimator `spanwise` call a function of group ids and response mask inside a `with` block."""
+    """Inside a `with` block, let verl's estimator `spanwise` get advantages and returns from `compute_credit`."""
     reset_token = CARRIED.set(compute_credit)
     try:
         yield

@@ -90,7 +90,7 @@ def _attach(module: ModuleType) -> None:
 
 
 def say(*sentences: str | None) -> None:
-    """Print each sentence and issue it as a warning, because Ray swallows one of the two and verl the other."""
+    """Print each sentence and issue it as a warning, because Ray swallows one of these outputs and verl the other."""
     for sentence in filter(None, sentences):
         print(f"[spanwise] {sentence}", file=sys.stderr, flush=True)
         warnings.warn(sentence, UserWarning, stacklevel=3)

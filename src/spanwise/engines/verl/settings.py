@@ -160,7 +160,7 @@ def _replace_filter_metric(config: Any, scheme: Scheme) -> str | None:
     if metric == "reward" or metric in scheme.names:
         return (
             f"{_FILTER}.metric={metric} drops groups whose completions agree in this number, although their other rewards may "
-            f"differ. Set the metric to {ANY_REWARD}, which keeps them."
+            f"differ. Set the metric to {ANY_REWARD}, which keeps such groups."
         )
     with open_dict(config):
         OmegaConf.update(config, f"{_FILTER}.metric", ANY_REWARD)
