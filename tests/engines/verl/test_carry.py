@@ -206,7 +206,7 @@ def test_what_cannot_be_read():
         unpack([None], SCHEME)
     with pytest.raises(AlignmentError, match="the same scheme"):
         unpack([packed(TEXTS[0])], other)
-    with pytest.raises(AlignmentError, match="room for 3"):
+    with pytest.raises(AlignmentError, match="has only 3"):
         unpack([packed(TEXTS[0])], SCHEME).tokens(SCHEME, torch.ones(1, 3).bool(), range(1))
 
 

@@ -19,7 +19,7 @@ REFUSED = {
     "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean": "averages advantages",
     "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov": "picks tokens by advantage",
     "actor_rollout_ref.actor.policy_loss.loss_mode=kl_cov": "picks tokens by advantage",
-    "actor_rollout_ref.actor.policy_loss.loss_mode=dro": "adds a term that does not grow with them",
+    "actor_rollout_ref.actor.policy_loss.loss_mode=dro": "adds a term that advantages do not scale",
     "actor_rollout_ref.actor.policy_loss.loss_mode=sapo": "Use actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
     "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm": "loss_scale_factor to the longest",
     "actor_rollout_ref.actor.loss_agg_mode=mean": "no loss_agg_mode",
@@ -65,7 +65,7 @@ def test_verls_discounts_are_the_recipes_where_the_method_has_them(tmp_path):
         assert prepare(config_of(tmp_path, *critic, recipe=GAE.format("gae", "a", ""))).scheme.options == {"lam": 0.9}
     both = config_of(tmp_path, *critic, recipe=GAE.format("gae", "a", "options: {lam: 0.9}\n"))
     assert prepare(both).scheme.options == {"lam": 0.9}
-    with pytest.warns(UserWarning, match="lam=0.9 changes nothing: method 'bae'"):
+    with pytest.warns(UserWarning, match="lam=0.9 changes nothing: neither method 'bae'"):
         prepare(config_of(tmp_path, "algorithm.lam=0.9"))
 
 
