@@ -237,5 +237,5 @@ def test_by_hand():
 
 
 def test_several_mini_batches():
-    with pytest.raises(RecipeError, match=r"4 rows makes mini-batches of 2.*seq-mean-token-mean"):
+    with pytest.raises(RecipeError, match=r"4 rows has mini-batches of 2.*seq-mean-token-mean"):
         factor("token-mean", mini_batch=2)
