@@ -23,7 +23,7 @@ _SCORED = SCORE_FIGURES[1:]
 _OUT_OF_REACH = (
     "Usually the score is not trained yet (reasoning_warmup, alpha), or its reference belongs to another model or token."
 )
-#: The problems of an evaluation: the figure to check, and the alarm; a figure's warning comes from the first alarm that holds.
+#: Pairs of an evaluation figure and its alarm, in order; a figure's warning comes from its first alarm that holds.
 EVALUATION = (
     ("refusal_rate", Alarm("above", 0.5, "most completions refuse to answer",
         "Usually a wrong answer costs more than no answer, for example if all rewards are summed. Pay answer and confidence "
@@ -89,7 +89,7 @@ def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
 
 
 def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
-    """Invert a map from figures to warning sentences: map each sentence to all figures that it applies to."""
+    """Group evaluation figures by their warning sentence."""
     keys_by_sentence: dict[str, list[_Key]] = {}
     for key, sentence in sentences.items():
         keys_by_sentence.setdefault(sentence, []).append(key)
@@ -97,7 +97,7 @@ def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
 
 
 def later_elements(names: Iterable[str]) -> set[str]:
-    """Return the objectives with an index above 0 (`name[2]`), whose absence is no problem, because a list may be short."""
+    """Return the objectives of later list elements, such as `name[2]`: a list may be short, so they may lack rewards."""
     name_set = set(names)
     return {name for name in name_set if _LATER.search(name) and _LATER.sub("[0]", name) in name_set}
 

@@ -92,7 +92,7 @@ class Watch:
         return new_sentences, any(key.startswith(("tags", "scored/")) for key in warnings)
 
     def of_batch(self, shown: Mapping[str, float], *, step: int | None = None) -> list[str]:
-        """Return the new warnings about problems that last several batches, after a batch with the metrics `shown`."""
+        """Return the new warnings about problems that last several batches, given the latest batch's metrics."""
         self._batches.append({**({} if step is None else {"step": step}), **shown})
         return self._take_new(habits(self._batches))
 
@@ -104,7 +104,7 @@ class Watch:
 
 
 def _warn_missing_tags(reading: Reading, scheme: Scheme) -> str:
-    """Warn about the tags (or other markers) of the layout if over 99 % of the completions lack some of them."""
+    """Warn if over 99 % of the completions lack some of the layout's tags (or other markers)."""
     missing_n = (reading.fault_n & int(Fault.MISSING | Fault.EMPTY)) != 0
     if reading.text is None or float(missing_n.double().mean()) <= 0.99:
         return ""
@@ -131,7 +131,7 @@ def cut_off(
     *,
     among_n: Bool[Tensor, " n"],
 ) -> tuple[int, str]:
-    """Count the completions that seem cut off, and name the sign: an unclosed block, or several at the same longest length."""
+    """Count the completions that seem cut off, and say why: a block is unclosed, or several have the same largest length."""
     unclosed_count, longest = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum()), int(length_n.max())
     longest_rows = (among_n & (length_n == longest)).nonzero().flatten().tolist() if longest else []
     longest_count = len({text_of(n) for n in longest_rows})
@@ -164,7 +164,7 @@ def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: in
 
 
 def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int) -> str:
-    """Warn about rewards given for a missing block: they are ignored, as the objective's `if_missing` counts instead."""
+    """Warn about rewards given for a missing block: they are ignored, because the objective's `if_missing` replaces them."""
     if reading.scores.unused_nm is None:
         return ""
     unused_n, if_missing = reading.scores.unused_nm[:, m], objective.if_missing
@@ -212,7 +212,7 @@ def _warn_free_omission(objective: Objective, reading: Reading, scheme: Scheme, 
 
 
 def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> int:
-    """Count the completions without any block that the objective rewards; 0 if another objective charges for that."""
+    """Count the completions without any block that the objective rewards; return 0 if another objective charges for them."""
     paid_columns = [scheme.layout.names.index(name) for name in objective.pays]
     is_omitted_n = (reading.length_nk.sum(dim=1) > 0) & (reading.length_nk[:, paid_columns] == 0).all(dim=1)
     is_charged = any(other.if_missing is not None and set(objective.pays) <= set(other.pays) for other in scheme.objectives)

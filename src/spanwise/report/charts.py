@@ -229,7 +229,7 @@ def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.C
 def bands(
     rows: Rows, *, keys: Mapping[str, str | None], value: str = "value", percent: bool = False, **place: Any
 ) -> alt.Chart:
-    """Build an invisible band for each place along an axis, with a tooltip of all series; `keys` maps fields to headings."""
+    """Build invisible bands along an axis, each with a tooltip of all series; `keys` maps tooltip fields to headings."""
     # Each series gets a numbered field, because its name may hold characters that are not allowed in a field's name.
     names = list(dict.fromkeys(str(row["series"]) for row in rows))
     band_rows: dict[tuple[Any, ...], dict[str, Any]] = {}

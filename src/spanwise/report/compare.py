@@ -183,13 +183,13 @@ def _figure_finding(comparison: ArmComparison, name: str) -> str:
 
 
 def _is_hollow(comparison: ArmComparison, d: Difference) -> bool:
-    """Return whether a warning about a figure makes a difference in it meaningless; a warning of low accuracy does not."""
+    """Return whether a figure's warning makes differences in that figure meaningless; a warning of low accuracy does not."""
     reasons = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
     return any(d.figure in (*CALIBRATION, *SCORE_FIGURES) or why.startswith("most answers could not") for why in reasons)
 
 
 def _state_better(d: Difference) -> str:
-    """State a clear difference between two arms, the better one first, or the higher one if neither direction is better."""
+    """State a clear difference between two arms: the better arm comes first, or the higher one if no direction is better."""
     lower_is_better = d.figure in LOWER
     has_direction = lower_is_better or d.figure in HIGHER or d.figure.endswith("_accuracy") or "@" in d.figure
     winner, loser = (d.a, d.b) if (d.interval.value > 0) != lower_is_better else (d.b, d.a)

@@ -121,12 +121,12 @@ def render(
 
 
 def deflated(text: str) -> str:
-    """Compress text to base64, which holds no character with a meaning in HTML."""
+    """Compress text to base64, which is safe inside HTML."""
     return base64.b64encode(zlib.compress(text.encode(errors="backslashreplace"), 9)).decode()
 
 
 def spec_data(chart: Drawn) -> Markup:
-    """Return a chart as JSON in which no character has a meaning to an HTML parser."""
+    """Return a chart as JSON that is safe inside HTML."""
     chart_spec = {key: value for key, value in chart.to_dict(validate=False).items() if key not in ("$schema", "config")}
     return htmlsafe_json_dumps(chart_spec, separators=(",", ":"), allow_nan=False)
 

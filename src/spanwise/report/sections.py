@@ -20,16 +20,16 @@ from spanwise.rollouts.schema import STOP
 
 #: A row of a chart's data or of a table: a dict from column names to values.
 Row = dict[str, Any]
-#: Maps a seed to the evaluations of its run, each a dict of figures with its `step`.
+#: Maps each seed to its run's evaluations; an evaluation is a dict of figures with its `step`.
 Seeds = Mapping[int, Sequence[Mapping[str, Any]]]
 
 #: The evaluation figures that are shares of completions.
 SHARES = ("accuracy", "refusal_rate", "malformed", "coverage")
-#: The largest number of points in a chart's curve, and so of rows in the table below.
+#: The largest number of points in a chart's curve, and of rows in the chart's table.
 MOST = 100
 #: The options of a chart whose horizontal axis is the number of samples that vote.
 _BY_SAMPLES: Mapping[str, Any] = {"x": "samples n", "label": "n", "height": 280}
-#: The columns that hold a policy's confidence in its own answers, each with a verb for the completions that have one.
+#: The columns that hold a policy's confidence in its own answers, each with the predicate of a sentence about completions.
 _KINDS = (("confidence", "state a confidence"), ("score", "have a score"))
 #: The note on voting curves whose votes are weighed by the self-rewarding score.
 VOTES_BY_SCORE = "No confidence is stated, so votes are weighed by the score."
@@ -115,7 +115,7 @@ def voting_section(
 
 
 def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
-    """Build the section on how much more accurate the majority answer of a later attempt is than that of the first attempt."""
+    """Build the section on how much accuracy the majority answer gains from the first attempt to a later one."""
     first_attempt, *later_attempts = votes or ("",)
     curve_of_difference = {
         f"{name} - {first_attempt}": curve_difference(votes[name]["majority"], votes[first_attempt]["majority"])
@@ -154,7 +154,7 @@ def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, 
 
 
 def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
-    """Count the values of each histogram in the bins between `edges`, with an empty bin at the end to close the outline."""
+    """Count each histogram's values in the bins between `edges`, and add an empty bin that closes the drawn outline."""
     rows: list[Row] = []
     for series, value_n in values.items():
         finite_value_n = value_n[value_n.isfinite()].double().cpu()
@@ -165,7 +165,7 @@ def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list
 
 
 def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Row]:
-    """Return chart rows of accuracy by number of samples for each way of voting but pass@1, which does not change with it."""
+    """Return chart rows of accuracy by number of samples for each way of voting, without pass@1, which is constant."""
     return [
         {"series": WAYS.get(name, name), "x": n, "value": i.value, "low": i.low, "high": i.high, over: i.count}
         for name, curve in votes.items()
@@ -183,7 +183,7 @@ def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41)
 
 
 def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the usual evaluation figures, then those of later attempts and the self-rewarding score in `points`."""
+    """Return the names of the evaluation figures to draw: the usual ones, then those of later attempts and the score."""
     figure_names = dict.fromkeys(name for point in points for name in point)
     score_figures = (name for name in SCORE_FIGURES if name in figure_names)
     return list(dict.fromkeys([*FIGURES, *(name for name in figure_names if name.endswith("_accuracy")), *score_figures]))
@@ -218,7 +218,7 @@ def figure(point: Mapping[str, Any], name: str) -> float | None:
 
 
 def seed_curves(seeds: Seeds, name: str, series: str) -> list[Row]:
-    """Return a chart row for each evaluated step: the mean of a figure over seeds, with the lowest and the highest seed."""
+    """Return a chart row for each evaluated step: a figure's mean over seeds, with its lowest and highest value."""
     values_at: dict[int, list[float]] = {}
     for points in seeds.values():
         # If a step was evaluated twice, the later evaluation counts.

@@ -20,8 +20,8 @@ from spanwise.report.why import DIGITS, Rule, clause, credits, explained, openin
 from spanwise.report.words import GLOSSARY
 from spanwise.rollouts.rows import TokenRow
 
-#: Significant digits of token values and probabilities, and of any column with over MANY changes between neighbouring tokens;
-#: these few digits keep a page of 500 completions with 1,000 tokens each under 3 MB.
+#: Significant digits of numbers per token: COARSE for values and probabilities, FEW if they change over MANY times.
+#: So few digits keep a page of 500 completions with 1,000 tokens each under 3 MB.
 COARSE, FEW, MANY = 3, 2, 200_000
 
 #: The most distinct words that a compressed column can hold: one per code point from 32 on, without the 2,048 surrogates.
@@ -68,7 +68,7 @@ class TokenView:
 
 
 def token_view(view: TokenView) -> Markup:
-    """Write the HTML of the token view; its scripts and styles are the files `courses` and `tokens` in `static`.
+    """Write the HTML of the token view, without its scripts and styles.
 
     Completions are untrusted. They travel as compressed base64 and become text nodes in the browser, never markup. Numbers
     keep 4 significant digits (advantages, rewards) or 3 (values, probabilities), 2 where a column changes between tokens
@@ -159,7 +159,7 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
 
 
 def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> dict[str, Any] | None:
-    """Encode rounded numbers per token, and the size that gets the full colour; return None if no completion has numbers."""
+    """Encode rounded numbers per token, and the absolute value that gets full colour; return None without any numbers."""
     if all(column is None for column in columns):
         return None
     numbers_v = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
@@ -168,7 +168,7 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
     distinct_numbers, number_index = np.unique(numbers_v, return_inverse=True)
     rounded_numbers = [_number(value, digits) for value in distinct_numbers.tolist()]
     number_iterator = iter([rounded_numbers[place] for place in number_index.tolist()])
-    # The 98th percentile of the sizes above 0 gets the full colour, so that a single outlier does not make all others pale.
+    # The 98th percentile of the absolute values gets the full colour, so that one outlier does not make all others pale.
     number_sizes = np.abs(numbers_v[np.isfinite(numbers_v) & (numbers_v != 0)])
     full_colour_size = float(f"{np.quantile(number_sizes, 0.98, method='higher'):.{DIGITS}g}") if number_sizes.size else 0.0
     coded_columns = _coded([None if column is None else list(islice(number_iterator, len(column))) for column in columns])
@@ -193,7 +193,7 @@ def _round_all(credit: Mapping[str, float]) -> dict[str, float | int | str | Non
 
 
 def _number(value: float | None, digits: int = DIGITS) -> float | int | str | None:
-    """Round a number for JSON: None for NaN, a text for infinity."""
+    """Round a number for JSON, which cannot hold NaN (None here) or infinity (a text here)."""
     if value is None or math.isnan(value):
         return None
     if math.isinf(value):

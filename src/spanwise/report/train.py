@@ -100,7 +100,7 @@ def train_report(
     trained_method, *other_methods = view.methods if view else ("",)
     methods_note = f"The run was trained with {trained_method}; beside it is the credit that {' and '.join(other_methods)}"
     interval_values = {name: i.value for name, i in intervals.items() if i is not None}
-    # The values of `intervals` may come from more samples than the last evaluation in `metrics`, so they replace its values.
+    # The values of `intervals` may rest on more samples, so they replace those of the last evaluation.
     evaluations = [*points[:-1], points[-1] | interval_values] if points else []
     wrong = alarms({name: value for name, value in evaluations[-1].items() if name not in unmeasured}) if evaluations else {}
     alarmed = by_sentence(wrong).items()
@@ -193,7 +193,7 @@ def _headlines(
     for name in _HEADLINES:
         is_optional = name == "refusal_rate" or name.startswith(OF_SCORE)
         never = is_optional and not any(figure(point, name) is not None for point in points) and name not in intervals
-        if name in unmeasured or (never and (points or name.startswith(OF_SCORE))):  # a task may know no refusals
+        if name in unmeasured or (never and (points or name.startswith(OF_SCORE))):  # not every task has refusals
             continue
         value, value_at_start, interval = figure(last_point, name), figure(first_point, name), intervals.get(name)
         format_value = percent if is_share(name) else shown
@@ -321,7 +321,7 @@ def _rewards_section(
     points: Lines,
     intervals: Mapping[str, Interval | None],
 ) -> Section:
-    """Build the section on rewards: a curve for each objective, and a table of the blocks that it pays and its reward's change."""
+    """Build the section on rewards: a curve per objective, and a table with its blocks and the change of its reward."""
     panels, rows = list[Panel](), list[Row]()
     blocks_of_objective = {
         str(entry.get("name") or entry.get("reward")): entry.get("pays") for entry in recipe.get("objectives") or ()
@@ -397,7 +397,7 @@ def mode_headlines(batches: Lines) -> list[Headline]:
 
 
 def _pages(batches: Lines) -> Iterator[tuple[type[Mode], Page, dict[str, str]]]:
-    """Yield each training mode that has a section, that section, and the prefix of the metrics of each output of a critic."""
+    """Yield each training mode that has a page section, with the section and the metric prefix of each critic output."""
     for mode in MODES.values():
         if mode.page is not None:
             metric_name = mode.page.headline[0]

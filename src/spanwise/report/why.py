@@ -177,7 +177,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
     """Explain the credit of a block: the objectives' credits that add up to it, and the share of each token."""
     payers = [name for name, objective in rule.objectives.items() if block == COMPLETION or block in objective["pays"]]
     credit_parts = list(row.parts.get(method, ()))
-    if not payers or len(credit_parts) != 1:  # a lone part may be for the sum of all objectives, so it stays
+    if not payers or len(credit_parts) != 1:  # a single part may stand for the sum of all objectives
         credit_parts = [part for part in credit_parts if part.objective in payers]
     score_share, own_score = row.own.get(method, (0.0, 0.0)) if rule.verdict in payers else (0.0, 0.0)
     credit_terms: list[_Term] = []
@@ -206,7 +206,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
 
 
 def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """Describe the number that is compared with a baseline, if it is no single reward but a sum or a stand-in; else return ""."""
+    """Describe the number compared with a baseline if it is a sum or a stand-in; return "" if it is a single reward."""
     if part.worth is None:
         return ""
     if part.objective in row.statuses or part.objective in row.rewards or not rule.objectives:
@@ -271,7 +271,7 @@ def _range(low: float, high: float) -> str:
 
 
 def _explain_stop(row: TokenRow, method: str, rule: Rule) -> str:
-    """Explain the credit on the last token for leaving out every block that an objective rewards; empty without such credit."""
+    """Explain the credit that the last token gets because every block that an objective rewards is missing; may be empty."""
     stop_credit, credit = row.stop.get(method), row.credit.get(method, {})
     if not stop_credit:
         return ""

@@ -29,7 +29,7 @@ from spanwise.segment.delimiters import Sign, index_of_first, sign_finder
 from spanwise.types import Fault
 
 _REASONING, _CALL, _ANSWER = "reasoning", "tool_call", "answer"
-#: Channel, opening sign, closing sign; if the latter is "", the next opening sign or the end of the turn closes the channel.
+#: Channel, opening sign, closing sign; if that is "", the next opening sign or the end of the turn closes the channel.
 # The character U+FF5C in DeepSeek's special tokens is a fullwidth vertical bar.
 _PAIRS = (
     (_REASONING, "<think>", "</think>"),
@@ -53,7 +53,7 @@ _CLOSES = {closing for _, closing in _OPENS.values() if closing}
 _REASONING_CLOSES = tuple(closing for channel, closing in _OPENS.values() if channel == _REASONING)
 #: The signs around the role in a header of Llama, `<|start_header_id|>assistant<|end_header_id|>`.
 _ROLE, _ROLE_ENDS = b"<|start_header_id|>", b"<|end_header_id|>"
-#: Special tokens that may stand before one that opens a channel, and then belong to that channel.
+#: Special tokens that belong to a channel if they stand directly before its opening sign.
 _LEADS = {_ROLE, *_signs("<\uff5ctool▁calls▁begin\uff5c> <|tool_calls_section_begin|>")}
 #: Special tokens that end a header or a section of tool calls; they neither open nor close a channel.
 _FILLS = {_ROLE_ENDS, *_signs("<\uff5ctool▁calls▁end\uff5c> <|tool_calls_section_end|>")}
@@ -79,7 +79,7 @@ _OPENING = re.compile("|".join(re.escape(sign.decode()) for sign in _OPENS) + r"
 
 
 def _list_channels(text: str) -> list[str]:
-    """List the channels (reasoning, tool call) that a text opens, and the answer, which no sign opens."""
+    """List the channels (reasoning, tool call) that a text opens, and the answer, which has no opening sign."""
     opening_signs = [sign.encode() for sign in dict.fromkeys(_OPENING.findall(text))]
     opened_channels = [_OPENS[sign][0] if sign in _OPENS else _channel_of_header(sign) for sign in opening_signs]
     return list(dict.fromkeys((*opened_channels, _ANSWER)))
@@ -129,12 +129,12 @@ class _Reader:
 
     def __init__(self, text: bytes, signs: list[Sign], prefilled: bool) -> None:
         self.text, self.signs, self.prefilled = text, signs, prefilled
-        self.channels: list[tuple[str, int, tuple[int, int] | None]] = []  # name, first byte, content (None if cut off)
+        self.channels: list[tuple[str, int, tuple[int, int] | None]] = []  # name, first byte, content or None if cut off
         self.fault = 0
         self.unclaimed = 0  # the first byte that no channel has claimed yet
-        self.lead_start: int | None = None  # the first byte of the signs in `_LEADS` that belong to the next channel
+        self.lead_start: int | None = None  # the first byte of special tokens that belong to the next channel
         self.turn_end = 0  # the index in `signs` of the sign that ends this turn
-        self.last_index: dict[bytes, int] = {}  # sign -> the index in `signs` of its last occurrence in this turn
+        self.last_index: dict[bytes, int] = {}  # maps each sign to the index in `signs` of its last occurrence in this turn
 
     def run(self) -> None:
         """Read all turns of the completion into `channels` and `fault`."""
@@ -185,7 +185,7 @@ class _Reader:
     def _read_channel(
         self, index: int, channel: str, start: int, inner_start: int, closings: Sequence[bytes], is_complete: bool
     ) -> int:
-        """Read a channel up to the first of its closing signs; one without any ends at the next opening sign."""
+        """Read a channel up to its first closing sign, or up to the next opening sign if no closing sign follows."""
         is_complete = is_complete or any(self.last_index.get(closing, index) > index for closing in closings)
         self.fault |= 0 if is_complete else Fault.TRUNCATED
         end_index = index_of_first(self.signs, range(index + 1, self.turn_end), closings if is_complete else _NEXT)

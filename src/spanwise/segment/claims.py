@@ -79,7 +79,7 @@ class Claim(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a segmenter found in one completion: claims, of which no two overlap partly, and the completion's faults.
+    """What a segmenter found in one completion: claims, each apart from or inside another, and the completion's faults.
 
     Example:
         >>> Found([]).fault
@@ -96,7 +96,7 @@ Finder = Callable[[Sample], Found]
 
 @dataclass(frozen=True)
 class Segmenter:
-    """A registered segmenter: what finds a layout's blocks, and functions that say which marks (such as tags) a text holds.
+    """A registered segmenter: a function that finds a layout's blocks, and functions that list a text's marks (tags, ...).
 
     Attributes:
         name: as in layouts.
@@ -136,7 +136,7 @@ class Pieces(NamedTuple):
     blocks: tuple[int, ...]  # the block's number for each piece; a block may have several pieces
     starts: tuple[int, ...]  # the first byte of each piece, from 0 on; a piece ends where the next piece starts
     fault: int
-    contents: Mapping[tuple[int, str], Inner]  # (block, name of a part) -> the part's content, if it is complete
+    contents: Mapping[tuple[int, str], Inner]  # maps (block, name of a part) to the part's content, if complete
 
 
 def assign(
@@ -187,7 +187,7 @@ def cut(layout: Layout, found: Iterable[Found], length: int) -> Pieces:
         fault |= Fault.MISSING
     contents = {(claim.part.block, claim.part.key): claim.inner for claim in claims_with_bytes if claim.inner is not None}
     block_pieces[:1] = [(0, block_pieces[0][1] if block_pieces else 0)]
-    # Of several pieces (runs of bytes) that start at the same byte, the last one has the byte.
+    # If several pieces (runs of bytes) start at the same byte, the last piece gets the byte.
     block_at = {start: block for (_, before), (start, block) in pairwise([(-1, -1), *block_pieces]) if block != before}
     return Pieces(tuple(block_at.values()), tuple(block_at), int(fault), contents)
 
@@ -195,7 +195,7 @@ def cut(layout: Layout, found: Iterable[Found], length: int) -> Pieces:
 def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list[tuple[int, int]], list[Claim]]:
     """Cut a completion into pieces (first byte, block) by claims; also return the claims that partly overlap no earlier claim."""
     pieces, claims_with_bytes = [] if rest is None else [(0, rest)], list[Claim]()
-    # A claim whose stop is None runs on to the next claim whose stop is None.
+    # A claim without a stop runs up to the next claim without a stop.
     open_stops = iter([*[claim.start for claim in claims if claim.stop is None][1:], length])
     open_stops_and_blocks = [(length, rest)]
     for claim in claims:
@@ -211,7 +211,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
 
 
 def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:
-    """Pop the claims that end at or before a byte off the stack; return the pieces in which the claims around them continue."""
+    """Pop the claims that end at or before a byte; return the pieces after them, which belong to the outer claims."""
     outer_pieces = []
     while len(stack) > 1 and stack[-1][0] <= byte:
         claim_stop = stack.pop()[0]

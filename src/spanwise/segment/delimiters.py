@@ -37,7 +37,7 @@ from spanwise.types import Fault
 
 _BETWEEN = "..."
 _TAG = re.compile(r"<(/?)([A-Za-z_][\w.:-]{0,59})>")
-#: Start of an error message of the pattern library RE2 -> our advice.
+#: Maps the start of an error message of the pattern library RE2 to our advice.
 _ADVICE = {
     "invalid perl operator: (?": "it uses lookaround, which no linear-time search supports; match the text around it too "
     "and put the part you want into a group, such as 'Answer: (?P<value>[0-9]+)'",
@@ -86,7 +86,7 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
 
 
 def index_of_first(signs: Sequence[Sign], indices: range, wanted: Collection[bytes]) -> int:
-    """Return the first of some indices at which a wanted sign (delimiter) stands; the end of the range if there is none."""
+    """Return the first index in a range at which a wanted sign (delimiter) stands, or the end of the range."""
     return next((index for index in indices if signs[index].written in wanted), indices.stop)
 
 
@@ -102,7 +102,7 @@ def signs_of(mark: str) -> tuple[str, str]:
 
 
 def _opens(mark: str) -> tuple[str, ...]:
-    """Return a mark's opening sign, with which a prompt may end; return none if the same sign also closes the part."""
+    """Return a mark's opening sign, which a prompt may end with, or nothing if the same sign also closes the part."""
     opening_sign, closing_sign = signs_of(mark)
     return () if opening_sign == closing_sign else (opening_sign,)
 
@@ -120,7 +120,7 @@ def _says(text: str) -> list[str]:
 def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Find the text between two signs, such as `<think>...</think>`, by the rules at the top of this module."""
     parts_of = group_by_mark(parts, bare=False)
-    mark_of_opening: dict[bytes, tuple[str, bytes]] = {}  # opening sign -> its mark in the layout, closing sign
+    mark_of_opening: dict[bytes, tuple[str, bytes]] = {}  # maps each opening sign to its mark and closing sign
     for mark in parts_of:
         opening, closing = (sign.encode() for sign in signs_of(mark))
         if opening in mark_of_opening:
@@ -148,7 +148,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
             if has_closing:
                 fault |= Fault.NESTED if inner_signs & mark_of_opening.keys() else 0
             else:
-                fault |= Fault.ORDER if inner_signs else 0  # the signs in between close other marks
+                fault |= Fault.ORDER if inner_signs else 0  # these signs close other marks
                 fault |= Fault.TRUNCATED if closing else 0
             content_place = None if closing and not has_closing else (sign.end, end_sign.start)
             pair_matches.append((mark, sign.start, end_sign.end if has_closing else end_sign.start, content_place))
@@ -179,7 +179,7 @@ def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _compile(mark: str) -> Any:
-    """Compile a mark as a pattern of RE2 that searches bytes; explain a pattern that RE2 refuses."""
+    """Compile a mark as an RE2 pattern for bytes; if RE2 refuses the pattern, explain why."""
     try:
         import re2  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:

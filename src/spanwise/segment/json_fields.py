@@ -1,4 +1,4 @@
-r"""The segmenter `json`: a block per field of the JSON in a completion, whatever stands around it and wherever it breaks off.
+r"""The segmenter `json`: a block per field of the JSON in a completion, even amid other text or if the JSON breaks off.
 
 A mark is a path: `price`, `buyer.name`, `items[0]`, `items[*].price`, `["a key with.dots"]`. The bytes are scanned once, by one
 regular expression for strings and signs and a stack of what is open. No library that was tried gives the byte offsets of the
@@ -46,7 +46,7 @@ _STEP = re.compile(r'(?:^|(?<=.)\.)([^.\[\]"]+)|\[(\d+|\*)\]|(?:(?<=.)\.)?\["((?
 _INSIDE = rb'(?:[^"\\\n]++|\\.)*+'
 #: Matches a bracket, a comma or a string of JSON; the groups are a string's text, its closing quote, and the colon after a key.
 _TOKEN = re.compile(rb'"(%b)(?:(")([ \t\r\n]*+:)?+)?+|[{}\[\],]' % _INSIDE, re.DOTALL)
-#: The number of the last group that matches in `_TOKEN`, if the match is a string without a closing quote, and if it is a key.
+#: The last group of `_TOKEN` that matches: group 1 for a string without a closing quote, group 3 for a key.
 _BROKEN, _KEY = 1, 3
 _WHOLE = re.compile(rb'"%b"' % _INSIDE, re.DOTALL)
 _COMMA, _ARRAY, _ARRAY_END = b",[]"
@@ -58,14 +58,14 @@ _NESTED, _TRUNCATED, _DUPLICATE, _MORE = map(
 
 @dataclass(eq=False)
 class Node:
-    """A place in JSON to which the layout's paths lead: the part whose path ends here, and the places inside by key or index."""
+    """A JSON value that the layout's paths lead to: the part whose path ends here, and the nodes inside by key or index."""
 
     part: Part | None
     steps: dict[bytes | int, Node]
     counted: bool  # whether each element of this array is a block of its own, up to the layout's `most` blocks
 
 
-#: Stands for every place in JSON that no path of the layout leads to.
+#: The node of every JSON value that no path of the layout leads to.
 _NOWHERE = Node(None, {}, counted=False)
 
 
@@ -174,7 +174,7 @@ class _Scan:
         self._read_comma(at)
 
     def _close(self, at: int, *, array: bool | None = None) -> None:
-        """Close the innermost array or object and drop unclosed ones inside of it; if `array` is None, drop all that are open."""
+        """Close the innermost array or object and drop unclosed ones inside it; `array=None` drops all that are open."""
         is_whole = self.stack[-1].array == array
         self.fault |= 0 if is_whole or array is None else _NESTED
         is_done = array is not None and not self.open[array]
@@ -218,7 +218,7 @@ def _value_content(value_text: bytes, start: int) -> tuple[int, int] | bytes | N
 
 
 def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node:
-    """Build the node at which some paths of the layout meet, and the nodes inside; each path comes as its remaining steps."""
+    """Build the tree of nodes for some paths of the layout, each given as a part and the remaining steps of its path."""
     parts_here = [part for part, steps_left in paths if not steps_left]
     if parts_here and len(paths) > 1:
         outer = parts_here[-1]
@@ -275,7 +275,7 @@ def unescaped(written: bytes) -> bytes:
 
 
 def paths(text: str) -> dict[str, None]:
-    """List the paths of all values in the JSON objects of a text; of broken JSON list the keys alone."""
+    """List the paths of all values in a text's JSON objects; if the JSON is broken, list only its keys."""
     all_paths: dict[str, None] = {}
     brace_index = text.find("{")
     while brace_index >= 0:

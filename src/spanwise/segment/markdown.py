@@ -121,7 +121,7 @@ def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
 def _section_stops(headings: Sequence[Heading], text_end: int) -> list[int]:
     """Return, for each heading, the byte at which its section ends."""
     stops: list[int] = []
-    stop_of_level = [text_end] * 8  # level -> the start of the next heading of this level or a higher one
+    stop_of_level = [text_end] * 8  # by level: the start of the next heading of this or a higher level
     for heading in reversed(headings):
         stops.append(stop_of_level[heading.level])
         stop_of_level[heading.level :] = [heading.start] * (8 - heading.level)
@@ -132,7 +132,7 @@ _ALIASES = {
     "py": "python", "python3": "python", "js": "javascript", "jsx": "javascript", "ts": "typescript", "sh": "bash", "shell": "bash",
     "c++": "cpp", "c#": "c_sharp", "csharp": "c_sharp", "golang": "go", "rs": "rust", "rb": "ruby",
 }  # fmt: skip
-#: Our name for a kind of code -> the names that tree-sitter's grammars have for it.
+#: Maps our name for a kind of code to its names in tree-sitter's grammars.
 _KINDS = {
     "function": ("function_definition", "function_declaration", "method_definition", "method_declaration", "function_item"),
     "class": ("class_definition", "class_declaration", "class_specifier"),
@@ -240,7 +240,7 @@ def _match_outermost(root: Any, match: Callable[[Any], Any]) -> list[tuple[int, 
 
 
 def _find_docstring(node: Any) -> Any:
-    """Return the docstring of a node that is a module, class or function of Python; None if it is not, or has none."""
+    """Return the docstring of a module, class or function of Python; return None if the node has no docstring."""
     if node.type not in ("module", "class_definition", "function_definition"):
         return None
     body_node = node if node.type == "module" else node.child_by_field_name("body")

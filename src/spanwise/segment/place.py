@@ -271,7 +271,7 @@ class TagParser:
 
     def parse(self, text: bytes) -> tuple[Pieces, list[int | None]]:
         """Find the blocks of a text, and the byte at which each tag of the layout opens (None if it is not found)."""
-        texts_and_tags = self._pattern.split(text)  # text, tag, text, tag, ..., text
+        texts_and_tags = self._pattern.split(text)  # alternately: text, tag, text, ..., text
         offsets, tag_texts = [0, *accumulate(map(len, texts_and_tags))], tuple(texts_and_tags[1::2])
         parse_tags = self._parse_tags_cached if len(tag_texts) <= _LONGEST_CACHED else self._parse_tags
         pieces, part_places = parse_tags(tag_texts, offsets[1] == 0)
@@ -286,7 +286,7 @@ class TagParser:
             closes = tag.startswith(b"</")
             seen_tags.append(_Tag(tag[1 + closes : -1].decode(), closes, 0 if at_start and not i else 2 * i + 1, 2 * i + 2))
         opening_names = [None if tag.closes else tag.name for tag in seen_tags]
-        tag_of_part: dict[Part, int] = {}  # part of the layout -> the index of its opening tag
+        tag_of_part: dict[Part, int] = {}  # maps each part to the index of its opening tag
         next_index = 0
         for part in self._parts:
             if part.mark in opening_names[next_index:]:

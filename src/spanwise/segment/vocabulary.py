@@ -130,7 +130,7 @@ class Vocabulary:
 
 
 def _check_probe(vocabulary: Vocabulary, backend: Any) -> None:
-    """Check on a test text that the bytes of its tokens, joined, are what the tokenizer itself decodes."""
+    """Check that a test text's tokens, joined as bytes, give the text that the tokenizer itself decodes."""
     try:
         probe_ids = backend.encode(PROBE, add_special_tokens=False).ids
     except Exception:  # a word vocabulary without an unknown token cannot encode the test text
@@ -144,7 +144,7 @@ def _check_probe(vocabulary: Vocabulary, backend: Any) -> None:
 
 
 def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str], bytes], Callable[[str], str]]:
-    """Make two functions of a tokenizer's decoder (JSON): from a learned token to its bytes, from an added one to its text."""
+    """Turn a tokenizer's decoder (JSON) into two functions: from learned tokens to bytes, from added tokens to text."""
     if decoder is None:
         raise DataError(
             f"The tokenizer has no decoder, so its text is joined with spaces that no token holds. Set one, for example "
@@ -199,5 +199,5 @@ def _byte_fallback(text: str) -> bytes:
     return text.encode() if byte_match is None else bytes.fromhex(byte_match[1])
 
 
-#: Type of a step in a tokenizer's decoder -> a function from a token's text to its bytes.
+#: Maps the type of a decoder step to a function from a token's text to its bytes.
 _ENCODERS: dict[str, Callable[[str], bytes]] = {"ByteLevel": _byte_level, "ByteFallback": _byte_fallback}

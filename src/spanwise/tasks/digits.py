@@ -97,7 +97,7 @@ class Problems(EmbeddedProblems):
     length_n: Int[np.ndarray, " n"]  # the number of steps
     operator_ns: Int[np.ndarray, "n s"]  # indices into `OPERATORS`
     operand_ns: Int[np.ndarray, "n s"]
-    plus_n: Bool[np.ndarray, " n"] | Bool[np.ndarray, "n s"]  # whether the operator `~` is a plus, by prompt or by step
+    plus_n: Bool[np.ndarray, " n"] | Bool[np.ndarray, "n s"]  # whether the operator `~` means plus, per prompt or per step
 
     @property
     def items(self) -> list[list[str]]:
@@ -124,7 +124,7 @@ class TraceNoise:
 
     slip: tuple[float, float, float, float]  # the probability that a step's digit becomes random, for each of `OPERATORS`
     refusal: float  # the probability of a refusal: `<reasoning></reasoning><answer>?</answer>`
-    # A refusal draws its confidence from these values; if there are none, it gets one as other completions do.
+    # A refusal draws its confidence from these values; without values, its confidence is like any other.
     refusal_confidence: tuple[float, ...] = ()
     power: float = 0.5  # confidence = round(clip(p_true**power + N(0, spread)), 1): over-confident and weakly informative
     spread: float = 0.25
@@ -145,7 +145,7 @@ def apply_step(digit: int, step: str) -> int:
 def run_chain(
     problems: Problems, slip_ns: Bool[np.ndarray, "n s"], slipped_ns: Int[np.ndarray, "n s"]
 ) -> Int[np.ndarray, "n s"]:
-    """Return the digit after every step of N chains; where `slip_ns` is true, it is the wrong digit in `slipped_ns`."""
+    """Return the digit after every step of N chains; where `slip_ns` is true, take the wrong digit from `slipped_ns`."""
     digit_n, digits_after_step = problems.start_n, list[np.ndarray]()
     is_plus_ns = np.broadcast_to(problems.plus_n.reshape(len(problems), -1), problems.operator_ns.shape)
     for step in range(problems.operator_ns.shape[1]):
@@ -175,7 +175,7 @@ def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarr
 
 
 def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Generator) -> list[str]:
-    """Write the completions that the warm start imitates: reasoning with errors, answer, steps with `*` or `~`, confidence."""
+    """Write the completions that the warm start imitates: reasoning with errors, answer, risky steps and confidence."""
     problem_count = len(problems)
     digit_ns = slipping_chain(problems, noise.slip, rng)
     is_refusal_n = rng.random(problem_count) < noise.refusal
@@ -267,9 +267,9 @@ FEWEST, MOST = 4, 8
 LONG_SHARE = (0.44, 0.30, 0.06, 0.20)
 #: The probability that a smudged operator `~` of a long digit chain is a plus.
 LONG_PLUS = 0.95
-#: Tokens of the longest completion of a long digit chain: eight careful lines of 14 tokens, then tags, answer and end.
+#: Length in tokens of the long chain's longest completion: eight careful lines of 14 tokens, then tags, answer and end.
 LONGEST = MOST * 14 + 6
-#: The positions of the model for long digit chains: enough for a prompt and the longest completion.
+#: The number of positions of the long chain's model: enough for a prompt and the longest completion.
 LONG_POSITIONS = 160
 
 #: The one block of a completion of a long digit chain.
@@ -304,7 +304,7 @@ class LongNoise:
 
     slip: tuple[float, float, float]  # probability that a new value becomes a random digit, for `+`, `-` and `*`
     careful: float = 0.3  # share of careful lines, which write their calculation twice
-    relief: float = 0.2  # a careful line multiplies the probability `slip` by this
+    relief: float = 0.2  # the factor on the probability `slip` in a careful line
     plus: float = 0.5  # probability that a smudged operator `~` is read as a plus
 
 

@@ -62,7 +62,7 @@ def build_invoice_tokenizer() -> Any:
 
 
 def build_reader(tokenizer: Any, seed: int, *, width: int = 128) -> Any:
-    """Build the model, of 0.7 million parameters, that reads letters: attention, and short convolutions, which ease copying."""
+    """Build the model that reads invoice letters: 0.7 million parameters, attention, and convolutions that ease copying."""
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
     id_of = tokenizer.get_vocab()
@@ -155,7 +155,7 @@ class Course:
     # If true, training keeps the mean of the embeddings at 0; tied embeddings of rare words would else become alike.
     centred: bool = False
     folder: str = "digits-{}"
-    key: Mapping[str, Any] = field(default_factory=dict)  # all else that decides the weights, for the cached model's name
+    key: Mapping[str, Any] = field(default_factory=dict)  # determines the weights, too, so the cached model's name covers it
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Embedded:
 
     name: str
     layout: Layout
-    longest: int  # the most tokens of a completion in the right form
+    longest: int  # the largest number of tokens of a well-formed completion
     source: Source[Any]
     course: Course
     answers: Callable[[Any], list[str]] = attrgetter("answers")
@@ -194,7 +194,7 @@ def _course(
     return Course(tuple(build_stretch(place, *entry) for place, entry in enumerate(noises.items(), first)), **options)
 
 
-# The long chain is learned as arithmetic alone first, with a loss on results only.
+# The model of the long chain first learns arithmetic alone, with a loss on the results only.
 _TABLES = Stretch(
     "long_tables", 6, digits.TABLES_NOISE, lambda size, rng: digits.tables(4 * size, rng=rng),
     lambda ids_nt, ids: ids_nt.roll(1, dims=1) == ids["="],
@@ -223,7 +223,7 @@ STARTS: dict[Start, Embedded] = {
 
 
 def embedded(task: Start | Fields) -> Embedded:
-    """Return an embedded task by the name of its warm start; return the task `fields` by its settings."""
+    """Return an embedded task, given the name of its warm start or the settings of the task `fields`."""
     if not isinstance(task, Fields):
         return STARTS[task]
     fields_course = _course(

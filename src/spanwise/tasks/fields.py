@@ -52,8 +52,8 @@ class FieldProblems(EmbeddedProblems):
 class FieldsNoise:
     """How often the fields of a training completion follow their rules, and how often they copy a wrong digit."""
 
-    right: tuple[float, ...]  # each field's probability to follow its rule, repeated in turn; else its value is random
-    # The probability that a field copies the digit four places after its own, so that each has an error of its own to unlearn.
+    right: tuple[float, ...]  # by field, repeated in turn: the probability that the field follows its rule
+    # The probability that a field copies the digit four places after its own, so that every field has an error to unlearn.
     astray: float = 0.4
 
 
@@ -130,7 +130,7 @@ class Fields:
         return 2 * self.count + 2
 
     def values(self, problems: FieldProblems, slips: tuple[np.ndarray, np.ndarray] | None = None) -> Int[np.ndarray, "n k"]:
-        """Compute the value of every field of N objects; `slips`: which values (N, K) to replace, and by what."""
+        """Compute the value of every field of N objects; `slips` says which values (N, K) to replace, and by what."""
         value_nk = np.stack([value_of(problems, *question) for question in QUESTIONS[: self.count]], axis=1)
         return value_nk if slips is None else np.where(*slips, value_nk)
 

@@ -153,7 +153,7 @@ def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
 
 
 def _add_prompts(rows: Any, columns: DatasetColumns, instruction: str, style: PromptStyle) -> Any:
-    """Return a dataset's rows with new columns `prompt` and `answer`, and all others whose names TRL does not use itself."""
+    """Add the columns `prompt` and `answer` to a dataset's rows, and drop columns whose names TRL uses itself."""
     added_columns = ["prompt"] if columns.answer is None else ["prompt", "answer"]
     unwanted_names = (*added_columns, *([columns.prompt] if columns.whole else []), *_TRL_NAMES)
     other_columns = [name for name in rows.column_names if name not in unwanted_names]
@@ -168,7 +168,7 @@ def _add_prompts(rows: Any, columns: DatasetColumns, instruction: str, style: Pr
 
 
 def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None, whole: bool, usual: PromptFormat) -> None:
-    """Refuse the default instruction for a layout whose tags it does not ask for; warn if the user's own prompts lack tags."""
+    """Refuse a default instruction that does not ask for the layout's tags; warn if the user's own prompts do not."""
     missing_words = find_unasked(layout, prompts)
     if not missing_words or instruction == "":
         return
@@ -229,7 +229,7 @@ class DatasetColumns:
     prompt: str
     whole: bool  # whether the column holds whole prompts, which stay unchanged
     answer: str | None
-    conversations: bool = False  # whether the user did not name this column; its chats may then end with answers
+    conversations: bool = False  # whether spanwise chose this column; its conversations may then end with answers
 
 
 def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -> Any:
@@ -274,7 +274,7 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
 def find_columns(
     names: Sequence[str], question: str, prompt: str | None, answer: str | None, instruction: str | None
 ) -> DatasetColumns:
-    """Choose a dataset's columns of prompts and answers; without a question column, prompts are `prompt`, else `messages`."""
+    """Choose a dataset's columns of prompts and answers; without a question column, take `prompt` or else `messages`."""
     may_be_conversations = False
     if prompt is None and not instruction and question not in names:
         prompt = next((name for name in ("prompt", "messages") if name in names), None)

@@ -104,8 +104,8 @@ def _write_date(day: date, form: int) -> str:
     )[form]  # fmt: skip
 
 
-def draw_letters(size: int, rng: np.random.Generator, *, facts: float = 1.0, most_facts: float = 1.0) -> InvoiceProblems:
-    """Draw letters and their JSON objects; a letter's share of optional facts is drawn from `facts` up to `most_facts`."""
+def draw_letters(size: int, rng: np.random.Generator, *, facts: float = 1.0) -> InvoiceProblems:
+    """Draw letters and their JSON objects; a letter's share of optional facts is drawn between `facts` and 1."""
     problems = InvoiceProblems(*(np.empty(size, dtype=object) for _ in range(3)))
     for n in range(size):
         letter_facts_share = facts if facts == most_facts else float(rng.uniform(facts, most_facts))

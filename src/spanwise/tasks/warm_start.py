@@ -267,7 +267,7 @@ def _phases(settings: WarmStartSettings) -> dict[str, Phase]:
 
 
 def _identity(course: Course, index: int, seed: int, settings: WarmStartSettings) -> dict[str, Any]:
-    """Return all that decides a model's weights after a stage of its warm start, to name and record the cached model."""
+    """Return everything that determines a model's weights after a stage of its warm start, to name and record the model."""
     stretch_of_name = {stretch.name: stretch for stretch in course.stretches[: index + 1]}
     unused_phases = _phases(settings).keys() - stretch_of_name.keys()
     return {
@@ -347,7 +347,7 @@ _A, _B, _C, _STEPS, _EPS, _MOMENTUM = 3.4445, -4.7750, 2.0315, 5, 1e-7, 0.95
 def matrix_optimizer(matrices: Iterable[Tensor], lr: float) -> torch.optim.Optimizer:
     """Return `torch.optim.Muon` if the device multiplies bfloat16 quickly, else the same optimiser in float32."""
     weights = list(matrices)
-    # Of processors only those with AVX-512 are quick at it.
+    # Only processors with AVX-512 multiply bfloat16 quickly.
     has_fast_bfloat16 = weights[0].is_cuda or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     return (torch.optim.Muon if has_fast_bfloat16 else Float32Muon)(weights, lr=lr, weight_decay=0.0)
 

@@ -21,17 +21,17 @@ from spanwise.testing.search import ConformanceError, Suite, show
 from spanwise.types import Credit, Spans
 
 _IDS = ("group", "trajectory", "stratum", "anchor", "state")
-_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # rewards; the sums of most of them are inexact in float32
+_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # most sums of these rewards are inexact in float32
 _REWARD_NAMES = ("reward_n", "reward_nk", "reward_nm", "reward_nt", "reward_s")
 _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
 _SAYS = {**PROPERTIES, "oracle": "it equals the slow oracle", "one block": "one block is the method for completions"}
-#: Index letters of an estimator's first input -> the kind of method (what it credits).
+#: Maps the index letters of an estimator's first input to the kind of method (what it credits).
 _KIND_OF_AXES: dict[str, Kind] = {"n": "completion", "nm": "completion", "nk": "block", "nt": "token", "s": "step"}
 _ALWAYS = ("result", "pure", "precision", "permutation", "split")
 _REWARDED = ("absent", "shift", "constant", "conservation")
 _PAID = ("monotone", "signs")
 _MASKED = ("masking", "poison", "padding")
-#: Kind of method (what it credits) -> the properties that it must have.
+#: Maps each kind of method (what it credits) to the properties that it must have.
 BY_KIND: Mapping[str, tuple[str, ...]] = {
     "completion": (*_ALWAYS, *_REWARDED, *_PAID),
     "block": (*_ALWAYS, *_REWARDED, *_PAID),
@@ -276,7 +276,7 @@ def _row_indices(is_chosen_n: Tensor) -> list[int]:
 
 
 def _draw_by_group(batch: DrawnBatch, draw: Draw, numbers: Sequence[float]) -> Tensor:
-    """Draw a number for each group of a batch, and return for each row the number of its group."""
+    """Draw a number for each group of a batch, and return the numbers by row."""
     number_g = draw(st.lists(st.sampled_from(numbers), min_size=8, max_size=8))
     return torch.tensor(number_g, dtype=torch.float64)[batch.group_n % len(number_g)]
 

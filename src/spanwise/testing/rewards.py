@@ -25,7 +25,7 @@ from spanwise.testing.batches import Draw
 from spanwise.testing.search import Suite
 from spanwise.types import BlockText, Status
 
-#: Name of a property of rewards -> its meaning.
+#: Maps each property of rewards to its meaning.
 REWARD_PROPERTIES: Mapping[str, str] = {
     "result": "one finite number or one status per completion, whatever the text",
     "pure": "its inputs stay as they are and a second call gives the same numbers",

@@ -16,7 +16,7 @@ from torch import Tensor
 from spanwise.errors import RecipeError, SpanwiseError, check_known
 from spanwise.testing.batches import NAN, Draw, DrawnBatch, left_padded, placed, rearranged, take
 
-#: The least number of examples for a property that must show in some example, but not in each.
+#: The least number of examples for a property that only has to show in one of its examples.
 _LEAST_EXAMPLES = 60
 
 
@@ -31,16 +31,16 @@ class ConformanceError(SpanwiseError, AssertionError):
 
 @dataclass(kw_only=True)
 class Suite:
-    """A function under test and its checks: for each property, the method of that name checks the property on an example."""
+    """A function under test and its checks: each property is checked by the method of the same name."""
 
     who: str
     function: Callable[..., Any]
     sentences: Mapping[str, str]
     name: str = ""  # the name of the property that is checked
     facts_shown: set[Any] = field(default_factory=set)  # what the property's examples have shown so far
-    #: Property -> what its examples together must show, such as a positive and a negative result.
+    #: Maps a property to what its examples together must show, such as a positive and a negative result.
     facts_to_show: ClassVar[Mapping[str, frozenset[Any]]] = {}
-    #: Column with a number per token -> the number that it must have at masked tokens.
+    #: Maps each column with a number per token to the number that it must hold at masked tokens.
     by_token: ClassVar[Mapping[str, float]] = {}
     #: Columns with an entry per row, which must stay the same if tokens move.
     by_row: ClassVar[tuple[str, ...]] = ()
@@ -66,7 +66,7 @@ class Suite:
         exceptions: Mapping[str, str] | None,
         examples: int,
     ) -> None:
-        """Search each requested property, or all but the exceptions, for the smallest example that breaks the property."""
+        """Search for the smallest example that breaks a property, for each requested property or all but the exceptions."""
         for name in (*(asked or ()), *(exceptions or ())):
             check_known("property", name, self.sentences)
         for name in asked or self.sentences:
@@ -109,7 +109,7 @@ class Suite:
                 self.fail(example, f"Got {column_prefix}{show(result[column])}, expected {show(expected_value)}.")
 
     def alone(self, batch: Any, rows: list[int]) -> None:
-        """Fail the property if some rows of a batch alone get another result than within the batch."""
+        """Fail the property if some rows get another result alone than together with the rest of the batch."""
         if rows:
             self.same(batch, take(self.run(batch), rows), self.run(batch.take(rows)))
 

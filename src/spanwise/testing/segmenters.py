@@ -15,7 +15,7 @@ from spanwise.testing.batches import Draw, DrawnBatch, batches_of, read_inputs
 from spanwise.testing.search import ConformanceError, Suite, show
 from spanwise.types import Fault, Spans
 
-#: Name of a property of segmenters -> its meaning.
+#: Maps each property of segmenters to its meaning.
 SEGMENTER_PROPERTIES: Mapping[str, str] = {
     "partition": "every trainable token belongs to exactly one block, no other token to any, and the intervals say the same",
     "contiguous": "the intervals of two blocks do not overlap",
@@ -90,7 +90,7 @@ def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int
         while byte_index < len(data):
             candidate_ids = ids_by_first_byte.get(data[byte_index], ())
             fitting_ids = [i for i in candidate_ids if data.startswith(vocabulary.pieces[i], byte_index)]
-            if not fitting_ids:  # no token of the vocabulary fits at this byte, so it is left out
+            if not fitting_ids:  # no token of the vocabulary fits at this byte, so the byte is left out
                 byte_index += 1
                 continue
             ids.append(fitting_ids[min(choices[len(ids) % len(choices)], len(fitting_ids) - 1)])
