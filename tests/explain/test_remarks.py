@@ -42,23 +42,24 @@ def test_other_tags_than_the_layouts():
 
 def test_completions_that_were_cut_off_are_not_told_to_change_the_prompt():
     """What differs and ends at one length was cut off there; what is the same, or ends where it likes, is what the model writes."""
-    assert " 2 of 3 end before a part of them closes. If they were cut off, " in found([[0, 4], [0, 4], PLAN])["tags"]
+    assert " 2 of 3 end inside an unclosed part. If they were cut off, " in found([[0, 4], [0, 4], PLAN])["tags"]
     assert "cut off" not in found([[0, 4], PLAN, PLAN])["tags"], "most write something else"
     said = found([[4, 4, 5], [4, 5, 4], [5, 4, 4], [4, 5]])["tags"]
     assert (
-        " 3 of 4 have exactly 3 tokens, the longest length, and differ from each other. If they were cut off, raise" in said
+        " 3 of 4 have exactly 3 tokens, more than all others, and differ from each other. If they were cut off, raise"
+        in said
     )
     assert said.endswith(" or ask for shorter completions; otherwise ask for these tags in the prompt.")
     for others in ([[4, 4, 5]] * 4, [[4], [4, 5], [4, 5, 4], [4, 5, 4, 4]]):
-        assert "Ask for these tags in the prompt, or write the layout" in found(others)["tags"]
+        assert "Ask for these tags in the prompt, or change the layout" in found(others)["tags"]
 
 
 @pytest.mark.parametrize(
     ("ids", "start"),
     [
         ([WHOLE, SILENT, []], "1 of 3 completions leave out report, but objective 'brier' has no if_missing"),
-        ([WHOLE, VAGUE], "1 of 2 write there what cannot be read, but objective 'brier' has no if_missing"),
-        ([WHOLE, SILENT, VAGUE], "1 of 3 completions leave out report and 1 of 3 write there what cannot be read, but"),
+        ([WHOLE, VAGUE], "1 of 2 completions write report unreadably, but objective 'brier' has no if_missing"),
+        ([WHOLE, SILENT, VAGUE], "1 of 3 completions leave out report and 1 of 3 completions write report unreadably, but"),
     ],
 )
 def test_leaving_a_block_out_costs_nothing_without_if_missing(ids, start):

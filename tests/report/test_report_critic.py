@@ -50,7 +50,7 @@ def test_the_charts_show_the_metrics():
     )}  # fmt: skip
     assert points(error) | points(level) == same
     assert (explained.legend, error.legend) == ((), ["of a completion's mean", "within a completion"])
-    assert "It took 25.0 % of the time of the rest of a step (median)." in section.text
+    assert "This mode took 25.0 % of the time of a step's other work (median)." in section.text
     assert [row["step"] for row in explained.rows] == [1, 3]
 
 
@@ -59,7 +59,7 @@ def test_a_wild_start_does_not_flatten_the_rest():
     spec = panel.charts[0].to_dict()
     assert spec["layer"][0]["encoding"]["y"]["scale"] == {"clamp": True, "domainMin": -1.0, "zero": True}
     assert panel.rows[0]["critic"] == -40.0  # the numbers are what they are
-    assert "What is below -1 is drawn there." in panel.note
+    assert "Values below -1 are drawn at -1." in panel.note
     calm = critic_section(lines([-0.5, 0.25])).panels[0]
     assert "domainMin" not in json.dumps(calm.charts[0].to_dict())
     assert "drawn there" not in calm.note

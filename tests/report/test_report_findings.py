@@ -45,8 +45,8 @@ def test_a_run_that_learned_and_one_that_may_not_have(before, said):
 @pytest.mark.parametrize(
     ("points", "steps", "said"),
     [
-        ([], 3, "3 steps trained, nothing evaluated: whether it learned is not known."),
-        ([], 1, "1 step trained, nothing evaluated: whether it learned is not known."),
+        ([], 3, "3 steps trained, but no evaluation shows whether the policy learned."),
+        ([], 1, "1 step trained, but no evaluation shows whether the policy learned."),
         (
             [{"step": 0, **GOOD}],
             0,

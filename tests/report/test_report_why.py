@@ -58,7 +58,7 @@ def sentence(one, left="grpo", right="bae", rows=(), **view):
          "bae praises the solution (+0.5) and charges −0.7 for the missing blocks."),
         ({"credit": {"grpo": {}, "bae": {f"f{n}": n - 1.5 for n in range(8)}}}, "praises 6 blocks, most of all f7 (+5.5)"),
         ({"credit": {"grpo": {}, "bae": {"solution": 0.0}}, "parts": {"bae": [CreditPart("correct", 1.0, None, None, 1.0, 0.0, reason="singleton")]}},
-         "bae gives it exactly 0, with nobody to compare it with."),
+         "bae gives it exactly 0, with no completion to compare it with."),
     ],
 )  # fmt: skip
 def test_the_sentence_is_true(changes, words):

@@ -38,16 +38,16 @@ EVALUATION = (
         hollow=("accuracy", *CALIBRATION, *_SCORED),
     )),
     ("coverage", Alarm("below", 0.5, "few completions state a confidence",
-        "Usually leaving it out costs nothing (if_missing), or completions are cut off before it.", hollow=CALIBRATION,
+        "Usually a missing confidence costs nothing (if_missing), or completions are cut off before it.", hollow=CALIBRATION,
     )),
     ("sharpness", Alarm("below", 1e-4, "every completion states the same confidence",
         "Usually the confidence gets the answer's credit, or all completions of a group are alike.", hollow=CALIBRATION,
     )),
     ("format_rate", Alarm("below", 0.9, "many completions are malformed",
-        "Usually nothing pays for the tags (format), or completions are cut off at their longest length.",
+        "Usually nothing pays for the tags (format), or completions are cut off at the token limit.",
     )),
     (f"{OF_SCORE}coverage", Alarm("below", 0.5, "few completions have a score, the others were cut off",
-        "Usually the longest completion is too short for this policy.", hollow=_SCORED,
+        "Usually the token limit of a completion is too low for this policy.", hollow=_SCORED,
     )),
     (f"{OF_SCORE}mean_confidence", Alarm("at most", 0.0, "every score is 0, after clipping", _OUT_OF_REACH, hollow=_SCORED)),
     (f"{OF_SCORE}mean_confidence", Alarm("at least", 1.0, "every score is 1, after clipping", _OUT_OF_REACH, hollow=_SCORED)),
@@ -122,11 +122,10 @@ def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             continue
         shares = sorted(line[key] for line in run)
         share_text = f"{shares[0]:.0%}" if shares[0] == shares[-1] else f"{shares[0]:.0%} to {shares[-1]:.0%}"
+        share_text = share_text.replace("%", " %")
         steps_text = f" (steps {run[0]['step']} to {run[-1]['step']})" if "step" in run[0] else ""
         problem_text = alarm.sentence.format(name=name)
-        sentence_of_key[key] = (
-            f"In {len(run)} batches in a row{steps_text} {share_text.replace('%', ' %')} {problem_text} {alarm.cause}"
-        )
+        sentence_of_key[key] = f"In {len(run)} batches in a row{steps_text} {share_text} {problem_text} {alarm.cause}"
     return sentence_of_key
 
 

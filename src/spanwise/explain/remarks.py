@@ -20,8 +20,8 @@ from spanwise.types import Fault, Status, whole_text
 
 #: The text that explains how the tokens of a block share its credit, and what GRPO calls an advantage.
 SHARING = (
-    "Credit belongs to a block, or to the completion where a method gives it one number. Its tokens share it. GRPO's advantage is "
-    "the credit of the completion: GRPO writes it at every token and divides the loss by their number."
+    "A block's tokens share its credit; some methods credit the whole completion as one block. GRPO's advantage is the credit of "
+    "the completion: GRPO writes this number at every token and divides the loss by the number of tokens."
 )
 #: The end of a warning about completions that leave out a block for free.
 _DRIFT = (
@@ -113,11 +113,11 @@ def _warn_missing_tags(reading: Reading, scheme: Scheme) -> str:
     if census is None:
         return ""
     pronoun, tags_text = "it" if len(census.lacking) == 1 else "them", "these tags" if census.segmenter == "tags" else "this"
-    advice_text = f"Ask for {tags_text} in the prompt, or write the layout of what the model writes."
+    advice_text = f"Ask for {tags_text} in the prompt, or change the layout to what the model writes."
     cut_off_count, cut_sign = cut_off(reading.fault_n, reading.length_nk.sum(dim=1), texts.__getitem__, among_n=missing_n)
     if cut_off_count * 2 >= len(reading):
         advice_text = (
-            f"{cut_off_count} of {len(reading)} {cut_sign}. If they were cut off, raise the longest length of a completion "
+            f"{cut_off_count} of {len(reading)} {cut_sign}. If they were cut off, raise the token limit of a completion "
             f"(max_completion_length, in verl data.max_response_length), or ask for shorter completions; otherwise "
             f"ask for {tags_text} in the prompt."
         )
@@ -136,10 +136,10 @@ def cut_off(
     longest_rows = (among_n & (length_n == longest)).nonzero().flatten().tolist() if longest else []
     longest_count = len({text_of(n) for n in longest_rows})
     return max(
-        (unclosed_count, "end before a part of them closes"),
+        (unclosed_count, "end inside an unclosed part"),
         (
             longest_count * (longest_count > 1),
-            f"have exactly {longest} tokens, the longest length, and differ from each other",
+            f"have exactly {longest} tokens, more than all others, and differ from each other",
         ),
     )
 
@@ -151,7 +151,7 @@ def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: in
     cause_text = (
         "The check itself failed"
         if Status.TIMEOUT in count_of_status or Status.ERROR in count_of_status
-        else "Absent: its function gave None, or the part or column that it reads is missing"
+        else "Absent: the reward function returned None, or the part or column that it reads is missing"
     )
     options = REWARDS.find(objective.reward).options | dict(objective.options) if isinstance(objective.reward, str) else {}
     if "column" in options and Status.ERROR in count_of_status:
@@ -177,8 +177,8 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     missing_rule = "has no reward and costs nothing" if if_missing is None else f"counts as its if_missing, {if_missing:g}"
     return (
         f"Objective '{objective.name}': {source} {numbers_text} for {len(ignored_rewards)} of {len(reading)} completions without "
-        f"{' and '.join(objective.pays)} (completion {first_row} first). That is ignored: a missing block {missing_rule}. "
-        f"To make it count, write if_missing={ignored_rewards[first_row]:g}."
+        f"{' and '.join(objective.pays)} (completion {first_row} first). Such rewards are ignored: a missing block {missing_rule}. "
+        f"To make them count, write if_missing={ignored_rewards[first_row]:g}."
     )
 
 
@@ -203,7 +203,7 @@ def _warn_free_omission(objective: Objective, reading: Reading, scheme: Scheme, 
     unparsable_count = int((reading.scores.status_nm[:, m] == int(Status.UNPARSABLE)).sum())
     count_of_clause = {
         f"completions leave out {' and '.join(objective.pays)}": _count_omitted(objective, reading, scheme),
-        "write there what cannot be read": unparsable_count,
+        f"completions write {' and '.join(objective.pays)} unreadably": unparsable_count,
     }
     counted_clauses = [f"{count} of {len(reading)} {clause}" for clause, count in count_of_clause.items() if count]
     if not counted_clauses:

@@ -75,15 +75,16 @@ def credit_report(
         _status_section(statuses, rewards),
         parts.calibration_section({"": samples} if samples else {}),
     ]
+    untrained = {name: counts for name, counts in statuses.items() if counts and not counts.get("ok")}
+    count_texts = {name: ", ".join(f"{n:,} {key}" for key, n in counts.items()) for name, counts in untrained.items()}
     return render(
         title=f"Credit in {source}",
         lead=f"{title}. {note}".strip(),
         finding=finding_text,
         command=command,
         warnings=[
-            f"No completion has the reward {name} ({', '.join(f'{n:,} {key}' for key, n in counts.items())}), so it trains nothing."
-            for name, counts in statuses.items()
-            if counts and not counts.get("ok")
+            f"No completion has the reward {name} ({count_text}), so this reward trains nothing."
+            for name, count_text in count_texts.items()
         ],
         headlines=[Headline("completions", count), *_headlines(rewards, statuses)],
         sections=sections,

@@ -58,9 +58,8 @@ def _calibration_panels(name: str, kind: str, phrase: str, columns: Mapping[str,
     rows = reliability(columns[kind], columns["correct"], prompts=columns.get("prompt"))
     if not rows:
         return []
-    count_note = (
-        f"{sum(row['count'] for row in rows):,} of {len(columns['correct']):,} completions {phrase} and could be judged."
-    )
+    judged_count, completion_count = sum(row["count"] for row in rows), len(columns["correct"])
+    count_note = f"{judged_count:,} of {completion_count:,} completions {phrase} and could be judged."
     diagram_title = f"Accuracy by {kind}" if not name else f"{name}, by its score" if kind == "score" else name
     bin_table: list[Row] = [
         {

@@ -224,7 +224,7 @@ def train_finding(
     earned = _of_rewards(rewards or {}, "in the last batch" if of_batches else "on held-out prompts")
     if not points:
         rewards_sentence = f" {earned[0].upper()}{earned[1:]}." if earned else ""
-        return f"{_steps(steps)} trained, nothing evaluated: whether it learned is not known.{rewards_sentence}"
+        return f"{_steps(steps)} trained, but no evaluation shows whether the policy learned.{rewards_sentence}"
     last_point, first_point = points[-1], points[0] if len(points) > 1 else {}
     cause_of_figure = alarms({name: last_point[name] for name in last_point if name not in unmeasured})
     when_text = f"After {_steps(last_point['step'])}" if last_point["step"] else "Before any training"
@@ -376,9 +376,10 @@ def mode_sections(batches: Lines) -> list[Section]:
                 label_of_metric = {prefix + metric_name: name for metric_name, name in chart.series.items()}
                 panels += _panel(replace(chart, title=title, note=chart_note, series=label_of_metric), batches, y_zero=True)
         time_shares = values_of(batches, f"{mode.name}/share")
-        cost = f" It took {percent(median(time_shares))} of the time of the rest of a step (median)." if time_shares else ""
+        time_text = f"{percent(median(time_shares))} of the time of a step's other work (median)" if time_shares else ""
+        text = f"{page.text} This mode took {time_text}." if time_text else page.text
         alarm_sentences = [sentence for key, sentence in end_alarms(batches).items() if key.startswith(f"{mode.name}/")]
-        sections.append(Section(page.title, f"{page.text}{cost}", warnings=alarm_sentences, panels=panels, asks=page.asks))
+        sections.append(Section(page.title, text, warnings=alarm_sentences, panels=panels, asks=page.asks))
     return sections
 
 
@@ -409,7 +410,7 @@ def _panel(chart: Chart, batches: Lines, names: Sequence[str] = (), **drawn: Any
     """Build a panel with a chart of training metrics, with a legend unless `names` are given; empty if no batch has them."""
     curve_rows = [row for key, name in chart.series.items() for row in batch_curve(batches, key, name)]
     is_cut = chart.floor is not None and any(row["value"] < chart.floor for row in curve_rows)
-    chart_note = chart.note + (f" What is below {chart.floor:g} is drawn there." if is_cut else "")
+    chart_note = chart.note + (f" Values below {chart.floor:g} are drawn at {chart.floor:g}." if is_cut else "")
     series_names = list(dict.fromkeys([*names, *chart.series.values()]))
     legend_names = () if names or len(series_names) == 1 else series_names
     drawn |= {"y": chart.y, "floor": chart.floor, "dots": (), "note": chart_note, "legend": legend_names}

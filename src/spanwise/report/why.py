@@ -45,7 +45,7 @@ def rule_words(baseline: str | None, given: Sequence[str]) -> str:
         "none": "nothing is subtracted",
         "batch": "all of the step",
         "outcome": "".join(["same prompt", *(f", same {name}" for name in given)]),
-        "blended": f"blended of its own and other prompts, same {' and '.join(given)}",
+        "blended": f"same prompt blended with other prompts, same {' and '.join(given)}",
     }
     return words_of_baseline.get(baseline or "", "same prompt")
 
@@ -148,7 +148,7 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
         clauses.append(f"gives {zero_text} 0")
     elif zero_blocks:
         is_alone = {part.reason for part in row.parts.get(method, ())} == {"singleton"}
-        clauses.append(f"gives it exactly 0{', with nobody to compare it with' if is_alone else ''}")
+        clauses.append(f"gives it exactly 0{', with no completion to compare it with' if is_alone else ''}")
     if stop_credit:
         clauses.append(f"{'charges' if stop_credit < 0 else 'pays'} {shown(stop_credit, sign=True)} for the missing blocks")
     return f"{method} {' and '.join(clauses)}{', on average over tokens' if rule.kind == 'token' else ''}"
@@ -238,12 +238,13 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
             absence_reason = f"the reward is {reward_status} and has no if_missing, so"
         elif reward_status != "ok":
             absence_reason = f"the check failed ({reward_status}), so there is no reward;"
-        return f"{absence_reason} it gets no credit and joins no baseline"
+        return f"{absence_reason} the completion gets no credit and enters no baseline"
     objective_rule = rule.objectives.get(part.objective, {})
     baseline_text = rule_words(objective_rule["baseline"], objective_rule["given"]) if objective_rule.get("baseline") else ""
     if part.averaged:
-        compared_text = f"compared{f' ({baseline_text})' if baseline_text else ''}"
-        baseline_text = f"the mean of the {part.averaged} {'others' if part.averaged < part.members else compared_text}"
+        all_text = f"compared ({baseline_text})" if baseline_text else "compared"
+        compared_text = "others" if part.averaged < part.members else all_text
+        baseline_text = f"the mean of the {part.averaged} {compared_text}"
     divisor_note = "" if part.divisor == 1.0 else f"; divided by {shown(part.divisor)}, the scale of the compared rewards"
     return f"baseline {shown(part.baseline)}{f': {baseline_text}' if baseline_text else ''}{divisor_note}"
 
@@ -262,7 +263,8 @@ def _token_shares(row: TokenRow, method: str, block: str, credit: float) -> tupl
     low, high, total_share = min(shares), max(shares), math.fsum(shares)
     total_text = shown(credit if math.isclose(total_share, credit, rel_tol=1e-5, abs_tol=1e-9) else total_share, sign=True)
     all_equal, token_count = math.isclose(low, high, rel_tol=1e-5, abs_tol=1e-12), len(shares)
-    tokens_text = "its one token" if token_count == 1 else f"{'each of ' if all_equal else ''}its {token_count} tokens"
+    each_text = "each of its" if all_equal else "its"
+    tokens_text = "its one token" if token_count == 1 else f"{each_text} {token_count} tokens"
     return shown(low, sign=True) if all_equal else _range(low, high), f"on {tokens_text}, together {total_text}"
 
 

@@ -252,9 +252,8 @@ class _Estimator(Suite):
         credit_index = reward_index[: result_after.ndim]
         least_credit = float(result_before[credit_index])
         if not bool(result_after[credit_index] >= least_credit - 1e-9):
-            self.refuse(
-                raised_batch, result_after, f"at {credit_index} at least {least_credit}, as with {amount:g} less of {name}"
-            )
+            expected_text = f"at least {least_credit} at {credit_index}, the credit before {name} was raised by {amount:g}"
+            self.refuse(raised_batch, result_after, expected_text)
 
     def signs(self, batch: DrawnBatch, _: Draw) -> None:
         advantages = self.run(batch)[""]

@@ -17,16 +17,16 @@ from spanwise.types import Fault, Spans
 
 #: Maps each property of segmenters to its meaning.
 SEGMENTER_PROPERTIES: Mapping[str, str] = {
-    "partition": "every trainable token belongs to exactly one block, no other token to any, and the intervals say the same",
+    "partition": "every trainable token belongs to exactly one block, other tokens to none, and the blocks' intervals agree",
     "contiguous": "the intervals of two blocks do not overlap",
     "text": "the texts of the blocks, joined in order if blocks are contiguous, are the bytes of the trainable tokens",
-    "pure": "its inputs stay as they are and a second call gives the same spans",
+    "pure": "the inputs stay unchanged, and a second call gives the same spans",
     "permutation": "another order of the completions only reorders the result",
     "split": "a completion alone is segmented as in a batch",
-    "masking": "masked tokens change nothing at the other tokens, wherever they stand",
+    "masking": "masked tokens, wherever they stand, change nothing at other tokens",
     "poison": "the values at masked tokens (an impossible id, NaN, 1e9) are never read",
     "padding": "padding on the left and on the right give the same spans",
-    "seen": "its marks occur: in some example a token is outside the first block, if there are several blocks",
+    "seen": "the layout's marks occur: in some example a token is outside the first block, if there are several blocks",
 }
 _NOISE = ("4", " ", "So ", ".", "0.9", "é", "日本", "🙂", "<", ">", "</", "< a>", "\n\n", "<<")
 
@@ -203,7 +203,7 @@ class _Segmenter(Suite):
             block_texts = [blocks[result_columns["names"][row][k]] for k in block_order]
             has_token = [spans[k][0] < spans[k][1] for k in block_order]
             if [block is not None for block in block_texts] != has_token:
-                self.fail(batch, f"Completion {row} has the texts {block_texts}, but blocks with tokens {has_token}.")
+                self.fail(batch, f"Completion {row} has the texts {block_texts}, but its blocks have tokens: {has_token}.")
             joined_texts = "".join(str(block[""]) for block in block_texts if block is not None)
             # A block inside one token (STRADDLED) has bytes but no token of its own, and so no text.
             is_straddled = int(result_columns["fault_n"][row]) & Fault.STRADDLED

@@ -62,9 +62,7 @@ def test_the_table_and_one_completion_as_they_are_printed(tmp_path, monkeypatch)
     words = [file, "--methods", "grpo,bae_paper", "--set", "layout={solution: [answer], confidence: [confidence]}"]
     seen = shown(*words)
     assert "unanimous: all wrong (correct) 3" in seen
-    assert (
-        "Of the 3 completions whose group is all wrong, 1 are malformed; 1 of them end before a part of them closes." in seen
-    )
+    assert "Of the 3 completions whose group is all wrong, 1 are malformed; 1 of them end inside an unclosed part." in seen
     assert "Block 'confidence' is missing in 1 of 3 completions (row 2)" in seen
     assert "Rewards: correct from the file's 'acc', brier from the text." in seen
     one = shown(*words, "--completion", "1")
