@@ -108,9 +108,9 @@ def _find_watched(
     """Yield each logged metric that has an alarm of the kind `when`: its key, its objective or block, and that alarm."""
     mode_metrics = (metric for mode in registered("mode").values() for metric in mode.metrics)
     logged_metrics = list(metrics_in(batches, [*CREDIT, *mode_metrics]))
-    short_list_keys = {f"credit/{name}/reward_absent" for name in later_elements(name for _, name, _ in logged_metrics)}
+    optional_keys = {f"credit/{name}/reward_absent" for name in later_elements(name for _, name, _ in logged_metrics)}
     for key, name, metric in logged_metrics:
-        if (alarm := getattr(metric, when)) and key not in short_list_keys:
+        if (alarm := getattr(metric, when)) and key not in optional_keys:
             yield key, name, alarm
 
 

@@ -114,10 +114,10 @@ def _warn_missing_tags(reading: Reading, scheme: Scheme) -> str:
         return ""
     pronoun, tags_text = "it" if len(census.lacking) == 1 else "them", "these tags" if census.segmenter == "tags" else "this"
     advice_text = f"Ask for {tags_text} in the prompt, or change the layout to what the model writes."
-    cut_off_count, cut_sign = cut_off(reading.fault_n, reading.length_nk.sum(dim=1), texts.__getitem__, among_n=missing_n)
+    cut_off_count, cut_clause = cut_off(reading.fault_n, reading.length_nk.sum(dim=1), texts.__getitem__, among_n=missing_n)
     if cut_off_count * 2 >= len(reading):
         advice_text = (
-            f"{cut_off_count} of {len(reading)} {cut_sign}. If they were cut off, raise the token limit of a completion "
+            f"{cut_off_count} of {len(reading)} {cut_clause}. If they were cut off, raise the token limit of a completion "
             f"(max_completion_length, in verl data.max_response_length), or ask for shorter completions; otherwise "
             f"ask for {tags_text} in the prompt."
         )
@@ -132,14 +132,14 @@ def cut_off(
     among_n: Bool[Tensor, " n"],
 ) -> tuple[int, str]:
     """Count the completions that seem cut off, and say why: a block is unclosed, or several have the same largest length."""
-    unclosed_count, longest = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum()), int(length_n.max())
-    longest_rows = (among_n & (length_n == longest)).nonzero().flatten().tolist() if longest else []
+    unclosed_count, largest_length = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum()), int(length_n.max())
+    longest_rows = (among_n & (length_n == largest_length)).nonzero().flatten().tolist() if largest_length else []
     longest_count = len({text_of(n) for n in longest_rows})
     return max(
         (unclosed_count, "end inside an unclosed part"),
         (
             longest_count * (longest_count > 1),
-            f"have exactly {longest} tokens, more than all others, and differ from each other",
+            f"have exactly {largest_length} tokens, more than all others, and differ from each other",
         ),
     )
 

@@ -72,12 +72,12 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence") -> tuple[Drawn, D
     bins = _chart([{**row, "high": row["high"] if row["high"] > row["low"] else row["low"] + 0.035} for row in filled_bins])
     bin_axis = alt.X("low:Q", title=by, scale=confidence_scale, axis=labelled_axis)
     count_axis = alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS_WIDTH, tickCount=3, format="~s"))
-    bars = bins.mark_bar(binSpacing=1).encode(x=bin_axis, x2="high:Q", y=count_axis, y2=alt.datum(0))
+    bar_layer = bins.mark_bar(binSpacing=1).encode(x=bin_axis, x2="high:Q", y=count_axis, y2=alt.datum(0))
     titles = {"confidence": f"mean {by}", "accuracy": "accuracy", "accuracy_low": "95 % from", "accuracy_high": "95 % to"}
     tooltip = _tooltip(filled_bins, low="from", high="to", **titles, count="completions")
     hover = highlight(bins, x=alt.X("low:Q", scale=confidence_scale, axis=unlabelled_axis), x2="high:Q", tooltip=tooltip)
     diagram_chart = _layered(250, _diagonal(confidence_scale, axis=unlabelled_axis), whisker_layer, point_layer, hover)
-    return diagram_chart, _layered(115, bars, highlight(bins, x=bin_axis, x2="high:Q", tooltip=tooltip))
+    return diagram_chart, _layered(115, bar_layer, highlight(bins, x=bin_axis, x2="high:Q", tooltip=tooltip))
 
 
 def dodged(rows: Rows, *, names: Sequence[str], y: str) -> Drawn:
@@ -113,8 +113,8 @@ def histograms(rows: Rows, *, names: Sequence[str], x: str = "credit", zero: boo
     area_layer = base_chart.mark_area(interpolate="step-after", opacity=0.16, line=False).encode(y=share_axis.stack(None))
     line_layer = base_chart.mark_line(interpolate="step-after", strokeWidth=2).encode(y=share_axis)
     zero_line = [_chart([{"low": 0}]).mark_rule(style="reference").encode(x="low:Q")] if zero else []
-    bins = [row for row in rows if row["low"] < row["high"]]
-    hover = bands(bins, keys={"low": "from", "high": "to"}, value="share", percent=True, x=bin_axis, x2=alt.X2("high:Q"))
+    bin_rows = [row for row in rows if row["low"] < row["high"]]
+    hover = bands(bin_rows, keys={"low": "from", "high": "to"}, value="share", percent=True, x=bin_axis, x2=alt.X2("high:Q"))
     return _layered(height, *zero_line, area_layer, line_layer, hover)
 
 
@@ -238,12 +238,12 @@ def bands(
         band_row = band_rows.setdefault(tuple(place_row.values()), place_row | {f"s{n}": NOTHING for n in range(len(names))})
         band_row[f"s{names.index(str(row['series']))}"] = value_text(row, value=value, percent=percent)
     title_of_key = {key: title for key, title in keys.items() if title is not None}
-    place_tips = [
+    axis_tips = [
         tip(key, title, number=all(isinstance(row[key], int | float) for row in rows)) for key, title in title_of_key.items()
     ]
     series_tips = [tip(f"s{n}", name or value) for n, name in enumerate(names)]
     band_chart = alt.Chart(alt.InlineData(values=list(band_rows.values())))
-    return highlight(band_chart, **place, tooltip=[*place_tips, *series_tips])
+    return highlight(band_chart, **place, tooltip=[*axis_tips, *series_tips])
 
 
 def highlight(chart: alt.Chart, **encoded: Any) -> alt.Chart:

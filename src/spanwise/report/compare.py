@@ -193,7 +193,7 @@ def _state_better(d: Difference) -> str:
     lower_is_better = d.figure in LOWER
     has_direction = lower_is_better or d.figure in HIGHER or d.figure.endswith("_accuracy") or "@" in d.figure
     winner, loser = (d.a, d.b) if (d.interval.value > 0) != lower_is_better else (d.b, d.a)
-    low, high = sorted((abs(d.interval.low), abs(d.interval.high)))
-    size_text = f"{abs(d.interval.value):.3f}" + (f" [{low:.3f}, {high:.3f}]" if low == low else "")
+    low_bound, high_bound = sorted((abs(d.interval.low), abs(d.interval.high)))
+    size_text = f"{abs(d.interval.value):.3f}" + (f" [{low_bound:.3f}, {high_bound:.3f}]" if low_bound == low_bound else "")
     adjective = "better" if has_direction else "higher"
     return f"{winner} is {adjective} than {loser} in {parts.figure_name(d.figure)} by {size_text} over {d.interval.count} seeds."

@@ -108,8 +108,8 @@ def _summary_tables(methods: Sequence[str], credit: Mapping[str, Mapping[str, Te
     rows_by_blocks: dict[frozenset[str], list[parts.Row]] = {}
     for method in methods:
         for block, credit_n in credit[method].items():
-            figures = summarise_credit(credit_n)
-            row = {"method and block": f"{method}: {block}"} | {_FIGURES[key]: figures[key] for key in _FIGURES}
+            credit_figures = summarise_credit(credit_n)
+            row = {"method and block": f"{method}: {block}"} | {_FIGURES[key]: credit_figures[key] for key in _FIGURES}
             rows_by_blocks.setdefault(frozenset(credit[method].keys() - {STOP}), []).append(row)
     return list(rows_by_blocks.values())
 

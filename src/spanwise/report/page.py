@@ -94,10 +94,10 @@ def render(
     sections: Sequence[Section] = (),
     recipe: Mapping[str, Any] | None = None,
 ) -> str:
-    """Render a report, with its charts, tables and scripts, as one HTML file; sections with nothing in them are left out."""
-    full_sections = [s for s in sections if s.panels or s.points or any(s.tables) or s.warnings or s.body is not None]
-    has_charts = any(section.panels for section in full_sections)
-    asset_names = ("report", *(_TOKEN_ASSETS if any(section.body is not None for section in full_sections) else ()))
+    """Render a report, with its charts, tables and scripts, as one HTML file."""
+    filled_sections = [s for s in sections if s.panels or s.points or any(s.tables) or s.warnings or s.body is not None]
+    has_charts = any(section.panels for section in filled_sections)
+    asset_names = ("report", *(_TOKEN_ASSETS if any(section.body is not None for section in filled_sections) else ()))
     scripts = [_static(f"{asset}.js") for asset in asset_names]
     script_texts = [*scripts, *([_vega()] if has_charts else [])]
     return template("page.html.j2").render(
@@ -111,7 +111,7 @@ def render(
         notes=notes,
         terms=Terms(),
         headlines=headlines,
-        sections=full_sections,
+        sections=filled_sections,
         recipe=yaml.safe_dump(hidden(dict(recipe)), sort_keys=False, allow_unicode=True) if recipe else "",
         styles=Markup("\n".join(_static(f"{asset}.css") for asset in asset_names)),
         scripts=[Markup(script) for script in scripts],

@@ -60,11 +60,11 @@ class TokenView:
     @property
     def pair(self) -> tuple[str, str]:
         """Return the two methods that the page shows first: grpo if it is among them, and the run's own method."""
-        left = "grpo" if "grpo" in self.methods else self.methods[0]
-        right = self.own if self.own in self.methods and self.own is not None else next(iter(self.methods[1:]), left)
-        if left == right:
-            left = next((name for name in self.methods if name != right), right)
-        return left, right
+        left_method = "grpo" if "grpo" in self.methods else self.methods[0]
+        right = self.own if self.own in self.methods and self.own is not None else next(iter(self.methods[1:]), left_method)
+        if left_method == right:
+            left_method = next((name for name in self.methods if name != right), right)
+        return left_method, right
 
 
 def token_view(view: TokenView) -> Markup:
@@ -90,7 +90,7 @@ def payload(view: TokenView) -> dict[str, Any]:
     judged = [name for name in objectives if name == view.outcome and any(row.rewards.get(name) in (0, 1) for row in rows)]
     rule_of_method = {method: view.rules.get(method, Rule()) for method in view.methods}
     stating_objectives = {name for row in rows for name, value in row.stated.items() if _number(value) is not None}
-    stream_names = dict.fromkeys(name for row in rows for name in row.values)
+    value_names = dict.fromkeys(name for row in rows for name in row.values)
     return {
         "methods": list(view.methods),
         "objectives": objectives,
@@ -109,7 +109,7 @@ def payload(view: TokenView) -> dict[str, Any]:
         "tokens": _coded([row.tokens for row in rows]),
         "advantages": [_coded_numbers([row.advantages[method] for row in rows], DIGITS) for method in view.methods],
         "values": [
-            {"name": name, **(_coded_numbers([row.values.get(name) for row in rows], COARSE) or {})} for name in stream_names
+            {"name": name, **(_coded_numbers([row.values.get(name) for row in rows], COARSE) or {})} for name in value_names
         ],
         "segments": view.segments,
         "pair": [view.methods.index(name) for name in view.pair],
@@ -162,14 +162,14 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
     """Encode rounded numbers per token, and the absolute value that gets full colour; return None without any numbers."""
     if all(column is None for column in columns):
         return None
-    numbers_v = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
-    finite_v = np.nan_to_num(numbers_v)
+    number_v = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
+    finite_v = np.nan_to_num(number_v)
     digits = FEW if np.count_nonzero(finite_v[1:] != finite_v[:-1]) > MANY else digits
-    distinct_numbers, number_index = np.unique(numbers_v, return_inverse=True)
+    distinct_numbers, number_index = np.unique(number_v, return_inverse=True)
     rounded_numbers = [_number(value, digits) for value in distinct_numbers.tolist()]
     number_iterator = iter([rounded_numbers[place] for place in number_index.tolist()])
     # The 98th percentile of the absolute values gets the full colour, so that one outlier does not make all others pale.
-    number_sizes = np.abs(numbers_v[np.isfinite(numbers_v) & (numbers_v != 0)])
+    number_sizes = np.abs(number_v[np.isfinite(number_v) & (number_v != 0)])
     full_colour_size = float(f"{np.quantile(number_sizes, 0.98, method='higher'):.{DIGITS}g}") if number_sizes.size else 0.0
     coded_columns = _coded([None if column is None else list(islice(number_iterator, len(column))) for column in columns])
     return {**coded_columns, "scale": full_colour_size, "rounded": digits == FEW}

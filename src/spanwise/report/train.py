@@ -157,9 +157,9 @@ def _spoken(name: str) -> str:
 def _baseline(recipe: Mapping[str, Any]) -> str:
     """Name the reward baseline of the last objective that sets one, for the page's title; empty if the method takes none."""
     method = METHODS.get(str(recipe.get("method")))
-    takes_none = method is not None and "baseline" not in method.inputs
+    takes_no_baseline = method is not None and "baseline" not in method.inputs
     baseline_names = [name for entry in recipe.get("objectives") or () if (name := entry.get("baseline"))]
-    return "" if takes_none or baseline_names[-1:] in ([], ["none"]) else f"the {baseline_names[-1]} baseline"
+    return "" if takes_no_baseline or baseline_names[-1:] in ([], ["none"]) else f"the {baseline_names[-1]} baseline"
 
 
 def _unfinished(recipe: Mapping[str, Any], ended: bool, done: int, *, again: bool) -> list[str]:
@@ -233,41 +233,41 @@ def train_finding(
     accuracy, before, interval = figure(last_point, "accuracy"), figure(first_point, "accuracy"), intervals.get("accuracy")
     accuracy_clause = "accuracy was not measured"
     if accuracy is not None:
-        low, high = (math.nan, math.nan) if interval is None else (interval.low, interval.high)
-        bounds_note, change_note = f" [{percent(low)}, {percent(high)}]" if low == low else "", ""
+        low_bound, high_bound = (math.nan, math.nan) if interval is None else (interval.low, interval.high)
+        bounds_note, change_note = f" [{percent(low_bound)}, {percent(high_bound)}]" if low_bound == low_bound else "", ""
         if before is not None:
-            change_note = f" (was {percent(before)}{': no clear change' if low <= before <= high else ''})"
+            change_note = f" (was {percent(before)}{': no clear change' if low_bound <= before <= high_bound else ''})"
         accuracy_clause = f"accuracy is {percent(accuracy)}{bounds_note}{change_note}"
     refusal_rate = figure(last_point, "refusal_rate")
     refusal_clause = "" if refusal_rate is None else f" and the refusal rate {percent(refusal_rate)}"
-    sentence = f"{when_text} {accuracy_clause}{refusal_clause}"
+    main_sentence = f"{when_text} {accuracy_clause}{refusal_clause}"
     if "ece" in cause_of_figure:
-        sentence += ". Its ECE means nothing"
+        main_sentence += ". Its ECE means nothing"
     elif (ece := figure(last_point, "ece")) is not None and "ece" not in unmeasured:
-        sentence += f"; ECE is {ece:.3f}"
+        main_sentence += f"; ECE is {ece:.3f}"
     elif "ece" not in unmeasured:
-        sentence += "; ECE was not measured"
+        main_sentence += "; ECE was not measured"
     alarm_causes = dict.fromkeys(cause_of_figure.values())
     alarm_sentence = f"Alarm: {' and '.join(alarm_causes)}. " if alarm_causes else ""
-    single_note = "" if len(points) > 1 else " There is no other evaluation to compare it with."
-    return f"{alarm_sentence}{sentence}.{single_note} This is one seed."
+    lone_evaluation_note = "" if len(points) > 1 else " There is no other evaluation to compare it with."
+    return f"{alarm_sentence}{main_sentence}.{lone_evaluation_note} This is one seed."
 
 
 def _of_rewards(rewards: Mapping[str, Sequence[float]], where: str) -> str:
     """State the mean rewards at the end and at the start; of many rewards, only their mean and the largest and smallest change."""
     rewards = {name: means for name, means in rewards.items() if means}
-    change_of = {name: means[-1] - means[0] for name, means in rewards.items() if len(means) > 1}
+    change_by = {name: means[-1] - means[0] for name, means in rewards.items() if len(means) > 1}
     if len(rewards) <= _NAMED:
-        start_notes = {name: f" (was {rewards[name][0]:.3f})" for name in change_of}
-        texts = (f"{name} is {means[-1]:.3f}{start_notes.get(name, '')}" for name, means in rewards.items())
-        return f"the mean reward {where} of {', '.join(texts)}" if rewards else ""
+        start_notes = {name: f" (was {rewards[name][0]:.3f})" for name in change_by}
+        reward_texts = (f"{name} is {means[-1]:.3f}{start_notes.get(name, '')}" for name, means in rewards.items())
+        return f"the mean reward {where} of {', '.join(reward_texts)}" if rewards else ""
     mean_at_end = math.fsum(means[-1] for means in rewards.values()) / len(rewards)
     mean_text = f"the mean of {len(rewards)} rewards {where} is {mean_at_end:.3f}"
-    if len(change_of) < len(rewards):
+    if len(change_by) < len(rewards):
         return mean_text
-    most, least = max(change_of, key=change_of.__getitem__), min(change_of, key=change_of.__getitem__)
-    mean_at_start = mean_at_end - math.fsum(change_of.values()) / len(change_of)
-    change_text = f"most by {change_of[most]:+.3f} in {most} and least by {change_of[least]:+.3f} in {least}"
+    most_raised, least = max(change_by, key=change_by.__getitem__), min(change_by, key=change_by.__getitem__)
+    mean_at_start = mean_at_end - math.fsum(change_by.values()) / len(change_by)
+    change_text = f"most by {change_by[most_raised]:+.3f} in {most_raised} and least by {change_by[least]:+.3f} in {least}"
     return f"{mean_text} (was {mean_at_start:.3f}); it moved {change_text}"
 
 
@@ -326,10 +326,10 @@ def _rewards_section(
     blocks_of_objective = {
         str(entry.get("name") or entry.get("reward")): entry.get("pays") for entry in recipe.get("objectives") or ()
     }
-    tenth = max(1, len(batches) // 10)
+    tenth_size = max(1, len(batches) // 10)
     for name in objectives:
         panels += _panel(Chart(f"Reward: {name}", {f"rewards/{name}/mean": name}, "mean reward"), batches, objectives)
-        early_and_late = (values_of(part, f"rewards/{name}/mean") for part in (batches[:tenth], batches[-tenth:]))
+        early_and_late = (values_of(part, f"rewards/{name}/mean") for part in (batches[:tenth_size], batches[-tenth_size:]))
         early_mean, late_mean = (sum(part) / len(part) if part else None for part in early_and_late)
         paid_text = ", ".join(map(str, blocks_of_objective.get(name) or ())) or "unknown"
         change = None if early_mean is None or late_mean is None else f"{late_mean - early_mean:+.3f}"
@@ -409,8 +409,8 @@ def _pages(batches: Lines) -> Iterator[tuple[type[Mode], Page, dict[str, str]]]:
 def _panel(chart: Chart, batches: Lines, names: Sequence[str] = (), **drawn: Any) -> list[Panel]:
     """Build a panel with a chart of training metrics, with a legend unless `names` are given; empty if no batch has them."""
     curve_rows = [row for key, name in chart.series.items() for row in batch_curve(batches, key, name)]
-    is_cut = chart.floor is not None and any(row["value"] < chart.floor for row in curve_rows)
-    chart_note = chart.note + (f" Values below {chart.floor:g} are drawn at {chart.floor:g}." if is_cut else "")
+    has_cut_values = chart.floor is not None and any(row["value"] < chart.floor for row in curve_rows)
+    chart_note = chart.note + (f" Values below {chart.floor:g} are drawn at {chart.floor:g}." if has_cut_values else "")
     series_names = list(dict.fromkeys([*names, *chart.series.values()]))
     legend_names = () if names or len(series_names) == 1 else series_names
     drawn |= {"y": chart.y, "floor": chart.floor, "dots": (), "note": chart_note, "legend": legend_names}

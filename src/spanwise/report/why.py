@@ -92,8 +92,8 @@ def credits(row: TokenRow, method: str, rule: Rule) -> dict[str, float]:
     """Return the credit of each block in a completion, or of the whole completion if the method gives it one number."""
     credit = row.credit.get(method, {})
     block_credit = {block: value for block, value in credit.items() if value is not None and math.isfinite(value)}
-    all_pay_same = all(block_credit.keys() <= set(objective["pays"]) for objective in rule.objectives.values())
-    is_one_number = rule.kind == "completion" and block_credit and all_pay_same
+    all_pay_every_block = all(block_credit.keys() <= set(objective["pays"]) for objective in rule.objectives.values())
+    is_one_number = rule.kind == "completion" and block_credit and all_pay_every_block
     return {COMPLETION: next(iter(block_credit.values()))} if is_one_number else block_credit
 
 
@@ -210,8 +210,8 @@ def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
     if part.worth is None:
         return ""
     if part.objective in row.statuses or part.objective in row.rewards or not rule.objectives:
-        status = row.statuses.get(part.objective)
-        return f"{part.objective} is {status}, and counts as {shown(part.worth)}" if status in LEFT_OUT else ""
+        reward_status = row.statuses.get(part.objective)
+        return f"{part.objective} is {reward_status}, and counts as {shown(part.worth)}" if reward_status in LEFT_OUT else ""
     reward_terms: list[_Term] = []
     for name, objective in rule.objectives.items():
         is_left_out = row.rewards.get(name) is None and row.statuses.get(name) in LEFT_OUT
@@ -260,12 +260,12 @@ def _token_shares(row: TokenRow, method: str, block: str, credit: float) -> tupl
     shares = [advantage_at[t] for t in sorted({t for piece in block_spans for t in range(*piece)} & advantage_at.keys())]
     if not shares:
         return "", ""
-    low, high, total_share = min(shares), max(shares), math.fsum(shares)
+    low, highest_share, total_share = min(shares), max(shares), math.fsum(shares)
     total_text = shown(credit if math.isclose(total_share, credit, rel_tol=1e-5, abs_tol=1e-9) else total_share, sign=True)
-    all_equal, token_count = math.isclose(low, high, rel_tol=1e-5, abs_tol=1e-12), len(shares)
+    all_equal, token_count = math.isclose(low, highest_share, rel_tol=1e-5, abs_tol=1e-12), len(shares)
     each_text = "each of its" if all_equal else "its"
     tokens_text = "its one token" if token_count == 1 else f"{each_text} {token_count} tokens"
-    return shown(low, sign=True) if all_equal else _range(low, high), f"on {tokens_text}, together {total_text}"
+    return shown(low, sign=True) if all_equal else _range(low, highest_share), f"on {tokens_text}, together {total_text}"
 
 
 def _range(low: float, high: float) -> str:

@@ -29,13 +29,13 @@ class Census:
         """Say which of the layout's marks are lacking, and which marks the completions hold instead; "" if none is lacking."""
         if not self.lacking:
             return ""
-        lacking_counts = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
+        lacking_text = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
         count_of_mark = {**{mark: count for mark, count in self.wanted.items() if mark not in self.lacking}, **self.others}
         counted_marks = [f"{self._show(mark)} ({count})" for mark, count in count_of_mark.items()]
         contents = "they contain no tags at all." if self.segmenter == "tags" else f"{self.segmenter} finds nothing in them."
         if counted_marks:
             contents = f"they do contain {', '.join(counted_marks[:6])}{', ...' if len(counted_marks) > 6 else ''}."
-        return f"{lacking_counts} of {self.size} completions; {contents}"
+        return f"{lacking_text} of {self.size} completions; {contents}"
 
     def _show(self, mark: str) -> str:
         return f"<{mark:.40}>" if self.segmenter == "tags" else f"'{mark:.60}'"
@@ -79,8 +79,8 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
 
 def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:
     """Count, for each segmenter of a layout, the completions that hold each of its marks (tags, JSON paths, ...)."""
-    marks_of = {name: [part.mark for part in layout.parts_of(name)] for name in layout.segmenters}
+    marks_of_segmenter = {name: [part.mark for part in layout.parts_of(name)] for name in layout.segmenters}
     return [
         census(texts, marks, segmenter=name, prefilled=layout.prefilled if layout.prefilled in marks else None)
-        for name, marks in marks_of.items()
+        for name, marks in marks_of_segmenter.items()
     ]

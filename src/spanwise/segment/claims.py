@@ -150,17 +150,17 @@ def assign(
     claims: list[Claim] = []
     match_count_of_mark = dict.fromkeys(parts_of, 0)
     for mark, start, stop, inner in matches:
-        mark_parts, part_index = parts_of[mark], match_count_of_mark[mark]
+        parts_with_mark, part_index = parts_of[mark], match_count_of_mark[mark]
         match_count_of_mark[mark] += 1
-        last_part = mark_parts[-1]
-        if part_index >= len(mark_parts) and last_part.index is not None:
+        last_part = parts_with_mark[-1]
+        if part_index >= len(parts_with_mark) and last_part.index is not None:
             fault |= Fault.MORE
             continue
-        if part_index >= len(mark_parts) and surplus != "keep" and not last_part.mark.endswith(EACH):
+        if part_index >= len(parts_with_mark) and surplus != "keep" and not last_part.mark.endswith(EACH):
             fault |= Fault.DUPLICATE
             if surplus == "drop":
                 continue
-        claims.append(Claim(mark_parts[min(part_index, len(mark_parts) - 1)], start, stop, inner))
+        claims.append(Claim(parts_with_mark[min(part_index, len(parts_with_mark) - 1)], start, stop, inner))
     return Found(claims, int(fault))
 
 
@@ -194,20 +194,20 @@ def cut(layout: Layout, found: Iterable[Found], length: int) -> Pieces:
 
 def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list[tuple[int, int]], list[Claim]]:
     """Cut a completion into pieces (first byte, block) by claims; also return the claims that partly overlap no earlier claim."""
-    pieces, claims_with_bytes = [] if rest is None else [(0, rest)], list[Claim]()
+    block_pieces, claims_with_bytes = [] if rest is None else [(0, rest)], list[Claim]()
     # A claim without a stop runs up to the next claim without a stop.
-    open_stops = iter([*[claim.start for claim in claims if claim.stop is None][1:], length])
+    stops_of_open_claims = iter([*[claim.start for claim in claims if claim.stop is None][1:], length])
     open_stops_and_blocks = [(length, rest)]
     for claim in claims:
-        claim_stop = next(open_stops) if claim.stop is None else claim.stop
-        pieces += _close_claims(open_stops_and_blocks, claim.start)
-        least_stop = claim.stop or (claim.inner[1] if isinstance(claim.inner, tuple) else claim.start)
-        if least_stop <= open_stops_and_blocks[-1][0]:  # drop a claim that reaches past the end of the claim around it
-            pieces.append((claim.start, claim.part.block))
+        claim_stop = next(stops_of_open_claims) if claim.stop is None else claim.stop
+        block_pieces += _close_claims(open_stops_and_blocks, claim.start)
+        content_stop = claim.stop or (claim.inner[1] if isinstance(claim.inner, tuple) else claim.start)
+        if content_stop <= open_stops_and_blocks[-1][0]:  # drop a claim that reaches past the end of the claim around it
+            block_pieces.append((claim.start, claim.part.block))
             open_stops_and_blocks.append((min(claim_stop, open_stops_and_blocks[-1][0]), claim.part.block))
             claims_with_bytes.append(claim)
-    pieces += _close_claims(open_stops_and_blocks, length)
-    return [piece for piece in pieces if piece[0] < length] or pieces[:1], claims_with_bytes
+    block_pieces += _close_claims(open_stops_and_blocks, length)
+    return [piece for piece in block_pieces if piece[0] < length] or block_pieces[:1], claims_with_bytes
 
 
 def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:

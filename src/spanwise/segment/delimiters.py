@@ -61,10 +61,10 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
     def compile_signs(vocabulary: Vocabulary) -> tuple[list[int], re.Pattern[bytes]]:
         """Return the ids of the added tokens that are signs, and a pattern that finds the other signs by their bytes."""
         sign_ids = [index for index in vocabulary.added if vocabulary.pieces[index] in signs]
-        spelled_texts = (
+        spelled_signs = (
             set(signs) - {vocabulary.pieces[index] for index in sign_ids} - set(tokens_only if vocabulary.added else ())
         )
-        longest_first = sorted(spelled_texts, key=lambda sign: (-len(sign), sign))
+        longest_first = sorted(spelled_signs, key=lambda sign: (-len(sign), sign))
         return sign_ids, re.compile(b"|".join(map(re.escape, longest_first)) or rb"(?!)")
 
     def find(sample: Sample) -> list[Sign]:
@@ -76,11 +76,11 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
         token_signs = [Sign(written, end - len(written), end) for written, end in zip(spellings, token_ends, strict=True)]
         token_starts = [sign.start for sign in token_signs]
         # Drop signs found by their bytes that overlap an added token, because that token is a sign of its own.
-        free_signs = [
+        separate_signs = [
             sign for sign in spelled_signs if bisect_left(token_starts, sign.end) == bisect_left(token_ends, sign.start + 1)
         ]
         end_sign = Sign(b"", len(sample.text), len(sample.text))
-        return [*sorted([*free_signs, *token_signs], key=lambda sign: sign.start), end_sign]
+        return [*sorted([*separate_signs, *token_signs], key=lambda sign: sign.start), end_sign]
 
     return find
 

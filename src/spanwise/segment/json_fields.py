@@ -93,8 +93,8 @@ def json_fields(parts: Sequence[Part], *, layout: Layout) -> Finder:
     With a block for the rest a field is its value, from the colon on; the rest has keys and punctuation. Without one it runs from
     its key to the next field's key.
     """
-    root_node, from_key = _build_node([(part, steps(part.mark)) for part in parts], layout), layout.rest is None
-    return lambda sample: _Scan(sample.text, root_node, from_key).run()
+    root_node, starts_at_key = _build_node([(part, steps(part.mark)) for part in parts], layout), layout.rest is None
+    return lambda sample: _Scan(sample.text, root_node, starts_at_key).run()
 
 
 class _Scan:
@@ -177,12 +177,12 @@ class _Scan:
         """Close the innermost array or object and drop unclosed ones inside it; `array=None` drops all that are open."""
         is_whole = self.stack[-1].array == array
         self.fault |= 0 if is_whole or array is None else _NESTED
-        is_done = array is not None and not self.open[array]
-        while self.stack and not is_done:
+        has_none_open = array is not None and not self.open[array]
+        while self.stack and not has_none_open:
             container = self.stack.pop()
             self.open[container.array] -= 1
             self._end_value(container, at, is_whole=is_whole)
-            is_done = container.array == array
+            has_none_open = container.array == array
 
     def _end_value(self, top: _Open, at: int, *, is_whole: bool = True) -> None:
         """End the value that is being read; claim its bytes if it is a field of the layout, without content if it was cut off."""
@@ -233,8 +233,8 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
     # A path with `[*]` (-1) also leads to the elements that other paths name by index.
     inner_nodes: dict[bytes | int, Node] = {}
     for key in dict.fromkeys(step for step, _, _ in next_steps):
-        steps_to_key = {key, -1} if isinstance(key, int) else {key}
-        inner_nodes[key] = _build_node([(part, left) for step, part, left in next_steps if step in steps_to_key], layout)
+        matching_steps = {key, -1} if isinstance(key, int) else {key}
+        inner_nodes[key] = _build_node([(part, left) for step, part, left in next_steps if step in matching_steps], layout)
     has_counted_elements = any(steps_left and steps_left[0] == -1 != _resolve_step(part, -1) for part, steps_left in paths)
     return Node(parts_here[0] if parts_here else None, inner_nodes, has_counted_elements)
 

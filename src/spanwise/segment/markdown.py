@@ -73,8 +73,8 @@ def outline(text: bytes) -> tuple[list[Fence], list[Heading]]:
         fence_sign, heading_sign, line_text = match[1], match[2], match[3].strip()
         if open_fence is not None:
             if fence_sign and fence_sign.startswith(open_fence[1]) and not line_text:
-                content_place = open_fence.end(), match.start()
-                fences[-1] = fences[-1]._replace(stop=match.end(), inner=content_place, closed=True)
+                content_span = open_fence.end(), match.start()
+                fences[-1] = fences[-1]._replace(stop=match.end(), inner=content_span, closed=True)
                 open_fence = None
         elif heading_sign:
             text_without_hashes = line_text.rstrip(b"#")
@@ -173,8 +173,8 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
             fault |= 0 if fence.closed else Fault.TRUNCATED
             code_matches.append(("fence", fence.start, fence.stop, fence.inner if fence.closed else None))
         for language, parser in parsers.items():
-            places_of_code = [fence.inner for fence in code_fences if fence.language in ("", language)]
-            for code_start, code_stop in places_of_code if code_fences else [(0, len(text))]:
+            code_spans = [fence.inner for fence in code_fences if fence.language in ("", language)]
+            for code_start, code_stop in code_spans if code_fences else [(0, len(text))]:
                 code_text = text[code_start:code_stop]
                 syntax_root = parser.parse(code_text).root_node
                 fault |= _syntax_fault(syntax_root, code_text.rstrip().rfind(b"\n") + 1)
@@ -183,8 +183,8 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
                     for start, stop, is_valid in match_nodes(syntax_root):
                         if (start, stop) not in seen:
                             seen.add((start, stop))
-                            bytes_in_text = code_start + start, code_start + stop
-                            code_matches.append((mark, *bytes_in_text, bytes_in_text if is_valid else None))
+                            span_in_text = code_start + start, code_start + stop
+                            code_matches.append((mark, *span_in_text, span_in_text if is_valid else None))
         return assign(code_matches, parts_of, surplus="drop", fault=fault)
 
     return find

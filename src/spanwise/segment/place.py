@@ -73,14 +73,14 @@ def find_blocks(
     valid_nt = _check_mask(ids_nt, mask_nt)
     ids_array = ids_nt.detach().cpu().numpy()
     logp_array = _check_logp(layout, logp_nt, valid_nt)
-    cutter = _build_cutter(layout)
+    cut_completions = _build_cutter(layout)
     rows_at_once = max(1, _TOKENS_AT_A_TIME // max(ids_array.shape[1], 1))
     chunks, block_texts = [], []
     for first_row in range(0, max(len(ids_array), 1), rows_at_once):
         row_slice = slice(first_row, first_row + rows_at_once)
         chunk_logp = None if logp_array is None else logp_array[row_slice]
         columns, chunk_texts = _segment_rows(
-            ids_array[row_slice], valid_nt[row_slice], chunk_logp, layout, cutter, vocabulary, first_row
+            ids_array[row_slice], valid_nt[row_slice], chunk_logp, layout, cut_completions, vocabulary, first_row
         )
         chunks.append(columns)
         block_texts += chunk_texts
@@ -208,8 +208,8 @@ def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Ma
         if present_k[k]:
             text_of_block[name] = block_text = dict[str, str | None]()
             for key in block_keys:
-                content_place = pieces.contents.get((k, key))
-                content_bytes = completion[slice(*content_place)] if isinstance(content_place, tuple) else content_place
+                content_span = pieces.contents.get((k, key))
+                content_bytes = completion[slice(*content_span)] if isinstance(content_span, tuple) else content_span
                 block_text[key] = None if content_bytes is None else content_bytes.decode("utf-8", "replace")
             block_text[""] = b"".join(pieces_of_block[k]).decode("utf-8", "replace")
     # The blocks' texts, joined, are the whole text only if each block is one piece and they follow the layout's order.
@@ -274,10 +274,10 @@ class TagParser:
         texts_and_tags = self._pattern.split(text)  # alternately: text, tag, text, ..., text
         offsets, tag_texts = [0, *accumulate(map(len, texts_and_tags))], tuple(texts_and_tags[1::2])
         parse_tags = self._parse_tags_cached if len(tag_texts) <= _LONGEST_CACHED else self._parse_tags
-        pieces, part_places = parse_tags(tag_texts, offsets[1] == 0)
+        pieces, start_of_part = parse_tags(tag_texts, offsets[1] == 0)
         contents = {key: (offsets[start], offsets[stop]) for key, (start, stop) in pieces.contents.items()}
         pieces_in_bytes = Pieces(pieces.blocks, tuple([offsets[start] for start in pieces.starts]), pieces.fault, contents)
-        return pieces_in_bytes, [None if start is None else offsets[start] for start in part_places]
+        return pieces_in_bytes, [None if start is None else offsets[start] for start in start_of_part]
 
     def _parse_tags(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
         """Find blocks from the tags alone; in the result, 2i + 1 is the first byte of tag i, and 2i + 2 the byte after this tag."""
@@ -286,22 +286,22 @@ class TagParser:
             closes = tag.startswith(b"</")
             seen_tags.append(_Tag(tag[1 + closes : -1].decode(), closes, 0 if at_start and not i else 2 * i + 1, 2 * i + 2))
         opening_names = [None if tag.closes else tag.name for tag in seen_tags]
-        tag_of_part: dict[Part, int] = {}  # maps each part to the index of its opening tag
-        next_index = 0
+        index_of_part: dict[Part, int] = {}  # maps each part to the index of its opening tag
+        next_tag_index = 0
         for part in self._parts:
-            if part.mark in opening_names[next_index:]:
-                tag_of_part[part] = opening_names.index(part.mark, next_index)
-                next_index = tag_of_part[part] + 1
-        start_of_block = {part.block: seen_tags[index].start for part, index in reversed(tag_of_part.items())}
+            if part.mark in opening_names[next_tag_index:]:
+                index_of_part[part] = opening_names.index(part.mark, next_tag_index)
+                next_tag_index = index_of_part[part] + 1
+        start_of_block = {part.block: seen_tags[index].start for part, index in reversed(index_of_part.items())}
         if 0 in start_of_block or 0 not in start_of_block.values():
             start_of_block[0] = 0
         blocks, block_starts = zip(*sorted(start_of_block.items()), strict=True)
-        tag_fault, misplaced_names, contents = self._check_tags(seen_tags, set(tag_of_part.values()), blocks, block_starts)
-        missing_names = {part.mark for part in self._parts if part not in tag_of_part and not part.index}
+        tag_fault, misplaced_names, contents = self._check_tags(seen_tags, set(index_of_part.values()), blocks, block_starts)
+        missing_names = {part.mark for part in self._parts if part not in index_of_part and not part.index}
         tag_pieces = Pieces(
             blocks, block_starts, int(tag_fault | (Fault.MISSING if missing_names - misplaced_names else 0)), contents
         )
-        return tag_pieces, [seen_tags[tag_of_part[part]].start if part in tag_of_part else None for part in self._parts]
+        return tag_pieces, [seen_tags[index_of_part[part]].start if part in index_of_part else None for part in self._parts]
 
     def _check_tags(
         self, tags: Sequence[_Tag], matched_indices: Collection[int], blocks: Sequence[int], starts: Sequence[int]

@@ -131,8 +131,8 @@ _register_unmarked("turns", _start_at_tokens(lambda sample: np.flatnonzero(np.di
 def fixed(parts: Sequence[Part], *, layout: Layout) -> Finder:
     """Cut a completion after every so many trainable tokens; `fixed:32` cuts after every 32."""
     run_length = int(_parse_number(_single_mark(parts), parts, example="fixed:32"))
-    starts_of = _start_at_tokens(lambda sample: np.arange(run_length, len(sample.end_t), run_length))
-    return _unit_finder(parts, starts_of, trimmed=False)
+    list_starts = _start_at_tokens(lambda sample: np.arange(run_length, len(sample.end_t), run_length))
+    return _unit_finder(parts, list_starts, trimmed=False)
 
 
 @register("cuts", kind="segmenter", reads_logp=True)
@@ -142,11 +142,11 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
     Reference:
         "Segment Policy Optimization" 2025 (arXiv 2505.23564), SPO-chain: cutpoints below .9, five to a segment.
     """
-    written_count, at_sign, limit_text = _single_mark(parts).partition("@")
-    interval = int(_parse_number(written_count, parts, example="cuts:5@0.9"))
+    count_text, at_sign, limit_text = _single_mark(parts).partition("@")
+    interval = int(_parse_number(count_text, parts, example="cuts:5@0.9"))
     logp_limit = math.log(_parse_number(limit_text if at_sign else "0.9", parts, example="cuts:5@0.9", probability=True))
-    starts_of = _start_at_tokens(lambda sample: np.flatnonzero(sample.logp_t < logp_limit)[interval - 1 :: interval] + 1)
-    return _unit_finder(parts, starts_of, trimmed=False)
+    list_starts = _start_at_tokens(lambda sample: np.flatnonzero(sample.logp_t < logp_limit)[interval - 1 :: interval] + 1)
+    return _unit_finder(parts, list_starts, trimmed=False)
 
 
 @register("low_probability", kind="segmenter", reads_logp=True)

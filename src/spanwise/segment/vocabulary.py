@@ -74,8 +74,8 @@ class Vocabulary:
                 f"Token id {bad_id} is not in the vocabulary, which has {len(self)} ids (0 to {len(self) - 1}). Mask the token, "
                 f"or, if the model has more embedding rows than its tokenizer has tokens, use Vocabulary.of(tokenizer, model)."
             )
-        piece_array, piece_lengths = self._table
-        return b"".join(piece_array[ids_t].tolist()), np.cumsum(piece_lengths[ids_t])
+        bytes_of_id, length_of_id = self._table
+        return b"".join(bytes_of_id[ids_t].tolist()), np.cumsum(length_of_id[ids_t])
 
     @classmethod
     def of(cls, tokenizer: Any, model: Any) -> Vocabulary:
@@ -117,14 +117,14 @@ class Vocabulary:
         tokenizer_json = json.loads(fast_tokenizer.to_str())
         piece_to_bytes, replace_characters = _compile_decoder(tokenizer_json.get("decoder"))
         added_tokens = {token["id"]: token for token in tokenizer_json.get("added_tokens", [])}
-        id_of: Mapping[str, int] = fast_tokenizer.get_vocab(with_added_tokens=True)
-        piece_list = [b""] * max(max(id_of.values(), default=-1) + 1, size or 0)
-        for text, index in id_of.items():
+        id_of_token: Mapping[str, int] = fast_tokenizer.get_vocab(with_added_tokens=True)
+        bytes_of_id = [b""] * max(max(id_of_token.values(), default=-1) + 1, size or 0)
+        for text, index in id_of_token.items():
             if index in added_tokens:
-                piece_list[index] = (text if added_tokens[index]["special"] else replace_characters(text)).encode()
+                bytes_of_id[index] = (text if added_tokens[index]["special"] else replace_characters(text)).encode()
             else:
-                piece_list[index] = piece_to_bytes(text)
-        vocabulary = cls(tuple(piece_list), frozenset(added_tokens))
+                bytes_of_id[index] = piece_to_bytes(text)
+        vocabulary = cls(tuple(bytes_of_id), frozenset(added_tokens))
         _check_probe(vocabulary, fast_tokenizer)
         return vocabulary
 
@@ -154,16 +154,16 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str],
     encode_piece: Callable[[str], bytes] = str.encode
     is_fused = False
     for step in decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]:
-        step_type, comes_first = step["type"], not is_fused and encode_piece is str.encode
+        step_type, may_replace_text = step["type"], not is_fused and encode_piece is str.encode
         if step_type == "Fuse":
             is_fused = True
         elif step_type == "Strip" and is_fused:
             pass  # Strip removes a text's leading space, but a completion keeps it, as it continues a prompt
-        elif step_type == "Replace" and comes_first and "String" in step["pattern"]:
+        elif step_type == "Replace" and may_replace_text and "String" in step["pattern"]:
             replacements.append((step["pattern"]["String"], step["content"]))
-        elif step_type == "Metaspace" and comes_first:
+        elif step_type == "Metaspace" and may_replace_text:
             replacements.append((step["replacement"], " "))
-        elif step_type in _ENCODERS and comes_first:
+        elif step_type in _ENCODERS and may_replace_text:
             encode_piece = _ENCODERS[step_type]
         else:
             raise DataError(

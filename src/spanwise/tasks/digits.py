@@ -212,13 +212,13 @@ def draw_chains(
     each_step: bool = False,
 ) -> Problems:
     """Draw digit chains of uniform length, digits and operators; the smudged operator `~` is a plus or a minus, drawn at random."""
-    array_shape = size, lengths[1]
+    chain_shape = size, lengths[1]
     return kind(
         start_n=rng.integers(0, 10, size),
         length_n=rng.integers(lengths[0], lengths[1] + 1, size),
-        operator_ns=rng.choice(len(OPERATORS), array_shape, p=operator_share),
-        operand_ns=rng.integers(1, 10, array_shape),
-        plus_n=rng.random(array_shape if each_step else size) < plus,
+        operator_ns=rng.choice(len(OPERATORS), chain_shape, p=operator_share),
+        operand_ns=rng.integers(1, 10, chain_shape),
+        plus_n=rng.random(chain_shape if each_step else size) < plus,
     )
 
 
@@ -335,9 +335,9 @@ def tables(size: int, *, rng: np.random.Generator) -> list[tuple[str, str]]:
     """Draw exercises modulo 10 such as `7+3=0_0*4=0_`, each cut after its first `=` into prompt and completion."""
     steps_per_exercise = int(rng.choice((1, 2, 4, 8)))
     start_digits = rng.integers(0, 10, size // steps_per_exercise).tolist()
-    step_numbers = rng.integers(0, 27, (size // steps_per_exercise, steps_per_exercise)).tolist()
+    step_codes = rng.integers(0, 27, (size // steps_per_exercise, steps_per_exercise)).tolist()
     exercise_pairs = []
-    for digit, numbers in zip(start_digits, step_numbers, strict=True):
+    for digit, numbers in zip(start_digits, step_codes, strict=True):
         exercise_text = ""
         for step in (f"{OPERATORS[number // 9]}{number % 9 + 1}" for number in numbers):
             exercise_text += f"{digit}{step}="

@@ -263,6 +263,6 @@ class Task:
 
 def stated_confidences(text: list[BlockText], block: str, layout: Layout, *, tag: str = "confidence") -> torch.Tensor:
     """Return the number that each completion states as its confidence; NaN if it is missing or unreadable."""
-    stated_texts = [(blocks.get(block) or {}).get(tag) if tag in layout.keys[block] else None for blocks in text]
-    confidences = [None if stated is None else parse_confidence(stated) for stated in stated_texts]
+    confidence_texts = [(blocks.get(block) or {}).get(tag) if tag in layout.keys[block] else None for blocks in text]
+    confidences = [None if stated is None else parse_confidence(stated) for stated in confidence_texts]
     return torch.tensor([math.nan if q is None else q for q in confidences], dtype=torch.float64)

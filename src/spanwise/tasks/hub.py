@@ -134,8 +134,8 @@ def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     except Exception as error:  # transformers, and its parsers of damaged files, raise many types of exceptions
         if Path(model).is_dir():
-            names = sorted(file.name for file in Path(model).iterdir()) or ["no file"]
-            file_list = ", ".join([*names[:8], *(["..."] if len(names) > 8 else [])])
+            file_names = sorted(file.name for file in Path(model).iterdir()) or ["no file"]
+            file_list = ", ".join([*file_names[:8], *(["..."] if len(file_names) > 8 else [])])
             fault = f"The model folder '{model}' needs a config and a tokenizer that can be read; it holds {file_list}"
         else:
             fault = f"The model '{model}' is neither a folder in '{Path.cwd()}' or beside the recipe, nor a hub model within reach"
@@ -248,9 +248,9 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
             f"The dataset file '{dataset}' {file_problem}; set --dataset to a {suffix_list} file, a folder or a hub name."
         )
     if file_suffix in SUFFIXES:
-        cells_of_column = read_delimited(dataset_path).to_pydict()
+        delimited_cells = read_delimited(dataset_path).to_pydict()
         return Dataset.from_dict(
-            {name: parse_chats(cells if name in texts else parse_numbers(cells)) for name, cells in cells_of_column.items()}
+            {name: parse_chats(cells if name in texts else parse_numbers(cells)) for name, cells in delimited_cells.items()}
         )
     hub_name, _, hub_config = (dataset, "", "") if dataset_path.exists() else dataset.partition(":")
     reader_name = _READERS.get(file_suffix)

@@ -119,7 +119,7 @@ def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str,
     def has(share: float) -> bool:
         return bool(rng.random() < share * facts)
 
-    date_form, currency = int(rng.integers(5)), _pick(tuple(_CURRENCIES), rng)
+    date_format, currency = int(rng.integers(5)), _pick(tuple(_CURRENCIES), rng)
     currency_spelling = _pick(_CURRENCIES[currency], rng)
     invoice_number = int(rng.integers(1000, 10_000)) if has(0.88) else None
     invoice_date = date(2021, 1, 1) + timedelta(days=int(rng.integers(2_000)))
@@ -143,26 +143,26 @@ def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str,
     }
     first_sentence = " ".join(
         [_pick(("Invoice", "Bill", "Invoice no."), rng), *([str(invoice_number)] if invoice_number else [])]
-        + ([_pick(("of", "from", "dated"), rng), _write_date(invoice_date, date_form)] if has_date else [])
+        + ([_pick(("of", "from", "dated"), rng), _write_date(invoice_date, date_format)] if has_date else [])
     )
     sentences = [f"{first_sentence}."]
     if customer_name:
         sentences.append(_pick(("Customer: {}.", "For {}.", "Billed to {}."), rng).format(customer_name))
     item_template = _pick(_LINES, rng)
     sentences += [f"{item_template.format(**item)}." for item in items]
-    first_free_place = len(sentences)
+    first_free_index = len(sentences)
     total_word = _pick(("Total", "Sum", "In all"), rng)
     sentences.append(f"{total_word} {total_price} {currency_spelling}." if has(0.7) else f"Prices in {currency_spelling}.")
     if has_due_date:
-        sentences.append(f"{_pick(('Please pay by', 'Due', 'Payable until'), rng)} {_write_date(due_date, date_form)}.")
-    misleading_date = misleading_facts["date"] and _write_date(date.fromisoformat(misleading_facts["date"]), date_form)
+        sentences.append(f"{_pick(('Please pay by', 'Due', 'Payable until'), rng)} {_write_date(due_date, date_format)}.")
+    misleading_date = misleading_facts["date"] and _write_date(date.fromisoformat(misleading_facts["date"]), date_format)
     wordings_of_facts = (
         (("Replaces {}.", "Order {}.", "Our reference {}."), misleading_facts["invoice"]),
         (("Delivered {}.", "Ordered {}.", "Shipped {}."), misleading_date),
         (("Contact: {}.", "Regards, {}.", "Delivered to {}."), misleading_facts["name"]),
     )
     for sentence in [_pick(wordings, rng).format(fact) for wordings, fact in wordings_of_facts if fact]:
-        sentences.insert(int(rng.integers(first_free_place, len(sentences) + 1)), sentence)
+        sentences.insert(int(rng.integers(first_free_index, len(sentences) + 1)), sentence)
     letter = " ".join(sentences)
     return (_smudge(letter, rng) if has(0.5) else letter), gold_record, misleading_facts
 

@@ -268,13 +268,13 @@ def _phases(settings: WarmStartSettings) -> dict[str, Phase]:
 
 def _identity(course: Course, index: int, seed: int, settings: WarmStartSettings) -> dict[str, Any]:
     """Return everything that determines a model's weights after a stage of its warm start, to name and record the model."""
-    stretch_of_name = {stretch.name: stretch for stretch in course.stretches[: index + 1]}
-    unused_phases = _phases(settings).keys() - stretch_of_name.keys()
+    stage_of_name = {stretch.name: stretch for stretch in course.stretches[: index + 1]}
+    unused_phases = _phases(settings).keys() - stage_of_name.keys()
     return {
         "difficulty": course.stretches[index].name,
         "seed": seed,
         "settings": {name: setting for name, setting in asdict(settings).items() if name not in unused_phases},
-        "noise": {name: asdict(stretch.noise) for name, stretch in stretch_of_name.items()},
+        "noise": {name: asdict(stretch.noise) for name, stretch in stage_of_name.items()},
         **course.key,
     }
 
@@ -301,8 +301,8 @@ def is_intact(folder: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         damaged_files = [f"{_RECORD} ({type(error).__name__})"]
     if damaged_files:
-        damaged_list = ", ".join(damaged_files)
-        _logger.warning("The cached warm start '%s' is damaged (%s); spanwise builds it again.", folder, damaged_list)
+        damaged_text = ", ".join(damaged_files)
+        _logger.warning("The cached warm start '%s' is damaged (%s); spanwise builds it again.", folder, damaged_text)
     return not damaged_files
 
 

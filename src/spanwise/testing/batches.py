@@ -154,18 +154,18 @@ def batches_of(
     trajectory = draw(st.lists(st.integers(0, 4), min_size=n, max_size=n)) if "trajectory" in input_stems else list(range(n))
     # All rows of a trajectory belong to one group.
     group_of_row = [group_of_row[trajectory.index(j)] for j in trajectory] if "group" in input_stems else trajectory
-    row_of_ids = st.lists(st.none(), max_size=4).map(tuple) if ids is None else ids
-    rows_of_ids = draw(st.lists(row_of_ids, min_size=n, max_size=n))
+    ids_strategy = st.lists(st.none(), max_size=4).map(tuple) if ids is None else ids
+    id_rows = draw(st.lists(ids_strategy, min_size=n, max_size=n))
     has_tokens = any(entry.by_token for entry in spec)
-    row_lengths = [len(row) if has_tokens else 0 for row in rows_of_ids]
+    row_lengths = [len(row) if has_tokens else 0 for row in id_rows]
     k = draw(st.integers(1, 3))
-    structure = {"group": group_of_row, "trajectory": trajectory, **({"length": row_lengths} if has_tokens else {})}
+    row_structure = {"group": group_of_row, "trajectory": trajectory, **({"length": row_lengths} if has_tokens else {})}
     input_rows: dict[str, Any] = {}
     for entry in spec:
         if not entry.by_token:
-            input_rows[entry.name] = _draw_rows(draw, entry, n, k, structure, absent)
+            input_rows[entry.name] = _draw_rows(draw, entry, n, k, row_structure, absent)
         elif entry.stem == "ids" and ids is not None:
-            input_rows[entry.name] = _pad(rows_of_ids, entry.dtype)
+            input_rows[entry.name] = _pad(id_rows, entry.dtype)
         elif entry.stem != "mask":
             input_rows[entry.name] = _pad([_draw_tokens(draw, entry, length, k) for length in row_lengths], entry.dtype)
     return DrawnBatch(spec, torch.tensor(group_of_row), input_rows, _pad([range(length) for length in row_lengths], fill=-1))

@@ -226,8 +226,8 @@ class _Estimator(Suite):
         j_t, place_t = torch.arange(3 * k) // 3, torch.arange(3 * k) % 3
         block_nt = torch.where(place_t < (torch.arange(len(batch))[:, None] + j_t) % 3, j_t, -1)
         spans = Spans.of_blocks([f"block {j}" for j in range(k)], block_nt)
-        zero_k, zero_n = torch.zeros(k, dtype=torch.long), torch.zeros(len(batch), dtype=torch.float64)
-        block_credit = Credit(torch.where(spans.present_nk, block_nk, 0.0), zero_n, zero_k, zero_k)
+        zero_reason_k, zero_n = torch.zeros(k, dtype=torch.long), torch.zeros(len(batch), dtype=torch.float64)
+        block_credit = Credit(torch.where(spans.present_nk, block_nk, 0.0), zero_n, zero_reason_k, zero_reason_k)
         advantage_nt = spread(block_credit, spans, dtype=torch.float64)
         advantage_sum_nk = torch.stack([torch.where(block_nt == j, advantage_nt, 0.0).sum(dim=1) for j in range(k)], dim=1)
         self.same(batch, {"": advantage_sum_nk}, {"": block_credit.block_nk})
@@ -237,7 +237,7 @@ class _Estimator(Suite):
     def monotone(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that the credit of a row, block, step or last token does not fall if a reward of its own is raised."""
         reward_names = [entry.name for entry in self.spec if entry.is_reward and entry.stem != "calibration"]
-        row, name, amount = draw(st.integers(0, len(batch) - 1)), draw(st.sampled_from(reward_names)), draw(_NOT_NEGATIVE)
+        row, name, increase = draw(st.integers(0, len(batch) - 1)), draw(st.sampled_from(reward_names)), draw(_NOT_NEGATIVE)
         reward_values = batch.rows[name]
         reward_index: tuple[int, ...] = (row,)
         if reward_values.ndim > 1:
@@ -246,13 +246,13 @@ class _Estimator(Suite):
                 return
             reward_index = (row, column_count - 1 if self.of_tokens else draw(st.integers(0, column_count - 1)))
         raised_reward = reward_values.clone()
-        raised_reward[reward_index] += amount
+        raised_reward[reward_index] += increase
         raised_batch = batch.put({name: raised_reward})
         result_before, result_after = self.run(batch)[""], self.run(raised_batch)[""]
         credit_index = reward_index[: result_after.ndim]
         least_credit = float(result_before[credit_index])
         if not bool(result_after[credit_index] >= least_credit - 1e-9):
-            expected_text = f"at least {least_credit} at {credit_index}, the credit before {name} was raised by {amount:g}"
+            expected_text = f"at least {least_credit} at {credit_index}, the credit before {name} was raised by {increase:g}"
             self.refuse(raised_batch, result_after, expected_text)
 
     def signs(self, batch: DrawnBatch, _: Draw) -> None:

@@ -53,9 +53,9 @@ class DrawnCompletions:
 
     def inputs(self) -> dict[str, Any]:
         """Return the reward's arguments by name, as copies."""
-        text, *row_tables = copy.deepcopy(list(zip(*self.rows, strict=True)))
+        block_texts, *row_tables = copy.deepcopy(list(zip(*self.rows, strict=True)))
         columns, scored = ({name: [row[name] for row in rows] for name in rows[0]} for rows in row_tables)
-        return {"text": list(text), "columns": columns, "scored": scored}
+        return {"text": list(block_texts), "columns": columns, "scored": scored}
 
     def take(self, index: Sequence[int]) -> DrawnCompletions:
         """Return the completions with these indices, in the given order."""
@@ -107,7 +107,7 @@ def check_reward(
     """
     objective = Objective(reward, pays=tuple(pays), given=given, options=dict(options or {}))
     layout = layout or Layout({"solution": ["answer"], "confidence": ["confidence"]})
-    contents, value_tables = (*contents, *HOSTILE), (dict(columns or {}), dict(scored or {}))
+    contents, column_tables = (*contents, *HOSTILE), (dict(columns or {}), dict(scored or {}))
     reward_suite = _Reward(
         who=f"Reward '{objective.name}'",
         function=partial(score_completions, objective),
@@ -115,8 +115,8 @@ def check_reward(
         objective=objective,
         processes=processes,
     )
-    drawn_completions = _draw_completions(layout, contents, *value_tables)
-    all_completions = st.just(_list_completions(layout, contents, *value_tables))
+    drawn_completions = _draw_completions(layout, contents, *column_tables)
+    all_completions = st.just(_list_completions(layout, contents, *column_tables))
 
     def strategy_of(name: str) -> SearchStrategy[DrawnCompletions]:
         return all_completions if name == "threads" else drawn_completions
@@ -174,11 +174,11 @@ class _Reward(Suite):
         self.run(batch)
 
     def absent(self, batch: DrawnCompletions, _: Draw) -> None:
-        has_block_n = [any(text[name] is not None for name in self.objective.pays) for text, *_ in batch.rows]
-        for n, (has_block, value_and_status) in enumerate(zip(has_block_n, self.run(batch)[""], strict=True)):
+        has_paid_block_n = [any(text[name] is not None for name in self.objective.pays) for text, *_ in batch.rows]
+        for n, (has_block, value_and_status) in enumerate(zip(has_paid_block_n, self.run(batch)[""], strict=True)):
             if not has_block and value_and_status[1] != Status.ABSENT.name:
                 self.fail(batch, f"Completion {n} has none of the paid blocks and gets {value_and_status}.")
-        self.alone(batch, [n for n, has_block in enumerate(has_block_n) if has_block])
+        self.alone(batch, [n for n, has_block in enumerate(has_paid_block_n) if has_block])
 
     def threads(self, batch: DrawnCompletions, _: Draw) -> None:
         expected_result = self.function(**batch.inputs())

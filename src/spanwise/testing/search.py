@@ -72,10 +72,10 @@ class Suite:
         for name in asked or self.sentences:
             if name not in (exceptions or ()):
                 self.name = name
-                self.facts_shown, facts_to_show = set(), self.facts_to_show.get(name, frozenset())
-                example_count = max(examples, _LEAST_EXAMPLES) if facts_to_show else examples
+                self.facts_shown, missing_facts = set(), self.facts_to_show.get(name, frozenset())
+                example_count = max(examples, _LEAST_EXAMPLES) if missing_facts else examples
                 _search(getattr(self, name.replace(" ", "_")), strategy_of(name), examples=example_count)
-                if not facts_to_show <= self.facts_shown:
+                if not missing_facts <= self.facts_shown:
                     raise ConformanceError(
                         f"{self.who} breaks '{name}': {self.sentences[name]}. None of {example_count} examples showed it."
                     )
@@ -98,8 +98,8 @@ class Suite:
 
     def fail(self, example: Any, detail: str) -> NoReturn:
         """Raise a ConformanceError that states the property, the example that breaks it, and the detail."""
-        broken_property = f"{self.who} breaks '{self.name}': {self.sentences[self.name]}."
-        raise ConformanceError(f"{broken_property} Smallest example: {self.show_example(example)}. {detail}")
+        failure_sentence = f"{self.who} breaks '{self.name}': {self.sentences[self.name]}."
+        raise ConformanceError(f"{failure_sentence} Smallest example: {self.show_example(example)}. {detail}")
 
     def same(self, example: Any, result: dict[str, Any], expected: dict[str, Any], *, tolerance: float = 1e-9) -> None:
         """Fail the property if a result differs from the expected one in any of the expected columns."""

@@ -57,8 +57,8 @@ def texts(
         >>> find(texts(), lambda text: "</answer>" in text)
         '</answer>'
     """
-    all_signs = _signs(tags, signs)
-    return st.lists(st.sampled_from([*all_signs, *all_signs, *_NOISE]), max_size=most).map("".join)
+    sign_texts = _signs(tags, signs)
+    return st.lists(st.sampled_from([*sign_texts, *sign_texts, *_NOISE]), max_size=most).map("".join)
 
 
 def token_rows(
@@ -88,8 +88,8 @@ def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int
         ids: list[int] = []
         byte_index = 0
         while byte_index < len(data):
-            candidate_ids = ids_by_first_byte.get(data[byte_index], ())
-            fitting_ids = [i for i in candidate_ids if data.startswith(vocabulary.pieces[i], byte_index)]
+            ids_with_first_byte = ids_by_first_byte.get(data[byte_index], ())
+            fitting_ids = [i for i in ids_with_first_byte if data.startswith(vocabulary.pieces[i], byte_index)]
             if not fitting_ids:  # no token of the vocabulary fits at this byte, so the byte is left out
                 byte_index += 1
                 continue
