@@ -173,12 +173,12 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
         return ""
     first_row, lowest, highest = min(ignored_rewards), min(ignored_rewards.values()), max(ignored_rewards.values())
     numbers_text = f"{lowest:g}" if lowest == highest else f"{lowest:g} to {highest:g}"
-    source = "the reward recorded is" if objective.name in scheme.recorded else "its reward function returned"
+    source_clause = "the reward recorded is" if objective.name in scheme.recorded else "its reward function returned"
     missing_rule = "has no reward and costs nothing" if if_missing is None else f"counts as its if_missing, {if_missing:g}"
     return (
-        f"Objective '{objective.name}': {source} {numbers_text} for {len(ignored_rewards)} of {len(reading)} completions without "
-        f"{' and '.join(objective.pays)} (completion {first_row} first). Such rewards are ignored: a missing block {missing_rule}. "
-        f"To make them count, write if_missing={ignored_rewards[first_row]:g}."
+        f"Objective '{objective.name}': {source_clause} {numbers_text} for {len(ignored_rewards)} of {len(reading)} completions "
+        f"without {' and '.join(objective.pays)} (completion {first_row} first). Such rewards are ignored: a missing block "
+        f"{missing_rule}. To make them count, write if_missing={ignored_rewards[first_row]:g}."
     )
 
 
@@ -224,15 +224,15 @@ def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Sc
     free_objectives = [objective for objective in scheme.objectives if f"free/{objective.name}" in warnings]
     for family in dict.fromkeys(objective.name.partition(".")[0] for objective in free_objectives if "." in objective.name):
         family_objectives = [objective for objective in free_objectives if objective.name.startswith(f"{family}.")]
-        counts = [count for objective in family_objectives if (count := _count_omitted(objective, reading, scheme))]
-        if len(counts) < 3:
+        omitted_counts = [count for objective in family_objectives if (count := _count_omitted(objective, reading, scheme))]
+        if len(omitted_counts) < 3:
             continue
         merged_keys = {f"free/{objective.name}" for objective in family_objectives}
         warnings = {key: text for key, text in warnings.items() if key not in merged_keys}
-        blocks = ", ".join(dict.fromkeys(block for objective in family_objectives for block in objective.pays))
+        block_list = ", ".join(dict.fromkeys(block for objective in family_objectives for block in objective.pays))
         warnings[f"free/{family}"] = (
-            f"Up to {max(counts)} of {len(reading)} completions leave out one of {blocks}, but the objectives '{family}' have no "
-            f"if_missing: {_DRIFT}"
+            f"Up to {max(omitted_counts)} of {len(reading)} completions leave out one of {block_list}, but the objectives "
+            f"'{family}' have no if_missing: {_DRIFT}"
         )
     return warnings
 

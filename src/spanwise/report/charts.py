@@ -234,8 +234,8 @@ def bands(
     names = list(dict.fromkeys(str(row["series"]) for row in rows))
     band_rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
-        place_row = {key: row[key] for key in keys}
-        band_row = band_rows.setdefault(tuple(place_row.values()), place_row | {f"s{n}": NOTHING for n in range(len(names))})
+        axis_row = {key: row[key] for key in keys}
+        band_row = band_rows.setdefault(tuple(axis_row.values()), axis_row | {f"s{n}": NOTHING for n in range(len(names))})
         band_row[f"s{names.index(str(row['series']))}"] = value_text(row, value=value, percent=percent)
     title_of_key = {key: title for key, title in keys.items() if title is not None}
     axis_tips = [

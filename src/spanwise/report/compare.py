@@ -141,10 +141,10 @@ def _difference_panels(comparison: ArmComparison) -> list[Panel]:
     for figure in comparison.figures:
         chart_rows, table_rows = [], []
         for d in (d for d in comparison.differences if d.figure == figure):
-            pair, i = f"{d.a} - {d.b}", d.interval
-            chart_rows.append({"name": pair, "series": d.verdict, "value": i.value, "low": i.low, "high": i.high})
+            pair, value, low, high = f"{d.a} - {d.b}", d.interval.value, d.interval.low, d.interval.high
+            chart_rows.append({"name": pair, "series": d.verdict, "value": value, "low": low, "high": high})
             table_rows.append(
-                {"pair": pair, "difference": i.value, "from": i.low, "to": i.high, "p (Holm)": d.p_adjusted, "verdict": d.verdict,
+                {"pair": pair, "difference": value, "from": low, "to": high, "p (Holm)": d.p_adjusted, "verdict": d.verdict,
                  "seeds needed": "" if d.verdict == "clear" else d.seeds_needed or "unknown"}
             )  # fmt: skip
         if measured_rows := [row for row in chart_rows if row["value"] == row["value"]]:

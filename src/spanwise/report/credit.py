@@ -83,8 +83,7 @@ def credit_report(
         finding=finding_text,
         command=command,
         warnings=[
-            f"No completion has the reward {name} ({count_text}), so this reward trains nothing."
-            for name, count_text in count_texts.items()
+            f"No completion has the reward {name} ({counts}), so it trains nothing." for name, counts in count_texts.items()
         ],
         headlines=[Headline("completions", count), *_headlines(rewards, statuses)],
         sections=sections,
@@ -159,8 +158,8 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
         credited_count = int(is_credited_n.sum())
         alarm_sentence = "" if credited_count else "Alarm: nothing would be learned. "
         return f"{alarm_sentence}{right} gives credit to {credited_count:,} of {completion_count:,} completions."
-    single_n = next(iter(left_n.values())) if len(left_n) == 1 else None  # one number per completion is every block's credit
-    credit_pairs = {name: (left_n.get(name, single_n), column_n) for name, column_n in right_credit_n.items()}
+    lone_n = next(iter(left_n.values())) if len(left_n) == 1 else None  # one number per completion is every block's credit
+    credit_pairs = {name: (left_n.get(name, lone_n), column_n) for name, column_n in right_credit_n.items()}
     opposed_n = {name: a_n * b_n < 0 for name, (a_n, b_n) in credit_pairs.items() if a_n is not None}  # NaN gives False
     if not opposed_n:
         return ""

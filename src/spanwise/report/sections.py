@@ -29,7 +29,7 @@ SHARES = ("accuracy", "refusal_rate", "malformed", "coverage")
 MOST = 100
 #: The options of a chart whose horizontal axis is the number of samples that vote.
 _BY_SAMPLES: Mapping[str, Any] = {"x": "samples n", "label": "n", "height": 280}
-#: The columns that hold a policy's confidence in its own answers, each with the predicate of a sentence about completions.
+#: The columns that hold a policy's confidence in its own answers, each with a verb phrase for a note on the page.
 _KINDS = (("confidence", "state a confidence"), ("score", "have a score"))
 #: The note on voting curves whose votes are weighed by the self-rewarding score.
 VOTES_BY_SCORE = "No confidence is stated, so votes are weighed by the score."
@@ -147,9 +147,9 @@ def tokens_section(view: TokenView | None, *, title: str = "Tokens", note: str =
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
     """Count how often right and wrong answers state each confidence, in steps of 0.1."""
     # A small number is added, because rounding may put a confidence just below the border of its bin (.7 in float32).
-    nudged_n, correct_by = confidence_n.double() + 1e-7, {"right answers": 1.0, "wrong answers": 0.0}
+    nudged_n, correct_values = confidence_n.double() + 1e-7, {"right answers": 1.0, "wrong answers": 0.0}
     bin_edges = [b / 10 for b in range(12)]
-    return _count_in_bins({series: nudged_n[correct_n == verdict] for series, verdict in correct_by.items()}, bin_edges)
+    return _count_in_bins({series: nudged_n[correct_n == value] for series, value in correct_values.items()}, bin_edges)
 
 
 def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:

@@ -20,7 +20,7 @@ from spanwise.report.why import DIGITS, Rule, clause, credits, explained, openin
 from spanwise.report.words import GLOSSARY
 from spanwise.rollouts.rows import TokenRow
 
-#: Significant digits of numbers per token: COARSE for values and probabilities, FEW if they change over MANY times.
+#: Significant digits: COARSE for token values and probabilities, FEW for columns that change more than MANY times.
 #: So few digits keep a page of 500 completions with 1,000 tokens each under 3 MB.
 COARSE, FEW, MANY = 3, 2, 200_000
 
@@ -61,10 +61,10 @@ class TokenView:
     def pair(self) -> tuple[str, str]:
         """Return the two methods that the page shows first: grpo if it is among them, and the run's own method."""
         left_method = "grpo" if "grpo" in self.methods else self.methods[0]
-        right = self.own if self.own in self.methods and self.own is not None else next(iter(self.methods[1:]), left_method)
-        if left_method == right:
-            left_method = next((name for name in self.methods if name != right), right)
-        return left_method, right
+        right_method = next((name for name in (self.own, *self.methods[1:]) if name and name in self.methods), left_method)
+        if left_method == right_method:
+            left_method = next((name for name in self.methods if name != right_method), right_method)
+        return left_method, right_method
 
 
 def token_view(view: TokenView) -> Markup:

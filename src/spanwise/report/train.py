@@ -191,9 +191,9 @@ def _headlines(
     last_point, first_point = (points[-1], points[0]) if points else ({}, {})
     headlines = []
     for name in _HEADLINES:
-        is_optional = name == "refusal_rate" or name.startswith(OF_SCORE)
-        never = is_optional and not any(figure(point, name) is not None for point in points) and name not in intervals
-        if name in unmeasured or (never and (points or name.startswith(OF_SCORE))):  # not every task has refusals
+        is_optional = name == "refusal_rate" or name.startswith(OF_SCORE)  # not every task has refusals
+        is_measured = name in intervals or any(figure(point, name) is not None for point in points)
+        if name in unmeasured or (is_optional and not is_measured and (points or name.startswith(OF_SCORE))):
             continue
         value, value_at_start, interval = figure(last_point, name), figure(first_point, name), intervals.get(name)
         format_value = percent if is_share(name) else shown
@@ -256,18 +256,18 @@ def train_finding(
 def _of_rewards(rewards: Mapping[str, Sequence[float]], where: str) -> str:
     """State the mean rewards at the end and at the start; of many rewards, only their mean and the largest and smallest change."""
     rewards = {name: means for name, means in rewards.items() if means}
-    change_by = {name: means[-1] - means[0] for name, means in rewards.items() if len(means) > 1}
+    change_of = {name: means[-1] - means[0] for name, means in rewards.items() if len(means) > 1}
     if len(rewards) <= _NAMED:
-        start_notes = {name: f" (was {rewards[name][0]:.3f})" for name in change_by}
+        start_notes = {name: f" (was {rewards[name][0]:.3f})" for name in change_of}
         reward_texts = (f"{name} is {means[-1]:.3f}{start_notes.get(name, '')}" for name, means in rewards.items())
         return f"the mean reward {where} of {', '.join(reward_texts)}" if rewards else ""
     mean_at_end = math.fsum(means[-1] for means in rewards.values()) / len(rewards)
     mean_text = f"the mean of {len(rewards)} rewards {where} is {mean_at_end:.3f}"
-    if len(change_by) < len(rewards):
+    if len(change_of) < len(rewards):
         return mean_text
-    most_raised, least = max(change_by, key=change_by.__getitem__), min(change_by, key=change_by.__getitem__)
-    mean_at_start = mean_at_end - math.fsum(change_by.values()) / len(change_by)
-    change_text = f"most by {change_by[most_raised]:+.3f} in {most_raised} and least by {change_by[least]:+.3f} in {least}"
+    top_name, low_name = max(change_of, key=change_of.__getitem__), min(change_of, key=change_of.__getitem__)
+    mean_at_start = mean_at_end - math.fsum(change_of.values()) / len(change_of)
+    change_text = f"most by {change_of[top_name]:+.3f} in {top_name} and least by {change_of[low_name]:+.3f} in {low_name}"
     return f"{mean_text} (was {mean_at_start:.3f}); it moved {change_text}"
 
 
@@ -376,10 +376,9 @@ def mode_sections(batches: Lines) -> list[Section]:
                 label_of_metric = {prefix + metric_name: name for metric_name, name in chart.series.items()}
                 panels += _panel(replace(chart, title=title, note=chart_note, series=label_of_metric), batches, y_zero=True)
         time_shares = values_of(batches, f"{mode.name}/share")
-        time_text = f"{percent(median(time_shares))} of the time of a step's other work (median)" if time_shares else ""
-        text = f"{page.text} This mode took {time_text}." if time_text else page.text
+        time_text = f" This mode took {percent(median(time_shares))} of other work's time (median)." if time_shares else ""
         alarm_sentences = [sentence for key, sentence in end_alarms(batches).items() if key.startswith(f"{mode.name}/")]
-        sections.append(Section(page.title, text, warnings=alarm_sentences, panels=panels, asks=page.asks))
+        sections.append(Section(page.title, page.text + time_text, warnings=alarm_sentences, panels=panels, asks=page.asks))
     return sections
 
 

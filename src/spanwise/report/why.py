@@ -54,8 +54,7 @@ def shown(value: float | None, *, sign: bool = False) -> str:
     """Format a number with four significant digits."""
     if value is None or math.isnan(value):
         return "none"
-    number_text = f"{value:.{DIGITS}g}"
-    number_text = "0" if float(number_text) == 0 else number_text
+    number_text = "0" if float(f"{value:.{DIGITS}g}") == 0 else f"{value:.{DIGITS}g}"
     return (f"+{number_text}" if sign and value > 0 and number_text != "0" else number_text).replace("-", _MINUS)
 
 
@@ -220,8 +219,7 @@ def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
             return ""
         reward_terms.append(_term(objective.get("weight", 1.0), reward, f"{name}, left out" if is_left_out else name))
     # In a rollout of several turns, the compared sum also covers rewards of other turns, so these terms may not add up to it.
-    terms_sum = math.fsum(amount for amount, *_ in reward_terms)
-    is_same_sum = math.isclose(terms_sum, part.worth, rel_tol=1e-9, abs_tol=1e-9)
+    is_same_sum = math.isclose(math.fsum(amount for amount, *_ in reward_terms), part.worth, rel_tol=1e-9, abs_tol=1e-9)
     return added(part.worth, reward_terms).removeprefix("+") if is_same_sum else ""
 
 
@@ -242,9 +240,8 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
     objective_rule = rule.objectives.get(part.objective, {})
     baseline_text = rule_words(objective_rule["baseline"], objective_rule["given"]) if objective_rule.get("baseline") else ""
     if part.averaged:
-        all_text = f"compared ({baseline_text})" if baseline_text else "compared"
-        compared_text = "others" if part.averaged < part.members else all_text
-        baseline_text = f"the mean of the {part.averaged} {compared_text}"
+        peers = "others" if part.averaged < part.members else f"compared ({baseline_text})" if baseline_text else "compared"
+        baseline_text = f"the mean of the {part.averaged} {peers}"
     divisor_note = "" if part.divisor == 1.0 else f"; divided by {shown(part.divisor)}, the scale of the compared rewards"
     return f"baseline {shown(part.baseline)}{f': {baseline_text}' if baseline_text else ''}{divisor_note}"
 
@@ -260,12 +257,12 @@ def _token_shares(row: TokenRow, method: str, block: str, credit: float) -> tupl
     shares = [advantage_at[t] for t in sorted({t for piece in block_spans for t in range(*piece)} & advantage_at.keys())]
     if not shares:
         return "", ""
-    low, highest_share, total_share = min(shares), max(shares), math.fsum(shares)
+    lowest, highest, total_share = min(shares), max(shares), math.fsum(shares)
     total_text = shown(credit if math.isclose(total_share, credit, rel_tol=1e-5, abs_tol=1e-9) else total_share, sign=True)
-    all_equal, token_count = math.isclose(low, highest_share, rel_tol=1e-5, abs_tol=1e-12), len(shares)
+    all_equal, token_count = math.isclose(lowest, highest, rel_tol=1e-5, abs_tol=1e-12), len(shares)
     each_text = "each of its" if all_equal else "its"
     tokens_text = "its one token" if token_count == 1 else f"{each_text} {token_count} tokens"
-    return shown(low, sign=True) if all_equal else _range(low, highest_share), f"on {tokens_text}, together {total_text}"
+    return shown(lowest, sign=True) if all_equal else _range(lowest, highest), f"on {tokens_text}, together {total_text}"
 
 
 def _range(low: float, high: float) -> str:

@@ -29,7 +29,7 @@ from spanwise.segment.delimiters import Sign, index_of_first, sign_finder
 from spanwise.types import Fault
 
 _REASONING, _CALL, _ANSWER = "reasoning", "tool_call", "answer"
-#: Channel, opening sign, closing sign; if that is "", the next opening sign or the end of the turn closes the channel.
+#: Channel, opening sign, closing sign; an empty closing sign stands for the next opening sign or the end of the turn.
 # The character U+FF5C in DeepSeek's special tokens is a fullwidth vertical bar.
 _PAIRS = (
     (_REASONING, "<think>", "</think>"),

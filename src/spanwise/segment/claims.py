@@ -79,7 +79,7 @@ class Claim(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a segmenter found in one completion: claims, each apart from or inside another, and the completion's faults.
+    """What a segmenter found in one completion: claims that never overlap partly, and the completion's faults.
 
     Example:
         >>> Found([]).fault
@@ -201,8 +201,8 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
     for claim in claims:
         claim_stop = next(stops_of_open_claims) if claim.stop is None else claim.stop
         block_pieces += _close_claims(open_stops_and_blocks, claim.start)
-        content_stop = claim.stop or (claim.inner[1] if isinstance(claim.inner, tuple) else claim.start)
-        if content_stop <= open_stops_and_blocks[-1][0]:  # drop a claim that reaches past the end of the claim around it
+        smallest_stop = claim.stop or (claim.inner[1] if isinstance(claim.inner, tuple) else claim.start)
+        if smallest_stop <= open_stops_and_blocks[-1][0]:  # drop a claim that reaches past the end of the claim around it
             block_pieces.append((claim.start, claim.part.block))
             open_stops_and_blocks.append((min(claim_stop, open_stops_and_blocks[-1][0]), claim.part.block))
             claims_with_bytes.append(claim)

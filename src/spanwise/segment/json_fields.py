@@ -1,4 +1,4 @@
-r"""The segmenter `json`: a block per field of the JSON in a completion, even amid other text or if the JSON breaks off.
+r"""The segmenter `json`: a block per field of the JSON in a completion, even if text surrounds the JSON or the JSON breaks off.
 
 A mark is a path: `price`, `buyer.name`, `items[0]`, `items[*].price`, `["a key with.dots"]`. The bytes are scanned once, by one
 regular expression for strings and signs and a stack of what is open. No library that was tried gives the byte offsets of the
@@ -177,12 +177,12 @@ class _Scan:
         """Close the innermost array or object and drop unclosed ones inside it; `array=None` drops all that are open."""
         is_whole = self.stack[-1].array == array
         self.fault |= 0 if is_whole or array is None else _NESTED
-        has_none_open = array is not None and not self.open[array]
-        while self.stack and not has_none_open:
+        is_done = array is not None and not self.open[array]
+        while self.stack and not is_done:
             container = self.stack.pop()
             self.open[container.array] -= 1
             self._end_value(container, at, is_whole=is_whole)
-            has_none_open = container.array == array
+            is_done = container.array == array
 
     def _end_value(self, top: _Open, at: int, *, is_whole: bool = True) -> None:
         """End the value that is being read; claim its bytes if it is a field of the layout, without content if it was cut off."""
@@ -221,13 +221,13 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
     """Build the tree of nodes for some paths of the layout, each given as a part and the remaining steps of its path."""
     parts_here = [part for part, steps_left in paths if not steps_left]
     if parts_here and len(paths) > 1:
-        outer = parts_here[-1]
-        inner = next((part for part, steps_left in paths if steps_left), parts_here[0])
-        relation = "is the same as" if inner.mark == outer.mark else "lies inside"
+        outer_part = parts_here[-1]
+        inner_part = next((part for part, steps_left in paths if steps_left), parts_here[0])
+        relation = "is the same as" if inner_part.mark == outer_part.mark else "lies inside"
         raise LayoutError(
-            f"Blocks '{layout.names[inner.block]}' and '{layout.names[outer.block]}' overlap: '{inner.mark}' {relation} "
-            f"'{outer.mark}', and a token belongs to one block. Name the fields of '{outer.mark}' one by one, or leave one of "
-            f"the two out."
+            f"Blocks '{layout.names[inner_part.block]}' and '{layout.names[outer_part.block]}' overlap: '{inner_part.mark}' "
+            f"{relation} '{outer_part.mark}', and a token belongs to one block. Name the fields of '{outer_part.mark}' one by "
+            f"one, or leave one of the two out."
         )
     next_steps = [(_resolve_step(part, steps_left[0]), part, steps_left[1:]) for part, steps_left in paths if steps_left]
     # A path with `[*]` (-1) also leads to the elements that other paths name by index.

@@ -274,10 +274,10 @@ class TagParser:
         texts_and_tags = self._pattern.split(text)  # alternately: text, tag, text, ..., text
         offsets, tag_texts = [0, *accumulate(map(len, texts_and_tags))], tuple(texts_and_tags[1::2])
         parse_tags = self._parse_tags_cached if len(tag_texts) <= _LONGEST_CACHED else self._parse_tags
-        pieces, start_of_part = parse_tags(tag_texts, offsets[1] == 0)
+        pieces, part_starts = parse_tags(tag_texts, offsets[1] == 0)
         contents = {key: (offsets[start], offsets[stop]) for key, (start, stop) in pieces.contents.items()}
         pieces_in_bytes = Pieces(pieces.blocks, tuple([offsets[start] for start in pieces.starts]), pieces.fault, contents)
-        return pieces_in_bytes, [None if start is None else offsets[start] for start in start_of_part]
+        return pieces_in_bytes, [None if start is None else offsets[start] for start in part_starts]
 
     def _parse_tags(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
         """Find blocks from the tags alone; in the result, 2i + 1 is the first byte of tag i, and 2i + 2 the byte after this tag."""

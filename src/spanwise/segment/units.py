@@ -45,7 +45,7 @@ _SENTENCE = re.compile(
     + rb"\s*+|(?:\A|\n)[^\S\n]*+\n\s*+"
 )
 _SHORT_WORDS = ("Dr", "Mr", "Mrs", "Ms", "Prof", "St", "vs", "cf", "Fig", "Eq", "Sec", "No", "e.g", "i.e", "approx")
-#: What stands before a full stop that ends no sentence: a short word, or a number of up to three digits that begins its line.
+#: The text before a full stop that ends no sentence: a short word, or a number of up to three digits that begins its line.
 _NO_END = re.compile(
     rf"\b(?:{'|'.join(map(re.escape, _SHORT_WORDS))})(?=\.)|^[ \t\r\v\f]*+[0-9]{{1,3}}(?=\.)".encode(), re.MULTILINE
 )
@@ -143,9 +143,9 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
         "Segment Policy Optimization" 2025 (arXiv 2505.23564), SPO-chain: cutpoints below .9, five to a segment.
     """
     count_text, at_sign, limit_text = _single_mark(parts).partition("@")
-    interval = int(_parse_number(count_text, parts, example="cuts:5@0.9"))
+    every = int(_parse_number(count_text, parts, example="cuts:5@0.9"))
     logp_limit = math.log(_parse_number(limit_text if at_sign else "0.9", parts, example="cuts:5@0.9", probability=True))
-    list_starts = _start_at_tokens(lambda sample: np.flatnonzero(sample.logp_t < logp_limit)[interval - 1 :: interval] + 1)
+    list_starts = _start_at_tokens(lambda sample: np.flatnonzero(sample.logp_t < logp_limit)[every - 1 :: every] + 1)
     return _unit_finder(parts, list_starts, trimmed=False)
 
 

@@ -154,16 +154,16 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str],
     encode_piece: Callable[[str], bytes] = str.encode
     is_fused = False
     for step in decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]:
-        step_type, may_replace_text = step["type"], not is_fused and encode_piece is str.encode
+        step_type, precedes_encoding = step["type"], not is_fused and encode_piece is str.encode
         if step_type == "Fuse":
             is_fused = True
         elif step_type == "Strip" and is_fused:
             pass  # Strip removes a text's leading space, but a completion keeps it, as it continues a prompt
-        elif step_type == "Replace" and may_replace_text and "String" in step["pattern"]:
+        elif step_type == "Replace" and precedes_encoding and "String" in step["pattern"]:
             replacements.append((step["pattern"]["String"], step["content"]))
-        elif step_type == "Metaspace" and may_replace_text:
+        elif step_type == "Metaspace" and precedes_encoding:
             replacements.append((step["replacement"], " "))
-        elif step_type in _ENCODERS and may_replace_text:
+        elif step_type in _ENCODERS and precedes_encoding:
             encode_piece = _ENCODERS[step_type]
         else:
             raise DataError(

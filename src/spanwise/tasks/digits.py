@@ -251,10 +251,10 @@ def twice_traces(problems: Problems, noise: TwiceNoise, *, rng: np.random.Genera
     digit_ns = slipping_chain(problems, noise.slip, rng)
     is_repeat_n = rng.random(problem_count) < noise.repeat
     is_first_right_n = rng.random(problem_count) < noise.glance ** (problems.length_n - 1)
-    first_n = np.where(is_first_right_n, np.array(problems.answers), rng.integers(0, 10, problem_count).astype(str))
-    first_n = np.where(rng.random(problem_count) < noise.refusal, "?", first_n)
+    answer_n = np.where(is_first_right_n, np.array(problems.answers), rng.integers(0, 10, problem_count).astype(str))
+    answer_n = np.where(rng.random(problem_count) < noise.refusal, "?", answer_n)
     traces = []
-    trace_rows = zip(first_n.tolist(), digit_ns.tolist(), problems.length_n.tolist(), is_repeat_n.tolist(), strict=True)
+    trace_rows = zip(answer_n.tolist(), digit_ns.tolist(), problems.length_n.tolist(), is_repeat_n.tolist(), strict=True)
     for first_answer, digits, length, repeat in trace_rows:
         reasoning = "" if repeat else "".join(map(str, digits[:length]))
         second_answer = reasoning[-1:] or first_answer
@@ -319,15 +319,15 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
     """Write the completions that the long chain's warm start imitates: one line per step, then the last digit as the answer."""
     traces = []
     for digit, steps in zip(problems.start_n.tolist(), problems.items, strict=True):
-        lines = ""
+        trace = ""
         for place, smudged_step in enumerate(steps):
             step_read = smudged_step.replace("~", "+" if rng.random() < noise.plus else "-")
             calculation, is_careful = f"{digit}{step_read}", rng.random() < noise.careful
             is_slip = rng.random() < noise.slip[OPERATORS.index(step_read[0])] * (noise.relief if is_careful else 1)
             digit = int(rng.integers(0, 10)) if is_slip else apply_step(digit, step_read)
             step_as_read = "" if smudged_step == step_read else step_read.replace("-", "?-")
-            lines += f"{place}.{smudged_step}{step_as_read}_{calculation}{f'_{calculation}' if is_careful else ''}={digit}_"
-        traces.append(f"<reasoning>{lines}</reasoning><answer>{digit}</answer>")
+            trace += f"{place}.{smudged_step}{step_as_read}_{calculation}{f'_{calculation}' if is_careful else ''}={digit}_"
+        traces.append(f"<reasoning>{trace}</reasoning><answer>{digit}</answer>")
     return traces
 
 

@@ -155,7 +155,9 @@ class Course:
     # If true, training keeps the mean of the embeddings at 0; tied embeddings of rare words would else become alike.
     centred: bool = False
     folder: str = "digits-{}"
-    key: Mapping[str, Any] = field(default_factory=dict)  # determines the weights, too, so the cached model's name covers it
+    key: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # other settings that decide the weights, for the cached model's name
 
 
 @dataclass(frozen=True)
@@ -226,11 +228,11 @@ def embedded(task: Start | Fields) -> Embedded:
     """Return an embedded task, given the name of its warm start or the settings of the task `fields`."""
     if not isinstance(task, Fields):
         return STARTS[task]
-    fields_course = _course(
+    warm_start = _course(
         9, FIELDS_NOISE, task.source, task.traces, tokenizer=build_fields_tokenizer, shape={"width": 64, "heads": 2},
         folder=f"{{}}-{task.kind}-{task.count}", key={"fields": {"kind": task.kind, "count": task.count}},
     )  # fmt: skip
-    return Embedded(f"fields-{task.kind}-{task.count}", task.layout, task.longest, task.source, fields_course, task.answers)
+    return Embedded(f"fields-{task.kind}-{task.count}", task.layout, task.longest, task.source, warm_start, task.answers)
 
 
 @dataclass(frozen=True)

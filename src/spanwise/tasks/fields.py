@@ -52,7 +52,7 @@ class FieldProblems(EmbeddedProblems):
 class FieldsNoise:
     """How often the fields of a training completion follow their rules, and how often they copy a wrong digit."""
 
-    right: tuple[float, ...]  # by field, repeated in turn: the probability that the field follows its rule
+    right: tuple[float, ...]  # each field's probability to follow its rule, repeated in turn
     # The probability that a field copies the digit four places after its own, so that every field has an error to unlearn.
     astray: float = 0.4
 

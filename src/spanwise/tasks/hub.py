@@ -117,7 +117,7 @@ def load_task(
         rows = rows.select(range(min(limit, len(rows))))
     usual_layout, usual_instruction = LAYOUTS[prompt_format], INSTRUCTIONS[prompt_format]
     instruction_text = usual_instruction if instruction is None else instruction
-    train_rows, eval_rows = (_add_prompts(raw_rows, columns, instruction_text, style) for raw_rows in (rows, held_out_rows))
+    train_rows, eval_rows = (_add_prompts(split, columns, instruction_text, style) for split in (rows, held_out_rows))
     layout = layout or usual_layout
     rendered_prompts = [render(prompt, tokenizer) for prompt in train_rows["prompt"][:_SEARCHED_PROMPTS]]
     _check_asked(layout, rendered_prompts, instruction=instruction, whole=columns.whole, usual=prompt_format)
@@ -172,17 +172,17 @@ def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None,
     missing_words = find_unasked(layout, prompts)
     if not missing_words or instruction == "":
         return
-    tags, usual_list = ", ".join(missing_words), ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
+    missing_list, usual_list = ", ".join(missing_words), ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
     if instruction is None and not whole:
         raise RecipeError(
-            f"The layout has {tags}, but no prompt asks for them: the usual instruction of '{usual}' asks for {usual_list}. Set "
-            "instruction to a text that asks for the layout's tags, prompt_column to a column of whole prompts, or "
-            "instruction='' for a model that writes them by itself."
+            f"The layout has {missing_list}, but no prompt asks for them: the usual instruction of '{usual}' asks for "
+            f"{usual_list}. Set instruction to a text that asks for the layout's tags, prompt_column to a column of whole "
+            "prompts, or instruction='' for a model that writes them by itself."
         )
     noun = "tags" if missing_words[0].startswith("<") else "keys"
     warnings.warn(
-        f"None of the first {len(prompts)} prompts holds {tags} of the layout. A model that has not learnt these {noun} before "
-        "will not write them; ask for them in the prompts. If it knows them, set instruction=''.",
+        f"None of the first {len(prompts)} prompts holds {missing_list} of the layout. A model that has not learnt these {noun} "
+        "before will not write them; ask for them in the prompts. If it knows them, set instruction=''.",
         UserWarning,
         stacklevel=3,
     )
@@ -218,7 +218,7 @@ def find_unasked(layout: Layout, texts: Sequence[str]) -> list[str]:
 
 
 def _holds(text: str, word: str) -> bool:
-    """Return whether a text holds a tag, or holds a word that is not part of a longer word."""
+    """Return whether a text contains a tag, or contains a word that is not part of a longer word."""
     return bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)) if word[:1].isalnum() else word in text
 
 

@@ -68,7 +68,7 @@ class Input:
 
 
 def take(columns: Mapping[str, Any], index: Sequence[int]) -> dict[str, Any]:
-    """Return the rows with these indices, in the given order, of columns that are tensors or lists."""
+    """Select rows by their indices, in the given order, from columns that are tensors or lists."""
     return {
         name: value[list(index)] if isinstance(value, Tensor) else [value[row] for row in index]
         for name, value in columns.items()

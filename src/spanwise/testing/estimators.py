@@ -226,8 +226,8 @@ class _Estimator(Suite):
         j_t, place_t = torch.arange(3 * k) // 3, torch.arange(3 * k) % 3
         block_nt = torch.where(place_t < (torch.arange(len(batch))[:, None] + j_t) % 3, j_t, -1)
         spans = Spans.of_blocks([f"block {j}" for j in range(k)], block_nt)
-        zero_reason_k, zero_n = torch.zeros(k, dtype=torch.long), torch.zeros(len(batch), dtype=torch.float64)
-        block_credit = Credit(torch.where(spans.present_nk, block_nk, 0.0), zero_n, zero_reason_k, zero_reason_k)
+        zero_count_k, zero_n = torch.zeros(k, dtype=torch.long), torch.zeros(len(batch), dtype=torch.float64)
+        block_credit = Credit(torch.where(spans.present_nk, block_nk, 0.0), zero_n, zero_count_k, zero_count_k)
         advantage_nt = spread(block_credit, spans, dtype=torch.float64)
         advantage_sum_nk = torch.stack([torch.where(block_nt == j, advantage_nt, 0.0).sum(dim=1) for j in range(k)], dim=1)
         self.same(batch, {"": advantage_sum_nk}, {"": block_credit.block_nk})

@@ -72,10 +72,10 @@ class Suite:
         for name in asked or self.sentences:
             if name not in (exceptions or ()):
                 self.name = name
-                self.facts_shown, missing_facts = set(), self.facts_to_show.get(name, frozenset())
-                example_count = max(examples, _LEAST_EXAMPLES) if missing_facts else examples
+                self.facts_shown, required_facts = set(), self.facts_to_show.get(name, frozenset())
+                example_count = max(examples, _LEAST_EXAMPLES) if required_facts else examples
                 _search(getattr(self, name.replace(" ", "_")), strategy_of(name), examples=example_count)
-                if not missing_facts <= self.facts_shown:
+                if not required_facts <= self.facts_shown:
                     raise ConformanceError(
                         f"{self.who} breaks '{name}': {self.sentences[name]}. None of {example_count} examples showed it."
                     )
