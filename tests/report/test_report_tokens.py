@@ -177,9 +177,9 @@ def test_an_empty_view_says_so():
         ({"advantages": {"a": [1.0]}}, "Completion 2 has 2 tokens and 1 advantages under 'a'"),
         ({"values": {"": [1.0] * 3}}, "Completion 2 has 2 tokens and 3 values"),
         ({"values": {"brier": [1.0]}}, "Completion 2 has 2 tokens and 1 values of brier"),
-        ({"opens": {"": [1, 2]}}, r"segment of completion 2 spans tokens \[1, 3\), but there are 2"),
+        ({"opens": {"": [1, 2]}}, r"segment of completion 2 spans tokens \[1, 3\) of only 2 tokens"),
         ({"probabilities": []}, "Completion 2 has 2 tokens and 0 probabilities"),
-        ({"spans": {"end": [(1, 3)]}}, r"'end' of completion 2 spans tokens \[1, 3\), but there are 2"),
+        ({"spans": {"end": [(1, 3)]}}, r"'end' of completion 2 spans tokens \[1, 3\) of only 2 tokens"),
         ({"spans": {"end": [(-1, 2)]}}, "'end' of completion 2"),
     ],
 )

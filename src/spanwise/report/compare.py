@@ -51,7 +51,7 @@ def compare_report(
     seeds = sorted({seed for by_seed in curves.values() for seed in by_seed})
     max_seeds = max((interval.count for interval in comparison.cells.values()), default=0)
     clear_count, pair_count = sum(d.verdict == "clear" for d in comparison.differences), len(comparison.differences)
-    is_uneven = len({len(by_seed) for by_seed in curves.values()}) > 1
+    seeds_text = f"up to {max_seeds}" if len({len(by_seed) for by_seed in curves.values()}) > 1 else f"{max_seeds}"
     evaluation_points = [point for by_seed in curves.values() for lines in by_seed.values() for point in lines]
     curve_panels: list[Panel] = []
     for name in parts.figures_of(evaluation_points):
@@ -77,7 +77,7 @@ def compare_report(
     ]  # fmt: skip
     return render(
         title=title,
-        lead=f"{len(arms)} arms from the same start, {'up to ' if is_uneven else ''}{max_seeds} seeds each: {', '.join(arms)}."
+        lead=f"{len(arms)} arms from the same start, {seeds_text} seeds each: {', '.join(arms)}."
         + (f" Seeds {', '.join(map(str, seeds))}." if seeds else ""),
         finding=compare_finding(comparison),
         command=command,

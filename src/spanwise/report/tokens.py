@@ -153,9 +153,9 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
             raise AlignmentError(f"Completion {number} has {length} tokens and {len(column)} {name}; give one for each.")
     token_spans = [(f"Block '{name}'", *span) for name, spans in row.spans.items() for span in spans]
     token_spans += [("A segment", min(tokens), max(tokens) + 1) for tokens in row.opens.values() if len(tokens)]
-    for what, start, end in token_spans:
+    for label, start, end in token_spans:
         if start < end and not 0 <= start < end <= length:
-            raise AlignmentError(f"{what} of completion {number} spans tokens [{start}, {end}), but there are {length}.")
+            raise AlignmentError(f"{label} of completion {number} spans tokens [{start}, {end}) of only {length} tokens.")
 
 
 def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> dict[str, Any] | None:

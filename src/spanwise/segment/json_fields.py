@@ -1,4 +1,4 @@
-r"""The segmenter `json`: a block per field of the JSON in a completion, even if text surrounds the JSON or the JSON breaks off.
+r"""The segmenter `json`: a block per field of the JSON in a completion, even if the JSON is amid text or breaks off.
 
 A mark is a path: `price`, `buyer.name`, `items[0]`, `items[*].price`, `["a key with.dots"]`. The bytes are scanned once, by one
 regular expression for strings and signs and a stack of what is open. No library that was tried gives the byte offsets of the

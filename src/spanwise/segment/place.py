@@ -169,7 +169,7 @@ def _check_logp(layout: Layout, logp_nt: Tensor | None, valid_nt: np.ndarray) ->
     if segmenter is None:
         return None
     if logp_nt is None:
-        raise RecipeError(f"The segmenter '{segmenter}' cuts by log-probabilities, and there are none; pass logp_nt.")
+        raise RecipeError(f"The segmenter '{segmenter}' cuts by log-probabilities, but you passed none; pass logp_nt.")
     _check_shape(logp_nt, valid_nt.shape, "logp_nt")
     logp_array = logp_nt.detach().float().cpu().numpy()
     for n, t in np.argwhere(np.isnan(logp_array) & valid_nt)[:1].tolist():

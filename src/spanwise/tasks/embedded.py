@@ -155,9 +155,7 @@ class Course:
     # If true, training keeps the mean of the embeddings at 0; tied embeddings of rare words would else become alike.
     centred: bool = False
     folder: str = "digits-{}"
-    key: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # other settings that decide the weights, for the cached model's name
+    key: Mapping[str, Any] = field(default_factory=dict)  # other settings of the weights, for the cached model's name
 
 
 @dataclass(frozen=True)
