@@ -109,11 +109,10 @@ def _opens(mark: str) -> tuple[str, ...]:
 
 def _says(text: str) -> list[str]:
     """Return the mark `<tag>...</tag>` of each tag that a text both opens and closes."""
-    tags = _TAG.findall(text)
-    closed_names = {name for slash, name in tags if slash}
-    return [
-        f"<{name}>...</{name}>" for name in dict.fromkeys(name for slash, name in tags if not slash) if name in closed_names
-    ]
+    slash_and_names = _TAG.findall(text)
+    closed_names = {name for slash, name in slash_and_names if slash}
+    opened_names = dict.fromkeys(name for slash, name in slash_and_names if not slash)
+    return [f"<{name}>...</{name}>" for name in opened_names if name in closed_names]
 
 
 @register("delimiters", kind="segmenter", says=_says, opens=_opens, holds=lambda text, mark: signs_of(mark)[0] in text)

@@ -143,9 +143,9 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
         "Segment Policy Optimization" 2025 (arXiv 2505.23564), SPO-chain: cutpoints below .9, five to a segment.
     """
     count_text, at_sign, limit_text = _single_mark(parts).partition("@")
-    every = int(_parse_number(count_text, parts, example="cuts:5@0.9"))
+    stride = int(_parse_number(count_text, parts, example="cuts:5@0.9"))
     logp_limit = math.log(_parse_number(limit_text if at_sign else "0.9", parts, example="cuts:5@0.9", probability=True))
-    list_starts = _start_at_tokens(lambda sample: np.flatnonzero(sample.logp_t < logp_limit)[every - 1 :: every] + 1)
+    list_starts = _start_at_tokens(lambda sample: np.flatnonzero(sample.logp_t < logp_limit)[stride - 1 :: stride] + 1)
     return _unit_finder(parts, list_starts, trimmed=False)
 
 
