@@ -13,7 +13,7 @@ from spanwise.report import sections as parts
 from spanwise.report.charts import forest
 from spanwise.report.page import Headline, Panel, render
 
-#: Figures that are better if lower, and if higher; accuracies and votes are better if higher, others have no direction.
+#: Figures that are better if lower, and if higher (like all accuracies and votes); other figures have no better side.
 LOWER = ("ece", "brier", "refusal_rate", "malformed", "laser_ece", "laser_brier")
 HIGHER = ("accuracy", "auroc", "coverage", "format_rate", "verdict_rate", "laser_auroc", "laser_coverage")
 VERDICTS = ("clear", "borderline", "noise")

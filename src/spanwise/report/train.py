@@ -82,7 +82,7 @@ def train_report(
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
     last_step = max((line["step"] for line in (*batch_rows, *points)), default=0)
     names = names_in(batch_rows, "rewards/<objective>/mean")
-    # A run of the user's own script has no rewards on held-out prompts, so those of its training batches are shown instead.
+    # A run of the user's own script has no rewards on held-out prompts, so the rewards of its training batches are shown.
     rewards = {
         name.removeprefix(OF_REWARD): values_of(points, name)
         for name in dict.fromkeys(name for point in points for name in point if name.startswith(OF_REWARD))

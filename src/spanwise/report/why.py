@@ -174,11 +174,11 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
 
 def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: float) -> dict[str, Any]:
     """Explain the credit of a block: the objectives' credits that add up to it, and the share of each token."""
-    payers = [name for name, objective in rule.objectives.items() if block == COMPLETION or block in objective["pays"]]
+    paying_names = [name for name, objective in rule.objectives.items() if block == COMPLETION or block in objective["pays"]]
     credit_parts = list(row.parts.get(method, ()))
-    if not payers or len(credit_parts) != 1:  # a single part may stand for the sum of all objectives
-        credit_parts = [part for part in credit_parts if part.objective in payers]
-    score_share, own_score = row.own.get(method, (0.0, 0.0)) if rule.verdict in payers else (0.0, 0.0)
+    if not paying_names or len(credit_parts) != 1:  # a single part may stand for the sum of all objectives
+        credit_parts = [part for part in credit_parts if part.objective in paying_names]
+    score_share, own_score = row.own.get(method, (0.0, 0.0)) if rule.verdict in paying_names else (0.0, 0.0)
     credit_terms: list[_Term] = []
     for part in credit_parts:
         mixed_share = score_share if len(credit_parts) == 1 or part.objective == rule.verdict else 0.0

@@ -137,7 +137,7 @@ def fixed(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 @register("cuts", kind="segmenter", reads_logp=True)
 def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Cut a completion after every so many unsure tokens: `cuts:5` after five of probability below 0.9, `cuts:5@0.8` below 0.8.
+    """Cut after every so many unsure tokens: `cuts:5` after five tokens below probability 0.9, `cuts:5@0.8` below 0.8.
 
     Reference:
         "Segment Policy Optimization" 2025 (arXiv 2505.23564), SPO-chain: cutpoints below .9, five to a segment.

@@ -278,7 +278,7 @@ LONG_LAYOUT = Layout({"solution": ["reasoning", "answer"]})
 
 @dataclass(frozen=True)
 class LongProblems(Problems):
-    """N long digit chains: eight numbered places each, of which 4 to 8 hold a step and the others a filler.
+    """N long digit chains: each has eight numbered places, 4 to 8 with a step and the rest with a filler.
 
         70+31~42*23-64_5_6_7_=<reasoning>0.+3_7+3=0_1.~4?-4_0-4=6_2.*2_6*2_6*2=2_3.-6_2-6=6_</reasoning><answer>6</answer>
 

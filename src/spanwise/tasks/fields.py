@@ -44,7 +44,7 @@ class FieldProblems(EmbeddedProblems):
 
     @property
     def prompts(self) -> list[str]:
-        """The prompt texts: eight digits, each with a filler, so that all are equally far from their fields, and `=`."""
+        """The prompt texts: eight digits, each followed by a filler, then `=`; so all digits are equally far from their fields."""
         return [f"{''.join(f'{digit}{FILLER}' for digit in digits)}=" for digits in self.digit_nd.tolist()]
 
 

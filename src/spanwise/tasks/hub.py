@@ -102,22 +102,22 @@ def load_task(
     """
     if prompt_format not in LAYOUTS:
         raise DataError(unknown("prompt format", prompt_format, LAYOUTS))
-    tokenizer, style = _load_tokenizer(model)
+    tokenizer, prompt_style = _load_tokenizer(model)
     text_columns = (question_column, prompt_column, "prompt", answer_column)
     rows = read_rows(dataset, split, texts=text_columns)
     columns = find_columns(rows.column_names, question_column, prompt_column, answer_column, instruction)
-    check_cells(rows, dataset, columns, template=style != "plain")
+    check_cells(rows, dataset, columns, template=prompt_style != "plain")
     if eval_split is None:
         rows, held_out_rows = set_aside(rows, dataset, eval_limit)
     else:
         held_out_rows = read_rows(dataset, eval_split, texts=text_columns)
-        check_cells(held_out_rows, dataset, columns, template=style != "plain")
+        check_cells(held_out_rows, dataset, columns, template=prompt_style != "plain")
         held_out_rows = held_out_rows.select(range(min(eval_limit, len(held_out_rows))))
     if limit is not None:
         rows = rows.select(range(min(limit, len(rows))))
     usual_layout, usual_instruction = LAYOUTS[prompt_format], INSTRUCTIONS[prompt_format]
     instruction_text = usual_instruction if instruction is None else instruction
-    train_rows, eval_rows = (_add_prompts(split, columns, instruction_text, style) for split in (rows, held_out_rows))
+    train_rows, eval_rows = (_add_prompts(part, columns, instruction_text, prompt_style) for part in (rows, held_out_rows))
     layout = layout or usual_layout
     rendered_prompts = [render(prompt, tokenizer) for prompt in train_rows["prompt"][:_SEARCHED_PROMPTS]]
     _check_asked(layout, rendered_prompts, instruction=instruction, whole=columns.whole, usual=prompt_format)
@@ -313,10 +313,10 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
             )
         for row, cell in enumerate(rows[name]):
             is_empty = cell is None or not str(cell).strip()
-            fault = "fill it in or remove the row." if is_empty else _cell_fault(cell, option, columns, template=template)
-            if fault:
+            problem = "fill it in or remove the row." if is_empty else _cell_fault(cell, option, columns, template=template)
+            if problem:
                 cell_text = "nothing" if is_empty else f"{cell!r:.80}"
-                raise DataError(f"Row {row} of the dataset '{dataset}' has {cell_text} in column '{name}'; {fault}")
+                raise DataError(f"Row {row} of the dataset '{dataset}' has {cell_text} in column '{name}'; {problem}")
 
 
 def _cell_fault(cell: Any, option: str, columns: DatasetColumns, *, template: bool) -> str | None:

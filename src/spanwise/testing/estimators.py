@@ -146,7 +146,7 @@ class _Estimator(Suite):
         return {"": result}
 
     def refuse(self, batch: DrawnBatch, result: Tensor, expected: str) -> None:
-        """Fail the property that is being checked, with the result and what was expected."""
+        """Fail the checked property with a message that shows the result and the expected result."""
         self.fail(batch, f"Got {show(result)}, expected {expected}.")
 
     def result(self, batch: DrawnBatch, _: Draw) -> None:
