@@ -131,10 +131,10 @@ def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def _longest_run(batches: Sequence[Mapping[str, Any]], key: str, name: str, alarm: Alarm) -> list[Mapping[str, Any]]:
     """Return the most batches in a row in which a metric's alarm holds; a batch without the metric interrupts the row."""
-    excusing_key = alarm.unless.format(name=name)
+    unless_key = alarm.unless.format(name=name)
 
     def holds(line: Mapping[str, Any]) -> bool:
-        return line.get(key) is not None and alarm.holds(line[key]) and not (line.get(excusing_key) or 0.0) > 0.5
+        return line.get(key) is not None and alarm.holds(line[key]) and not (line.get(unless_key) or 0.0) > 0.5
 
     return max((list(run) for has_problem, run in groupby(batches, key=holds) if has_problem), key=len, default=[])
 
@@ -156,13 +156,13 @@ def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[
     """
     sentence_of_key = {}
     for key, name, alarm in _find_watched(batches, "at_end"):
-        of_name_text, metric_values = f" of '{name}'" if name else "", values_of(batches, key)
+        name_text, metric_values = f" of '{name}'" if name else "", values_of(batches, key)
         last_values = metric_values[-min(last, max(1, len(metric_values) // 4)) :]
         if not last_values and alarm.unknown:
-            sentence_of_key[key] = alarm.unknown.format(of=of_name_text)
+            sentence_of_key[key] = alarm.unknown.format(of=name_text)
         elif last_values and alarm.holds(mean := sum(last_values) / len(last_values)):
             batches_text = "the last batch" if len(last_values) == 1 else f"the last {len(last_values)} batches"
-            sentence_of_key[key] = alarm.sentence.format(of=of_name_text, value=mean, over=batches_text)
+            sentence_of_key[key] = alarm.sentence.format(of=name_text, value=mean, over=batches_text)
     return sentence_of_key
 
 

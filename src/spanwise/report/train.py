@@ -90,11 +90,11 @@ def train_report(
     of_batches = not rewards
     if of_batches:
         rewards = {name: values_of(batch_rows, f"rewards/{name}/mean") for name in names}
-    mean_rewards = []
+    reward_headlines = []
     for name, means in rewards.items() if unmeasured else ():
         interval, mean_at_start = intervals.get(OF_REWARD + name), means[0] if len(means) > 1 else None
         small_print = _note(interval, mean_at_start, shown, "in the first batch" if of_batches else "at the start")
-        mean_rewards.append(Headline(f"mean reward: {name}", means[-1] if means else None, small_print))
+        reward_headlines.append(Headline(f"mean reward: {name}", means[-1] if means else None, small_print))
     shown_steps = {row.step for row in view.completions if row.step is not None} if view else set()
     step_note = f", of step {shown_steps.pop()}" if len(shown_steps) == 1 else ""
     trained_method, *other_methods = view.methods if view else ("",)
@@ -139,7 +139,7 @@ def train_report(
             *batch_alarms(batch_rows),
         ],
         notes=unmeasured_sentences(unmeasured),
-        headlines=[*_headlines(evaluations, intervals, unmeasured, wrong), *mean_rewards, *mode_headlines(batch_rows)],
+        headlines=[*_headlines(evaluations, intervals, unmeasured, wrong), *reward_headlines, *mode_headlines(batch_rows)],
         sections=sections,
         recipe=recipe,
     )
@@ -226,7 +226,7 @@ def train_finding(
         rewards_sentence = f" {earned[0].upper()}{earned[1:]}." if earned else ""
         return f"{_steps(steps)} trained, but no evaluation shows whether the policy learned.{rewards_sentence}"
     last_point, first_point = points[-1], points[0] if len(points) > 1 else {}
-    cause_of_figure = alarms({name: last_point[name] for name in last_point if name not in unmeasured})
+    alarm_of_figure = alarms({name: last_point[name] for name in last_point if name not in unmeasured})
     when_text = f"After {_steps(last_point['step'])}" if last_point["step"] else "Before any training"
     if "accuracy" in unmeasured:
         return f"{when_text} {earned}." if earned else f"{when_text} accuracy cannot be measured: {unmeasured['accuracy']}."
@@ -241,14 +241,14 @@ def train_finding(
     refusal_rate = figure(last_point, "refusal_rate")
     refusal_clause = "" if refusal_rate is None else f" and the refusal rate {percent(refusal_rate)}"
     main_sentence = f"{when_text} {accuracy_clause}{refusal_clause}"
-    if "ece" in cause_of_figure:
+    if "ece" in alarm_of_figure:
         main_sentence += ". Its ECE means nothing"
     elif (ece := figure(last_point, "ece")) is not None and "ece" not in unmeasured:
         main_sentence += f"; ECE is {ece:.3f}"
     elif "ece" not in unmeasured:
         main_sentence += "; ECE was not measured"
-    alarm_causes = dict.fromkeys(cause_of_figure.values())
-    alarm_sentence = f"Alarm: {' and '.join(alarm_causes)}. " if alarm_causes else ""
+    alarm_texts = dict.fromkeys(alarm_of_figure.values())
+    alarm_sentence = f"Alarm: {' and '.join(alarm_texts)}. " if alarm_texts else ""
     lone_evaluation_note = "" if len(points) > 1 else " There is no other evaluation to compare it with."
     return f"{alarm_sentence}{main_sentence}.{lone_evaluation_note} This is one seed."
 
@@ -293,7 +293,7 @@ def glance_section(batches: Lines, names: Sequence[str]) -> Section:
         member_values = [value for name in members for value in values_of(lines, metric.format(name))]
         return math.fsum(member_values) / len(member_values) if member_values else None
 
-    glance_lines = [
+    mean_lines = [
         {
             "step": line["step"],
             **{
@@ -310,7 +310,7 @@ def glance_section(batches: Lines, names: Sequence[str]) -> Section:
         Chart("Comparisons that teach nothing", {"dead": "mean over the parts"}, "share of comparisons"),
         Chart("Length of a completion", {"length": "tokens"}, "tokens"),
     )
-    panels = [panel for chart in charts for panel in _panel(chart, glance_lines, percent=chart.y.startswith("share"))]
+    panels = [panel for chart in charts for panel in _panel(chart, mean_lines, percent=chart.y.startswith("share"))]
     return parts.section("At a glance", panels=panels)
 
 

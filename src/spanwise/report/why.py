@@ -186,19 +186,19 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
         if mixed_share:
             credit_terms.append(_term(mixed_share * part.weight, own_score, "its own score"))
     terms_sum = math.fsum(amount for amount, *_ in credit_terms)
-    is_exact = abs(terms_sum - credit) <= 1e-6 * (1 + abs(credit))
+    adds_up = abs(terms_sum - credit) <= 1e-6 * (1 + abs(credit))
     token_share_text, tokens_text = _token_shares(row, method, block, credit)
     warning = f"The recorded parts add up to {shown(terms_sum, sign=True)}, which is not the credit: do not rely on them."
     return {
         "credit": shown(credit, sign=True),
-        "total": added(credit, credit_terms) if is_exact and len(credit_terms) > 1 else "",
+        "total": added(credit, credit_terms) if adds_up and len(credit_terms) > 1 else "",
         "terms": [
             {"objective": part.objective, "credit": shown(part.part, sign=True), "sum": equation(part),
              "worth": _name_worth(row, rule, part), "note": _baseline_note(row, rule, part),
              "said": row.notes.get(part.objective) or ""}
-            for part in credit_parts if is_exact
+            for part in credit_parts if adds_up
         ],
-        "warning": warning if credit_parts and not is_exact else "",
+        "warning": warning if credit_parts and not adds_up else "",
         "each": token_share_text,
         "share": tokens_text,
     }  # fmt: skip
@@ -282,6 +282,6 @@ def _explain_stop(row: TokenRow, method: str, rule: Rule) -> str:
     equations = [text for part in left_out_parts if (text := equation(part))]
     if len(left_out_parts) > 1:
         equations = [added(stop_credit, [_term(1.0, part.part, part.objective) for part in left_out_parts]), *equations]
-    is_exact = abs(math.fsum(part.part for part in left_out_parts) - stop_credit) <= 1e-6 * (1 + abs(stop_credit))
-    arithmetic_text = f": {', where '.join(equations)}" if is_exact and equations else ""
+    adds_up = abs(math.fsum(part.part for part in left_out_parts) - stop_credit) <= 1e-6 * (1 + abs(stop_credit))
+    arithmetic_text = f": {', where '.join(equations)}" if adds_up and equations else ""
     return f"{shown(stop_credit, sign=True)} on the last token{arithmetic_text}"

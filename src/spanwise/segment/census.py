@@ -73,8 +73,8 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
     if prefilled is not None:
         count_of_mark[prefilled] = completion_count
     wanted = {mark: count_of_mark[mark] for mark in wanted_marks} if list_marks is not None or holds_mark is not None else {}
-    other_counts = sorted((-count, mark) for mark, count in count_of_mark.items() if mark not in wanted)
-    return Census(completion_count, wanted, {mark: -count for count, mark in other_counts}, segmenter)
+    sorted_others = sorted((-count, mark) for mark, count in count_of_mark.items() if mark not in wanted)
+    return Census(completion_count, wanted, {mark: -count for count, mark in sorted_others}, segmenter)
 
 
 def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:

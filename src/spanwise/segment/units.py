@@ -61,9 +61,9 @@ def _unit_finder(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) ->
     def find(sample: Sample) -> Found:
         text, unit_matches = sample.text, list[Match]()
         for start, stop in pairwise([*starts_of(sample), len(text)]):
-            first_character = _NON_SPACE.search(text, start, stop) if trimmed else None
-            if first_character is not None:
-                unit_matches.append(("", start, stop, (first_character.start(), start + len(text[start:stop].rstrip()))))
+            first_match = _NON_SPACE.search(text, start, stop) if trimmed else None
+            if first_match is not None:
+                unit_matches.append(("", start, stop, (first_match.start(), start + len(text[start:stop].rstrip()))))
             elif start < stop and not trimmed:
                 unit_matches.append(("", start, stop, (start, stop)))
         return assign(unit_matches, {"": parts}, surplus="keep")

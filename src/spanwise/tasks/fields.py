@@ -44,7 +44,7 @@ class FieldProblems(EmbeddedProblems):
 
     @property
     def prompts(self) -> list[str]:
-        """The prompt texts: eight digits, each followed by a filler, then `=`; so all digits are equally far from their fields."""
+        """The prompt texts: eight digits, each followed by a filler so that all are equally far from their fields, and `=`."""
         return [f"{''.join(f'{digit}{FILLER}' for digit in digits)}=" for digits in self.digit_nd.tolist()]
 
 
@@ -141,9 +141,9 @@ class Fields:
     def traces(self, problems: FieldProblems, noise: FieldsNoise, *, rng: np.random.Generator) -> list[str]:
         """Write the completions that the warm start imitates: correct JSON, with values that often are wrong."""
         is_slip_nk, slipped_nk = self.slips(len(problems), noise, rng)
-        astray_nk = rng.random(is_slip_nk.shape) < noise.astray
+        strays_nk = rng.random(is_slip_nk.shape) < noise.astray
         copied_nk = problems.digit_nd[:, (np.arange(self.count) + DIGITS // 2) % DIGITS]
-        return self.objects(self.values(problems, (is_slip_nk | astray_nk, np.where(astray_nk, copied_nk, slipped_nk))))
+        return self.objects(self.values(problems, (is_slip_nk | strays_nk, np.where(strays_nk, copied_nk, slipped_nk))))
 
     def slips(self, size: int, noise: FieldsNoise, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draw which values of the training completions break their field's rule, and random digits to replace them."""

@@ -108,8 +108,8 @@ def draw_letters(size: int, rng: np.random.Generator, *, facts: float = 1.0) -> 
     """Draw letters and their JSON objects; a letter's share of optional facts is drawn between `facts` and 1."""
     problems = InvoiceProblems(*(np.empty(size, dtype=object) for _ in range(3)))
     for n in range(size):
-        letter_facts_share = facts if facts == most_facts else float(rng.uniform(facts, most_facts))
-        problems.letter_n[n], problems.gold_n[n], problems.other_n[n] = _draw_letter(rng, letter_facts_share)
+        facts_share = facts if facts == 1 else float(rng.uniform(facts, 1))
+        problems.letter_n[n], problems.gold_n[n], problems.other_n[n] = _draw_letter(rng, facts_share)
     return problems
 
 
@@ -185,8 +185,8 @@ def answers(problems: InvoiceProblems) -> list[str]:
 
 def clerk_traces(problems: InvoiceProblems, noise: ClerkNoise, *, rng: np.random.Generator) -> list[str]:
     """Write the completions that the warm start imitates: each letter as JSON, with the faults of a hurried clerk."""
-    gold_and_other = zip(problems.gold_n, problems.other_n, strict=True)
-    return [json.dumps(_copy_with_faults(gold, other, noise.slip, rng)) for gold, other in gold_and_other]
+    gold_and_misleading = zip(problems.gold_n, problems.other_n, strict=True)
+    return [json.dumps(_copy_with_faults(gold, other, noise.slip, rng)) for gold, other in gold_and_misleading]
 
 
 def _copy_with_faults(

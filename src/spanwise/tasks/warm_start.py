@@ -141,15 +141,15 @@ def warm_start(
     stage_folders = [cache_root / _folder_name(course, index, seed, settings) for index in range(len(stages))]
     if cache_folder is None and is_intact(SHIPPED / stage_folders[-1].name):
         return SHIPPED / stage_folders[-1].name
-    finished_stages = next((index + 1 for index in reversed(range(len(stages))) if is_intact(stage_folders[index])), 0)
-    if finished_stages == len(stages):
+    finished_count = next((index + 1 for index in reversed(range(len(stages))) if is_intact(stage_folders[index])), 0)
+    if finished_count == len(stages):
         return stage_folders[-1]
-    total_steps = sum(_phases(settings)[stretch.name].steps for stretch in stages[finished_stages:])
+    total_steps = sum(_phases(settings)[stretch.name].steps for stretch in stages[finished_count:])
     tokenizer = course.tokenizer()
-    model = load(stage_folders[finished_stages - 1]) if finished_stages else course.model(tokenizer, seed, **course.shape)
+    model = load(stage_folders[finished_count - 1]) if finished_count else course.model(tokenizer, seed, **course.shape)
     model.to(device)
     steps_done = 0
-    for index in range(finished_stages, len(stages)):
+    for index in range(finished_count, len(stages)):
         for loss in _train(model, tokenizer, stages[index], seed, settings, centred=course.centred):
             steps_done += 1
             if progress is not None:

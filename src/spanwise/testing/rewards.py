@@ -187,11 +187,11 @@ class _Reward(Suite):
             return self.function(**batch.inputs())
 
         with ThreadPoolExecutor(1) as pool:
-            result_of_place = {"in a worker thread": pool.submit(self.function, **batch.inputs()).result()}
-        result_of_place["in an event loop"] = asyncio.run(in_a_loop())
+            result_by_context = {"in a worker thread": pool.submit(self.function, **batch.inputs()).result()}
+        result_by_context["in an event loop"] = asyncio.run(in_a_loop())
         if self.processes:
-            result_of_place["in another process"] = self._run_in_process(batch)
-        for place, result in result_of_place.items():
+            result_by_context["in another process"] = self._run_in_process(batch)
+        for place, result in result_by_context.items():
             for n in range(len(batch)):
                 self.same(batch.take([n]), {place: result[n]}, {place: expected_result[n]})
 
