@@ -56,12 +56,12 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
         return {}
     warning_of_key, later_objectives = {"tags": _warn_missing_tags(reading, scheme)}, later_elements(scheme.names)
     for m, objective in enumerate(scheme.objectives):
-        statuses = set(reading.scores.status_nm[:, m].tolist())
-        if warning_of_key["tags"] and not statuses & {Status.OK, Status.ERROR}:
+        status_codes = set(reading.scores.status_nm[:, m].tolist())
+        if warning_of_key["tags"] and not status_codes & {Status.OK, Status.ERROR}:
             continue  # the warning about missing tags already explains why the objective has no reward
-        if Status.ABSENT in statuses and objective.name in later_objectives:
+        if Status.ABSENT in status_codes and objective.name in later_objectives:
             continue
-        for kind, check in (_REWARD_CHECKS if Status.OK in statuses else {"scored": _warn_unscored}).items():
+        for kind, check in (_REWARD_CHECKS if Status.OK in status_codes else {"scored": _warn_unscored}).items():
             if sentence := check(objective, reading, scheme, m):
                 warning_of_key[f"{kind}/{objective.name}"] = sentence
                 break

@@ -132,7 +132,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
     def find(sample: Sample) -> Found:
         pair_matches, fault, signs = list[Match](), 0, [*prefilled_signs, *find_signs(sample)]
-        last_index, index = {sign.written: index for index, sign in enumerate(signs)}, 0
+        last_index_of, index = {sign.written: index for index, sign in enumerate(signs)}, 0
         while index < len(signs) - 1:
             sign = signs[index]
             if sign.written not in mark_of_opening:
@@ -140,7 +140,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
                 index += 1
                 continue
             mark, closing = mark_of_opening[sign.written]
-            has_closing = closing != b"" and last_index.get(closing, 0) > index
+            has_closing = closing != b"" and last_index_of.get(closing, 0) > index
             end_signs = (closing,) if has_closing else mark_of_opening
             end_index = index_of_first(signs, range(index + 1, len(signs) - 1), end_signs)
             end_sign, inner_signs = signs[end_index], {inside.written for inside in signs[index + 1 : end_index]}

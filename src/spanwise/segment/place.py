@@ -74,10 +74,10 @@ def find_blocks(
     ids_array = ids_nt.detach().cpu().numpy()
     logp_array = _check_logp(layout, logp_nt, valid_nt)
     cut_completions = _build_cutter(layout)
-    rows_at_once = max(1, _TOKENS_AT_A_TIME // max(ids_array.shape[1], 1))
+    rows_per_chunk = max(1, _TOKENS_AT_A_TIME // max(ids_array.shape[1], 1))
     chunks, block_texts = [], []
-    for first_row in range(0, max(len(ids_array), 1), rows_at_once):
-        row_slice = slice(first_row, first_row + rows_at_once)
+    for first_row in range(0, max(len(ids_array), 1), rows_per_chunk):
+        row_slice = slice(first_row, first_row + rows_per_chunk)
         chunk_logp = None if logp_array is None else logp_array[row_slice]
         columns, chunk_texts = _segment_rows(
             ids_array[row_slice], valid_nt[row_slice], chunk_logp, layout, cut_completions, vocabulary, first_row

@@ -138,10 +138,10 @@ class Stretch:
 
     def batch(self, tokenizer: Any, size: int, rng: np.random.Generator) -> tuple[Int[Tensor, "n t"], Int[Tensor, " n"]]:
         """Draw prompts with training completions; return their token ids, padded on the right, and each prompt's token count."""
-        text_pairs = self.draw(size, rng)
-        training_texts = [f"{prompt}{trace}{END}" for prompt, trace in text_pairs]
+        trace_pairs = self.draw(size, rng)
+        training_texts = [f"{prompt}{trace}{END}" for prompt, trace in trace_pairs]
         ids_nt = tokenizer(training_texts, padding=True, padding_side="right", return_tensors="pt")["input_ids"]
-        return ids_nt, torch.tensor([len(ids) for ids in tokenizer([prompt for prompt, _ in text_pairs])["input_ids"]])
+        return ids_nt, torch.tensor([len(ids) for ids in tokenizer([prompt for prompt, _ in trace_pairs])["input_ids"]])
 
 
 @dataclass(frozen=True)

@@ -211,9 +211,9 @@ def find_unasked(layout: Layout, texts: Sequence[str]) -> list[str]:
     """Return the opening tags and JSON keys of a layout that none of the prompts names, except a tag that prompts open."""
     words: dict[str, None] = {}
     for part in layout.parts:
-        words_of_mark = SEGMENTERS.find(part.segmenter).asks
-        if words_of_mark is not None and part.mark != layout.prefilled:
-            words.update(dict.fromkeys(words_of_mark(part.mark)))
+        list_words = SEGMENTERS.find(part.segmenter).asks
+        if list_words is not None and part.mark != layout.prefilled:
+            words.update(dict.fromkeys(list_words(part.mark)))
     return [word for word in words if not any(_holds(text, word) for text in texts)]
 
 

@@ -208,11 +208,11 @@ def _pad(rows: Sequence[Sequence[Any]], dtype: torch.dtype = torch.int64, *, fil
 
 def rearranged(batch: DrawnBatch, draw: Draw) -> Int[Tensor, "n t"]:
     """Return a `place_nt` for the same trainable tokens with some masked tokens drawn before, between and after them."""
-    token_place_rows = [[t for t in places if t >= 0] for places in batch.place_nt.tolist()]
-    for places in token_place_rows:
+    place_rows = [[t for t in places if t >= 0] for places in batch.place_nt.tolist()]
+    for places in place_rows:
         for _ in range(draw(st.integers(0, 3))):
             places.insert(draw(st.integers(0, len(places))), -1)
-    return _pad(token_place_rows, fill=-1)
+    return _pad(place_rows, fill=-1)
 
 
 def left_padded(batch: DrawnBatch) -> Int[Tensor, "n t"]:

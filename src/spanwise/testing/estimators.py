@@ -86,10 +86,10 @@ def check_estimator(
         method = find(method)
     if not isinstance(method, Method):
         name = getattr(method, "__name__", "estimator")
-        first_axes = read_inputs(method, optional=optional, entries=inputs)[0].axes if kind is None else ""
-        if kind is None and first_axes not in _KIND_OF_AXES:
-            raise RecipeError(f"The first input of '{name}' has the indices '{first_axes}'; say in kind= what it credits.")
-        method = Method(name, method, kind or _KIND_OF_AXES[first_axes], "", None, dict(exceptions or {}))
+        axis_letters = read_inputs(method, optional=optional, entries=inputs)[0].axes if kind is None else ""
+        if kind is None and axis_letters not in _KIND_OF_AXES:
+            raise RecipeError(f"The first input of '{name}' has the indices '{axis_letters}'; say in kind= what it credits.")
+        method = Method(name, method, kind or _KIND_OF_AXES[axis_letters], "", None, dict(exceptions or {}))
     entries = {**(dict.fromkeys(_REWARD_NAMES, _NOT_NEGATIVE) if "negative" in method.exceptions else {}), **(inputs or {})}
     input_specs = read_inputs(method.estimator, optional=optional, entries=entries)
     checked_properties = (*BY_KIND[method.kind], *(["oracle"] if oracle else []), *(["one block"] if sequence else []))
