@@ -178,7 +178,7 @@ def _layered(height: int, *charts: alt.Chart) -> Drawn:
 
 
 def _wide(chart: Drawn, height: int) -> Drawn:
-    """Set a chart to the full width and to a total height, so that charts side by side end on one line."""
+    """Give a chart the full width and a fixed total height, so that charts side by side end on one line."""
     return chart.properties(width="container", height=height, autosize=alt.AutoSizeParams(type="fit", contains="padding"))
 
 
