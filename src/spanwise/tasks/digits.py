@@ -211,7 +211,7 @@ def draw_chains(
     plus: float = SMUDGE_IS_PLUS,
     each_step: bool = False,
 ) -> Problems:
-    """Draw digit chains of random length, with random digits and operators; the smudged operator `~` is a random plus or minus."""
+    """Draw digit chains with random lengths, digits and operators; a smudged operator `~` is a plus or a minus at random."""
     chain_shape = size, lengths[1]
     return kind(
         start_n=rng.integers(0, 10, size),
