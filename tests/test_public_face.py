@@ -38,4 +38,4 @@ def test_every_method_says_where_its_formula_comes_from():
     for name, known in METHODS.items():
         if known.estimator.__module__.startswith("spanwise."):
             assert known.source, name
-            assert known.source.startswith("others' accounts") == (name in contrib or name == "sae"), name
+            assert known.source.startswith("third-party summaries") == (name in contrib or name == "sae"), name

@@ -17,7 +17,7 @@ from spanwise.errors import AlignmentError
 
 @dataclass(frozen=True)
 class Steps:
-    """The number of each row's trajectory and of the row's step in it, for methods that credit the steps of trajectories.
+    """The trajectory and the step number of each row, for methods that credit the steps of trajectories.
 
     Attributes:
         trajectory_s: id of each row's trajectory.
@@ -114,7 +114,7 @@ class Batch:
 
     @property
     def provides(self) -> frozenset[str]:
-        """The names of the batch's fields that are not None, which `Scheme.check` compares with those that a method needs."""
+        """The names of the batch's fields that are not None; `Scheme.check` compares them with a method's needs."""
         return frozenset(f.name for f in fields(self) if getattr(self, f.name) is not None)
 
 
@@ -125,7 +125,7 @@ def by_turn(
     anchor_s: Any = None,
     columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> tuple[Batch, Turns]:
-    """Split completions into one row per turn; also return a `Turns`, which joins tables of turns to tables of completions again.
+    """Split completions into one row per turn; the returned `Turns` can join the rows of a table again.
 
     Args:
         batch: one row per rollout, with token ids and mask.
@@ -153,7 +153,7 @@ def by_turn(
     if anchor_s is not None and len(anchor_s) != len(turns.row_s):
         raise AlignmentError(f"There are {len(anchor_s)} anchor states for {len(turns.row_s)} turns; give one to each.")
     bootstrap_s = None
-    if batch.bootstrap_n is not None:  # only a completion's last turn can run out of tokens
+    if batch.bootstrap_n is not None:  # only a completion's last turn can be cut off
         is_last_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], torch.ones_like(turns.row_s[:1], dtype=torch.bool)])
         value_s = batch.bootstrap_n[turns.row_s]
         bootstrap_s = torch.where(is_last_s.reshape(-1, *(1 for _ in value_s.shape[1:])), value_s, 0.0)

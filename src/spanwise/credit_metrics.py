@@ -33,7 +33,7 @@ class CreditedBatch:
 
     @cached_property
     def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """The groups with all rewards equal, and those with two or more rewards, as masks for each objective compared in groups."""
+        """For objectives compared in groups: masks of groups with all rewards equal, and of those with two or more."""
         if self.group_n is None or self.scheme.value_names:
             return {}
         group_n, reward_nm = group_index(self.group_n).cpu(), self.scores.reward_nm.cpu()
@@ -52,7 +52,7 @@ def _by_block(batch: CreditedBatch, compute: Callable[[Tensor], Tensor]) -> dict
 
 
 def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
-    """Divide each objective's count of completions (or rollouts) by the number of those that the objective scores."""
+    """Divide each objective's count of completions (or rollouts) by the number that the objective scores."""
     if count_m is None:
         return {}
     total_m = torch.full_like(count_m, len(batch.fault_n)) if batch.credit.count_m is None else batch.credit.count_m
@@ -61,7 +61,7 @@ def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
 
 
 def _measure_coarser(batch: CreditedBatch) -> dict[str, float]:
-    """Return for each objective that is given several outcomes the share of rewards whose comparison disregarded some of them."""
+    """Return, per objective with several outcomes, the share of rewards that were compared regardless of some of them."""
     names_with_levels = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
     return {name: share for name, share in _divide(batch, batch.credit.coarser_m).items() if name in names_with_levels}
 
@@ -93,13 +93,13 @@ def _measure_broke(batch: CreditedBatch) -> dict[str, float]:
 
 
 def _measure_dead_strata(batch: CreditedBatch) -> dict[str, float]:
-    """Return for each comparison the share of strata (completions compared together) in which none gets any credit."""
+    """Return for each comparison the share of strata (completions compared together) in which no completion gets credit."""
     strata_counts = dead_strata(batch.credit, batch.scheme)
     return {comparison: dead / strata if strata else math.nan for comparison, (strata, dead) in strata_counts.items()}
 
 
 def dead_strata(found: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None) -> dict[str, tuple[int, int]]:
-    """Count the strata (completions compared together) of each comparison, and those in which none gets any credit."""
+    """Count the strata (completions compared together) of each comparison, and those in which no completion gets credit."""
     if found.adv_nm is None or found.comparison is None:
         return {}
     column_by_name = {" + ".join(scheme.names): 0}

@@ -216,7 +216,7 @@ def _check_block(name: str, marks: tuple[str, ...]) -> None:
 
 
 def _pairs(blocks: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the blocks as pairs of a name and its marks; if only names are listed, each name is its block's mark."""
+    """Return the blocks as pairs (name, marks); if only names are given, the name of a block is its mark."""
     if isinstance(blocks, Mapping):
         return tuple((str(name), _marks(str(name), marks)) for name, marks in blocks.items())
     if isinstance(blocks, Sequence) and not isinstance(blocks, str) and all(isinstance(name, str) for name in blocks):
@@ -225,7 +225,7 @@ def _pairs(blocks: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
 
 
 def _marks(block: str, marks: Any) -> tuple[str, ...]:
-    """Return the marks of a block as a tuple, also if the block has a single mark, written as a text."""
+    """Return the marks of a block as a tuple, even if a single mark is written as a text."""
     if isinstance(marks, str):
         return (marks,)
     if not isinstance(marks, Sequence) or not all(isinstance(mark, str) for mark in marks):

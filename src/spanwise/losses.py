@@ -349,7 +349,7 @@ def critic_error(
     mean_error, shape_error = (float(error_n[length_n > 0].mean()) for error_n in (mean_error_n.square(), shape_error_n))
 
     def moments(number_nt: Tensor) -> tuple[float, float]:
-        """Return the mean and variance over tokens, from differences to the first, so that equal numbers have variance 0."""
+        """Return the mean and variance over tokens; equal numbers have a variance of exactly 0."""
         number_u = number_nt[mask_nt]
         above_first_u = number_u - number_u[:1]
         variance = (above_first_u - above_first_u.mean()).square().mean()

@@ -22,7 +22,7 @@ class Alarm:
     cause: str = ""
     #: The names of metrics that mean nothing while this alarm holds.
     hollow: tuple[str, ...] = ()
-    #: The name of another metric: if that one is above one half, it explains the value, and there is no alarm.
+    #: The name of a metric that explains the value: there is no alarm if that metric is above one half.
     unless: str = ""
     #: The sentence for a run in which no batch has a value of the metric.
     unknown: str = ""
@@ -37,13 +37,13 @@ class Metric:
     """A logged number, or one per block or objective if its name has a placeholder: `<block>`, or an optional `[value/]`."""
 
     name: str
-    of: Callable[[Any], Mapping[str, float]] | None = None  # computes {placeholder's text: number}; None: the logger does
+    of: Callable[[Any], Mapping[str, float]] | None = None  # computes {placeholder's text: number}; None if the logger does
     lasting: Alarm | None = None  # the alarm for a value in several training batches in a row
     overall: Alarm | None = None  # the alarm for the mean over a run's batches, unless the alarm `lasting` was raised
     at_end: Alarm | None = None  # the alarm for the mean over the last batches of a run
 
     def part(self, key: str) -> str | None:
-        """Return what a key of the log has in place of the placeholder, "" if nothing; None for another metric's key."""
+        """Return the text that a key of the log has in place of the placeholder; None for another metric's key."""
         key_match = self._shape.fullmatch(key)
         return None if key_match is None else next(iter(key_match.groups("")), "")
 

@@ -52,16 +52,16 @@ class Mode:
     A subclass is a frozen dataclass whose fields are the keys of its section in a recipe. `@register(NAME, kind="mode")` adds it.
     """
 
-    name: ClassVar[str]  # the name under which it is registered; its section in a recipe, and the prefix of its metrics
-    about: ClassVar[str] = ""  # the help text of its section in a recipe
-    metrics: ClassVar[tuple[Metric, ...]] = ()  # its metrics that have alarms
-    page: ClassVar[Page | None] = None  # its section on the report page of a run; None: no section
-    #: The fields that a trainer with a configuration of its own reads from a recipe; empty: all fields.
+    name: ClassVar[str]  # the mode's name, which is its section in a recipe and the prefix of its metrics
+    about: ClassVar[str] = ""  # the help text of the mode's section in a recipe
+    metrics: ClassVar[tuple[Metric, ...]] = ()  # the mode's metrics that have alarms
+    page: ClassVar[Page | None] = None  # the mode's section on the report page of a run; None: no section
+    #: The fields that a trainer with its own configuration reads from the mode's section of a recipe; empty: all fields.
     elsewhere: ClassVar[tuple[str, ...]] = ()
-    #: True if it belongs to the rule of credit (`Scheme.modes`); False if an engine takes it as an argument of its own.
+    #: True if the mode is part of the rule of credit (`Scheme.modes`); False if an engine takes it as a separate argument.
     in_scheme: ClassVar[bool] = True
-    adds: ClassVar[frozenset[str]] = frozenset()  # the fields of `Batch` that its parts in engines fill in, once known
-    #: Engine -> "module:Class" of its part there, built by `parts_of`; in other engines it acts neither on pass nor loss.
+    adds: ClassVar[frozenset[str]] = frozenset()  # the fields of `Batch` that the mode's code in an engine fills in
+    #: Engine -> "module:Class" that runs the mode there; in other engines the mode changes neither forward pass nor loss.
     parts: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
@@ -161,7 +161,7 @@ def check_modes(modes: Any) -> None:
 
 
 def part_class(mode: Mode | type[Mode], engine: str) -> Any:
-    """Import the class that runs a mode inside an engine (see `spanwise.modes.parts`); None if the mode has none there."""
+    """Import the class that runs a mode inside an engine (see `spanwise.modes.parts`); None if there is no such class."""
     if engine not in mode.parts:
         return None
     module, _, class_name = mode.parts[engine].partition(":")
@@ -169,7 +169,7 @@ def part_class(mode: Mode | type[Mode], engine: str) -> Any:
 
 
 def parts_of(modes: Sequence[Mode], engine: str, *arguments: Any, **options: Any) -> dict[str, Any]:
-    """Build the object that runs each mode inside an engine, by mode name; modes without a class for it are left out."""
+    """Build, by mode name, the objects that run modes inside an engine; modes without code for that engine are left out."""
     return {mode.name: part_class(mode, engine)(mode, *arguments, **options) for mode in modes if engine in mode.parts}
 
 

@@ -209,7 +209,7 @@ def function_name(function: Callable[..., Any]) -> str:
         return f"{function.__module__}:{function.__qualname__}"
     except AttributeError as error:
         raise RecipeError(
-            f"{function!r} has no name that a file could hold; wrap it in a function, or register it."
+            f"{function!r} has no name to write into a file; wrap it in a named function, or register it."
         ) from error
 
 
@@ -229,7 +229,7 @@ def is_async(value: Any) -> bool:
 
 
 def _is_function(value: Any) -> bool:
-    """Return whether a value is a function, or an object that is called like one, and no class."""
+    """Return whether a value is a function, or an object that is called like one, but not a class."""
     return callable(value) and not inspect.isclass(value)
 
 
@@ -244,7 +244,7 @@ def is_number(value: Any) -> bool:
 
 
 def families(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group objectives named `<reward>.<part>` by reward if it has more than three parts; other names are groups of their own."""
+    """Group objectives named `<reward>.<part>` by reward, if there are more than three parts; other names stay alone."""
     all_names, names_by_family = list(names), dict[str, list[str]]()
     part_counts = Counter(name.partition(".")[0] for name in all_names if "." in name)
     for name in all_names:

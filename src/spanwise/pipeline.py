@@ -91,7 +91,7 @@ class Reading(ByCompletion):
             table_nc = table_nc.new_zeros(0, sum(column_counts))
         if table_nc.shape[1] != sum(column_counts):
             raise AlignmentError(
-                f"The packed table has {table_nc.shape[1]} columns, and this scheme's objectives and blocks make "
+                f"The packed table has {table_nc.shape[1]} columns, but this scheme's objectives and blocks need "
                 f"{sum(column_counts)}; pack and unpack with the same scheme."
             )
         column_tables = table_nc.split(column_counts, dim=1)
@@ -193,7 +193,7 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
             f"{len(reading)} completions were read and the batch has {len(batch.group_n)} group ids; give one id to each."
         )
     mode_fields = {name for mode in scheme.modes for name in mode.adds}  # fields that a mode may fill in later
-    scheme.check({*batch.provides, *mode_fields}, at_read=scheme.reads)  # `read` has run, so it had the fields that it needs
+    scheme.check({*batch.provides, *mode_fields}, at_read=scheme.reads)  # the fields that `read` needs were there
     inputs: dict[str, Any] = {
         name: getattr(batch, name) for name in ("mask_nt", "value_nt", "logp_nt", "bootstrap_n", "ids_nt")
     }
@@ -222,7 +222,7 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
 
 
 def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
-    """Put the rewards on tokens, in the streams that a scheme's critic learns from; refuse a scheme without a critic."""
+    """Put the rewards on the tokens at which a scheme's critic learns them; refuse a scheme without a critic."""
     if not scheme.entry.reads_values:
         raise RecipeError(f"Method '{scheme.method}' uses no critic with a value for each token; use 'gae' or 'sae'.")
     if reading.spans is None or batch.mask_nt is None:

@@ -73,7 +73,7 @@ class Registry(dict[str, _Entry], Generic[_Entry]):
 
 
 def registered(kind: str) -> Registry[Any]:
-    """Return the registry of a kind, such as "reward", and import the module that creates it only when it is asked for."""
+    """Return the registry of a kind, such as "reward", and import the module that creates this registry if needed."""
     if kind not in _BY_KIND and kind in _HOMES:
         import_module(_HOMES[kind])
     if kind not in _BY_KIND:

@@ -40,7 +40,7 @@ class Ranks:
     """The processes of a distributed training, which hold equally many completions each."""
 
     rank: int  # the number of this process
-    gather: Callable[[Any], list[Any]]  # called by all processes together, returns their arguments in the order of ranks
+    gather: Callable[[Any], list[Any]]  # all processes call it together and get all arguments in rank order
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class ReadBatch:
     """A batch with what was read from its completions (a `Reading`): blocks, rewards and their statuses."""
 
     batch: Batch  # one row per completion, or one row per turn of a completion
-    reading: Reading  # of the rows; those of other processes have no text, and spans only if the method needs tokens
+    reading: Reading  # the rows' blocks and rewards; rows of other processes have no text, and rarely spans
     completions: int  # the number of completions
-    turns: Turns | None = None  # the places of the rows in the completions; None: each row is a completion
+    turns: Turns | None = None  # where each row lies in its completion; None: each row is a completion
     gathered: ReadBatch | None = None  # the rows of all processes; None: there is one process
     here: slice = field(default_factory=lambda: slice(None))  # the range of this process's rows in `gathered`
 
@@ -216,8 +216,8 @@ class StepResult:
     advantages_nt: Float[Tensor, "n t"]  # the advantage of each token of the rows
     spans: Spans  # the blocks of the rows, without those of completions that the trainer left out
     credit: Credit  # the credit of the rows; its counters cover all processes
-    metrics: dict[str, float]  # over the rows of all processes
-    warnings: list[str]  # the sentences that no earlier batch had
+    metrics: dict[str, float]  # the metrics over the rows of all processes
+    warnings: list[str]  # the warnings that no earlier batch had
     credits: Credit  # the credit of the rows of all processes
 
     @property
@@ -262,7 +262,7 @@ class Step:
 
     def __init__(self, scheme: Scheme, vocabulary: Vocabulary | None = None, *, ranks: Ranks | None = None) -> None:
         self.scheme, self.vocabulary, self.ranks = scheme, vocabulary, ranks
-        self.zero_batches = 0  # the training batches whose credit was all 0
+        self.zero_batches = 0  # how many training batches had no credit at all
         self._watch = Watch(scheme)
         self._noted: dict[str, float] = {}
 

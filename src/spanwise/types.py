@@ -269,20 +269,20 @@ class Comparison(ByCompletion):
     """What each advantage was compared with: advantage = (worth - baseline) / divisor; worth is the reward or a stand-in."""
 
     worth_nm: Float[Tensor, "n m"]  # float64 reward, or its stand-in if the completion left it out; NaN if there is neither
-    #: Float64, what is subtracted; NaN if no single number was: nobody to compare with, or the method does not say.
+    #: The float64 number that is subtracted; NaN if nothing could be compared, or if the method subtracts no single number.
     baseline_nm: Float[Tensor, "n m"]
-    #: Float64, what the difference is divided by; 1 if by nothing, as when all those compared are equal; NaN without baseline.
+    #: The float64 divisor of the difference; 1 if it is not divided, as when all rewards are equal; NaN without baseline.
     divisor_nm: Float[Tensor, "n m"]
-    #: Numbers of one stratum were compared with each other; a stand-in was compared with them, and is none of them. -1: no stratum.
+    #: The set of rewards (stratum) that each reward was compared with, as a number; -1: none. Stand-ins are no members.
     stratum_nm: Int[Tensor, "n m"]
-    level_nm: Int[Tensor, "n m"]  # how many outcomes the stratum leaves out, from the last one on; 0 is the finest
-    members_nm: Int[Tensor, "n m"]  # how many numbers the stratum has
-    averaged_nm: Int[Tensor, "n m"]  # of how many of them the baseline is the mean: all, or all others; 0 if no plain mean
-    reason_nm: Int[Tensor, "n m"]  # `Zero`, why the advantage is exactly 0; `Zero.CREDITED` if it is not
-    about_nm: Int[Tensor, "n m"]  # the objective that the reason is about; -1: all of them together
+    level_nm: Int[Tensor, "n m"]  # how many of the last outcomes the stratum ignores
+    members_nm: Int[Tensor, "n m"]  # how many rewards the stratum has
+    averaged_nm: Int[Tensor, "n m"]  # how many rewards the baseline averages; 0 if it is no plain mean
+    reason_nm: Int[Tensor, "n m"]  # why the advantage is exactly 0 (`Zero`), or `Zero.CREDITED`
+    about_nm: Int[Tensor, "n m"]  # the objective that the reason is about; -1: all objectives together
 
     def where(self, mask_nm: Bool[Tensor, ...], other: Comparison) -> Comparison:
-        """Return a comparison with this one's entries where the mask is true, and the other one's where it is false."""
+        """Return a comparison with this one's entries where the mask is true, and `other`'s entries where it is false."""
         return Comparison(**{name: torch.where(mask_nm, table, getattr(other, name)) for name, table in vars(self).items()})
 
     @staticmethod

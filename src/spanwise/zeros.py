@@ -22,12 +22,12 @@ _OBJECTIVES = 4096
 
 
 def key_of(reason: Zero, objective: int = -1) -> int:
-    """Return one integer (the key) for a reason and the number of the objective that it is about; -1: no objective."""
+    """Encode a reason and the number of its objective (-1: none) as one integer, the key."""
     return int(reason) * _OBJECTIVES + objective + 1
 
 
 def reason_of(key: int) -> Zero:
-    """Return the reason that an integer made by `key_of` encodes."""
+    """Return the reason that a key made by `key_of` encodes."""
     return Zero(key // _OBJECTIVES)
 
 
@@ -38,21 +38,21 @@ class Count:
     reason: Zero
     objective: str  # the reward that the reason is about; empty if it is about none
     tokens: int
-    completions: int  # those without any credit, most of whose tokens have this reason
-    rows: tuple[int, ...] = ()  # the first of these completions; if there is none, the first that have such a token
+    completions: int  # the completions without credit most of whose tokens have this reason
+    rows: tuple[int, ...] = ()  # the first such completions; without any, the first with such a token
 
 
 @dataclass(frozen=True)
 class Zeros:
-    """The reason why each token of N completions gets 0, if it does; the tokens of all completions stand in one list."""
+    """The reason for each token with the advantage 0 in N completions; the tokens of all completions form one list."""
 
     names: tuple[str, ...]  # the objectives
-    key_v: Int[Tensor, " v"]  # the reason of each token and its objective; see `reason_of` and `objective`
+    key_v: Int[Tensor, " v"]  # each token's reason and objective; `reason_of` and `objective` decode it
     row_v: Int[Tensor, " v"]  # the completion of each token
-    key_n: Int[Tensor, " n"]  # of each completion: CREDITED if any token has credit, else the reason of most of its tokens
+    key_n: Int[Tensor, " n"]  # CREDITED if the completion has credit, else the reason of most of its tokens
 
     def objective(self, key: int) -> str:
-        """Return the name of the objective that an integer made by `key_of` encodes; an empty text if there is none."""
+        """Return the name of the objective that a key made by `key_of` encodes; an empty text if it encodes none."""
         return self.names[key % _OBJECTIVES - 1] if key % _OBJECTIVES else ""
 
     def counts(self, examples: int = 3) -> list[Count]:
@@ -68,7 +68,7 @@ class Zeros:
 
 
 def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
-    """Return for each block, as an integer made by `key_of`, the reason that holds for those of its tokens that get 0.
+    """Return for each block the reason why its tokens may have the advantage 0, encoded by `key_of`.
 
     If several objectives pay a block, the reason is the first in the order of `Zero`, then in the order of the objectives.
     """
@@ -93,7 +93,7 @@ def recorded_reasons(
     reward_n: Float[Tensor, " n"] | None = None,
     rollout_n: Int[Tensor, " n"] | None = None,
 ) -> Int[Tensor, "n k"]:
-    """Return why tokens get 0, as far as the numbers that a trainer recorded show it, as integers made by `key_of`.
+    """Return why tokens get 0, as far as a trainer's recorded numbers show it, encoded by `key_of`.
 
     `credit_nk` is NaN where the trainer recorded no credit; `reward_n`, if given, shows which completions are right.
     """

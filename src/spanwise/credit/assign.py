@@ -141,7 +141,7 @@ def assign(
             ]
             block_credit_nk = torch.stack(block_mean_columns, dim=1)
             has_credit_n = (block_credit_nk != 0).any(dim=1) | (stop_credit_n != 0)
-            adv_nm = has_credit_n.double()[:, None]  # tokens have different advantages; 1 says that there is credit
+            adv_nm = has_credit_n.double()[:, None]  # 1 stands for "some token has credit"
         else:
             advantage_n, reward_comparison = run_method(inputs, group_n.shape)
             adv_nm = advantage_n.double()[:, None]
@@ -173,14 +173,14 @@ def assign(
 
 
 def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str, Any]:
-    """Turn the objectives' settings and outcomes (baseline, scale, ...) into a method's arguments, under its parameters' names."""
+    """Build a method's keyword arguments from the objectives' settings (baseline, scale, ...) and outcomes."""
     outcome_names = list(dict.fromkeys(name for objective in objectives for name in objective.outcomes))
     values_by_outcome = {name: scores.outcome(name).double() for name in outcome_names}
     stand_in_reward_nm = torch.where(left_out(scores), fill_missing(scores, objectives), torch.nan)
     reward_by_outcome_nk2 = scores.by_outcome_nmo.clone()
     judged_column_k = [judged_column(objective) for objective in objectives]
     for m, objective in enumerate(objectives):
-        if judged_column_k[m] is None:  # the baseline is not given what decides this reward, so the reward is not rescored
+        if judged_column_k[m] is None:  # rescoring needs the outcome that decides this reward
             reward_by_outcome_nk2[:, m] = torch.nan
         for name in objective.outcomes if objective.baseline in ("outcome", "blended") else ():
             check_discrete(values_by_outcome[name][~values_by_outcome[name].isnan()].unique().tolist(), name)
@@ -200,7 +200,7 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
 def _run_over_streams(
     run_method: Callable[..., tuple[Tensor, Any]], inputs: Mapping[str, Any], streams: Streams | None, stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
-    """Run a method that credits tokens once per stream of rewards (`Streams`), and add up the streams' weighted advantages."""
+    """Run a method that credits tokens once for each value that the critic predicts, and add up the weighted advantages."""
     token_shape = inputs["block_nt"].shape
     if streams is None:
         return run_method(inputs, token_shape)[0], stop_n
@@ -218,7 +218,7 @@ def _run_over_streams(
 def _run_method(
     entry: Method, group_n: Tensor, options: Mapping[str, Any], inputs: Mapping[str, Any], shape: Sequence[int]
 ) -> tuple[Tensor, Comparison | None]:
-    """Call a method and check the shape of its advantages; return them, with what they were compared with, if known."""
+    """Call a method, check the shape of its advantages, and return them with their `Comparison` if the method gives one."""
     method_result = call(entry, group_n, inputs, options)
     advantages, comparison = method_result if isinstance(method_result, Explained) else (method_result, None)
     if not isinstance(advantages, Tensor) or advantages.shape != shape:
@@ -246,11 +246,11 @@ def call(chosen: Method, group_n: Tensor, inputs: Mapping[str, Any], options: Ma
 def _check_sizes(
     scores: Scores, group_n: Tensor, present_nk: Tensor, objectives: Sequence[Objective], block_names: Sequence[str]
 ) -> None:
-    """Refuse rewards, group ids and blocks of sizes that do not fit, and a reward not finite although its status is OK."""
+    """Refuse rewards, group ids and blocks whose sizes disagree, and a reward with status OK that is not finite."""
     n, m, k = len(group_n), len(objectives), len(block_names)
     if scores.reward_nm.shape != (n, m) or present_nk.shape != (n, k):
         raise AlignmentError(
-            f"There are {n} group ids, {m} objectives and {k} blocks, so the rewards must be {(n, m)} and present_nk {(n, k)}; "
+            f"With {n} group ids, {m} objectives and {k} blocks, reward_nm must be {(n, m)} and present_nk {(n, k)}; "
             f"they are {tuple(scores.reward_nm.shape)} and {tuple(present_nk.shape)}."
         )
     if bad_entry := first_of((scores.status_nm == int(Status.OK)) & ~scores.reward_nm.isfinite()):
@@ -269,7 +269,7 @@ def explain_objectives(
     *,
     truncated_n: Bool[Tensor, " n"] | None,
 ) -> Comparison:
-    """Refine the reasons why an objective's credit is 0: a missing reward, all right or all wrong, or a weight of 0."""
+    """Find the exact reason why an objective's credit is 0: a missing reward, all right or all wrong, or a weight of 0."""
     missing_reason_nm = _explain_missing(scores, truncated_n)
     reason_nm = torch.where(comparison.reason_nm == int(Zero.ABSENT), missing_reason_nm, comparison.reason_nm)
     for m, objective in enumerate(objectives):
@@ -289,7 +289,7 @@ def explain_sum(
     in_groups: bool,
     truncated_n: Bool[Tensor, " n"] | None,
 ) -> Comparison:
-    """Refine the reasons why the credit for the sum of rewards is 0, and name the objective that each reason is about."""
+    """Find the exact reason why the credit for a sum of rewards is 0, and the objective that the reason is about."""
     compared_set_n = group_n if in_groups else torch.zeros_like(group_n)
     reason_n, about_objective_n = comparison.reason_nm[:, 0], comparison.about_nm[:, 0]
     sum_moments = moments(comparison.worth_nm[:, 0], compared_set_n)
@@ -319,7 +319,7 @@ def explain_sum(
 
 
 def _explain_missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, "n m"]:
-    """Return for each reward the reason that holds if the reward is missing (cut off, unreadable, timeout, ...)."""
+    """Return the reason for each missing reward (completion cut off, text unreadable, timeout, ...)."""
     reason_nm = torch.full(scores.status_nm.shape, int(Zero.ABSENT), device=scores.status_nm.device)
     if truncated_n is not None:
         reason_nm[truncated_n] = int(Zero.TRUNCATED)

@@ -1,4 +1,4 @@
-"""Subtract a baseline from rewards: nothing, the mean of the batch, the group or one outcome, or a blended estimate."""
+"""Subtract a baseline from rewards: 0, the mean of the batch, of the group or of equal outcomes, or a blended estimate."""
 
 from __future__ import annotations
 
@@ -125,9 +125,11 @@ def advantage(
     check_known("baseline", baseline, BASELINES)
     check_counts(reward_n, "rewards", group_n, "group ids", advice="one id to each completion")
     if back_off is not None and baseline != "outcome":
-        raise RecipeError(f"back_off works with the baseline 'outcome' only; leave it out of the baseline '{baseline}'.")
+        raise RecipeError(f"back_off needs the baseline 'outcome', but the baseline is '{baseline}'; leave back_off out.")
     if scale != "none" and baseline in ("none", "blended"):
-        raise RecipeError(f"Baseline '{baseline}' has no stratum to take a standard deviation of; use scale='none'.")
+        raise RecipeError(
+            f"Baseline '{baseline}' compares no completions, so it has no standard deviation; use scale='none'."
+        )
     lacks_reward_n, whole_batch_n = reward_n.isnan(), torch.zeros_like(group_n, dtype=torch.long)
     stand_in_reward_n = torch.full_like(reward_n, torch.nan, dtype=torch.float64)
     if if_missing is not None:
@@ -138,7 +140,7 @@ def advantage(
     comparing: dict[str, Any] = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "voter_n": voter_n}
     merged_result, uncompared_n, comparison_levels = None, torch.ones_like(lacks_reward_n), list[tuple[Tensor, int]]()
     if baseline == "none":
-        check_rewards(reward_n)  # `moments` checks the rewards for every other baseline
+        check_rewards(reward_n)  # the other baselines call `moments`, which checks the rewards
         advantage_n, zero_n, uncompared_n = worth_n.nan_to_num(nan=0.0), torch.zeros_like(worth_n), ~uncompared_n
         comparison = build_comparison(advantage_n, worth_n, zero_n, zero_n + 1, alone_n=uncompared_n, equal_n=uncompared_n)
         merged_result = Explained(advantage_n, comparison)
@@ -154,13 +156,13 @@ def advantage(
         coarsest_group_n = whole_batch_n if baseline == "batch" else group_n
         comparison_levels = [(coarsest_group_n, outcomes) for outcomes in range(most_outcomes, fewest_outcomes - 1, -1)]
     last_level = len(comparison_levels) - 1
-    # If no completion with equal outcomes has a reward, the stand-in for a missing one is compared with the group or the batch.
+    # If no completion with the same outcomes has a reward, a missing reward's stand-in is compared with the group or batch.
     comparison_levels += [(group_n, 0), (whole_batch_n, 0)]
     for level, (coarsest_group_n, outcomes) in enumerate(comparison_levels):
         if merged_result is not None and not bool(uncompared_n.any()):
             break
         stratum_n = refine(coarsest_group_n, outcome_no[:, :outcomes])
-        # The offset keeps the numbers of coarse and of fine strata (sets of compared completions) apart.
+        # The offset gives coarse and fine strata (sets of compared completions) different numbers.
         stratum_n = stratum_n.where(stratum_n < 0, stratum_n + level * len(stratum_n) ** 2)
         level_result = compare_in_strata(reward_n, stratum_n, **scaling, **comparing)
         if 0 < level <= last_level:
@@ -174,7 +176,7 @@ def advantage(
     assert merged_result is not None, "there is a first level"
     adv_n, comparison = merged_result
     stratum_n = comparison.stratum_nm[:, 0]
-    # -1 marks a completion that is compared with none. `group_index` makes it 0, so 1 is subtracted from all numbers.
+    # -1 means "compared with no completion". `group_index` turns -1 into 0, so 1 is subtracted from all numbers.
     dense_stratum_n = group_index(stratum_n) - (stratum_n < 0).any().long()
     comparison = replace(comparison, stratum_nm=dense_stratum_n[:, None])
     is_singleton_n = ~lacks_reward_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
@@ -198,7 +200,7 @@ def compare_columns(
 
 
 def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Float[Tensor, "n o"]:
-    """Return the outcomes as a table with a column for each, or no column if the baseline does not depend on outcomes."""
+    """Return the outcomes as a table with one column per outcome, or without columns if the baseline ignores outcomes."""
     if baseline in ("none", "batch", "group"):
         return torch.zeros((len(group_n), 0), dtype=torch.float64, device=group_n.device)
     if outcome_no is None or as_columns(outcome_no).shape[1] == 0:
@@ -230,7 +232,7 @@ def blended_baseline(
     *,
     judged: int | None = None,
 ) -> Float[Tensor, " n"]:
-    r"""Estimate the expected reward of each completion, given its prompt and outcomes, from the others of the batch.
+    r"""Estimate the expected reward of each completion, given its prompt and outcomes, from the batch's other completions.
 
     Equation
         b[i] = (ml/v_ml + x/v_x + mu/v_mu) / (1/v_ml + 1/v_x + 1/v_mu), separately for each tuple o of outcomes:
@@ -277,7 +279,7 @@ def blended_baseline(
     outcome_count = outcome_no.shape[1]
     if by_outcome_n2 is not None and judged is None and outcome_count > 1:
         raise RecipeError(
-            f"There are {outcome_count} outcomes, and by_outcome_n2 holds rewards under one of them; set 'judged' to its column."
+            f"by_outcome_n2 holds rewards under one of the {outcome_count} outcomes; set 'judged' to that outcome's column."
         )
     if by_outcome_n2 is not None and judged is not None and not 0 <= judged < outcome_count:
         raise RecipeError(f"'judged' is {judged}; write a column from 0 to {outcome_count - 1}.")
@@ -338,10 +340,10 @@ def _estimate_for_outcome(
 
 
 def _estimate_from_rescored(by_prompt: Moments, rescored: Moments, noise_s: Tensor) -> tuple[Tensor, Tensor]:
-    """Estimate the baseline and its variance from the prompt's completions with other outcomes, rescored under those at hand."""
+    """Estimate the baseline and its variance from completions of the prompt whose outcomes differ, after rescoring them."""
     rescored_noise_s = rescored.pooled_variance_elsewhere()
     rescored_noise_s = torch.where(rescored_noise_s.isnan(), noise_s, rescored_noise_s)
-    mean_gap_s = by_prompt.mean_s - rescored.mean_s  # NaN if a prompt lacks completions with these outcomes or with others
+    mean_gap_s = by_prompt.mean_s - rescored.mean_s  # NaN if all or none of a prompt's completions have these outcomes
     other_gap_count_s = (~mean_gap_s.isnan()).sum() - (~mean_gap_s.isnan()).double()
     # The shift of a prompt is the mean gap of the other prompts, so that no completion's reward enters its own baseline.
     mean_gap_elsewhere_s = (mean_gap_s.nansum() - mean_gap_s.nan_to_num()) / other_gap_count_s.clamp(min=1.0)
@@ -356,7 +358,7 @@ def _estimate_from_rescored(by_prompt: Moments, rescored: Moments, noise_s: Tens
 def excess_variance_elsewhere(
     mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
 ) -> Float[Tensor, " s"]:
-    """Estimate for each set of compared completions (stratum) how much the P other sets' means vary beyond noise; NaN if P < 2.
+    """Estimate for each stratum (compared set) how much the means of the P other strata vary beyond noise; NaN if P < 2.
 
     t2[s] (1 + 1/P),  t2[s] = max(0, var(other means, ddof 1) - sum_a noise[s, a] average(1 / count[., a]))
     """

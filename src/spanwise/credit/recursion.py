@@ -89,7 +89,7 @@ def _cut_blocks(completions: int, tokens: int) -> Iterator[tuple[slice, slice]]:
 
 
 def _carry_back(term: Tensor, factor: Tensor, next_q_n: Tensor) -> Tensor:
-    """Compute Q[t] = term[t] + factor[t] Q[t+1] from last to first; write Q[t+1] over term[t], and the first Q over `next_q_n`."""
+    """Compute Q[t] = term[t] + factor[t] Q[t+1] backwards; afterwards `term` holds Q[t+1], and `next_q_n` the first Q."""
     q_tn, factor_rows = torch.cat([term.t(), next_q_n[None]]), factor.t().contiguous().unbind(0)
     q_rows = q_tn.unbind(0)
     for t in reversed(range(len(factor_rows))):

@@ -22,8 +22,8 @@ class Refinement:
 
     name: ClassVar[str] = "refine"
     method: str  # name of a method of kind "refinement", such as `ktae` or `oar`
-    options: Mapping[str, Any] = field(default_factory=dict)  # those that differ from its defaults
-    correct: str | None = None  # the objective whose reward says whether a completion is right (above 0); None: the first
+    options: Mapping[str, Any] = field(default_factory=dict)  # the method's options that differ from its defaults
+    correct: str | None = None  # the objective whose reward is above 0 if a completion is right; None: the first
 
     def __post_init__(self) -> None:
         if self.entry.kind != "refinement":
@@ -57,7 +57,7 @@ class Refinement:
         return Refinement(**recipe_fields)
 
     def check_scheme(self, scheme: Any) -> None:
-        """Refuse a scheme that credits single turns, a `correct` that is no objective of it, and options without effect."""
+        """Refuse a scheme that credits single turns, a `correct` that it does not have, and options without effect."""
         if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
             raise RecipeError(
                 f"refine changes the tokens of whole completions, and method '{scheme.method}' credits turns here. Leave refine "
@@ -75,7 +75,7 @@ class Refinement:
             )
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
-        """Add to a credit what the refining method changes in each token's advantage; the decision to stop keeps its credit.
+        """Let the refining method change each token's advantage; the credit of the decision to stop stays the same.
 
         Equation
             A[i, t] = the credit of t's block, or of t itself under a method per token, before it is shared over tokens

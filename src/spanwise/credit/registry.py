@@ -23,11 +23,11 @@ PROPERTIES: Mapping[str, str] = {
     "pure": "it leaves its inputs unchanged, and a second call gives the same numbers",
     "precision": "rewards in float32 and float64 give the same numbers",
     "negative": "rewards may be negative",
-    "absent": "a NaN reward gets exactly 0 and is left out: the others get what they get without it",
-    "permutation": "another order of the rows only reorders the result; other ids, of any sign and size, change nothing",
+    "absent": "a NaN reward gets exactly 0, and the other rewards get what they would get without it",
+    "permutation": "reordered rows only reorder the result; renamed ids, whatever their sign and size, change nothing",
     "shift": "adding a constant to all rewards of a group changes nothing",
     "constant": "a group whose rewards are all equal, or a group of one, gets exactly 0",
-    "split": "a group gets the same numbers in a batch of its own as beside other groups",
+    "split": "a group gets the same numbers alone in a batch and together with other groups",
     "masking": "masked tokens get exactly 0, and the other tokens get what they would get without them",
     "poison": "what a masked token holds (NaN, 1e9, any id) is never read",
     "padding": "padding on the left and on the right give the same numbers",
@@ -158,7 +158,7 @@ class Method:
         return frozenset(_FIELDS.get(name, name) for name in self.needs if name not in _MADE)
 
     def lacking(self, provided: Collection[str]) -> str:
-        """Name in words the fields of `Batch` that the method needs and the batch lacks; an empty text if it lacks none."""
+        """Return words for the fields of `Batch` that the method needs and the batch lacks; an empty text without any."""
         return " and ".join(_WORDS.get(name, name) for name in sorted(self.fields - {*provided}))
 
     @cached_property
@@ -248,7 +248,7 @@ WORST_SCORE = {"brier": -1.0, "log_score": -4.605170185988091}
 
 
 def states_confidence(layout: Layout) -> bool:
-    """Return whether the last block of a layout states a confidence; if not, it is a second attempt."""
+    """Return whether the last block of a layout states a confidence; otherwise the block is a second attempt."""
     return len(layout.names) == 1 or "confidence" in layout.keys[layout.names[-1]]
 
 

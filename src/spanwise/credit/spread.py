@@ -75,19 +75,19 @@ def name_streams(objectives: Sequence[Objective], values: ValuesName | None) -> 
 
 @dataclass(frozen=True)
 class Streams:
-    """Rewards on tokens, in one stream for each value that a critic predicts; GAE or SAE runs once per stream."""
+    """Rewards on tokens, one table (a stream) for each value that a critic predicts; GAE or SAE runs once per stream."""
 
-    names: tuple[str, ...]  # the value that the critic predicts for each stream
-    reward_snt: Float[Tensor, "s n t"]  # the rewards; 0 nearly everywhere
-    mask_snt: Bool[Tensor, "s n t"]  # the tokens of the stream; every other token counts as deleted
+    names: tuple[str, ...]  # the names of the values that the critic predicts, one per stream
+    reward_snt: Float[Tensor, "s n t"]  # the reward of each token; 0 nearly everywhere
+    mask_snt: Bool[Tensor, "s n t"]  # the tokens that take part; any other token counts as deleted
     weight_s: Float[Tensor, " s"]  # the factor for the advantages of the stream
-    stop_sn: Bool[Tensor, "s n"]  # True if the stream is the decision to stop, see `reward_streams`
-    last_sn: Bool[Tensor, "s n"]  # True if it holds the completion's last trainable token: rewards after a cut belong to it
+    stop_sn: Bool[Tensor, "s n"]  # True if the reward is for the decision to stop, see `reward_streams`
+    last_sn: Bool[Tensor, "s n"]  # True if the completion's last trainable token takes part
 
     def inputs(
         self, value_nt: Float[Tensor, "n t *s"] | None = None, bootstrap_n: Float[Tensor, " n *b"] | None = None
     ) -> Iterator[dict[str, Tensor]]:
-        """Yield the inputs of `gae`, `sae` and `value_target` per stream; `bootstrap_n` counts only in those of `last_sn`."""
+        """Yield the inputs of `gae`, `sae` and `value_target`, once for each value that the critic predicts."""
         mask_shape = tuple(self.mask_snt.shape[1:])
         token_tables = {} if value_nt is None else {"value_nt": self._arrange_by_stream(value_nt, "value_nt", mask_shape)}
         if bootstrap_n is not None:
@@ -99,17 +99,17 @@ class Streams:
             yield {"reward_nt": self.reward_snt[s], "mask_nt": self.mask_snt[s], **stream_tables}
 
     def _arrange_by_stream(self, value: Tensor, what: str, shape: tuple[int, ...]) -> Tensor:
-        """Return a critic's values with streams as the last axis; refuse values for other streams or other completions."""
+        """Return a critic's values with one entry per predicted value on the last axis; refuse any other shape."""
         if tuple(value.shape[: len(shape)]) != shape or value.dim() > len(shape) + 1:
-            raise AlignmentError(f"{what} is {tuple(value.shape)} and the completions are {shape}; give one value to each.")
+            raise AlignmentError(f"{what} is {tuple(value.shape)}, but the batch is {shape}; give one value to each entry.")
         value = value if value.dim() > len(shape) else value[..., None]
         value_count = value.shape[-1]
         if value_count != len(self.names):
             unit = "completion" if what.endswith("_n") else "token"
             values_text = f"{value_count} value{'' if value_count == 1 else 's'} per {unit}"
-            needed = "there is 1 stream" if len(self.names) == 1 else f"there are {len(self.names)} streams"
+            needed_text = f"the critic predicts {len(self.names)} value{'' if len(self.names) == 1 else 's'}"
             raise AlignmentError(
-                f"{what} holds {values_text} and {needed} ({', '.join(self.names)}): give one value to each, in this order."
+                f"{what} holds {values_text}, but {needed_text} ({', '.join(self.names)}). Give one of each, in this order."
                 f"{' For a critic with one value, set values: shared.' if value_count == 1 else ''}"
             )
         return value
@@ -125,7 +125,7 @@ def reward_streams(
     values: ValuesName | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Streams:
-    """Put each reward on the last token of the last block that it credits, in a shared stream or one stream per objective.
+    """Put each reward on the last token of the last block that it credits, in one table for all objectives or one for each.
 
     With e that token:  shared: r[i, e] = sum of weight_m r[i, m] over the m with that e;   else: r_m[i, e] = r[i, m]
     """
@@ -228,7 +228,7 @@ def spread(
     """
     if credit.block_nk.shape != spans.start_nk.shape:
         raise AlignmentError(
-            f"The credit is for {tuple(credit.block_nk.shape)} completions and blocks, and the spans are for "
+            f"The credit has {tuple(credit.block_nk.shape)} completions and blocks, and the spans have "
             f"{tuple(spans.start_nk.shape)}; pass the credit and the spans of the same completions."
         )
     start_nk, end_nk, token_width = spans.start_nk, spans.end_nk, spans.block_nt.shape[1]
@@ -266,7 +266,7 @@ def spread_tokens(
     missing_width = spans.block_nt.shape[1] - adv_nt.shape[1]
     if len(adv_nt) != len(spans.block_nt) or (missing_width < 0 and bool((adv_nt[:, missing_width:] != 0).any())):
         raise AlignmentError(
-            f"The advantages are for {tuple(adv_nt.shape)} completions and tokens, and the spans are for "
+            f"The advantages have {tuple(adv_nt.shape)} completions and tokens, and the spans have "
             f"{tuple(spans.block_nt.shape)}; pass those of the same completions."
         )
     divisor_nk = _find_divisor(spans.length_nk, per)

@@ -27,7 +27,7 @@ _Inputs = ParamSpec("_Inputs")
 
 
 def first_of(wrong: Tensor) -> list[int]:
-    """Return the indices of the first True in a mask of wrong entries; empty if there is none."""
+    """Return the indices of the first True in a mask of wrong entries; empty if no entry is wrong."""
     return wrong.nonzero()[:1].flatten().tolist()
 
 
@@ -49,14 +49,14 @@ def check_mask(mask_nt: Tensor) -> None:
         raise AlignmentError(f"mask_nt holds {mask_nt.dtype}, and a mask must be boolean; pass mask_nt.bool().")
 
 
-def check_counts(things: Sized, what: str, others: Sized, of: str, *, advice: str) -> None:
+def check_counts(items: Sized, item_noun: str, others: Sized, other_noun: str, *, advice: str) -> None:
     """Refuse two lists or tensors of different lengths."""
-    if len(things) != len(others):
-        raise AlignmentError(f"There are {len(things)} {what} for {len(others)} {of}; give {advice}.")
+    if len(items) != len(others):
+        raise AlignmentError(f"There are {len(items)} {item_noun} for {len(others)} {other_noun}; give {advice}.")
 
 
 def check_shapes(**tensors: Tensor | None) -> None:
-    """Refuse tensors whose size differs from the first one's along an index that both names have, such as n in `_nt` and `_nk`."""
+    """Refuse tensors whose sizes disagree along an index that their names share, such as n in `value_nt` and `reward_nk`."""
     (first_name, first_tensor), *other_tensors = ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
     for name, tensor in other_tensors:
         shared_axis_count = sum(map(eq, first_name.rpartition("_")[2], name.rpartition("_")[2]))
@@ -87,7 +87,7 @@ class Explained(NamedTuple):
 
 
 def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
-    """Decorate a method that returns `Explained`: called, it returns the advantages; `call_explained` gets the comparison too.
+    """Decorate a method that returns `Explained`: a plain call returns the advantages, `call_explained` the comparison too.
 
     Example:
         >>> @explains
@@ -124,7 +124,7 @@ def build_comparison(
     members_n: Tensor | None = None,
     averaged_n: Tensor | None = None,
 ) -> Comparison:
-    """Build the `Comparison` behind a column of advantages; no baseline if a completion is alone or its divisor is NaN."""
+    """Build the `Comparison` of a column of advantages; completions alone or with the divisor NaN get no baseline."""
     zeros_n = torch.zeros_like(worth_n, dtype=torch.long)
     has_baseline_n = ~(worth_n.isnan() | baseline_n.isnan() | divisor_n.isnan() | alone_n)
     reason_n = torch.full_like(zeros_n, int(Zero.NO_SCALE))
@@ -151,7 +151,7 @@ def build_comparison(
 
 
 def list_ids(ids: Any) -> list[Any]:
-    """List ids such as group ids or states; a number in a tensor or an array would not equal another such number."""
+    """Return ids, such as group ids or states, as a list of Python values, which can be compared and hashed."""
     return ids.tolist() if hasattr(ids, "tolist") else list(ids)
 
 
@@ -201,7 +201,7 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
     for column, outcome_n in enumerate(as_columns(outcome_no).T):
         is_known_n = is_known_n & ~outcome_n.isnan()
         distinct_outcomes, outcome_id_n = torch.unique(outcome_n.nan_to_num(nan=0.0), return_inverse=True)
-        # The sets split so far are renumbered from 0 before each further outcome, so that their numbers stay small.
+        # Before each further outcome the strata are renumbered from 0, so that their numbers stay small.
         dense_stratum_n = group_index(stratum_n) if column else stratum_n
         stratum_n = dense_stratum_n * len(distinct_outcomes) + outcome_id_n
     return torch.where(is_known_n, stratum_n, -1)
@@ -223,7 +223,7 @@ class Moments:
         return self.look_up(self.count_s, 0.0)
 
     def mean_n(self) -> Float[Tensor, " n"]:
-        """Return the mean of each completion's stratum, with the completion itself; NaN if the stratum has no member."""
+        """Return the mean of each completion's stratum, including the completion itself; NaN if the stratum is empty."""
         return self.look_up(self.mean_s, torch.nan)
 
     def std_n(self, *, ddof: int, stand_in_n: Float[Tensor, " n"] | None = None) -> Float[Tensor, " n"]:
@@ -243,11 +243,11 @@ class Moments:
         return self.look_up(self.square_s, 0.0) == 0
 
     def look_up(self, value_s: Tensor, nowhere: float) -> Float[Tensor, " n"]:
-        """Give each completion its stratum's entry in a table, such as its mean, or `nowhere` if it is in no stratum."""
+        """Look up each completion's stratum in a table, such as the means; a completion without a stratum gets `nowhere`."""
         return value_s[self.stratum_n.clamp(min=0)].masked_fill_(self.stratum_n < 0, nowhere)
 
     def pooled_variance_elsewhere(self) -> Float[Tensor, " s"]:
-        """Return for each stratum the variance inside the others: sum of squares over sum of (count - 1); NaN if that is 0."""
+        """Return for each stratum the variance inside all other strata, pooled; NaN if no other stratum has two values."""
         degrees_s = (self.count_s - 1).clamp(min=0.0)
         degrees_s, square_sum_s = degrees_s.sum() - degrees_s, (self.square_s.sum() - self.square_s).clamp(min=0.0)
         return torch.where(degrees_s > 0, square_sum_s / degrees_s.clamp(min=1.0), torch.nan)
@@ -256,7 +256,7 @@ class Moments:
 def moments(
     value_n: Float[Tensor, " n"], stratum_n: Int[Tensor, " n"], *, weight_n: Float[Tensor, " n"] | None = None
 ) -> Moments:
-    """Compute the count, mean and sum of squared deviations of the values in each stratum (compared set), without NaN.
+    """Compute the count, mean and sum of squared deviations of each stratum (compared set); skip NaN.
 
     `stratum_n` is numbered as by `group_index` and `refine`; -1 is no stratum. Values are shifted by their stratum's minimum
     before they are summed, so a constant stratum has deviation exactly 0. Each is counted `weight_n` times; None: once.
@@ -279,7 +279,7 @@ def moments(
             f"of ids of your own."
         )
     in_stratum_n = stratum_n >= 0
-    if highest_stratum > 16 * len(stratum_n):  # renumber, as the tables have a row for every number up to the largest
+    if highest_stratum > 16 * len(stratum_n):  # renumbered from 0, because the tables have a row for every number
         stratum_n, highest_stratum = group_index(stratum_n).where(in_stratum_n, -1), len(stratum_n)
     member_n, table_row_n = in_stratum_n & ~value_n.isnan(), stratum_n.clamp(min=0).long()
     weight_n = member_n.double() if weight_n is None else weight_n.double().where(member_n, 0.0)
@@ -307,7 +307,7 @@ def compare_in_strata(
     stand_in_n: Float[Tensor, " n"] | None = None,
     voter_n: Int[Tensor, " n"] | None = None,
 ) -> Explained:
-    r"""Subtract from each value the mean of those it is compared with (its stratum); divide by their deviation or mean if asked.
+    r"""Subtract from each value the mean of its stratum (compared set); divide by the stratum's deviation or mean if asked.
 
     Equation
         A[i] = (v[i] - mean_S v) * (n/(n-1) if leave_one_out else 1) / divisor
@@ -377,7 +377,7 @@ centred = explains(compare_in_strata)
 def _compare_votes(
     value_n: Tensor, stratum_n: Tensor, voter_n: Tensor, leave_one_out: bool, min_stratum: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compare each turn with the rollouts of its stratum, each counted once; return their number, their mean and the advantages."""
+    """Compare each turn with its stratum, counting each rollout once; return rollout count, mean and advantages."""
     voter_stratum_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(voter_n).double()), -1)
     voter_moments = moments(value_n, voter_stratum_n)  # each rollout counts once, with the mean over its rows
     stratum_u = torch.full((len(voter_moments.count_s),), -1, dtype=torch.long, device=value_n.device)
@@ -398,7 +398,7 @@ def standardise(
     eps: float = 0.0,
     eps_at: EpsAt = "std",
 ) -> tuple[Float[Tensor, " n"], float, float]:
-    """Standardise values over the batch, with weights (0 if it is constant); return the results, the mean and the divisor.
+    """Standardise weighted values over the batch (all 0 if they are equal); return the results, the mean and the divisor.
 
     A[i] = (v[i] - mean v if shift else v[i]) / (std + eps, sqrt(var + eps) or sqrt(max(var, eps)) by `eps_at`)
     """
@@ -454,7 +454,7 @@ def _measure_tokens(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, in
 
 
 def _find_divisor(square_sum: float, total_weight: float | int, ddof: int, eps: float, eps_at: EpsAt) -> float:
-    """Return the number that deviations are divided by; 0 if all are 0 or too few values are left for `ddof`."""
+    """Return the number that deviations are divided by; 0 if all deviations are 0 or there are too few values for `ddof`."""
     if square_sum <= 0 or total_weight <= max(ddof, 1):
         return 0.0
     variance = square_sum / (total_weight - ddof)

@@ -92,7 +92,7 @@ class Rerolls:
         check_shapes(confidence_xs=self.confidence_xs, outcome_xs=self.outcome_xs, prefix_xs=self.prefix_xs)
         if self.prefix_xs.numel() and int(self.prefix_xs.max()) >= len(self.again_dm):
             raise AlignmentError(
-                f"A completion has prefix {int(self.prefix_xs.max())}, but only {len(self.again_dm)} prefixes were re-rolled."
+                f"A completion has prefix number {int(self.prefix_xs.max())}, but only {len(self.again_dm)} were re-rolled."
             )
 
 
@@ -205,7 +205,7 @@ def measure_fidelity(
             raise DataError(f"A batch of {batch} completions of {n_prompts} prompts holds no group of {size}; raise batch.")
     completion_columns = _prepare_columns(rerolls, rule)
     if not bool(completion_columns["usable_n"].any()):
-        raise DataError("No completion states a confidence that was also re-rolled; there is nothing to compare with.")
+        raise DataError("No completion states a confidence and was re-rolled too; there is nothing to compare.")
     generator = torch.Generator().manual_seed(seed)
     sum_bgxk = torch.zeros(len(baselines), len(group_sizes), n_prompts, _SUMS, dtype=torch.float64)
     for (g, size), _ in product(enumerate(group_sizes), range(resamples)):
@@ -272,7 +272,7 @@ def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
 def agreement(
     n: Tensor, a: Tensor, m: Tensor, aa: Tensor, mm: Tensor, am: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the correlation of advantages A with Monte Carlo's A_MC, that of exact advantages, and A's RMSE at the best scale."""
+    """Return a baseline's correlation with Monte Carlo, the highest possible correlation, and the RMSE at the best scale."""
     var_a, exact_var, cov_am = aa - a * a / n, mm - m * m / n, am - a * m / n
     varying = (var_a > 1e-12 * aa) & (exact_var > 1e-12 * mm)  # the rounding error of a constant must not count as variance
     correlation = torch.where(varying, cov_am / (var_a * exact_var).sqrt(), torch.nan)

@@ -121,7 +121,7 @@ def simulated_fixed_point(
     completion_count = batches * copies * group_size
     if (rarest_count := completion_count * float(chance_b2.min())) < _FEWEST:
         raise RecipeError(
-            f"In {batches} batches the rarest outcome comes only {rarest_count:.0f} times; raise batches, or leave out such a p."
+            f"In {batches} batches the rarest outcome occurs {rarest_count:.0f} times; raise batches, or set p nearer 0.5."
         )
     level_v = torch.arange(LEVELS + 1, dtype=torch.float64)
     report_v = level_v / LEVELS
@@ -164,7 +164,7 @@ def _simulate_batch(
     terms_4bg = torch.stack([
         reward_bg - credit_n.reshape(b, g) - value_bg,
         torch.ones_like(reward_bg),
-        (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # the mean is 0 if no other has the outcome
+        (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # 0 if the outcome occurs once
         others_score_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
     cell_index_bg, phi_bg = torch.arange(b)[:, None] * 2 + outcome_bg, level_bg.double() / LEVELS - mean_report_b1

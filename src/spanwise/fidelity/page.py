@@ -126,12 +126,15 @@ def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -
         best = max((row for row in tokens if is_known(row["value"])), key=lambda row: row["value"], default=None)
         if best is None:
             return "Nothing was measured: no baseline has a correlation with Monte Carlo."
-        return f"At tokens {best['estimator']} with {best['critic']} is nearest to Monte Carlo: correlation {_with_bounds(best)}."
+        estimator_text = f"{best['estimator']} with {best['critic']}"
+        return f"Token by token, {estimator_text} is nearest to Monte Carlo: correlation {_with_bounds(best)}."
     size = min(row["group_size"] for row in correlation_rows)
     best, *other_rows = sorted((row for row in correlation_rows if row["group_size"] == size), key=lambda row: -row["value"])
     if best["low"] <= 0:
-        return f"At G = {size} no baseline is clearly better than noise: the best, {best['baseline']}, has {_with_bounds(best)}."
-    best_sentence = f"At G = {size} {best['baseline']} is nearest to Monte Carlo: correlation {_with_bounds(best)}"
+        return (
+            f"In groups of {size} no baseline clearly beats noise: the best, {best['baseline']}, has {_with_bounds(best)}."
+        )
+    best_sentence = f"In groups of {size}, {best['baseline']} is nearest to Monte Carlo: correlation {_with_bounds(best)}"
     if not other_rows:
         return f"{best_sentence}."
     next_row = other_rows[0]

@@ -32,11 +32,11 @@ from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks.embedded import Task, stated_confidences
 from spanwise.types import BlockText, Spans
 
-#: The most decisions (tokens below probability `DECISION`), and the most other tokens, that are re-rolled in a completion.
+#: How many decisions (tokens below probability `DECISION`), and how many other tokens, a completion is re-rolled at.
 MOST = 16
 #: Tokens less probable than this are always re-rolled from before and after, because SAE cuts segments there.
 UNLIKELY = 0.2
-#: The most continuations, and the most tokens, that are sampled at a time; with more, moving the KV cache takes too long.
+#: How many continuations, and how many tokens, are sampled at a time; with more, moving the KV cache takes too long.
 ROWS, TOKENS = 512, 32_768
 #: The numbers of optimizer steps after which the critic that is fitted here is evaluated.
 CRITIC_STEPS = (5, 25, 80)
@@ -214,7 +214,7 @@ def collect_tokens(
     most: int = MOST,
     seed: int = 0,
 ) -> tuple[FirstBlocks, Trajectories, Float[Tensor, "n t m"]]:
-    """Sample first blocks, and re-roll them from before each token; in long blocks only from tokens that `choose_tokens` takes."""
+    """Sample first blocks, and re-roll them before each token; in long blocks only at tokens that `choose_tokens` picks."""
     seeds = make_seeds(seed)
     blocks = roller.blocks(rows, samples=samples, seed=next(seeds))
     mask_nt = blocks.mask_nt
@@ -226,8 +226,8 @@ def collect_tokens(
     weight_nt = choose_tokens(logp_nt, mask_nt, most=most, seed=reroll_seed)
     if sets > 1 and bool((mask_nt & (weight_nt == 0)).any()):
         raise DataError(
-            f"In completions of up to {int(mask_nt.sum(dim=1).max())} tokens only some are re-rolled, but the critic 'mc' needs "
-            "all of them. Use the other critics: --critics own, or --critics fitted."
+            f"Completions of up to {int(mask_nt.sum(dim=1).max())} tokens are re-rolled at some tokens only, but the critic "
+            "'mc' needs all tokens. Use the other critics: --critics own, or --critics fitted."
         )
     last_trainable_nt = torch.where(mask_nt, torch.arange(mask_nt.shape[1]), -1).cummax(dim=1).values
     # The index of the last trainable token before each token; -1 if there is none.
@@ -252,7 +252,7 @@ def collect_tokens(
 def choose_tokens(
     logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"], *, most: int, seed: int = 0
 ) -> Float[Tensor, "n t"]:
-    """Choose the tokens before and after which to re-roll; return for each token how many it stands for, 0 if it is not chosen."""
+    """Choose the tokens before and after which to re-roll; return how many tokens each one stands for, 0 if not chosen."""
     random_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
     probability_nt = logp_nt.exp()
     # All unlikely tokens are chosen, because SAE cuts there; of other decisions and of other tokens, `most` are drawn.
@@ -324,7 +324,7 @@ def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int
 
 
 def _sample_batches(roller: Roller, rows: Any, seeds: Iterator[int]) -> Iterator[FirstBlocks]:
-    """Yield batches of the first blocks of fresh completions without end; two are sampled at once, because that is faster."""
+    """Yield endless batches of first blocks of fresh completions; two batches are sampled at once, which is faster."""
     for first in count(0, 2 * CRITIC_BATCH):
         row_indices = [x % len(rows) for x in range(first, first + 2 * CRITIC_BATCH)]
         blocks = roller.blocks(rows.select(row_indices), samples=1, seed=next(seeds))

@@ -23,7 +23,7 @@ TOKEN_FIGURES = ("correlation", "ceiling", "rmse", "rmse_scaled")
 #: The kinds of tokens: all of them, and decisions, which are less probable than `DECISION`.
 TOKEN_KINDS = ("all", "decision")
 DECISION = 0.97
-#: The name in the list of estimators of the critic's own values, which are compared with Monte Carlo values.
+#: The "estimator" that stands for the critic's own values, which are compared with Monte Carlo values.
 VALUES = "values of the critic"
 
 
@@ -66,7 +66,7 @@ class Trajectories:
 
     @property
     def reward_nt(self) -> Float[Tensor, "n t"]:
-        """The reward of each completion at its last token that counts, and 0 at the others."""
+        """The reward of each completion at its last trainable token, and 0 at all other tokens."""
         last_nt = self.mask_nt & (self.mask_nt.cumsum(dim=1) == self.mask_nt.sum(dim=1, keepdim=True))
         return torch.where(last_nt, self.reward_n.double()[:, None], 0.0)
 
@@ -293,7 +293,7 @@ def token_fidelity(
     for name, value_nt in critics.items():
         if value_nt.shape != mask_nt.shape:
             raise AlignmentError(
-                f"The values of critic '{name}' have the shape {tuple(value_nt.shape)}, but the tokens {tuple(mask_nt.shape)}."
+                f"The values of critic '{name}' are {tuple(value_nt.shape)}, but mask_nt is {tuple(mask_nt.shape)}."
             )
         is_known_n = is_known_n & (value_nt.isfinite() | ~mask_nt).all(dim=1)
     target_nt, noise_nt = monte_carlo_advantage(trajectories)

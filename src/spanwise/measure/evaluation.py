@@ -121,7 +121,7 @@ def figure_intervals(
 
 
 class BoundedFigure(NamedTuple):
-    """An evaluation figure as a function of columns and weights; `ends` holds values of one more prompt that lower or raise it."""
+    """An evaluation figure as a function of columns and weights; `ends` holds a further prompt that lowers or raises it."""
 
     function: Callable[..., Tensor]
     columns: tuple[Float[Tensor, " n"], ...]
@@ -264,7 +264,7 @@ def ece_difference(
 
 
 def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], *, bins: int = 10) -> Float[Tensor, "2 b"]:
-    """Return the change of each bin's gap by one more prompt whose answers contradict, or match, their stated confidences."""
+    """Return how one more prompt would change each bin's gap, if its answers contradict, or match, their confidences."""
     weight_1n, contrary_n = torch.ones(1, len(prompt_n), dtype=torch.float64), (confidence_n < 0.5).to(confidence_n)
     gap_changes = [weighted_gaps(confidence_n, right_n, weight_1n, bins=bins)[0] for right_n in (contrary_n, 1 - contrary_n)]
     return torch.stack(gap_changes) / len(prompt_n.unique())
@@ -280,7 +280,7 @@ def gaps_interval(
     level: float,
     seed: int,
 ) -> Interval:
-    """Compute the interval of an ECE from its bins' gaps; with `minus`, the second half of the bins is a run to subtract."""
+    """Compute the interval of an ECE from its bins' gaps; with `minus`, the second half of the bins is subtracted."""
     check_level(level)
     gap_b, gap_rb, count = resample(gaps, prompts, resamples=resamples, seed=seed)
     sign_of_run_b = torch.ones_like(gap_b)

@@ -20,7 +20,7 @@ from spanwise.registry import register
 
 
 class HistoryWeight:
-    r"""Apply HA-DW to one batch after another: it moves the expected success rate (the anchor) after each batch.
+    r"""Apply HA-DW to successive batches; after each batch the expected success rate (the anchor) moves.
 
     Call it once per batch with the options of `ha_dw`, and save its state with the run.
 
@@ -46,7 +46,7 @@ class HistoryWeight:
 
     @property
     def anchor(self) -> float:
-        """The success rate that the next batch is compared with; there is none before the first batch."""
+        """The success rate that the next batch is compared with; it exists only after the first batch."""
         return self._anchors[-1]
 
     def explained(
@@ -117,7 +117,7 @@ class HistoryWeight:
     "ha_dw",
     kind="completion",
     paper="Your Group-Relative Advantage Is Biased, arXiv 2601.08521",
-    source="others' accounts of the paper; neither its full text nor code was read",
+    source="third-party summaries of the paper; neither its full text nor code was read",
     preset=Preset(whole=True, per="completion", calibrated=False),
     exceptions={
         "shift": "the weight depends on the mean reward itself, as a rate of success",
@@ -170,7 +170,7 @@ def ha_dw(
     "grpo_verif",
     kind="block",
     paper="GRPO-Verif, arXiv 2511.15137",
-    source="others' accounts of the paper; neither its full text nor code was read",
+    source="third-party summaries of the paper; neither its full text nor code was read",
     preset=Preset(),
 )
 @explains
@@ -225,7 +225,7 @@ def grpo_verif(
     "gagpo",
     kind="step",
     paper="Generalized Advantage Grouped Policy Optimization, arXiv 2605.13217",
-    source="others' accounts of the paper with worked numbers; neither its full text nor code was read",
+    source="third-party summaries of the paper with worked numbers; neither its full text nor code was read",
     preset=Preset(per="completion", calibrated=False),
     only_with={"ddof": ("scale", ("std",)), "eps": ("scale", ("std",)), "min_stratum": ("scale", ("std",))},
 )
@@ -278,7 +278,7 @@ def gagpo(
     """
     check_known("scale", scale, ("none", "std"))
     timeline = build_timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
-    timeline.groups(group_s)  # called because it refuses a trajectory with rows of two prompts
+    timeline.groups(group_s)  # refuses a trajectory with rows of two prompts
     return_s = timeline.backward_sum(reward_s, decay=gamma)
     state_number_s = anchor_groups(group_s, anchor_s, similarity=similarity)
     # Each unknown state gets a number of its own, so that it is compared with no other state.

@@ -32,7 +32,7 @@ from spanwise.types import Zero
     "gdpo",
     kind="completion",
     paper="GDPO, arXiv 2601.05242",
-    source="the code of four implementations, the authors' among them, and others' accounts of the paper",
+    source="the code of four implementations, the authors' among them, and third-party summaries of the paper",
     preset=Preset(whole=True, per="completion"),
     exceptions={"split": "standardised over the batch"},
 )
@@ -86,9 +86,9 @@ def gdpo(
     adv_nm, comparison = compare_columns(reward_nm, group_n, {}, min_stratum=min_stratum, scale="std", ddof=ddof, eps=eps)
     weighted_adv_nm = adv_nm * weight_m
     adv_sum_n, abs_sum_n = weighted_adv_nm.sum(dim=1), weighted_adv_nm.abs().sum(dim=1)
-    adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * abs_sum_n, adv_sum_n, 0.0)  # exactly 0 if the advantages cancel
+    adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * abs_sum_n, adv_sum_n, 0.0)  # advantages that cancel give exactly 0
     adv_sum_n = torch.where(reward_nm.isnan().all(dim=1), torch.nan, adv_sum_n)
-    conflict = conflict if len(weight_m) > 1 else None  # rewards can conflict only if there are two
+    conflict = conflict if len(weight_m) > 1 else None  # a conflict needs two rewards
     if conflict is not None:
         disagrees_n = (weighted_adv_nm > 1e-8).any(dim=1) & (weighted_adv_nm < -1e-8).any(dim=1)
         nearly_cancels_n = adv_sum_n.abs() < conflict * (abs_sum_n + 1e-6)
@@ -187,7 +187,7 @@ def reinforce_plus_plus_baseline(
     zero_constant_groups: bool = False,
     min_stratum: int = 2,
 ) -> Explained:
-    r"""Subtract the group's mean, then standardise over the batch, where a completion counts as often as it has tokens.
+    r"""Subtract the group's mean, then standardise over the batch, each completion weighted by its number of tokens.
 
     Equation
         c[i] = r[i] - mean_g r

@@ -1,4 +1,4 @@
-"""Methods that read a critic's values: GAE, and SAE, where lambda decays only at the start of a new segment."""
+"""Methods that use a critic's values: GAE, and SAE, which applies lambda only where a new segment starts."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def value_target(
     "sae",
     kind="token",
     paper="Segmental Advantage Estimation, arXiv 2601.07320",
-    source="others' accounts and reviews of the paper; its full text was not read, and there is no public code",
+    source="third-party summaries and reviews of the paper; its full text was not read, and there is no public code",
     preset=Preset(per="completion", calibrated=False),
     only_with={"lam": ("length_adaptive_alpha", (None,))},
 )
@@ -201,7 +201,7 @@ class SaeSegments:
 
     @staticmethod
     def of(method: str | None, options: Mapping[str, Any] | None) -> SaeSegments | None:
-        """Return the rule by which a method, under its options, cuts completions into segments; None if it cuts none."""
+        """Return the rule by which a method with these options cuts completions into segments; None if it does not cut."""
         default_options = METHODS[method].options if method is not None and method in METHODS else {}
         if not {"threshold", "boundary"} <= set(default_options):
             return None
@@ -210,7 +210,7 @@ class SaeSegments:
 
     def _boundaries(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
         """Mark the tokens at which SAE cuts, that is, applies lambda; a mark on a masked token has no effect."""
-        # The sum is NaN if any log-probability is, and takes less time than a search for one.
+        # The sum is NaN if any log-probability is NaN, and a sum is faster than a search.
         if bool(logp_nt.sum().isnan()) and (bad_entry := first_of(logp_nt.isnan() & mask_nt)):
             row, t = bad_entry
             raise RewardError(
@@ -235,7 +235,7 @@ def _move_to_next(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) ->
     next_flag_nt = torch.zeros_like(flag_nt)
     doubled_position_t = 2 * torch.arange(flag_nt.shape[1], dtype=torch.int32, device=flag_nt.device)
     for row_range in (slice(first, first + _ROWS) for first in range(0, len(flag_nt), _ROWS)):
-        # The running maximum of 2 * position + flag over trainable tokens keeps the flag of the latest one; -2: there is none yet.
+        # The running maximum of 2 * position + flag over trainable tokens keeps the latest token's flag; -2: no token yet.
         latest_trainable = torch.where(mask_nt[row_range], doubled_position_t + flag_nt[row_range], -2).cummax(dim=1).values
         next_flag_nt[row_range, 1:] = (latest_trainable[:, :-1] & 1).bool()
     return next_flag_nt

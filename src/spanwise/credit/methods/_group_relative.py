@@ -131,7 +131,7 @@ def rloo(reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, min_strat
     "maxrl",
     kind="completion",
     paper="Maximum Likelihood Reinforcement Learning, arXiv 2602.02710",
-    source="the code of SkyRL and prime-rl, and others' accounts of the paper",
+    source="the code of SkyRL and prime-rl, and third-party summaries of the paper",
     preset=Preset(whole=True, per="length", calibrated=False),
     exceptions={
         "negative": "the mean reward is a divisor, and 0 means failure",
@@ -191,7 +191,7 @@ def opo(
     length_n: Int[Tensor, " n"] | Float[Tensor, " n"],
     min_stratum: int = 2,
 ) -> Explained:
-    r"""Compare a completion with the mean of its group, where a completion counts as often as it has tokens.
+    r"""Compare a completion with the mean of its group, each completion weighted by its number of tokens.
 
     Equation
         A[i] = r[i] - (sum_g L r) / (sum_g L)
@@ -225,7 +225,7 @@ def opo(
 _RLCR: Mapping[str, Any] = {
     "kind": "completion",
     "paper": "Beyond Binary Rewards, arXiv 2507.16806",
-    "source": "the authors' code, and others' accounts of the paper",
+    "source": "the authors' code, and third-party summaries of the paper",
 }
 
 

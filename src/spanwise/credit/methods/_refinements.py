@@ -19,7 +19,7 @@ from spanwise.registry import register
     "ktae",
     kind="refinement",
     paper="KTAE, arXiv 2505.16826",
-    source="the authors' code, and others' accounts of the paper",
+    source="the authors' code, and third-party summaries of the paper",
     only_with={"top": ("form", ("code",))},
 )
 def ktae(
@@ -107,7 +107,7 @@ def ktae(
 
 
 def _count_frequency(word_u: Tensor, on_side_u: Tensor, word_count: int, k1: float, b: float) -> Float[Tensor, " w"]:
-    """Compute how often each token id occurs in right or in wrong completions (`on_side_u`), as BM25 weighs frequency."""
+    """Compute each token id's BM25 term frequency among the marked tokens, those of right or of wrong completions."""
     share_of_word_w = torch.bincount(word_u[on_side_u], minlength=word_count).double() / on_side_u.sum().clamp(min=1)
     length_ratio = float(on_side_u.sum()) / (len(on_side_u) / 2)
     return share_of_word_w * (k1 + 1) / (share_of_word_w + k1 * (1 - b + b * length_ratio)).clamp(min=1e-300)
@@ -115,15 +115,15 @@ def _count_frequency(word_u: Tensor, on_side_u: Tensor, word_count: int, k1: flo
 
 @lru_cache(maxsize=256)
 def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[Tensor, "a b"], Float[Tensor, "a b"]]:
-    """Compute exp(-2 p), p from Fisher's exact test, and the information gain of a token in `a` right and `b` wrong completions."""
+    """Tabulate Fisher's exp(-2 p) and the information gain of a token that `a` right and `b` wrong completions hold."""
     a_ab = torch.arange(right + 1, dtype=torch.float64)[:, None].expand(right + 1, wrong + 1)
     b_ab = torch.arange(wrong + 1, dtype=torch.float64).expand(right + 1, wrong + 1)
     probability_ab = (_log_choose(right, a_ab) + _log_choose(wrong, b_ab) - _log_choose(right + wrong, a_ab + b_ab)).exp()
     p_value_ab = probability_ab
-    if two_sided:  # the p-value adds up the probabilities of all tables with these margins that are at most as probable
+    if two_sided:  # the p-value adds up the probabilities of all tables that are no more probable
         p_value_ab = torch.zeros_like(probability_ab)
         for a in range(right + 1):
-            matching_b_ab = (a_ab + b_ab).long() - a  # so that a + b, the number of completions with the token, is the same
+            matching_b_ab = (a_ab + b_ab).long() - a  # a + b (completions with the token) stays the same
             table_exists_ab = (matching_b_ab >= 0) & (matching_b_ab <= wrong)
             other_probability_ab = torch.where(table_exists_ab, probability_ab[a][matching_b_ab.clamp(0, wrong)], 0.0)
             p_value_ab += torch.where(other_probability_ab <= probability_ab * (1 + 1e-7), other_probability_ab, 0.0)
@@ -215,7 +215,7 @@ def _weigh_tokens(importance_u: Tensor, quantile: float, beta: float, floor: flo
     level_u = importance_u.log1p()
     lowest_level, highest_level = level_u.aminmax()
     level_u = (level_u - lowest_level) / (highest_level - lowest_level if highest_level > lowest_level else 1.0)
-    quantile_rank = quantile * (len(level_u) - 1)  # torch.quantile interpolates alike, but refuses long inputs
+    quantile_rank = quantile * (len(level_u) - 1)  # torch.quantile would do the same, but refuses long inputs
     sorted_level_u, rank_below = level_u.sort().values, int(quantile_rank)
     next_rank = min(rank_below + 1, len(level_u) - 1)
     quantile_level = torch.lerp(sorted_level_u[rank_below], sorted_level_u[next_rank], quantile_rank - rank_below)

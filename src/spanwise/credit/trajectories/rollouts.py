@@ -99,7 +99,7 @@ def build_timeline(
     step_s: Int[Tensor, " s"],
     **rows: Float[Tensor, " s"] | Int[Tensor, " s"],
 ) -> Timeline:
-    """Order each trajectory's rows by step number (gaps are allowed); check the sizes of `rows` and the rewards in it."""
+    """Order each trajectory's rows by step number (gaps are allowed); check the sizes and rewards in `rows`."""
     if rows and isinstance(trajectory_s, Tensor):
         check_shapes(**rows, trajectory_s=trajectory_s)
         check_rewards(rows["reward_s"], row="row")
@@ -188,7 +188,7 @@ def assign_turns(
         inputs |= {"trajectory_s": timeline.index_s, "step_s": step_s}
         turn_scores = _score_steps(scores, timeline, objectives)
         credit = assign(turn_scores, group_s, present_sk, objectives=objectives, inputs=inputs, **options)
-        # The reason shown for a step's credit of 0 comes from comparing its whole rollout with the others of the group.
+        # The reason shown for a step's credit of 0 comes from comparing its whole rollout with the group's other rollouts.
         rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=True)
         rollout_comparison = compare_in_strata(sum_rewards(rollout_scores, objectives), group_j).comparison
         rollout_comparison = explain_sum(
@@ -253,7 +253,7 @@ def _add_credits(rollouts: Credit, turns: Credit, is_turn_m: Bool[Tensor, " m"])
 
 
 def _weigh_some(objectives: Sequence[Objective], has_weight_m: Tensor) -> list[Objective]:
-    """Return the objectives, with the weight set to 0 for each whose entry of `has_weight_m` is False."""
+    """Return the objectives, with weight 0 for each objective that `has_weight_m` does not mark."""
     weighted_objectives = zip(objectives, has_weight_m.tolist(), strict=True)
     return [objective if has_weight else replace(objective, weight=0.0) for objective, has_weight in weighted_objectives]
 
@@ -305,7 +305,7 @@ def _objective_tables(scores: Scores) -> dict[str, Tensor]:
 
 
 def _mark_elsewhere(scores: Scores) -> Bool[Tensor, "s m"]:
-    """Mark the rewards that a turn lacks (absent or unscored), though another turn of its rollout may have them."""
+    """Mark the rewards that are absent or unscored at a turn; another turn of its rollout may have them."""
     return (scores.status_nm == int(Status.ABSENT)) | (scores.status_nm == int(Status.UNSCORED))
 
 
@@ -318,7 +318,7 @@ def keep_for_rollouts(
     block_names: Sequence[str],
     scope: ScopeName = "rollout",
 ) -> Scores:
-    """Restore a reward that was dropped because its turn has no block that it pays, if another turn of the rollout has one."""
+    """Restore a reward that was dropped because its turn lacks the paid block, if another turn of the rollout has it."""
     if scores.unused_nm is None or not len(trajectory_s):
         return scores
     timeline, device = build_timeline(trajectory_s, torch.arange(len(trajectory_s))), present_sk.device

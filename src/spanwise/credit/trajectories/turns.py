@@ -158,10 +158,10 @@ class Trajectory:
         for row, turn in enumerate(rows):
             if turn.parent is not None:
                 raise AlignmentError(
-                    f"Row {row} has a parent, but the prompt of a row is its whole context; take `rows()` of its trajectory."
+                    f"Row {row} has a parent turn, but its prompt must be the whole context; use `rows()` of its trajectory."
                 )
         timeline = build_timeline(trajectory, torch.tensor(step))
-        timeline.groups(group)  # called because it refuses a trajectory with rows of two prompts
+        timeline.groups(group)  # refuses a trajectory with rows of two prompts
         rows_of: dict[Hashable, list[int]] = {name: [] for name in trajectory}
         for row in timeline.left_s.argsort(descending=True).tolist():
             rows_of[trajectory[row]].append(row)
@@ -263,7 +263,7 @@ class Trajectory:
 
 
 def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
-    """Count the sequences and tokens to train on, as one row per turn and as merged branches, to show what a merge saves.
+    """Count the sequences and tokens to train on, before and after turns are merged, to show what the merge saves.
 
     Example:
         >>> rows = Trajectory("a", 0, (Turn([1, 2], [3, 4], [1, 1]), Turn([1, 2, 3, 4, 9], [5], [1])))
@@ -427,6 +427,6 @@ def prompt_mini_batches(group_s: Int[Tensor, " s"], *, prompts_per_batch: int) -
     """
     if prompts_per_batch < 1:
         raise RecipeError(f"prompts_per_batch is {prompts_per_batch}; it must be at least 1.")
-    # The ids become a list, because `group_index` numbers the groups of a list, not of a tensor, in order of appearance.
+    # `group_index` numbers groups in order of appearance only if it gets a list.
     batch_s = group_index(group_s.tolist()).to(group_s.device) // prompts_per_batch
     return list(batch_s.argsort(stable=True).split(batch_s.bincount().tolist()))

@@ -36,7 +36,7 @@ _EXPLAINED = Metric(
         "at most",
         0.0,
         "The critic{of} knows nothing: its explained variance is {value:.2f} at the end (mean of {over}).",
-        unknown="The critic{of} cannot be judged: no batch has an explained variance, as everything in it earned the same.",
+        unknown="The critic{of} cannot be judged: no batch has an explained variance, because all tokens earned the same.",
     ),
 )
 #: The critic's section on the report page of a run.
@@ -59,8 +59,8 @@ _PAGE = Page(
             {"error_mean": "of a completion's mean", "error_within": "within a completion"},
             "squared error",
             "The squared error of a token has two parts: how far a completion's mean value is off, and how far its values are off "
-            "around that mean. If all reward comes at the end, a critic that says the same value everywhere has no error within, "
-            "although it tells no state from another.",
+            "around that mean. If all reward comes at the end, a critic that gives every token the same value has no error of "
+            "the second kind, although it cannot tell states apart.",
         ),
         Chart(
             "Expected and earned",

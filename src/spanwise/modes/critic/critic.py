@@ -51,7 +51,7 @@ class Critic:
         seed: int = 0,
     ) -> None:
         if config.offload and accelerator.device.type == "cpu":
-            raise RecipeError("critic.offload is true, but a CPU's critic already is in main memory. Remove critic.offload.")
+            raise RecipeError("critic.offload is true, but on a CPU the critic is in main memory. Remove critic.offload.")
         self.model, self.config, self.accelerator, self.seed = model, config, accelerator, seed
         self.gamma = gamma
         self.micro_batch = config.micro_batch or micro_batch
@@ -129,7 +129,7 @@ class Critic:
         for parameter in trained_parameters:
             parameter.grad = self._sum(parameter.grad)
         gradient_norm = float(nn.utils.clip_grad_norm_(trained_parameters, self.config.max_grad_norm))
-        if not gradient_norm < float("inf"):  # NaN fails here, too; all processes have the same gradients
+        if not gradient_norm < float("inf"):  # also true for NaN; all processes have the same gradients
             raise self._diverged(f"the norm of its gradient is {gradient_norm}")
         self.optimizer.step()
         self.schedule.step()
@@ -235,7 +235,7 @@ class _Batch:
         return is_nonfinite_nts.sum(dim=(1, 2)).float() + (uses_end_n[:, None] & ~self.ends(value_nts).isfinite()).sum(dim=1)
 
     def targets(self, value_nts: Tensor) -> Tensor:
-        """Return the target of each value, 0 if it has none; values that are not finite count as 1/2 until an error stops all."""
+        """Return the target of each value, 0 if it has none; a value that is not finite counts as 1/2."""
         value_nts = torch.where(value_nts.isfinite(), value_nts, 0.5)
         options: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
         inputs_of_streams: Iterator[dict[str, Any]] = self.streams.inputs(value_nts[:, :-1], self.bootstrap(value_nts))
@@ -246,7 +246,7 @@ class _Batch:
         return self.changed(lambda x: x[row_r.to(x.device)])
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> _Batch:
-        """Return the batch with a function applied to each of its tables, which it gets with rows as first dimension."""
+        """Return the batch with a function applied to each of its tables; the first dimension of each table is the row."""
         table_names = ("reward_snt", "mask_snt", "stop_sn", "last_sn")
         stream_fields = {name: change(getattr(self.streams, name).transpose(0, 1)).transpose(0, 1) for name in table_names}
         rows = Sequences(change(self.rows.ids_nl), change(self.rows.attention_nl), self.rows.width)

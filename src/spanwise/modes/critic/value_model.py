@@ -47,7 +47,7 @@ class Saved(NamedTuple):
 
 
 class ValueModel(nn.Module):
-    """A critic: it predicts, before each token of a completion, the reward still to come, with one value per stream."""
+    """A critic: it predicts, before each token of a completion, the reward still to come, in total or per objective."""
 
     def __init__(self, model: Any, names: Sequence[str], config: CriticConfig) -> None:
         super().__init__()
@@ -192,5 +192,5 @@ def _check_tokenizer(place: str, saved: Saved | None, tokenizer: Any) -> None:
     if policy_fingerprint != critic_fingerprint:
         raise DataError(
             f"The critic '{place}' was fitted to the ids of another tokenizer than the policy's ({critic_fingerprint} and "
-            f"{policy_fingerprint}), so it would read other words. Use a critic of the policy's tokenizer."
+            f"{policy_fingerprint}), so it would misread the ids. Use a critic of the policy's tokenizer."
         )

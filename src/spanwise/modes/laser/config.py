@@ -79,7 +79,7 @@ class Laser(Mode):
     """
 
     about: ClassVar[str] = (
-        "a confidence without words, beside any method, fields of `Laser`: token, beta, alpha, mix, reference, ..."
+        "a confidence that the policy need not write, for any method; fields of `Laser`: token, beta, alpha, mix, ..."
     )
     adds: ClassVar[frozenset[str]] = frozenset({"score_n"})
     parts: ClassVar[Mapping[str, str]] = {
@@ -172,7 +172,7 @@ class Laser(Mode):
                 )
 
     def mixes_at(self, step_n: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """Mark the completions of steps, counted from 1, that mix laser's score into the credit, and those without a step (0).
+        """Mark the completions whose step (from 1; 0 if unknown) mixes laser's score into the credit; unknown steps count.
 
         >>> Laser("<unk>", self_rewarding_warmup=2).mixes_at(torch.tensor([0, 1, 2, 3]))
         tensor([ True, False, False,  True])

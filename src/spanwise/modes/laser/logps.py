@@ -158,7 +158,7 @@ class Appended(RowPart):
         return len(ids) > 0 and ids[-1] in self.ends and mask[-1] > 0
 
     def fields(self, logp_n: Float[Tensor, " n"], number: int) -> dict[str, Tensor]:
-        """Compute each row's score from its reserved token's log-probability; return scores once they are mixed into the credit."""
+        """Compute each row's score from its reserved token's log-probability; return the score if credit uses it."""
         self._score_n = self_reward(self.temperature * logp_n.float(), beta=self.mode.beta, reference=self.mode.reference)
         return {"score_n": self._score_n} if self.mode.mixes(number) else {}
 
@@ -186,7 +186,7 @@ class Appended(RowPart):
         mask_nt: Shaped[Tensor, "n t"],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Take laser's weights and targets out of advantages and old log-probabilities; also return laser's loss at each token."""
-        # An advantage outside the mask is a weight of laser if it is right after a trained token; the others are in padding rows.
+        # An advantage right after the last trained token is laser's weight; any other advantage outside the mask is padding.
         is_trained_nt = mask_nt > 0
         after_trained_nt = torch.cat([torch.zeros_like(is_trained_nt[:, :1]), is_trained_nt[:, :-1]], dim=1)
         is_end_nt = after_trained_nt & ~is_trained_nt & (adv_nt != 0)

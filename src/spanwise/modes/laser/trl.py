@@ -169,11 +169,11 @@ class SelfRewarding(TrlPart):
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
         """Return the reserved token's log-probabilities that forward passes or the generation recorded, NaN for other rows."""
-        if "old_per_token_logps" in output:  # then TRL's first forward pass was that of the policy
+        if "old_per_token_logps" in output:  # in this case TRL's first forward pass ran the policy
             return self.passes[0].detach().float().cpu()
         if "logp_nt" in self.trainer.scheme.needs:
             return self.passes[-1].detach().float().cpu()
-        if len(self.heard) == 1 and len(self.heard[0]) == len(ended_n):  # one call of `generate`: its rows are the batch's
+        if len(self.heard) == 1 and len(self.heard[0]) == len(ended_n):  # a single call generated all rows
             return torch.where(ended_n, self.heard[0], torch.nan)
         return torch.full((len(ended_n),), torch.nan)
 
