@@ -247,10 +247,10 @@ def _check_sizes(
     scores: Scores, group_n: Tensor, present_nk: Tensor, objectives: Sequence[Objective], block_names: Sequence[str]
 ) -> None:
     """Refuse rewards, group ids and blocks whose sizes disagree, and a reward with status OK that is not finite."""
-    n, m, k = len(group_n), len(objectives), len(block_names)
-    if scores.reward_nm.shape != (n, m) or present_nk.shape != (n, k):
+    reward_shape, present_shape = (len(group_n), len(objectives)), (len(group_n), len(block_names))
+    if scores.reward_nm.shape != reward_shape or present_nk.shape != present_shape:
         raise AlignmentError(
-            f"With {n} group ids, {m} objectives and {k} blocks, reward_nm must be {(n, m)} and present_nk {(n, k)}; "
+            f"reward_nm must be {reward_shape} (completions, objectives), present_nk {present_shape} (completions, blocks); "
             f"they are {tuple(scores.reward_nm.shape)} and {tuple(present_nk.shape)}."
         )
     if bad_entry := first_of((scores.status_nm == int(Status.OK)) & ~scores.reward_nm.isfinite()):

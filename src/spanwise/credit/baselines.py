@@ -127,9 +127,7 @@ def advantage(
     if back_off is not None and baseline != "outcome":
         raise RecipeError(f"back_off needs the baseline 'outcome', but the baseline is '{baseline}'; leave back_off out.")
     if scale != "none" and baseline in ("none", "blended"):
-        raise RecipeError(
-            f"Baseline '{baseline}' compares no completions, so it has no standard deviation; use scale='none'."
-        )
+        raise RecipeError(f"Baseline '{baseline}' compares no rewards, so there is no deviation; use scale='none'.")
     lacks_reward_n, whole_batch_n = reward_n.isnan(), torch.zeros_like(group_n, dtype=torch.long)
     stand_in_reward_n = torch.full_like(reward_n, torch.nan, dtype=torch.float64)
     if if_missing is not None:
@@ -169,8 +167,8 @@ def advantage(
             level_nm = torch.full_like(level_result.comparison.level_nm, level)
             level_result = Explained(level_result.advantages, replace(level_result.comparison, level_nm=level_nm))
         merged_result = level_result if merged_result is None else level_result.where(uncompared_n, merged_result)
-        enough_members = max(min_stratum, 2) if level < last_level else 1
-        uncompared_n = uncompared_n & (level_result.comparison.members_nm[:, 0] < enough_members)
+        members_needed = max(min_stratum, 2) if level < last_level else 1
+        uncompared_n = uncompared_n & (level_result.comparison.members_nm[:, 0] < members_needed)
         if level >= last_level:
             uncompared_n &= ~stand_in_reward_n.isnan()
     assert merged_result is not None, "there is a first level"
@@ -301,20 +299,20 @@ def _estimate_for_outcome(
     present_rewards = reward_n[same_outcome_n & ~reward_n.isnan()]
     # The lowest reward is subtracted first, so that sums of equal rewards are exact.
     lowest_reward = present_rewards.min() if len(present_rewards) else 0.0
-    above_n = torch.where(same_outcome_n, reward_n - lowest_reward, torch.nan)
+    above_lowest_n = torch.where(same_outcome_n, reward_n - lowest_reward, torch.nan)
     stratum_n = torch.unique(group_n, return_inverse=True)[1]
-    prompt_stats = moments(above_n, stratum_n)
+    prompt_stats = moments(above_lowest_n, stratum_n)
     other_outcome_n = ~same_outcome_n & is_known_n & ~reward_n.isnan()
-    rescored_above_n = None if rescored_n is None else torch.where(other_outcome_n, rescored_n - lowest_reward, torch.nan)
+    rescored_excess_n = None if rescored_n is None else torch.where(other_outcome_n, rescored_n - lowest_reward, torch.nan)
     # A variance of 0 would give an infinite weight, and rounding errors must not decide between two variances of 0.
-    mean_squares = [above.nan_to_num().square().mean() for above in (above_n, rescored_above_n) if above is not None]
+    mean_squares = [above.nan_to_num().square().mean() for above in (above_lowest_n, rescored_excess_n) if above is not None]
     least_variance = 1e-12 * float(sum(mean_squares)) + 1e-24
     noise_variance_s = prompt_stats.pooled_variance_elsewhere().nan_to_num(nan=0.0)
 
     other_count_n = prompt_stats.count_n() - prompt_stats.member_n.double()
     prompt_sum_n = (prompt_stats.mean_n() * prompt_stats.count_n()).nan_to_num()
     prompt_mean_n = torch.where(
-        other_count_n > 0, (prompt_sum_n - above_n.nan_to_num()) / other_count_n.clamp(min=1.0), torch.nan
+        other_count_n > 0, (prompt_sum_n - above_lowest_n.nan_to_num()) / other_count_n.clamp(min=1.0), torch.nan
     )
     prompt_mean_variance_n = noise_variance_s[stratum_n] / other_count_n.clamp(min=1.0)
 
@@ -329,9 +327,9 @@ def _estimate_for_outcome(
     batch_mean_variance_n = between_variance_s[stratum_n] + noise_variance_s[stratum_n] / elsewhere_count_n.clamp(min=1.0)
 
     estimates, variances = [prompt_mean_n, batch_mean_n], [prompt_mean_variance_n, batch_mean_variance_n]
-    if rescored_above_n is not None:
+    if rescored_excess_n is not None:
         rescored_mean_n, rescored_variance_n = _estimate_from_rescored(
-            prompt_stats, moments(rescored_above_n, stratum_n), noise_variance_s
+            prompt_stats, moments(rescored_excess_n, stratum_n), noise_variance_s
         )
         estimates.append(rescored_mean_n)
         variances.append(rescored_variance_n)
@@ -365,10 +363,10 @@ def excess_variance_elsewhere(
     has_mean_s = ~mean_s.isnan()
     other_count_s = has_mean_s.sum() - has_mean_s.to(mean_s.dtype)
     centred_s = torch.where(has_mean_s, mean_s - mean_s.nanmean(), 0.0)
-    inverse_sa = torch.where(has_mean_s[:, None], 1.0 / count_sa.clamp(min=1.0), 0.0)
-    other_sum_s, other_squares_s = centred_s.sum() - centred_s, centred_s.square().sum() - centred_s.square()
-    variance_s = (other_squares_s - other_sum_s.square() / other_count_s.clamp(min=1.0)) / (other_count_s - 1).clamp(min=1.0)
-    sampling_noise_s = (noise_sa * (inverse_sa.sum(dim=0) - inverse_sa)).sum(dim=1) / other_count_s.clamp(min=1.0)
+    count_inv_sa = torch.where(has_mean_s[:, None], 1.0 / count_sa.clamp(min=1.0), 0.0)
+    other_sum_s, square_sum_s = centred_s.sum() - centred_s, centred_s.square().sum() - centred_s.square()
+    variance_s = (square_sum_s - other_sum_s.square() / other_count_s.clamp(min=1.0)) / (other_count_s - 1).clamp(min=1.0)
+    sampling_noise_s = (noise_sa * (count_inv_sa.sum(dim=0) - count_inv_sa)).sum(dim=1) / other_count_s.clamp(min=1.0)
     excess_variance_s = (variance_s - sampling_noise_s).clamp(min=0.0) * (1 + 1 / other_count_s.clamp(min=1.0))
     return torch.where(other_count_s >= 2, excess_variance_s, torch.nan)
 

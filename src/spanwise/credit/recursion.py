@@ -41,8 +41,8 @@ def lambda_advantage(
     check_mask(mask_nt)
     lam = lam if alpha is None else length_adaptive_lambda(mask_nt.sum(dim=1), alpha=alpha)
     for name, option in (("gamma", gamma), ("lam", lam)):
-        numbers = torch.as_tensor(option, dtype=torch.float64)
-        bad_numbers = numbers[~((numbers >= 0) & (numbers <= 1))]  # the condition is negated so that it also refuses NaN
+        options = torch.as_tensor(option, dtype=torch.float64)
+        bad_numbers = options[~((options >= 0) & (options <= 1))]  # the condition is negated so that it also refuses NaN
         if len(bad_numbers):
             raise RecipeError(f"{name} is {float(bad_numbers[0]):g}; it must lie between 0 and 1.")
     dtype = reward_nt.dtype if value_nt is None else torch.promote_types(reward_nt.dtype, value_nt.dtype)
@@ -62,10 +62,10 @@ def lambda_advantage(
     value_factor_n = gamma * (1 - torch.as_tensor(lam, dtype=exact_dtype, device=reward_nt.device).expand(len(reward_nt)))
     for rows, cols in _cut_blocks(*reward_nt.shape):
         mask_block, reward_block = mask_nt[rows, cols], reward_nt[rows, cols].to(exact_dtype)
-        trained_block = mask_block.to(exact_dtype)
-        boundary_block = trained_block if boundary_nt is None else (mask_block & boundary_nt[rows, cols]).to(exact_dtype)
-        value_factor = boundary_block * value_factor_n[rows, None]
-        carry_factor = (trained_block * (gamma - 1)).sub_(value_factor).add_(1.0)
+        mask_factor = mask_block.to(exact_dtype)
+        boundary_factor = mask_factor if boundary_nt is None else (mask_block & boundary_nt[rows, cols]).to(exact_dtype)
+        value_factor = boundary_factor * value_factor_n[rows, None]
+        carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor).add_(1.0)
         reward_term = carry_factor * reward_block
         value_block = reward_term.new_zeros(())
         if value_nt is not None:
@@ -74,7 +74,7 @@ def lambda_advantage(
         _carry_back(reward_term, carry_factor, next_q_n[rows]).add_(reward_block)
         if value_nt is not None:
             reward_term.sub_(value_block)
-        torch.add(reward_term.mul_(trained_block), 0.0, out=advantage_nt[rows, cols])  # 0 is added to turn -0 into 0
+        torch.add(reward_term.mul_(mask_factor), 0.0, out=advantage_nt[rows, cols])  # 0 is added to turn -0 into 0
     _check_finite(advantage_nt, value_nt, mask_nt)
     return advantage_nt.masked_fill_(lacks_reward_n[:, None], 0.0) if bool(lacks_reward_n.any()) else advantage_nt
 
@@ -153,8 +153,8 @@ def _check_finite(advantage_nt: Tensor, value_nt: Tensor | None, mask_nt: Tensor
     if value_nt is None or bool(advantage_nt.sum().isfinite()):
         return
     if bad_entry := first_of(mask_nt & ~value_nt.isfinite()):
-        i, t = bad_entry
+        row, t = bad_entry
         raise RewardError(
-            f"The value of completion {i} is {float(value_nt[i, t])} at trainable token {t}; the critic must give a finite value "
-            f"to every token of the mask."
+            f"The value of completion {row} is {float(value_nt[row, t])} at trainable token {t}; the critic must give a "
+            f"finite value to every token of the mask."
         )

@@ -282,16 +282,16 @@ def preset_objectives(
     """
     check_known("calibration score", calibration, WORST_SCORE)
     first_block, last_block = layout.names[0], layout.names[-1]
-    by_block, preset = chosen.kind == "block", chosen.preset or Preset()
+    per_block, preset = chosen.kind == "block", chosen.preset or Preset()
     first_baseline, second_baseline = ("group", baseline or "outcome") if "baseline" in chosen.inputs else (None, None)
     # A reward reads the text of the first block in `pays`, so the block that it judges must stand first.
-    blocks_paid_by_correct = (first_block,) if by_block else layout.names
+    blocks_paid_by_correct = (first_block,) if per_block else layout.names
     objectives = [Objective("correct", pays=blocks_paid_by_correct, baseline=first_baseline, if_missing=0.0)]
     if preset.calibrated:
         has_confidence = states_confidence(layout)
         second_objective = Objective(
             calibration if has_confidence else "second_attempt",
-            pays=(last_block,) if by_block else tuple(dict.fromkeys((last_block, *layout.names))),
+            pays=(last_block,) if per_block else tuple(dict.fromkeys((last_block, *layout.names))),
             given="correct" if has_confidence or second_baseline in ("outcome", "blended") else (),
             baseline=second_baseline,
             if_missing=WORST_SCORE[calibration] if has_confidence else 0.0,
@@ -302,5 +302,5 @@ def preset_objectives(
     if preset.format and layout.segmenters == ("tags",):
         tag_options: dict[str, Any] = {"weight": preset.format, "baseline": first_baseline, "options": {"empty": True}}
         format_objectives = [Objective("format", name, name=f"{name}_format", **tag_options) for name in layout.names]
-        objectives += format_objectives if by_block else [Objective("format", layout.names, if_missing=0.0, **tag_options)]
+        objectives += format_objectives if per_block else [Objective("format", layout.names, if_missing=0.0, **tag_options)]
     return tuple(objectives)

@@ -105,8 +105,8 @@ class Streams:
         value = value if value.dim() > len(shape) else value[..., None]
         value_count = value.shape[-1]
         if value_count != len(self.names):
-            unit = "completion" if what.endswith("_n") else "token"
-            values_text = f"{value_count} value{'' if value_count == 1 else 's'} per {unit}"
+            unit_noun = "completion" if what.endswith("_n") else "token"
+            values_text = f"{value_count} value{'' if value_count == 1 else 's'} per {unit_noun}"
             needed_text = f"the critic predicts {len(self.names)} value{'' if len(self.names) == 1 else 's'}"
             raise AlignmentError(
                 f"{what} holds {values_text}, but {needed_text} ({', '.join(self.names)}). Give one of each, in this order."
@@ -149,11 +149,11 @@ def reward_streams(
         mask_snt, stop_sn = (is_trained_nt & has_sum_n[:, None])[None], torch.zeros_like(has_sum_n)[None]
         weight_s = torch.ones(1, dtype=torch.float64, device=mask_nt.device)
         reward_snt = torch.zeros((1, *mask_nt.shape), dtype=dtype, device=mask_nt.device)
-        row_i = (has_sum_n & has_token_n).nonzero().squeeze(1)
+        rewarded_row_i = (has_sum_n & has_token_n).nonzero().squeeze(1)
         for m in objective_numbers:  # rewards that meet at a token are added in the objectives' order
-            same_token_nm = reward_position_nm[row_i] == reward_position_nm[row_i, m, None]
-            reward_sum_i = torch.where(same_token_nm, weighted_reward_nm[row_i], 0.0).sum(dim=1)
-            reward_snt[0, row_i, reward_position_nm[row_i, m]] = reward_sum_i.to(dtype)
+            same_token_nm = reward_position_nm[rewarded_row_i] == reward_position_nm[rewarded_row_i, m, None]
+            reward_sum_i = torch.where(same_token_nm, weighted_reward_nm[rewarded_row_i], 0.0).sum(dim=1)
+            reward_snt[0, rewarded_row_i, reward_position_nm[rewarded_row_i, m]] = reward_sum_i.to(dtype)
     else:
         has_reward_nm = ~reward_nm.isnan()
         is_stop_nm = has_reward_nm & left_out(scores) & ~has_paid_token_nm & has_token_n[:, None]
@@ -162,8 +162,8 @@ def reward_streams(
         for m in objective_numbers:
             stop_row_i = is_stop_nm[:, m].nonzero().squeeze(1)
             mask_snt[m, stop_row_i, last_n[stop_row_i]] = True
-            row_i = (is_stop_nm[:, m] | (has_paid_token_nm[:, m] & has_reward_nm[:, m])).nonzero().squeeze(1)
-            reward_snt[m, row_i, reward_position_nm[row_i, m]] = reward_nm[row_i, m].to(dtype)
+            rewarded_row_i = (is_stop_nm[:, m] | (has_paid_token_nm[:, m] & has_reward_nm[:, m])).nonzero().squeeze(1)
+            reward_snt[m, rewarded_row_i, reward_position_nm[rewarded_row_i, m]] = reward_nm[rewarded_row_i, m].to(dtype)
         stop_sn, weight_s = is_stop_nm.T, weight_m.double()
     last_sn = mask_snt.gather(2, last_n.expand(len(mask_snt), -1)[..., None]).squeeze(2) if mask_nt.shape[1] else stop_sn
     return Streams(value_names, reward_snt, mask_snt, weight_s, stop_sn, last_sn)
@@ -245,8 +245,8 @@ def spread(
     credit_share_nk = torch.where(length_nk > 0, credit.block_nk / divisor_nk, 0.0)
     credit_share_nk = pad(credit_share_nk, (1, 0)).to(dtype)  # tokens in no block (index -1) read this first column of 0
     advantage_nt = allocate(spans.block_nt.shape, dtype=dtype, device=credit_share_nk.device)
-    row_pieces = (table.split(_ROWS) for table in (credit_share_nk, spans.block_nt, advantage_nt))
-    for share_rows_nk, block_nt, out_nt in zip(*row_pieces, strict=True):
+    row_chunks = (table.split(_ROWS) for table in (credit_share_nk, spans.block_nt, advantage_nt))
+    for share_rows_nk, block_nt, out_nt in zip(*row_chunks, strict=True):
         torch.gather(share_rows_nk, 1, (block_nt + 1).long(), out=out_nt)
     return _add_stops(advantage_nt, spans, credit.stop_n)
 

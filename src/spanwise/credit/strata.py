@@ -98,11 +98,11 @@ def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
     """
 
     @functools.wraps(method)
-    def advantages(*args: _Inputs.args, **kwargs: _Inputs.kwargs) -> Tensor:
+    def return_advantages(*args: _Inputs.args, **kwargs: _Inputs.kwargs) -> Tensor:
         return method(*args, **kwargs).advantages
 
-    advantages.explained = method  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
-    return advantages
+    return_advantages.explained = method  # type: ignore[attr-defined]
+    return return_advantages
 
 
 def call_explained(estimator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -231,9 +231,9 @@ class Moments:
         count_s, square_sum_s = self.count_s, self.square_s
         if stand_in_n is not None:
             joins_stratum_n = (self.stratum_n >= 0) & ~self.member_n & ~stand_in_n.isnan()
-            gap_i, stratum_i = (stand_in_n.double() - self.mean_n())[joins_stratum_n], self.stratum_n[joins_stratum_n]
-            count_s = count_s.index_add(0, stratum_i, torch.ones_like(gap_i))
-            square_sum_s = square_sum_s.index_add(0, stratum_i, gap_i.square())
+            deviation_i, stratum_i = (stand_in_n.double() - self.mean_n())[joins_stratum_n], self.stratum_n[joins_stratum_n]
+            count_s = count_s.index_add(0, stratum_i, torch.ones_like(deviation_i))
+            square_sum_s = square_sum_s.index_add(0, stratum_i, deviation_i.square())
         degrees_of_freedom_s = count_s - ddof
         std_s = torch.where(degrees_of_freedom_s > 0, square_sum_s / degrees_of_freedom_s.clamp(min=1.0), 0.0).sqrt()
         return self.look_up(std_s, 0.0)
@@ -248,9 +248,9 @@ class Moments:
 
     def pooled_variance_elsewhere(self) -> Float[Tensor, " s"]:
         """Return for each stratum the variance inside all other strata, pooled; NaN if no other stratum has two values."""
-        degrees_s = (self.count_s - 1).clamp(min=0.0)
-        degrees_s, square_sum_s = degrees_s.sum() - degrees_s, (self.square_s.sum() - self.square_s).clamp(min=0.0)
-        return torch.where(degrees_s > 0, square_sum_s / degrees_s.clamp(min=1.0), torch.nan)
+        freedom_s = (self.count_s - 1).clamp(min=0.0)
+        freedom_s, square_sum_s = freedom_s.sum() - freedom_s, (self.square_s.sum() - self.square_s).clamp(min=0.0)
+        return torch.where(freedom_s > 0, square_sum_s / freedom_s.clamp(min=1.0), torch.nan)
 
 
 def moments(
@@ -380,13 +380,13 @@ def _compare_votes(
     """Compare each turn with its stratum, counting each rollout once; return rollout count, mean and advantages."""
     voter_stratum_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(voter_n).double()), -1)
     voter_moments = moments(value_n, voter_stratum_n)  # each rollout counts once, with the mean over its rows
-    stratum_u = torch.full((len(voter_moments.count_s),), -1, dtype=torch.long, device=value_n.device)
+    stratum_of_voter_u = torch.full((len(voter_moments.count_s),), -1, dtype=torch.long, device=value_n.device)
     in_stratum_n = voter_moments.stratum_n >= 0
-    stratum_u[voter_moments.stratum_n[in_stratum_n]] = stratum_n[in_stratum_n].long()
-    advantage_u = centred(voter_moments.mean_s, stratum_u, leave_one_out=leave_one_out, min_stratum=min_stratum)
-    by_stratum = moments(voter_moments.mean_s, stratum_u)
-    count_n, mean_n = voter_moments.look_up(by_stratum.count_n(), 0.0), voter_moments.look_up(by_stratum.mean_n(), torch.nan)
-    return count_n, mean_n, voter_moments.deviation_n + voter_moments.look_up(advantage_u, 0.0)
+    stratum_of_voter_u[voter_moments.stratum_n[in_stratum_n]] = stratum_n[in_stratum_n].long()
+    voter_adv_u = centred(voter_moments.mean_s, stratum_of_voter_u, leave_one_out=leave_one_out, min_stratum=min_stratum)
+    moments_u = moments(voter_moments.mean_s, stratum_of_voter_u)
+    count_n, mean_n = voter_moments.look_up(moments_u.count_n(), 0.0), voter_moments.look_up(moments_u.mean_n(), torch.nan)
+    return count_n, mean_n, voter_moments.deviation_n + voter_moments.look_up(voter_adv_u, 0.0)
 
 
 def standardise(

@@ -85,13 +85,13 @@ def gdpo(
     weight_m = weights_of(reward_nm, weight_m)
     adv_nm, comparison = compare_columns(reward_nm, group_n, {}, min_stratum=min_stratum, scale="std", ddof=ddof, eps=eps)
     weighted_adv_nm = adv_nm * weight_m
-    adv_sum_n, abs_sum_n = weighted_adv_nm.sum(dim=1), weighted_adv_nm.abs().sum(dim=1)
-    adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * abs_sum_n, adv_sum_n, 0.0)  # advantages that cancel give exactly 0
+    adv_sum_n, adv_abs_sum_n = weighted_adv_nm.sum(dim=1), weighted_adv_nm.abs().sum(dim=1)
+    adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * adv_abs_sum_n, adv_sum_n, 0.0)  # advantages that cancel give exactly 0
     adv_sum_n = torch.where(reward_nm.isnan().all(dim=1), torch.nan, adv_sum_n)
     conflict = conflict if len(weight_m) > 1 else None  # a conflict needs two rewards
     if conflict is not None:
         disagrees_n = (weighted_adv_nm > 1e-8).any(dim=1) & (weighted_adv_nm < -1e-8).any(dim=1)
-        nearly_cancels_n = adv_sum_n.abs() < conflict * (abs_sum_n + 1e-6)
+        nearly_cancels_n = adv_sum_n.abs() < conflict * (adv_abs_sum_n + 1e-6)
         is_kept_n = ~(disagrees_n & nearly_cancels_n)
         kept_share_n = moments(is_kept_n.double().where(~adv_sum_n.isnan(), torch.nan), group_index(group_n)).mean_n()
         adv_sum_n = torch.where(is_kept_n, adv_sum_n * kept_share_n, torch.nan)

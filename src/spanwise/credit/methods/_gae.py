@@ -236,6 +236,6 @@ def _move_to_next(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) ->
     doubled_position_t = 2 * torch.arange(flag_nt.shape[1], dtype=torch.int32, device=flag_nt.device)
     for row_range in (slice(first, first + _ROWS) for first in range(0, len(flag_nt), _ROWS)):
         # The running maximum of 2 * position + flag over trainable tokens keeps the latest token's flag; -2: no token yet.
-        latest_trainable = torch.where(mask_nt[row_range], doubled_position_t + flag_nt[row_range], -2).cummax(dim=1).values
-        next_flag_nt[row_range, 1:] = (latest_trainable[:, :-1] & 1).bool()
+        latest_code_nt = torch.where(mask_nt[row_range], doubled_position_t + flag_nt[row_range], -2).cummax(dim=1).values
+        next_flag_nt[row_range, 1:] = (latest_code_nt[:, :-1] & 1).bool()
     return next_flag_nt

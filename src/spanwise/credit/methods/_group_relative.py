@@ -168,10 +168,10 @@ def maxrl(
     """
     check_rewards(reward_n)
     if bad_row := first_of(reward_n < 0):
-        (i,) = bad_row
+        (row,) = bad_row
         raise RewardError(
-            f"The reward of completion {i} is {float(reward_n[i]):g}. maxrl divides by the mean reward of the group, so rewards "
-            f"must be 0 (failure) or more. Use rewards from 0 to 1, or another method, such as rloo."
+            f"The reward of completion {row} is {float(reward_n[row]):g}. maxrl divides by the mean reward of the group, so "
+            f"rewards must be 0 (failure) or more. Use rewards from 0 to 1, or another method, such as rloo."
         )
     return compare_in_strata(reward_n, group_index(group_n), scale="mean", eps=eps, min_stratum=min_stratum)
 

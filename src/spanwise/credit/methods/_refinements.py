@@ -84,25 +84,25 @@ def ktae(
         mask_it, is_right_i = mask_nt[row_i], correct_n[row_i] > 0
         if bool(is_right_i.all()) or not bool(is_right_i.any()) or not bool(mask_it.any()):
             continue
-        token_id_w, word_u = torch.unique(ids_nt[row_i][mask_it], return_inverse=True)
+        token_id_w, id_index_u = torch.unique(ids_nt[row_i][mask_it], return_inverse=True)
         row_of_token_u = mask_it.nonzero()[:, 0]
         has_token_wi = torch.zeros(len(token_id_w), len(is_right_i), dtype=torch.bool, device=ids_nt.device)
-        has_token_wi[word_u, row_of_token_u] = True
+        has_token_wi[id_index_u, row_of_token_u] = True
         right_count_w, wrong_count_w = has_token_wi[:, is_right_i].sum(dim=1), has_token_wi[:, ~is_right_i].sum(dim=1)
         right_count, wrong_count, is_right_u = int(is_right_i.sum()), int((~is_right_i).sum()), is_right_i[row_of_token_u]
         fisher_ab, information_gain_ab = _tabulate_evidence(right_count, wrong_count, form == "code")
-        term_size, evidence_divisor = (1.0, 1.0) if form == "paper" else (2 * top, h1 + h2)
+        term_factor, evidence_divisor = (1.0, 1.0) if form == "paper" else (2 * top, h1 + h2)
         evidence_ab = (h1 * fisher_ab + h2 * information_gain_ab).to(ids_nt.device) / evidence_divisor
-        right_tf_w, wrong_tf_w = (
-            _count_frequency(word_u, side_u, len(token_id_w), k1, b) for side_u in (is_right_u, ~is_right_u)
+        right_frequency_w, wrong_frequency_w = (
+            _count_frequency(id_index_u, side_u, len(token_id_w), k1, b) for side_u in (is_right_u, ~is_right_u)
         )
-        tf_gap_w = right_tf_w / (wrong_tf_w + floor) - wrong_tf_w / (right_tf_w + floor)
+        frequency_gap_w = right_frequency_w / (wrong_frequency_w + floor) - wrong_frequency_w / (right_frequency_w + floor)
         right_share_w, wrong_share_w = right_count_w.double() / right_count, wrong_count_w.double() / wrong_count
-        direction_w = right_share_w.sqrt().asin() - wrong_share_w.sqrt().asin() + h3 * tf_gap_w
-        advantage_term_it = torch.zeros(mask_it.shape, dtype=torch.float64, device=adv_nt.device)
+        direction_w = right_share_w.sqrt().asin() - wrong_share_w.sqrt().asin() + h3 * frequency_gap_w
+        added_advantage_it = torch.zeros(mask_it.shape, dtype=torch.float64, device=adv_nt.device)
         evidence_w = evidence_ab[right_count_w, wrong_count_w]
-        advantage_term_it[mask_it] = term_size * (torch.sigmoid((evidence_w * direction_w)[word_u]) - 0.5)
-        reshaped_adv_nt[row_i] = (reshaped_adv_nt[row_i] + advantage_term_it).to(adv_nt.dtype)
+        added_advantage_it[mask_it] = term_factor * (torch.sigmoid((evidence_w * direction_w)[id_index_u]) - 0.5)
+        reshaped_adv_nt[row_i] = (reshaped_adv_nt[row_i] + added_advantage_it).to(adv_nt.dtype)
     return reshaped_adv_nt
 
 
@@ -123,16 +123,16 @@ def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[T
     if two_sided:  # the p-value adds up the probabilities of all tables that are no more probable
         p_value_ab = torch.zeros_like(probability_ab)
         for a in range(right + 1):
-            matching_b_ab = (a_ab + b_ab).long() - a  # a + b (completions with the token) stays the same
-            table_exists_ab = (matching_b_ab >= 0) & (matching_b_ab <= wrong)
-            other_probability_ab = torch.where(table_exists_ab, probability_ab[a][matching_b_ab.clamp(0, wrong)], 0.0)
+            other_wrong_ab = (a_ab + b_ab).long() - a  # a + b (completions with the token) stays the same
+            table_exists_ab = (other_wrong_ab >= 0) & (other_wrong_ab <= wrong)
+            other_probability_ab = torch.where(table_exists_ab, probability_ab[a][other_wrong_ab.clamp(0, wrong)], 0.0)
             p_value_ab += torch.where(other_probability_ab <= probability_ab * (1 + 1e-7), other_probability_ab, 0.0)
     fisher_ab = torch.where(p_value_ab > 1 - 1e-9, 0.0, (-2 * p_value_ab).exp())
     completion_count = right + wrong
     holders_entropy_ab = (a_ab + b_ab) / completion_count * _compute_entropy(a_ab, b_ab)
-    others_entropy_ab = (completion_count - a_ab - b_ab) / completion_count * _compute_entropy(right - a_ab, wrong - b_ab)
+    rest_entropy_ab = (completion_count - a_ab - b_ab) / completion_count * _compute_entropy(right - a_ab, wrong - b_ab)
     prior_entropy = _compute_entropy(torch.tensor(float(right)).double(), torch.tensor(float(wrong)).double())
-    return fisher_ab, (prior_entropy - holders_entropy_ab - others_entropy_ab).clamp(min=0.0)
+    return fisher_ab, (prior_entropy - holders_entropy_ab - rest_entropy_ab).clamp(min=0.0)
 
 
 def _log_choose(n: int, k: Tensor) -> Tensor:
@@ -212,13 +212,13 @@ def oar(
 
 def _weigh_tokens(importance_u: Tensor, quantile: float, beta: float, floor: float, eps: float) -> Tensor:
     """Turn the importance of a completion's tokens into the factors that multiply their advantages."""
-    level_u = importance_u.log1p()
-    lowest_level, highest_level = level_u.aminmax()
-    level_u = (level_u - lowest_level) / (highest_level - lowest_level if highest_level > lowest_level else 1.0)
-    quantile_rank = quantile * (len(level_u) - 1)  # torch.quantile would do the same, but refuses long inputs
-    sorted_level_u, rank_below = level_u.sort().values, int(quantile_rank)
-    next_rank = min(rank_below + 1, len(level_u) - 1)
-    quantile_level = torch.lerp(sorted_level_u[rank_below], sorted_level_u[next_rank], quantile_rank - rank_below)
-    shrunk_weight_u = (level_u / (quantile_level + eps)).clamp(min=floor)
-    grown_weight_u = 1 + beta * (level_u - quantile_level) / (1 - quantile_level + eps)
-    return torch.where(level_u < quantile_level, shrunk_weight_u, grown_weight_u)
+    log_u = importance_u.log1p()
+    lowest_log, highest_log = log_u.aminmax()
+    log_u = (log_u - lowest_log) / (highest_log - lowest_log if highest_log > lowest_log else 1.0)
+    quantile_rank = quantile * (len(log_u) - 1)  # torch.quantile would do the same, but refuses long inputs
+    sorted_log_u, rank_below = log_u.sort().values, int(quantile_rank)
+    next_rank = min(rank_below + 1, len(log_u) - 1)
+    quantile_log = torch.lerp(sorted_log_u[rank_below], sorted_log_u[next_rank], quantile_rank - rank_below)
+    shrunk_weight_u = (log_u / (quantile_log + eps)).clamp(min=floor)
+    grown_weight_u = 1 + beta * (log_u - quantile_log) / (1 - quantile_log + eps)
+    return torch.where(log_u < quantile_log, shrunk_weight_u, grown_weight_u)

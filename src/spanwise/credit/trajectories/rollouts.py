@@ -107,9 +107,9 @@ def build_timeline(
     trajectory_index_s, trajectory_ids = group_index(trajectory_s), list_ids(trajectory_s)
     row_order = step_s.argsort(stable=True)
     row_order = row_order[trajectory_index_s[row_order].argsort(stable=True)]
-    ordered_index_o, ordered_step_o = trajectory_index_s[row_order], step_s[row_order]
-    same_trajectory_o = ordered_index_o[1:] == ordered_index_o[:-1]
-    if repeated_step := first_of(same_trajectory_o & (ordered_step_o[1:] == ordered_step_o[:-1])):
+    trajectory_o, step_o = trajectory_index_s[row_order], step_s[row_order]
+    same_trajectory_o = trajectory_o[1:] == trajectory_o[:-1]
+    if repeated_step := first_of(same_trajectory_o & (step_o[1:] == step_o[:-1])):
         earlier_row, later_row = sorted(row_order[repeated_step[0] : repeated_step[0] + 2].tolist())
         raise AlignmentError(
             f"Rows {earlier_row} and {later_row} are both step {int(step_s[earlier_row])} of trajectory "
@@ -120,7 +120,7 @@ def build_timeline(
     next_s[row_order[:-1][same_trajectory_o]] = row_order[1:][same_trajectory_o]
     end_position_j = trajectory_index_s.bincount().cumsum(dim=0)
     steps_left_s = torch.empty_like(row_order)
-    steps_left_s[row_order] = end_position_j[ordered_index_o] - 1 - torch.arange(len(row_order), device=row_order.device)
+    steps_left_s[row_order] = end_position_j[trajectory_o] - 1 - torch.arange(len(row_order), device=row_order.device)
     return Timeline(trajectory_index_s, next_s, steps_left_s, trajectory_ids)
 
 
@@ -213,11 +213,11 @@ def assign_turns(
         )
         if bool(is_turn_objective_m.any()):
             turn_scores = rollout_scores.take(timeline.index_s)  # a turn's baseline may depend on its rollout's outcome
-            tables: dict[str, Any] = {}
+            score_tables: dict[str, Any] = {}
             for name, table in _objective_tables(scores).items():
                 is_turn_column = is_turn_objective_m.view(-1, *(1 for _ in table.shape[2:]))
-                tables[name] = torch.where(is_turn_column, table, getattr(turn_scores, name))
-            turn_scores, turn_objectives = replace(turn_scores, **tables), _weigh_some(objectives, is_turn_objective_m)
+                score_tables[name] = torch.where(is_turn_column, table, getattr(turn_scores, name))
+            turn_scores, turn_objectives = replace(turn_scores, **score_tables), _weigh_some(objectives, is_turn_objective_m)
             inputs = {"voter_n": timeline.index_s, "truncated_n": truncated_s}
             turn_credit = assign(turn_scores, group_s, present_sk, objectives=turn_objectives, inputs=inputs, **options)
             completion_count_m = torch.where(is_turn_objective_m, len(group_s), len(group_j))
@@ -263,22 +263,22 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
     reward_is_elsewhere_sm, reward_sm = _mark_elsewhere(scores), fill_missing(scores, objectives)
     reward_row_jm = torch.stack([timeline.last_with(~is_elsewhere_s) for is_elsewhere_s in reward_is_elsewhere_sm.T], dim=1)
     column_m = torch.arange(len(objectives), device=reward_row_jm.device)
-    tables: dict[str, Any] = {name: table[reward_row_jm, column_m] for name, table in _objective_tables(scores).items()}
+    scored: dict[str, Any] = {name: table[reward_row_jm, column_m] for name, table in _objective_tables(scores).items()}
     for m, objective in enumerate(objectives):
         if add_turns and objective.scope == "turn":
             reward_s = reward_sm[:, m]
             has_reward_s = ~(reward_is_elsewhere_sm[:, m] & reward_s.isnan())
             reward_sum_j = timeline.sum_exactly(torch.where(has_reward_s, reward_s, 0.0))
             has_reward_j = timeline.add_up(has_reward_s) > 0
-            tables["reward_nm"][:, m] = torch.where(has_reward_j, reward_sum_j, tables["reward_nm"][:, m])
+            scored["reward_nm"][:, m] = torch.where(has_reward_j, reward_sum_j, scored["reward_nm"][:, m])
             # If a turn's check failed, the sum is NaN, and the rollout gets the status of that turn.
             failed_status_j = scores.status_nm[timeline.last_with(has_reward_s & reward_s.isnan()), m]
-            status_j = torch.where(reward_sum_j.isnan(), failed_status_j, int(Status.OK))
-            tables["status_nm"][:, m] = torch.where(has_reward_j, status_j, tables["status_nm"][:, m])
+            rollout_status_j = torch.where(reward_sum_j.isnan(), failed_status_j, int(Status.OK))
+            scored["status_nm"][:, m] = torch.where(has_reward_j, rollout_status_j, scored["status_nm"][:, m])
     outcome_jo = None
     if scores.outcome_no is not None:
         outcome_jo = torch.stack([column[timeline.last_with(~column.isnan())] for column in scores.outcome_no.T], dim=1)
-    return Scores(scores.names, **tables, outcome_names=scores.outcome_names, outcome_no=outcome_jo)
+    return Scores(scores.names, **scored, outcome_names=scores.outcome_names, outcome_no=outcome_jo)
 
 
 def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Objective]) -> Scores:

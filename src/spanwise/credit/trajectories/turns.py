@@ -248,18 +248,18 @@ class Trajectory:
 
     def _build_branch(self, path: Sequence[int]) -> Branch:
         """Join the responses of successive turns, with the observations between them, into one sequence to train on."""
-        ids, mask, turn_of_token = list[int](), list[int](), list[int]()
+        token_ids, mask, turn_of_token = list[int](), list[int](), list[int]()
         per_token: dict[str, list[float]] = {name: [] for t in path for name in self.turns[t].per_token}
         for t in path:
             turn = self.turns[t]
             observation_ids, response_length = () if t == path[0] else turn.prompt_ids, len(turn.response_ids)
-            ids += [*observation_ids, *turn.response_ids]
+            token_ids += [*observation_ids, *turn.response_ids]
             mask += [0] * len(observation_ids) + [int(bool(flag)) for flag in turn.mask]
             turn_of_token += [-1] * len(observation_ids) + [t] * response_length
             for name, numbers in per_token.items():
                 numbers += [0.0] * len(observation_ids) + list(turn.per_token.get(name, [math.nan] * response_length))
         token_numbers = {name: tuple(numbers) for name, numbers in per_token.items()}
-        return Branch(tuple(path), self.context(path[0]), tuple(ids), tuple(mask), tuple(turn_of_token), token_numbers)
+        return Branch(tuple(path), self.context(path[0]), tuple(token_ids), tuple(mask), tuple(turn_of_token), token_numbers)
 
 
 def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
@@ -385,12 +385,12 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     row_i, position_i = torch.nonzero(turn_nt >= 0, as_tuple=True)
     row_and_turn_i = torch.stack([row_i, turn_nt[row_i, position_i].long()], dim=1)
     # `unique` sorts the turns by sequence, then by turn id.
-    turns, turn_i = torch.unique(row_and_turn_i, dim=0, return_inverse=True)
-    is_sampled_s = torch.zeros(len(turns), dtype=torch.bool, device=mask_nt.device)
+    distinct_turns, turn_i = torch.unique(row_and_turn_i, dim=0, return_inverse=True)
+    is_sampled_s = torch.zeros(len(distinct_turns), dtype=torch.bool, device=mask_nt.device)
     is_sampled_s[turn_i[mask_nt[row_i, position_i]]] = True
-    row_s, order = turns[is_sampled_s, 0], turn_i.argsort(stable=True)  # a stable sort keeps each turn's positions ascending
-    position_i = position_i[order][is_sampled_s[turn_i[order]]]
-    positions_by_turn = position_i.split(turn_i.bincount(minlength=len(turns))[is_sampled_s].tolist())
+    row_s, turn_order = distinct_turns[is_sampled_s, 0], turn_i.argsort(stable=True)  # stable: positions stay ascending
+    position_i = position_i[turn_order][is_sampled_s[turn_i[turn_order]]]
+    positions_by_turn = position_i.split(turn_i.bincount(minlength=len(distinct_turns))[is_sampled_s].tolist())
     no_positions_su = position_i.new_empty(0, 0)
     position_su = pad_sequence([*positions_by_turn], batch_first=True, padding_value=-1) if len(row_s) else no_positions_su
     step_s = torch.arange(len(row_s), device=mask_nt.device) - torch.searchsorted(row_s, row_s)
