@@ -143,8 +143,8 @@ class Critic:
         nonfinite_count = int(self._sum(nonfinite_count_r.sum()))
         if nonfinite_count:
             faulty_rows = row_r[nonfinite_count_r.cpu() > 0].tolist()
-            first_place = f"first in completion {faulty_rows[0]}" if faulty_rows else "in completions of another process"
-            raise self._diverged(f"{nonfinite_count:g} of its values are not finite, {first_place}")
+            first_fault = f"first in completion {faulty_rows[0]}" if faulty_rows else "in completions of another process"
+            raise self._diverged(f"{nonfinite_count:g} of its values are not finite, {first_fault}")
 
     def _diverged(self, problem: str) -> DivergedError:
         self.optimizer.zero_grad()
@@ -263,8 +263,8 @@ class CriticInTrl(TrlPart):
             model = ValueModel.of_policy(trainer.model, value_names, mode)
         else:
             model = ValueModel.load(mode.model, value_names, mode, tokenizer)
-        micro_batch, gamma = training_args.per_device_train_batch_size, trainer.scheme.gamma
-        self.critic = Critic(model, mode, trainer.accelerator, micro_batch=micro_batch, gamma=gamma, seed=training_args.seed)
+        batch_rows, gamma = training_args.per_device_train_batch_size, trainer.scheme.gamma
+        self.critic = Critic(model, mode, trainer.accelerator, micro_batch=batch_rows, gamma=gamma, seed=training_args.seed)
         self._ends = getattr(trainer, "eos_token_ids", None) or [tokenizer.eos_token_id]
         self._ended: float | None = None
 

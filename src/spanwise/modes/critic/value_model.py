@@ -38,8 +38,8 @@ class Saved(NamedTuple):
         about_file = Path(place) / ABOUT
         try:
             saved = json.loads(about_file.read_text(encoding="utf-8"))
-            bins = {} if saved["head"] == "scalar" else {"bins": saved["bins"], "value_range": tuple(saved["value_range"])}
-            return Saved(list(saved["values"]), CriticConfig(head=saved["head"], **bins), saved.get("tokenizer"))
+            head = {} if saved["head"] == "scalar" else {"bins": saved["bins"], "value_range": tuple(saved["value_range"])}
+            return Saved(list(saved["values"]), CriticConfig(head=saved["head"], **head), saved.get("tokenizer"))
         except OSError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -105,14 +105,14 @@ class ValueModel(nn.Module):
         tokenizer_size = 0 if tokenizer is None else len(tokenizer)
         with torch.no_grad():
             probe_ids = torch.tensor([[0, 1, 2], [0, 1, 3]], device=model.device)
-            state_nlc = model.eval().base_model(input_ids=probe_ids).last_hidden_state[:, :2]
+            hidden_state_nlc = model.eval().base_model(input_ids=probe_ids).last_hidden_state[:, :2]
         refuse(
             {
                 f"The critic '{place}' knows {embedding_count} token ids and the policy's tokenizer has {tokenizer_size}, so they "
                 "do not fit. Use a critic of the policy's tokenizer.": embedding_count < tokenizer_size,
                 f"The critic '{place}' ({type(model).__name__}) reads the tokens that come after the one it values, so its values "
                 "would give away what the policy is about to write. Use a model that reads forwards only.": bool(
-                    (state_nlc[0] - state_nlc[1]).abs().max() > 1e-4 * state_nlc.abs().max()
+                    (hidden_state_nlc[0] - hidden_state_nlc[1]).abs().max() > 1e-4 * hidden_state_nlc.abs().max()
                 ),
             },
             DataError,

@@ -248,16 +248,16 @@ class Laser(Mode):
         m = scheme.names.index(self.verdict)
         is_paid_k = torch.tensor([name in scheme.objectives[m].pays for name in scheme.layout.names])
         is_paid_nk = reading.present_nk & is_paid_k.to(reading.length_nk.device)
-        share_n1, compared_n1 = (x_n[:, None] for x_n in self._compared(batch.score_n, batch.group_n))
+        share_n1, relative_n1 = (x_n[:, None] for x_n in self._compared(batch.score_n, batch.group_n))
         # If the credit of each objective is known, change only the part that comes from the objective `verdict`.
         if scheme.entry.kind == "block" and credit.adv_nm is not None:
-            credit_change_n1 = scheme.objectives[m].weight * share_n1 * (compared_n1 - credit.adv_nm[:, m : m + 1].double())
+            credit_change_n1 = scheme.objectives[m].weight * share_n1 * (relative_n1 - credit.adv_nm[:, m : m + 1].double())
             return replace(credit, block_nk=credit.block_nk + torch.where(is_paid_nk, credit_change_n1, 0.0))
-        block_credit_nk = credit.block_nk + torch.where(is_paid_nk, share_n1 * (compared_n1 - credit.block_nk), 0.0)
+        block_credit_nk = credit.block_nk + torch.where(is_paid_nk, share_n1 * (relative_n1 - credit.block_nk), 0.0)
         token_credit_nt, block_spans = credit.token_nt, reading.spans
         if token_credit_nt is not None and block_spans is not None:
             is_paid_nt = torch.gather(is_paid_nk, 1, block_spans.block_nt.long().clamp(min=0)) & (block_spans.block_nt >= 0)
-            credit_change_nt = torch.where(is_paid_nt, share_n1 * (compared_n1 - token_credit_nt.double()), 0.0)
+            credit_change_nt = torch.where(is_paid_nt, share_n1 * (relative_n1 - token_credit_nt.double()), 0.0)
             token_credit_nt = token_credit_nt + credit_change_nt.to(token_credit_nt.dtype)
         return replace(credit, block_nk=block_credit_nk, token_nt=token_credit_nt)
 

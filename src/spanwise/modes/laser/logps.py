@@ -29,8 +29,8 @@ def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int
     free_ids = {token: vocabulary[token] for token in tokenizer.all_special_tokens if token in vocabulary}
     free_ids |= {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     free_ids = {token: number for token, number in free_ids.items() if number not in used_ids}
-    any_id = f"or an id from {len(tokenizer)} to {size - 1}, if there is one"
-    free_id_examples = f"such as {', '.join(list(free_ids)[:3])}" if free_ids else any_id
+    any_id_example = f"or an id from {len(tokenizer)} to {size - 1}, if there is one"
+    free_id_examples = f"such as {', '.join(list(free_ids)[:3])}" if free_ids else any_id_example
     token_id = vocabulary.get(laser.token) if isinstance(laser.token, str) else laser.token
     if token_id is None or not 0 <= token_id < size:
         raise RecipeError(
@@ -106,13 +106,13 @@ def measured(
     laser: Laser, token: int, logp_n: Float[Tensor, " n"], *, temperature: float
 ) -> tuple[Laser, dict[str, Any], str | None]:
     """Set laser's reference to the reserved token's mean log-probability at the start, or compare a given reference with it."""
-    known_n = logp_n[~logp_n.isnan()].double()
-    if not len(known_n):
+    present_n = logp_n[~logp_n.isnan()].double()
+    if not len(present_n):
         raise DataError(
             f"laser: none of the {len(logp_n)} completions of the first batch ended, but laser reads '{laser.token}' after the "
             "end. Set max_completion_length up."
         )
-    mean_logp, std_logp, warning = float(known_n.mean()), float(known_n.std()) if len(known_n) > 1 else 0.0, None
+    mean_logp, std_logp, warning = float(present_n.mean()), float(present_n.std()) if len(present_n) > 1 else 0.0, None
     if laser.reference is None:
         laser.check_reach(mean_logp)
         laser = replace(laser, reference=mean_logp)
@@ -129,7 +129,7 @@ def measured(
         if abs(first_self_reward) > _NEAR:
             warning = f"{start_sentence}. This is right only if laser has trained this policy before. If not, remove the reference."
     measurement = {"token": laser.token, "id": token, "reference": laser.reference, "mean": mean_logp, "std": std_logp}
-    return laser, {**measurement, "completions": len(known_n), "temperature": temperature}, warning
+    return laser, {**measurement, "completions": len(present_n), "temperature": temperature}, warning
 
 
 class Appended(RowPart):
