@@ -124,13 +124,13 @@ class Fidelity:
         self, baseline: str, group_size: int, figure: str, *, minus: str | None = None, level: float = 0.95
     ) -> tuple[float, float, float]:
         """Return a figure of a baseline, or its difference to that of the baseline `minus`, with its interval over prompts."""
-        g, f = index_of("group size", self.group_sizes, group_size), index_of("figure", FIGURES, figure)
-        figure_rb = torch.cat([self.value_bgf[None], self.draw_rbgf])[:, :, g, f]
+        size_index, figure_index = index_of("group size", self.group_sizes, group_size), index_of("figure", FIGURES, figure)
+        figure_rb = torch.cat([self.value_bgf[None], self.draw_rbgf])[:, :, size_index, figure_index]
         figure_r = figure_rb[:, index_of("baseline", self.baselines, baseline)]
         if minus is not None:
             figure_r = figure_r - figure_rb[:, index_of("baseline", self.baselines, minus)]
-        quantiles = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-        low, high = figure_r[1:].nanquantile(quantiles).tolist()
+        bounds = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+        low, high = figure_r[1:].nanquantile(bounds).tolist()
         return float(figure_r[0]), low, high
 
 
@@ -197,10 +197,10 @@ def measure_fidelity(
         Pavlenko et al. 2026, "Blockwise Advantage Estimation" (arXiv 2602.10231), Figure 1 (RMSE by outcome). RMSE alone rewards
         a baseline for including the sample itself, which shrinks its advantages: read it with the scale-free figures and q*.
     """
-    n_prompts, s = rerolls.prefix_xs.shape
+    n_prompts, samples = rerolls.prefix_xs.shape
     for size in group_sizes:
-        if not 2 <= size <= s:
-            raise DataError(f"A group of {size} cannot be drawn from {s} completions per prompt; choose 2 to {s}.")
+        if not 2 <= size <= samples:
+            raise DataError(f"A group of {size} cannot be drawn from {samples} samples per prompt; choose 2 to {samples}.")
         if min(n_prompts, batch // size) < 1:
             raise DataError(f"A batch of {batch} completions of {n_prompts} prompts holds no group of {size}; raise batch.")
     completion_columns = _prepare_columns(rerolls, rule)
@@ -210,8 +210,8 @@ def measure_fidelity(
     sum_bgxk = torch.zeros(len(baselines), len(group_sizes), n_prompts, _SUMS, dtype=torch.float64)
     for (g, size), _ in product(enumerate(group_sizes), range(resamples)):
         prompt_p = torch.randperm(n_prompts, generator=generator)[: batch // size]
-        member_pg = torch.rand(len(prompt_p), s, generator=generator).argsort(dim=1)[:, :size]
-        row_n = (prompt_p[:, None] * s + member_pg).flatten()
+        member_pg = torch.rand(len(prompt_p), samples, generator=generator).argsort(dim=1)[:, :size]
+        row_n = (prompt_p[:, None] * samples + member_pg).flatten()
         batch_columns = {name: column[row_n] for name, column in completion_columns.items()}
         reward_n, prompt_n = batch_columns["reward_n"], batch_columns["prompt_n"]
         for b, options in enumerate(baselines.values()):
@@ -228,17 +228,17 @@ def measure_fidelity(
 def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
     """Compute rewards, outcomes and Monte Carlo advantages of all X * S completions, from which batches are then drawn."""
     prompt_count, sample_count = rerolls.prefix_xs.shape
-    report_n, outcome_n = rerolls.confidence_xs.double().flatten(), rerolls.outcome_xs.double().flatten()
-    by_outcome_n2 = torch.stack([proper_score(report_n, torch.full_like(report_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
-    reward_n = proper_score(report_n, outcome_n, rule=rule)
-    new_report_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])
-    new_report_nm = new_report_dm[rerolls.prefix_xs.flatten()]  # index -1 (no prefix) reads the last row, NaN
-    mc_value_n, noise_n = mean_and_noise(proper_score(new_report_nm, outcome_n[:, None].expand_as(new_report_nm), rule=rule))
+    stated_n, outcome_n = rerolls.confidence_xs.double().flatten(), rerolls.outcome_xs.double().flatten()
+    by_outcome_n2 = torch.stack([proper_score(stated_n, torch.full_like(stated_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
+    reward_n = proper_score(stated_n, outcome_n, rule=rule)
+    new_confidence_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])
+    restated_nm = new_confidence_dm[rerolls.prefix_xs.flatten()]  # index -1 (no prefix) reads the last row, NaN
+    mc_value_n, noise_n = mean_and_noise(proper_score(restated_nm, outcome_n[:, None].expand_as(restated_nm), rule=rule))
     return {
         "prompt_n": torch.arange(prompt_count).repeat_interleave(sample_count), "reward_n": reward_n, "outcome_n": outcome_n,
         "by_outcome_n2": by_outcome_n2, "usable_n": ~reward_n.isnan() & ~noise_n.isnan(),
         "exact_n": reward_n - mc_value_n, "noise_n": noise_n,  # Monte Carlo advantage (NaN if unknown), variance of its noise
-        "square_n": (report_n - new_report_nm.nanmean(dim=1)).square(),  # phi^2
+        "square_n": (stated_n - restated_nm.nanmean(dim=1)).square(),  # phi^2
     }  # fmt: skip
 
 
@@ -251,33 +251,33 @@ def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor,
     outcome_n, usable_n = batch["outcome_n"], batch["usable_n"]
     count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
     selection_masks = (usable_n, outcome_n == 0, outcome_n == 1, count_n == 1)
-    exact_n, noise_n, square_n = batch["exact_n"], batch["noise_n"], batch["square_n"]
-    error_n = (a - exact_n).square() - noise_n
+    mc_n, noise_n, phi_square_n = batch["exact_n"], batch["noise_n"], batch["square_n"]
+    error_n = (a - mc_n).square() - noise_n
     sum_terms = [term for selection in selection_masks for term in (selection.double(), selection * error_n)]
-    sum_terms += [a, exact_n, a * a, exact_n * exact_n, a * exact_n, noise_n]
-    sum_terms += [square_n * a * a, square_n * a * exact_n, square_n * exact_n * exact_n, square_n * noise_n]
+    sum_terms += [a, mc_n, a * a, mc_n * mc_n, a * mc_n, noise_n]
+    sum_terms += [phi_square_n * a * a, phi_square_n * a * mc_n, phi_square_n * mc_n * mc_n, phi_square_n * noise_n]
     return torch.where(usable_n[:, None], torch.stack(sum_terms, dim=1), 0.0)
 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute a baseline's figures, in the order of `FIGURES`, from the sums of `_terms` over completions."""
-    (count, error, wrong_count, wrong_error, right_count, right_error, alone_count, alone_error, credit, mc,
-     credit_sq, mc_sq, cross, noise, phi_aa, phi_am, phi_mm, phi_s2) = sums.unbind(-1)  # fmt: skip
+    (count, error, wrong_count, wrong_error, right_count, right_error, alone_count, alone_error,
+     *agreement_sums, phi_aa, phi_am, phi_mm, phi_s2) = sums.unbind(-1)  # fmt: skip
     errors_and_counts = ((error, count), (wrong_error, wrong_count), (right_error, right_count), (alone_error, alone_count))
     rmses = [root_ratio(error_sum, terms) for error_sum, terms in errors_and_counts]
     gradient_noise = root_ratio(phi_mm - phi_s2 - torch.where(phi_aa > 0, phi_am * phi_am / phi_aa, 0.0), phi_mm - phi_s2)
-    return torch.stack([*rmses, *agreement(count, credit, mc, credit_sq, mc_sq, cross, noise), gradient_noise], dim=-1)
+    return torch.stack([*rmses, *agreement(count, *agreement_sums), gradient_noise], dim=-1)
 
 
 def agreement(
     n: Tensor, a: Tensor, m: Tensor, aa: Tensor, mm: Tensor, am: Tensor, noise: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a baseline's correlation with Monte Carlo, the highest possible correlation, and the RMSE at the best scale."""
-    var_a, exact_var, cov_am = aa - a * a / n, mm - m * m / n, am - a * m / n
-    varying = (var_a > 1e-12 * aa) & (exact_var > 1e-12 * mm)  # the rounding error of a constant must not count as variance
-    correlation = torch.where(varying, cov_am / (var_a * exact_var).sqrt(), torch.nan)
-    scaled_error = mm - noise - torch.where(aa > 0, am * am / aa, 0.0)
-    return correlation, root_ratio(exact_var - noise, exact_var), root_ratio(scaled_error, n)
+    var_a, var_mc, covariance = aa - a * a / n, mm - m * m / n, am - a * m / n
+    is_varying = (var_a > 1e-12 * aa) & (var_mc > 1e-12 * mm)  # the rounding error of a constant must not count as variance
+    correlation = torch.where(is_varying, covariance / (var_a * var_mc).sqrt(), torch.nan)
+    error_sum = mm - noise - torch.where(aa > 0, am * am / aa, 0.0)
+    return correlation, root_ratio(var_mc - noise, var_mc), root_ratio(error_sum, n)
 
 
 def mean_and_noise(reward_dm: Float[Tensor, "d m"]) -> tuple[Tensor, Tensor]:

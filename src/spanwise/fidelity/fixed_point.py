@@ -124,18 +124,18 @@ def simulated_fixed_point(
             f"In {batches} batches the rarest outcome occurs {rarest_count:.0f} times; raise batches, or set p nearer 0.5."
         )
     level_v = torch.arange(LEVELS + 1, dtype=torch.float64)
-    report_v = level_v / LEVELS
-    score_v2 = torch.stack([proper_score(report_v, torch.full_like(report_v, o), rule=rule) for o in (0.0, 1.0)], dim=1)
+    stated_v = level_v / LEVELS
+    score_v2 = torch.stack([proper_score(stated_v, torch.full_like(stated_v, o), rule=rule) for o in (0.0, 1.0)], dim=1)
     advantage_options = {"baseline": baseline, "leave_one_out": leave_one_out}
     q_b, weight_b2, weight_error_b2 = p_b, chance_b2, torch.zeros_like(chance_b2)
     for _ in range(2):
-        mean_report_b = q_b.clamp(1e-3, 1 - 1e-3)
-        chance_bv = torch.distributions.Binomial(LEVELS, probs=mean_report_b[:, None]).log_prob(level_v).exp()
+        mean_stated_b = q_b.clamp(1e-3, 1 - 1e-3)
+        chance_bv = torch.distributions.Binomial(LEVELS, probs=mean_stated_b[:, None]).log_prob(level_v).exp()
         generator = torch.Generator().manual_seed(seed)
-        prompt_columns = [x.repeat(copies, 1) for x in (p_b[:, None], mean_report_b[:, None], chance_bv)]
+        prompt_columns = [x.repeat(copies, 1) for x in (p_b[:, None], mean_stated_b[:, None], chance_bv)]
         sums = [_simulate_batch(prompt_columns, score_v2, group_size, advantage_options, generator) for _ in range(batches)]
         lost_b2, lost_error_b2 = _remove_explained_noise(torch.stack(sums).unflatten(2, (copies, len(p_b))).sum(dim=2))
-        full_gradient_b2 = chance_b2 * copies * group_size * ((chance_bv * (report_v - mean_report_b[:, None])) @ score_v2)
+        full_gradient_b2 = chance_b2 * copies * group_size * ((chance_bv * (stated_v - mean_stated_b[:, None])) @ score_v2)
         weight_b2, weight_error_b2 = chance_b2 * (1 - lost_b2 / full_gradient_b2), (lost_error_b2 / full_gradient_b2).abs()
         q_b = weight_b2[:, 1] / weight_b2.sum(dim=1)
     crossed_error_b = (weight_b2 * weight_error_b2.flip(1) * chance_b2.flip(1)).square().sum(dim=1).sqrt()
@@ -146,7 +146,7 @@ def _simulate_batch(
     prompts: Sequence[Tensor], score_v2: Tensor, g: int, options: dict[str, Any], generator: torch.Generator
 ) -> Float[Tensor, "4 b 2"]:
     """Simulate a batch; return sums by prompt and outcome: the baseline's gradient term (b - V) phi, then 3 control variates."""
-    p_b1, mean_report_b1, chance_bv = prompts
+    p_b1, mean_confidence_b1, chance_bv = prompts
     b = len(p_b1)
     torch.randint(1, (b, g), generator=generator)  # an unused draw, to keep the random numbers of published results
     uniform_2bg = torch.rand(2, b, g, generator=generator, dtype=torch.float64)
@@ -167,7 +167,7 @@ def _simulate_batch(
         (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # 0 if the outcome occurs once
         others_score_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
-    cell_index_bg, phi_bg = torch.arange(b)[:, None] * 2 + outcome_bg, level_bg.double() / LEVELS - mean_report_b1
+    cell_index_bg, phi_bg = torch.arange(b)[:, None] * 2 + outcome_bg, level_bg.double() / LEVELS - mean_confidence_b1
     sum_4c = torch.zeros(4, b * 2, dtype=torch.float64)
     return sum_4c.index_add_(1, cell_index_bg.flatten(), (terms_4bg * phi_bg).flatten(1)).reshape(4, b, 2)
 
@@ -176,9 +176,9 @@ def _remove_explained_noise(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[T
     """Return the mean over batches of the first of four sums, without the noise that the other three explain, and its error."""
     sum_b2rc = sum_rcb2.permute(2, 3, 0, 1)
     mean_sum_b21c = sum_b2rc.mean(dim=2, keepdim=True)
-    first_sum, control_sums = (sum_b2rc - mean_sum_b21c).split([1, 3], dim=3)
-    coefficient = torch.linalg.pinv(control_sums.mT @ control_sums, hermitian=True) @ (control_sums.mT @ first_sum)
-    residual = (first_sum - control_sums @ coefficient)[..., 0]
+    gradients, controls = (sum_b2rc - mean_sum_b21c).split([1, 3], dim=3)
+    coefficient = torch.linalg.pinv(controls.mT @ controls, hermitian=True) @ (controls.mT @ gradients)
+    residual = (gradients - controls @ coefficient)[..., 0]
     batch_count = residual.shape[-1]
     mean_b2 = (mean_sum_b21c[..., :1] - mean_sum_b21c[..., 1:] @ coefficient)[..., 0, 0]
     return mean_b2, (residual.square().sum(dim=-1) / (batch_count - 1) / batch_count).sqrt()

@@ -84,9 +84,7 @@ def fidelity_report(
     if "rerolls" in counts:
         lead += f"; {counts['rerolls']:,} re-rolls of {counts['prefixes']:,} distinct prefixes"
     if not any(is_known(row["value"]) for row in (*figures, *tokens)):
-        warnings.append(
-            "No figure was measured. Usually no completion has the last block that is rolled again, or all are malformed."
-        )
+        warnings.append("No figure was measured. Usually all completions are malformed or lack the block that is re-rolled.")
     if "share" in counts:  # baselines were measured, so their figures exist
         smallest_group_size, used_share = min((row["group_size"] for row in figures), default=None), percent(counts["share"])
         headlines = [
@@ -126,14 +124,12 @@ def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -
         best = max((row for row in tokens if is_known(row["value"])), key=lambda row: row["value"], default=None)
         if best is None:
             return "Nothing was measured: no baseline has a correlation with Monte Carlo."
-        estimator_text = f"{best['estimator']} with {best['critic']}"
-        return f"Token by token, {estimator_text} is nearest to Monte Carlo: correlation {_with_bounds(best)}."
+        estimator_name = f"{best['estimator']} with {best['critic']}"
+        return f"Token by token, {estimator_name} is nearest to Monte Carlo: correlation {_with_bounds(best)}."
     size = min(row["group_size"] for row in correlation_rows)
     best, *other_rows = sorted((row for row in correlation_rows if row["group_size"] == size), key=lambda row: -row["value"])
     if best["low"] <= 0:
-        return (
-            f"In groups of {size} no baseline clearly beats noise: the best, {best['baseline']}, has {_with_bounds(best)}."
-        )
+        return f"In groups of {size} no baseline beats noise clearly: {best['baseline']} is best with {_with_bounds(best)}."
     best_sentence = f"In groups of {size}, {best['baseline']} is nearest to Monte Carlo: correlation {_with_bounds(best)}"
     if not other_rows:
         return f"{best_sentence}."
@@ -153,9 +149,9 @@ def _with_bounds(row: Mapping[str, Any]) -> str:
 
 def _figure_panel(figures: Rows, figure: str, names: Sequence[str]) -> Panel | None:
     """Build the panel that plots one figure of all baselines by group size; None if the figure was not measured."""
-    ceiling = {row["group_size"]: row["value"] for row in figures if figure == "correlation" and row["figure"] == "ceiling"}
+    ceilings = {row["group_size"]: row["value"] for row in figures if figure == "correlation" and row["figure"] == "ceiling"}
     chart_rows: list[Row] = [
-        {"series": row["baseline"], "x": row["group_size"], **_numbers(**row), "reference": ceiling.get(row["group_size"])}
+        {"series": row["baseline"], "x": row["group_size"], **_numbers(**row), "reference": ceilings.get(row["group_size"])}
         for row in figures
         if row["figure"] == figure and is_known(row["value"])
     ]

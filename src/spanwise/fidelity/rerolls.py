@@ -129,11 +129,11 @@ class Roller:
         """Sample the first blocks of `samples` completions of each dataset row."""
         with self._ending_at_later_blocks():
             ids_nt, mask_nt, row_n = self.completions(rows, samples=samples, seed=seed)
-        spans, texts = self.read(ids_nt, mask_nt)
+        spans, block_texts = self.read(ids_nt, mask_nt)
         in_first_block_nt = spans.block_nt == 0
         kept_width = int(in_first_block_nt.any(dim=0).nonzero().max()) + 1 if bool(in_first_block_nt.any()) else 1
         ids_of_prompts = [ids for ids in prompt_ids(self.tokenizer, rows["prompt"][:]) for _ in range(samples)]
-        reward_n = self.rewards(rows, texts, row_n.tolist())
+        reward_n = self.rewards(rows, block_texts, row_n.tolist())
         return FirstBlocks(row_n, ids_of_prompts, ids_nt[:, :kept_width], in_first_block_nt[:, :kept_width], reward_n)
 
     def rewards_from(self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int) -> Float[Tensor, "d m"]:
@@ -172,8 +172,8 @@ class Roller:
     def logp(self, blocks: FirstBlocks) -> Float[Tensor, "n t"]:
         """Compute the log-probability of each token of the first blocks at the sampling temperature."""
         inputs = blocks.sequences(self.model.device)
-        options = {"attention_mask": inputs.attention_nl, **positions(self.model, inputs.attention_nl)}
-        logits_nlv = self.model(input_ids=inputs.ids_nl, **options).logits
+        forward_options = {"attention_mask": inputs.attention_nl, **positions(self.model, inputs.attention_nl)}
+        logits_nlv = self.model(input_ids=inputs.ids_nl, **forward_options).logits
         logp_ntv = (logits_nlv[:, -inputs.width - 1 : -1].double() / self.temperature).log_softmax(dim=-1)
         return logp_ntv.gather(2, blocks.ids_nt.to(logp_ntv.device)[..., None]).squeeze(-1).cpu()
 
@@ -187,18 +187,18 @@ def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls
             "advantages alone, add --tokens."
         )
     ids_nt, mask_nt, row_n = roller.completions(rows, samples=samples, seed=seed)
-    spans, texts = roller.read(ids_nt, mask_nt)
+    spans, block_texts = roller.read(ids_nt, mask_nt)
     index_of_prefix: dict[Prefix, int] = {}
-    prefix_index_n = torch.full((len(texts),), -1)
+    prefix_index_n = torch.full((len(block_texts),), -1)
     for n in spans.present_nk[:, -1].nonzero()[:, 0].tolist():
         prompt_and_prefix = int(row_n[n]), tuple(ids_nt[n, : int(spans.start_nk[n, -1])].tolist())
         prefix_index_n[n] = index_of_prefix.setdefault(prompt_and_prefix, len(index_of_prefix))
     if not index_of_prefix:
-        raise DataError(f"None of {len(texts)} completions has the block '{last_name}'; there is nothing to re-roll.")
+        raise DataError(f"None of {len(block_texts)} completions has the block '{last_name}'; there is nothing to re-roll.")
     fresh_texts = roller.continued(rows, list(index_of_prefix), rerolls=rerolls, seed=seed + 1)
     return Rerolls(
-        confidence_xs=stated_confidences(texts, last_name, layout).reshape(-1, samples),
-        outcome_xs=roller.rewards(rows, texts, row_n.tolist()).reshape(-1, samples),
+        confidence_xs=stated_confidences(block_texts, last_name, layout).reshape(-1, samples),
+        outcome_xs=roller.rewards(rows, block_texts, row_n.tolist()).reshape(-1, samples),
         prefix_xs=prefix_index_n.reshape(-1, samples),
         again_dm=stated_confidences(fresh_texts, last_name, layout).reshape(-1, rerolls),
     )
@@ -259,9 +259,9 @@ def choose_tokens(
     weight_nt = (mask_nt & (probability_nt < UNLIKELY)).double()
     for low, high in ((UNLIKELY, DECISION), (DECISION, math.inf)):
         is_in_kind_nt = mask_nt & (probability_nt >= low) & (probability_nt < high)
-        rank_nt = random_nt.masked_fill(~is_in_kind_nt, math.inf).argsort(dim=1).argsort(dim=1)
+        random_rank_nt = random_nt.masked_fill(~is_in_kind_nt, math.inf).argsort(dim=1).argsort(dim=1)
         count_n1 = is_in_kind_nt.sum(dim=1, keepdim=True)
-        weight_nt += torch.where(is_in_kind_nt & (rank_nt < most), count_n1 / count_n1.clamp(min=1, max=most), 0.0)
+        weight_nt += torch.where(is_in_kind_nt & (random_rank_nt < most), count_n1 / count_n1.clamp(min=1, max=most), 0.0)
     return weight_nt
 
 

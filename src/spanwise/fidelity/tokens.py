@@ -67,8 +67,8 @@ class Trajectories:
     @property
     def reward_nt(self) -> Float[Tensor, "n t"]:
         """The reward of each completion at its last trainable token, and 0 at all other tokens."""
-        last_nt = self.mask_nt & (self.mask_nt.cumsum(dim=1) == self.mask_nt.sum(dim=1, keepdim=True))
-        return torch.where(last_nt, self.reward_n.double()[:, None], 0.0)
+        is_last_token_nt = self.mask_nt & (self.mask_nt.cumsum(dim=1) == self.mask_nt.sum(dim=1, keepdim=True))
+        return torch.where(is_last_token_nt, self.reward_n.double()[:, None], 0.0)
 
 
 def monte_carlo_advantage(
@@ -105,16 +105,15 @@ def monte_carlo_advantage(
     """
     mask_nt = trajectories.mask_nt
     opens_segment_nt = mask_nt if segments is None else segments.opens(trajectories.logp_nt, mask_nt)
-    width = mask_nt.shape[1]
-    index_t = torch.arange(width)
-    start_nt = torch.where(opens_segment_nt, index_t, 0).cummax(dim=1).values
-    coming_start_nt = torch.where(opens_segment_nt, index_t, width).flip(1).cummin(dim=1).values.flip(1)
-    next_start_nt = torch.cat([coming_start_nt[:, 1:], coming_start_nt.new_full((len(coming_start_nt), 1), width)], dim=1)
+    width, position_t = mask_nt.shape[1], torch.arange(mask_nt.shape[1])
+    segment_start_nt = torch.where(opens_segment_nt, position_t, 0).cummax(dim=1).values
+    later_start_nt = torch.where(opens_segment_nt, position_t, width).flip(1).cummin(dim=1).values.flip(1)
+    next_start_nt = torch.cat([later_start_nt[:, 1:], later_start_nt.new_full((len(later_start_nt), 1), width)], dim=1)
     end_value_n1 = trajectories.reward_n.double()[:, None]
     value_nt = torch.cat([trajectories.value_nt.double(), end_value_n1], dim=1)
     noise_nt = torch.cat([trajectories.noise_nt.double(), torch.zeros_like(end_value_n1)], dim=1)
-    value_change_nt = value_nt.gather(1, next_start_nt) - value_nt.gather(1, start_nt)
-    noise_sum_nt = noise_nt.gather(1, next_start_nt) + noise_nt.gather(1, start_nt)
+    value_change_nt = value_nt.gather(1, next_start_nt) - value_nt.gather(1, segment_start_nt)
+    noise_sum_nt = noise_nt.gather(1, next_start_nt) + noise_nt.gather(1, segment_start_nt)
     return torch.where(mask_nt, value_change_nt, torch.nan), torch.where(mask_nt, noise_sum_nt, torch.nan)
 
 
@@ -208,8 +207,8 @@ class TokenFidelity:
 
         def difference(weight_rn: Tensor) -> Tensor:
             best_correlation_2r = torch.stack([correlations(weight_rn).amax(dim=0) for correlations in family_correlations])
-            best_r, other_r = best_correlation_2r.masked_fill(best_correlation_2r.isinf(), torch.nan)
-            return best_r - other_r
+            best_correlation_r, other_correlation_r = best_correlation_2r.masked_fill(best_correlation_2r.isinf(), torch.nan)
+            return best_correlation_r - other_correlation_r
 
         return bootstrap(difference, self.prompt_n, resamples=self.draws, seed=self.seed)
 
@@ -226,13 +225,13 @@ class TokenFidelity:
         return lambda weight_rn: torch.stack([figure(weight_rn) for figure in figure_functions]).nan_to_num(nan=-torch.inf)
 
     def _figure(self, critic: str, estimator: str, figure: str, kind: str) -> Weighted:
-        places = (
+        table_indices = (
             index_of("critic", self.critics, critic),
             index_of("estimator", (*self.estimators, VALUES), estimator),
             index_of("kind of token", TOKEN_KINDS, kind),
         )
         figure_index = index_of("figure", TOKEN_FIGURES, figure)
-        return lambda weight_rn: _figures_of_sums(weight_rn @ self.sum_cesnk[places])[:, figure_index]
+        return lambda weight_rn: _figures_of_sums(weight_rn @ self.sum_cesnk[table_indices])[:, figure_index]
 
 
 def token_fidelity(
@@ -293,7 +292,7 @@ def token_fidelity(
     for name, value_nt in critics.items():
         if value_nt.shape != mask_nt.shape:
             raise AlignmentError(
-                f"The values of critic '{name}' are {tuple(value_nt.shape)}, but mask_nt is {tuple(mask_nt.shape)}."
+                f"Critic '{name}' gives values {tuple(value_nt.shape)}, but mask_nt is {tuple(mask_nt.shape)}."
             )
         is_known_n = is_known_n & (value_nt.isfinite() | ~mask_nt).all(dim=1)
     target_nt, noise_nt = monte_carlo_advantage(trajectories)
@@ -329,13 +328,15 @@ def _weights(
 
 def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: Tensor) -> Float[Tensor, "s n k"]:
     """Sum over a completion's tokens of one kind: weights, advantages A and A_MC, their products, and the noise."""
-    credit, mc, noise = estimate_nt.double(), target_nt.double(), noise_nt.double()
-    term_ntk = torch.stack([torch.ones_like(mc), credit, mc, credit * credit, mc * mc, credit * mc, noise], dim=-1)
+    adv_nt, mc_nt = estimate_nt.double(), target_nt.double()
+    product_terms = [adv_nt * adv_nt, mc_nt * mc_nt, adv_nt * mc_nt]
+    term_ntk = torch.stack([torch.ones_like(mc_nt), adv_nt, mc_nt, *product_terms, noise_nt.double()], dim=-1)
     return torch.where(weight_snt[..., None] > 0, weight_snt[..., None] * term_ntk, 0.0).sum(dim=2)
 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute an estimator's figures, in the order of `TOKEN_FIGURES`, from the sums of `_sums` over completions."""
-    count, credit, mc, credit_sq, mc_sq, cross, noise = sums.unbind(-1)
-    correlation, ceiling, scaled = agreement(count, credit, mc, credit_sq, mc_sq, cross, noise)
-    return torch.stack([correlation, ceiling, root_ratio(credit_sq - 2 * cross + mc_sq - noise, count), scaled], dim=-1)
+    count, _, _, adv_square_sum, mc_square_sum, product_sum, noise_sum = sums.unbind(-1)
+    correlation, ceiling, scaled_rmse = agreement(*sums.unbind(-1))
+    rmse = root_ratio(adv_square_sum - 2 * product_sum + mc_square_sum - noise_sum, count)
+    return torch.stack([correlation, ceiling, rmse, scaled_rmse], dim=-1)
