@@ -79,10 +79,10 @@ def reliability(
         0.5 1.0 2 0.5
         1.0 1.0 1 1.0
     """
-    known_n = ~(confidence_n.isnan() | correct_n.isnan())
-    confidence_i, correct_i = _check_reports(confidence_n[known_n], correct_n[known_n])
-    bin_n = bin_index(confidence_n[known_n], bins)
-    prompt_n = prompt_index(range(len(known_n)) if prompts is None else prompts, len(known_n))[known_n.cpu()]
+    is_known_n = ~(confidence_n.isnan() | correct_n.isnan())
+    confidence_i, correct_i = _check_reports(confidence_n[is_known_n], correct_n[is_known_n])
+    bin_n = bin_index(confidence_n[is_known_n], bins)
+    prompt_n = prompt_index(range(len(is_known_n)) if prompts is None else prompts, len(is_known_n))[is_known_n.cpu()]
     count_b = torch.bincount(bin_n)
     confidence_b, accuracy_b = (torch.bincount(bin_n, weights=value_n) / count_b for value_n in (confidence_i, correct_i))
     bin_rows = []
@@ -99,8 +99,8 @@ def reliability(
 def _effective_trials(correct_n: Tensor, prompt_n: Tensor) -> float:
     """Return how many independent completions would give the same standard error as these, which are clustered by prompt."""
     accuracy, prompt_interval = float(correct_n.mean()), mean_interval(correct_n, prompt_n)
-    error, prompt_count = prompt_interval.sem, prompt_interval.count
-    return float(min(max(accuracy * (1 - accuracy) / error**2, prompt_count), len(correct_n)) if error > 0 else prompt_count)
+    sem, prompt_count = prompt_interval.sem, prompt_interval.count
+    return float(min(max(accuracy * (1 - accuracy) / sem**2, prompt_count), len(correct_n)) if sem > 0 else prompt_count)
 
 
 def weighted_ece(
@@ -119,10 +119,10 @@ def weighted_gaps(
     confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"], *, bins: int = 10
 ) -> Float[Tensor, "r b"]:
     """Return each confidence bin's signed contribution to the ECE: positive if answers are right more often than stated."""
-    stated_n, right_n = _check_reports(confidence_n, correct_n)
+    confidences, is_right_n = _check_reports(confidence_n, correct_n)
     weight_rn = weight_rn.double()
     in_bin_nb = torch.nn.functional.one_hot(bin_index(confidence_n, bins), bins + 1).double()
-    return weight_rn @ in_bin_nb.mul_((right_n - stated_n).unsqueeze(1)) / weight_rn.sum(dim=1, keepdim=True)
+    return weight_rn @ in_bin_nb.mul_((is_right_n - confidences).unsqueeze(1)) / weight_rn.sum(dim=1, keepdim=True)
 
 
 def weighted_auroc(
@@ -135,11 +135,11 @@ def weighted_auroc(
     [0.5, 1.0]
     """
     confidence_n, correct_n = _check_reports(confidence_n, correct_n)
-    is_right_n, order_n = (correct_n > 0.5).double(), confidence_n.argsort()
-    last_position_v = torch.unique_consecutive(confidence_n[order_n], return_counts=True)[1].cumsum(0) - 1
+    is_right_n, sorted_n = (correct_n > 0.5).double(), confidence_n.argsort()
+    last_position_v = torch.unique_consecutive(confidence_n[sorted_n], return_counts=True)[1].cumsum(0) - 1
     # The cumulative weights of wrong and of right answers up to each distinct confidence, after a leading 0.
     wrong_sum_rv, right_sum_rv = (
-        torch.nn.functional.pad((weight_rn.double() * kind_n)[:, order_n].cumsum(dim=1)[:, last_position_v], (1, 0))
+        torch.nn.functional.pad((weight_rn.double() * kind_n)[:, sorted_n].cumsum(dim=1)[:, last_position_v], (1, 0))
         for kind_n in (1 - is_right_n, is_right_n)
     )
     wrong_rv, right_rv = wrong_sum_rv.diff(dim=1), right_sum_rv.diff(dim=1)

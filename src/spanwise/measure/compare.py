@@ -67,11 +67,11 @@ class Difference:
         finding = f"{subject}: {interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}] over {interval.count} seeds"
         if self.verdict == "clear":
             return f"{finding}, beyond the noise."
-        hint = "" if self.seeds_needed is None else f"; a difference of this size would need {self.seeds_needed} seeds"
+        seeds_hint = "" if self.seeds_needed is None else f"; a difference of this size would need {self.seeds_needed} seeds"
         if self.verdict == "borderline":
-            luck = f"among all pairs this can be luck (Holm p = {self.p_adjusted:.2f})"
-            return f"{finding}; the interval excludes 0, but {luck}{hint}."
-        return f"{finding}, inside the noise{hint}."
+            luck_text = f"among all pairs this can be luck (Holm p = {self.p_adjusted:.2f})"
+            return f"{finding}; the interval excludes 0, but {luck_text}{seeds_hint}."
+        return f"{finding}, inside the noise{seeds_hint}."
 
 
 @dataclass(frozen=True)
@@ -119,15 +119,15 @@ class ArmComparison:
 
     def warnings(self) -> list[str]:
         """Say which figures, marked with "!" in the table, cannot be trusted, for which method, and why."""
-        cells_of = by_sentence({(method, figure): f"{method}: {why}" for (method, figure), why in self.wrong.items()})
-        return [f"{sentence} ({', '.join(figure for _, figure in cells)})." for sentence, cells in cells_of.items()]
+        by_warning = by_sentence({(method, figure): f"{method}: {why}" for (method, figure), why in self.wrong.items()})
+        return [f"{sentence} ({', '.join(figure for _, figure in cells)})." for sentence, cells in by_warning.items()]
 
     def sentences(self, *verdicts: Verdict) -> list[str]:
         """Return a sentence for each difference between two methods, or only for those with one of the given verdicts."""
         difference_sentences = []
         for diff in self.differences:
-            alarms_of = {method: self.wrong.get((method, diff.figure)) for method in (diff.a, diff.b)}
-            alarm_text = "; ".join(f"{method}: {why}" for method, why in alarms_of.items() if why)
+            alarm_by_method = {method: self.wrong.get((method, diff.figure)) for method in (diff.a, diff.b)}
+            alarm_text = "; ".join(f"{method}: {why}" for method, why in alarm_by_method.items() if why)
             if not verdicts or diff.verdict in verdicts:
                 difference_sentences.append(diff.sentence() + (f" ({alarm_text})" if alarm_text else ""))
         return difference_sentences
@@ -138,12 +138,12 @@ class ArmComparison:
         total = len(self.differences)
         if not clear_names:
             return f"Beyond the noise: none of {total} differences; these runs do not order the methods."
-        others = f"; the other {total - len(clear_names)} do not order the methods" if total > len(clear_names) else ""
-        figures = len({diff.figure for diff in self.differences})
+        others_text = f"; the other {total - len(clear_names)} do not order the methods" if total > len(clear_names) else ""
+        figure_count = len({diff.figure for diff in self.differences})
         return (
-            f"Beyond the noise: {len(clear_names)} of {total} differences, {', '.join(clear_names)}{others}. Noise is the spread "
-            f"between seeds on the same held-out prompts. Holm corrects within one figure, so over {figures} figures up to "
-            f"{figures * (1 - self.level):.2g} of these differences may be luck."
+            f"Beyond the noise: {len(clear_names)} of {total} differences, {', '.join(clear_names)}{others_text}. Noise is "
+            "the spread between seeds on the same held-out prompts. Holm corrects within one figure, so over "
+            f"{figure_count} figures up to {figure_count * (1 - self.level):.2g} of these differences may be luck."
         )
 
 
@@ -261,9 +261,9 @@ def seeds_needed(difference: float, sd: float, *, alpha: float, power: float = 0
     """Return how many seeds a paired t test at level `alpha` needs to detect `difference`; None if more than `most`."""
 
     def is_enough(n: int) -> bool:
-        shift, limit = abs(difference) / sd * math.sqrt(n), scipy.stats.t.ppf(1 - alpha / 2, n - 1)
+        noncentrality, critical_t = abs(difference) / sd * math.sqrt(n), scipy.stats.t.ppf(1 - alpha / 2, n - 1)
         # The lower tail is computed as the upper tail of -shift, because nct.cdf(-limit, df, shift) is NaN for large shifts.
-        return float(sum(scipy.stats.nct.sf(limit, n - 1, side) for side in (shift, -shift))) >= power
+        return float(sum(scipy.stats.nct.sf(critical_t, n - 1, side) for side in (noncentrality, -noncentrality))) >= power
 
     seed_count = bisect_left(range(most + 1), True, lo=2, key=is_enough)
     return seed_count if seed_count <= most else None

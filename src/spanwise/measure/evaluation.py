@@ -139,15 +139,15 @@ def build_figures(
             f"The columns of an evaluation have {', '.join(map(str, column_lengths))} entries; give one to each completion."
         )
     judged_n = (~correct_n.isnan() & ~confidence_n.isnan()).cpu()
-    q_i, c_i = confidence_n.cpu()[judged_n], correct_n.cpu()[judged_n]
-    mean_confidence = float(q_i.double().mean())
-    ends_of_means = (([0.0],), ([1.0],))
+    stated_i, right_i = judged = (confidence_n.cpu()[judged_n], correct_n.cpu()[judged_n])
+    mean_stated = float(stated_i.double().mean())
+    extreme_prompts = (([0.0],), ([1.0],))
 
     def share(column_n: Tensor | None) -> BoundedFigure | None:
         if column_n is None:
             return None
-        known_n = ~column_n.isnan().cpu()
-        return BoundedFigure(weighted_mean, (column_n.cpu()[known_n].double(),), known_n, ends_of_means)
+        is_known_n = ~column_n.isnan().cpu()
+        return BoundedFigure(weighted_mean, (column_n.cpu()[is_known_n].double(),), is_known_n, extreme_prompts)
 
     return {
         "accuracy": share(correct_n),
@@ -155,11 +155,11 @@ def build_figures(
         "format_rate": share(well_formed_n),
         "coverage": share(~confidence_n.isnan()),
         "verdict_rate": share(~correct_n.isnan()),
-        "mean_confidence": BoundedFigure(weighted_mean, (q_i.double(),), judged_n, ends_of_means),
-        "sharpness": BoundedFigure(_variance, (q_i,), judged_n, (([mean_confidence],), ([float(mean_confidence < 0.5)],))),
-        "ece": BoundedFigure(weighted_ece, (q_i, c_i), judged_n, ((), ())),
-        "brier": BoundedFigure(weighted_mean, ((q_i.double() - c_i.double()).square(),), judged_n, ends_of_means),
-        "auroc": BoundedFigure(weighted_auroc, (q_i, c_i), judged_n, (([1.0, 0.0], [0.0, 1.0]), ([1.0, 0.0], [1.0, 0.0]))),
+        "mean_confidence": BoundedFigure(weighted_mean, (stated_i.double(),), judged_n, extreme_prompts),
+        "sharpness": BoundedFigure(_variance, (stated_i,), judged_n, (([mean_stated],), ([float(mean_stated < 0.5)],))),
+        "ece": BoundedFigure(weighted_ece, judged, judged_n, ((), ())),
+        "brier": BoundedFigure(weighted_mean, ((stated_i.double() - right_i.double()).square(),), judged_n, extreme_prompts),
+        "auroc": BoundedFigure(weighted_auroc, judged, judged_n, (([1.0, 0.0], [0.0, 1.0]), ([1.0, 0.0], [1.0, 0.0]))),
     }
 
 
@@ -252,10 +252,10 @@ def ece_difference(
             f"{len(set(ids_a) & set(ids_b))} of them in both; prompt {unpaired_prompt!r} is missing in the "
             f"{'second' if unpaired_prompt in ids_a else 'first'} run."
         )
-    gaps_a, gaps_b = (partial(weighted_gaps, run.confidence_n, run.correct_n, bins=bins) for run in (a, b))
+    gaps_of_a, gaps_of_b = (partial(weighted_gaps, run.confidence_n, run.correct_n, bins=bins) for run in (a, b))
 
     def gaps(weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, "r b"]:
-        return torch.cat([gaps_a(weight_rn[:, : len(ids_a)]), gaps_b(weight_rn[:, len(ids_a) :])], dim=1)
+        return torch.cat([gaps_of_a(weight_rn[:, : len(ids_a)]), gaps_of_b(weight_rn[:, len(ids_a) :])], dim=1)
 
     unseen_gap_jb = torch.cat([
         unseen_gaps(a.confidence_n, prompt_a, bins=bins), unseen_gaps(b.confidence_n, prompt_b, bins=bins).flip(0)
@@ -323,6 +323,6 @@ def bounds(
     below_r = torch.where(side_b > 0, least_noise_rb, -most_noise_rb).sum(dim=1)
     zero_gap_r = noise_rb[:, (sign_b == 0) & is_single_run].abs().sum(dim=1)  # a gap of 0 may hide a true gap of either sign
     ece_value = float((side_b * gap_b.abs()).sum())
-    reach_below = max(float(above_r.quantile(1 - tail)), -float(above_r.quantile(tail)))
-    reach_above = max(float((below_r + zero_gap_r).quantile(1 - tail)), -float((below_r - zero_gap_r).quantile(tail)))
-    return ece_value - t_over_z * reach_below, ece_value + t_over_z * reach_above
+    margin_below = max(float(above_r.quantile(1 - tail)), -float(above_r.quantile(tail)))
+    margin_above = max(float((below_r + zero_gap_r).quantile(1 - tail)), -float((below_r - zero_gap_r).quantile(tail)))
+    return ece_value - t_over_z * margin_below, ece_value + t_over_z * margin_above

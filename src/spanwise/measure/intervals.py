@@ -119,14 +119,14 @@ def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, 
     (0.5, 0.2887)
     """
     prompt_n = torch.arange(len(value_n)) if prompts is None else prompt_index(prompts, len(value_n))
-    known_n = ~value_n.isnan().cpu()
-    value_i, prompt_i = value_n.cpu()[known_n].double(), group_index(prompt_n[known_n])
-    mean_value, prompt_count, tail = float(value_i.mean()), len(prompt_i.unique()), (1 - check_level(level)) / 2
+    is_known_n = ~value_n.isnan().cpu()
+    value_i, prompt_i = value_n.cpu()[is_known_n].double(), group_index(prompt_n[is_known_n])
+    mean_value, prompt_count, tail_chance = float(value_i.mean()), len(prompt_i.unique()), (1 - check_level(level)) / 2
     if prompt_count < 2:
         return Interval(mean_value, math.nan, math.nan, math.nan, level, prompt_count)
-    excess_p = torch.zeros(prompt_count, dtype=torch.float64).index_add_(0, prompt_i, value_i - value_i.mean())
-    standard_error = float((excess_p.square().sum() * prompt_count / (prompt_count - 1)).sqrt() / len(value_i))
-    half_width = float(scipy.stats.t.ppf(1 - tail, prompt_count - 1)) * standard_error
+    excess_sum_p = torch.zeros(prompt_count, dtype=torch.float64).index_add_(0, prompt_i, value_i - value_i.mean())
+    standard_error = float((excess_sum_p.square().sum() * prompt_count / (prompt_count - 1)).sqrt() / len(value_i))
+    half_width = float(scipy.stats.t.ppf(1 - tail_chance, prompt_count - 1)) * standard_error
     return Interval(mean_value, mean_value - half_width, mean_value + half_width, standard_error, level, prompt_count)
 
 
@@ -156,10 +156,10 @@ def bootstrap(figure: Weighted, prompts: Prompts, *, resamples: int = 1000, leve
     """
     # scipy.stats.bootstrap could draw prompts too, but a single undefined resample makes both of its bounds NaN.
     figure_value, resampled_value_r, prompt_count = resample(figure, prompts, resamples=resamples, seed=seed)
-    known_value_r, tail = resampled_value_r[~resampled_value_r.isnan()], (1 - check_level(level)) / 2
+    known_value_r, tail_chance = resampled_value_r[~resampled_value_r.isnan()], (1 - check_level(level)) / 2
     if prompt_count < 2 or len(known_value_r) < 2 or bool(figure_value.isnan()):
         return Interval(float(figure_value), math.nan, math.nan, math.nan, level, prompt_count)
-    low, high = (float(known_value_r.quantile(q)) for q in (tail, 1 - tail))
+    low, high = (float(known_value_r.quantile(q)) for q in (tail_chance, 1 - tail_chance))
     return Interval(float(figure_value), low, high, float(known_value_r.std()), level, prompt_count)
 
 
@@ -176,11 +176,11 @@ def unseen_interval(
     interval = bootstrap(partial(figure, *columns), prompts, resamples=resamples, seed=seed)
     if math.isnan(interval.low):
         return interval
-    prompt_n, prompt_size = prompt_index(prompts, len(prompts)), math.ceil(len(prompts) / interval.count)
-    extended_prompt_n = torch.cat([prompt_n, interval.count + torch.arange(len(ends[0][0])).repeat(prompt_size)])
+    prompt_n, samples_per_prompt = prompt_index(prompts, len(prompts)), math.ceil(len(prompts) / interval.count)
+    extended_prompt_n = torch.cat([prompt_n, interval.count + torch.arange(len(ends[0][0])).repeat(samples_per_prompt)])
     extended_columns = [
         [
-            torch.cat([column_n.cpu(), column_n.new_tensor(end_values).cpu().repeat(prompt_size)])
+            torch.cat([column_n.cpu(), column_n.new_tensor(end_values).cpu().repeat(samples_per_prompt)])
             for column_n, end_values in zip(columns, end, strict=True)
         ]
         for end in ends
@@ -199,9 +199,9 @@ def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"])
     >>> weighted_mean(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([[1.0, 1.0, 1.0], [3.0, 1.0, 1.0]])).tolist()
     [2.0, 1.5]
     """
-    known_n = ~value_n.isnan().cpu()
-    weight_rn = weight_rn.double()[:, known_n]
-    return weight_rn @ value_n.cpu().double()[known_n] / weight_rn.sum(dim=1)
+    is_known_n = ~value_n.isnan().cpu()
+    weight_rn = weight_rn.double()[:, is_known_n]
+    return weight_rn @ value_n.cpu().double()[is_known_n] / weight_rn.sum(dim=1)
 
 
 def resample(
@@ -211,8 +211,8 @@ def resample(
     prompt_n = prompt_index(prompts, len(prompts))
     n_prompts = int(prompt_n.max()) + 1 if len(prompt_n) else 0
     figure_value = figure(torch.ones(1, len(prompt_n), dtype=torch.float64))[0]
-    chunks = [figure(times_rp[:, prompt_n]) for times_rp in draw_weights(n_prompts, len(prompt_n), resamples, seed, smooth)]
-    return figure_value, torch.cat(chunks) if chunks else figure_value.new_zeros(0, *figure_value.shape), n_prompts
+    values = [figure(times_rp[:, prompt_n]) for times_rp in draw_weights(n_prompts, len(prompt_n), resamples, seed, smooth)]
+    return figure_value, torch.cat(values) if values else figure_value.new_zeros(0, *figure_value.shape), n_prompts
 
 
 def draw_weights(prompts: int, completions: int, resamples: int, seed: int, smooth: bool) -> Iterator[Float[Tensor, "r p"]]:
@@ -226,8 +226,8 @@ def draw_weights(prompts: int, completions: int, resamples: int, seed: int, smoo
         if smooth:
             yield ones_rp.exponential_(generator=generator)
         else:
-            drawn_rp = torch.randint(prompts, ones_rp.shape, generator=generator)
-            yield torch.zeros_like(ones_rp).scatter_add_(1, drawn_rp, ones_rp)
+            drawn_prompt_rp = torch.randint(prompts, ones_rp.shape, generator=generator)
+            yield torch.zeros_like(ones_rp).scatter_add_(1, drawn_prompt_rp, ones_rp)
 
 
 def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
@@ -236,8 +236,8 @@ def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
         raise AlignmentError(f"There are {len(prompts)} prompt ids for {completions} completions; give one id to each.")
     prompt_ids = list_ids(prompts)
     # Ids of different types are sorted by the name of their type first.
-    key_of = {id: (type(id).__name__, id if isinstance(id, int | float | str) else repr(id)) for id in prompt_ids}
-    index_of_prompt = {prompt: index for index, prompt in enumerate(sorted(key_of, key=key_of.__getitem__))}
+    sort_key_of_id = {id: (type(id).__name__, id if isinstance(id, int | float | str) else repr(id)) for id in prompt_ids}
+    index_of_prompt = {prompt: index for index, prompt in enumerate(sorted(sort_key_of_id, key=sort_key_of_id.__getitem__))}
     return torch.tensor([index_of_prompt[prompt] for prompt in prompt_ids], dtype=torch.long)
 
 

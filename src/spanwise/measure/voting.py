@@ -120,15 +120,15 @@ def voting(
     samples_of: dict[int, list[tuple[str, float, float]]] = {prompt: [] for prompt in sorted(set(prompt_n.tolist()))}
     for prompt, answer, c, q in zip(prompt_n.tolist(), answers, correct_n.tolist(), confidence_n.tolist(), strict=True):
         samples_of[prompt].append(((answer or "").strip(), c, q))
-    ways = _WAYS[:3] if bool(confidence_n.isnan().all()) else _WAYS
+    usable_ways = _WAYS[:3] if bool(confidence_n.isnan().all()) else _WAYS
     accuracies_by_prompt = [
-        _expected_accuracies(samples, sample_counts, ways, subsets, seed * 100_003 + prompt)
+        _expected_accuracies(samples, sample_counts, usable_ways, subsets, seed * 100_003 + prompt)
         for prompt, samples in samples_of.items()
     ]
     id_of_prompt = dict(zip(prompt_n.tolist(), list_ids(prompts), strict=True))
     ids = tuple(id_of_prompt[prompt] for prompt in samples_of)
     curve_of_way = {}
-    for way in ways:
+    for way in usable_ways:
         value_pb = torch.tensor([accuracies[way] for accuracies in accuracies_by_prompt], dtype=torch.float64)
         curve_of_way[way] = _build_curve(sample_counts, value_pb.reshape(len(ids), len(sample_counts)), ids, resamples, seed)
     return curve_of_way
@@ -164,8 +164,8 @@ def _build_curve(
     """Build a curve with the bootstrap interval of the mean over prompts at each number of samples."""
     intervals = []
     for value_p in value_pb.unbind(dim=1):
-        value_i = value_p[~value_p.isnan()]
-        intervals.append(bootstrap(partial(weighted_mean, value_i), range(len(value_i)), resamples=resamples, seed=seed))
+        known_i = value_p[~value_p.isnan()]
+        intervals.append(bootstrap(partial(weighted_mean, known_i), range(len(known_i)), resamples=resamples, seed=seed))
     return Curve(budgets, value_pb, prompts, tuple(intervals))
 
 
@@ -178,10 +178,10 @@ def _expected_accuracies(
     """
     # Random subsets take samples by position, so the samples are sorted to make their order irrelevant.
     samples = sorted(samples, key=lambda sample: (sample[0], *((x != x, 0.0 if x != x else x) for x in sample[1:])))
-    size, answer_texts = len(samples), [text for text, *_ in samples]
+    total, answer_texts = len(samples), [text for text, *_ in samples]
     number_of_answer = {text: a for a, text in enumerate(dict.fromkeys(filter(None, answer_texts)))}
-    answer_m = torch.tensor([number_of_answer.get(text, -1) for text in answer_texts])
-    vote_am = (torch.arange(len(number_of_answer))[:, None] == answer_m).double()
+    answer_number_m = torch.tensor([number_of_answer.get(text, -1) for text in answer_texts])
+    vote_am = (torch.arange(len(number_of_answer))[:, None] == answer_number_m).double()
     correct_m, confidence_m = torch.tensor([sample[1:] for sample in samples], dtype=torch.float64).unbind(dim=1)
     is_judged_m = ~correct_m.isnan()
     accuracy_a = vote_am @ correct_m.nan_to_num(nan=0.0) / (vote_am @ is_judged_m.double()).clamp_(min=1)
@@ -189,12 +189,12 @@ def _expected_accuracies(
     right_count, weight_m = int((correct_m > 0.5).sum()), confidence_m.nan_to_num(nan=0.0)
     accuracy_of_way: dict[str, Callable[[int], float]] = {
         "pass@1": lambda n: float(correct_m.mean()),
-        "pass@k": lambda n: 1 - math.comb(size - right_count, n) / math.comb(size, n),
-        "majority": lambda n: _vote(vote_am, accuracy_a, torch.ones_like(weight_m), _draw_subsets(size, n, subsets, seed)),
-        "weighted": lambda n: _vote(vote_am, accuracy_a, weight_m, _draw_subsets(size, n, subsets, seed)),
+        "pass@k": lambda n: 1 - math.comb(total - right_count, n) / math.comb(total, n),
+        "majority": lambda n: _vote(vote_am, accuracy_a, torch.ones_like(weight_m), _draw_subsets(total, n, subsets, seed)),
+        "weighted": lambda n: _vote(vote_am, accuracy_a, weight_m, _draw_subsets(total, n, subsets, seed)),
         "maxconf": lambda n: _choose_highest(correct_m, confidence_m, n),
     }
-    possible_budgets = {n for n in budgets if n <= size and bool(is_judged_m.any())}
+    possible_budgets = {n for n in budgets if n <= total and bool(is_judged_m.any())}
     return {way: [accuracy_of_way[way](n) if n in possible_budgets else math.nan for n in budgets] for way in ways}
 
 
