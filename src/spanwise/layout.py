@@ -92,10 +92,10 @@ class Layout:
                 prefix, colon, mark_after_colon = written.partition(":")
                 names_segmenter = bool(colon) and is_registered(prefix, kind="segmenter")
                 segmenter, mark = (prefix, mark_after_colon) if names_segmenter else (self.segmenter, written)
-                key = mark or name
+                part_key = mark or name
                 if index is not None:
-                    key = mark.replace(EACH, f"[{index}]", 1) if EACH in mark else name
-                parts.append(Part(block, segmenter, mark, key, index))
+                    part_key = mark.replace(EACH, f"[{index}]", 1) if EACH in mark else name
+                parts.append(Part(block, segmenter, mark, part_key, index))
         return tuple(parts)
 
     @cached_property

@@ -31,8 +31,8 @@ def zero_masked(mask_nt: Tensor, **inputs: Tensor) -> list[Tensor]:
         if value.shape != mask_nt.shape:
             raise AlignmentError(f"mask_nt is {tuple(mask_nt.shape)} but {name} is {tuple(value.shape)}.")
     check_mask(mask_nt)
-    first, *others = inputs.values()
-    return [torch.where(mask_nt, value, 0.0) for value in (first, *(other.detach() for other in others))]
+    first_input, *other_inputs = inputs.values()
+    return [torch.where(mask_nt, value, 0.0) for value in (first_input, *(other.detach() for other in other_inputs))]
 
 
 def aspo(
@@ -301,13 +301,13 @@ def categorical_value_loss(
 
 def _edges(bins: int, value_range: tuple[float, float], like: Tensor) -> tuple[Tensor, float]:
     """Return the edges of a categorical critic's bins, in float32 or a wider dtype, and the width of a bin."""
-    low, high = value_range
+    lowest, highest = value_range
     if bins < 2:
         raise RecipeError(f"The number of bins is {bins}; a distribution over values needs 2 or more.")
-    if not -math.inf < low < high < math.inf:
-        raise RecipeError(f"value_range is ({low:g}, {high:g}); write two finite numbers, the smaller one first.")
+    if not -math.inf < lowest < highest < math.inf:
+        raise RecipeError(f"value_range is ({lowest:g}, {highest:g}); write two finite numbers, the smaller one first.")
     dtype = torch.promote_types(like.dtype, torch.float32)
-    return torch.linspace(low, high, bins + 1, dtype=dtype, device=like.device), (high - low) / bins
+    return torch.linspace(lowest, highest, bins + 1, dtype=dtype, device=like.device), (highest - lowest) / bins
 
 
 def critic_error(
@@ -345,8 +345,8 @@ def critic_error(
     value_nt, target_nt = zero_masked(mask_nt, value_nt=value_nt.detach().double(), target_nt=target_nt.double())
     error_nt, length_n = target_nt - value_nt, mask_nt.sum(dim=1)
     mean_error_n = error_nt.sum(dim=1) / length_n.clamp(min=1)
-    shape_error_n = torch.where(mask_nt, error_nt - mean_error_n[:, None], 0.0).square().sum(dim=1) / length_n.clamp(min=1)
-    mean_error, shape_error = (float(error_n[length_n > 0].mean()) for error_n in (mean_error_n.square(), shape_error_n))
+    within_error_n = torch.where(mask_nt, error_nt - mean_error_n[:, None], 0.0).square().sum(dim=1) / length_n.clamp(min=1)
+    mean_error, within_error = (float(error_n[length_n > 0].mean()) for error_n in (mean_error_n.square(), within_error_n))
 
     def moments(number_nt: Tensor) -> tuple[float, float]:
         """Return the mean and variance over tokens; equal numbers have a variance of exactly 0."""
@@ -360,7 +360,7 @@ def critic_error(
         "explained_variance": 1 - error_variance / target_variance if target_variance else math.nan,
         "value_mean": value_mean,
         "target_mean": target_mean,
-        "error_point": mean_error + shape_error,
+        "error_point": mean_error + within_error,
         "error_mean": mean_error,
-        "error_within": shape_error,
+        "error_within": within_error,
     }

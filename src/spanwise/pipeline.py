@@ -321,7 +321,7 @@ def metrics(
         >>> logged["credit/malformed"], logged["credit/all/mean_abs"]
         (0.5, 1.0)
     """
-    batch = CreditedBatch(found, reading.fault_n, reading.present_nk, reading.scores, scheme, group_n)
+    credited = CreditedBatch(found, reading.fault_n, reading.present_nk, reading.scores, scheme, group_n)
     return {
-        metric.key(part): value for metric in CREDIT if metric.of is not None for part, value in metric.of(batch).items()
+        metric.key(part): value for metric in CREDIT if metric.of is not None for part, value in metric.of(credited).items()
     }

@@ -361,8 +361,8 @@ class Credit(ByCompletion):
         """Mark the completions in which a block, a token or the decision to stop has more credit than the tolerance."""
         credits = (self.block_nk if self.token_nt is None else self.token_nt, self.stop_n[:, None], self.refined_nt)
         # Testing both bounds needs less memory than a table of absolute values, and NaN counts as beyond the tolerance.
-        has_signal = [~((table <= tolerance) & (table >= -tolerance)).all(dim=1) for table in credits if table is not None]
-        return torch.stack(has_signal).any(dim=0)
+        signals = [~((table <= tolerance) & (table >= -tolerance)).all(dim=1) for table in credits if table is not None]
+        return torch.stack(signals).any(dim=0)
 
     @property
     def explained(self) -> tuple[Tensor, Comparison]:
