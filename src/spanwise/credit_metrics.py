@@ -73,7 +73,7 @@ def _measure_unanimous(batch: CreditedBatch) -> dict[str, float]:
 
 def _measure_all_unanimous(batch: CreditedBatch) -> dict[str, float]:
     """Return the share of groups whose rewards are all equal under every objective."""
-    # An objective that is not compared in groups may give credit to a group of equal rewards, so there is no share then.
+    # An objective that is not compared in groups may give credit to a group of equal rewards, so the share would be wrong.
     if len(batch.agreement) < len(batch.scheme.objectives):
         return {}
     is_unanimous_mg, is_compared_mg = map(torch.stack, zip(*batch.agreement.values(), strict=True))
@@ -126,7 +126,7 @@ CREDIT = (
         lasting=Alarm(
             "above", 0.5, "of the completions are malformed: tags or fields are missing, doubled, nested, out of order or cut off.",
             "Usually the prompt does not ask for tags or fields, completions are cut off at the longest length, or no reward pays "
-            "for the form: add `format` (tags) or `json_schema` (fields).",
+            "for the format: add `format` (tags) or `json_schema` (fields).",
         ),
     ),
     Metric(
@@ -176,7 +176,7 @@ CREDIT = (
         "credit/<comparison>/dead_strata",
         _measure_dead_strata,
         lasting=Alarm(
-            "above", 0.95, "of the strata of '{name}' are dead: no completion in them gets any credit, though "
+            "above", 0.95, "of the strata (compared sets) of '{name}' are dead: no completion in them gets any credit, though "
             "rewards differ within groups.",
             "Usually groups are too small to be split by these outcomes: raise group_size, or use baseline: blended.",
             unless="credit/{name}/unanimous",

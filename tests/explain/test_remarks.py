@@ -171,7 +171,7 @@ def line(step, **shown):
             "of the completions have no reward 'brier'. Usually the completions leave out the block",
         ),
         ("unanimous", 0.91, 0.9, "of the groups are unanimous: under no objective does a completion differ"),
-        ("brier__dead_strata", 0.96, 0.95, "of the strata of 'brier' are dead"),
+        ("brier__dead_strata", 0.96, 0.95, "of the strata (compared sets) of 'brier' are dead"),
         ("no_signal", 1.0, 0.0, "of the batches taught nothing: every advantage is 0."),
     ],
 )

@@ -225,7 +225,7 @@ def _run_method(
         is_tensor, axis_texts = isinstance(advantages, Tensor), {"block": " and objectives", "token": " and tokens"}
         returned_text = f"a tensor of {tuple(advantages.shape)}" if is_tensor else type(advantages).__name__
         raise AlignmentError(
-            f"Method '{entry.name}' is registered with kind='{entry.kind}' and must return a tensor of {tuple(shape)}, "
+            f"Method '{entry.name}' is registered with kind='{entry.kind}' and must return a tensor of shape {tuple(shape)}, "
             f"the completions{axis_texts.get(entry.kind, '')}; it returned {returned_text}."
         )
     return advantages, comparison

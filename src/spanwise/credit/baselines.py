@@ -280,7 +280,7 @@ def blended_baseline(
             f"by_outcome_n2 holds rewards under one of the {outcome_count} outcomes; set 'judged' to that outcome's column."
         )
     if by_outcome_n2 is not None and judged is not None and not 0 <= judged < outcome_count:
-        raise RecipeError(f"'judged' is {judged}; write a column from 0 to {outcome_count - 1}.")
+        raise RecipeError(f"'judged' is {judged}; write a column number from 0 to {outcome_count - 1}.")
     baseline_n = torch.full((len(reward_n),), torch.nan, dtype=torch.float64, device=reward_n.device)
     outcome_code_n = refine(torch.zeros_like(group_n), outcome_no)  # equal outcomes get one number, an unknown outcome -1
     for code in outcome_code_n[outcome_code_n >= 0].unique().tolist():
@@ -343,7 +343,7 @@ def _estimate_from_rescored(by_prompt: Moments, rescored: Moments, noise_s: Tens
     rescored_noise_s = torch.where(rescored_noise_s.isnan(), noise_s, rescored_noise_s)
     mean_gap_s = by_prompt.mean_s - rescored.mean_s  # NaN if all or none of a prompt's completions have these outcomes
     other_gap_count_s = (~mean_gap_s.isnan()).sum() - (~mean_gap_s.isnan()).double()
-    # The shift of a prompt is the mean gap of the other prompts, so that no completion's reward enters its own baseline.
+    # Each prompt is shifted by the mean gap of the other prompts, so that no reward enters its own baseline.
     mean_gap_elsewhere_s = (mean_gap_s.nansum() - mean_gap_s.nan_to_num()) / other_gap_count_s.clamp(min=1.0)
     noise_variance_sa = torch.stack([noise_s, rescored_noise_s], dim=1)
     count_sa = torch.stack([by_prompt.count_s, rescored.count_s], dim=1)

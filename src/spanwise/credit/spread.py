@@ -79,10 +79,10 @@ class Streams:
 
     names: tuple[str, ...]  # the names of the values that the critic predicts, one per stream
     reward_snt: Float[Tensor, "s n t"]  # the reward of each token; 0 nearly everywhere
-    mask_snt: Bool[Tensor, "s n t"]  # the tokens that take part; any other token counts as deleted
+    mask_snt: Bool[Tensor, "s n t"]  # the tokens that the value is about; any other token counts as deleted
     weight_s: Float[Tensor, " s"]  # the factor for the advantages of the stream
     stop_sn: Bool[Tensor, "s n"]  # True if the reward is for the decision to stop, see `reward_streams`
-    last_sn: Bool[Tensor, "s n"]  # True if the completion's last trainable token takes part
+    last_sn: Bool[Tensor, "s n"]  # True if the value is also about the completion's last trainable token
 
     def inputs(
         self, value_nt: Float[Tensor, "n t *s"] | None = None, bootstrap_n: Float[Tensor, " n *b"] | None = None
@@ -109,7 +109,7 @@ class Streams:
             values_text = f"{value_count} value{'' if value_count == 1 else 's'} per {unit_noun}"
             needed_text = f"the critic predicts {len(self.names)} value{'' if len(self.names) == 1 else 's'}"
             raise AlignmentError(
-                f"{what} holds {values_text}, but {needed_text} ({', '.join(self.names)}). Give one of each, in this order."
+                f"{what} holds {values_text}, but {needed_text} ({', '.join(self.names)}). Give one value of each, in this order."
                 f"{' For a critic with one value, set values: shared.' if value_count == 1 else ''}"
             )
         return value

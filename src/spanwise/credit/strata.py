@@ -279,7 +279,7 @@ def moments(
             f"of ids of your own."
         )
     in_stratum_n = stratum_n >= 0
-    if highest_stratum > 16 * len(stratum_n):  # renumbered from 0, because the tables have a row for every number
+    if highest_stratum > 16 * len(stratum_n):  # the tables have a row per number, so strata are renumbered from 0
         stratum_n, highest_stratum = group_index(stratum_n).where(in_stratum_n, -1), len(stratum_n)
     member_n, table_row_n = in_stratum_n & ~value_n.isnan(), stratum_n.clamp(min=0).long()
     weight_n = member_n.double() if weight_n is None else weight_n.double().where(member_n, 0.0)

@@ -92,7 +92,7 @@ class Rerolls:
         check_shapes(confidence_xs=self.confidence_xs, outcome_xs=self.outcome_xs, prefix_xs=self.prefix_xs)
         if self.prefix_xs.numel() and int(self.prefix_xs.max()) >= len(self.again_dm):
             raise AlignmentError(
-                f"A completion has prefix number {int(self.prefix_xs.max())}, but only {len(self.again_dm)} were re-rolled."
+                f"Prefix {int(self.prefix_xs.max())} has no re-rolls: only {len(self.again_dm)} prefixes were re-rolled."
             )
 
 
@@ -205,7 +205,7 @@ def measure_fidelity(
             raise DataError(f"A batch of {batch} completions of {n_prompts} prompts holds no group of {size}; raise batch.")
     completion_columns = _prepare_columns(rerolls, rule)
     if not bool(completion_columns["usable_n"].any()):
-        raise DataError("No completion states a confidence and was re-rolled too; there is nothing to compare.")
+        raise DataError("No completion with a stated confidence was re-rolled; there is nothing to compare.")
     generator = torch.Generator().manual_seed(seed)
     sum_bgxk = torch.zeros(len(baselines), len(group_sizes), n_prompts, _SUMS, dtype=torch.float64)
     for (g, size), _ in product(enumerate(group_sizes), range(resamples)):

@@ -17,7 +17,7 @@ from spanwise.objective import BaselineName
 
 #: The confidences that the simulated policy states are 0, 1 / LEVELS, ..., 1.
 LEVELS = 10
-#: The fewest simulated completions with an outcome (right or wrong) from which its share of the gradient is measured.
+#: The simulation needs at least this many completions with each outcome (right or wrong).
 _FEWEST = 100
 
 
@@ -173,7 +173,7 @@ def _simulate_batch(
 
 
 def _remove_explained_noise(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[Tensor, "b 2"], Float[Tensor, "b 2"]]:
-    """Return the mean over batches of the first of four sums, without the noise that the other three explain, and its error."""
+    """Average the first of four sums over batches without the noise that the other three explain; return mean and error."""
     sum_b2rc = sum_rcb2.permute(2, 3, 0, 1)
     mean_sum_b21c = sum_b2rc.mean(dim=2, keepdim=True)
     gradients, controls = (sum_b2rc - mean_sum_b21c).split([1, 3], dim=3)

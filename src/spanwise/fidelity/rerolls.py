@@ -289,7 +289,7 @@ def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[
         paid_words = " + ".join(objectives) if len(value_names) == 1 else ", ".join(value_names)
         raise RecipeError(
             f"The critic '{place}' gives the value of {paid_words}, but only the reward 'correct' is re-rolled. Train with "
-            "values: objective, or look at other critics: --critics fitted,mc."
+            "values: objective, or use other critics: --critics fitted,mc."
         )
     return ValueModel.load(str(place), value_names, saved_critic.config, tokenizer).eval(), value_names.index(objective_name)
 

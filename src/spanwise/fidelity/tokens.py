@@ -304,7 +304,7 @@ def token_fidelity(
         weight_snt = _weights(trajectories, unit_weight_nt, is_known_n, target_nt, noise_nt)
     if not critics or not bool((weight_snt > 0).any()):
         raise DataError(
-            "No token has a reward, a critic's value and Monte Carlo values on both sides; nothing can be compared."
+            "No token has a reward, a critic's value and Monte Carlo values before and after it; nothing can be compared."
         )
     critic_sums = []
     for value_nt in critics.values():

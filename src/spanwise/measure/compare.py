@@ -262,7 +262,7 @@ def seeds_needed(difference: float, sd: float, *, alpha: float, power: float = 0
 
     def is_enough(n: int) -> bool:
         noncentrality, critical_t = abs(difference) / sd * math.sqrt(n), scipy.stats.t.ppf(1 - alpha / 2, n - 1)
-        # The lower tail is computed as the upper tail of -shift, because nct.cdf(-limit, df, shift) is NaN for large shifts.
+        # The lower tail is computed as an upper tail, because SciPy's nct.cdf is NaN if its noncentrality is large.
         return float(sum(scipy.stats.nct.sf(critical_t, n - 1, side) for side in (noncentrality, -noncentrality))) >= power
 
     seed_count = bisect_left(range(most + 1), True, lo=2, key=is_enough)

@@ -308,7 +308,7 @@ def bounds(
     """Compute the bounds of an ECE from the noise of its bins' gaps; `side_b` is -1 for the bins of a subtracted run."""
     tail = (1 - level) / 2
     t_over_z = math.sqrt(count / (count - 1)) * float(scipy.stats.t.isf(tail, count - 1)) / NormalDist().inv_cdf(1 - tail)
-    generator = torch.Generator().manual_seed(seed + 1)  # not `seed` itself, which drew the prompts
+    generator = torch.Generator().manual_seed(seed + 1)  # another seed than the one that drew the prompts
     weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
     # Each pair of weights of the two unseen prompts is used in both orders, so that swapping the two runs negates the bounds.
     noise_rb = torch.cat([noise_rb + weight_rj @ unseen_jb, noise_rb + weight_rj.flip(1) @ unseen_jb])

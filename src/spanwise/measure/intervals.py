@@ -244,5 +244,5 @@ def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
 def check_level(level: float) -> float:
     """Return a confidence level, or raise an error for a number that does not lie between 0 and 1."""
     if not 0 < level < 1:
-        raise RecipeError(f"A level of confidence must lie between 0 and 1, not at {level}.")
+        raise RecipeError(f"A level of confidence must lie between 0 and 1, but it is {level}.")
     return level

@@ -64,7 +64,7 @@ class TrlPart:
 
 
 class RowPart(ABC):
-    """Runs a mode inside verl or SkyRL: the engine appends the mode's token to rows, and passes rows in and out."""
+    """Runs a mode inside verl or SkyRL: the engine appends the mode's token to each row that ended."""
 
     # The engine appends `token`, outside the loss mask, to each row for which `ended` is True, so passes give its log-probability.
     # In the column of `token`, the advantages hold the weight from `lesson`, and the old log-probabilities hold the target.

@@ -388,7 +388,7 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     distinct_turns, turn_i = torch.unique(row_and_turn_i, dim=0, return_inverse=True)
     is_sampled_s = torch.zeros(len(distinct_turns), dtype=torch.bool, device=mask_nt.device)
     is_sampled_s[turn_i[mask_nt[row_i, position_i]]] = True
-    row_s, turn_order = distinct_turns[is_sampled_s, 0], turn_i.argsort(stable=True)  # stable: positions stay ascending
+    row_s, turn_order = distinct_turns[is_sampled_s, 0], turn_i.argsort(stable=True)  # keeps a turn's positions ascending
     position_i = position_i[turn_order][is_sampled_s[turn_i[turn_order]]]
     positions_by_turn = position_i.split(turn_i.bincount(minlength=len(distinct_turns))[is_sampled_s].tolist())
     no_positions_su = position_i.new_empty(0, 0)

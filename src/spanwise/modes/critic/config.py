@@ -182,7 +182,7 @@ class CriticConfig(Mode):
 def critic_faults(
     critic_config: CriticConfig, scheme: Scheme, *, engine: str, there: Any, option: str, instead: str = ""
 ) -> dict[str, Any]:
-    """Return error sentences about a critic that does not fit the method or the engine, each with whether it applies."""
+    """Return error sentences about a critic that does not fit the method or the engine, each with True if it applies."""
     value_names, no_values = scheme.value_names, f"method '{scheme.method}' reads no values"
     return {
         f"Method '{scheme.method}' needs the values of {engine}'s critic: add {option}. Or use a method that compares completions, "

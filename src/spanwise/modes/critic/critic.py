@@ -203,7 +203,7 @@ class Critic:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The rows to which a critic is fitted; methods take tables with a value before each token and one after the last column."""
+    """The rows to which a critic is fitted; a table of values has one before each token and one after the last column."""
 
     rows: Sequences
     streams: Streams

@@ -172,7 +172,7 @@ class Laser(Mode):
                 )
 
     def mixes_at(self, step_n: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """Mark the completions whose step (from 1; 0 if unknown) mixes laser's score into the credit; unknown steps count.
+        """Mark completions whose step mixes laser's score into the credit; step 0 (unknown) counts as such a step.
 
         >>> Laser("<unk>", self_rewarding_warmup=2).mixes_at(torch.tensor([0, 1, 2, 3]))
         tensor([ True, False, False,  True])

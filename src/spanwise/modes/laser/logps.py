@@ -58,7 +58,7 @@ def end_logp(
 ) -> Float[Tensor, " n"]:
     """Return T times a token's log-probability at temperature T after the end of each row, computed by forward passes."""
     logps_of_chunks, was_training = [], model.training
-    # A PEFT adapter hides the arguments of the model's forward pass, so they are looked up in the model inside.
+    # A PEFT adapter hides the arguments of the model's forward pass, so they are looked up in the wrapped model.
     inner_model = model.get_base_model() if hasattr(model, "get_base_model") else model
     try:
         model.eval()
@@ -196,7 +196,7 @@ class Appended(RowPart):
 
 
 def _verl_faults(config: Any) -> dict[str, Any]:
-    """Return error sentences about settings of verl that do not work with laser, each with whether it applies."""
+    """Return error sentences about settings of verl that do not work with laser, each with True if it applies."""
     return {
         "algorithm.rollout_correction.bypass_mode=True takes log-probabilities from sampling, but laser's token is not sampled. "
         "Set bypass_mode=False, or leave laser out.": (config.algorithm.get("rollout_correction") or {}).get("bypass_mode"),
@@ -206,7 +206,7 @@ def _verl_faults(config: Any) -> dict[str, Any]:
 
 
 def _skyrl_faults(cfg: Any) -> dict[str, Any]:
-    """Return error sentences about settings of SkyRL that do not work with laser, each with whether it applies."""
+    """Return error sentences about settings of SkyRL that do not work with laser, each with True if it applies."""
     algorithm_config = cfg.trainer.algorithm
     return {
         "laser scores a completion at its end, but generator.step_wise_trajectories=true makes one row per turn. Set it to false, "
