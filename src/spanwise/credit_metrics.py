@@ -33,7 +33,7 @@ class CreditedBatch:
 
     @cached_property
     def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """For objectives compared in groups: masks of groups with all rewards equal, and of those with two or more."""
+        """For objectives compared in groups: masks of groups with equal rewards, and of groups with two or more rewards."""
         if self.group_n is None or self.scheme.value_names:
             return {}
         group_n, reward_nm = group_index(self.group_n).cpu(), self.scores.reward_nm.cpu()
@@ -176,7 +176,7 @@ CREDIT = (
         "credit/<comparison>/dead_strata",
         _measure_dead_strata,
         lasting=Alarm(
-            "above", 0.95, "of the strata (compared sets) of '{name}' are dead: no completion in them gets any credit, though "
+            "above", 0.95, "of the strata (compared sets) of '{name}' are dead: no completion in them gets credit, though "
             "rewards differ within groups.",
             "Usually groups are too small to be split by these outcomes: raise group_size, or use baseline: blended.",
             unless="credit/{name}/unanimous",

@@ -233,12 +233,12 @@ class StepResult:
         all_rows = self.own.everyone
         if all_rows.batch.steps is None:
             return self.credits, all_rows.reading.present_nk
-        row_s, credits = all_rows.batch.steps.trajectory_s, self.credits
-        present_sk = all_rows.reading.present_nk.to(credits.block_nk.dtype)
+        row_s, credit = all_rows.batch.steps.trajectory_s, self.credits
+        present_sk = all_rows.reading.present_nk.to(credit.block_nk.dtype)
         turn_count_nk = present_sk.new_zeros((all_rows.completions, present_sk.shape[1])).index_add(0, row_s, present_sk)
-        credit_sum_nk = torch.zeros_like(turn_count_nk).index_add(0, row_s, credits.block_nk * present_sk)
-        stop_n = credits.stop_n.new_zeros(all_rows.completions).index_add(0, row_s, credits.stop_n)
-        mean_credit = Credit(credit_sum_nk / turn_count_nk.clamp(min=1), stop_n, credits.singleton_m, credits.absent_m)
+        credit_sum_nk = torch.zeros_like(turn_count_nk).index_add(0, row_s, credit.block_nk * present_sk)
+        stop_n = credit.stop_n.new_zeros(all_rows.completions).index_add(0, row_s, credit.stop_n)
+        mean_credit = Credit(credit_sum_nk / turn_count_nk.clamp(min=1), stop_n, credit.singleton_m, credit.absent_m)
         return mean_credit, turn_count_nk > 0
 
 

@@ -225,8 +225,8 @@ def _run_method(
         is_tensor, axis_texts = isinstance(advantages, Tensor), {"block": " and objectives", "token": " and tokens"}
         returned_text = f"a tensor of {tuple(advantages.shape)}" if is_tensor else type(advantages).__name__
         raise AlignmentError(
-            f"Method '{entry.name}' is registered with kind='{entry.kind}' and must return a tensor of shape {tuple(shape)}, "
-            f"the completions{axis_texts.get(entry.kind, '')}; it returned {returned_text}."
+            f"Method '{entry.name}' is registered with kind='{entry.kind}' and must return a tensor of shape "
+            f"{tuple(shape)}, the completions{axis_texts.get(entry.kind, '')}; it returned {returned_text}."
         )
     return advantages, comparison
 
@@ -324,7 +324,7 @@ def _explain_missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, 
     if truncated_n is not None:
         reason_nm[truncated_n] = int(Zero.TRUNCATED)
     for reward_status in (Status.UNPARSABLE, Status.TIMEOUT, Status.ERROR, Status.UNSCORED):
-        reason_nm[scores.status_nm == int(reward_status)] = int(Zero[reward_status.name])
+        reason_nm.masked_fill_(scores.status_nm == int(reward_status), int(Zero[reward_status.name]))
     return reason_nm
 
 

@@ -41,8 +41,8 @@ def lambda_advantage(
     check_mask(mask_nt)
     lam = lam if alpha is None else length_adaptive_lambda(mask_nt.sum(dim=1), alpha=alpha)
     for name, option in (("gamma", gamma), ("lam", lam)):
-        options = torch.as_tensor(option, dtype=torch.float64)
-        bad_numbers = options[~((options >= 0) & (options <= 1))]  # the condition is negated so that it also refuses NaN
+        values = torch.as_tensor(option, dtype=torch.float64)
+        bad_numbers = values[~((values >= 0) & (values <= 1))]  # the condition is negated so that it also refuses NaN
         if len(bad_numbers):
             raise RecipeError(f"{name} is {float(bad_numbers[0]):g}; it must lie between 0 and 1.")
     dtype = reward_nt.dtype if value_nt is None else torch.promote_types(reward_nt.dtype, value_nt.dtype)

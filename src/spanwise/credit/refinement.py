@@ -57,7 +57,7 @@ class Refinement:
         return Refinement(**recipe_fields)
 
     def check_scheme(self, scheme: Any) -> None:
-        """Refuse a scheme that credits single turns, a `correct` that it does not have, and options without effect."""
+        """Refuse a scheme that credits single turns, a `correct` that names no objective, and options without effect."""
         if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
             raise RecipeError(
                 f"refine changes the tokens of whole completions, and method '{scheme.method}' credits turns here. Leave refine "

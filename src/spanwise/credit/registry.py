@@ -158,7 +158,7 @@ class Method:
         return frozenset(_FIELDS.get(name, name) for name in self.needs if name not in _MADE)
 
     def lacking(self, provided: Collection[str]) -> str:
-        """Return words for the fields of `Batch` that the method needs and the batch lacks; an empty text without any."""
+        """Name in words the fields of `Batch` that the method needs and the batch lacks; an empty text if it lacks none."""
         return " and ".join(_WORDS.get(name, name) for name in sorted(self.fields - {*provided}))
 
     @cached_property

@@ -109,7 +109,7 @@ class Streams:
             values_text = f"{value_count} value{'' if value_count == 1 else 's'} per {unit_noun}"
             needed_text = f"the critic predicts {len(self.names)} value{'' if len(self.names) == 1 else 's'}"
             raise AlignmentError(
-                f"{what} holds {values_text}, but {needed_text} ({', '.join(self.names)}). Give one value of each, in this order."
+                f"{what} holds {values_text}, but {needed_text} ({', '.join(self.names)}). Give one of each, in this order."
                 f"{' For a critic with one value, set values: shared.' if value_count == 1 else ''}"
             )
         return value

@@ -129,8 +129,8 @@ class Fidelity:
         figure_r = figure_rb[:, index_of("baseline", self.baselines, baseline)]
         if minus is not None:
             figure_r = figure_r - figure_rb[:, index_of("baseline", self.baselines, minus)]
-        bounds = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-        low, high = figure_r[1:].nanquantile(bounds).tolist()
+        quantile_levels = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+        low, high = figure_r[1:].nanquantile(quantile_levels).tolist()
         return float(figure_r[0]), low, high
 
 

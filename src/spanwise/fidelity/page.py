@@ -129,7 +129,7 @@ def fidelity_finding(figures: Rows, differences: Rows = (), tokens: Rows = ()) -
     size = min(row["group_size"] for row in correlation_rows)
     best, *other_rows = sorted((row for row in correlation_rows if row["group_size"] == size), key=lambda row: -row["value"])
     if best["low"] <= 0:
-        return f"In groups of {size} no baseline clearly fits Monte Carlo: {best['baseline']} is best with {_with_bounds(best)}."
+        return f"In groups of {size} no baseline clearly fits Monte Carlo: best is {best['baseline']}, {_with_bounds(best)}."
     best_sentence = f"In groups of {size}, {best['baseline']} is nearest to Monte Carlo: correlation {_with_bounds(best)}"
     if not other_rows:
         return f"{best_sentence}."

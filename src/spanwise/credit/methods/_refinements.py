@@ -120,7 +120,7 @@ def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[T
     b_ab = torch.arange(wrong + 1, dtype=torch.float64).expand(right + 1, wrong + 1)
     probability_ab = (_log_choose(right, a_ab) + _log_choose(wrong, b_ab) - _log_choose(right + wrong, a_ab + b_ab)).exp()
     p_value_ab = probability_ab
-    if two_sided:  # the p-value adds up the probabilities of all tables that are no more probable
+    if two_sided:  # add up the probabilities of all tables that are no more probable than this one
         p_value_ab = torch.zeros_like(probability_ab)
         for a in range(right + 1):
             other_wrong_ab = (a_ab + b_ab).long() - a  # a + b (completions with the token) stays the same
