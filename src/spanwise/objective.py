@@ -94,7 +94,7 @@ class Objective:
     criteria: str | Sequence[Any] | None
     only: str | None
 
-    # The constructor is written by hand, because an argument may be one name or a list, while its field is always a tuple.
+    # The constructor is written by hand, because an argument may be one name or a list, but the field is always a tuple.
     def __init__(
         self,
         reward: str | Callable[..., Any] | Rubric,

@@ -135,7 +135,7 @@ class Fidelity:
 
 
 def index_of(kind: str, known: Sequence[Any], name: Any) -> int:
-    """Return the index of a name among the known names; refuse an unknown name with an error that lists these."""
+    """Return the index of a name among the known names; refuse an unknown name with an error that lists the known ones."""
     check_known(kind, str(name), names := [str(entry) for entry in known])
     return names.index(str(name))
 

@@ -229,7 +229,7 @@ def ece_interval(reports: Reports, *, bins: int = 10, resamples: int = 1000, lev
 def ece_difference(
     a: Reports, b: Reports, *, bins: int = 10, resamples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> Interval:
-    """Compute the interval of run `a`'s ECE minus run `b`'s on the same prompts, resampled alike for both.
+    """Compute the interval of run `a`'s ECE minus run `b`'s on the same prompts, with the same resamples for both.
 
     The upper side of `ece_interval` for the one run with the resampled error |g + Z| - |g| of the other, and the other way round,
     because how far the two biases cancel depends on what is not known.

@@ -41,7 +41,7 @@ def read_measured(file: Path) -> dict[str, Any]:
 @register("laser", kind="mode")
 @dataclass(frozen=True)
 class Laser(Mode):
-    """The settings of a policy's score of its own answers: how it is read, trained, and mixed into the credit of a verdict.
+    """The settings of a policy's score of its own answers: how the score is read, trained, and mixed into the credit.
 
     Equation
         r_s = beta (log pi(token | prompt, completion, end) - reference)

@@ -103,7 +103,7 @@ def verification_loss(
     weight_n: Float[Tensor, " n"] | None = None,
     count: float | None = None,
 ) -> Float[Tensor, ""]:
-    r"""Return the squared error between a policy's scores of its own answers and their rewards, right and wrong ones weighted.
+    r"""Return the squared error between a policy's scores of its own answers and their rewards, balanced by class.
 
     Equation
         l = 1 / (N_c + N_i) * sum over completions with score and verdict of  w (r_s - r_v)^2
