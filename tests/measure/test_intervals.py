@@ -86,7 +86,7 @@ def test_bad_arguments_are_sentences(unchecked_shapes):
     figure = partial(weighted_mean, torch.ones(2))
     with pytest.raises(RecipeError, match="not 0"):
         bootstrap(figure, [1, 2], resamples=0)
-    with pytest.raises(RecipeError, match="not at 95"):
+    with pytest.raises(RecipeError, match="95"):
         mean_interval(torch.ones(2), level=95)
     with pytest.raises(AlignmentError, match="1 prompt ids for 2 completions"):
         mean_interval(torch.ones(2), [1])
