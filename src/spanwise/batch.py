@@ -125,7 +125,7 @@ def by_turn(
     anchor_s: Any = None,
     columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> tuple[Batch, Turns]:
-    """Split completions into one row per turn; the returned `Turns` can join the rows of a table again.
+    """Split completions into one row per turn; the returned `Turns` joins the turns of each completion again.
 
     Args:
         batch: one row per rollout, with token ids and mask.

@@ -256,7 +256,7 @@ class Scheme:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """The names, "<objective>/<measure>", of the numbers that rewards report beside themselves, such as their costs."""
+        """The names, "<objective>/<measure>", of the numbers that rewards report in addition, such as their costs."""
         return measures_of(self.objectives)
 
     def plain(self) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Streams:
     names: tuple[str, ...]  # the names of the values that the critic predicts, one per stream
     reward_snt: Float[Tensor, "s n t"]  # the reward of each token; 0 nearly everywhere
     mask_snt: Bool[Tensor, "s n t"]  # the tokens that the value is about; any other token counts as deleted
-    weight_s: Float[Tensor, " s"]  # the factor for the advantages of the stream
+    weight_s: Float[Tensor, " s"]  # the factor that multiplies the advantages of each stream
     stop_sn: Bool[Tensor, "s n"]  # True if the reward is for the decision to stop, see `reward_streams`
     last_sn: Bool[Tensor, "s n"]  # True if the value is also about the completion's last trainable token
 

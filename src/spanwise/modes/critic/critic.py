@@ -220,7 +220,7 @@ class _Batch:
         return mask_snt.permute(1, 2, 0)
 
     def bootstrap(self, value_nts: Tensor) -> Tensor:
-        """Return the values after the last token of rows that ran out of tokens, as the critic's option `truncated` demands."""
+        """Return the values after the last token of rows that were cut off, as the critic's option `truncated` demands."""
         bootstrap_stream = partial(bootstrap_values, self.truncated_n, truncated=self.config.truncated)
         return torch.stack([bootstrap_stream(value_end_n=end_n) for end_n in self.ends(value_nts).unbind(1)], 1)
 
