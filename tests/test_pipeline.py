@@ -77,7 +77,7 @@ def test_a_table_of_all_ranks_reads_back_as_it_was_written():
     assert back.length_nk.tolist() == [[2, 1], [2, 0]] * 2
     assert back.fault_n.tolist() == [0, 1, 0, 1]
     assert back.take(slice(1, 3)).fault_n.tolist() == [1, 0]
-    with pytest.raises(AlignmentError, match=r"13 columns, .* make 7"):
+    with pytest.raises(AlignmentError, match=r"13 columns, .* need 7"):
         Reading.unpack(table, ONE)
 
 
