@@ -379,7 +379,7 @@ def _compare_votes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compare each turn with its stratum, counting each rollout once; return rollout count, mean and advantages."""
     voter_stratum_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(voter_n).double()), -1)
-    voter_moments = moments(value_n, voter_stratum_n)  # each rollout counts once, with the mean over its rows
+    voter_moments = moments(value_n, voter_stratum_n)  # each rollout counts once, with the mean reward of its rows
     stratum_of_voter_u = torch.full((len(voter_moments.count_s),), -1, dtype=torch.long, device=value_n.device)
     in_stratum_n = voter_moments.stratum_n >= 0
     stratum_of_voter_u[voter_moments.stratum_n[in_stratum_n]] = stratum_n[in_stratum_n].long()

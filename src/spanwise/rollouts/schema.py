@@ -73,7 +73,7 @@ _VERSION_KEY, _TOKENIZER_KEY = b"spanwise.rollouts", b"spanwise.tokenizer"
 class CreditPart:
     """The credit that one objective gives a completion: `weight * (worth - baseline) / divisor`, where worth is the reward."""
 
-    objective: str  # its name; several joined by " + " whose sum is compared
+    objective: str  # the name of an objective, or of several whose rewards are added up, joined by " + "
     worth: float | None  # the reward, or what stands for one that was left out; None: there is none
     baseline: float | None  # None, as the divisor is, where no such numbers gave the part
     divisor: float | None

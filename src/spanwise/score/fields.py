@@ -177,7 +177,7 @@ def listed(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, block: 
 def _judge_field(
     text: Texts, pays: Pays, columns: Columns, tag: str, column: str, rule: Callable[[str | None, Any], bool | None]
 ) -> Reward:
-    """Reward completions by a rule from (field, gold value) to right, wrong, or None if the gold value cannot be read."""
+    """Reward completions by a rule that compares a field with its gold value; None if the gold value cannot be read."""
 
     def judge_block(_: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | None:
         gold_value = _value_at(_parse_cell(cell), tag)
@@ -330,7 +330,7 @@ def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **_: Any) 
 
 
 def _field_json(block: Mapping[str, str | None], tag: str) -> str | None:
-    """Return a field's text as JSON, a string if the completion has it in quotes ("3"); None if the field has no complete value."""
+    """Return a field's value as JSON text, with its quotes if it is a string; None if the field has no complete value."""
     field_text = block.get(tag)
     if field_text is None:
         return None

@@ -268,7 +268,7 @@ def _error(name: str) -> type[BaseException]:
 
 
 class Names(dict[str, Any]):
-    """The builtins of the tests, which look for a missing name in the process of the tested code."""
+    """Builtins for test code; a name that the test code does not define is looked up in the process of the tested code."""
 
     line: Line
 

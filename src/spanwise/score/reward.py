@@ -63,9 +63,9 @@ class Reward(ByCompletion):
             if column is not None and len(column) != len(self.value_n):
                 raise AlignmentError(f"A reward has {len(self.value_n)} values, but its {name} has {len(column)}.")
         has_number_n = (self.status_n == Status.OK) | (self.status_n == Status.BROKE)
-        is_wrong_n = torch.where(has_number_n, ~self.value_n.isfinite(), ~self.value_n.isnan())
-        if is_wrong_n.any():
-            n = int(is_wrong_n.nonzero()[0])
+        is_invalid_n = torch.where(has_number_n, ~self.value_n.isfinite(), ~self.value_n.isnan())
+        if is_invalid_n.any():
+            n = int(is_invalid_n.nonzero()[0])
             raise RewardError(
                 f"The reward of completion {n} is {float(self.value_n[n])} with status {Status(int(self.status_n[n])).name}. "
                 f"Return a finite number, or None for no reward; only OK and BROKE go with a number."

@@ -24,7 +24,7 @@ def show_methods(name: str | None = None) -> None:
         preset_text = f"# Beside another method: refine: {name}."
     elif method_entry.preset is None:
         preset_text = "# Callable from Python only: no engine provides its inputs."
-    else:  # presets are shown with the blocks and the longest completion of the embedded task
+    else:  # a preset depends on a task, so it is shown for the task digits
         preset_text = yaml.safe_dump(scheme_of(load(None, {"method": name}), DIGITS_LAYOUT, 32).plain(), sort_keys=False)
     say(
         console,

@@ -84,12 +84,16 @@ class Samples:
         if not self.correct:
             unjudged_figures = work(self.confidence_n, torch.full_like(self.confidence_n, torch.nan), **format_columns)
             return {name: unjudged_figures[name] for name in ("format_rate", *(["coverage"] if self.stated else []))}
-        by_block = {name: work(self.confidence_n, correct_n, **format_columns) for name, correct_n in self.correct.items()}
-        later_accuracies = {f"{name}_accuracy": by_block[name]["accuracy"] for name in by_block if name != self.first}
+        figures_by_block = {
+            name: work(self.confidence_n, correct_n, **format_columns) for name, correct_n in self.correct.items()
+        }
+        later_accuracies = {
+            f"{name}_accuracy": figures_by_block[name]["accuracy"] for name in figures_by_block if name != self.first
+        }
         score_samples = self.by_score()
         score_figures = {} if score_samples is None else score_samples._apply_to_answers(work)
         laser_figures = {name: score_figures[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES if score_figures}
-        return {**by_block[self.first], **later_accuracies, **laser_figures}
+        return {**figures_by_block[self.first], **later_accuracies, **laser_figures}
 
     def votes(
         self, block: str | None = None, *, budgets: Sequence[int] | None = None, resamples: int = 1000
