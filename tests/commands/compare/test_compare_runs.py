@@ -136,7 +136,7 @@ def test_evaluations_of_different_sizes_are_not_compared(output, capsys):
     parts = ({name: column[:8] for name, column in columns.items()} for columns in (whole.answers, whole.correct))
     tensors = (whole.confidence_n[:8], whole.well_formed_n[:8], whole.refusal_n[:8])
     Samples(whole.prompt_n[:8], *parts, *tensors).write(output / "group-0")  # as spanwise eval --prompts 2 leaves it
-    with pytest.raises(DataError, match=r"2 prompts x 4 samples.* 4 prompts x 4 samples"):
+    with pytest.raises(DataError, match=r"2 prompts x 4 samples.*4 prompts x 4 samples"):
         run(output, capsys)
 
 

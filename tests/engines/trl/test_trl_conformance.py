@@ -9,7 +9,7 @@ from spanwise.pipeline import advantages
 from trl_conformance_small import CASES, assert_defined, trained
 
 #: A turn without a confidence that the environment pays all the same: that it is not used is what the definitions say.
-UNUSED = pytest.mark.filterwarnings("ignore:.*That is ignored:UserWarning")
+UNUSED = pytest.mark.filterwarnings("ignore:.*Such rewards are ignored:UserWarning")
 #: Lists of different lengths, whose last element nobody is charged for.
 SHORT = pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")
 pytestmark = [*small.THIRD_PARTY, UNUSED, SHORT]
