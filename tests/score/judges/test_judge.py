@@ -2,7 +2,9 @@
 
 import asyncio
 import math
-from concurrent.futures import ProcessPoolExecutor
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 
 import pytest
@@ -152,6 +154,21 @@ def test_a_server_that_has_never_answered_and_one_that_refuses_end_the_run(monke
         assert "sk-secret" not in str(error.value)
     with Server(lambda *_: reply("")).serving() as server, pytest.raises(RewardError, match="all 5 questions"):
         judged(server)
+
+
+def test_a_server_that_is_down_for_a_while_loses_no_question():
+    outage = float(os.environ.get("OUTAGE", "1"))  # seconds
+    with Server(even).serving() as server:
+        judged(server, text=TEXT[:2])
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(judged, server)
+        time.sleep(outage)
+        assert not waiting.done()
+        with Server(even).serving(server.port) as again:
+            scores = waiting.result(60)
+    assert scores.reward_nm[:, 0].tolist() == pytest.approx([1, 0, 1, math.nan, 1, 0], nan_ok=True)
+    assert scores.status_nm[:, 0].tolist() == [OK, OK, OK, ABSENT, OK, OK]
+    assert len(again.requests) == 5
 
 
 def test_verdicts_are_kept_by_content_and_failures_and_the_key_are_not(tmp_path, monkeypatch):
