@@ -137,11 +137,11 @@ def test_what_is_set(tmp_path, capsys):
 
 
 SAID = {
-    "recipe": ("", {"recipe": "steps: 50\nlearning_rate: 0.1\n" + RECIPE}, "sets learning_rate, steps"),
+    "recipe": ("", {"recipe": "steps: 50\nlearning_rate: 0.1\n" + RECIPE}, "recipe's learning_rate, steps"),
     "critic": (
         "critic.enable=True",
         {"recipe": GAE.format("gae", "a", "critic: {learning_rate: 0.1, gae_lambda_value: 1.0}\n")},
-        "sets critic.learning_rate, but verl's own",
+        "recipe's critic.learning_rate",
     ),
     "alone": ("actor_rollout_ref.rollout.n=1", {}, "nothing to compare"),
     "entropy": ("actor_rollout_ref.actor.entropy_coeff=0.01", {}, "weigh more the longer"),
