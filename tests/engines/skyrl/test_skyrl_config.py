@@ -37,7 +37,7 @@ def of_spanwise(**changes):
 SAMPLING = of_algorithm(**{"dynamic_sampling.type": "filter"})
 REFUSED = {  # the recipe, what is changed in SkyRL's configuration, and what the sentence names
     "no estimator": (small.BROADCAST, of_algorithm(advantage_estimator="grop"), "'grop'. Did you mean 'grpo'"),
-    "whitened": (small.BROADCAST, of_algorithm(advantage_batch_normalize=True), "including padding and other blocks"),
+    "whitened": (small.BROADCAST, of_algorithm(advantage_batch_normalize=True), "padding included"),
     "KL in the reward": (small.BROADCAST, of_algorithm(use_kl_in_reward=True), "use_kl_loss=true"),
     "no reduction": (small.BROADCAST, of_algorithm(loss_reduction="mean"), "loss_reduction 'mean'"),
     "no advantages": (small.BROADCAST, of_algorithm(policy_loss_type="cross_entropy"), "without advantages"),
@@ -97,7 +97,7 @@ def test_what_gives_way_or_changes_nothing_is_said(data):
         check(small.config(data, recipe=small.BROADCAST, **of_algorithm(lambd=0.8)))
     recipe = GAE + "steps: 9\ncritic: {learning_rate: 1.0e-3, gae_lambda_value: 0.9, policy_training_start_step: 2}"
     cfg = small.config(data, recipe=recipe, **CRITIC)
-    with pytest.warns(UserWarning, match=r"sets critic\.learning_rate, steps"):
+    with pytest.warns(UserWarning, match=r"recipe.s critic\.learning_rate, steps"):
         recipe_of_cfg = check(cfg).recipe
     assert critic_of(recipe_of_cfg).gae_lambda_value == 0.9
 
