@@ -4,8 +4,9 @@ import textwrap
 
 import pytest
 
+from spanwise.score.rewards import CodeRunner
 from spanwise.score.worker import run
-from spanwise.score.workers import Verdict, Workers
+from spanwise.score.workers import Verdict
 from spanwise.types import Status
 
 LIMITS = {"deadline": 5.0, "clock": 20.0, "memory": 2**30}
@@ -261,6 +262,6 @@ def test_a_verdict_that_the_code_writes_into_the_pipe_of_the_worker_is_none():
         except OSError:
             pass
     """
-    with Workers("code", workers=1, deadline=5.0) as runner:
+    with CodeRunner(workers=1, deadline=5.0) as runner:
         forged, right = runner.check([(textwrap.dedent(code), "assert f() == 5"), ("f = lambda: 5", "assert f() == 5")])
     assert (forged.status, forged.value, right) == (Status.BROKE, 0.0, Verdict(Status.OK, 1.0))

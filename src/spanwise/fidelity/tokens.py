@@ -105,7 +105,8 @@ def monte_carlo_advantage(
     """
     mask_nt = trajectories.mask_nt
     opens_segment_nt = mask_nt if segments is None else segments.opens(trajectories.logp_nt, mask_nt)
-    width, position_t = mask_nt.shape[1], torch.arange(mask_nt.shape[1])
+    width = mask_nt.shape[1]
+    position_t = torch.arange(width)
     segment_start_nt = torch.where(opens_segment_nt, position_t, 0).cummax(dim=1).values
     later_start_nt = torch.where(opens_segment_nt, position_t, width).flip(1).cummin(dim=1).values.flip(1)
     next_start_nt = torch.cat([later_start_nt[:, 1:], later_start_nt.new_full((len(later_start_nt), 1), width)], dim=1)
@@ -328,15 +329,16 @@ def _weights(
 
 def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: Tensor) -> Float[Tensor, "s n k"]:
     """Sum over a completion's tokens of one kind: weights, advantages A and A_MC, their products, and the noise."""
-    adv_nt, mc_nt = estimate_nt.double(), target_nt.double()
-    product_terms = [adv_nt * adv_nt, mc_nt * mc_nt, adv_nt * mc_nt]
-    term_ntk = torch.stack([torch.ones_like(mc_nt), adv_nt, mc_nt, *product_terms, noise_nt.double()], dim=-1)
+    adv_nt, mc_nt, noise_nt = estimate_nt.double(), target_nt.double(), noise_nt.double()
+    terms = [torch.ones_like(mc_nt), adv_nt, mc_nt, adv_nt * adv_nt, mc_nt * mc_nt, adv_nt * mc_nt, noise_nt]
+    term_ntk = torch.stack(terms, dim=-1)
     return torch.where(weight_snt[..., None] > 0, weight_snt[..., None] * term_ntk, 0.0).sum(dim=2)
 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute an estimator's figures, in the order of `TOKEN_FIGURES`, from the sums of `_sums` over completions."""
-    count, _, _, adv_square_sum, mc_square_sum, product_sum, noise_sum = sums.unbind(-1)
-    correlation, ceiling, scaled_rmse = agreement(*sums.unbind(-1))
+    columns = sums.unbind(-1)
+    count, _, _, adv_square_sum, mc_square_sum, product_sum, noise_sum = columns
+    correlation, ceiling, scaled_rmse = agreement(*columns)
     rmse = root_ratio(adv_square_sum - 2 * product_sum + mc_square_sum - noise_sum, count)
     return torch.stack([correlation, ceiling, rmse, scaled_rmse], dim=-1)

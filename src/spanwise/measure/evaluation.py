@@ -139,7 +139,8 @@ def build_figures(
             f"The columns of an evaluation have {', '.join(map(str, column_lengths))} entries; give one to each completion."
         )
     judged_n = (~correct_n.isnan() & ~confidence_n.isnan()).cpu()
-    stated_i, right_i = judged = (confidence_n.cpu()[judged_n], correct_n.cpu()[judged_n])
+    judged = (confidence_n.cpu()[judged_n], correct_n.cpu()[judged_n])
+    stated_i, right_i = judged
     mean_stated = float(stated_i.double().mean())
     extreme_prompts = (([0.0],), ([1.0],))
 

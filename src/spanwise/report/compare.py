@@ -97,11 +97,10 @@ def compare_report(
 
 def _warnings(comparison: ArmComparison) -> list[str]:
     """Return the warnings about each arm's figures with their usual causes, and one about every arm without a run."""
-    cause_of_sentence = {
-        sentence: next((cause for what, cause in CAUSES.items() if what in sentence), "")
+    alarm_sentences = [
+        f"{sentence} {next((cause for what, cause in CAUSES.items() if what in sentence), '')}".strip()
         for sentence in comparison.warnings()
-    }
-    alarm_sentences = [f"{sentence} {cause}".strip() for sentence, cause in cause_of_sentence.items()]
+    ]
     empty_arms = [
         arm for arm in comparison.methods
         if not any(comparison.cells[arm, figure].count for figure in comparison.figures)
@@ -156,9 +155,10 @@ def _difference_panels(comparison: ArmComparison) -> list[Panel]:
 def compare_finding(comparison: ArmComparison) -> str:
     """Say which arm is better, in which figure and by how much, and name the figures that mean nothing."""
     figure_names = [name for name in ("accuracy", "ece") if name in comparison.figures] or list(comparison.figures[:2])
-    cells_of_reason = by_sentence(comparison.wrong).items()
-    arms_of_reason = {reason: " and ".join(dict.fromkeys(arm for arm, _ in cells)) for reason, cells in cells_of_reason}
-    alarm_sentences = [f"Alarm for {arms}: {reason}." for reason, arms in arms_of_reason.items()]
+    alarm_sentences = [
+        f"Alarm for {' and '.join(dict.fromkeys(arm for arm, _ in cells))}: {reason}."
+        for reason, cells in by_sentence(comparison.wrong).items()
+    ]
     findings = [_figure_finding(comparison, name) for name in figure_names]
     return " ".join(filter(None, [*alarm_sentences, *findings])) or "Nothing was compared."
 

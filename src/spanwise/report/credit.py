@@ -75,15 +75,15 @@ def credit_report(
         _status_section(statuses, rewards),
         parts.calibration_section({"": samples} if samples else {}),
     ]
-    untrained = {name: counts for name, counts in statuses.items() if counts and not counts.get("ok")}
-    count_texts = {name: ", ".join(f"{n:,} {key}" for key, n in counts.items()) for name, counts in untrained.items()}
     return render(
         title=f"Credit in {source}",
         lead=f"{title}. {note}".strip(),
         finding=finding_text,
         command=command,
         warnings=[
-            f"No completion has the reward {name} ({counts}), so it trains nothing." for name, counts in count_texts.items()
+            f"No completion has the reward {name} ({', '.join(f'{n:,} {key}' for key, n in counts.items())}), so it trains nothing."
+            for name, counts in statuses.items()
+            if counts and not counts.get("ok")
         ],
         headlines=[Headline("completions", count), *_headlines(rewards, statuses)],
         sections=sections,

@@ -54,7 +54,8 @@ def shown(value: float | None, *, sign: bool = False) -> str:
     """Format a number with four significant digits."""
     if value is None or math.isnan(value):
         return "none"
-    number_text = "0" if float(f"{value:.{DIGITS}g}") == 0 else f"{value:.{DIGITS}g}"
+    number_text = f"{value:.{DIGITS}g}"
+    number_text = "0" if float(number_text) == 0 else number_text
     return (f"+{number_text}" if sign and value > 0 and number_text != "0" else number_text).replace("-", _MINUS)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from spanwise.credit import group_index
 from spanwise.errors import DataError
-from spanwise.rollouts.cells import NUMBER, Parts
+from spanwise.rollouts.cells import Parts, is_number_text
 from spanwise.rollouts.token_rows import DiskArray
 from spanwise.score import Reward
 from spanwise.segment import Vocabulary
@@ -241,7 +241,7 @@ def parse_rewards(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
     for name, values in columns.items():
         reward_floats = [finite(value) for value in values]
         other_values = (value for value in values if not (value is None or isinstance(value, (bool, int, float))))
-        are_numbers = all(isinstance(value, str) and NUMBER.fullmatch(value) for value in other_values)
+        are_numbers = all(map(is_number_text, other_values))
         if are_numbers and any(value is not None for value in reward_floats):
             rewards[name] = Reward.of(reward_floats, status=[Status.UNSCORED] * len(reward_floats))
     return rewards

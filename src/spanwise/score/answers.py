@@ -45,6 +45,8 @@ class MathVerifier(Workers):
         [1.0, 0.0]
     """
 
+    kind = "math"
+
     def equal(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
         """Check with Math-Verify whether each answer equals its gold answer; the verdicts come in the order of the pairs.
 
@@ -54,6 +56,11 @@ class MathVerifier(Workers):
         if pairs and find_spec("math_verify") is None:
             raise DataError("Comparing mathematics needs Math-Verify. Install 'spanwise[math]', or set verify: exact.")
         return self.check(pairs)
+
+
+def shared_verifier(*, workers: int | None = None, deadline: float | int = DEADLINE) -> MathVerifier:
+    """Return the `MathVerifier` with these limits that the built-in rewards share."""
+    return shared_workers(MathVerifier, workers=workers, deadline=deadline)
 
 
 def judge(
@@ -92,9 +99,7 @@ def judge(
     verdicts = {n: _judge_text(gold, answer, verify) for n, (gold, answer) in enumerate(answer_pairs)}
     undecided_pairs = {n: (_end(gold), _end(answer)) for n, (gold, answer) in enumerate(answer_pairs) if verdicts[n] is None}
     if undecided_pairs:
-        math_verdicts = (verifier or shared_workers(MathVerifier, workers=None, deadline=DEADLINE)).equal(
-            list(undecided_pairs.values())
-        )
+        math_verdicts = (verifier or shared_verifier()).equal(list(undecided_pairs.values()))
         verdicts.update(zip(undecided_pairs, math_verdicts, strict=True))
     return [verdict for verdict in verdicts.values() if verdict is not None]
 

@@ -315,7 +315,7 @@ def json_schema(
             return False
         return is_valid(schema_text, stated_json) if read_schema(schema_text)[1] else (schema_text, stated_json)
 
-    schema_checker = shared_workers(Workers, "schema", workers=workers, deadline=deadline)
+    schema_checker = shared_workers(SchemaChecker, workers=workers, deadline=deadline)
     return judged(text, pays, tag, schema_cells, rule, schema_checker.check)
 
 
@@ -350,6 +350,12 @@ def _in_quotes(value_start: str, block_text: str, tag: str) -> bool:
             first_quote = opening[1] if first_quote is None else first_quote
         value_index = block_text.find(value_start, value_index + 1)
     return first_quote == '"'
+
+
+class SchemaChecker(Workers):
+    """Check JSON in worker processes that can be killed, for schemas that may take more than linear time; see `worker.py`."""
+
+    kind = "schema"
 
 
 def _schema_of_recipe(schema: Any) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from spanwise.errors import RecipeError, RewardError, check_known, check_number
 from spanwise.registry import register
-from spanwise.score.answers import MathVerifier, judge
+from spanwise.score.answers import MathVerifier, judge, shared_verifier
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, judged, read_tag
 from spanwise.score.workers import DEADLINE, MEMORY, Verdict, Workers, shared_workers
 from spanwise.types import BlockText, Status
@@ -61,7 +61,7 @@ def correct(
         tensor([1., 0., nan], dtype=torch.float64)
     """
     gold_answers = column_of(columns, column, len(text))
-    verifier = verifier or shared_workers(MathVerifier, workers=workers, deadline=deadline)
+    verifier = verifier or shared_verifier(workers=workers, deadline=deadline)
 
     def check(pairs: list[tuple[object, str | None]]) -> list[Verdict]:
         return judge([gold for gold, _ in pairs], [answer for _, answer in pairs], verify=verify, verifier=verifier)
@@ -217,7 +217,7 @@ def second_attempt(
         >>> second_attempt(text, pays=("second",), columns={"answer": ["4", "4", "4"]}, scored={}).value_n
         tensor([1.0000, 0.1000, 0.0000], dtype=torch.float64)
     """
-    verifier = verifier or shared_workers(MathVerifier, workers=workers, deadline=deadline)
+    verifier = verifier or shared_verifier(workers=workers, deadline=deadline)
     options: dict[str, Any] = {"tag": tag, "column": column, "verify": verify, "verifier": verifier}
     second_reward = correct(text, pays=pays[:1], columns=columns, scored=scored, **options)
     value_n = second_reward.value_n.clone()
@@ -252,6 +252,12 @@ def _score_confidence(
     ]
     by_outcome = [None if q is None else (rule(q, 0.0), rule(q, 1.0)) for q in confidences]
     return Reward.of(rewards, status=statuses, by_outcome=by_outcome, stated=confidences)
+
+
+class CodeRunner(Workers):
+    """Run completions' Python code and the tests of it, each in a process of its own, see `worker.py` and `program.py`."""
+
+    kind = "code"
 
 
 def _check_allowed(options: Mapping[str, Any]) -> None:
@@ -316,7 +322,7 @@ def runs(
             return None
         return ([program_code, *_FENCED.findall(program_code)][-1], test_code) if program_code.strip() else False
 
-    code_runner = shared_workers(Workers, "code", workers=workers, deadline=deadline, memory=memory)
+    code_runner = shared_workers(CodeRunner, workers=workers, deadline=deadline, memory=memory)
     return judged(text, pays, tag, test_cells, request, code_runner.check)
 
 

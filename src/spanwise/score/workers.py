@@ -200,14 +200,10 @@ class Workers:
     """Check requests in worker processes with a deadline, and cache the verdicts; threads, asyncio and forks may share it."""
 
     # The verdict of a request that hangs or crashes is cached too, but not if the process was killed from outside or did not start.
+    kind: str  # of `KINDS`
+
     def __init__(
-        self,
-        kind: str = "math",
-        *,
-        workers: int | None = None,
-        deadline: float | int = DEADLINE,
-        memory: int = MEMORY,
-        cache: int = 65_536,
+        self, *, workers: int | None = None, deadline: float | int = DEADLINE, memory: int = MEMORY, cache: int = 65_536
     ) -> None:
         workers = cores() if workers is None else workers
         if not (is_number(workers) and isinstance(workers, int) and workers >= 1 and is_number(deadline) and deadline > 0):
@@ -217,8 +213,8 @@ class Workers:
             )
         self._cache: OrderedDict[Request, Verdict] = OrderedDict()
         self._cache_size = cache
-        check_name, harmless_request, self._advice = KINDS[kind]
-        self._workers = [Worker(kind, check_name, harmless_request, deadline, memory) for _ in range(workers)]
+        check_name, harmless_request, self._advice = KINDS[self.kind]
+        self._workers = [Worker(self.kind, check_name, harmless_request, deadline, memory) for _ in range(workers)]
         self._reset()
         _all_workers.add(self)
 
@@ -280,11 +276,11 @@ def cores() -> int:
 _shared: dict[tuple[Any, ...], Workers] = {}
 
 
-def shared_workers(worker_class: type[_W], *kind: str, **limits: Any) -> _W:
-    """Return the `Workers` of a class and kind with these limits, which all callers share and which are closed when Python ends."""
-    workers_key = (worker_class, *kind, *sorted(limits.items()))
+def shared_workers(worker_class: type[_W], **limits: Any) -> _W:
+    """Return the `Workers` of a class with these limits, which all callers share and which are closed when Python ends."""
+    workers_key = (worker_class, *sorted(limits.items()))
     if workers_key not in _shared:
-        _shared.setdefault(workers_key, worker_class(*kind, **limits))
+        _shared.setdefault(workers_key, worker_class(**limits))
     return _shared[workers_key]  # pyright: ignore[reportReturnType] - the key holds the class of the value
 
 

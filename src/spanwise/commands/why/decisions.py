@@ -25,7 +25,8 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
             yield f"{count_text}, so '{name}' equals GAE with lambda 1 at nearly every token."
             continue
         segment_lengths = np.array([len(value_t) - 1 for value_t in segment_values])
-        mean_length, relative_deviation = segment_lengths.mean(), segment_lengths.std() / segment_lengths.mean()
+        mean_length = segment_lengths.mean()
+        relative_deviation = segment_lengths.std() / mean_length
         equal_lambda = scheme.options.get("lam", 0.95) ** (1 / mean_length)
         yield (
             f"{count_text}, {mean_length:.3g} tokens apart (relative standard deviation {relative_deviation:.2g}). "
