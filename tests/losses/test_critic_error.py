@@ -63,10 +63,10 @@ def test_nothing_is_read_at_masked_tokens(poison):
 def test_a_target_that_does_not_vary_has_no_explained_variance(constant):
     """Exactly, for 49 times .1 is not 4.9."""
     value, _, mask = batch(3, completions=7, tokens=7)
-    one = critic_error(value, torch.full_like(value, constant), mask)
-    assert math.isnan(one["explained_variance"])
-    assert one["target_mean"] == constant
-    assert not math.isnan(one["error_point"])
+    error = critic_error(value, torch.full_like(value, constant), mask)
+    assert math.isnan(error["explained_variance"])
+    assert error["target_mean"] == constant
+    assert not math.isnan(error["error_point"])
 
 
 @pytest.mark.parametrize("size", [(2, 3), (0, 0)])
@@ -79,9 +79,9 @@ def test_nothing_gives_nan(size):
 def test_a_diverged_critic_shows(wrong):
     value, target, mask = batch(0)
     value[0, 3] = wrong
-    found = critic_error(value, target, mask)
+    error = critic_error(value, target, mask)
     assert all(
-        math.isnan(x) or math.isinf(x) for x in (found["error_point"], found["explained_variance"], found["value_mean"])
+        math.isnan(x) or math.isinf(x) for x in (error["error_point"], error["explained_variance"], error["value_mean"])
     )
 
 

@@ -66,16 +66,16 @@ def test_nothing_is_read_at_masked_tokens(loss, poison):
     logits = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     clean = [double(rows) for rows in (VALUE, TARGET, OLD)] + [logits]
     dirty = [torch.where(MASK if x.ndim == 2 else MASK[..., None], x, poison) for x in clean]
-    found = []
+    results = []
     for value, target, old, scores in (clean, dirty):
-        given, loss_nt = losses(value.requires_grad_(), target, old, scores.requires_grad_())[loss]
+        parameter, loss_nt = losses(value.requires_grad_(), target, old, scores.requires_grad_())[loss]
         loss_nt.sum().backward()
         assert (loss_nt[~MASK] == 0).all()
-        assert (given.grad[~MASK] == 0).all()
-        found.append((loss_nt.detach(), given.grad))
-    assert torch.equal(found[0][0], found[1][0])
-    assert torch.equal(found[0][1], found[1][1])
-    assert (found[0][1][MASK] != 0).any()
+        assert (parameter.grad[~MASK] == 0).all()
+        results.append((loss_nt.detach(), parameter.grad))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    assert (results[0][1][MASK] != 0).any()
 
 
 def test_targets_and_old_values_get_no_gradient():
@@ -120,12 +120,12 @@ def test_probabilities_are_those_of_a_truncated_normal(low, high, bins):
     target = torch.linspace(low, high, 11, dtype=torch.float64)[None]
     spread = 0.75 * (high - low) / bins
     edges = [low + (high - low) * b / bins for b in range(bins + 1)]
-    found = hl_gauss(target, bins=bins, value_range=(low, high))
+    probabilities = hl_gauss(target, bins=bins, value_range=(low, high))
     for t, y in enumerate(target[0].tolist()):
         here = truncnorm((low - y) / spread, (high - y) / spread, loc=y, scale=spread)
         expected = [here.cdf(b) - here.cdf(a) for a, b in pairwise(edges)]
-        assert_close(found[0, t], expected, 1e-12)
-    assert_close(found.sum(dim=-1), torch.ones_like(target), 1e-12)
+        assert_close(probabilities[0, t], expected, 1e-12)
+    assert_close(probabilities.sum(dim=-1), torch.ones_like(target), 1e-12)
 
 
 def bias(target, bins=51, value_range=(0.0, 1.0)):

@@ -43,8 +43,8 @@ def test_random_batches_against_loops_whatever_is_absent():
         verdict_n = torch.randint(0, 2, (9,), generator=generator).double()
         score_n[torch.rand(9, generator=generator) < 0.3] = NAN
         verdict_n[torch.rand(9, generator=generator) < 0.3] = NAN
-        found = float(verification_loss(score_n, verdict_n))
-        assert found == pytest.approx(slow_loss(score_n.tolist(), verdict_n.tolist()), abs=1e-12)
+        loss = float(verification_loss(score_n, verdict_n))
+        assert loss == pytest.approx(slow_loss(score_n.tolist(), verdict_n.tolist()), abs=1e-12)
 
 
 def test_who_takes_no_part_is_not_counted_and_has_no_gradient():

@@ -17,10 +17,10 @@ from spanwise.measure import Reports, bootstrap, ece, ece_difference, ece_interv
 
 def gaps(q, c, row):
     """Eleven bins, one completion after the other."""
-    found = [0.0] * 11
+    gap_b = [0.0] * 11
     for n in row:
-        found[int(q[n] * 10 + 1e-9)] += (float(c[n]) - float(q[n])) / len(row)
-    return np.array(found)
+        gap_b[int(q[n] * 10 + 1e-9)] += (float(c[n]) - float(q[n])) / len(row)
+    return np.array(gap_b)
 
 
 def slow(runs, seed, resamples=25):
@@ -32,16 +32,16 @@ def slow(runs, seed, resamples=25):
     stretch = math.sqrt(count / (count - 1)) * t.ppf(0.975, count - 1) / NormalDist().inv_cdf(0.975)
     fresh = torch.empty(resamples, 2, dtype=torch.float64).exponential_(generator=torch.Generator().manual_seed(seed + 1))
     value, above, below, zero = 0.0, *np.zeros((3, 2 * resamples))
-    for side, (q, c, own) in zip((1, -1), runs, strict=False):
+    for side, (q, c, id_n) in zip((1, -1), runs, strict=False):
         here = gaps(q, c, range(len(q)))
-        noise = [gaps(q, c, [n for p in row for n in range(len(q)) if int(own[n]) == prompts[p]]) - here for row in drawn]
+        noise = [gaps(q, c, [n for p in row for n in range(len(q)) if int(id_n[n]) == prompts[p]]) - here for row in drawn]
         contradict, agree = (gaps(q, answers, range(len(q))) / count for answers in (q < 0.5, q >= 0.5))
         ways = [(contradict, agree), (agree, contradict)][
             ::side
         ]  # an unseen prompt that contradicts in run a agrees in run b
         noise = [
-            z + (float(one) - 1) * first + (float(other) - 1) * second
-            for first, second in ways for z, (one, other) in zip(noise, fresh, strict=True)
+            z + (float(u) - 1) * first + (float(v) - 1) * second
+            for first, second in ways for z, (u, v) in zip(noise, fresh, strict=True)
         ]  # fmt: skip
         sd = np.std(noise, axis=0, ddof=1)
         clear = [abs(here[b]) > math.sqrt(2 * math.log(count)) * sd[b] for b in range(11)]
@@ -64,14 +64,14 @@ def slow(runs, seed, resamples=25):
 
 def test_the_bounds_against_loops():
     seed = 3
-    one, other = reports(seed=seed), reports(seed=seed + 9)
-    got = ece_interval(Reports(*one), resamples=25, seed=seed)
-    value, low, high = slow([one], seed)
+    first, second = reports(seed=seed), reports(seed=seed + 9)
+    got = ece_interval(Reports(*first), resamples=25, seed=seed)
+    value, low, high = slow([first], seed)
     assert (got.value, got.low, got.high) == pytest.approx((value, max(low, 0.0), high))
-    assert got.value == pytest.approx(ece(one[0], one[1]))
-    both = ece_difference(Reports(*one), Reports(*other), resamples=25, seed=seed)
-    assert (both.value, both.low, both.high) == pytest.approx(slow([one, other], seed))
-    back = ece_difference(Reports(*other), Reports(*one), resamples=25, seed=seed)
+    assert got.value == pytest.approx(ece(first[0], first[1]))
+    both = ece_difference(Reports(*first), Reports(*second), resamples=25, seed=seed)
+    assert (both.value, both.low, both.high) == pytest.approx(slow([first, second], seed))
+    back = ece_difference(Reports(*second), Reports(*first), resamples=25, seed=seed)
     assert (back.low, back.high) == pytest.approx((-both.high, -both.low))
 
 
@@ -98,7 +98,7 @@ def calibrated(generator, prompts=100, samples=4, shift=0.0):
 
 def test_coverage_where_the_bootstrap_of_the_ece_has_none():
     """400 completions that are calibrated, or off by .05 everywhere: of 20 intervals at .95 19 hold, 17 with luck against us."""
-    generator, held = torch.Generator().manual_seed(0), dict.fromkeys(("ours", "percentile", "basic", "difference"), 0)
+    generator, covered = torch.Generator().manual_seed(0), dict.fromkeys(("ours", "percentile", "basic", "difference"), 0)
     for trial in range(20):
         shift = 0.05 * (trial % 2)
         q, c, ids = calibrated(generator, shift=shift)
@@ -106,18 +106,18 @@ def test_coverage_where_the_bootstrap_of_the_ece_has_none():
         options = {"resamples": 100, "seed": trial}
         plain = bootstrap(partial(weighted_ece, q, c), ids, **options)
         basic = replace(plain, low=2 * plain.value - plain.high, high=2 * plain.value - plain.low)
-        found = {
+        intervals = {
             "ours": (ece_interval(Reports(q, c, ids), **options), shift),
             "percentile": (plain, shift),
             "basic": (basic, shift),
             "difference": (ece_difference(Reports(q, c, ids), Reports(*worse), **options), shift - 0.1),
         }
-        for name, (interval, truth) in found.items():
-            held[name] += not interval.excludes(truth)
-    assert held["ours"] >= 18
-    assert held["difference"] >= 18
-    assert held["percentile"] <= 5
-    assert held["basic"] <= 17
+        for name, (interval, truth) in intervals.items():
+            covered[name] += not interval.excludes(truth)
+    assert covered["ours"] >= 18
+    assert covered["difference"] >= 18
+    assert covered["percentile"] <= 5
+    assert covered["basic"] <= 17
 
 
 @pytest.mark.parametrize(("q", "prompts"), [(1.0, 100), (0.0, 100), (0.9, 100), (1.0, 30)])
@@ -127,15 +127,15 @@ def test_coverage_of_a_nearly_certain_policy(q, prompts):
     bounds = {}
     for share in (0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999, 1.0):
         right = 1 - share if q == 0 else share
-        mass_k, held = binom.pmf(count_k, prompts, right), 0.0
+        mass_k, coverage = binom.pmf(count_k, prompts, right), 0.0
         for k in count_k[mass_k > 1e-4].tolist():
             if k not in bounds:
-                found = ece_interval(Reports(q_n, (torch.arange(prompts) < k).double(), list(range(prompts))), resamples=400)
-                bounds[k] = found.low, found.high
+                bound = ece_interval(Reports(q_n, (torch.arange(prompts) < k).double(), list(range(prompts))), resamples=400)
+                bounds[k] = bound.low, bound.high
             low, high = bounds[k]
             assert high > low
-            held += mass_k[k] * (low - 1e-9 <= abs(right - q) <= high + 1e-9)
-        assert held > 0.93, right
+            coverage += mass_k[k] * (low - 1e-9 <= abs(right - q) <= high + 1e-9)
+        assert coverage > 0.93, right
 
 
 def test_a_difference_of_certain_runs_has_width():

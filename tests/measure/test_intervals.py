@@ -65,12 +65,12 @@ def test_mean_interval_against_scipy():
     got = mean_interval(value_n)
     assert (got.value, got.low, got.high, got.count) == pytest.approx((value_n.mean().item(), low, high, 5))
     assert mean_interval(value_n, level=0.5).high < got.high
-    one = mean_interval(torch.tensor([0.5, NAN]))
-    assert one.value == 0.5
-    assert one.count == 1
-    assert math.isnan(one.low)
-    assert not one.excludes(0.0)
-    assert str(one) == "0.500"
+    single = mean_interval(torch.tensor([0.5, NAN]))
+    assert single.value == 0.5
+    assert single.count == 1
+    assert math.isnan(single.low)
+    assert not single.excludes(0.0)
+    assert str(single) == "0.500"
 
 
 def test_levels_and_seeds_of_a_bootstrap():

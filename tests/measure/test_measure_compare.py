@@ -141,10 +141,10 @@ def test_rounding_is_no_difference_and_seeds_needed_are_those_of_the_observed_on
 
 
 def test_what_cannot_be_compared():
-    one = {"bae": {0: {"ece": 0.1}}}
+    arms = {"bae": {0: {"ece": 0.1}}}
     for runs_, options, names in (
         ({}, {}, "nothing to compare"), ({"a": {}}, {}, "nothing to compare"),
-        (one, {"reference": "bea"}, "method 'bea'"), (one, {"figures": ["eec"]}, "figure 'eec'"),
+        (arms, {"reference": "bea"}, "method 'bea'"), (arms, {"figures": ["eec"]}, "figure 'eec'"),
     ):  # fmt: skip
         with pytest.raises(RecipeError, match=names):
             compare_arms(runs_, **options)

@@ -21,60 +21,60 @@ def evaluated(q, c, prompts, **options):
 @pytest.mark.parametrize(("right", "prompts"), [(100, 100), (99, 100), (0, 50), (3, 50), (25, 50), (290, 300)])
 def test_whole_prompts_have_the_interval_of_clopper_and_pearson(right, prompts):
     value_n = (torch.arange(prompts) < right).double().repeat(4)
-    found = unseen_interval(weighted_mean, [value_n], ENDS, torch.arange(prompts).repeat(4), resamples=8000)
+    interval = unseen_interval(weighted_mean, [value_n], ENDS, torch.arange(prompts).repeat(4), resamples=8000)
     exact = stats.binomtest(right, prompts).proportion_ci(0.95, method="exact")
-    assert (found.low, found.high) == pytest.approx((exact.low, exact.high), abs=0.005)
-    assert found.value == pytest.approx(right / prompts)
+    assert (interval.low, interval.high) == pytest.approx((exact.low, exact.high), abs=0.005)
+    assert interval.value == pytest.approx(right / prompts)
 
 
 def test_means_between_against_dirichlet_weights():
     rng = np.random.default_rng(0)
     value_p = rng.beta(0.5, 0.2, 60)
-    found = unseen_interval(weighted_mean, [torch.tensor(value_p)], ENDS, range(60), resamples=8000)
+    interval = unseen_interval(weighted_mean, [torch.tensor(value_p)], ENDS, range(60), resamples=8000)
     weights = rng.dirichlet(np.ones(61), 40_000)
     low, high = (np.quantile(weights @ np.append(value_p, end), q) for end, q in ((0.0, 0.025), (1.0, 0.975)))
-    assert (found.low, found.high) == pytest.approx((low, high), abs=0.004)
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=0.004)
 
 
 @pytest.mark.parametrize(("p", "prompts"), [(0.99, 100), (0.97, 100), (0.99, 50), (0.99, 300)])
 def test_coverage_of_a_policy_that_says_1(p, prompts):
     """Prompts are right or wrong as a whole: how many are wrong is binomial, so no trial is needed for the coverage."""
-    held = dict.fromkeys(("accuracy", "brier"), 0.0)
+    coverage = dict.fromkeys(("accuracy", "brier"), 0.0)
     for wrong in range(12):
         c = (torch.arange(prompts) >= wrong).double()
-        found = evaluated(torch.ones_like(c), c, range(prompts), resamples=200, seed=wrong)
+        intervals = evaluated(torch.ones_like(c), c, range(prompts), resamples=200, seed=wrong)
         for figure, truth in (("accuracy", p), ("brier", 1 - p)):
-            held[figure] += stats.binom.pmf(wrong, prompts, 1 - p) * (not found[figure].excludes(truth))
-    assert min(held.values()) >= 0.93
+            coverage[figure] += stats.binom.pmf(wrong, prompts, 1 - p) * (not intervals[figure].excludes(truth))
+    assert min(coverage.values()) >= 0.93
 
 
 def test_coverage_of_the_auroc_where_few_prompts_err():
     """It says .9 or 1 and is right .95, whatever it says: the true AUROC is .5."""
-    generator, held = torch.Generator().manual_seed(0), 0
+    generator, covered = torch.Generator().manual_seed(0), 0
     for trial in range(40):
         q = 0.9 + 0.1 * (torch.rand(100, generator=generator) < 0.5).double()
         c = (torch.rand(100, generator=generator) < 0.95).double()
-        found = evaluated(q, c, range(100), resamples=200, seed=trial)["auroc"]
-        held += not found.excludes(0.5)
-    assert held >= 37
+        interval = evaluated(q, c, range(100), resamples=200, seed=trial)["auroc"]
+        covered += not interval.excludes(0.5)
+    assert covered >= 37
 
 
 def test_no_figure_has_width_0():
     same = torch.ones(40, dtype=torch.float64)
-    found = evaluated(same, same, [n // 2 for n in range(40)])  # 20 prompts, not 40 completions
-    there = {name: interval for name, interval in found.items() if interval is not None}
-    assert there.keys() == found.keys() - {"auroc"}
-    for interval in there.values():
+    intervals = evaluated(same, same, [n // 2 for n in range(40)])  # 20 prompts, not 40 completions
+    defined = {name: interval for name, interval in intervals.items() if interval is not None}
+    assert defined.keys() == intervals.keys() - {"auroc"}
+    for interval in defined.values():
         assert 0.0 <= interval.low < interval.high <= 1.0
         assert interval.low <= interval.value <= interval.high
-    assert there["accuracy"].low == pytest.approx(0.025 ** (1 / 20), abs=0.02)
-    assert there["brier"].high == pytest.approx(1 - 0.025 ** (1 / 20), abs=0.02)
+    assert defined["accuracy"].low == pytest.approx(0.025 ** (1 / 20), abs=0.02)
+    assert defined["brier"].high == pytest.approx(1 - 0.025 ** (1 / 20), abs=0.02)
 
 
 def test_prompts_of_different_sizes_and_what_is_missing():
     """A prompt without a verdict is not counted; of the others each weighs as much as it has samples."""
     c = torch.tensor([1.0, 1.0, 0.0, float("nan"), 1.0])
-    found = evaluated(torch.full((5,), 0.5), c, ["a", "a", "b", "c", "d"])
-    assert (found["accuracy"].value, found["accuracy"].count, found["verdict_rate"].count) == (0.75, 3, 4)
+    intervals = evaluated(torch.full((5,), 0.5), c, ["a", "a", "b", "c", "d"])
+    assert (intervals["accuracy"].value, intervals["accuracy"].count, intervals["verdict_rate"].count) == (0.75, 3, 4)
     again = evaluated(torch.full((5,), 0.5), c.flip(0), ["d", "c", "b", "a", "a"])
-    assert vars(again["accuracy"]) == pytest.approx(vars(found["accuracy"]))
+    assert vars(again["accuracy"]) == pytest.approx(vars(intervals["accuracy"]))

@@ -30,7 +30,7 @@ def run(rows, prompts=None, **options):
     )
 
 
-def shown(curves, prompt=0):
+def curve_values(curves, prompt=0):
     return {name: curve.value_pb[prompt].tolist() for name, curve in curves.items()}
 
 
@@ -51,13 +51,13 @@ def test_a_sample_without_a_verdict_votes_as_its_answer_was_judged_elsewhere():
     rows = [("1", 1, 9), ("2", 0, 5), ("2", 0, 6)]
     judged, unjudged = run([*rows, ("1", 1, 10)]), run([*rows, ("1", None, 10)])
     assert unjudged["majority"].budgets == (1, 2, 3, 4)
-    assert shown(unjudged) == shown(judged)  # "1" is right, says the first sample
+    assert curve_values(unjudged) == curve_values(judged)  # "1" is right, says the first sample
 
 
 def test_an_answer_that_nobody_judged_is_not_right():
     """Two hard prompts whose popular answer timed out: leaving the samples out would make both look solved."""
     rows = [("1", 1, 9), ("3", None, 9), ("3", None, 9)]
-    got = shown(run(rows))
+    got = curve_values(run(rows))
     assert got["pass@1"][0] == pytest.approx(1 / 3)
     assert got["majority"] == pytest.approx([1 / 3, 1 / 3, 0.0])  # two of three pairs are {1, 3}: a tie
     assert got["pass@k"] == pytest.approx([1 / 3, 2 / 3, 1.0])
@@ -72,15 +72,15 @@ def test_a_prompt_without_any_verdict_has_no_value():
 def test_random_subsets_come_near_and_are_seeded():
     source = stdlib_random.Random(0)
     rows = [(str(source.randrange(4)), source.randrange(2), source.randrange(11)) for _ in range(14)]
-    exact = shown(run(rows, budgets=[5, 7]))
-    near = shown(run(rows, budgets=[5, 7], subsets=1900))  # C(14, 5) = 2002
+    exact = curve_values(run(rows, budgets=[5, 7]))
+    near = curve_values(run(rows, budgets=[5, 7], subsets=1900))  # C(14, 5) = 2002
     assert near["majority"] != exact["majority"]
     for way in ("majority", "weighted"):
         assert near[way] == pytest.approx(exact[way], abs=0.04)
-    assert near == shown(run(rows, budgets=[5, 7], subsets=1900))
+    assert near == curve_values(run(rows, budgets=[5, 7], subsets=1900))
     shuffled = source.sample(rows, len(rows))
-    assert near == shown(run(shuffled, budgets=[5, 7], subsets=1900))
-    assert near["majority"] != shown(run(rows, budgets=[5, 7], subsets=1900, seed=1))["majority"]
+    assert near == curve_values(run(shuffled, budgets=[5, 7], subsets=1900))
+    assert near["majority"] != curve_values(run(rows, budgets=[5, 7], subsets=1900, seed=1))["majority"]
 
 
 def test_prompts_count_equally_and_short_ones_drop_out():
@@ -113,14 +113,14 @@ def test_order_and_other_prompts_do_not_matter(rows, random):
 
 def test_sixteen_samples_are_exact():
     rows = [("1", 1, 9)] * 9 + [("2", 0, 3)] * 7
-    got = shown(run(rows))
+    got = curve_values(run(rows))
     for n in range(1, 17):  # hypergeometric: the right answer wins with more than half, a tie counts half
         wins = sum(
             math.comb(9, k) * math.comb(7, n - k) * (1 if 2 * k > n else 0.5 if 2 * k == n else 0) for k in range(n + 1)
         )
         assert got["majority"][n - 1] == pytest.approx(wins / math.comb(16, n))
     assert len(got["majority"]) == 16
-    assert len(shown(run(rows * 2))["pass@k"]) == 16
+    assert len(curve_values(run(rows * 2))["pass@k"]) == 16
 
 
 def test_paired_difference_of_curves():

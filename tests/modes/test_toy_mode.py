@@ -22,7 +22,7 @@ VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"a"))
 
 
 @pytest.fixture(autouse=True)
-def known():
+def register_brevity():
     """The one line that makes it known; other tests list the modes of this library."""
     register("brevity", kind="mode")(Brevity)
     yield
@@ -72,7 +72,7 @@ def test_its_page_its_column_and_its_alarm_show(tmp_path):
     table = read_rollouts(tmp_path)
     peers = [SAID[i // GROUP * GROUP :][:GROUP] for i in range(len(SAID))]
     shorter = [
-        statistics.mean(len(one.pieces) for one in group) - len(mine.pieces) for mine, group in zip(SAID, peers, strict=True)
+        statistics.mean(len(p.pieces) for p in group) - len(mine.pieces) for mine, group in zip(SAID, peers, strict=True)
     ]
     assert table.columns["shorter"][: len(SAID)] == shorter
     lines = [{"step": step, "brevity/sure": 1.0} for step in (1, 2)]
@@ -85,18 +85,18 @@ def test_in_trl_the_gradient_is_that_of_its_credit_and_its_loss(tmp_path):
     bonus, pull = 0.05, 0.3
     rule = scheme(credit={"modes": [Brevity(bonus, pull)]})
     run = trainer(tmp_path / "mine", extra={"scheme": rule}, save_strategy="steps", save_steps=1)
-    found, before = step(run), step(trainer(tmp_path / "plain"))
+    with_mode, without = step(run), step(trainer(tmp_path / "plain"))
     model = policy()
     total, last = 0.0, []
-    for i, (one, row) in enumerate(zip(SAID, log_probs(model, SAID, questions(SAID, GROUP)), strict=True)):
+    for i, (completion, row) in enumerate(zip(SAID, log_probs(model, SAID, questions(SAID, GROUP)), strict=True)):
         peers = SAID[i // GROUP * GROUP :][:GROUP]
-        more = bonus * (statistics.mean(len(peer.pieces) for peer in peers) - len(one.pieces))
-        for t, block in enumerate(one.blocks):
-            total = total - more * (row[t] - row[t].detach()).exp() / one.blocks.count(block) / len(SAID)
-        last.append(row[len(one.pieces) - 1])
+        more = bonus * (statistics.mean(len(peer.pieces) for peer in peers) - len(completion.pieces))
+        for t, block in enumerate(completion.blocks):
+            total = total - more * (row[t] - row[t].detach()).exp() / completion.blocks.count(block) / len(SAID)
+        last.append(row[len(completion.pieces) - 1])
     (total - pull * sum(last) / len(SAID)).backward()
     gradient = {name: weight.grad for name, weight in model.named_parameters()}
-    assert largest_difference({name: found[name] - before[name] for name in found}, gradient) < 2e-6
-    shown = next(line["brevity/last"] for line in run.state.log_history if "brevity/last" in line)
-    assert shown == pytest.approx(statistics.mean(float(value.detach()) for value in last), abs=1e-5)
+    assert largest_difference({name: with_mode[name] - without[name] for name in with_mode}, gradient) < 2e-6
+    logged = next(line["brevity/last"] for line in run.state.log_history if "brevity/last" in line)
+    assert logged == pytest.approx(statistics.mean(float(value.detach()) for value in last), abs=1e-5)
     assert (tmp_path / "mine" / "checkpoint-1" / "brevity.txt").read_text() == "0.05\n"

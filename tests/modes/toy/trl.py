@@ -16,8 +16,8 @@ class BrevityInTrl(TrlPart):
 
     def loss(self, inputs):
         last_b = self.last_b.detach()
-        shown = {"brevity/last": float(last_b.mean()), "brevity/sure": float((last_b > -100).float().mean())}
-        return -self.mode.pull * self.last_b.mean(), shown
+        metrics = {"brevity/last": float(last_b.mean()), "brevity/sure": float((last_b > -100).float().mean())}
+        return -self.mode.pull * self.last_b.mean(), metrics
 
     @property
     def files(self):
