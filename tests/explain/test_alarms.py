@@ -48,12 +48,12 @@ def test_batches_that_teach_nothing():
 def test_a_comparison_says_which_arm_and_in_how_many_seeds():
     bad = {"accuracy": 0.0, "refusal_rate": 1.0, "ece": 0.001}
     runs = {"good": {0: GOOD, 1: GOOD}, "scalar": {0: bad, 1: {**GOOD, "accuracy": 0.01}, 2: GOOD}}
-    found = compare_arms(runs, figures=["accuracy", "ece"])
+    comparison = compare_arms(runs, figures=["accuracy", "ece"])
     why = "most completions refuse to answer in 2 of 3 seeds"
-    assert found.wrong == {("scalar", "accuracy"): why, ("scalar", "ece"): why}
-    assert found.warnings() == [f"scalar: {why} (accuracy, ece)."]
-    good, scalar = (line for line in found.markdown().splitlines() if line.startswith(("| good", "| scalar")))
+    assert comparison.wrong == {("scalar", "accuracy"): why, ("scalar", "ece"): why}
+    assert comparison.warnings() == [f"scalar: {why} (accuracy, ece)."]
+    good, scalar = (line for line in comparison.markdown().splitlines() if line.startswith(("| good", "| scalar")))
     assert "!" not in good
     assert scalar.count(" ! |") == 2
-    assert all(f"(scalar: {why})" in said for said in found.sentences())
+    assert all(f"(scalar: {why})" in sentence for sentence in comparison.sentences())
     assert compare_arms({"alone": {0: bad}}).wrong["alone", "ece"] == "most completions refuse to answer in its seed"

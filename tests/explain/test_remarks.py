@@ -28,30 +28,30 @@ def scheme(**changes):
     return Scheme("bae", LAYOUT, [Objective("correct", "solution", if_missing=0.0), Objective("brier", "report", **report)])
 
 
-def found(ids, rule=None, layout=None):
+def warnings_of(ids, rule=None, layout=None):
     rule = rule or scheme()
     batch = Batch.jagged(ids, [0] * len(ids), columns={"answer": ["4"] * len(ids)})
     return setup_warnings(read(batch, rule, VOCABULARY), rule)
 
 
 def test_other_tags_than_the_layouts():
-    said = found([PLAN, PLAN, []])
-    assert said["tags"].startswith("<answer> is in 0 and <sure> is in 0 of 3 completions; they do contain <plan> (2).")
-    assert list(said) == ["tags"], "what follows from it is not said again"
+    warnings = warnings_of([PLAN, PLAN, []])
+    assert warnings["tags"].startswith("<answer> is in 0 and <sure> is in 0 of 3 completions; they do contain <plan> (2).")
+    assert list(warnings) == ["tags"], "what follows from it is not said again"
 
 
 def test_completions_that_were_cut_off_are_not_told_to_change_the_prompt():
     """What differs and ends at one length was cut off there; what is the same, or ends where it likes, is what the model writes."""
-    assert " 2 of 3 end inside an unclosed part. If they were cut off, " in found([[0, 4], [0, 4], PLAN])["tags"]
-    assert "cut off" not in found([[0, 4], PLAN, PLAN])["tags"], "most write something else"
-    said = found([[4, 4, 5], [4, 5, 4], [5, 4, 4], [4, 5]])["tags"]
+    assert " 2 of 3 end inside an unclosed part. If they were cut off, " in warnings_of([[0, 4], [0, 4], PLAN])["tags"]
+    assert "cut off" not in warnings_of([[0, 4], PLAN, PLAN])["tags"], "most write something else"
+    warning = warnings_of([[4, 4, 5], [4, 5, 4], [5, 4, 4], [4, 5]])["tags"]
     assert (
         " 3 of 4 have exactly 3 tokens, more than all others, and differ from each other. If they were cut off, raise"
-        in said
+        in warning
     )
-    assert said.endswith(" or ask for shorter completions; otherwise ask for these tags in the prompt.")
+    assert warning.endswith(" or ask for shorter completions; otherwise ask for these tags in the prompt.")
     for others in ([[4, 4, 5]] * 4, [[4], [4, 5], [4, 5, 4], [4, 5, 4, 4]]):
-        assert "Ask for these tags in the prompt, or change the layout" in found(others)["tags"]
+        assert "Ask for these tags in the prompt, or change the layout" in warnings_of(others)["tags"]
 
 
 @pytest.mark.parametrize(
@@ -63,35 +63,35 @@ def test_completions_that_were_cut_off_are_not_told_to_change_the_prompt():
     ],
 )
 def test_leaving_a_block_out_costs_nothing_without_if_missing(ids, start):
-    said = found(ids)
-    assert list(said) == ["free/brier"]
-    assert said["free/brier"].startswith(start)
-    assert found(ids, scheme(if_missing=-1.0)) == {}
+    warnings = warnings_of(ids)
+    assert list(warnings) == ["free/brier"]
+    assert warnings["free/brier"].startswith(start)
+    assert warnings_of(ids, scheme(if_missing=-1.0)) == {}
 
 
 def test_parts_of_one_reward_that_are_left_out_have_one_sentence():
     layout = Layout({name: [name] for name in ("answer", "sure", "plan")})
 
-    def one(name):
-        def there(blocks):
+    def reward_of(name):
+        def reward(blocks):
             return [1.0 if block.get(name) else None for block in blocks]
 
-        return there
+        return reward
 
-    rule = Scheme("bae", layout, [Objective(one(name), name, name=f"own.{name}") for name in layout.names])
+    rule = Scheme("bae", layout, [Objective(reward_of(name), name, name=f"own.{name}") for name in layout.names])
     watch, some = Watch(rule), [[0, 4, 1], [2, 6, 3], [7, 4, 8]]
 
-    def said(ids):
+    def sentences_of(ids):
         batch = Batch.jagged(ids, [0] * len(ids))
         return watch.of_reading(read(batch, rule, VOCABULARY))[0]
 
-    (sentence,) = said(some)
+    (sentence,) = sentences_of(some)
     assert sentence.startswith("Up to 2 of 3 completions leave out one of answer, sure, plan, but the objectives 'own'")
-    assert said([*some, [0, 4, 1]]) == [], "neither again, nor of a part alone"
+    assert sentences_of([*some, [0, 4, 1]]) == [], "neither again, nor of a part alone"
 
 
 def test_what_another_objective_charges_and_what_is_empty_leaves_nothing_out():
-    assert found([WHOLE, SILENT], PRICED) == found([WHOLE, []]) == found([]) == {}
+    assert warnings_of([WHOLE, SILENT], PRICED) == warnings_of([WHOLE, []]) == warnings_of([]) == {}
 
 
 def paying(*values):
@@ -118,9 +118,9 @@ def with_function(function, **changes):
     ],
 )
 def test_a_number_for_a_block_that_is_not_there(values, if_missing, says):
-    said = found([WHOLE, SILENT, SILENT], with_function(paying(*values), if_missing=if_missing))
-    assert list(said) == ([] if says is None else ["unused/mine"])
-    assert says is None or says in said["unused/mine"]
+    warnings = warnings_of([WHOLE, SILENT, SILENT], with_function(paying(*values), if_missing=if_missing))
+    assert list(warnings) == ([] if says is None else ["unused/mine"])
+    assert says is None or says in warnings["unused/mine"]
 
 
 def test_a_recorded_number_for_a_block_that_is_not_there():
@@ -138,30 +138,30 @@ def test_what_is_not_kept_is_not_said():
 
 def test_an_objective_that_scores_nobody():
     rule = Scheme("bae", LAYOUT, [Objective(paying(None, None), "solution", if_missing=0.0)])
-    assert "'mine' has no reward for any of 2 completions (2 absent)" in found([WHOLE, SILENT], rule)["scored/mine"]
+    assert "'mine' has no reward for any of 2 completions (2 absent)" in warnings_of([WHOLE, SILENT], rule)["scored/mine"]
 
 
 def test_an_adaptive_lambda_that_is_zero_for_most_completions():
     critic = Scheme("gae", LAYOUT, [Objective("correct", "solution")], options={"length_adaptive_alpha": 0.2})
     layout = [0, *[4] * 3, 1]  # 5 tokens: 1 - 1 / (.2 * 5) = 0
     longer = [0, *[4] * 4, 1]  # 6 tokens: 1/6
-    assert found([layout, layout, longer, []], critic)["lambda"].startswith(
+    assert warnings_of([layout, layout, longer, []], critic)["lambda"].startswith(
         "length_adaptive_alpha=0.2 gives lambda 0 to 2 of 3 completions, those of 5 tokens and fewer (median 5). "
     )
-    assert "lambda" not in found([layout, longer], critic)
+    assert "lambda" not in warnings_of([layout, longer], critic)
     fixed = Scheme("gae", LAYOUT, [Objective("correct", "solution")], options={"lam": 0.0})
-    assert "lambda" not in found([layout, layout], fixed)
+    assert "lambda" not in warnings_of([layout, layout], fixed)
 
 
 # ------------------------------------------------------------------------------------------------ habits of a training
 
 
-def line(step, **shown):
-    return {"step": step, **{f"credit/{name.replace('__', '/')}": value for name, value in shown.items()}}
+def line(step, **shares):
+    return {"step": step, **{f"credit/{name.replace('__', '/')}": value for name, value in shares.items()}}
 
 
 @pytest.mark.parametrize(
-    ("metric", "share", "calm", "said"),
+    ("metric", "share", "calm", "sentence"),
     [
         ("malformed", 0.51, 0.5, "of the completions are malformed: tags or fields are missing"),
         (
@@ -175,12 +175,12 @@ def line(step, **shown):
         ("no_signal", 1.0, 0.0, "of the batches taught nothing: every advantage is 0."),
     ],
 )
-def test_what_lasts_for_three_batches_is_said_with_its_cause(metric, share, calm, said):
+def test_what_lasts_for_three_batches_is_said_with_its_cause(metric, share, calm, sentence):
     beyond = [line(step, **{metric: share}) for step in range(4)]
     key = f"credit/{metric.replace('__', '/')}"
     assert list(habits(beyond)) == [key]
     assert habits(beyond)[key].startswith(f"In 4 batches in a row (steps 0 to 3) {share:.0%}".replace("%", " %"))
-    assert said in habits(beyond)[key]
+    assert sentence in habits(beyond)[key]
     assert habits(beyond[:2]) == {}
     assert habits([*beyond[:2], line(2, **{metric: calm}), *beyond[2:]]) == {}, "two, a calm one, two"
     assert habits([*beyond[:2], line(2), *beyond[2:]]) == {}, "a batch that does not say ends them too"
@@ -188,9 +188,9 @@ def test_what_lasts_for_three_batches_is_said_with_its_cause(metric, share, calm
 
 def test_a_training_is_told_once_and_again_of_something_else():
     watch = Watch(scheme())
-    said = [watch.of_batch({"credit/malformed": 0.9}, step=step) for step in range(6)]
-    assert [len(sentences) for sentences in said] == [0, 0, 1, 0, 0, 0]
-    assert "(steps 0 to 2) 90 %" in said[2][0]
+    by_step = [watch.of_batch({"credit/malformed": 0.9}, step=step) for step in range(6)]
+    assert [len(sentences) for sentences in by_step] == [0, 0, 1, 0, 0, 0]
+    assert "(steps 0 to 2) 90 %" in by_step[2][0]
     both = {"credit/malformed": 0.9, "credit/unanimous": 1.0}
     assert [len(watch.of_batch(both, step=step)) for step in range(6, 10)] == [0, 0, 1, 0]
 
@@ -202,13 +202,13 @@ def test_unanimous_groups_and_dead_strata_are_counted_by_hand():
         [WHOLE, WHOLE, [0, 5, 1, 2, 6, 3], WHOLE, WHOLE, WHOLE, WHOLE], [-7, -7, -7, 3, 3, 0, 0], columns=rows
     )
     reading = read(batch, scheme(), VOCABULARY)
-    shown = metrics(credit_batch(reading, batch, scheme()), reading, scheme(), group_n=batch.group_n)
+    logged = metrics(credit_batch(reading, batch, scheme()), reading, scheme(), group_n=batch.group_n)
     # Groups with two rewards or more: the first is mixed, the second is not; the third has one reward.
-    assert shown["credit/correct/unanimous"] == pytest.approx(1 / 2)
+    assert logged["credit/correct/unanimous"] == pytest.approx(1 / 2)
     # Brier says the same everywhere but in the first group, in which it is mixed too.
-    assert shown["credit/unanimous"] == pytest.approx(1 / 2)
+    assert logged["credit/unanimous"] == pytest.approx(1 / 2)
     # Compared within groups: the second and the third are dead.
-    assert shown["credit/correct/dead_strata"] == pytest.approx(2 / 3)
+    assert logged["credit/correct/dead_strata"] == pytest.approx(2 / 3)
     assert "credit/correct/unanimous" not in metrics(credit_batch(reading, batch, scheme()), reading, scheme())
 
 
@@ -226,16 +226,16 @@ def test_a_later_element_of_a_list_may_be_absent_and_its_first_may_not():
     lists = Scheme.preset("bae", layout, objectives=[Objective("equals", each="*")])
     first, later = lists.names
     texts = [b'{"items": [', b'{"price": ', b"4", b"5", b"}", b"]}"]
-    one, none = [0, 1, 2, 4, 5], [0, 5]
+    single, none = [0, 1, 2, 4, 5], [0, 5]
     vocabulary = Vocabulary(tuple(texts))
     gold = {"answer": ['{"items": [{"price": 4}]}'] * 2}
     watch = Watch(lists)
-    batch = Batch.jagged([one, [0, 1, 3, 4, 5]], [0, 0], columns=gold)
+    batch = Batch.jagged([single, [0, 1, 3, 4, 5]], [0, 0], columns=gold)
     assert watch.of_reading(read(batch, lists, vocabulary)) == ([], False)
     absent = {f"credit/{name}/reward_absent": 1.0 for name in (first, later)}
-    said = [sentence for step in range(4) for sentence in watch.of_batch(absent, step=step)]
-    assert len(said) == 1
-    assert f"'{first}'" in said[0]
+    repeated = [sentence for step in range(4) for sentence in watch.of_batch(absent, step=step)]
+    assert len(repeated) == 1
+    assert f"'{first}'" in repeated[0]
     sentences, unscored = Watch(lists).of_reading(read(Batch.jagged([none, none], [0, 0], columns=gold), lists, vocabulary))
     assert unscored
     assert len(sentences) == 1
@@ -252,18 +252,18 @@ def test_one_objective_that_all_earn_is_no_habit():
 def test_a_habit_of_a_long_run_is_found_in_one_pass():
     """The longest of two runs of batches, the first of two that are equally long."""
     shares = [0.9] * 4 + [0.1] + [0.8] * 5 + [0.1] + [0.7] * 5
-    (said,) = habits([{"step": step, "credit/malformed": share} for step, share in enumerate(shares)]).values()
-    assert said.startswith("In 5 batches in a row (steps 5 to 9) 80 % of")
+    (sentence,) = habits([{"step": step, "credit/malformed": share} for step, share in enumerate(shares)]).values()
+    assert sentence.startswith("In 5 batches in a row (steps 5 to 9) 80 % of")
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_an_objective_of_another_baseline_hides_none_of_the_others(first):
-    own = [Objective("correct", "solution", baseline="batch", if_missing=0.0), Objective("format", "solution")]
-    rule = Scheme("bae", LAYOUT, own if first else own[::-1])
+    objectives = [Objective("correct", "solution", baseline="batch", if_missing=0.0), Objective("format", "solution")]
+    rule = Scheme("bae", LAYOUT, objectives if first else objectives[::-1])
     batch = Batch.jagged([WHOLE, WHOLE], [0, 0], columns={"answer": ["4", "4"]})
     reading = read(batch, rule, VOCABULARY)
-    shown = metrics(credit_batch(reading, batch, rule), reading, rule, group_n=batch.group_n)
-    assert [name for name in shown if name.endswith("unanimous")] == ["credit/format/unanimous"]
+    logged = metrics(credit_batch(reading, batch, rule), reading, rule, group_n=batch.group_n)
+    assert [name for name in logged if name.endswith("unanimous")] == ["credit/format/unanimous"]
 
 
 def test_a_price_far_below_every_reward_is_said():
@@ -275,5 +275,5 @@ def test_a_price_far_below_every_reward_is_said():
         }  # fmt: skip
         return Scheme("bae", LAYOUT, [Objective("correct", "solution"), Objective("brier", "report", **options)])
 
-    for price, scale, said in ((-1.0, None, False), (-10.0, None, False), (-11.0, None, True), (-1e6, "std", False)):
-        assert ("dear/brier" in found([WHOLE, SILENT], rule(price, scale))) is said
+    for price, scale, warns in ((-1.0, None, False), (-10.0, None, False), (-11.0, None, True), (-1e6, "std", False)):
+        assert ("dear/brier" in warnings_of([WHOLE, SILENT], rule(price, scale))) is warns

@@ -24,9 +24,9 @@ STEPS = Scheme("bae", TURN, [Objective("correct", pays="turn", scope="turn")])
 def threads(rank, barrier, room):
     """Processes that are threads."""
 
-    def gather(own):
+    def gather(part):
         barrier.wait()
-        room[rank] = own
+        room[rank] = part
         barrier.wait()
         return [room[0], room[1]]
 
@@ -39,15 +39,15 @@ def batch_of(rows, group_n, *, turns):
     if not turns:
         return Batch.jagged(ids, group_n[rows], columns=columns)
     sampled = [[int(i != 7) for i in row] for row in ids]
-    told = [[{} for written, _ in groupby(row) if written] for row in sampled]
-    return Batch.jagged(ids, group_n[rows], sampled=sampled, columns={**columns, "turns": told})
+    facts = [[{} for written, _ in groupby(row) if written] for row in sampled]
+    return Batch.jagged(ids, group_n[rows], sampled=sampled, columns={**columns, "turns": facts})
 
 
-def with_values(own):
-    if own.batch.steps is not None:
-        return own
-    value_nt = torch.linspace(0, 1, 16)[own.batch.ids_nt].masked_fill(~own.batch.mask_nt, 0.0)
-    return replace(own, batch=replace(own.batch, value_nt=value_nt))
+def with_values(reading):
+    if reading.batch.steps is not None:
+        return reading
+    value_nt = torch.linspace(0, 1, 16)[reading.batch.ids_nt].masked_fill(~reading.batch.mask_nt, 0.0)
+    return replace(reading, batch=replace(reading.batch, value_nt=value_nt))
 
 
 def test_blocks_are_numbered_from_1_and_apart_for_every_turn():
@@ -60,15 +60,15 @@ def test_blocks_are_numbered_from_1_and_apart_for_every_turn():
 
 def finished(scheme, rows, group_n, ranks=None):
     step = Step(scheme, VOCABULARY, ranks=ranks)
-    own = with_values(step.read(batch_of(rows, group_n, turns=scheme is STEPS)))
-    return own, step.finish(own)
+    reading = with_values(step.read(batch_of(rows, group_n, turns=scheme is STEPS)))
+    return reading, step.finish(reading)
 
 
 @pytest.mark.parametrize("scheme", [BAE, GAE, STEPS], ids=["blocks", "tokens", "turns"])
 @pytest.mark.parametrize("groups", [[0] * 4 + [1] * 4, [0, 0, 1, 1, 1, 0, 0, 1]], ids=["own", "across"])
 def test_processes_together_have_the_numbers_of_one(scheme, groups):
     group_n = torch.tensor(groups)
-    own, whole = finished(scheme, list(range(8)), group_n)
+    reading, whole = finished(scheme, list(range(8)), group_n)
     barrier, room = Barrier(2), {}
 
     def process(rank):
@@ -76,19 +76,17 @@ def test_processes_together_have_the_numbers_of_one(scheme, groups):
 
     with ThreadPoolExecutor(2) as pool:
         parts = list(pool.map(process, range(2)))
-    width = own.batch.mask_nt.shape[1] if own.turns is None else own.turns.width
-    together = torch.cat([one.put(result.advantages_nt, width=width) for one, result in parts])
-    assert torch.equal(together, own.put(whole.advantages_nt))
+    width = reading.batch.mask_nt.shape[1] if reading.turns is None else reading.turns.width
+    together = torch.cat([local.put(result.advantages_nt, width=width) for local, result in parts])
+    assert torch.equal(together, reading.put(whole.advantages_nt))
     assert float(together.abs().sum()) > 0
-    for one, result in parts:
+    for local, result in parts:
         assert result.metrics == pytest.approx(whole.metrics, nan_ok=True)
         torch.testing.assert_close(
-            one.everyone.worth_nm(scheme), own.everyone.worth_nm(scheme), equal_nan=True, atol=0, rtol=0
+            local.everyone.worth_nm(scheme), reading.everyone.worth_nm(scheme), equal_nan=True, atol=0, rtol=0
         )
-        for found, want in zip(result.by_completion(), whole.by_completion(), strict=True):
-            assert (
-                torch.equal(found, want) if isinstance(found, torch.Tensor) else torch.equal(found.block_nk, want.block_nk)
-            )
+        for got, want in zip(result.by_completion(), whole.by_completion(), strict=True):
+            assert torch.equal(got, want) if isinstance(got, torch.Tensor) else torch.equal(got.block_nk, want.block_nk)
 
 
 def test_a_completion_of_several_turns_is_logged_as_one():
@@ -96,14 +94,14 @@ def test_a_completion_of_several_turns_is_logged_as_one():
     ids, sampled = [[*RIGHT, 7, *WRONG], WRONG], [[1, 1, 1, 0, 1, 1, 1], [1, 1, 1]]
     step = Step(STEPS, VOCABULARY)
     columns = {"answer": ["4", "4"], "turns": [[{}, {}], [{}]]}
-    own = step.read(Batch.jagged(ids, [0, 0], sampled=sampled, columns=columns))
-    assert own.batch.steps.trajectory_s.tolist() == [0, 0, 1]
-    assert own.everyone.worth_nm(STEPS).flatten().tolist() == [0.5, 0.0]
-    result = step.finish(own)  # votes 1/2 and 0: the baseline is 1/4
-    shown, present_nk = result.by_completion()
-    assert shown.block_nk.flatten().tolist() == pytest.approx([0.25, -0.25])
+    reading = step.read(Batch.jagged(ids, [0, 0], sampled=sampled, columns=columns))
+    assert reading.batch.steps.trajectory_s.tolist() == [0, 0, 1]
+    assert reading.everyone.worth_nm(STEPS).flatten().tolist() == [0.5, 0.0]
+    result = step.finish(reading)  # votes 1/2 and 0: the baseline is 1/4
+    credit, present_nk = result.by_completion()
+    assert credit.block_nk.flatten().tolist() == pytest.approx([0.25, -0.25])
     assert present_nk.all()
-    adv_nt = own.put(result.advantages_nt, width=9)
+    adv_nt = reading.put(result.advantages_nt, width=9)
     assert adv_nt[0, :3].tolist() == pytest.approx([0.125] * 3)
     assert adv_nt[:, 3].tolist() == [0.0, 0.0]
     assert not adv_nt[:, 7:].any()
@@ -111,26 +109,26 @@ def test_a_completion_of_several_turns_is_logged_as_one():
 
 def test_what_a_trainer_leaves_out_learns_nothing_and_another_mask_is_refused():
     step = Step(Scheme.preset("rloo", ONE, per="completion"), VOCABULARY)
-    own = step.read(Batch.jagged([RIGHT, WRONG], [0, 0], columns={"answer": ["4", "4"]}))
+    reading = step.read(Batch.jagged([RIGHT, WRONG], [0, 0], columns={"answer": ["4", "4"]}))
     mask_nt = torch.tensor([[1, 1, 1, 0], [0, 0, 0, 0]]).bool()
-    result = step.finish(own, mask_nt=mask_nt)
+    result = step.finish(reading, mask_nt=mask_nt)
     assert result.advantages_nt.tolist() == [pytest.approx([1 / 3] * 3 + [0]), [0.0] * 4]
     assert result.spans.end_nk.tolist() == [[3], [0]]
     kept = step.rollouts(result, number=3, prompts=["p", "p"], columns={"answer": ("4", "4")})
     assert kept.batch.ids_nt.shape == kept.batch.mask_nt.shape == (2, 4)
     assert (kept.mode, kept.step, kept.batch.columns) == ("train", 3, {"answer": ["4", "4"]})
     with pytest.raises(AlignmentError, match="Completion 0 trains on 2 tokens"):
-        step.finish(own, mask_nt=torch.tensor([[1, 1, 0], [1, 1, 1]]).bool())
+        step.finish(reading, mask_nt=torch.tensor([[1, 1, 0], [1, 1, 1]]).bool())
 
 
 def test_a_batch_without_signal_is_counted_and_said_once_and_an_evaluation_is_neither():
     step = Step(Scheme.preset("rloo", ONE, per="completion"), VOCABULARY)
-    own = step.read(Batch.jagged([RIGHT, RIGHT], [0, 0], columns={"answer": ["4", "4"]}))
-    assert step.finish(own, learn=False).warnings == []
+    reading = step.read(Batch.jagged([RIGHT, RIGHT], [0, 0], columns={"answer": ["4", "4"]}))
+    assert step.finish(reading, learn=False).warnings == []
     assert step.zero_batches == 0
-    (sentence,) = step.finish(own, number=7).warnings
+    (sentence,) = step.finish(reading, number=7).warnings
     assert sentence.startswith("Every advantage of the batch at step 7 is zero")
-    assert step.finish(own, number=8).warnings == []
+    assert step.finish(reading, number=8).warnings == []
     assert step.zero_batches == 2
 
 
@@ -139,9 +137,9 @@ def test_a_batch_without_signal_is_counted_and_said_once_and_an_evaluation_is_ne
 )
 def test_states_of_several_processes_are_one_list(states):
     step = Step(STEPS, VOCABULARY)
-    own = step.read(batch_of([0, 4], torch.zeros(8, dtype=torch.long), turns=True))
-    own = replace(own, batch=replace(own.batch, steps=replace(own.batch.steps, anchor_s=states)))
-    together = gather_rows(own, STEPS, Ranks(1, lambda packed: [packed, (*packed[:2], (*packed[2][:2], None))]))
+    reading = step.read(batch_of([0, 4], torch.zeros(8, dtype=torch.long), turns=True))
+    reading = replace(reading, batch=replace(reading.batch, steps=replace(reading.batch.steps, anchor_s=states)))
+    together = gather_rows(reading, STEPS, Ranks(1, lambda packed: [packed, (*packed[:2], (*packed[2][:2], None))]))
     assert together.gathered.batch.steps.anchor_s == [3, 5, None, None]
     assert together.here == slice(2, 4)
 
