@@ -58,18 +58,18 @@ def test_none_is_absent_zero_is_zero_and_a_missing_block_is_absent_whatever_is_r
     values = rewarded(lambda blocks: container([0.0, 1.0, 2.0]), text)
     assert_close(values.value_n, [0.0, NAN, 2.0], 1e-12, equal_nan=True)
     assert rewarded(lambda blocks: [0.0, 1.0, None], text).status_n.tolist() == [OK, ABSENT, ABSENT]
-    own = Reward.of([1.0] * 3, by_outcome=[(0.0, 1.0)] * 3)
-    assert_close(rewarded(lambda blocks: own, text).by_outcome_n2, [[0, 1], [NAN, NAN], [0, 1]], 1e-12, equal_nan=True)
+    reward = Reward.of([1.0] * 3, by_outcome=[(0.0, 1.0)] * 3)
+    assert_close(rewarded(lambda blocks: reward, text).by_outcome_n2, [[0, 1], [NAN, NAN], [0, 1]], 1e-12, equal_nan=True)
 
 
-@pytest.mark.parametrize("known", [None, Reward.of([0.0, -1.0, 2.0, None], status=[Status.ERROR] * 4)])
-def test_a_number_for_a_block_that_is_not_there_is_no_reward_and_is_kept(known):
+@pytest.mark.parametrize("saved", [None, Reward.of([0.0, -1.0, 2.0, None], status=[Status.ERROR] * 4)])
+def test_a_number_for_a_block_that_is_not_there_is_no_reward_and_is_kept(saved):
     def mine(blocks):
         return [0.0, -1.0, 2.0, None]
 
     text = [completion(), completion(False), completion(), completion(False)]
     objectives = [Objective(mine, pays="solution"), CORRECT]
-    scores = score_all(objectives, text, columns={"answer": ["4"] * 4}, recorded={} if known is None else {"mine": known})
+    scores = score_all(objectives, text, columns={"answer": ["4"] * 4}, recorded={} if saved is None else {"mine": saved})
     assert_close(scores.reward_nm[:, 0], [0.0, NAN, 2.0, NAN], 1e-12, equal_nan=True)
     assert scores.status_nm[:, 0].tolist() == [OK, ABSENT, OK, ABSENT]
     assert_close(scores.unused_nm[:, 0], [NAN, -1.0, NAN, NAN], 1e-12, equal_nan=True)
@@ -247,7 +247,7 @@ def test_what_a_reward_changes_in_the_process_is_put_back_and_named(named, tmp_p
     for reward, ends in ((sets, nullcontext()), (raises, pytest.raises(RewardError))):
         with pytest.warns(UserWarning, match="changed") as warned, ends:
             rewarded(reward)
-        assert [f"changed {named} for the whole process" in str(one.message) for one in warned] == [True]
+        assert [f"changed {named} for the whole process" in str(warning.message) for warning in warned] == [True]
         assert everywhere() == before
 
 

@@ -15,36 +15,36 @@ ITEMS = Layout(["name", "items[*]", "total"], segmenter="json", most=2)
 PAIR = Layout(["a", "b"], segmenter="json")
 
 
-def shown(layout, *objectives):
-    made = written_out([one if isinstance(one, Objective) else Objective("equals", **one) for one in objectives], layout)
-    return [(o.name, o.pays, o.options.get("tag")) for o in made]
+def expanded(layout, *objectives):
+    written = written_out([o if isinstance(o, Objective) else Objective("equals", **o) for o in objectives], layout)
+    return [(o.name, o.pays, o.options.get("tag")) for o in written]
 
 
 def batch(*written, gold='{"a": 1, "b": 2}', **columns):
     """One group of completions, a byte a token."""
     size = len(written)
-    return Batch.jagged([list(one.encode()) for one in written], [0] * size, columns={"answer": [gold] * size, **columns})
+    return Batch.jagged([list(text.encode()) for text in written], [0] * size, columns={"answer": [gold] * size, **columns})
 
 
 def test_a_pattern_is_every_block_it_matches_in_the_order_of_the_layout():
     def alone(*names):
         return [(f"equals.{name}", (name,), name) for name in names]
 
-    assert shown(ITEMS, {"each": "*"}) == alone("name", "items[0]", "items[1]", "total")
+    assert expanded(ITEMS, {"each": "*"}) == alone("name", "items[0]", "items[1]", "total")
     items = [(f"item.items[{n}]", (f"items[{n}]",), f"items[{n}]") for n in (0, 1)]
-    assert shown(ITEMS, {"each": "items[*]", "name": "item"}) == items
-    assert shown(ITEMS, {"each": "total", "options": {"tag": "name"}}) == [("equals.total", ("total",), "name")]
-    assert shown(Layout({"prose": [], "price": "json:price"}), {"each": "*"}) == alone("price")  # the rest is no field
-    assert shown(Layout({"step[*]": "tags:step"}, most=2), {"each": "*"}) == alone("step[0]", "step[1]")
+    assert expanded(ITEMS, {"each": "items[*]", "name": "item"}) == items
+    assert expanded(ITEMS, {"each": "total", "options": {"tag": "name"}}) == [("equals.total", ("total",), "name")]
+    assert expanded(Layout({"prose": [], "price": "json:price"}), {"each": "*"}) == alone("price")  # the rest is no field
+    assert expanded(Layout({"step[*]": "tags:step"}, most=2), {"each": "*"}) == alone("step[0]", "step[1]")
 
 
 def test_pays_may_hold_patterns_with_each_and_without():
     items = ("items[0]", "items[1]", "total")
-    paid = shown(ITEMS, {"each": "items[*]", "pays": ["items[*]", "total"]}, {"pays": ["total", "items[*]", "items[0]"]})
+    paid = expanded(ITEMS, {"each": "items[*]", "pays": ["items[*]", "total"]}, {"pays": ["total", "items[*]", "items[0]"]})
     assert [(name, pays) for name, pays, _ in paid] == [
         ("equals.items[0]", items), ("equals.items[1]", items), ("equals", ("total", "items[0]", "items[1]")),
     ]  # fmt: skip
-    everything = shown(PAIR, {"each": "*", "pays": "*"})  # as GDPO has it: each reward by itself, paid to all
+    everything = expanded(PAIR, {"each": "*", "pays": "*"})  # as GDPO has it: each reward by itself, paid to all
     assert everything == [("equals.a", ("a", "b"), "a"), ("equals.b", ("a", "b"), "b")]
     assert Scheme("gdpo", PAIR, [Objective("equals", each="*", pays="*")]).names == ("equals.a", "equals.b")
 
@@ -59,10 +59,10 @@ def test_what_cannot_be_written_out_is_refused(fields):
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_the_earlier_blocks_are_given_and_the_first_one_has_its_group(size):
     layout, names = Layout(list("abc")[:size], segmenter="json"), [f"equals.{name}" for name in "ab"]
-    made = written_out([Objective("equals", each="*", given="earlier", baseline="outcome", back_off=True)], layout)
+    objectives = written_out([Objective("equals", each="*", given="earlier", baseline="outcome", back_off=True)], layout)
     earlier = [(), *[tuple(reversed(names[:n])) for n in (1, 2)]][:size]
     later = [(given, "outcome", True) for given in earlier[1:]]
-    assert [(o.given, o.baseline, o.back_off) for o in made] == [((), "group", None), *later]
+    assert [(o.given, o.baseline, o.back_off) for o in objectives] == [((), "group", None), *later]
     both = written_out([Objective("equals", each="*", given=["complete", "earlier"], baseline="outcome")], layout)
     assert [(o.given, o.baseline) for o in both] == [(("complete", *given), "outcome") for given in earlier]
 

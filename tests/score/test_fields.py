@@ -16,38 +16,38 @@ from spanwise.score.worker import run
 from spanwise.testing import check_reward
 
 
-def field(said, name):
+def field(text, name):
     """A completion of one field; None: it says nothing complete, False: it is not there."""
-    return {name: None if said is False else {name: said, "": f'"{name}": {said}, '}}
+    return {name: None if text is False else {name: text, "": f'"{name}": {text}, '}}
 
 
 def scored(reward, pays, text, *, columns=None, **options):
-    found = score_one(Objective(reward, pays, options=options), text, columns=columns or {}, scored={})
-    return found.value_n.tolist(), found.status_n.tolist()
+    result = score_one(Objective(reward, pays, options=options), text, columns=columns or {}, scored={})
+    return result.value_n.tolist(), result.status_n.tolist()
 
 
-def rewarded(reward, said, cells, *, name="price", **options):
-    return scored(reward, name, [field(one, name) for one in said], columns={"answer": cells}, tag=name, **options)
+def rewarded(reward, texts, cells, *, name="price", **options):
+    return scored(reward, name, [field(text, name) for text in texts], columns={"answer": cells}, tag=name, **options)
 
 
-def same(found, values, status):
-    assert found == (pytest.approx(values, abs=1e-12, nan_ok=True), status)
+def same(rewards, values, status):
+    assert rewards == (pytest.approx(values, abs=1e-12, nan_ok=True), status)
 
 
 # ------------------------------------------------------------------------------------------------------------ equals
 
 
 @pytest.mark.parametrize(
-    ("said", "gold", "right"),
+    ("text", "gold", "right"),
     [
         ("tea", "tea", 1), (" tea\n", "tea", 1), ("Tea", "tea", 0), ("3", 3, 1), ("3.0", 3, 1), ("3", 3.5, 0), ("three", 3, 0),
         ("true", True, 1), ("1", True, 0), ("true", 1, 0), ("null", None, 1), ('["a", 1]', ["a", 1], 1), ('["a"]', ["a", 1], 0),
         ('{"b": 1, "a": 2}', {"a": 2, "b": 1}, 1), (None, "tea", 0), ("", "", 1), ("[" * 100_000, [1], 0),
     ],
 )  # fmt: skip
-def test_a_field_equals_its_gold_value(said, gold, right):
-    same(rewarded("equals", [said], [{"price": gold}]), [right], [OK])
-    same(rewarded("equals", [said], [json.dumps({"price": gold})]), [right], [OK])
+def test_a_field_equals_its_gold_value(text, gold, right):
+    same(rewarded("equals", [text], [{"price": gold}]), [right], [OK])
+    same(rewarded("equals", [text], [json.dumps({"price": gold})]), [right], [OK])
 
 
 def test_absent_missing_and_beyond_are_three_things():
@@ -73,9 +73,9 @@ def test_a_column_of_the_field_alone_and_keys_that_are_no_paths():
 
 def test_near_is_within_a_share_of_the_gold_value_or_a_number():
     numbers = ["101", "99", "101.1", "98.9", "-100", "1e2", "+100.", "1_00", "nan", "inf", "9" * 400]
-    said = [*numbers, '" 100 "', "100 EUR", None]
+    texts = [*numbers, '" 100 "', "100 EUR", None]
     right = [1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0]  # a share of 100 is 1; quotes are not part of what a field says
-    same(rewarded("near", said, [{"price": 100}] * len(said)), right, [OK] * len(said))
+    same(rewarded("near", texts, [{"price": 100}] * len(texts)), right, [OK] * len(texts))
     same(rewarded("near", ["102", "103"], [100, "100"], rel=0.0, abs=2), [1, 0], [OK, OK])
     same(rewarded("near", ["-99", "-98"], [-100, -100], rel=0.01), [1, 0], [OK, OK])  # the share is of its size
     same(rewarded("near", ["101", "103"], [100, 100], abs=2.5), [1, 0], [OK, OK])  # whichever is wider
@@ -92,8 +92,8 @@ def test_a_tolerance_that_is_none_is_refused_before_anything_runs(options):
 
 def test_one_of_the_values_that_are_allowed():
     cells = [["Rome", "Roma"], '["Rome", 3]', {"price": ["Rome"]}, {"price": []}, {"price": "Rome"}, None, ["Rome"]]
-    found = rewarded("one_of", ["Roma", "3.0", "Paris", "Rome", "Rome", "Rome", None], cells)
-    same(found, [1, 1, 0, NAN, NAN, NAN, 0], [OK, OK, OK, ERROR, ERROR, ERROR, OK])
+    rewards = rewarded("one_of", ["Roma", "3.0", "Paris", "Rome", "Rome", "Rome", None], cells)
+    same(rewards, [1, 1, 0, NAN, NAN, NAN, 0], [OK, OK, OK, ERROR, ERROR, ERROR, OK])
     same(rewarded("one_of", [False], [["Rome"]]), [NAN], [ABSENT])
 
 
@@ -116,20 +116,20 @@ def test_number_i_is_that_of_step_i_and_an_absent_step_has_none():
 OBJECT = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer", "minimum": 2}}}
 
 
-def valid(said, schema, **more):
+def valid(texts, schema, **more):
     """Whether texts, or blocks with their fields, are valid; None: the completion has no block."""
-    blocks = ({"": one} if isinstance(one, str) else one for one in said)
+    blocks = ({"": text} if isinstance(text, str) else text for text in texts)
     return scored("json_schema", "all", [{"all": block} for block in blocks], schema=schema, **more)
 
 
 def test_a_whole_completion_under_a_schema(tmp_path):
     fenced = 'Sure:\n```json\n{"a": 3}\n``` Done {'
-    said = ['{"a": 2}', fenced, '{"a": 1}', '{"b": 2}', '{"a": 2', "", "[]", "{" * 100_000, None]
+    texts = ['{"a": 2}', fenced, '{"a": 1}', '{"b": 2}', '{"a": 2', "", "[]", "{" * 100_000, None]
     values = [1, 1, 0, 0, 0, 0, 0, 0, NAN]
-    same(valid(said, OBJECT), values, [OK] * 8 + [ABSENT])
+    same(valid(texts, OBJECT), values, [OK] * 8 + [ABSENT])
     file = tmp_path / "object.json"
     file.write_text(json.dumps(OBJECT))
-    same(valid(said, str(file)), values, [OK] * 8 + [ABSENT])
+    same(valid(texts, str(file)), values, [OK] * 8 + [ABSENT])
     deep = '{"a": ' + "[" * 900 + "]" * 900 + "}"
     inner = {"$ref": "#/$defs/x"}
     recursive = {**inner, "$defs": {"x": {"additionalProperties": inner, "items": inner}}}
@@ -152,16 +152,16 @@ def test_a_whole_completion_under_a_schema(tmp_path):
 def test_a_multiple_is_one_of_the_decimals_that_are_written(kind, step, number, right):
     schema = f'{{"properties": {{"price": {{"multipleOf": {step}}}, "of": {{"$ref": "#"}}}}}}'
     schema = schema.replace("{", f'{{"$schema": "{kind}", ', 1) if kind else schema
-    said = [f'{{"price": {number}}}', f'{{"of": {{"price": {number}}}}}']
-    same(valid(said, "shape", columns={"shape": [schema] * 2}), [right] * 2, [OK] * 2)
+    texts = [f'{{"price": {number}}}', f'{{"of": {{"price": {number}}}}}']
+    same(valid(texts, "shape", columns={"shape": [schema] * 2}), [right] * 2, [OK] * 2)
 
 
 def test_numbers_are_read_for_what_they_are():
-    said = ["3.0", "3", "3.5", "1e400", "NaN", "Infinity", '"NaN"']
-    same(valid(said, {"type": "integer"}), [1, 1, 0, 0, 0, 0, 0], [OK] * 7)
-    same(valid(said, {"type": "number", "minimum": 3}), [1, 1, 1, 1, 0, 0, 0], [OK] * 7)
-    same(valid(said, {"enum": [3, 3.5, "NaN"]}), [1, 1, 1, 0, 0, 0, 1], [OK] * 7)
-    fields = [{"n": one, "": f'"n": {one}'} for one in said[:4]]
+    texts = ["3.0", "3", "3.5", "1e400", "NaN", "Infinity", '"NaN"']
+    same(valid(texts, {"type": "integer"}), [1, 1, 0, 0, 0, 0, 0], [OK] * 7)
+    same(valid(texts, {"type": "number", "minimum": 3}), [1, 1, 1, 1, 0, 0, 0], [OK] * 7)
+    same(valid(texts, {"enum": [3, 3.5, "NaN"]}), [1, 1, 1, 0, 0, 0, 1], [OK] * 7)
+    fields = [{"n": text, "": f'"n": {text}'} for text in texts[:4]]
     same(valid(fields, {"type": "number", "multipleOf": 0.5}, tag="n"), [1, 1, 1, 0], [OK] * 4)
     schemas = ['{"multipleOf": NaN}', '{"multipleOf": 1e400}', '{"maximum": Infinity}']
     same(valid(["3"] * 3, "shape", columns={"shape": schemas}), [NAN] * 3, [ERROR] * 3)
@@ -177,16 +177,16 @@ def test_all_blocks_make_the_whole_in_the_order_in_which_they_were_written():
 
 def test_a_schema_of_the_dataset_and_rows_without_one():
     cells = [OBJECT, json.dumps(OBJECT), {"type": "intger"}, "no schema", None, 3, OBJECT]
-    found = valid(['{"a": 2}', '{"a": 1}', *['{"a": 2}'] * 4, None], "shape", columns={"shape": cells})
-    same(found, [1, 0, NAN, NAN, NAN, NAN, NAN], [OK, OK, ERROR, ERROR, ERROR, ERROR, ABSENT])
+    rewards = valid(['{"a": 2}', '{"a": 1}', *['{"a": 2}'] * 4, None], "shape", columns={"shape": cells})
+    same(rewards, [1, 0, NAN, NAN, NAN, NAN, NAN], [OK, OK, ERROR, ERROR, ERROR, ERROR, ABSENT])
 
 
 def test_a_field_in_quotes_is_a_string_as_is_read_behind_its_own_key():
-    said = [
+    cases = [
         ("3", '"n": 3, '), ("3", '"n": "3", '), ("3", ' "3"'), ("3", " 3"), ("tea", '"n": "tea"'), ("[1", '"n": "[1"'),
         (None, '"n": [1'), ("3", '{"a": 3, "n": "3"}'), ("3", '{"a": "3", "n" : 3}'), ("3", '{"a": [3, "3"], "n":"3"}'),
     ]  # fmt: skip
-    fields = [{"n": one, "": block} for one, block in said]
+    fields = [{"n": text, "": block} for text, block in cases]
     same(valid(fields, {"type": "integer"}, tag="n"), [1, 0, 0, 1, 0, 0, 0, 0, 1, 0], [OK] * 10)
     same(valid(fields, {"type": "string"}, tag="n"), [0, 1, 1, 0, 1, 1, 0, 1, 0, 1], [OK] * 10)
 
@@ -208,10 +208,10 @@ def test_a_schema_that_is_none_is_refused_before_anything_runs_and_nothing_is_fe
     monkeypatch.setattr(socket, "getaddrinfo", None)
     with pytest.raises(RecipeError):
         check_objectives([Objective("json_schema", "a", options={"schema": schema})], Layout({"a": "a"}))
-    own = {"const": {"$ref": "https://example.com/a.json"}, "$id": "https://example.com/b.json"}
-    own["$defs"] = {"c": {"$id": "c.json"}}
-    own["properties"] = {"d": {"$ref": "c.json"}, "e": {"$ref": "https://json-schema.org/draft/2020-12/schema"}}
-    check_objectives([Objective("json_schema", "a", options={"schema": own})], Layout({"a": "a"}))
+    harmless = {"const": {"$ref": "https://example.com/a.json"}, "$id": "https://example.com/b.json"}
+    harmless["$defs"] = {"c": {"$id": "c.json"}}
+    harmless["properties"] = {"d": {"$ref": "c.json"}, "e": {"$ref": "https://json-schema.org/draft/2020-12/schema"}}
+    check_objectives([Objective("json_schema", "a", options={"schema": harmless})], Layout({"a": "a"}))
 
 
 def test_text_around_the_json_is_wrong_where_it_must_stand_alone():
@@ -282,11 +282,11 @@ def test_code_runs_to_the_end_of_its_tests_within_its_limits(monkeypatch):
     limits = {"allow": True, "workers": 2, "deadline": 0.3, "memory": 2**29}
     text = [{"fix": {"code": code, "": ""}} for code in CODE] + [{"fix": {"code": None, "": ""}}, {"fix": None}]
     tests = ["assert two() == 2"] * len(text)
-    found = scored("runs", "fix", text, columns={"tests": tests}, tests="tests", **limits)
-    same(found, [*CODE.values(), 0, NAN], [OK] * (len(CODE) + 1) + [ABSENT])
+    rewards = scored("runs", "fix", text, columns={"tests": tests}, tests="tests", **limits)
+    same(rewards, [*CODE.values(), 0, NAN], [OK] * (len(CODE) + 1) + [ABSENT])
     cells = [["x = two()", "assert x == 2"], "", None, 3]
-    found = scored("runs", "fix", text[:1] * 4, columns={"tests": cells}, tests="tests", **limits)
-    same(found, [1, NAN, NAN, NAN], [OK, ERROR, ERROR, ERROR])
+    rewards = scored("runs", "fix", text[:1] * 4, columns={"tests": cells}, tests="tests", **limits)
+    same(rewards, [1, NAN, NAN, NAN], [OK, ERROR, ERROR, ERROR])
     ends = [{"fix": {"code": code, "": ""}} for code in ("exit(0)", "x = 1", "exit(3)", "1 / 0")]
     same(scored("runs", "fix", ends, **limits), [1, 1, 0, 0], [OK] * 4)
 
@@ -307,11 +307,11 @@ def test_values_are_compared_as_python_compares_them_outside_of_the_process_that
         "numpy.int64(2) == 2", "[numpy.float32(0.5), numpy.bool_(True)] == [0.5, 1]",
         "float('inf') == 1e999", "b'a' == b'a'", "2j == 2j", "'\\ud800' == '\\ud800'",
     ]  # fmt: skip
-    assert run(code, "\n".join(f"assert {one}" for one in right) + "\ncheck(int)", **limits) is True
+    assert run(code, "\n".join(f"assert {comparison}" for comparison in right) + "\ncheck(int)", **limits) is True
     wrong = ["check(lambda n: 4) is None", "'2' == 2", "[1] == (1,)", "float('nan') == 1", "b'a' == 'a'", "None == 0"]
     wrong.append("{1} == [1]")
-    for one in wrong:
-        assert run(code, f"assert {one}", **limits) is False, one
+    for comparison in wrong:
+        assert run(code, f"assert {comparison}", **limits) is False, comparison
 
 
 def test_a_program_that_sleeps_is_stopped_by_the_clock_with_what_it_started(tmp_path):
@@ -358,18 +358,18 @@ def test_every_one_has_the_properties_of_a_reward(reward, options, columns):
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_code_has_the_properties_of_a_reward():
     options = {"tag": "price", "allow": True, "tests": "tests", "workers": 2, "deadline": 1.0}
-    given = {"pays": ["price"], "layout": Layout({"price": "price"}), "columns": {"tests": ["assert True", None]}}
-    check_reward("runs", options=options, **given, properties=["absent", "split"], processes=False, examples=3)
+    setting = {"pays": ["price"], "layout": Layout({"price": "price"}), "columns": {"tests": ["assert True", None]}}
+    check_reward("runs", options=options, **setting, properties=["absent", "split"], processes=False, examples=3)
 
 
 @pytest.mark.parametrize(
-    ("said", "gold", "right"),
+    ("text", "gold", "right"),
     [
         ('Sure: {"items": [1, 2]}', '{"items": [3, 4]}', 1), ('{"items": [1, 2, 3]}', {"items": [3, 4]}, 0),
         ('{"items": [1, 2', '{"items": [3, 4]}', 0), ('{"item": [1, 2]}', '{"items": [3, 4]}', 0),
         ('{"items": []}', '{"items": []}', 1), ('{"items": [1]}', '{"item": [1]}', NAN),
     ],
 )  # fmt: skip
-def test_count_compares_how_many_elements_there_are(said, gold, right):
-    found = scored("count", "all", [{"all": {"": said}}, {"all": None}], columns={"answer": [gold, gold]})
-    same(found, [right, NAN], [ERROR if right != right else OK, ABSENT])
+def test_count_compares_how_many_elements_there_are(text, gold, right):
+    rewards = scored("count", "all", [{"all": {"": text}}, {"all": None}], columns={"answer": [gold, gold]})
+    same(rewards, [right, NAN], [ERROR if right != right else OK, ABSENT])

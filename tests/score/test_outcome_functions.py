@@ -83,13 +83,13 @@ def test_one_name_is_one_thing(registered):
     def twin():
         return lambda text, *, columns: [1] * len(text)
 
-    one, other = twin(), twin()
-    objectives = [Objective("format", "solution", given, name=name) for given, name in ((one, "a"), (other, "b"))]
+    first, second = twin(), twin()
+    objectives = [Objective("format", "solution", given, name=name) for given, name in ((first, "a"), (second, "b"))]
     with pytest.raises(RecipeError, match="Two outcome functions"):
         read_outcomes(objectives, TEXT, columns={})
-    registered("mine", kind="outcome")(one)
+    registered("mine", kind="outcome")(first)
     with pytest.raises(RecipeError, match="'mine' already"):
-        registered("mine", kind="outcome")(other)
+        registered("mine", kind="outcome")(second)
     both = [Objective("correct", "solution", name="mine"), Objective("brier", "confidence", "mine")]
     for objectives in (both, both[::-1]):
         with pytest.raises(RecipeError, match="'mine' is both"):
@@ -233,8 +233,8 @@ def test_a_report_says_what_it_read(unchecked_shapes):
     for rule in (brier, log_score):
         reward = rule(text, pays=("confidence",), columns={}, scored=scored)
         same(reward.stated_n, [0.7, 0.0, 1.0, NAN, NAN, NAN])  # as stated: not clipped, and whoever judges it
-    own = Reward.of([1.0, 1.0], stated=[0.4, 0.6])
-    objective = Objective(lambda blocks: own, pays="confidence", name="own")  # the second one has not the paid block
+    returned = Reward.of([1.0, 1.0], stated=[0.4, 0.6])
+    objective = Objective(lambda blocks: returned, pays="confidence", name="own")  # the second one has not the paid block
     same(score_one(objective, [completion(), completion(confidence=False)], columns={}, scored={}).stated_n, [0.4, NAN])
     with pytest.raises(AlignmentError, match=r"2 values.*stated_n has 1"):
         Reward.of([1.0, 2.0], stated=[0.5])

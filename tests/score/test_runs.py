@@ -216,8 +216,8 @@ NO_FIVE = {
 }
 #: Code, and tests that it must not pass.
 FORGED = {
-    **{one: (FRIEND, f"assert {one}") for one in OF_A_FRIEND},
-    **{one: (code, "assert f() == 5") for one, code in NO_FIVE.items()},
+    **{comparison: (FRIEND, f"assert {comparison}") for comparison in OF_A_FRIEND},
+    **{name: (code, "assert f() == 5") for name, code in NO_FIVE.items()},
     "unittest": (FRIEND, A_CASE),
     "nearly, in unittest": (FRIEND, A_CASE.replace("Equal", "AlmostEqual")),
     "unittest of its own": ("class unittest:\n    class TestCase: pass\n    main = print\nf = int", A_CASE),

@@ -22,8 +22,8 @@ def test_correct_and_brier_keep_absent_failed_and_zero_apart():
         (("4", False), 1, OK, NAN, ABSENT, (NAN, NAN)),  # block not there
         (("4", "100%"), NAN, ERROR, NAN, ERROR, (-1, 0)),  # no gold answer: never zero
     ]
-    said, right, right_status, brier, brier_status, by_outcome = zip(*cases, strict=True)
-    scores = score_all([CORRECT, BRIER], [completion(*one) for one in said], columns={"answer": ["4"] * 7 + [None]})
+    pairs, right, right_status, brier, brier_status, by_outcome = zip(*cases, strict=True)
+    scores = score_all([CORRECT, BRIER], [completion(*pair) for pair in pairs], columns={"answer": ["4"] * 7 + [None]})
     assert scores.names == ("correct", "brier")
     assert_close(scores.reward_nm, [*zip(right, brier, strict=True)], 1e-12, equal_nan=True)
     assert scores.status_nm.T.tolist() == [[*right_status], [*brier_status]]

@@ -40,8 +40,8 @@ def test_a_file_is_an_objective_per_criterion_which_pays_the_part_it_is_about(tm
     with Server(by_words).serving() as server:
         scheme = Scheme.preset("bae", LAYOUT, objectives=[judge(server, name="rubric", criteria=str(rubric), weight=0.5)])
         rewards_nm = score_all(scheme.objectives, TEXT, columns={}).reward_nm
-    made = [(o.name, o.pays, o.weight) for o in scheme.objectives]
-    assert made == [("rubric.number", ("plan",), 1.0), ("rubric.2", ("answer",), -0.5)]
+    objectives = [(o.name, o.pays, o.weight) for o in scheme.objectives]
+    assert objectives == [("rubric.number", ("plan",), 1.0), ("rubric.2", ("answer",), -0.5)]
     assert rewards_nm.T.tolist() == [pytest.approx([1, 0, 0, math.nan], nan_ok=True), [0, 0, 1, 0]]
 
 
@@ -88,8 +88,8 @@ def credited(scheme, texts, rubric):
 @pytest.mark.parametrize("criteria", [RUBRIC, "rubric"])
 def test_the_sum_over_a_blocks_criteria_is_credited_as_an_objective_for_each(criteria):
     with Server(by_words).serving() as server:
-        one = judge(server, name="rubric", criteria=criteria, pays="*", baseline="group")
-        credit_nk = credited(Scheme.preset("bae_paper", TAGS, objectives=[one]), PLANNED, RUBRIC)
+        objective = judge(server, name="rubric", criteria=criteria, pays="*", baseline="group")
+        credit_nk = credited(Scheme.preset("bae_paper", TAGS, objectives=[objective]), PLANNED, RUBRIC)
     # Plans earn 2, -.5, -.5, 1.5, whose mean is .625; answers 0, 0, 1, 1.
     assert credit_nk[:, 0].tolist() == pytest.approx([1.375, -1.125, -1.125, 0.875])
     assert credit_nk[:, 1].tolist() == pytest.approx([-0.5, -0.5, 0.5, 0.5])
@@ -98,8 +98,8 @@ def test_the_sum_over_a_blocks_criteria_is_credited_as_an_objective_for_each(cri
 def test_as_an_option_the_column_pays_the_sum_of_all_criteria_to_every_block():
     with Server(by_words).serving() as server:
         options = {"model": "m", "base_url": server.url, "criteria": "rubric"}
-        one = Objective("judge", pays=["plan", "answer"], options=options)
-        credit_nk = credited(Scheme.preset("dr_grpo", TAGS, objectives=[one], longest=8), PLANNED, RUBRIC)
+        objective = Objective("judge", pays=["plan", "answer"], options=options)
+        credit_nk = credited(Scheme.preset("dr_grpo", TAGS, objectives=[objective], longest=8), PLANNED, RUBRIC)
     # Completions earn 2, -.5, .5, 2.5, whose mean is 1.125.
     assert credit_nk.T.tolist() == [pytest.approx([0.875, -1.625, -0.625, 1.375])] * 2
 
@@ -112,8 +112,8 @@ def test_a_criterion_without_a_verdict_leaves_its_block_without_a_reward():
         return reply("?") if is_broken else by_words(part, request, times)
 
     with Server(half_broken).serving() as server:
-        one = judge(server, name="rubric", criteria="rubric", pays="plan")
-        (objective,) = Scheme.preset("bae", LAYOUT, objectives=[one]).objectives
+        rubric = judge(server, name="rubric", criteria="rubric", pays="plan")
+        (objective,) = Scheme.preset("bae", LAYOUT, objectives=[rubric]).objectives
         scores = score_all([objective], TEXT, columns={"rubric": rubrics})
     assert scores.status_nm[:, 0].tolist() == [ERROR, ERROR, ERROR, ABSENT]
 
@@ -121,8 +121,8 @@ def test_a_criterion_without_a_verdict_leaves_its_block_without_a_reward():
 def test_each_criterion_of_a_file_may_be_for_each_step(tmp_path):
     layout = Layout({"step[*]": ["step"]}, most=2)
     options, criteria = {"model": "m", "base_url": "http://x"}, ["It is short.", "It is true."]
-    one = Objective("judge", name="r", each="step[*]", criteria=criteria, options=options)
-    scheme = Scheme.preset("bae", layout, objectives=[one])
+    objective = Objective("judge", name="r", each="step[*]", criteria=criteria, options=options)
+    scheme = Scheme.preset("bae", layout, objectives=[objective])
     assert scheme.names == ("r.1.step[0]", "r.1.step[1]", "r.2.step[0]", "r.2.step[1]")
     assert [o.options["block"] for o in scheme.objectives] == ["step[0]", "step[1]"] * 2
     assert {o.options["criterion"] for o in scheme.objectives[:2]} == {"It is short."}
@@ -132,8 +132,8 @@ def test_criteria_go_to_functions_that_have_a_parameter_for_them():
     async def mentions(completion, criterion):
         return float(criterion in completion)
 
-    one = Objective(mentions, name="has", pays="answer", criteria=["4", "may"])
-    scheme = Scheme.preset("bae", LAYOUT, objectives=[one])
+    objective = Objective(mentions, name="has", pays="answer", criteria=["4", "may"])
+    scheme = Scheme.preset("bae", LAYOUT, objectives=[objective])
     assert score_all(scheme.objectives, TEXT, columns={}).reward_nm.tolist() == [[1, 0], [1, 0], [1, 1], [1, 0]]
 
 
@@ -175,7 +175,7 @@ def test_a_located_verdict_pays_the_step_it_is_about_and_is_asked_once():
     # Two criteria for each of three completions, asked by three objectives at once.
     assert len(server.requests) == 6
     assert scores.measured_nc[:, [0, 5, 10]].sum().item() == 6
-    request = next(one for one in server.requests if "so 5" in part_of(one))
+    request = next(request for request in server.requests if "so 5" in part_of(request))
     properties = request["response_format"]["json_schema"]["schema"]["properties"]
     assert properties["part"]["enum"] == ["step[0]", "step[1]", "whole", "none"]
 
@@ -186,7 +186,7 @@ def test_srar_adds_each_steps_standardised_verdicts_to_the_outcome():
     fields = {"baseline": "group", "scale": "std"}
     layout = Layout({"step[*]": ["step"]}, most=2)
     steps = [("a 3", "b 4"), ("a 4", "b"), ("a 3 4", "b"), ("a", "b 4")]
-    texts = [[f"<step>{one}</step>" for one in pair] for pair in steps]
+    texts = [[f"<step>{step}</step>" for step in pair] for pair in steps]
     right = [1.0, 0.0, 0.0, 1.0]
 
     def correct(blocks):

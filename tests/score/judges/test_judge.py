@@ -39,7 +39,7 @@ def test_each_part_is_a_question_and_its_reason_a_note():
     assert scores.reward_nm[:, 0].tolist() == pytest.approx([1, 0, 1, math.nan, 1, 0], nan_ok=True)
     assert scores.status_nm[:, 0].tolist() == [OK, OK, OK, ABSENT, OK, OK]
     assert scores.note_nm[:, 0].tolist() == [f"I read step {n}" if n != 3 else None for n in range(6)]
-    request = next(one for one in server.requests if part_of(one) == "step 4")
+    request = next(request for request in server.requests if part_of(request) == "step 4")
     assert request["model"] == "judge"
     assert request["response_format"]["json_schema"]["schema"]["properties"]["verdict"]["enum"] == ["no", "yes"]
     system, user = (message["content"] for message in request["messages"])
@@ -71,7 +71,7 @@ def test_a_template_sees_columns_and_choices_have_their_numbers(tmp_path):
         options = {"prompt": str(prompt), "constrain": "none", "choices": choices, "reasons": False}
         scores = judged(server, columns=columns, **options)
     assert scores.reward_nm[0, 0] == 0.25
-    request = next(one for one in server.requests if part_of(one) == "step 0")
+    request = next(request for request in server.requests if part_of(request) == "step 0")
     assert request["messages"][-1]["content"].startswith(f"a of step: {fenced('step 0', 'part')}")
     assert "response_format" not in request
 
@@ -86,7 +86,7 @@ def test_the_expected_value_is_the_mean_over_the_choices(constrain):
     split = {" yes": 0.1, "yes": 0.5, "no": 0.2, "maybe": 0.15}  # .6 against .2
     before, after = ([], []) if constrain == "choice" else ([token('{"ver'), token('dict": "')], [token('"}')])
     tokens = [*before, token("yes", **split), *after]
-    content = "".join(one["token"] for one in tokens)
+    content = "".join(piece["token"] for piece in tokens)
     answer = reply(content, logprobs={"content": tokens})
     with Server(lambda *_: answer).serving() as server:
         scores = judged(server, constrain=constrain, expected=True, reasons=False)
@@ -122,10 +122,10 @@ def test_a_bad_answer_costs_its_own_item_alone_and_is_never_zero(kind):
         await asyncio.sleep(30)
 
     def answer(part, request, times):
-        said = behaviour(times) if part == "step 2" else None
-        if isinstance(said, str):
-            return sleep() if said == "sleep" else None
-        return even(part, request, times) if said is None else said
+        reaction = behaviour(times) if part == "step 2" else None
+        if isinstance(reaction, str):
+            return sleep() if reaction == "sleep" else None
+        return even(part, request, times) if reaction is None else reaction
 
     with Server(answer).serving() as server:
         scores = judged(server, retries=2, timeout=0.4 if kind == "slow" else 5.0, deadline=10.0)
@@ -208,8 +208,8 @@ def _ask(url, cache):
 def test_several_processes_share_one_cache(tmp_path):
     cache = str(tmp_path / "deep" / "judge.sqlite")
     with Server(even).serving() as server, ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        asked = [pool.submit(_ask, server.url, cache) for _ in range(6)]
-        assert [one.result() for one in asked] == [1.0] * 6
+        futures = [pool.submit(_ask, server.url, cache) for _ in range(6)]
+        assert [future.result() for future in futures] == [1.0] * 6
         assert len(server.requests) <= 10
         assert judged(server, cache=cache).measured_nc[:, 1].sum() == 5
 
@@ -249,11 +249,11 @@ def test_an_injection_cannot_change_the_structure_of_the_message():
     tokenizer = byte_level()
     tokenizer.add_special_tokens({"additional_special_tokens": control})
     tokenizer.chat_template = CHAT
-    known = set(tokenizer.convert_tokens_to_ids(control))
+    control_ids = set(tokenizer.convert_tokens_to_ids(control))
     for text in map(without_end, INJECTIONS):
         number = fenced(text, "part").split()[1].rstrip(">")
         assert number not in text
-        (messages,) = (one["messages"] for one in server.requests if number in one["messages"][-1]["content"])
+        (messages,) = (sent["messages"] for sent in server.requests if number in sent["messages"][-1]["content"])
         assert [message["role"] for message in messages] == ["system", "user"]
         user = messages[1]["content"]
         for name in ("part", "answer"):
@@ -261,7 +261,7 @@ def test_an_injection_cannot_change_the_structure_of_the_message():
         inside = user[user.index("<part ") : user.rindex("</part ")]
         assert inside.count("\n") == text.count("\n") + 2, text
         ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
-        written = [tokenizer.decode([i]) for i in ids if i in known]
+        written = [tokenizer.decode([i]) for i in ids if i in control_ids]
         assert written == ["<|im_start|>", "<|im_end|>"] * 2 + ["<|im_start|>"], text
 
 

@@ -83,7 +83,7 @@ def test_a_classifier_reads_the_prompt_and_the_part(tmp_path, pad):
 
 
 @pytest.mark.parametrize(
-    ("sees", "inside", "shown"),
+    ("sees", "inside", "texts"),
     [
         ("prefix", False, ["<t>So 4</t><t>then 0.9</t>", "<t>a<t></t>"]),
         ("whole", False, ["<t>So 4</t><t>then 0.9</t>so 4", "<t>a<t></t>"]),
@@ -91,17 +91,17 @@ def test_a_classifier_reads_the_prompt_and_the_part(tmp_path, pad):
         ("part", True, ["then 0.9", ""]),
     ],
 )
-def test_a_classifier_of_several_labels_sees_as_much_as_is_asked(tmp_path, sees, inside, shown):
+def test_a_classifier_of_several_labels_sees_as_much_as_is_asked(tmp_path, sees, inside, texts):
     model, tokenizer = saved(tmp_path, LlamaForSequenceClassification, id2label={0: "bad", 1: "good", 2: "odd"})
     scores = scored(tmp_path, pays="step[1]", sees=sees, inside=inside, label="good", batch_size=1)
     wanted = [
-        float(by_hand(model, tokenizer, PROMPTS[n], text).softmax(-1)[1]) for n, text in zip((0, 3), shown, strict=True)
+        float(by_hand(model, tokenizer, PROMPTS[n], text).softmax(-1)[1]) for n, text in zip((0, 3), texts, strict=True)
     ]
     assert scores.reward_nm[[0, 3], 0].tolist() == pytest.approx(wanted, abs=1e-5)
     assert scores.status_nm[:, 0].tolist() == [OK, ABSENT, ABSENT, OK]
     last = scored(tmp_path, pays="step[1]", sees=sees, inside=inside)
     assert float(last.reward_nm[0, 0]) == pytest.approx(
-        float(by_hand(model, tokenizer, PROMPTS[0], shown[0]).softmax(-1)[2])
+        float(by_hand(model, tokenizer, PROMPTS[0], texts[0]).softmax(-1)[2])
     )
 
 
