@@ -23,7 +23,7 @@ def batch(seed, completions=6, tokens=9, dtype=torch.float64):
 def slow(value, target, mask):
     """Every figure as loops over completions and tokens."""
     rows = [
-        [(v, q) for v, q, here in zip(*row, strict=True) if here]
+        [(v, q) for v, q, flag in zip(*row, strict=True) if flag]
         for row in zip(value.tolist(), target.tolist(), mask.tolist(), strict=True)
     ]
     rows = [row for row in rows if row]
@@ -61,7 +61,7 @@ def test_nothing_is_read_at_masked_tokens(poison):
 
 @pytest.mark.parametrize("constant", [0.1, 1 / 3, 1e-30, 0.0])
 def test_a_target_that_does_not_vary_has_no_explained_variance(constant):
-    """Exactly, for 49 times .1 is not 4.9."""
+    """The test for it is exact: in floats 49 times .1 is not 4.9."""
     value, _, mask = batch(3, completions=7, tokens=7)
     error = critic_error(value, torch.full_like(value, constant), mask)
     assert math.isnan(error["explained_variance"])

@@ -122,8 +122,8 @@ def test_probabilities_are_those_of_a_truncated_normal(low, high, bins):
     edges = [low + (high - low) * b / bins for b in range(bins + 1)]
     probabilities = hl_gauss(target, bins=bins, value_range=(low, high))
     for t, y in enumerate(target[0].tolist()):
-        here = truncnorm((low - y) / spread, (high - y) / spread, loc=y, scale=spread)
-        expected = [here.cdf(b) - here.cdf(a) for a, b in pairwise(edges)]
+        normal = truncnorm((low - y) / spread, (high - y) / spread, loc=y, scale=spread)
+        expected = [normal.cdf(b) - normal.cdf(a) for a, b in pairwise(edges)]
         assert_close(probabilities[0, t], expected, 1e-12)
     assert_close(probabilities.sum(dim=-1), torch.ones_like(target), 1e-12)
 

@@ -11,7 +11,7 @@ SCORE, VERDICT = [0.9, 0.7, 0.3, 0.1], [1, 0, 0, 0]
 
 
 def slow_loss(score, verdict):
-    """Loops over the definition, for those that have both."""
+    """The definition in loops, over the completions that have a score and a verdict."""
     rows = [(s, v) for s, v in zip(score, verdict, strict=True) if s == s and v == v]
     right, wrong = sum(v == 1 for _, v in rows), sum(v == 0 for _, v in rows)
     total = 0.0

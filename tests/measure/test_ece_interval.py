@@ -1,4 +1,4 @@
-"""The interval of an ECE: its definition in loops, what it holds, and what the bootstrap of the ECE does not."""
+"""The interval of an ECE against its definition in loops, and how often it covers the truth where a bootstrap does not."""
 
 import math
 from dataclasses import replace
@@ -16,7 +16,7 @@ from spanwise.measure import Reports, bootstrap, ece, ece_difference, ece_interv
 
 
 def gaps(q, c, row):
-    """Eleven bins, one completion after the other."""
+    """Sum the gaps of eleven bins in a loop over completions."""
     gap_b = [0.0] * 11
     for n in row:
         gap_b[int(q[n] * 10 + 1e-9)] += (float(c[n]) - float(q[n])) / len(row)
@@ -33,8 +33,8 @@ def slow(runs, seed, resamples=25):
     fresh = torch.empty(resamples, 2, dtype=torch.float64).exponential_(generator=torch.Generator().manual_seed(seed + 1))
     value, above, below, zero = 0.0, *np.zeros((3, 2 * resamples))
     for side, (q, c, id_n) in zip((1, -1), runs, strict=False):
-        here = gaps(q, c, range(len(q)))
-        noise = [gaps(q, c, [n for p in row for n in range(len(q)) if int(id_n[n]) == prompts[p]]) - here for row in drawn]
+        gap = gaps(q, c, range(len(q)))
+        noise = [gaps(q, c, [n for p in row for n in range(len(q)) if int(id_n[n]) == prompts[p]]) - gap for row in drawn]
         contradict, agree = (gaps(q, answers, range(len(q))) / count for answers in (q < 0.5, q >= 0.5))
         ways = [(contradict, agree), (agree, contradict)][
             ::side
@@ -44,17 +44,17 @@ def slow(runs, seed, resamples=25):
             for first, second in ways for z, (u, v) in zip(noise, fresh, strict=True)
         ]  # fmt: skip
         sd = np.std(noise, axis=0, ddof=1)
-        clear = [abs(here[b]) > math.sqrt(2 * math.log(count)) * sd[b] for b in range(11)]
-        signed = [[np.sign(here[b]) * z[b] if abs(here[b]) > 1e-12 else 0.0 for b in range(11)] for z in noise]
+        clear = [abs(gap[b]) > math.sqrt(2 * math.log(count)) * sd[b] for b in range(11)]
+        signed = [[np.sign(gap[b]) * z[b] if abs(gap[b]) > 1e-12 else 0.0 for b in range(11)] for z in noise]
         most = np.array(
             [sum(s[b] if clear[b] else abs(z[b]) for b in range(11)) for s, z in zip(signed, noise, strict=True)]
         )
         least = np.array([sum(s) for s in signed])
         if len(runs) == 2:
-            least = np.array([sum(abs(here[b] + z[b]) - abs(here[b]) for b in range(11)) for z in noise])
+            least = np.array([sum(abs(gap[b] + z[b]) - abs(gap[b]) for b in range(11)) for z in noise])
         else:
-            zero = np.array([sum(abs(z[b]) for b in range(11) if abs(here[b]) <= 1e-12) for z in noise])
-        value += side * np.abs(here).sum()
+            zero = np.array([sum(abs(z[b]) for b in range(11) if abs(gap[b]) <= 1e-12) for z in noise])
+        value += side * np.abs(gap).sum()
         above += most if side > 0 else -least
         below += least if side > 0 else -most
     down = np.quantile(above, 0.975), -np.quantile(above, 0.025)
@@ -65,14 +65,14 @@ def slow(runs, seed, resamples=25):
 def test_the_bounds_against_loops():
     seed = 3
     first, second = reports(seed=seed), reports(seed=seed + 9)
-    got = ece_interval(Reports(*first), resamples=25, seed=seed)
+    interval = ece_interval(Reports(*first), resamples=25, seed=seed)
     value, low, high = slow([first], seed)
-    assert (got.value, got.low, got.high) == pytest.approx((value, max(low, 0.0), high))
-    assert got.value == pytest.approx(ece(first[0], first[1]))
-    both = ece_difference(Reports(*first), Reports(*second), resamples=25, seed=seed)
-    assert (both.value, both.low, both.high) == pytest.approx(slow([first, second], seed))
-    back = ece_difference(Reports(*second), Reports(*first), resamples=25, seed=seed)
-    assert (back.low, back.high) == pytest.approx((-both.high, -both.low))
+    assert (interval.value, interval.low, interval.high) == pytest.approx((value, max(low, 0.0), high))
+    assert interval.value == pytest.approx(ece(first[0], first[1]))
+    difference = ece_difference(Reports(*first), Reports(*second), resamples=25, seed=seed)
+    assert (difference.value, difference.low, difference.high) == pytest.approx(slow([first, second], seed))
+    backward = ece_difference(Reports(*second), Reports(*first), resamples=25, seed=seed)
+    assert (backward.low, backward.high) == pytest.approx((-difference.high, -difference.low))
 
 
 def test_an_evaluation_has_this_interval_of_its_ece_and_leaves_out_what_was_not_judged():
@@ -97,7 +97,7 @@ def calibrated(generator, prompts=100, samples=4, shift=0.0):
 
 
 def test_coverage_where_the_bootstrap_of_the_ece_has_none():
-    """400 completions that are calibrated, or off by .05 everywhere: of 20 intervals at .95 19 hold, 17 with luck against us."""
+    """Of 20 intervals at .95 about 19 cover the truth, for 400 completions that are calibrated or off by .05 everywhere."""
     generator, covered = torch.Generator().manual_seed(0), dict.fromkeys(("ours", "percentile", "basic", "difference"), 0)
     for trial in range(20):
         shift = 0.05 * (trial % 2)
@@ -122,7 +122,7 @@ def test_coverage_where_the_bootstrap_of_the_ece_has_none():
 
 @pytest.mark.parametrize(("q", "prompts"), [(1.0, 100), (0.0, 100), (0.9, 100), (1.0, 30)])
 def test_coverage_of_a_nearly_certain_policy(q, prompts):
-    """One completion to a prompt, all of one confidence: how many are wrong is binomial, so no trial is needed for the coverage."""
+    """With one completion per prompt and one confidence the number of wrong ones is binomial, so the coverage needs no trials."""
     count_k, q_n = np.arange(prompts + 1), torch.full((prompts,), q, dtype=torch.float64)
     bounds = {}
     for share in (0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999, 1.0):
@@ -141,17 +141,17 @@ def test_coverage_of_a_nearly_certain_policy(q, prompts):
 def test_a_difference_of_certain_runs_has_width():
     """100 prompts, all right at 1 in both runs: either may err on a prompt that nobody saw, in 3.7 % at most (.025 = .963^100)."""
     sure = Reports(torch.ones(100), torch.ones(100), list(range(100)))
-    both = ece_difference(sure, sure)
-    assert both.value == 0
-    assert both.low == pytest.approx(-both.high)
-    assert 0.02 < both.high < 0.05
+    difference = ece_difference(sure, sure)
+    assert difference.value == 0
+    assert difference.low == pytest.approx(-difference.high)
+    assert 0.02 < difference.high < 0.05
 
 
 def test_what_has_no_bounds():
     q, c = torch.tensor([0.9, 0.4]), torch.tensor([1.0, 0.0])
-    alone = ece_interval(Reports(q, c, [7, 7]))
-    assert alone.value == pytest.approx(0.25)
-    assert math.isnan(alone.low)
+    interval = ece_interval(Reports(q, c, [7, 7]))
+    assert interval.value == pytest.approx(0.25)
+    assert math.isnan(interval.low)
     assert math.isnan(ece_interval(Reports(q[:0], c[:0], [])).value)
     with pytest.raises(AlignmentError, match="prompt 2 is missing in the second"):
         ece_difference(Reports(q, c, [1, 2]), Reports(q, c, [1, 1]))

@@ -62,9 +62,9 @@ def test_sem_is_that_of_prompts(rows):
 def test_mean_interval_against_scipy():
     value_n = torch.tensor([0.71, 0.66, 0.78, 0.69, 0.70]).double()
     low, high = stats.t.interval(0.95, 4, loc=value_n.mean().item(), scale=stats.sem(value_n.numpy()))
-    got = mean_interval(value_n)
-    assert (got.value, got.low, got.high, got.count) == pytest.approx((value_n.mean().item(), low, high, 5))
-    assert mean_interval(value_n, level=0.5).high < got.high
+    ours = mean_interval(value_n)
+    assert (ours.value, ours.low, ours.high, ours.count) == pytest.approx((value_n.mean().item(), low, high, 5))
+    assert mean_interval(value_n, level=0.5).high < ours.high
     single = mean_interval(torch.tensor([0.5, NAN]))
     assert single.value == 0.5
     assert single.count == 1
@@ -144,18 +144,18 @@ def test_an_interval_excludes():
 
 def test_bootstrap_against_a_loop_over_prompts():
     q, c, ids = reports()
-    got = bootstrap(partial(weighted_auroc, q, c), ids, resamples=300, seed=5)
+    interval = bootstrap(partial(weighted_auroc, q, c), ids, resamples=300, seed=5)
     generator = torch.Generator().manual_seed(5)
     drawn = torch.randint(20, (300, 20), generator=generator).tolist()
     values = []
     for prompts in drawn:
         row = torch.cat([(ids == 7 + 3 * p).nonzero().flatten() for p in prompts])
         values.append(auroc(q[row], c[row]))
-    assert got.value == auroc(q, c)
-    assert (got.low, got.high) == pytest.approx(tuple(np.quantile(values, [0.025, 0.975])))
-    assert got.sem == pytest.approx(np.std(values, ddof=1))
+    assert interval.value == auroc(q, c)
+    assert (interval.low, interval.high) == pytest.approx(tuple(np.quantile(values, [0.025, 0.975])))
+    assert interval.sem == pytest.approx(np.std(values, ddof=1))
     slow = bootstrap(on_rows(auroc, q, c), ids, resamples=300, seed=5)
-    assert vars(slow) == pytest.approx(vars(got), abs=1e-12)
+    assert vars(slow) == pytest.approx(vars(interval), abs=1e-12)
 
 
 def test_bootstrap_in_any_order_and_any_chunks(monkeypatch):
@@ -171,8 +171,8 @@ def test_bootstrap_in_any_order_and_any_chunks(monkeypatch):
 
 def test_undefined_resamples_are_left_out():
     q, c = torch.tensor([0.9, 0.8, 0.3]), torch.tensor([1.0, 1.0, 0.0])
-    got = bootstrap(partial(weighted_auroc, q, c), [1, 2, 3], resamples=500)
-    assert (got.value, got.low, got.high) == (1.0, 1.0, 1.0)
+    interval = bootstrap(partial(weighted_auroc, q, c), [1, 2, 3], resamples=500)
+    assert (interval.value, interval.low, interval.high) == (1.0, 1.0, 1.0)
     nothing = bootstrap(partial(weighted_auroc, q[:2], c[:2]), [1, 2], resamples=20)
     assert math.isnan(nothing.value)
     assert str(nothing) == "-"

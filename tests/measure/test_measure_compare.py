@@ -1,4 +1,4 @@
-"""Comparison over seeds against scipy's paired t test, and what its sentences dare to say."""
+"""Comparison over seeds against scipy's paired t test, and which claims its sentences make."""
 
 import numpy as np
 import pytest

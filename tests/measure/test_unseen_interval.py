@@ -8,7 +8,7 @@ from scipy import stats
 from spanwise.measure import figure_intervals, weighted_mean
 from spanwise.measure.intervals import unseen_interval
 
-pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # they cost four fifths of the time
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # shape checks take four fifths of the time
 
 ENDS = (([0.0],), ([1.0],))
 
@@ -38,7 +38,7 @@ def test_means_between_against_dirichlet_weights():
 
 @pytest.mark.parametrize(("p", "prompts"), [(0.99, 100), (0.97, 100), (0.99, 50), (0.99, 300)])
 def test_coverage_of_a_policy_that_says_1(p, prompts):
-    """Prompts are right or wrong as a whole: how many are wrong is binomial, so no trial is needed for the coverage."""
+    """Whole prompts are right or wrong, so the number of wrong ones is binomial and the coverage needs no trials."""
     coverage = dict.fromkeys(("accuracy", "brier"), 0.0)
     for wrong in range(12):
         c = (torch.arange(prompts) >= wrong).double()
@@ -49,7 +49,7 @@ def test_coverage_of_a_policy_that_says_1(p, prompts):
 
 
 def test_coverage_of_the_auroc_where_few_prompts_err():
-    """It says .9 or 1 and is right .95, whatever it says: the true AUROC is .5."""
+    """The policy states .9 or 1 at random and is right 95 % of the time, so the true AUROC is .5."""
     generator, covered = torch.Generator().manual_seed(0), 0
     for trial in range(40):
         q = 0.9 + 0.1 * (torch.rand(100, generator=generator) < 0.5).double()
@@ -72,9 +72,9 @@ def test_no_figure_has_width_0():
 
 
 def test_prompts_of_different_sizes_and_what_is_missing():
-    """A prompt without a verdict is not counted; of the others each weighs as much as it has samples."""
+    """A prompt without a verdict is not counted; every other prompt weighs as many samples as it has."""
     c = torch.tensor([1.0, 1.0, 0.0, float("nan"), 1.0])
     intervals = evaluated(torch.full((5,), 0.5), c, ["a", "a", "b", "c", "d"])
     assert (intervals["accuracy"].value, intervals["accuracy"].count, intervals["verdict_rate"].count) == (0.75, 3, 4)
-    again = evaluated(torch.full((5,), 0.5), c.flip(0), ["d", "c", "b", "a", "a"])
-    assert vars(again["accuracy"]) == pytest.approx(vars(intervals["accuracy"]))
+    shuffled = evaluated(torch.full((5,), 0.5), c.flip(0), ["d", "c", "b", "a", "a"])
+    assert vars(shuffled["accuracy"]) == pytest.approx(vars(intervals["accuracy"]))

@@ -57,10 +57,10 @@ def test_a_sample_without_a_verdict_votes_as_its_answer_was_judged_elsewhere():
 def test_an_answer_that_nobody_judged_is_not_right():
     """Two hard prompts whose popular answer timed out: leaving the samples out would make both look solved."""
     rows = [("1", 1, 9), ("3", None, 9), ("3", None, 9)]
-    got = curve_values(run(rows))
-    assert got["pass@1"][0] == pytest.approx(1 / 3)
-    assert got["majority"] == pytest.approx([1 / 3, 1 / 3, 0.0])  # two of three pairs are {1, 3}: a tie
-    assert got["pass@k"] == pytest.approx([1 / 3, 2 / 3, 1.0])
+    values = curve_values(run(rows))
+    assert values["pass@1"][0] == pytest.approx(1 / 3)
+    assert values["majority"] == pytest.approx([1 / 3, 1 / 3, 0.0])  # two of three pairs are {1, 3}: a tie
+    assert values["pass@k"] == pytest.approx([1 / 3, 2 / 3, 1.0])
 
 
 def test_a_prompt_without_any_verdict_has_no_value():
@@ -100,26 +100,26 @@ def test_prompts_count_equally_and_short_ones_drop_out():
 def test_order_and_other_prompts_do_not_matter(rows, random):
     curves = run([row for _, row in rows], prompts=[p for p, _ in rows])
     mixed = random.sample(rows, len(rows))
-    again = run([row for _, row in mixed], prompts=torch.tensor([p for p, _ in mixed]))
+    shuffled = run([row for _, row in mixed], prompts=torch.tensor([p for p, _ in mixed]))
     for name, curve in curves.items():
-        assert curve.prompts == again[name].prompts
-        torch.testing.assert_close(curve.value_pb, again[name].value_pb, equal_nan=True)
+        assert curve.prompts == shuffled[name].prompts
+        torch.testing.assert_close(curve.value_pb, shuffled[name].value_pb, equal_nan=True)
         for i, p in enumerate(curve.prompts):
-            alone = run([row for q, row in rows if q == p])
-            if name in alone:  # a prompt by itself may hold no confidence
-                value_b = alone[name].value_pb[0]
+            lone = run([row for q, row in rows if q == p])
+            if name in lone:  # a prompt by itself may hold no confidence
+                value_b = lone[name].value_pb[0]
                 torch.testing.assert_close(curve.value_pb[i, : len(value_b)], value_b)
 
 
 def test_sixteen_samples_are_exact():
     rows = [("1", 1, 9)] * 9 + [("2", 0, 3)] * 7
-    got = curve_values(run(rows))
+    values = curve_values(run(rows))
     for n in range(1, 17):  # hypergeometric: the right answer wins with more than half, a tie counts half
         wins = sum(
             math.comb(9, k) * math.comb(7, n - k) * (1 if 2 * k > n else 0.5 if 2 * k == n else 0) for k in range(n + 1)
         )
-        assert got["majority"][n - 1] == pytest.approx(wins / math.comb(16, n))
-    assert len(got["majority"]) == 16
+        assert values["majority"][n - 1] == pytest.approx(wins / math.comb(16, n))
+    assert len(values["majority"]) == 16
     assert len(curve_values(run(rows * 2))["pass@k"]) == 16
 
 

@@ -1,4 +1,4 @@
-"""A mode is one room: a folder of a stranger's runs in files and in TRL, and nothing here knows its name."""
+"""A mode from a folder outside the library works on files and in TRL; nothing in the library knows its name."""
 
 import statistics
 from pathlib import Path
@@ -23,7 +23,7 @@ VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"a"))
 
 @pytest.fixture(autouse=True)
 def register_brevity():
-    """The one line that makes it known; other tests list the modes of this library."""
+    """Register the mode for one test; other tests list the library's own modes."""
     register("brevity", kind="mode")(Brevity)
     yield
     del MODES["brevity"]
