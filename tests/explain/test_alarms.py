@@ -1,4 +1,4 @@
-"""What is wrong with a policy is said where its figures are."""
+"""The figures of a failed policy carry a sentence that says what is wrong with it."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What an engine must say of a batch: tags nobody writes, rewards nobody gets, blocks that are left out for free."""
+"""Warnings about a batch: tags nobody writes, rewards nobody gets, blocks that are left out for free."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_other_tags_than_the_layouts():
 
 
 def test_completions_that_were_cut_off_are_not_told_to_change_the_prompt():
-    """What differs and ends at one length was cut off there; what is the same, or ends where it likes, is what the model writes."""
+    """Different completions that all end at one length were cut off there; equal ones, or ones of many lengths, were not."""
     assert " 2 of 3 end inside an unclosed part. If they were cut off, " in warnings_of([[0, 4], [0, 4], PLAN])["tags"]
     assert "cut off" not in warnings_of([[0, 4], PLAN, PLAN])["tags"], "most write something else"
     warning = warnings_of([[4, 4, 5], [4, 5, 4], [5, 4, 4], [4, 5]])["tags"]
@@ -50,8 +50,8 @@ def test_completions_that_were_cut_off_are_not_told_to_change_the_prompt():
         in warning
     )
     assert warning.endswith(" or ask for shorter completions; otherwise ask for these tags in the prompt.")
-    for others in ([[4, 4, 5]] * 4, [[4], [4, 5], [4, 5, 4], [4, 5, 4, 4]]):
-        assert "Ask for these tags in the prompt, or change the layout" in warnings_of(others)["tags"]
+    for ids in ([[4, 4, 5]] * 4, [[4], [4, 5], [4, 5, 4], [4, 5, 4, 4]]):
+        assert "Ask for these tags in the prompt, or change the layout" in warnings_of(ids)["tags"]
 
 
 @pytest.mark.parametrize(
@@ -79,15 +79,15 @@ def test_parts_of_one_reward_that_are_left_out_have_one_sentence():
         return reward
 
     rule = Scheme("bae", layout, [Objective(reward_of(name), name, name=f"own.{name}") for name in layout.names])
-    watch, some = Watch(rule), [[0, 4, 1], [2, 6, 3], [7, 4, 8]]
+    watch, completions = Watch(rule), [[0, 4, 1], [2, 6, 3], [7, 4, 8]]
 
     def sentences_of(ids):
         batch = Batch.jagged(ids, [0] * len(ids))
         return watch.of_reading(read(batch, rule, VOCABULARY))[0]
 
-    (sentence,) = sentences_of(some)
+    (sentence,) = sentences_of(completions)
     assert sentence.startswith("Up to 2 of 3 completions leave out one of answer, sure, plan, but the objectives 'own'")
-    assert sentences_of([*some, [0, 4, 1]]) == [], "neither again, nor of a part alone"
+    assert sentences_of([*completions, [0, 4, 1]]) == [], "neither again, nor of a part alone"
 
 
 def test_what_another_objective_charges_and_what_is_empty_leaves_nothing_out():
@@ -205,7 +205,7 @@ def test_unanimous_groups_and_dead_strata_are_counted_by_hand():
     logged = metrics(credit_batch(reading, batch, scheme()), reading, scheme(), group_n=batch.group_n)
     # Groups with two rewards or more: the first is mixed, the second is not; the third has one reward.
     assert logged["credit/correct/unanimous"] == pytest.approx(1 / 2)
-    # Brier says the same everywhere but in the first group, in which it is mixed too.
+    # Brier is constant except in the first group, where it is mixed too.
     assert logged["credit/unanimous"] == pytest.approx(1 / 2)
     # Compared within groups: the second and the third are dead.
     assert logged["credit/correct/dead_strata"] == pytest.approx(2 / 3)
@@ -221,7 +221,7 @@ def test_what_a_remark_said_is_not_said_again_as_a_habit():
 
 
 def test_a_later_element_of_a_list_may_be_absent_and_its_first_may_not():
-    """Letters with one item each: that nobody writes a second says nothing of the reward, that nobody writes one does."""
+    """Texts with one item each: a second item without rewards is no fault of the reward, a first one without rewards is."""
     layout = Layout(["items[*].price"], segmenter="json", most=2)
     lists = Scheme.preset("bae", layout, objectives=[Objective("equals", each="*")])
     first, later = lists.names
@@ -242,7 +242,7 @@ def test_a_later_element_of_a_list_may_be_absent_and_its_first_may_not():
 
 
 def test_one_objective_that_all_earn_is_no_habit():
-    """Every completion well-formed: the price on tags is unanimous and its strata are dead, as they should be."""
+    """If every completion is well-formed, the format reward is unanimous and its strata are dead, as they should be."""
     tidy = {"credit/format/unanimous": 1.0, "credit/format/dead_strata": 1.0, "credit/unanimous": 0.2}
     assert habits([{"step": step, **tidy} for step in range(9)]) == {}
     split = {"credit/brier/unanimous": 0.5, "credit/brier/dead_strata": 1.0}
@@ -250,7 +250,7 @@ def test_one_objective_that_all_earn_is_no_habit():
 
 
 def test_a_habit_of_a_long_run_is_found_in_one_pass():
-    """The longest of two runs of batches, the first of two that are equally long."""
+    """The longest run of batches is reported, and the first of two equally long ones."""
     shares = [0.9] * 4 + [0.1] + [0.8] * 5 + [0.1] + [0.7] * 5
     (sentence,) = habits([{"step": step, "credit/malformed": share} for step, share in enumerate(shares)]).values()
     assert sentence.startswith("In 5 batches in a row (steps 5 to 9) 80 % of")
@@ -267,7 +267,7 @@ def test_an_objective_of_another_baseline_hides_none_of_the_others(first):
 
 
 def test_a_price_far_below_every_reward_is_said():
-    """Brier scores lie in [-1, 0], so ten times as far out is beyond -10; scale: std divides whatever it is."""
+    """Brier scores lie in [-1, 0], so a price below -10 is too large; under `scale: std` any price is divided."""
 
     def rule(price, scale=None):
         options = {

@@ -1,4 +1,4 @@
-"""`Step`: what every engine drives. Several processes have the numbers of one; what is said once is said once."""
+"""`Step`, which every engine drives: several processes get the numbers of one, and a warning is given once."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -22,7 +22,7 @@ STEPS = Scheme("bae", TURN, [Objective("correct", pays="turn", scope="turn")])
 
 
 def threads(rank, barrier, room):
-    """Processes that are threads."""
+    """The ranks of two processes, which are threads here."""
 
     def gather(part):
         barrier.wait()
@@ -34,12 +34,12 @@ def threads(rank, barrier, room):
 
 
 def batch_of(rows, group_n, *, turns):
-    """Some completions; if they hold several turns, the environment stands between them."""
+    """A batch of some rows; with `turns`, the environment's token separates the turns of a row."""
     columns, ids = {"answer": ["4"] * len(rows)}, [IDS[n] for n in rows]
     if not turns:
         return Batch.jagged(ids, group_n[rows], columns=columns)
     sampled = [[int(i != 7) for i in row] for row in ids]
-    facts = [[{} for written, _ in groupby(row) if written] for row in sampled]
+    facts = [[{} for flag, _ in groupby(row) if flag] for row in sampled]
     return Batch.jagged(ids, group_n[rows], sampled=sampled, columns={**columns, "turns": facts})
 
 
@@ -90,7 +90,7 @@ def test_processes_together_have_the_numbers_of_one(scheme, groups):
 
 
 def test_a_completion_of_several_turns_is_logged_as_one():
-    """Right, then wrong: a fact of the turn is a mean, and so is the credit that the table of completions shows."""
+    """A completion with a right and a wrong turn is logged with the mean of its rewards and of its credit."""
     ids, sampled = [[*RIGHT, 7, *WRONG], WRONG], [[1, 1, 1, 0, 1, 1, 1], [1, 1, 1]]
     step = Step(STEPS, VOCABULARY)
     columns = {"answer": ["4", "4"], "turns": [[{}, {}], [{}]]}
@@ -114,9 +114,9 @@ def test_what_a_trainer_leaves_out_learns_nothing_and_another_mask_is_refused():
     result = step.finish(reading, mask_nt=mask_nt)
     assert result.advantages_nt.tolist() == [pytest.approx([1 / 3] * 3 + [0]), [0.0] * 4]
     assert result.spans.end_nk.tolist() == [[3], [0]]
-    kept = step.rollouts(result, number=3, prompts=["p", "p"], columns={"answer": ("4", "4")})
-    assert kept.batch.ids_nt.shape == kept.batch.mask_nt.shape == (2, 4)
-    assert (kept.mode, kept.step, kept.batch.columns) == ("train", 3, {"answer": ["4", "4"]})
+    rollouts = step.rollouts(result, number=3, prompts=["p", "p"], columns={"answer": ("4", "4")})
+    assert rollouts.batch.ids_nt.shape == rollouts.batch.mask_nt.shape == (2, 4)
+    assert (rollouts.mode, rollouts.step, rollouts.batch.columns) == ("train", 3, {"answer": ["4", "4"]})
     with pytest.raises(AlignmentError, match="Completion 0 trains on 2 tokens"):
         step.finish(reading, mask_nt=torch.tensor([[1, 1, 0], [1, 1, 1]]).bool())
 
