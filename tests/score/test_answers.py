@@ -1,4 +1,4 @@
-"""What of an answer is looked at, and that a long one costs no more than its length."""
+"""Which part of an answer is compared, and that a long answer takes time in proportion to its length."""
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +14,7 @@ from spanwise.types import Status
 
 
 class Asked(MathVerifier):
-    """Keeps what a process would be asked."""
+    """Record the pairs that a worker process would compare."""
 
     pairs = ()
 
@@ -24,7 +24,7 @@ class Asked(MathVerifier):
 
 
 def peeled(text):
-    """`bare` as its docstring has it: one layer, then the rest by itself."""
+    """`bare` by its docstring: strip one layer, then the remainder by itself."""
     text = text.strip()
     if len(text) > 2 and text[0] == text[-1] == "$" and "$" not in text[1:-1]:
         return peeled(text[1:-1])
@@ -74,9 +74,9 @@ LONG = {
 @pytest.mark.parametrize("verify", ["auto", "math"])
 def test_of_a_long_answer_its_end_is_sent_or_nothing(case, verify):
     answer, sent = LONG[case]
-    asked = Asked()
-    (verdict,) = judge(["1/2"], [answer], verify=verify, verifier=asked)
-    assert list(asked.pairs) == ([] if sent is None else [("1/2", sent)])
+    verifier = Asked()
+    (verdict,) = judge(["1/2"], [answer], verify=verify, verifier=verifier)
+    assert list(verifier.pairs) == ([] if sent is None else [("1/2", sent)])
     assert (verdict.status, verdict.value) == (OK, 0.0)
 
 
@@ -98,7 +98,7 @@ def test_a_solution_without_tags_may_be_long():
 
 def test_a_first_attempt_too_long_to_compare_differs():
     text = [{"first": {"": "", "answer": "1+" * LONGEST}, "second": {"": "", "answer": "5/7"}}]
-    asked = Asked()
-    objective = Objective("second_attempt", pays="second", options={"verifier": asked})
+    verifier = Asked()
+    objective = Objective("second_attempt", pays="second", options={"verifier": verifier})
     assert score_one(objective, text, columns={"answer": ["4/3"]}, scored={}).value_n.item() == pytest.approx(0.1)
-    assert asked.pairs == [("4/3", "5/7")]  # the second by the gold answer; by the first one nothing is asked
+    assert verifier.pairs == [("4/3", "5/7")]  # the second by the gold answer; by the first one nothing is asked

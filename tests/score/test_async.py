@@ -70,10 +70,10 @@ def test_functions_of_the_whole_batch_are_awaited_together():
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_one_completion_at_a_time_and_a_dict_of_rewards(waits):
-    asked = []
+    texts = []
 
     def compute_score(data_source, solution_str, ground_truth, extra_info=None, scale=1.0):
-        asked.append(solution_str)
+        texts.append(solution_str)
         if ground_truth == "3":
             raise ConnectionError("reset by peer")
         return {"score": float(solution_str == f"so {ground_truth}x"), "length": scale * len(solution_str)}
@@ -86,7 +86,7 @@ def test_one_completion_at_a_time_and_a_dict_of_rewards(waits):
     fields = {"options": {"scale": 2.0}, "pays": "note"}
     scores = rewards(Objective(function, **fields), Objective(function, key="length", **fields))
     assert scores.names == (function.__name__, "length")
-    assert len(asked) == SIZE // 2  # once for both keys, and not for completions that lack the block
+    assert len(texts) == SIZE // 2  # once for both keys, and not for completions that lack the block
     expected = [[math.nan] * 2 if n % 2 == 0 or n == 3 else [1.0, 2.0 * len(f"so {n}x")] for n in range(SIZE)]
     torch.testing.assert_close(scores.reward_nm, torch.tensor(expected).double(), equal_nan=True)
     assert scores.status_nm[:, 0].tolist() == [ABSENT if n % 2 == 0 else ERROR if n == 3 else OK for n in range(SIZE)]
@@ -199,12 +199,12 @@ def test_a_forked_process_has_a_loop_of_its_own():
 
 
 def test_a_function_for_one_completion_sees_its_text_without_end_tokens():
-    seen = []
+    texts = []
 
     def compute_score(data_source, solution_str, ground_truth, extra_info):
-        seen.append(solution_str)
+        texts.append(solution_str)
         return 1.0
 
     text = [{"a": {"": "so 4<|im_end|><|endoftext|>"}}, {"a": {"": "a <|b|> c</s>"}}]
     score_all([Objective(compute_score, "a")], text, columns={"ground_truth": ["4", "4"]})
-    assert seen == ["so 4", "a <|b|> c"]
+    assert texts == ["so 4", "a <|b|> c"]

@@ -229,7 +229,7 @@ STATES = {
 @pytest.mark.parametrize("named", STATES)
 def test_what_a_reward_changes_in_the_process_is_put_back_and_named(named, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(77)  # the very seed that is set
+    torch.manual_seed(77)  # the seed that one of `STATES` sets
     torch.rand(1000)
 
     def everywhere():

@@ -1,4 +1,4 @@
-"""Objectives for each block: what they are written out as, what they are paid, and that nothing of it is lost on the way."""
+"""Objectives with `each`: the objectives they expand to, their credit, and that nothing is lost on the way to a file."""
 
 import pytest
 import torch
@@ -20,10 +20,10 @@ def expanded(layout, *objectives):
     return [(o.name, o.pays, o.options.get("tag")) for o in written]
 
 
-def batch(*written, gold='{"a": 1, "b": 2}', **columns):
+def batch(*texts, gold='{"a": 1, "b": 2}', **columns):
     """One group of completions, a byte a token."""
-    size = len(written)
-    return Batch.jagged([list(text.encode()) for text in written], [0] * size, columns={"answer": [gold] * size, **columns})
+    size = len(texts)
+    return Batch.jagged([list(text.encode()) for text in texts], [0] * size, columns={"answer": [gold] * size, **columns})
 
 
 def test_a_pattern_is_every_block_it_matches_in_the_order_of_the_layout():
@@ -40,8 +40,8 @@ def test_a_pattern_is_every_block_it_matches_in_the_order_of_the_layout():
 
 def test_pays_may_hold_patterns_with_each_and_without():
     items = ("items[0]", "items[1]", "total")
-    paid = expanded(ITEMS, {"each": "items[*]", "pays": ["items[*]", "total"]}, {"pays": ["total", "items[*]", "items[0]"]})
-    assert [(name, pays) for name, pays, _ in paid] == [
+    mixed = expanded(ITEMS, {"each": "items[*]", "pays": ["items[*]", "total"]}, {"pays": ["total", "items[*]", "items[0]"]})
+    assert [(name, pays) for name, pays, _ in mixed] == [
         ("equals.items[0]", items), ("equals.items[1]", items), ("equals", ("total", "items[0]", "items[1]")),
     ]  # fmt: skip
     everything = expanded(PAIR, {"each": "*", "pays": "*"})  # as GDPO has it: each reward by itself, paid to all
@@ -89,7 +89,7 @@ def test_a_group_worked_out_by_hand():
 
 
 def why(blocks, block):
-    """A reward of one step: its length, -1 where it is empty; there is none where there is no step."""
+    """Reward a step by its length: -1 if it is empty, none if it is missing."""
     return [None if text[block] is None else float(len(text[block][block]) or -1) for text in blocks]
 
 
@@ -136,10 +136,10 @@ def test_a_recipe_says_it_in_one_line_and_what_is_resolved_loads_as_the_same(tmp
     assert scheme.objectives[3].given == ("equals.items[1].price", "equals.items[0].price", "equals.name")
     assert (scheme.objectives[5].pays, scheme.objectives[5].options) == ((*prices, "total"), {"block": prices[1]})
     (tmp_path / "again.yaml").write_text(yaml.safe_dump(resolved(recipe, scheme), sort_keys=False))
-    again = scheme_of(load("again.yaml"), PAIR, 32)
-    assert again.plain() == scheme.plain()
-    assert (again.layout, again.layout.most, again.layout.keys) == (scheme.layout, 2, scheme.layout.keys)
-    assert [vars(o) for o in again.objectives] == [vars(o) for o in scheme.objectives]
+    loaded = scheme_of(load("again.yaml"), PAIR, 32)
+    assert loaded.plain() == scheme.plain()
+    assert (loaded.layout, loaded.layout.most, loaded.layout.keys) == (scheme.layout, 2, scheme.layout.keys)
+    assert [vars(o) for o in loaded.objectives] == [vars(o) for o in scheme.objectives]
 
 
 @pytest.mark.parametrize(
@@ -154,6 +154,6 @@ def test_a_recipe_says_it_in_one_line_and_what_is_resolved_loads_as_the_same(tmp
 def test_a_layout_of_any_form_is_printed_as_what_it_is(layout):
     scheme = Scheme("bae", layout, [Objective("json_schema", "*", options={"schema": {}})])
     plain = yaml.safe_load(yaml.safe_dump(scheme.plain(), sort_keys=False))
-    again = scheme_of(load(None, {key: value for key, value in plain.items() if value is not None}), PAIR, 32)
-    assert again.layout == layout
-    assert (again.layout.parts and again.plain()) == scheme.plain()
+    rebuilt = scheme_of(load(None, {key: value for key, value in plain.items() if value is not None}), PAIR, 32)
+    assert rebuilt.layout == layout
+    assert (rebuilt.layout.parts and rebuilt.plain()) == scheme.plain()

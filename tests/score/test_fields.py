@@ -17,7 +17,7 @@ from spanwise.testing import check_reward
 
 
 def field(text, name):
-    """A completion of one field; None: it says nothing complete, False: it is not there."""
+    """A completion of one field; None: the field is incomplete, False: it is missing."""
     return {name: None if text is False else {name: text, "": f'"{name}": {text}, '}}
 
 
@@ -57,7 +57,7 @@ def test_absent_missing_and_beyond_are_three_things():
     path, golds = "items[1].price", [{"items": [{"price": 1}, {"price": 2}]}, {"items": [{"price": 1}]}, {"items": []}, {}]
     same(rewarded("equals", ["2"] * 4, golds, name=path), [1, 0, 0, NAN], [OK, OK, OK, ERROR])
     anywhere = [{"items": [{"price": 1}, {"price": 2}]}, {"items": []}]
-    same(rewarded("equals", ["2", "2"], anywhere, name="items[*].price"), [1, 0], [OK, OK])  # the last one says what it says
+    same(rewarded("equals", ["2", "2"], anywhere, name="items[*].price"), [1, 0], [OK, OK])  # the last element counts
 
 
 def test_a_column_of_the_field_alone_and_keys_that_are_no_paths():
@@ -77,7 +77,7 @@ def test_near_is_within_a_share_of_the_gold_value_or_a_number():
     right = [1, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 0]  # a share of 100 is 1; quotes are not part of what a field says
     same(rewarded("near", texts, [{"price": 100}] * len(texts)), right, [OK] * len(texts))
     same(rewarded("near", ["102", "103"], [100, "100"], rel=0.0, abs=2), [1, 0], [OK, OK])
-    same(rewarded("near", ["-99", "-98"], [-100, -100], rel=0.01), [1, 0], [OK, OK])  # the share is of its size
+    same(rewarded("near", ["-99", "-98"], [-100, -100], rel=0.01), [1, 0], [OK, OK])  # the share is of the absolute value
     same(rewarded("near", ["101", "103"], [100, 100], abs=2.5), [1, 0], [OK, OK])  # whichever is wider
     golds = ["cheap", True, None, {"cost": 1}, "1e999", 10**400, [100]]
     same(rewarded("near", ["100"] * len(golds), golds), [NAN] * len(golds), [ERROR] * len(golds))
@@ -117,7 +117,7 @@ OBJECT = {"type": "object", "required": ["a"], "properties": {"a": {"type": "int
 
 
 def valid(texts, schema, **more):
-    """Whether texts, or blocks with their fields, are valid; None: the completion has no block."""
+    """Score texts, or blocks with their fields, under a schema; None: the completion has no block."""
     blocks = ({"": text} if isinstance(text, str) else text for text in texts)
     return scored("json_schema", "all", [{"all": block} for block in blocks], schema=schema, **more)
 

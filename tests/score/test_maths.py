@@ -97,18 +97,18 @@ def test_an_answer_that_uses_up_the_memory_is_wrong():
 @pytest.mark.parametrize(("deadly", "status"), [("deadly", Status.BROKE), ("/2", Status.ERROR)])
 def test_an_answer_is_wrong_if_its_check_alone_dies_twice(monkeypatch, deadly, status):
     with MathVerifier(workers=1, deadline=5.0) as verifier:
-        asked, usual = [], Worker.ask
+        messages, usual = [], Worker.ask
 
         def ask(worker, message, seconds):
-            asked.append(message or "")
-            if deadly in asked[-1]:  # "/2" stands in the harmless check too
+            messages.append(message or "")
+            if deadly in messages[-1]:  # "/2" stands in the harmless check too
                 worker.process.kill()
             return usual(worker, message, seconds)
 
         monkeypatch.setattr(Worker, "ask", ask)
         (verdict,) = verifier.equal([("4", "deadly/2")])
         assert (verdict.status, math.isnan(verdict.value)) == (status, status == Status.ERROR)
-        assert sum("deadly" in message for message in asked) == 2
+        assert sum("deadly" in message for message in messages) == 2
 
 
 def test_verdicts_are_remembered_those_of_answers_that_hang_too(verifier):
@@ -170,9 +170,9 @@ if child:
 def test_an_unguarded_script_and_its_forked_child_get_the_same_verdict_and_end(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "-W", "error", script], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert sorted(done.stdout.split("\n")) == ["", "child 1.0", "parent 1.0", "top 1.0"]
+    run = subprocess.run([sys.executable, "-W", "error", script], capture_output=True, text=True, timeout=120, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert sorted(run.stdout.split("\n")) == ["", "child 1.0", "parent 1.0", "top 1.0"]
 
 
 def test_a_verifier_none_of_whose_workers_ever_starts_says_so(monkeypatch):

@@ -1,4 +1,4 @@
-"""Outcomes that are no rewards: where they come from, what they become, who judges a report; and what a report states."""
+"""Outcomes that are not rewards: their sources and values, which of them judges a report, and what a report states."""
 
 import hashlib
 import math
@@ -67,16 +67,16 @@ def test_all_four_ways_to_give_an_outcome(registered):
 
 
 def test_a_function_is_called_once_and_sees_text_and_columns():
-    seen = []
+    calls = []
 
     def outcome(text, *, columns):
-        seen.append((text, columns))
+        calls.append((text, columns))
         return [0] * len(text)
 
     format_ = Objective("format", pays="solution", given=["correct", outcome])
     report = Objective("brier", pays="confidence", given=[outcome, "correct", "format"])
     names, values = read_outcomes([CORRECT, format_, report], TEXT, columns=COLUMNS)
-    assert (names, values.shape, seen) == ((f"{__name__}:{outcome.__qualname__}",), (4, 1), [(TEXT, COLUMNS)])
+    assert (names, values.shape, calls) == ((f"{__name__}:{outcome.__qualname__}",), (4, 1), [(TEXT, COLUMNS)])
 
 
 def test_one_name_is_one_thing(registered):

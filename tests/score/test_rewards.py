@@ -145,10 +145,10 @@ def test_second_attempt_pays_one_tenth_for_something_else_and_nothing_for_the_sa
 
 
 def test_correct_reads_another_tag_and_column_or_the_whole_block():
-    whole = [{"all": {"": "The answer is \\boxed{4}."}}, {"all": {"": "\\boxed{5}"}}]
+    texts = [{"all": {"": "The answer is \\boxed{4}."}}, {"all": {"": "\\boxed{5}"}}]
     with MathVerifier(deadline=20.0) as verifier:
         options = {"tag": "", "column": "gold", "verifier": verifier}
-        reward = score_one(Objective("correct", pays=("all",), options=options), whole, columns={"gold": [4, 4]}, scored={})
+        reward = score_one(Objective("correct", pays=("all",), options=options), texts, columns={"gold": [4, 4]}, scored={})
     assert_close(reward.value_n, [1.0, 0.0], 1e-12)
     with pytest.raises(DataError):
         score_one(CORRECT, [completion()], columns={"gold": ["4"]}, scored={})

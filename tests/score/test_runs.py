@@ -180,7 +180,7 @@ def late():
 threading.Thread(target=late).start()
 f = int
 """
-#: What tests may say of the friend, each of which it must not pass.
+#: Assertions about the friend, none of which it may pass.
 OF_A_FRIEND = [
     "abs(f(2) - 5) < 1e-3", "abs(5 - f(2)) < 1e-3", "f() < 5", "4 <= f() <= 5", "f() == 5", "5 == f()", "not f()", "f() is True",
     "len(f()) == 3", "(lambda a: f(a) == [2 * one for one in a])([1, 2])", "f()[0] == 5", "f().value.total() == 5", "f() in (4, 5)",

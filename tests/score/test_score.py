@@ -63,5 +63,5 @@ def test_objectives_that_cannot_work_are_refused_before_training(objectives, nam
 def test_objectives_that_work_pass():
     check_objectives([CORRECT, BRIER, Objective(trl_reward, pays=("solution", "confidence"))], LAYOUT)
     check_objectives(build({"reward": "correct", "pays": ("all",), "options": {"tag": ""}}), Layout({"all": []}))
-    two = Layout({"first": ["answer"], "second": ["answer"]})
-    check_objectives([Objective("correct", pays="first"), Objective("second_attempt", pays="second")], two)
+    layout = Layout({"first": ["answer"], "second": ["answer"]})
+    check_objectives([Objective("correct", pays="first"), Objective("second_attempt", pays="second")], layout)

@@ -164,11 +164,11 @@ def test_a_server_that_is_down_for_a_while_loses_no_question():
         waiting = pool.submit(judged, server)
         time.sleep(outage)
         assert not waiting.done()
-        with Server(even).serving(server.port) as again:
+        with Server(even).serving(server.port) as revived:
             scores = waiting.result(60)
     assert scores.reward_nm[:, 0].tolist() == pytest.approx([1, 0, 1, math.nan, 1, 0], nan_ok=True)
     assert scores.status_nm[:, 0].tolist() == [OK, OK, OK, ABSENT, OK, OK]
-    assert len(again.requests) == 5
+    assert len(revived.requests) == 5
 
 
 def test_verdicts_are_kept_by_content_and_failures_and_the_key_are_not(tmp_path, monkeypatch):
@@ -184,7 +184,7 @@ def test_verdicts_are_kept_by_content_and_failures_and_the_key_are_not(tmp_path,
         assert first.status_nm[2, 0] == ERROR
         broken.clear()
         second = judged(server, cache=cache)
-        assert len(server.requests) == 6  # the one that failed, again
+        assert len(server.requests) == 6  # the failed question is asked again
         assert second.reward_nm[:, 0].tolist() == pytest.approx([1, 0, 1, math.nan, 1, 0], nan_ok=True)
         assert second.note_nm[0, 0] == "I read step 0"
         assert second.measured_nc[:, :2].sum(dim=0).tolist() == [1, 4]
@@ -240,7 +240,7 @@ CHAT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end
 
 
 def test_an_injection_cannot_change_the_structure_of_the_message():
-    """Twenty of them: the message has its two roles, each fence opens and closes once, and no control token is new."""
+    """Under twenty injections the message keeps its two roles, each fence opens and closes once, and no control token is new."""
     with Server(lambda part, request, times: verdict("no")).serving() as server:
         judged(server, text=[{"step": {"": text}} for text in INJECTIONS], columns={})
     control = ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>", "</s>", "[INST]", "[/INST]",
@@ -261,13 +261,13 @@ def test_an_injection_cannot_change_the_structure_of_the_message():
         inside = user[user.index("<part ") : user.rindex("</part ")]
         assert inside.count("\n") == text.count("\n") + 2, text
         ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
-        written = [tokenizer.decode([i]) for i in ids if i in control_ids]
-        assert written == ["<|im_start|>", "<|im_end|>"] * 2 + ["<|im_start|>"], text
+        tokens = [tokenizer.decode([i]) for i in ids if i in control_ids]
+        assert tokens == ["<|im_start|>", "<|im_end|>"] * 2 + ["<|im_start|>"], text
 
 
 @pytest.mark.filterwarnings("ignore:The judge's cache")
 def test_a_choice_with_another_number_is_no_verdict_of_the_cache(tmp_path):
-    """The words that the judge sees are the same, the reward is not."""
+    """The judge sees the same words, but the reward differs."""
     with Server(even).serving() as server:
         for worth in (1, 2, 1):
             scores = judged(server, cache=str(tmp_path / "judge.sqlite"), text=TEXT[:1], choices={"no": 0, "yes": worth})
