@@ -51,8 +51,8 @@ def check(table, width, *, keep=1):
     for column in table.columns:
         texts = [console.render_str(c) if isinstance(c, str) else c for c in (column.header, *column.cells)]
         heading, *cells = (text.plain for text in texts)
-        whole = column.no_wrap or column.justify == "right"
-        for piece in [*heading.split(), *(piece for cell in cells for piece in ([cell] if whole else cell.split()))]:
+        unwrapped = column.no_wrap or column.justify == "right"
+        for piece in [*heading.split(), *(piece for cell in cells for piece in ([cell] if unwrapped else cell.split()))]:
             assert piece in text or len(piece) > width // 2, (piece, text)
 
 
@@ -65,9 +65,9 @@ def credited():
 def test_credit_and_why(credited, width):
     for table in figures_tables(summary(credited, {})["methods"], credited.title):
         check(table, width, keep=2)
-    found = reasons(credited)
-    check(_reason_table(credited, found, 3), width, keep=2)
-    for line in _describe_completion(credited, found, 1)[1:]:
+    zeros = reasons(credited)
+    check(_reason_table(credited, zeros, 3), width, keep=2)
+    for line in _describe_completion(credited, zeros, 1)[1:]:
         if not isinstance(line, str):
             check(line, width, keep=2)
 
@@ -96,7 +96,7 @@ def test_figures_of_training_evaluation_and_demo(width):
     text = printed(*figure_table("the same start", columns), width=width)
     assert max(map(len, text.splitlines())) <= width
     assert all(name.replace("_", " ") in text for name in names)
-    assert all(f"{value:.3f}" in text for found in columns.values() for value in found.values())
+    assert all(f"{value:.3f}" in text for figures in columns.values() for value in figures.values())
     intervals = {name: Interval(0.123, 0.1, 0.15, 0.01, 0.95, 512) for name in names}
     assert printed(*interval_table("runs/a", intervals), width=width).count("0.100 to 0.150") == len(names)
 
@@ -136,11 +136,11 @@ def test_tables_of_one_run_mark_what_is_wrong():
     assert "! end: hardly any answer is right (accuracy, ece)" in text
     assert next(line.split() for line in text.splitlines() if "ece" in line) == ["ece", "0.030", "0.001", "!"]
     assert "!" not in printed(*figure_table("train: a", {"start": good}))
-    some = {"accuracy": Interval(0.001, 0.0, 0.01, 0.001, 0.95, 4), "auroc": None}
-    text = printed(*interval_table("a", some))
+    intervals = {"accuracy": Interval(0.001, 0.0, 0.01, 0.001, 0.95, 4), "auroc": None}
+    text = printed(*interval_table("a", intervals))
     assert "0.001 !" in text
     assert "! hardly any answer is right (accuracy)" in text
-    assert "auroc" not in printed(*interval_table("a", some, absent=["auroc"]))
+    assert "auroc" not in printed(*interval_table("a", intervals, absent=["auroc"]))
 
 
 JUDGED = {"ece", "brier", "auroc", "mean_confidence", "sharpness"}
@@ -162,9 +162,9 @@ JUDGED = {"ece", "brier", "auroc", "mean_confidence", "sharpness"}
     ],
 )
 def test_what_a_layout_cannot_tell_is_said_once(layout, tags, names):
-    found = unmeasured(layout, tags)
-    assert set(found) == names
-    assert len(set(found.values())) == bool(names)
+    causes = unmeasured(layout, tags)
+    assert set(causes) == names
+    assert len(set(causes.values())) == bool(names)
 
 
 def test_what_a_layout_cannot_tell_of_a_score_is_said_too():
@@ -211,10 +211,10 @@ def test_a_large_file_shows_how_far_it_is_read_and_a_small_one_nothing(tmp_path,
     monkeypatch.setattr("spanwise.commands.shared.progress._LARGE", 1000)
     with large_files_shown(console):
         read_rollouts(file)
-    shown = text.getvalue()
-    assert "reading 50/100" in shown
+    progress = text.getvalue()
+    assert "reading 50/100" in progress
     read_rollouts(file)
-    assert text.getvalue() == shown  # nothing is shown afterwards
+    assert text.getvalue() == progress  # nothing is shown afterwards
 
 
 def test_many_parts_of_a_reward_are_shown_as_one():

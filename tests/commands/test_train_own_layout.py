@@ -43,8 +43,8 @@ def project(tmp_path, monkeypatch):
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     build_model(tokenizer, 0).save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
-    asked = [{"role": "user", "content": "{total}"}]
-    rows = [{"prompt": asked, "answer": json.dumps({"total": n}), "tests": ["a"]} for n in range(10)]
+    conversation = [{"role": "user", "content": "{total}"}]
+    rows = [{"prompt": conversation, "answer": json.dumps({"total": n}), "tests": ["a"]} for n in range(10)]
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "train.py").write_text(TRAIN)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
@@ -69,19 +69,19 @@ def test_it_trains_is_measured_by_what_it_is_trained_for_and_evaluated_by_its_ow
         }
     assert summary["intervals"]["reward/tested"] == [0.25, 0.25]
     assert [line["intervals"]["reward/tested"] for line in lines if "intervals" in line] == [[0.25, 0.25]] * 2
-    shown = console.export_text()
-    assert "mean reward, tested" in shown
-    assert "0.250 to 0.250" in shown
+    printed = console.export_text()
+    assert "mean reward, tested" in printed
+    assert "0.250 to 0.250" in printed
     page = (tmp_path / "run" / "report.html").read_text()
     assert "held-out prompts" in page
     assert "mean reward: tested" in page
-    kept = read_samples(tmp_path / "run")
-    assert (kept.correct, kept.answers, kept.stated, kept.figures()) == ({}, {}, False, summary["final"])
-    again = load("run/recipe.yaml")
-    assert (again.model, again.dataset) == ("project/base", "project/problems.jsonl")
+    saved = read_samples(tmp_path / "run")
+    assert (saved.correct, saved.answers, saved.stated, saved.figures()) == ({}, {}, False, summary["final"])
+    recipe = load("run/recipe.yaml")
+    assert (recipe.model, recipe.dataset) == ("project/base", "project/problems.jsonl")
     (project / "base").rename(project / "gone")
     options = {"prompts": 1, "samples": 2, "seed": 0, "console": Console(quiet=True)}
-    found, _ = evaluate_folder(tmp_path / "run" / "model", again, **options)
-    assert len(found.prompt_n) == 2
+    samples, _ = evaluate_folder(tmp_path / "run" / "model", recipe, **options)
+    assert len(samples.prompt_n) == 2
     with pytest.raises(DataError, match="project/base"):
-        train(again, console=Console(quiet=True))
+        train(recipe, console=Console(quiet=True))

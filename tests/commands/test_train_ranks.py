@@ -24,18 +24,18 @@ def test_the_rollouts_of_all_processes_are_kept(tmp_path):
         "ACCELERATE_USE_CPU": "true",
         "SPANWISE_CACHE": str(tmp_path / "cache"),
     }
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    kept = pq.read_table(tmp_path / "run" / "rollouts" / "step_000001.parquet")
-    assert kept["group"].to_pylist() == [0] * 4 + [1] * 4
-    first, *_, last = kept["prompt"].to_pylist()
-    assert kept["prompt"].to_pylist() == [first] * 4 + [last] * 4
+    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr[-4000:]
+    table = pq.read_table(tmp_path / "run" / "rollouts" / "step_000001.parquet")
+    assert table["group"].to_pylist() == [0] * 4 + [1] * 4
+    first, *_, last = table["prompt"].to_pylist()
+    assert table["prompt"].to_pylist() == [first] * 4 + [last] * 4
     assert first != last
-    tokens = sum(map(sum, kept["trainable"].to_pylist()))
+    tokens = sum(map(sum, table["trainable"].to_pylist()))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["tokens_per_second"] * summary["step_seconds"] == pytest.approx(tokens)
     checkpoint = tmp_path / "run" / "checkpoints" / "checkpoint-1"
     assert checkpoint_fault(checkpoint) is None
-    held = read_manifest(checkpoint)
-    assert held["processes"] == 2
-    assert {"rng_state_0.pth", "rng_state_1.pth", "optimizer.pt", "entropy_ctrl_state.json"} <= set(held["files"])
+    manifest = read_manifest(checkpoint)
+    assert manifest["processes"] == 2
+    assert {"rng_state_0.pth", "rng_state_1.pth", "optimizer.pt", "entropy_ctrl_state.json"} <= set(manifest["files"])

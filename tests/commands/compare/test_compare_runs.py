@@ -31,23 +31,23 @@ SMALL = {
 
 
 def run(output, capsys, *, arms=("group", "rlcr"), seeds=(0, 1), **options):
-    found = compare(
+    comparison = compare(
         arms=arms, seeds=seeds, output=str(output), choices={**SMALL, **options.pop("choices", {})},
         console=Console(width=160), **options,
     )  # fmt: skip
-    return found, capsys.readouterr().out
+    return comparison, capsys.readouterr().out
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """Two arms with two seeds, trained once: here, as a process for each would import everything anew."""
+    """Two arms with two seeds, trained once, in this process: four processes would import everything anew."""
     output = tmp_path_factory.mktemp("compare") / "out"
     output.mkdir()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a batch that teaches nothing
-        for one in plan_runs(("group", "rlcr"), (0, 1), SMALL, str(output)):
-            one.file.write_text(yaml.safe_dump(one.asked()))
-            train(one.recipe, console=Console(quiet=True))
+        for planned in plan_runs(("group", "rlcr"), (0, 1), SMALL, str(output)):
+            planned.file.write_text(yaml.safe_dump(planned.asked()))
+            train(planned.recipe, console=Console(quiet=True))
     compare(arms=("group", "rlcr"), seeds=(0, 1), output=str(output), choices=SMALL, console=Console(width=160, quiet=True))
     return output
 
@@ -75,7 +75,7 @@ def test_the_table_is_student_t_over_seeds(output, capsys):
         correct_n, said_n = (torch.arange(4) < right).double(), torch.full((4,), 0.8, dtype=torch.float64)
         columns = ({"solution": ["7"] * right + ["3"] * (4 - right)}, {"solution": correct_n}, said_n, said_n > 0)
         Samples(torch.zeros(4).long(), *columns).write(output / name)
-    found, said = run(output, capsys)
+    comparison, printed = run(output, capsys)
     summary = json.loads((output / "summary.json").read_text())
     for arm, values in {"group": (0.75, 0.5), "rlcr": (0.25, 1.0)}.items():
         cell = summary["figures"][arm]["accuracy"]
@@ -90,13 +90,13 @@ def test_the_table_is_student_t_over_seeds(output, capsys):
     assert difference["interval"]["mean"] == pytest.approx((0.5 - 0.5) / 2)
     assert difference["verdict"] == "noise"
     votes = ("majority@4", "weighted@4")
-    assert found.figures == ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", *votes)  # refusals: unknown
-    assert summary["figures"]["rlcr"]["auroc"]["seeds"] == 1  # where all are right there is none
+    assert comparison.figures == ("accuracy", "auroc", "ece", "brier", "coverage", "format_rate", *votes)  # no refusals
+    assert summary["figures"]["rlcr"]["auroc"]["seeds"] == 1  # there is none if all are right
     assert summary["seeds"] == [0, 1]
     assert summary["recipe"]["steps"] == 1
     assert "method" not in summary["recipe"]
     assert "| rlcr | 0.625" in (output / "comparison.md").read_text()
-    assert "do not order the methods" in said
+    assert "do not order the methods" in printed
 
 
 def test_the_evaluation_can_be_worked_out_again(finished):
@@ -111,8 +111,8 @@ def test_the_evaluation_can_be_worked_out_again(finished):
     for name, value in samples.figures().items():
         assert (intervals[name] is None) == (value is None)
         assert value is None or intervals[name].value == pytest.approx(value)
-    alone = samples.votes(budgets=(1,))["majority"].intervals[0].value
-    assert alone == pytest.approx(final["accuracy"])
+    vote = samples.votes(budgets=(1,))["majority"].intervals[0].value
+    assert vote == pytest.approx(final["accuracy"])
 
 
 def test_a_missing_value_is_null_in_the_file_and_what_is_no_evaluation_cannot_be_read(finished, tmp_path):
@@ -122,9 +122,9 @@ def test_a_missing_value_is_null_in_the_file_and_what_is_no_evaluation_cannot_be
     samples.write(tmp_path)
     row, other, *_ = pq.read_table(tmp_path / "evaluation.parquet").to_pylist()
     assert (row["confidence"], other["correct/solution"]) == (None, None)
-    read = read_samples(tmp_path)
-    assert bool(read.confidence_n[0].isnan())
-    assert bool(read.correct["solution"][1].isnan())
+    reread = read_samples(tmp_path)
+    assert bool(reread.confidence_n[0].isnan())
+    assert bool(reread.correct["solution"][1].isnan())
     (tmp_path / "evaluation.parquet").write_bytes(b"PAR1")
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(DataError, match=str(folder)):
@@ -144,45 +144,45 @@ def test_a_share_without_verdicts_shows_in_the_table_and_without_any_there_is_no
     samples = read_samples(output / "group-0")
     samples.correct["solution"][::4] = math.nan  # one time-out in each prompt
     samples.write(output / "group-0")
-    found, _ = run(output, capsys)
-    assert found.cells["group", "verdict_rate"].value == pytest.approx((0.75 + 1) / 2)
-    assert found.cells["group", "majority@4"].count == 2
+    comparison, _ = run(output, capsys)
+    assert comparison.cells["group", "verdict_rate"].value == pytest.approx((0.75 + 1) / 2)
+    assert comparison.cells["group", "majority@4"].count == 2
     for folder in output.glob("*-?"):
         samples = read_samples(folder)
         samples.correct["solution"][:] = math.nan
         samples.write(folder)
         assert samples.figures()["accuracy"] is None
-    found, _ = run(output, capsys)
-    assert [name for name in found.figures if name == "accuracy" or "@" in name] == []
+    comparison, _ = run(output, capsys)
+    assert [name for name in comparison.figures if name == "accuracy" or "@" in name] == []
 
 
 def by_commands(monkeypatch, code):
-    """Train by a process that runs this code; how and where each was to be trained. test_secrets trains for real."""
-    asked = []
+    """Replace each training by a process that runs `code`; returns each run's name and whether it resumes."""
+    commands = []
 
     def command(run, *, resume):
-        asked.append((run.folder.name, resume))
+        commands.append((run.folder.name, resume))
         return [sys.executable, "-c", code, str(run.folder)]
 
     monkeypatch.setattr(room, "train_command", command)
-    return asked
+    return commands
 
 
 def test_what_is_there_is_not_trained_again(output, capsys, tmp_path, monkeypatch):
     for file in output.glob("*.yaml"):
         file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "output": "somewhere else"}))
     (tmp_path / "kept").write_bytes((output / "rlcr-1" / "evaluation.parquet").read_bytes())
-    again = f"import shutil, sys; shutil.copy({str(tmp_path / 'kept')!r}, sys.argv[1] + '/evaluation.parquet')"
-    trained = by_commands(monkeypatch, again)
-    _, said = run(output, capsys)
-    assert "runs are finished" not in said
+    code = f"import shutil, sys; shutil.copy({str(tmp_path / 'kept')!r}, sys.argv[1] + '/evaluation.parquet')"
+    trained = by_commands(monkeypatch, code)
+    _, printed = run(output, capsys)
+    assert "runs are finished" not in printed
     assert trained == []
 
     (output / "rlcr-1" / "evaluation.parquet").unlink()  # as an interruption before the end leaves it
-    found, said = run(output, capsys, reference="group")
-    assert "3 of 4 runs are finished" in said
+    comparison, printed = run(output, capsys, reference="group")
+    assert "3 of 4 runs are finished" in printed
     assert trained == [("rlcr-1", False)]
-    assert {(d.a, d.b) for d in found.differences} == {("rlcr", "group")}
+    assert {(d.a, d.b) for d in comparison.differences} == {("rlcr", "group")}
 
     with pytest.raises(DataError, match=r"of another recipe \(steps was 1 and is 2 now\)"):
         run(output, capsys, choices={"steps": 2})
@@ -203,7 +203,7 @@ def test_a_run_that_fails_is_named_and_the_others_stay(output, capsys, tmp_path,
 def test_the_numbers_of_another_recipe_are_never_taken(output):
     other = plan_runs(("group",), (0,), {**SMALL, "learning_rate": 1e-3}, str(output))[0]
     assert plan_runs(("group",), (0,), SMALL, str(output))[0].finished()
-    # As a training under another recipe would leave it that failed before it wrote anything.
+    # As left by a training under another recipe that failed before it wrote anything.
     other.file.write_text(yaml.safe_dump(other.asked()))
     with pytest.raises(DataError, match="learning_rate was"):
         other.finished()
@@ -240,16 +240,16 @@ def test_a_training_that_fails_leaves_no_old_results(finished, tmp_path, monkeyp
 
 
 def test_a_comparison_goes_on_from_what_is_intact_or_starts_anew(tmp_path, monkeypatch, capsys):
-    asked = by_commands(monkeypatch, "print('one attempt')")
-    one = plan_runs(("group",), (0,), SMALL, str(tmp_path))[0]
-    damaged, whole = (one.folder / "checkpoints" / f"checkpoint-{step}" for step in (20, 10))
+    commands = by_commands(monkeypatch, "print('one attempt')")
+    planned = plan_runs(("group",), (0,), SMALL, str(tmp_path))[0]
+    damaged, whole = (planned.folder / "checkpoints" / f"checkpoint-{step}" for step in (20, 10))
     damaged.mkdir(parents=True)
-    assert room._start(one, Console(width=160)).wait() == 0
+    assert room._start(planned, Console(width=160)).wait() == 0
     whole.mkdir()
     (whole / "trainer_state.json").write_text('{"global_step": 1}')
     write_manifest(whole, processes=1)
-    assert room._start(one, Console(width=160)).wait() == 0
-    assert asked == [("group-0", False), ("group-0", True)]
+    assert room._start(planned, Console(width=160)).wait() == 0
+    assert commands == [("group-0", False), ("group-0", True)]
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("group-0 starts anew; these checkpoints are not readable: checkpoint-20: ")
     assert second.startswith("group-0 goes on from checkpoint-10; these checkpoints are not readable: checkpoint-20: ")
@@ -257,26 +257,26 @@ def test_a_comparison_goes_on_from_what_is_intact_or_starts_anew(tmp_path, monke
 
 
 def test_what_ended_a_training_without_a_word_is_said(tmp_path):
-    one = plan_runs(("group",), (0,), SMALL, str(tmp_path))[0]
+    planned = plan_runs(("group",), (0,), SMALL, str(tmp_path))[0]
     (tmp_path / "group-0.log").write_text("train 10/120  left 60 s\n")
-    assert room._failure_reason(one, -9).startswith("the run was ended by signal 9 (Killed) (full log: ")
-    assert room._failure_reason(one, 2).startswith("train 10/120  left 60 s (full log: ")
+    assert room._failure_reason(planned, -9).startswith("the run was ended by signal 9 (Killed) (full log: ")
+    assert room._failure_reason(planned, 2).startswith("train 10/120  left 60 s (full log: ")
 
 
 @pytest.mark.parametrize(
-    ("field", "here", "there"),
+    ("field", "shared_value", "own_value"),
     [
         ("start", "easy", "hard"), ("task", "digits", "digits_twice"), ("start_seed", 0, 1), ("start_steps", None, 5),
         ("temperature", 1.0, 0.5), ("eval_prompts", 512, 64), ("eval_samples", 16, 8), ("model", "small", "large"),
     ],
 )  # fmt: skip
-def test_arms_that_cannot_be_compared_are_refused(field, here, there, tmp_path):
+def test_arms_that_cannot_be_compared_are_refused(field, shared_value, own_value, tmp_path):
     """A comparison takes 16 samples of an evaluation."""
     mine, shared = tmp_path / "mine.yaml", tmp_path / "shared.yaml"
-    hub = {"task": "confidence", "dataset": "sums.jsonl", "model": here} if field == "model" else {}
+    hub = {"task": "confidence", "dataset": "sums.jsonl", "model": shared_value} if field == "model" else {}
     shared.write_text(yaml.safe_dump(hub))
-    mine.write_text(yaml.safe_dump({**hub, field: there}))
-    with pytest.raises(RecipeError, match=f"'group' has the {field} {here} but arm 'mine' has {there},"):
+    mine.write_text(yaml.safe_dump({**hub, field: own_value}))
+    with pytest.raises(RecipeError, match=f"'group' has the {field} {shared_value} but arm 'mine' has {own_value},"):
         plan_runs(("group", str(mine)), (0, 1), {}, "out", shared=shared)
 
 
@@ -307,8 +307,8 @@ def test_an_arm_wins_over_the_shared_recipe(tmp_path):
     assert [(run.recipe.method, run.recipe.baseline) for run in runs][:2] == [("bae", "outcome"), ("bae", "blended")]
     assert [run.recipe.method for run in runs] == ["bae", "bae", "rlcr"]
     assert {(run.recipe.steps, run.recipe.entropy_target, run.recipe.eval_every) for run in runs} == {(3, None, 20)}
-    own = tmp_path / "mine.yaml"
-    own.write_text("method: bae\neval_every: 7\nobjectives: [{reward: correct, pays: [solution]}]\n")
+    file = tmp_path / "mine.yaml"
+    file.write_text("method: bae\neval_every: 7\nobjectives: [{reward: correct, pays: [solution]}]\n")
     with pytest.raises(RecipeError, match="baseline"):
-        plan_runs(("group",), (0,), {}, "out", shared=own)
-    assert plan_runs(("bae",), (0,), {}, "out", shared=own)[0].recipe.eval_every == 7
+        plan_runs(("group",), (0,), {}, "out", shared=file)
+    assert plan_runs(("bae",), (0,), {}, "out", shared=file)[0].recipe.eval_every == 7

@@ -31,10 +31,10 @@ main()
 def until(condition, seconds=60.0):
     """Wait for what another process does."""
     end = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (result := condition()):
         assert time.monotonic() < end, "it never happened"
         time.sleep(0.05)
-    return found
+    return result
 
 
 def is_alive(pid):
@@ -54,10 +54,10 @@ def test_a_stopped_comparison_leaves_no_training_behind(stop, whole_group, statu
     try:
         until(lambda: sum(bool(file.read_text()) for file in output.glob("*.pid")) == 2 or parent.poll() is not None)
         (os.killpg if whole_group else os.kill)(parent.pid, stop)
-        said, errors = parent.communicate(timeout=20)
+        printed, errors = parent.communicate(timeout=20)
         assert parent.returncode == status, errors
-        assert "0 of 6 runs are finished; 2 train at a time." in said
-        assert "Stopped. Run the same command again" in said
+        assert "0 of 6 runs are finished; 2 train at a time." in printed
+        assert "Stopped. Run the same command again" in printed
         assert "Traceback" not in errors
         started = {file.stem: int(file.read_text()) for file in output.glob("*.pid")}
         assert set(started) == {"group-0", "outcome-0"}
@@ -85,7 +85,7 @@ def test_an_error_ends_what_runs_and_starts_nothing_more():
 
 
 def test_each_item_once_and_so_many_at_a_time():
-    running, most, found = set(), [], []
+    running, most, finished = set(), [], []
 
     def start(number):
         running.add(number)
@@ -95,7 +95,7 @@ def test_each_item_once_and_so_many_at_a_time():
     before = signal.getsignal(signal.SIGTERM)
     for number, status in side_by_side([3, 0, 5, 4], 2, start=start):
         running.remove(number)
-        found.append((number, status))
-    assert sorted(found) == [(0, 0), (3, 3), (4, 4), (5, 5)]
+        finished.append((number, status))
+    assert sorted(finished) == [(0, 0), (3, 3), (4, 4), (5, 5)]
     assert max(most) == 2
     assert signal.getsignal(signal.SIGTERM) is before

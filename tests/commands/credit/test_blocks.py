@@ -27,14 +27,14 @@ def file(tmp_path):
 
 
 def test_the_fields_that_most_completions_have_are_blocks(file):
-    found = credit_rollouts(file)
-    by_field = next(one for one in found.applied if one.name == "bae")
+    result = credit_rollouts(file)
+    by_field = next(arm for arm in result.applied if arm.name == "bae")
     # a: 1, 1, 0, 0; b: 1, 0, 1, 0: the mean of each is .5, and the order in which a completion writes them is its own business.
     assert by_field.by_block["a"].tolist() == [0.5, 0.5, -0.5, -0.5]
     assert by_field.by_block["b"].tolist() == [0.5, -0.5, 0.5, -0.5]
-    one_number = next(one for one in found.applied if one.name == "rlcr")
+    one_number = next(arm for arm in result.applied if arm.name == "rlcr")
     assert one_number.by_block["a"].tolist() == one_number.by_block["b"].tolist() == [1.0, 0.0, 0.0, -1.0]
-    assert "most completions hold JSON, so the blocks are its fields a, b" in " ".join(found.notes)
+    assert "most completions hold JSON, so the blocks are its fields a, b" in " ".join(result.notes)
 
 
 def test_no_majority_has_no_fields():
@@ -57,9 +57,9 @@ def test_repeated_blocks_are_one_row_and_pieces_are_kept(file, tmp_path):
     row = token_rows(table, None)[0]
     # Words: 'So' ' {"a":' ' 1,' ' "b":' ' [2,' ' 3]}': a word belongs to the block of its first byte.
     owner = {t: name for name, pieces in row.spans.items() for start, end in pieces for t in range(start, end)}
-    held = {name: "".join(row.tokens[t] for t in owner if owner[t] == name) for name in dict.fromkeys(owner.values())}
-    assert held["a"] == " 1,"
-    assert held["rest"].startswith('So {"a": "b":')
+    text_of = {name: "".join(row.tokens[t] for t in owner if owner[t] == name) for name in dict.fromkeys(owner.values())}
+    assert text_of["a"] == " 1,"
+    assert text_of["rest"].startswith('So {"a": "b":')
     assert schema.BLOCK in table.column_names
 
 
@@ -69,7 +69,7 @@ PARTS = ["<a>", "</a>", "<b>", "</b>", "<a", "x", "</", "<c.d>", "</c.d>", "<a><
 @settings(max_examples=200)
 @given(st.lists(st.sampled_from(PARTS), max_size=12).map("".join))
 def test_pairs_are_those_of_the_pattern(text):
-    """A pattern with a back-reference says the same, in a time that is quadratic."""
+    """A pattern with a back-reference finds the same pairs, but in quadratic time."""
     tags = tuple(re.findall(r"<([A-Za-z_][\w.-]*)>.*?</\1>", text, re.DOTALL))
     expected = (tags, 1) if tags and len(set(tags)) == len(tags) else ((), 0)
     assert usual_tags([text]) == expected

@@ -30,7 +30,7 @@ def test_traces_of_verifiers(tmp_path):
         trace("4", "4", won), trace("5", "4", lost), trace("4", "4", {"exact": None}, **failed), trace("4", "4", {}, **failed),
         trace("7", "7", won),
     ]  # fmt: skip
-    lines = [episode(one, group="h" if n == 4 else "g") for n, one in enumerate(traces)]
+    lines = [episode(rollout, group="h" if n == 4 else "g") for n, rollout in enumerate(traces)]
     judge = {"config": {}, "name": "judge", "trainable": False}
     lines[0]["traces"].append({**trace("fine", "4", {}), "agent": judge})
     file = write_lines(tmp_path / "traces.jsonl", lines)
@@ -48,9 +48,9 @@ def test_traces_of_verifiers(tmp_path):
 
 def own_file(path, *, values=False):
     """spanwise's own columns, as `rollouts.schema` names them, for the words of a small tokenizer beside it."""
-    tokenizer, said = trl_small.tokenizer(), trl_small.SAID[:4]
-    ids = [tokenizer.convert_tokens_to_ids(one.pieces) for one in said]
-    columns = {"text": ["".join(one.pieces) for one in said], "reward/correct": [one.right for one in said]}
+    tokenizer, replies = trl_small.tokenizer(), trl_small.SAID[:4]
+    ids = [tokenizer.convert_tokens_to_ids(reply.pieces) for reply in replies]
+    columns = {"text": ["".join(reply.pieces) for reply in replies], "reward/correct": [reply.right for reply in replies]}
     if values:
         columns |= {"values": [[0.5] * len(row) for row in ids], "logprobs": [[-0.1] * len(row) for row in ids]}
     write_own(path / "rollouts" / "step_000001.parquet", ids, **columns)
@@ -60,22 +60,22 @@ def own_file(path, *, values=False):
 
 
 def test_a_token_of_a_tool_has_no_value_and_is_as_if_deleted(tmp_path):
-    """GAE and SAE of a run's file, read back, with a tool's tokens in the middle and without them: null is no 0."""
+    """GAE and SAE of a run's file are the same with a tool's tokens in the middle and without them: null is not 0."""
     plain, tool = own_file(tmp_path / "plain", values=True), own_file(tmp_path / "tool", values=True)
     columns = pq.read_table(plain / "rollouts" / "step_000001.parquet").to_pydict()
     draw = np.random.default_rng(0)
     for name in ("values", "logprobs"):
         columns[name] = [(draw.random(len(row)) - (name == "logprobs") * 2).tolist() for row in columns[name]]
     pq.write_table(pa.table(columns), plain / "rollouts" / "step_000001.parquet")
-    written = {"completion_ids": [5, 6], "trainable": [False] * 2, "values": [None] * 2, "logprobs": [None] * 2}
-    columns |= {name: [row[:3] + more + row[3:] for row in columns[name]] for name, more in written.items()}
+    cells = {"completion_ids": [5, 6], "trainable": [False] * 2, "values": [None] * 2, "logprobs": [None] * 2}
+    columns |= {name: [row[:3] + more + row[3:] for row in columns[name]] for name, more in cells.items()}
     pq.write_table(pa.table(columns), tool / "rollouts" / "step_000001.parquet")
-    options, kept = {"methods": ["gae", "sae"], "overrides": {"layout": LAYOUT}}, np.concatenate(columns["trainable"])
-    alone, beside = (credit_rollouts(folder, **options) for folder in (plain, tool))
-    for one, other in zip(alone.applied, beside.applied, strict=True):
-        expected, found = one.advantages(alone.table, 0, 4), other.advantages(beside.table, 0, 4)
-        np.testing.assert_array_equal(found[kept], expected)
-        assert not found[~kept].any()
+    options, trainable = {"methods": ["gae", "sae"], "overrides": {"layout": LAYOUT}}, np.concatenate(columns["trainable"])
+    without, within = (credit_rollouts(folder, **options) for folder in (plain, tool))
+    for plain_arm, tool_arm in zip(without.applied, within.applied, strict=True):
+        expected, advantages = plain_arm.advantages(without.table, 0, 4), tool_arm.advantages(within.table, 0, 4)
+        np.testing.assert_array_equal(advantages[trainable], expected)
+        assert not advantages[~trainable].any()
         assert np.unique(expected).size > 4
 
 
@@ -100,29 +100,29 @@ def two_streams(path):
 
 def test_a_value_for_each_objective_is_read_under_its_name(tmp_path):
     result = credit_rollouts(two_streams(tmp_path))
-    own = next(one for one in result.applied if one.name == result.arms.own)
-    lengths, length_nk = result.table.tokens.lengths, own.file_spans.length_nk.tolist()
+    arm = next(arm for arm in result.applied if arm.name == result.arms.own)
+    lengths, length_nk = result.table.tokens.lengths, arm.file_spans.length_nk.tolist()
     brier_n = result.scores.reward_nm[:, result.scores.names.index("brier")].tolist()
-    for n, one in enumerate(trl_small.SAID[:4]):
-        block = result.table.tokens.with_values(own.file_spans.block_v).slice(n, n + 1)
-        found = own.advantages(result.table, n, n + 1) * lengths[n]  # shared out over the tokens of the completion
+    for n, completion in enumerate(trl_small.SAID[:4]):
+        block = result.table.tokens.with_values(arm.file_spans.block_v).slice(n, n + 1)
+        advantages = arm.advantages(result.table, n, n + 1) * lengths[n]  # shared out over the tokens of the completion
         # By hand: no token is unlikely, so each block is one segment: its reward minus its own value.
-        np.testing.assert_allclose(found[block == 0], one.right - 0.5, rtol=1e-5)
+        np.testing.assert_allclose(advantages[block == 0], completion.right - 0.5, rtol=1e-5)
         assert length_nk[n][0] == (block == 0).sum() > 0
         if length_nk[n][1]:
-            np.testing.assert_allclose(found[block == 1], brier_n[n] + 0.125, rtol=1e-4)
+            np.testing.assert_allclose(advantages[block == 1], brier_n[n] + 0.125, rtol=1e-4)
     assert sum(length[1] > 0 for length in length_nk) > 1
-    expected_n = torch.tensor([one.right - 0.5 for one in trl_small.SAID[:4]]).double()
+    expected_n = torch.tensor([completion.right - 0.5 for completion in trl_small.SAID[:4]]).double()
     torch.testing.assert_close(
-        own.credit.block_nk[:, 0], expected_n, atol=1e-6, rtol=0
+        arm.credit.block_nk[:, 0], expected_n, atol=1e-6, rtol=0
     )  # the mean over the tokens of the block
 
 
 def test_values_of_other_streams_are_not_taken_for_what_is_asked(tmp_path):
-    bare, one, several = own_file(tmp_path / "0"), own_file(tmp_path / "1", values=True), two_streams(tmp_path / "2")
+    bare, single, several = own_file(tmp_path / "0"), own_file(tmp_path / "1", values=True), two_streams(tmp_path / "2")
     pair = {"methods": ["recipe"], "recipe": several / "recipe.yaml"}
     for folder, options, needs in (
-        (one, pair, "for correct, brier, but .* holds one value"),
+        (single, pair, "for correct, brier, but .* holds one value"),
         (several, {"methods": ["gae"]}, r"for return, but .* holds those of correct, brier\."),
         (bare, {"methods": ["gae"]}, "values of a critic of"),
         (bare, {"methods": ["sae"]}, "and log-probabilities"),
@@ -130,7 +130,7 @@ def test_values_of_other_streams_are_not_taken_for_what_is_asked(tmp_path):
     ):
         with pytest.raises(RecipeError, match=needs):
             credit_rollouts(folder, **options)
-    assert len(credit_rollouts(one, **pair, overrides={"values": "shared"}).applied) == 1
+    assert len(credit_rollouts(single, **pair, overrides={"values": "shared"}).applied) == 1
 
 
 def test_chunks_change_nothing(tmp_path, monkeypatch):
@@ -142,10 +142,10 @@ def test_chunks_change_nothing(tmp_path, monkeypatch):
         monkeypatch.setattr(f"spanwise.commands.credit.{module}.AT_A_TIME", 25)
     parts = credit(tmp_path, output=tmp_path / "out", console=quiet(), overrides={"layout": LAYOUT})
     assert len(list(fitting_runs(whole.table.tokens.lengths, 25))) > 2
-    for one, other in zip(whole.applied, parts.applied, strict=True):
-        assert torch.equal(one.credit.block_nk, other.credit.block_nk)
-        column = pq.read_table(tmp_path / "out" / "credit.parquet")[f"advantages/{one.name}"].to_pylist()
-        np.testing.assert_array_equal(np.concatenate(column), one.advantages(whole.table, 0, 8))
+    for arm, chunked in zip(whole.applied, parts.applied, strict=True):
+        assert torch.equal(arm.credit.block_nk, chunked.credit.block_nk)
+        column = pq.read_table(tmp_path / "out" / "credit.parquet")[f"advantages/{arm.name}"].to_pylist()
+        np.testing.assert_array_equal(np.concatenate(column), arm.advantages(whole.table, 0, 8))
 
 
 @pytest.mark.parametrize("method", ["bae", "reinforce++"])
@@ -155,19 +155,19 @@ def test_a_share_of_the_batch_is_counted_in_its_own_step(tmp_path, monkeypatch, 
         write_lines(tmp_path / f"{step}.jsonl", rows)
     monkeypatch.setattr("spanwise.commands.credit.apply.AT_A_TIME", 25)  # a part is not a whole step
 
-    def found(per):
+    def credit_per(per):
         result = credit_rollouts(tmp_path, methods=["recipe"], overrides={"layout": LAYOUT, "method": method, "per": per})
         return result.table, result.applied[0].advantages(result.table, 0, 8)
 
-    (table, batch), (_, alone) = found("batch"), found(1)
+    (table, per_batch), (_, per_one) = credit_per("batch"), credit_per(1)
     offsets = table.tokens.offsets
     count = np.array([table.trainable[first:last].sum() for first, last in pairwise(offsets)])
     mean = np.repeat([count[:4].mean(), count[4:].mean()], 4)
     assert mean[0] < mean[4]
     inside = np.setdiff1d(
-        np.arange(len(alone)), offsets[1:] - 1
+        np.arange(len(per_one)), offsets[1:] - 1
     )  # the last token alone pays for stopping, whatever the share
-    np.testing.assert_allclose(batch[inside], (alone / np.repeat(mean, table.tokens.lengths))[inside], rtol=1e-6)
+    np.testing.assert_allclose(per_batch[inside], (per_one / np.repeat(mean, table.tokens.lengths))[inside], rtol=1e-6)
 
 
 def test_dead_strata_and_silent_completions_are_counted(tmp_path):
@@ -196,8 +196,8 @@ def test_rows_of_the_report_keep_groups_together(size, count):
     assert len(chosen) <= count
     assert chosen == sorted(set(chosen))
     if count >= 4:
-        kept = set(group_n[chosen].tolist())
-        assert chosen == [n for n in range(size) if int(group_n[n]) in kept]
+        groups = set(group_n[chosen].tolist())
+        assert chosen == [n for n in range(size) if int(group_n[n]) in groups]
         assert count >= size or len(chosen) > count - 8
 
 
@@ -230,8 +230,8 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path, monkeypatch):
 def test_our_file_without_a_tokenizer_is_shown_per_word(tmp_path):
     (tmp_path / "moved").mkdir()
     file = next((own_file(tmp_path / "run") / "rollouts").glob("*"))
-    alone = file.rename(tmp_path / "moved" / "alone.parquet")
-    result = credit_rollouts(alone, methods=["bae"], overrides={"layout": LAYOUT})
+    moved = file.rename(tmp_path / "moved" / "alone.parquet")
+    result = credit_rollouts(moved, methods=["bae"], overrides={"layout": LAYOUT})
     assert not result.table.has_ids
     assert result.note.startswith("There is no tokenizer beside the file; credit is shown per word.")
     solution = [credit[0] for credit in trl_small.credit(trl_small.SAID[:4])]

@@ -29,12 +29,12 @@ TAGLESS = [rf"The answer is \boxed{{{x}}}" for x in (4, 4, 3, 5)]
 
 
 def test_an_arm_under_two_names_is_one_arm(tmp_path, monkeypatch):
-    """Two chunks with other rewards in each: the second must not get those of the first."""
+    """Two chunks have different rewards: the second must not get those of the first."""
     monkeypatch.setattr("spanwise.commands.credit.apply.AT_A_TIME", 25)
     outputs = [*[said("4", "0.5")] * 4, *[said("4", "0.5")] * 4]
     file = verl_file(tmp_path / "1.jsonl", outputs, prompts=[*"aaaabbbb"], correct=[1, 1, 1, 0, 0, 0, 0, 1])
     result = credit_rollouts(file, methods=["recipe", "bae"], overrides={"layout": LAYOUT})
-    assert [one.name for one in result.applied] == ["bae"]
+    assert [arm.name for arm in result.applied] == ["bae"]
     assert len(list(fitting_runs(result.table.tokens.lengths, 25))) > 1
     assert result.applied[0].credit.block_nk[:, 0].tolist() == [0.25, 0.25, 0.25, -0.75, -0.25, -0.25, -0.25, 0.75]
 
@@ -55,7 +55,7 @@ def test_a_reward_that_was_never_scored_costs_nothing(kind, gap, tmp_path):
 
 
 def test_a_gap_of_the_completions_own_doing_is_charged(tmp_path):
-    """A recorded Brier score is missing where the confidence cannot be read (charged), and where it was not scored (free)."""
+    """A recorded Brier score is missing if the confidence cannot be read (charged), and if nobody scored it (free)."""
     outputs = [said("4", "0.9"), said("4", "high"), said("4", "0.7"), said("4", "0.5")]
     file = trl_file(tmp_path / "a.parquet", outputs, correct=[1.0] * 4, brier=[-0.01, None, -0.09, None])
     result = credit_rollouts(file, methods=["bae"], overrides={"layout": LAYOUT})
@@ -130,7 +130,7 @@ def test_a_file_without_tags_is_credited_by_its_recorded_reward(overrides, tmp_p
     file = verl_file(tmp_path / "1.jsonl", TAGLESS, gts=["4"] * 4, score=[1.0, 1.0, 0.0, 0.0])
     for methods, names in (([], ["grpo", "recorded"]), (["grpo"], ["grpo"])):
         result = credit_rollouts(file, methods=methods, reward={"correct": "score"}, overrides=overrides)
-        assert [one.name for one in result.applied] == names
+        assert [arm.name for arm in result.applied] == names
         expected = [sign * 0.75**0.5 for sign in (1, 1, -1, -1)]
         assert result.applied[0].credit.block_nk[:, 0].tolist() == pytest.approx(expected, rel=1e-5)
         assert bool(re.search(r"(rlcr and bae are|bae is) left out", result.note)) == (not methods)
@@ -142,7 +142,7 @@ WITHOUT_ANSWERS = pytest.mark.parametrize("outputs", [TAGLESS, [f"<think>hm</thi
 @WITHOUT_ANSWERS
 def test_recorded_numbers_are_the_rewards_if_nothing_says_what_is_right(outputs, tmp_path):
     file = verl_file(tmp_path / "1.jsonl", outputs, gts=["4"] * 4, grade=[1.0, 1.0, -1.0, 0.5], style=[0, 0, 1, 0])
-    bae = next(one for one in credit_rollouts(file).applied if one.name == "bae").credit.block_nk
+    bae = next(arm for arm in credit_rollouts(file).applied if arm.name == "bae").credit.block_nk
     # By hand: grade has the mean .375 and style .25.
     assert bae.sum(dim=1).tolist() == pytest.approx([0.375, 0.375, -0.625, -0.125])
 
@@ -164,7 +164,7 @@ def test_usual_methods_without_a_source_are_left_out(tmp_path):
     layout = {"first": ["answer"], "second": ["answer"]}
     file = verl_file(tmp_path / "1.jsonl", ["<answer>3</answer><answer>4</answer>"] * 4, score=[1, 1, 0, 0])
     result = credit_rollouts(file, reward={"correct": "score"}, overrides={"layout": layout})
-    assert [one.name for one in result.applied] == ["grpo", "recorded"]
+    assert [arm.name for arm in result.applied] == ["grpo", "recorded"]
     assert "rlcr and bae are left out: Reward 'second_attempt' needs gold answers" in result.note
     with pytest.raises(DataError, match="Reward 'second_attempt' needs gold answers"):
         credit_rollouts(file, methods=["bae"], reward={"correct": "score"}, overrides={"layout": layout})

@@ -23,19 +23,19 @@ def decoded(column, n):
     return [column["words"][ord(code) - 32] for code in column["codes"][n]]
 
 
-def run(folder, *, texts=False, said=trl_small.SAID, **options):
+def run(folder, *, texts=False, answers=trl_small.SAID, **options):
     """Completions of some prompts, four of each, the third left out of the loss, as ids of a tokenizer or as texts."""
     tokenizer = trl_small.tokenizer()
     tokenizer.save_pretrained(folder / "model")
     rows = []
-    for n, one in enumerate(said):
-        ids = tokenizer.convert_tokens_to_ids(one.pieces)
+    for n, answer in enumerate(answers):
+        ids = tokenizer.convert_tokens_to_ids(answer.pieces)
         spans = {"solution": (0, 0), "confidence": (0, 0)} if n == 2 else {"solution": (0, len(ids)), "confidence": (0, 0)}
         rows.append(
             completion(
-                ids, group=n // 4, prompt=f"prompt {n // 4}", trainable=[block >= 0 for block in one.blocks],
+                ids, group=n // 4, prompt=f"prompt {n // 4}", trainable=[block >= 0 for block in answer.blocks],
                 start={name: span[0] for name, span in spans.items()}, end={name: span[1] for name, span in spans.items()},
-                reward={"correct": one.right}, logprobs=[-0.25] * len(ids),
+                reward={"correct": answer.right}, logprobs=[-0.25] * len(ids),
             )
         )  # fmt: skip
     pieces = [piece.encode() for piece in trl_small.PIECES] if texts else None
@@ -47,38 +47,38 @@ def run(folder, *, texts=False, said=trl_small.SAID, **options):
 
 @pytest.mark.parametrize("texts", [True, False])
 def test_the_page_shows_what_was_worked_out(texts, tmp_path):
-    made = run(tmp_path, texts=texts)
+    result = run(tmp_path, texts=texts)
     html = (tmp_path / "out" / "report.html").read_text()
     assert credit_page(tmp_path / "out") == html
     data = data_of(html)
     assert data["methods"] == ["grpo", "rlcr", "bae"]
-    for n, one in enumerate(trl_small.SAID):
-        assert decoded(data["tokens"], n) == one.pieces
+    for n, answer in enumerate(trl_small.SAID):
+        assert decoded(data["tokens"], n) == answer.pieces
         assert decoded(data["prompts"], n) == [f"prompt {n // 4}"]
-        assert decoded(data["probabilities"], n) == [pytest.approx(np.exp(-0.25), rel=1e-3)] * len(one.pieces)
-        for method, applied in enumerate(made.applied):
-            shown = decoded(data["advantages"][method], n)
+        assert decoded(data["probabilities"], n) == [pytest.approx(np.exp(-0.25), rel=1e-3)] * len(answer.pieces)
+        for method, applied in enumerate(result.applied):
+            advantages = decoded(data["advantages"][method], n)
             if n == 2:
-                assert shown == [None] * len(one.pieces)  # not trained
+                assert advantages == [None] * len(answer.pieces)  # not trained
                 continue
-            assert shown == pytest.approx(applied.advantages(made.table, n, n + 1).tolist(), rel=1e-3)
+            assert advantages == pytest.approx(applied.advantages(result.table, n, n + 1).tolist(), rel=1e-3)
         solution, confidence, stop = trl_small.credit(trl_small.SAID)[n]  # loops over the definitions
         if n != 2:
-            by_block = [sum(a for a, block in zip(shown, one.blocks, strict=True) if block == k) for k in (0, 1)]
-            last = one.blocks[-1]  # its last token carries the stop credit
+            by_block = [sum(a for a, block in zip(advantages, answer.blocks, strict=True) if block == k) for k in (0, 1)]
+            last = answer.blocks[-1]  # its last token carries the stop credit
             assert by_block == pytest.approx([solution + stop * (last == 0), confidence + stop * (last == 1)], abs=2e-3)
-        assert data["rewards"][n][0] == one.right
+        assert data["rewards"][n][0] == answer.right
 
 
 def test_the_page_shows_whole_groups_evenly_from_the_file(tmp_path, monkeypatch):
     """Eight of twelve, written in parts of a few completions: the first prompt and the last."""
     monkeypatch.setattr("spanwise.commands.credit.write.AT_A_TIME", 30)
-    said = [*trl_small.SAID, *trl_small.SAID[:4]]
-    run(tmp_path, said=said, rows=8)
+    answers = [*trl_small.SAID, *trl_small.SAID[:4]]
+    run(tmp_path, answers=answers, rows=8)
     html = (tmp_path / "out" / "report.html").read_text()
     data = data_of(html)
     assert [decoded(data["prompts"], n) for n in range(8)] == [["prompt 0"]] * 4 + [["prompt 2"]] * 4
-    assert [decoded(data["tokens"], n) for n in range(8)] == [one.pieces for one in [*said[:4], *said[8:]]]
+    assert [decoded(data["tokens"], n) for n in range(8)] == [answer.pieces for answer in [*answers[:4], *answers[8:]]]
     assert "8 of 12 completions are shown, evenly from the file." in html
     assert ">12</" in html  # the figures are over all of them
 
@@ -87,7 +87,7 @@ def test_the_page_has_a_row_for_stopping_and_says_of_no_living_stratum_that_it_i
     """By prompt: right and wrong; right, right, right without a confidence, wrong; nothing differs; only stopping differs."""
     four, three = trl_small.say("", "4", 0.5, 1.0), trl_small.say("", "3", 0.5, 1.0)
     stops = trl_small.say("", "3", None, 1.0)
-    run(tmp_path, said=[*trl_small.SAID, *[four] * 4, *[three] * 3, stops], methods=["grpo", "bae"])
+    run(tmp_path, answers=[*trl_small.SAID, *[four] * 4, *[three] * 3, stops], methods=["grpo", "bae"])
     cells = Page((tmp_path / "out" / "report.html").read_text()).cells
     # Prompt 1: -1 less the mean of -.0625 and -.25, the two that are right; prompt 3: -1 less -.25. Their mean is .796875.
     assert ["bae: stop", "2", "0.797", "0", "-0.844", "-0.750"] in cells
@@ -104,15 +104,15 @@ def read_by_sae(logp, trained, threshold, boundary):
     """The tokens whose value an earlier token's advantage depends on: by the definition of SAE those that open a segment."""
     size = len(logp)
     mask_nt = torch.tensor([trained])
-    found = []
+    positions = []
     for t in range(size):
         value_nt = torch.zeros(1, size)
         value_nt[0, t] = 1.0
         options = {"lam": 0.5, "threshold": threshold, "boundary": boundary}
         adv_nt = sae(torch.zeros(1, size), value_nt, torch.tensor([logp]), mask_nt, **options)
         if trained[t] and bool((adv_nt[0, :t] != 0).any()):
-            found.append(t)
-    return found
+            positions.append(t)
+    return positions
 
 
 @settings(deadline=None)  # a busy machine is no fault

@@ -29,7 +29,7 @@ def file(tmp_path):
     return verl_file(tmp_path / "1.jsonl", outputs, runs=[1, 1, 0, 0], plans=[1, 0, 0, 1], score=[3, 2, 2, 1])
 
 
-def written(folder, **fields):
+def recipe_in(folder, **fields):
     path = folder / "recipe.yaml"
     path.write_text(json.dumps({"layout": BLOCKS, "objectives": OBJECTIVES, **fields}))
     return path
@@ -37,13 +37,13 @@ def written(folder, **fields):
 
 def test_methods_by_block_pay_what_the_recipe_pays_and_others_compare_its_rewards(file, tmp_path):
     methods = ["bae", "recipe", "bae:group", "dr_grpo", "rlcr"]
-    result = credit_rollouts(file, recipe=written(tmp_path), methods=methods)
-    bae, own, group, *sums = (one.credit.block_nk for one in result.applied)
+    result = credit_rollouts(file, recipe=recipe_in(tmp_path), methods=methods)
+    bae, by_recipe, group, *sums = (arm.credit.block_nk for arm in result.applied)
     # By hand: plans 1 0 0 1 have mean .5 and weight .5; runs 1 1 0 0 mean .5. Brier -.01 -.09 -.64 -.04, means by runs -.05, -.34.
     plan, code = [0.25, -0.25, -0.25, 0.25], [0.5, 0.5, -0.5, -0.5]
     brier = torch.tensor([-0.01, -0.09, -0.64, -0.04], dtype=torch.float64)
     assert_close(bae.T, [plan, code, [0.04, -0.04, -0.3, 0.3]])
-    assert_close(own.T, [plan, code, brier.tolist()])
+    assert_close(by_recipe.T, [plan, code, brier.tolist()])
     assert_close(group[:, 2], brier - brier.mean())
     total = torch.tensor([1.49, 0.91, -0.64, 0.46], dtype=torch.float64)  # runs + plans / 2 + brier
     for summed in sums:
@@ -54,26 +54,26 @@ def test_what_stopping_is_charged_with_is_a_row_of_the_figures(tmp_path):
     """Two leave out the confidence, whose Brier is then -1 against nothing."""
     outputs = [spoken("a", 0.9), "<plan>add</plan><code>b</code>", spoken("c", 0.8), "<plan>add</plan><code>d</code>"]
     file = verl_file(tmp_path / "1.jsonl", outputs, runs=[1, 1, 0, 0], plans=[1, 0, 0, 1])
-    methods = summary(credit_rollouts(file, recipe=written(tmp_path), methods=["recipe", "dr_grpo"]), {})["methods"]
-    charged, whole = (figures["blocks"] for figures in methods.values())
+    methods = summary(credit_rollouts(file, recipe=recipe_in(tmp_path), methods=["recipe", "dr_grpo"]), {})["methods"]
+    charged, summed = (figures["blocks"] for figures in methods.values())
     same = {"mean_abs": 1.0, "zero_share": 0.0, "lowest": -1.0, "highest": -1.0}
     assert charged["stop"] == {"completions": 2, **same}
-    assert "stop" not in whole
+    assert "stop" not in summed
 
 
 def test_a_baseline_that_no_objective_can_use_is_refused(file, tmp_path):
     with pytest.raises(RecipeError, match="so the baseline 'blended'"):
-        credit_rollouts(file, recipe=written(tmp_path, objectives=OBJECTIVES[:2]), methods=["bae:blended"])
+        credit_rollouts(file, recipe=recipe_in(tmp_path, objectives=OBJECTIVES[:2]), methods=["bae:blended"])
 
 
 def test_a_preset_that_is_written_out_is_the_preset(tmp_path):
     """A run's recipe has the objectives of its preset in it; beside `rlcr` stands the same `bae` as without them."""
     file = verl_file(tmp_path / "1.jsonl", WELL_FORMED, gts=["4"] * 4)
-    both = ["solution", "confidence"]
+    blocks = ["solution", "confidence"]
     filled = [
-        {"reward": "correct", "pays": both, "if_missing": 0.0},
-        {"reward": "log_score", "pays": both[::-1], "given": "correct", "if_missing": -4.605170185988091},
-        {"reward": "format", "pays": both, "weight": 0.25, "if_missing": 0.0, "options": {"empty": True}},
+        {"reward": "correct", "pays": blocks, "if_missing": 0.0},
+        {"reward": "log_score", "pays": blocks[::-1], "given": "correct", "if_missing": -4.605170185988091},
+        {"reward": "format", "pays": blocks, "weight": 0.25, "if_missing": 0.0, "options": {"empty": True}},
     ]
     plain = {"layout": LAYOUT, "method": "rlcr", "calibration": "log_score"}
     out = {"layout": LAYOUT, "method": "rlcr", "objectives": filled}
@@ -87,7 +87,7 @@ BROKEN = [*OBJECTIVES[1:2], {"reward": "train_of_nobody:code_correct", "pays": [
 
 @pytest.mark.parametrize("methods", [[], ["grpo"]])
 def test_a_recipe_that_cannot_be_built_is_an_error(methods, file, tmp_path):
-    named = {"recipe": written(tmp_path, objectives=BROKEN)}
+    named = {"recipe": recipe_in(tmp_path, objectives=BROKEN)}
     for options in (named, {"overrides": {"layout": BLOCKS, "objectives": BROKEN}}):
         with pytest.raises(RecipeError, match="train_of_nobody"):
             credit_rollouts(file, **options, methods=methods)
@@ -95,10 +95,10 @@ def test_a_recipe_that_cannot_be_built_is_an_error(methods, file, tmp_path):
 
 def test_a_run_of_ours_whose_reward_is_elsewhere_keeps_the_usual_methods(tmp_path):
     run = own_run(tmp_path, rewards=[1.0, 0.0, 1.0, 1.0], status=["ok"] * 4)
-    kept = json.loads("[" + json.dumps(BROKEN[1]).replace('"code"', '"solution"') + "]")
-    (run / "recipe.yaml").write_text(json.dumps({"layout": LAYOUT, "prompts": 2, "group_size": 2, "objectives": kept}))
+    objectives = json.loads("[" + json.dumps(BROKEN[1]).replace('"code"', '"solution"') + "]")
+    (run / "recipe.yaml").write_text(json.dumps({"layout": LAYOUT, "prompts": 2, "group_size": 2, "objectives": objectives}))
     result = credit_rollouts(run)
-    assert [one.name for one in result.applied] == ["grpo", "rlcr", "bae"]
+    assert [arm.name for arm in result.applied] == ["grpo", "rlcr", "bae"]
     assert "the recipe's own method is left out: Objective 1 needs the function" in result.note
 
 

@@ -39,13 +39,13 @@ SCORE = [1.1, 1.1, 0.1, -1.0, 1.1, 1.1, 0.1, 0.1]
 
 
 def by_name(result):
-    return {one.name: one for one in result.applied}
+    return {arm.name: arm for arm in result.applied}
 
 
 def sampled(result, n):
-    """Of completion n, what each sampled token is credited with under every arm, and how many there are."""
+    """The credit of each sampled token of completion n under every arm, and the number of these tokens."""
     flags = result.table.tokens.with_values(result.table.trainable).slice(n, n + 1)
-    return {one.name: one.advantages(result.table, n, n + 1)[flags] for one in result.applied}, int(flags.sum())
+    return {arm.name: arm.advantages(result.table, n, n + 1)[flags] for arm in result.applied}, int(flags.sum())
 
 
 def test_verl_with_plan_code_and_confidence():
@@ -66,8 +66,8 @@ def test_verl_with_plan_code_and_confidence():
     torch.testing.assert_close(arms["rlcr"].credit.block_nk[4:], rlcr[:, None].expand(4, 3))
     assert arms["grpo"].credit.block_nk[4:, 0].tolist() == pytest.approx([0.866, 0.866, -0.866, -0.866], abs=1e-4)
     for n, number in enumerate(SCORE):
-        seen, size = sampled(result, n)
-        np.testing.assert_allclose(seen["recorded"], number / size, rtol=1e-6)
+        by_arm, size = sampled(result, n)
+        np.testing.assert_allclose(by_arm["recorded"], number / size, rtol=1e-6)
     assert "recorded" not in summary(result, {})["statuses"]
 
 
@@ -97,16 +97,16 @@ def test_the_advantages_of_verifiers_stay_at_their_tokens_and_are_a_mean_without
     assert size == 6
     np.testing.assert_allclose(first["recorded"], np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6]) / 6, rtol=1e-6)
     expected = [[0.2, 0.5], [0.7, 0.7], [-1.2, -1.2]]  # means over the blocks; the fourth has none, and no draft
-    found = torch.stack([recorded.by_block[name] for name in ("draft", "final")], dim=1)
-    np.testing.assert_allclose(found[:3], expected)
-    assert found[3].isnan().all()
+    means = torch.stack([recorded.by_block[name] for name in ("draft", "final")], dim=1)
+    np.testing.assert_allclose(means[:3], expected)
+    assert means[3].isnan().all()
     assert np.isnan(sampled(result, 3)[0]["recorded"]).all()
     figures = summarise_credit(recorded.by_block["final"])
     assert (figures["completions"], figures["mean_abs"]) == (3, pytest.approx((0.5 + 0.7 + 1.2) / 3))
     without = credit_rollouts(WRITTEN / "verifiers_stream")
     assert "'recorded' shows the trainer's own numbers: the mean over tokens of the file's 'advantages'" in without.note
-    seen, size = sampled(without, 0)
-    np.testing.assert_allclose(seen["recorded"], 0.35 / size, rtol=1e-6)
+    by_arm, size = sampled(without, 0)
+    np.testing.assert_allclose(by_arm["recorded"], 0.35 / size, rtol=1e-6)
 
 
 def accuracy_reward(completions, answer, **kwargs):
@@ -140,8 +140,8 @@ def test_trl_with_notes_and_reply(other_tags, tmp_path):
     arms["dr_grpo"] = credit_rollouts(tmp_path, methods=["dr_grpo"]).applied[0]
     for name in ("dr_grpo", "bae", "recorded"):  # what TRL trained with, and what OCB's paper would give each block
         torch.testing.assert_close(arms[name].credit.block_nk, expected_n[:, None].expand(8, 2), atol=1e-6, rtol=0)
-    seen, size = sampled(result, 3)
-    np.testing.assert_allclose(seen["recorded"], [-0.75 / size] * size, rtol=1e-6)
+    by_arm, size = sampled(result, 3)
+    np.testing.assert_allclose(by_arm["recorded"], [-0.75 / size] * size, rtol=1e-6)
     assert "'recorded' shows the trainer's own numbers: the file's 'advantage', spread over the" in result.note
 
 
@@ -170,23 +170,23 @@ def test_credit_of_blocks_stays_in_its_blocks(tmp_path):
 
 
 def test_it_goes_to_every_file_and_an_export_keeps_it(tmp_path):
-    made = credit(WRITTEN / "verl", output=tmp_path / "out", console=quiet())
+    result = credit(WRITTEN / "verl", output=tmp_path / "out", console=quiet())
     rows = pq.read_table(tmp_path / "out" / "credit.parquet").to_pylist()
     for row, score in zip(rows, SCORE, strict=True):
         assert row["credit/recorded/plan"] == pytest.approx(score)
         assert sum(row["advantages/recorded"]) == pytest.approx(score)
     assert rows[3]["credit/recorded/confidence"] is None  # it has none
-    kept = json.loads((tmp_path / "out" / "summary.json").read_text())["methods"]["recorded"]
-    assert kept["blocks"]["code"]["mean_abs"] == pytest.approx(0.7125)  # four of 1.1, three of .1, one of 1
-    assert kept["dead_strata"] == {}
+    figures = json.loads((tmp_path / "out" / "summary.json").read_text())["methods"]["recorded"]
+    assert figures["blocks"]["code"]["mean_abs"] == pytest.approx(0.7125)  # four of 1.1, three of .1, one of 1
+    assert figures["dead_strata"] == {}
     html = (tmp_path / "out" / "report.html").read_text()
     assert "that grpo, rlcr, bae would have given to 8 completions, without training, beside the recorded credit." in html
     assert report_folder(tmp_path / "out").read_text() == html
-    again = credit_rollouts(tmp_path / "out" / "credit.parquet", methods=["recorded"])
+    exported = credit_rollouts(tmp_path / "out" / "credit.parquet", methods=["recorded"])
     for n in range(8):
-        np.testing.assert_array_equal(sampled(again, n)[0]["recorded"], sampled(made, n)[0]["recorded"])
-    alone = credit(WRITTEN / "verl", output=tmp_path / "alone", console=quiet(), methods=["recorded"])
-    assert ([one.name for one in alone.applied], alone.file_spans.names) == (["recorded"], ("plan", "code", "confidence"))
+        np.testing.assert_array_equal(sampled(exported, n)[0]["recorded"], sampled(result, n)[0]["recorded"])
+    lone = credit(WRITTEN / "verl", output=tmp_path / "alone", console=quiet(), methods=["recorded"])
+    assert ([arm.name for arm in lone.applied], lone.file_spans.names) == (["recorded"], ("plan", "code", "confidence"))
     assert "The recorded credit of 8 completions." in (tmp_path / "alone" / "report.html").read_text()
 
 
@@ -287,7 +287,7 @@ def test_a_rollout_of_several_branches_has_one_vote(tmp_path):
     """Rewards 1 (two branches), 0, 0: leave-one-out of three rollouts, not of four rows."""
     traces = [tree(said("4", "0.9"), said("4", "0.8"), 1.0)]
     traces += [trace(said("5", "0.5"), "4", {"correct": {"score": 0.0, "weight": 1.0}}) for _ in range(2)]
-    file = write_lines(tmp_path / "traces.jsonl", [episode(one) for one in traces])
+    file = write_lines(tmp_path / "traces.jsonl", [episode(rollout) for rollout in traces])
     result = credit_rollouts(file, recipe=recipe(tmp_path), methods=["rloo", "grpo"])
     rloo = result.applied[0].credit.block_nk
     torch.testing.assert_close(rloo, torch.tensor([[1.0], [1.0], [-0.5], [-0.5]]).double().expand_as(rloo))
@@ -301,42 +301,42 @@ def test_a_rollout_of_several_branches_has_one_vote(tmp_path):
 
 
 @pytest.fixture
-def written(tmp_path):
+def trace_options(tmp_path):
     """Options for the traces that verifiers wrote."""
     trl_small.tokenizer().save_pretrained(tmp_path / "model")
     return {"tokenizer": tmp_path / "model", "recipe": recipe(tmp_path), "reward": {"correct": "exact"}}
 
 
-def test_what_the_trainer_gave_stands_beside_what_another_method_would(written):
-    result = credit_rollouts(BRANCHES, methods=["grpo", "recorded"], **written)
-    grpo, held = result.applied
-    assert held.credit.block_nk[:, 1].tolist() == [0.5, 0.5, -0.5, -0.5]
+def test_what_the_trainer_gave_stands_beside_what_another_method_would(trace_options):
+    result = credit_rollouts(BRANCHES, methods=["grpo", "recorded"], **trace_options)
+    grpo, recorded = result.applied
+    assert recorded.credit.block_nk[:, 1].tolist() == [0.5, 0.5, -0.5, -0.5]
     np.testing.assert_allclose(grpo.credit.block_nk[:, 0], np.array([1, 1, -1, -1]) / 2**0.5, rtol=1e-3)  # (1 - .5) / std
-    ours, theirs = (one.advantages(result.table, 0, 4) for one in (grpo, held))
+    ours, theirs = (arm.advantages(result.table, 0, 4) for arm in (grpo, recorded))
     np.testing.assert_allclose(ours, 2**0.5 * theirs, rtol=1e-3)  # token by token, 0 at what no model sampled
     assert (theirs == 0).sum() == 2 * 3
     assert len(set(np.abs(theirs[theirs != 0]).round(7))) == 1  # 20 tokens of each rollout share one vote
     np.testing.assert_allclose(np.abs(theirs).max(), 0.5 / 20, rtol=1e-6)
 
 
-def test_an_export_remembers_whose_a_row_is(written, tmp_path):
-    result = credit(BRANCHES, methods=["rloo"], output=tmp_path / "out", console=quiet(), **written)
+def test_an_export_remembers_whose_a_row_is(trace_options, tmp_path):
+    result = credit(BRANCHES, methods=["rloo"], output=tmp_path / "out", console=quiet(), **trace_options)
     file = tmp_path / "out" / "credit.parquet"
     assert pq.read_table(file)["rollout"].to_pylist() == [0, 0, 1, 1]
-    again = credit_rollouts(file, recipe=written["recipe"], methods=["rloo"], tokenizer=written["tokenizer"])
-    assert again.table.rollout_n.tolist() == [0, 0, 1, 1]
-    torch.testing.assert_close(again.applied[0].credit.block_nk, result.applied[0].credit.block_nk)
-    assert "rollout" not in again.table.columns
+    exported = credit_rollouts(file, recipe=trace_options["recipe"], methods=["rloo"], tokenizer=trace_options["tokenizer"])
+    assert exported.table.rollout_n.tolist() == [0, 0, 1, 1]
+    torch.testing.assert_close(exported.applied[0].credit.block_nk, result.applied[0].credit.block_nk)
+    assert "rollout" not in exported.table.columns
 
 
 def test_a_group_size_counts_rollouts(tmp_path):
     traces = [tree(said("4", "0.9"), said("4", "0.8"), right) for right in (1.0, 0.0, 1.0, 0.0)]
-    file = write_lines(tmp_path / "traces.jsonl", [episode(one) for one in traces])
+    file = write_lines(tmp_path / "traces.jsonl", [episode(rollout) for rollout in traces])
     result = credit_rollouts(file, recipe=recipe(tmp_path), methods=["rloo"], overrides={"group_size": 2})
     assert result.group_n.tolist() == [0] * 4 + [1] * 4
 
 
-def test_a_method_over_tokens_needs_one_row_per_rollout(written):
+def test_a_method_over_tokens_needs_one_row_per_rollout(trace_options):
     with pytest.raises(RecipeError, match=r"Method 'gae' .*branches"):
-        credit_rollouts(BRANCHES, methods=["gae"], **written)
+        credit_rollouts(BRANCHES, methods=["gae"], **trace_options)
     assert read_rollouts(BRANCHES.parent / "verifiers").rollout_n is None  # without branches nothing changes

@@ -28,71 +28,71 @@ def file(folder, scores=SCORES, *, step=1, **columns):
 
 
 def recipe(folder, *, method="grpo", **laser):
-    own = {"layout": {"solution": ["answer"]}, "objectives": [{"reward": "correct", "pays": ["solution"]}]}
-    rule = {"method": method, **({"options": {"eps": 0.0}} if method == "grpo" else own)}
+    fields = {"layout": {"solution": ["answer"]}, "objectives": [{"reward": "correct", "pays": ["solution"]}]}
+    rule = {"method": method, **({"options": {"eps": 0.0}} if method == "grpo" else fields)}
     rule["laser"] = {"token": "<unk>", "self_rewarding_warmup": 0, **laser}
     (folder / "recipe-in.yaml").write_text(yaml.safe_dump(rule))
     return folder / "recipe-in.yaml"
 
 
 def test_a_recipe_with_laser_mixes_the_score_from_its_warm_up_on_and_other_methods_do_not(tmp_path):
-    found = credit_rollouts(file(tmp_path), recipe=recipe(tmp_path), methods=["recipe", "grpo"])
-    for one, expected in zip(found.applied, (MIXED, PLAIN), strict=True):
-        assert_close(one.credit.block_nk[:, 0], expected, 1e-6)
+    result = credit_rollouts(file(tmp_path), recipe=recipe(tmp_path), methods=["recipe", "grpo"])
+    for arm, expected in zip(result.applied, (MIXED, PLAIN), strict=True):
+        assert_close(arm.credit.block_nk[:, 0], expected, 1e-6)
     for step, expected in ((5, PLAIN), (6, MIXED)):
-        asked = {"recipe": recipe(tmp_path, self_rewarding_warmup=5), "methods": ["recipe"]}
-        found = credit_rollouts(file(tmp_path, step=step), **asked)
-        assert_close(found.applied[0].credit.block_nk[:, 0], expected, 1e-6)
+        options = {"recipe": recipe(tmp_path, self_rewarding_warmup=5), "methods": ["recipe"]}
+        result = credit_rollouts(file(tmp_path, step=step), **options)
+        assert_close(result.applied[0].credit.block_nk[:, 0], expected, 1e-6)
         early = "from step 6 on; 4 of 4 completions are from earlier steps (self_rewarding_warmup)"
-        assert (early in found.note) == ("warmup" in found.note) == (step == 5)
+        assert (early in result.note) == ("warmup" in result.note) == (step == 5)
 
 
 def test_a_method_per_token_mixes_whole_groups(tmp_path, monkeypatch):
     """Also where a part is a single completion: with lambda 1 and values of 0 every token has the reward, plus its share."""
     monkeypatch.setattr("spanwise.commands.credit.apply.AT_A_TIME", 1)
-    asked = {"recipe": recipe(tmp_path, method="gae", scale="none"), "methods": ["recipe"]}
+    options = {"recipe": recipe(tmp_path, method="gae", scale="none"), "methods": ["recipe"]}
     values = {"values": pa.array([[0.0] * 3] * 4, pa.list_(pa.float32()))}
-    found = credit_rollouts(file(tmp_path, **values), overrides={"options": {"lam": 1.0, "whiten": False}}, **asked)
+    result = credit_rollouts(file(tmp_path, **values), overrides={"options": {"lam": 1.0, "whiten": False}}, **options)
     hand = [0.9 * right + 0.1 * (score - 0.5) for right, score in zip([1, 0, 0, 0], SCORES, strict=True)]
-    assert_close(found.applied[0].credit.block_nk[:, 0], hand, 1e-6)
+    assert_close(result.applied[0].credit.block_nk[:, 0], hand, 1e-6)
 
 
 def test_a_file_without_the_column_is_refused(tmp_path):
     with pytest.raises(RecipeError, match=r"in.parquet' has no column 'self_reward'.* or leave laser out\."):
         credit_rollouts(file(tmp_path, None), recipe=recipe(tmp_path), methods=["recipe"])
-    found = credit_rollouts(file(tmp_path, None), recipe=recipe(tmp_path, mix=0.0), methods=["recipe"])  # it changes nothing
-    assert_close(found.applied[0].credit.block_nk[:, 0], PLAIN, 1e-6)
-    assert found.score is None
+    result = credit_rollouts(file(tmp_path, None), recipe=recipe(tmp_path, mix=0.0), methods=["recipe"])  # it mixes nothing
+    assert_close(result.applied[0].credit.block_nk[:, 0], PLAIN, 1e-6)
+    assert result.score is None
 
 
 def test_the_score_is_shown_as_a_confidence(tmp_path):
     console = quiet()
     path = file(tmp_path, [1.4, 0.2, -0.3, None])
     credit(path, output=tmp_path / "out", recipe=recipe(tmp_path), methods=["recipe"], console=console)
-    said = "3 completions have a score (75 %), and against correct ECE 0.067, Brier 0.013, AUROC 1.000."  # .2 / 3, .04 / 3
-    assert said in console.file.getvalue()
-    shown = json.loads((tmp_path / "out" / "summary.json").read_text())["score"]
-    assert (shown["completions"], shown["coverage"], shown["verdict"]) == (3, 0.75, "correct")
-    assert shown["ece"] == pytest.approx(0.2 / 3)
+    text = "3 completions have a score (75 %), and against correct ECE 0.067, Brier 0.013, AUROC 1.000."  # .2 / 3, .04 / 3
+    assert text in console.file.getvalue()
+    score = json.loads((tmp_path / "out" / "summary.json").read_text())["score"]
+    assert (score["completions"], score["coverage"], score["verdict"]) == (3, 0.75, "correct")
+    assert score["ece"] == pytest.approx(0.2 / 3)
     html = (tmp_path / "out" / "report.html").read_text()
     page = Page(html)
     assert "3 of 4 completions have a score and could be judged." in page.text
-    assert said in page.text
+    assert text in page.text
     assert data_of(html)["scores"] == [
         "says of itself 1.00 (1.4, clipped)", "says of itself 0.20", "says of itself 0.00 (-0.3, clipped)",
         "no score of its own: the completion was cut off",
     ]  # fmt: skip
     assert report_folder(tmp_path / "out").read_text() == html
-    again = read_rollouts(tmp_path / "out" / "credit.parquet")
-    assert_close(again.score_n, [1.4, 0.2, -0.3, NAN], equal_nan=True)
+    exported = read_rollouts(tmp_path / "out" / "credit.parquet")
+    assert_close(exported.score_n, [1.4, 0.2, -0.3, NAN], equal_nan=True)
 
 
 def test_scores_that_are_all_clipped_to_one_number_are_named(tmp_path):
-    found = credit_rollouts(file(tmp_path, [1.4, 1.2, 1.3, None]), methods=["grpo"])
-    assert found.note.endswith("AUROC 0.500. Every score is 1, after clipping.")
+    result = credit_rollouts(file(tmp_path, [1.4, 1.2, 1.3, None]), methods=["grpo"])
+    assert result.note.endswith("AUROC 0.500. Every score is 1, after clipping.")
     unknown = {"reward/correct": [0.5, 0.25, 0.5, 0.5]}
-    found = credit_rollouts(file(tmp_path, **unknown), methods=["grpo"])
-    assert "the file does not say which completions are right" in found.note
+    result = credit_rollouts(file(tmp_path, **unknown), methods=["grpo"])
+    assert "the file does not say which completions are right" in result.note
 
 
 def test_the_sum_of_a_block_says_what_was_mixed(tmp_path):

@@ -21,7 +21,7 @@ from spanwise.rollouts.folder import RunFolder
 pytestmark = [*trl_small.THIRD_PARTY, pytest.mark.filterwarnings("ignore:Every advantage of the batch at step:UserWarning")]
 
 
-def written(folder, column):
+def column_of(folder, column):
     """A per-token column as the trainer wrote it, steps in order, end to end; NaN for null."""
     files = sorted((folder / "rollouts").glob("*.parquet"))
     values = [value for f in files for row in pq.read_table(f)[column].to_pylist() for value in row]
@@ -29,7 +29,7 @@ def written(folder, column):
 
 
 def assert_the_trainers_own(folder, result):
-    expected = written(folder, f"advantages/{load(folder / 'recipe.yaml', None).method}")
+    expected = column_of(folder, f"advantages/{load(folder / 'recipe.yaml', None).method}")
     advantages = result.applied[0].advantages(result.table, 0, len(result.table))
     left_out = np.repeat(~result.table.learned_n.numpy(), result.table.tokens.lengths)
     np.testing.assert_array_equal(np.isnan(expected), left_out)
@@ -69,8 +69,8 @@ def scripted_run(variant, folder_path):
     recipe = load(None, {"layout": LAYOUT, "prompts": 4, "group_size": 4, "output": str(folder_path), **choices})
     filled = scheme_of(recipe, Layout(LAYOUT), 16)
     folder = RunFolder(folder_path)
-    said = script(tools=variant == "tools", truncated=variant == "truncated")
-    for step, spoken in ((1, said), (2, said[::-1])):
+    answers = script(tools=variant == "tools", truncated=variant == "truncated")
+    for step, spoken in ((1, answers), (2, answers[::-1])):
         extra = {
             "scheme": filled,
             "train_dataset": trl_small.prompts().select([0, 0, 1, 1]), "model": trl_small.policy(),
@@ -100,7 +100,7 @@ def scripted(tmp_path_factory):
 def test_scripted_runs_get_the_advantages_they_were_trained_with(variant, scripted):
     result = credit_rollouts(scripted(variant), methods=["recipe"])
     assert_the_trainers_own(scripted(variant), result)
-    assert (result.table.trainable == written(scripted(variant), "trainable")).all()
+    assert (result.table.trainable == column_of(scripted(variant), "trainable")).all()
     if variant == "truncated":  # what the loss left out gets nothing from a method per token either
         left_out = np.repeat(~result.table.learned_n.numpy(), result.table.tokens.lengths)
         assert int((~result.table.learned_n).sum()) == 2
@@ -114,7 +114,7 @@ def test_a_file_of_a_run_is_known_by_its_folder(scripted):
     for place, rows in ((run, 32), (run / "rollouts", 32), (file, 16)):
         result = credit_rollouts(place, overrides={"method": "bae_paper", "objectives": OWN_OBJECTIVES, "per": "block"})
         assert len(result.table) == rows
-        assert [one.name for one in result.applied] == ["grpo", "rlcr", "bae", "bae_paper:group"]
+        assert [arm.name for arm in result.applied] == ["grpo", "rlcr", "bae", "bae_paper:group"]
         assert result.table.has_ids
     assert texts(result.table) == pq.read_table(file)["text"].to_pylist()
 
@@ -129,20 +129,20 @@ def test_the_report_of_a_run_shows_grpo_beside_its_own(variant, trained, scripte
         trl_small.tokenizer().convert_ids_to_tokens(row["completion_ids"]) for row in rows
     ]
     assert list(credit) == [trained, "grpo"]
-    for n, (row, seen) in enumerate(zip(rows, view.completions, strict=True)):
-        np.testing.assert_array_equal(seen.advantages[trained], row[f"advantages/{trained}"])
+    for n, (row, page) in enumerate(zip(rows, view.completions, strict=True)):
+        np.testing.assert_array_equal(page.advantages[trained], row[f"advantages/{trained}"])
         for block in ("solution", "confidence"):
             is_there, recorded = row[f"end/{block}"] > 0, row[f"credit/{trained}/{block}"]
-            held = float(credit[trained].get(block, credit[trained].get("completion"))[n])
+            page_credit = float(credit[trained].get(block, credit[trained].get("completion"))[n])
             if is_there:
-                assert held == recorded
+                assert page_credit == recorded
             else:  # the one number of a completion stands, whatever it leaves out
-                assert recorded is None if trained == "rlcr" else np.isnan(held)
+                assert recorded is None if trained == "rlcr" else np.isnan(page_credit)
     # One number: correctness against the mean of the group, four of them in file order.
     right_gn = np.array([row["reward/correct"] for row in rows]).reshape(4, 4)
     expected = np.sign((right_gn - right_gn.mean(axis=1, keepdims=True)).round(9)).flatten()
-    beside = [seen.advantages["grpo"][row["start/solution"]] for row, seen in zip(rows, view.completions, strict=True)]
-    np.testing.assert_array_equal(np.sign(np.round(beside, 9)), expected)
+    grpo = [page.advantages["grpo"][row["start/solution"]] for row, page in zip(rows, view.completions, strict=True)]
+    np.testing.assert_array_equal(np.sign(np.round(grpo, 9)), expected)
     assert (expected != 0).sum() > 8
 
 
@@ -165,9 +165,9 @@ def test_completions_of_trl_get_the_credit_our_trainer_gave(tmp_path):
     assert result.table.note == "The file holds no token ids; credit is shown per word."
     assert set(result.table.rewards) == {"correct", "brier"}  # the columns of credit are no rewards
     assert result.table.rewards["brier"].value_n[5] == -1.0  # what the confidence that was left out stands for
-    for found in result.applied:  # compared again, and as the table of completions says it
-        torch.testing.assert_close(found.credit.block_nk, run.last_rollouts.credit.block_nk, atol=1e-6, rtol=0)
-        torch.testing.assert_close(found.credit.stop_n, run.last_rollouts.credit.stop_n, atol=1e-6, rtol=0)
+    for arm in result.applied:  # compared again, and as the table of completions says it
+        torch.testing.assert_close(arm.credit.block_nk, run.last_rollouts.credit.block_nk, atol=1e-6, rtol=0)
+        torch.testing.assert_close(arm.credit.stop_n, run.last_rollouts.credit.stop_n, atol=1e-6, rtol=0)
     assert torch.equal(result.scores.reward_nm[:, :2].isnan(), run.last_rollouts.reading.scores.reward_nm.isnan())
     well_formed_n2 = result.scores.reward_nm[:, 2:]  # our trainer ran without them, and they move nothing here
     assert torch.equal(well_formed_n2[~well_formed_n2.isnan()], torch.ones(15, dtype=torch.float64))
@@ -197,7 +197,7 @@ def test_a_run_with_a_critic_keeps_what_every_token_was_trained_with(method, opt
     }  # fmt: skip
     train(load(None, fields), console=quiet())
     result = credit_rollouts(tmp_path / "run", methods=["recipe"])
-    trained = written(tmp_path / "run", f"advantages/{method}")
+    trained = column_of(tmp_path / "run", f"advantages/{method}")
     np.testing.assert_array_equal(result.applied[0].advantages(result.table, 0, 16), trained.astype(np.float32))
     assert np.unique(trained).size > 8
     rows = [row for file in sorted((tmp_path / "run" / "rollouts").glob("*")) for row in pq.read_table(file).to_pylist()]
@@ -206,11 +206,11 @@ def test_a_run_with_a_critic_keeps_what_every_token_was_trained_with(method, opt
     assert [name for name in rows[0] if name.startswith("values")] == list(blocks)
     for row in rows:
         for name, block in blocks.items():
-            known = [value is not None for value in row[name]]
+            has_value = [value is not None for value in row[name]]
             if block is None:
-                assert known == row["trainable"]
+                assert has_value == row["trainable"]
             elif row[f"end/{block}"]:
-                assert known == [row[f"start/{block}"] <= t < row[f"end/{block}"] for t in range(len(known))]
+                assert has_value == [row[f"start/{block}"] <= t < row[f"end/{block}"] for t in range(len(has_value))]
     assert "explained_variance" in (tmp_path / "run" / "metrics.jsonl").read_text()
     if "report" in task:
         assert '<section id="critic">' in (tmp_path / "run" / "report.html").read_text()

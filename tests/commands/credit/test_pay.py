@@ -11,16 +11,10 @@ from spanwise.rollouts import read_rollouts
 TEXTS = ["<draft>a b</draft><final>c</final>", "<draft>a</draft><final>c d</final>", "<final>e</final>"]
 
 
-def file(folder, said=TEXTS):
-    paid = zip(said, (1, 0, 0), (0.2, 0.8, 0.5), strict=True)
-    rows = [{"prompt": "p", "completion": text, "passed": p, "style": s} for text, p, s in paid]
+def file(folder, completions=TEXTS):
+    cells = zip(completions, (1, 0, 0), (0.2, 0.8, 0.5), strict=True)
+    rows = [{"prompt": "p", "completion": text, "passed": p, "style": s} for text, p, s in cells]
     return write_lines(folder / "1.jsonl", rows)
-
-
-def credit_of(place, *pay, **options):
-    result = credit_rollouts(place, **{**CreditOptions(pay=[*pay]).parsed(), **options, "methods": ["bae"]})
-    (applied,) = result.applied
-    return result.file_spans.names, applied.credit.block_nk
 
 
 def sheet(text):
@@ -55,10 +49,11 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_each_block_is_paid_by_its_column(case, tmp_path):
     write, pay, options, names, expected = CASES[case]
-    found, credit_nk = credit_of(write(tmp_path), *pay, **options)
-    assert found == names
-    assert credit_nk[: len(expected)].tolist() == [pytest.approx(row) for row in expected]
-    assert names != PAIR or credit_nk[2, 1].item() == pytest.approx(0.0)
+    result = credit_rollouts(write(tmp_path), **{**CreditOptions(pay=[*pay]).parsed(), **options, "methods": ["bae"]})
+    assert result.file_spans.names == names
+    (arm,) = result.applied
+    assert arm.credit.block_nk[: len(expected)].tolist() == [pytest.approx(row) for row in expected]
+    assert names != PAIR or arm.credit.block_nk[2, 1].item() == pytest.approx(0.0)
 
 
 def test_parts_of_a_sheet_are_read_as_tagged_texts(tmp_path):

@@ -46,13 +46,13 @@ def test_what_was_written_is_read_back_as_the_recorded_advantages(tmp_path, toke
 
 
 @pytest.mark.parametrize(
-    ("method", "given", "error"),
+    ("method", "has_tokenizer", "error"),
     [("grpo", True, RecipeError), ("recipe", False, DataError)],
     ids=["a method that was not applied", "no tokenizer"],
 )
-def test_what_cannot_be_written_is_refused_before_anything_is(method, given, error, tmp_path, tokenizer):
+def test_what_cannot_be_written_is_refused_before_anything_is(method, has_tokenizer, error, tmp_path, tokenizer):
     with pytest.raises(error):
-        write(FILE, tmp_path / "out", method, tokenizer=tokenizer if given else None)
+        write(FILE, tmp_path / "out", method, tokenizer=tokenizer if has_tokenizer else None)
     assert not list((tmp_path / "out").glob("[!.]*"))
 
 
@@ -94,9 +94,9 @@ def test_dumps_of_slime_are_written_with_advantages_and_read_back_equal(tmp_path
     for number in (0, 1):
         dump = torch.load(tmp_path / "out" / f"{number}.pt", weights_only=True)
         for before, after in zip(samples, dump.pop("samples"), strict=True):
-            written = after["metadata"].pop("spanwise_advantages")
-            assert len(written) == after["response_length"]
-            assert any(written) != after["remove_sample"]
+            advantages = after["metadata"].pop("spanwise_advantages")
+            assert len(advantages) == after["response_length"]
+            assert any(advantages) != after["remove_sample"]
             assert after == before
         assert dump == {"rollout_id": number, "more": "x"}
     assert torch.load(tmp_path / "out" / "0.pt", weights_only=True)["samples"][0]["metadata"]["spanwise_advantages"][0] == 0

@@ -19,35 +19,35 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_what_is_installed_here_works_and_what_is_not_is_no_fault(tmp_path):
-    """By the module, which runs without the packages of the command line."""
+    """Run as a module, which needs no package of the command line."""
     path = package(tmp_path, "cyclopts", "raise ModuleNotFoundError(\"No module named 'cyclopts'\", name='cyclopts')\n")
     options = {"env": {**os.environ, "PYTHONPATH": path}, "capture_output": True, "text": True, "check": False}
-    done = subprocess.run([sys.executable, "-m", "spanwise.commands.doctor"], **options)
-    assert done.returncode == 0, done.stderr
-    seen = done.stdout
-    assert re.search(rf"torch\s+{re.escape(version('torch'))}\s+ok", seen)
-    assert re.search(rf"TRL\s+{version('trl')}\s+{re.escape(WINDOWS['trl'])}\s+ok", seen)
-    assert "TRL: spanwise.engines.trl is imported" in seen
-    assert re.search(r"verl\s+>=0.9,<0.10\s+(not installed|ok)", seen)
+    result = subprocess.run([sys.executable, "-m", "spanwise.commands.doctor"], **options)
+    assert result.returncode == 0, result.stderr
+    text = result.stdout
+    assert re.search(rf"torch\s+{re.escape(version('torch'))}\s+ok", text)
+    assert re.search(rf"TRL\s+{version('trl')}\s+{re.escape(WINDOWS['trl'])}\s+ok", text)
+    assert "TRL: spanwise.engines.trl is imported" in text
+    assert re.search(r"verl\s+>=0.9,<0.10\s+(not installed|ok)", text)
 
 
 def test_windows_are_those_of_the_extras():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for engine, window in WINDOWS.items():
-        asked = next(line for line in extras[engine] if re.match(rf"{engine}\b(?!-)", line))
-        assert asked.partition(";")[0].removeprefix(engine).strip() == window
+        requirement = next(line for line in extras[engine] if re.match(rf"{engine}\b(?!-)", line))
+        assert requirement.partition(";")[0].removeprefix(engine).strip() == window
 
 
 @pytest.mark.parametrize(
-    ("engine", "found", "inside"),
+    ("engine", "installed", "inside"),
     [
         ("verl", "0.9", True), ("verl", "0.9.1", True), ("verl", "0.8.9", False), ("verl", "0.10.0", False),
         ("verl", "0.10.0.dev0", False), ("skyrl", "0.4.0", True), ("skyrl", "0.5.0rc1", False), ("skyrl", "0.2", False),
         ("trl", "1.10.0", True), ("trl", "1.15.0", False), ("trl", "1.15.1", True), ("trl", "2.0", False), ("trl", "1.9.9", False),
     ],
 )  # fmt: skip
-def test_the_window_of_an_engine(engine, found, inside):
-    assert is_tested(engine, found) is inside
+def test_the_window_of_an_engine(engine, installed, inside):
+    assert is_tested(engine, installed) is inside
 
 
 def test_an_engine_that_ends_the_process_is_broken_too(tmp_path, monkeypatch):
@@ -78,8 +78,8 @@ def test_what_a_broken_plug_in_says_is_kept(tmp_path):
     path = package(tmp_path, "broken_plugin", "def go():\n    raise KeyError('no such loss')\ngo()\n", entry_points=entries)
     (tmp_path / "fine_plugin.py").write_text("DONE = True\n")
     options = {"env": {**os.environ, "PYTHONPATH": path}, "capture_output": True, "text": True, "check": True}
-    there, broken = json.loads(subprocess.run([sys.executable, "-c", AS_VERL_LOADS], **options).stdout.splitlines()[-1])
-    assert {"mine": "broken_plugin", "fine": "fine_plugin"}.items() <= there.items()
+    loaded, broken = json.loads(subprocess.run([sys.executable, "-c", AS_VERL_LOADS], **options).stdout.splitlines()[-1])
+    assert {"mine": "broken_plugin", "fine": "fine_plugin"}.items() <= loaded.items()
     assert broken["mine"] == f"KeyError: 'no such loss' ({tmp_path / 'broken_plugin.py'}, line 2)"
     assert "fine" not in broken
 

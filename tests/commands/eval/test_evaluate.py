@@ -44,18 +44,18 @@ def test_scores_are_those_of_each_completion_by_itself():
     task = Task("digits", "", rows, rows, DIGITS_LAYOUT, 6)
     options = {"samples": 8, "seed": 3}
     recipe = load(None).model_copy(update={"max_completion_length": 24, "temperature": 200.0})  # some end, some do not
-    found = evaluate(model, tokenizer, task, recipe, prompts=2, scored=LASER, **options)
+    measured = evaluate(model, tokenizer, task, recipe, prompts=2, scored=LASER, **options)
     ids_nt, mask_nt = sample(model, tokenizer, PROMPTS, max_new_tokens=24, temperature=200.0, **options)
     starts = prompt_ids(tokenizer, PROMPTS)
     for n in range(16):
         ids = ids_nt[n][mask_nt[n]].tolist()
         if ids[-1] != tokenizer.eos_token_id:
-            assert bool(found.score_n[n].isnan())  # cut off
+            assert bool(measured.score_n[n].isnan())  # cut off
             continue
         logits = model(input_ids=torch.tensor([starts[n // 8] + ids])).logits[0, -1].detach()
         logp = 200.0 * float((logits / 200.0).log_softmax(dim=0)[tokenizer.unk_token_id])
-        assert float(found.score_n[n]) == pytest.approx(0.1 * (logp + 12.0), rel=1e-5)
-    assert 0 < int(found.score_n.isnan().sum()) < 16
+        assert float(measured.score_n[n]) == pytest.approx(0.1 * (logp + 12.0), rel=1e-5)
+    assert 0 < int(measured.score_n.isnan().sum()) < 16
     assert evaluate(model, tokenizer, task, recipe, prompts=2, **options).score_n is None
 
 
@@ -72,9 +72,9 @@ def test_the_recorder_reads_scores_once_the_reference_is_known_and_leaves_it_beh
     trainer.model = trainer.processing_class = trainer.last_rollouts = None
     trainer.parts = {}
     recorder.trainer = trainer
-    written = {"laser.json": json.dumps({"token": "<unk>", "id": 2, "reference": -12.0})}
-    unknown, known = SimpleNamespace(mode=Laser("<unk>"), files={}), SimpleNamespace(mode=LASER, files=written)
-    for parts, mode in (({}, None), ({"laser": unknown}, None), ({"laser": known}, LASER)):
+    files = {"laser.json": json.dumps({"token": "<unk>", "id": 2, "reference": -12.0})}
+    fresh, measured = SimpleNamespace(mode=Laser("<unk>"), files={}), SimpleNamespace(mode=LASER, files=files)
+    for parts, mode in (({}, None), ({"laser": fresh}, None), ({"laser": measured}, LASER)):
         assert not (tmp_path / "laser.json").exists()
         trainer.parts = parts
         recorder.on_step_end(None, SimpleNamespace(global_step=1), None)
@@ -87,14 +87,14 @@ LAYOUT = Layout({"form": [], "total": "total", "items[*].price": "items[*].price
 
 
 def test_a_list_is_measured_by_the_elements_of_the_gold_list():
-    said = [
+    texts = [
         '{"total": 3, "items": [{"price": 1}, {"price": 2}]}',  # both right
         '{"total": 3, "items": [{"price": 1}]}',  # the second is left out
         '{"total": 4, "items": [{"price": 1}, {"price": 2}, {"price": 9}]}',  # one that the gold list does not have
         '{"items": [{"price": 7}, {"price": 2}]}',
     ]
     vocabulary = Vocabulary(tuple(bytes([b]) for b in range(256)))
-    batch = Batch.jagged([list(text.encode()) for text in said], ["invoice"] * 4)
+    batch = Batch.jagged([list(text.encode()) for text in texts], ["invoice"] * 4)
     _, text = find_blocks(batch.ids_nt, batch.mask_nt, layout=LAYOUT, vocabulary=vocabulary)
     scheme = Scheme.preset("bae", LAYOUT, objectives=[Objective("equals", each="*", if_missing=None)])
     gold = json.dumps({"total": 3, "items": [{"price": 1}, {"price": 2}]})
@@ -107,10 +107,10 @@ def test_a_list_is_measured_by_the_elements_of_the_gold_list():
     }
     assert {name: pytest.approx(reward_n.tolist(), nan_ok=True) for name, reward_n in rewards.items()} == by_hand
     every_n = torch.ones(4, dtype=torch.bool)
-    found = Samples(torch.tensor([0, 0, 1, 1]), {}, {}, torch.full((4,), NAN), every_n, rewards=rewards)
+    samples = Samples(torch.tensor([0, 0, 1, 1]), {}, {}, torch.full((4,), NAN), every_n, rewards=rewards)
     means = {"reward/equals.total": pytest.approx(2 / 3), "reward/equals.items[*].price": pytest.approx(6 / 8)}
-    assert found.figures() == {"format_rate": 1.0, **means}
-    prompts = found.intervals()["reward/equals.items[*].price"]
+    assert samples.figures() == {"format_rate": 1.0, **means}
+    prompts = samples.intervals()["reward/equals.items[*].price"]
     assert prompts.count == 2  # the interval is of prompts, not of elements
 
 
@@ -123,8 +123,8 @@ def ended(completions, completion_ids, **_):
 def test_reward_functions_see_completions_as_in_training_without_the_end_token():
     tokenizer, layout = build_tokenizer(), Layout({"all": []})
     rows = Dataset.from_dict({"prompt": ["7+3="] * 2, "answer": ["0"] * 2})
-    own = {"layout": {"all": []}, "objectives": [{"reward": "correct", "pays": ["all"]}]}
-    recipe = load(None, {"model": "m", "dataset": "d", **own})
+    fields = {"layout": {"all": []}, "objectives": [{"reward": "correct", "pays": ["all"]}]}
+    recipe = load(None, {"model": "m", "dataset": "d", **fields})
     of_its_own = {"objectives": [{"reward": ended, "name": "ended", "pays": ["all"]}], "temperature": 100.0}
     task, recipe = Task("own", "m", rows, rows, layout, 56), recipe.model_copy(update=of_its_own)
     reward_n = evaluate(build_model(tokenizer, 0), tokenizer, task, recipe, prompts=2, samples=128).rewards["ended"]
@@ -167,15 +167,15 @@ def test_fidelity_reads_them_as_nothing(padded):
 
 
 def test_token_rollouts_read_them_as_nothing_with_one_vocabulary(padded, monkeypatch):
-    read = []
+    calls = []
     of = Vocabulary.of
-    monkeypatch.setattr(Vocabulary, "of", lambda *inputs: read.append(inputs) or of(*inputs))
+    monkeypatch.setattr(Vocabulary, "of", lambda *inputs: calls.append(inputs) or of(*inputs))
     blocks, trajectories, again_ntm = collect_tokens(Roller(*padded, TASK, 1.0, 16), ROWS, samples=2, rerolls=3)
     assert blocks.ids_nt[0, 1] == 62
     assert blocks.reward_n.tolist() == [1, 1, 0, 0]
     assert trajectories.value_nt[:, :6].tolist() == [[1] * 6] * 2 + [[0] * 6] * 2
     assert again_ntm[:2, :6].unique().tolist() == [1]
-    assert len(read) == 1
+    assert len(calls) == 1
 
 
 @TRL_NOTICE

@@ -40,7 +40,7 @@ def scripted(monkeypatch, tiny):
         ids_nt = torch.tensor([row + [tokenizer.eos_token_id] * (width - len(row)) for row in ids])
         return ids_nt, torch.tensor([[t < len(row) for t in range(width)] for row in ids])
 
-    def first(model, tokenizer, prompts, *, samples, **rest):
+    def first(model, tokenizer, prompts, *, samples, **options):
         assert list(prompts) == ["1+1_____=", "2+2_____="]
         assert samples == 4
         return rows([
@@ -48,13 +48,13 @@ def scripted(monkeypatch, tiny):
             solved(4, 0.8), solved(4, "high"), solved(5, 0.9), "no tags",
         ])  # fmt: skip
 
-    def again(model, tokenizer, prefixes, *, samples, max_new_tokens, **rest):
+    def reroll(model, tokenizer, prefixes, *, samples, max_new_tokens, **options):
         heads.extend(tokenizer.decode(prefix) for prefix in prefixes)
         ways = ["<analysis>", *(f"<analysis></analysis><confidence>0.{k}</confidence>" for k in range(1, samples))]
         return rows(ways * len(prefixes))
 
     monkeypatch.setattr(room, "sample", first)
-    monkeypatch.setattr(room, "continue_ids", again)
+    monkeypatch.setattr(room, "continue_ids", reroll)
     return heads
 
 
@@ -65,16 +65,16 @@ def rerolled(tiny, longest):
 
 
 def test_prefixes_are_re_rolled_once_each(tiny, scripted):
-    found = rerolled(tiny, 32)
+    rolls = rerolled(tiny, 32)
     block = "<reasoning>{0}</reasoning><answer>{0}</answer>".format
     assert scripted == [
         f"1+1_____={block(2)}", f"1+1_____={block(3)}", f"2+2_____={block(4)}", f"2+2_____={block(5)}",
     ]  # fmt: skip
-    assert found.prefix_xs.tolist() == [[0, 0, 1, -1], [2, 2, 3, -1]]
-    assert found.outcome_xs[:, :3].tolist() == [[1, 1, 0], [1, 1, 0]]
-    nan_to = found.confidence_xs.nan_to_num(nan=-1.0).tolist()
+    assert rolls.prefix_xs.tolist() == [[0, 0, 1, -1], [2, 2, 3, -1]]
+    assert rolls.outcome_xs[:, :3].tolist() == [[1, 1, 0], [1, 1, 0]]
+    nan_to = rolls.confidence_xs.nan_to_num(nan=-1.0).tolist()
     assert nan_to == [[0.5, 0.6, 0.7, -1], [0.8, -1, 0.9, -1]]
-    assert found.again_dm.nan_to_num(nan=-1.0).tolist() == [[-1, 0.1, 0.2]] * 4
+    assert rolls.again_dm.nan_to_num(nan=-1.0).tolist() == [[-1, 0.1, 0.2]] * 4
 
 
 def test_a_completion_may_not_grow_longer_than_it_could_have(tiny, scripted):
@@ -83,14 +83,14 @@ def test_a_completion_may_not_grow_longer_than_it_could_have(tiny, scripted):
 
 
 def test_tables_hold_every_baseline():
-    found = measure_fidelity(rolled(10, 8, 4), group_sizes=[4, 8], resamples=2, draws=20)
+    measured = measure_fidelity(rolled(10, 8, 4), group_sizes=[4, 8], resamples=2, draws=20)
     console = Console(width=80, record=True, file=io.StringIO())
     points = fixed_point_rows(group_sizes=(4,), batches=40)
-    for table in (*fidelity_tables(found), difference_table(found), fixed_point_table(points)):
+    for table in (*fidelity_tables(measured), difference_table(measured), fixed_point_table(points)):
         console.print(table)
     text = console.export_text()
     assert "…" not in text
-    correlation = f"{found.interval('blended', 8, 'correlation')[0]:.3f}"
+    correlation = f"{measured.interval('blended', 8, 'correlation')[0]:.3f}"
     for words in ("outcome (LOO)", correlation, "0.087", "standard error at most"):
         assert words in text
     assert max(map(len, text.splitlines())) <= 80

@@ -22,22 +22,22 @@ def test_the_reference_is_the_mean_over_those_that_ended(tmp_path, monkeypatch):
     task = Task("confidence", str(tmp_path), prompts(4), prompts(2), LAYOUT, 12)
     monkeypatch.setattr(room, "make_task", lambda *_: task)
     recipe = load(None, {"laser": {"token": "?", "beta": 1.0}, "seed": 3, "temperature": 2.0})
-    found = room.reference(recipe, prompts=3, samples=8, console=Console(quiet=True))
+    measured = room.reference(recipe, prompts=3, samples=8, console=Console(quiet=True))
 
-    asked = task.train["prompt"][:3]
-    ids_nt, mask_nt = sample(model, encoder, asked, samples=8, max_new_tokens=12, temperature=2.0, seed=3)
-    starts = [row for row in prompt_ids(encoder, asked) for _ in range(8)]
-    said = []
+    questions = task.train["prompt"][:3]
+    ids_nt, mask_nt = sample(model, encoder, questions, samples=8, max_new_tokens=12, temperature=2.0, seed=3)
+    starts = [row for row in prompt_ids(encoder, questions) for _ in range(8)]
+    logps = []
     for start, ids, mask in zip(starts, ids_nt, mask_nt, strict=True):
-        whole = [*start, *ids[mask].tolist()]
-        if whole[-1] == encoder.eos_token_id:
-            logits = model(ids.new_tensor([whole])).logits[0, -1] / 2
-            said.append(2 * float(logits.log_softmax(dim=-1)[PIECES.index("?")].detach()))
-    assert 0 < len(said) < 24
-    assert found["completions"] == len(said)
-    assert found["reference"] == pytest.approx(statistics.mean(said), abs=1e-5)
-    assert found["std"] == pytest.approx(statistics.stdev(said), abs=1e-5)
-    assert (found["token"], found["id"], found["temperature"]) == ("?", PIECES.index("?"), 2.0)
+        row = [*start, *ids[mask].tolist()]
+        if row[-1] == encoder.eos_token_id:
+            logits = model(ids.new_tensor([row])).logits[0, -1] / 2
+            logps.append(2 * float(logits.log_softmax(dim=-1)[PIECES.index("?")].detach()))
+    assert 0 < len(logps) < 24
+    assert measured["completions"] == len(logps)
+    assert measured["reference"] == pytest.approx(statistics.mean(logps), abs=1e-5)
+    assert measured["std"] == pytest.approx(statistics.stdev(logps), abs=1e-5)
+    assert (measured["token"], measured["id"], measured["temperature"]) == ("?", PIECES.index("?"), 2.0)
 
 
 def test_without_laser_there_is_nothing_to_measure():

@@ -1,4 +1,4 @@
-"""`spanwise report` on folders of runs, comparisons, fidelity and credit; written again it is the same page, as its command is."""
+"""`spanwise report` on folders of runs, comparisons, fidelity and credit; written again, page and command are the same."""
 
 import json
 import math
@@ -162,21 +162,17 @@ SAID = [
 def rollouts(path, **extra):
     """spanwise's own columns; the tokenizer lies elsewhere."""
     tokenizer = trl_small.tokenizer()
-    ids = [tokenizer.convert_tokens_to_ids(one.pieces) for one in SAID]
+    ids = [tokenizer.convert_tokens_to_ids(reply.pieces) for reply in SAID]
     columns = {
         "step": [1] * 4, "prompt": [*["2+2="] * 2, *['[{"role": "user", "content": "1+2="}]'] * 2],
-        "completion_ids": ids, "trainable": [[True] * len(row) for row in ids], "text": ["".join(one.pieces) for one in SAID],
-        "reward/correct": [one.right for one in SAID], "status/correct": ["ok"] * 4,
+        "completion_ids": ids, "trainable": [[True] * len(row) for row in ids], "text": ["".join(reply.pieces) for reply in SAID],
+        "reward/correct": [reply.right for reply in SAID], "status/correct": ["ok"] * 4,
         "logprobs": [[-0.1 * (t + 1) for t in range(len(row))] for row in ids], **extra,
     }  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), path)
     tokenizer.save_pretrained(path.parent / "elsewhere")
     return path
-
-
-def command_of(html):
-    return unescape(re.search(r'<pre class="command"><code>(.*?)</code>', html, re.S)[1])
 
 
 def run_command(monkeypatch, module, name, command):
@@ -220,18 +216,19 @@ def test_texts_that_a_tokenizer_cuts_inside_characters_survive(tmp_path):
 
 def test_the_command_of_a_credit_report_asks_for_the_same(tmp_path, monkeypatch):
     (tmp_path / "a recipe.yaml").write_text(json.dumps({"layout": LAYOUT}))
-    asked = {
+    options = {
         "recipe": tmp_path / "a recipe.yaml", "methods": ["bae:group", "grpo"], "reward": {"brier": "text"}, "rows": 2,
         "overrides": {"learning_rate": 1e-6, "prefilled": None, "calibration": "brier"},
     }  # fmt: skip
-    html = exported(tmp_path, **asked)
+    html = exported(tmp_path, **options)
     assert "2 of 4 completions are shown" in html
     assert report_folder(tmp_path / "out").read_text() == html
-    called = run_command(monkeypatch, credit_module, "credit", command_of(html))
+    command = unescape(re.search(r'<pre class="command"><code>(.*?)</code>', html, re.S)[1])
+    called = run_command(monkeypatch, credit_module, "credit", command)
     assert called.pop("args") == (tmp_path / "data" / "some.parquet",)
     assert called.pop("console")
     assert called == {
-        **asked,
+        **options,
         "columns": {},
         "pay": [],
         "tokenizer": tmp_path / "data" / "elsewhere",
@@ -262,8 +259,8 @@ def test_the_outcome_of_an_export_is_that_of_its_objectives(objective, place, tm
         {"reward": "correct", "name": "solved", "pays": ["solution"], "options": {"verify": "exact"}},
         *([{"reward": "brier", "pays": ["confidence"], **judged}] if judged else []),
     ]
-    own = {"methods": ["recipe"], "reward": {"solved": "correct"}}
-    html = exported(tmp_path, **own, overrides={"layout": LAYOUT, "objectives": objectives})
+    options = {"methods": ["recipe"], "reward": {"solved": "correct"}}
+    html = exported(tmp_path, **options, overrides={"layout": LAYOUT, "objectives": objectives})
     assert data_of(html)["objectives"][:2] == ["format", "solved"]
     assert data_of(html)["outcome"] == place
     assert report_folder(tmp_path / "out").read_text() == html
@@ -275,8 +272,8 @@ def trained(folder, *, ids, size, **fields):
     byte_level().save_pretrained(folder / "model")
     (folder / "model" / "config.json").write_text(json.dumps({"vocab_size": size}))
     recipe = load(None, {"layout": {"solution": ["answer"]}, "method": "grpo", **fields})
-    written = resolved(recipe, scheme_of(recipe, Layout(LAYOUT), 32))
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(written, sort_keys=False))
+    filled = resolved(recipe, scheme_of(recipe, Layout(LAYOUT), 32))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(filled, sort_keys=False))
     (folder / "metrics.jsonl").write_text('{"step": 0, "evaluation": {"accuracy": 0.5}}\n')
     columns = {
         "step": [2], "prompt": ["1+1="], "completion_ids": [ids], "trainable": [[True] * len(ids)], "fault": [0], "answer": ["2"],
@@ -289,16 +286,16 @@ def trained(folder, *, ids, size, **fields):
     return folder
 
 
-@pytest.mark.parametrize(("beyond", "padded", "shown"), [(3, 8, "text"), (3, 0, "ids"), (9, 8, "ids")])
-def test_an_id_beyond_the_tokenizer_aborts_no_report(beyond, padded, shown, tmp_path):
+@pytest.mark.parametrize(("beyond", "padded", "form"), [(3, 8, "text"), (3, 0, "ids"), (9, 8, "ids")])
+def test_an_id_beyond_the_tokenizer_aborts_no_report(beyond, padded, form, tmp_path):
     """Qwen has more embedding rows than tokens, and such an id can be sampled."""
     tokenizer = byte_level()
     text = tokenizer.encode("ok", add_special_tokens=False)
     ids = [*text, len(tokenizer) + beyond]
     html = report_folder(trained(tmp_path / "run", ids=ids, size=len(tokenizer) + padded)).read_text()
     data = data_of(html)
-    found = [data["tokens"]["words"][ord(code) - 32] for code in data["tokens"]["codes"][0]]
-    assert found == ([*tokenizer.convert_ids_to_tokens(text), ""] if shown == "text" else [f"⟨{index}⟩" for index in ids])
+    words = [data["tokens"]["words"][ord(code) - 32] for code in data["tokens"]["codes"][0]]
+    assert words == ([*tokenizer.convert_ids_to_tokens(text), ""] if form == "text" else [f"⟨{index}⟩" for index in ids])
 
 
 def test_the_outcome_of_a_run_is_not_its_first_reward(tmp_path):
@@ -320,28 +317,28 @@ def test_fields_of_a_recipe_survive_the_command_line(tmp_path):
     }  # fmt: skip
     words = shlex.split(again_command("credit", folder=tmp_path, options={"overrides": fields}))[2:-2]
     assert words[::2] == ["--set"] * len(fields)
-    read = recipe_fields(words[1::2])
-    assert read == fields
-    assert list(read["layout"]) == ["c", "a b"]  # blocks have an order
+    parsed = recipe_fields(words[1::2])
+    assert parsed == fields
+    assert list(parsed["layout"]) == ["c", "a b"]  # blocks have an order
 
 
 @pytest.mark.parametrize("case", ["plain", "full"])
 def test_the_command_of_a_comparison_asks_for_the_same(case, tmp_path, monkeypatch):
     choices = {"entropy_target": None, "layout": LAYOUT, "micro_batch": 4}
     full = {"shared": tmp_path / "shared.yaml", "arms": [str(tmp_path / "mine.yaml"), "grpo"], "choices": choices}
-    asked = {"seeds": [3, 4], "shared": None, "arms": ["blended", "rlcr"], "choices": {}, "reference": None}
-    asked |= {**full, "reference": "mine"} if case == "full" else {}
+    arguments = {"seeds": [3, 4], "shared": None, "arms": ["blended", "rlcr"], "choices": {}, "reference": None}
+    arguments |= {**full, "reference": "mine"} if case == "full" else {}
     (tmp_path / "shared.yaml").write_text("steps: 7")
     (tmp_path / "mine.yaml").write_text("method: rlcr")
     figures = {3: {"ece": 0.1}, 4: {"ece": 0.2}}
     monkeypatch.setattr(compare_module, "_train_waiting", lambda *_: None)
     monkeypatch.setattr(compare_module, "ended_runs", lambda places: ({}, {}, dict.fromkeys(places, figures)))
     monkeypatch.setattr("spanwise.commands.report.report.report_folder", lambda folder: folder)
-    compare_module.compare(output=str(tmp_path / "out"), console=quiet(), **asked)
+    compare_module.compare(output=str(tmp_path / "out"), console=quiet(), **arguments)
     options = json.loads((tmp_path / "out" / "summary.json").read_text())["options"]
     command = again_command("compare", *options.pop("places"), folder=tmp_path / "out", options=options)
     called = run_command(monkeypatch, compare_module, "compare", command)
-    assert called == {"args": (), "output": f"{tmp_path}/out-again", "processes": None, **asked}
+    assert called == {"args": (), "output": f"{tmp_path}/out-again", "processes": None, **arguments}
     if case == "plain":
         assert command == f"spanwise compare --arms blended,rlcr --seeds 3,4 --output {tmp_path}/out-again"
 
@@ -351,14 +348,14 @@ def test_the_command_of_a_fidelity_report_measures_the_same(place, tmp_path, mon
     (tmp_path / "run" / "model").mkdir(parents=True)
     (tmp_path / "alone").mkdir()
     recipe = load(None, {"start": "hard", "baseline": "blended", "entropy": 1e-6})
-    written = resolved(recipe, scheme_of(recipe, Layout(LAYOUT), 32))
-    (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(written))
+    filled = resolved(recipe, scheme_of(recipe, Layout(LAYOUT), 32))
+    (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(filled))
     fields = {"temperature": 0.5}
     options = {"prompts": 5, "samples": 6, "rerolls": 7, "seed": 8, "recipe": None, "overrides": fields}
-    asked = run_or_model(tmp_path / place, None, fields)
-    command = again_command("fidelity", asked[0], folder=tmp_path / "out", options=options)
+    arguments = run_or_model(tmp_path / place, None, fields)
+    command = again_command("fidelity", arguments[0], folder=tmp_path / "out", options=options)
     called = run_command(monkeypatch, fidelity_module, "show", command)
-    assert called["args"] == asked
+    assert called["args"] == arguments
     assert called["options"] == options
     assert called["output"] == tmp_path / "out-again"
 
@@ -369,7 +366,7 @@ def sae_run(path, options, **columns):
     tokenizer.save_pretrained(path / "model")
     ids = tokenizer.convert_tokens_to_ids(["<answer>", "4", "</answer>", "a", "b"])
     trainable = [[True, True, True, False, True], [True] * 5]
-    held = {
+    cells = {
         "step": [1] * 2, "group": [0] * 2, "prompt": ["2+2="] * 2, "completion_ids": [ids] * 2, "trainable": trainable,
         "text": ["<answer>4</answer>b", "<answer>4</answer>ab"], "fault": [0, 0], "start/solution": [0, 0], "end/solution": [5, 5],
         "reward/correct": [1.0, 1.0], "status/correct": ["ok"] * 2,
@@ -379,8 +376,8 @@ def sae_run(path, options, **columns):
         "advantages/sae": [[0.1 * flag for flag in row] for row in trainable], **columns,
     }  # fmt: skip
     (path / "rollouts").mkdir(parents=True)
-    there = {name: column for name, column in held.items() if column is not None}
-    pq.write_table(pa.table(there), path / "rollouts" / "step_000001.parquet")
+    present = {name: column for name, column in cells.items() if column is not None}
+    pq.write_table(pa.table(present), path / "rollouts" / "step_000001.parquet")
     objective = "{reward: correct, pays: solution, if_missing: 0.0}"
     recipe = f"method: sae\nlayout: {{solution: [answer]}}\nobjectives: [{objective}]\noptions: {json.dumps(options)}\n"
     (path / "recipe.yaml").write_text(recipe + "prompts: 1\ngroup_size: 2\n")

@@ -23,18 +23,18 @@ def samples(score_n, *, stated=(0.9, 0.9, 0.1, 0.9), right=(1.0, 0.0, 1.0, 0.0),
 
 
 def test_the_figures_of_the_score_stand_beside_those_of_the_confidence():
-    found = samples([1.4, -0.2, 0.6, NAN]).figures()
+    figures = samples([1.4, -0.2, 0.6, NAN]).figures()
     hand = {
         "coverage": 3 / 4, "brier": 0.16 / 3, "ece": 0.4 / 3, "auroc": 1.0, "mean_confidence": 1.6 / 3,
         "sharpness": 1.36 / 3 - (1.6 / 3) ** 2,
     }  # fmt: skip
-    assert {name: found[f"laser_{name}"] for name in hand} == pytest.approx(hand)
+    assert {name: figures[f"laser_{name}"] for name in hand} == pytest.approx(hand)
     assert set(hand) == {"coverage", *CALIBRATION}
-    assert found["brier"] == pytest.approx((0.01 + 0.81 + 0.81 + 0.81) / 4)  # of what is stated, as without a score
+    assert figures["brier"] == pytest.approx((0.01 + 0.81 + 0.81 + 0.81) / 4)  # of what is stated, as without a score
     without = samples(None).figures()
-    assert without == {name: value for name, value in found.items() if not name.startswith("laser_")}
+    assert without == {name: value for name, value in figures.items() if not name.startswith("laser_")}
     intervals = samples([1.4, -0.2, 0.6, NAN]).intervals(resamples=20)
-    assert {name: None if i is None else i.value for name, i in intervals.items()} == pytest.approx(found)
+    assert {name: None if i is None else i.value for name, i in intervals.items()} == pytest.approx(figures)
 
 
 def test_both_ways_of_weighing_a_vote_are_there_and_one_where_there_is_one():
@@ -54,10 +54,10 @@ def test_both_ways_of_weighing_a_vote_are_there_and_one_where_there_is_one():
 
 
 def test_scores_go_through_the_file_and_older_files_have_none(tmp_path):
-    one = samples([1.4, -0.2, 0.6, NAN])
-    one.write(tmp_path)
+    scored = samples([1.4, -0.2, 0.6, NAN])
+    scored.write(tmp_path)
     assert pq.read_table(tmp_path / FILE)["self_reward"].to_pylist() == [1.4, -0.2, 0.6, None]  # not clipped
-    assert_close(read_samples(tmp_path).score_n, one.score_n, equal_nan=True)
+    assert_close(read_samples(tmp_path).score_n, scored.score_n, equal_nan=True)
     pq.write_table(pq.read_table(tmp_path / FILE).drop(["self_reward"]), tmp_path / FILE)
     assert read_samples(tmp_path).score_n is None
     assert read_samples(tmp_path).by_score() is None
@@ -73,9 +73,9 @@ def test_scores_go_through_the_file_and_older_files_have_none(tmp_path):
     ],
 )
 def test_a_score_that_says_nothing_is_not_read_calmly(scores, why):
-    found = alarms(samples(scores).figures())
-    assert found["laser_ece"] == why
-    assert "ece" not in found
+    causes = alarms(samples(scores).figures())
+    assert causes["laser_ece"] == why
+    assert "ece" not in causes
     good = {"laser_coverage": 1.0, "laser_mean_confidence": 0.5, "laser_sharpness": 0.04, "laser_ece": 0.1}
     assert alarms(good) == {}
     assert alarms({**good, "refusal_rate": 0.6})["laser_ece"] == "most completions refuse to answer"
@@ -92,8 +92,8 @@ MEASURED = {"token": "<unk>", "id": 2, "reference": -18.98, "std": 2.38, "comple
 @pytest.mark.parametrize("place", ["", "model", "checkpoints/checkpoint-3"])
 def test_the_reference_is_that_of_the_run(place, tmp_path):
     (tmp_path / "laser.json").write_text(json.dumps(MEASURED))
-    found = [laser_of(tmp_path / place, **laser).reference for laser in ({}, {"token": 2}, {"reference": -12.0})]
-    assert found == [-18.98, -18.98, -12.0]
+    references = [laser_of(tmp_path / place, **laser).reference for laser in ({}, {"token": 2}, {"reference": -12.0})]
+    assert references == [-18.98, -18.98, -12.0]
 
 
 @pytest.mark.parametrize(

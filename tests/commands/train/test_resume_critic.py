@@ -108,8 +108,8 @@ def test_a_killed_run_goes_on_to_the_same_critic(whole, tmp_path):
     for file in ("critic/model.safetensors", "model/model.safetensors", last / "critic" / "model.safetensors"):
         same(load_file(run / file), load_file(other / file))
     for file in ("critic/optimizer.pt", "optimizer.pt", "scheduler.pt"):
-        held = [flat(torch.load(folder / last / file, weights_only=True)) for folder in (run, other)]
-        assert held[0]
-        same(*held)
+        tensors = [flat(torch.load(folder / last / file, weights_only=True)) for folder in (run, other)]
+        assert tensors[0]
+        same(*tensors)
     same(load_file(run / last / "critic" / "model.safetensors"), load_file(run / "critic" / "model.safetensors"))
     assert not (run / "critic" / "optimizer.pt").exists()

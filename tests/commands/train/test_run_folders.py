@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # transformers about itself, 
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
-    """A whole run, named by nobody, in the working folder `first`'s parent's parent."""
+    """A whole run with a default name, two levels below the working folder."""
     place = tmp_path_factory.mktemp("work")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
@@ -51,7 +51,7 @@ def run(first, tmp_path, monkeypatch):
     return tmp_path / "moved"
 
 
-def again(**changes):
+def retrain(**changes):
     options = {name: changes.pop(name) for name in ("resume", "overwrite") if name in changes}
     return train(load(None, {**SMALL, **changes}), console=Console(quiet=True), **options)
 
@@ -72,23 +72,23 @@ def test_numbers_count_up_and_know_their_own_name(tmp_path, monkeypatch):
     assert str(new_folder("a-0")) == "runs/a-0-3"
 
 
-@pytest.mark.parametrize("there", [["confidence-bae-0-2"], ["confidence-bae-0-2", "math-bae-0-1"]])
-def test_the_last_run_on_an_own_dataset_may_have_the_name_of_the_task(there, tmp_path, monkeypatch):
-    """So were they called once; one that is called after its dataset goes before it."""
+@pytest.mark.parametrize("names", [["confidence-bae-0-2"], ["confidence-bae-0-2", "math-bae-0-1"]])
+def test_the_last_run_on_an_own_dataset_may_have_the_name_of_the_task(names, tmp_path, monkeypatch):
+    """Runs had that name once; a run named after its dataset takes precedence."""
     monkeypatch.chdir(tmp_path)
-    for name in there:
+    for name in names:
         (tmp_path / "runs" / name).mkdir(parents=True)
     recipe = load(None, {"model": "m", "dataset": "data/math.jsonl", "layout": {"all": ["answer"]}})
     with (
-        pytest.raises(DataError, match=f"There is no checkpoint under 'runs/{there[-1]}/checkpoints'"),
+        pytest.raises(DataError, match=f"There is no checkpoint under 'runs/{names[-1]}/checkpoints'"),
         run_folder(recipe, resume="last", overwrite=False, console=Console(quiet=True)),
     ):
         pass
 
 
 def test_a_run_without_an_output_gets_a_folder_that_says_nothing_of_where_it_is(first):
-    written = yaml.safe_load((first / "recipe.yaml").read_text())
-    assert "output" not in written
+    recipe = yaml.safe_load((first / "recipe.yaml").read_text())
+    assert "output" not in recipe
     for file in first.glob("*.*"):
         assert str(first) not in file.read_text(errors="replace")
 
@@ -97,7 +97,7 @@ def test_a_run_without_an_output_gets_a_folder_that_says_nothing_of_where_it_is(
 def test_a_used_folder_is_refused_and_untouched(run, method):
     before = files_of(run)
     with pytest.raises(DataError, match="holds a run already"):
-        again(method=method, output=str(run))
+        retrain(method=method, output=str(run))
     assert files_of(run) == before
 
 
@@ -112,11 +112,11 @@ def test_overwriting_leaves_nothing_of_the_old_run_and_all_of_the_users(run, tmp
         (run / file).write_text(text)
     shutil.move(run / "model", tmp_path / "elsewhere")
     (run / "model").symlink_to(tmp_path / "elsewhere")
-    kept = files_of(tmp_path / "elsewhere")
-    again(method="rlcr", steps=1, save_every=0, output=str(run), overwrite=True)
+    linked = files_of(tmp_path / "elsewhere")
+    retrain(method="rlcr", steps=1, save_every=0, output=str(run), overwrite=True)
     assert (run / "notes.txt").read_text() == "mine"
     assert (run / "data" / "prompts.jsonl").read_text() == "{}"
-    assert files_of(tmp_path / "elsewhere") == kept
+    assert files_of(tmp_path / "elsewhere") == linked
     assert not (run / "model").is_symlink()
     assert sorted(file.name for file in (run / "rollouts").iterdir()) == ["step_000001.parquet"]
     assert not list(run.glob("checkpoints/*"))
@@ -158,7 +158,7 @@ def test_a_fault_in_the_objectives_is_met_before_anything_is_built(tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "difference"),
     [
         ({"method": "rlcr"}, "method was 'bae' and is 'rlcr' now, objectives differs"),
         ({"steps": 1}, "steps was 2 and is 1 now"),
@@ -166,16 +166,16 @@ def test_a_fault_in_the_objectives_is_met_before_anything_is_built(tmp_path, mon
         ({"trainer": {"beta": 0.1}}, "trainer was {} and is"),
     ],
 )
-def test_a_run_goes_on_under_its_own_recipe_only(run, changes, said):
+def test_a_run_goes_on_under_its_own_recipe_only(run, changes, difference):
     before = files_of(run)
     for output, resume in ((str(run), "last"), ("elsewhere", str(run / "checkpoints" / "checkpoint-1"))):
-        with pytest.raises(DataError, match=re.escape(f"another recipe ({said}")):
-            again(**changes, output=output, resume=resume)
+        with pytest.raises(DataError, match=re.escape(f"another recipe ({difference}")):
+            retrain(**changes, output=output, resume=resume)
     assert files_of(run) == before
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("edit", "difference"),
     [
         ({"seed": 7}, "seed was 0 and is 7 now"),
         ({"learning_rate": 1e-3}, "learning_rate was 0.0004 and is 0.001 now"),
@@ -183,11 +183,11 @@ def test_a_run_goes_on_under_its_own_recipe_only(run, changes, said):
         ({"trainer": {"lr_scheduler_type": "linear"}, "steps": 3}, "steps was 2 and is 3 now, trainer was "),
     ],
 )
-def test_a_recipe_that_was_edited_in_its_folder_is_refused(run, edit, said):
+def test_a_recipe_that_was_edited_in_its_folder_is_refused(run, edit, difference):
     file = run / "recipe.yaml"
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **edit}, sort_keys=False))
     before = files_of(run)
-    with pytest.raises(DataError, match=rf"checkpoint-2' .*{re.escape(f'another recipe ({said}')}.*was edited later"):
+    with pytest.raises(DataError, match=rf"checkpoint-2' .*{re.escape(f'another recipe ({difference}')}.*was edited later"):
         train(load(file, {"output": str(run)}), console=Console(quiet=True), resume=str(run))
     assert files_of(run) == before
 
@@ -197,19 +197,19 @@ def test_a_file_of_another_checkpoint_is_refused(run):
     shutil.copy(run / "checkpoints" / "checkpoint-1" / "optimizer.pt", place / "optimizer.pt")  # of the same size
     before = files_of(run)
     with pytest.raises(DataError, match=r"checkpoint-2/optimizer\.pt'"):
-        again(resume=str(run))
+        retrain(resume=str(run))
     assert files_of(run) == before
 
 
 def test_a_checkpoint_of_before_is_taken_with_one_sentence_and_more_steps_may_be_asked_for(run, capsys):
     file = run / "checkpoints" / "checkpoint-2" / "spanwise.json"
-    held = json.loads(file.read_text())
-    file.write_text(json.dumps({name: held[name] for name in ("files", "processes", "resumable", "estimator")}))
+    manifest = json.loads(file.read_text())
+    file.write_text(json.dumps({name: manifest[name] for name in ("files", "processes", "resumable", "estimator")}))
     train(load(None, {**SMALL, "steps": 3}), console=Console(width=500), resume=str(run))
     assert capsys.readouterr().out.count("comes from an earlier version without file digests") == 1
     assert [line["step"] for line in map(json.loads, (run / "metrics.jsonl").open()) if "loss" in line] == [1, 2, 3]
-    held = json.loads((run / "checkpoints" / "checkpoint-3" / "spanwise.json").read_text())
-    assert held["settings"]["steps"] == 3
+    manifest = json.loads((run / "checkpoints" / "checkpoint-3" / "spanwise.json").read_text())
+    assert manifest["settings"]["steps"] == 3
 
 
 def test_the_last_run_of_a_name_is_its_newest_and_goes_on_to_the_same_end(first, tmp_path, monkeypatch):
@@ -218,11 +218,11 @@ def test_the_last_run_of_a_name_is_its_newest_and_goes_on_to_the_same_end(first,
     shutil.rmtree(run / "checkpoints" / "checkpoint-2")
     (run / "rollouts" / "step_000002.parquet").write_text("cut off")
     before = files_of(other)
-    again(resume="last", keep_rollouts=0, eval_every=1, threads=1)  # what is watched may be another
+    retrain(resume="last", keep_rollouts=0, eval_every=1, threads=1)  # what is watched may be another
     assert files_of(other) == before
     assert (run / "checkpoints" / "checkpoint-2").is_dir()
-    whole, resumed = (json.loads((folder / "summary.json").read_text()) for folder in (first, run))
-    assert [resumed[name] for name in ("start", "final")] == [whole[name] for name in ("start", "final")]
+    finished, resumed = (json.loads((folder / "summary.json").read_text()) for folder in (first, run))
+    assert [resumed[name] for name in ("start", "final")] == [finished[name] for name in ("start", "final")]
     assert [file.name for file in (run / "rollouts").iterdir()] == ["step_000001.parquet"]
     for name in ("model/model.safetensors", "rollouts/step_000001.parquet"):
         assert files_of(run)[name] == before[name]
@@ -240,23 +240,23 @@ def test_a_moved_run_is_evaluated_and_reported_where_it_is(run):
 
 
 def test_a_field_that_an_older_recipe_does_not_have_is_its_default(first, tmp_path):
-    written = yaml.safe_load((first / "recipe.yaml").read_text())
-    asked = dict(written)
-    del written["clip"]
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(written, sort_keys=False))
-    assert changed(tmp_path / "recipe.yaml", asked) == []
-    assert changed(tmp_path / "recipe.yaml", {**asked, "clip": 0.3}) == ["clip was 0.2 and is 0.3 now"]
+    older = yaml.safe_load((first / "recipe.yaml").read_text())
+    fields = dict(older)
+    del older["clip"]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(older, sort_keys=False))
+    assert changed(tmp_path / "recipe.yaml", fields) == []
+    assert changed(tmp_path / "recipe.yaml", {**fields, "clip": 0.3}) == ["clip was 0.2 and is 0.3 now"]
 
 
 def test_a_full_disk_ends_a_run_in_one_sentence_and_takes_nothing_with_it(run):
-    """Files end at a megabyte: the weights have 1.6, everything else of this run less."""
+    """No file can have more than a megabyte: the weights have 1.6, all other files of this run less."""
     shutil.rmtree(run / "checkpoints" / "checkpoint-2")
-    kept = files_of(run / "checkpoints")
-    with full_disk(1_000_000), pytest.raises(DataError) as told:
-        again(output=str(run), resume="last")
-    assert str(told.value).startswith(f"'{run}/checkpoints/checkpoint-2' cannot be written: File too large; ")
-    assert str(told.value).endswith(f"Make room there. Resume from checkpoint-1: spanwise train --resume {run}.")
-    assert files_of(run / "checkpoints") == kept
+    files = files_of(run / "checkpoints")
+    with full_disk(1_000_000), pytest.raises(DataError) as raised:
+        retrain(output=str(run), resume="last")
+    assert str(raised.value).startswith(f"'{run}/checkpoints/checkpoint-2' cannot be written: File too large; ")
+    assert str(raised.value).endswith(f"Make room there. Resume from checkpoint-1: spanwise train --resume {run}.")
+    assert files_of(run / "checkpoints") == files
     assert not [path.name for path in run.glob(".*") if path.name != ".lock"]
     assert not (run / "summary.json").exists()
 
@@ -264,19 +264,19 @@ def test_a_full_disk_ends_a_run_in_one_sentence_and_takes_nothing_with_it(run):
 def test_a_step_is_a_generation_batch_however_often_it_is_passed_over(tmp_path):
     """Two mini-batches, two passes: four optimizer steps on each of two batches, and one line of each."""
     twice = {"mini_batches": 2, "trainer": {"num_iterations": 2}, "eval_every": 1, "output": str(tmp_path / "run")}
-    summary = again(**twice)
+    summary = retrain(**twice)
     place = tmp_path / "run"
 
     def lines():
-        read = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+        parsed = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
         clocks = ("seconds", "time", "share", "per_second", "runtime")
-        return [{k: v for k, v in line.items() if not any(word in k for word in clocks)} for line in read]
+        return [{k: v for k, v in line.items() if not any(word in k for word in clocks)} for line in parsed]
 
-    whole = lines()
-    kinds = [(line["step"], next((k for k in ("evaluation", "final") if k in line), "batch")) for line in whole]
+    expected = lines()
+    kinds = [(line["step"], next((k for k in ("evaluation", "final") if k in line), "batch")) for line in expected]
     assert kinds == [(0, "evaluation"), (1, "batch"), (1, "evaluation"), (2, "batch"), (2, "final")]
     assert [batch["step"] for batch in summary["batches"]] == [1, 2]
-    assert all("credit/no_signal" in line for line, (_, kind) in zip(whole, kinds, strict=True) if kind == "batch")
+    assert all("credit/no_signal" in line for line, (_, kind) in zip(expected, kinds, strict=True) if kind == "batch")
     assert sorted(path.name for path in (place / "checkpoints").glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-8"]
     rows = [pq.read_table(file).to_pylist() for file in sorted((place / "rollouts").iterdir())]
     assert [{row["step"] for row in batch} for batch in rows] == [{1}, {2}]
@@ -284,15 +284,15 @@ def test_a_step_is_a_generation_batch_however_often_it_is_passed_over(tmp_path):
     tokens = sum(sum(row[schema.TRAINABLE]) for batch in rows for row in batch)
     assert summary["tokens_per_second"] * summary["step_seconds"] == pytest.approx(tokens)
     shutil.rmtree(place / "checkpoints" / "checkpoint-8")
-    again(**twice, resume="last")
-    assert lines() == whole
-    for wrong, said in (
+    retrain(**twice, resume="last")
+    assert lines() == expected
+    for wrong, message in (
         ({"max_steps": 3}, "own field instead: steps"),
         ({"num_iterations": 0}, "num_iterations is 0"),
         ({"gradient_accumulation_steps": 3}, "a positive multiple of 3"),
     ):
-        with pytest.raises(RecipeError, match=said):
-            again(output=str(tmp_path / "other"), trainer=wrong)
+        with pytest.raises(RecipeError, match=message):
+            retrain(output=str(tmp_path / "other"), trainer=wrong)
         assert not (tmp_path / "other").exists()
 
 

@@ -1,4 +1,4 @@
-"""What opens a door is in no file that a run, a comparison, a report or a checkpoint leaves."""
+"""No file that a run, a comparison, a report or a checkpoint leaves holds a secret."""
 
 import os
 import shutil
@@ -51,15 +51,15 @@ def fields(tmp_path, monkeypatch):
 def test_a_run_leaves_no_secret_and_goes_on_from_what_it_leaves(fields, tmp_path, capsys):
     place = tmp_path / "run"
     train(load(None, {**fields, "output": str(place)}), console=Console(width=200))
-    said = capsys.readouterr().out
-    assert HUB not in said
-    assert JUDGE not in said
+    printed = capsys.readouterr().out
+    assert HUB not in printed
+    assert JUDGE not in printed
     assert (place / "checkpoints" / "checkpoint-2" / "training_args.bin").is_file()
     assert (place / "report.html").is_file()
     assert holding(place) == []
-    written = yaml.safe_load((place / "recipe.yaml").read_text())
-    assert written["trainer"] == {"hub_token": "<hidden>", "max_grad_norm": 0.5}
-    assert [entry.get("options", {}) for entry in written["objectives"]][1] == {"api_key": "<hidden>"}
+    saved = yaml.safe_load((place / "recipe.yaml").read_text())
+    assert saved["trainer"] == {"hub_token": "<hidden>", "max_grad_norm": 0.5}
+    assert [entry.get("options", {}) for entry in saved["objectives"]][1] == {"api_key": "<hidden>"}
     checkpoint = str(place / "checkpoints" / "checkpoint-1")
     train(load(None, {**fields, "output": str(tmp_path / "other")}), console=Console(quiet=True), resume=checkpoint)
     assert holding(tmp_path / "other") == []
@@ -69,15 +69,15 @@ def test_a_run_leaves_no_secret_and_goes_on_from_what_it_leaves(fields, tmp_path
     # Without its secret the trainer goes on as before, and says so.
     place = tmp_path / "third"
     shutil.copytree(tmp_path / "run", place)
-    written = yaml.safe_load((place / "recipe.yaml").read_text())
-    recipe = load(None, {**written, "objectives": fields["objectives"], "output": str(place)})
+    saved = yaml.safe_load((place / "recipe.yaml").read_text())
+    recipe = load(None, {**saved, "objectives": fields["objectives"], "output": str(place)})
     train(recipe, console=Console(width=200), resume=str(place / "checkpoints" / "checkpoint-1"))
     assert "trainer.hub_token is <hidden> in the recipe" in " ".join(capsys.readouterr().out.split())
 
 
 def test_settings_leave_without_secrets_whatever_form_a_tracker_asks_for(tmp_path):
-    own = {"hub_token": HUB, "model_init_kwargs": {"token": HUB, "dtype": "float32"}}
-    args = SpanGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, gradient_checkpointing=None, **own)
+    settings = {"hub_token": HUB, "model_init_kwargs": {"token": HUB, "dtype": "float32"}}
+    args = SpanGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, gradient_checkpointing=None, **settings)
     for sent in (args.to_dict(), args.to_json_string(), args.to_sanitized_dict()):
         assert HUB not in str(sent)
         assert "float32" in str(sent)
@@ -85,14 +85,14 @@ def test_settings_leave_without_secrets_whatever_form_a_tracker_asks_for(tmp_pat
 
 
 def test_a_tracker_gets_no_secret(fields, tmp_path):
-    read = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
-    own = {"hub_token": HUB, "model_init_kwargs": {"token": HUB}, "max_grad_norm": 0.5}
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator").EventAccumulator
+    settings = {"hub_token": HUB, "model_init_kwargs": {"token": HUB}, "max_grad_norm": 0.5}
     place = tmp_path / "run"
     short = {"steps": 1, "objectives": None, "report": False, "report_to": "tensorboard"}
-    train(load(None, {**fields, **short, "trainer": own, "output": str(place)}), console=Console(quiet=True))
+    train(load(None, {**fields, **short, "trainer": settings, "output": str(place)}), console=Console(quiet=True))
     (events,) = tmp_path.rglob("events.out.tfevents.*")
-    (written,) = read(str(events)).Reload().Tensors("args/text_summary")
-    assert b'"max_grad_norm": 0.5' in written.tensor_proto.string_val[0]
+    (text,) = reader(str(events)).Reload().Tensors("args/text_summary")
+    assert b'"max_grad_norm": 0.5' in text.tensor_proto.string_val[0]
     assert holding(tmp_path) == []
 
 
@@ -118,8 +118,8 @@ def test_the_names_of_secrets_and_what_is_no_secret():
 
 
 def test_a_printed_command_and_a_comparison_of_recipes_hold_none(tmp_path):
-    asked = {"overrides": {"trainer": {"hub_token": HUB}}}
-    assert HUB not in again_command("compare", folder=tmp_path, options=asked)
+    options = {"overrides": {"trainer": {"hub_token": HUB}}}
+    assert HUB not in again_command("compare", folder=tmp_path, options=options)
     (tmp_path / "recipe.yaml").write_text("trainer: {hub_token: <hidden>, seed: 1}")
     assert changed(tmp_path / "recipe.yaml", {"trainer": {"hub_token": HUB, "seed": 1}}) == []
     assert changed(tmp_path / "recipe.yaml", {"trainer": {"seed": 1}}) == []

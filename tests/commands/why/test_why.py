@@ -20,11 +20,11 @@ WRITTEN = Path(__file__).parents[2] / "rollouts" / "written"
 OURS = {"overrides": {"layout": LAYOUT}}
 
 
-def counted(told):
-    return {(count.reason.name, count.objective): (count.tokens, count.completions, count.rows) for count in told.counts()}
+def counted(zeros):
+    return {(count.reason.name, count.objective): (count.tokens, count.completions, count.rows) for count in zeros.counts()}
 
 
-def shown(*words, code=0):
+def printed(*words, code=0):
     return " ".join(command("why", *words, code=code).split())
 
 
@@ -33,9 +33,9 @@ def test_groups_all_right_and_all_wrong_and_one_that_is_alone(tmp_path):
     outputs = [said("4", "0.9")] * 2 + [said("5", "0.9")] * 2 + [said("4", "0.9"), said("4", "0.9"), said("5", "0.2")]
     prompts = ["a", "a", "b", "b", "c", "d", "d"]
     file = verl_file(tmp_path / "1.jsonl", outputs, prompts=prompts, acc=[1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
-    found = why(file, methods=["grpo", "bae_paper"], console=Console(quiet=True), **OURS)
-    tokens = len(found["grpo"].key_v) // 7
-    assert counted(found["grpo"]) == {
+    by_method = why(file, methods=["grpo", "bae_paper"], console=Console(quiet=True), **OURS)
+    tokens = len(by_method["grpo"].key_v) // 7
+    assert counted(by_method["grpo"]) == {
         ("CREDITED", ""): (2 * tokens, 2, (5, 6)),
         ("SINGLETON", ""): (tokens, 1, (4,)),
         ("ALL_RIGHT", "correct"): (2 * tokens, 2, (0, 1)),
@@ -44,7 +44,7 @@ def test_groups_all_right_and_all_wrong_and_one_that_is_alone(tmp_path):
     table = credit_rollouts(file, methods=["bae_paper"], **OURS)
     solution, confidence = (int(table.file_spans.length_nk[0, k]) for k in (0, 1))
     assert solution + confidence == tokens
-    assert counted(found["bae_paper"]) == {
+    assert counted(by_method["bae_paper"]) == {
         ("CREDITED", ""): (2 * solution, 2, (5, 6)),
         # The confidences of one outcome in a prompt are two of one value, or one alone.
         ("SINGLETON", "correct"): (solution, 1, (4,)),
@@ -60,46 +60,46 @@ def test_the_table_and_one_completion_as_they_are_printed(tmp_path, monkeypatch)
     outputs = [said("5", "0.9"), said("7", "0.2"), "so <answer>6"]
     file = verl_file(tmp_path / "1.jsonl", outputs, acc=[0.0, 0.0, 0.0])
     words = [file, "--methods", "grpo,bae_paper", "--set", "layout={solution: [answer], confidence: [confidence]}"]
-    seen = shown(*words)
-    assert "unanimous: all wrong (correct) 3" in seen
-    assert "Of the 3 completions whose group is all wrong, 1 are malformed; 1 of them end inside an unclosed part." in seen
-    assert "Block 'confidence' is missing in 1 of 3 completions (row 2)" in seen
-    assert "Rewards: correct from the file's 'acc', brier from the text." in seen
-    one = shown(*words, "--completion", "1")
-    assert "Completion 1 of " in one
-    assert "compared with rows 0, 1, 2; prompt '2+2='" in one
-    assert "Reward correct: 0; of all rows compared: 0 0 0" in one
-    assert "Reward brier: -0.04; of all rows compared: -0.81 -0.04 -" in one
-    assert "solution 0 0 unanimous: all wrong (correct)" in one
+    table = printed(*words)
+    assert "unanimous: all wrong (correct) 3" in table
+    assert "Of the 3 completions whose group is all wrong, 1 are malformed; 1 of them end inside an unclosed part." in table
+    assert "Block 'confidence' is missing in 1 of 3 completions (row 2)" in table
+    assert "Rewards: correct from the file's 'acc', brier from the text." in table
+    text = printed(*words, "--completion", "1")
+    assert "Completion 1 of " in text
+    assert "compared with rows 0, 1, 2; prompt '2+2='" in text
+    assert "Reward correct: 0; of all rows compared: 0 0 0" in text
+    assert "Reward brier: -0.04; of all rows compared: -0.81 -0.04 -" in text
+    assert "solution 0 0 unanimous: all wrong (correct)" in text
     length = int(credit_rollouts(file, **OURS).file_spans.length_nk[1, 1])
-    assert f"confidence 0.385 {0.385 / length:.4g} credited" in one  # -.04 minus the mean of -.81 and -.04, over its tokens
-    assert "Its tags: missing, truncated." in shown(*words, "--completion", "2")
+    assert f"confidence 0.385 {0.385 / length:.4g} credited" in text  # -.04 minus the mean of -.81 and -.04, over its tokens
+    assert "Its tags: missing, truncated." in printed(*words, "--completion", "2")
 
 
 def test_completions_cut_off_before_a_tag_opens_are_counted_as_at_the_first_batch(tmp_path):
-    """Two words each but for the last, which is shorter, and one that is written twice: three that differ."""
+    """All have two words except the shorter last one, and one is written twice: three differ."""
     outputs = ["so 1", "so 2", "so 3", "so 3", "so"]
-    seen = shown(verl_file(tmp_path / "1.jsonl", outputs, acc=[0.0] * 5), "--methods", "grpo", "--set", "layout=[answer]")
-    assert "all wrong, 5 are malformed; 3 of them have exactly " in seen
+    text = printed(verl_file(tmp_path / "1.jsonl", outputs, acc=[0.0] * 5), "--methods", "grpo", "--set", "layout=[answer]")
+    assert "all wrong, 5 are malformed; 3 of them have exactly " in text
 
 
 def test_what_a_trainer_recorded_has_reasons_too(tmp_path):
     outputs, prompts = WELL_FORMED * 2, ["a"] * 4 + ["b"] * 4
     path = trl_file(tmp_path / "completions.parquet", outputs, prompt=prompts, correct=[1.0] * 4 + [1.0, 0.0, 1.0, 0.0],
                     advantage=[0.0] * 4 + [1.0, 0.0, -1.0, 0.0])  # fmt: skip
-    found = why(path, methods=["recorded"], console=Console(quiet=True), **OURS)["recorded"]
-    assert {key: value[1:] for key, value in counted(found).items()} == {
+    zeros = why(path, methods=["recorded"], console=Console(quiet=True), **OURS)["recorded"]
+    assert {key: value[1:] for key, value in counted(zeros).items()} == {
         ("CREDITED", ""): (2, (4, 6)),
         ("ALL_RIGHT", "correct"): (4, (0, 1, 2)),
         ("RECORDED", ""): (2, (5, 7)),
     }
     silent = trl_file(tmp_path / "silent.parquet", WELL_FORMED, advantage=[0.0] * 4)
-    found = why(silent, methods=["recorded"], console=Console(quiet=True), **OURS)["recorded"]
-    assert list(counted(found)) == [("ALL_EQUAL", "")]
+    zeros = why(silent, methods=["recorded"], console=Console(quiet=True), **OURS)["recorded"]
+    assert list(counted(zeros)) == [("ALL_EQUAL", "")]
 
 
 def our_file(path):
-    """Rollouts of ours: a tool's token, a completion left out of the loss, a check that timed out, one that is nobody's doing."""
+    """Our rollouts with a tool's token, a completion left out of the loss, a check that timed out and one that never ran."""
     tokens = [["<answer>", word, "</answer>"] for word in "75444"]
     columns = {
         "group": [0] * 5, "trainable": [[True, False, True]] * 5, "start/all": [0] * 5, "end/all": [3, 3, 0, 3, 3],
@@ -112,8 +112,8 @@ def our_file(path):
 def test_masked_left_out_timeout_and_unscored(tmp_path):
     file = our_file(tmp_path / "step_000001.parquet")
     options = {"methods": ["rloo"], "overrides": {"layout": {"all": ["answer"]}}}
-    found = why(file, console=Console(quiet=True), **options)["rloo"]
-    assert counted(found) == {
+    zeros = why(file, console=Console(quiet=True), **options)["rloo"]
+    assert counted(zeros) == {
         ("CREDITED", ""): (4, 2, (0, 1)),
         ("MASKED", ""): (5, 0, (0, 1, 2)),
         ("LEFT_OUT", ""): (2, 1, (2,)),
@@ -134,13 +134,13 @@ def test_a_run_of_ours_is_explained_by_its_own_method(tmp_path):
 def test_reasons_of_files_that_trainers_wrote_add_up(name):
     result = credit_rollouts(WRITTEN / name)
     table = result.table
-    for one in result.applied:
-        told = reasons(result)[one.name]
-        advantages = one.advantages(table, 0, len(table))
-        counts = told.counts()
+    for arm in result.applied:
+        zeros = reasons(result)[arm.name]
+        advantages = arm.advantages(table, 0, len(table))
+        counts = zeros.counts()
         assert sum(count.tokens for count in counts) == len(table.tokens.values)
         assert sum(count.completions for count in counts) == len(table)
-        credited = torch.tensor([reason_of(key) is Zero.CREDITED for key in told.key_v.tolist()])
+        credited = torch.tensor([reason_of(key) is Zero.CREDITED for key in zeros.key_v.tolist()])
         assert credited.tolist() == (np.nan_to_num(advantages) != 0).tolist()
         masked = sum(count.tokens for count in counts if count.reason is Zero.MASKED)
         assert masked == int((~table.trainable).sum())
@@ -172,7 +172,7 @@ def sae_of_decisions(path, delay, *, blind=False, seed=0):
     return sae_run(path, **columns)
 
 
-def told(path):
+def why_text(path):
     console = Console(file=io.StringIO(), width=200)
     why(path, console=console)
     return console.file.getvalue()
@@ -181,11 +181,11 @@ def told(path):
 @pytest.mark.parametrize(("delay", "lag"), [(0, "1 token."), (1, "2 tokens"), (5, "8 tokens")])
 def test_decisions_are_counted_and_the_delay_is_found(delay, lag, tmp_path):
     """.95^(1/8) is .9936; the last stretch ends with the completion, a token short."""
-    seen = told(sae_of_decisions(tmp_path, delay))
-    assert "sae: 6 decisions (tokens less likely than 0.2) per completion, 7.83 tokens apart" in seen
-    assert "lambda 0.9935 at each token looks equally far ahead" in seen
-    assert f"half of the effect of a decision after {lag}" in seen
+    text = why_text(sae_of_decisions(tmp_path, delay))
+    assert "sae: 6 decisions (tokens less likely than 0.2) per completion, 7.83 tokens apart" in text
+    assert "lambda 0.9935 at each token looks equally far ahead" in text
+    assert f"half of the effect of a decision after {lag}" in text
 
 
 def test_a_critic_that_sees_nothing_is_said(tmp_path):
-    assert "the critic's value does not follow the reward" in told(sae_of_decisions(tmp_path, 0, blind=True))
+    assert "the critic's value does not follow the reward" in why_text(sae_of_decisions(tmp_path, 0, blind=True))
