@@ -23,9 +23,9 @@ def best(rows, streams):
     """Explained variance of a critic that knows all that can be known: nothing before the first token, all after it."""
     mask = streams.mask_snt[0]
     reward = streams.reward_snt[0].sum(dim=1, keepdim=True).expand_as(mask)
-    known = reward.clone()
-    known[:, 0] = 0.5
-    return 1 - float((reward - known)[mask].var(correction=0) / reward[mask].var(correction=0))
+    ideal = reward.clone()
+    ideal[:, 0] = 0.5
+    return 1 - float((reward - ideal)[mask].var(correction=0) / reward[mask].var(correction=0))
 
 
 @pytest.mark.parametrize(
@@ -38,21 +38,21 @@ def best(rows, streams):
     ids=["hl_gauss", "clipped", "bfloat16"],
 )
 def test_a_critic_learns_what_can_be_known(options, precision):
-    found = small.critic(CriticConfig(**{"learning_rate": 3e-3, **options}), precision=precision)
-    for seed in range(40):  # what it says of a batch is before it is fitted to it
-        said = small.learn(found, *small.question(seed=seed))
+    critic = small.critic(CriticConfig(**{"learning_rate": 3e-3, **options}), precision=precision)
+    for seed in range(40):  # its values of a batch are from before the fit to it
+        result = small.learn(critic, *small.question(seed=seed))
     small.accelerator()  # other tests of this process compute in float32
     rows, streams = small.question(seed=39)
-    assert {said.value_nts.dtype, *(value.dtype for value in found.model.parameters())} == {torch.float32}
-    assert said.metrics["critic/explained_variance"] > best(rows, streams) - 0.12
-    assert said.metrics["critic/explained_variance"] < best(rows, streams) + 0.02
-    value = said.value_nts[..., 0]
+    assert {result.value_nts.dtype, *(value.dtype for value in critic.model.parameters())} == {torch.float32}
+    assert result.metrics["critic/explained_variance"] > best(rows, streams) - 0.12
+    assert result.metrics["critic/explained_variance"] < best(rows, streams) + 0.02
+    value = result.value_nts[..., 0]
     assert abs(float(value[:, 0].mean()) - 0.5) < 0.15  # before the first token nothing is known
     after = value[:, 2:4]  # the tokens behind the tool's, which all completions have
     good = rows.ids_nl[:, 3] == small.GOOD
     assert float(after[good].mean()) > 0.85
     assert float(after[~good].mean()) < 0.15
-    assert found.updates == 40 * found.config.epochs * found.config.mini_batches
+    assert critic.updates == 40 * critic.config.epochs * critic.config.mini_batches
 
 
 @pytest.mark.parametrize("kind", small.TRUNKS)
@@ -63,23 +63,23 @@ def test_any_token_classifier_that_reads_forwards_is_a_critic(kind, tmp_path):
     settings.num_labels = 5
     AutoModelForTokenClassification.from_config(settings).save_pretrained(tmp_path)
     config = CriticConfig(model=str(tmp_path), learning_rate=3e-3)
-    found = Critic(ValueModel.load(str(tmp_path), ["return"], config), config, small.accelerator(), micro_batch=16)
-    first = small.learn(found, *small.question(seed=0))
+    critic = Critic(ValueModel.load(str(tmp_path), ["return"], config), config, small.accelerator(), micro_batch=16)
+    first = small.learn(critic, *small.question(seed=0))
     assert not first.value_nts.any()
     for seed in range(1, 25):
-        last = small.learn(found, *small.question(seed=seed))
+        last = small.learn(critic, *small.question(seed=seed))
     assert last.metrics["critic/explained_variance"] > first.metrics["critic/explained_variance"] + 0.4
 
 
 def test_the_trunk_is_the_policys_and_the_policy_stays_what_it_was():
-    one = small.policy()
-    before = small.state(one)
-    found = small.critic(CriticConfig(learning_rate=1e-2), model=one)
-    assert small.equal(small.state(found.model.model.base_model), small.state(one.base_model))
-    small.learn(found, *small.question())
-    small.learn(found, *small.question())
-    assert small.equal(small.state(one), before)
-    assert not small.equal(small.state(found.model.model.base_model), small.state(one.base_model))
+    policy = small.policy()
+    before = small.state(policy)
+    critic = small.critic(CriticConfig(learning_rate=1e-2), model=policy)
+    assert small.equal(small.state(critic.model.model.base_model), small.state(policy.base_model))
+    small.learn(critic, *small.question())
+    small.learn(critic, *small.question())
+    assert small.equal(small.state(policy), before)
+    assert not small.equal(small.state(critic.model.model.base_model), small.state(policy.base_model))
 
 
 @pytest.mark.parametrize(
@@ -91,30 +91,30 @@ def test_the_trunk_is_the_policys_and_the_policy_stays_what_it_was():
 def test_the_fit_is_the_one_written_out(options, names):
     config = CriticConfig(learning_rate=1e-2, **options)
     rows, streams = small.question(completions=12, names=names)
-    found, plain = (small.critic(config, names=names, micro_batch=5) for _ in range(2))
-    for one in (found, plain):  # a head of zeros says one value everywhere, which would hide much
+    critic, plain = (small.critic(config, names=names, micro_batch=5) for _ in range(2))
+    for either in (critic, plain):  # a head of zeros says one value everywhere, which would hide much
         torch.manual_seed(3)
-        for parameter in small.head(one):
+        for parameter in small.head(either):
             torch.nn.init.normal_(parameter, std=0.2)
-    said = small.learn(found, rows, streams)
+    result = small.learn(critic, rows, streams)
     first = small.slow_fit(plain.model.model, rows, streams, config)
     mask = streams.mask_snt.permute(1, 2, 0)
-    torch.testing.assert_close(said.value_nts[mask], first[mask], atol=1e-5, rtol=0)
-    for s, name in enumerate(names):  # what is said of a batch is of the values before the fit
+    torch.testing.assert_close(result.value_nts[mask], first[mask], atol=1e-5, rtol=0)
+    for s, name in enumerate(names):  # the metrics of a batch are of the values before the fit
         targets = small.slow_targets(first[..., s], streams, s, config.gae_lambda_value)
         want, prefix = critic_error(first[..., s], targets, streams.mask_snt[s]), f"{name}/" if names == TWO else ""
-        assert {key: said.metrics[f"critic/{prefix}{key}"] for key in want} == pytest.approx(want, abs=1e-4)
-    torch.testing.assert_close(small.state(found.model), small.state(plain.model), atol=3e-5, rtol=0)
+        assert {key: result.metrics[f"critic/{prefix}{key}"] for key in want} == pytest.approx(want, abs=1e-4)
+    torch.testing.assert_close(small.state(critic.model), small.state(plain.model), atol=3e-5, rtol=0)
 
 
 def test_micro_batches_and_gradient_checkpointing_change_nothing():
     ends = []
     for micro_batch, checkpointing in ((64, False), (1, False), (5, False), (64, True)):
         config = CriticConfig(learning_rate=1e-3, epochs=2, head="hl_gauss", gradient_checkpointing=checkpointing)
-        found = small.critic(config, micro_batch=micro_batch)
-        said = small.learn(found, *small.question(completions=12))
-        assert any(getattr(layer, "gradient_checkpointing", False) for layer in found.model.modules()) == checkpointing
-        ends.append((said.value_nts, small.state(found.model)))
+        critic = small.critic(config, micro_batch=micro_batch)
+        result = small.learn(critic, *small.question(completions=12))
+        assert any(getattr(layer, "gradient_checkpointing", False) for layer in critic.model.modules()) == checkpointing
+        ends.append((result.value_nts, small.state(critic.model)))
     for value_nts, weights in ends[1:]:
         torch.testing.assert_close(value_nts, ends[0][0], atol=1e-6, rtol=0)
         torch.testing.assert_close(weights, ends[0][1], atol=1e-5, rtol=0)
@@ -123,7 +123,7 @@ def test_micro_batches_and_gradient_checkpointing_change_nothing():
 @pytest.mark.parametrize("kind", small.TRUNKS)  # gpt2 counts positions from 0, the others from token to token
 def test_padding_changes_nothing(kind):
     rows, streams = small.question(completions=8)
-    found, wide = (small.critic(CriticConfig(learning_rate=1e-3), model=small.policy(kind)) for _ in range(2))
+    narrow, wide = (small.critic(CriticConfig(learning_rate=1e-3), model=small.policy(kind)) for _ in range(2))
     pad = torch.full((8, 2), small.PAD)
     ids = torch.cat([pad, rows.ids_nl, pad], dim=1)
     attention = torch.cat([0 * pad, rows.attention_nl, 0 * pad], dim=1)
@@ -134,49 +134,49 @@ def test_padding_changes_nothing(kind):
         mask_snt=torch.cat([streams.mask_snt, empty.bool()], dim=2),
     )
     for _ in range(2):
-        one = small.learn(found, rows, streams)
-        two = small.learn(wide, Sequences(ids, attention, rows.width + 2), padded)
-    torch.testing.assert_close(two.value_nts[:, :-2][padded.mask_snt[0, :, :-2]], one.value_nts[streams.mask_snt[0]],
+        bare = small.learn(narrow, rows, streams)
+        wider = small.learn(wide, Sequences(ids, attention, rows.width + 2), padded)
+    torch.testing.assert_close(wider.value_nts[:, :-2][padded.mask_snt[0, :, :-2]], bare.value_nts[streams.mask_snt[0]],
                                atol=1e-5, rtol=0)  # fmt: skip
-    torch.testing.assert_close(small.state(wide.model), small.state(found.model), atol=1e-5, rtol=0)
+    torch.testing.assert_close(small.state(wide.model), small.state(narrow.model), atol=1e-5, rtol=0)
 
 
 def test_the_same_seed_gives_the_same_mini_batches():
     ends = []
     for seed in (0, 0, 1):
-        found = small.critic(CriticConfig(learning_rate=1e-2, epochs=2, mini_batches=3), seed=seed)
-        small.learn(found, *small.question(completions=9))
-        small.learn(found, *small.question(completions=2))  # of which there are no three
-        assert found.updates == 2 * 3 + 2 * 2
-        ends.append(small.state(found.model))
+        critic = small.critic(CriticConfig(learning_rate=1e-2, epochs=2, mini_batches=3), seed=seed)
+        small.learn(critic, *small.question(completions=9))
+        small.learn(critic, *small.question(completions=2))  # too few for three mini-batches
+        assert critic.updates == 2 * 3 + 2 * 2
+        ends.append(small.state(critic.model))
     assert small.equal(ends[0], ends[1])
     assert not small.equal(ends[0], ends[2])
 
 
 def test_saying_values_changes_nothing():
-    found = small.critic(CriticConfig(learning_rate=1e-2))
-    small.learn(found, *small.question())
-    before, updates = small.state(found.model), found.updates
-    one = small.learn(found, *small.question(), fit=False)
-    two = small.learn(found, *small.question(), fit=False)
-    assert torch.equal(one.value_nts, two.value_nts)
-    assert small.equal(small.state(found.model), before)
-    assert (found.updates, found.batches) == (updates, 1)
-    assert "critic/loss" not in one.metrics
+    critic = small.critic(CriticConfig(learning_rate=1e-2))
+    small.learn(critic, *small.question())
+    before, updates = small.state(critic.model), critic.updates
+    first = small.learn(critic, *small.question(), fit=False)
+    second = small.learn(critic, *small.question(), fit=False)
+    assert torch.equal(first.value_nts, second.value_nts)
+    assert small.equal(small.state(critic.model), before)
+    assert (critic.updates, critic.batches) == (updates, 1)
+    assert "critic/loss" not in first.metrics
 
 
 def test_dropout_does_not_make_values_random():
-    """Read on the way of the only fit of a batch, values are those of the model without dropout."""
+    """Values from the pass of the only fit are those of the model without dropout."""
     model = small.policy("gpt2")  # whose dropouts are .1
-    found = small.critic(CriticConfig(learning_rate=1e-6), model=model)
-    torch.nn.init.normal_(small.head(found)[0])
-    calm = small.learn(found, *small.question(), fit=False).value_nts
-    on_the_way = small.learn(found, *small.question()).value_nts
+    critic = small.critic(CriticConfig(learning_rate=1e-6), model=model)
+    torch.nn.init.normal_(small.head(critic)[0])
+    calm = small.learn(critic, *small.question(), fit=False).value_nts
+    on_the_way = small.learn(critic, *small.question()).value_nts
     torch.testing.assert_close(on_the_way, calm, atol=1e-5, rtol=0)
 
 
 class Poisoned(torch.nn.Module):
-    """A token classifier that says `number` wherever nothing may be read: at every place that is before no trainable token."""
+    """A token classifier that returns `number` where nothing may be read: at every place that is not before a trainable token."""
 
     def __init__(self, model, rows, mask, number):
         super().__init__()
@@ -187,9 +187,9 @@ class Poisoned(torch.nn.Module):
     def forward(self, input_ids, attention_mask, position_ids=None, use_cache=None):
         out = self.model(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, use_cache=use_cache)
         mask = torch.stack([self.masks[tuple(ids)] for ids in input_ids.tolist()])
-        read = torch.zeros_like(input_ids, dtype=torch.bool)
-        read[:, -mask.shape[1] - 1 : -1] = mask  # the place before a token says its value
-        out.logits = torch.where(read[..., None], out.logits, self.number)
+        readable = torch.zeros_like(input_ids, dtype=torch.bool)
+        readable[:, -mask.shape[1] - 1 : -1] = mask  # the value of a token stands one place before it
+        out.logits = torch.where(readable[..., None], out.logits, self.number)
         return out
 
 
@@ -202,38 +202,38 @@ class Poisoned(torch.nn.Module):
 def test_what_a_critic_says_where_nothing_is_read_changes_nothing(options, number):
     rows, streams = small.question(completions=10)
     clean, dirty = (small.critic(CriticConfig(learning_rate=1e-2, **options), micro_batch=4) for _ in range(2))
-    own = dirty.model.model
-    dirty.model.model = Poisoned(own, rows, streams.mask_snt[0], number)
+    inner = dirty.model.model
+    dirty.model.model = Poisoned(inner, rows, streams.mask_snt[0], number)
     for _ in range(3):
-        one, two = small.learn(clean, rows, streams), small.learn(dirty, rows, streams)
+        expected, actual = small.learn(clean, rows, streams), small.learn(dirty, rows, streams)
         mask = streams.mask_snt[0]
-        assert torch.equal(one.value_nts[mask], two.value_nts[mask])
-        assert torch.equal(one.bootstrap_ns.nan_to_num(7.0), two.bootstrap_ns.nan_to_num(7.0))
-        for name in one.metrics.keys() - {"critic/seconds"}:
-            assert one.metrics[name] == pytest.approx(two.metrics[name], abs=0, nan_ok=True), name
-    assert small.equal(small.state(clean.model.model), small.state(own))
+        assert torch.equal(expected.value_nts[mask], actual.value_nts[mask])
+        assert torch.equal(expected.bootstrap_ns.nan_to_num(7.0), actual.bootstrap_ns.nan_to_num(7.0))
+        for name in expected.metrics.keys() - {"critic/seconds"}:
+            assert expected.metrics[name] == pytest.approx(actual.metrics[name], abs=0, nan_ok=True), name
+    assert small.equal(small.state(clean.model.model), small.state(inner))
 
 
 @pytest.mark.parametrize("truncated", ["terminal", "bootstrap", "mask"])
 def test_completions_that_were_cut_off(truncated):
     rows, streams = small.question(completions=8)
     cut = torch.tensor([True, False] * 4)  # those with a reward of 1
-    found = small.critic(CriticConfig(learning_rate=1e-2, truncated=truncated))
-    torch.nn.init.constant_(small.head(found)[1], 0.75)
-    said = small.learn(found, rows, streams, truncated=cut)
-    assert torch.equal(said.value_nts, torch.full((8, 6, 1), 0.75))
+    critic = small.critic(CriticConfig(learning_rate=1e-2, truncated=truncated))
+    torch.nn.init.constant_(small.head(critic)[1], 0.75)
+    result = small.learn(critic, rows, streams, truncated=cut)
+    assert torch.equal(result.value_nts, torch.full((8, 6, 1), 0.75))
     tokens = streams.mask_snt[0].sum(dim=1).double()
     targets = tokens * cut * {"terminal": 1.0, "bootstrap": 1.75, "mask": 0.0}[truncated]
     counted = tokens[~cut] if truncated == "mask" else tokens
-    assert said.metrics["critic/target_mean"] == pytest.approx(float(targets.sum() / counted.sum()))
+    assert result.metrics["critic/target_mean"] == pytest.approx(float(targets.sum() / counted.sum()))
 
 
 def test_a_policy_in_bfloat16_gets_a_critic_in_float32():
-    one = small.policy().to(torch.bfloat16)
-    found = small.critic(CriticConfig(learning_rate=1e-6), model=one)
-    assert {value.dtype for value in found.model.parameters()} == {torch.float32}
-    small.learn(found, *small.question())
-    ours, theirs = (model.base_model.embed_tokens.weight[small.GOOD].float() for model in (found.model.model, one))
+    policy = small.policy().to(torch.bfloat16)
+    critic = small.critic(CriticConfig(learning_rate=1e-6), model=policy)
+    assert {value.dtype for value in critic.model.parameters()} == {torch.float32}
+    small.learn(critic, *small.question())
+    ours, theirs = (model.base_model.embed_tokens.weight[small.GOOD].float() for model in (critic.model.model, policy))
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)  # a step of 1e-6 is not lost in rounding
 
 
@@ -241,13 +241,13 @@ def test_a_policy_in_bfloat16_gets_a_critic_in_float32():
 def test_the_trunk_of_a_policy_with_adapters_has_them_merged():
     adapted = get_peft_model(small.policy(), LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
     before = small.state(adapted)
-    found = small.critic(CriticConfig(learning_rate=1e-2), model=adapted)
+    critic = small.critic(CriticConfig(learning_rate=1e-2), model=adapted)
     assert small.equal(small.state(adapted), before)
     merged = small.state(adapted.merge_and_unload().base_model)
-    assert small.equal(small.state(found.model.model.base_model), merged)
+    assert small.equal(small.state(critic.model.model.base_model), merged)
     assert not small.equal(merged, small.state(small.policy().base_model))
-    assert all(value.requires_grad for value in found.model.parameters())
-    small.learn(found, *small.question())
+    assert all(value.requires_grad for value in critic.model.parameters())
+    small.learn(critic, *small.question())
 
 
 def test_offloading_on_a_cpu_is_refused():
@@ -256,63 +256,63 @@ def test_offloading_on_a_cpu_is_refused():
 
 
 def test_the_learning_rate_warms_up():
-    found = small.critic(CriticConfig(learning_rate=1e-3, warmup_steps=4))
+    critic = small.critic(CriticConfig(learning_rate=1e-3, warmup_steps=4))
     rates = []
     for seed in range(6):
-        rates.append(found.optimizer.param_groups[0]["lr"])
-        small.learn(found, *small.question(seed=seed))
+        rates.append(critic.optimizer.param_groups[0]["lr"])
+        small.learn(critic, *small.question(seed=seed))
     assert rates == pytest.approx([0, 0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3])
 
 
 @pytest.mark.parametrize("number", [NAN, math.inf, 1e30])
 @pytest.mark.parametrize("options", [{}, {"epochs": 2}, {"head": "hl_gauss"}], ids=["once", "twice", "hl_gauss"])
 def test_a_diverged_critic_is_stopped_before_its_weights_change(options, number):
-    found = small.critic(CriticConfig(learning_rate=1e-3, **options))
-    small.learn(found, *small.question())
-    small.head(found)[0].data[0, 0] = number
-    weights, held = small.state(found.model), found.optimizer.state_dict()["state"]
-    held = {key: {name: x.clone() for name, x in value.items()} for key, value in held.items()}
-    rates = found.schedule.state_dict()
+    critic = small.critic(CriticConfig(learning_rate=1e-3, **options))
+    small.learn(critic, *small.question())
+    small.head(critic)[0].data[0, 0] = number
+    weights, moments = small.state(critic.model), critic.optimizer.state_dict()["state"]
+    moments = {key: {name: x.clone() for name, x in value.items()} for key, value in moments.items()}
+    rates = critic.schedule.state_dict()
     with pytest.raises(DivergedError, match=r"critic\.learning_rate \(0\.001\)"):
-        small.learn(found, *small.question())
-    assert small.equal(small.state(found.model), weights)
-    after = found.optimizer.state_dict()["state"]
-    assert all(torch.equal(after[key][name], x) for key, value in held.items() for name, x in value.items())
-    assert found.schedule.state_dict() == rates
-    assert all(value.grad is None for value in found.model.parameters())
+        small.learn(critic, *small.question())
+    assert small.equal(small.state(critic.model), weights)
+    after = critic.optimizer.state_dict()["state"]
+    assert all(torch.equal(after[key][name], x) for key, value in moments.items() for name, x in value.items())
+    assert critic.schedule.state_dict() == rates
+    assert all(value.grad is None for value in critic.model.parameters())
 
 
 @pytest.mark.parametrize("options", [{}, {"mini_batches": 3, "epochs": 2}])
 def test_the_completion_whose_values_are_lost_is_named(options):
     """One token's embedding is NaN, and one completion holds that token."""
-    rows, streams, *rest = small.question()
-    found = small.critic(CriticConfig(learning_rate=1e-3, **options))
+    rows, streams = small.question()
+    critic = small.critic(CriticConfig(learning_rate=1e-3, **options))
     strange = 9
     ids = rows.ids_nl.clone()
     ids[ids == strange] = small.PAD + 2
     ids[17, int(rows.attention_nl[17].nonzero()[-1])] = strange
-    found.model.model.get_input_embeddings().weight.data[strange] = NAN
+    critic.model.model.get_input_embeddings().weight.data[strange] = NAN
     for fit in (False, True):
         with pytest.raises(DivergedError, match=r"\d+ of its values are not finite, first in completion 17"):
-            small.learn(found, replace(rows, ids_nl=ids), streams, *rest, fit=fit)
+            small.learn(critic, replace(rows, ids_nl=ids), streams, fit=fit)
 
 
 def test_a_target_outside_the_range_of_the_bins_is_named():
     rows, streams = small.question(completions=4)
-    found = small.critic(CriticConfig(head="hl_gauss", learning_rate=1e-3))
-    before = small.state(found.model)
+    critic = small.critic(CriticConfig(head="hl_gauss", learning_rate=1e-3))
+    before = small.state(critic.model)
     with pytest.raises(RewardError, match=r"value_range \(0, 1\)"):
-        small.learn(found, rows, replace(streams, reward_snt=3 * streams.reward_snt))
-    assert small.equal(small.state(found.model), before)
+        small.learn(critic, rows, replace(streams, reward_snt=3 * streams.reward_snt))
+    assert small.equal(small.state(critic.model), before)
 
 
 def test_a_batch_in_which_nothing_trains_changes_nothing():
     rows, streams = small.question(completions=4)
-    found = small.critic(CriticConfig(learning_rate=1e-2))
-    small.learn(found, rows, streams)
-    before = small.state(found.model)
-    said = small.learn(found, rows, replace(streams, mask_snt=torch.zeros_like(streams.mask_snt)))
-    assert said.metrics["critic/loss"] == 0
-    assert math.isnan(said.metrics["critic/explained_variance"])
-    difference = max(float((small.state(found.model)[name] - value).abs().max()) for name, value in before.items())
+    critic = small.critic(CriticConfig(learning_rate=1e-2))
+    small.learn(critic, rows, streams)
+    before = small.state(critic.model)
+    result = small.learn(critic, rows, replace(streams, mask_snt=torch.zeros_like(streams.mask_snt)))
+    assert result.metrics["critic/loss"] == 0
+    assert math.isnan(result.metrics["critic/explained_variance"])
+    difference = max(float((small.state(critic.model)[name] - value).abs().max()) for name, value in before.items())
     assert difference < 2e-2  # AdamW's momentum goes on

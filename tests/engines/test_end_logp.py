@@ -24,15 +24,15 @@ def test_padding_changes_nothing(name, temperature):
         for weights in model.parameters():  # at the usual size every position looks alike
             weights.normal_(std=0.3)
     model.eval()
-    alone = []
+    unpadded = []
     for row in ROWS:
         logits = model(input_ids=torch.tensor([row])).logits[0, -1].detach()
-        alone.append(float(temperature * (logits / temperature).log_softmax(dim=0)[2]))
+        unpadded.append(float(temperature * (logits / temperature).log_softmax(dim=0)[2]))
     model.train()
     found_n = end_logp(model, ROWS, 2, pad=0, temperature=temperature, batch_size=2)
     assert model.training
-    assert found_n.tolist() == pytest.approx(alone, abs=1e-5)
-    assert len(set(alone)) == 3
+    assert found_n.tolist() == pytest.approx(unpadded, abs=1e-5)
+    assert len(set(unpadded)) == 3
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -42,6 +42,6 @@ def test_an_adapter_does_not_hide_positions():
     model = SMALL["gpt2"]()
     with torch.no_grad():
         model.transformer.wpe.weight.normal_()
-    alone = [float(end_logp(model, [row], 2, pad=0)) for row in ROWS]
+    unpadded = [float(end_logp(model, [row], 2, pad=0)) for row in ROWS]
     config = peft.LoraConfig(target_modules=["c_attn"], r=2, fan_in_fan_out=True)
-    assert end_logp(peft.get_peft_model(model, config), ROWS, 2, pad=0).tolist() == pytest.approx(alone, abs=1e-5)
+    assert end_logp(peft.get_peft_model(model, config), ROWS, 2, pad=0).tolist() == pytest.approx(unpadded, abs=1e-5)

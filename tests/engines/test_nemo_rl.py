@@ -64,10 +64,10 @@ def of_rows(rows):
     ]  # fmt: skip
 
 
-def messages(one):
+def messages(sample):
     """The prompt and each run of sampled or other tokens as a message, as NeMo-RL has them when it asks for advantages."""
-    parts = [("user", one["prompt"], 0)]
-    for token, flag in zip(one["ids"], one["sampled"], strict=True):
+    parts = [("user", sample["prompt"], 0)]
+    for token, flag in zip(sample["ids"], sample["sampled"], strict=True):
         role = "assistant" if flag else "environment"
         if parts[-1][0] != role:
             parts.append((role, [], flag))
@@ -84,56 +84,56 @@ def messages(one):
     return log
 
 
-def asked(cfg, rollouts, *, padding=3):
-    """What NeMo-RL asks the estimator with: the advantages, (rows, tokens), the tokens' mask and the rows' weights."""
-    logs = [messages(one) for one in rollouts]
-    width = max(len(one["prompt"]) + len(one["ids"]) for one in rollouts) + padding
+def ask(cfg, rollouts, *, padding=3):
+    """Ask as NeMo-RL does; returns advantages (rows, tokens), the tokens' mask, the rows' weights and the estimator."""
+    logs = [messages(sample) for sample in rollouts]
+    width = max(len(sample["prompt"]) + len(sample["ids"]) for sample in rollouts) + padding
     token_mask = torch.zeros(len(rollouts), width)
     for n, log in enumerate(logs):
         flags = torch.cat([message["token_loss_mask"] for message in log])
         token_mask[n, : len(flags)] = flags
-    sample_mask = torch.tensor([one["weight"] for one in rollouts])
-    longest = max(len(one["prompt"]) for one in rollouts)
-    prompts = torch.tensor([[*one["prompt"], *[0] * (longest - len(one["prompt"]))] for one in rollouts])
-    rewards = torch.tensor([one["reward"] for one in rollouts])
+    sample_mask = torch.tensor([sample["weight"] for sample in rollouts])
+    longest = max(len(sample["prompt"]) for sample in rollouts)
+    prompts = torch.tensor([[*sample["prompt"], *[0] * (longest - len(sample["prompt"]))] for sample in rollouts])
+    rewards = torch.tensor([sample["reward"] for sample in rollouts])
     batch = {
         "message_log": logs,
-        "length": torch.tensor([len(one["prompt"]) for one in rollouts]),
-        "idx": [one["idx"] for one in rollouts],
-        "extra_env_info": [one["facts"] for one in rollouts],
+        "length": torch.tensor([len(sample["prompt"]) for sample in rollouts]),
+        "idx": [sample["idx"] for sample in rollouts],
+        "extra_env_info": [sample["facts"] for sample in rollouts],
         "loss_multiplier": sample_mask,
         "total_reward": torch.zeros(len(rollouts) + 1),  # after dynamic sampling it has those of dropped rollouts, too
     }
     assert sorted(batch) == CONTRACT["repeated_batch"]
     mask = token_mask * sample_mask[:, None]
     more = dict.fromkeys(CONTRACT["compute_advantage"]["more"])
-    made = SpanEstimator(cfg)
-    adv_nt = made.compute_advantage(prompt_ids=prompts, rewards=rewards, mask=mask, repeated_batch=batch, **more)
+    estimator = SpanEstimator(cfg)
+    adv_nt = estimator.compute_advantage(prompt_ids=prompts, rewards=rewards, mask=mask, repeated_batch=batch, **more)
     assert adv_nt.shape == mask.shape
     assert adv_nt.dtype == torch.float32
-    return adv_nt.double().tolist(), token_mask.tolist(), sample_mask.tolist(), made
+    return adv_nt.double().tolist(), token_mask.tolist(), sample_mask.tolist(), estimator
 
 
 def losses(adv_nt, token_mask, sample_mask, *, size, token_level):
     """NeMo-RL's loss of each mini-batch, where every token's surrogate is -A: the contract's sentence in loops."""
-    found = []
+    by_batch = []
     for start in range(0, len(adv_nt), size):
         total = divisor = 0.0
         for n in range(start, start + size):
             inner = length = 0.0
-            for t in range(1, len(adv_nt[n])):  # the first token is predicted by none
+            for t in range(1, len(adv_nt[n])):  # nothing predicts the first token
                 inner += adv_nt[n][t] * token_mask[n][t]
                 length += token_mask[n][t]
             total += sample_mask[n] * (inner if token_level else inner / (length + 1e-8))
             divisor += sample_mask[n] * (length if token_level else 1.0)
-        found.append(-total / (divisor + 1e-8))
-    return found
+        by_batch.append(-total / (divisor + 1e-8))
+    return by_batch
 
 
 def of_tokens(rollouts, adv_nt, token_mask, sample_mask):
     """The replies' advantages without the factor of a single mini-batch at token level: its tokens / its rows."""
     tokens = sum(weight * sum(row[1:]) for row, weight in zip(token_mask, sample_mask, strict=True))
-    cut = [(len(one["prompt"]), len(one["ids"]), row) for one, row in zip(rollouts, adv_nt, strict=True)]
+    cut = [(len(sample["prompt"]), len(sample["ids"]), row) for sample, row in zip(rollouts, adv_nt, strict=True)]
     return [[value * len(rollouts) / tokens for value in row[first : first + length]] for first, length, row in cut]
 
 
@@ -141,10 +141,10 @@ def credited(folder, name, rows, *, padding=3):
     """The advantages of the tokens of rows of `conformance.json`, trained as one mini-batch."""
     rollouts = of_rows(rows)
     cfg = config(folder, conformance.RECIPES[name], **{"policy.train_global_batch_size": len(rows)})
-    return of_tokens(rollouts, *asked(cfg, rollouts, padding=padding)[:3])
+    return of_tokens(rollouts, *ask(cfg, rollouts, padding=padding)[:3])
 
 
-# Lists of different lengths, for which nobody is charged, and a turn that is paid for a confidence that it does not state.
+# Here leaving list elements out is free, and one turn is paid for a confidence that it does not state.
 @pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:Objective 'environment'")
 @pytest.mark.parametrize("name", conformance.RECIPES)
 def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name):
@@ -158,14 +158,14 @@ def test_the_run_folder_holds_what_was_handed_over(tmp_path, name):
     rollouts = of_rows(conformance.expected(name, whole=True)[0])
     recipe = conformance.RECIPES[name] + f"output: {tmp_path / 'run'}\n"
     cfg = config(tmp_path, recipe, **{"policy.train_global_batch_size": len(rollouts)})
-    found = of_tokens(rollouts, *asked(cfg, rollouts)[:3])
-    opened_folder.check(tmp_path / "run", found, [one["sampled"] for one in rollouts])
+    advantages = of_tokens(rollouts, *ask(cfg, rollouts)[:3])
+    opened_folder.check(tmp_path / "run", advantages, [sample["sampled"] for sample in rollouts])
 
 
-@pytest.mark.filterwarnings("ignore:Objective 'environment'")  # a reward of a rollout without a reply is none
+@pytest.mark.filterwarnings("ignore:Objective 'environment'")  # a rollout without a reply has no reward
 def test_a_folder_with_a_run_is_refused_before_anything_is_sampled(tmp_path):
     """NeMo-RL does not tell the estimator which step it is at."""
-    asked(config(tmp_path, conformance.RLOO + f"output: {tmp_path / 'run'}\n"), ragged())
+    ask(config(tmp_path, conformance.RLOO + f"output: {tmp_path / 'run'}\n"), ragged())
     with pytest.raises(DataError, match="already holds a run"):
         SpanEstimator(config(tmp_path, conformance.RLOO + f"output: {tmp_path / 'run'}\n"))
 
@@ -194,12 +194,12 @@ def ragged():
     ]
 
 
-@pytest.mark.filterwarnings("ignore:Objective 'environment'")  # a reward of a rollout without a reply is none
+@pytest.mark.filterwarnings("ignore:Objective 'environment'")  # a rollout without a reply has no reward
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 @pytest.mark.parametrize("token_level", [True, False])
 def test_nemo_rls_loss_is_the_mean_over_rollouts_of_the_sum_over_tokens(tmp_path, token_level, size):
     changes = {"policy.train_global_batch_size": size, "loss_fn.token_level_loss": token_level}
-    adv_nt, token_mask, sample_mask, _ = asked(config(tmp_path, conformance.RLOO, **changes), ragged())
+    adv_nt, token_mask, sample_mask, _ = ask(config(tmp_path, conformance.RLOO, **changes), ragged())
     credit = [0.75, -0.75, -1.75, 1.25, 0.0, 0.0, 0.0, 0.0]
     expected = [-sum(credit[s : s + size]) / size for s in range(0, 8, size)]
     assert losses(adv_nt, token_mask, sample_mask, size=size, token_level=token_level) == pytest.approx(expected, abs=1e-6)
@@ -215,16 +215,16 @@ def test_nemo_rls_loss_is_the_mean_over_rollouts_of_the_sum_over_tokens(tmp_path
 def test_prompts_of_the_same_words_and_other_images_are_two_groups(tmp_path):
     cfg = config(tmp_path, conformance.RLOO)
     pairs = [rollout([2, 11, 3], reward=reward, idx=idx) for idx, reward in ((0, 1.0), (1, 5.0), (0, 0.0), (1, 5.0))]
-    found = of_tokens(pairs, *asked(cfg, pairs)[:3])
-    assert [sum(row) for row in found] == pytest.approx([1.0, 0.0, -1.0, 0.0])
+    advantages = of_tokens(pairs, *ask(cfg, pairs)[:3])
+    assert [sum(row) for row in advantages] == pytest.approx([1.0, 0.0, -1.0, 0.0])
 
 
 def test_facts_of_the_environment_and_values_of_the_batch_are_columns(tmp_path):
     recipe = conformance.RLOO.replace("{reward: environment, pays: all}", "{reward: 'test_nemo_rl:seen', pays: all}")
     cfg = config(tmp_path, recipe)
     pair = [rollout([2, 11, 3], facts={"gold": gold}) for gold in ("4", "5")]
-    made = asked(cfg, pair)[3]
-    assert made.last_metrics["credit/malformed"] == 0.0
+    estimator = ask(cfg, pair)[3]
+    assert estimator.last_metrics["credit/malformed"] == 0.0
 
 
 def seen(prompts, completions, completion_ids, **columns):
@@ -263,5 +263,5 @@ def test_attach_gives_the_name_to_nemo_rl_and_leaves_others_alone(tmp_path, monk
     assert [*inspect.signature(create).parameters] == CONTRACT["factory"]["takes"]
     assert isinstance(create(config(tmp_path, conformance.WHOLE)), SpanEstimator)
     assert create(SimpleNamespace(grpo=SimpleNamespace(adv_estimator=SimpleNamespace(name="gdpo")))) == "its own"
-    taken = [*inspect.signature(SpanEstimator.compute_advantage).parameters]
-    assert taken[1:5] == CONTRACT["compute_advantage"]["takes"]
+    parameters = [*inspect.signature(SpanEstimator.compute_advantage).parameters]
+    assert parameters[1:5] == CONTRACT["compute_advantage"]["takes"]

@@ -57,7 +57,7 @@ def prime(monkeypatch):
 
 
 def trace_of(rows):
-    """A trace: what was said before each turn as a node that nobody sampled, and the turn."""
+    """A trace of nodes: before each turn a node of its context, which nobody sampled."""
     nodes = []
     for row in rows:
         nodes += [
@@ -74,14 +74,14 @@ def scored(folder, prime, recipe, groups, *, tokens=1):
     """The advantages of every node that a model sampled, after prime-rl scored group by group."""
     (folder / "recipe.yaml").write_text(recipe)
     prime_rl.attach(str(folder / "recipe.yaml"), tokens=tokens)
-    made = prime.ALGORITHM_CLASSES[CONTRACT["registry"]["key"]](
+    algorithm = prime.ALGORITHM_CLASSES[CONTRACT["registry"]["key"]](
         SimpleNamespace(length_penalty=None), SimpleNamespace(model_name="m")
     )
-    assert made.action_loss_type == "rl"
-    assert [*inspect.signature(type(made).score_group).parameters] == CONTRACT["hook"]["takes"]
+    assert algorithm.action_loss_type == "rl"
+    assert [*inspect.signature(type(algorithm).score_group).parameters] == CONTRACT["hook"]["takes"]
     for traces in groups:
-        asyncio.run(made.score_group([SimpleNamespace(traces=[trace]) for trace in traces]))
-    return made
+        asyncio.run(algorithm.score_group([SimpleNamespace(traces=[trace]) for trace in traces]))
+    return algorithm
 
 
 def spread_out(node):
@@ -122,11 +122,11 @@ def test_the_run_folder_holds_what_was_handed_over(tmp_path, prime):
     flat = conformance.expected("blocks")[0]
     groups, nodes = grouped(flat)
     scored(tmp_path, prime, conformance.RECIPES["blocks"] + f"output: {tmp_path / 'run'}\n", groups[:2])
-    again = prime.ALGORITHM_CLASSES["grpo"](SimpleNamespace(length_penalty=None), SimpleNamespace(model_name="m"))
-    asyncio.run(again.score_group([SimpleNamespace(traces=[trace]) for trace in groups[2]]))
+    second = prime.ALGORITHM_CLASSES["grpo"](SimpleNamespace(length_penalty=None), SimpleNamespace(model_name="m"))
+    asyncio.run(second.score_group([SimpleNamespace(traces=[trace]) for trace in groups[2]]))
     order = [n for g in ("g4", "g2", "g3") for n, row in enumerate(flat) if row["group"] == g]
-    found = [spread_out(nodes[n]) for n in order]
-    rows = opened_folder.check(tmp_path / "run", found, [flat[n]["sampled"] for n in order], step=3)
+    advantages = [spread_out(nodes[n]) for n in order]
+    rows = opened_folder.check(tmp_path / "run", advantages, [flat[n]["sampled"] for n in order], step=3)
     assert [row["step"] for row in rows] == [1] * 4 + [2] * 2 + [3] * 3
     assert {row["prompt"] for row in rows} == {"2+2=", "1+1=", "1+2="}
 
@@ -136,7 +136,7 @@ def test_the_order_of_traces_and_masked_tokens_change_nothing(tmp_path, prime):
     conformance.check_symmetries(lambda rows: credited(tmp_path, prime, "blocks", rows))
 
 
-def said(reward, *lengths):
+def rollout(reward, *lengths):
     turns = [{"prompt": [7, 8], "ids": [2, 11, 3, 1][:length], "sampled": [1] * length} for length in lengths]
     turns[-1]["reward"] = reward
     return trace_of(turns)
@@ -144,8 +144,8 @@ def said(reward, *lengths):
 
 @pytest.mark.filterwarnings("ignore:Every advantage of the batch")  # a group of one
 def test_prime_rls_loss_is_the_sum_over_tokens_with_one_divisor_for_the_step(tmp_path, prime):
-    """RLOO of 1 and 0: 1 and -1; of 0, 2, 1: -3/2, 3/2, 0. A rollout of two nodes has one vote, and one of a group nothing."""
-    groups = [[said(1.0, 4, 3), said(0.0, 4)], [said(0.0, 3), said(2.0, 2), said(1.0, 4)], [said(5.0, 4)]]
+    """RLOO of 1 and 0: 1 and -1; of 0, 2, 1: -3/2, 3/2, 0. A rollout of two nodes has one vote; one alone in its group gets 0."""
+    groups = [[rollout(1.0, 4, 3), rollout(0.0, 4)], [rollout(0.0, 3), rollout(2.0, 2), rollout(1.0, 4)], [rollout(5.0, 4)]]
     scored(tmp_path, prime, conformance.RLOO, groups, tokens=10)
     sums = []
     weighted = 0

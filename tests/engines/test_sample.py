@@ -28,17 +28,17 @@ def test_continuing_greedily_gives_the_rest(tiny):
     heads = [start + ids_nt[n, :cut].tolist() for n, (start, cut) in enumerate(zip(starts, cuts, strict=True))]
     more_nt, more_mask_nt = continue_ids(model, tokenizer, heads, max_new_tokens=9, **options)
     for n, cut in enumerate(cuts):
-        rest = ids_nt[n, cut:12][mask_nt[n, cut:12]].tolist()
-        assert more_nt[n][more_mask_nt[n]].tolist()[: len(rest)] == rest
+        tail = ids_nt[n, cut:12][mask_nt[n, cut:12]].tolist()
+        assert more_nt[n][more_mask_nt[n]].tolist()[: len(tail)] == tail
 
 
 def test_padding_is_not_seen(tiny, monkeypatch):
     model, tokenizer = tiny
-    seen, generate = [], model.generate
-    monkeypatch.setattr(model, "generate", lambda **inputs: seen.append(inputs) or generate(**inputs))
+    calls, generate = [], model.generate
+    monkeypatch.setattr(model, "generate", lambda **inputs: calls.append(inputs) or generate(**inputs))
     continue_ids(model, tokenizer, [[11], [12, 13, 14]], samples=2, max_new_tokens=2)
-    assert seen[0]["input_ids"].tolist() == [[tokenizer.pad_token_id] * 2 + [11], [12, 13, 14]]
-    assert seen[0]["attention_mask"].tolist() == [[0, 0, 1], [1, 1, 1]]
+    assert calls[0]["input_ids"].tolist() == [[tokenizer.pad_token_id] * 2 + [11], [12, 13, 14]]
+    assert calls[0]["attention_mask"].tolist() == [[0, 0, 1], [1, 1, 1]]
 
 
 def test_continuations_stand_next_to_each_other_and_repeat(tiny):
@@ -46,11 +46,11 @@ def test_continuations_stand_next_to_each_other_and_repeat(tiny):
     heads = [[5, 6, 7], [8, 9]]
     options = {"samples": 3, "max_new_tokens": 4, "temperature": 9.0, "seed": 5, "batch_size": 3}
     state = torch.random.get_rng_state()
-    one, two = continue_ids(model, tokenizer, heads, **options), continue_ids(model, tokenizer, heads, **options)
-    assert one[0].shape == (6, 4)
-    assert torch.equal(one[0], two[0])
+    first, second = continue_ids(model, tokenizer, heads, **options), continue_ids(model, tokenizer, heads, **options)
+    assert first[0].shape == (6, 4)
+    assert torch.equal(first[0], second[0])
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert not torch.equal(one[0], continue_ids(model, tokenizer, heads, **(options | {"seed": 6}))[0])
+    assert not torch.equal(first[0], continue_ids(model, tokenizer, heads, **(options | {"seed": 6}))[0])
 
 
 #: As good as greedy.
@@ -84,20 +84,20 @@ def turn_by_turn(model, tokenizer, environment, longest):
     start, mask = len(ids), []
     answer = ""
     while answer is not None:
-        more, kept = continue_ids(model, tokenizer, [ids], samples=1, max_new_tokens=longest, temperature=COLD)
-        turn = more[0][kept[0]].tolist()
+        more, more_mask = continue_ids(model, tokenizer, [ids], samples=1, max_new_tokens=longest, temperature=COLD)
+        turn = more[0][more_mask[0]].tolist()
         answer = environment.reply(tokenizer.decode(turn, skip_special_tokens=True))
-        said = [] if answer is None else tokenizer.encode(answer)
-        ids, mask = [*ids, *turn, *said], [*mask, *[1] * len(turn), *[0] * len(said)]
+        reply = [] if answer is None else tokenizer.encode(answer)
+        ids, mask = [*ids, *turn, *reply], [*mask, *[1] * len(turn), *[0] * len(reply)]
     return ids[:start], ids[start:], mask
 
 
 def test_all_at_once_is_one_turn_at_a_time(tiny):
-    together, alone = environments(), environments()
+    together, apart = environments(), environments()
     played = play(*tiny, together, max_turn_tokens=5, temperature=COLD)
-    for one, environment, other in zip(played, together, alone, strict=True):
+    for rollout, environment, other in zip(played, together, apart, strict=True):
         want = turn_by_turn(*tiny, other, 5)
-        assert (one.prompt_ids, one.completion_ids, one.env_mask) == want
+        assert (rollout.prompt_ids, rollout.completion_ids, rollout.env_mask) == want
         assert environment.told == other.told
 
 
@@ -106,11 +106,11 @@ def test_the_environment_speaks_where_the_mask_is_0_and_a_turn_is_never_longer_t
     torch.manual_seed(0)
     talks = environments()
     played = play(model, tokenizer, talks, max_turn_tokens=3)
-    for one, environment, fresh in zip(played, talks, environments(), strict=True):
-        runs = groupby(zip(one.env_mask, one.completion_ids, strict=True), key=lambda pair: pair[0])
-        runs = [(written, [token for _, token in run]) for written, run in runs]
-        assert [tokenizer.decode(ids) for written, ids in runs if not written] == fresh.lines
-        turns = [ids for written, ids in runs if written]
+    for rollout, environment, fresh in zip(played, talks, environments(), strict=True):
+        runs = groupby(zip(rollout.env_mask, rollout.completion_ids, strict=True), key=lambda pair: pair[0])
+        runs = [(sampled, [token for _, token in run]) for sampled, run in runs]
+        assert [tokenizer.decode(ids) for sampled, ids in runs if not sampled] == fresh.lines
+        turns = [ids for sampled, ids in runs if sampled]
         assert all(1 <= len(ids) <= 3 for ids in turns)
         assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in turns] == environment.told
 
@@ -120,7 +120,7 @@ def test_sampling_has_the_models_probabilities(tiny):
     model, tokenizer = tiny
     torch.manual_seed(0)
     played = play(model, tokenizer, [Scripted("7+3=", []) for _ in range(4000)], max_turn_tokens=1, temperature=0.3)
-    seen_v = torch.bincount(torch.tensor([one.completion_ids[0] for one in played]), minlength=len(tokenizer)) / 4000
+    seen_v = torch.bincount(torch.tensor([rollout.completion_ids[0] for rollout in played]), minlength=len(tokenizer)) / 4000
     with torch.no_grad():
         logits_v = model(torch.tensor([tokenizer.encode("7+3=")])).logits[0, -1]
     assert torch.allclose(seen_v, (logits_v / 0.3).softmax(dim=0), atol=0.035)

@@ -23,11 +23,11 @@ CONTRACT = json.loads((Path(__file__).parent / "slime_contract.json").read_text(
 
 
 class Strict:
-    """Holds the names of the contract alone, so that a name that slime does not have raises."""
+    """Hold only the names of the contract, so that a name that slime does not have raises."""
 
-    def __init__(self, known, **values):
-        assert values.keys() <= known.keys() | {"spanwise_recipe"}, values.keys() - known.keys()
-        vars(self).update({**known, **values})
+    def __init__(self, names, **values):
+        assert values.keys() <= names.keys() | {"spanwise_recipe"}, values.keys() - names.keys()
+        vars(self).update({**names, **values})
 
 
 class Sample(Strict):
@@ -122,7 +122,7 @@ def trained(args, samples, *, ranks=1, per_token=False):
     rollouts = [("none", n) if s.rollout_id is None else s.rollout_id for n, s in enumerate(samples)]
     order = list(dict.fromkeys(rollouts))
     advantages: list[list[float]] = [[] for _ in samples]
-    for rank in range(ranks):  # each has every so-manieth sample
+    for rank in range(ranks):  # rank r has the samples r, r + ranks, ...
         mine = [*range(rank, len(samples), ranks)]
         data = {
             "rewards": [carried[n] for n in mine],
@@ -158,15 +158,15 @@ def unfolded(samples, advantages):
     return [[value / sizes[name] for value in row] for name, row in zip(names, advantages, strict=True)]
 
 
-# Lists of different lengths, for which nobody is charged, and a turn that is paid for a confidence that it does not state.
+# Here leaving list elements out is free, and one turn is paid for a confidence that it does not state.
 @pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:Step 8. Objective 'environment'")
 @pytest.mark.parametrize(("ranks", "whole"), [(1, False), (3, False), (1, True)])
 @pytest.mark.parametrize("name", conformance.RECIPES)
 def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name, ranks, whole):
     rows, expected = conformance.expected(name, whole=whole)
     samples = of_rows(rows)
-    found = unfolded(samples, trained(arguments(tmp_path, conformance.RECIPES[name]), samples, ranks=ranks)[1])
-    conformance.assert_rows(found, expected)
+    advantages = unfolded(samples, trained(arguments(tmp_path, conformance.RECIPES[name]), samples, ranks=ranks)[1])
+    conformance.assert_rows(advantages, expected)
 
 
 @pytest.mark.parametrize("name", ["blocks", "turns"])
@@ -175,14 +175,14 @@ def test_the_run_folder_holds_what_was_handed_over(tmp_path, name):
     """Rollouts of one sample, and of one for each turn; slime counts from 0 and is at 7."""
     samples = of_rows(conformance.expected(name)[0])
     args = arguments(tmp_path, conformance.RECIPES[name] + f"output: {tmp_path / 'run'}\nkeep_rollouts: 4\n")
-    found = unfolded(samples, trained(args, samples)[1])
-    opened_folder.check(tmp_path / "run", found, [one.loss_mask for one in samples], step=8)
+    advantages = unfolded(samples, trained(args, samples)[1])
+    opened_folder.check(tmp_path / "run", advantages, [member.loss_mask for member in samples], step=8)
     recipe = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())
     assert (recipe["prompts"], recipe["group_size"]) == ((4, 2) if name == "blocks" else (3, 2))  # 10 and 7 rollouts
 
 
 def test_a_resumed_training_goes_on_in_its_folder(tmp_path, slime):
-    """slime is at its rollout 7 and goes back to 6: what was written of 7 goes."""
+    """slime was at rollout 7 and resumes at 6: the files of 7 are removed."""
     args = arguments(tmp_path, conformance.WHOLE + f"output: {tmp_path / 'run'}\nkeep_rollouts: 2\n")
     samples = [sample([2, 11, 3], 0, reward=reward, mask=[1] * 3) for reward in (1.0, 0.0)]
     for rollout in (6, 7):

@@ -17,7 +17,7 @@ BAE = Scheme.preset("bae", Layout({"solution": ["answer"], "confidence": ["confi
 RLOO = Scheme.preset("rloo", Layout({"all": ["answer"]}), per="completion")
 
 
-def said(answer, confidence):
+def ids_of(answer, confidence):
     """Two prompt tokens, then what the model wrote: solution of three tokens, confidence of three."""
     return [8, 9, 0, answer, 3, 4, confidence, 7], [0, 0, 1, 1, 1, 1, 1, 1]
 
@@ -34,23 +34,21 @@ def advantages_of(datum):
 
 
 def numbers(datum):
-    found = advantages_of(datum)
-    found = found["data"] if isinstance(found, dict) else found
-    return [
-        float(value) for value in (found if isinstance(found, torch.Tensor | np.ndarray) else getattr(found, "data", found))
-    ]
+    adv = advantages_of(datum)
+    adv = adv["data"] if isinstance(adv, dict) else adv
+    return [float(value) for value in (adv if isinstance(adv, torch.Tensor | np.ndarray) else getattr(adv, "data", adv))]
 
 
 def test_blocks_are_credited_apart_and_shared_out_over_their_tokens():
     """Right .9, right .5, wrong .9, wrong .5: correct is +-.5; Brier -.01 -.25 and -.81 -.25, against its own outcome's mean."""
-    group = [as_dict(*said(answer, confidence)) for answer in (1, 2) for confidence in (5, 6)]
-    (found,) = credit_datums([group], BAE, VOCABULARY, columns={"answer": ["4"]})
+    group = [as_dict(*ids_of(answer, confidence)) for answer in (1, 2) for confidence in (5, 6)]
+    (credited,) = credit_datums([group], BAE, VOCABULARY, columns={"answer": ["4"]})
     expected = [(0.5, 0.12), (0.5, -0.12), (-0.5, -0.28), (-0.5, 0.28)]
-    for rollout, (solution, confidence) in zip(found, expected, strict=True):
+    for rollout, (solution, confidence) in zip(credited, expected, strict=True):
         (datum,) = rollout
         assert numbers(datum) == pytest.approx([0.0] + [solution / 3] * 3 + [confidence / 3] * 3, abs=1e-6)
-    for (datum,), given in zip(found, group, strict=True):
-        assert {**datum["loss_fn_inputs"], "advantages": None} == {**given["loss_fn_inputs"], "advantages": None}
+    for (datum,), original in zip(credited, group, strict=True):
+        assert {**datum["loss_fn_inputs"], "advantages": None} == {**original["loss_fn_inputs"], "advantages": None}
     assert numbers(group[0]) == [0.0] * 7  # what was given is not changed
 
 
@@ -62,54 +60,54 @@ def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name):
     rows, expected = cases["rollouts"][conformance.ROWS[name]], cases["advantages"][name]
     groups = {group: [n for n, row in enumerate(rows) if row["group"] == group] for group in ("g4", "g3", "g2", "g1")}
     datums = [as_dict(row["prompt"] + row["ids"], [0] * len(row["prompt"]) + row["sampled"]) for row in rows]
-    found = credit_datums(
+    results = credit_datums(
         [[datums[n] for n in members] for members in groups.values()],
         conformance.scheme(name, tmp_path),
         Vocabulary.from_tokenizer(conformance.tokenizer()),
         columns={"answer": [rows[members[0]]["answer"] for members in groups.values()]},
     )
-    for members, credited in zip(groups.values(), found, strict=True):
+    for members, credited in zip(groups.values(), results, strict=True):
         for n, (datum,) in zip(members, credited, strict=True):
             assert numbers(datum)[len(rows[n]["prompt"]) - 1 :] == pytest.approx(expected[n], abs=1e-6)
 
 
 def test_a_rollout_of_several_datums_has_one_vote():
     """Rewards 1 (three datums), 0, 0: each token of the first gets 1 over its 18 tokens, of the others -.5 over 6."""
-    one = [as_dict(*said(1, 5)) for _ in range(3)]
-    others = [as_dict(*said(2, 5)), [as_dict(*said(2, 6))]]
-    found = credit_datums([[one, *others]], RLOO, VOCABULARY, rewards={"correct": [[1.0, 0.0, 0.0]]})
-    assert [len(rollout) for rollout in found[0]] == [3, 1, 1]
-    for datum in found[0][0]:
+    several = [as_dict(*ids_of(1, 5)) for _ in range(3)]
+    others = [as_dict(*ids_of(2, 5)), [as_dict(*ids_of(2, 6))]]
+    credited = credit_datums([[several, *others]], RLOO, VOCABULARY, rewards={"correct": [[1.0, 0.0, 0.0]]})
+    assert [len(rollout) for rollout in credited[0]] == [3, 1, 1]
+    for datum in credited[0][0]:
         assert numbers(datum) == pytest.approx([0.0] + [1 / 18] * 6)
-    for rollout in found[0][1:]:
+    for rollout in credited[0][1:]:
         assert numbers(rollout[0]) == pytest.approx([0.0] + [-0.5 / 6] * 6)
 
 
 def test_a_reward_that_is_not_there_joins_no_baseline_and_groups_do_not_mix():
-    groups = [[as_dict(*said(1, 5)) for _ in range(3)], [as_dict(*said(1, 5)) for _ in range(2)]]
-    found = credit_datums(groups, RLOO, VOCABULARY, rewards={"correct": [[1.0, Status.TIMEOUT, 0.0], [5.0, 5.0]]})
-    sums = [[sum(numbers(datum)) for datum in rollout] for group in found for rollout in group]
+    groups = [[as_dict(*ids_of(1, 5)) for _ in range(3)], [as_dict(*ids_of(1, 5)) for _ in range(2)]]
+    credited = credit_datums(groups, RLOO, VOCABULARY, rewards={"correct": [[1.0, Status.TIMEOUT, 0.0], [5.0, 5.0]]})
+    sums = [[sum(numbers(datum)) for datum in rollout] for group in credited for rollout in group]
     assert sums == [[pytest.approx(1.0)], [0.0], [pytest.approx(-1.0)], [0.0], [0.0]]
 
 
 def plain(kind):
     """A datum without advantages, its numbers as torch, numpy or a client have them."""
-    return lambda given: {
-        "loss_fn_inputs": {name: kind(given["loss_fn_inputs"][name]) for name in ("target_tokens", "mask")}
+    return lambda datum: {
+        "loss_fn_inputs": {name: kind(datum["loss_fn_inputs"][name]) for name in ("target_tokens", "mask")}
     }
 
 
-def of_tinker(given):
+def of_tinker(datum):
     tinker = pytest.importorskip("tinker")
-    inputs = {name: torch.tensor(values) for name, values in given["loss_fn_inputs"].items()}
-    return tinker.Datum(model_input=tinker.ModelInput.from_ints(given["model_input"]), loss_fn_inputs=inputs)
+    inputs = {name: torch.tensor(values) for name, values in datum["loss_fn_inputs"].items()}
+    return tinker.Datum(model_input=tinker.ModelInput.from_ints(datum["model_input"]), loss_fn_inputs=inputs)
 
 
-def of_skyrl(given):
+def of_skyrl(datum):
     types = pytest.importorskip("skyrl.tinker.types")
-    inputs = {name: types.TensorData(data=values) for name, values in given["loss_fn_inputs"].items()}
+    inputs = {name: types.TensorData(data=values) for name, values in datum["loss_fn_inputs"].items()}
     inputs["weights"] = inputs.pop("mask")
-    chunk = types.EncodedTextChunk(tokens=given["model_input"])
+    chunk = types.EncodedTextChunk(tokens=datum["model_input"])
     return types.Datum(loss_fn_inputs=types.LossFnInputs(**inputs), model_input=types.ModelInput(chunks=[chunk]))
 
 
@@ -124,20 +122,20 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_numbers_stay_of_their_kind(kind):
-    group = [KINDS[kind](as_dict(*said(answer, 5))) for answer in (1, 2)]
+    group = [KINDS[kind](as_dict(*ids_of(answer, 5))) for answer in (1, 2)]
     (((first,), (second,)),) = credit_datums([group], RLOO, VOCABULARY, rewards={"correct": [[1.0, 0.0]]})
     assert type(first) is type(group[0])
     assert numbers(first) == pytest.approx([0.0] + [1 / 6] * 6)
     assert numbers(second) == pytest.approx([0.0] + [-1 / 6] * 6)
-    found = advantages_of(first)
-    assert kind not in ("torch", "numpy") or str(found.dtype).endswith("float32")
-    assert kind != "dict" or found["dtype"] == "float32"
-    assert kind != "tinker" or (found.dtype, found.shape) == ("float32", [7])
+    advantages = advantages_of(first)
+    assert kind not in ("torch", "numpy") or str(advantages.dtype).endswith("float32")
+    assert kind != "dict" or advantages["dtype"] == "float32"
+    assert kind != "tinker" or (advantages.dtype, advantages.shape) == ("float32", [7])
     assert kind != "skyrl" or type(first).model_validate(first.model_dump()) == first
 
 
 @pytest.mark.parametrize(
-    ("groups", "given", "match"),
+    ("groups", "options", "match"),
     [
         ([[0, {"target_tokens": [1, 2]}]], {"rewards": {"correct": [[1.0, 0.0]]}}, "Datum 0 of rollout 1"),  # and no mask
         ([[{"target_tokens": [1, 2], "weights": [1.0]}]], {"rewards": {"correct": [[1.0]]}}, "Datum 0 of rollout 0"),
@@ -145,7 +143,7 @@ def test_numbers_stay_of_their_kind(kind):
         ([[0]], {"columns": {"answer": ["4", "4"]}}, "Column 'answer'"),
     ],
 )
-def test_what_is_not_nested_as_the_groups_are_is_refused(groups, given, match):
-    groups = [[{"loss_fn_inputs": datum} if datum else as_dict(*said(1, 5)) for datum in group] for group in groups]
+def test_what_is_not_nested_as_the_groups_are_is_refused(groups, options, match):
+    groups = [[{"loss_fn_inputs": datum} if datum else as_dict(*ids_of(1, 5)) for datum in group] for group in groups]
     with pytest.raises(AlignmentError, match=match):
-        credit_datums(groups, RLOO, VOCABULARY, **given)
+        credit_datums(groups, RLOO, VOCABULARY, **options)

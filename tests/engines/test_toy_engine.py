@@ -33,7 +33,7 @@ def test_it_is_small():
     assert len((Path(__file__).parents[1] / "toy_engine.py").read_text().splitlines()) < 80
 
 
-# Lists of different lengths, for which nobody is charged, and a turn that is paid for a confidence that it does not state.
+# Here leaving list elements out is free, and one turn is paid for a confidence that it does not state.
 @pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:Objective 'environment'")
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("name", conformance.RECIPES)
@@ -45,8 +45,8 @@ def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name, side):
         of_row = torch.tensor([names[row["rollout"]] for row in rows])
         steps = of_row, torch.tensor([row["step"] for row in rows]), [row["anchor"] for row in rows]
     engine = ToyEngine(rule, VOCABULARY, side=side, needs=("steps",))
-    found, metrics = engine.step(list(rows_of(rows)), steps=steps)
-    conformance.assert_rows(found, expected)
+    advantages, metrics = engine.step(list(rows_of(rows)), steps=steps)
+    conformance.assert_rows(advantages, expected)
     assert name != "blocks" or metrics["credit/malformed"] == 0.2  # two of ten state no confidence
 
 
@@ -58,14 +58,14 @@ def test_a_token_method_with_a_critic(tmp_path, side):
         tmp_path,
         RLOO.replace("method: rloo", "method: gae\noptions: {lam: 0.9}").replace("[solution]", "[solution, confidence]"),
     )
-    found, _ = ToyEngine(rule, VOCABULARY, side=side, needs=("value_nt",)).step(list(rows_of(rows)), value_nt=values)
+    advantages, _ = ToyEngine(rule, VOCABULARY, side=side, needs=("value_nt",)).step(list(rows_of(rows)), value_nt=values)
     # Without masks, alignments and padding: the trainable tokens of one completion, and its reward at their end.
-    for row, value, adv in zip(rows, values, found, strict=True):
-        kept = [t for t, flag in enumerate(row["sampled"]) if flag]
-        reward_nt = torch.zeros(1, len(kept))
+    for row, value, adv in zip(rows, values, advantages, strict=True):
+        sampled = [t for t, flag in enumerate(row["sampled"]) if flag]
+        reward_nt = torch.zeros(1, len(sampled))
         reward_nt[0, -1] = row["right"]
-        alone = gae(reward_nt, torch.tensor([[value[t] for t in kept]]), torch.ones(1, len(kept)).bool(), lam=0.9)
-        assert [adv[t] for t in kept] == pytest.approx((alone[0] / len(kept)).tolist(), abs=1e-6)
-        assert all(adv[t] == 0 for t in range(len(adv)) if t not in kept)
+        expected = gae(reward_nt, torch.tensor([[value[t] for t in sampled]]), torch.ones(1, len(sampled)).bool(), lam=0.9)
+        assert [adv[t] for t in sampled] == pytest.approx((expected[0] / len(sampled)).tolist(), abs=1e-6)
+        assert all(adv[t] == 0 for t in range(len(adv)) if t not in sampled)
     with pytest.raises(RecipeError, match="needs values of a critic"):
         ToyEngine(rule, VOCABULARY, side=side)

@@ -18,8 +18,8 @@ def slow_packed(value_bt, prompts, completions, width):
     """Row by row: the tokens of a row first, then its padding; the last `width` columns."""
     rows = []
     for values, prompt, completion in zip(value_bt, prompts, completions, strict=True):
-        pairs = [*((one, 0.0) for one in prompt), *zip(completion, values, strict=True)]
-        row = [value for one, value in pairs if one != PAD] + [value for one, value in pairs if one == PAD]
+        pairs = [*((token, 0.0) for token in prompt), *zip(completion, values, strict=True)]
+        row = [value for token, value in pairs if token != PAD] + [value for token, value in pairs if token == PAD]
         rows.append(row[len(row) - width :])
     return rows
 
@@ -43,9 +43,9 @@ def test_a_table_moves_as_unsloth_packs_its_rows(data):
     if data.draw(st.booleans()) and padding + more <= width_p:  # the generation batch has a shorter prompt
         width += more
         inputs["old_per_token_logps"] = torch.zeros(len(prompts), width)
-    found = door.packed(torch.tensor(values), inputs, pad_id=PAD)
-    assert found.tolist() == slow_packed(values, prompts, completions, width)
-    for row, prompt in zip(found.tolist(), prompts, strict=True):  # where Unsloth's mask of completions begins
+    moved = door.packed(torch.tensor(values), inputs, pad_id=PAD)
+    assert moved.tolist() == slow_packed(values, prompts, completions, width)
+    for row, prompt in zip(moved.tolist(), prompts, strict=True):  # where Unsloth's mask of completions begins
         start = width - width_t - prompt.count(PAD)
         assert row.index(1.0) == start
 
@@ -62,7 +62,7 @@ class UnslothGRPOTrainer:
 
 
 def test_what_it_can_serve(tmp_path, monkeypatch):
-    """What it cannot is in docs/border.md."""
+    """docs/border.md has what it cannot serve."""
     monkeypatch.setattr(door, "GRPOTrainer", UnslothGRPOTrainer)
     monkeypatch.delenv("UNSLOTH_GRPO_LOSS_AGGREGATION", raising=False)
     monkeypatch.setenv("UNSLOTH_GRPO_ZERO_VARIANCE_EXCLUDE", "0")

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or it is not gone on from, whatever it lacks; what a method remembers is in it."""
+"""A run resumes from a whole checkpoint only, whatever a damaged one lacks; the memory of a method is in it."""
 
 import json
 import shutil
@@ -61,15 +61,15 @@ def test_whatever_a_checkpoint_lacks_it_is_skipped_and_says_what(run, tmp_path):
     other = tmp_path / "checkpoint-2"
     shutil.copytree(run / "checkpoint-1", tmp_path / "checkpoint-1")
     for name in sorted(set(files) - {MANIFEST}):
-        for what, left in (("missing", None), ("damaged", b""), ("damaged", files[name].read_bytes()[:-1])):
+        for fault, left in (("missing", None), ("damaged", b""), ("damaged", files[name].read_bytes()[:-1])):
             shutil.copytree(place, other)
             (other / name).unlink()
             if left is not None:
                 (other / name).write_bytes(left)
-            found, faults = newest_checkpoint(tmp_path)
-            assert found == tmp_path / "checkpoint-1", (name, what)
+            newest, faults = newest_checkpoint(tmp_path)
+            assert newest == tmp_path / "checkpoint-1", (name, fault)
             assert name in faults["checkpoint-2"], faults
-            assert what in faults["checkpoint-2"], faults
+            assert fault in faults["checkpoint-2"], faults
             shutil.rmtree(other)
 
 
@@ -80,21 +80,21 @@ def test_a_list_that_is_not_one_and_a_file_of_the_right_size_that_is_not_one(cop
         assert checkpoint_fault(place) is not None, nonsense
     (place / MANIFEST).write_text(manifest)
     for name in ("model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json", "entropy_ctrl_state.json"):
-        kept = (place / name).read_bytes()
-        (place / name).write_bytes(b"\0" * len(kept))  # what a file system leaves after the power went
+        content = (place / name).read_bytes()
+        (place / name).write_bytes(b"\0" * len(content))  # what a file system leaves after the power went
         assert checkpoint_fault(place) == f"{name} is damaged"
-        (place / name).write_bytes(kept)
+        (place / name).write_bytes(content)
     assert checkpoint_fault(place) is None
 
 
 def test_a_run_that_ends_before_the_list_is_written_goes_on_from_the_checkpoint_before(tmp_path, monkeypatch):
     whole = resumable(tmp_path / "whole")
     whole.train()
-    real, written = write_manifest, []
+    real, places = write_manifest, []
 
     def dies(place, **facts):
-        written.append(place)
-        if len(written) == 2:
+        places.append(place)
+        if len(places) == 2:
             raise KeyboardInterrupt
         real(place, **facts)
 
@@ -104,16 +104,16 @@ def test_a_run_that_ends_before_the_list_is_written_goes_on_from_the_checkpoint_
     left = {path.name for path in (tmp_path / "cut").glob("checkpoint-*")}
     assert left == {"checkpoint-1", "checkpoint-2"}  # the older one stays until the newer one is whole
     monkeypatch.setattr(room, "write_manifest", real)
-    again = resumable(tmp_path / "cut", save_total_limit=1)
+    resumed = resumable(tmp_path / "cut", save_total_limit=1)
     with pytest.warns(
         UserWarning, match="resumes from checkpoint-1; newer checkpoints are not readable: checkpoint-2"
     ) as caught:
-        again.train(resume_from_checkpoint=True)
-    (place,) = (Path(one.filename) for one in caught if "resumes from" in str(one.message))
-    assert place != Path(checkpoints.__file__)  # a warning names a line of who resumes, not ours
-    assert again.state.global_step == 3
-    assert same_weights(again, whole)
-    assert again.entropy_coef == whole.entropy_coef
+        resumed.train(resume_from_checkpoint=True)
+    (place,) = (Path(warning.filename) for warning in caught if "resumes from" in str(warning.message))
+    assert place != Path(checkpoints.__file__)  # the warning names the caller's line, not ours
+    assert resumed.state.global_step == 3
+    assert same_weights(resumed, whole)
+    assert resumed.entropy_coef == whole.entropy_coef
     assert [path.name for path in (tmp_path / "cut").glob("checkpoint-*")] == ["checkpoint-3"]
     assert torch.load(tmp_path / "cut" / "checkpoint-3" / "training_args.bin", weights_only=False).save_total_limit == 1
 
@@ -138,9 +138,9 @@ def test_what_a_kill_left_of_a_list_is_no_part_of_the_checkpoint(copied, left):
 
 def test_only_a_model_is_nothing_to_go_on_from(tmp_path):
     resumable(tmp_path, max_steps=1, save_only_model=True).train()
-    for folder, asked in ((tmp_path, True), (tmp_path / "empty", True), (tmp_path, "nowhere")):
+    for folder, resume in ((tmp_path, True), (tmp_path / "empty", True), (tmp_path, "nowhere")):
         with pytest.raises(DataError, match=r"save_only_model|no checkpoint under|folder does not exist"):
-            resumable(folder).train(resume_from_checkpoint=asked)
+            resumable(folder).train(resume_from_checkpoint=resume)
 
 
 def test_a_checkpoint_of_before_an_option_goes_on_as_it_was_trained(copied):
@@ -159,16 +159,16 @@ def test_other_settings_and_a_flipped_byte_are_refused(copied):
     for name, value in (("seed", 7), ("learning_rate", 1e-3), ("epsilon", 0.1)):
         with pytest.raises(DataError, match=rf"other settings \({name} "):
             resumable(copied.parent, critic=fast(), **{name: value}).train(resume_from_checkpoint=True)
-    held = bytearray((copied / "model.safetensors").read_bytes())
-    held[-1] ^= 1
-    (copied / "model.safetensors").write_bytes(held)
+    content = bytearray((copied / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (copied / "model.safetensors").write_bytes(content)
     with pytest.raises(DataError, match=r"model\.safetensors"):
         resumable(copied.parent, critic=fast()).train(resume_from_checkpoint=True)
 
 
 def test_another_number_of_processes_is_said(copied):
-    held = json.loads((copied / MANIFEST).read_text())
-    (copied / MANIFEST).write_text(json.dumps({**held, "processes": 2}))
+    manifest = json.loads((copied / MANIFEST).read_text())
+    (copied / MANIFEST).write_text(json.dumps({**manifest, "processes": 2}))
     args = SimpleNamespace(world_size=1, output_dir=str(copied.parent))
     with pytest.warns(UserWarning, match="by 2 processes, but you resume with 1"):
         assert checkpoints.whole_checkpoint(args, True) == str(copied)
@@ -186,11 +186,11 @@ def test_what_a_method_remembers_is_in_the_checkpoint_and_each_run_has_its_own(t
     assert memory(whole) == end
     assert len(end["anchors"]) == 4  # the start and three batches
     assert json.loads((tmp_path / "checkpoint-1" / MANIFEST).read_text())["estimator"]["anchors"] == end["anchors"][:2]
-    again = resumable(tmp_path / "again", method="ha_dw")
-    assert memory(again) == {}
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert memory(again) == end
-    assert same_weights(again, whole)
+    resumed = resumable(tmp_path / "again", method="ha_dw")
+    assert memory(resumed) == {}
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert memory(resumed) == end
+    assert same_weights(resumed, whole)
     write_manifest(tmp_path / "checkpoint-1", processes=1)  # as another method leaves it
     with pytest.raises(DataError, match="'ha_dw'"):
         resumable(tmp_path / "never", method="ha_dw").train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))

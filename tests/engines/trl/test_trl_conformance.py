@@ -8,9 +8,9 @@ import trl_small as small
 from spanwise.pipeline import advantages
 from trl_conformance_small import CASES, assert_defined, trained
 
-#: A turn without a confidence that the environment pays all the same: that it is not used is what the definitions say.
+#: The environment pays a turn that has no confidence; by the definitions this reward is not used.
 UNUSED = pytest.mark.filterwarnings("ignore:.*Such rewards are ignored:UserWarning")
-#: Lists of different lengths, whose last element nobody is charged for.
+#: Lists of different lengths: leaving the last element out is free.
 SHORT = pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")
 pytestmark = [*small.THIRD_PARTY, UNUSED, SHORT]
 
@@ -24,7 +24,7 @@ def test_float64_is_the_pipeline_to_the_last_bit(tmp_path):
     """What TRL's batches become, before it is made float32 for TRL."""
     rows = [row for row in conformance.expected("blocks")[0] if row["group"] == "g4"]
     run = trained(tmp_path, "blocks", rows)
-    kept = run.last_rollouts
-    found = advantages(kept.credit, kept.spans, run.scheme, dtype=torch.float64).tolist()
-    for row, values, exact in zip(rows, found, conformance.by_pipeline(rows, run.scheme), strict=True):
+    rollouts = run.last_rollouts
+    adv_nt = advantages(rollouts.credit, rollouts.spans, run.scheme, dtype=torch.float64).tolist()
+    for row, values, exact in zip(rows, adv_nt, conformance.by_pipeline(rows, run.scheme), strict=True):
         assert values[: len(row["ids"])] == exact

@@ -27,9 +27,9 @@ def test_advantages_are_gae_of_what_the_critic_said(tmp_path):
     value_nt = watched.said[-1].value_nts[..., 0]
     assert value_nt.std() > 0.02
     mask_nt, reward_nt = torch.zeros(value_nt.shape, dtype=torch.bool), torch.zeros(value_nt.shape)
-    for n, one in enumerate(SAID_WITH_TOOLS):
-        mask_nt[n, : len(one.blocks)] = torch.tensor(one.blocks) >= 0
-        reward_nt[n, len(one.blocks) - 1] = one.right
+    for n, completion in enumerate(SAID_WITH_TOOLS):
+        mask_nt[n, : len(completion.blocks)] = torch.tensor(completion.blocks) >= 0
+        reward_nt[n, len(completion.blocks) - 1] = completion.right
     slow = slow_recursion(reward_nt, value_nt, mask_nt, gamma=1.0, lam_after=lambda *_: 0.95)
     slow = slow / mask_nt.sum(dim=1, keepdim=True)  # per completion: the mean over its tokens is in the advantage
     torch.testing.assert_close(run.last_rollouts.advantages_nt.double(), slow, atol=1e-6, rtol=0)
@@ -39,20 +39,20 @@ def test_blocks_that_are_paid_apart_have_a_value_each(trained):
     run, watched, _ = trained
     assert run.critic.model.names == ("correct", "brier")
     _, streams = watched.asked[-1]
-    written = torch.zeros_like(streams.mask_snt)
-    for n, one in enumerate(SAID_WITH_TOOLS):
-        for t, block in enumerate(one.blocks):
+    mask = torch.zeros_like(streams.mask_snt)
+    for n, completion in enumerate(SAID_WITH_TOOLS):
+        for t, block in enumerate(completion.blocks):
             if block >= 0:
-                written[block, n, t] = True
-        if one.confidence is None:  # left out: the last token is the decision to stop
-            written[1, n, len(one.blocks) - 1] = True
-    assert torch.equal(streams.mask_snt, written)
-    shown = run.last_rollouts.batch.value_nt  # the value of an objective means nothing outside its blocks
-    assert torch.equal(~shown.isnan(), written.permute(1, 2, 0))
+                mask[block, n, t] = True
+        if completion.confidence is None:  # left out: the last token is the decision to stop
+            mask[1, n, len(completion.blocks) - 1] = True
+    assert torch.equal(streams.mask_snt, mask)
+    values = run.last_rollouts.batch.value_nt  # the value of an objective means nothing outside its blocks
+    assert torch.equal(~values.isnan(), mask.permute(1, 2, 0))
 
 
 def test_the_policy_waits_for_its_critic(tmp_path):
-    """Its weights, and its optimizer, are untouched before the third batch."""
+    """The policy's weights and optimizer are untouched before the third batch."""
     ends = {}
     for steps in (2, 3):
         run = with_critic(tmp_path / str(steps), fast(policy_training_start_step=2), max_steps=steps, weight_decay=0.5)
@@ -100,11 +100,11 @@ def saved(trained, tmp_path):
 def test_a_saved_critic_says_what_it_said(tmp_path, trained):
     run, watched, folder = trained
     assert not (folder / "optimizer.pt").exists()
-    again = with_critic(tmp_path / "again", fast(model=str(folder)))
-    assert equal(state(again.critic.model), state(run.critic.model))
+    loaded = with_critic(tmp_path / "again", fast(model=str(folder)))
+    assert equal(state(loaded.critic.model), state(run.critic.model))
     rows, streams = watched.asked[-1]
     no_end = torch.zeros(8, dtype=torch.bool)
-    values = [one.critic.learn(rows, streams, no_end, fit=False).value_nts for one in (run, again)]
+    values = [either.critic.learn(rows, streams, no_end, fit=False).value_nts for either in (run, loaded)]
     assert torch.equal(*values)
     assert AutoModelForTokenClassification.from_pretrained(folder).config.num_labels == 2
 
@@ -113,11 +113,11 @@ def test_a_critic_of_another_tokenizer_is_refused(tmp_path, saved):
     other = tokenizer([*PIECES[:-2], PIECES[-1], PIECES[-2]])  # as many words, two of them with each other's id
     with pytest.raises(DataError, match="another tokenizer"):
         with_critic(tmp_path / "b", fast(model=str(saved)), extra={"processing_class": other})
-    with_critic(tmp_path / "c", fast(model=str(saved)))  # its own is not
+    with_critic(tmp_path / "c", fast(model=str(saved)))  # its own tokenizer is taken
     about = json.loads((saved / "critic.json").read_text())
     del about["tokenizer"]
     (saved / "critic.json").write_text(json.dumps(about))
-    with_critic(tmp_path / "d", fast(model=str(saved)))  # nothing says of which tokenizer it is
+    with_critic(tmp_path / "d", fast(model=str(saved)))  # an unknown one, too
 
 
 @pytest.mark.parametrize("name", ["fewer ids", "reads what comes after"])
@@ -153,23 +153,23 @@ def test_a_critic_of_other_values_or_another_head_or_that_cannot_be_read_is_refu
 
 def test_a_diverged_critic_stops_the_run_before_anything_learns_from_it(tmp_path):
     run = with_critic(tmp_path, fast(epochs=2), max_steps=4)
-    learn, kept = run.critic.learn, {}
+    learn, states = run.critic.learn, {}
 
-    def breaks_at_the_third(*given, **options):
+    def breaks_at_the_third(*arguments, **options):
         if run.critic.batches == 2:
             list(run.critic.model.parameters())[-1].data.view(-1)[0] = NAN
-            kept.update(policy=state(run.model), critic=state(run.critic.model), own=optimizer_state(run.critic.optimizer))
-            kept.update(adam=optimizer_state(run.optimizer))
-        return learn(*given, **options)
+            states.update(policy=state(run.model), critic=state(run.critic.model))
+            states.update(adam=optimizer_state(run.optimizer), critic_adam=optimizer_state(run.critic.optimizer))
+        return learn(*arguments, **options)
 
     run.critic.learn = breaks_at_the_third
     with pytest.raises(DivergedError):
         run.train()
     assert run.state.global_step == 2
-    assert equal(state(run.model), kept["policy"])
-    assert equal(optimizer_state(run.optimizer), kept["adam"])
-    assert equal(state(run.critic.model), kept["critic"])
-    assert equal(optimizer_state(run.critic.optimizer), kept["own"])
+    assert equal(state(run.model), states["policy"])
+    assert equal(optimizer_state(run.optimizer), states["adam"])
+    assert equal(state(run.critic.model), states["critic"])
+    assert equal(optimizer_state(run.critic.optimizer), states["critic_adam"])
 
 
 def resumable(folder, **options):
@@ -182,16 +182,16 @@ def resumable(folder, **options):
 def test_resuming_gives_the_uninterrupted_run_to_the_last_bit(tmp_path):
     whole = resumable(tmp_path / "whole", save_strategy="steps", save_steps=2)
     whole.train()
-    again = resumable(tmp_path / "again")
-    again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    assert again.state.global_step == 4
-    assert equal(state(again.critic.model), state(whole.critic.model))
-    assert equal(optimizer_state(again.critic.optimizer), optimizer_state(whole.critic.optimizer))
-    assert again.critic.schedule.state_dict() == whole.critic.schedule.state_dict()
-    assert (again.critic.updates, again.critic.batches) == (whole.critic.updates, 4)
-    assert equal(state(again.model), state(whole.model))
-    assert critic_lines(again)[-2:] == critic_lines(whole)[-2:]
-    assert torch.equal(again.last_rollouts.advantages_nt, whole.last_rollouts.advantages_nt)
+    resumed = resumable(tmp_path / "again")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert resumed.state.global_step == 4
+    assert equal(state(resumed.critic.model), state(whole.critic.model))
+    assert equal(optimizer_state(resumed.critic.optimizer), optimizer_state(whole.critic.optimizer))
+    assert resumed.critic.schedule.state_dict() == whole.critic.schedule.state_dict()
+    assert (resumed.critic.updates, resumed.critic.batches) == (whole.critic.updates, 4)
+    assert equal(state(resumed.model), state(whole.model))
+    assert critic_lines(resumed)[-2:] == critic_lines(whole)[-2:]
+    assert torch.equal(resumed.last_rollouts.advantages_nt, whole.last_rollouts.advantages_nt)
 
 
 def test_a_checkpoint_without_its_critic_is_refused(tmp_path):
@@ -221,6 +221,6 @@ def test_a_policy_with_adapters(tmp_path):
     assert moved
     assert all("lora" in name for name in moved)
     assert not any("lora" in name for name in run.critic.model.state_dict())
-    again = run_in(tmp_path / "again")
-    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert equal(state(again.critic.model), state(run.critic.model))
+    resumed = run_in(tmp_path / "again")
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert equal(state(resumed.critic.model), state(run.critic.model))

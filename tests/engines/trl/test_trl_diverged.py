@@ -20,17 +20,17 @@ def adam(folder, *, extra=None, **options):
 
 def stopped(run, match):
     """Train until it stops; nothing but finite numbers and the weights of the step before are left."""
-    kept, step = {}, type(run).training_step
+    before, step = {}, type(run).training_step
 
     def watched(self, *args, **options):
-        kept.update(weights(self.model))
+        before.update(weights(self.model))
         return step(self, *args, **options)
 
     run.training_step = watched.__get__(run)
     with pytest.raises(DivergedError, match=match):
         run.train()
     for name, value in weights(run.model).items():
-        assert torch.equal(value, kept[name]), name
+        assert torch.equal(value, before[name]), name
     return run
 
 

@@ -16,13 +16,13 @@ LAYOUT = Layout({"all": []})
 
 
 class Room:
-    """Counts the rollouts that it has been through, and pays them by their place."""
+    """Pay the n-th rollout n mod 4."""
 
-    made = 0
+    count = 0
 
     def reset(self, **kwargs):
-        self.number = Room.made % 4
-        Room.made += 1
+        self.number = Room.count % 4
+        Room.count += 1
 
     def look(self) -> str:
         """Look around.
@@ -42,7 +42,7 @@ class SlowRoom(Room):
 
 
 def len_of(completions):
-    return [float(len(str(one))) for one in completions]
+    return [float(len(str(completion))) for completion in completions]
 
 
 def trainer(folder, environment, objectives):
@@ -65,7 +65,7 @@ def trainer(folder, environment, objectives):
 
 @pytest.mark.parametrize("environment", [Room, SlowRoom])
 def test_get_reward_pays_the_blocks_of_the_objective_environment(tmp_path, environment):
-    Room.made = 0
+    Room.count = 0
     run = trainer(tmp_path, environment, [Objective("environment", pays="all")])
     run.train()
     rewards = run.last_rollouts.reading.scores.reward_nm[:, 0].tolist()

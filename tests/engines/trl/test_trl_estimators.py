@@ -24,7 +24,7 @@ def test_a_token_is_trained_with_what_the_refinement_makes_of_grpo(tmp_path, nam
     parts = {"method": "grpo", "objectives": CORRECT}
     plain, refined = (trained(tmp_path / str(r), **parts, credit={"per": 1, "refine": r}) for r in (None, name))
     mask_nt, adv_nt = refined.batch.mask_nt.bool(), plain.advantages_nt.double()
-    right_n = torch.tensor([one.right for one in SAID]).double()
+    right_n = torch.tensor([completion.right for completion in SAID]).double()
     if name == "ktae":
         want_nt = slow_ktae(adv_nt, refined.batch.ids_nt, mask_nt, right_n, GROUP_N, "paper", 1.0, 1.0, 1.0)
     else:

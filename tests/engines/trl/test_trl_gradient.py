@@ -14,14 +14,14 @@ pytestmark = small.THIRD_PARTY
 @pytest.mark.parametrize("beta", [0.0, 0.3], ids=["plain", "tools and KL"])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_one_step_is_the_gradient_of_the_paper(tmp_path, loss_type, beta):
-    """With a KL term tools speak, too: it is the token mean of each completion, whatever the loss is averaged over."""
-    said, rows = (small.SAID_WITH_TOOLS, 4) if beta else (small.SAID, 2)
+    """The case with a KL term has tools; the term is the token mean of each completion under every `loss_type`."""
+    replies, rows = (small.SAID_WITH_TOOLS, 4) if beta else (small.SAID, 2)
     shape = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 8 // rows, "max_completion_length": 160}
     extra = {"model": small.beside_a_reference(tmp_path)}
-    run = small.trainer(tmp_path / "run", said=said, tools=beta > 0, loss_type=loss_type, beta=beta, extra=extra, **shape)
-    expected = small.paper_gradient(small.policy(), said, loss_type=loss_type)
+    run = small.trainer(tmp_path / "run", said=replies, tools=beta > 0, loss_type=loss_type, beta=beta, extra=extra, **shape)
+    expected = small.paper_gradient(small.policy(), replies, loss_type=loss_type)
     if beta:
-        expected = small.added(expected, small.kl_gradient(small.policy(), said, beta=beta))
+        expected = small.added(expected, small.kl_gradient(small.policy(), replies, beta=beta))
     assert small.largest_difference(small.step(run), expected) < small.EXACT
     assert run.beta == beta
     assert not run._canary_due
@@ -31,13 +31,13 @@ def test_one_step_is_the_gradient_of_the_paper(tmp_path, loss_type, beta):
 def test_the_kl_term_off_policy_and_what_is_logged_of_it(tmp_path, corrected):
     beta, extra = 0.3, {"model": small.beside_a_reference(tmp_path)}
     options = {"beta": beta, "use_bias_correction_kl": corrected, "extra": extra}
-    run, found, moved, old = small.second_step(tmp_path / "run", 0.01, **options)
+    run, gradient, moved, old = small.second_step(tmp_path / "run", 0.01, **options)
     with torch.no_grad():
         other = small.log_probs(small.policy(seed=1), small.SAID, small.questions(small.SAID))
     reward, kl = small.paper_gradient(moved, old=old), small.kl_gradient(moved, beta=beta, old=old, corrected=corrected)
-    assert small.largest_difference(found, small.added(reward, kl)) < small.EXACT
-    apart = torch.cat(other) - torch.cat(old)
-    assert run.state.log_history[0]["kl"] == pytest.approx(float((apart.exp() - apart - 1).mean()))
+    assert small.largest_difference(gradient, small.added(reward, kl)) < small.EXACT
+    log_ratio = torch.cat(other) - torch.cat(old)
+    assert run.state.log_history[0]["kl"] == pytest.approx(float((log_ratio.exp() - log_ratio - 1).mean()))
 
 
 @pytest.mark.parametrize("loss_type", ["dr_grpo", "bnpo", "dapo"])
@@ -57,13 +57,13 @@ CLIPS = {"dr_grpo": 0.2, "cispo": 0.2, "sapo": 0.2, "dapo": 0.2, "vespo": 0.2, "
 @pytest.mark.parametrize("loss_type", CLIPS)
 def test_off_policy_step_is_clipped_like_the_paper(tmp_path, loss_type):
     clip, rate = CLIPS[loss_type], 0.01 if loss_type == "vespo" else 0.05
-    run, found, moved, old = small.second_step(tmp_path, rate, loss_type=loss_type, epsilon=clip)
+    run, gradient, moved, old = small.second_step(tmp_path, rate, loss_type=loss_type, epsilon=clip)
     expected = small.paper_gradient(moved, loss_type=loss_type, old=old, clip=clip)
-    assert small.largest_difference(found, expected) < small.EXACT
+    assert small.largest_difference(gradient, expected) < small.EXACT
     if loss_type in ("dr_grpo", "vespo", "dppo_tv", "dppo_kl"):
         unclipped = "dr_grpo" if loss_type == "vespo" else loss_type  # VESPO has no clip, and weighs tokens by their sign
         other = small.paper_gradient(moved, loss_type=unclipped, old=old, clip=1e9)
-        assert small.largest_difference(found, other) > 0.01, "the step was too small to clip anything"
+        assert small.largest_difference(gradient, other) > 0.01, "the step was too small to clip anything"
     dropped = [line["dppo/dropped"] for line in run.state.log_history if "dppo/dropped" in line]
     assert (not dropped) if "dppo" not in loss_type else dropped[0] == 0 < dropped[1] < 1
     assert run.loss_type == loss_type  # TRL's own is back
@@ -74,11 +74,12 @@ def test_off_policy_step_is_clipped_like_the_paper(tmp_path, loss_type):
 @pytest.mark.parametrize("level", ["block", "sequence"])
 def test_a_shared_ratio_is_the_geometric_mean_and_each_token_keeps_its_own_advantage(tmp_path, loss_type, level):
     # Every ratio of the first step on a batch is 1; the second step clips.
-    clip, said = 0.01, small.SAID_WITH_TOOLS
+    clip, replies = 0.01, small.SAID_WITH_TOOLS
     options = {"loss_type": loss_type, "epsilon": clip, "importance_sampling_level": level}
-    run, gradient, moved, old = small.second_step(tmp_path, 0.05, said=said, tools=True, **options)
+    run, gradient, moved, old = small.second_step(tmp_path, 0.05, said=replies, tools=True, **options)
     expected = {
-        name: small.paper_gradient(moved, said, loss_type=loss_type, old=old, clip=clip, level=name) for name in RATIO_LEVELS
+        name: small.paper_gradient(moved, replies, loss_type=loss_type, old=old, clip=clip, level=name)
+        for name in RATIO_LEVELS
     }
     assert small.largest_difference(gradient, expected[level]) < small.EXACT
     if loss_type != "cispo":  # whose clip of .01 is under every ratio
@@ -123,9 +124,9 @@ def test_under_dppo_the_entropy_bonus_stays_trls_and_the_logged_policy_loss_is_d
 
 
 def test_truncated_completions_count_in_the_baselines_and_are_not_trained(tmp_path):
-    said = [small.cut(one) if i == 2 else one for i, one in enumerate(small.SAID_WITH_TOOLS)]
-    run = small.trainer(tmp_path, said=said, tools=True, mask_truncated_completions=True, loss_type="dapo")
-    assert small.largest_difference(small.step(run), small.paper_gradient(small.policy(), said, unlearned={2})) < small.EXACT
+    cut = [small.cut(reply) if i == 2 else reply for i, reply in enumerate(small.SAID_WITH_TOOLS)]
+    run = small.trainer(tmp_path, said=cut, tools=True, mask_truncated_completions=True, loss_type="dapo")
+    assert small.largest_difference(small.step(run), small.paper_gradient(small.policy(), cut, unlearned={2})) < small.EXACT
 
 
 def test_padding_to_a_multiple_and_trls_own_config_change_nothing(tmp_path):
@@ -144,7 +145,7 @@ def test_lora_weights_get_the_same_gradient(tmp_path):
         return get_peft_model(small.policy(), lora, autocast_adapter_dtype=False).double()
 
     run = small.trainer(tmp_path, extra={"model": adapted()})
-    found = small.step(run)
+    gradient = small.step(run)
     want = small.paper_gradient(adapted())
     assert all("lora" in name for name in want)
-    assert small.largest_difference(found, want) < small.EXACT
+    assert small.largest_difference(gradient, want) < small.EXACT

@@ -48,5 +48,5 @@ def test_judge_cache_and_async_function_train_with_the_same_advantages(tmp_path)
     assert counts == [(requests, 0), (0, requests), (None, None)]
     notes = score_columns(first.last_rollouts.reading.scores)["note/judge"]
     text = first.last_rollouts.reading.text
-    own = [block["confidence"] and block["confidence"][""].removesuffix("<eos>") for block in text]
-    assert notes == [part and f"I read {part}" for part in own]
+    parts = [block["confidence"] and block["confidence"][""].removesuffix("<eos>") for block in text]
+    assert notes == [part and f"I read {part}" for part in parts]

@@ -29,14 +29,14 @@ KEEP = {"max_steps": 3, "learning_rate": 0.01, "keep_rollouts": 1}
 
 def solved(completions, answer, **columns):
     """A reward function of a script."""
-    return [float(f"<answer>{right}</answer>" in said) for said, right in zip(completions, answer, strict=True)]
+    return [float(f"<answer>{right}</answer>" in text) for text, right in zip(completions, answer, strict=True)]
 
 
 def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def kept(folder):
+def names_in(folder):
     return sorted(file.name for file in (folder / "rollouts").glob("*"))
 
 
@@ -51,12 +51,12 @@ def ran(tmp_path_factory):
 def test_the_folder_holds_what_spanwise_train_leaves(ran):
     names = {"metrics.jsonl", "recipe.yaml", "report.html", "rollouts", "summary.json", "tokenizer"}
     assert {file.name for file in ran.iterdir()} - {".lock"} == names
-    assert kept(ran) == ["step_000002.parquet"]
+    assert names_in(ran) == ["step_000002.parquet"]
     assert [line["step"] for line in lines(ran)] == [1, 2, 3]
     assert {"loss", "credit/malformed", "rewards/correct/mean", "spanwise/seconds"} <= set(lines(ran)[0])
-    assert lines(ran)[0]["rewards/correct/mean"] == pytest.approx(sum(one.right for one in SAID) / 8)
-    said = json.loads((ran / "summary.json").read_text())
-    assert (said["task"], said["method"], said["steps"]) == ("own", "bae", 3)
+    assert lines(ran)[0]["rewards/correct/mean"] == pytest.approx(sum(completion.right for completion in SAID) / 8)
+    summary = json.loads((ran / "summary.json").read_text())
+    assert (summary["task"], summary["method"], summary["steps"]) == ("own", "bae", 3)
     page = (ran / "report.html").read_text()
     assert "is not finished" not in page
     assert "the training script has no held-out prompts" in page
@@ -71,30 +71,30 @@ def test_the_recipe_reads_back_as_the_rule_it_was_trained_with(ran):
 
 def test_the_credit_of_every_block_is_that_of_the_definitions(ran):
     table = pq.read_table(ran / "rollouts" / "step_000002.parquet").to_pylist()
-    for row, one, (solution, confidence, stop) in zip(table, SAID, credit(SAID), strict=True):
+    for row, completion, (solution, confidence, stop) in zip(table, SAID, credit(SAID), strict=True):
         assert row["credit/bae/solution"] == pytest.approx(solution, abs=1e-6)
-        found = row["credit/bae/confidence"]
-        assert found is None if one.confidence is None else found == pytest.approx(confidence, abs=1e-6)
+        recorded = row["credit/bae/confidence"]
+        assert recorded is None if completion.confidence is None else recorded == pytest.approx(confidence, abs=1e-6)
         assert row["credit/bae/stop"] == pytest.approx(stop, abs=1e-6)
-        assert row["text"] == "".join(piece for piece in one.pieces)
+        assert row["text"] == "".join(piece for piece in completion.pieces)
 
 
 def test_every_command_reads_it(ran):
-    read = read_rollouts(ran)
-    assert (read.source, read.has_ids, len(read)) == ("spanwise", True, 8)
-    again = {one.name: one for one in credit_rollouts(ran, methods=["bae"]).applied}["bae"]
+    table = read_rollouts(ran)
+    assert (table.source, table.has_ids, len(table)) == ("spanwise", True, 8)
+    bae = {arm.name: arm for arm in credit_rollouts(ran, methods=["bae"]).applied}["bae"]
     by_hand = torch.tensor([solution for solution, _, _ in credit(SAID)], dtype=torch.float64)
-    assert again.credit.block_nk[:, 0].double() == pytest.approx(by_hand, abs=1e-6)
-    said = io.StringIO()
-    why(ran, methods=["bae"], console=Console(file=said, width=100))
-    assert "credited" in said.getvalue()
+    assert bae.credit.block_nk[:, 0].double() == pytest.approx(by_hand, abs=1e-6)
+    printed = io.StringIO()
+    why(ran, methods=["bae"], console=Console(file=printed, width=100))
+    assert "credited" in printed.getvalue()
     with pytest.raises(RecipeError, match="only that script knows its prompts"):
         make_task(load(ran / "recipe.yaml"), Console(quiet=True))
 
 
 def test_rewards_of_the_script_are_read_and_its_code_is_not_run(tmp_path):
-    paid = [Objective(solved, pays="solution"), Objective("format", pays="confidence", if_missing=0.0)]
-    trainer(tmp_path, extra={"objectives": paid}, **KEEP).train()
+    objectives = [Objective(solved, pays="solution"), Objective("format", pays="confidence", if_missing=0.0)]
+    trainer(tmp_path, extra={"objectives": objectives}, **KEEP).train()
     file = tmp_path / "recipe.yaml"
     file.write_text(file.read_text().replace(f"{__name__}:solved", "no_such_script:solved"))
     assert "no_such_script" in file.read_text()
@@ -122,7 +122,7 @@ def test_a_line_for_each_batch_however_rarely_the_trainer_logs(tmp_path):
     assert steps_per_batch(run.args) == 4
     run.train()
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
-    assert kept(tmp_path) == ["step_000001.parquet", "step_000002.parquet"]
+    assert names_in(tmp_path) == ["step_000001.parquet", "step_000002.parquet"]
     assert "credit/solution/mean_abs" in lines(tmp_path)[0]
 
 
@@ -141,7 +141,7 @@ def test_an_interrupted_run_has_its_data_and_a_report_that_says_so_and_is_gone_o
     with pytest.raises(KeyboardInterrupt):
         run.train()
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]
-    assert kept(tmp_path) == ["step_000001.parquet", "step_000002.parquet"]
+    assert names_in(tmp_path) == ["step_000001.parquet", "step_000002.parquet"]
     assert not (tmp_path / "summary.json").exists()
     page = (tmp_path / "report.html").read_text()
     assert "The run is not finished: 2 of 3 steps are recorded. The run was stopped, or still trains." in page
@@ -192,19 +192,19 @@ def test_a_report_without_what_draws_it_and_batches_that_no_step_ends_are_refuse
     batches = {"per_device_train_batch_size": 4, "steps_per_generation": 3, "gradient_accumulation_steps": 2}
     with pytest.raises(RecipeError, match="must be a positive multiple of"):
         trainer(tmp_path, **KEEP, **batches, num_generations=6)
-    there = importlib.util.find_spec
-    monkeypatch.setattr("spanwise.engines.shared.find_spec", lambda name: None if name == "altair" else there(name))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("spanwise.engines.shared.find_spec", lambda name: None if name == "altair" else find_spec(name))
     with pytest.raises(RecipeError, match="not installed: altair"):
         config(tmp_path, report=True)
     assert config(tmp_path, keep_rollouts=1).keep_rollouts == 1
 
 
 def test_a_table_of_completions_that_trl_no_longer_keeps_is_a_remark():
-    found = Credit(torch.tensor([[0.5, -0.5]]), torch.zeros(1), torch.zeros(2).long(), torch.zeros(2).long())
+    assigned = Credit(torch.tensor([[0.5, -0.5]]), torch.zeros(1), torch.zeros(2).long(), torch.zeros(2).long())
     present = torch.ones(1, 2, dtype=torch.bool)
-    assert "has no advantages" in log_credit({"extra": {}}, found, present, scheme())
+    assert "has no advantages" in log_credit({"extra": {}}, assigned, present, scheme())
     logs = {"advantages": deque([9.0]), "extra": {}}
     logs["extra"] = {name: deque() for name in ("credit/solution", "credit/confidence", "credit/stop")}
-    assert log_credit(logs, found, present, scheme()) == ""
+    assert log_credit(logs, assigned, present, scheme()) == ""
     assert list(logs["extra"]["credit/confidence"]) == [-0.5]
     assert list(logs["advantages"]) == [0.0]

@@ -19,7 +19,7 @@ BETA, ALPHA, MIX = 1.0, 0.3, 0.25
 #: A random policy writes every token, unless it is kept from it; the score is read from its own logits.
 UNWRITTEN = {"suppress_tokens": [small.PIECES.index(TOKEN)]}
 #: The last of the first group and the first of the second were cut off: no end, so no score.
-CUT = [small.cut(one) if i in (3, 4) else one for i, one in enumerate(small.SAID)]
+CUT = [small.cut(reply) if i in (3, 4) else reply for i, reply in enumerate(small.SAID)]
 CORRECT = (Objective("correct", pays=("solution",), options={"verify": "exact"}, baseline="group"),)
 
 
@@ -33,51 +33,51 @@ def run_with(folder, mine, *, said=small.SAID, objectives=CORRECT, tools=False, 
     return small.trainer(folder, said=said, tools=tools, extra={"scheme": rule, **options.pop("extra", {})}, **options)
 
 
-def end_logps(model, said, token=TOKEN, size=small.GROUP):
+def end_logps(model, replies, token=TOKEN, size=small.GROUP):
     """log pi(token | prompt, completion, end) of each completion on its own, None where it did not end."""
-    vocabulary, found = {piece: index for index, piece in enumerate(small.PIECES)}, []
-    for one, question in zip(said, small.questions(said, size), strict=True):
-        ids = [vocabulary[sign] for sign in (*question, *one.pieces)]
+    vocabulary, logps = {piece: index for index, piece in enumerate(small.PIECES)}, []
+    for reply, question in zip(replies, small.questions(replies, size), strict=True):
+        ids = [vocabulary[sign] for sign in (*question, *reply.pieces)]
         logits = model(torch.tensor([ids])).logits[0, -1]
-        found.append(logits.log_softmax(dim=-1)[vocabulary[token]] if one.pieces[-1] == "<eos>" else None)
-    return found
+        logps.append(logits.log_softmax(dim=-1)[vocabulary[token]] if reply.pieces[-1] == "<eos>" else None)
+    return logps
 
 
-def solution_advantages(said, scores=None):
+def solution_advantages(replies, scores=None):
     """Right minus the mean of the group, mixed with the score minus its mean where there is one."""
-    found = []
-    for i, one in enumerate(said):
+    adv_n = []
+    for i, reply in enumerate(replies):
         peers = range(i // small.GROUP * small.GROUP, i // small.GROUP * small.GROUP + small.GROUP)
-        own = one.right - statistics.mean(said[j].right for j in peers)
+        adv = reply.right - statistics.mean(replies[j].right for j in peers)
         if scores is not None and scores[i] is not None:
             clipped = {j: min(max(scores[j], 0.0), 1.0) for j in peers if scores[j] is not None}
             if len(clipped) > 1 and statistics.stdev(clipped.values()) > 0:
-                own = (1 - MIX) * own + MIX * (clipped[i] - statistics.mean(clipped.values()))
-        found.append(own)
-    return found
+                adv = (1 - MIX) * adv + MIX * (clipped[i] - statistics.mean(clipped.values()))
+        adv_n.append(adv)
+    return adv_n
 
 
-def whole_gradient(model, said, *, reference, mixed=False, alpha=ALPHA):
+def whole_gradient(model, replies, *, reference, mixed=False, alpha=ALPHA):
     """-(1/N) sum of advantage over tokens of the solution, plus alpha times the weighted squared error; loops, no padding."""
-    at_end = end_logps(model, said)
+    at_end = end_logps(model, replies)
     scores = [None if logp is None else BETA * (logp - reference) for logp in at_end]
-    adv = solution_advantages(said, [None if s is None else float(s.detach()) for s in scores] if mixed else None)
+    adv = solution_advantages(replies, [None if s is None else float(s.detach()) for s in scores] if mixed else None)
     total = 0.0
-    for i, (one, row) in enumerate(zip(said, small.log_probs(model, said, small.questions(said)), strict=True)):
-        for t, block in enumerate(one.blocks):
+    for i, (reply, row) in enumerate(zip(replies, small.log_probs(model, replies, small.questions(replies)), strict=True)):
+        for t, block in enumerate(reply.blocks):
             if block == 0:
                 ratio = (row[t] - row[t].detach()).exp()
-                total = total - adv[i] * ratio / one.blocks.count(0) / len(said)
+                total = total - adv[i] * ratio / reply.blocks.count(0) / len(replies)
     ends = [i for i, score in enumerate(scores) if score is not None]
-    right = sum(said[i].right == 1 for i in ends)
+    right = sum(replies[i].right == 1 for i in ends)
     for i in ends:
-        weight = len(ends) / (2 * (right if said[i].right == 1 else len(ends) - right))
-        total = total + alpha * weight * (scores[i] - said[i].right) ** 2 / len(ends)
+        weight = len(ends) / (2 * (right if replies[i].right == 1 else len(ends) - right))
+        total = total + alpha * weight * (scores[i] - replies[i].right) ** 2 / len(ends)
     return small.gradient_of(model, total)
 
 
-def reference_of(said):
-    return statistics.mean(float(logp.detach()) for logp in end_logps(small.policy(), said) if logp is not None)
+def reference_of(replies):
+    return statistics.mean(float(logp.detach()) for logp in end_logps(small.policy(), replies) if logp is not None)
 
 
 @pytest.mark.parametrize(("loss_type", "mix"), [("dr_grpo", 0.0), ("grpo", 0.0), ("dapo", 0.0), ("dr_grpo", MIX)])
@@ -87,7 +87,7 @@ def test_the_gradient_of_the_whole_loss(tmp_path, loss_type, mix):
     run, reference = run_with(tmp_path, laser(mix=mix), said=CUT, **shape), reference_of(CUT)
     want, plain = (whole_gradient(small.policy(), CUT, reference=reference, mixed=mixed) for mixed in (mix > 0, False))
     assert small.largest_difference(small.step(run), want) < small.EXACT
-    assert not mix or small.largest_difference(plain, want) > 100 * small.EXACT  # the mixing is seen at all
+    assert not mix or small.largest_difference(plain, want) > 100 * small.EXACT  # mixing makes a difference
     assert run.parts["laser"].measured["completions"] == 6
     assert run.parts["laser"].mode.reference == pytest.approx(reference, abs=1e-5)
 
@@ -103,13 +103,14 @@ def test_the_kl_s_reference_policy_is_not_taken_for_the_one_that_sampled(tmp_pat
 
 @pytest.mark.parametrize("tools", [False, True], ids=["plain", "tools"])
 def test_one_more_position_changes_nothing_of_the_other_terms(tmp_path, tools):
-    """With a loss of no weight the gradient is that of a run without a score, KL and entropy bonus included."""
-    said, found = small.SAID_WITH_TOOLS if tools else small.SAID, []
+    """If the verification loss has no weight, the gradient is that of a run without a score, KL and entropy bonus included."""
+    replies, gradients = small.SAID_WITH_TOOLS if tools else small.SAID, []
     options = {"beta": 0.2, "entropy_coef": 0.1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     for mine in ({}, {"laser": laser(alpha=1e-12)}):
         extra = {"scheme": small.scheme(credit=mine), "model": small.beside_a_reference(tmp_path)}
-        found.append(small.step(small.trainer(tmp_path / f"{len(mine)}", said=said, tools=tools, extra=extra, **options)))
-    assert small.largest_difference(found[1], found[0]) < 1e-7
+        run = small.trainer(tmp_path / f"{len(mine)}", said=replies, tools=tools, extra=extra, **options)
+        gradients.append(small.step(run))
+    assert small.largest_difference(gradients[1], gradients[0]) < 1e-7
 
 
 def test_the_score_of_a_run_that_does_not_mix_is_filled_in_by_the_training_s_own_pass(tmp_path):
@@ -147,27 +148,27 @@ def test_what_is_overheard_in_generation_is_what_a_pass_would_say(tmp_path):
     extra = {"scheme": scheme, "rollout_func": None, "train_dataset": small.prompts(8)}
     options = {"generation_kwargs": UNWRITTEN, "per_device_train_batch_size": 32, "temperature": 1.5}
     run = small.trainer(tmp_path, extra=extra, **options)
-    seen = {}
-    read, heard = run.parts["laser"]._read_ends, run.parts["laser"].known_logps
+    record = {}
+    read_ends, known_logps = run.parts["laser"]._read_ends, run.parts["laser"].known_logps
 
     def listen(ended_n, output):
-        seen["heard"] = heard(ended_n, output)
-        seen["ended"] = ended_n
-        return seen["heard"]
+        record["heard"] = known_logps(ended_n, output)
+        record["ended"] = ended_n
+        return record["heard"]
 
-    def whole(batch, output, wanted_n):
-        seen["passed"] = read(batch, output, seen["ended"])
-        seen["wanted"] = wanted_n
-        return read(batch, output, wanted_n)
+    def read_all(batch, output, wanted_n):
+        record["passed"] = read_ends(batch, output, record["ended"])
+        record["wanted"] = wanted_n
+        return read_ends(batch, output, wanted_n)
 
-    run.parts["laser"].known_logps, run.parts["laser"]._read_ends = listen, whole
+    run.parts["laser"].known_logps, run.parts["laser"]._read_ends = listen, read_all
     run.train()
-    both_n = ~seen["heard"].isnan()
-    assert 0 < int(both_n.sum()) < int(seen["ended"].sum()) or "passed" not in seen
-    torch.testing.assert_close(seen["heard"][both_n], seen["passed"][both_n].to(seen["heard"]), atol=1e-6, rtol=0)
-    assert torch.equal(seen["wanted"], seen["ended"] & seen["heard"].isnan())
-    kept = run.last_rollouts.batch.score_n
-    assert torch.equal(kept.isnan(), ~seen["ended"])
+    both_n = ~record["heard"].isnan()
+    assert 0 < int(both_n.sum()) < int(record["ended"].sum()) or "passed" not in record
+    torch.testing.assert_close(record["heard"][both_n], record["passed"][both_n].to(record["heard"]), atol=1e-6, rtol=0)
+    assert torch.equal(record["wanted"], record["ended"] & record["heard"].isnan())
+    score_n = run.last_rollouts.batch.score_n
+    assert torch.equal(score_n.isnan(), ~record["ended"])
     assert not run.model._forward_hooks
 
 
@@ -175,11 +176,11 @@ def test_a_resumed_run_goes_on_with_its_reference(tmp_path):
     options = {"learning_rate": 0.05, "save_strategy": "steps", "save_steps": 1}
     first = run_with(tmp_path, laser(mix=MIX), max_steps=1, **options)
     first.train()
-    held = json.loads((tmp_path / "checkpoint-1" / "laser.json").read_text())
-    assert held["reference"] == pytest.approx(reference_of(small.SAID), abs=1e-5)
-    again = run_with(tmp_path, laser(mix=MIX), max_steps=2, **options)
-    again.train(resume_from_checkpoint=True)
-    assert again.parts["laser"].mode.reference == held["reference"]
+    saved = json.loads((tmp_path / "checkpoint-1" / "laser.json").read_text())
+    assert saved["reference"] == pytest.approx(reference_of(small.SAID), abs=1e-5)
+    resumed = run_with(tmp_path, laser(mix=MIX), max_steps=2, **options)
+    resumed.train(resume_from_checkpoint=True)
+    assert resumed.parts["laser"].mode.reference == saved["reference"]
 
 
 def test_a_checkpoint_without_a_reference_is_not_gone_on_from(tmp_path):
@@ -192,8 +193,8 @@ def test_a_checkpoint_without_a_reference_is_not_gone_on_from(tmp_path):
 
 
 WRITES = [
-    small.Said([TOKEN, *one.pieces], [0, *one.blocks], one.right, one.confidence) if i == 2 else one
-    for i, one in enumerate(small.SAID)
+    small.Said([TOKEN, *reply.pieces], [0, *reply.blocks], reply.right, reply.confidence) if i == 2 else reply
+    for i, reply in enumerate(small.SAID)
 ]
 GRADED = (*CORRECT, Objective("brier", pays=("confidence",), baseline="group", if_missing=-1.0))
 
@@ -204,7 +205,7 @@ GRADED = (*CORRECT, Objective("brier", pays=("confidence",), baseline="group", i
         (RecipeError, r"sampled in 1 of 8", {}, {"said": WRITES}),
         (RecipeError, r"is -23, .* another model", {"reference": -23.0}, {}),
         (RecipeError, r"no score can exceed 0\.1", {"beta": 0.1}, {}),  # with the reference that it measured
-        (DataError, r"none of the 8", {}, {"said": [small.cut(one) for one in small.SAID]}),
+        (DataError, r"none of the 8", {}, {"said": [small.cut(reply) for reply in small.SAID]}),
         (ValueError, r"whose reward is 1 or 0", {"verdict": "brier"}, {"objectives": GRADED}),
         (RecipeError, r"temperature", {}, {"temperature": 0.0}),
     ],
@@ -226,7 +227,7 @@ def test_a_trained_policy_is_pointed_out_and_its_own_reference_is_not(tmp_path):
 
 def test_an_evaluation_reads_no_score_and_changes_nothing(tmp_path):
     run = run_with(tmp_path, laser(mix=MIX), extra={"eval_dataset": small.prompts()}, per_device_eval_batch_size=8)
-    found = run.evaluate()
+    metrics = run.evaluate()
     assert run.last_rollouts.batch.score_n is None
     assert run.parts["laser"].measured is None
-    assert math.isfinite(found["eval_loss"])
+    assert math.isfinite(metrics["eval_loss"])

@@ -52,14 +52,14 @@ def moved(tmp_path_factory):
 class _TheirTrainer(GRPOTrainer):
     """TRL's own trainer, called as ours is."""
 
-    def __init__(self, *, scheme, **given):
+    def __init__(self, *, scheme, **options):
         assert scheme is None
-        super().__init__(**given)
+        super().__init__(**options)
 
 
 def factor_between(left, right_):
     """The one factor between two gradients."""
-    sizes = [sum(float((part**2).sum()) for part in one.values()) ** 0.5 for one in (left, right_)]
+    sizes = [sum(float((part**2).sum()) for part in gradient.values()) ** 0.5 for gradient in (left, right_)]
     scaled = {name: part * sizes[0] / sizes[1] for name, part in right_.items()}
     assert largest_difference(scaled, left) < 1e-6, "they differ by more than a factor"  # advantages are in float32
     return sizes[0] / sizes[1]

@@ -1,4 +1,4 @@
-"""What a run says of its metrics: a console shows few, everybody else gets all that there are, and none is None."""
+"""Logged metrics: a console shows few of them, every other listener gets all, and none is None."""
 
 import ast
 import json
@@ -25,7 +25,7 @@ def never(completions, **columns):
 
 
 class Listener(TrainerCallback):
-    """Keeps the lines that every callback is handed, such as a tracker's."""
+    """Record the lines that every callback gets, as a tracker does."""
 
     def __init__(self):
         self.lines = []
@@ -51,12 +51,12 @@ def ran(folder, **options):
     """A run of two steps with a reward that is never there: its lines, what a tracker got, and the trainer."""
     objectives = (*OBJECTIVES, Objective(never, pays=("solution",)))
     listener, tracker = Listener(), Tracker()
-    one = trainer(
+    run = trainer(
         folder, said=SAID, extra={"objectives": objectives, "callbacks": [listener, tracker]}, max_steps=2, logging_steps=1,
         keep_rollouts=1, learning_rate=0.01, disable_tqdm=True, **options,
     )  # fmt: skip
-    one.train()
-    return listener.lines, tracker.sent, one
+    run.train()
+    return listener.lines, tracker.sent, run
 
 
 def printed(text):
@@ -66,20 +66,20 @@ def printed(text):
 
 
 @pytest.mark.filterwarnings("ignore:Step 0. Objective 'never' has no reward")
-@pytest.mark.parametrize("asked", ["few", "all"])
-def test_a_console_shows_few_metrics_and_all_others_get_all_that_are_there(tmp_path, capsys, caplog, asked):
+@pytest.mark.parametrize("choice", ["few", "all"])
+def test_a_console_shows_few_metrics_and_all_others_get_all_that_are_there(tmp_path, capsys, caplog, choice):
     with caplog.at_level(logging.WARNING, logger="transformers"):
         logging.getLogger("transformers").addHandler(caplog.handler)
-        lines, sent, one = ran(tmp_path, log_metrics=asked)
+        lines, sent, run = ran(tmp_path, log_metrics=choice)
         logging.getLogger("transformers").removeHandler(caplog.handler)
     out, err = capsys.readouterr()
     assert "attempting to log" not in caplog.text + err
-    shown = printed(out)
-    assert len(shown) == 2
-    assert shown[0].keys() == (lines[0].keys() & FEW if asked == "few" else lines[0].keys() - {"total_flos"})
+    on_console = printed(out)
+    assert len(on_console) == 2
+    assert on_console[0].keys() == (lines[0].keys() & FEW if choice == "few" else lines[0].keys() - {"total_flos"})
     assert [value for line in lines for value in line.values() if not isinstance(value, int | float)] == []
     assert len(sent[0]) == len(lines[0]) > 2 * len(FEW)
     assert not any("never/mean" in name for name in lines[0])
-    assert isinstance(one.callback_handler.pop_callback(PrinterCallback), PrinterCallback)
-    kept = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
-    assert lines[0].keys() - {"epoch"} <= kept.keys()
+    assert isinstance(run.callback_handler.pop_callback(PrinterCallback), PrinterCallback)
+    line_in_file = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert lines[0].keys() - {"epoch"} <= line_in_file.keys()

@@ -20,25 +20,25 @@ TRL_EPS = 1e-4
 
 
 def trained(folder, *, scheme=None, model=None, **options):
-    """Of four steps the weights after each, the gradient norms and the last table of completions.
+    """Train four steps; returns the weights after each, the gradient norms and the last table of completions.
 
-    Without a scheme, of TRL's own trainer and config.
+    Without a scheme, TRL's own trainer and config are used.
     """
     usual = {
         "optim": "adamw_torch", "learning_rate": 1e-2, "max_steps": 4, "max_grad_norm": 1.0, "max_completion_length": LONGEST,
         "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "shuffle_dataset": True,
     }  # fmt: skip
-    args, seen = small.config(folder, **{**usual, **options}), small.EveryStep()
-    given = {"model": model or small.policy(dtype=torch.float32), "train_dataset": small.prompts(6)}
-    given |= {"processing_class": small.tokenizer(), "callbacks": [seen]}
+    args, steps = small.config(folder, **{**usual, **options}), small.EveryStep()
+    shared = {"model": model or small.policy(dtype=torch.float32), "train_dataset": small.prompts(6)}
+    shared |= {"processing_class": small.tokenizer(), "callbacks": [steps]}
     torch.manual_seed(0)
     if scheme is None:
-        run = GRPOTrainer(args=small.plain(args), reward_funcs=[small.many_a], **given)
+        run = GRPOTrainer(args=small.plain(args), reward_funcs=[small.many_a], **shared)
     else:
-        run = SpanGRPOTrainer(args=args, scheme=scheme, **given)
+        run = SpanGRPOTrainer(args=args, scheme=scheme, **shared)
     run.train()
     table = pq.read_table(next((folder / "completions").glob("*4.parquet"))) if options.get("log_completions") else None
-    return seen.weights, [line["grad_norm"] for line in run.state.log_history if "grad_norm" in line], table
+    return steps.weights, [line["grad_norm"] for line in run.state.log_history if "grad_norm" in line], table
 
 
 def scheme(method="bae", per="completion"):
@@ -47,7 +47,7 @@ def scheme(method="bae", per="completion"):
 
 
 def far_apart(ours, theirs):
-    return max(small.largest_difference(own, other) for own, other in zip(ours, theirs, strict=True))
+    return max(small.largest_difference(mine, other) for mine, other in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("method", ["bae", "grpo"])
@@ -88,7 +88,7 @@ def test_the_kl_term_is_that_of_trls_grpo(tmp_path):
     for loss_type, rule in (("grpo", None), ("grpo", scheme()), ("dr_grpo", scheme())):  # which has no say in ours
         model = small.beside_a_reference(tmp_path, torch.float32)
         runs.append(trained(tmp_path / "run", loss_type=loss_type, model=model, scheme=rule, beta=0.1))
-    (theirs, their_norms, _), *own = runs
-    for ours, our_norms, _ in own:
+    (theirs, their_norms, _), *with_ours = runs
+    for ours, our_norms, _ in with_ours:
         assert our_norms == pytest.approx(their_norms, rel=1e-5)
         assert far_apart(ours, theirs) < 1e-5

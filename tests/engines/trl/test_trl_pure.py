@@ -23,11 +23,11 @@ def test_an_empty_batch_divides_by_one():
 def test_slopes_of_the_surrogates(tmp_path):
     ratio = torch.tensor([[1.0, 0.5, 1.1, 1.3]], dtype=torch.float64)
     signs = torch.tensor([[1.0, -1.0, -1.0, 1.0]], dtype=torch.float64)
-    given = (ratio.log(), {"old_per_token_logps": torch.zeros_like(ratio), "advantages": signs})
+    arguments = (ratio.log(), {"old_per_token_logps": torch.zeros_like(ratio), "advantages": signs})
 
     def slope(**options):
         quiet = {"use_cpu": True, "bf16": False, "gradient_checkpointing": None}
-        return surrogate_slope(*given, SpanGRPOConfig(str(tmp_path), epsilon=0.2, **quiet, **options))[0].tolist()
+        return surrogate_slope(*arguments, SpanGRPOConfig(str(tmp_path), epsilon=0.2, **quiet, **options))[0].tolist()
 
     nan = math.nan
     assert slope(loss_type="grpo", epsilon_high=0.28) == pytest.approx([1.0, nan, 1.1, nan], nan_ok=True)
@@ -42,13 +42,13 @@ def test_slopes_of_the_surrogates(tmp_path):
 def test_the_canary_on_losses_of_other_shapes():
     logps, advantages = torch.zeros(1, 2, requires_grad=True), torch.tensor([[2.0, -1.0]], requires_grad=True)
     mask = torch.ones(1, 2)
-    rest = {"factor_b1": torch.ones(1, 1), "accumulation": 1, "height_bt": mask}
+    options = {"factor_b1": torch.ones(1, 1), "accumulation": 1, "height_bt": mask}
     with pytest.raises(SpanwiseError, match="any token"):  # no log-probability is in it
-        check_own_advantage(-advantages.sum(), logps, advantages, mask, **rest)
+        check_own_advantage(-advantages.sum(), logps, advantages, mask, **options)
     loss = -(advantages * 3 * logps.exp()).sum() / 3
-    check_own_advantage(loss, logps, advantages, mask, **rest)
+    check_own_advantage(loss, logps, advantages, mask, **options)
     clipped = -(advantages * torch.tensor([[1.0, 7.0]]) * logps.exp()).sum()
-    check_own_advantage(clipped, logps, advantages, mask, **{**rest, "height_bt": torch.tensor([[1.0, math.nan]])})
+    check_own_advantage(clipped, logps, advantages, mask, **{**options, "height_bt": torch.tensor([[1.0, math.nan]])})
     loss.backward()  # it stays usable
     assert logps.grad.tolist() == [[-2.0, 1.0]]
 

@@ -45,8 +45,8 @@ def test_a_group_that_spans_ranks_is_one_group(two_ranks, tmp_path, name):
     check_one_process(two, case(tmp_path, name))
     assert len(two["advantages_nt"]) == 4
     if name in CASES:
-        said = small.asked_first(small.SAID_WITH_TOOLS if "tools" in CASES[name] else small.SAID)
-        expected = small.paper_gradient(small.policy(), said, size=8)
+        completions = small.asked_first(small.SAID_WITH_TOOLS if "tools" in CASES[name] else small.SAID)
+        expected = small.paper_gradient(small.policy(), completions, size=8)
         assert small.largest_difference(two["gradient"], expected) < small.EXACT
 
 
@@ -61,8 +61,8 @@ def test_turns_of_a_group_that_spans_ranks_are_of_one_group(two_ranks, tmp_path,
 
 def test_every_rank_samples_as_much_as_the_neediest(two_ranks, tmp_path):
     two = torch.load(two_ranks / "sampling.pt")
-    one = small.trainer(tmp_path, extra={"train_dataset": ASKED})
-    assert small.largest_difference(two["gradient"], small.step(one)) < small.EXACT
+    run = small.trainer(tmp_path, extra={"train_dataset": ASKED})
+    assert small.largest_difference(two["gradient"], small.step(run)) < small.EXACT
     assert (two["log"]["sampling/groups"], two["log"]["sampling/useless"]) == (2.0, 0.0)
 
 
@@ -72,7 +72,7 @@ def test_two_processes_write_one_folder(two_ranks):
     assert sorted((folder / "rollouts").iterdir()) == files
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2]
-    assert lines[0]["rewards/correct/mean"] == pytest.approx(sum(one.right for one in small.SAID) / 8)
+    assert lines[0]["rewards/correct/mean"] == pytest.approx(sum(completion.right for completion in small.SAID) / 8)
     rows = pq.read_table(files[0]).to_pylist()
     assert [row["group"] for row in rows] == [0, 0, 0, 0, 1, 1, 1, 1]
     by_hand = [solution for solution, _, _ in small.credit(small.SAID)]
@@ -80,7 +80,7 @@ def test_two_processes_write_one_folder(two_ranks):
     assert (folder / "report.html").is_file()
 
 
-def both(folder, name):
+def joined(folder, name):
     """What the two processes did as one: step by step, the first one's completions before the second one's."""
     ranks = [torch.load(folder / f"steps {name}.{rank}.pt") for rank in (0, 1)]
     half = BATCH // 2
@@ -89,14 +89,14 @@ def both(folder, name):
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory):
+def one_process(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
     return {name: two_ranks_steps.train(folder, name, rows=BATCH // 2)[0] for name in LONGER}
 
 
 @pytest.mark.parametrize("name", LONGER)
-def test_three_steps_of_two_processes_are_those_of_one(two_ranks, one, name):
-    alone, (seen, (first, second)) = one[name], both(two_ranks, name)
+def test_three_steps_of_two_processes_are_those_of_one(two_ranks, one_process, name):
+    alone, (seen, (first, second)) = one_process[name], joined(two_ranks, name)
     assert seen == alone["seen"]  # sampled from the same weights, and credited
     assert small.largest_difference(first["weights"], second["weights"]) == 0
     assert small.largest_difference(first["weights"], alone["weights"]) < ROUNDING
@@ -108,7 +108,7 @@ def test_three_steps_of_two_processes_are_those_of_one(two_ranks, one, name):
 
 
 def test_the_processes_ask_each_other_once_per_step(two_ranks):
-    _, ranks = both(two_ranks, "dr_grpo")
+    _, ranks = joined(two_ranks, "dr_grpo")
     assert [rank["gathers"] for rank in ranks] == [STEPS, STEPS]
 
 
@@ -118,29 +118,29 @@ def test_two_processes_fit_the_critic_of_one(two_ranks, tmp_path, name):
     assert equal(ranks[0]["critic"], ranks[1]["critic"])
     assert equal(ranks[0]["policy"], ranks[1]["policy"])
 
-    one = with_critic(tmp_path, **two_ranks_critic.SHAPE, **CRITICS[name])
-    start = state(one.critic.model)
-    watched = Watched(one)
-    one.train()
+    run = with_critic(tmp_path, **two_ranks_critic.SHAPE, **CRITICS[name])
+    start = state(run.critic.model)
+    watched = Watched(run)
+    run.train()
     # Sums in another order; single weights part by 3e-5 on some processors.
-    torch.testing.assert_close(ranks[0]["critic"], state(one.critic.model), atol=1e-4, rtol=0)
-    torch.testing.assert_close(ranks[0]["policy"], state(one.model), atol=1e-6, rtol=0)
-    assert not equal(start, state(one.critic.model))
-    for batch, found in enumerate(watched.said):
+    torch.testing.assert_close(ranks[0]["critic"], state(run.critic.model), atol=1e-4, rtol=0)
+    torch.testing.assert_close(ranks[0]["policy"], state(run.model), atol=1e-6, rtol=0)
+    assert not equal(start, state(run.critic.model))
+    for batch, result in enumerate(watched.said):
         for rank in (0, 1):
             mine = ranks[rank]["values"][batch]
-            whole = found.value_nts[4 * rank : 4 * rank + 4, : mine.shape[1]]
-            # TRL pads a rank's completions to those of that rank; what stands behind the end is of no token.
-            read = watched.asked[batch][1].mask_snt[:, 4 * rank : 4 * rank + 4, : mine.shape[1]].permute(1, 2, 0)
-            torch.testing.assert_close(mine[read], whole[read], atol=2e-5, rtol=0)
+            expected = result.value_nts[4 * rank : 4 * rank + 4, : mine.shape[1]]
+            # TRL pads each rank to its own longest completion; nothing behind an end belongs to a token.
+            mask = watched.asked[batch][1].mask_snt[:, 4 * rank : 4 * rank + 4, : mine.shape[1]].permute(1, 2, 0)
+            torch.testing.assert_close(mine[mask], expected[mask], atol=2e-5, rtol=0)
     for rank in (0, 1):
         mine = ranks[rank]["advantages_nt"]
-        whole = one.last_rollouts.advantages_nt[4 * rank : 4 * rank + 4, : mine.shape[1]]
-        torch.testing.assert_close(mine, whole, atol=2e-5, rtol=0)
+        expected = run.last_rollouts.advantages_nt[4 * rank : 4 * rank + 4, : mine.shape[1]]
+        torch.testing.assert_close(mine, expected, atol=2e-5, rtol=0)
         assert mine.any()
     assert len(ranks[0]["lines"]) == 3
-    for two, whole in zip(ranks[0]["lines"], critic_lines(one), strict=True):
-        assert two == pytest.approx(whole, abs=2e-3, rel=2e-3)  # as far as log lines are rounded
+    for two, expected in zip(ranks[0]["lines"], critic_lines(run), strict=True):
+        assert two == pytest.approx(expected, abs=2e-3, rel=2e-3)  # as far as log lines are rounded
 
 
 def test_a_critic_that_diverges_in_one_process_stops_both(two_ranks):

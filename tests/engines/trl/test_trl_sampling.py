@@ -45,7 +45,7 @@ def test_a_useless_group_gives_way_and_the_batch_is_as_if_it_had_been_sampled(tm
     # 2+2= is useless, twice; the third time there is a useful group for a prompt of the dataset's.
     calls = Calls([*USELESS, *SECOND], USELESS, FIRST)
     run = sampled(tmp_path / "sampled", calls)
-    assert [len(asked) for asked in calls.asked] == [8, 4, 4]
+    assert [len(batch) for batch in calls.asked] == [8, 4, 4]
     final_prompts = [*calls.asked[2], *calls.asked[0][4:]]
     assert list(run.last_rollouts.prompts) == final_prompts
     plain = sampled(tmp_path / "plain", Calls([*FIRST, *SECOND]), dynamic_sampling=None)
@@ -59,9 +59,9 @@ def test_a_useless_group_gives_way_and_the_batch_is_as_if_it_had_been_sampled(tm
 
 @pytest.mark.parametrize(("kind", "calls"), [("credit", 1), ("correct", 2)])
 def test_a_group_of_one_outcome_is_useful_for_the_confidence_and_useless_for_the_answer(tmp_path, kind, calls):
-    asked = Calls([*SURE, *SECOND], FIRST)
-    run = sampled(tmp_path, asked, dynamic_sampling=kind)
-    assert len(asked.asked) == calls
+    script = Calls([*SURE, *SECOND], FIRST)
+    run = sampled(tmp_path, script, dynamic_sampling=kind)
+    assert len(script.asked) == calls
     assert run.state.log_history[0]["sampling/useless"] == 0.0
     confidence_nk = run.last_rollouts.credit.block_nk[:4, 1]
     assert bool((confidence_nk != 0).any())

@@ -49,7 +49,7 @@ OTHERS = [MORE, *({"loss_type": name} for name in ("grpo", "cispo", "sapo"))]
 
 
 @pytest.mark.parametrize(
-    ("how", "options"), [*((how, {}) for how in COLLAPSES), *(("completion mean", one) for one in OTHERS)]
+    ("how", "options"), [*((how, {}) for how in COLLAPSES), *(("completion mean", setting) for setting in OTHERS)]
 )
 def test_canary_sees_collapsed_advantages(tmp_path, how, options):
     extra = {"model": small.beside_a_reference(tmp_path)}
@@ -81,8 +81,8 @@ def logged(tmp_path_factory):
 def test_metrics_are_those_of_the_whole_batch(logged):
     run, _ = logged
     log = run.state.log_history[0]
-    rows = small.credit(small.SAID)  # four right of five... by hand: rights 1 1 0 0 | 1 1 1 0, one report missing
-    present = [row for row, one in zip(rows, small.SAID, strict=True) if one.confidence is not None]
+    rows = small.credit(small.SAID)  # right: 1 1 0 0 | 1 1 1 0; one report is missing
+    present = [row for row, reply in zip(rows, small.SAID, strict=True) if reply.confidence is not None]
     want = {
         "credit/malformed": 1 / 8,
         "credit/brier/reward_absent": 1 / 8,
@@ -110,11 +110,11 @@ def test_trls_table_of_completions_holds_the_credit(logged):
     """The sixth completion has no confidence: TRL's scalar praised it with +1.03."""
     run, table = logged
     assert [row["completion"] for row in table] == run.last_rollouts.completions
-    for row, (solution, confidence, stop), one in zip(table, small.credit(small.SAID), small.SAID, strict=True):
-        shown = (row["credit/solution"], row["credit/confidence"], row["credit/stop"])
-        assert shown == pytest.approx((solution, None if one.confidence is None else confidence, stop))
+    for row, (solution, confidence, stop), reply in zip(table, small.credit(small.SAID), small.SAID, strict=True):
+        recorded = (row["credit/solution"], row["credit/confidence"], row["credit/stop"])
+        assert recorded == pytest.approx((solution, None if reply.confidence is None else confidence, stop))
         assert row["advantage"] == pytest.approx(solution + confidence + stop)
-        assert row["brier"] == pytest.approx(-1.0 if one.confidence is None else -((one.confidence - one.right) ** 2))
+        assert row["brier"] == pytest.approx(-1.0 if reply.confidence is None else -((reply.confidence - reply.right) ** 2))
     assert (table[5]["credit/confidence"], table[5]["advantage"] < 0) == (None, True)
     log = run.state.log_history[0]
     assert log["rewards/brier/mean"] == pytest.approx(sum(row["brier"] for row in table) / 8)
@@ -155,25 +155,25 @@ def test_the_model_card_cites_the_method(tmp_path, method, cites):
 def test_rollouts_are_kept(tmp_path):
     run = small.trainer(tmp_path, said=small.SAID_WITH_TOOLS, tools=True)
     run.train()
-    kept = run.last_rollouts
-    assert (kept.mode, kept.step, kept.method) == ("train", 0, "bae")
-    assert kept.prompts == ["2+2="] * 4 + ["1+2="] * 4
-    assert kept.batch.group_n.tolist() == [0] * 4 + [1] * 4
-    assert kept.batch.columns == {"answer": ["4"] * 4 + ["3"] * 4}
-    assert kept.completions[1] == "<answer>4</answer><confidence>0.6</confidence>"
-    assert kept.reading.text[0]["confidence"]["confidence"] == "0.9"
-    assert kept.reading.text[5]["confidence"] is None
-    for n, one in enumerate(small.SAID_WITH_TOOLS):
-        assert kept.spans.block_nt[n, : len(one.blocks)].tolist() == one.blocks
-        assert kept.batch.mask_nt[n].sum() == sum(block >= 0 for block in one.blocks)
-    assert kept.reading.scores.names == ("correct", "brier")
-    assert kept.reading.scores.reward_nm[0].tolist() == pytest.approx([1.0, -0.01])
-    assert math.isnan(kept.reading.scores.reward_nm[5, 1])
+    rollouts = run.last_rollouts
+    assert (rollouts.mode, rollouts.step, rollouts.method) == ("train", 0, "bae")
+    assert rollouts.prompts == ["2+2="] * 4 + ["1+2="] * 4
+    assert rollouts.batch.group_n.tolist() == [0] * 4 + [1] * 4
+    assert rollouts.batch.columns == {"answer": ["4"] * 4 + ["3"] * 4}
+    assert rollouts.completions[1] == "<answer>4</answer><confidence>0.6</confidence>"
+    assert rollouts.reading.text[0]["confidence"]["confidence"] == "0.9"
+    assert rollouts.reading.text[5]["confidence"] is None
+    for n, reply in enumerate(small.SAID_WITH_TOOLS):
+        assert rollouts.spans.block_nt[n, : len(reply.blocks)].tolist() == reply.blocks
+        assert rollouts.batch.mask_nt[n].sum() == sum(block >= 0 for block in reply.blocks)
+    assert rollouts.reading.scores.names == ("correct", "brier")
+    assert rollouts.reading.scores.reward_nm[0].tolist() == pytest.approx([1.0, -0.01])
+    assert math.isnan(rollouts.reading.scores.reward_nm[5, 1])
     for n, (row, credit) in enumerate(
         zip(small.token_advantages(small.SAID_WITH_TOOLS), small.credit(small.SAID_WITH_TOOLS), strict=True)
     ):
-        assert [*kept.credit.block_nk[n].tolist(), float(kept.credit.stop_n[n])] == pytest.approx([*credit])
-        assert kept.advantages_nt[n, : len(row)].tolist() == pytest.approx(row, abs=1e-6)
+        assert [*rollouts.credit.block_nk[n].tolist(), float(rollouts.credit.stop_n[n])] == pytest.approx([*credit])
+        assert rollouts.advantages_nt[n, : len(row)].tolist() == pytest.approx(row, abs=1e-6)
 
 
 def test_evaluation_groups_by_its_own_number_of_generations(tmp_path):
@@ -200,7 +200,7 @@ def test_a_reward_function_in_trls_signature_may_log(tmp_path):
 
     run = small.trainer(tmp_path, extra={"objectives": [Objective(length, pays=("solution", "confidence"))]})
     run.train()
-    lengths = [len(one.pieces) for one in small.SAID]
+    lengths = [len(reply.pieces) for reply in small.SAID]
     assert run.state.log_history[0]["longest"] == max(lengths)
     group = sum(lengths[1:4]) / 3
     solution = run.last_rollouts.credit.block_nk[:4, 0].tolist()
@@ -271,18 +271,18 @@ OWN = [
 
 def test_right_tags_and_rewards_of_a_script_train_without_a_word(tmp_path, recwarn):
     small.trainer(tmp_path, extra={"objectives": OWN}, max_steps=3, learning_rate=0.1).train()
-    assert [str(one.message) for one in recwarn if issubclass(one.category, UserWarning)] == []
+    assert [str(warning.message) for warning in recwarn if issubclass(warning.category, UserWarning)] == []
 
 
 def test_wrong_tags_are_the_one_thing_said_of_the_first_batch(tmp_path):
     layout = Layout({"plan": ["plan"], "code": ["code"]})
-    paid = [replace(OWN[0], pays=("plan",)), Objective("format", pays="code")]
-    run = small.trainer(tmp_path, extra={"layout": layout, "objectives": paid})
-    with pytest.warns(UserWarning, match="Step 0:") as seen:
+    objectives = [replace(OWN[0], pays=("plan",)), Objective("format", pays="code")]
+    run = small.trainer(tmp_path, extra={"layout": layout, "objectives": objectives})
+    with pytest.warns(UserWarning, match="Step 0:") as caught:
         run.train()
-    (said,) = (str(one.message) for one in seen if str(one.message).startswith("Step 0:"))
-    assert re.search(r"<plan> is in 0 and <code> is in 0 of 8 .*<answer> \(8\)", said)
-    assert not any("too easy or too hard" in str(one.message) for one in seen)
+    (sentence,) = (str(warning.message) for warning in caught if str(warning.message).startswith("Step 0:"))
+    assert re.search(r"<plan> is in 0 and <code> is in 0 of 8 .*<answer> \(8\)", sentence)
+    assert not any("too easy or too hard" in str(warning.message) for warning in caught)
 
 
 def test_completions_sampled_beside_the_training_are_credited_and_forgotten(tmp_path):
@@ -293,7 +293,7 @@ def test_completions_sampled_beside_the_training_are_credited_and_forgotten(tmp_
     sample = run.sample_rollouts([small.prompts()[0]])
     assert list(sample.prompts) == ["2+2="] * 4
     assert sample.mode == "eval"
-    rewards = [said.right for said in small.SAID[:4]]
+    rewards = [reply.right for reply in small.SAID[:4]]
     expected = [reward - sum(rewards) / 4 for reward in rewards]  # the group's mean is the baseline of `correct`
     assert sample.credit.block_nk[:, 0].tolist() == pytest.approx(expected)
     assert run.last_rollouts is remembered[0]

@@ -24,7 +24,7 @@ def test_one_step_is_the_gradient_of_the_objective(tmp_path, name):
 
 
 def test_a_completion_that_the_trainer_leaves_out_learns_nothing_and_changes_no_other(tmp_path):
-    talks = [replace(one, end=()) if i == 1 else one for i, one in enumerate(TALKS)]
+    talks = [replace(talk, end=()) if i == 1 else talk for i, talk in enumerate(TALKS)]
     run = trainer(tmp_path, "turns", talks=talks, mask_truncated_completions=True)
     assert small.largest_difference(small.step(run), gradient("turns", talks, unlearned={1})) < small.EXACT
 
@@ -33,12 +33,12 @@ def test_what_trl_logs_is_of_completions(tmp_path):
     run = trainer(tmp_path, "turns")
     run.train()
     log = run.state.log_history[0]
-    by_rollout = [small.mean([turn.right for turn in one.turns]) for one in TALKS]
+    by_rollout = [small.mean([turn.right for turn in talk.turns]) for talk in TALKS]
     assert log["rewards/right/mean"] == pytest.approx(small.mean(by_rollout))
     assert log["reward"] == pytest.approx(small.mean(by_rollout))
     assert len(run._logs["advantages"]) == len(TALKS)
-    shown, level = list(run._logs["extra"]["credit/turn"]), small.mean(by_rollout[:4])
-    assert shown[:4] == pytest.approx([value - level for value in by_rollout[:4]])
+    credit, level = list(run._logs["extra"]["credit/turn"]), small.mean(by_rollout[:4])
+    assert credit[:4] == pytest.approx([value - level for value in by_rollout[:4]])
     run = trainer(tmp_path, "outcome")
     run.train()
     assert run.state.log_history[0]["rewards/solved/mean"] == pytest.approx(0.5)
@@ -54,9 +54,9 @@ def test_what_trl_logs_is_of_completions(tmp_path):
     ],
 )
 def test_what_does_not_describe_the_turns_is_refused(tmp_path, name, n, entry, error):
-    told = "nothing" if n is None else [entry if i == n else one.told for i, one in enumerate(TALKS)]
+    facts = "nothing" if n is None else [entry if i == n else talk.told for i, talk in enumerate(TALKS)]
     with pytest.raises(error, match="turns" if n is None else f"Completion {n} has"):
-        trainer(tmp_path, name, told=told).train()
+        trainer(tmp_path, name, told=facts).train()
 
 
 def test_turns_are_runs_of_the_mask_where_nobody_says_what_they_are(tmp_path):
@@ -65,9 +65,9 @@ def test_turns_are_runs_of_the_mask_where_nobody_says_what_they_are(tmp_path):
     extra = {**SCHEMES["turns"], "objectives": objectives, "rollout_func": scripted(TALKS, told="nothing")}
     run = small.trainer(tmp_path, extra=extra, max_completion_length=32)
     run.train()
-    found = run.last_rollouts.reading.scores.reward_nm.flatten().tolist()
+    rewards = run.last_rollouts.reading.scores.reward_nm.flatten().tolist()
     gold = ["4"] * 4 + ["3"] * 4
-    assert found == [float(turn.digit == want) for one, want in zip(TALKS, gold, strict=True) for turn in one.turns]
+    assert rewards == [float(turn.digit == want) for talk, want in zip(TALKS, gold, strict=True) for turn in talk.turns]
 
 
 def test_conversations_train_a_real_policy_on_a_real_environment(tmp_path):
@@ -81,8 +81,8 @@ def test_conversations_train_a_real_policy_on_a_real_environment(tmp_path):
     before = small.weights(run.model)
     with pytest.warns(UserWarning, match="contain no tags at all|Every advantage of the batch"):  # a random policy
         run.train()
-    kept = run.last_rollouts
-    assert len(kept.batch.columns["solved"]) == len(kept.prompts) >= 8
-    assert set(kept.prompts) == set(chains["prompt"])
+    rollouts = run.last_rollouts
+    assert len(rollouts.batch.columns["solved"]) == len(rollouts.prompts) >= 8
+    assert set(rollouts.prompts) == set(chains["prompt"])
     moved = any(not torch.equal(before[name], value) for name, value in small.weights(run.model).items())
-    assert moved == kept.credit.has_signal
+    assert moved == rollouts.credit.has_signal

@@ -67,15 +67,15 @@ def trained(folder, *, ours):
         folder, optim="adamw_torch", learning_rate=1e-2, max_steps=3, max_completion_length=8, loss_type="grpo", num_generations=2,
         per_device_train_batch_size=4, keep_rollouts=1,
     )  # fmt: skip
-    given = {"train_dataset": questions(), "processing_class": processor()}
-    policy = model(given["processing_class"].tokenizer)
+    shared = {"train_dataset": questions(), "processing_class": processor()}
+    policy = model(shared["processing_class"].tokenizer)
     torch.manual_seed(0)
     if ours:
         objective = Objective(many_letters, pays="completion", scale="std")
         scheme = Scheme.preset("bae", Layout({"completion": []}), objectives=[objective], per="completion", eps=1e-4)
-        run = SpanGRPOTrainer(policy, args=args, scheme=scheme, **given)
+        run = SpanGRPOTrainer(policy, args=args, scheme=scheme, **shared)
     else:
-        run = GRPOTrainer(policy, args=plain(args), reward_funcs=[many_letters], **given)
+        run = GRPOTrainer(policy, args=plain(args), reward_funcs=[many_letters], **shared)
     run.train()
     return weights(run.model)
 
