@@ -29,7 +29,7 @@ class CpuStrategy:
         optimizer.zero_grad()
         return norm
 
-    def all_reduce(self, values, op="mean", **rest):
+    def all_reduce(self, values, op="mean", **options):
         return values
 
 
@@ -37,23 +37,23 @@ def worker(cfg):
     """A worker as SkyRL makes it for `trainer.critic.model.path`, with a new value head on that trunk."""
     path = cfg.trainer.critic.model.path
     assert (Path(path) / "model.safetensors").is_file(), "write_dataset saves the policy's weights there"
-    made = object.__new__(CriticWorkerBase)
-    made.cfg, made.strategy, made.critic_loss_fn = cfg.trainer, CpuStrategy(), ppo_critic_loss
-    made._micro_batches_accumulated = 0
+    critic = object.__new__(CriticWorkerBase)
+    critic.cfg, critic.strategy, critic.critic_loss_fn = cfg.trainer, CpuStrategy(), ppo_critic_loss
+    critic._micro_batches_accumulated = 0
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
-        made.model = _wrapper().get_llm_for_sequence_regression(path, "critic", bf16=False, init_value_head=True)
-    made.optimizer = torch.optim.AdamW(made.model.parameters(), lr=cfg.trainer.critic.optimizer_config.lr)
-    made.scheduler = torch.optim.lr_scheduler.ConstantLR(made.optimizer, factor=1.0)
-    return made
+        critic.model = _wrapper().get_llm_for_sequence_regression(path, "critic", bf16=False, init_value_head=True)
+    critic.optimizer = torch.optim.AdamW(critic.model.parameters(), lr=cfg.trainer.critic.optimizer_config.lr)
+    critic.scheduler = torch.optim.lr_scheduler.ConstantLR(critic.optimizer, factor=1.0)
+    return critic
 
 
-def call(made, method, *arguments):
+def call(critic, method, *arguments):
     """A method of the worker, which would be on a GPU."""
     with patch.object(torch.cuda, "current_device", lambda: "cpu"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # autocast for CUDA does nothing here
-        return getattr(made, method)(*arguments)
+        return getattr(critic, method)(*arguments)
 
 
 @cache
@@ -62,7 +62,7 @@ def _wrapper():
     package, padding = (ModuleType(name) for name in names)
     package.__spec__, padding.__spec__ = (ModuleSpec(name, None) for name in names)
     padding.pad_input = padding.unpad_input = None
-    there = dict(zip(names, (package, padding), strict=True))
-    with patch.dict(sys.modules, {name: module for name, module in there.items() if name not in sys.modules}):
+    stubs = dict(zip(names, (package, padding), strict=True))
+    with patch.dict(sys.modules, {name: module for name, module in stubs.items() if name not in sys.modules}):
         from skyrl.backends.skyrl_train.workers import model_wrapper
     return model_wrapper

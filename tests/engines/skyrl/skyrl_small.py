@@ -46,9 +46,9 @@ def tokenizer():
     backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<pad>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.decoder = decoders.Fuse()
-    made = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", padding_side="left")
-    made.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-    return made
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", padding_side="left")
+    wrapped.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    return wrapped
 
 
 def policy(seed=0):
@@ -92,35 +92,35 @@ class SignsGenerator(GeneratorInterface):
 
     async def generate(self, input_batch):
         plans = [extras["turns"] for extras in input_batch["env_extras"]]
-        said = self.play(plans) if self.script is None else self.script(plans)
-        self.curve.append(sum(sum(checked(p, s)) / len(p) for p, s in zip(plans, said, strict=True)) / len(plans))
+        replies = self.play(plans) if self.script is None else self.script(plans)
+        self.curve.append(sum(sum(checked(p, s)) / len(p) for p, s in zip(plans, replies, strict=True)) / len(plans))
         stepwise = self.cfg.generator.step_wise_trajectories
         places = ("trajectory_ids", "is_last_step") if stepwise else ()
         output = {key: [] for key in (*FIELDS, "right", "anchors", "solved", *places)}
-        for trajectory, plan, answers in zip(input_batch["trajectory_ids"], plans, said, strict=True):
+        for trajectory, plan, answers in zip(input_batch["trajectory_ids"], plans, replies, strict=True):
             (self.rows if stepwise else self.flat)(output, trajectory, plan, answers)
         self.outputs.append(dict(output))
-        told = get_rollout_metrics(output["response_ids"], output["rewards"])  # as SkyRL's generators tell it
-        return {**output, "stop_reasons": None, "rollout_metrics": told, "rollout_logprobs": None}
+        metrics = get_rollout_metrics(output["response_ids"], output["rewards"])  # as SkyRL's generators tell it
+        return {**output, "stop_reasons": None, "rollout_metrics": metrics, "rollout_logprobs": None}
 
     @torch.no_grad()
     def play(self, plans):
-        said = [[] for _ in plans]
+        replies = [[] for _ in plans]
         for turn in range(max(map(len, plans))):
             playing = [n for n, plan in enumerate(plans) if turn < len(plan)]
-            contexts = torch.tensor([context(plans[n], said[n]) for n in playing])
+            contexts = torch.tensor([context(plans[n], replies[n]) for n in playing])
             logits = self.model(input_ids=contexts).logits[:, -1]
             for n, token in zip(playing, torch.multinomial(logits.softmax(dim=-1), 1).squeeze(1).tolist(), strict=True):
-                said[n].append(token)
-        return said
+                replies[n].append(token)
+        return replies
 
     def rows(self, output, trajectory, plan, answers):
         right = checked(plan, answers)
         for turn, (answer, fits) in enumerate(zip(answers, right, strict=True)):
             last = turn == len(answers) - 1
-            told = fits, plan[turn], float(all(right)) if last else None
+            facts = fits, plan[turn], float(all(right)) if last else None
             reward = sum(right) / len(right) if last else 0.0
-            row = context(plan, answers[:turn]), [answer], reward, [1], *told, trajectory, last
+            row = context(plan, answers[:turn]), [answer], reward, [1], *facts, trajectory, last
             for key, value in zip(output, row, strict=True):
                 output[key].append(value)
 
@@ -174,14 +174,14 @@ def ragged(seed, *, prompts=4, samples=3, keep_history=True):
         for sample in range(samples):
             history, turns = list(opening), draw.randint(1, 6)
             for turn in range(turns):
-                said, heard = words(1, 7), words(0, 3)
+                reply, heard = words(1, 7), words(0, 3)
                 output["prompt_token_ids"].append(list(history))
-                output["response_ids"].append(said + heard)
-                output["loss_masks"].append([1] * len(said) + [0] * len(heard))
+                output["response_ids"].append(reply + heard)
+                output["loss_masks"].append([1] * len(reply) + [0] * len(heard))
                 output["rewards"].append(float(draw.randrange(3)) if turn == turns - 1 else 0.0)
                 output["trajectory_ids"].append(TrajectoryID(str(prompt), sample))
                 output["is_last_step"].append(turn == turns - 1)
-                history = history + said + heard + words(0, 2) if keep_history else words(2, 9)
+                history = history + reply + heard + words(0, 2) if keep_history else words(2, 9)
     return {**output, **BARE}
 
 
@@ -228,7 +228,7 @@ def trainer(cfg, *, dp=1, seed=0, cls=None, **generator):
         _DATASETS[path] = PromptDataset(path, tokenizer(), max_prompt_length=8, num_workers=1)
     model = policy(seed)
     cls = cls or (SpanRayPPOTrainer if isinstance(cfg, SpanwiseTrainConfig) else RayPPOTrainer)
-    made = cls(
+    built = cls(
         cfg=cfg,
         tracker=Tracker(),
         tokenizer=tokenizer(),
@@ -237,25 +237,25 @@ def trainer(cfg, *, dp=1, seed=0, cls=None, **generator):
         generator=SignsGenerator(model, cfg, **generator),
     )
     logger.disable("skyrl")
-    made.dispatch = StubDispatch(model, cfg, dp=dp)
-    return made
+    built.dispatch = StubDispatch(model, cfg, dp=dp)
+    return built
 
 
-def run(made, seed=0):
+def run(ppo_trainer, seed=0):
     torch.manual_seed(seed)
-    asyncio.run(made.train())
-    return made
+    asyncio.run(ppo_trainer.train())
+    return ppo_trainer
 
 
-def batch_of(made):
+def batch_of(ppo_trainer):
     """One batch as `train` makes it, up to the advantages."""
     from skyrl.train.generators.utils import prepare_generator_input
 
-    prompts = next(iter(made.train_dataloader))
-    size = made.cfg.generator.n_samples_per_prompt
-    given, uids = prepare_generator_input(prompts, size, {}, "signs", "train", 1)
-    output = asyncio.run(made.generate(given))
-    if made.cfg.generator.step_wise_trajectories:
+    prompts = next(iter(ppo_trainer.train_dataloader))
+    size = ppo_trainer.cfg.generator.n_samples_per_prompt
+    request, uids = prepare_generator_input(prompts, size, {}, "signs", "train", 1)
+    output = asyncio.run(ppo_trainer.generate(request))
+    if ppo_trainer.cfg.generator.step_wise_trajectories:
         uids = [trajectory.instance_id for trajectory in output["trajectory_ids"]]
-    output, uids = made.postprocess_generator_output(output, uids)
-    return made.fwd_logprobs_values_reward(made.convert_to_training_input(output, uids))
+    output, uids = ppo_trainer.postprocess_generator_output(output, uids)
+    return ppo_trainer.fwd_logprobs_values_reward(ppo_trainer.convert_to_training_input(output, uids))

@@ -14,7 +14,7 @@ from skyrl.backends.skyrl_train.utils.ppo_utils import PolicyLossRegistry
 
 
 def log_probs(model, sequences, attention_mask, width):
-    """Of the last `width` tokens of each row, as a worker computes them."""
+    """Log-probabilities of the last `width` tokens of each row, as a worker computes them."""
     position_ids = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
     logits = model(input_ids=sequences, attention_mask=attention_mask, position_ids=position_ids).logits
     chosen = sequences[:, -width:, None]
@@ -26,7 +26,7 @@ class StubDispatch:
 
     Attributes:
         trained: the mini-batches of every step as they came to the policy's workers, each a list of chunks.
-        fitted: those of the critic's.
+        fitted: the mini-batches that came to the critic.
         critic: its worker, None without one.
     """
 
@@ -73,8 +73,8 @@ class StubDispatch:
     def forward_backward_from_staged(self, model, chunks):
         if model == "critic":
             self.fitted.append(chunks)
-            found = [critic_worker.call(self.critic, "forward_backward", chunk).metrics for chunk in chunks]
-            return dispatch.WorkerOutput(metrics={key: sum(one[key] for one in found) / len(found) for key in found[0]})
+            parts = [critic_worker.call(self.critic, "forward_backward", chunk).metrics for chunk in chunks]
+            return dispatch.WorkerOutput(metrics={key: sum(part[key] for part in parts) / len(parts) for key in parts[0]})
         algorithm = self.cfg.trainer.algorithm
         policy_loss = PolicyLossRegistry.get(algorithm.policy_loss_type)
         total = 0.0

@@ -104,15 +104,15 @@ def test_what_gives_way_or_changes_nothing_is_said(data):
 
 def test_the_configuration_travels_to_the_task_that_trains(data):
     cfg = small.config(data, recipe=small.BROADCAST)
-    there = cloudpickle.loads(cloudpickle.dumps(cfg))
-    assert there.trainer.algorithm.spanwise.recipe == cfg.trainer.algorithm.spanwise.recipe
-    assert check(there).scheme.method == "rloo"
+    arrived = cloudpickle.loads(cloudpickle.dumps(cfg))
+    assert arrived.trainer.algorithm.spanwise.recipe == cfg.trainer.algorithm.spanwise.recipe
+    assert check(arrived).scheme.method == "rloo"
 
 
 def arguments(data, tmp_path, **changes):
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(small.BROADCAST)
-    given = {
+    settings = {
         "trainer.override_entrypoint": "spanwise.engines.skyrl.main",
         "trainer.algorithm.spanwise.recipe": recipe.name,
         "trainer.policy.model.path": "some",
@@ -122,7 +122,7 @@ def arguments(data, tmp_path, **changes):
         "generator.inference_engine.num_engines": 1,
         **changes,
     }
-    return [f"{name}={value}" for name, value in given.items()]
+    return [f"{name}={value}" for name, value in settings.items()]
 
 
 @pytest.mark.parametrize("command", [main_base, main])
@@ -150,9 +150,9 @@ def test_it_is_refused_before_ray_starts(data, tmp_path, monkeypatch):
 
 
 def test_the_experiment_makes_our_trainer(data):
-    made = small.trainer(small.config(data, recipe=small.BROADCAST))
-    parts = {name: getattr(made, name) for name in ("cfg", "tracker", "tokenizer", "train_dataset", "generator")}
+    trainer = small.trainer(small.config(data, recipe=small.BROADCAST))
+    parts = {name: getattr(trainer, name) for name in ("cfg", "tracker", "tokenizer", "train_dataset", "generator")}
     parts |= dict.fromkeys(("eval_dataset", "inference_engine_client", "colocate_pg"))
     exp = object.__new__(main.SpanPPOExp)
-    exp.cfg = made.cfg
+    exp.cfg = trainer.cfg
     assert isinstance(exp.get_trainer(**parts), SpanRayPPOTrainer)

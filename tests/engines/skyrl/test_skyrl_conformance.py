@@ -16,8 +16,8 @@ class Prompts(list):
 
     def __init__(self, rows):
         groups = dict.fromkeys(row["group"] for row in rows)
-        told = {row["group"]: row for row in rows}
-        super().__init__(([], None, {"answer": told[group]["answer"]}, str(n)) for n, group in enumerate(groups))
+        by_group = {row["group"]: row for row in rows}
+        super().__init__(([], None, {"answer": by_group[group]["answer"]}, str(n)) for n, group in enumerate(groups))
         self.uid = {group: str(n) for n, group in enumerate(groups)}
 
     def collate_fn(self, rows):
@@ -25,22 +25,22 @@ class Prompts(list):
 
 
 def credited(data, recipe, rows, uids, output, dtype, **shape):
-    """What a generator returns for these rows through the trainer, up to its advantages; the rows that it trains on."""
-    made = small.trainer(small.config(data, recipe=recipe, **shape))
-    made.train_dataset, made.advantage_dtype = Prompts(rows), dtype
-    made.vocabulary = Vocabulary.from_tokenizer(conformance.tokenizer())
+    """Run a generator's output for these rows through the trainer, up to its advantages; returns the trainer and its rows."""
+    trainer = small.trainer(small.config(data, recipe=recipe, **shape))
+    trainer.train_dataset, trainer.advantage_dtype = Prompts(rows), dtype
+    trainer.vocabulary = Vocabulary.from_tokenizer(conformance.tokenizer())
     columns = {"prompt_token_ids": "prompt", "response_ids": "ids", "loss_masks": "sampled"}
     output |= {name: [row[key] for row in rows] for name, key in columns.items()}
     output |= {"rewards": [0.0] * len(rows), "stop_reasons": None, "rollout_logprobs": None}
-    trained, uids = made.postprocess_generator_output(dict(output), uids)
-    batch = made.convert_to_training_input(trained, uids)
+    trained, uids = trainer.postprocess_generator_output(dict(output), uids)
+    batch = trainer.convert_to_training_input(trained, uids)
     batch["values"] = None
-    made.compute_advantages_and_returns(batch)
-    return made, trained
+    trainer.compute_advantages_and_returns(batch)
+    return trainer, trained
 
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
-# Lists of different lengths, for which nobody is charged, and a turn that is paid for a confidence that it does not state.
+# Here leaving list elements out is free, and one turn is paid for a confidence that it does not state.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:Step 0. Objective 'environment'"),
     pytest.mark.parametrize("dtype", TOLERANCE),
@@ -50,7 +50,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("layout", ["stepwise", "merged"])
 def test_it_gives_every_token_the_advantage_of_the_file(data, name, layout, dtype):
-    """As a generator returns it: groups together, the rows of a rollout in order; every row of the file is a turn."""
+    """Rows come as a generator returns them: groups together, the turns of a rollout in order."""
     rows, expected = conformance.expected(name)
     uid = Prompts(rows).uid
     order = sorted(range(len(rows)), key=lambda n: uid[rows[n]["group"]])
@@ -64,16 +64,16 @@ def test_it_gives_every_token_the_advantage_of_the_file(data, name, layout, dtyp
     }
     output |= {"is_last_step": [*(a != b for a, b in pairwise(rollouts)), True]}
     shape = {"layout": layout, "prompts": len(uid), "samples": 1}
-    made, trained = credited(data, conformance.RECIPES[name], rows, [t.instance_id for t in ids], output, dtype, **shape)
+    trainer, trained = credited(data, conformance.RECIPES[name], rows, [t.instance_id for t in ids], output, dtype, **shape)
     assert (len(trained["response_ids"]) < len(rows)) == (layout == "merged" and conformance.ROWS[name] == "turns")
-    starts = [made.last_advantages.shape[1] - len(ids) for ids in trained["response_ids"]]
-    places = [(n, starts[n] + first) for n, first in made.last_rows.place_s]
-    found = [
-        made.last_advantages[n, start : start + len(row["ids"])].tolist()
+    starts = [trainer.last_advantages.shape[1] - len(ids) for ids in trained["response_ids"]]
+    places = [(n, starts[n] + first) for n, first in trainer.last_rows.place_s]
+    ours = [
+        trainer.last_advantages[n, start : start + len(row["ids"])].tolist()
         for (n, start), row in zip(places, rows, strict=True)
     ]
-    conformance.assert_rows(found, [expected[n] for n in order], TOLERANCE[dtype])
-    assert dtype == torch.float32 or found == conformance.by_pipeline(rows, made.scheme)  # the very numbers of the pipeline
+    conformance.assert_rows(ours, [expected[n] for n in order], TOLERANCE[dtype])
+    assert dtype == torch.float32 or ours == conformance.by_pipeline(rows, trainer.scheme)  # the pipeline's very numbers
 
 
 def test_whole_conversations(data, name, dtype):
@@ -86,7 +86,7 @@ def test_whole_conversations(data, name, dtype):
         names = {"paid": "paid", "anchor": "anchors"} if turns[0] else {}
         output = {theirs: [[turn[name] for turn in row] for row in turns] for name, theirs in names.items()}
         shape = {"prompts": 1, "samples": len(rows)}
-        made, _ = credited(data, conformance.RECIPES[name], rows, ["0"] * len(rows), output, dtype, **shape)
-        width = made.last_advantages.shape[1]
-        found = [adv[width - len(row["ids"]) :].tolist() for adv, row in zip(made.last_advantages, rows, strict=True)]
-        conformance.assert_rows(found, [values for _, values in pairs], TOLERANCE[dtype])
+        trainer, _ = credited(data, conformance.RECIPES[name], rows, ["0"] * len(rows), output, dtype, **shape)
+        width = trainer.last_advantages.shape[1]
+        ours = [adv[width - len(row["ids"]) :].tolist() for adv, row in zip(trainer.last_advantages, rows, strict=True)]
+        conformance.assert_rows(ours, [values for _, values in pairs], TOLERANCE[dtype])

@@ -35,29 +35,29 @@ def generated(layout, seed=0, **shape):
     return output, [trajectory.instance_id for trajectory in output["trajectory_ids"]]
 
 
-def up_to_values(made, output, uids):
-    """What `train` makes of a generator's output before the advantages."""
-    trained, uids = made.postprocess_generator_output(dict(output), uids)
-    return made.fwd_logprobs_values_reward(made.convert_to_training_input(trained, uids)), trained
+def up_to_values(trainer, output, uids):
+    """The batch that `train` makes of a generator's output, before its advantages, and the rows it trains on."""
+    trained, uids = trainer.postprocess_generator_output(dict(output), uids)
+    return trainer.fwd_logprobs_values_reward(trainer.convert_to_training_input(trained, uids)), trained
 
 
 @pytest.mark.parametrize(("dp", "mini_batch"), [(1, 4), (4, 4), (4, 2)])
 @pytest.mark.parametrize("layout", ["flat", "merged"])
 def test_every_value_lies_on_its_own_token(data, layout, dp, mini_batch):
-    """As the critic gives it for the row alone, without padding: before each token, also where mini-batches are filled up."""
+    """The value before a token is the critic's for the row alone, without padding, also if mini-batches are filled up."""
     cfg = config(data, layout=layout, **{"trainer.critic_mini_batch_size": mini_batch})
-    made = small.trainer(cfg, dp=dp)
-    batch, trained = up_to_values(made, *generated(layout))
-    critic = made.dispatch.critic.model.eval()
+    trainer = small.trainer(cfg, dp=dp)
+    batch, trained = up_to_values(trainer, *generated(layout))
+    critic = trainer.dispatch.critic.model.eval()
     assert len(trained["response_ids"]) == 12
-    for n, (prompt, said) in enumerate(zip(trained["prompt_token_ids"], trained["response_ids"], strict=True)):
-        ids = torch.tensor([[*prompt, *said]])
+    for n, (prompt, reply) in enumerate(zip(trained["prompt_token_ids"], trained["response_ids"], strict=True)):
+        ids = torch.tensor([[*prompt, *reply]])
         with torch.no_grad():
-            own_t = critic(ids, len(said), torch.ones_like(ids))[0]
-        torch.testing.assert_close(batch["values"][n, -len(said) :], own_t, atol=1e-5, rtol=0)
+            own_t = critic(ids, len(reply), torch.ones_like(ids))[0]
+        torch.testing.assert_close(batch["values"][n, -len(reply) :], own_t, atol=1e-5, rtol=0)
 
 
-def told(method, **changes):
+def recipe_of(method, **changes):
     """A recipe of one reward at the end."""
     critic = changes.pop("critic", {})
     return f"{HEAD}method: {method}\noptions: {json.dumps(changes)}\ncritic: {json.dumps(critic)}\n"
@@ -65,13 +65,13 @@ def told(method, **changes):
 
 def backwards(reward, values, lams, gamma):
     """A[k] = r[k] + gamma V[k+1] - V[k] + gamma lam[k+1] A[k+1], over a list of tokens."""
-    found, ahead = [], 0.0
+    adv_t, ahead = [], 0.0
     for k in reversed(range(len(values))):
         last = k == len(values) - 1
         surprise = (reward if last else gamma * values[k + 1]) - values[k]
         ahead = surprise + (0.0 if last else gamma * lams[k + 1] * ahead)
-        found.insert(0, ahead)
-    return found
+        adv_t.insert(0, ahead)
+    return adv_t
 
 
 LAMBDAS = {
@@ -84,23 +84,23 @@ LAMBDAS = {
 @pytest.mark.parametrize("name", LAMBDAS)
 @pytest.mark.parametrize("layout", ["flat", "merged"])
 def test_advantages_and_returns_are_those_of_loops(data, layout, name):
-    """Over the tokens that the model sampled alone; what the environment says in between is no step and its value is not read."""
+    """Only tokens that the model sampled are steps; the environment's tokens are skipped and their values never read."""
     options, lams = LAMBDAS[name]
-    made = small.trainer(config(data, told(name[:3], **options), layout=layout), dp=2)
-    batch, trained = up_to_values(made, *generated(layout))
+    trainer = small.trainer(config(data, recipe_of(name[:3], **options), layout=layout), dp=2)
+    batch, trained = up_to_values(trainer, *generated(layout))
     before, gamma = batch["values"].clone(), options.get("gamma", 1.0)
     critic_lam = options.get("critic", {}).get("gae_lambda_value", 1.0)
-    made.compute_advantages_and_returns(batch)
+    trainer.compute_advantages_and_returns(batch)
     cut = 0
     for n, mask in enumerate(trained["loss_masks"]):
-        kept = torch.tensor(mask) > 0
-        values, logp = ([*batch_nt[n, -len(mask) :][kept].tolist()] for batch_nt in (before, batch["action_log_probs"]))
+        sampled = torch.tensor(mask) > 0
+        values, logp = ([*batch_nt[n, -len(mask) :][sampled].tolist()] for batch_nt in (before, batch["action_log_probs"]))
         reward, size = trained["rewards"][n][-1] if layout == "merged" else sum(trained["rewards"][n]), len(values)
         cut += size < len(mask)
         adv = backwards(reward, values, lams(size, logp), gamma)
         target = [v + a for v, a in zip(values, backwards(reward, values, [critic_lam] * size, gamma), strict=True)]
-        assert made.last_advantages[n, -len(mask) :][kept].tolist() == pytest.approx([a / size for a in adv], abs=1e-5)
-        assert batch["returns"][n, -len(mask) :][kept].tolist() == pytest.approx(target, abs=1e-5)
+        assert trainer.last_advantages[n, -len(mask) :][sampled].tolist() == pytest.approx([a / size for a in adv], abs=1e-5)
+        assert batch["returns"][n, -len(mask) :][sampled].tolist() == pytest.approx(target, abs=1e-5)
     assert cut > 6
     trained_nt = batch["loss_mask"] > 0
     for field in ("advantages", "returns", "values"):
@@ -109,64 +109,64 @@ def test_advantages_and_returns_are_those_of_loops(data, layout, name):
 
 
 def test_without_an_inner_mask_it_is_skyrls_own_gae(data):
-    """SkyRL's recursion takes every token for a step and its result is whitened; there both agree, returns included."""
+    """SkyRL's recursion counts every token as a step and whitens; without an inner mask both agree, returns included."""
     output, uids = generated("flat")
     output["loss_masks"] = [[1] * len(mask) for mask in output["loss_masks"]]
-    own = {"advantage_estimator": "gae", "gamma": 0.9, "lambd": 0.7}
-    changes = {f"trainer.algorithm.{name}": value for name, value in own.items()}
+    settings = {"advantage_estimator": "gae", "gamma": 0.9, "lambd": 0.7}
+    changes = {f"trainer.algorithm.{name}": value for name, value in settings.items()}
     theirs, _ = up_to_values(small.trainer(config(data, None, layout="flat", **changes)), output, uids)
-    whole = small.trainer(config(data, None, layout="flat", **changes)).compute_advantages_and_returns(theirs)
-    recipe = told("gae", gamma=0.9, lam=0.7, whiten=True, critic={"gae_lambda_value": 0.7})
-    made = small.trainer(config(data, recipe, layout="flat"))
-    ours, _ = up_to_values(made, output, uids)
-    made.compute_advantages_and_returns(ours)
-    mask_nt = whole["response_mask"] > 0
-    found_nt = made.last_advantages * mask_nt.sum(dim=1, keepdim=True)
-    torch.testing.assert_close(found_nt[mask_nt], whole["advantages"][mask_nt], atol=1e-5, rtol=0)
-    torch.testing.assert_close(ours["returns"][mask_nt], whole["returns"][mask_nt], atol=1e-5, rtol=0)
+    expected = small.trainer(config(data, None, layout="flat", **changes)).compute_advantages_and_returns(theirs)
+    recipe = recipe_of("gae", gamma=0.9, lam=0.7, whiten=True, critic={"gae_lambda_value": 0.7})
+    trainer = small.trainer(config(data, recipe, layout="flat"))
+    ours, _ = up_to_values(trainer, output, uids)
+    trainer.compute_advantages_and_returns(ours)
+    mask_nt = expected["response_mask"] > 0
+    found_nt = trainer.last_advantages * mask_nt.sum(dim=1, keepdim=True)
+    torch.testing.assert_close(found_nt[mask_nt], expected["advantages"][mask_nt], atol=1e-5, rtol=0)
+    torch.testing.assert_close(ours["returns"][mask_nt], expected["returns"][mask_nt], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("poison", [1e9, float("nan")])
 @pytest.mark.parametrize("layout", ["flat", "merged"])
 @pytest.mark.parametrize("method", ["gae", "sae"])
 def test_what_stands_at_masked_tokens_changes_nothing(data, method, layout, poison):
-    """Neither advantages nor returns nor the critic and its loss: a row left out, padding, the environment's words."""
+    """Numbers at a row left out, at padding and at the environment's words move no advantage, no return and no critic."""
     output, uids = generated(layout)
     n = next(n for n, mask in enumerate(output["loss_masks"]) if len(mask) > 3)
     output["loss_masks"][n] = [0] * len(output["loss_masks"][n])
-    found = []
+    results = []
     for value in (None, poison):
-        recipe = told(method, lam=0.5, whiten=True) if method == "gae" else told(method)
-        made = small.trainer(config(data, recipe, layout=layout))
-        batch, _ = up_to_values(made, output, uids)
+        recipe = recipe_of(method, lam=0.5, whiten=True) if method == "gae" else recipe_of(method)
+        trainer = small.trainer(config(data, recipe, layout=layout))
+        batch, _ = up_to_values(trainer, output, uids)
         for field in ("values", "action_log_probs"):
             if value is not None:
                 batch[field] = torch.where(batch["loss_mask"] > 0, batch[field], value)
-        made.compute_advantages_and_returns(batch)
-        logged = torch.tensor(list(made._execute_training_step("critic", batch).values()))
-        weights = [p.detach().clone() for p in made.dispatch.critic.model.parameters()]
-        found.append([batch["advantages"], batch["returns"], logged, *weights])
-    assert all(torch.equal(clean, poisoned) for clean, poisoned in zip(*found, strict=True))
-    assert not torch.equal(found[0][-1], small.trainer(config(data)).dispatch.critic.model.value_head.weight)
+        trainer.compute_advantages_and_returns(batch)
+        logged = torch.tensor(list(trainer._execute_training_step("critic", batch).values()))
+        weights = [p.detach().clone() for p in trainer.dispatch.critic.model.parameters()]
+        results.append([batch["advantages"], batch["returns"], logged, *weights])
+    assert all(torch.equal(clean, poisoned) for clean, poisoned in zip(*results, strict=True))
+    assert not torch.equal(results[0][-1], small.trainer(config(data)).dispatch.critic.model.value_head.weight)
 
 
 def test_a_value_that_is_not_finite_stops_before_anything_is_trained(data):
-    made = small.trainer(config(data))
-    batch, _ = up_to_values(made, *generated("merged"))
+    trainer = small.trainer(config(data))
+    batch, _ = up_to_values(trainer, *generated("merged"))
     row, token = (int(x) for x in torch.nonzero(batch["loss_mask"])[5])
     batch["values"][row, token] = float("nan")
     with pytest.raises(RewardError, match=f"completion {row} is nan at trainable token {token}"):
-        made.compute_advantages_and_returns(batch)
+        trainer.compute_advantages_and_returns(batch)
 
 
 def test_a_rollout_without_its_reward_moves_neither(data):
-    """A check that failed: no advantage, and the critic's own value as its target."""
+    """After a failed check a rollout has no advantage, and its target is the critic's own value."""
     output, uids = generated("merged")
     output["paid"] = [None if t.instance_id == "1" else 1.0 for t in output["trajectory_ids"]]
-    recipe = told("gae").replace("pays: turn", "pays: turn, options: {column: paid}")
-    made = small.trainer(config(data, recipe))
-    batch, trained = up_to_values(made, output, uids)
-    made.compute_advantages_and_returns(batch)
+    recipe = recipe_of("gae").replace("pays: turn", "pays: turn, options: {column: paid}")
+    trainer = small.trainer(config(data, recipe))
+    batch, trained = up_to_values(trainer, output, uids)
+    trainer.compute_advantages_and_returns(batch)
     silent_n = torch.tensor([t.instance_id == "1" for t in trained["trajectory_ids"]])
     assert int(silent_n.sum()) == 3
     assert bool((batch["advantages"][silent_n] == 0).all())
@@ -183,16 +183,16 @@ def decided(plans):
 @pytest.mark.parametrize(("layout", "dp", "mini_batch"), [("flat", 2, 12), ("merged", 3, 8)])
 def test_the_critic_is_fitted_while_the_policy_waits(data, layout, dp, mini_batch):
     """`train()` with SkyRL's critic model, loss and worker: pre-training on a frozen policy, then both."""
-    recipe = told("gae", lam=0.95, critic={"policy_training_start_step": 7})
+    recipe = recipe_of("gae", lam=0.95, critic={"policy_training_start_step": 7})
     changes = {"trainer.critic_mini_batch_size": mini_batch, "trainer.max_training_steps": 9}
-    made = small.trainer(config(data, recipe, layout=layout, prompts=24, samples=2, **changes), dp=dp, script=decided)
-    start = [p.clone() for p in (*made.dispatch.model.parameters(), *made.dispatch.critic.model.parameters())]
-    small.run(made)
-    ends = (*made.dispatch.model.parameters(), *made.dispatch.critic.model.parameters())
+    trainer = small.trainer(config(data, recipe, layout=layout, prompts=24, samples=2, **changes), dp=dp, script=decided)
+    start = [p.clone() for p in (*trainer.dispatch.model.parameters(), *trainer.dispatch.critic.model.parameters())]
+    small.run(trainer)
+    ends = (*trainer.dispatch.model.parameters(), *trainer.dispatch.critic.model.parameters())
     assert not any(torch.equal(before, after) for before, after in zip(start, ends, strict=True))
-    assert len(made.dispatch.fitted) == 9 * 24 // mini_batch
-    assert len(made.dispatch.trained) == 2
-    logged = made.tracker.logged
+    assert len(trainer.dispatch.fitted) == 9 * 24 // mini_batch
+    assert len(trainer.dispatch.trained) == 2
+    logged = trainer.tracker.logged
     assert logged[0]["critic/explained_variance"] < 0.0
     assert logged[-1]["critic/explained_variance"] > 0.9
     assert logged[-1]["critic/critic_loss"] < 0.1 * logged[0]["critic/critic_loss"]

@@ -10,6 +10,6 @@ pytest.importorskip("skyrl")
 
 def test_this_skyrl_has_the_entrypoint_and_the_names():
     command = [sys.executable, "-m", "spanwise.commands.doctor"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
-    assert done.returncode == 0, done.stdout
-    assert "trainer.override_entrypoint=spanwise.engines.skyrl.main trains by a recipe" in done.stdout
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+    assert result.returncode == 0, result.stdout
+    assert "trainer.override_entrypoint=spanwise.engines.skyrl.main trains by a recipe" in result.stdout

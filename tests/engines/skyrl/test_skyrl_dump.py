@@ -12,7 +12,7 @@ from spanwise.rollouts import read_rollouts
 def test_what_skyrl_dumps_is_what_is_read(tmp_path):
     tokenizer = small.tokenizer()
     prompts, replies = ["2+2=", "2+2=", "3+3= é"], ["4 é", "5", "<answer>6</answer>"]
-    ids = {name: [tokenizer.encode(text) for text in said] for name, said in (("prompt", prompts), ("reply", replies))}
+    ids = {name: [tokenizer.encode(text) for text in column] for name, column in (("prompt", prompts), ("reply", replies))}
     outputs = {
         "prompt_token_ids": ids["prompt"], "response_ids": ids["reply"], "rewards": [1.0, 0.0, 0.5],
         "stop_reasons": ["stop", "length", "stop"],

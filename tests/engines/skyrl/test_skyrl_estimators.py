@@ -86,7 +86,7 @@ def test_registering_again_does_nothing():
     before = dict(AdvantageEstimatorRegistry._functions)
     register()
     assert AdvantageEstimatorRegistry._functions == before
-    assert {f"spanwise_{name}" for name, known in METHODS.items() if known.preset} <= before.keys()
+    assert {f"spanwise_{name}" for name, method in METHODS.items() if method.preset} <= before.keys()
 
 
 @pytest.mark.parametrize("name", ["gae", "sae", "bae", "gigpo", "gdpo", "reinforce++"])
@@ -95,10 +95,10 @@ def test_what_the_registry_cannot_carry_is_refused_where_skyrl_does_not(data, na
     cfg = small.config(data, layout="stepwise", **{"trainer.algorithm.advantage_estimator": f"spanwise_{name}"})
     assert f"spanwise_{name}" in AdvantageEstimatorRegistry.list_available()
     validated(cfg)
-    made = small.trainer(cfg, dp=3)
-    batch = small.batch_of(made)
+    trainer = small.trainer(cfg, dp=3)
+    batch = small.batch_of(trainer)
     with pytest.raises(RecipeError, match="override_entrypoint"):
-        made.compute_advantages_and_returns(batch)
+        trainer.compute_advantages_and_returns(batch)
     cfg.trainer.algorithm.advantage_estimator = "gae"
     cfg.trainer.critic.model.path, cfg.trainer.critic_mini_batch_size = "some", 6
     with pytest.raises(ValueError, match="step_wise_trajectories"):
@@ -111,28 +111,28 @@ def validated(cfg):
 
 
 def test_a_recipe_is_nothing_the_registry_knows(data):
-    made = small.trainer(small.config(data, **{"trainer.algorithm.advantage_estimator": "spanwise"}))
+    trainer = small.trainer(small.config(data, **{"trainer.algorithm.advantage_estimator": "spanwise"}))
     with pytest.raises(RecipeError, match="override_entrypoint"):
-        made.compute_advantages_and_returns(small.batch_of(made))
+        trainer.compute_advantages_and_returns(small.batch_of(trainer))
 
 
 def test_skyrls_padding_is_known_by_its_ids(data):
-    """Singletons of their own, copies of row 0; what stands in the batch beside them is what `called` gives."""
-    seen = []
+    """Padding rows are copies of row 0, each alone in its group; the other arguments are those of `called`."""
+    calls = []
 
-    def spy(**given):
-        seen.append(given)
-        return [torch.zeros_like(given["token_level_rewards"])] * 2
+    def spy(**arguments):
+        calls.append(arguments)
+        return [torch.zeros_like(arguments["token_level_rewards"])] * 2
 
     AdvantageEstimatorRegistry._functions["spy"] = spy
     try:
-        made = small.trainer(small.config(data, layout="stepwise", **{"trainer.algorithm.advantage_estimator": "spy"}), dp=3)
-        made.compute_advantages_and_returns(small.batch_of(made))
+        run = small.trainer(small.config(data, layout="stepwise", **{"trainer.algorithm.advantage_estimator": "spy"}), dp=3)
+        run.compute_advantages_and_returns(small.batch_of(run))
     finally:
         del AdvantageEstimatorRegistry._functions["spy"]
-    pads = [uid for uid in seen[0]["index"] if uid.startswith("pad")]
+    pads = [uid for uid in calls[0]["index"] if uid.startswith("pad")]
     assert pads == [f"pad{n}" for n in range(len(pads))] != []
-    assert bool((seen[0]["response_mask"] == 1).all())
+    assert bool((calls[0]["response_mask"] == 1).all())
 
 
 def test_an_option_that_would_change_nothing():
@@ -142,23 +142,23 @@ def test_an_option_that_would_change_nothing():
 
 def test_it_learns_by_the_registry_alone(data):
     chosen = {"trainer.algorithm.advantage_estimator": "spanwise_rloo"}
-    made = small.run(small.trainer(small.config(data, layout="stepwise", **chosen), dp=3))
-    assert sum(made.generator.curve[-3:]) / 3 > 0.5
+    trainer = small.run(small.trainer(small.config(data, layout="stepwise", **chosen), dp=3))
+    assert sum(trainer.generator.curve[-3:]) / 3 > 0.5
 
 
 def test_a_fresh_worker_of_ray_has_them():
     @ray.remote
-    def there(reward_nt):
+    def rloo_of(reward_nt):
         from skyrl.backends.skyrl_train.utils.ppo_utils import AdvantageEstimatorRegistry as Registry
 
         index = ["7", "7", "7", "9", "9", "11"]
-        found, _ = Registry.get("spanwise_rloo")(token_level_rewards=reward_nt, response_mask=reward_nt * 0 + 1, index=index)
-        return found[:, 0].tolist()
+        adv, _ = Registry.get("spanwise_rloo")(token_level_rewards=reward_nt, response_mask=reward_nt * 0 + 1, index=index)
+        return adv[:, 0].tolist()
 
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, configure_logging=False)
     try:
         ppo_utils.sync_registries()
-        assert ray.get(there.remote(REWARD)) == BY_HAND["rloo"]
+        assert ray.get(rloo_of.remote(REWARD)) == BY_HAND["rloo"]
     finally:
         ray.shutdown()
         AdvantageEstimatorRegistry._ray_actor = None

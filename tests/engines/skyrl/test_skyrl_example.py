@@ -10,9 +10,9 @@ FILE = Path(__file__).parents[3] / "examples" / "skyrl_run.sh"
 
 
 def test_skyrl_takes_every_argument_and_added_ones_win(tmp_path):
-    said = told(FILE, tmp_path, "trainer.epochs=7")
-    assert said[:2] == ["-m", "skyrl.train.entrypoints.main_base"]
-    cfg = configured(said[2:])
+    arguments = told(FILE, tmp_path, "trainer.epochs=7")
+    assert arguments[:2] == ["-m", "skyrl.train.entrypoints.main_base"]
+    cfg = configured(arguments[2:])
     assert cfg.trainer.epochs == 7
     assert (cfg.trainer.algorithm.spanwise.keep_rollouts, cfg.generator.n_samples_per_prompt) == (10, 8)
     assert check(cfg).scheme.layout.names == ("solution", "confidence")

@@ -36,7 +36,7 @@ def ragged(seed, *, prompts=4, samples=3, stepwise=True, pads=2):
 
 def reduced(data, name, adv_nt, mask_nt, mini, prompts):
     """What SkyRL's trainer makes of advantages before it sums them up."""
-    made = small.trainer(
+    trainer = small.trainer(
         small.config(
             data,
             **{
@@ -48,7 +48,7 @@ def reduced(data, name, adv_nt, mask_nt, mini, prompts):
     )
     batch = TrainingInputBatch({"advantages": adv_nt, "loss_mask": mask_nt, "response_mask": mask_nt})
     batch.metadata = {}
-    return made._normalize_advantages(batch, mini, prompts)["advantages"]
+    return trainer._normalize_advantages(batch, mini, prompts)["advantages"]
 
 
 @pytest.mark.parametrize(

@@ -23,16 +23,16 @@ def scripted(kinds):
     """A generator's script: the rollouts of each group are right where `SCRIPTED` says."""
 
     def script(plans):
-        said = []
+        replies = []
         for row, plan in enumerate(plans):
             is_right = SCRIPTED[kinds[row // 2 % len(kinds)]][row % 2]
-            said.append(
+            replies.append(
                 [
                     small.FIRST_SAID + (small.right(sign) + 1 - fits) % small.SIGNS
                     for sign, fits in zip(plan, is_right, strict=True)
                 ]
             )
-        return said
+        return replies
 
     return script
 
@@ -44,32 +44,32 @@ def of_two_turns(tmp_path, kinds, **changes):
     return small.trainer(cfg, script=scripted(kinds))
 
 
-def sampled(made, number=0):
+def sampled(trainer, number=0):
     """The generator's output for the next prompts of the dataset, and their ids."""
-    prompts = list(made.train_dataloader)[number]
-    given, uids = prepare_generator_input(prompts, 2, {}, "signs", "train", 1)
-    return asyncio.run(made.generate(given)), uids
+    prompts = list(trainer.train_dataloader)[number]
+    request, uids = prepare_generator_input(prompts, 2, {}, "signs", "train", 1)
+    return asyncio.run(trainer.generate(request)), uids
 
 
 def test_a_full_batch_is_collected_of_the_groups_in_which_a_block_gets_credit(tmp_path):
     kinds = ["same", "blocks", "rewards", "same"]
-    made = of_two_turns(tmp_path, kinds, **{f"{ALGORITHM}dynamic_sampling.type": "filter"})
-    first, first_uids = sampled(made)
-    output, uids, more = made.handle_dynamic_sampling(first, first_uids)
+    trainer = of_two_turns(tmp_path, kinds, **{f"{ALGORITHM}dynamic_sampling.type": "filter"})
+    first, first_uids = sampled(trainer)
+    output, uids, more = trainer.handle_dynamic_sampling(first, first_uids)
     assert more, "two of four groups are useful"
-    second, second_uids = sampled(made, 1)
-    output, uids, more = made.handle_dynamic_sampling(second, second_uids)
+    second, second_uids = sampled(trainer, 1)
+    output, uids, more = trainer.handle_dynamic_sampling(second, second_uids)
     assert not more
-    kept = [first_uids[2], first_uids[4], second_uids[2], second_uids[4]]
-    assert uids == [uid for uid in kept for _ in range(2)]
+    useful = [first_uids[2], first_uids[4], second_uids[2], second_uids[4]]
+    assert uids == [uid for uid in useful for _ in range(2)]
     assert output["rewards"] == [0.5, 0.5, 1.0, 0.0] * 2, "the environment's own rewards are back"
     assert "spanwise_rewards" not in output
 
 
 def test_groups_that_teach_nothing_are_replaced(tmp_path):
-    made = of_two_turns(tmp_path, ["same", "blocks", "rewards"], **{f"{ALGORITHM}dynamic_sampling.type": "replace"})
-    output, uids = sampled(made)
-    replaced, replaced_uids, more = made.handle_dynamic_sampling(output, list(uids))
+    trainer = of_two_turns(tmp_path, ["same", "blocks", "rewards"], **{f"{ALGORITHM}dynamic_sampling.type": "replace"})
+    output, uids = sampled(trainer)
+    replaced, replaced_uids, more = trainer.handle_dynamic_sampling(output, list(uids))
     assert not more
     assert replaced_uids[2:] == uids[2:]
     assert replaced_uids[0] in (uids[2], uids[4])
@@ -78,42 +78,42 @@ def test_groups_that_teach_nothing_are_replaced(tmp_path):
 
 @pytest.mark.parametrize("layout", ["flat", "stepwise", "merged"])
 def test_the_filter_leaves_out_what_teaches_no_block_and_changes_no_other_advantage(tmp_path, layout):
-    kinds, batches, mades = ["same", "blocks", "rewards"], {}, {}
+    kinds, batches, trainers = ["same", "blocks", "rewards"], {}, {}
     for on in (False, True):
-        made = of_two_turns(tmp_path, kinds, layout=layout, **{f"{ALGORITHM}zero_variance_filter": on})
-        batch = small.batch_of(made)
+        trainer = of_two_turns(tmp_path, kinds, layout=layout, **{f"{ALGORITHM}zero_variance_filter": on})
+        batch = small.batch_of(trainer)
         masks = batch["loss_mask"].clone()
-        batches[on], mades[on] = made.compute_advantages_and_returns(batch), made
-        rows = made.last_rows
+        batches[on], trainers[on] = trainer.compute_advantages_and_returns(batch), trainer
+        rows = trainer.last_rows
         kind_of = dict(zip(dict.fromkeys(rows.uids), kinds, strict=True))
         left_out = torch.tensor([on and kind_of[rows.uids[s]] not in USEFUL for s in rows.last_n])
         size = len(left_out)
         assert torch.equal(batches[on]["loss_mask"][:size], masks[:size] * ~left_out[:, None])
-    assert torch.equal(mades[True].last_advantages, mades[False].last_advantages)
-    assert mades[True].all_metrics["reward/num_zero_variance_filtered"] == 1
-    assert "reward/num_zero_variance_filtered" not in mades[False].all_metrics
-    assert mades[True].cfg.trainer.algorithm.zero_variance_filter
+    assert torch.equal(trainers[True].last_advantages, trainers[False].last_advantages)
+    assert trainers[True].all_metrics["reward/num_zero_variance_filtered"] == 1
+    assert "reward/num_zero_variance_filtered" not in trainers[False].all_metrics
+    assert trainers[True].cfg.trainer.algorithm.zero_variance_filter
 
 
 def test_a_whole_training_on_useful_groups(data):
     sampling = {f"{ALGORITHM}dynamic_sampling.type": "filter", f"{ALGORITHM}zero_variance_filter": True}
-    made = small.run(small.trainer(small.config(data, recipe=small.BY_TURN, steps=8, **sampling)))
-    logged = made.tracker.logged
+    trainer = small.run(small.trainer(small.config(data, recipe=small.BY_TURN, steps=8, **sampling)))
+    logged = trainer.tracker.logged
     assert len(logged) == 8
     assert all(line["credit/no_signal"] == 0 for line in logged)
     assert all(line["reward/num_zero_variance_filtered"] == 0 for line in logged), "useless groups never arrive"
 
 
 def test_asynchronous_training_keeps_the_groups_with_credit(tmp_path):
-    made = of_two_turns(tmp_path, list(SCRIPTED))
-    output, uids = sampled(made)
+    trainer = of_two_turns(tmp_path, list(SCRIPTED))
+    output, uids = sampled(trainer)
     kept = {}
     for number, kind in enumerate(SCRIPTED):
         rows = slice(2 * number, 2 * number + 2)
         part = {name: values[rows] if isinstance(values, list) else values for name, values in output.items()}
         cfg = SimpleNamespace(trainer=SimpleNamespace(fully_async=SimpleNamespace(enabled=True)))
         kept[kind] = trainer_class(cfg)._should_keep_group(
-            made, SimpleNamespace(generator_output=part, uid=uids[2 * number])
+            trainer, SimpleNamespace(generator_output=part, uid=uids[2 * number])
         )
     assert {kind for kind, is_kept in kept.items() if is_kept} == USEFUL != VARIED
 

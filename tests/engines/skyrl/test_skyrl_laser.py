@@ -46,32 +46,32 @@ def signs(tmp_path, monkeypatch):
     policy = small.policy
 
     def wider(seed=0):
-        made = policy(seed)
-        made.resize_token_embeddings(len(small.WORDS) + 2)
+        model = policy(seed)
+        model.resize_token_embeddings(len(small.WORDS) + 2)
         torch.manual_seed(seed)
-        for weight in made.parameters():
+        for weight in model.parameters():
             torch.nn.init.normal_(weight, std=0.4)
-        return made
+        return model
 
     monkeypatch.setattr(small, "policy", wider)
     return small.write_dataset(tmp_path / "signs.jsonl", size=6, turns=(1,))
 
 
-def made_of(data, *, dp=1, laser=None, **changes):
+def trainer_of(data, *, dp=1, laser=None, **changes):
     cfg = small.config(data, recipe=recipe(**(laser or {})), prompts=3, samples=5, **changes)
-    made = small.trainer(cfg, dp=dp)
-    made.generator = Ending(made.dispatch.model, cfg)
-    made.global_step = 1
-    return made
+    trainer = small.trainer(cfg, dp=dp)
+    trainer.generator = Ending(trainer.dispatch.model, cfg)
+    trainer.global_step = 1
+    return trainer
 
 
-def by_hand(made, data):
+def by_hand(trainer, data):
     """Prompts, responses without the token, their scores, and the batch that the pipeline reads."""
-    output = made.generator.outputs[-1]
+    output = trainer.generator.outputs[-1]
     prompts, ids = output["prompt_token_ids"], output["response_ids"]
-    whole = [[*prompt, *row] for prompt, row in zip(prompts, ids, strict=True) if row[-1:] == [EOS]]
+    ended = [[*prompt, *row] for prompt, row in zip(prompts, ids, strict=True) if row[-1:] == [EOS]]
     logp_n = torch.full((len(ids),), torch.nan)
-    logp_n[torch.tensor([row[-1:] == [EOS] for row in ids])] = end_logp(made.dispatch.model, whole, TOKEN, pad=0)
+    logp_n[torch.tensor([row[-1:] == [EOS] for row in ids])] = end_logp(trainer.dispatch.model, ended, TOKEN, pad=0)
     score_n = LASER["beta"] * (logp_n - LASER["reference"])
     batch = Batch.jagged(
         ids, data.metadata["uids"][: len(ids)], columns={"solved": output["solved"], "environment": output["rewards"]}
@@ -80,22 +80,22 @@ def by_hand(made, data):
 
 
 def test_what_ended_has_one_more_token_that_nothing_trains(signs):
-    made = made_of(signs)
-    data = small.batch_of(made)
-    ended = [row[-1] == EOS for row in made.generator.outputs[-1]["response_ids"]]
+    trainer = trainer_of(signs)
+    data = small.batch_of(trainer)
+    ended = [row[-1] == EOS for row in trainer.generator.outputs[-1]["response_ids"]]
     assert 0 < sum(ended) < len(ended)
     assert (data["sequences"][:, -1] == TOKEN).tolist() == ended
     assert (data["loss_mask"][:, -1] == 0).tolist() == ended
-    assert all(TOKEN not in row for row in made.generator.outputs[-1]["response_ids"])
+    assert all(TOKEN not in row for row in trainer.generator.outputs[-1]["response_ids"])
 
 
 def test_the_token_behind_an_end_earns_nothing_and_was_not_sampled(signs):
-    made = made_of(signs)
-    small.batch_of(made)
-    output = made.generator.outputs[-1]
+    trainer = trainer_of(signs)
+    small.batch_of(trainer)
+    output = trainer.generator.outputs[-1]
     ids, uids = output["response_ids"], [str(n) for n, _ in enumerate(output["response_ids"])]
-    given = {**output, "rollout_logprobs": [[-0.5] * len(row) for row in ids], "stop_reasons": None, "rollout_metrics": {}}
-    trained, _ = made.postprocess_generator_output(given, uids)
+    filled = {**output, "rollout_logprobs": [[-0.5] * len(row) for row in ids], "stop_reasons": None, "rollout_metrics": {}}
+    trained, _ = trainer.postprocess_generator_output(filled, uids)
     for n, row in enumerate(ids):
         behind = [0.0] * (row[-1] == EOS)
         assert trained["rollout_logprobs"][n] == [-0.5] * len(row) + behind
@@ -103,82 +103,82 @@ def test_the_token_behind_an_end_earns_nothing_and_was_not_sampled(signs):
 
 
 def test_the_advantages_are_those_of_the_pipeline(signs):
-    made = made_of(signs)
-    data = small.batch_of(made)
-    _, ids, score_n, batch = by_hand(made, data)
-    made.compute_advantages_and_returns(data)
-    reading = read(batch, made.scheme, made.vocabulary)
-    found = {}
-    for name, given in {"plain": None, "mixed": score_n}.items():
-        with_scores = Batch(batch.group_n, mask_nt=batch.mask_nt, score_n=given)
-        found[name] = advantages(credit_batch(reading, with_scores, made.scheme), reading.spans, made.scheme)
-    assert not torch.allclose(found["plain"], found["mixed"], atol=1e-3)
+    trainer = trainer_of(signs)
+    data = small.batch_of(trainer)
+    _, ids, score_n, batch = by_hand(trainer, data)
+    trainer.compute_advantages_and_returns(data)
+    reading = read(batch, trainer.scheme, trainer.vocabulary)
+    expected = {}
+    for name, scores in {"plain": None, "mixed": score_n}.items():
+        with_scores = Batch(batch.group_n, mask_nt=batch.mask_nt, score_n=scores)
+        expected[name] = advantages(credit_batch(reading, with_scores, trainer.scheme), reading.spans, trainer.scheme)
+    assert not torch.allclose(expected["plain"], expected["mixed"], atol=1e-3)
     for n, row in enumerate(ids):
-        own = made.last_advantages[n][data["loss_mask"][n] > 0]
-        torch.testing.assert_close(own, found["mixed"][n, : len(row)], atol=1e-6, rtol=1e-5)
-    assert made.all_metrics["laser/loss"] > 0
-    assert 0 <= made.all_metrics["laser/accuracy"] <= 1
+        adv_t = trainer.last_advantages[n][data["loss_mask"][n] > 0]
+        torch.testing.assert_close(adv_t, expected["mixed"][n, : len(row)], atol=1e-6, rtol=1e-5)
+    assert trainer.all_metrics["laser/loss"] > 0
+    assert 0 <= trainer.all_metrics["laser/accuracy"] <= 1
 
 
 @pytest.mark.parametrize("kind", ["regular", "dual_clip"])
 @pytest.mark.parametrize("reduction", ["token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm"])
 def test_the_gradient_of_a_step_is_that_of_a_loop_over_completions(signs, reduction, kind):
-    """SkyRL fills 15 rows up to 16 with copies of the first: they have no part either."""
+    """SkyRL fills 15 rows up to 16 with a copy of the first, which takes no part."""
     changes = {"loss_reduction": reduction, "policy_loss_type": kind, "max_seq_len": 32}
-    made = made_of(signs, dp=4, **{f"trainer.algorithm.{name}": value for name, value in changes.items()})
-    data = small.batch_of(made)
-    prompts, ids, _, _ = by_hand(made, data)
-    model, old = made.dispatch.model, data["action_log_probs"].clone()
-    made.compute_advantages_and_returns(data)
+    trainer = trainer_of(signs, dp=4, **{f"trainer.algorithm.{name}": value for name, value in changes.items()})
+    data = small.batch_of(trainer)
+    prompts, ids, _, _ = by_hand(trainer, data)
+    model, old = trainer.dispatch.model, data["action_log_probs"].clone()
+    trainer.compute_advantages_and_returns(data)
     torch.manual_seed(1)
     with torch.no_grad():  # another policy than the one that sampled
         for weight in model.parameters():
             weight.add_(0.05 * torch.randn_like(weight))
-    made.dispatch.optim_step = lambda model: 0.0
-    made._execute_training_step("policy", data)
-    found = {name: weight.grad.clone() for name, weight in model.named_parameters()}
+    trainer.dispatch.optim_step = lambda model: 0.0
+    trainer._execute_training_step("policy", data)
+    gradient = {name: weight.grad.clone() for name, weight in model.named_parameters()}
 
-    solved, total, errors = made.generator.outputs[-1]["solved"], 0.0, []
+    solved, total, errors = trainer.generator.outputs[-1]["solved"], 0.0, []
     right = [v for v, row in zip(solved, ids, strict=True) if row[-1] == EOS]
     weights = {v: len(right) / (2 * right.count(v)) for v in (0.0, 1.0)}
-    for n, (prompt, own) in enumerate(zip(prompts, ids, strict=True)):
-        logp_tv = model(input_ids=torch.tensor([prompt + own])).logits[0].log_softmax(dim=-1)
-        adv_t = made.last_advantages[n][data["loss_mask"][n] > 0]
-        for t, token in enumerate(own):
+    for n, (prompt, reply) in enumerate(zip(prompts, ids, strict=True)):
+        logp_tv = model(input_ids=torch.tensor([prompt + reply])).logits[0].log_softmax(dim=-1)
+        adv_t = trainer.last_advantages[n][data["loss_mask"][n] > 0]
+        for t, token in enumerate(reply):
             ratio = (logp_tv[len(prompt) + t - 1, token] - old[n][data["loss_mask"][n] > 0][t]).exp()
             surrogate = torch.min(ratio * adv_t[t], ratio.clamp(0.8, 1.2) * adv_t[t])
             if kind == "dual_clip" and adv_t[t] < 0:
                 surrogate = torch.max(surrogate, 3.0 * adv_t[t])
             total = total - surrogate / len(ids)
-        if own[-1] == EOS:
+        if reply[-1] == EOS:
             score = LASER["beta"] * (logp_tv[-1, TOKEN] - LASER["reference"])
             errors.append(weights[solved[n]] * (score - solved[n]) ** 2)
     total = total + LASER["alpha"] * sum(errors) / len(errors)
     model.zero_grad()
     total.backward()
     for name, weight in model.named_parameters():
-        torch.testing.assert_close(found[name], weight.grad, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(gradient[name], weight.grad, atol=1e-6, rtol=1e-4)
 
 
 def test_the_other_losses_see_rows_without_a_lesson(signs):
-    """What they get at the token's place is a ratio of 1 and no advantage; the rest of the loss is the lesson's."""
+    """At the token's place they get a ratio of 1 and no advantage; the difference in the loss is the verification loss."""
     for kind in ("gspo", "cispo", "sapo"):
-        made = made_of(
+        trainer = trainer_of(
             signs, **{"trainer.algorithm.policy_loss_type": kind, "trainer.algorithm.loss_reduction": "sequence_mean"}
         )
-        config = made.cfg.trainer.algorithm
+        config = trainer.cfg.trainer.algorithm
         assert config.policy_loss_type == f"spanwise_laser_{kind}"
         now, mask_nt = torch.tensor([[-1.0, -2.0, -9.0], [-1.5, -0.5, -7.0]]), torch.tensor([[1, 1, 0], [1, 1, 0]])
         old, adv = torch.tensor([[-1.2, -2.0, -3.0], [-1.4, -0.6, -4.0]]), torch.tensor([[0.5, -0.5, 0.1], [0.2, 0.3, 0.2]])
         loss, _ = PolicyLossRegistry.get(config.policy_loss_type)(now, old, adv, config=config, loss_mask=mask_nt)
         config.policy_loss_type = kind
-        own = (part[:, :2] for part in (now, old, adv))
-        plain, _ = PolicyLossRegistry.get(kind)(*own, config=config, loss_mask=mask_nt[:, :2])
+        shorter = (part[:, :2] for part in (now, old, adv))
+        plain, _ = PolicyLossRegistry.get(kind)(*shorter, config=config, loss_mask=mask_nt[:, :2])
         assert loss.item() == pytest.approx(plain.item() + 0.1 * 36 + 0.2 * 9, rel=1e-5)
 
 
 def test_before_the_warm_ups_nothing_is_taught_and_nothing_mixed(signs):
-    waits = made_of(signs, laser={"reasoning_warmup": 5, "self_rewarding_warmup": 5})
+    waits = trainer_of(signs, laser={"reasoning_warmup": 5, "self_rewarding_warmup": 5})
     data = small.batch_of(waits)
     old = data["action_log_probs"].clone()
     waits.compute_advantages_and_returns(data)

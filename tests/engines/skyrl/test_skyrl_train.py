@@ -11,11 +11,11 @@ LAYOUTS = ("flat", "stepwise", "merged")
 def test_it_learns_and_every_layout_gives_the_same_curve(data, recipe):
     curves, logged = {}, {}
     for layout in LAYOUTS:
-        made = small.trainer(small.config(data, recipe=recipe, layout=layout), dp=2 if layout == "flat" else 3)
-        before = {name: value.clone() for name, value in made.dispatch.model.named_parameters()}
-        small.run(made)
-        curves[layout], logged[layout] = made.generator.curve, made.tracker.logged
-        changed = [not torch.equal(before[name], value) for name, value in made.dispatch.model.named_parameters()]
+        trainer = small.trainer(small.config(data, recipe=recipe, layout=layout), dp=2 if layout == "flat" else 3)
+        before = {name: value.clone() for name, value in trainer.dispatch.model.named_parameters()}
+        small.run(trainer)
+        curves[layout], logged[layout] = trainer.generator.curve, trainer.tracker.logged
+        changed = [not torch.equal(before[name], value) for name, value in trainer.dispatch.model.named_parameters()]
         assert all(changed)
     assert sum(curves["flat"][:3]) / 3 < 0.2
     assert sum(curves["flat"][-3:]) / 3 > 0.75

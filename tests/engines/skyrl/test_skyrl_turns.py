@@ -18,10 +18,10 @@ def through(data, recipe, output, *, merged=False, dp=1, **changes):
     """What the trainer hands to the workers for a generator's output: the batch, and the rows in SkyRL's order."""
     prompts = len({trajectory.instance_id for trajectory in output["trajectory_ids"]})
     layout = "merged" if merged else "stepwise"
-    made = small.trainer(small.config(data, recipe=recipe, layout=layout, prompts=prompts, samples=3, **changes), dp=dp)
-    trained, uids = made.postprocess_generator_output(dict(output), [t.instance_id for t in output["trajectory_ids"]])
-    batch = made.fwd_logprobs_values_reward(made.convert_to_training_input(trained, uids))
-    return made, made.compute_advantages_and_returns(batch), trained
+    trainer = small.trainer(small.config(data, recipe=recipe, layout=layout, prompts=prompts, samples=3, **changes), dp=dp)
+    trained, uids = trainer.postprocess_generator_output(dict(output), [t.instance_id for t in output["trajectory_ids"]])
+    batch = trainer.fwd_logprobs_values_reward(trainer.convert_to_training_input(trained, uids))
+    return trainer, trainer.compute_advantages_and_returns(batch), trained
 
 
 def rollout_ids(output):
@@ -40,7 +40,7 @@ def rollout_credit(output):
 
 
 def trained_tokens(output):
-    """By rollout; a turn that the loss leaves out is read with all of its tokens."""
+    """Count the trained tokens of each rollout; a turn that the loss leaves out counts with all of its tokens."""
     tokens: dict = {}
     for rollout, mask in zip(rollout_ids(output), output["loss_masks"], strict=True):
         tokens[rollout] = tokens.get(rollout, 0) + (sum(mask) or len(mask))
@@ -51,11 +51,11 @@ def trained_tokens(output):
 @pytest.mark.parametrize("seed", range(4))
 def test_every_trained_token_has_the_credit_of_its_rollout(data, seed, merged):
     output = small.ragged(seed)
-    made, batch, trained = through(data, OUTCOME, output, merged=merged, dp=4)
+    trainer, batch, trained = through(data, OUTCOME, output, merged=merged, dp=4)
     real = len(trained["response_ids"])
     assert (real < len(output["response_ids"])) == merged
     credit, tokens = rollout_credit(output), trained_tokens(output)
-    mask_nt, adv_nt = batch["loss_mask"][:real], made.last_advantages
+    mask_nt, adv_nt = batch["loss_mask"][:real], trainer.last_advantages
     expected_n = torch.tensor([credit[rollout] / tokens[rollout] for rollout in rollout_ids(trained)])
     torch.testing.assert_close(adv_nt, expected_n[:, None] * mask_nt, atol=1e-6, rtol=0)
     assert bool((batch["advantages"][real:] == 0).all())  # SkyRL's padding
@@ -65,7 +65,7 @@ def test_every_trained_token_has_the_credit_of_its_rollout(data, seed, merged):
 @pytest.mark.parametrize("recipe", [small.BY_TURN, small.GIGPO], ids=["bae", "gigpo"])
 @pytest.mark.parametrize("seed", range(3))
 def test_merging_moves_credit_and_changes_none(data, recipe, seed):
-    """SkyRL's merge drops what the generator says beside its fields, and of scalar rewards all but the last."""
+    """SkyRL's merge drops the generator's extra fields, and all but the last of scalar rewards."""
     output = small.ragged(seed)
     draw = random.Random(seed)
     output["right"] = [float(draw.randrange(2)) for _ in output["rewards"]]
@@ -75,39 +75,39 @@ def test_merging_moves_credit_and_changes_none(data, recipe, seed):
     assert "right" not in trained
     place = SampledRows.of(output, [], trained, stepwise=True).place_s
     assert [n for n, _ in place] == sorted(n for n, _ in place)
-    found = torch.zeros_like(sequences.last_advantages)
-    for row_t, (n, first), said in zip(rows.last_advantages, place, output["response_ids"], strict=True):
-        start = found.shape[1] - len(trained["response_ids"][n]) + first
-        found[n, start : start + len(said)] = row_t[len(row_t) - len(said) :]
-    assert bool((found != 0).any())
-    assert torch.equal(found, sequences.last_advantages)
+    moved = torch.zeros_like(sequences.last_advantages)
+    for row_t, (n, first), reply in zip(rows.last_advantages, place, output["response_ids"], strict=True):
+        start = moved.shape[1] - len(trained["response_ids"][n]) + first
+        moved[n, start : start + len(reply)] = row_t[len(row_t) - len(reply) :]
+    assert bool((moved != 0).any())
+    assert torch.equal(moved, sequences.last_advantages)
 
 
 def test_a_turn_that_says_no_state_starts_from_all_that_the_model_saw(data):
     output = small.ragged(2)
     output["right"] = [float(n % 2) for n, _ in enumerate(output["rewards"])]
-    said, _, _ = through(data, small.GIGPO, {**output, "anchors": [tuple(ids) for ids in output["prompt_token_ids"]]})
+    explicit, _, _ = through(data, small.GIGPO, {**output, "anchors": [tuple(ids) for ids in output["prompt_token_ids"]]})
     bare, _, _ = through(data, small.GIGPO, output)
-    alone, _, _ = through(data, small.GIGPO, {**output, "anchors": list(range(len(output["rewards"])))})
-    assert torch.equal(bare.last_advantages, said.last_advantages)
-    assert not torch.equal(bare.last_advantages, alone.last_advantages)
+    distinct, _, _ = through(data, small.GIGPO, {**output, "anchors": list(range(len(output["rewards"])))})
+    assert torch.equal(bare.last_advantages, explicit.last_advantages)
+    assert not torch.equal(bare.last_advantages, distinct.last_advantages)
 
 
 def test_a_log_has_every_metric_that_is_known_and_no_other(data):
-    """What a batch does not tell is NaN, which no tracker shall draw."""
-    made, _, _ = through(data, OUTCOME, small.ragged(1))
-    own = {name: value for name, value in made.all_metrics.items() if name.startswith("credit/")}
-    assert own["credit/malformed"] == 0.0
-    assert all(value == value for value in own.values())
+    """A metric that a batch cannot have would be NaN, which must not reach a tracker."""
+    trainer, _, _ = through(data, OUTCOME, small.ragged(1))
+    metrics = {name: value for name, value in trainer.all_metrics.items() if name.startswith("credit/")}
+    assert metrics["credit/malformed"] == 0.0
+    assert all(value == value for value in metrics.values())
 
 
 def test_what_merging_changes_in_skyrl_itself():
     """Token rewards 1 and 5 of two turns: the score of the rollout is 5 in rows and 6 merged; a recipe says which it means."""
-    two = small.one_talk(([2], [8], [1.0], [1]), ([2, 8, 3], [9], [5.0], [1]), right=[1.0, 0.0])
-    merged = merge_stepwise_output(dict(two))
+    talk = small.one_talk(([2], [8], [1.0], [1]), ([2, 8, 3], [9], [5.0], [1]), right=[1.0, 0.0])
+    merged = merge_stepwise_output(dict(talk))
     assert sum(merged["rewards"][0]) == 6.0
     assert "right" not in merged
-    rows = SampledRows.of(two, ["0", "0"], merged, stepwise=True)
+    rows = SampledRows.of(talk, ["0", "0"], merged, stepwise=True)
     assert rows.place_s == [(0, 0), (0, 2)]
     batch, _ = rows.turns(lambda uids: {}, width=3)
     assert batch.columns == {"right": [1.0, 0.0], "environment": [1.0, 5.0], "completion_ids": [[8], [9]]}
@@ -117,12 +117,12 @@ def test_a_conversation_left_out_of_the_loss_is_read_and_compared():
     """What `generator.apply_overlong_filtering` of SkyRL does to one of two conversations of a prompt."""
     masks = apply_overlong_filtering([[1, 0, 1, 1], [1, 1, 0]], ["stop", "length"])
     assert masks == [[1, 0, 1, 1], [0, 0, 0]]
-    said = zip([[3], [3]], [[7, 8, 9, 2], [7, 8, 9]], [1.0, 0.0], masks, strict=True)
-    flat = small.output_of(*said)
+    conversations = zip([[3], [3]], [[7, 8, 9, 2], [7, 8, 9]], [1.0, 0.0], masks, strict=True)
+    flat = small.output_of(*conversations)
     rows = SampledRows.of(flat, ["0", "0"], flat, stepwise=False)
     batch, turns = rows.turns(lambda uids: {}, width=4)
-    read = [ids[mask > 0].tolist() for ids, mask in zip(batch.ids_nt, batch.mask_nt, strict=True)]
-    assert read == [[7], [9, 2], [7, 8, 9]]
+    trained = [ids[mask > 0].tolist() for ids, mask in zip(batch.ids_nt, batch.mask_nt, strict=True)]
+    assert trained == [[7], [9, 2], [7, 8, 9]]
     assert batch.columns["environment"] == [None, 1.0, 0.0]
     assert turns.row_s.tolist() == [0, 0, 1]
     assert turns.place_su.tolist() == [[0, -1, -1], [2, 3, -1], [1, 2, 3]]  # rows are right-aligned
@@ -131,29 +131,29 @@ def test_a_conversation_left_out_of_the_loss_is_read_and_compared():
 
 def test_a_turn_said_twice_is_two_turns():
     """A retry from the same context with the same words: SkyRL merges what comes after it with the second one."""
-    again = small.one_talk(([2], [8], 0.0, [1]), ([2], [8], 0.0, [1]), ([2, 8, 3], [9], 1.0, [1]))
-    merged = merge_stepwise_output(dict(again))
+    retry = small.one_talk(([2], [8], 0.0, [1]), ([2], [8], 0.0, [1]), ([2, 8, 3], [9], 1.0, [1]))
+    merged = merge_stepwise_output(dict(retry))
     assert merged["response_ids"] == [[8], [8, 3, 9]]
-    assert SampledRows.of(again, ["0"] * 3, merged, stepwise=True).place_s == [(0, 0), (1, 0), (1, 2)]
+    assert SampledRows.of(retry, ["0"] * 3, merged, stepwise=True).place_s == [(0, 0), (1, 0), (1, 2)]
 
 
 @pytest.mark.parametrize("ours", [True, False])
 def test_old_log_probabilities_of_several_mini_batches(data, ours):
     """Step-wise rows, two mini-batches, three ranks, a policy that did not move: SkyRL compares rows with others'.
 
-    Where the second half fails, SkyRL has mended it, and `_execute_forward_pass` can go.
+    If the second half fails, SkyRL has fixed this, and `_execute_forward_pass` can go.
     """
     output = small.ragged(5)
     changes = {"trainer.policy_mini_batch_size": 2}
     if ours:
-        made, batch, _ = through(data, OUTCOME, output, dp=3, **changes)
+        trainer, batch, _ = through(data, OUTCOME, output, dp=3, **changes)
     else:
-        made = small.trainer(small.config(data, layout="stepwise", prompts=4, samples=3, **changes), dp=3)
-        trained, uids = made.postprocess_generator_output(dict(output), [t.instance_id for t in output["trajectory_ids"]])
-        batch = made.fwd_logprobs_values_reward(made.convert_to_training_input(trained, uids))
+        trainer = small.trainer(small.config(data, layout="stepwise", prompts=4, samples=3, **changes), dp=3)
+        trained, uids = trainer.postprocess_generator_output(dict(output), [t.instance_id for t in output["trajectory_ids"]])
+        batch = trainer.fwd_logprobs_values_reward(trainer.convert_to_training_input(trained, uids))
     first = batch.metadata["policy_mini_batch_boundaries"][0][1]
     assert first % 3
-    now = made.dispatch.forward("policy", batch).loss_fn_outputs
+    now = trainer.dispatch.forward("policy", batch).loss_fn_outputs
     width = batch["loss_mask"].shape[1]
     now_nt = torch.tensor([row["logprobs"] for row in now])[:, :width]
     off = float(((now_nt - batch["action_log_probs"]).abs() * batch["loss_mask"]).max())
@@ -162,7 +162,7 @@ def test_old_log_probabilities_of_several_mini_batches(data, ours):
 
 @pytest.mark.parametrize("whole", [True, False], ids=["rollout", "last turn"])
 def test_what_is_left_out_of_the_loss_is_compared_all_the_same(data, whole):
-    """An overlong filter masks a rollout, a reply that was cut off a turn; what it ended with is still one vote of its prompt."""
+    """A filter masks an overlong rollout, or a turn that was cut off; its last reward still has one vote in its prompt."""
     output = small.ragged(0 if whole else 3)
     rollouts = rollout_ids(output)
     gone = [n for n, rollout in enumerate(rollouts) if rollout == rollouts[0] and (whole or output["is_last_step"][n])]
@@ -171,18 +171,18 @@ def test_what_is_left_out_of_the_loss_is_compared_all_the_same(data, whole):
     credit, tokens = rollout_credit(output), trained_tokens(output)
     assert credit[rollouts[0]] != 0
     assert any(credit[rollout] for rollout in credit if rollout[0] == rollouts[0][0] and rollout != rollouts[0])
-    made, batch, _ = through(data, OUTCOME, output)
+    trainer, batch, _ = through(data, OUTCOME, output)
     share_n = torch.tensor([credit[rollout] / tokens[rollout] for rollout in rollouts])
     assert not batch["loss_mask"][gone].any()
-    torch.testing.assert_close(made.last_advantages, share_n[:, None] * batch["loss_mask"], atol=1e-6, rtol=0)
+    torch.testing.assert_close(trainer.last_advantages, share_n[:, None] * batch["loss_mask"], atol=1e-6, rtol=0)
 
 
 def test_bad_rewards_are_said_once(data):
     answer = "layout: {turn: [answer]}\nmethod: rloo\nobjectives: [{reward: environment, pays: turn}]\n"
-    made = small.trainer(small.config(data, recipe=answer, steps=3))
+    trainer = small.trainer(small.config(data, recipe=answer, steps=3))
     with pytest.warns(UserWarning, match="<answer> is in 0 of 48 completions") as caught:
-        small.run(made)
-    assert sum("<answer>" in str(one.message) for one in caught) == 1
+        small.run(trainer)
+    assert sum("<answer>" in str(warning.message) for warning in caught) == 1
 
 
 def test_columns_of_the_dataset_reach_rewards(data):
@@ -190,11 +190,11 @@ def test_columns_of_the_dataset_reach_rewards(data):
         "layout: {turn: []}\nmethod: rloo\n"
         "objectives: [{reward: correct, pays: turn, options: {tag: '', verify: exact, column: %s}}]\n"
     )
-    made = small.trainer(small.config(data, recipe=nested % "reward_spec.ground_truth"))
-    made.compute_advantages_and_returns(small.batch_of(made))
-    made = small.trainer(small.config(data, recipe=nested % "gold"))
+    trainer = small.trainer(small.config(data, recipe=nested % "reward_spec.ground_truth"))
+    trainer.compute_advantages_and_returns(small.batch_of(trainer))
+    trainer = small.trainer(small.config(data, recipe=nested % "gold"))
     with pytest.raises(DataError, match=r"'gold'.*reward_spec\.ground_truth.*turns"):
-        made.compute_advantages_and_returns(small.batch_of(made))
+        trainer.compute_advantages_and_returns(small.batch_of(trainer))
 
 
 def test_fully_asynchronous_training_takes_the_same_road(data):
@@ -210,7 +210,7 @@ def test_fully_asynchronous_training_takes_the_same_road(data):
     cfg = small.config(data, recipe=small.BY_TURN, layout="stepwise", samples=3, prompts=4, **changes)
     cls = trainer_class(cfg)
     assert issubclass(cls, FullyAsyncRayPPOTrainer)
-    made = small.trainer(cfg, cls=cls)
+    trainer = small.trainer(cfg, cls=cls)
     output = small.ragged(4)
     output["right"] = [float(n % 2) for n in range(len(output["rewards"]))]
     groups = []
@@ -219,10 +219,10 @@ def test_fully_asynchronous_training_takes_the_same_road(data):
         part = {key: [values[n] for n in rows] for key, values in output.items() if isinstance(values, list)}
         part |= {**small.BARE, "rollout_metrics": {}}
         groups.append(GeneratedOutputGroup(generator_output=part, uid=prompt, global_step_when_scheduled=0))
-    batch = made.fwd_logprobs_values_reward(made.convert_generation_group_mini_batch_to_training_input(groups))
-    made.compute_advantages_and_returns(batch)
+    batch = trainer.fwd_logprobs_values_reward(trainer.convert_generation_group_mini_batch_to_training_input(groups))
+    trainer.compute_advantages_and_returns(batch)
     plain, _, _ = through(data, small.BY_TURN, output)
-    assert torch.equal(made.last_advantages, plain.last_advantages)
+    assert torch.equal(trainer.last_advantages, plain.last_advantages)
     assert asyncio.iscoroutinefunction(cls.train)
 
 
