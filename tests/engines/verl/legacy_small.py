@@ -20,14 +20,14 @@ def batch_of(manager, prompts, width=64):
     """A batch as V0's rollout returns it, with the arrays that `fit` adds."""
     rollout_config = SimpleNamespace(prompt_length=4, response_length=width)
     worker = worker_of(manager, tokenizer=manager.tokenizer, rollout_config=rollout_config)
-    made, uids = [], []
+    outputs, uids = [], []
     for uid, texts in prompts:
         ids, mask = texts if isinstance(texts, tuple) else (texts, None)
         (output,) = outputs_of(manager.tokenizer, [ids], None if mask is None else [mask])
-        put = worker._agent_loop_postprocess(output, False, **ROW, raw_prompt="2+2")
-        made.append(manager.loop.run_until_complete(put))
+        coroutine = worker._agent_loop_postprocess(output, False, **ROW, raw_prompt="2+2")
+        outputs.append(manager.loop.run_until_complete(coroutine))
         uids.append(uid)
-    batch = worker._postprocess(made)
+    batch = worker._postprocess(outputs)
     batch.non_tensor_batch["uid"] = np.array(uids, dtype=object)
     batch.batch["token_level_scores"] = batch.batch["token_level_rewards"] = batch.batch["rm_scores"]
     return batch

@@ -31,8 +31,8 @@ def filled(manager, prompts):
             texts, masks = rollout if isinstance(rollout, tuple) else (rollout, None)
             outputs = outputs_of(manager.tokenizer, texts, masks, min_global_steps=0, max_global_steps=0)
             row = {**ROW, "raw_prompt": np.array(["2+2"], dtype=object)}
-            put = worker._agent_loop_postprocess(outputs, False, uid=uid, session_id=session, global_steps=0, **row)
-            manager.loop.run_until_complete(put)
+            coroutine = worker._agent_loop_postprocess(outputs, False, uid=uid, session_id=session, global_steps=0, **row)
+            manager.loop.run_until_complete(coroutine)
             keys += [f"{uid}_{session}_{n}" for n in range(len(outputs))]
     tags = tq.kv_list("train")["train"]
     return KVBatchMeta(keys=keys, tags=[tags[key] for key in keys], partition_id="train")

@@ -11,7 +11,7 @@ from spanwise import SpanwiseError
 from spanwise.engines.verl.settings import prepare
 
 RECIPE = "{{layout: {{all: [answer]}}, method: {}, objectives: [{{reward: {}, pays: [all]}}]}}"
-#: The names that verl's V1 has for what older scripts call otherwise.
+#: Names of settings in older scripts, and those of verl's V1.
 RENAMED = {"reward_model.": "reward.", "custom_reward_function.": "reward.custom_reward_function."}
 #: Options of programs that `main_ppo` does not read.
 ELSEWHERE = ("async_training.", "data.gen_batch_size")
@@ -25,7 +25,7 @@ def scripts():
 
 def overrides_of(settings):
     """The overrides of a script, and its recipe."""
-    found = {}
+    pairs = {}
     for name, value in settings.items():
         if name.startswith(ELSEWHERE) or name == "algorithm.adv_estimator" or not value or "<" in value or "$" in value:
             continue
@@ -33,19 +33,19 @@ def overrides_of(settings):
         renamed = name if old is None else RENAMED[old] + name.removeprefix(old)
         if renamed == "reward.reward_manager":
             renamed = "reward.reward_manager.name"
-        found[renamed] = value
+        pairs[renamed] = value
     critic = settings["algorithm.adv_estimator"] == "gae"
     if critic:
-        found |= {"critic.enable": "True", "critic.model.path": "critic"}
+        pairs |= {"critic.enable": "True", "critic.model.path": "critic"}
     if any(name.startswith("async_training.") for name in settings):
-        found |= {"trainer.use_v1": "True", "trainer.v1.trainer_mode": "separate_async"}
-    theirs = found.get("reward.reward_manager.name", "naive") != "naive" or "reward.custom_reward_function.path" in found
+        pairs |= {"trainer.use_v1": "True", "trainer.v1.trainer_mode": "separate_async"}
+    theirs = pairs.get("reward.reward_manager.name", "naive") != "naive" or "reward.custom_reward_function.path" in pairs
     recipe = RECIPE.format("gae" if critic else "bae_paper", "environment" if theirs else "correct")
-    return [f"++{name}={value}" for name, value in found.items()], recipe
+    return [f"++{name}={value}" for name, value in pairs.items()], recipe
 
 
 def check(folder, settings):
-    """What our check says of a script's settings; None if they are taken."""
+    """The error of our check for a script's settings; None if it takes them."""
     overrides, recipe = overrides_of(settings)
     config = config_of(folder, *overrides, recipe=recipe, plain=True)
     with warnings.catch_warnings():

@@ -51,8 +51,8 @@ def test_a_batch_of_turns_without_any_sampled_token_gets_nothing():
     nobody_su = turns.take(batch.ids_nt)
     reading = read(Batch(turns.row_s, nobody_su, nobody_su.bool(), columns={"answer": []}), scheme, VOCABULARY)
     text = pack(reading, [len(ids)], masked=True, turns=turns)
-    got = credited(Rows([text, text]), ["u", "u"], torch.zeros(2, len(ids)).bool(), Step(scheme))
-    assert torch.equal(got.adv_nt, torch.zeros(2, len(ids)))
+    result = credited(Rows([text, text]), ["u", "u"], torch.zeros(2, len(ids)).bool(), Step(scheme))
+    assert torch.equal(result.adv_nt, torch.zeros(2, len(ids)))
 
 
 def batch_of(*texts):
@@ -69,30 +69,30 @@ def packed(*texts, scheme=SCHEME, **more):
 
 
 class Tables(TorchDispatchMode):
-    """Which operations make a table of numbers (4 bytes or more each) for all tokens of a batch, beside what they are given."""
+    """Record the operations that allocate a table of numbers (4 bytes or more each) for all tokens of a batch."""
 
     def __init__(self, tokens):
         super().__init__()
-        self.tokens, self.made = tokens, []
+        self.tokens, self.operations = tokens, []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        tensors = (one for one in (*args, *(kwargs or {}).values()) if isinstance(one, torch.Tensor))
-        given = {one.untyped_storage().data_ptr() for one in tensors}
-        if isinstance(made, torch.Tensor) and made.element_size() >= 4 and made.numel() >= self.tokens:
-            self.made += [] if made.untyped_storage().data_ptr() in given else [str(func)]
-        return made
+        result = func(*args, **(kwargs or {}))
+        tensors = (tensor for tensor in (*args, *(kwargs or {}).values()) if isinstance(tensor, torch.Tensor))
+        storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        if isinstance(result, torch.Tensor) and result.element_size() >= 4 and result.numel() >= self.tokens:
+            self.operations += [] if result.untyped_storage().data_ptr() in storages else [str(func)]
+        return result
 
 
 def test_a_step_makes_no_second_table_of_numbers_for_all_tokens():
-    """The advantages alone are one: the memory of the driver is that of a few masks and of what it hands over."""
+    """Only the advantages are one, so the driver's memory is a few masks and its output."""
     rows, mask_nt = Rows([packed(text) for text in TEXTS] * 20), torch.zeros(100, 60, dtype=torch.bool)
     for n, text in enumerate(TEXTS * 20):
         mask_nt[n, : len(TOKENIZER(text)["input_ids"])] = True
     with Tables(mask_nt.numel()) as tables:
         adv_nt = credited(rows, ["u"] * 100, mask_nt, Step(SCHEME)).adv_nt
     assert adv_nt.shape == mask_nt.shape
-    assert tables.made == []
+    assert tables.operations == []
 
 
 @pytest.mark.parametrize("tokens", [1, 70, 150, 10_000])
@@ -130,7 +130,7 @@ def test_shares_of_a_batch_get_what_the_whole_batch_gets(turns, tokens):
     assert {1: 12, 10_000: 1}.get(tokens, len(shares.split(tokens))) == len(shares.split(tokens))
 
 
-@pytest.mark.parametrize("state", [torch.Tensor.numpy, torch.Tensor.tolist, lambda one: tuple(map(tuple, one.tolist()))])
+@pytest.mark.parametrize("state", [torch.Tensor.numpy, torch.Tensor.tolist, lambda board: tuple(map(tuple, board.tolist()))])
 def test_states_are_told_apart_by_all_that_is_in_them(state):
     """A board of 40 by 40, which differs in the middle."""
     boards = torch.zeros(3, 40, 40, dtype=torch.long)
@@ -164,26 +164,26 @@ def critic_rows(*texts):
 
 @pytest.mark.parametrize("critic", [False, True])
 def test_a_rejected_token_gets_nothing_and_is_still_read_and_run_over(critic):
-    """Rejection is the loss's business: the rollout had that token, and other tokens are worth what they were."""
+    """Rejection concerns the loss only: the rollout had that token, so the other tokens keep their credit."""
     texts = Rows([packed(text) for text in TEXTS]), batch_of(*TEXTS).mask_nt
     rows, mask_nt = critic_rows(SURE_AND_WRONG, SURE_AND_RIGHT) if critic else texts
     scheme, fewer_nt, uids = PPO if critic else SCHEME, mask_nt.clone(), ["u"] * len(mask_nt)
     fewer_nt[0, 1] = fewer_nt[1] = False
-    full, found = credited(rows, uids, mask_nt, Step(scheme)), credited(rows, uids, fewer_nt, Step(scheme))
-    assert torch.equal(found.adv_nt, torch.where(fewer_nt, full.adv_nt, 0.0))
-    assert not critic or torch.equal(found.return_nt, torch.where(fewer_nt, full.return_nt, 0.0))
+    full, rejected = credited(rows, uids, mask_nt, Step(scheme)), credited(rows, uids, fewer_nt, Step(scheme))
+    assert torch.equal(rejected.adv_nt, torch.where(fewer_nt, full.adv_nt, 0.0))
+    assert not critic or torch.equal(rejected.return_nt, torch.where(fewer_nt, full.return_nt, 0.0))
 
 
 def test_padding_is_no_completion_of_a_critic():
     rows, mask_nt = critic_rows(SURE_AND_WRONG, SURE_AND_RIGHT, SURE_AND_WRONG)
     mask_nt[2] = False
     rows.tokens["value_nt"][2] = torch.nan
-    found = credited(replace(rows, padding=[False, False, True]), ["u", "u", "pad0"], mask_nt, Step(PPO))
-    two = Rows(rows.packed[:2], tokens={"value_nt": rows.tokens["value_nt"][:2]})
-    alone = credited(two, ["u"] * 2, mask_nt[:2], Step(PPO))
-    assert torch.equal(found.return_nt[:2], alone.return_nt)
-    assert torch.equal(found.adv_nt[:2], alone.adv_nt)
-    assert not found.return_nt[2].any()
+    padded = credited(replace(rows, padding=[False, False, True]), ["u", "u", "pad0"], mask_nt, Step(PPO))
+    pair = Rows(rows.packed[:2], tokens={"value_nt": rows.tokens["value_nt"][:2]})
+    unpadded = credited(pair, ["u"] * 2, mask_nt[:2], Step(PPO))
+    assert torch.equal(padded.return_nt[:2], unpadded.return_nt)
+    assert torch.equal(padded.adv_nt[:2], unpadded.adv_nt)
+    assert not padded.return_nt[2].any()
 
 
 def test_a_critic_that_has_diverged_stops_the_run():
@@ -213,8 +213,8 @@ def test_what_cannot_be_read():
 def test_what_a_judge_says_of_a_reward_is_carried_beside_it():
     """A rollout whose rewards say nothing carries no notes, and a batch of such rollouts has none."""
     batch, recorded = batch_of(*TEXTS[:2]), {"correct": Reward.of([1.0, 0.0], notes=["it says 4", None])}
-    both = read(batch, SCHEME, VOCABULARY, recorded=recorded)
-    texts = [pack(both, batch.mask_nt.sum(dim=1).tolist(), masked=True)] * 2 + [packed(TEXTS[2])]
+    reading = read(batch, SCHEME, VOCABULARY, recorded=recorded)
+    texts = [pack(reading, batch.mask_nt.sum(dim=1).tolist(), masked=True)] * 2 + [packed(TEXTS[2])]
     notes = unpack(texts, SCHEME, [1, 0, 0]).reading.scores.note_nm
     assert notes.tolist() == [[None, None], ["it says 4", None], [None, None]]
     assert unpack(texts[2:], SCHEME).reading.scores.note_nm is None

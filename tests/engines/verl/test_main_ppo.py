@@ -64,16 +64,16 @@ def test_every_token_was_trained_with_what_the_dumped_rollouts_say(finished):
         prompts = [row["prompt"] for row in rows]
         batch = Batch.jagged([row["ids"] for row in rows], prompts, columns={"answer": [answer[p] for p in prompts]})
         reading = pipeline.read(batch, SCHEME, vocabulary)
-        found = pipeline.credit_batch(reading, batch, SCHEME)
-        expected_nt = pipeline.advantages(found, reading.spans, SCHEME)
+        credit = pipeline.credit_batch(reading, batch, SCHEME)
+        expected_nt = pipeline.advantages(credit, reading.spans, SCHEME)
         for row, expected_t in zip(rows, expected_nt, strict=True):
             undone = 1 if finished.name in LATE else len(row["ids"])  # of a loss that averages over its tokens
             expected = expected_t[: len(row["ids"])] * undone
             torch.testing.assert_close(torch.tensor(row["advantages"]), expected, atol=1e-6, rtol=1e-6)
 
-        logged, told = finished.metrics[step - 1], pipeline.metrics(found, reading, SCHEME)
-        assert {name: logged[name] for name in told} == pytest.approx(told, abs=1e-9)
-        seen_blocks += (found.block_nk.abs() > 1e-6).float().sum(dim=0)
+        logged, metrics = finished.metrics[step - 1], pipeline.metrics(credit, reading, SCHEME)
+        assert {name: logged[name] for name in metrics} == pytest.approx(metrics, abs=1e-9)
+        seen_blocks += (credit.block_nk.abs() > 1e-6).float().sum(dim=0)
     assert (seen_blocks > 0).all(), "both blocks were paid at least once, or this test has compared zeros"
 
 
@@ -124,8 +124,8 @@ def test_a_run_is_paid_by_the_reward_manager_and_the_function_of_its_configurati
     rewards = {name: reward.value_n.tolist() for name, reward in table.rewards.items()}
     penalty_n = [min(-(length - (LONGEST - 4)) / 4, 0.0) for length in table.tokens.lengths.tolist()]
     assert min(penalty_n) < 0
-    paid = [float(nines > 0) + penalty for nines, penalty in zip(rewards["nines"], penalty_n, strict=True)]
-    assert rewards["environment"] == pytest.approx(paid)
+    expected = [float(nines > 0) + penalty for nines, penalty in zip(rewards["nines"], penalty_n, strict=True)]
+    assert rewards["environment"] == pytest.approx(expected)
     assert {0.0, 1.0} <= {*rewards["nines"]}
     # verl sampled other prompts for the groups in which neither number differs.
     pairs_by_group: dict[object, set[tuple[float, float]]] = {}

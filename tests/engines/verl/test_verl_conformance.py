@@ -10,7 +10,7 @@ from spanwise.engines.verl.settings import prepare
 
 
 def carried(folder, recipe, rollouts):
-    """Score each rollout, a list of rows, as verl does; the rows it trains on, and our numbers for them."""
+    """Score each rollout (a list of rows) as verl does; returns its training rows, our advantages by dtype, and the scheme."""
     conformance.tokenizer().save_pretrained(folder / "model")
     config = config_of(folder, recipe=recipe)
     prepare(config)
@@ -29,22 +29,22 @@ def carried(folder, recipe, rollouts):
             step.append(n)
     width = max(len(row["ids"]) for row in rows) + 3
     mask_nt = torch.tensor([[*row["sampled"], *[0] * (width - len(row["ids"]))] for row in rows])
-    beside = Rows(packed, session, step)
-    found = {}
+    readings = Rows(packed, session, step)
+    by_dtype = {}
     for dtype in (torch.float32, torch.float64):
-        adv_nt = credited(beside, [row["group"] for row in rows], mask_nt, manager.step, dtype=dtype)[0]
-        found[dtype] = [values[: len(row["ids"])] for values, row in zip(adv_nt.tolist(), rows, strict=True)]
+        adv_nt = credited(readings, [row["group"] for row in rows], mask_nt, manager.step, dtype=dtype)[0]
+        by_dtype[dtype] = [values[: len(row["ids"])] for values, row in zip(adv_nt.tolist(), rows, strict=True)]
         assert adv_nt.dtype == dtype
-    return rows, found, manager.scheme
+    return rows, by_dtype, manager.scheme
 
 
 def check(folder, name, rollouts, expected, *, recipe=None, of=lambda values: values):
     """The rollouts get the advantages of the file, and in float64 those of the pipeline to the last bit."""
-    rows, found, rule = carried(folder, recipe or conformance.RECIPES[name], rollouts)
-    conformance.assert_rows(found[torch.float32], expected)
-    conformance.assert_rows(found[torch.float64], expected, 1e-12)
+    rows, by_dtype, rule = carried(folder, recipe or conformance.RECIPES[name], rollouts)
+    conformance.assert_rows(by_dtype[torch.float32], expected)
+    conformance.assert_rows(by_dtype[torch.float64], expected, 1e-12)
     rows = conformance.expected(name)[0] if "turns" in rows[0] else rows
-    assert found[torch.float64] == of(conformance.by_pipeline(rows, rule))
+    assert by_dtype[torch.float64] == of(conformance.by_pipeline(rows, rule))
 
 
 @pytest.mark.parametrize("name", ["blocks", "waits", "fields"])
@@ -71,4 +71,4 @@ def test_turns_as_outputs_of_one_rollout(tmp_path, name):
 def test_turns_in_one_conversation(tmp_path, name):
     """verl's own layout of several turns: one response, in which the environment's tokens are masked."""
     (whole, expected), (rows, _) = conformance.expected(name, whole=True), conformance.expected(name)
-    check(tmp_path, name, [[one] for one in whole], expected, of=lambda values: conformance.of_sequences(rows, values))
+    check(tmp_path, name, [[row] for row in whole], expected, of=lambda values: conformance.of_sequences(rows, values))

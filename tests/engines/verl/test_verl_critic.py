@@ -37,18 +37,18 @@ TOLD = [
 ]
 
 
-def said(tokenizer):
-    """Of each completion: its ids, its mask, and the rewards by the number of the model's own token that they lie on."""
+def completions_of(tokenizer):
+    """Ids, mask and rewards of each completion; a reward's key is the number of the model's own token that it lies on."""
     rows = []
     for parts, right, stated in TOLD:
-        ids, mask, own, paid = [], [], 0, {}
+        ids, mask, count, rewards = [], [], 0, {}
         for mine, text in parts:
             piece = tokenizer(text, add_special_tokens=False)["input_ids"]
-            ids, mask, own = [*ids, *piece], [*mask, *[mine] * len(piece)], own + mine * len(piece)
+            ids, mask, count = [*ids, *piece], [*mask, *[mine] * len(piece)], count + mine * len(piece)
             if "</answer>" in text:
-                paid[own - 1] = right
-        paid[own - 1] = paid.get(own - 1, 0.0) + 0.5 * (-1.0 if stated is None else -((stated - right) ** 2))
-        rows.append((ids, mask, paid))
+                rewards[count - 1] = right
+        rewards[count - 1] = rewards.get(count - 1, 0.0) + 0.5 * (-1.0 if stated is None else -((stated - right) ** 2))
+        rows.append((ids, mask, rewards))
     return rows
 
 
@@ -57,33 +57,33 @@ def critics(rows, *, poison, seed=0):
     draw = torch.Generator().manual_seed(seed)
     values, logps = [], []
     for _, mask, _ in rows:
-        own = torch.tensor(mask).bool()
-        made = torch.rand(2, len(mask), generator=draw)
-        values.append(torch.where(own, made[0] * 2 - 1, poison))
-        logps.append(torch.where(own, made[1].log(), poison))
+        sampled = torch.tensor(mask).bool()
+        drawn = torch.rand(2, len(mask), generator=draw)
+        values.append(torch.where(sampled, drawn[0] * 2 - 1, poison))
+        logps.append(torch.where(sampled, drawn[1].log(), poison))
     return values, logps
 
 
 def loops(row, value, logp, name):
     """Advantages and targets over the model's own tokens, by the definitions; 0 elsewhere."""
-    _, mask, paid = row
+    _, mask, rewards = row
     places = [t for t, mine in enumerate(mask) if mine]
     v, p = [float(value[t]) for t in places], [math.exp(float(logp[t])) for t in places]
 
     def run(weight):
-        found, ahead = [0.0] * len(places), 0.0
+        sums, ahead = [0.0] * len(places), 0.0
         for k in reversed(range(len(places))):
             later = v[k + 1] if k + 1 < len(places) else 0.0
-            ahead = paid.get(k, 0.0) + GAMMA * later - v[k] + GAMMA * weight(k) * ahead
-            found[k] = ahead
-        return found
+            ahead = rewards.get(k, 0.0) + GAMMA * later - v[k] + GAMMA * weight(k) * ahead
+            sums[k] = ahead
+        return sums
 
     cut = [k + 1 < len(places) and p[k + 1] < THRESHOLD for k in range(len(places))]
     adv = run((lambda k: LAM if cut[k] else 1.0) if name == "sae" else (lambda k: LAM))
     target = [a + b for a, b in zip(run(lambda k: VALUE_LAM), v, strict=True)]
-    both = torch.zeros(2, len(mask), dtype=torch.float64)
-    both[:, places] = torch.tensor([adv, target], dtype=torch.float64)
-    return both[0] / len(places), both[1]  # per: completion
+    result = torch.zeros(2, len(mask), dtype=torch.float64)
+    result[:, places] = torch.tensor([adv, target], dtype=torch.float64)
+    return result[0] / len(places), result[1]  # per: completion
 
 
 @pytest.mark.usefixtures("queue")
@@ -93,16 +93,16 @@ def test_v1(tmp_path, name, poison):
     config = config_of(tmp_path, *CRITIC, recipe=RECIPES[name])
     trainer, manager = trainer_of(config), manager_of(config)
     assert trainer.use_critic
-    rows = said(manager.tokenizer)
-    batch, shown = filled(manager, [[([ids], [mask]) for ids, mask, _ in rows]]), {}
+    rows = completions_of(manager.tokenizer)
+    batch, metrics = filled(manager, [[([ids], [mask]) for ids, mask, _ in rows]]), {}
     values, logps = critics(rows, poison=poison)
     put(batch, values=values, **({"old_log_probs": logps} if name == "sae" else {}))
-    trainer._compute_advantage(batch, shown)
+    trainer._compute_advantage(batch, metrics)
     for row, value, logp, adv, target in zip(rows, values, logps, *fetch(batch, "advantages", "returns"), strict=True):
         expected = loops(row, value, logp, name)
         torch.testing.assert_close(adv.double(), expected[0], atol=1e-6, rtol=0)
         torch.testing.assert_close(target.double(), expected[1], atol=1e-6, rtol=0)
-    assert shown["credit/solution/mean_abs"] > 0
+    assert metrics["credit/solution/mean_abs"] > 0
 
 
 @pytest.mark.usefixtures("loop")
@@ -115,12 +115,12 @@ def test_v0_divides_by_lengths_and_targets_do_not_know(tmp_path, name):
         tmp_path, *V0_CRITIC, "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean", recipe=RECIPES[name]
     )
     trainer, manager = v0_trainer_of(config), manager_of(config)
-    rows = said(manager.tokenizer)
+    rows = completions_of(manager.tokenizer)
     batch = batch_of(manager, [("a", (ids, mask)) for ids, mask, _ in rows])
     values, logps = critics(rows, poison=1e9)
     width = batch.batch["responses"].shape[1]
-    for field, given in (("values", values), ("old_log_probs", logps)):
-        batch.batch[field] = torch.nn.utils.rnn.pad_sequence([*given, torch.zeros(width)], True, 1e9)[: len(rows)]
+    for field, column in (("values", values), ("old_log_probs", logps)):
+        batch.batch[field] = torch.nn.utils.rnn.pad_sequence([*column, torch.zeros(width)], True, 1e9)[: len(rows)]
     credited(config, batch)
     for n, (row, value, logp) in enumerate(zip(rows, values, logps, strict=True)):
         adv, target = loops(row, value, logp, name)
@@ -130,5 +130,5 @@ def test_v0_divides_by_lengths_and_targets_do_not_know(tmp_path, name):
         assert not batch.batch["advantages"][n, length:].any()
         assert not batch.batch["returns"][n, length:].any()
     batch.meta_info["global_token_num"] = [1]
-    shown = ray_trainer.compute_data_metrics(batch, use_critic=trainer.use_critic)
-    assert math.isfinite(shown["critic/vf_explained_var"])
+    metrics = ray_trainer.compute_data_metrics(batch, use_critic=trainer.use_critic)
+    assert math.isfinite(metrics["critic/vf_explained_var"])

@@ -17,7 +17,7 @@ from verl_small import actor_config
 from spanwise import RecipeError, dr_grpo
 from spanwise.engines.estimators import outcome_advantages
 
-#: Ours, verl's, what verl's is called with, and the shares that differ: none.
+#: The names of our estimators, and of verl's.
 PAIRS = [("spanwise_rloo", "rloo"), ("spanwise_grpo", "grpo"), ("spanwise_dr_grpo", "grpo")]
 REWARDS = torch.tensor([1.0, 0.0, 0.5, -2.0, 1.0, 1.0, 3.0])
 GROUPS = ["a", "b", "a", "b", "a", "c", "c"]
@@ -66,14 +66,14 @@ def test_padding_rows_of_v1_join_nothing(name):
 
 
 def test_a_rejected_rollout_is_still_compared_with():
-    """Rollout correction clears its mask and leaves its reward; verl's own estimators count it too."""
-    found = []
+    """Rollout correction clears a rollout's mask but keeps its reward; verl's own estimators count it too."""
+    advantages = []
     for name in ("spanwise_rloo", "rloo"):
         data = data_of()
         data.batch["response_mask"][2] = 0
-        found.append(run(name, data))
-    assert torch.allclose(*found)
-    assert float(found[0][2].abs().sum()) == 0
+        advantages.append(run(name, data))
+    assert torch.allclose(*advantages)
+    assert float(advantages[0][2].abs().sum()) == 0
 
 
 @pytest.mark.parametrize(
@@ -126,20 +126,20 @@ def test_the_signature_takes_what_verl_may_pass():
         if str(name).startswith("spanwise_"):
             assert {"non_tensor_batch", "batch"} <= set(inspect.signature(function).parameters)
     data = data_of().batch
-    found = ADV_ESTIMATOR_REGISTRY["spanwise_rloo"](**dict(data), index=GROUPS, non_tensor_batch={}, batch=data, gamma=1.0)
-    assert torch.equal(found[0], run("spanwise_rloo", data_of()))
+    result = ADV_ESTIMATOR_REGISTRY["spanwise_rloo"](**dict(data), index=GROUPS, non_tensor_batch={}, batch=data, gamma=1.0)
+    assert torch.equal(result[0], run("spanwise_rloo", data_of()))
 
 
 def test_aspo_has_verls_reduction():
     """verl has no ASPO; ours is reduced by verl's agg_loss, weighted by rollout correction."""
     ratio_nt, one_nt = torch.tensor([[0.5, 1.1, 1.5, 0.1]]), torch.ones(1, 4)
-    given = {"old_log_prob": torch.zeros(1, 4), "log_prob": ratio_nt.log(), "advantages": one_nt, "response_mask": one_nt}
-    given["config"] = actor_config(clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0)
+    batch = {"old_log_prob": torch.zeros(1, 4), "log_prob": ratio_nt.log(), "advantages": one_nt, "response_mask": one_nt}
+    batch["config"] = actor_config(clip_ratio_low=0.2, clip_ratio_high=0.2, clip_ratio_c=3.0)
     # -1/0.5, -1/1.1, dropped, -min(10, 3); the mean of the four
-    loss, shown = get_policy_loss_fn("spanwise_aspo")(**given)
+    loss, metrics = get_policy_loss_fn("spanwise_aspo")(**batch)
     assert float(loss) == pytest.approx(-(2 + 1 / 1.1 + 3) / 4, rel=1e-6)
-    assert "actor/ppo_kl" in shown
-    halved, _ = get_policy_loss_fn("spanwise_aspo")(**given, rollout_is_weights=one_nt / 2)
+    assert "actor/ppo_kl" in metrics
+    halved, _ = get_policy_loss_fn("spanwise_aspo")(**batch, rollout_is_weights=one_nt / 2)
     assert float(halved) == pytest.approx(float(loss) / 2)
 
 

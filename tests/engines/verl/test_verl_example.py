@@ -15,10 +15,10 @@ FILE = Path(__file__).parents[3] / "examples" / "verl_run.sh"
 
 
 def test_verl_takes_every_argument_and_added_ones_win(tmp_path):
-    said = told(FILE, tmp_path, "trainer.total_epochs=7")
-    assert said[:2] == ["-m", "verl.trainer.main_ppo"]
+    arguments = told(FILE, tmp_path, "trainer.total_epochs=7")
+    assert arguments[:2] == ["-m", "verl.trainer.main_ppo"]
     with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", overrides=said[2:])
+        config = compose("ppo_trainer", overrides=arguments[2:])
     assert config.trainer.total_epochs == 7
     settings = prepare(config)
     assert settings.scheme.layout.names == ("solution", "confidence")

@@ -31,22 +31,17 @@ OWN = "+algorithm.spanwise."
 RIGHT, WRONG = "<answer>4</answer>", "<answer>5</answer>"
 
 
-def kept(folder, *more, recipe=WHOLE, every=1, **others):
+def with_folder(folder, *more, recipe=WHOLE, every=1, **others):
     """verl's configuration with a run folder."""
     return config_of(folder, f"{OWN}folder={folder / 'run'}", f"{OWN}keep_rollouts={every}", *more, recipe=recipe, **others)
 
 
-def ready(trainer, tokenizer):
-    """What `init` of verl's trainer finds before it looks for GPUs."""
-    trainer.tokenizer, trainer.total_training_steps, trainer.global_steps = tokenizer, 2, 0
-    return trainer
-
-
-def made(config):
-    """A trainer of V1, which sets the reward manager, and that manager."""
+def set_up(config):
+    """A trainer of V1, with what its `init` finds before it looks for GPUs, and the reward manager that it sets."""
     trainer = trainer_of(config)
     manager = manager_of(config)
-    return ready(trainer, manager.tokenizer), manager
+    trainer.tokenizer, trainer.total_training_steps, trainer.global_steps = manager.tokenizer, 2, 0
+    return trainer, manager
 
 
 def credit_once(trainer, batch):
@@ -70,8 +65,8 @@ class TestV1:
         """rloo of rewards 1, 0, 0 is 1, -1/2, -1/2, and of 0, 1 it is -1, 1; a row that verl fills up with is in no file."""
         from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
-        config = kept(tmp_path, every=2)
-        (trainer, manager), folder = made(config), tmp_path / "run"
+        config = with_folder(tmp_path, every=2)
+        (trainer, manager), folder = set_up(config), tmp_path / "run"
         batch = filled(manager, [[[RIGHT], [WRONG], [WRONG]], [[WRONG], [RIGHT]]])
         with trainer.spanwise.training(trainer, done=0):
             for trainer.global_steps in (1, 2):
@@ -97,16 +92,16 @@ class TestV1:
         assert (folder / "tokenizer" / "tokenizer.json").is_file()
 
     def test_outputs_of_one_rollout_and_tool_output(self, tmp_path):
-        config = kept(tmp_path)
-        (trainer, manager), folder = made(config), tmp_path / "run"
-        own, tool = (manager.tokenizer(text)["input_ids"] for text in ("So " + RIGHT, WRONG))
-        mask = [1] * len(own) + [0] * len(tool) + [1]
-        batch = filled(manager, [[["So", RIGHT], ([own + tool + own[:1]], [mask]), [WRONG]]])
+        config = with_folder(tmp_path)
+        (trainer, manager), folder = set_up(config), tmp_path / "run"
+        ids, tool = (manager.tokenizer(text)["input_ids"] for text in ("So " + RIGHT, WRONG))
+        mask = [1] * len(ids) + [0] * len(tool) + [1]
+        batch = filled(manager, [[["So", RIGHT], ([ids + tool + ids[:1]], [mask]), [WRONG]]])
         credit_once(trainer, batch)
         rows = rows_in(folder, 1)
         assert [row["rollout"] for row in rows] == [0, 0, 1, 2]
-        assert rows[2]["trainable"] == [bool(one) for one in mask]
-        assert [one != 0 for one in rows[2]["advantages/rloo"]] == rows[2]["trainable"]
+        assert rows[2]["trainable"] == [bool(flag) for flag in mask]
+        assert [value != 0 for value in rows[2]["advantages/rloo"]] == rows[2]["trainable"]
         by_rollout = [sum(rows[n]["advantages/rloo"]) for n in (2, 3)]
         # rewards 1, 1, 0: rloo compares each with the mean of the two others
         assert sum(rows[0]["advantages/rloo"]) + sum(rows[1]["advantages/rloo"]) == pytest.approx(0.5, rel=1e-5)
@@ -114,8 +109,8 @@ class TestV1:
 
     def test_turns_are_rows(self, tmp_path):
         recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], scope: turn}]\n"
-        config = kept(tmp_path, recipe=recipe)
-        trainer, manager = made(config)
+        config = with_folder(tmp_path, recipe=recipe)
+        trainer, manager = set_up(config)
         right, wrong = (manager.tokenizer(text)["input_ids"] for text in (RIGHT, WRONG))
         talk = [*right, 7, 7, *wrong], [1] * len(right) + [0, 0] + [1] * len(wrong)
         credit_once(trainer, filled(manager, [[([talk[0]], [talk[1]]), [WRONG]]]))
@@ -129,8 +124,8 @@ class TestV1:
         assert [row["advantages/bae"][0] for row in rows] == pytest.approx(expected, rel=1e-5)
 
     def test_what_was_rejected_is_recorded_as_trained_with_zero(self, tmp_path):
-        config = kept(tmp_path)
-        trainer, manager = made(config)
+        config = with_folder(tmp_path)
+        trainer, manager = set_up(config)
         batch = filled(manager, [[[RIGHT], [WRONG], [WRONG]]])
         rows, run = rows_of(batch, {}), trainer.spanwise
         mask_nt = torch.nn.utils.rnn.pad_sequence(fetch(batch, "response_mask")[0], batch_first=True)
@@ -142,14 +137,14 @@ class TestV1:
         assert torch.equal(adv_nt, return_nt)
         assert not adv_nt[1].any()
         assert adv_nt.sum(dim=1).tolist() == pytest.approx([1.0, 0.0, -0.5])  # the others are still compared with it
-        found = rows_in(tmp_path / "run", 1)
-        assert [sum(row["advantages/rloo"]) for row in found] == pytest.approx([1.0, 0.0, -0.5], rel=1e-5)
-        assert [row["credit/rloo/all"] for row in found] == pytest.approx([1.0, -0.5, -0.5])
+        recorded = rows_in(tmp_path / "run", 1)
+        assert [sum(row["advantages/rloo"]) for row in recorded] == pytest.approx([1.0, 0.0, -0.5], rel=1e-5)
+        assert [row["credit/rloo/all"] for row in recorded] == pytest.approx([1.0, -0.5, -0.5])
 
     def test_several_batches_of_one_step_are_counted(self, tmp_path):
         """`separate_async` may update several times between two broadcasts of its weights; none of it is written over."""
-        config = kept(tmp_path)
-        trainer, manager = made(config)
+        config = with_folder(tmp_path)
+        trainer, manager = set_up(config)
         batch, trainer.parameter_sync_step, trainer.total_training_steps = filled(manager, [[[RIGHT], [WRONG]]]), 2, 3
         with trainer.spanwise.training(trainer, done=0):
             for trainer.global_steps in (1, 2):
@@ -161,11 +156,11 @@ class TestV1:
         assert (recipe["steps"], recipe["prompts"]) == (6, 1)  # of two prompts a step, half in each batch
 
     def test_a_folder_that_holds_a_run_is_refused_before_anything_is_sampled(self, tmp_path):
-        config = kept(tmp_path)
-        first, manager = made(config)
+        config = with_folder(tmp_path)
+        first, manager = set_up(config)
         credit_once(first, filled(manager, [[[RIGHT], [WRONG]]]))
         before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-        second, _ = made(config)
+        second, _ = set_up(config)
         with pytest.raises(DataError, match="already holds a run"):
             second.fit(None)  # verl's own would fail at None
         assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
@@ -176,8 +171,8 @@ class TestV1:
         assert [line["step"] for line in lines_of(tmp_path / "run")] == [1, 2]
 
     def test_another_tokenizer_than_the_reward_workers_is_caught(self, tmp_path):
-        config = kept(tmp_path, recipe=RECIPE)
-        trainer, manager = made(config)
+        config = with_folder(tmp_path, recipe=RECIPE)
+        trainer, manager = set_up(config)
         trainer.spanwise._vocabulary = Vocabulary(tuple(b"x" for _ in range(len(manager.tokenizer))))
         batch = filled(manager, [[[TEXT.format(4, 0.9)], [TEXT.format(5, 0.2)]]])
         with pytest.raises(AlignmentError, match="found other blocks"):
@@ -218,12 +213,12 @@ class TestWholeRuns:
         assert [line["step"] for line in lines_of(folder)] == list(range(1, STEPS + 1))
         assert json.loads((folder / "summary.json").read_text())["steps"] == STEPS
         for step in range(1, STEPS + 1):
-            rows, seen = rows_in(folder, step), finished.trained(step)
-            assert len(rows) == len(seen) == PROMPTS * GROUP
+            rows, trained = rows_in(folder, step), finished.trained(step)
+            assert len(rows) == len(trained) == PROMPTS * GROUP
             assert sum(abs(value) for row in rows for value in row["advantages/bae_paper"]) > 0
-            own = sorted((row["completion_ids"], row["advantages/bae_paper"]) for row in rows)
-            theirs = sorted((row["ids"], row["advantages"]) for row in seen)
-            for (ids, advantages), (their_ids, loss) in zip(own, theirs, strict=True):
+            ours = sorted((row["completion_ids"], row["advantages/bae_paper"]) for row in rows)
+            theirs = sorted((row["ids"], row["advantages"]) for row in trained)
+            for (ids, advantages), (their_ids, loss) in zip(ours, theirs, strict=True):
                 assert ids == their_ids
                 # Both losses average over the tokens of a completion, which the advantages undo.
                 assert [value * len(ids) for value in advantages] == pytest.approx(loss, abs=1e-5)
@@ -237,7 +232,7 @@ class TestWholeRuns:
         if finished.name == "v0":
             del pairs["entropy"]  # V0's loop keeps it for itself
         for line, logged in zip(lines_of(finished.folder / "run"), finished.metrics, strict=True):
-            assert {own: line.get(own) for own in pairs} == {own: logged[theirs] for own, theirs in pairs.items()}
+            assert {ours: line.get(ours) for ours in pairs} == {ours: logged[theirs] for ours, theirs in pairs.items()}
             assert line["grad_norm"] > 0
             assert line["completions/mean_length"] > 1
 

@@ -52,26 +52,17 @@ def configured(folder, *overrides, **laser):
     with torch.no_grad():  # scores that differ
         model.lm_head.weight.mul_(8)
     shape.save_pretrained(folder / "model")
-    said = {name: value for name, value in {**LASER, **laser}.items() if value is not None}
-    config = config_of(
-        folder,
-        f"actor_rollout_ref.rollout.temperature={TEMPERATURE}",
-        *overrides,
-        recipe=RECIPE % json.dumps(said),
-    )
+    fields = {name: value for name, value in {**LASER, **laser}.items() if value is not None}
+    temperature = f"actor_rollout_ref.rollout.temperature={TEMPERATURE}"
+    config = config_of(folder, temperature, *overrides, recipe=RECIPE % json.dumps(fields))
     return config, model, tokenizer
 
 
-def rows_in(batch):
-    names = ("prompts", "responses", "response_mask", "input_ids", "position_ids")
-    return {name: [row.tolist() for row in rows] for name, rows in zip(names, fetch(batch, *names), strict=True)}
-
-
 def log_probs(model, row):
-    """Of every token after the first, at the temperature of the rollout, 0 behind the last: as verl's engines lay them out."""
+    """Log-probabilities at the rollout's temperature, from the second token on, and a 0: as verl's engines lay them out."""
     logits = model(input_ids=torch.tensor([row])).logits[0, :-1] / TEMPERATURE
-    found = logits.log_softmax(dim=-1).gather(1, torch.tensor(row[1:])[:, None])[:, 0]
-    return torch.cat([found, torch.zeros(1)])
+    logps = logits.log_softmax(dim=-1).gather(1, torch.tensor(row[1:])[:, None])[:, 0]
+    return torch.cat([logps, torch.zeros(1)])
 
 
 @pytest.fixture
@@ -83,16 +74,17 @@ def credited(tmp_path, queue):
     prompts = [[[[*tokenizer(text)["input_ids"], tokenizer.eos_token_id]] for text in texts] for texts in TEXTS]
     prompts[0][CUT][0].pop()
     batch = filled(manager, prompts)
-    rows = rows_in(batch)
+    names = ("prompts", "responses", "response_mask", "input_ids", "position_ids")
+    rows = {name: [row.tolist() for row in field] for name, field in zip(names, fetch(batch, *names), strict=True)}
     with torch.no_grad():
         old = [
-            log_probs(model, row)[-len(own) - 1 : -1] for row, own in zip(rows["input_ids"], rows["responses"], strict=True)
+            log_probs(model, row)[-len(ids) - 1 : -1] for row, ids in zip(rows["input_ids"], rows["responses"], strict=True)
         ]
     put(batch, old_log_probs=old)
-    shown = {}
-    trainer._compute_advantage(batch, shown)
+    metrics = {}
+    trainer._compute_advantage(batch, metrics)
     return SimpleNamespace(
-        config=config, model=model, trainer=trainer, manager=manager, batch=batch, rows=rows, old=old, shown=shown
+        config=config, model=model, trainer=trainer, manager=manager, batch=batch, rows=rows, old=old, metrics=metrics
     )
 
 
@@ -130,15 +122,15 @@ def test_validation_is_left_alone(tmp_path):
 
     config, _, tokenizer = configured(tmp_path)
     worker = worker_of(SimpleNamespace(config=config), model_config=omega_conf_to_dataclass(config.actor_rollout_ref.model))
-    found = {}
+    outputs = {}
     for validate in (True, False):
         (output,) = outputs_of(tokenizer, [[5, tokenizer.eos_token_id]])
         output.response_logprobs = [-0.5, -0.25]
         asyncio.run(worker._compute_teacher_logprobs(output, prompt_ids=[1], response_ids=[5], validate=validate))
-        found[validate] = output
-    assert found[True].response_mask == [1, 1]
-    assert found[False].response_ids == [5, tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|z|>")]
-    assert found[False].response_logprobs == [-0.5, -0.25, 0.0]
+        outputs[validate] = output
+    assert outputs[True].response_mask == [1, 1]
+    assert outputs[False].response_ids == [5, tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|z|>")]
+    assert outputs[False].response_logprobs == [-0.5, -0.25, 0.0]
 
 
 def test_the_advantages_are_those_of_the_pipeline(credited):
@@ -146,15 +138,15 @@ def test_the_advantages_are_those_of_the_pipeline(credited):
     assert score_n.isnan().tolist() == [False, False, True, False, False]
     scheme, manager = credited.manager.scheme, credited.manager
     reading = read(batch, scheme, manager.vocabulary)
-    found = {}
-    for name, given in {"plain": None, "mixed": score_n}.items():
-        with_scores = Batch(batch.group_n, mask_nt=batch.mask_nt, score_n=given)
-        found[name] = advantages(credit_batch(reading, with_scores, scheme), reading.spans, scheme)
-    assert not torch.allclose(found["plain"], found["mixed"], atol=1e-3)
-    for n, (row, own) in enumerate(zip(advantages_of(credited.batch), ids, strict=True)):
-        torch.testing.assert_close(row[: len(own)], found["mixed"][n, : len(own)], atol=1e-6, rtol=1e-5)
-    assert 0 <= credited.shown["laser/accuracy"] <= 1
-    assert credited.shown["laser/loss"] > 0
+    expected = {}
+    for name, scores in {"plain": None, "mixed": score_n}.items():
+        with_scores = Batch(batch.group_n, mask_nt=batch.mask_nt, score_n=scores)
+        expected[name] = advantages(credit_batch(reading, with_scores, scheme), reading.spans, scheme)
+    assert not torch.allclose(expected["plain"], expected["mixed"], atol=1e-3)
+    for n, (row, reply) in enumerate(zip(advantages_of(credited.batch), ids, strict=True)):
+        torch.testing.assert_close(row[: len(reply)], expected["mixed"][n, : len(reply)], atol=1e-6, rtol=1e-5)
+    assert 0 <= credited.metrics["laser/accuracy"] <= 1
+    assert credited.metrics["laser/loss"] > 0
     assert credited.config.actor_rollout_ref.actor.policy_loss.loss_mode in POLICY_LOSS_REGISTRY
 
 
@@ -194,7 +186,7 @@ def loss_of(case, rows, old, adv, mode):
 
 @pytest.mark.parametrize("mode", ["vanilla", "gspo", "cispo"])
 def test_the_loss_is_verls_own_plus_the_verification_loss(credited, mode):
-    """Against rows that never had the token, and a loop over completions."""
+    """The expected loss is verl's on rows without the token, plus a loop over completions."""
     case = credited
     ids, _, _ = by_hand(case)
     with torch.no_grad():  # another policy than the one that sampled
@@ -203,7 +195,7 @@ def test_the_loss_is_verls_own_plus_the_verification_loss(credited, mode):
     adv, old = ([row.clone() for row in rows] for rows in fetch(case.batch, "advantages", "old_log_probs"))
     loss = loss_of(case, case.rows, old, adv, f"spanwise_laser_{mode}")
     loss.backward()
-    found = {name: weight.grad.clone() for name, weight in case.model.named_parameters()}
+    gradient = {name: weight.grad.clone() for name, weight in case.model.named_parameters()}
 
     length = list(map(len, ids))
     plain = {**case.rows, "responses": ids, "response_mask": [[1] * size for size in length]}
@@ -212,10 +204,10 @@ def test_the_loss_is_verls_own_plus_the_verification_loss(credited, mode):
     token, errors = case.trainer.spanwise.parts["laser"].token, []
     verdicts = [1, 0, None, 0, 1]  # cut off; left out, which counts as wrong
     weights = {1: 4 / (2 * 2), 0: 4 / (2 * 2)}
-    for prompt, own, verdict in zip(case.rows["prompts"], ids, verdicts, strict=True):
+    for prompt, reply, verdict in zip(case.rows["prompts"], ids, verdicts, strict=True):
         if verdict is None:
             continue
-        logp = (case.model(input_ids=torch.tensor([prompt + own])).logits[0, -1] / TEMPERATURE).log_softmax(dim=-1)[token]
+        logp = (case.model(input_ids=torch.tensor([prompt + reply])).logits[0, -1] / TEMPERATURE).log_softmax(dim=-1)[token]
         score = LASER["beta"] * (TEMPERATURE * logp - LASER["reference"])
         errors.append(weights[verdict] * (score - verdict) ** 2)
     expected = expected + LASER["alpha"] * sum(errors) / len(errors)
@@ -223,7 +215,7 @@ def test_the_loss_is_verls_own_plus_the_verification_loss(credited, mode):
     case.model.zero_grad()
     expected.backward()
     for name, weight in case.model.named_parameters():
-        torch.testing.assert_close(found[name], weight.grad, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(gradient[name], weight.grad, atol=1e-6, rtol=1e-4)
 
 
 REFUSED = {

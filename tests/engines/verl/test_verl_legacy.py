@@ -44,8 +44,8 @@ def test_verl_divides_by_the_tokens_that_rejection_left(tmp_path, mode):
     batch = batch_of(manager_of(config), [("a", f"<answer>{digit}</answer>") for digit in (4, 5, 5)])
     batch.batch["response_mask"][1:] = 0  # rewards 1, 0, 0: rloo pays the first rollout 1
     batch = credited(config, batch)
-    given = left_right_2_no_padding(batch.to_tensordict())
-    how = {"batch_num_tokens": int(given["loss_mask"].sum()), "global_batch_size": 3}
+    unpadded = left_right_2_no_padding(batch.to_tensordict())
+    how = {"batch_num_tokens": int(unpadded["loss_mask"].sum()), "global_batch_size": 3}
     loss = agg_loss(-batch.batch["advantages"], batch.batch["response_mask"], mode, **how)
     assert float(loss) == pytest.approx(-1 / 3)
 

@@ -48,8 +48,8 @@ def test_without_entry_points_too():
 
 def test_it_is_light():
     """Nothing of verl's trainers is imported in processes that do not need them."""
-    told = "import verl, sys\nprint([m for m in sys.modules if m.startswith(('verl.trainer', 'verl.exp', 'transformers'))])"
-    assert python(told).stdout == python(told, VERL_USE_EXTERNAL_PLUGINS="none").stdout
+    code = "import verl, sys\nprint([m for m in sys.modules if m.startswith(('verl.trainer', 'verl.exp', 'transformers'))])"
+    assert python(code).stdout == python(code, VERL_USE_EXTERNAL_PLUGINS="none").stdout
 
 
 def test_registering_again_is_free():
@@ -98,10 +98,10 @@ INSTALLED = pytest.mark.skipif("spanwise" not in entry_points(group="verl.plugin
 
 @INSTALLED
 def test_this_verl_has_the_estimator_and_the_modes():
-    done = doctor()
-    assert done.returncode == 0, done.stdout
-    assert "verl's registry has the estimator spanwise" in done.stdout
-    assert "main_ppo uses V1 (trainer.use_v1: true). Modes of V1 with credit by block: " in done.stdout
+    result = doctor()
+    assert result.returncode == 0, result.stdout
+    assert "verl's registry has the estimator spanwise" in result.stdout
+    assert "main_ppo uses V1 (trainer.use_v1: true). Modes of V1 with credit by block: " in result.stdout
 
 
 @INSTALLED
@@ -109,9 +109,9 @@ def test_a_plug_in_that_verl_swallows_is_heard(tmp_path):
     """Only while verl is half imported does this one fail: to load it again afterwards would say nothing."""
     code = "import sys\nif sys.modules['verl'].__spec__._initializing:\n    raise RuntimeError('verl is not whole yet')\n"
     path = package(tmp_path, "early_plugin", code, entry_points={"verl.plugins": "early = early_plugin"})
-    done = doctor(path)
-    assert done.returncode == 1
-    assert "The plug-in 'early' is broken, and verl does not say so: RuntimeError: verl is not whole yet" in done.stdout
+    result = doctor(path)
+    assert result.returncode == 1
+    assert "The plug-in 'early' is broken, and verl does not say so: RuntimeError: verl is not whole yet" in result.stdout
 
 
 @INSTALLED
@@ -120,14 +120,14 @@ def test_a_plug_in_that_is_broken_is_heard_where_verl_loads_it(tmp_path):
     path = package(tmp_path, "broken_plugin", "def go():\n    raise KeyError('no such loss')\ngo()\n", entry_points=entries)
     (tmp_path / "fine_plugin.py").write_text("DONE = True\n")
     place = f"KeyError: 'no such loss' ({tmp_path / 'broken_plugin.py'}, line 2)"
-    said = doctor(path).stdout
-    assert f"The plug-in 'mine' is broken, and verl does not say so: {place}" in said
-    assert "'fine'" not in said
+    printed = doctor(path).stdout
+    assert f"The plug-in 'mine' is broken, and verl does not say so: {place}" in printed
+    assert "'fine'" not in printed
     assert "no such loss" not in doctor(path, VERL_USE_EXTERNAL_PLUGINS="fine,spanwise").stdout
 
 
 @INSTALLED
 def test_plug_ins_that_are_switched_off():
-    done = doctor(VERL_USE_EXTERNAL_PLUGINS="none")
-    assert done.returncode == 1
-    assert "VERL_USE_EXTERNAL_PLUGINS is 'none', so verl does not load spanwise; unset it." in done.stdout
+    result = doctor(VERL_USE_EXTERNAL_PLUGINS="none")
+    assert result.returncode == 1
+    assert "VERL_USE_EXTERNAL_PLUGINS is 'none', so verl does not load spanwise; unset it." in result.stdout

@@ -21,13 +21,13 @@ from spanwise.errors import DataError
 def test_v1(tmp_path, name):
     config = config_of(tmp_path, recipe=RECIPE.format(method="grpo", more=f"refine: {name}"))
     trainer, manager = trainer_of(config), manager_of(config)
-    batch, shown = filled(manager, [[[text] for text in group] for group in TEXTS]), {}
+    batch, metrics = filled(manager, [[[text] for text in group] for group in TEXTS]), {}
     rows = rows_of(manager.tokenizer, TEXTS)
     logps = logps_of(rows)
     put(batch, old_log_probs=logps)
-    trainer._compute_advantage(batch, shown)
-    for found, want in zip(advantages_of(batch), refined(rows, name, logps), strict=True):
-        torch.testing.assert_close(found.double(), want, atol=1e-6, rtol=0)
+    trainer._compute_advantage(batch, metrics)
+    for adv, want in zip(advantages_of(batch), refined(rows, name, logps), strict=True):
+        torch.testing.assert_close(adv.double(), want, atol=1e-6, rtol=0)
 
 
 def history_weighted(right, anchor):
@@ -64,8 +64,8 @@ def test_v1_ha_dw_remembers_and_resumes(tmp_path):
         rows, want = rows_of(manager.tokenizer, TEXTS), []
         for g in range(len(TEXTS)):
             want += history_weighted([right for _, right, group in rows if group == g], anchor)
-        for found, (ids, _, _), each in zip(advantages_of(batch), rows, want, strict=True):
-            torch.testing.assert_close(found.double(), torch.full_like(found, each / len(ids)).double(), atol=1e-6, rtol=0)
+        for adv, (ids, _, _), weight in zip(advantages_of(batch), rows, want, strict=True):
+            torch.testing.assert_close(adv.double(), torch.full_like(adv, weight / len(ids)).double(), atol=1e-6, rtol=0)
         anchor = 0.9 * anchor + 0.1 * sum(right for _, right, _ in rows) / len(rows)
     assert abs(anchor - 0.5) > 0.005
     (tmp_path / "run" / "global_step_2" / MEMORY).unlink()
@@ -84,13 +84,13 @@ def test_v0_writes_and_reads_it_with_verls_checkpoints(tmp_path, monkeypatch):
     trainer._save_checkpoint()
     state = json.loads((tmp_path / "run" / "global_step_5" / MEMORY).read_text())
     assert state["anchors"] == pytest.approx([0.5, 0.9 * 0.5 + 0.1 * 3 / 7])
-    again = v0_trainer_of(config)
-    again.actor_rollout_wg, again.use_critic = Workers(), False
-    again._load_checkpoint()
-    assert again.global_steps == 5
+    resumed = v0_trainer_of(config)
+    resumed.actor_rollout_wg, resumed.use_critic = Workers(), False
+    resumed._load_checkpoint()
+    assert resumed.global_steps == 5
     credited(config, batch_of(manager, [("a", text) for text in TEXTS[0]]))
-    again.global_steps = 6
-    again._save_checkpoint()
+    resumed.global_steps = 6
+    resumed._save_checkpoint()
     later = json.loads((tmp_path / "run" / "global_step_6" / MEMORY).read_text())
     assert later["anchors"][:2] == state["anchors"]
     assert len(later["anchors"]) == 3

@@ -27,9 +27,9 @@ def manager(config):
 
 def prepared(*where, **options):
     """A configuration as verl's reward workers find it."""
-    found = config_of(*where, **options)
-    prepare(found)
-    return found
+    settings = config_of(*where, **options)
+    prepare(settings)
+    return settings
 
 
 OF_A_FILE = "layout: {{a: [answer]}}\nobjectives: [{{reward: '{}/mine.py:{}', pays: a}}]\n"
@@ -69,8 +69,8 @@ def test_two_rollouts_share_a_mark_only_if_no_reward_differs(tmp_path, config, m
     assert "any_reward" not in info_of(scored(config, outputs_of(manager.tokenizer, [TEXT.format(4, 0.9)]), manager)[0])
     on = "algorithm.filter_groups."
     filtering = prepared(tmp_path, f"{on}enable=True", f"{on}metric=any_reward")
-    marking, said = manager_of(filtering), ((4, 0.9), (4, 0.9), (4, 0.8), (5, 0.9), (4, "high"))
-    texts = [TEXT.format(*one) + " " * (n == 1) for n, one in enumerate(said)]
+    marking, pairs = manager_of(filtering), ((4, 0.9), (4, 0.9), (4, 0.8), (5, 0.9), (4, "high"))
+    texts = [TEXT.format(*pair) + " " * (n == 1) for n, pair in enumerate(pairs)]
     marks = [info_of(scored(filtering, outputs_of(marking.tokenizer, [text]), marking)[0])["any_reward"] for text in texts]
     assert marks[0] == marks[1]
     assert len(set(marks)) == 4
@@ -97,14 +97,14 @@ def test_a_reward_function_is_called_with_one_rollout_at_a_time(tmp_path):
         "    free = busy.acquire(blocking=False)\n    time.sleep(0.1)\n    if free:\n        busy.release()\n"
         "    return [float(free)]\n"
     )
-    manager, seen = manager_of(prepared(tmp_path, recipe=OF_A_FILE.format(tmp_path, "alone"))), []
-    manager.run_single = lambda data: seen.append(data) or RewardManager.run_single(manager, data)
+    manager, calls = manager_of(prepared(tmp_path, recipe=OF_A_FILE.format(tmp_path, "alone"))), []
+    manager.run_single = lambda data: calls.append(data) or RewardManager.run_single(manager, data)
     scored(manager.config, outputs_of(manager.tokenizer, ["<answer>4</answer>"]), manager)
 
     async def several():
-        return await asyncio.gather(*(RewardManager.run_single(manager, seen[0]) for _ in range(4)))
+        return await asyncio.gather(*(RewardManager.run_single(manager, calls[0]) for _ in range(4)))
 
-    assert [one["reward_score"] for one in manager.loop.run_until_complete(several())] == [1.0] * 4
+    assert [result["reward_score"] for result in manager.loop.run_until_complete(several())] == [1.0] * 4
 
 
 def test_a_rollout_in_which_the_model_said_nothing(tmp_path):
@@ -116,9 +116,9 @@ def test_a_rollout_in_which_the_model_said_nothing(tmp_path):
     )
     assert math.isnan(info_of(empty)["correct"])
     assert empty.reward_score == 0.0
-    both = carry.unpack([info_of(one)[carry.KEY] for one in (empty, right)], manager.scheme)
-    assert both.reading.scores.reward_nm.tolist() == [[1.0]]
-    assert both.row_s.tolist() == [1]
+    unpacked = carry.unpack([info_of(output)[carry.KEY] for output in (empty, right)], manager.scheme)
+    assert unpacked.reading.scores.reward_nm.tolist() == [[1.0]]
+    assert unpacked.row_s.tolist() == [1]
 
 
 def test_a_missing_column_says_so(config, manager):
@@ -131,9 +131,9 @@ def test_validation_shows_the_objectives(config, manager):
     from verl.trainer.ppo.metric_utils import process_validation_metrics
 
     infos = [info_of(scored(config, outputs_of(manager.tokenizer, [TEXT.format(a, 0.9)]), manager)[0]) for a in (4, 5)]
-    found = process_validation_metrics(["small"] * 2, ["u", "u"], {key: [info[key] for info in infos] for key in infos[0]})
-    assert set(found["small"]) == {"correct", "brier"}
-    assert found["small"]["correct"]["mean@2"] == 0.5
+    summary = process_validation_metrics(["small"] * 2, ["u", "u"], {key: [info[key] for info in infos] for key in infos[0]})
+    assert set(summary["small"]) == {"correct", "brier"}
+    assert summary["small"]["correct"]["mean@2"] == 0.5
 
 
 def test_an_outcome_at_an_output_without_the_block_is_the_rollouts(tmp_path):

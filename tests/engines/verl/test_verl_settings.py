@@ -46,16 +46,16 @@ def test_token_mean_gives_way_where_it_cannot_be_undone_and_the_critic_keeps_it(
 def test_groups_are_dropped_by_a_number_that_there_is(tmp_path):
     on = "algorithm.filter_groups.enable=True"
 
-    def metric(given):
-        config = config_of(tmp_path, on, f"algorithm.filter_groups.metric={given}")
+    def metric(name):
+        config = config_of(tmp_path, on, f"algorithm.filter_groups.metric={name}")
         prepare(config)
         return config.algorithm.filter_groups.metric
 
     with pytest.warns(UserWarning, match="metric is set from acc to any_reward"):
         assert metric("acc") == "any_reward"
-    for given in ("reward", "brier"):
-        with pytest.warns(UserWarning, match=f"metric={given} drops .* any_reward, which keeps such groups"):
-            assert metric(given) == given
+    for name in ("reward", "brier"):
+        with pytest.warns(UserWarning, match=f"metric={name} drops .* any_reward, which keeps such groups"):
+            assert metric(name) == name
     assert metric("any_reward") == "any_reward"
 
 

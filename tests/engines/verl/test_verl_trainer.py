@@ -32,8 +32,8 @@ def test_padding_of_the_batch_changes_nothing(tmp_path):
     assert len(with_padding) == 8
     trainer._compute_advantage(with_padding, padded)
     after = advantages_of(with_padding)
-    for row, own in zip(after[:6], before, strict=True):
-        assert torch.allclose(row, own * 8 / 6)  # verl divides by the padded number of rows
+    for row, expected in zip(after[:6], before, strict=True):
+        assert torch.allclose(row, expected * 8 / 6)  # verl divides by the padded number of rows
     assert all(float(row.abs().sum()) == 0 for row in after[6:])
     assert padded == plain
     assert plain["credit/malformed"] == pytest.approx(1 / 6)
@@ -48,15 +48,15 @@ def test_a_batch_in_shares_gets_the_same_advantages_and_metrics(tmp_path, monkey
     batch = upsample_batch_to_divisible_size(filled(manager, PROMPTS), 4, manager.tokenizer.eos_token_id)
     logps = [torch.full((len(row),), -0.5 - n / 10) for n, row in enumerate(fetch(batch, "response_mask")[0])]
     put(batch, old_log_probs=logps, rollout_log_probs=[row + 0.25 for row in logps])  # what verl measures between them
-    one = trainer._compute_advantage(batch, whole)
+    together = trainer._compute_advantage(batch, whole)
     before, calls = advantages_of(batch), []
     monkeypatch.setattr(trainer_module, "SHARE", 100)
     get = tq.kv_batch_get
-    monkeypatch.setattr(tq, "kv_batch_get", lambda **asked: (calls.append(asked["keys"]), get(**asked))[1])
+    monkeypatch.setattr(tq, "kv_batch_get", lambda **query: (calls.append(query["keys"]), get(**query))[1])
     several = trainer._compute_advantage(batch, by_share)
     assert max(map(len, calls[1:])) < len(batch) == sum(map(len, calls[1:]))  # the first call fetches the readings
-    assert all(torch.equal(row, own) for row, own in zip(advantages_of(batch), before, strict=True))
-    assert (several.keys, several.tags, several.fields) == (one.keys, one.tags, one.fields)
+    assert all(torch.equal(row, expected) for row, expected in zip(advantages_of(batch), before, strict=True))
+    assert (several.keys, several.tags, several.fields) == (together.keys, together.tags, together.fields)
     assert by_share.keys() == whole.keys()
     for name in (name for name in whole if name.startswith("credit/")):
         assert by_share[name] == pytest.approx(whole[name], nan_ok=True), name
@@ -69,14 +69,14 @@ def test_a_rollout_of_several_outputs_has_one_vote(tmp_path):
     trainer, manager = trainer_of(config), manager_of(config)
     last, right, wrong = "<answer>4</answer>", ["<answer>4</answer>"], ["<answer>5</answer>"]
     many = filled(manager, [[["So"] * 11 + [last], right, wrong]])
-    one = filled(manager, [[[last], right, wrong]])
-    for batch in (many, one):
+    single = filled(manager, [[[last], right, wrong]])
+    for batch in (many, single):
         trainer._compute_advantage(batch, {})
     factor = 14 / 3  # rows per rollout: verl divides by rows
-    found, expected = advantages_of(many), advantages_of(one)
-    for row, own in zip(found[-2:], expected[-2:], strict=True):
-        assert torch.allclose(row, own * factor)
-    turns = found[:12]
+    advantages, expected = advantages_of(many), advantages_of(single)
+    for row, want in zip(advantages[-2:], expected[-2:], strict=True):
+        assert torch.allclose(row, want * factor)
+    turns = advantages[:12]
     assert all(float(row.abs().min()) > 0 for row in turns)  # every turn's own tokens are paid
     assert float(sum(row.sum() for row in turns)) == pytest.approx(float(expected[0].sum()) * factor, rel=1e-5)
 

@@ -83,13 +83,13 @@ def outputs_of(tokenizer, turns, masks=None, **extra):
     """One `AgentLoopOutput` per text."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-    made = []
+    outputs = []
     for n, text in enumerate(turns):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else text
         mask = [1] * len(ids) if masks is None else masks[n]
         row = {"prompt_ids": [1, 2], "response_ids": ids, "response_mask": mask, "num_turns": 2, "extra_fields": extra}
-        made.append(AgentLoopOutput(**row, metrics=AgentLoopMetrics()))
-    return made
+        outputs.append(AgentLoopOutput(**row, metrics=AgentLoopMetrics()))
+    return outputs
 
 
 def scored(config, outputs, manager=None, **row):

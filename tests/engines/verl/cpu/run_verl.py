@@ -134,22 +134,22 @@ class Run:
         return [json.loads(line) for line in lines]
 
     def trained(self, step: int) -> list[dict[str, Any]]:
-        """What the policy's loss took in the updates of a step, as `seen` has it."""
+        """The rows that the policy's loss took in all updates of a step, as `seen` returns them."""
         updates = len(list((self.folder / "record" / "actor").iterdir())) // len(self.metrics)
         return [row for update in range(updates) for row in self.seen("actor", (step - 1) * updates + update + 1)]
 
     def seen(self, loss: str, call: int) -> list[dict[str, Any]]:
-        """Prompt, sampled tokens and what stands beside each of them, as a loss ("actor", "critic") took them at a call of it."""
+        """The rows of one call of a loss ("actor" or "critic"): prompt, sampled tokens, and the numbers of each token."""
         import torch
 
         file = sorted((self.folder / "record" / loss).iterdir(), key=lambda file: file.name.split("-")[1])[call - 1]
-        held, rows = torch.load(file), []
-        for n, (prompt, ids, mask) in enumerate(zip(held["prompts"], held["responses"], held["response_mask"], strict=True)):
+        data, rows = torch.load(file), []
+        for n, (prompt, ids, mask) in enumerate(zip(data["prompts"], data["responses"], data["response_mask"], strict=True)):
             mask = mask.bool()
-            beside = {name: held[name][n][: len(mask)] for name in set(held) - {"prompts", "responses", "response_mask"}}
-            for name in {"advantages", "returns"} & set(beside):
-                assert (beside[name][~mask] == 0).all()
-            told = {name: values[mask].tolist() for name, values in beside.items()}
+            per_token = {name: data[name][n][: len(mask)] for name in set(data) - {"prompts", "responses", "response_mask"}}
+            for name in {"advantages", "returns"} & set(per_token):
+                assert (per_token[name][~mask] == 0).all()
+            sampled = {name: values[mask].tolist() for name, values in per_token.items()}
             text = self.tokenizer.decode(prompt, skip_special_tokens=True)
-            rows.append({"prompt": text, "ids": ids[: len(mask)][mask].tolist(), **told})
+            rows.append({"prompt": text, "ids": ids[: len(mask)][mask].tolist(), **sampled})
         return rows

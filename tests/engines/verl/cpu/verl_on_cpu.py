@@ -35,7 +35,7 @@ class _CpuModule(types.ModuleType):
 
 
 def _always(answer):
-    """A method that gives this, whatever it is called with."""
+    """A method that always returns this."""
     return lambda *_, **__: answer
 
 
@@ -102,7 +102,7 @@ class GenerateServer:
     def _serve(self):
         waiting, self.waiting = self.waiting, []
         for params in {tuple(sorted(params.items())): params for _, params, _ in waiting}.values():
-            rows = [(prompt, answer) for prompt, own, answer in waiting if own == params]
+            rows = [(prompt, answer) for prompt, setting, answer in waiting if setting == params]
             for (_, answer), tokens in zip(rows, self._sample([prompt for prompt, _ in rows], params), strict=True):
                 answer.set_result(tokens)
 
@@ -117,16 +117,16 @@ class GenerateServer:
         drawn = {"do_sample": True, "temperature": heat, "top_k": 0, "top_p": params["top_p"]}
         how = {"do_sample": False} if greedy else drawn
         limit = params.get("max_tokens", self.max_new_tokens)
-        made = self.model.generate(
+        output = self.model.generate(
             ids, attention_mask=mask, max_new_tokens=limit, return_dict_in_generate=True, output_logits=True, **how
         )
-        new = made.sequences[:, width:]
-        logp = (torch.stack(made.logits, 1).float() / heat).log_softmax(-1).gather(-1, new[..., None])[..., 0]
+        new = output.sequences[:, width:]
+        logp = (torch.stack(output.logits, 1).float() / heat).log_softmax(-1).gather(-1, new[..., None])[..., 0]
         for row, row_logp in zip(new.tolist(), logp.tolist(), strict=True):
             size = row.index(end) + 1 if end in row else len(row)
             reason = "completed" if end in row else "length"
-            told = {"global_steps": self.step}
-            yield TokenOutput(token_ids=row[:size], log_probs=row_logp[:size], stop_reason=reason, extra_fields=told)
+            fields = {"global_steps": self.step}
+            yield TokenOutput(token_ids=row[:size], log_probs=row_logp[:size], stop_reason=reason, extra_fields=fields)
 
 
 class GenerateReplica(RolloutReplica):
@@ -205,11 +205,11 @@ FIELDS = ("prompts", "responses", "response_mask", "advantages", "returns", "val
 
 
 def _recorded(loss, name):
-    """Write token ids, mask, advantages and what else is there of every micro-batch, as they enter the loss."""
+    """Write the fields of every micro-batch as they enter the loss: token ids, mask, advantages and others."""
     folder, count = Path(RECORD or ".") / name, iter(range(10**9))
 
     def recorded(config, model_output, data, dp_group=None):
-        rows = {name: list(held.unbind()) for name, held in data.select(*FIELDS, strict=False).items()}
+        rows = {name: list(column.unbind()) for name, column in data.select(*FIELDS, strict=False).items()}
         folder.mkdir(exist_ok=True)
         torch.save(rows, folder / f"{os.getpid()}-{next(count):05d}.pt")
         return loss(config=config, model_output=model_output, data=data, dp_group=dp_group)

@@ -60,8 +60,8 @@ def with_critic(name, folder):
     """The run with a critic of this name, finished, in a folder."""
     switches = ("fsdp__use_torch_compile", "model__use_remove_padding", "model__enable_gradient_checkpointing")
     sizes = {"ppo_micro_batch_size_per_gpu": PROMPTS * GROUP, "optim__lr": 1e-3, "checkpoint__save_contents": "[hf_model]"}
-    own = {"enable": True, "strategy": "fsdp2", "fsdp__strategy": "fsdp2", "model__path": folder / "model"}
-    critic = {f"critic__{name}": value for name, value in {**dict.fromkeys(switches, False), **sizes, **own}.items()}
+    model = {"enable": True, "strategy": "fsdp2", "fsdp__strategy": "fsdp2", "model__path": folder / "model"}
+    critic = {f"critic__{name}": value for name, value in {**dict.fromkeys(switches, False), **sizes, **model}.items()}
     critic["_critic__fsdp__mixed_precision"] = "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}"
     critic["_critic__model__override_config__attn_implementation"] = "eager"
     critic["actor_rollout_ref__actor__loss_agg_mode"] = "seq-mean-token-mean"
