@@ -33,7 +33,7 @@ def samples_in(log):
 
 
 def sampled_text(table, n):
-    """What of a completion a model said."""
+    """The part of a completion that the model wrote."""
     sampled = np.array(table.tokens.with_values(table.trainable).slice(n, n + 1))
     return table.vocabulary.join(table.tokens.slice(n, n + 1)[sampled].astype(np.int64))[0].decode()
 
@@ -51,12 +51,12 @@ def test_any_messages_of_the_openai_package_are_read(seed, tmp_path):
 
     draw = random.Random(seed)
 
-    def asked():
+    def question():
         image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
         parts = [{"type": "text", "text": spoken(draw)}, image, {"type": "text", "text": spoken(draw)}]
         return {"role": "user", "content": draw.choice([spoken(draw), parts])}
 
-    def replied(*, calls):
+    def reply(*, calls):
         function = {"name": "find", "arguments": json.dumps({"word": spoken(draw)}, ensure_ascii=draw.random() < 0.5)}
         call = ChatCompletionMessageFunctionToolCall(id="c", type="function", function=function)
         content = None if calls and draw.random() < 0.5 else spoken(draw)
@@ -64,21 +64,21 @@ def test_any_messages_of_the_openai_package_are_read(seed, tmp_path):
         return message.model_dump(exclude_none=draw.random() < 0.5)
 
     def talk():
-        earlier = [m for _ in range(draw.randint(0, 2)) for m in (asked(), replied(calls=False))]
+        earlier = [m for _ in range(draw.randint(0, 2)) for m in (question(), reply(calls=False))]
         tools = [
-            m for _ in range(draw.randint(0, 2)) for m in (replied(calls=True), {"role": "tool", "content": spoken(draw)})
+            m for _ in range(draw.randint(0, 2)) for m in (reply(calls=True), {"role": "tool", "content": spoken(draw)})
         ]
-        return [{"role": "system", "content": spoken(draw)}, *earlier, asked()], [*tools, replied(calls=False)]
+        return [{"role": "system", "content": spoken(draw)}, *earlier, question()], [*tools, reply(calls=False)]
 
     def text(message):
         content = message.get("content") or ""
         text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-        calls = [one["function"] for one in message.get("tool_calls") or []]
-        return "\n".join(part for part in (text, *(f"{one['name']}({one['arguments']})" for one in calls)) if part)
+        calls = [call["function"] for call in message.get("tool_calls") or []]
+        return "\n".join(part for part in (text, *(f"{call['name']}({call['arguments']})" for call in calls)) if part)
 
     talks = [talk() for _ in range(draw.randint(1, 4))]
     rewards = [draw.choice([0, 0.5, 1, None, True]) for _ in talks]
-    lines = [{"messages": before + after, "passed": paid} for (before, after), paid in zip(talks, rewards, strict=True)]
+    lines = [{"messages": before + after, "passed": reward} for (before, after), reward in zip(talks, rewards, strict=True)]
     if draw.random() < 0.5:
         (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     else:
@@ -91,10 +91,10 @@ def test_any_messages_of_the_openai_package_are_read(seed, tmp_path):
         assert text_of(table, n) == "".join(map(text, after))
         assert sampled_text(table, n) == "".join(text(message) for message in after if message["role"] == "assistant")
     if "passed" in table.rewards:
-        paid = [math.nan if paid is None else float(paid) for paid in rewards]
-        assert table.rewards["passed"].value_n.tolist() == pytest.approx(paid, nan_ok=True)
+        expected = [math.nan if reward is None else float(reward) for reward in rewards]
+        assert table.rewards["passed"].value_n.tolist() == pytest.approx(expected, nan_ok=True)
     else:
-        assert all(paid is None for paid in rewards)
+        assert all(reward is None for reward in rewards)
 
 
 def varied_log(seed, folder, form=None):
@@ -107,14 +107,14 @@ def varied_log(seed, folder, form=None):
     def text():
         return spoken(draw)
 
-    def asked():
+    def question():
         image = model.ContentImage(image="data:image/png;base64,iVBORw0KGgo=")
         contents = (text(), [model.ContentText(text=text()), image, model.ContentText(text=text())])
         return model.ChatMessageUser(content=draw.choice(contents))
 
     def inquiry():
-        earlier = [m for _ in range(draw.randint(0, 2)) for m in (asked(), model.ChatMessageAssistant(content=text()))]
-        return draw.choice([text(), [model.ChatMessageSystem(content=text()), *earlier, asked()]])
+        earlier = [m for _ in range(draw.randint(0, 2)) for m in (question(), model.ChatMessageAssistant(content=text()))]
+        return draw.choice([text(), [model.ChatMessageSystem(content=text()), *earlier, question()]])
 
     @solver.solver
     def agent():
@@ -130,19 +130,19 @@ def varied_log(seed, folder, form=None):
 
     def grader(name, value, metrics=()):
         @scorer.scorer(name=name, metrics=metrics or [])
-        def made():
+        def new_scorer():
             async def score(state, target):
-                given = value(target.text)
-                return None if given is None else scorer.Score(value=given)
+                grade = value(target.text)
+                return None if grade is None else scorer.Score(value=grade)
 
             return score
 
-        return made()
+        return new_scorer()
 
-    two = {"style": [scorer.mean()], "short": [scorer.mean()]}
+    metrics = {"style": [scorer.mean()], "short": [scorer.mean()]}
     scorers = [
         grader("grade", lambda _: draw.choice([0, 0.25, 1, True, math.nan, "C", "I", None])),
-        grader("parts", lambda said: {"style": 0.5, "short": len(said)}, two),
+        grader("parts", lambda target: {"style": 0.5, "short": len(target)}, metrics),
         grader("several", lambda _: [0.5, 1.0]),
     ]
     samples = [
@@ -157,7 +157,7 @@ def varied_log(seed, folder, form=None):
 
 
 def spoken_of(message):
-    """What a message of Inspect says, by its own fields."""
+    """The text of a message of Inspect, from its own fields."""
     parts = [] if isinstance(message.content, str) else message.content
     reasoning = "".join(part.reasoning for part in parts if part.type == "reasoning")
     calls = [
@@ -199,9 +199,9 @@ def test_logs_of_two_tasks_are_not_compared(tmp_path):
 
 @pytest.mark.parametrize("form", ["eval", "json"])
 def test_a_damaged_log_is_one_sentence(form, tmp_path):
-    whole = Path(varied_log(0, tmp_path, form)).read_bytes()
+    content = Path(varied_log(0, tmp_path, form)).read_bytes()
     cut = tmp_path / f"cut.{form}"
-    cut.write_bytes(whole[: len(whole) // 2])
+    cut.write_bytes(content[: len(content) // 2])
     with pytest.raises(DataError, match="a log of Inspect") as error:
         read_rollouts(cut)
     assert "\n" not in str(error.value)
@@ -390,6 +390,6 @@ def test_any_results_of_verifiers_before_1_0_are_what_its_own_reader_says(seed, 
                 expected = math.nan if output["error"] else value
                 assert table.rewards[name].value_n[n].item() == pytest.approx(expected, nan_ok=True)
             else:
-                assert all(one["error"] for one in outputs)
+                assert all(row["error"] for row in outputs)
     examples = [output["example_id"] for output in outputs]
     assert [[a == b for b in examples] for a in examples] == (table.group_n[:, None] == table.group_n).tolist()

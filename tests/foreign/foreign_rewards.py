@@ -8,7 +8,7 @@ from spanwise import Layout, Objective, Scheme, score_all
 
 LAYOUT = Layout({"solution": ["answer"]})
 COLUMNS = {"answer": ["4", "5", "4"], "prompt": [[{"role": "user", "content": "2+2"}]] * 3, "info": [{"size": 3}] * 3}
-TEXT = [{"solution": {"": f"<answer>{said}</answer>", "answer": said}} for said in ("4", "4", "no")]
+TEXT = [{"solution": {"": f"<answer>{answer}</answer>", "answer": answer}} for answer in ("4", "4", "no")]
 
 
 def rewards(reward, columns=COLUMNS, **fields):
@@ -33,7 +33,7 @@ def test_verifiers_rubric_is_an_objective_per_function():
 
     rubric = verifiers.Rubric(funcs=[correct, awaited, short], weights=[1.0, 0.5, 0.2], parser=parser)
     objectives, scores = rewards(rubric)
-    assert [(one.name, one.weight) for one in objectives] == [("correct", 1.0), ("awaited", 0.5), ("short", 0.2)]
+    assert [(o.name, o.weight) for o in objectives] == [("correct", 1.0), ("awaited", 0.5), ("short", 0.2)]
     for n, text in enumerate(TEXT):
         completion = [{"role": "assistant", "content": text["solution"][""]}]
         state = verifiers.State(

@@ -26,7 +26,7 @@ ASKED = [{"prompt": "2+2=", "answer": "4"}, {"prompt": "0001+2=", "answer": "3"}
 register_template(TemplateMeta("spanwise", prefix=[], prompt=["{{QUERY}}"], chat_sep=[], suffix=["<eos>"]))
 
 
-def prepare(folder, *, pieces=small.PIECES, asked=ASKED, recipe=conformance.RECIPES["blocks"]):
+def prepare(folder, *, pieces=small.PIECES, tasks=ASKED, recipe=conformance.RECIPES["blocks"]):
     """A tiny model with its tokenizer, the prompts, the recipe and the plug-in."""
     tag_level(pieces).save_pretrained(folder / "model")
     for seed, name in enumerate(("model", "reference")):
@@ -38,7 +38,7 @@ def prepare(folder, *, pieces=small.PIECES, asked=ASKED, recipe=conformance.RECI
                 bos_token_id=None, tie_word_embeddings=False,
             )
         ).save_pretrained(folder / name)  # fmt: skip
-    rows = [{"messages": [{"role": "user", "content": one["prompt"]}], "answer": one["answer"]} for one in asked]
+    rows = [{"messages": [{"role": "user", "content": row["prompt"]}], "answer": row["answer"]} for row in tasks]
     (folder / "data.json").write_text(json.dumps(rows))
     (folder / "recipe.yaml").write_text(recipe)
     (folder / "plugin.py").write_text(
@@ -54,7 +54,7 @@ def folder(tmp_path, monkeypatch):
 
 
 class Scripted(SwiftSpanTrainer):
-    """Answers with the script, and keeps what it trained."""
+    """Answer with the script, and record the advantages that were trained."""
 
     truncated = ()
 
@@ -65,15 +65,15 @@ class Scripted(SwiftSpanTrainer):
 
     def _generate_completions(self, samples):
         samples = self._preprocess_inputs(samples)
-        seen = {}
+        counts = {}
         for sample in samples:
-            group = [one["prompt"] for one in ASKED].index(sample.messages[0]["content"])
-            n = group * 4 + seen.setdefault(group, 0)
-            seen[group] += 1
+            group = [question["prompt"] for question in ASKED].index(sample.messages[0]["content"])
+            n = group * 4 + counts.setdefault(group, 0)
+            counts[group] += 1
             pieces = small.SAID[n].pieces
             sample.extra["number"] = n
             sample.messages.append({"role": "assistant", "content": "".join(pieces)})
-            sample.response_token_ids = [small.PIECES.index(one) for one in pieces]
+            sample.response_token_ids = [small.PIECES.index(piece) for piece in pieces]
             sample.finish_reason = "length" if n in self.truncated else "stop"
         return samples
 
@@ -106,8 +106,8 @@ def trained(folder, *, trainer=f"{__name__}.Scripted", **options):
     return run, {name: run.before[name] - value.detach() for name, value in run.model.named_parameters()}
 
 
-def same(found, expected):
-    return small.largest_difference(found, expected) < 1e-5
+def same(gradient, expected):
+    return small.largest_difference(gradient, expected) < 1e-5
 
 
 def paper(folder, **options):
@@ -127,23 +127,23 @@ def test_the_plugin_puts_our_trainer_in_the_place_of_theirs(folder):
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_one_step_is_the_gradient_of_the_paper(folder, loss_type, rows):
     shape = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 8 // rows}
-    run, found = trained(folder, loss_type=loss_type, **shape)
+    run, gradient = trained(folder, loss_type=loss_type, **shape)
     for n, advantages in enumerate(small.token_advantages(small.SAID)):
         assert run.seen[n] == pytest.approx(advantages, abs=1e-6)
-    assert same(found, paper(folder, loss_type=loss_type))
+    assert same(gradient, paper(folder, loss_type=loss_type))
 
 
 def test_completions_that_were_cut_off_are_left_out(folder, monkeypatch):
     monkeypatch.setattr(Scripted, "truncated", (0, 6))
-    _, found = trained(folder, loss_type="grpo", overlong_filter=True)
-    assert same(found, paper(folder, unlearned=(0, 6)))
+    _, gradient = trained(folder, loss_type="grpo", overlong_filter=True)
+    assert same(gradient, paper(folder, unlearned=(0, 6)))
 
 
 def test_the_kl_is_the_token_mean_of_each_completion(folder):
-    _, found = trained(folder, loss_type="grpo", beta=0.3, ref_model=str(folder / "reference"), ref_model_type="qwen2")
+    _, gradient = trained(folder, loss_type="grpo", beta=0.3, ref_model=str(folder / "reference"), ref_model_type="qwen2")
     policy, reference = (Qwen2ForCausalLM.from_pretrained(folder / name) for name in ("model", "reference"))
     kl = small.kl_gradient(policy, beta=0.3, reference=reference, corrected=False, cut=10)
-    assert same(found, small.added(paper(folder), kl))
+    assert same(gradient, small.added(paper(folder), kl))
 
 
 def test_two_passes_over_a_batch(folder):
@@ -152,7 +152,7 @@ def test_two_passes_over_a_batch(folder):
 
 
 def test_settings_reach_the_checks(folder):
-    """What each setting says stands in docs/border.md."""
+    """docs/border.md has the sentence for each setting."""
     with pytest.raises(RecipeError, match="There is no loss_type 'real'"):
         trained(folder, loss_type="real")
     with pytest.raises(RecipeError, match="dynamic_sample is True"):

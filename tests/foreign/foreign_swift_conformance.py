@@ -1,6 +1,6 @@
 """`tests/conformance.json` through ms-swift's GRPO trainer on CPU: its loop of turns, its masks, two processes: `make test-swift`.
 
-Only the engine that samples is replaced, by one that says what is in the file. A group of the file is a step of its own, with
+Only the engine that samples is replaced, by one that replays the file. A group of the file is a step of its own, with
 `num_generations` completions. Two groups of the file have no place there: ms-swift asks for two completions or more, and a rollout
 whose history branches is several of its samples, which `settings.check` refuses.
 """
@@ -45,7 +45,7 @@ def rollouts_of(name, group):
 
 
 class Replay(MultiTurnScheduler):
-    """Says after each turn which of its tokens were a tool's, and what the environment answers."""
+    """After each turn, say which of its tokens were a tool's, and give the environment's answer."""
 
     async def on_turn_end(self, infer_request, response_choice, current_turn):
         turns, number = Replayed.turns_of(infer_request.uuid)
@@ -64,7 +64,7 @@ multi_turns["replay"] = Replay
 
 
 class Replayed(SwiftSpanTrainer):
-    """ms-swift's trainer with an engine that says what is in the file; keeps what its tokens train with."""
+    """ms-swift's trainer with an engine that replays the file; records the advantages of its tokens."""
 
     rollouts, numbers = (), {}
 
@@ -78,12 +78,12 @@ class Replayed(SwiftSpanTrainer):
         return cls.rollouts[cls.numbers[uuid]], cls.numbers[uuid]
 
     def _engine_infer(self, infer_requests, request_config=None, **_):
-        here = self.accelerator.process_index * len(infer_requests)
+        start = self.accelerator.process_index * len(infer_requests)
         outputs = []
         for n, request in enumerate(infer_requests):
-            said = sum(message["role"] == "assistant" for message in request.messages)
-            number = Replayed.numbers.setdefault(request.uuid, here + n)
-            row = Replayed.rollouts[number][said][0]
+            turn = sum(message["role"] == "assistant" for message in request.messages)
+            number = Replayed.numbers.setdefault(request.uuid, start + n)
+            row = Replayed.rollouts[number][turn][0]
             text = "".join(conformance.PIECES[token] for token in row["ids"])
             choice = ChatCompletionResponseChoice(0, ChatMessage("assistant", text), "stop", token_ids=row["ids"])
             outputs.append(RolloutOutput(response=ChatCompletionResponse("file", [choice], UsageInfo(0, 0, 0))))
@@ -107,7 +107,7 @@ def replayed(folder, name, group, **options):
     row = rollouts[0][0][0]
     recipe = CASES["recipes"][name] + options.pop("more", "")
     prepare(
-        folder, pieces=conformance.PIECES, asked=[{"prompt": row["question"], "answer": row["answer"]}] * 2, recipe=recipe
+        folder, pieces=conformance.PIECES, tasks=[{"prompt": row["question"], "answer": row["answer"]}] * 2, recipe=recipe
     )
     sizes = {
         "num_generations": len(rollouts),
@@ -122,18 +122,18 @@ def replayed(folder, name, group, **options):
 
 
 def defined(name, group):
-    """What the loops over the definitions credit the sampled tokens of each rollout with."""
+    """The credit of each rollout's sampled tokens, by loops over the definitions."""
     return [
         [value for row, credit in turns for value, flag in zip(credit, row["sampled"], strict=True) if flag]
         for turns in rollouts_of(name, group)
     ]
 
 
-def assert_defined(seen, name, group):
+def assert_defined(advantages, name, group):
     expected = defined(name, group)
-    assert sorted(seen) == [*range(len(expected))]
+    assert sorted(advantages) == [*range(len(expected))]
     for number, values in enumerate(expected):
-        assert seen[number] == pytest.approx(values, abs=1e-6)
+        assert advantages[number] == pytest.approx(values, abs=1e-6)
 
 
 @pytest.mark.parametrize(("name", "group"), EACH)
@@ -152,13 +152,13 @@ def test_two_processes_share_a_group(tmp_path, name, group):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", __file__]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([*command, str(tmp_path), name, group], env=environment, check=True)
-    seen = {}
+    by_number = {}
     for file in tmp_path.glob("seen_*.json"):
-        seen |= {int(number): values for number, values in json.loads(file.read_text()).items()}
+        by_number |= {int(number): values for number, values in json.loads(file.read_text()).items()}
     assert len([*tmp_path.glob("seen_*.json")]) == 2
-    assert_defined(seen, name, group)
-    rows, found = opened_folder.numbers(tmp_path / "run")
-    assert found == pytest.approx([*chain(*defined(name, group))], abs=1e-6)
+    assert_defined(by_number, name, group)
+    rows, advantages = opened_folder.numbers(tmp_path / "run")
+    assert advantages == pytest.approx([*chain(*defined(name, group))], abs=1e-6)
     (prompt,) = {row["prompt"] for row in rows}
     assert json.loads(prompt)[0]["content"] == rollouts_of(name, group)[0][0][0]["question"]
 
@@ -166,11 +166,11 @@ def test_two_processes_share_a_group(tmp_path, name, group):
 def main(folder, name, group):
     """Train in one of two processes, and write what its completions trained with."""
     rank = os.environ["RANK"]
-    own = Path(folder) / rank
-    own.mkdir()
+    rank_folder = Path(folder) / rank
+    rank_folder.mkdir()
     half = len(rollouts_of(name, group)) // 2
     output = {"more": f"output: {folder}/run\n"}
-    run = replayed(own, name, group, per_device_train_batch_size=half, ddp_backend="gloo", **output)
+    run = replayed(rank_folder, name, group, per_device_train_batch_size=half, ddp_backend="gloo", **output)
     (Path(folder) / f"seen_{rank}.json").write_text(json.dumps(run.seen))
 
 

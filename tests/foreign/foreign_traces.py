@@ -54,7 +54,7 @@ def varied_traces(seed, file):
     def nodes():
         grown = [node("user", None), node("assistant", 0)]
         for _ in range(draw.randint(0, 2)):
-            parent = draw.choice([n for n, one in enumerate(grown) if one["sampled"]])
+            parent = draw.choice([n for n, entry in enumerate(grown) if entry["sampled"]])
             grown.append(node(draw.choice(["tool", "user"]), parent))
             grown.append(node("assistant", len(grown) - 1))
         return grown
@@ -88,9 +88,9 @@ def test_any_traces_are_what_verifiers_own_reader_says(seed, tmp_path, tokenizer
     for number, trace in enumerate(traces):
         trained = set()
         for branch in trace.branches:
-            own = [id(node.message) not in trained for node in branch.nodes]
+            untrained = [id(node.message) not in trained for node in branch.nodes]
             tokens = zip(branch.token_ids, branch.sampled_mask, branch.logprobs, strict=True)
-            owners = [flag for node, flag in zip(branch.nodes, own, strict=True) for _ in node.token_ids]
+            owners = [flag for node, flag in zip(branch.nodes, untrained, strict=True) for _ in node.token_ids]
             row = [token for token, is_own in zip(tokens, owners, strict=True) if is_own and token[1]]
             trained |= {id(node.message) for node in branch.nodes if node.sampled}
             if row:
@@ -115,10 +115,10 @@ def test_verifiers_reads_the_advantages_that_were_written(seed, tmp_path, tokeni
     file = varied_traces(seed, tmp_path / "traces.jsonl")
     numbers = iter(range(10_000))
 
-    def paid(turn):
+    def numbered(turn):
         return replace(turn, per_token={"advantages": [next(numbers) / 8 if flag else 0.0 for flag in turn.mask]})
 
-    trajectories = [replace(one, turns=tuple(map(paid, one.turns))) for one in read_traces(file)]
+    trajectories = [replace(trajectory, turns=tuple(map(numbered, trajectory.turns))) for trajectory in read_traces(file)]
     write_traces(tmp_path / "one.jsonl", file, trajectories)
     result = credit(
         file, output=tmp_path / "out", write="grpo", methods=["grpo"], tokenizer=tokenizer, console=Console(quiet=True),
@@ -126,23 +126,18 @@ def test_verifiers_reads_the_advantages_that_were_written(seed, tmp_path, tokeni
     )  # fmt: skip
     drop = {"traces": {"__all__": {"nodes": {"__all__": {"advantages"}}}}}
     before = [episode.model_dump(mode="json", exclude=drop) for episode in episodes_in(file)]
-    for written in (tmp_path / "one.jsonl", tmp_path / "out" / "traces.jsonl"):
-        assert [episode.model_dump(mode="json", exclude=drop) for episode in episodes_in(written)] == before
-    kept = {(one.extra["episode"], one.extra["trace"]): one for one in trajectories}
+    for path in (tmp_path / "one.jsonl", tmp_path / "out" / "traces.jsonl"):
+        assert [episode.model_dump(mode="json", exclude=drop) for episode in episodes_in(path)] == before
+    by_trace = {(trajectory.extra["episode"], trajectory.extra["trace"]): trajectory for trajectory in trajectories}
     for n, episode in enumerate(episodes_in(tmp_path / "one.jsonl")):
         for k, trace in enumerate(episode.traces):
-            for turn in kept[n, k].turns if (n, k) in kept else ():
+            for turn in by_trace[n, k].turns if (n, k) in by_trace else ():
                 node = trace.nodes[turn.extra["node"]]
                 values = [value for value, flag in zip(turn.per_token["advantages"], turn.mask, strict=True) if flag]
                 assert node.advantages == pytest.approx(values)
     (arm,) = result.applied
     values = arm.advantages(result.table, 0, len(result.table))[result.table.trainable]
-    branches = [node for trace in trained_in(tmp_path / "out" / "traces.jsonl") for node in in_rows(trace)]
+    branches = [branch for trace in trained_in(tmp_path / "out" / "traces.jsonl") for branch in trace.branches]
+    nodes = {id(node): node for branch in branches for node in branch.nodes if node.sampled}  # each node once
     assert any(values)
-    assert [value for node in branches for value in node.advantages] == pytest.approx(values.tolist())
-
-
-def in_rows(trace):
-    """The sampled nodes of a trace in the order of verifiers' branches, each once."""
-    nodes = {id(node): node for branch in trace.branches for node in branch.nodes if node.sampled}
-    return list(nodes.values())
+    assert [value for node in nodes.values() for value in node.advantages] == pytest.approx(values.tolist())

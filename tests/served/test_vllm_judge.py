@@ -49,8 +49,8 @@ def test_a_file_is_credited_by_its_verdicts(judge_url, tmp_path):
     recipe = {"method": "bae_paper", "layout": {"plan": ["plan"], "answer": ["answer"]}, "objectives": objectives}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     command = [sys.executable, "-m", "spanwise", "credit", "rollouts.jsonl", "--recipe", "recipe.yaml", "--output", "credit"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
     rewards = read_rollouts(tmp_path / "credit").rewards
     assert all(0 < value < 1 for name in ("good_plan", "good_answer") for value in rewards[name].value_n)
 
@@ -92,11 +92,11 @@ def test_it_judges_in_a_run_of_verl(judge_url, tmp_path):
         actor_rollout_ref__actor__loss_agg_mode="seq-mean-token-sum",
         reward__num_workers=2,
     )
-    done = Run(tmp_path, "sync", run(tmp_path, overrides, timeout=600, python=str(python)))
-    assert len(done.metrics) == 2
+    finished = Run(tmp_path, "sync", run(tmp_path, overrides, timeout=600, python=str(python)))
+    assert len(finished.metrics) == 2
     rewards = read_rollouts(tmp_path / "run", tokenizer=tmp_path / "model").rewards["judge"].value_n.tolist()
     judged = [value for value in rewards if not math.isnan(value)]
     assert len(rewards) == 64
     assert len(judged) > 32
     assert all(0 < value < 1 for value in judged)
-    assert all(line["credit/confidence/mean_abs"] > 0 for line in done.metrics)
+    assert all(line["credit/confidence/mean_abs"] > 0 for line in finished.metrics)

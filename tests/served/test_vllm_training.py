@@ -45,18 +45,18 @@ def even(completions, **columns):
 
 def in_two_turns(prompts, trainer):
     """A rollout function: the policy writes through vLLM, the environment answers, the policy writes again."""
-    heard = trainer.processing_class.encode(" no; ")
+    answer = trainer.processing_class.encode(" no; ")
     prompt_ids = [trainer.processing_class.encode(prompt) for prompt in prompts]
     first, first_logps = trainer._generate_single_turn(prompt_ids, None, {}, GROUP)
-    contexts = [[*prompt, *written, *heard] for prompt, written in zip(prompt_ids, first, strict=True)]
+    contexts = [[*prompt, *reply, *answer] for prompt, reply in zip(prompt_ids, first, strict=True)]
     second, second_logps = trainer._generate_single_turn(contexts, None, {}, 1)
     pairs = list(zip(first, second, strict=True))
     logps = zip(first_logps, second_logps, strict=True)
     return {
         "prompt_ids": prompt_ids,
-        "completion_ids": [[*one, *heard, *other] for one, other in pairs],
-        "logprobs": [[*one, *[0.0] * len(heard), *other] for one, other in logps],
-        "env_mask": [[1] * len(one) + [0] * len(heard) + [1] * len(other) for one, other in pairs],
+        "completion_ids": [[*before, *answer, *after] for before, after in pairs],
+        "logprobs": [[*before, *[0.0] * len(answer), *after] for before, after in logps],
+        "env_mask": [[1] * len(before) + [0] * len(answer) + [1] * len(after) for before, after in pairs],
         "turns": [[{"text": trainer.processing_class.decode(part)} for part in pair] for pair in pairs],
     }
 
