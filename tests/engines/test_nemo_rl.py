@@ -55,7 +55,7 @@ def rollout(ids, prompt=(7, 8), *, sampled=None, reward=0.0, weight=1.0, idx=0, 
 
 
 def of_rows(rows):
-    """Rows of `conformance.json` as rollouts. Prompts of a group begin alike and go on with what was said before."""
+    """Rows of `conformance.json` as rollouts. Prompts of a group share a beginning; the earlier turns follow it."""
     groups = {row["group"]: n for n, row in enumerate(rows)}
     return [
         rollout(row["ids"], [groups[row["group"]]], sampled=row["sampled"], idx=groups[row["group"]],

@@ -46,7 +46,7 @@ def spoken(draw):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_any_messages_of_the_openai_package_are_read(seed, tmp_path):
-    """A model's turns and calls as the package's own types write them, tools' results, images, rewards that are missing."""
+    """Turns and calls written by the package's own types, with tools' results, images and missing rewards."""
     from openai.types.chat import ChatCompletionMessage, ChatCompletionMessageFunctionToolCall
 
     draw = random.Random(seed)

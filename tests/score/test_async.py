@@ -102,7 +102,7 @@ def test_at_most_so_many_at_once_and_each_has_its_own_deadline():
 
     scores = rewards(Objective(compute_score, "solution", options={"max_concurrent": 8, "timeout": 0.2}))
     assert busy.most == 8
-    assert scores.status_nm[:, 0].tolist() == [TIMEOUT if n == 7 else OK for n in range(SIZE)]  # a queue of .1 s cost nobody
+    assert scores.status_nm[:, 0].tolist() == [TIMEOUT if n == 7 else OK for n in range(SIZE)]  # no time-out from queueing
 
 
 def test_batches_on_one_loop_share_the_limit_and_processes_their_share(monkeypatch):

@@ -115,7 +115,7 @@ def test_a_list_is_measured_by_the_elements_of_the_gold_list():
 
 
 def ended(completions, completion_ids, **_):
-    """Tell completions with an end token apart by their ids: 1 if the text does not show it, 0 if it does."""
+    """Reward completions whose ids end with the end token: 1 if their text does not show it, 0 if it does."""
     pairs, end = zip(completions, completion_ids, strict=True), build_tokenizer().eos_token_id
     return [float("<eos>" not in text) if ids[-1] == end else None for text, ids in pairs]
 

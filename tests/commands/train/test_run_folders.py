@@ -147,7 +147,7 @@ def test_a_start_that_fails_leaves_no_folder(first, tmp_path, monkeypatch):
 
 
 def test_a_fault_in_the_objectives_is_met_before_anything_is_built(tmp_path, monkeypatch):
-    """Neither a folder nor a warm start, which takes minutes, comes before the sentence."""
+    """The error comes before a folder is made and before the warm start, which takes minutes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("spanwise.commands.train.train.make_task", lambda *_: pytest.fail("the task was built"))
     entry = {"reward": "judge", "pays": "solution", "options": {"model": "m", "base_url": "http://127.0.0.1:9/v1"}}

@@ -82,8 +82,8 @@ def model_path(data):
 class SignsGenerator(GeneratorInterface):
     """Plays the conversations with the policy, all at once, and lays them out as the configuration asks.
 
-    The environment's reward is the share of right answers, at the end; what is right in each turn and where it started from stand
-    beside it, for those who read them.
+    The environment's reward is the share of right answers, at the end. Extra fields say which turns were right and which sign
+    each turn showed.
     """
 
     def __init__(self, model, cfg, *, script=None):

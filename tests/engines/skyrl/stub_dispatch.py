@@ -1,6 +1,6 @@
 """What stands in for SkyRL's GPU workers: a torch policy on the CPU behind the methods of `trainer.dispatch` that `train()` calls.
 
-Where the configuration names a critic, it is SkyRL's own (`critic_worker`).
+A critic, if the configuration names one, is SkyRL's own (`critic_worker`).
 
 Everything else of SkyRL is real: the trainer, its batches, padding, mini-batches, advantages, loss reduction and policy losses.
 """

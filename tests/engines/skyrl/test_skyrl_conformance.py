@@ -77,7 +77,7 @@ def test_it_gives_every_token_the_advantage_of_the_file(data, name, layout, dtyp
 
 
 def test_whole_conversations(data, name, dtype):
-    """SkyRL's flat layout, whose prompts all have equally many rollouts: each prompt is a batch of its own."""
+    """In SkyRL's flat layout all prompts have equally many rollouts, so each prompt is a batch here."""
     every, expected = conformance.expected(name, whole=True)
     for group in dict.fromkeys(row["group"] for row in every):
         pairs = [(row, values) for row, values in zip(every, expected, strict=True) if row["group"] == group]

@@ -13,7 +13,7 @@ NAMES = [
     Needed(f"{TRAINER}._execute_training_step", ("model", "data")),
     Needed(f"{TRAINER}.train_critic_and_policy", ("data",)),
     Needed(f"{TRAINER}.compute_advantages_and_returns", ("data",)),
-    # The filter that looks at the environment's reward is asked for by this flag, before rows become tensors.
+    # This flag asks for the filter on the environment's reward, before rows become tensors.
     Needed(
         f"{TRAINER}.postprocess_generator_output", says=("self.cfg.trainer.algorithm.zero_variance_filter", "loss_masks")
     ),

@@ -176,7 +176,7 @@ def test_a_rollout_without_its_reward_moves_neither(data):
 
 
 def decided(plans):
-    """Answers that are all right or all wrong, as the first sign says: what a critic can know from the prompt."""
+    """Answers that are all right or all wrong, depending on the first sign, so that a critic can tell from the prompt."""
     return [[small.FIRST_SAID + (small.right(sign) + plan[0] % 2) % small.SIGNS for sign in plan] for plan in plans]
 
 

@@ -35,7 +35,7 @@ def ragged(seed, *, prompts=4, samples=3, stepwise=True, pads=2):
 
 
 def reduced(data, name, adv_nt, mask_nt, mini, prompts):
-    """What SkyRL's trainer makes of advantages before it sums them up."""
+    """The advantages after SkyRL's normalisation, before its loss sums them up."""
     trainer = small.trainer(
         small.config(
             data,

@@ -13,7 +13,7 @@ from spanwise.engines.skyrl.main import trainer_class
 from spanwise.errors import RecipeError
 
 ALGORITHM = "trainer.algorithm."
-#: The turns of a rollout by what was right in each: the environment's reward is the share, the same in the first two groups.
+#: For each kind of group the right turns of its two rollouts; the environment's reward, their share, differs in the third.
 SCRIPTED = {"same": [[1, 1], [1, 1]], "blocks": [[1, 0], [0, 1]], "rewards": [[1, 1], [0, 0]]}
 #: Groups with credit in some turn, worked out by hand, and groups whose rewards differ.
 USEFUL, VARIED = {"blocks", "rewards"}, {"rewards"}

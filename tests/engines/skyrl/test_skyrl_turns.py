@@ -15,7 +15,7 @@ OUTCOME = "layout: {turn: []}\nmethod: dr_grpo\nper: completion\nobjectives: [{r
 
 
 def through(data, recipe, output, *, merged=False, dp=1, **changes):
-    """What the trainer hands to the workers for a generator's output: the batch, and the rows in SkyRL's order."""
+    """Credit a generator's output; returns the trainer, the batch for the workers and the rows in SkyRL's order."""
     prompts = len({trajectory.instance_id for trajectory in output["trajectory_ids"]})
     layout = "merged" if merged else "stepwise"
     trainer = small.trainer(small.config(data, recipe=recipe, layout=layout, prompts=prompts, samples=3, **changes), dp=dp)

@@ -1,4 +1,4 @@
-"""A user's own script leaves the folder of `spanwise train`: same files, same columns, credit by hand, whatever ends it."""
+"""A user's own script leaves the folder of `spanwise train`: same files and columns, credit by hand, however it ends."""
 
 import importlib.util
 import io

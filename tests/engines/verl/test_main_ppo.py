@@ -1,6 +1,6 @@
 """Whole runs of `python -m verl.trainer.main_ppo` on CPU with a recipe: what reached verl's loss is what the files say.
 
-Everything is verl's own beside the plug-in of `cpu/verl_on_cpu.py`, and spanwise is the installed wheel: nothing here imports the
+All but the plug-in of `cpu/verl_on_cpu.py` is verl's own, and spanwise is the installed wheel: nothing here imports the
 adapter, its entry point registers it. What each token was trained with is recorded where the loss takes it and compared with
 credit computed from the rollouts that verl dumped.
 """

@@ -117,7 +117,7 @@ def test_what_verl_tells_its_own_grpo_alone_is_refused():
     """verl hands `norm_adv_by_std_in_grpo` to no other estimator."""
     with pytest.raises(RecipeError, match="spanwise_dr_grpo"):
         run("spanwise_grpo", data_of(), OmegaConf.create({"norm_adv_by_std_in_grpo": False}))
-    run("spanwise_rloo", data_of(), OmegaConf.create({"norm_adv_by_std_in_grpo": False}))  # it divides by nothing
+    run("spanwise_rloo", data_of(), OmegaConf.create({"norm_adv_by_std_in_grpo": False}))  # rloo divides by nothing
 
 
 def test_the_signature_takes_what_verl_may_pass():

@@ -49,7 +49,7 @@ def configured(folder, *overrides, **laser):
     )  # fmt: skip
     torch.manual_seed(0)
     model = LlamaForCausalLM(shape)
-    with torch.no_grad():  # scores that differ
+    with torch.no_grad():  # so that scores differ
         model.lm_head.weight.mul_(8)
     shape.save_pretrained(folder / "model")
     fields = {name: value for name, value in {**LASER, **laser}.items() if value is not None}

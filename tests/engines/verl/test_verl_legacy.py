@@ -35,7 +35,7 @@ def test_without_readings_it_says_which_trainer_carries_them(config):
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 def test_verl_divides_by_the_tokens_that_rejection_left(tmp_path, mode):
-    """Its loss at a ratio of 1 is the mean over rollouts of the sum of their advantages, 0 where it rejected a token."""
+    """At a ratio of 1 verl's loss is the mean over rollouts of the sum of their advantages, without rejected tokens."""
     from verl.trainer.ppo.core_algos import agg_loss
     from verl.workers.utils.padding import left_right_2_no_padding
 

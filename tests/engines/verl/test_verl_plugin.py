@@ -1,4 +1,4 @@
-"""The entry point as verl loads it, in processes of their own, and what `spanwise doctor` hears of it and of other plug-ins."""
+"""The entry point as verl loads it, in fresh processes, and what `spanwise doctor` reports of it and of other plug-ins."""
 
 import importlib
 import os
@@ -35,7 +35,7 @@ def test_verl_registers_it_by_itself():
 
 
 def test_without_entry_points_too():
-    """Where plug-ins are switched off, the module may be named, or imported late."""
+    """If plug-ins are switched off, the module may be named, or imported late."""
     off = {"VERL_USE_EXTERNAL_PLUGINS": "none"}
     assert (
         "'spanwise_grpo'"
@@ -47,7 +47,7 @@ def test_without_entry_points_too():
 
 
 def test_it_is_light():
-    """Nothing of verl's trainers is imported in processes that do not need them."""
+    """The plug-in imports none of verl's trainers in a process that does not need them."""
     code = "import verl, sys\nprint([m for m in sys.modules if m.startswith(('verl.trainer', 'verl.exp', 'transformers'))])"
     assert python(code).stdout == python(code, VERL_USE_EXTERNAL_PLUGINS="none").stdout
 
@@ -92,7 +92,7 @@ def test_a_part_that_fails_says_so_and_verl_goes_on(monkeypatch, capsys):
     assert importlib.import_module("verl.trainer.ppo.core_algos") is core_algos
 
 
-#: Where spanwise is on PYTHONPATH and not installed, verl does not load it.
+#: If spanwise is on PYTHONPATH and not installed, verl does not load it.
 INSTALLED = pytest.mark.skipif("spanwise" not in entry_points(group="verl.plugins").names, reason="not installed")
 
 
@@ -106,7 +106,7 @@ def test_this_verl_has_the_estimator_and_the_modes():
 
 @INSTALLED
 def test_a_plug_in_that_verl_swallows_is_heard(tmp_path):
-    """Only while verl is half imported does this one fail: to load it again afterwards would say nothing."""
+    """This plug-in fails only while verl is half imported, so loading it again afterwards would show no fault."""
     code = "import sys\nif sys.modules['verl'].__spec__._initializing:\n    raise RuntimeError('verl is not whole yet')\n"
     path = package(tmp_path, "early_plugin", code, entry_points={"verl.plugins": "early = early_plugin"})
     result = doctor(path)

@@ -31,13 +31,13 @@ def test_v1(tmp_path, name):
 
 
 def history_weighted(right, anchor):
-    """GRPO's advantages, those of hard prompts weighing more where right and less where wrong."""
+    """GRPO's advantages; for hard prompts right completions weigh more and wrong ones less."""
     diff = sum(right) / len(right) - anchor
     return [a * 1.3 * math.exp(-math.copysign(1, a) * math.copysign(1, diff) * abs(diff)) for a in grpo(right)]
 
 
 class Workers:
-    """verl's workers, who hold the weights: all that is not real here. Weights are saved behind the memory."""
+    """verl's workers, the only part that is not real here; they save the weights after the memory."""
 
     def save_checkpoint(self, path, *args, **kwargs):
         assert (Path(path).parent / MEMORY).is_file()
@@ -54,7 +54,7 @@ def test_v1_ha_dw_remembers_and_resumes(tmp_path):
     trainer, anchor = trainer_of(config), 0.5
     manager = manager_of(config)
     for step in range(3):
-        if step == 2:  # another process goes on
+        if step == 2:  # another process resumes
             trainer.global_steps = 2
             trainer.spanwise.save_memory(2)
             trainer = trainer_of(config)

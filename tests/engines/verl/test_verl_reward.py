@@ -45,7 +45,7 @@ def test_a_completion_is_scored_and_its_reading_arrives(config, manager):
     assert info["correct"] == 1.0
     assert info["brier"] == pytest.approx(-0.01)
     assert output.reward_score == pytest.approx(0.99)
-    assert set(output.extra_fields) == {"reward_extra_info"}  # the mask that the reward worker gets does not stay there
+    assert set(output.extra_fields) == {"reward_extra_info"}  # the mask for the reward worker is gone again
     carried = carry.unpack([info[carry.KEY]], manager.scheme)
     mask_nt, masked_n = torch.arange(80)[None] < len(output.response_ids), carried.masked_n
     block_nt = carried.tokens(manager.scheme, mask_nt, [0])[0].block_nt
@@ -59,7 +59,7 @@ def test_a_completion_is_scored_and_its_reading_arrives(config, manager):
 def test_absent_and_unreadable_survive_the_way(config, manager):
     for text, expected in (("<answer>4</answer>", Status.ABSENT), (TEXT.format(4, "high"), Status.UNPARSABLE)):
         (output,) = scored(config, outputs_of(manager.tokenizer, [text]), manager)
-        assert info_of(output)["brier"] == -1.0  # what is logged is what it stands for
+        assert info_of(output)["brier"] == -1.0  # the log shows the stand-in
         reading = carry.unpack([info_of(output)[carry.KEY]], manager.scheme).reading
         assert reading.scores.status_nm.tolist() == [[Status.OK, expected]]
         assert math.isnan(reading.scores.reward_nm[0, 1])
@@ -91,7 +91,7 @@ def test_columns_have_the_names_that_rewards_ask_for(tmp_path, monkeypatch):
 
 
 def test_a_reward_function_is_called_with_one_rollout_at_a_time(tmp_path):
-    """verl asks for many at once, and a function that keeps something of its own need not be safe in two threads."""
+    """verl calls it for many rollouts at once, and a function that keeps a state need not be thread-safe."""
     (tmp_path / "mine.py").write_text(
         "import threading, time\nbusy = threading.Lock()\n\ndef alone(blocks):\n"
         "    free = busy.acquire(blocking=False)\n    time.sleep(0.1)\n    if free:\n        busy.release()\n"
@@ -108,7 +108,7 @@ def test_a_reward_function_is_called_with_one_rollout_at_a_time(tmp_path):
 
 
 def test_a_rollout_in_which_the_model_said_nothing(tmp_path):
-    """There is no turn that could be read: its number is absent, and other rollouts are compared without it."""
+    """It has no turn to read: its reward is absent, and other rollouts are compared without it."""
     recipe = "layout: {a: [answer]}\nobjectives: [{reward: correct, pays: [a], scope: turn}]\n"
     manager = manager_of(prepared(tmp_path, recipe=recipe))
     (empty,), (right,) = (
@@ -137,7 +137,7 @@ def test_validation_shows_the_objectives(config, manager):
 
 
 def test_an_outcome_at_an_output_without_the_block_is_the_rollouts(tmp_path):
-    """The last output says goodbye; what it was paid for stands in the one before."""
+    """The last output says goodbye; the block that is paid stands in the one before."""
     objective = "{reward: environment, pays: [rest], options: {column: won}}"
     recipe = f"layout: {{solution: [answer], rest: [note]}}\nobjectives: [{objective}]\n"
     manager = manager_of(prepared(tmp_path, recipe=recipe))
@@ -159,7 +159,7 @@ def test_a_recipe_must_be_there_and_have_blocks(tmp_path):
 
 
 def test_rewards_that_wait_share_the_loop_and_not_the_thread(tmp_path, monkeypatch):
-    """More requests in flight than reward workers have threads, and each worker its share of `max_concurrent`."""
+    """More requests are in flight than reward workers have threads; each worker has its share of `max_concurrent`."""
     (tmp_path / "waiting.py").write_text(
         "import asyncio\nnow = most = 0\n\n"
         "async def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
@@ -195,7 +195,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 
 def test_verls_own_reward_manager_pays_as_the_environment(tmp_path):
-    """The number that verl itself would train with: of its manager `dapo`, a function of the user's, and a penalty on length."""
+    """`environment` is the number verl itself would train with: manager `dapo`, a user's function, a penalty on length."""
     (tmp_path / "mine.py").write_text(FUNCTION)
     recipe = """
     method: bae_paper

@@ -1,4 +1,4 @@
-"""What verl's configuration must be: every refusal names what to write, and what it refuses is verl's own option."""
+"""What verl's configuration must be: every refusal is of an option of verl's, and names what to write."""
 
 from pathlib import Path
 
@@ -133,7 +133,7 @@ def test_what_is_set(tmp_path, capsys):
     assert config.actor_rollout_ref.actor.policy_loss.loss_mode == "vanilla"
     assert settings.parts == {}
     assert "spanwise" not in capsys.readouterr().err
-    prepare(config)  # what it set itself is not refused
+    prepare(config)  # its own settings are not refused
 
 
 SAID = {

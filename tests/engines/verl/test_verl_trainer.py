@@ -40,7 +40,7 @@ def test_padding_of_the_batch_changes_nothing(tmp_path):
 
 
 def test_a_batch_in_shares_gets_the_same_advantages_and_metrics(tmp_path, monkeypatch):
-    """Shares mix prompts, and each is padded to its own longest row; verl's own metrics of them are joined."""
+    """Shares mix prompts and are padded to their own longest row; verl's own metrics of the shares are joined."""
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
     config = config_of(tmp_path)
@@ -64,7 +64,7 @@ def test_a_batch_in_shares_gets_the_same_advantages_and_metrics(tmp_path, monkey
 
 
 def test_a_rollout_of_several_outputs_has_one_vote(tmp_path):
-    """Twelve rows of one rollout weigh as one: the others get what they get when it is one row."""
+    """Twelve rows of one rollout have one vote: the other rollouts get the same as if it were one row."""
     config = config_of(tmp_path, recipe=WHOLE)
     trainer, manager = trainer_of(config), manager_of(config)
     last, right, wrong = "<answer>4</answer>", ["<answer>4</answer>"], ["<answer>5</answer>"]
@@ -93,7 +93,7 @@ def test_an_agent_loop_that_scores_itself_is_refused(tmp_path):
 
 
 def test_a_reader_that_did_not_know_the_mask_is_caught(tmp_path, monkeypatch):
-    """Were the mask not sent along, tool output would count as the model's: that is refused, not trained."""
+    """Without the mask tool output would count as the model's, so training is refused."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
     from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 
@@ -136,7 +136,7 @@ def test_every_mode_is_made_ours_by_the_name_of_the_estimator(tmp_path, mode):
         config = config_of(tmp_path, f"trainer.v1.trainer_mode={name}", *(more if mode == "separate_async" else []))
         trainer = trainer_of(config, name)
         assert trainer.spanwise.scheme.method == "bae"
-        assert trainer.trainer_mode == mode  # verl looks at it, and would sample as asynchronous modes do under another name
+        assert trainer.trainer_mode == mode  # verl reads it, and samples asynchronously under any other name
         assert type(trainer) is get_trainer_cls(mode)
         assert config.reward.reward_manager.name == "SpanRewardManager"
 

@@ -21,7 +21,7 @@ def batch(padding):
 
 
 def reduced(adv_nt, mask_nt, mode, mini_batch, micro, ranks):
-    """What FSDP accumulates over an optimiser step, as `ppo_loss` calls verl's function: mean over ranks of sums over micros."""
+    """The loss that FSDP accumulates over an optimiser step through `ppo_loss`: a mean over ranks of sums over micro-batches."""
     from verl.trainer.ppo.core_algos import agg_loss
 
     total = 0.0
@@ -58,7 +58,7 @@ def test_is_the_objective(mode, padding, mini_batch, micro, ranks):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_losses_of_verl_are_linear_in_a_positive_factor(mode):
-    """The ground on which advantages may be scaled at all, for every loss that is let through."""
+    """For every loss that is let through: this linearity is what allows advantages to be scaled."""
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
     adv_nt, mask_nt = batch(0)

@@ -1,4 +1,4 @@
-"""Small pieces of a verl run that are verl's own: its configuration, a model folder, rollouts as its agent loop makes them."""
+"""Small real pieces of a verl run: its configuration, a model folder, rollouts as its agent loop makes them."""
 
 import warnings
 
@@ -100,7 +100,7 @@ def scored(config, outputs, manager=None, **row):
 
 
 async def scoring(manager, outputs, **row):
-    """The same on a loop that runs."""
+    """`scored`, for a loop that already runs."""
     fields = {**ROW, "raw_prompt": "2+2", **row}
     await worker_of(manager)._compute_score(outputs, kwargs={name: _one(value) for name, value in fields.items()})
 
@@ -121,5 +121,5 @@ def worker_of(manager, kind=None, **more):
 
 
 def _one(value):
-    """What a dataset's collate gives for one row: conversations are object arrays."""
+    """The value of one row as a dataset's collate returns it: conversations are object arrays."""
     return np.array(value, dtype=object) if isinstance(value, list) else value

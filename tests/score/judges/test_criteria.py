@@ -23,7 +23,7 @@ TEXT = [
 
 
 def by_words(part, request, times):
-    """Yes to a criterion if the part has the word in its last quotes."""
+    """Answer yes if the part has the word with which its criterion ends."""
     word = request["messages"][-1]["content"].rpartition("mentions ")[2].split("\n")[0].rstrip(".")
     return verdict("yes" if word in part else "no", f"I looked for {word}")
 
@@ -181,7 +181,7 @@ def test_a_located_verdict_pays_the_step_it_is_about_and_is_asked_once():
 
 
 def test_srar_adds_each_steps_standardised_verdicts_to_the_outcome():
-    """After Algorithm 1 as the authors' code has it: loops over the steps of one prompt."""
+    """The oracle is Algorithm 1 as in the authors' code: loops over the steps of one prompt."""
     options = {"model": "m", "locate": True, "criteria": "rubric"}
     fields = {"baseline": "group", "scale": "std"}
     layout = Layout({"step[*]": ["step"]}, most=2)

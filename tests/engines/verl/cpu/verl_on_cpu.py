@@ -1,7 +1,7 @@
 """verl without a GPU, for tests: a CPU platform, a rollout by transformers' `generate`, and a record of what the losses saw.
 
 verl imports it where `VERL_USE_EXTERNAL_MODULES=verl_on_cpu` is set; `run_verl.py` sets that and what else it takes.
-Everything else of a run is verl's own: configuration, Ray, TransferQueue, agent loop, reward loop, FSDP2, loss, weight sync.
+All else in a run is verl's own: configuration, Ray, TransferQueue, agent loop, reward loop, FSDP2, loss, weight sync.
 """
 
 from __future__ import annotations
