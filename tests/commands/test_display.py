@@ -35,7 +35,7 @@ widths = pytest.mark.parametrize("width", [60, 80, 200])
 
 
 def printed(*parts, width=80, keep=1):
-    """What is printed, no line of which is wider than the console."""
+    """The printed text, in which nothing is cut off with an ellipsis."""
     console = Console(width=width, file=io.StringIO(), force_terminal=False)
     say(console, *parts, keep=keep)
     text = console.file.getvalue()

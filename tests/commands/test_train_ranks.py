@@ -1,4 +1,4 @@
-"""`spanwise train` on two processes leaves behind what both of them generated."""
+"""`spanwise train` on two processes keeps the rollouts of both."""
 
 import json
 import os

@@ -109,7 +109,7 @@ def credited(folder, prime, name, rows):
     return [spread_out(nodes[n]) for n in range(len(rows))]
 
 
-# Lists of different lengths, for which nobody is charged; a group of one, and a unanimous one.
+# Leaving list elements out is free here; there is a group of one and a unanimous group.
 @pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning", "ignore:Every advantage of the batch")
 @pytest.mark.parametrize("name", ["blocks", "waits", "fields"])
 def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, prime, name):

@@ -58,7 +58,7 @@ COLD = 1e-4
 
 
 class Scripted:
-    """An environment that answers its fixed lines, and notes what it was told."""
+    """An environment that answers with fixed lines, and records the policy's turns."""
 
     def __init__(self, opening, lines):
         self.opening, self.lines, self.told = opening, list(lines), []

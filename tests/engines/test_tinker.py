@@ -1,4 +1,4 @@
-"""Advantages of Tinker's datums: of dicts everywhere, of tinker's and SkyRL's own types where they are installed."""
+"""Advantages of Tinker's datums: of dicts, and of tinker's and SkyRL's own types if they are installed."""
 
 import numpy as np
 import pytest
@@ -49,13 +49,13 @@ def test_blocks_are_credited_apart_and_shared_out_over_their_tokens():
         assert numbers(datum) == pytest.approx([0.0] + [solution / 3] * 3 + [confidence / 3] * 3, abs=1e-6)
     for (datum,), original in zip(credited, group, strict=True):
         assert {**datum["loss_fn_inputs"], "advantages": None} == {**original["loss_fn_inputs"], "advantages": None}
-    assert numbers(group[0]) == [0.0] * 7  # what was given is not changed
+    assert numbers(group[0]) == [0.0] * 7  # the input is not changed
 
 
-@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")  # lists of different lengths, and nobody is charged
+@pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")  # leaving list elements out is free
 @pytest.mark.parametrize("name", ["blocks", "waits", "fields"])
 def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name):
-    """The file's other recipes pay turns, and Tinker's datums say nothing of a turn."""
+    """The file's other recipes pay turns, which Tinker's datums do not have."""
     cases = conformance.load()
     rows, expected = cases["rollouts"][conformance.ROWS[name]], cases["advantages"][name]
     groups = {group: [n for n, row in enumerate(rows) if row["group"] == group] for group in ("g4", "g3", "g2", "g1")}

@@ -58,7 +58,7 @@ def test_with_images_nothing_moves():
 
 
 class UnslothGRPOTrainer:
-    """What Unsloth calls the trainer that it writes."""
+    """The name that Unsloth gives to the trainer that it writes."""
 
 
 def test_what_it_can_serve(tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ EACH = [(name, group) for name, kind in conformance.ROWS.items() for group in GR
 
 
 def rollouts_of(name, group):
-    """The rollouts of a group: for each turn its row, and what its tokens are credited with."""
+    """The rollouts of a group: for each turn its row, and the credit of its tokens."""
     rows = CASES["rollouts"][conformance.ROWS[name]]
     rollouts = {}
     for n, (row, credit) in enumerate(zip(rows, CASES["advantages"][name], strict=True)):
@@ -164,7 +164,7 @@ def test_two_processes_share_a_group(tmp_path, name, group):
 
 
 def main(folder, name, group):
-    """Train in one of two processes, and write what its completions trained with."""
+    """Train in one of two processes, and write the advantages of its completions."""
     rank = os.environ["RANK"]
     rank_folder = Path(folder) / rank
     rank_folder.mkdir()

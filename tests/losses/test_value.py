@@ -1,4 +1,4 @@
-"""What a critic is fitted with: worked numbers, verl's own, scipy as oracle, masked tokens that are never read."""
+"""The losses of a critic: worked numbers, verl's own, scipy as oracle, masked tokens that are never read."""
 
 import math
 from itertools import pairwise

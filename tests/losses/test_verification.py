@@ -1,4 +1,4 @@
-"""The loss of a self-rewarding score: the worked numbers of the paper's code, and what takes no part."""
+"""The loss of a self-rewarding score: the worked numbers of the paper's code, and completions that take no part."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def slow_loss(score, verdict):
 
 
 def test_balanced_weights_teach_the_probability_if_half_were_right():
-    """Of 8 alike answers 6 are right: the best constant is 1/2 with the paper's weights and 6/8 without."""
+    """Of 8 equal answers 6 are right: the best constant score is 1/2 with the paper's weights and 6/8 without."""
     verdict_n = double([1, 1, 1, 1, 1, 1, 0, 0])
     for balanced, best in ((True, 0.5), (False, 0.75)):
         weight_n = class_weights(verdict_n, balanced=balanced)

@@ -55,7 +55,7 @@ def test_a_sample_without_a_verdict_votes_as_its_answer_was_judged_elsewhere():
 
 
 def test_an_answer_that_nobody_judged_is_not_right():
-    """Two hard prompts whose popular answer timed out: leaving the samples out would make both look solved."""
+    """The popular answer of a hard prompt timed out; leaving its samples out would make the prompt look solved."""
     rows = [("1", 1, 9), ("3", None, 9), ("3", None, 9)]
     values = curve_values(run(rows))
     assert values["pass@1"][0] == pytest.approx(1 / 3)

@@ -83,7 +83,7 @@ def test_a_process_that_dies_by_chance_costs_nothing():
         os.kill(victim.pid, signal.SIGSTOP)
         threading.Timer(0.3, victim.kill).start()
         assert doomed.equal([("4", "8/2")]) == [(Status.OK, 1.0, "")]  # asked again in a fresh process
-        doomed._workers[0].process.kill()  # dies while idle: nobody's item
+        doomed._workers[0].process.kill()  # it dies while idle, so no answer is lost
         doomed._workers[0].process.wait()
         assert doomed.equal([("4", "16/4")])[0].value == 1.0
 
@@ -127,7 +127,7 @@ def test_the_deadline_is_of_processor_time_and_a_sleep_ends_by_the_clock(monkeyp
     with MathVerifier(workers=1, deadline=0.3) as slow:
         slow.equal([("1/2", "0.5")])
         worker = slow._workers[0]
-        os.kill(worker.process.pid, signal.SIGSTOP)  # what another program's load does to it, at its worst
+        os.kill(worker.process.pid, signal.SIGSTOP)  # the worst that another program's load can do
         threading.Timer(1.0, os.kill, (worker.process.pid, signal.SIGCONT)).start()
         assert slow.equal([("1/2", "2/4")])[0].value == 1.0
         worker.clock_deadline = 0.5

@@ -232,7 +232,7 @@ def test_a_report_says_what_it_read(unchecked_shapes):
     scored = {"correct": Reward.of([1.0, None, 0.0, 1.0, 1.0, 1.0])}
     for rule in (brier, log_score):
         reward = rule(text, pays=("confidence",), columns={}, scored=scored)
-        same(reward.stated_n, [0.7, 0.0, 1.0, NAN, NAN, NAN])  # as stated: not clipped, and whoever judges it
+        same(reward.stated_n, [0.7, 0.0, 1.0, NAN, NAN, NAN])  # as stated: not clipped, whatever the verdict
     returned = Reward.of([1.0, 1.0], stated=[0.4, 0.6])
     objective = Objective(lambda blocks: returned, pays="confidence", name="own")  # the second one has not the paid block
     same(score_one(objective, [completion(), completion(confidence=False)], columns={}, scored={}).stated_n, [0.4, NAN])

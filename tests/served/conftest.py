@@ -1,4 +1,4 @@
-"""A real vLLM on CPU as a server, with a tiny model made here. Not collected where it is not installed: make test-vllm."""
+"""A real vLLM on CPU as a server, with a tiny model made here. Not collected if vLLM is not installed: make test-vllm."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""The rollouts that every engine is held against, in a training whose sampler is a vLLM: the advantages are the same."""
+"""The conformance rollouts in a training that samples with vLLM: the advantages are the same."""
 
 import os
 
@@ -41,7 +41,7 @@ def test_the_advantages_are_those_of_the_definitions(tmp_path, monkeypatch, mode
     monkeypatch.setattr(vllm_generation, "LLM", one_engine)
     rows = [row for row, _ in group]
     options = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.1, "vllm_max_model_length": 256}
-    # What the sampler says of its tokens is far off: that shows in a metric, and not in the credit.
+    # The sampler's log-probabilities are far off, which shows in a metric and not in the credit.
     sampler = {"model": str(model), "rollout_func": replayed(rows, logps=-9.0)}
     run = trained(tmp_path, recipe, rows, extra=sampler, learning_rate=1e-3, **options)
     assert_defined(run, group)

@@ -98,7 +98,7 @@ def test_it_trains_by_what_vllm_wrote(tmp_path, tiny_model, name):
     run.train()
     logs, rollouts = run.state.log_history[:STEPS], run.last_rollouts
     assert any(not torch.equal(weight, before[key]) for key, weight in run.model.named_parameters() if key in before)
-    # The sampler's log-probabilities are those of the policy that trains, also after its updates; TRL says it where it corrects.
+    # The sampler's log-probabilities are those of the trained policy, also after updates; TRL logs it if it corrects.
     gaps = [log[GAP] for log in logs if GAP in log]
     assert bool(gaps) == run.args.vllm_importance_sampling_correction
     # Under a grammar vLLM samples from other probabilities than the policy's, and says so; the credit stays as it is.
@@ -142,7 +142,7 @@ def trainer(folder, model, config, rule, more, kind=SpanGRPOTrainer):
 
 
 def assert_credit(summed_n, rewards):
-    """What the tokens of a block get is the reward minus the group's mean."""
+    """The tokens of a block get its reward minus the group's mean."""
     reward_n = torch.tensor(rewards).double()
     mean_n = reward_n.view(-1, GROUP).mean(dim=1).repeat_interleave(GROUP)
     torch.testing.assert_close(summed_n, reward_n - mean_n, atol=1e-4, rtol=1e-4)

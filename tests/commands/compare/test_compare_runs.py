@@ -70,7 +70,7 @@ RIGHT = {"group-0": 3, "group-1": 2, "rlcr-0": 1, "rlcr-1": 4}
 
 
 def test_the_table_is_student_t_over_seeds(output, capsys):
-    # The evaluations are replaced by ones of four samples of one prompt, of which so many are right and all say .8.
+    # Replace the evaluations: four samples of one prompt, of which `right` are right and all state .8.
     for name, right in RIGHT.items():
         correct_n, said_n = (torch.arange(4) < right).double(), torch.full((4,), 0.8, dtype=torch.float64)
         columns = ({"solution": ["7"] * right + ["3"] * (4 - right)}, {"solution": correct_n}, said_n, said_n > 0)

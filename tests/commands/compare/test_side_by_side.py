@@ -1,4 +1,4 @@
-"""Trainings side by side: stopped together, each once, errors end what runs."""
+"""Trainings side by side: each runs once, they stop together, and an error ends the others."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ from spanwise.commands.compare.compare import side_by_side
 SLEEP = "import time; time.sleep(60)"
 
 #: `spanwise compare` itself, whose trainings are processes that write down their number and sleep.
-#: A shell ignores Ctrl-C in what it runs in the background, the suite too; a terminal does not.
+#: A shell makes its background jobs ignore Ctrl-C, this suite too; a terminal does not.
 COMPARE = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)

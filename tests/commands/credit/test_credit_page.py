@@ -124,5 +124,5 @@ def read_by_sae(logp, trained, threshold, boundary):
 def test_segments_open_where_sae_reads_a_value(tokens, threshold, boundary):
     logp, trained = [float(np.log(p)) for p, _ in tokens], [flag for _, flag in tokens]
     expected = read_by_sae(logp, trained, threshold, boundary) if tokens else []
-    noisy = np.where(trained, logp, np.nan)  # what is not trained is never read
+    noisy = np.where(trained, logp, np.nan)  # tokens that are not trained are never read
     assert opening_tokens(SaeSegments(threshold, boundary), noisy, np.array(trained, dtype=bool)) == expected

@@ -138,7 +138,7 @@ def test_trl_with_notes_and_reply(other_tags, tmp_path):
     # By hand: answers 4 4 4 5 to 2+2= are 1 1 1 0 (mean .75), 3 7 5 5 to 1+2= are 1 0 0 0 (mean .25).
     expected_n = torch.tensor([0.25, 0.25, 0.25, -0.75, 0.75, -0.25, -0.25, -0.25], dtype=torch.float64)
     arms["dr_grpo"] = credit_rollouts(tmp_path, methods=["dr_grpo"]).applied[0]
-    for name in ("dr_grpo", "bae", "recorded"):  # what TRL trained with, and what OCB's paper would give each block
+    for name in ("dr_grpo", "bae", "recorded"):  # TRL's own advantages, and those of OCB's paper for each block
         torch.testing.assert_close(arms[name].credit.block_nk, expected_n[:, None].expand(8, 2), atol=1e-6, rtol=0)
     by_arm, size = sampled(result, 3)
     np.testing.assert_allclose(by_arm["recorded"], [-0.75 / size] * size, rtol=1e-6)
@@ -146,7 +146,7 @@ def test_trl_with_notes_and_reply(other_tags, tmp_path):
 
 
 def test_credit_of_blocks_stays_in_its_blocks(tmp_path):
-    """As our own trainer fills TRL's table: a credit of each block, of stopping, and their sum."""
+    """Our own trainer fills TRL's table with a credit of each block, of stopping, and their sum."""
     columns = {
         "advantage": [0.5, -0.75, 0.25], "credit/solution": [0.75, -0.5, 0.5], "credit/confidence": [-0.25, None, -0.25],
         "credit/stop": [0.0, -0.25, 0.0], "correct": [1.0, 0.0, 1.0],
@@ -191,7 +191,7 @@ def test_it_goes_to_every_file_and_an_export_keeps_it(tmp_path):
 
 
 def test_recorded_rewards_go_before_the_text(tmp_path):
-    """The text says 1 1 1 0, the trainer said otherwise; only what says right and wrong is taken for correctness."""
+    """The text gives 1 1 1 0, the trainer recorded other numbers; only a column of 0 and 1 counts as correctness."""
     options = {"overrides": {"layout": LAYOUT}, "methods": ["bae"]}
 
     def rewards(**columns):
@@ -238,9 +238,9 @@ def listed(folder):
             ("form", "right"),
             CENTRED,
         ),
-        # verl's score is the reward, and what stands beside it a diagnostic: not score + acc, nor acc.
+        # verl's score is the reward and `acc` a diagnostic: the reward is neither acc nor score + acc.
         (lambda f: verl_file(f / "1.jsonl", OUTPUTS, gts=["4"] * 4, score=RIGHT, acc=FORM), ("score",), CENTRED),
-        # The sum of verifiers is not added to what it is the sum of.
+        # The sum that verifiers writes is not added to its parts.
         (lambda f: verifiers_file(f / "traces.jsonl", OUTPUTS, form=FORM, right=RIGHT), ("reward",), CENTRED),
         # A table of one's own says by name which columns are the reward.
         (own_table(**{"rewards/form": FORM, "rewards/right": RIGHT, "length": [9, 1, 1, 1]}), ("form", "right"), CENTRED),
@@ -297,7 +297,7 @@ def test_a_rollout_of_several_branches_has_one_vote(tmp_path):
     flat = result.applied[1].advantages(result.table, 0, 4)
     edges = result.table.tokens.offsets
     weight = [flat[first:last].sum() for first, last in ((0, edges[2]), (edges[2], edges[3]), (edges[3], edges[4]))]
-    np.testing.assert_allclose(weight, grpo[1:], rtol=1e-5)  # two branches together weigh what a completion of one does
+    np.testing.assert_allclose(weight, grpo[1:], rtol=1e-5)  # two branches together weigh as much as one completion
 
 
 @pytest.fixture
@@ -313,7 +313,7 @@ def test_what_the_trainer_gave_stands_beside_what_another_method_would(trace_opt
     assert recorded.credit.block_nk[:, 1].tolist() == [0.5, 0.5, -0.5, -0.5]
     np.testing.assert_allclose(grpo.credit.block_nk[:, 0], np.array([1, 1, -1, -1]) / 2**0.5, rtol=1e-3)  # (1 - .5) / std
     ours, theirs = (arm.advantages(result.table, 0, 4) for arm in (grpo, recorded))
-    np.testing.assert_allclose(ours, 2**0.5 * theirs, rtol=1e-3)  # token by token, 0 at what no model sampled
+    np.testing.assert_allclose(ours, 2**0.5 * theirs, rtol=1e-3)  # token by token, 0 where no model sampled
     assert (theirs == 0).sum() == 2 * 3
     assert len(set(np.abs(theirs[theirs != 0]).round(7))) == 1  # 20 tokens of each rollout share one vote
     np.testing.assert_allclose(np.abs(theirs).max(), 0.5 / 20, rtol=1e-6)

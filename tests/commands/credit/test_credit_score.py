@@ -48,7 +48,7 @@ def test_a_recipe_with_laser_mixes_the_score_from_its_warm_up_on_and_other_metho
 
 
 def test_a_method_per_token_mixes_whole_groups(tmp_path, monkeypatch):
-    """Also where a part is a single completion: with lambda 1 and values of 0 every token has the reward, plus its share."""
+    """Also if a chunk is a single completion: with lambda 1 and values of 0 every token gets the whole mixed reward."""
     monkeypatch.setattr("spanwise.commands.credit.apply.AT_A_TIME", 1)
     options = {"recipe": recipe(tmp_path, method="gae", scale="none"), "methods": ["recipe"]}
     values = {"values": pa.array([[0.0] * 3] * 4, pa.list_(pa.float32()))}

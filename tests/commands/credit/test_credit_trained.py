@@ -52,7 +52,7 @@ VARIANTS = {
 
 
 def script(*, tools=False, truncated=False):
-    """What the policy says to four prompts, the first two of them equal: both outcomes in each, one confidence missing."""
+    """Completions of four prompts, the first two equal: both outcomes in each, one confidence missing."""
     spoken = [
         trl_small.say("ab"[: k % 3], "4333"[(k + k // 4) % 4] if k % 3 else "4", None if k == 6 else (7 * k + 3) % 10 / 10, 0.0,
                       tool="7" * (k % 3) if tools else "")
@@ -101,7 +101,7 @@ def test_scripted_runs_get_the_advantages_they_were_trained_with(variant, script
     result = credit_rollouts(scripted(variant), methods=["recipe"])
     assert_the_trainers_own(scripted(variant), result)
     assert (result.table.trainable == column_of(scripted(variant), "trainable")).all()
-    if variant == "truncated":  # what the loss left out gets nothing from a method per token either
+    if variant == "truncated":  # a method per token gives nothing to a completion left out of the loss either
         left_out = np.repeat(~result.table.learned_n.numpy(), result.table.tokens.lengths)
         assert int((~result.table.learned_n).sum()) == 2
         by_token = credit_rollouts(scripted(variant), methods=["reinforce++"]).applied[0]
@@ -164,8 +164,8 @@ def test_completions_of_trl_get_the_credit_our_trainer_gave(tmp_path):
     assert result.table.source == "TRL"
     assert result.table.note == "The file holds no token ids; credit is shown per word."
     assert set(result.table.rewards) == {"correct", "brier"}  # the columns of credit are no rewards
-    assert result.table.rewards["brier"].value_n[5] == -1.0  # what the confidence that was left out stands for
-    for arm in result.applied:  # compared again, and as the table of completions says it
+    assert result.table.rewards["brier"].value_n[5] == -1.0  # the stand-in for the confidence that was left out
+    for arm in result.applied:  # credited again, and as recorded in TRL's table
         torch.testing.assert_close(arm.credit.block_nk, run.last_rollouts.credit.block_nk, atol=1e-6, rtol=0)
         torch.testing.assert_close(arm.credit.stop_n, run.last_rollouts.credit.stop_n, atol=1e-6, rtol=0)
     assert torch.equal(result.scores.reward_nm[:, :2].isnan(), run.last_rollouts.reading.scores.reward_nm.isnan())

@@ -1,4 +1,4 @@
-"""`spanwise doctor` in this environment, and what it says of things that are really broken."""
+"""`spanwise doctor` in this environment, and its sentences on plug-ins and engines that are really broken."""
 
 import json
 import os

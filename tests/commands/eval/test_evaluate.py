@@ -1,4 +1,4 @@
-"""What `evaluate` reads of a model: scores, against one completion at a time; rewards, by the gold list; rows without a token."""
+"""`evaluate`: scores against one completion at a time, rewards by the gold list, and embedding rows without a token."""
 
 import json
 from types import SimpleNamespace

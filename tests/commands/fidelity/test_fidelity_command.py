@@ -30,7 +30,7 @@ def solved(digit, confidence):
 
 @pytest.fixture
 def scripted(monkeypatch, tiny):
-    """A model that says what it is told: first four completions of two prompts, then one confidence per re-roll."""
+    """A model with scripted completions: first four for each of two prompts, then one confidence per re-roll."""
     _, tokenizer = tiny
     heads = []
 

@@ -30,7 +30,7 @@ def test_the_figures_of_the_score_stand_beside_those_of_the_confidence():
     }  # fmt: skip
     assert {name: figures[f"laser_{name}"] for name in hand} == pytest.approx(hand)
     assert set(hand) == {"coverage", *CALIBRATION}
-    assert figures["brier"] == pytest.approx((0.01 + 0.81 + 0.81 + 0.81) / 4)  # of what is stated, as without a score
+    assert figures["brier"] == pytest.approx((0.01 + 0.81 + 0.81 + 0.81) / 4)  # of the stated confidences
     without = samples(None).figures()
     assert without == {name: value for name, value in figures.items() if not name.startswith("laser_")}
     intervals = samples([1.4, -0.2, 0.6, NAN]).intervals(resamples=20)
@@ -50,7 +50,7 @@ def test_both_ways_of_weighing_a_vote_are_there_and_one_where_there_is_one():
     assert last["score alone"] == {"pass@1": pytest.approx(1 / 3), "pass@k": 1.0, "majority": 0, "weighted": 1, "maxconf": 1}
     assert [str(cell) for cell in table.columns[0].cells][-2:] == ["weighted", "maxconf"]
     cut = samples([0.2, 0.3, NAN], stated=(NAN,) * 3, **hand).votes(budgets=(3,), resamples=2)
-    assert float(cut["weighted"].value_pb) == 0.0  # what was cut off has no weight
+    assert float(cut["weighted"].value_pb) == 0.0  # a completion that was cut off has no weight
 
 
 def test_scores_go_through_the_file_and_older_files_have_none(tmp_path):

@@ -29,7 +29,7 @@ def test_a_folder_has_one_writer_until_that_process_is_gone(tmp_path):
         with sole_writer(tmp_path / "other"):
             pass
     finally:
-        holder.kill()  # which no process can clean up after
+        holder.kill()  # so that it cannot clean up
         holder.communicate()
     for _ in range(2):
         with sole_writer(tmp_path / "run"):
@@ -55,7 +55,7 @@ def test_the_ranks_of_one_training_are_one_writer(tmp_path, monkeypatch):
     ids=lambda words: words[0],
 )
 def test_whatever_writes_a_folder_has_it_alone(words, tmp_path, monkeypatch, capsys):
-    """Two of them would each write over half of what the other writes."""
+    """Two writers would overwrite parts of each other's files."""
     monkeypatch.chdir(tmp_path)
     for place in ("busy", "model"):
         (tmp_path / place).mkdir()

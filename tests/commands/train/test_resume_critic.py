@@ -1,4 +1,4 @@
-"""Kill -9 in the middle of a run with a critic, and what --resume makes of it: the uninterrupted run, to the last bit."""
+"""After kill -9 in the middle of a run with a critic, --resume gives the uninterrupted run, to the last bit."""
 
 import json
 import os

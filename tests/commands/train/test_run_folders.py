@@ -102,7 +102,7 @@ def test_a_used_folder_is_refused_and_untouched(run, method):
 
 
 def test_overwriting_leaves_nothing_of_the_old_run_and_all_of_the_users(run, tmp_path):
-    """A link is removed, and not what it leads to."""
+    """A link is removed, but not its target."""
     for file, text in (
         ("notes.txt", "mine"),
         ("data/prompts.jsonl", "{}"),
@@ -218,7 +218,7 @@ def test_the_last_run_of_a_name_is_its_newest_and_goes_on_to_the_same_end(first,
     shutil.rmtree(run / "checkpoints" / "checkpoint-2")
     (run / "rollouts" / "step_000002.parquet").write_text("cut off")
     before = files_of(other)
-    retrain(resume="last", keep_rollouts=0, eval_every=1, threads=1)  # what is watched may be another
+    retrain(resume="last", keep_rollouts=0, eval_every=1, threads=1)  # settings of watching may change
     assert files_of(other) == before
     assert (run / "checkpoints" / "checkpoint-2").is_dir()
     finished, resumed = (json.loads((folder / "summary.json").read_text()) for folder in (first, run))

@@ -81,7 +81,7 @@ def test_settings_leave_without_secrets_whatever_form_a_tracker_asks_for(tmp_pat
     for sent in (args.to_dict(), args.to_json_string(), args.to_sanitized_dict()):
         assert HUB not in str(sent)
         assert "float32" in str(sent)
-    assert args.model_init_kwargs["token"] == args.hub_token == HUB  # what the hub gets
+    assert args.model_init_kwargs["token"] == args.hub_token == HUB  # the hub gets the real token
 
 
 def test_a_tracker_gets_no_secret(fields, tmp_path):

@@ -1,4 +1,4 @@
-"""Tests against SkyRL itself: not collected where it is not installed."""
+"""Tests against SkyRL itself; not collected if it is not installed."""
 
 import warnings
 
@@ -9,7 +9,7 @@ from installed import installed
 collect_ignore_glob = [] if installed("skyrl") else ["*.py"]
 
 if not collect_ignore_glob:
-    with warnings.catch_warnings():  # SkyRL and what it imports warn of engines that are not here
+    with warnings.catch_warnings():  # SkyRL and its imports warn of engines that are not here
         warnings.simplefilter("ignore")
         import skyrl.train.entrypoints.main_base
         import skyrl.train.fully_async_trainer  # noqa: F401

@@ -100,7 +100,7 @@ class SignsGenerator(GeneratorInterface):
         for trajectory, plan, answers in zip(input_batch["trajectory_ids"], plans, replies, strict=True):
             (self.rows if stepwise else self.flat)(output, trajectory, plan, answers)
         self.outputs.append(dict(output))
-        metrics = get_rollout_metrics(output["response_ids"], output["rewards"])  # as SkyRL's generators tell it
+        metrics = get_rollout_metrics(output["response_ids"], output["rewards"])  # as SkyRL's generators return them
         return {**output, "stop_reasons": None, "rollout_metrics": metrics, "rollout_logprobs": None}
 
     @torch.no_grad()
@@ -133,7 +133,7 @@ class SignsGenerator(GeneratorInterface):
 
 
 def context(plan, answers):
-    """What the model sees before its next answer."""
+    """The tokens that the model sees before its next answer."""
     tokens = [FIRST_ASKED + plan[0]]
     for answer, sign in zip(answers, plan[1:], strict=False):
         tokens += [answer, FIRST_ASKED + sign]
@@ -150,7 +150,7 @@ BARE = dict.fromkeys(("stop_reasons", "rollout_metrics", "rollout_logprobs"))
 
 
 def output_of(*rows, **more):
-    """What a generator returns for rows of prompt, response, reward and mask."""
+    """The output of a generator for rows of prompt, response, reward and mask."""
     output = {name: list(values) for name, values in zip(FIELDS, zip(*rows, strict=True), strict=True)}
     return {**output, **BARE, **more}
 
@@ -186,7 +186,7 @@ def ragged(seed, *, prompts=4, samples=3, keep_history=True):
 
 
 class Tracker:
-    """Keeps what the trainer logs."""
+    """Keep all metrics that the trainer logs."""
 
     def __init__(self):
         self.logged = []

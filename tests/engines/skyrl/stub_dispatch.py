@@ -1,4 +1,4 @@
-"""What stands in for SkyRL's GPU workers: a torch policy on the CPU behind the methods of `trainer.dispatch` that `train()` calls.
+"""The stand-in for SkyRL's GPU workers: a torch policy on the CPU behind the methods of `trainer.dispatch` that `train()` calls.
 
 A critic, if the configuration names one, is SkyRL's own (`critic_worker`).
 

@@ -35,7 +35,7 @@ def of_spanwise(**changes):
 
 
 SAMPLING = of_algorithm(**{"dynamic_sampling.type": "filter"})
-REFUSED = {  # the recipe, what is changed in SkyRL's configuration, and what the sentence names
+REFUSED = {  # recipe, changes of SkyRL's configuration, and the words that the error names
     "no estimator": (small.BROADCAST, of_algorithm(advantage_estimator="grop"), "'grop'. Did you mean 'grpo'"),
     "whitened": (small.BROADCAST, of_algorithm(advantage_batch_normalize=True), "padding included"),
     "KL in the reward": (small.BROADCAST, of_algorithm(use_kl_in_reward=True), "use_kl_loss=true"),
@@ -127,7 +127,7 @@ def arguments(data, tmp_path, **changes):
 
 @pytest.mark.parametrize("command", [main_base, main])
 def test_both_commands_come_here(data, tmp_path, monkeypatch, command):
-    """SkyRL's own command up to where it asks for GPUs; ours reads every argument, the first one too."""
+    """SkyRL's own command runs until it asks for GPUs; ours reads every argument, including the first."""
     started = []
     monkeypatch.setattr(main, "initialize_ray", started.append)
     monkeypatch.setattr(main.ray, "get", lambda task: None)

@@ -1,4 +1,4 @@
-"""The rollouts that every engine is held against, through SkyRL's trainer: rows, merged rows, float64 and float32."""
+"""The conformance rollouts through SkyRL's trainer: as rows and merged rows, in float64 and float32."""
 
 from itertools import pairwise
 

@@ -20,7 +20,7 @@ USEFUL, VARIED = {"blocks", "rewards"}, {"rewards"}
 
 
 def scripted(kinds):
-    """A generator's script: the rollouts of each group are right where `SCRIPTED` says."""
+    """A generator's script: `SCRIPTED` says which turns of a group's rollouts are right."""
 
     def script(plans):
         replies = []

@@ -114,7 +114,7 @@ def test_what_merging_changes_in_skyrl_itself():
 
 
 def test_a_conversation_left_out_of_the_loss_is_read_and_compared():
-    """What `generator.apply_overlong_filtering` of SkyRL does to one of two conversations of a prompt."""
+    """SkyRL's `apply_overlong_filtering` masks one of two conversations of a prompt."""
     masks = apply_overlong_filtering([[1, 0, 1, 1], [1, 1, 0]], ["stop", "length"])
     assert masks == [[1, 0, 1, 1], [0, 0, 0]]
     conversations = zip([[3], [3]], [[7, 8, 9, 2], [7, 8, 9]], [1.0, 0.0], masks, strict=True)

@@ -81,7 +81,7 @@ def test_a_list_that_is_not_one_and_a_file_of_the_right_size_that_is_not_one(cop
     (place / MANIFEST).write_text(manifest)
     for name in ("model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json", "entropy_ctrl_state.json"):
         content = (place / name).read_bytes()
-        (place / name).write_bytes(b"\0" * len(content))  # what a file system leaves after the power went
+        (place / name).write_bytes(b"\0" * len(content))  # as a file system may leave it after a power cut
         assert checkpoint_fault(place) == f"{name} is damaged"
         (place / name).write_bytes(content)
     assert checkpoint_fault(place) is None

@@ -1,4 +1,4 @@
-"""The rollouts that every engine is held against, through TRL: what reaches the loss is what loops over the definitions say."""
+"""The conformance rollouts through TRL: the advantages that reach the loss are those of loops over the definitions."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_the_advantages_are_those_of_the_definitions(tmp_path, recipe, group):
 
 
 def test_float64_is_the_pipeline_to_the_last_bit(tmp_path):
-    """What TRL's batches become, before it is made float32 for TRL."""
+    """The credit of TRL's batches, before it is rounded to float32 for TRL."""
     rows = [row for row in conformance.expected("blocks")[0] if row["group"] == "g4"]
     run = trained(tmp_path, "blocks", rows)
     rollouts = run.last_rollouts

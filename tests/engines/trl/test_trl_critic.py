@@ -20,7 +20,7 @@ pytestmark = [*THIRD_PARTY, pytest.mark.filterwarnings("ignore:.*gradient_checkp
 
 
 def test_advantages_are_gae_of_what_the_critic_said(tmp_path):
-    """One reward at the end: the definition, token by token, over what the policy wrote."""
+    """With one reward at the end: the definition, token by token, over the policy's own tokens."""
     run = with_critic(tmp_path, objectives=ONE, credit={"lam": 0.95})
     watched = Watched(run)
     run.train()
@@ -110,7 +110,7 @@ def test_a_saved_critic_says_what_it_said(tmp_path, trained):
 
 
 def test_a_critic_of_another_tokenizer_is_refused(tmp_path, saved):
-    other = tokenizer([*PIECES[:-2], PIECES[-1], PIECES[-2]])  # as many words, two of them with each other's id
+    other = tokenizer([*PIECES[:-2], PIECES[-1], PIECES[-2]])  # the same words, two of them with swapped ids
     with pytest.raises(DataError, match="another tokenizer"):
         with_critic(tmp_path / "b", fast(model=str(saved)), extra={"processing_class": other})
     with_critic(tmp_path / "c", fast(model=str(saved)))  # its own tokenizer is taken

@@ -1,4 +1,4 @@
-"""What is not finite stops the run before a weight takes it in, and names the completion."""
+"""A number that is not finite stops the run before a weight changes, and the error names the completion."""
 
 from types import SimpleNamespace
 

@@ -12,7 +12,7 @@ SOLVED = Objective("correct", pays="solution", options={"verify": "exact"})
 
 
 def sure(part):
-    """Whether a completion is sure of itself, as the stand-in judges it."""
+    """The stand-in's verdict on whether a completion is sure of itself."""
     return float(any(f">0.{digit}" in part for digit in "6789"))
 
 

@@ -145,7 +145,7 @@ def test_an_interrupted_run_has_its_data_and_a_report_that_says_so_and_is_gone_o
     assert not (tmp_path / "summary.json").exists()
     page = (tmp_path / "report.html").read_text()
     assert "The run is not finished: 2 of 3 steps are recorded. The run was stopped, or still trains." in page
-    assert "spanwise train --resume" not in page  # which does not know the script
+    assert "spanwise train --resume" not in page  # that command does not know the script
     (tmp_path / "rollouts" / "step_000003.parquet").write_text("of what was lost")
     trainer(tmp_path, **{**saved, "report": False}).train(resume_from_checkpoint=True)
     assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3]

@@ -34,7 +34,7 @@ def run_with(folder, mine, *, said=small.SAID, objectives=CORRECT, tools=False, 
 
 
 def end_logps(model, replies, token=TOKEN, size=small.GROUP):
-    """log pi(token | prompt, completion, end) of each completion on its own, None where it did not end."""
+    """log pi(token | prompt, completion, end) of each completion on its own; None if it did not end."""
     vocabulary, logps = {piece: index for index, piece in enumerate(small.PIECES)}, []
     for reply, question in zip(replies, small.questions(replies, size), strict=True):
         ids = [vocabulary[sign] for sign in (*question, *reply.pieces)]
@@ -44,7 +44,7 @@ def end_logps(model, replies, token=TOKEN, size=small.GROUP):
 
 
 def solution_advantages(replies, scores=None):
-    """Right minus the mean of the group, mixed with the score minus its mean where there is one."""
+    """Right minus the mean of the group, mixed with the score minus its mean if there is a score."""
     adv_n = []
     for i, reply in enumerate(replies):
         peers = range(i // small.GROUP * small.GROUP, i // small.GROUP * small.GROUP + small.GROUP)

@@ -29,7 +29,7 @@ def right(completions, answer, **columns):
 
 @pytest.fixture(scope="module")
 def moved(tmp_path_factory):
-    """What a training takes from the weights, over the learning rate; each training is made once."""
+    """The change of the weights in a training, divided by the learning rate; each training is made once."""
 
     @cache
     def move(*, ours, loss_type="dr_grpo", per="block", learning_rate=1e-2, beta=0.0, **options):

@@ -35,7 +35,7 @@ class Listener(TrainerCallback):
 
 
 class Tracker(MLflowCallback):
-    """MLflow's own `on_log` of transformers, which warns of what is no number, up to where it sends."""
+    """transformers' own `on_log` for MLflow, which warns of values that are no numbers; nothing is sent."""
 
     def __init__(self):
         self._initialized = True

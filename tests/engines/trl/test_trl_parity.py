@@ -1,4 +1,4 @@
-"""One block and one reward against TRL's own `GRPOTrainer`: the same training, and where the scale of its loss is found again.
+"""One block and one reward against TRL's own `GRPOTrainer`: the training is the same, up to the scale of the loss.
 
 Completions are sampled by TRL in both, in float32, from equal seeds: a difference in any weight would change what is sampled.
 """
@@ -85,7 +85,7 @@ def test_the_share_that_is_trls_loss(tmp_path, loss_type, per, options):
 
 def test_the_kl_term_is_that_of_trls_grpo(tmp_path):
     runs = []
-    for loss_type, rule in (("grpo", None), ("grpo", scheme()), ("dr_grpo", scheme())):  # which has no say in ours
+    for loss_type, rule in (("grpo", None), ("grpo", scheme()), ("dr_grpo", scheme())):  # which changes nothing in ours
         model = small.beside_a_reference(tmp_path, torch.float32)
         runs.append(trained(tmp_path / "run", loss_type=loss_type, model=model, scheme=rule, beta=0.1))
     (theirs, their_norms, _), *with_ours = runs

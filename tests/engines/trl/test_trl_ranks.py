@@ -81,7 +81,7 @@ def test_two_processes_write_one_folder(two_ranks):
 
 
 def joined(folder, name):
-    """What the two processes did as one: step by step, the first one's completions before the second one's."""
+    """The completions of both processes in one list: step by step, those of the first process first; and both results."""
     ranks = [torch.load(folder / f"steps {name}.{rank}.pt") for rank in (0, 1)]
     half = BATCH // 2
     steps = [rank["seen"][step * half : (step + 1) * half] for step in range(STEPS) for rank in ranks]

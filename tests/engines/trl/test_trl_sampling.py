@@ -1,4 +1,4 @@
-"""Dynamic sampling: useless groups give way to groups of other prompts, and what is trained is as if those had been sampled."""
+"""Dynamic sampling: useless groups are replaced by groups of other prompts, as if those had been sampled at once."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ FIRST, SECOND = SAID[:4], SAID[4:]
 
 
 class Calls:
-    """A rollout function that answers call by call, and what it was asked."""
+    """A rollout function with an answer for each call; records the prompts of each call."""
 
     def __init__(self, *scripts):
         self.scripts, self.asked = list(scripts), []
@@ -29,7 +29,7 @@ class Calls:
 
 
 def sampled(folder, calls, *, objectives=OBJECTIVES, dynamic_sampling="credit", **options):
-    """A trainer after one step on what the calls gave."""
+    """A trainer after one step on the completions of these calls."""
     extra = {"rollout_func": calls, "train_dataset": prompts(6), "objectives": objectives}
     run = trainer(folder, extra=extra, dynamic_sampling=dynamic_sampling, **options)
     step(run)

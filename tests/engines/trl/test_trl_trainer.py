@@ -1,4 +1,4 @@
-"""What the trainer does around the loss: canary, metrics, rollouts, evaluation, refusals."""
+"""The trainer's parts around the loss: canary, metrics, rollouts, evaluation, refusals."""
 
 import copy
 import logging
@@ -248,7 +248,7 @@ def test_config_reads_yaml(tmp_path):
 
 
 def test_the_logged_reward_is_the_weighted_sum(tmp_path):
-    """Weights .7 and 0 on means 5/8 and 36: TRL logged 36.6 for what was trained on .4375."""
+    """Weights .7 and 0 on means 5/8 and 36: TRL logged 36.6, but training used .4375."""
 
     def large(blocks):
         return [36.0 for _ in blocks]

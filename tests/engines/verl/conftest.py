@@ -1,4 +1,4 @@
-"""Tests against verl itself: not collected where it is not installed."""
+"""Tests against verl itself; not collected if it is not installed."""
 
 import asyncio
 import sys
@@ -15,7 +15,7 @@ collect_ignore = (
 )
 
 if installed("verl"):
-    with warnings.catch_warnings():  # verl and what it imports warn of engines that are not here
+    with warnings.catch_warnings():  # verl and its imports warn of engines that are not here
         warnings.simplefilter("ignore")
         import verl.trainer.main_ppo
         import verl.trainer.main_ppo_v0

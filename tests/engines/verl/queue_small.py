@@ -47,13 +47,13 @@ def trainer_of(config, mode="sync"):
 
 
 def fetch(batch, *names):
-    """Of each field, its rows."""
+    """The rows of each field."""
     data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=[*names])
     return [list(data[name].unbind()) for name in names]
 
 
 def put(batch, **fields):
-    """Write what verl's workers write: a row for each row of the batch."""
+    """Write fields as verl's workers do: a row for each row of the batch."""
     nested = {name: torch.nested.as_nested_tensor(rows, layout=torch.jagged) for name, rows in fields.items()}
     tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=TensorDict(nested, batch_size=len(batch)))
 

@@ -27,7 +27,7 @@ verl_runs.whole("sync", Path({folder!r}))
 
 
 def wait_for(condition, seconds):
-    """Whether a condition holds within some seconds."""
+    """Wait until a condition holds; False after some seconds."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():

@@ -1,4 +1,4 @@
-"""Whole runs of `python -m verl.trainer.main_ppo` on CPU with a recipe: what reached verl's loss is what the files say.
+"""Whole runs of `python -m verl.trainer.main_ppo` on CPU with a recipe: the advantages in verl's loss are those of the files.
 
 All but the plug-in of `cpu/verl_on_cpu.py` is verl's own, and spanwise is the installed wheel: nothing here imports the
 adapter, its entry point registers it. What each token was trained with is recorded where the loss takes it and compared with

@@ -48,7 +48,7 @@ def calls(finished):
 
 
 def expected(finished, rows, step):
-    """Advantages (1 / length of the completion times the recursion's) and targets, from what was dumped and the critic's values."""
+    """Advantages (1 / length of the completion times the recursion's) and targets, by the dumped rollouts and the values."""
     answer = {line["input"]: line["gts"] for line in finished.dumped(step)}
     ids, prompts = [row["ids"] for row in rows], [row["prompt"] for row in rows]
     tokens = {

@@ -108,7 +108,7 @@ def test_v1(tmp_path, name, poison):
 @pytest.mark.usefixtures("loop")
 @pytest.mark.parametrize("name", RECIPES)
 def test_v0_divides_by_lengths_and_targets_do_not_know(tmp_path, name):
-    """The factor that undoes verl's division is on the advantages, never on what the critic is fitted to."""
+    """The factor that undoes verl's division is on the advantages, never on the critic's targets."""
     from verl.trainer.ppo import ray_trainer
 
     config = config_of(

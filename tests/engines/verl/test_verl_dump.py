@@ -1,4 +1,4 @@
-"""verl's dump of rollouts, written by verl's own function: any texts, rewards and columns are what the file says."""
+"""verl's dump of rollouts, written by verl's own function: any texts, rewards and columns are read back."""
 
 import json
 import math

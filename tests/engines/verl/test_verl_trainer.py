@@ -118,7 +118,7 @@ def test_verls_own_estimators_run_as_before(tmp_path):
     manager = manager_of(scored_by)
     batch = filled(manager, [[["<answer>4</answer>"], ["<answer>5</answer>"]]])
     trainer._compute_advantage(batch, {})
-    # correct + brier where it is left out: 1 - 1 and 0 - 1
+    # correct + brier if the confidence is left out: 1 - 1 and 0 - 1
     assert [row.unique().tolist() for row in advantages_of(batch)] == [[1.0], [-1.0]]
 
 

@@ -1,4 +1,4 @@
-"""What `Brevity` does in TRL: it looks at the last token of every pass and adds a term to the loss."""
+"""`Brevity` in TRL: it looks at the last token of every pass and adds a term to the loss."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The judge against a real HTTP server: what is asked, what becomes of each answer, and what a failure costs."""
+"""The judge against a real HTTP server: its questions, the verdict of each answer, and the cost of a failure."""
 
 import asyncio
 import math

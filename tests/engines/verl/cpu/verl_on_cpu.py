@@ -1,6 +1,6 @@
 """verl without a GPU, for tests: a CPU platform, a rollout by transformers' `generate`, and a record of what the losses saw.
 
-verl imports it where `VERL_USE_EXTERNAL_MODULES=verl_on_cpu` is set; `run_verl.py` sets that and what else it takes.
+verl imports it if `VERL_USE_EXTERNAL_MODULES=verl_on_cpu` is set; `run_verl.py` sets that and the other variables.
 All else in a run is verl's own: configuration, Ray, TransferQueue, agent loop, reward loop, FSDP2, loss, weight sync.
 """
 
@@ -25,7 +25,7 @@ RECORD = os.environ.get("VERL_ON_CPU_RECORD")
 
 
 class _CpuModule(types.ModuleType):
-    """`torch.cpu`, and 0 or nothing for what only an accelerator has (memory figures, empty_cache)."""
+    """`torch.cpu`; functions that only an accelerator has (memory figures, empty_cache) return 0 or do nothing."""
 
     def __getattr__(self, name):
         if name.startswith("__"):

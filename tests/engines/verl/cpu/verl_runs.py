@@ -12,7 +12,7 @@ objectives:
   - {reward: correct, pays: [solution], baseline: group, if_missing: 0.0}
   - {reward: brier, pays: [confidence], given: correct, baseline: outcome, if_missing: -1.0}
 """
-#: The run folder, from where verl was started.
+#: The run folder, relative to the folder in which verl was started.
 KEPT = {"_algorithm__spanwise__folder": "run", "_algorithm__spanwise__keep_rollouts": 1}
 #: What differs between the runs. The first has verl's default way of averaging, and two mini-batches with tokens of their own.
 #: V0's loss divides every completion by its length, which the adapter has to undo.
