@@ -17,7 +17,7 @@ from rollout_files import own_run
 from spanwise.cli import main
 from spanwise.commands.shared.folder import read_fields
 from spanwise.commands.shared.task import load_model
-from spanwise.engines.checkpoints import write_manifest
+from spanwise.engines.checkpoints import read_manifest, write_manifest
 from spanwise.errors import DataError, RecipeError
 from spanwise.layout import Layout
 from spanwise.modes.critic.config import CriticConfig
@@ -99,7 +99,7 @@ def test_a_checkpoint_that_somebody_changed_is_never_unpickled(checkpoint, tmp_p
     place, mark = tmp_path / "checkpoint-1", tmp_path / "ran"
     shutil.copytree(checkpoint, place)
     torch.save({"state": Payload(mark)}, place / name)
-    write_manifest(place, processes=1)
+    write_manifest(place, processes=1, settings=read_manifest(checkpoint)["settings"])
     again = short_training(tmp_path, max_steps=2)
     if name == "training_args.bin":  # nobody reads it
         again.train(resume_from_checkpoint=str(place))

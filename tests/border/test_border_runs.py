@@ -27,14 +27,13 @@ def begun(folder, *, checkpoint=True, **fields):
     """A run of one step that was stopped before its end."""
     recipe = load(None, {"steps": 1, "start_steps": 1, "eval_prompts": 2, "eval_samples": 2, **fields})
     folder.mkdir(parents=True)
-    (folder / "recipe.yaml").write_text(
-        yaml.safe_dump(resolved(recipe, scheme_of(recipe, DIGITS_LAYOUT, 64)), sort_keys=False)
-    )
+    settings = resolved(recipe, scheme_of(recipe, DIGITS_LAYOUT, 64))
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     (folder / "metrics.jsonl").write_text('{"step": 0, "evaluation": {"accuracy": 0.25}}\n')
     if checkpoint:
         (folder / "checkpoints" / "checkpoint-1").mkdir(parents=True)
         (folder / "checkpoints" / "checkpoint-1" / "trainer_state.json").write_text('{"global_step": 1}')
-        write_manifest(folder / "checkpoints" / "checkpoint-1", processes=1)
+        write_manifest(folder / "checkpoints" / "checkpoint-1", processes=1, settings=settings)
     return folder
 
 

@@ -48,7 +48,7 @@ CASES = {
     ),
     "SpanGRPOTrainer without a scheme": lambda folder: script(folder, given={"scheme": None}),
     "SpanGRPOTrainer(..., scheme='bae')": lambda folder: script(folder, given={"scheme": "bae"}),
-    "SpanGRPOTrainer(..., layout=layout, objectives=objectives), as in older versions": lambda folder: script(
+    "SpanGRPOTrainer(..., layout=layout, objectives=objectives)": lambda folder: script(
         folder, given={"scheme": None, "layout": LAYOUT, "objectives": OBJECTIVES}
     ),
     "SpanGRPOTrainer(..., callback=[...])": lambda folder: script(folder, given={"callback": []}),

@@ -123,16 +123,9 @@ def test_a_file_says_its_version_and_one_made_by_hand_needs_none(tmp_path):
     assert read_rollouts(file).columns == {"answer": ["4"]}
 
 
-@pytest.mark.parametrize(
-    ("metadata", "columns", "names"),
-    [
-        ({"spanwise.rollouts": "2"}, {}, "a.parquet' has version 2 .* reads version 1"),
-        (None, {"credit/solution": [0.5], "advantages": [[0.5]]}, "a column 'advantages' without the name of a method"),
-    ],
-)
-def test_other_versions_are_refused(metadata, columns, names, tmp_path):
-    with pytest.raises(DataError, match=names):
-        read_rollouts(hand_made(tmp_path / "a.parquet", metadata, **columns))
+def test_another_version_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"a\.parquet' has version 2 .* reads version 1"):
+        read_rollouts(hand_made(tmp_path / "a.parquet", {"spanwise.rollouts": "2"}))
 
 
 def test_columns_of_tokens_come_in_order():

@@ -11,13 +11,10 @@ from spanwise.rollouts.folder import hidden
 #: The settings that a resumed run may change: its folder, its evaluations and files, and its length.
 MAY_CHANGE = ("output", "eval_every", "save_every", "keep_rollouts", "report", "report_to", "threads", "steps")
 
-#: Settings that earlier spanwise versions did not write into checkpoints, each with the value that those versions used.
-BEFORE: Mapping[str, Any] = {"importance_sampling_level": "token", "dynamic_sampling_rounds": 3}
-
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
     """List the settings that differ between a checkpoint (`old`) and a resumed run (`new`), except secrets and those in `but`."""
-    old, new = {**BEFORE, **plain(old)}, plain(new)
+    old, new = plain(old), plain(new)
     changed_names = [name for name in new if name not in but and not _same(name, old.get(name), new[name])]
     sentences = [f"{name} was {old.get(name)!r} and is {new[name]!r} now" for name in changed_names]
     return [text if len(text) < 100 else f"{name} differs" for name, text in zip(changed_names, sentences, strict=True)]

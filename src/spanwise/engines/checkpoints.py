@@ -31,9 +31,9 @@ def write_manifest(
     checkpoint: Path,
     *,
     processes: int,
+    settings: Mapping[str, Any],
     resumable: bool = True,
     estimator: Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a checkpoint's manifest (file sizes, digests and settings without secrets), once all its files are on disk."""
     size_by_name, digest_by_name = {}, {}
@@ -50,7 +50,7 @@ def write_manifest(
         "processes": processes,
         "resumable": resumable,
         "estimator": estimator,
-        "settings": None if settings is None else plain(settings),
+        "settings": plain(settings),
     }
     with whole_file(checkpoint / MANIFEST) as list_path, list_path.open("w", encoding="utf-8") as file:
         json.dump(manifest, file, indent=1)
@@ -71,6 +71,7 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
         manifest = read_manifest(checkpoint)
         size_by_name = {str(name): int(size) for name, size in manifest["files"].items()}
         is_resumable, _, _ = bool(manifest["resumable"]), int(manifest["processes"]), manifest["estimator"]
+        dict(manifest["digests"]), dict(manifest["settings"])
     except FileNotFoundError:
         return f"the folder lacks {MANIFEST}, which is written last: saving was cut off, or another trainer wrote the folder"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -119,11 +120,9 @@ def find_checkpoint(folder: str | Path, path: str | Path | None = None) -> tuple
     return newest_path, resume_note if fault_by_name else ""
 
 
-def check_contents(place: Path) -> str:
-    """Refuse a checkpoint whose files changed since they were written; return a note if it stores no digests to compare."""
-    digest_by_name = read_manifest(place).get("digests")
-    if digest_by_name is None:
-        return f"The checkpoint '{place}' comes from an earlier version without file digests or settings, so nothing is checked."
+def check_contents(place: Path) -> None:
+    """Refuse a checkpoint whose files changed since they were written."""
+    digest_by_name = read_manifest(place)["digests"]
     changed_names: list[str | None] = [None]  # `broadcast_object_list` sends a list's entries to the other processes
     if PartialState().is_main_process:
         changed_names = [next((name for name, digest in digest_by_name.items() if _digest(place / name) != digest), None)]
@@ -133,7 +132,6 @@ def check_contents(place: Path) -> str:
             f"'{place / changed_names[0]}' differs from the file that was saved with this checkpoint: it is damaged, or "
             f"from another run. Put the saved file back, or give another checkpoint-<step> folder of '{place.parent}'."
         )
-    return ""
 
 
 def _digest(file: Path) -> str:
@@ -148,12 +146,12 @@ def whole_checkpoint(args: Any, requested: str | bool | None, settings: Mapping[
     checkpoint, resume_note = find_checkpoint(args.output_dir, None if requested is True else str(requested))
     manifest, notes = read_manifest(checkpoint), [resume_note]
     if settings is not None:
-        if changed := changes(manifest.get("settings") or settings, settings):
+        if changed := changes(manifest["settings"], settings):
             raise DataError(
                 f"The checkpoint '{checkpoint}' was trained with other settings ({', '.join(changed[:3])}). Set them back, or "
                 "start a new run in another output_dir, without resume_from_checkpoint."
             )
-        notes.append(check_contents(checkpoint))
+        check_contents(checkpoint)
     saved_world_size = manifest["processes"]
     if saved_world_size != args.world_size:
         notes.append(

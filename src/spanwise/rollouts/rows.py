@@ -208,7 +208,7 @@ def token_rows(
                 },
                 score=math.nan if row.get(schema.SCORE, 0.0) is None else row.get(schema.SCORE),
                 own={method: shares[n] for method, shares in (own or {}).items()},
-                parts={method: [_part(entry) for entry in by_row[n] or ()] for method, by_row in parts_of_method.items()},
+                parts={method: [CreditPart(**part) for part in parts[n] or ()] for method, parts in parts_of_method.items()},
                 answer=None if row.get(schema.ANSWER) is None else str(row[schema.ANSWER]),
                 stated={name: row.get(schema.column("stated", name)) for name in objective_names},
                 group=row.get(schema.GROUP),
@@ -216,12 +216,6 @@ def token_rows(
             )
         )
     return view_rows
-
-
-def _part(entry: dict[str, Any]) -> CreditPart:
-    """Build a `CreditPart` from an entry of a rollout file, and fill in the reason that old files lack."""
-    is_group_of_one = entry["baseline"] is None and entry["worth"] is not None and entry["part"] == 0
-    return CreditPart(**{"reason": "singleton" if is_group_of_one else "", **entry})
 
 
 def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray | None) -> dict[str, list[tuple[int, int]]]:

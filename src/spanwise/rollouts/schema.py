@@ -158,17 +158,12 @@ def tokenizer_of(schema: pa.Schema) -> Path | None:
 
 
 def check_version(file: Path, schema: pa.Schema) -> None:
-    """Refuse a rollout file of another format version, or of an early release, with a column `advantages`."""
+    """Refuse a rollout file of another format version."""
     file_version = (schema.metadata or {}).get(_VERSION_KEY)
     if file_version not in (None, VERSION.encode()):
         raise DataError(
             f"'{file}' has version {file_version.decode(errors='replace')} of the rollout format, but this spanwise reads version "
             f"{VERSION}. Write the file again, or read it with the spanwise that wrote it."
-        )
-    if file_version is None and "advantages" in schema.names:
-        raise DataError(
-            f"'{file}' has a column 'advantages' without the name of a method; only early releases of spanwise wrote this. "
-            "Write the file again, or rename the column to 'advantages/<method>'."
         )
 
 

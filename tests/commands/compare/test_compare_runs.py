@@ -247,7 +247,7 @@ def test_a_comparison_goes_on_from_what_is_intact_or_starts_anew(tmp_path, monke
     assert room._start(planned, Console(width=160)).wait() == 0
     whole.mkdir()
     (whole / "trainer_state.json").write_text('{"global_step": 1}')
-    write_manifest(whole, processes=1)
+    write_manifest(whole, processes=1, settings={})
     assert room._start(planned, Console(width=160)).wait() == 0
     assert commands == [("group-0", False), ("group-0", True)]
     first, second = capsys.readouterr().out.splitlines()

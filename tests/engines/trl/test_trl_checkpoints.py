@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from spanwise.engines import checkpoints
-from spanwise.engines.changes import BEFORE
-from spanwise.engines.checkpoints import MANIFEST, checkpoint_fault, newest_checkpoint, write_manifest
+from spanwise.engines.checkpoints import MANIFEST, checkpoint_fault, newest_checkpoint, read_manifest, write_manifest
 from spanwise.engines.trl import trainer as room
 from spanwise.errors import DataError, RecipeError
 from spanwise.scheme import Scheme
@@ -75,7 +74,8 @@ def test_whatever_a_checkpoint_lacks_it_is_skipped_and_says_what(run, tmp_path):
 
 def test_a_list_that_is_not_one_and_a_file_of_the_right_size_that_is_not_one(copied):
     place, manifest = copied, (copied / MANIFEST).read_text()
-    for nonsense in ("", "{", "[]", "{}", '{"files": 3, "processes": 1, "resumable": true}'):
+    unlisted = [json.dumps({**json.loads(manifest), name: None}) for name in ("digests", "settings")]
+    for nonsense in ("", "{", "[]", "{}", '{"files": 3, "processes": 1, "resumable": true}', *unlisted):
         (place / MANIFEST).write_text(nonsense)
         assert checkpoint_fault(place) is not None, nonsense
     (place / MANIFEST).write_text(manifest)
@@ -131,7 +131,7 @@ def test_a_checkpoint_that_is_written_again_is_not_whole_until_it_is(tmp_path, m
 @pytest.mark.parametrize("left", [".spanwise.json", ".spanwise.json.4711"])
 def test_what_a_kill_left_of_a_list_is_no_part_of_the_checkpoint(copied, left):
     (copied / left).write_text("{")
-    write_manifest(copied, processes=1)
+    write_manifest(copied, processes=1, settings={})
     (copied / left).unlink(missing_ok=True)
     assert checkpoint_fault(copied) is None
 
@@ -141,18 +141,6 @@ def test_only_a_model_is_nothing_to_go_on_from(tmp_path):
     for folder, resume in ((tmp_path, True), (tmp_path / "empty", True), (tmp_path, "nowhere")):
         with pytest.raises(DataError, match=r"save_only_model|no checkpoint under|folder does not exist"):
             resumable(folder).train(resume_from_checkpoint=resume)
-
-
-def test_a_checkpoint_of_before_an_option_goes_on_as_it_was_trained(copied):
-    manifest = json.loads((copied / MANIFEST).read_text())
-    now = manifest["settings"]
-    before = {name: value for name, value in now.items() if name not in BEFORE}
-    assert len(before) == len(now) - len(BEFORE)
-    (copied / MANIFEST).write_text(json.dumps({**manifest, "settings": before}))
-    args = SimpleNamespace(world_size=1, output_dir=str(copied.parent))
-    assert checkpoints.whole_checkpoint(args, True, now) == str(copied)
-    with pytest.raises(DataError, match="importance_sampling_level was 'token' and is 'block' now"):
-        checkpoints.whole_checkpoint(args, True, {**now, "importance_sampling_level": "block"})
 
 
 def test_other_settings_and_a_flipped_byte_are_refused(copied):
@@ -186,14 +174,15 @@ def test_what_a_method_remembers_is_in_the_checkpoint_and_each_run_has_its_own(t
     assert memory(whole) == end
     assert len(end["anchors"]) == 4  # the start and three batches
     assert json.loads((tmp_path / "checkpoint-1" / MANIFEST).read_text())["estimator"]["anchors"] == end["anchors"][:2]
-    resumed = resumable(tmp_path / "again", method="ha_dw")
-    assert memory(resumed) == {}
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert memory(resumed) == end
-    assert same_weights(resumed, whole)
-    write_manifest(tmp_path / "checkpoint-1", processes=1)  # as another method leaves it
+    again = resumable(tmp_path / "again", method="ha_dw")
+    assert memory(again) == {}
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert memory(again) == end
+    assert same_weights(again, whole)
+    place = tmp_path / "checkpoint-1"
+    write_manifest(place, processes=1, settings=read_manifest(place)["settings"])  # without what the method remembers
     with pytest.raises(DataError, match="'ha_dw'"):
-        resumable(tmp_path / "never", method="ha_dw").train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+        resumable(tmp_path / "never", method="ha_dw").train(resume_from_checkpoint=str(place))
 
 
 def test_engines_whose_checkpoints_are_their_own_refuse_it():

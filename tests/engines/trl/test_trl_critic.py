@@ -11,7 +11,7 @@ from transformers import AutoModelForTokenClassification, BertConfig
 from critic_small import equal, state
 from helpers import NAN
 from oracles import slow_recursion
-from spanwise.engines.checkpoints import write_manifest
+from spanwise.engines.checkpoints import read_manifest, write_manifest
 from spanwise.errors import DataError, DivergedError, RecipeError
 from trl_critic_small import ONE, PAIR, Watched, critic_lines, fast, optimizer_state, with_critic
 from trl_small import PIECES, SAID_WITH_TOOLS, THIRD_PARTY, policy, sampling, tokenizer, trainer
@@ -202,7 +202,7 @@ def test_a_checkpoint_without_its_critic_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"critic/optimizer\.pt is missing"):
         resumable(tmp_path / "a").train(resume_from_checkpoint=str(checkpoint))
     shutil.rmtree(checkpoint / "critic")
-    write_manifest(checkpoint, processes=1)  # as a run without a critic leaves it
+    write_manifest(checkpoint, processes=1, settings=read_manifest(checkpoint)["settings"])
     with pytest.raises(DataError, match="holds no critic"):
         resumable(tmp_path / "b").train(resume_from_checkpoint=str(checkpoint))
 

@@ -13,7 +13,6 @@ import yaml
 from spanwise.disk import write_text
 from spanwise.engines.changes import MAY_CHANGE, changes
 from spanwise.errors import DataError
-from spanwise.recipe import EMBEDDED, HUB, Recipe
 from spanwise.rollouts.folder import hidden, is_run
 
 #: The folder under which runs are written if the user names no output folder.
@@ -79,8 +78,7 @@ def changed(written: Path | Mapping[str, Any], asked: Mapping[str, Any], *, but:
         if not written.is_file():
             return []
         written = read_fields(written)
-    defaults = {name: field.get_default(call_default_factory=True) for name, field in Recipe.model_fields.items()}
-    return changes({**defaults, **({} if written.get("task", EMBEDDED[0]) in EMBEDDED else HUB), **written}, asked, but=but)
+    return changes(written, asked, but=but)
 
 
 def without_nan(value: Any) -> Any:

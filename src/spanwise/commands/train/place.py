@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from spanwise.commands.shared.fitted import say
-from spanwise.commands.shared.folder import changed, new_folder, newest_folder, read_fields
+from spanwise.commands.shared.folder import changed, new_folder, newest_folder
 from spanwise.disk import refusal, unwritten
 from spanwise.engines.changes import MAY_CHANGE
 from spanwise.engines.checkpoints import check_contents, find_checkpoint, newest_checkpoint, read_manifest
@@ -49,8 +49,7 @@ def _choose_folder(recipe: Recipe, resume: str | None, overwrite: bool, console:
         raise RecipeError("--resume continues a run, and --overwrite replaces a run; give only one of them.")
     resumed_run = Path(resume) if is_run(Path(resume)) else None
     if resume == "last":
-        # Earlier versions of spanwise named a run after its task, even if it trains on a user's dataset.
-        resumed_run = folder or newest_folder(run_name) or newest_folder(f"{recipe.task}-{recipe.method}-{recipe.seed}")
+        resumed_run = folder or newest_folder(run_name)
         if resumed_run is None:
             raise DataError(f"There is no run 'runs/{run_name}-<n>' to resume; name a run with --resume FOLDER.")
     checkpoint, resume_note = find_checkpoint((resumed_run or Path()) / "checkpoints", None if resumed_run else resume)
@@ -69,22 +68,17 @@ def history_of(
     checkpoint: Path, new_recipe: Mapping[str, Any], console: Console, *, per_batch: int
 ) -> tuple[int, list[dict[str, Any]]]:
     """Return the step of a checkpoint and the metrics up to that step; refuse a checkpoint of another recipe."""
-    # Checkpoints of earlier versions hold no recipe, so recipe.yaml in the run's folder is read instead.
-    recipe_file = _run_of(checkpoint) / "recipe.yaml"
-    old_recipe = read_manifest(checkpoint).get("settings") or (read_fields(recipe_file) if recipe_file.is_file() else None)
+    recipe_file, old_recipe = _run_of(checkpoint) / "recipe.yaml", read_manifest(checkpoint)["settings"]
     # A learning rate schedule depends on the total number of steps.
     has_schedule = not new_recipe["trainer"].get("lr_scheduler_type", "constant").startswith("constant")
-    is_shorter = new_recipe["steps"] < (old_recipe or {}).get("steps", new_recipe["steps"])
+    is_shorter = new_recipe["steps"] < old_recipe.get("steps", new_recipe["steps"])
     changeable_fields = set(MAY_CHANGE) - ({"steps"} if has_schedule or is_shorter else set())
-    if old_recipe is None:
-        missing_note = f"'{recipe_file}' is missing, so the recipe of {checkpoint.name} is unknown"
-        say(console, f"{missing_note}: the current recipe is assumed.")
-    elif changed_fields := changed(old_recipe, new_recipe, but=changeable_fields):
+    if changed_fields := changed(old_recipe, new_recipe, but=changeable_fields):
         advice = f"Resume that run with its own recipe: spanwise train --resume {recipe_file.parent}; or leave out --resume."
         if changed(recipe_file, old_recipe):
             advice = f"'{recipe_file}' was edited later: undo the edit, or leave out --resume and give another --output."
         raise DataError(f"'{checkpoint}' belongs to a run of another recipe ({', '.join(changed_fields[:3])}). {advice}")
-    say(console, *filter(None, [check_contents(checkpoint)]))
+    check_contents(checkpoint)
     checkpoint_step = json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] // per_batch
     return checkpoint_step, metrics_until(recipe_file.parent, checkpoint_step)
 
