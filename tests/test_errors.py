@@ -73,6 +73,11 @@ def test_the_sentence_for_a_missing_package():
     assert "'my_rewards', which does not come with spanwise" in str(missing)
 
 
+def test_the_first_line_of_an_error_is_its_message_or_its_type():
+    lines = [errors.first_line(error) for error in (OSError("\nno file: \n at line 3"), ValueError("a.b."), EOFError())]
+    assert lines == ["no file", "a.b", "EOFError"]
+
+
 def test_the_first_sentence_that_applies_is_raised():
     with pytest.raises(RecipeError, match="The second"):
         errors.refuse({"The first does not apply.": False, "The second does.": [1]})

@@ -108,6 +108,11 @@ def refuse(faults: Mapping[str, Any], error: type[SpanwiseError] = RecipeError) 
             raise error(sentence)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message without its full stop, or the error's type if it has no message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(" .:")
+
+
 def wrong_entries(entries: Any, kind: type) -> list[Any]:
     """Return the entries of a list that have the wrong type; a value that is not a list counts as one wrong entry."""
     is_list = isinstance(entries, Sequence) and not isinstance(entries, str)

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from spanwise.errors import DataError
+from spanwise.errors import DataError, first_line
 from spanwise.rollouts.cells import at_place, short_repr
 from spanwise.rollouts.json_array import array_entries
 
@@ -43,12 +43,7 @@ def readable(file: Path) -> Iterator[None]:
             raise DataError(f"'{file}' is empty.") from error
         if isinstance(error, OSError) and error.errno:
             raise DataError(f"'{file}' cannot be read: {os.strerror(error.errno)}.") from error
-        error_line = _first_line(error) or type(error).__name__
-        raise DataError(f"'{file}' is not readable as parquet; it is damaged or cut off ({error_line}).") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0].rstrip(".")
+        raise DataError(f"'{file}' is not readable as parquet; it is damaged or cut off ({first_line(error)}).") from error
 
 
 def check_names(file: Path, names: Sequence[str]) -> None:
@@ -63,7 +58,7 @@ def concatenate_tables(path: Path, tables: Iterable[pa.Table]) -> pa.Table:
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except (pa.ArrowTypeError, pa.ArrowInvalid) as error:
-        raise DataError(f"The files of '{path}' differ in their columns ({_first_line(error)}); give one of them.") from None
+        raise DataError(f"The files of '{path}' differ in their columns ({first_line(error)}); give one of them.") from None
 
 
 class ReadingProgress:
@@ -134,7 +129,7 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
                     yield new_rows
             return
         except (pa.ArrowException, UnicodeDecodeError) as error:
-            format_fault = _first_line(error).removeprefix("CSV parse error: ").rstrip(".: ")[:200]
+            format_fault = first_line(error).removeprefix("CSV parse error: ")[:200]
         # If a row is longer than a block, read on with longer blocks and skip the rows that have been read.
         if "straddles two block boundaries" not in format_fault or block_size > file_size:
             break

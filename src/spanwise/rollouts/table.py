@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from spanwise.credit import group_index
-from spanwise.errors import DataError
+from spanwise.errors import DataError, first_line
 from spanwise.rollouts.cells import Parts, is_number_text
 from spanwise.rollouts.token_rows import DiskArray
 from spanwise.score import Reward
@@ -352,8 +352,7 @@ def _load_file(file: Path, stamp: tuple[int, int], vocabulary_size: int | None) 
             f"'{file.parent}' holds no tokenizer.json; give the folder of a model or of a fast tokenizer."
         ) from error
     except Exception as error:  # the Rust parser raises plain Exception
-        error_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DataError(f"'{file}' is not a readable tokenizer: {error_line}.") from error
+        raise DataError(f"'{file}' is not a readable tokenizer: {first_line(error)}.") from error
     loaded_tokenizer.no_truncation()
     loaded_tokenizer.no_padding()
     return loaded_tokenizer, Vocabulary.from_tokenizer(loaded_tokenizer, size=vocabulary_size)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from spanwise.errors import DataError, RecipeError, unknown
+from spanwise.errors import DataError, RecipeError, first_line, unknown
 from spanwise.layout import Layout
 from spanwise.rollouts.cells import parse_chats, parse_numbers, prompt_fault
 from spanwise.rollouts.files import SUFFIXES, read_delimited
@@ -350,5 +350,5 @@ def reason(error: BaseException) -> str:
     """Return the first line of the innermost cause of an error."""
     while error.__cause__ is not None:
         error = error.__cause__
-    first_line = (str(error).strip().splitlines() or [""])[0].rstrip(" .:")
-    return f"{type(error).__name__}: {first_line}" if first_line else type(error).__name__
+    type_name, line = type(error).__name__, first_line(error)
+    return line if line == type_name else f"{type_name}: {line}"

@@ -12,7 +12,7 @@ import yaml
 
 from spanwise.disk import write_text
 from spanwise.engines.changes import MAY_CHANGE, changes
-from spanwise.errors import DataError
+from spanwise.errors import DataError, first_line
 from spanwise.rollouts.folder import hidden, is_run
 
 #: The folder under which runs are written if the user names no output folder.
@@ -60,7 +60,7 @@ def read_fields(file: Path) -> dict[str, Any]:
         raise DataError(f"The file '{file}' cannot be read: {error}.") from error
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         format_name = "a JSON object" if is_json else "YAML"
-        raise DataError(f"The file '{file}' is not {format_name}: {str(error).splitlines()[0]}.") from error
+        raise DataError(f"The file '{file}' is not {format_name}: {first_line(error)}.") from error
 
 
 #: The environment variable in which `compare` passes secret fields to its runs, because recipe files hold no secrets.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spanwise.commands.shared.folder import read_fields
 from spanwise.disk import whole_file
-from spanwise.errors import DataError
+from spanwise.errors import DataError, first_line
 from spanwise.explain.alarms import CALIBRATION, OF_REWARD, OF_SCORE, SCORE_FIGURES
 from spanwise.layout import Layout, together
 from spanwise.measure import Curve, Interval, figure_intervals, figures, mean_interval, voting
@@ -186,7 +186,7 @@ def read_samples(folder: str | Path) -> Samples:
     except FileNotFoundError:
         raise DataError(f"The evaluation '{file}' does not exist; write it with: spanwise eval {folder}") from None
     except (OSError, pa.ArrowInvalid, KeyError) as error:
-        raise DataError(f"The file '{file}' cannot be read as an evaluation: {str(error).splitlines()[0]}") from error
+        raise DataError(f"The file '{file}' cannot be read as an evaluation: {first_line(error)}.") from error
 
 
 def ended_runs(

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spanwise.commands.shared.progress import quiet, warm_up_progress
 from spanwise.engines.checkpoints import newest_checkpoint
-from spanwise.errors import DataError, RecipeError
+from spanwise.errors import DataError, RecipeError, first_line
 from spanwise.recipe import EMBEDDED, SCRIPT, Recipe, answer_layout, check_written, load
 from spanwise.tasks import Task, digits_task, load_task, task_layout, task_start
 from spanwise.tasks.embedded import embedded
@@ -97,6 +97,5 @@ def load_model(folder: Path) -> tuple[Any, Any]:
         model = AutoModelForCausalLM.from_pretrained(str(folder), **load_options)
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **load_options)
     except Exception as error:  # transformers, safetensors and json raise different error types
-        error_text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise DataError(f"The folder '{folder}' holds no readable model and tokenizer: {error_text}") from error
+        raise DataError(f"The folder '{folder}' holds no readable model and tokenizer: {first_line(error)}.") from error
     return model, tokenizer

@@ -30,7 +30,7 @@ from spanwise.engines.trl import config, fold
 from spanwise.engines.trl.environment import environment_rewards, taken_from
 from spanwise.engines.trl.keeping import Keeping, few_in, log_credit
 from spanwise.engines.trl.sampling import DynamicSampling, check_sampling
-from spanwise.errors import DataError
+from spanwise.errors import DataError, first_line
 from spanwise.mode import added_by, parts_of
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.sequences import Sequences, sequences
@@ -195,9 +195,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         except UnpicklingError as error:
             if checkpoint is None:
                 raise
-            error_line = str(error).splitlines()[0]
             raise DataError(
-                f"Checkpoint '{checkpoint}' holds objects that could run code: {error_line} Resume from another checkpoint."
+                f"Checkpoint '{checkpoint}' holds objects that could run code: {first_line(error)}. Resume from another checkpoint."
             ) from error
 
     @property

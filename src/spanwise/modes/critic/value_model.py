@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer
 from transformers.utils.hub import has_file
 
-from spanwise.errors import DataError, RecipeError, refuse
+from spanwise.errors import DataError, RecipeError, first_line, refuse
 from spanwise.losses import categorical_value, categorical_value_loss, value_loss
 from spanwise.modes.critic.config import CriticConfig
 from spanwise.modes.sequences import Sequences, positions
@@ -97,8 +97,7 @@ class ValueModel(nn.Module):
                 trust_remote_code=False,
             )  # fmt: skip
         except Exception as error:  # transformers, safetensors and json each raise errors of their own type
-            error_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise DataError(f"The critic '{place}' cannot be read: {error_line}") from error
+            raise DataError(f"The critic '{place}' cannot be read: {first_line(error)}.") from error
         if loading_report["missing_keys"] or loading_report["mismatched_keys"]:
             _zero_head(model)
         embedding_count = model.get_input_embeddings().num_embeddings

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from spanwise.errors import DataError
+from spanwise.errors import DataError, first_line
 from spanwise.rollouts import cells
 from spanwise.rollouts.columns import ColumnBuilder
 from spanwise.rollouts.files import ReadingProgress, parse_records
@@ -123,7 +123,7 @@ def _read_samples(files: Sequence[Path]) -> Iterator[Any]:
         except DataError:
             raise
         except Exception as error:  # zip, JSON and Inspect each raise their own exceptions
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            reason = first_line(error)
             if isinstance(error, ValidationError):
                 first_fault = error.errors()[0]
                 reason = f"a sample has the fault '{first_fault['msg']}' in {'.'.join(map(str, first_fault['loc']))}"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from spanwise.errors import DataError, RecipeError, check_known, check_number, refuse, unknown
+from spanwise.errors import DataError, RecipeError, check_known, check_number, first_line, refuse, unknown
 from spanwise.registry import register
 from spanwise.score.items import CallResult, completion_text, part_text, refuse_if_all_failed, reward_of, rows_of
 from spanwise.score.judges.prompt import prompt_of, question_of
@@ -186,9 +186,8 @@ class _RewardModel:
         except RecipeError:
             raise
         except (OSError, ValueError, ImportError) as error:
-            first_error_line = str(error).strip().splitlines()[0].rstrip(".")
             raise RecipeError(
-                f"The reward model '{name}' cannot be loaded: {first_error_line}. Name a folder with a model."
+                f"The reward model '{name}' cannot be loaded: {first_line(error)}. Name a folder with a model."
             ) from error
         self.marker = marker
         self.outputs, self.worths = _outputs(name, model_config, tokenizer, label, choices)
