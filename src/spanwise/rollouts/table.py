@@ -107,7 +107,7 @@ class AsRecorded(NamedTuple):
     shares: bool = False  # True if each number is one token's share of the credit, not to be spread over tokens
     by_block: Mapping[str, Float[Tensor, " n"]] = MappingProxyType(
         {}
-    )  # maps blocks (or `stop`) to credit that adds up to `value`
+    )  # blocks (or `stop`) -> credit, which adds up to `value`
     by_token: bool = False
 
 

@@ -254,6 +254,7 @@ def read_file(
         REPORT.get()("finding blocks", int(table.tokens.offsets[last]), len(table.tokens.values))
         row_range = slice(first, last)
         index_rt = table.tokens.places(row_range)
+        is_token_rt = index_rt >= 0
         ids_rt, mask_rt = gather(index_rt, table.tokens.values, 0), gather(index_rt, table.trainable, False)
         file_columns = {name: values[row_range] for name, values in table.columns.items()}
         # No file records what a reward would be if the answer were right or wrong, so `read` computes that from the text.
@@ -262,7 +263,7 @@ def read_file(
             spans, block_texts = blocks_and_texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)
             if spans.interleaved:
                 interleaved_layouts.add(layout)
-            block_v_by_layout[layout][index_rt[index_rt >= 0]] = spans.block_nt.numpy()[index_rt >= 0]
+            block_v_by_layout[layout][index_rt[is_token_rt]] = spans.block_nt.numpy()[is_token_rt]
             spans_parts.append((spans.start_nk, spans.end_nk, spans.length_nk, spans.fault_n))
             for name, scheme in arms.schemes.items():
                 if scheme.layout == layout:
@@ -323,7 +324,8 @@ def apply_arm(
                     batch_fields[batch_field] = torch.stack(token_values, dim=2).squeeze(2)
                 credit = credit_batch(rows_reading, Batch(group_n[row_indices], **batch_fields), scheme)
                 credit = replace(credit, mean_length_n=mean_length.expand(len(row_indices)))
-                adv_v[index_rt[index_rt >= 0]] = advantages(credit, rows_reading.spans, scheme).numpy()[index_rt >= 0]
+                adv_nt, is_token_rt = advantages(credit, rows_reading.spans, scheme), index_rt >= 0
+                adv_v[index_rt[is_token_rt]] = adv_nt.numpy()[is_token_rt]
             else:
                 if table.rollout_n is not None:
                     batch_fields["steps"] = Steps(table.rollout_n[row_indices], row_indices)
@@ -388,8 +390,9 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
             block_column_rt = file_spans.spans(slice(first, last), index_rt).block_nt.long() + 1
             sum_rk = torch.zeros(last - first, len(file_spans.names) + 1).double()
             sum_parts.append(sum_rk.scatter_add_(1, block_column_rt, gather(index_rt, recorded_numbers.value, 0.0))[:, 1:])
-            index_s = index_rt[index_rt >= 0]
-            adv_s, in_block_s = recorded_numbers.value[index_s], block_column_rt.numpy()[index_rt >= 0] > 0
+            is_token_rt = index_rt >= 0
+            index_s, in_block_s = index_rt[is_token_rt], block_column_rt.numpy()[is_token_rt] > 0
+            adv_s = recorded_numbers.value[index_s]
             if not recorded_numbers.shares:
                 adv_s = adv_s / np.repeat(token_count_n[first:last].numpy(), table.tokens.lengths[first:last])
             adv_v[index_s] = np.where(np.isnan(adv_s) | in_block_s, adv_s, 0.0)
@@ -400,9 +403,8 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
         credit_nk = torch.from_numpy(recorded_numbers.value)[:, None].expand(present_nk.shape)
     empty_m = torch.zeros(0, dtype=torch.long)
     credit = Credit(torch.where(present_nk, credit_nk, 0.0), stop_n, empty_m, empty_m, mean_length_n=token_count_n)
-    spread_text = f"spread over the tokens of the {'block' if recorded_numbers.by_block else 'completion'}"
-    if recorded_numbers.shares:
-        spread_text = "token by token"
+    spread_unit = "block" if recorded_numbers.by_block else "completion"
+    spread_text = "token by token" if recorded_numbers.shares else f"spread over the tokens of the {spread_unit}"
     recorded_note = f"'{RECORDED}' shows the trainer's own numbers: {recorded_numbers.says}, {spread_text}."
     spread_function = partial(_spread_recorded, by_block=bool(recorded_numbers.by_block))
     return MethodCredit(RECORDED, file_spans, credit, spread_function, adv_v), recorded_note
