@@ -310,7 +310,7 @@ def replace_model(monkeypatch, module):
     """No folder holds the tokenizer and the model of an engine's configuration."""
     named = type("Named", (), {"from_pretrained": lambda *_, **__: tokenizer()})
     monkeypatch.setattr(module, "AutoTokenizer", named)
-    monkeypatch.setattr(module, "model_size", lambda path: None)
+    monkeypatch.setattr(module, "model_vocabulary_size", lambda path: None)
 
 
 def sequences(rows):

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from spanwise.engines.shared import RunRecord, model_size, say
+from spanwise.engines.shared import RunRecord, model_vocabulary_size, say
 from spanwise.recipe import RecipeRule
 from spanwise.rollouts import Rollouts
 from spanwise.segment import Vocabulary
@@ -42,7 +42,7 @@ class RecipeRun:
     def of(rule: RecipeRule, *, model: str, tokenizer: str | None = None, **options: Any) -> RecipeRun:
         """Build a `RecipeRun` with the tokenizer of `model`, or with the one that `tokenizer` names."""
         loaded_tokenizer = AutoTokenizer.from_pretrained(tokenizer or model, trust_remote_code=True)
-        vocabulary = Vocabulary.from_tokenizer(loaded_tokenizer, size=model_size(model))
+        vocabulary = Vocabulary.from_tokenizer(loaded_tokenizer, size=model_vocabulary_size(model))
         return RecipeRun(rule, loaded_tokenizer, vocabulary, model=model, **options)
 
     def finish(

@@ -85,7 +85,7 @@ def fold_factor(
     return ones_b1
 
 
-def model_size(path: str | None) -> int | None:
+def model_vocabulary_size(path: str | None) -> int | None:
     """Return the vocabulary size in a model's config, which often exceeds that of its tokenizer; None if unknown."""
     try:
         model_config, _ = PretrainedConfig.get_config_dict(path) if path else ({}, {})

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import GenerationConfig
 
-from spanwise.engines.shared import RunRecord, columns_of, model_size, prompt_texts, say
+from spanwise.engines.shared import RunRecord, columns_of, model_vocabulary_size, prompt_texts, say
 from spanwise.engines.skyrl.config import OPTION, check, critic_of, reads_turns
 from spanwise.engines.skyrl.estimators import register, register_loss
 from spanwise.engines.skyrl.rows import SampledRows
@@ -47,7 +47,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         register()
         super().__init__(cfg, *args, **kwargs)
         algorithm, policy_path = cfg.trainer.algorithm, cfg.trainer.policy.model.path
-        vocabulary_size = model_size(policy_path)
+        vocabulary_size = model_vocabulary_size(policy_path)
         self.vocabulary = Vocabulary.from_tokenizer(self.tokenizer, size=vocabulary_size)
         try:
             generation_config = GenerationConfig.from_pretrained(policy_path)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from spanwise.disk import write_text
 from spanwise.engines.checkpoints import restore_estimator
-from spanwise.engines.shared import RunRecord, model_size, prompt_texts
+from spanwise.engines.shared import RunRecord, model_vocabulary_size, prompt_texts
 from spanwise.engines.verl.carry import Rows, Shares, credited, loss_factor
 from spanwise.engines.verl.plugin import say
 from spanwise.errors import AlignmentError
@@ -197,7 +197,7 @@ class VerlRun:
 
 def vocabulary_of(config: Any, tokenizer: Any) -> Vocabulary:
     """Return the vocabulary of the policy's tokenizer."""
-    return Vocabulary.from_tokenizer(tokenizer, size=model_size(config.actor_rollout_ref.model.get("path")))
+    return Vocabulary.from_tokenizer(tokenizer, size=model_vocabulary_size(config.actor_rollout_ref.model.get("path")))
 
 
 def _updates(trainer: Any) -> int:
