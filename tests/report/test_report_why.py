@@ -147,7 +147,7 @@ def test_what_a_baseline_is_the_mean_of_is_looked_up():
         return explained(one, "bae", rule)["blocks"]["confidence"]["terms"][0]["note"]
 
     assert note(one(-0.2, -0.3, 2)) == "baseline −0.3: the mean of the 2 compared (same prompt)"
-    assert note(one(-0.2, -0.4, 1)) == "baseline −0.4: the mean of the 1 others"
+    assert note(one(-0.2, -0.4, 1)) == "baseline −0.4: the reward of the only other one"
     assert note(one(-0.2, -0.7, 0)) == "baseline −0.7: same prompt"
 
 

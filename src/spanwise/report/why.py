@@ -242,7 +242,9 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
     baseline_text = rule_words(objective_rule["baseline"], objective_rule["given"]) if objective_rule.get("baseline") else ""
     if part.averaged:
         peers = "others" if part.averaged < part.members else f"compared ({baseline_text})" if baseline_text else "compared"
-        baseline_text = f"the mean of the {part.averaged} {peers}"
+        baseline_text = (
+            "the reward of the only other one" if part.averaged == 1 else f"the mean of the {part.averaged} {peers}"
+        )
     divisor_note = "" if part.divisor == 1.0 else f"; divided by {shown(part.divisor)}, the scale of the compared rewards"
     return f"baseline {shown(part.baseline)}{f': {baseline_text}' if baseline_text else ''}{divisor_note}"
 
