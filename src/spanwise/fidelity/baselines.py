@@ -237,7 +237,7 @@ def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
     return {
         "prompt_n": torch.arange(prompt_count).repeat_interleave(sample_count), "reward_n": reward_n, "outcome_n": outcome_n,
         "by_outcome_n2": by_outcome_n2, "usable_n": ~reward_n.isnan() & ~noise_n.isnan(),
-        "exact_n": reward_n - mc_value_n, "noise_n": noise_n,  # Monte Carlo advantage (NaN if unknown), variance of its noise
+        "mc_n": reward_n - mc_value_n, "noise_n": noise_n,  # Monte Carlo advantage (NaN if unknown), variance of its noise
         "square_n": (stated_n - restated_nm.nanmean(dim=1)).square(),  # phi^2
     }  # fmt: skip
 
@@ -251,7 +251,7 @@ def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor,
     outcome_n, usable_n = batch["outcome_n"], batch["usable_n"]
     count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
     selection_masks = (usable_n, outcome_n == 0, outcome_n == 1, count_n == 1)
-    mc_n, noise_n, phi_square_n = batch["exact_n"], batch["noise_n"], batch["square_n"]
+    mc_n, noise_n, phi_square_n = batch["mc_n"], batch["noise_n"], batch["square_n"]
     error_n = (a - mc_n).square() - noise_n
     sum_terms = [term for selection in selection_masks for term in (selection.double(), selection * error_n)]
     sum_terms += [a, mc_n, a * a, mc_n * mc_n, a * mc_n, noise_n]
