@@ -9,6 +9,11 @@ import torch
 from border.case import check
 from spanwise.engines.nemo_rl import SpanEstimator
 from spanwise.engines.nemo_rl import check as check_settings
+from spanwise.engines.recipe_run import RecipeRun
+from spanwise.layout import Layout
+from spanwise.recipe import RecipeRule, load
+from spanwise.scheme import Scheme
+from spanwise.segment import Vocabulary
 
 RECIPE = "layout: {solution: [answer]}\nmethod: METHOD\nobjectives: [{reward: environment, pays: solution}]\n"
 
@@ -33,6 +38,15 @@ def without_script(folder):
     return subprocess.run([sys.executable, "-m", "spanwise.engines.nemo_rl"], capture_output=True, text=True).stderr
 
 
+def run_again(folder):
+    (folder / "run").mkdir()
+    for name in ("recipe.yaml", "metrics.jsonl"):
+        (folder / "run" / name).touch()
+    RecipeRun(
+        RecipeRule(load(None, {"output": "run"}), Scheme.preset("grpo", Layout(["answer"]))), None, Vocabulary((b"a",))
+    )
+
+
 NOT_DIVIDED = {"adv_estimator": {"recipe": "recipe.yaml", "normalize_rewards": False}}
 CASES = {
     "NeMo-RL with `adv_estimator.name=spanwise` and no recipe": checked(recipe=None),
@@ -45,6 +59,7 @@ CASES = {
     "NeMo-RL with `adv_estimator.normalize_rewards=false` and `method: grpo`": checked("grpo", grpo=NOT_DIVIDED),
     "NeMo-RL with `grpo.use_dynamic_sampling=true`": checked(grpo={"use_dynamic_sampling": True}),
     "NeMo-RL with `method: gae`": checked("gae"),
+    "NeMo-RL with an `output` that holds a run": run_again,
     "NeMo-RL with a `critic` in the recipe": checked(more="critic: {gae_lambda_value: 0.5}\n"),
 }
 

@@ -36,7 +36,7 @@ class RecipeRun:
         if recipe.output:
             self.record = RunRecord(recipe.output, keep_rollouts=recipe.keep_rollouts, report=False, option="output")
         if self.record is not None and not resumes:
-            self.record.check({}, step=0)
+            self.record.check({}, step=None)
 
     @staticmethod
     def of(rule: RecipeRule, *, model: str, tokenizer: str | None = None, **options: Any) -> RecipeRun:

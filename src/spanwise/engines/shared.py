@@ -161,16 +161,19 @@ class RunRecord:
         recipe = {"task": SCRIPT, **scheme.plain(), **given_settings, "keep_rollouts": self.keep, "report": self.report}
         return json.loads(json.dumps(recipe))  # lists in place of tuples, as in a recipe read from a file
 
-    def check(self, recipe: Mapping[str, Any], *, step: int) -> None:
-        """Refuse a folder that already holds another run or other files."""
+    def check(self, recipe: Mapping[str, Any], *, step: int | None) -> None:
+        """Refuse a folder that already holds another run or other files; `step` is None if the trainer numbers no batches."""
         folder_path = self.folder.path
         if not is_run(folder_path):
             check_free(folder_path, writes=WRITES)
             return
         if not step:
+            start_text, resume_text = "the new run starts at step 0", ", or resume it from a checkpoint"
+            if step is None:
+                start_text, resume_text = "a resumed training counts its batches from 1 again here", ""
             raise DataError(
-                f"'{folder_path}' already holds a run, and the new run starts at step 0. Give another {self.option}, move the old "
-                "run away, or resume it from a checkpoint."
+                f"'{folder_path}' already holds a run, and {start_text}. Give another {self.option}, or move the old run away"
+                f"{resume_text}."
             )
         saved_recipe = yaml.safe_load((folder_path / "recipe.yaml").read_text(encoding="utf-8")) or {}
         changed_names = [name for name in RULE if hidden({name: saved_recipe.get(name)}) != hidden({name: recipe.get(name)})]
