@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from unittest.mock import patch
 
 import datasets
 import yaml
@@ -154,6 +155,15 @@ def real_trainer(*prompts):
     return run
 
 
+def compared_as(verify):
+    return refused(f"objectives: [{{reward: correct, pays: solution, options: {{verify: {verify}}}}}]")
+
+
+def without_math(folder):
+    with patch("spanwise.score.answers.find_spec", return_value=None):
+        return compared_as("math")(folder)
+
+
 PLAN = trl_small.Layout({"plan": ["reasoning"], "confidence": ["confidence"]})
 
 CASES = {
@@ -244,6 +254,8 @@ CASES = {
     "`verifier` where nothing compares answers": refused(
         "{start_steps: 1, verifier: {workers: 1}, objectives: [{reward: format, pays: solution}]}"
     ),
+    "`options: {verify: maths}`": compared_as("maths"),
+    "`options: {verify: math}` without Math-Verify": without_math,
     "`reward: train:f`, and a train.py that exits": own_code("raise SystemExit(2)", "train:f"),
     "`reward: nowhere.py:f`": trains(objectives=[{"reward": "nowhere.py:f", "pays": ["solution"]}]),
     "`reward: :f`": trains(objectives=[{"reward": ":f", "pays": ["solution"]}]),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from importlib.util import find_spec
 
-from spanwise.errors import DataError, check_known
+from spanwise.errors import DataError, check_known, refuse
 from spanwise.score.worker import DELIMITERS, is_words
 from spanwise.score.workers import DEADLINE, Verdict, Workers, shared_workers
 from spanwise.types import Status
@@ -36,7 +36,7 @@ class MathVerifier(Workers):
         cache: how many verdicts are kept, by (gold, answer).
 
     Raises:
-        DataError: Math-Verify is not installed (on the first check).
+        DataError: Math-Verify is not installed (on the first call of `equal`).
         RewardError: the first workers of all cannot start, three times in a row. A later start that fails costs its item (ERROR).
 
     Example:
@@ -53,9 +53,16 @@ class MathVerifier(Workers):
         OK with 1.0 or 0.0; TIMEOUT past the deadline; ERROR if the gold answer cannot be read, or the process died or ran
         out of memory. An answer that cannot be read is not equal: 0.0.
         """
-        if pairs and find_spec("math_verify") is None:
-            raise DataError("Comparing mathematics needs Math-Verify. Install 'spanwise[math]', or set verify: exact.")
+        if pairs:
+            check_verify("math")
         return self.check(pairs)
+
+
+def check_verify(verify: str) -> None:
+    """Refuse a way to compare answers that does not exist, and `math` if Math-Verify is not installed."""
+    check_known("verify", verify, ("auto", "math", "exact"))
+    no_package_text = "Comparing mathematics needs Math-Verify. Install 'spanwise[math]', or set verify: exact."
+    refuse({no_package_text: verify == "math" and find_spec("math_verify") is None}, DataError)
 
 
 def shared_verifier(*, workers: int | None = None, deadline: float | int = DEADLINE) -> MathVerifier:
@@ -89,12 +96,13 @@ def judge(
 
     Raises:
         RecipeError: `verify` is none of the three.
+        DataError: Math-Verify is not installed; under `auto` only if it has to decide.
 
     Example:
         >>> [verdict.value for verdict in judge(["4", "4", 4], ["4", "04", None])]
         [1.0, 1.0, 0.0]
     """
-    check_known("verify", verify, ("auto", "math", "exact"))
+    check_verify(verify)
     answer_pairs = [(_gold_text(gold), (answer or "").strip()) for gold, answer in zip(golds, answers, strict=True)]
     verdicts = {n: _judge_text(gold, answer, verify) for n, (gold, answer) in enumerate(answer_pairs)}
     undecided_pairs = {n: (_end(gold), _end(answer)) for n, (gold, answer) in enumerate(answer_pairs) if verdicts[n] is None}

@@ -15,7 +15,7 @@ from typing import Any
 
 from spanwise.errors import RecipeError, RewardError, check_known, check_number
 from spanwise.registry import register
-from spanwise.score.answers import MathVerifier, judge, shared_verifier
+from spanwise.score.answers import MathVerifier, check_verify, judge, shared_verifier
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, judged, read_tag
 from spanwise.score.workers import DEADLINE, MEMORY, Verdict, Workers, shared_workers
 from spanwise.types import BlockText, Status
@@ -25,7 +25,7 @@ NUMBER = re.compile(r"(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,3})
 _FENCED = re.compile(r"```[\w+-]*+[^\S\n]*+\n(.*?)```", re.DOTALL)
 
 
-@register("correct", kind="reward", tags=("tag",))
+@register("correct", kind="reward", tags=("tag",), check=lambda options: check_verify(options["verify"]))
 def correct(
     text: Texts,
     *,
@@ -182,7 +182,9 @@ def format_(
     return Reward.of(rewards)
 
 
-@register("second_attempt", kind="reward", tags=("tag",), blocks=("first",))
+@register(
+    "second_attempt", kind="reward", tags=("tag",), blocks=("first",), check=lambda options: check_verify(options["verify"])
+)
 def second_attempt(
     text: Texts,
     *,
