@@ -3,6 +3,7 @@
 import asyncio
 import math
 import os
+import sqlite3
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
@@ -16,6 +17,7 @@ from spanwise import Objective, score_all
 from spanwise.errors import RewardError
 from spanwise.score import REWARDS, ask_judge
 from spanwise.score.items import without_end
+from spanwise.score.judges.cache import Cache
 from spanwise.score.judges.prompt import fenced
 from tokenizers_small import byte_level
 
@@ -203,6 +205,15 @@ def _ask(url, cache):
     server = Server(even)
     server.url = url
     return judged(server, cache=cache).reward_nm[0, 0].item()
+
+
+def test_a_cache_that_nobody_uses_any_more_is_closed(tmp_path):
+    cache = Cache(str(tmp_path / "judge.sqlite"), "judge.sqlite", "prompt")
+    file = cache._file
+    ThreadPoolExecutor(1).submit(file.execute, "SELECT 1").result()  # the collector may run in any thread
+    del cache
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        file.execute("SELECT 1")
 
 
 def test_several_processes_share_one_cache(tmp_path):

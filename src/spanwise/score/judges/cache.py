@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import warnings
+import weakref
 from collections.abc import Collection
 from hashlib import sha256
 from pathlib import Path
@@ -34,7 +35,9 @@ class Cache:
         try:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             # On a slow disk another process may lock the file for many seconds.
-            self._file = sqlite3.connect(path, timeout=60.0, isolation_level=None)
+            self._file = sqlite3.connect(path, timeout=60.0, isolation_level=None, check_same_thread=False)
+            # The garbage collector, perhaps in another thread, closes the file with the event loop that it was opened for.
+            weakref.finalize(self, self._file.close).atexit = False
             self._file.executescript(_SET_UP)
             verdicts_by_prompt = dict(self._file.execute("SELECT prompt, COUNT(*) FROM judgements GROUP BY prompt"))
         except (OSError, sqlite3.Error) as error:
