@@ -104,6 +104,9 @@ def test_completions_outside_every_stratum():
         assert within.deviation_n[1] == 0
         assert bool(within.pooled_variance_elsewhere().isnan().all())
     assert refine(SAME, torch.tensor([NAN, 1.0])).tolist()[0] == -1
+    # 2 ** 70 combinations of outcomes do not fit into int64: three completions, of which two differ in the first outcome alone.
+    outcome_no = torch.stack([torch.zeros(70), torch.eye(70)[0], torch.ones(70)])
+    assert len(set(refine(torch.zeros(3, dtype=torch.long), outcome_no).tolist())) == 3
     assert_close(advantage(PAIR, SAME, baseline="outcome", outcome_no=torch.full((2,), NAN)).advantage_n, [0.0, 0.0], 1e-12)
 
 

@@ -99,6 +99,13 @@ def test_low_probability_cuts_where_sae_does():
     opens = SaeSegments().opens(torch.tensor([logp]).log(), torch.ones(1, 64, dtype=torch.bool))[0]
     opens[0] = False
     assert owners(Layout({"s[*]": "low_probability:0.2"}, most=64), logp)[0] == opens.cumsum(0).tolist()
+    assert owners(Layout({"s[*]": "low_probability:0.5"}, most=4), [0.9, 0.5, 0.4])[0] == [0, 0, 1]  # 0.5 is not below 0.5
+
+
+def test_cuts_after_every_token_and_after_every_second_unsure_one():
+    assert made({"s[*]": "fixed:1"}, ["a", " ", "b"], most=4)[0] == ["s[0]", "s[1]", "s[2]"]  # white space is a token, too
+    # Unsure, below 0.5, are the tokens 0, 2, 4 and 5: the cuts are after 2 and after 5.
+    assert owners(Layout({"s[*]": "cuts:2@0.5"}, most=4), [0.4, 0.5, 0.3, 0.9, 0.2, 0.1, 0.9])[0] == [0, 0, 0, 1, 1, 1, 2]
 
 
 @pytest.mark.parametrize(
