@@ -40,6 +40,8 @@ def test_dppo_masks():
     # every token kept: ratios 5, 20, 2/3, .72
     assert_close(dppo_of(P_OLD, P, DPPO_ADV, delta_low=1.0, delta_high=1.0), [[-5, -20, 2 / 3, 0.72]])
     assert_close(dppo_of(P_OLD, P, DPPO_ADV, delta_low=1.0, delta_high=1.0, cap=4.0), [[-4, -4, 2 / 3, 0.72]])
+    # the defaults keep what moved by .2 at most, up or down
+    assert_close(dppo_of([0.1, 0.1, 0.9, 0.9], [0.29, 0.31, 0.71, 0.69], DPPO_ADV), [[-2.9, 0, 0.71 / 0.9, 0]])
     kl = [0.024736, 0.181005, 0.226289, 0.040822]
     for delta in (0.0247, 0.0248, 0.0408, 0.0409, 0.1810, 0.1811, 0.2262, 0.2263):
         is_kept = dppo_of(P_OLD, P, DPPO_ADV, divergence="kl", delta_low=delta, delta_high=delta)[0] != 0
