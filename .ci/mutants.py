@@ -1,7 +1,9 @@
-"""Small mistakes planted in the files of one engine, on a copy of the repository, and the tests that notice them.
+"""Small mistakes planted in the files of some rooms or of one engine, on a copy of the repository, and the tests that notice them.
 
-    python .ci/mutate_engines.py skyrl --count 40          with the Python of the engine's own environment
-    python .ci/mutate_engines.py trl --tests tests/engines/trl/test_trl_keeping.py
+    python .ci/mutants.py credit                       files of src/spanwise/credit, tests of tests/credit and the like
+    python .ci/mutants.py recipe scheme pipeline       modules are rooms, too
+    python .ci/mutants.py skyrl --count 40             with the Python of the engine's own environment
+    python .ci/mutants.py trl --tests tests/engines/trl/test_trl_keeping.py
 
 A mutant is drawn by a seed among all places of all files: another comparison, `and` for `or`, another sign, a bound of a slice one off,
 another constant or key, a condition turned round, a call left out, an argument left out. Prints killed / run per file, and each survivor.
@@ -24,8 +26,13 @@ import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+#: Imported once for all mutants of a room that is no engine.
+PACKAGES = ("hypothesis", "scipy.stats", "transformers", "altair", "openai", "trl.trainer.grpo_trainer")
 #: Engine -> what is imported once for all mutants, and the tests that take seconds.
 ENGINES = {
     "skyrl": (
@@ -107,89 +114,115 @@ def mutants(file: Path) -> Iterator[tuple[Path, int, str, str, str]]:
             yield file, node.lineno, " ".join(before.split())[:120], " ".join(after.split())[:120], whole
 
 
-def killed(tests: list[str], seconds: int) -> bool:
-    """Whether the tests of the copy fail, in a process that has the engine's packages already."""
+class SlowTests:
+    """A plug-in of pytest that writes down which tests take longer than some seconds."""
+
+    def __init__(self, file: Path, seconds: float) -> None:
+        self.file, self.seconds = file, seconds
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Write the name of a slow test."""
+        if report.when == "call" and report.duration > self.seconds:
+            with self.file.open("a") as file:
+                file.write(f"{report.nodeid}\n")
+
+
+def tests_of(name: str) -> Iterator[str]:
+    """The test files that mirror a room or a module; those that need a browser are left out."""
+    tests = Path("tests")
+    every = sorted([*(tests / name).rglob("test_*.py"), *tests.glob(f"test_{name}*.py")])
+    return (str(file) for file in every if "browser" not in file.name)
+
+
+def killed(tests: list[str], seconds: int, *plugins: Any) -> bool:
+    """Whether the tests of the copy fail, in a process that has the needed packages already."""
     child = os.fork()
     if child == 0:
         os.setsid()
         quiet = os.open(os.devnull, os.O_WRONLY)
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
-        import pytest
-
-        words = [
-            "-x",
-            "-q",
-            "--assert=plain",
-            "-p",
-            "no:cacheprovider",
-            "-m",
-            "not long",
-            "-k",
-            "not fresh_worker",
-            "--hypothesis-seed=0",
-        ]
-        code = pytest.main([*words, "-W", "ignore::pytest.PytestAssertRewriteWarning", *tests])
+        words = ["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "-m", "not long", "-k", "not fresh_worker"]
+        words += ["--doctest-modules", "--hypothesis-profile=ci", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        code = pytest.main([*words, *tests], plugins=plugins)
         os._exit(int(code))
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            return status != 0
+            return os.waitstatus_to_exitcode(status) not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
         time.sleep(0.05)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    print("(stopped by the clock)", end=" ")
     return True
 
 
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("engine", choices=ENGINES)
+    parser.add_argument("rooms", nargs="+", help="rooms or modules, or one engine")
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--files", nargs="*", help="below src/spanwise; default: those of the engine")
-    parser.add_argument("--tests", nargs="*", help="default: those of the engine that take seconds")
+    parser.add_argument("--files", nargs="*", help="below src/spanwise; default: those of the rooms")
+    parser.add_argument("--tests", nargs="*", help="default: those of the rooms, or of the engine, that take seconds")
     parser.add_argument("--seconds", type=int, default=120, help="a mutant that takes longer is killed")
+    parser.add_argument("--slow", type=float, default=1.0, help="leave out tests that take longer; not with an engine")
     given = parser.parse_args()
-    packages, names = ENGINES[given.engine]
+    label, engine = " ".join(given.rooms), ENGINES.get(given.rooms[0])
     with tempfile.TemporaryDirectory() as place:
-        room = Path(place)
+        clone = Path(place)
         for name in ("src", "tests", "docs", "recipes", "examples", "benchmarks"):
-            shutil.copytree(ROOT / name, room / name, ignore=shutil.ignore_patterns("__pycache__", "_build"))
+            shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__", "_build"))
         for name in ("README.md", "conftest.py"):
-            shutil.copy(ROOT / name, room)
+            shutil.copy(ROOT / name, clone)
         settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines()
         settings = ['addopts = "--strict-markers"' if line.startswith("addopts") else line for line in settings]
-        (room / "pyproject.toml").write_text("\n".join(settings), encoding="utf-8")
-        os.chdir(room)
-        sys.path.insert(0, str(room / "src"))
-        sys.dont_write_bytecode = True
-        os.environ["PYTHONPATH"] = str(room / "src")
-        for name in packages:
+        (clone / "pyproject.toml").write_text("\n".join(settings), encoding="utf-8")
+        os.chdir(clone)
+        sys.path.insert(0, str(clone / "src"))
+        os.environ["PYTHONPATH"] = str(clone / "src")
+        for name in engine[0] if engine else PACKAGES:
             import_module(name)
         assert "spanwise" not in sys.modules, "each mutant imports its own"
-        folder = room / "tests/engines" / given.engine
-        prefix = "test_" if given.engine == "verl" else f"test_{given.engine}_"
-        tests = given.tests or [str(folder / f"{prefix}{name}.py") for name in names]
-        files = given.files or sorted((room / "src/spanwise/engines" / given.engine).glob("[!_]*.py"))
-        every = [mutant for file in files for mutant in mutants(room / "src/spanwise" / file)]
+        sources = Path("src/spanwise")
+        stages = [given.tests] if given.tests else []  # each runs if those before it notice nothing
+        if engine:
+            folder = Path("tests/engines", label)
+            prefix = "test_" if label == "verl" else f"test_{label}_"
+            stages = stages or [[str(folder / f"{prefix}{name}.py") for name in engine[1]]]
+            files = sorted((sources / "engines" / label).glob("[!_]*.py"))
+        else:
+            stages = stages or [[*dict.fromkeys(file for name in given.rooms for file in tests_of(name))], ["tests/border"]]
+            files = [
+                path for name in given.rooms for path in [sources / f"{name}.py", *sorted((sources / name).rglob("*.py"))]
+            ]
+            files = [file for file in files if file.exists() and file.name != "__init__.py"]
+        files = [sources / file for file in given.files] if given.files else files
+        every = [mutant for file in files for mutant in mutants(file)]
         chosen = random.Random(given.seed).sample(every, min(given.count, len(every)))
-        if killed(tests, 10 * given.seconds):
+        slow = SlowTests(Path("slow.txt").absolute(), float("inf") if engine else given.slow)
+        if any(killed(tests, 10 * given.seconds, slow) for tests in [list(map(str, files)), *stages] if tests):
             sys.exit("The tests fail without any mutant.")
+        left_out = slow.file.read_text(encoding="utf-8").splitlines() if slow.file.exists() else []
+        print(f"Left out as slow: {len(left_out)} tests", flush=True)
+        sys.dont_write_bytecode, os.environ["PYTHONDONTWRITEBYTECODE"] = True, "1"
+        deselected = [f"--deselect={name}" for name in left_out]
         table: dict[str, list[bool]] = {}
         for file, line, before, after, text in chosen:
             original = file.read_text(encoding="utf-8")
             file.write_text(text, encoding="utf-8")
-            noticed = killed(tests, given.seconds)
+            nearest = [name for name in stages[0] if file.stem.strip("_") in name]
+            nearest_first = [[str(file), *nearest], [name for name in stages[0] if name not in nearest], *stages[1:]]
+            noticed = any(killed([*tests, *deselected], given.seconds) for tests in nearest_first if tests)
             file.write_text(original, encoding="utf-8")
-            table.setdefault(file.name, []).append(noticed)
-            print(f"{'killed  ' if noticed else 'SURVIVED'} {file.name}:{line}: {before}  ->  {after}", flush=True)
+            shown = str(file.relative_to(sources))
+            table.setdefault(shown, []).append(noticed)
+            print(f"{'killed  ' if noticed else 'SURVIVED'} {shown}:{line}: {before}  ->  {after}", flush=True)
         for name, outcomes in sorted(table.items()):
-            print(f"{name:20} {sum(outcomes):3} / {len(outcomes):3}")
-        print(
-            f"{given.engine}: {sum(map(sum, table.values()))} / {len(chosen)}, of {len(every)} there could be, seed {given.seed}"
-        )
+            print(f"{name:40} {sum(outcomes):3} / {len(outcomes):3}")
+        killed_ones = sum(map(sum, table.values()))
+        print(f"{label}: {killed_ones} / {len(chosen)}, of {len(every)} there could be, seed {given.seed}")
 
 
 if __name__ == "__main__":
