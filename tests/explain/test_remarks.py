@@ -145,8 +145,8 @@ def test_an_adaptive_lambda_that_is_zero_for_most_completions():
     critic = Scheme("gae", LAYOUT, [Objective("correct", "solution")], options={"length_adaptive_alpha": 0.2})
     layout = [0, *[4] * 3, 1]  # 5 tokens: 1 - 1 / (.2 * 5) = 0
     longer = [0, *[4] * 4, 1]  # 6 tokens: 1/6
-    assert warnings_of([layout, layout, longer, []], critic)["lambda"].startswith(
-        "length_adaptive_alpha=0.2 gives lambda 0 to 2 of 3 completions, those of 5 tokens and fewer (median 5). "
+    assert warnings_of([layout, layout, [4], longer, []], critic)["lambda"].startswith(
+        "length_adaptive_alpha=0.2 gives lambda 0 to 3 of 4 completions, those of 5 tokens and fewer (median 5). "
     )
     assert "lambda" not in warnings_of([layout, longer], critic)
     fixed = Scheme("gae", LAYOUT, [Objective("correct", "solution")], options={"lam": 0.0})

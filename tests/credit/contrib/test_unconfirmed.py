@@ -41,17 +41,18 @@ def test_history_weight_moves_its_anchor():
     assert weigh.anchor == pytest.approx(0.502, abs=1e-12)
 
 
-def test_history_weight_slows_down_as_its_anchor_settles():
+@pytest.mark.parametrize(("window", "first_anchors"), [(2, [0.0, 0.5]), (3, [0.0, 0.5, 0.75])])
+def test_history_weight_slows_down_as_its_anchor_settles(window, first_anchors):
     weigh = HistoryWeight()
     ones, group_n = torch.ones(2), torch.zeros(2, dtype=torch.long)
     anchors = [0.0]
     for batch in range(4):
-        weigh(ones, group_n, eta=0.5, window=3, anchor=0.0)
-        known = torch.tensor(anchors[-3:], dtype=torch.float64)
-        eta = 0.5 * float(known.std()) if batch >= 2 else 0.5
+        weigh(ones, group_n, eta=0.5, window=window, anchor=0.0)
+        known = torch.tensor(anchors[-window:], dtype=torch.float64)
+        eta = 0.5 * float(known.std()) if batch >= window - 1 else 0.5
         anchors.append((1 - eta) * anchors[-1] + eta)
         assert weigh.anchor == pytest.approx(anchors[-1], abs=1e-12)
-    assert anchors[:3] == [0.0, 0.5, 0.75]
+    assert anchors[:window] == first_anchors
 
 
 def test_history_weight_with_a_moving_average():
