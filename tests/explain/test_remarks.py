@@ -6,6 +6,7 @@ from spanwise import Batch, Layout, Objective, Reading, Scheme, Vocabulary, cred
 from spanwise.explain.alarms import habits
 from spanwise.explain.remarks import Watch
 from spanwise.score import Reward
+from spanwise.types import Status
 
 VOCABULARY = Vocabulary(
     (b"<answer>", b"</answer>", b"<sure>", b"</sure>", b"4", b"5", b"0.9", b"<plan>", b"</plan>", b"much")
@@ -139,6 +140,14 @@ def test_what_is_not_kept_is_not_said():
 def test_an_objective_that_scores_nobody():
     rule = Scheme("bae", LAYOUT, [Objective(paying(None, None), "solution", if_missing=0.0)])
     assert "'mine' has no reward for any of 2 completions (2 absent)" in warnings_of([WHOLE, SILENT], rule)["scored/mine"]
+
+
+@pytest.mark.parametrize("status", [Status.ERROR, Status.TIMEOUT])
+def test_an_objective_whose_check_failed_for_everybody(status):
+    rule = Scheme("bae", LAYOUT, [Objective(paying(), "report", name="mine")], recorded=frozenset({"mine"}))
+    failed = Reward.of([None, None], status=[status] * 2)
+    reading = read(Batch.jagged([WHOLE, WHOLE], [0, 0], columns={}), rule, VOCABULARY, recorded={"mine": failed})
+    assert "The check itself failed" in setup_warnings(reading, rule)["scored/mine"]
 
 
 def test_an_adaptive_lambda_that_is_zero_for_most_completions():
