@@ -143,7 +143,8 @@ def killed(tests: list[str], seconds: int, *plugins: Any) -> bool:
         os.dup2(quiet, 1)
         os.dup2(quiet, 2)
         words = ["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "-m", "not long", "-k", "not fresh_worker"]
-        words += ["--doctest-modules", "--hypothesis-profile=ci", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+        words += ["-W", "ignore::pytest.PytestAssertRewriteWarning", "--hypothesis-profile=ci", "--doctest-modules"]
+        words += ["-o", "python_functions=[t]est test_*"]  # no function `tests` of a file that is asked for its doctests
         code = pytest.main([*words, *tests], plugins=plugins)
         os._exit(int(code))
     until = time.monotonic() + seconds
