@@ -3,12 +3,13 @@
 import pytest
 
 from helpers import NAN, assert_close
-from score_small import ABSENT, BRIER, CORRECT, ERROR, OK, UNPARSABLE, completion, trl_reward
+from score_small import ABSENT, BRIER, CORRECT, ERROR, OK, TIMEOUT, UNPARSABLE, UNSCORED, completion, trl_reward
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
 from spanwise.objective import Objective
-from spanwise.score import score_all
+from spanwise.score import Reward, score_all
 from spanwise.score.score import check_objectives
+from spanwise.types import Status
 
 
 def test_correct_and_brier_keep_absent_failed_and_zero_apart():
@@ -29,6 +30,15 @@ def test_correct_and_brier_keep_absent_failed_and_zero_apart():
     assert scores.status_nm.T.tolist() == [[*right_status], [*brier_status]]
     assert_close(scores.by_outcome_nmo[:, 1], [*by_outcome], 1e-12, equal_nan=True)
     assert scores.by_outcome_nmo[:, 0].isnan().all()
+
+
+def test_the_text_says_why_a_recorded_score_is_missing_if_no_confidence_is_stated():
+    confidences = ["0.7", None, "high", None, "high", None]
+    recorded_status = [ERROR, ERROR, ERROR, UNSCORED, UNSCORED, TIMEOUT]
+    recorded = Reward.of([None] * 6, status=[Status(status) for status in recorded_status])
+    text = [completion("4", confidence) for confidence in confidences]
+    scores = score_all([CORRECT, BRIER], text, columns={"answer": ["4"] * 6}, recorded={"brier": recorded})
+    assert scores.status_nm[:, 1].tolist() == [ERROR, ABSENT, UNPARSABLE, ABSENT, UNPARSABLE, TIMEOUT]
 
 
 LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
