@@ -61,9 +61,9 @@ def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
 
 
 def _measure_coarser(batch: CreditedBatch) -> dict[str, float]:
-    """Return, per objective with several outcomes, the share of rewards that were compared regardless of some of them."""
-    names_with_levels = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
-    return {name: share for name, share in _divide(batch, batch.credit.coarser_m).items() if name in names_with_levels}
+    """Return for each objective given several outcomes the share of rewards whose baseline ignores some of the outcomes."""
+    several_outcomes = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
+    return {name: share for name, share in _divide(batch, batch.credit.coarser_m).items() if name in several_outcomes}
 
 
 def _measure_unanimous(batch: CreditedBatch) -> dict[str, float]:
@@ -73,7 +73,7 @@ def _measure_unanimous(batch: CreditedBatch) -> dict[str, float]:
 
 def _measure_all_unanimous(batch: CreditedBatch) -> dict[str, float]:
     """Return the share of groups whose rewards are all equal under every objective."""
-    # An objective that is not compared in groups may give credit to a group of equal rewards, so the share would be wrong.
+    # An objective that is not compared in groups may give credit to a group of equal rewards, so no share is returned.
     if len(batch.agreement) < len(batch.scheme.objectives):
         return {}
     is_unanimous_mg, is_compared_mg = map(torch.stack, zip(*batch.agreement.values(), strict=True))
@@ -105,7 +105,8 @@ def dead_strata(found: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] 
     column_by_name = {" + ".join(scheme.names): 0}
     if scheme.entry.kind == "block" and group_n is None:
         column_by_name = {objective.name: m for m, objective in enumerate(scheme.objectives) if objective.baseline != "none"}
-    stratum_nm, strata_counts = found.comparison.stratum_nm if group_n is None else group_n[:, None], {}
+    stratum_nm = found.comparison.stratum_nm if group_n is None else group_n[:, None]
+    strata_counts = {}
     for name, m in column_by_name.items():
         stratum_n, has_credit_n = stratum_nm[:, m], found.adv_nm[:, m] != 0
         in_stratum_n = stratum_n >= 0
@@ -134,7 +135,7 @@ CREDIT = (
         lambda batch: {"": float(not batch.credit.has_signal)},
         lasting=Alarm(
             "above", 0.99, "of the batches taught nothing: every advantage is 0.",
-            "Run `spanwise why` on the rollouts: it counts the reasons.",
+            "Run `spanwise why` on the rollouts: it counts why advantages are 0.",
         ),
         overall=Alarm(
             "above", 0.5,
@@ -155,8 +156,8 @@ CREDIT = (
         "credit/<objective>/broke",
         _measure_broke,
         lasting=Alarm(
-            "above", 0.1, "of the completions broke the check of '{name}' twice, and count as wrong.",
-            "The policy may have learned to write text that crashes the check. `spanwise why` names these completions; read some.",
+            "above", 0.1, "of the completions made the check of '{name}' crash twice, and count as wrong.",
+            "The policy may have learned to write such text. `spanwise why` names the completions that crash the check; read some.",
         ),
     ),
     Metric("cost/<measure>", _add_up_costs),

@@ -46,7 +46,8 @@ def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
     if refusal_reason in (None, os.strerror(errno.EROFS)):
         return f"{error_sentence}."
     with suppress(OSError, StopIteration):  # some systems do not say how much space is free
-        free_bytes = shutil.disk_usage(next(folder for folder in (place, *place.absolute().parents) if folder.exists())).free
+        existing_folder = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
+        free_bytes = shutil.disk_usage(existing_folder).free
         unit_bytes, unit_name = next(((size, unit) for size, unit in _UNITS if free_bytes >= size / 10), (1, "bytes"))
         error_sentence += f"; {free_bytes / unit_bytes:.{int(unit_bytes > 1)}f} {unit_name} are free there"
     return f"{error_sentence}. Make room there."

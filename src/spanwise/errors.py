@@ -151,8 +151,8 @@ def check_number(
     is_valid = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not is_valid or not value > above or not least <= value <= most:
         bound_text = f" above {above:g}" if above > -math.inf else f", at least {least:g}" if least > -math.inf else ""
-        number_text = f"be a {'whole ' * whole}number{bound_text}"
-        requirement = f"lie between {least:g} and {most:g}" if most < math.inf else number_text
+        kind = "whole number" if whole else "number"
+        requirement = f"lie between {least:g} and {most:g}" if most < math.inf else f"be a {kind}{bound_text}"
         raise RecipeError(f"{called} is {value!r}; it must {requirement}.")
 
 

@@ -165,7 +165,7 @@ class Layout:
         registered("segmenter").find(self.segmenter)
         if isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < 1:
             raise LayoutError(
-                f"most is {self.most!r}; it is the number of blocks that a repeated block becomes, a whole number of 1 or more."
+                f"most is {self.most!r}, and must be a whole number of 1 or more: how often a repeated block may occur."
             )
         for block_name, marks in self.blocks:
             _check_block(block_name, marks)
@@ -185,7 +185,7 @@ class Layout:
                 f"'{first_block_tags[0] if first_block_tags else 'none'}'."
             )
         for segmenter in self.segmenters:
-            # A segmenter refuses marks that cannot work when it builds a finder, so one is built here and not used.
+            # Building the function that finds blocks refuses marks that cannot work; the function itself is not used here.
             registered("segmenter").find(segmenter).function(self.parts_of(segmenter), layout=self)
 
 
@@ -209,7 +209,8 @@ def _check_block(name: str, marks: tuple[str, ...]) -> None:
         f"The block with the tags {tag_list or 'none'} has no name; write {{'solution': ['answer']}}.": not name.strip(),
         "No block can be called 'stop': metrics and files use this name for the decision to stop.": name == "stop",
         f"Block '{name}' has [*] twice; write one of the two as a number, such as items[0].parts[*].": name.count(EACH) > 1,
-        f"Block '{name}' names a tag twice: {tag_list}. Give each attempt its own block.": len(set(marks)) != len(marks),
+        f"Block '{name}' names a tag twice: {tag_list}. Give each use of the tag its own block.": len(set(marks))
+        != len(marks),
         f"The repeated block '{name}' has no mark; give it one, such as {name}: [step].": EACH in name and not marks,
     }
     refuse(possible_faults, LayoutError)

@@ -117,12 +117,12 @@ def dppo(
     logp_nt, logp_old_nt, adv_nt = zero_masked(mask_nt, logp_nt=logp_nt, logp_old_nt=logp_old_nt, adv_nt=adv_nt)
     detached_logp_nt = logp_nt.detach()
     p_nt, p_old_nt, limit_nt = detached_logp_nt.exp(), logp_old_nt.exp(), torch.where(adv_nt > 0, delta_high, delta_low)
-    moved_away_nt = (p_nt - p_old_nt) * adv_nt.sign()
+    gain_nt = (p_nt - p_old_nt) * adv_nt.sign()  # how far the probability moved the way that the advantage pushes it
     if divergence == "tv":
-        is_kept_nt = moved_away_nt <= limit_nt
+        is_kept_nt = gain_nt <= limit_nt
     elif divergence == "kl":
         other_tokens_kl_nt = (1 - p_old_nt) * ((1 - p_old_nt + eps) / (1 - p_nt + eps)).log()
-        is_kept_nt = (p_old_nt * (logp_old_nt - detached_logp_nt) + other_tokens_kl_nt <= limit_nt) | (moved_away_nt < 0)
+        is_kept_nt = (p_old_nt * (logp_old_nt - detached_logp_nt) + other_tokens_kl_nt <= limit_nt) | (gain_nt < 0)
     else:
         raise RecipeError(unknown("divergence", divergence, ("tv", "kl")))
     weight_nt = (detached_logp_nt - logp_old_nt).exp().clamp(max=cap)
@@ -345,22 +345,26 @@ def critic_error(
     value_nt, target_nt = zero_masked(mask_nt, value_nt=value_nt.detach().double(), target_nt=target_nt.double())
     error_nt, length_n = target_nt - value_nt, mask_nt.sum(dim=1)
     mean_error_n = error_nt.sum(dim=1) / length_n.clamp(min=1)
-    within_error_n = torch.where(mask_nt, error_nt - mean_error_n[:, None], 0.0).square().sum(dim=1) / length_n.clamp(min=1)
-    mean_error, within_error = (float(error_n[length_n > 0].mean()) for error_n in (mean_error_n.square(), within_error_n))
+    deviation_nt = torch.where(mask_nt, error_nt - mean_error_n[:, None], 0.0)
+    within_error_n = deviation_nt.square().sum(dim=1) / length_n.clamp(min=1)
+    error_mean = float(mean_error_n.square()[length_n > 0].mean())
+    error_within = float(within_error_n[length_n > 0].mean())
 
     def moments(number_nt: Tensor) -> tuple[float, float]:
         """Return the mean and variance over tokens; equal numbers have a variance of exactly 0."""
         number_u = number_nt[mask_nt]
-        above_first_u = number_u - number_u[:1]
-        variance = (above_first_u - above_first_u.mean()).square().mean()
-        return float((number_u[:1] + above_first_u.mean()).mean()), float(variance)
+        shifted_u = number_u - number_u[:1]
+        variance = (shifted_u - shifted_u.mean()).square().mean()
+        return float((number_u[:1] + shifted_u.mean()).mean()), float(variance)
 
-    (value_mean, _), (target_mean, target_variance), (_, error_variance) = map(moments, (value_nt, target_nt, error_nt))
+    value_mean, _ = moments(value_nt)
+    target_mean, target_variance = moments(target_nt)
+    _, error_variance = moments(error_nt)
     return {
         "explained_variance": 1 - error_variance / target_variance if target_variance else math.nan,
         "value_mean": value_mean,
         "target_mean": target_mean,
-        "error_point": mean_error + within_error,
-        "error_mean": mean_error,
-        "error_within": within_error,
+        "error_point": error_mean + error_within,
+        "error_mean": error_mean,
+        "error_within": error_within,
     }

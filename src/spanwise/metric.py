@@ -34,13 +34,13 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Metric:
-    """A logged number, or one per block or objective if its name has a placeholder: `<block>`, or an optional `[value/]`."""
+    """A logged number; a name with a placeholder, such as `<block>`, stands for one number per block or objective."""
 
     name: str
-    of: Callable[[Any], Mapping[str, float]] | None = None  # computes {placeholder's text: number}; None if the logger does
-    lasting: Alarm | None = None  # the alarm for a value in several training batches in a row
-    overall: Alarm | None = None  # the alarm for the mean over a run's batches, unless the alarm `lasting` was raised
-    at_end: Alarm | None = None  # the alarm for the mean over the last batches of a run
+    of: Callable[[Any], Mapping[str, float]] | None = None  # returns {block or objective: number}; None: computed elsewhere
+    lasting: Alarm | None = None  # raised if the metric is beyond its threshold in several training batches in a row
+    overall: Alarm | None = None  # raised if the metric's mean over a whole run is, and `lasting` was not raised
+    at_end: Alarm | None = None  # raised if the metric's mean over the last batches of a run is
 
     def part(self, key: str) -> str | None:
         """Return the text that a key of the log has in place of the placeholder; None for another metric's key."""
@@ -57,6 +57,6 @@ class Metric:
 
 
 def metrics_in(batches: Sequence[Mapping[str, Any]], known: Sequence[Metric]) -> Iterator[tuple[str, str, Metric]]:
-    """Find the known metrics in the log of some batches; yield each key of the log, its placeholder's text, and the metric."""
+    """Find the known metrics in a log; yield each key of the log, the block or objective in it, and the metric."""
     for key in dict.fromkeys(key for line in batches for key in line):
         yield from ((key, part, metric) for metric in known if (part := metric.part(key)) is not None)

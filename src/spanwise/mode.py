@@ -24,7 +24,7 @@ class Chart:
     title: str
     series: Mapping[str, str]  # the metric's name without its prefix -> the label of its curve
     y: str  # the label of the vertical axis
-    note: str = ""  # the text below the chart
+    note: str = ""  # a text that the report prints below the chart
     floor: float | None = None  # the chart draws values below this floor at the floor
 
 
@@ -123,7 +123,7 @@ class Mode:
         return None
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weight that the mode's score of each completion has in the credit, and that score relative to its group."""
+        """Return for each completion the weight of the mode's score in the credit, and the score relative to the group."""
         return torch.zeros_like(score_n), torch.zeros_like(score_n)
 
     def columns(self, batch: Any) -> Mapping[str, Tensor]:

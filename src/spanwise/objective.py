@@ -17,7 +17,7 @@ BaselineName = Literal["none", "batch", "group", "outcome", "blended"]
 BASELINES: tuple[BaselineName, ...] = ("none", "batch", "group", "outcome", "blended")
 ScaleName = Literal["none", "std"]
 ScopeName = Literal["rollout", "turn"]
-#: Words in an objective with `each`: "earlier" stands for the rewards of the blocks before its own, "own" for its own block.
+#: Words for an objective that `each` repeats for every block: "own" means that block, "earlier" the blocks before it.
 EARLIER, OWN = "earlier", "own"
 #: The text that saved files hold in place of a secret, such as an API key.
 HIDDEN = "<hidden>"
@@ -156,9 +156,9 @@ class Objective:
             "scope": (self.scope in ("rollout", "turn"), "write 'rollout' or 'turn', or leave it out"),
             "options": (isinstance(self.options, Mapping), "write 'options: {name: value}'"),
         }
-        may_be_none = ("key", "each", "criteria", "only", "if_missing", "back_off", "scope")
+        optional_keys = ("key", "each", "criteria", "only", "if_missing", "back_off", "scope")
         for key, (is_valid, advice) in rules.items():
-            if not is_valid and not (getattr(self, key) is None and key in may_be_none):
+            if not is_valid and not (getattr(self, key) is None and key in optional_keys):
                 raise RecipeError(f"Objective '{self.name}' has {key}: {getattr(self, key)!r}; {advice}.")
         if isinstance(self.reward, str):
             registered("reward").find(self.reward)

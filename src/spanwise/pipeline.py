@@ -95,12 +95,12 @@ class Reading(ByCompletion):
                 f"{sum(column_counts)}; pack and unpack with the same scheme."
             )
         column_tables = table_nc.split(column_counts, dim=1)
-        reward_nm, status_nm, by_outcome_nc, stated_nm, outcome_no, measured_nc, length_nk, fault_n1 = column_tables
+        reward_nm, status_nm, reward_by_outcome_nc, stated_nm, outcome_no, measured_nc, length_nk, fault_n1 = column_tables
         scores = Scores(
             scheme.names,
             reward_nm,
             status_nm.to(torch.int8),
-            by_outcome_nc.reshape(-1, m, 2),
+            reward_by_outcome_nc.reshape(-1, m, 2),
             outcome_names=outcome_names,
             outcome_no=outcome_no if outcome_names else None,
             stated_nm=stated_nm,
@@ -115,7 +115,7 @@ class Reading(ByCompletion):
 
     @staticmethod
     def joined(parts: Sequence[Reading]) -> Reading:
-        """Join the blocks and rewards of batches that were read under one scheme in one `Reading`, without spans and text."""
+        """Join the readings of several batches in one, without spans and text; all must be of one scheme."""
         return join_rows([replace(part, spans=None, text=None) for part in parts])
 
 
@@ -193,7 +193,7 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
             f"{len(reading)} completions were read and the batch has {len(batch.group_n)} group ids; give one id to each."
         )
     mode_fields = {name for mode in scheme.modes for name in mode.adds}  # fields that a mode may fill in later
-    scheme.check({*batch.provides, *mode_fields}, at_read=scheme.reads)  # the fields that `read` needs were there
+    scheme.check({*batch.provides, *mode_fields}, at_read=scheme.reads)
     inputs: dict[str, Any] = {
         name: getattr(batch, name) for name in ("mask_nt", "value_nt", "logp_nt", "bootstrap_n", "ids_nt")
     }
@@ -290,10 +290,10 @@ def advantages(
     adv_sum_n = adv_nt.sum(dim=1)  # a finite sum proves, with little memory, that a row is finite
     if not adv_sum_n.isfinite().all() and (bad_token := first_of(~adv_nt.isfinite())):
         n, t = bad_token
-        credit_list = ", ".join(f"{value:g}" for value in found.block_nk[n].tolist())
+        block_credits = ", ".join(f"{value:g}" for value in found.block_nk[n].tolist())
         raise DivergedError(
             f"The advantage of completion {n} of {len(adv_nt)} at token {t} is {float(adv_nt[n, t])}; its blocks are credited with "
-            f"{credit_list}. Training stopped before this updated the model. Check the size of this completion's rewards, of "
+            f"{block_credits}. Training stopped before this updated the model. Check the size of this completion's rewards, of "
             f"weight and if_missing, and of the critic's values."
         )
     return adv_nt

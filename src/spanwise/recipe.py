@@ -202,7 +202,7 @@ class Recipe(BaseModel):
                 raise RecipeError(_no_field(name))
             if not isinstance(section, Mapping | None):
                 raise RecipeError(f"{name} is {section!r}, and must be {_KINDS['dict']} ({MODES[name].about})")
-        _ = self.modes, self.refinement  # to build them checks the sections of the recipe that they read
+        _ = self.modes, self.refinement  # built here, so that a wrong section of the recipe is refused at once
         if self.task not in EMBEDDED:
             for field in () if self.task == SCRIPT else ("model", "dataset"):
                 if getattr(self, field) is None:
@@ -339,12 +339,12 @@ def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> 
         if field not in changes or changes[field] == old_setting:
             continue
         preset_fields = ("objectives", "per") if field == "method" else ("objectives",)
-        own_fields = [name for name in preset_fields if from_file.get(name) is not None and name not in changes]
-        if own_fields:
-            reset_options = " ".join(f"--set {name}=null" for name in own_fields)
+        kept_fields = [name for name in preset_fields if from_file.get(name) is not None and name not in changes]
+        if kept_fields:
+            reset_options = " ".join(f"--set {name}=null" for name in kept_fields)
             raise RecipeError(
-                f"The recipe has its own {' and '.join(own_fields)}, so changing {field} to {changes[field]} would have only part "
-                f"of its effect, or none. Edit the recipe, or drop its own {' and '.join(own_fields)}: {reset_options}."
+                f"The recipe has its own {' and '.join(kept_fields)}, so changing {field} to {changes[field]} would have only part "
+                f"of its effect, or none. Edit the recipe, or drop its own {' and '.join(kept_fields)}: {reset_options}."
             )
 
 
@@ -454,8 +454,8 @@ def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
     """Return the layout that finds the answers in completions: the recipe's layout or the task's."""
     layout = _choose_layout(recipe, task_layout)
     # If the layout is one block of the whole completion, models still write the task's blocks, so answers are looked for there.
-    is_unmarked = not layout.marks and (recipe.own_layout is None or recipe.task in EMBEDDED)
-    if len(layout.names) == 1 and (is_unmarked or layout.marks == task_layout.marks):
+    may_take_task_blocks = not layout.marks and (recipe.own_layout is None or recipe.task in EMBEDDED)
+    if len(layout.names) == 1 and (may_take_task_blocks or layout.marks == task_layout.marks):
         segmenter = layout.segmenter if layout.marks else task_layout.segmenter
         return Layout(dict(task_layout.blocks), prefilled=layout.prefilled, segmenter=segmenter, most=task_layout.most)
     return layout

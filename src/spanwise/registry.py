@@ -146,9 +146,9 @@ def imported(path: str, *, what: str) -> Any:
         return attrgetter(attribute_path)(module)
     except AttributeError as error:
         function_names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        wanted_function = f"function in '{getattr(module, '__file__', module_name)}' called"
+        function_place = f"function in '{getattr(module, '__file__', module_name)}' called"
         raise RecipeError(
-            f"{what} '{path}' cannot be imported: {unknown(wanted_function, attribute_path, function_names)}"
+            f"{what} '{path}' cannot be imported: {unknown(function_place, attribute_path, function_names)}"
         ) from error
 
 

@@ -23,7 +23,7 @@ from spanwise.segment import SEGMENTERS
 
 #: The task that `recipe.yaml` names if a user's script drives the run; the file then holds the scheme and no prompts.
 SCRIPT = "own"
-#: The name of a method's option in NeMo-RL -> its name here; NeMo-RL's `gae_lambda_value` is about the critic instead.
+#: The name of a method's option in NeMo-RL -> its name here.
 _OTHER_NAMES = {"gae_lambda_policy": "lam"}
 
 
@@ -134,9 +134,9 @@ class Scheme:
         if objectives is None:
             layout, objectives = preset_rule(method_entry, layout, calibration, baseline)
         elif calibration is not None or baseline is not None:
-            unused_change = f"calibration is '{calibration}'" if calibration is not None else f"baseline is '{baseline}'"
+            unused_option = f"calibration is '{calibration}'" if calibration is not None else f"baseline is '{baseline}'"
             raise RecipeError(
-                f"{unused_change}, but the objectives are given, so it would change nothing; set it in the objectives instead."
+                f"{unused_option}, but the objectives are given, so it would change nothing; set it in the objectives instead."
             )
         per = method_entry.preset.per if per is None else per
         if per == "length":
@@ -169,8 +169,8 @@ class Scheme:
     @property
     def outcome_names(self) -> tuple[str, ...]:
         """The outcomes that baselines may depend on and that are not objectives, in the order of `Scores.outcome_names`."""
-        names_in_given = (name for objective in self.objectives for name in objective.outcomes if name not in self.names)
-        return tuple(dict.fromkeys(names_in_given))
+        all_outcomes = [name for objective in self.objectives for name in objective.outcomes]
+        return tuple(dict.fromkeys(name for name in all_outcomes if name not in self.names))
 
     @property
     def value_names(self) -> tuple[str, ...]:
@@ -324,7 +324,7 @@ def _reads_logp(segmenter: str) -> bool:
 
 
 def _refuse(objectives: Sequence[Objective], find_fault: Callable[[Objective], Any], sentence: str) -> None:
-    """Refuse the first objective for which `find_fault` returns a fault; the sentence may hold {o}, the objective, and {fault}."""
+    """Refuse the first objective in which `find_fault` finds a fault; `{o}` and `{fault}` in the sentence name both."""
     for objective in objectives:
         if fault := find_fault(objective):
             raise RecipeError(f"Objective '{objective.name}' {sentence.format(o=objective, fault=fault)}")

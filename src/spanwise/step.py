@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -109,13 +108,14 @@ def gather_rows(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     rows_per_rank = [len(packed_reading) for packed_reading in packed_readings]
     batch = Batch(torch.cat(groups_of_ranks))
     if turn_steps is not None:
-        trajectories_of_ranks, steps_by_rank, anchors_of_ranks = zip(*steps_of_ranks, strict=True)
+        trajectories_of_ranks, step_numbers_of_ranks, anchors_of_ranks = zip(*steps_of_ranks, strict=True)
         trajectory_s = torch.cat([own_s + rank * own.completions for rank, own_s in enumerate(trajectories_of_ranks)])
         anchor_s = None
         if any(states is not None for states in anchors_of_ranks):
-            counted_anchors = zip(anchors_of_ranks, rows_per_rank, strict=True)
-            anchor_s = list(chain(*([None] * count if ids is None else list_ids(ids) for ids, count in counted_anchors)))
-        batch = replace(batch, steps=Steps(trajectory_s, torch.cat(steps_by_rank), anchor_s))
+            anchor_s = []
+            for anchors, row_count in zip(anchors_of_ranks, rows_per_rank, strict=True):
+                anchor_s += [None] * row_count if anchors is None else list_ids(anchors)
+        batch = replace(batch, steps=Steps(trajectory_s, torch.cat(step_numbers_of_ranks), anchor_s))
     all_rows = ReadBatch(batch, Reading.unpack(torch.cat(packed_readings), scheme), len(rows_per_rank) * own.completions)
     first_own_row = sum(rows_per_rank[: ranks.rank])
     return replace(own, gathered=all_rows, here=slice(first_own_row, first_own_row + len(own.reading)))
@@ -223,21 +223,23 @@ class StepResult:
     @property
     def blocks_nt(self) -> Int[Tensor, "n t"]:
         """The block number of each token of the completions, from 1 and different in every turn; 0 outside of blocks."""
-        block_su, turns = self.spans.block_nt, self.own.turns
+        block_nt, turns = self.spans.block_nt, self.own.turns  # if there are turns, each row is a turn
         if turns is not None:
-            block_su = torch.where(block_su >= 0, block_su + len(self.spans.names) * turns.step_s[:, None], -1)
-        return self.own.put(block_su + 1)
+            block_nt = torch.where(block_nt >= 0, block_nt + len(self.spans.names) * turns.step_s[:, None], -1)
+        return self.own.put(block_nt + 1)
 
     def by_completion(self) -> tuple[Credit, Bool[Tensor, "n k"]]:
         """Return the credit of each completion (the mean over its turns), and the mask of the blocks that it has."""
         all_rows = self.own.everyone
         if all_rows.batch.steps is None:
             return self.credits, all_rows.reading.present_nk
-        row_s, credit = all_rows.batch.steps.trajectory_s, self.credits
+        trajectory_s, credit = all_rows.batch.steps.trajectory_s, self.credits
         present_sk = all_rows.reading.present_nk.to(credit.block_nk.dtype)
-        turn_count_nk = present_sk.new_zeros((all_rows.completions, present_sk.shape[1])).index_add(0, row_s, present_sk)
-        credit_sum_nk = torch.zeros_like(turn_count_nk).index_add(0, row_s, credit.block_nk * present_sk)
-        stop_n = credit.stop_n.new_zeros(all_rows.completions).index_add(0, row_s, credit.stop_n)
+        turn_count_nk = present_sk.new_zeros((all_rows.completions, present_sk.shape[1])).index_add(
+            0, trajectory_s, present_sk
+        )
+        credit_sum_nk = torch.zeros_like(turn_count_nk).index_add(0, trajectory_s, credit.block_nk * present_sk)
+        stop_n = credit.stop_n.new_zeros(all_rows.completions).index_add(0, trajectory_s, credit.stop_n)
         mean_credit = Credit(credit_sum_nk / turn_count_nk.clamp(min=1), stop_n, credit.singleton_m, credit.absent_m)
         return mean_credit, turn_count_nk > 0
 
@@ -346,8 +348,8 @@ class Step:
                 step_label = "" if number is None else f" at step {number}"
                 cause_text = "the prompts are too easy or too hard, or a reward is constant"
                 new_warnings.append(
-                    f"Every advantage of the batch{step_label} is zero: under no objective ({objective_names}) did a completion "
-                    "differ from what it is compared with, so nothing is learned from it. If this lasts (see credit/no_signal), "
+                    f"Every advantage of the batch{step_label} is zero, so nothing is learned from it: no completion differs from "
+                    f"its baseline in any reward ({objective_names}). If this lasts (see credit/no_signal), "
                     f"{'the warning before this one says why' if has_unscored else cause_text}."
                 )
         return BatchCredit(batch_credits, batch_metrics, new_warnings)

@@ -60,23 +60,24 @@ def turn_batch(
             )
         turn_columns[name] = [column[j] for j, _ in turn_index_pairs]
     turn_anchors = [turn.anchor for turn in turns]
-    turn_steps = Steps(trajectory_s, step_s, turn_anchors if any(anchor is not None for anchor in turn_anchors) else None)
+    has_anchors = any(anchor is not None for anchor in turn_anchors)
+    steps = Steps(trajectory_s, step_s, turn_anchors if has_anchors else None)
     group_s = group_index([trajectory.group for trajectory in trajectories])[trajectory_s]
     response_ids, turn_masks = [turn.response_ids for turn in turns], [turn.mask for turn in turns]
-    batch = Batch.jagged(response_ids, group_s, sampled=turn_masks, columns=turn_columns, steps=turn_steps)
+    batch = Batch.jagged(response_ids, group_s, sampled=turn_masks, columns=turn_columns, steps=steps)
     return batch, _collect_rewards(trajectories)
 
 
 def _collect_rewards(trajectories: Sequence[Trajectory]) -> dict[str, Reward]:
     """Collect the rewards of each objective, one per turn; a trajectory's own rewards stand at its last sampled turn."""
-    rewards_of_turns: list[Mapping[str, float | Status]] = []
+    rewards_by_turn: list[Mapping[str, float | Status]] = []
     for trajectory in trajectories:
         last_turn = max((t for t, turn in enumerate(trajectory.turns) if any(turn.mask)), default=len(trajectory.turns) - 1)
         for t, turn in enumerate(trajectory.turns):
-            rewards_of_turns.append({**turn.rewards, **(trajectory.rewards if t == last_turn else {})})
+            rewards_by_turn.append({**turn.rewards, **(trajectory.rewards if t == last_turn else {})})
     reward_by_objective = {}
-    for name in dict.fromkeys(name for rewards in rewards_of_turns for name in rewards):
-        rewards = [rewards.get(name, Status.UNSCORED) for rewards in rewards_of_turns]
+    for name in dict.fromkeys(name for turn_rewards in rewards_by_turn for name in turn_rewards):
+        rewards = [turn_rewards.get(name, Status.UNSCORED) for turn_rewards in rewards_by_turn]
         reward_numbers = [None if isinstance(reward, Status) else float(reward) for reward in rewards]
         reward_statuses = [reward if isinstance(reward, Status) else Status.OK for reward in rewards]
         reward_by_objective[name] = Reward.of(reward_numbers, status=reward_statuses)

@@ -19,7 +19,7 @@ from torch import Tensor
 from spanwise.errors import AlignmentError, RecipeError, unknown
 
 #: The text of a completion by block and tag: `text["solution"]["answer"]` is what `<answer>` holds in that block.
-#: The text is None for an absent block, and for a tag that does not both open and close in its block.
+#: The text of an absent block is None; so is that of a tag which does not open, or does not close, in its block.
 BlockText = Mapping[str, Mapping[str, str | None] | None]
 _Table = TypeVar("_Table", bound="ByCompletion")
 #: The number of completions of a table that are processed at a time, so that they stay in the processor's cache.
@@ -39,9 +39,13 @@ class ByCompletion:
 
     def _parts(self) -> dict[str, Any]:
         """Return the fields with one row per completion: tensors, arrays, and tables inside this table."""
-        indexed_fields = {name: value for name, value in vars(self).items() if name.rpartition("_")[2].startswith("n")}
-        indexed_tensors = {name: value for name, value in indexed_fields.items() if isinstance(value, Tensor | np.ndarray)}
-        return indexed_tensors | {name: part for name, part in vars(self).items() if isinstance(part, ByCompletion)}
+        parts = {}
+        for name, value in vars(self).items():
+            suffix = name.rpartition("_")[2]
+            is_row_tensor = isinstance(value, Tensor | np.ndarray) and suffix.startswith("n")
+            if is_row_tensor or isinstance(value, ByCompletion):
+                parts[name] = value
+        return parts
 
 
 def join_rows(parts: Sequence[_Table]) -> _Table:
@@ -266,23 +270,22 @@ class Scores(ByCompletion):
 
 @dataclass(frozen=True)
 class Comparison(ByCompletion):
-    """What each advantage was compared with: advantage = (worth - baseline) / divisor; worth is the reward or a stand-in."""
+    """The parts of each advantage `(worth - baseline) / divisor`, and the rewards that its baseline comes from."""
 
-    worth_nm: Float[Tensor, "n m"]  # float64 reward, or its stand-in if the completion left it out; NaN if there is neither
-    #: The float64 number that is subtracted; NaN if nothing could be compared, or if the method subtracts no single number.
+    worth_nm: Float[Tensor, "n m"]  # float64 reward, or `if_missing` if the completion left it out; NaN if there is neither
+    #: The float64 number that is subtracted from the worth; NaN if the method subtracts no single number, or nothing.
     baseline_nm: Float[Tensor, "n m"]
-    #: The float64 divisor of the difference; 1 if it is not divided, as when all rewards are equal; NaN without baseline.
+    #: The float64 divisor of worth minus baseline; 1 if nothing is divided, as when all rewards are equal; NaN without baseline.
     divisor_nm: Float[Tensor, "n m"]
-    #: The set of rewards (stratum) that each reward was compared with, as a number; -1: none. Stand-ins are no members.
-    stratum_nm: Int[Tensor, "n m"]
-    level_nm: Int[Tensor, "n m"]  # how many of the last outcomes the stratum ignores
+    stratum_nm: Int[Tensor, "n m"]  # the number of the stratum (the rewards that are compared with each other); -1: none
+    level_nm: Int[Tensor, "n m"]  # how many outcomes the stratum ignores, beginning with the last in the objective's `given`
     members_nm: Int[Tensor, "n m"]  # how many rewards the stratum has
     averaged_nm: Int[Tensor, "n m"]  # how many rewards the baseline averages; 0 if it is no plain mean
     reason_nm: Int[Tensor, "n m"]  # why the advantage is exactly 0 (`Zero`), or `Zero.CREDITED`
     about_nm: Int[Tensor, "n m"]  # the objective that the reason is about; -1: all objectives together
 
     def where(self, mask_nm: Bool[Tensor, ...], other: Comparison) -> Comparison:
-        """Return a comparison with this one's entries where the mask is true, and `other`'s entries where it is false."""
+        """Choose the entries of this comparison where the mask is true, and those of `other` where it is false."""
         return Comparison(**{name: torch.where(mask_nm, table, getattr(other, name)) for name, table in vars(self).items()})
 
     @staticmethod
@@ -293,18 +296,18 @@ class Comparison(ByCompletion):
         )
 
     def fitting(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Return the comparison with its reasons adapted to changed advantages: an advantage other than 0 counts as credited."""
+        """Set the reasons anew for changed advantages: an advantage other than 0 counts as credited."""
         credited_reason = int(Zero.CREDITED)
         zero_reason_nm = torch.where(self.reason_nm == credited_reason, int(Zero.AT_BASELINE), self.reason_nm)
         return replace(self, reason_nm=torch.where(adv_nm != 0, credited_reason, zero_reason_nm))
 
     def unexplained(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Return the comparison without baseline and divisor, for advantages that no single baseline gives."""
+        """Set baseline and divisor to NaN, for advantages that are not a reward minus one baseline."""
         nan_nm, zero_nm = torch.full_like(self.baseline_nm, torch.nan), torch.zeros_like(self.averaged_nm)
         return replace(self, baseline_nm=nan_nm, divisor_nm=nan_nm, averaged_nm=zero_nm).fitting(adv_nm)
 
     def rescaled(self, *, divisor: Float[Tensor, ...] | float, shift: float = 0.0) -> Comparison:
-        """Return the comparison behind advantages that were shifted by a number and then divided by another."""
+        """Adapt baseline and divisor to advantages from which `shift` was subtracted, and which were then divided by `divisor`."""
         baseline_nm = self.baseline_nm + shift * self.divisor_nm
         return replace(self, baseline_nm=baseline_nm, divisor_nm=self.divisor_nm * divisor)
 
@@ -361,14 +364,16 @@ class Credit(ByCompletion):
         """Mark the completions in which a block, a token or the decision to stop has more credit than the tolerance."""
         credits = (self.block_nk if self.token_nt is None else self.token_nt, self.stop_n[:, None], self.refined_nt)
         # Testing both bounds needs less memory than a table of absolute values, and NaN counts as beyond the tolerance.
-        signals = [~((table <= tolerance) & (table >= -tolerance)).all(dim=1) for table in credits if table is not None]
-        return torch.stack(signals).any(dim=0)
+        without_credit_n = [
+            ((table <= tolerance) & (table >= -tolerance)).all(dim=1) for table in credits if table is not None
+        ]
+        return ~torch.stack(without_credit_n).all(dim=0)
 
     @property
     def explained(self) -> tuple[Tensor, Comparison]:
-        """The advantages and what they were compared with; an `AlignmentError` if this credit does not hold both."""
+        """The advantages and their `Comparison`; an `AlignmentError` if this credit does not hold both."""
         if self.adv_nm is None or self.comparison is None:
             raise AlignmentError(
-                "This credit holds no comparison of its advantages; take a credit from pipeline.credit_batch."
+                "This credit does not say how its advantages were computed; take a credit from pipeline.credit_batch."
             )
         return self.adv_nm, self.comparison

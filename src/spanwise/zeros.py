@@ -38,8 +38,8 @@ class Count:
     reason: Zero
     objective: str  # the reward that the reason is about; empty if it is about none
     tokens: int
-    completions: int  # the completions without credit most of whose tokens have this reason
-    rows: tuple[int, ...] = ()  # the first such completions; without any, the first with such a token
+    completions: int  # the completions without credit in which most tokens have this reason
+    rows: tuple[int, ...] = ()  # the first of these completions; if there are none, the first with any token of this reason
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,8 @@ def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
         paying_columns = [m for m, o in enumerate(scheme.objectives) if name in o.pays and o.weight != 0]
         if paying_columns:
             is_cancelled_n = (reason_key_nm[:, paying_columns] == cancelled_key).any(dim=1)
-            block_key_nk[:, k] = torch.where(is_cancelled_n, cancelled_key, reason_key_nm[:, paying_columns].amin(dim=1))
+            first_key_n = reason_key_nm[:, paying_columns].amin(dim=1)
+            block_key_nk[:, k] = torch.where(is_cancelled_n, cancelled_key, first_key_n)
     return block_key_nk
 
 
@@ -99,8 +100,8 @@ def recorded_reasons(
     """
     largest_credit_n = credit_nk.nan_to_num().abs().amax(dim=1) if credit_nk.shape[1] else torch.zeros(len(group_n))
     group_n = group_index(group_n)
-    group_comparison = compare_in_strata(torch.ones_like(group_n).double(), group_n, voter_n=rollout_n).comparison
-    group_size_n = group_comparison.members_nm[:, 0]
+    same_reward_n = torch.ones_like(group_n).double()  # only the sizes of the groups count here
+    group_size_n = compare_in_strata(same_reward_n, group_n, voter_n=rollout_n).comparison.members_nm[:, 0]
     key_n = torch.full_like(group_n, key_of(Zero.ALL_EQUAL), dtype=torch.long)
     if reward_n is not None:
         reward_n = reward_n.double().where(reward_n.isfinite(), torch.nan)

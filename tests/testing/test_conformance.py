@@ -174,7 +174,7 @@ def test_unknown_names_are_sentences():
     def strange(reward_n, group_n, *, temperature):
         return reward_n
 
-    with pytest.raises(RecipeError, match="does not know the values of 'temperature'"):
+    with pytest.raises(RecipeError, match="does not know which values 'temperature' may have"):
         check_estimator(strange)
 
     def warm(reward_n, group_n, *, temperature_n):

@@ -86,7 +86,7 @@ class DrawnBatch:
     fill: float = 0.0
 
     def __len__(self) -> int:
-        """The number of rows (completions or steps)."""
+        """The number of completions or steps, one in each row."""
         return len(self.group_n)
 
     def take(self, index: Sequence[int]) -> DrawnBatch:
@@ -100,9 +100,10 @@ class DrawnBatch:
 
     def inputs(self) -> dict[str, Any]:
         """Return the arguments for one call of the function under test, by name."""
-        input_of_name, fill_index = dict(self.rows), -100 if self.fill != self.fill else int(self.fill)
+        input_of_name = dict(self.rows)
+        integer_fill = -100 if math.isnan(self.fill) else int(self.fill)
         for entry in (entry for entry in self.spec if entry.by_token):
-            entry_fill = self.fill if entry.dtype == torch.float64 else fill_index
+            entry_fill = self.fill if entry.dtype == torch.float64 else integer_fill
             masked_value = -1 if entry.stem == "block" else 0.0 if entry.is_reward else entry_fill
             input_of_name[entry.name] = (
                 self.place_nt >= 0 if entry.stem == "mask" else placed(self.rows[entry.name], self.place_nt, masked_value)
@@ -111,7 +112,7 @@ class DrawnBatch:
 
 
 def placed(token_nt: Tensor, place_nt: Int[Tensor, "n t"], masked: float | int) -> Tensor:
-    """Put the values of each row's trainable tokens where `place_nt` has their indices, and `masked` everywhere else."""
+    """Move each trainable token's value to the column where `place_nt` has the token's index; fill the others with `masked`."""
     return pad(token_nt, (0, 1), value=masked).gather(1, place_nt % (token_nt.shape[1] + 1))
 
 
@@ -129,8 +130,8 @@ def read_inputs(
         has_indices = axis_letters[:1] in ("n", "s") and all(axis in "nskmt" or axis.isdigit() for axis in axis_letters)
         if not has_indices or (entry_strategy is None and input_stem not in _STRUCTURE):
             raise RecipeError(
-                f"The suite does not know the values of '{name}'. Name inputs by their indices (reward_n, value_nt), and give "
-                f"the values of an entry: inputs={{'{name}': hypothesis.strategies.floats(0, 1)}}. "
+                f"The suite does not know which values '{name}' may have. End its name with the letters of its axes, as in "
+                f"reward_n or value_nt, and pass a strategy: inputs={{'{name}': hypothesis.strategies.floats(0, 1)}}. "
                 f"The suite knows {', '.join(sorted({*ENTRIES, *_STRUCTURE}))}."
             )
         input_dtype = torch.bool if input_stem == "mask" else torch.int64 if input_stem in _WHOLE else torch.float64
@@ -188,7 +189,7 @@ def _draw_rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, li
     if entry.stem == "step":  # step numbers have gaps, because only their order counts
         trajectory_of_row = structure["trajectory"]
         return torch.tensor([3 * trajectory_of_row[:i].count(j) for i, j in enumerate(trajectory_of_row)], dtype=entry.dtype)
-    axis_sizes = [{"k": k, "m": 2}.get(axis) or int(axis) for axis in entry.axes[1:]]
+    axis_sizes = [k if axis == "k" else 2 if axis == "m" else int(axis) for axis in entry.axes[1:]]
     value_count = n * math.prod(axis_sizes)
     assert entry.entries is not None
     entry_values = draw(st.lists(entry.entries, min_size=value_count, max_size=value_count))
@@ -207,7 +208,7 @@ def _pad(rows: Sequence[Sequence[Any]], dtype: torch.dtype = torch.int64, *, fil
 
 
 def rearranged(batch: DrawnBatch, draw: Draw) -> Int[Tensor, "n t"]:
-    """Return a `place_nt` for the same trainable tokens with some masked tokens drawn before, between and after them."""
+    """Return the `place_nt` of a batch after some masked tokens were put before, between and after its trainable tokens."""
     place_rows = [[t for t in places if t >= 0] for places in batch.place_nt.tolist()]
     for places in place_rows:
         for _ in range(draw(st.integers(0, 3))):
@@ -216,5 +217,5 @@ def rearranged(batch: DrawnBatch, draw: Draw) -> Int[Tensor, "n t"]:
 
 
 def left_padded(batch: DrawnBatch) -> Int[Tensor, "n t"]:
-    """Return a `place_nt` for the same trainable tokens with all padding on the left."""
+    """Return the `place_nt` of a batch after all its padding moved to the left."""
     return pad(batch.place_nt, (1, 0), value=-1).sort(dim=1).values

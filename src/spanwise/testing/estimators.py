@@ -86,12 +86,16 @@ def check_estimator(
         method = find(method)
     if not isinstance(method, Method):
         name = getattr(method, "__name__", "estimator")
-        axis_letters = read_inputs(method, optional=optional, entries=inputs)[0].axes if kind is None else ""
-        if kind is None and axis_letters not in _KIND_OF_AXES:
-            raise RecipeError(f"The first input of '{name}' has the indices '{axis_letters}'; say in kind= what it credits.")
-        method = Method(name, method, kind or _KIND_OF_AXES[axis_letters], "", None, dict(exceptions or {}))
-    entries = {**(dict.fromkeys(_REWARD_NAMES, _NOT_NEGATIVE) if "negative" in method.exceptions else {}), **(inputs or {})}
-    input_specs = read_inputs(method.estimator, optional=optional, entries=entries)
+        if kind is None:
+            first_axes = read_inputs(method, optional=optional, entries=inputs)[0].axes
+            if first_axes not in _KIND_OF_AXES:
+                raise RecipeError(
+                    f"The first input of '{name}' has the indices '{first_axes}'; say in kind= what it credits."
+                )
+            kind = _KIND_OF_AXES[first_axes]
+        method = Method(name, method, kind, "", None, dict(exceptions or {}))
+    reward_strategies = dict.fromkeys(_REWARD_NAMES, _NOT_NEGATIVE) if "negative" in method.exceptions else {}
+    input_specs = read_inputs(method.estimator, optional=optional, entries={**reward_strategies, **(inputs or {})})
     checked_properties = (*BY_KIND[method.kind], *(["oracle"] if oracle else []), *(["one block"] if sequence else []))
     sentence_of_property = {name: _SAYS[name] for name in checked_properties}
     applicable_exceptions = {name: why for name, why in method.exceptions.items() if name in checked_properties}
@@ -106,8 +110,8 @@ def check_estimator(
     )
 
     def strategy_of(name: str) -> SearchStrategy[DrawnBatch]:
-        all_present = name in ("precision", "shift", "monotone", "signs") or "absent" in method.exceptions
-        return batches_of(input_specs, absent=not all_present and method.kind in ("completion", "block"))
+        needs_all_rewards = name in ("precision", "shift", "monotone", "signs") or "absent" in method.exceptions
+        return batches_of(input_specs, absent=not needs_all_rewards and method.kind in ("completion", "block"))
 
     estimator_suite.check(strategy_of, asked=properties, exceptions=applicable_exceptions, examples=examples)
 
@@ -133,6 +137,10 @@ class _Estimator(Suite):
         """The names of the inputs that are rewards of whole rows, not of tokens."""
         return [entry.name for entry in self.spec if entry.is_reward and not entry.by_token]
 
+    def advantages(self, batch: DrawnBatch) -> Tensor:
+        """Return the estimator's advantages for a batch."""
+        return self.run(batch)[""]
+
     def separate_rows(self, batch: DrawnBatch) -> list[list[int]]:
         """Return the row numbers of each group, because groups are credited apart from each other."""
         return [_row_indices(batch.group_n == group) for group in batch.group_n.unique()]
@@ -150,7 +158,7 @@ class _Estimator(Suite):
         self.fail(batch, f"Got {show(result)}, expected {expected}.")
 
     def result(self, batch: DrawnBatch, _: Draw) -> None:
-        advantages = self.run(batch)[""]
+        advantages = self.advantages(batch)
         reward_shape = batch.inputs()[self.spec[0].name].shape
         shape = batch.place_nt.shape if self.of_tokens else reward_shape if self.method.kind == "block" else reward_shape[:1]
         if advantages.shape != shape:
@@ -173,7 +181,7 @@ class _Estimator(Suite):
         is_absent_n = torch.zeros(len(batch), dtype=torch.bool)
         for name in self.rewards:
             is_absent_n |= batch.rows[name].reshape(len(batch), -1).isnan().any(dim=1)
-        advantages = self.run(batch)[""]
+        advantages = self.advantages(batch)
         if bool((advantages[is_absent_n] != 0).any()):
             self.refuse(batch, advantages, "exactly 0 where the reward is NaN")
         self.alone(batch, _row_indices(~is_absent_n))
@@ -181,11 +189,13 @@ class _Estimator(Suite):
     def permutation(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that another order of the rows, with other ids of groups and trajectories, only reorders the result."""
         # New step numbers are sorted, so that the steps of a trajectory keep their order.
-        labels = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}
-        id_inputs = [entry for entry in self.spec if entry.stem in labels and isinstance(batch.rows.get(entry.name), Tensor)]
+        new_labels = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}
+        id_inputs = [
+            entry for entry in self.spec if entry.stem in new_labels and isinstance(batch.rows.get(entry.name), Tensor)
+        ]
         row_order = draw(st.permutations(range(len(batch))))
         new_ids = {
-            entry.name: torch.tensor(labels[entry.stem])[batch.rows[entry.name].unique(return_inverse=True)[1]]
+            entry.name: torch.tensor(new_labels[entry.stem])[batch.rows[entry.name].unique(return_inverse=True)[1]]
             for entry in id_inputs
         }
         reordered_batch = batch.put(new_ids).take(row_order)
@@ -197,37 +207,42 @@ class _Estimator(Suite):
         self.same(shifted_batch, self.run(shifted_batch), self.run(batch))
 
     def constant(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Check that groups with equal rewards get exactly 0; step methods get rewards of 0, as trajectories differ in length."""
+        """Check that groups with equal rewards get exactly 0."""
+        # Step methods get rewards of 0: trajectories differ in length, so other equal rewards would have unequal sums.
         reward_levels = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
         reward_levels = [abs(level) if "negative" in self.method.exceptions else level for level in reward_levels]
         level_n = _draw_by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*reward_levels, NAN))
         constant_inputs = {}
         for name in [entry.name for entry in self.spec if entry.is_reward or entry.stem in ("confidence", "report")]:
-            old_values, level = batch.rows[name], _expand(level_n, batch.rows[name])
-            constant_inputs[name] = torch.where(old_values.isnan() | level.isnan(), old_values, level)
+            old_values = batch.rows[name]
+            new_values = _expand(level_n, old_values)
+            constant_inputs[name] = torch.where(old_values.isnan() | new_values.isnan(), old_values, new_values)
         constant_batch = batch.put(constant_inputs)
         is_constant_n = ~level_n.isnan()
         for dtype in (torch.float64, torch.float32):
             batch_inputs = constant_batch.inputs()
-            advantages = self.call({**batch_inputs, **{name: batch_inputs[name].to(dtype) for name in self.rewards}})[""]
+            batch_inputs |= {name: batch_inputs[name].to(dtype) for name in self.rewards}
+            advantages = self.call(batch_inputs)[""]
             if bool((advantages[is_constant_n] != 0).any()):
                 self.refuse(constant_batch, advantages, f"exactly 0 in rows {_row_indices(is_constant_n)}")
         group_inputs = [entry.name for entry in self.spec if entry.stem == "group"]
         if group_inputs and self.method.kind != "step":
             groups_of_one = batch.put(dict.fromkeys(group_inputs, torch.arange(len(batch))))
-            advantages = self.run(groups_of_one)[""]
+            advantages = self.advantages(groups_of_one)
             if bool((advantages != 0).any()):
                 self.refuse(groups_of_one, advantages, "exactly 0 in a group of one")
 
     def conservation(self, batch: DrawnBatch, _: Draw) -> None:
-        block_nk = self.run(batch)[""].reshape(len(batch), -1)
-        k = block_nk.shape[1]
+        credit_nk = self.advantages(batch).reshape(len(batch), -1)
+        k = credit_nk.shape[1]
         # Block j of completion i has (i + j) % 3 tokens, with a masked token after each block.
-        j_t, place_t = torch.arange(3 * k) // 3, torch.arange(3 * k) % 3
-        block_nt = torch.where(place_t < (torch.arange(len(batch))[:, None] + j_t) % 3, j_t, -1)
+        block_t = torch.arange(3 * k) // 3
+        place_in_block_t = torch.arange(3 * k) % 3
+        token_count_nt = (torch.arange(len(batch))[:, None] + block_t) % 3
+        block_nt = torch.where(place_in_block_t < token_count_nt, block_t, -1)
         spans = Spans.of_blocks([f"block {j}" for j in range(k)], block_nt)
         zero_count_k, zero_n = torch.zeros(k, dtype=torch.long), torch.zeros(len(batch), dtype=torch.float64)
-        block_credit = Credit(torch.where(spans.present_nk, block_nk, 0.0), zero_n, zero_count_k, zero_count_k)
+        block_credit = Credit(torch.where(spans.present_nk, credit_nk, 0.0), zero_n, zero_count_k, zero_count_k)
         advantage_nt = spread(block_credit, spans, dtype=torch.float64)
         advantage_sum_nk = torch.stack([torch.where(block_nt == j, advantage_nt, 0.0).sum(dim=1) for j in range(k)], dim=1)
         self.same(batch, {"": advantage_sum_nk}, {"": block_credit.block_nk})
@@ -235,28 +250,30 @@ class _Estimator(Suite):
             self.refuse(batch, advantage_nt, "exactly 0 outside every block")
 
     def monotone(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Check that the credit of a row, block, step or last token does not fall if a reward of its own is raised."""
+        """Check that the credit of a row, block, step or last token does not fall if its own reward rises."""
         reward_names = [entry.name for entry in self.spec if entry.is_reward and entry.stem != "calibration"]
-        row, name, increase = draw(st.integers(0, len(batch) - 1)), draw(st.sampled_from(reward_names)), draw(_NOT_NEGATIVE)
+        row = draw(st.integers(0, len(batch) - 1))
+        name = draw(st.sampled_from(reward_names))
+        increase = draw(_NOT_NEGATIVE)
         reward_values = batch.rows[name]
         reward_index: tuple[int, ...] = (row,)
         if reward_values.ndim > 1:
-            column_count = int((batch.place_nt[row] >= 0).sum()) if self.of_tokens else reward_values.shape[1]
-            if not column_count:
+            reward_count = int((batch.place_nt[row] >= 0).sum()) if self.of_tokens else reward_values.shape[1]
+            if not reward_count:
                 return
-            reward_index = (row, column_count - 1 if self.of_tokens else draw(st.integers(0, column_count - 1)))
+            reward_index = (row, reward_count - 1 if self.of_tokens else draw(st.integers(0, reward_count - 1)))
         raised_reward = reward_values.clone()
         raised_reward[reward_index] += increase
         raised_batch = batch.put({name: raised_reward})
-        result_before, result_after = self.run(batch)[""], self.run(raised_batch)[""]
+        result_before, result_after = self.advantages(batch), self.advantages(raised_batch)
         credit_index = reward_index[: result_after.ndim]
-        least_credit = float(result_before[credit_index])
-        if not bool(result_after[credit_index] >= least_credit - 1e-9):
-            expected_text = f"at least {least_credit} at {credit_index}, the credit before {name} was raised by {increase:g}"
+        credit_before = float(result_before[credit_index])
+        if not bool(result_after[credit_index] >= credit_before - 1e-9):
+            expected_text = f"at least {credit_before} at {credit_index}, as {name} was only raised there by {increase:g}"
             self.refuse(raised_batch, result_after, expected_text)
 
     def signs(self, batch: DrawnBatch, _: Draw) -> None:
-        advantages = self.run(batch)[""]
+        advantages = self.advantages(batch)
         self.facts_shown |= {sign for sign in (-1, 1) if bool((sign * advantages > 0).any())}
 
     def oracle(self, batch: DrawnBatch, _: Draw) -> None:

@@ -53,13 +53,17 @@ class DrawnCompletions:
 
     def inputs(self) -> dict[str, Any]:
         """Return the reward's arguments by name, as copies."""
-        block_texts, *row_tables = copy.deepcopy(list(zip(*self.rows, strict=True)))
-        columns, scored = ({name: [row[name] for row in rows] for name in rows[0]} for rows in row_tables)
-        return {"text": list(block_texts), "columns": columns, "scored": scored}
+        block_texts, column_rows, scored_rows = copy.deepcopy(list(zip(*self.rows, strict=True)))
+        return {"text": list(block_texts), "columns": _by_name(column_rows), "scored": _by_name(scored_rows)}
 
     def take(self, index: Sequence[int]) -> DrawnCompletions:
         """Return the completions with these indices, in the given order."""
         return DrawnCompletions([self.rows[row] for row in index])
+
+
+def _by_name(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Turn rows with equal keys into one list for each key."""
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def check_reward(
@@ -107,7 +111,7 @@ def check_reward(
     """
     objective = Objective(reward, pays=tuple(pays), given=given, options=dict(options or {}))
     layout = layout or Layout({"solution": ["answer"], "confidence": ["confidence"]})
-    contents, column_tables = (*contents, *HOSTILE), (dict(columns or {}), dict(scored or {}))
+    contents = (*contents, *HOSTILE)
     reward_suite = _Reward(
         who=f"Reward '{objective.name}'",
         function=partial(score_completions, objective),
@@ -115,8 +119,8 @@ def check_reward(
         objective=objective,
         processes=processes,
     )
-    drawn_completions = _draw_completions(layout, contents, *column_tables)
-    all_completions = st.just(_list_completions(layout, contents, *column_tables))
+    drawn_completions = _draw_completions(layout, contents, columns or {}, scored or {})
+    all_completions = st.just(_list_completions(layout, contents, columns or {}, scored or {}))
 
     def strategy_of(name: str) -> SearchStrategy[DrawnCompletions]:
         return all_completions if name == "threads" else drawn_completions
@@ -135,16 +139,20 @@ def _draw_completions(
 ) -> SearchStrategy[DrawnCompletions]:
     """Build a strategy for one to five completions, whose blocks have any contents or are missing."""
     content = st.one_of(st.sampled_from([*contents, None]), st.text(max_size=5))
-    blocks = {name: st.tuples(*[content] * len(tags)).map(partial(_build_block, tags)) for name, tags in layout.keys.items()}
-    text_strategy = st.fixed_dictionaries({name: st.one_of(block, block, st.none()) for name, block in blocks.items()})
-    table_rows = [st.fixed_dictionaries({name: st.sampled_from(list(v)) for name, v in table.items()}) for table in tables]
-    return st.lists(st.tuples(text_strategy, *table_rows), min_size=1, max_size=5).map(DrawnCompletions)
+    blocks = {}
+    for name, tags in layout.keys.items():
+        block = st.tuples(*[content] * len(tags)).map(partial(_build_block, tags))
+        blocks[name] = st.one_of(block, block, st.none())
+    rows = [st.fixed_dictionaries({name: st.sampled_from(list(values)) for name, values in t.items()}) for t in tables]
+    return st.lists(st.tuples(st.fixed_dictionaries(blocks), *rows), min_size=1, max_size=5).map(DrawnCompletions)
 
 
 def _list_completions(layout: Layout, contents: Sequence[str], *tables: Mapping[str, Sequence[Any]]) -> DrawnCompletions:
     """Pair every text with every dataset row, as completions that must get the same reward in each thread and process."""
     row_count = max((len(values) for table in tables for values in table.values()), default=1)
-    table_rows = [[{name: v[i % len(v)] for name, v in table.items()} for table in tables] for i in range(row_count)]
+    table_rows = [
+        [{name: values[i % len(values)] for name, values in table.items()} for table in tables] for i in range(row_count)
+    ]
     completion_rows = [
         ({name: _build_block(tags, [content] * len(tags)) for name, tags in layout.keys.items()}, *row)
         for content, row in product(contents, table_rows)

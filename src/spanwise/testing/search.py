@@ -16,7 +16,7 @@ from torch import Tensor
 from spanwise.errors import RecipeError, SpanwiseError, check_known
 from spanwise.testing.batches import NAN, Draw, DrawnBatch, left_padded, placed, rearranged, take
 
-#: The least number of examples for a property that only has to show in one of its examples.
+#: A property that only one example must show, such as a negative result, is given at least this many examples.
 _LEAST_EXAMPLES = 60
 
 
@@ -77,7 +77,7 @@ class Suite:
                 _search(getattr(self, name.replace(" ", "_")), strategy_of(name), examples=example_count)
                 if not required_facts <= self.facts_shown:
                     raise ConformanceError(
-                        f"{self.who} breaks '{name}': {self.sentences[name]}. None of {example_count} examples showed it."
+                        f"{self.who} breaks '{name}': {self.sentences[name]}. This showed in none of {example_count} examples."
                     )
 
     def call(self, inputs: dict[str, Any], function: Callable[..., Any] | None = None) -> dict[str, Any]:
@@ -130,7 +130,7 @@ class Suite:
         self.same(reordered_batch, self.run(reordered_batch), take(self.run(batch), row_order))
 
     def split(self, batch: Any, _: Draw) -> None:
-        """Check that each set of rows that is handled apart from others gets the same result alone."""
+        """Check that a group alone, or a completion alone, gets the same result as in its batch."""
         for rows in self.separate_rows(batch):
             self.alone(batch, rows)
 
@@ -144,10 +144,10 @@ class Suite:
 
     def poison(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that the values at masked tokens (NaN, 1e9) change no number of the result."""
-        masked_batch = replace(batch, place_nt=rearranged(batch, draw))
+        clean_batch = replace(batch, place_nt=rearranged(batch, draw))
         for fill in (NAN, 1e9):
-            poisoned_batch = replace(masked_batch, fill=fill)
-            self.same(poisoned_batch, self.run(poisoned_batch), self.run(masked_batch))
+            poisoned_batch = replace(clean_batch, fill=fill)
+            self.same(poisoned_batch, self.run(poisoned_batch), self.run(clean_batch))
 
     def _check_moved_tokens(self, batch: DrawnBatch, place_nt: Tensor) -> None:
         """Check that trainable tokens get the same numbers if they stand at other columns of their row."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -26,24 +27,26 @@ SEGMENTER_PROPERTIES: Mapping[str, str] = {
     "masking": "masked tokens, wherever they stand, change nothing at other tokens",
     "poison": "the values at masked tokens (an impossible id, NaN, 1e9) are never read",
     "padding": "padding on the left and on the right give the same spans",
-    "seen": "the layout's marks occur: in some example a token is outside the first block, if there are several blocks",
+    "seen": "if there are several blocks, a token of some example is outside the first block",
 }
 _NOISE = ("4", " ", "So ", ".", "0.9", "é", "日本", "🙂", "<", ">", "</", "< a>", "\n\n", "<<")
 
 
 def small_vocabulary(tags: Sequence[str] = ("answer", "confidence"), *, signs: Sequence[str] = ()) -> Vocabulary:
-    """Build a vocabulary for tests: all bytes, whole tags and signs, and tokens that straddle a sign or cut a character.
+    """Build a vocabulary for tests: all bytes, whole tags and `signs`, and tokens that cut a tag, a sign or a character.
 
     >>> b"></" in small_vocabulary().pieces
     True
     """
-    whole_signs = [sign.encode() for sign in _signs(tags, signs)]
-    straddling_pieces = [piece for sign in whole_signs for piece in (sign + b"4", b"." + sign[:3], sign[-2:] + b"<")]
-    piece_bytes = [b"So ", b"></", b"><", b">\n\n<", b"0.9", "日".encode() + b"\xe6", *whole_signs, *straddling_pieces]
-    return Vocabulary((*(bytes([byte]) for byte in range(256)), *dict.fromkeys(piece_bytes), b""))
+    tokens = [b"So ", b"></", b"><", b">\n\n<", b"0.9", "日".encode() + b"\xe6"]
+    for sign in _tags_and_signs(tags, signs):
+        sign_bytes = sign.encode()
+        tokens += [sign_bytes, sign_bytes + b"4", b"." + sign_bytes[:3], sign_bytes[-2:] + b"<"]
+    return Vocabulary((*(bytes([byte]) for byte in range(256)), *dict.fromkeys(tokens), b""))
 
 
-def _signs(tags: Sequence[str], signs: Sequence[str]) -> list[str]:
+def _tags_and_signs(tags: Sequence[str], signs: Sequence[str]) -> list[str]:
+    """Return each tag as it opens and as it closes, and the signs."""
     return [f"<{slash}{tag}>" for tag in tags for slash in ("", "/")] + list(signs)
 
 
@@ -57,8 +60,8 @@ def texts(
         >>> find(texts(), lambda text: "</answer>" in text)
         '</answer>'
     """
-    sign_texts = _signs(tags, signs)
-    return st.lists(st.sampled_from([*sign_texts, *sign_texts, *_NOISE]), max_size=most).map("".join)
+    tag_texts = _tags_and_signs(tags, signs)
+    return st.lists(st.sampled_from([*tag_texts, *tag_texts, *_NOISE]), max_size=most).map("".join)
 
 
 def token_rows(
@@ -72,9 +75,9 @@ def token_rows(
         ... def every_id_is_known(ids):
         ...     assert set(ids) <= {0, 1, 2}
     """
-    cut_bytes = cutter(vocabulary)
-    text_and_choices = st.tuples(texts(tags, signs=signs), st.lists(st.integers(0, 6), min_size=1, max_size=5))
-    return text_and_choices.map(lambda pair: cut_bytes(pair[0].encode(), pair[1]))
+    cut = cutter(vocabulary)
+    token_choices = st.lists(st.integers(0, 6), min_size=1, max_size=5)
+    return st.builds(lambda text, choices: cut(text.encode(), choices), texts(tags, signs=signs), token_choices)
 
 
 def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int, ...]]:
@@ -133,7 +136,8 @@ def check_segmenter(
     """
     vocabulary = vocabulary or small_vocabulary(tags, signs=signs)
     batches = batches_of(read_inputs(segmenter, entries=inputs), most=3, ids=token_rows(vocabulary, tags, signs=signs))
-    who = f"Segmenter '{getattr(getattr(segmenter, 'func', segmenter), '__name__', 'segmenter')}'"
+    function = segmenter.func if isinstance(segmenter, partial) else segmenter
+    who = f"Segmenter '{getattr(function, '__name__', 'segmenter')}'"
     segmenter_suite = _Segmenter(who=who, function=segmenter, sentences=SEGMENTER_PROPERTIES, vocabulary=vocabulary)
     segmenter_suite.check(lambda _: batches, asked=properties, exceptions=exceptions, examples=examples)
 
@@ -168,7 +172,8 @@ class _Segmenter(Suite):
 
     def partition(self, batch: DrawnBatch, _: Draw) -> None:
         result = self.run(batch)
-        block_nt, start_nk, end_nk, masked_nt = *(result[x] for x in ("block_nt", "start_nk", "end_nk")), batch.place_nt < 0
+        block_nt, start_nk, end_nk = result["block_nt"], result["start_nk"], result["end_nk"]
+        masked_nt = batch.place_nt < 0
         if block_nt.shape != masked_nt.shape:
             self.fail(batch, f"block_nt is {tuple(block_nt.shape)}, the mask {tuple(masked_nt.shape)}.")
         if bool((block_nt[masked_nt] != -1).any()):
@@ -204,7 +209,9 @@ class _Segmenter(Suite):
             has_token = [spans[k][0] < spans[k][1] for k in block_order]
             if [block is not None for block in block_texts] != has_token:
                 self.fail(batch, f"Completion {row} has the texts {block_texts}, but its blocks have tokens: {has_token}.")
-            joined_texts = "".join(str(block[""]) for block in block_texts if block is not None)
+            joined_texts = "".join(
+                str(block[""]) for block in block_texts if block is not None
+            )  # "": the block's whole text
             # A block inside one token (STRADDLED) has bytes but no token of its own, and so no text.
             is_straddled = int(result_columns["fault_n"][row]) & Fault.STRADDLED
             if not is_straddled and not _same_text(joined_texts, token_text, ordered=not _overlap(spans)):
