@@ -232,8 +232,8 @@ def test_from_a_folder_to_tables(tabular, tmp_path, monkeypatch):
     assert f"{found.interval('MC 6', 'SAE start 0.5, 0', 'correlation').value:.3f}" in text
     for words in (
         "18 completions of 6 prompts",
-        "decision tokens: lead over the best GAE in correlation",
-        "all tokens: lead over GRPO c - group mean in correlation",
+        "decision tokens: SAE's correlation minus that of the best GAE",
+        "all tokens: SAE's correlation minus that of GRPO c - group mean",
         "GRPO c - V(prompt)",
     ):
         assert words in text

@@ -79,7 +79,7 @@ def test_the_page_shows_whole_groups_evenly_from_the_file(tmp_path, monkeypatch)
     data = data_of(html)
     assert [decoded(data["prompts"], n) for n in range(8)] == [["prompt 0"]] * 4 + [["prompt 2"]] * 4
     assert [decoded(data["tokens"], n) for n in range(8)] == [answer.pieces for answer in [*answers[:4], *answers[8:]]]
-    assert "8 of 12 completions are shown, evenly from the file." in html
+    assert "The page shows 8 of 12 completions, drawn evenly over the file." in html
     assert ">12</" in html  # the figures are over all of them
 
 

@@ -147,7 +147,9 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     yield from (Text(f"! {sentence}", style="bold red") for sentence in comparison.warnings())
     if not comparison.differences:
         return
-    yield Text("\nPaired differences by seed (Holm-corrected), and the number of seeds to make each clear", style="italic")
+    yield Text(
+        "\nPaired differences by seed (Holm-corrected), and how many seeds would make each difference clear", style="italic"
+    )
     difference_rows: list[list[str | Text]] = []
     for figure, differences in groupby(comparison.differences, key=lambda d: d.figure):
         difference_rows.append([Text(figure.replace("_", " "), style="bold")])

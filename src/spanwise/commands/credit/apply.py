@@ -51,7 +51,7 @@ class FileSpans:
     length_nk: Int[Tensor, "n k"]
     fault_n: Int[Tensor, " n"]
     block_v: Int[np.ndarray, " v"]  # the block index of every token of the file; -1 for tokens in no block
-    interleaved: bool  # whether some block has tokens of other blocks between its own
+    interleaved: bool  # whether other blocks' tokens stand between the tokens of some block
 
     def spans(self, rows: Tensor | slice, index_rt: Int[np.ndarray, "r t"]) -> Spans:
         """Return the block spans of some rows; `index_rt` holds the positions of the rows' tokens in the file."""
@@ -307,7 +307,7 @@ def apply_arm(
     max_tokens = AT_A_TIME if can_split and not any(mode.compares for mode in scheme.modes) else sys.maxsize
     credit_parts: list[tuple[Tensor, Credit]] = []
     for step in steps(table.step_n):
-        # the mean length of the training step's completions, even if they are credited a few at a time
+        # the mean over the whole training step, though its completions are credited a few at a time
         mean_length = file_spans.length_nk[step].sum(dim=1).double().mean()
         for first, last in fitting_runs(table.tokens.lengths[step.numpy()], max_tokens):
             row_indices = step[first:last]

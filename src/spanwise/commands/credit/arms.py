@@ -58,7 +58,7 @@ def choose_arms(
     run_code: bool,
 ) -> Arms:
     """Build the requested methods for a file; by default, the usual methods and the recipe's own, if they fit the file."""
-    # If a recipe's objective has a name, its reward may name a column of the file.
+    # In an objective with a name, `reward` may be a column of the rollout file.
     column_by_objective = {
         str(entry["name"]): entry["reward"]
         for entry in recipe.objectives or ()
@@ -112,7 +112,7 @@ def choose_arms(
 
 
 def left_out_note(names: Sequence[str], reason: str) -> str:
-    """Say which methods are left out and why; the recipe's own method is named only if it is the only one."""
+    """Say which methods are left out and why; the recipe's method is named only if no other method is left out."""
     method_names = [name for name in names if name != "recipe"] or ["the recipe's own method"]
     return f"{' and '.join(method_names)} {'is' if len(method_names) == 1 else 'are'} left out: {reason}"
 
@@ -173,7 +173,7 @@ class _Presets:
                 yield name, self.build(name)
 
     def build_for_file(self, name: str) -> Scheme:
-        """Build the preset named `method` or `method:baseline`; refuse methods that no rollout file can be credited by."""
+        """Build the preset named `method` or `method:baseline`; refuse a method that cannot work on a rollout file."""
         METHODS.load_plugins()
         entry = METHODS.get(name.partition(":")[0])
         if entry is None:
@@ -201,7 +201,7 @@ class _Presets:
             raise RecipeError(self.blocks.no_verdict)
         if objectives is not None:
             if objectives is self.blocks.objectives and not is_calibrated:
-                # One objective from the file's blocks may score the confidence; only calibrated methods keep it.
+                # An objective that scores the confidence is kept only for methods that pay calibration.
                 objectives = tuple(objective for objective in objectives if judge_of(objective) is None)
             scheme_fields = {"objectives": _adapt_objectives(method_entry, objectives, layout.names, baseline)}
         elif is_calibrated and states_confidence(layout):
@@ -213,7 +213,7 @@ class _Presets:
 
 
 def _build_own(presets: _Presets, run_code: bool) -> tuple[str, Scheme, _Presets]:
-    """Build the recipe's own method; return its name (an equal preset's, or "recipe"), its scheme, and its `_Presets`."""
+    """Build the method that the recipe asks for; return its name, its scheme and its `_Presets`."""
     recipe, blocks = presets.recipe, presets.blocks
     if blocks.objectives is None:
         scheme = scheme_of(recipe, blocks.layout, blocks.longest, recorded=presets.recorded_columns, run_code=run_code)
@@ -238,7 +238,7 @@ def token_columns(scheme: Scheme) -> dict[str, list[str]]:
 
 
 def check_file(scheme: Scheme, table: RolloutTable) -> None:
-    """Refuse a method that needs per-token numbers that the file lacks, or one row per rollout if the file has several."""
+    """Refuse a method if the file lacks the numbers per token that it needs, or holds rollouts in several rows."""
     has_branches = table.rollout_n is not None
     refuse({
         f"Method '{scheme.method}' goes through a rollout from its end, but rollouts of '{table.path}' have several rows "
@@ -283,11 +283,12 @@ def _adapt_objectives(
         used_baseline = ((baseline or "outcome") if objective.given else "group") if takes_baseline else None
         judging_outcomes = tuple(outcome for outcome in objective.given if outcome == judge_name)
         outcomes = objective.given if used_baseline in ("outcome", "blended") else judging_outcomes
-        # If a method adds up all rewards, each objective pays every block, its own blocks first.
+        # If a method adds up all rewards, each objective pays every block; the blocks that it names come first.
         paid_blocks = objective.pays if credits_blocks else tuple(dict.fromkeys((*objective.pays, *block_names)))
         field_changes = {"pays": paid_blocks, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
         if entry.kind == "completion" and objective.reward == "equals" and objective.if_missing is None:
-            field_changes["if_missing"] = 0.0  # else a completion that lacks a list element has no sum of rewards
+            # Without a number, a completion whose JSON list lacks an element would have no sum of rewards.
+            field_changes["if_missing"] = 0.0
         adapted_objectives.append(replace(objective, **field_changes))
     if baseline and not any(objective.given for objective in objectives):
         raise RecipeError(

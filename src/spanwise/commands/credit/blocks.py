@@ -107,7 +107,7 @@ def _pay_every_reward(usual: Blocks, table: RolloutTable, layout: Layout) -> Blo
 
 
 def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks:
-    """Build a block per tag; a calibration reward pays a final confidence, `correct` all other blocks, as in `bae_paper`."""
+    """Build a block per tag; as in `bae_paper`, `correct` pays all blocks except a last one with a confidence."""
     tag_layout = layout_of(tags)
     blocks = tag_layout.names
     note = f"the blocks are {', '.join(blocks)}; for other blocks, edit and give: --set 'layout={_layout_json(tag_layout)}'."
@@ -118,7 +118,7 @@ def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks
 
 
 def _blocks_by_field(field_names: tuple[str, ...], table: RolloutTable, usual: Blocks) -> Blocks | None:
-    """Build a block per field of the JSON that most completions hold, each paid if its value equals the dataset's."""
+    """Build a block per JSON field; a block is paid 1 if the field's value equals the value in the dataset."""
     if not field_names:
         return None
     json_layout, gold_answers, no_verdict = Layout(field_names, segmenter="json"), table.columns.get("answer", ()), ""
@@ -175,7 +175,7 @@ def common_layout(texts: Sequence[str]) -> str:
 
 
 def layout_of(tags: Sequence[str]) -> Layout:
-    """Build one block per tag; a single tag gives a block `completion` (but `confidence` gives `text` and `confidence`)."""
+    """Build one block per tag; if there is one tag, one block `completion`, or `text` and `confidence` for that tag."""
     if list(tags) == ["confidence"]:
         return Layout({"text": [], "confidence": ["confidence"]})
     return Layout({tag: [tag] for tag in tags} if len(tags) > 1 else {"completion": list(tags)})
@@ -213,12 +213,12 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
     size, notes = (run or recipe).group_size, []
     group_r = split_groups(group_r, size)
     if small_groups := int((group_r.unique(return_counts=True)[1] < size).sum()):
-        notes.append(f"{small_groups} groups have fewer than {size} completions, so their credit may differ from the run's.")
+        notes.append(f"{small_groups} groups have fewer than {size} completions; their credit may differ from training.")
     step_sizes = step_r.unique(return_counts=True)[1]
     if run is not None and bool((step_sizes != run.prompts * size).any()):
         notes.append(
-            f"Steps hold {int(step_sizes.min())} to {int(step_sizes.max())} completions, but the run's batches have "
-            f"{run.prompts * size}, so credit that is compared with the whole batch may differ from the run's."
+            f"The file has {int(step_sizes.min())} to {int(step_sizes.max())} completions per step, but the run trained on "
+            f"{run.prompts * size}. If a method compares a completion with its whole batch, its credit may differ from training."
         )
     return group_r[rollout_n], notes
 

@@ -51,7 +51,7 @@ def credit_rollouts(
     must_fit = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides)
     task_layout, max_length = task_shape(full_recipe)
     usual_layout = answer_layout(full_recipe, task_layout)
-    # The recipe of a spanwise run names the tags, so texts are not searched; early completions may lack tags.
+    # A run of spanwise names its tags in the recipe, so the completions are not searched for tags.
     texts = SampledTexts(file_table) if must_fit or own_recipe_file is None else []
     group_n, group_notes = compared_groups(file_table, full_recipe, run)
     blocks = choose_blocks(Blocks(usual_layout, max_length), full_recipe, file_table, texts, asked=bool(reward))

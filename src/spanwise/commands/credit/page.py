@@ -37,7 +37,9 @@ def credit_page(folder: Path) -> str:
     )  # fmt: skip
     shown_count, row_count = len(row_indices), len(table)
     shown_note = (
-        f" {shown_count} of {row_count} completions are shown, evenly from the file." if shown_count < row_count else ""
+        f" The page shows {shown_count} of {row_count} completions, drawn evenly over the file."
+        if shown_count < row_count
+        else ""
     )
     verdict_column = schema.column("reward", (summary.get("score") or {}).get("verdict") or "correct")
     score_samples = None
@@ -84,7 +86,7 @@ def credited_view(
     own: str | None,
     tokenizer: Path | None,
 ) -> tuple[TokenView, dict[str, dict[str, Tensor]]]:
-    """Build the view of tokens for the completions `rows`, whose table is `shown`; also return the credit of all rows."""
+    """Build the token view of the completions `rows` from their table `shown`; also return the credit of all rows."""
     kind_by_method = {name: METHODS[rule["method"]].kind for name, rule in rules.items() if rule["method"] in METHODS}
     credits = {name: credited_units(columns, kind_by_method.get(name, "")) for name, columns in read_credit(table).items()}
     segments_of_methods = (SaeSegments.of(rule["method"], rule.get("options")) for rule in rules.values())
@@ -112,7 +114,7 @@ def credited_view(
 
 
 def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | None = None) -> Rule:
-    """Build the `Rule` by which a report explains a method's credit, from objectives as `Scheme.plain` writes them."""
+    """Build the `Rule` by which a report explains a method's credit."""
     if method not in METHODS:
         return Rule()
     method_entry = METHODS[method]
@@ -133,7 +135,7 @@ def as_names(names: str | Sequence[Any] | None) -> list[str]:
 def score_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
     """Return (tau, z) of each completion: the share of its self-rewarding score in the credit, and that score within its group."""
     if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
-        return [(0.0, 0.0)] * len(table)  # without scores, their share of the credit is 0
+        return [(0.0, 0.0)] * len(table)  # a mode without scores has no share of the credit
     step_n = float_column(table, schema.STEP).nan_to_num().long()
     group_n = torch.unique(torch.stack([step_n, float_column(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]
     score_share_n, relative_score_n = mode.opinion(float_column(table, schema.SCORE), group_n, step_n)

@@ -32,7 +32,7 @@ AT_A_TIME = 1_000_000
 #: The functions that write a file again with advantages, by the format of the file.
 _WRITERS = {"verifiers": write_branches, "slime": write_samples}
 _CAPTION = (
-    "Exactly 0: the share of the completions with the block whose credit for it is 0. "
+    "Exactly 0: of the completions that have the block, the share that gets no credit for it. "
     "No signal: completions without credit on any token. Dead strata: comparisons in which no completion gets credit. "
     "Stop: the credit on the last token of a completion that has none of the paid blocks."
 )
@@ -84,7 +84,7 @@ def write_again(result: CreditResult, method: str, folder: Path, console: Consol
         for row in np.split(arm.advantages(file_table, first, last), np.cumsum(file_table.tokens.lengths[first : last - 1]))
     )
     scheme = result.arms.schemes.get(method)
-    spread_note = "" if scheme is None else f" (per: {scheme.per}; use a loss that sums over tokens)"
+    spread_note = "" if scheme is None else f" (shared with per: {scheme.per}; train with a loss that sums over tokens)"
     for file in rollout_files(file_table.path):
         _WRITERS[file_table.source](folder / file.name, file, advantages_by_row)
         say(console, f"Written with the advantages of {method}{spread_note}: {folder / file.name}")
@@ -191,5 +191,5 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def outcome_of(names: Collection[str], given: Iterable[str | None]) -> str | None:
-    """Return the name of the reward that tells right from wrong completions: the first of `given` in `names`, or `correct`."""
+    """Return the reward that tells right from wrong completions: one that an objective is `given`, else `correct`."""
     return next((name for name in given if name in names), "correct" if "correct" in names else None)

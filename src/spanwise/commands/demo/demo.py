@@ -57,7 +57,7 @@ def run_demo(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Train each arm of a demo with each seed; `choices` are fields of all recipes. Return the content of `summary.json`."""
+    """Train each arm of a demo with each seed; `choices` sets recipe fields for all arms. Return the content of `summary.json`."""
     console, start_time = console or Console(), time.perf_counter()
     if len(set(seeds)) < len(seeds):
         raise RecipeError(f"Give each seed once; got {', '.join(map(str, seeds))}.")
@@ -118,7 +118,7 @@ def verdict(figures: Mapping[str, Any]) -> str:
 
 def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
     for seed, arms in result["seeds"].items():
-        title = f"correctness + log score from the same hard warm start, seed {seed}"
+        title = f"digit puzzle, paid for correctness and log score; same start for all arms, seed {seed}"
         verdict_texts = (f"{arm}: {verdict(figures)}" for arm, figures in arms.items())
         say(console, *figure_table(title, arms, absent=["spanwise_share"]), *verdict_texts)
     for run in trained:
@@ -168,7 +168,7 @@ def shares_right(recipe: Recipe, names: Sequence[str]) -> list[dict[str, float]]
 
 
 def measured_fields(recipe: Recipe) -> tuple[str, ...]:
-    """Return the JSON fields that the demo counts: those that the prompt determines, in lists only the first element."""
+    """Return the JSON fields that the demo counts: all that the prompt determines, but of each list only the first element."""
     return MEASURED if recipe.task == "invoices" else Fields(recipe.fields).knowable
 
 

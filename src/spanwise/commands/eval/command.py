@@ -53,4 +53,9 @@ def command(
     say(console, *(vote_table(f"accuracy of a vote, block '{block}'", curves) for block, curves in curves_by_block.items()))
     for block in list(curves_by_block)[1:]:
         gain_curve = curve_difference(curves_by_block[block]["majority"], curves_by_block[results.first]["majority"])
-        say(console, gain_table(f"majority of '{block}' minus majority of '{results.first}', paired by prompt", gain_curve))
+        say(
+            console,
+            gain_table(
+                f"accuracy of the majority of '{block}' minus that of '{results.first}', paired by prompt", gain_curve
+            ),
+        )

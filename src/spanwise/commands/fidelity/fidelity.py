@@ -128,7 +128,7 @@ def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
         "q*: the confidence to which training drives a policy that is right with probability p", headings, table_rows
     )
     largest_error = max(row["error"] or 0.0 for row in points)
-    q_table.caption = f"outcome is exact; blended is simulated, with a standard error at most {largest_error:.4f}"
+    q_table.caption = f"baseline outcome: exact; baseline blended: simulated, standard error at most {largest_error:.4f}"
     return q_table
 
 
@@ -195,10 +195,10 @@ def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *,
 def reference_words(segments: SaeSegments | None) -> str:
     """Describe the Monte Carlo reference that token advantages are compared with."""
     if segments is None:
-        return "The reference is the change of the Monte Carlo value over each token."
+        return "Advantages are compared with the change of the Monte Carlo value over each token."
     return (
-        f"The reference is the change of the Monte Carlo value over a segment ({segments.boundary}, p < {segments.threshold:g}), "
-        "the same for all tokens of the segment; this favours SAE with these segments."
+        f"Advantages are compared with the change of the Monte Carlo value over a segment ({segments.boundary}, "
+        f"p < {segments.threshold:g}). All tokens of a segment share it, which favours SAE with these segments."
     )
 
 
@@ -217,9 +217,9 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
 
 
 def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
-    """Build the table of SAE's lead in correlation with Monte Carlo over one estimator, or over the best of a family."""
+    """Build the table that compares SAE's correlation with Monte Carlo to that of another estimator, or of a family's best."""
     is_estimator = other in fidelity.estimators
-    title = f"{kind} tokens: lead over {'' if is_estimator else 'the best '}{other} in correlation (95 % intervals)"
+    title = f"{kind} tokens: SAE's correlation minus that of {'' if is_estimator else 'the best '}{other} (95 % intervals)"
     table_rows = []
     for critic in fidelity.critics:
         other_name, sae_name = (_short_name(fidelity.best(critic, name, kind=kind), name) for name in (other, "SAE"))

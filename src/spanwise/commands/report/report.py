@@ -158,7 +158,7 @@ def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, 
 def recorded_view(
     folder: Path, recipe: Mapping[str, Any], files: Sequence[Path]
 ) -> tuple[TokenView | None, dict[str, dict[str, Tensor]]]:
-    """Return a view of tokens and the credit of a run's recorded completions, by the run's method and by `grpo` (or `bae`)."""
+    """Credit a run's recorded completions by the run's method and by `grpo` (or `bae`), and show their tokens."""
     if not files:
         return None, {}
     credit_table, rule_by_method = pa.concat_tables(map(read_rows, files), promote_options="default"), {}

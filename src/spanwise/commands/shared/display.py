@@ -91,7 +91,7 @@ def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
     return (
         f"In groups of {group_size} that hold right and wrong answers, the outcome baseline drives a confidence of .70 to "
         f"{driven_confidence:.2f}".replace(" 0.", " .")
-        + "; larger groups distort this confidence less, the baselines blended and group not at all (docs/fidelity.md)."
+        + ". Larger groups shift this confidence less, and baseline: blended or group does not shift it (docs/fidelity.md)."
     )
 
 

@@ -100,7 +100,7 @@ def warm_up_progress(console: Console) -> Any:
 
 
 def _average_parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the figures of a reward's parts (`equals.a`, `equals.b`) by their mean; drop those of later list elements."""
+    """Replace the figures of a reward's fields (`equals.a`, `equals.b`) by their mean; keep only a list's first element."""
     value_by_label, later_names = dict[str, Any](), later_elements(values)
     for label, part_names in families(name for name in values if name not in later_names).items():
         numbers = [values[name] for name in part_names if values[name] is not None]

@@ -50,7 +50,7 @@ class Samples:
         return not bool(self.confidence_n.isnan().all())
 
     def by_score(self) -> "Samples | None":
-        """Return the samples with the self-rewarding score, clipped to [0, 1], as their confidence; None without a score."""
+        """Replace each sample's confidence by its self-rewarding score, clipped to [0, 1]; None if no sample has a score."""
         if self.score_n is None:
             return None
         return replace(self, confidence_n=self.score_n.clamp(0.0, 1.0), score_n=None)
@@ -71,7 +71,7 @@ class Samples:
         return {**self._apply_to_answers(intervals_function), **self.mean_rewards()}
 
     def mean_rewards(self) -> dict[str, Interval]:
-        """Compute each reward's mean with an interval over prompts; a list's elements share the mean `reward/<name>.items[*]`."""
+        """Compute each reward's mean with an interval over prompts; the elements of a JSON list share one mean."""
         interval_by_reward = {
             f"{OF_REWARD}{name}": mean_interval(torch.cat(parts).double(), self.prompt_n.repeat(len(parts)))
             for name, parts in together(self.rewards).items()
@@ -79,7 +79,7 @@ class Samples:
         return {name: interval for name, interval in interval_by_reward.items() if interval.value == interval.value}
 
     def _apply_to_answers(self, work: Callable[..., Mapping[str, _Figure]]) -> dict[str, _Figure]:
-        """Compute figures by calling `work` on the first answer, later answers (accuracy only) and self-rewarding scores."""
+        """Compute figures of the first answer, the accuracy of later answers, and figures of self-rewarding scores."""
         format_columns = {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
         if not self.correct:
             unjudged_figures = work(self.confidence_n, torch.full_like(self.confidence_n, torch.nan), **format_columns)
@@ -148,7 +148,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     def only(parts: Sequence[str]) -> str:
         return f", only {', '.join(map(template.format, parts))}" if parts else ""
 
-    # A layout without `answer` and `confidence` is for another kind of task; a list of its parts would not help.
+    # A layout without `answer` and `confidence` belongs to another kind of task, so no missing part is named.
     if part_noun == "part" and {answer, confidence}.isdisjoint(part_names):
         reason = f"no block has the part '{answer}' or '{confidence}'"
         reason += "; if another part is the answer, name it in the objective 'correct'"

@@ -19,7 +19,7 @@ from spanwise.tasks.warm_start import shortened
 
 
 def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) -> Task:
-    """Build a recipe's task, its prompts and start model; an embedded task is warm-started on first use."""
+    """Build a recipe's task with its prompts and its start model, which a task of spanwise trains on first use."""
     quiet()
     if recipe.task == SCRIPT:
         raise RecipeError(
@@ -42,7 +42,7 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
         task = load_task(
             str(model or recipe.model),  # a trained model's folder has its own chat template
             str(recipe.dataset),
-            prompt_format=cast(Any, recipe.task),  # the branch above handles embedded tasks
+            prompt_format=cast(Any, recipe.task),
             layout=recipe.own_layout,
             eval_limit=recipe.eval_prompts,
             **recipe.model_dump(include={"instruction", "split", "question_column", "prompt_column", "answer_column"}),
@@ -51,7 +51,7 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
 
 
 def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]) -> tuple[Path, Recipe]:
-    """Return the model folder of a run, checkpoint or model folder, and the recipe that says on which task to measure it."""
+    """Return a model's folder, and the recipe of the task to measure it on; a run or checkpoint brings both."""
     run_folder = next((path for path in (folder, *run_above(folder)) if (path / "recipe.yaml").is_file()), None)
     model_folder = folder / "model" if (folder / "model").is_dir() else folder
     if run_folder == folder == model_folder and not (folder / "config.json").is_file():

@@ -164,7 +164,7 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
     if len(task.train) < recipe.prompts:  # with fewer prompts than a step takes, TRL trains no step
         raise DataError(
             f"The dataset '{recipe.dataset}' has {len(task.train)} prompts to train on, but a step takes {recipe.prompts}. "
-            f"(A fifth of its prompts, from 1 to 512, is for evaluation.) Add rows, or set --prompts to {len(task.train)}."
+            f"(A fifth of its prompts, at most 512, is kept for evaluation.) Add rows, or set --prompts to {len(task.train)}."
         )
     on_cpu = not torch.cuda.is_available()
     process_count = int(os.environ.get("WORLD_SIZE", "1"))
@@ -221,7 +221,7 @@ class Recorder(BatchCallback):
     ) -> None:
         super().__init__(folder, per_batch=per_batch, keep_rollouts=recipe.keep_rollouts)
         self.recipe, self.task = recipe, task
-        # Maps each figure that evaluations of this run cannot have to the reason.
+        # For each figure that this run's evaluations cannot measure: why not.
         self.absent = unmeasured(task.layout, recipe.answer_tags, scored=recipe.is_scored)
         self.console, self.live = console, Live(console, title, recipe.steps)
         self.evaluations = [{"step": line["step"], **line["evaluation"]} for line in history if "evaluation" in line]
@@ -325,7 +325,7 @@ class Recorder(BatchCallback):
             self.folder.write_rollouts([rollouts.recorded(step=step)], step=step, kind=ONE_PROMPT)
 
     def _measure(self, samples: int) -> Samples:
-        """Evaluate the policy; include self-rewarding scores once the trainer has measured their reference."""
+        """Evaluate the policy, with self-rewarding scores if the trainer has measured what they need."""
         trainer = self.trainer
         return evaluate(
             trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class, self.task, self.recipe,

@@ -30,7 +30,7 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
         equal_lambda = scheme.options.get("lam", 0.95) ** (1 / mean_length)
         yield (
             f"{count_text}, {mean_length:.3g} tokens apart (relative standard deviation {relative_deviation:.2g}). "
-            f"GAE with lambda {equal_lambda:.4g} at each token looks equally far ahead; docs/critic.md compares the two."
+            f"GAE with lambda {equal_lambda:.4g} at each token looks as far ahead as '{name}'; docs/critic.md compares the two."
         )
         yield _describe_delay(name, segment_values, np.array(segment_rewards))
 
@@ -64,7 +64,7 @@ def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) ->
 
     full_agreement = agreement(None)
     if len(full_agreement) < 2 or full_agreement.mean() <= 2 * full_agreement.std(ddof=1) / len(full_agreement) ** 0.5:
-        return f"{name}: between decisions, the critic's value does not follow the reward, so the value ignores decisions."
+        return f"{name}: after a decision, the critic's value does not change towards the reward, so it ignores decisions."
     half_lag = next((lag for lag in (1, 2, 4, 8, 16, 32, 64) if agreement(lag).mean() >= full_agreement.mean() / 2), None)
     lag_text = "more than 64 tokens" if half_lag is None else f"{half_lag} token{'s' if half_lag > 1 else ''}"
     return f"{name}: the critic's value shows half of the effect of a decision after {lag_text}."

@@ -87,12 +87,12 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
 
 
 def _reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> Table:
-    """Build the table of reasons for each method; its counts add up to all tokens and completions of the file."""
+    """Build the table that counts, for each method, why tokens and completions got no credit."""
     counts_table = plain_table(
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
         title=result.title,
-        caption="Tokens: each token is counted under one reason. Completions: those without credit, mostly for this reason. "
-        "Rows: examples of such completions, or of completions with such a token; --completion ROW shows one of them.",
+        caption="Each token has one reason. Completions: those without credit whose tokens have mostly this reason. "
+        "Rows: some of these completions, else some with such a token; --completion ROW shows one of them.",
     )  # fmt: skip
     for name, tally in zeros.items():
         for position, count in enumerate(tally.counts(examples)):
@@ -107,7 +107,7 @@ def _reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: in
 
 
 def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> list[Table | str]:
-    """Return the table of reasons, and sentences on malformed completions in all-wrong groups and on missing blocks."""
+    """Return the table of why tokens got no credit, and sentences about malformed completions and missing blocks."""
     lines: list[Table | str] = [_reason_table(result, zeros, examples)]
     fault_n, present_nk = result.file_spans.fault_n, result.file_spans.length_nk > 0
     all_wrong_n = torch.zeros(len(result.table), dtype=torch.bool)
