@@ -126,10 +126,10 @@ def apply_arms(
     table: RolloutTable, arms: Arms, group_n: Int[Tensor, " n"], notes: Sequence[str], *, recorded: bool, must: bool
 ) -> CreditResult:
     """Credit a file by every method; `recorded` adds the trainer's own credit, `must` makes its absence an error."""
-    spans_by_layout, readings = read_file(table, arms, also=[arms.layout] if recorded else [])
+    spans_by_layout, reading_by_layout = read_file(table, arms, also=[arms.layout] if recorded else [])
     schemes = arms.schemes
     credits = [
-        apply_arm(table, name, scheme, readings[name], spans_by_layout[scheme.layout], group_n)
+        apply_arm(table, name, scheme, reading_by_layout[name], spans_by_layout[scheme.layout], group_n)
         for name, scheme in schemes.items()
     ]
     recorded_note = ""
@@ -141,8 +141,10 @@ def apply_arms(
         if must:
             raise
         recorded_note = left_out_note([RECORDED], str(error))
-    setup_notes = [text for name, scheme in schemes.items() for text in setup_warnings(readings[name], scheme).values()]
-    scores = _collect_scores(len(table), arms, readings)
+    setup_notes = [
+        text for name, scheme in schemes.items() for text in setup_warnings(reading_by_layout[name], scheme).values()
+    ]
+    scores = _collect_scores(len(table), arms, reading_by_layout)
     figures, score_note = _measure_score(table, schemes.values(), scores)
     scheme_modes = next((scheme.modes for scheme in schemes.values() if scheme.modes), ())
     all_notes = [
@@ -160,10 +162,10 @@ def _collect_scores(completions: int, arms: Arms, readings: Mapping[str, Reading
     for method_name in sorted(readings, key=lambda name: -len(arms.schemes[name].layout.names)):
         scores = readings[method_name].scores
         for m, objective in enumerate(scores.names):
-            reward_columns = scores.reward_nm[:, m], scores.status_nm[:, m], scores.by_outcome_nmo[:, m]
+            score_columns = scores.reward_nm[:, m], scores.status_nm[:, m], scores.by_outcome_nmo[:, m]
             confidence_n = None if scores.stated_nm is None else scores.stated_nm[:, m]
             note_n = None if scores.note_nm is None else scores.note_nm[:, m]
-            rewards.setdefault(objective, Reward(*reward_columns, confidence_n, note_n=note_n))
+            rewards.setdefault(objective, Reward(*score_columns, confidence_n, note_n=note_n))
     if not rewards:  # without methods, only the credit that the file records is shown
         return Scores((), torch.zeros(completions, 0), torch.zeros(completions, 0).long(), torch.zeros(completions, 0, 2))
     return as_scores(rewards)
@@ -388,8 +390,10 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
         for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
             index_rt = table.tokens.places(slice(first, last))
             block_column_rt = file_spans.spans(slice(first, last), index_rt).block_nt.long() + 1
-            sum_rk = torch.zeros(last - first, len(file_spans.names) + 1).double()
-            sum_parts.append(sum_rk.scatter_add_(1, block_column_rt, gather(index_rt, recorded_numbers.value, 0.0))[:, 1:])
+            credit_sum_rk = torch.zeros(last - first, len(file_spans.names) + 1).double()
+            sum_parts.append(
+                credit_sum_rk.scatter_add_(1, block_column_rt, gather(index_rt, recorded_numbers.value, 0.0))[:, 1:]
+            )
             is_token_rt = index_rt >= 0
             index_s, in_block_s = index_rt[is_token_rt], block_column_rt.numpy()[is_token_rt] > 0
             adv_s = recorded_numbers.value[index_s]

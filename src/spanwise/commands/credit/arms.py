@@ -70,8 +70,8 @@ def choose_arms(
         tagless_advice = advise_tagless(table, texts) if common_layout(texts) else ""
         blocks = replace(blocks, no_verdict="" if "correct" in recorded_columns else f"{blocks.no_verdict}{tagless_advice}")
     own_scheme: Scheme | SpanwiseError
-    sums_rewards = table.folder is None and recipe.objectives is None and "correct" not in column_by_objective
-    summed_rewards = _summed_rewards(table, recorded_columns) if sums_rewards else ()
+    wants_summed_rewards = table.folder is None and recipe.objectives is None and "correct" not in column_by_objective
+    summed_rewards = _summed_rewards(table, recorded_columns) if wants_summed_rewards else ()
     presets, own_method_name = _Presets(recipe, blocks, recorded_columns, blocks.objectives, summed_rewards), "recipe"
     try:
         own_method_name, own_scheme, presets = _build_own(presets, run_code)
@@ -137,8 +137,8 @@ def _summed_rewards(table: RolloutTable, columns: Mapping[str, str]) -> tuple[st
     """Return the recorded rewards that the trainer added up; none if the only one equals the verdict `correct`."""
     reward_names = [name for name in (columns.get("correct"), *table.trained) if name is not None]
     reward_columns = [table.rewards[name].value_n.nan_to_num() for name in reward_names]
-    is_verdict = "correct" in columns and len(reward_columns) == 2 and torch.equal(*reward_columns)
-    return () if is_verdict else table.trained
+    only_repeats_correct = "correct" in columns and len(reward_columns) == 2 and torch.equal(*reward_columns)
+    return () if only_repeats_correct else table.trained
 
 
 def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTable) -> None:
@@ -151,8 +151,10 @@ def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTab
             problem = f"needs gold answers, but '{table.path}' has no column '{answer_column}'"
             reward_option = f"--reward {name}={next(iter(table.rewards), '')}"
             advice = f"The file records {', '.join(table.rewards)}: take one with {reward_option}, or add the column."
-            has_other_columns = answer_column == "answer" and table.columns
-            columns_hint = f" If another column has them: --columns {answer_column}=NAME." if has_other_columns else ""
+            has_columns_but_no_answer = answer_column == "answer" and table.columns
+            columns_hint = (
+                f" If another column has them: --columns {answer_column}=NAME." if has_columns_but_no_answer else ""
+            )
             raise DataError(f"Reward '{name}' {problem}. {advice if table.rewards else 'Add the column.'}{columns_hint}")
 
 
@@ -239,12 +241,12 @@ def token_columns(scheme: Scheme) -> dict[str, list[str]]:
 
 def check_file(scheme: Scheme, table: RolloutTable) -> None:
     """Refuse a method if the file lacks the numbers per token that it needs, or holds rollouts in several rows."""
-    has_branches = table.rollout_n is not None
+    has_several_rows = table.rollout_n is not None
     refuse({
         f"Method '{scheme.method}' goes through a rollout from its end, but rollouts of '{table.path}' have several rows "
-        "(branches). Use a method that needs rewards only (grpo, rlcr, bae).": has_branches and scheme.entry.kind == "token",
+        "(branches). Use a method that needs rewards only (grpo, rlcr, bae).": has_several_rows and scheme.entry.kind == "token",
         f"refine changes the credit of whole rollouts, but rollouts of '{table.path}' have several rows. Remove refine.": (
-            has_branches and scheme.refine is not None
+            has_several_rows and scheme.refine is not None
         ),
     })  # fmt: skip
     for mode in scheme.modes:
@@ -254,16 +256,16 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
     if not missing_fields:
         return
     value_names = [name.partition("/")[2] for name in table.token_values if name.startswith(schema.VALUES)]
-    values_text, present_text = "", "none of them" if table.has_ids else "no token ids"
-    column_names = " and ".join(name for names in columns_by_field.values() for name in names)
-    advice = f"Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns {column_names}"
+    needed_values_text, present_text = "", "none of them" if table.has_ids else "no token ids"
+    column_list = " and ".join(name for names in columns_by_field.values() for name in names)
+    advice = f"Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns {column_list}"
     if value_names and missing_fields == ["value_nt"]:
         present_text = f"those of {', '.join(value_names)}" if value_names != [""] else "one value"
-        values_text = f" for {', '.join(scheme.value_names)}"
+        needed_values_text = f" for {', '.join(scheme.value_names)}"
         advice = "Use the recipe that the critic was trained with (its objectives and `values`)"
     needs_text = " and ".join(PER_TOKEN[field] for field in missing_fields)
     raise RecipeError(
-        f"Method '{scheme.method}' needs {needs_text} of every token{values_text}, but '{table.path}' holds "
+        f"Method '{scheme.method}' needs {needs_text} of every token{needed_values_text}, but '{table.path}' holds "
         f"{present_text}. {advice}."
     )
 
@@ -281,8 +283,8 @@ def _adapt_objectives(
     for objective in objectives:
         judge_name = judge_of(objective)
         used_baseline = ((baseline or "outcome") if objective.given else "group") if takes_baseline else None
-        judging_outcomes = tuple(outcome for outcome in objective.given if outcome == judge_name)
-        outcomes = objective.given if used_baseline in ("outcome", "blended") else judging_outcomes
+        verdict_outcomes = tuple(outcome for outcome in objective.given if outcome == judge_name)
+        outcomes = objective.given if used_baseline in ("outcome", "blended") else verdict_outcomes
         # If a method adds up all rewards, each objective pays every block; the blocks that it names come first.
         paid_blocks = objective.pays if credits_blocks else tuple(dict.fromkeys((*objective.pays, *block_names)))
         field_changes = {"pays": paid_blocks, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
@@ -315,8 +317,8 @@ def _drop_tagless(
     tags_sentence = census(texts, missing_tags, segmenter=tag_counts[0].segmenter).sentence
     if len(missing_by_method) == len(schemes) or any(name in required for name in missing_by_method):
         advice = advise_tagless(table, texts, next(iter(schemes.values())).names[0])
-        method_names = " and ".join(missing_by_method)
-        raise RecipeError(f"{method_names} cannot be applied to '{table.path}': {tags_sentence}{advice}")
+        method_list = " and ".join(missing_by_method)
+        raise RecipeError(f"{method_list} cannot be applied to '{table.path}': {tags_sentence}{advice}")
     for name in missing_by_method:
         del schemes[name]
     return [left_out_note(list(missing_by_method), tags_sentence), *tag_notes]

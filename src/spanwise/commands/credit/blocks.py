@@ -69,8 +69,10 @@ def choose_blocks(
         found_blocks = _pay_every_reward(usual, table, found_blocks.layout)
         return replace(found_blocks, note=f"{layout_note} {majority_text} the blocks are its tags. {found_blocks.note}")
     answer_sentence = census(texts, ["answer"]).sentence
-    no_verdict = f"Nothing says which completions of '{table.path}' are right: {answer_sentence}" if answer_sentence else ""
-    return replace(found_blocks, note=f"{layout_note} {majority_text} {found_blocks.note}", no_verdict=no_verdict)
+    no_verdict_sentence = (
+        f"Nothing says which completions of '{table.path}' are right: {answer_sentence}" if answer_sentence else ""
+    )
+    return replace(found_blocks, note=f"{layout_note} {majority_text} {found_blocks.note}", no_verdict=no_verdict_sentence)
 
 
 def parse_pay(block_reward_pairs: Sequence[tuple[str, str]], recipe: Recipe, table: RolloutTable) -> dict[str, Any]:
@@ -111,9 +113,15 @@ def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks
     tag_layout = layout_of(tags)
     blocks = tag_layout.names
     note = f"the blocks are {', '.join(blocks)}; for other blocks, edit and give: --set 'layout={_layout_json(tag_layout)}'."
-    correct, calibration = preset_objectives(method("bae_paper"), tag_layout, calibration=recipe.calibration or "brier")
+    correct_objective, calibration_objective = preset_objectives(
+        method("bae_paper"), tag_layout, calibration=recipe.calibration or "brier"
+    )
     has_confidence = len(blocks) > 1 and blocks[-1] == "confidence"
-    objectives = (replace(correct, pays=blocks[:-1]), calibration) if has_confidence else (replace(correct, pays=blocks),)
+    objectives = (
+        (replace(correct_objective, pays=blocks[:-1]), calibration_objective)
+        if has_confidence
+        else (replace(correct_objective, pays=blocks),)
+    )
     return Blocks(tag_layout, usual.longest, objectives, note)
 
 
@@ -121,7 +129,11 @@ def _blocks_by_field(field_names: tuple[str, ...], table: RolloutTable, usual: B
     """Build a block per JSON field; a block is paid 1 if the field's value equals the value in the dataset."""
     if not field_names:
         return None
-    json_layout, gold_answers, no_verdict = Layout(field_names, segmenter="json"), table.columns.get("answer", ()), ""
+    json_layout, gold_answers, no_verdict_sentence = (
+        Layout(field_names, segmenter="json"),
+        table.columns.get("answer", ()),
+        "",
+    )
     blocks_note = (
         f"You gave no layout, and most completions hold JSON, so the blocks are its fields {', '.join(field_names)}. "
         f"For other blocks, edit and give: --set 'layout=[{', '.join(field_names)}]' --set segmenter=json."
@@ -131,10 +143,10 @@ def _blocks_by_field(field_names: tuple[str, ...], table: RolloutTable, usual: B
     else:
         objective = Objective("correct", pays="*", if_missing=0.0, options={"tag": ""})
         if table.verdict is None:
-            no_verdict = (
+            no_verdict_sentence = (
                 f"Nothing says which completions of '{table.path}' are right: no column 'answer' holds JSON objects."
             )
-    return Blocks(json_layout, usual.longest, written_out([objective], json_layout), blocks_note, no_verdict)
+    return Blocks(json_layout, usual.longest, written_out([objective], json_layout), blocks_note, no_verdict_sentence)
 
 
 def usual_fields(texts: Sequence[str]) -> tuple[str, ...]:

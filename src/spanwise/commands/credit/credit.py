@@ -44,16 +44,18 @@ def credit_rollouts(
             raise RecipeError("--pay and --set objectives both say which blocks are paid; give only one of them.")
         overrides = {**overrides, **parse_pay(block_reward_pairs, full_recipe, file_table)}
         full_recipe = load(recipe or own_recipe_file, overrides)
-    run = None if own_recipe_file is None else full_recipe
+    run_recipe = None if own_recipe_file is None else full_recipe
     if recipe is not None and own_recipe_file is not None:
-        run = load(own_recipe_file, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides})
+        run_recipe = load(
+            own_recipe_file, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides}
+        )
     # A recipe, method or objective from the user must fit the file; a default that does not fit is left out.
     must_fit = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides)
     task_layout, max_length = task_shape(full_recipe)
     usual_layout = answer_layout(full_recipe, task_layout)
     # A run of spanwise names its tags in the recipe, so the completions are not searched for tags.
     texts = SampledTexts(file_table) if must_fit or own_recipe_file is None else []
-    group_n, group_notes = compared_groups(file_table, full_recipe, run)
+    group_n, group_notes = compared_groups(file_table, full_recipe, run_recipe)
     blocks = choose_blocks(Blocks(usual_layout, max_length), full_recipe, file_table, texts, asked=bool(reward))
     # Reward functions are run only if the user named the recipe, not if it merely lies beside the file.
     runs_code = recipe is not None or "objectives" in overrides

@@ -95,14 +95,14 @@ def credited_view(
         segment_verb = "opens a segment" if sae_segments.boundary == "start" else "has closed a segment"
         segments_sentence = f"A tick marks where a token with a probability below {sae_segments.threshold:g} {segment_verb}."
     mode_by_method = {name: scoring_mode(rule) for name, rule in rules.items()}
-    shares_by_method = {name: score_shares(table, mode) for name, mode in mode_by_method.items() if mode is not None}
+    score_shares_by_method = {name: score_shares(table, mode) for name, mode in mode_by_method.items() if mode is not None}
     token_view = TokenView(
         tuple(schema.methods_in(shown.column_names)),
         token_rows(
             shown,
             read_vocabulary(tokenizer),
             None if sae_segments is None else partial(opening_tokens, sae_segments),
-            {name: [by_row[n] for n in rows] for name, by_row in shares_by_method.items()},
+            {name: [by_row[n] for n in rows] for name, by_row in score_shares_by_method.items()},
         ),
         outcome,
         segments_sentence,
@@ -138,5 +138,5 @@ def score_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
         return [(0.0, 0.0)] * len(table)  # a mode without scores has no share of the credit
     step_n = float_column(table, schema.STEP).nan_to_num().long()
     group_n = torch.unique(torch.stack([step_n, float_column(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]
-    score_share_n, relative_score_n = mode.opinion(float_column(table, schema.SCORE), group_n, step_n)
-    return list(zip(score_share_n.tolist(), relative_score_n.where(score_share_n > 0, 0.0).tolist(), strict=True))
+    score_share_n, score_in_group_n = mode.opinion(float_column(table, schema.SCORE), group_n, step_n)
+    return list(zip(score_share_n.tolist(), score_in_group_n.where(score_share_n > 0, 0.0).tolist(), strict=True))

@@ -161,9 +161,9 @@ def rolled_tokens(
     roller = roller_of(model_folder, recipe.model_copy(update=recipe_sizes), console)
     task = roller.task
     row_order = torch.randperm(len(task.evaluation), generator=torch.Generator().manual_seed(seed)).tolist()
-    prompt_rows, reroll_sets = task.evaluation.select(row_order[:prompts]), 2 if "mc" in critic_kinds else 1
+    prompt_rows, set_count = task.evaluation.select(row_order[:prompts]), 2 if "mc" in critic_kinds else 1
     blocks, trajectories, reward_ntm = rolls.collect_tokens(
-        roller, prompt_rows, rerolls=rerolls, sets=reroll_sets, seed=seed, **options
+        roller, prompt_rows, rerolls=rerolls, sets=set_count, seed=seed, **options
     )
     critic_values: dict[str, torch.Tensor] = {}
     if "own" in critic_kinds and critic_folder is not None:
@@ -209,8 +209,8 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
     for heading, name, figure in [("RMSE of the values", VALUES, "rmse"), *estimator_rows]:
         critic_values = (fidelity.interval(critic, name, figure, kind=kind).value for critic in fidelity.critics)
         table_rows.append([heading, *map(_decimals, critic_values)])
-    exact_correlation = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)
-    title = f"{kind} tokens: correlation (of the exact advantage: {_decimals(exact_correlation.value)})"
+    ceiling = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)
+    title = f"{kind} tokens: correlation (of the exact advantage: {_decimals(ceiling.value)})"
     correlation_table = _table(title, ("", *fidelity.critics), table_rows)
     correlation_table.rows[0].end_section = True
     return correlation_table

@@ -170,8 +170,8 @@ def recorded_view(
         rollouts_path = files[0] if len(files) == 1 else files[0].parent
         credit_table, rule_by_method = _add_method(credit_table, rollouts_path, "bae" if methods[0] == "grpo" else "grpo")
     if methods:
-        run_rule = {"objectives": objective_fields, **{name: recipe.get(name) for name in ("method", "options", *MODES)}}
-        rule_by_method = {methods[0]: run_rule, **rule_by_method}
+        rule_fields = {"objectives": objective_fields, **{name: recipe.get(name) for name in ("method", "options", *MODES)}}
+        rule_by_method = {methods[0]: rule_fields, **rule_by_method}
     row_indices = choose_rows(schema.float_column(credit_table, schema.STEP).long(), MOST)
     token_view, credit_by_method = credited_view(
         credit_table, credit_table.take(row_indices), row_indices, rules=rule_by_method,

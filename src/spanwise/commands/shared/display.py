@@ -83,9 +83,11 @@ def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
     scored_objectives = (objective for objective in scheme.objectives if objective.reward in get_args(ScoreName))
     if not any(objective.baseline == "outcome" and len(objective.given) == 1 for objective in scored_objectives):
         return None
-    honest_b = torch.tensor([0.7], dtype=torch.float64)
+    accuracy_b = torch.tensor([0.7], dtype=torch.float64)
     leave_one_out = scheme.options.get("leave_one_out", False)
-    driven_confidence = float(fixed_point(honest_b, group_size=group_size, baseline="outcome", leave_one_out=leave_one_out))
+    driven_confidence = float(
+        fixed_point(accuracy_b, group_size=group_size, baseline="outcome", leave_one_out=leave_one_out)
+    )
     if abs(driven_confidence - 0.7) < 0.05:
         return None
     return (

@@ -50,17 +50,17 @@ def large_files_shown(on: Console | None = None) -> Iterator[Console]:
     quiet()
     console = on or Console()
     live_progress: Live | None = None
-    shown_progress = ("", 0)
+    last_name_and_percent = ("", 0)
 
     def show(work: str, done: int, total: int) -> None:
-        nonlocal live_progress, shown_progress
-        if total < _LARGE or (work, percent := 100 * done // total) == shown_progress:
+        nonlocal live_progress, last_name_and_percent
+        if total < _LARGE or (work, percent := 100 * done // total) == last_name_and_percent:
             return
-        if live_progress is None or work != shown_progress[0]:
+        if live_progress is None or work != last_name_and_percent[0]:
             if live_progress is not None:
                 live_progress.stop()
             live_progress = Live(console, work, 100)
-        shown_progress = (work, percent)
+        last_name_and_percent = (work, percent)
         live_progress.step(percent, {})
 
     context_token = REPORT.set(show)
@@ -101,8 +101,8 @@ def warm_up_progress(console: Console) -> Any:
 
 def _average_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the figures of a reward's fields (`equals.a`, `equals.b`) by their mean; keep only a list's first element."""
-    value_by_label, later_names = dict[str, Any](), later_elements(values)
-    for label, part_names in families(name for name in values if name not in later_names).items():
+    value_by_label, later_element_names = dict[str, Any](), later_elements(values)
+    for label, part_names in families(name for name in values if name not in later_element_names).items():
         numbers = [values[name] for name in part_names if values[name] is not None]
         value_by_label[label] = values[label] if label in values else sum(numbers) / len(numbers) if numbers else None
     return value_by_label

@@ -112,10 +112,13 @@ class Samples:
 
     def figures_and_votes(self) -> dict[str, float | None]:
         """Compute the figures, and the accuracy of a vote over up to 16 samples of a prompt, as `majority@16`."""
-        vote_budget, ways = self.most_votes(self.first), ("majority", "weighted", f"{OF_SCORE}weighted")
+        most_votes, vote_names = self.most_votes(self.first), ("majority", "weighted", f"{OF_SCORE}weighted")
         # One bootstrap draw is enough, because a comparison takes its intervals from the seeds.
-        votes = self.votes(budgets=(vote_budget,), resamples=1) if vote_budget else {}
-        return {**self.figures(), **{f"{way}@{vote_budget}": votes[way].intervals[0].value for way in ways if way in votes}}
+        votes = self.votes(budgets=(most_votes,), resamples=1) if most_votes else {}
+        return {
+            **self.figures(),
+            **{f"{way}@{most_votes}": votes[way].intervals[0].value for way in vote_names if way in votes},
+        }
 
     def write(self, folder: str | Path) -> None:
         """Write `evaluation.parquet` into a folder: a row per completion, null for missing values."""
@@ -140,9 +143,9 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     """Return the figures (accuracy, ECE, ...) that an evaluation under this layout cannot have, each with the reason."""
     if layout is None or not any(layout.keys.values()):
         return {}
-    keys_of, part_names = layout.keys, list(dict.fromkeys(part for parts in layout.keys.values() for part in parts))
+    parts_of_blocks, part_names = layout.keys, list(dict.fromkeys(part for parts in layout.keys.values() for part in parts))
     part_noun, template = ("tag", "<{}>") if layout.segmenters == ("tags",) else ("part", "'{}'")
-    last_block, (answer, confidence) = list(keys_of)[-1], (tags["answer"], tags["confidence"])
+    last_block, (answer, confidence) = list(parts_of_blocks)[-1], (tags["answer"], tags["confidence"])
     judged_figures, score_figures = ("accuracy", "refusal_rate", "verdict_rate"), SCORE_FIGURES[1:] if scored else ()
 
     def only(parts: Sequence[str]) -> str:
@@ -154,8 +157,8 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
         reason += "; if another part is the answer, name it in the objective 'correct'"
         return dict.fromkeys((*judged_figures, "coverage", *CALIBRATION, *score_figures), reason)
     reason_by_figure: dict[str, str] = {}
-    if confidence not in keys_of[last_block]:
-        reason = f"the last block, {last_block}, has no {part_noun} {template.format(confidence)}{only(keys_of[last_block])}"
+    if confidence not in parts_of_blocks[last_block]:
+        reason = f"the last block, {last_block}, has no {part_noun} {template.format(confidence)}{only(parts_of_blocks[last_block])}"
         reason += "; the figures of the score are measured" if scored and answer in part_names else ""
         reason_by_figure = dict.fromkeys(("coverage", *CALIBRATION), reason)
     if answer not in part_names:
@@ -208,12 +211,14 @@ def ended_runs(
 def _check_sizes(samples: Mapping[str, Samples]) -> None:
     """Refuse to compare evaluations with different numbers of prompts or samples."""
     sizes = {run: (len(run_samples.prompt_n.unique()), len(run_samples.prompt_n)) for run, run_samples in samples.items()}
-    largest = max(sizes, key=lambda run: sizes[run][1], default="")
+    largest_run = max(sizes, key=lambda run: sizes[run][1], default="")
     for run in sizes:
-        if sizes[run] != sizes[largest]:
-            prompts, completions = sizes[largest]
-            run_size, largest_size = (f"{p} prompts x {n / max(p, 1):g} samples" for p, n in (sizes[run], sizes[largest]))
+        if sizes[run] != sizes[largest_run]:
+            prompts, completions = sizes[largest_run]
+            run_size_text, largest_size_text = (
+                f"{p} prompts x {n / max(p, 1):g} samples" for p, n in (sizes[run], sizes[largest_run])
+            )
             raise DataError(
-                f"The evaluations of '{run}' ({run_size}) and '{largest}' ({largest_size}) differ in size: "
+                f"The evaluations of '{run}' ({run_size_text}) and '{largest_run}' ({largest_size_text}) differ in size: "
                 f"evaluate again with spanwise eval {run} --prompts {prompts} --samples {completions // max(prompts, 1)}"
             )

@@ -71,9 +71,11 @@ def train(
         task = make_task(recipe, console)
         trainer_args = trainer_config(recipe, task)
         settings = resolved(recipe, scheme)
-        per_batch = int(trainer_args.logging_steps)  # optimizer steps per generation batch
-        step, history = (None, []) if checkpoint is None else history_of(checkpoint, settings, console, per_batch=per_batch)
-        recorder = Recorder(recipe, task, folder, console, title, history, per_batch=per_batch)
+        updates_per_batch = int(trainer_args.logging_steps)  # optimizer steps per generation batch
+        step, history = (
+            (None, []) if checkpoint is None else history_of(checkpoint, settings, console, per_batch=updates_per_batch)
+        )
+        recorder = Recorder(recipe, task, folder, console, title, history, per_batch=updates_per_batch)
         trainer = recorder.trainer = SpanGRPOTrainer(
             model=task.model,
             args=trainer_args,

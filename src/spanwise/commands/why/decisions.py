@@ -27,10 +27,10 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
         segment_lengths = np.array([len(value_t) - 1 for value_t in segment_values])
         mean_length = segment_lengths.mean()
         relative_deviation = segment_lengths.std() / mean_length
-        equal_lambda = scheme.options.get("lam", 0.95) ** (1 / mean_length)
+        lambda_per_token = scheme.options.get("lam", 0.95) ** (1 / mean_length)
         yield (
             f"{count_text}, {mean_length:.3g} tokens apart (relative standard deviation {relative_deviation:.2g}). "
-            f"GAE with lambda {equal_lambda:.4g} at each token looks as far ahead as '{name}'; docs/critic.md compares the two."
+            f"GAE with lambda {lambda_per_token:.4g} at each token looks as far ahead as '{name}'; docs/critic.md compares the two."
         )
         yield _describe_delay(name, segment_values, np.array(segment_rewards))
 
@@ -58,13 +58,18 @@ def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) ->
     """Say after how many tokens the critic has reacted to half of the effect of a decision, or that it does not react."""
 
     def agreement(lag: int | None) -> np.ndarray:
-        last_positions = [len(value_t) - 1 if lag is None else min(lag, len(value_t) - 1) for value_t in values]
-        value_changes = np.array([value_t[last] - value_t[0] for value_t, last in zip(values, last_positions, strict=True)])
+        compared_positions = [len(value_t) - 1 if lag is None else min(lag, len(value_t) - 1) for value_t in values]
+        value_changes = np.array(
+            [value_t[last] - value_t[0] for value_t, last in zip(values, compared_positions, strict=True)]
+        )
         return (value_changes - value_changes.mean()) * (rewards - rewards.mean())
 
-    full_agreement = agreement(None)
-    if len(full_agreement) < 2 or full_agreement.mean() <= 2 * full_agreement.std(ddof=1) / len(full_agreement) ** 0.5:
+    agreement_at_end = agreement(None)
+    if (
+        len(agreement_at_end) < 2
+        or agreement_at_end.mean() <= 2 * agreement_at_end.std(ddof=1) / len(agreement_at_end) ** 0.5
+    ):
         return f"{name}: after a decision, the critic's value does not change towards the reward, so it ignores decisions."
-    half_lag = next((lag for lag in (1, 2, 4, 8, 16, 32, 64) if agreement(lag).mean() >= full_agreement.mean() / 2), None)
+    half_lag = next((lag for lag in (1, 2, 4, 8, 16, 32, 64) if agreement(lag).mean() >= agreement_at_end.mean() / 2), None)
     lag_text = "more than 64 tokens" if half_lag is None else f"{half_lag} token{'s' if half_lag > 1 else ''}"
     return f"{name}: the critic's value shows half of the effect of a decision after {lag_text}."

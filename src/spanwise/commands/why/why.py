@@ -116,8 +116,8 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
     faulty_n = all_wrong_n & (fault_n != 0)
     if bool(faulty_n.any()):
         tokens, length_n = result.table.tokens, result.file_spans.length_nk.sum(dim=1)
-        cut_count, cut_off_sign = cut_off(fault_n, length_n, lambda n: tokens.slice(n, n + 1).tobytes(), among_n=faulty_n)
-        cut_off_text = f"; {cut_count} of them {cut_off_sign}" if cut_count else ""
+        cut_count, cut_off_token = cut_off(fault_n, length_n, lambda n: tokens.slice(n, n + 1).tobytes(), among_n=faulty_n)
+        cut_off_text = f"; {cut_count} of them {cut_off_token}" if cut_count else ""
         wrong_count, faulty_count = int(all_wrong_n.sum()), int(faulty_n.sum())
         lines.append(
             f"Of the {wrong_count} completions whose group is all wrong, {faulty_count} are malformed{cut_off_text}."
@@ -159,9 +159,9 @@ def _token_table(table: RolloutTable, arm: MethodCredit, tally: Zeros, n: int) -
     first_token, end_token = int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1])
     completion_ids = table.tokens.slice(n, n + 1).astype(np.int64)
     token_advantages = arm.advantages(table, n, n + 1).tolist()
-    token_blocks, zero_keys = (v[first_token:end_token].tolist() for v in (arm.file_spans.block_v, tally.key_v))
+    token_blocks, reason_keys = (v[first_token:end_token].tolist() for v in (arm.file_spans.block_v, tally.key_v))
     credit_cells = [f"{credit:.4g}" for credit in arm.credit.block_nk[n].tolist()]
-    token_facts = [(token_blocks[t], zero_keys[t], f"{token_advantages[t]:.6g}") for t in range(end_token - first_token)]
+    token_facts = [(token_blocks[t], reason_keys[t], f"{token_advantages[t]:.6g}") for t in range(end_token - first_token)]
     table_rows = []
     for (block, key, _), positions in groupby(range(end_token - first_token), key=token_facts.__getitem__):
         run_indices = list(positions)
