@@ -143,9 +143,9 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     """Return the figures (accuracy, ECE, ...) that an evaluation under this layout cannot have, each with the reason."""
     if layout is None or not any(layout.keys.values()):
         return {}
-    parts_of_blocks, part_names = layout.keys, list(dict.fromkeys(part for parts in layout.keys.values() for part in parts))
+    block_parts, part_names = layout.keys, list(dict.fromkeys(part for parts in layout.keys.values() for part in parts))
     part_noun, template = ("tag", "<{}>") if layout.segmenters == ("tags",) else ("part", "'{}'")
-    last_block, (answer, confidence) = list(parts_of_blocks)[-1], (tags["answer"], tags["confidence"])
+    last_block, (answer, confidence) = list(block_parts)[-1], (tags["answer"], tags["confidence"])
     judged_figures, score_figures = ("accuracy", "refusal_rate", "verdict_rate"), SCORE_FIGURES[1:] if scored else ()
 
     def only(parts: Sequence[str]) -> str:
@@ -157,8 +157,10 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
         reason += "; if another part is the answer, name it in the objective 'correct'"
         return dict.fromkeys((*judged_figures, "coverage", *CALIBRATION, *score_figures), reason)
     reason_by_figure: dict[str, str] = {}
-    if confidence not in parts_of_blocks[last_block]:
-        reason = f"the last block, {last_block}, has no {part_noun} {template.format(confidence)}{only(parts_of_blocks[last_block])}"
+    if confidence not in block_parts[last_block]:
+        reason = (
+            f"the last block, {last_block}, has no {part_noun} {template.format(confidence)}{only(block_parts[last_block])}"
+        )
         reason += "; the figures of the score are measured" if scored and answer in part_names else ""
         reason_by_figure = dict.fromkeys(("coverage", *CALIBRATION), reason)
     if answer not in part_names:

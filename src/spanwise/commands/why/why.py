@@ -116,8 +116,8 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
     faulty_n = all_wrong_n & (fault_n != 0)
     if bool(faulty_n.any()):
         tokens, length_n = result.table.tokens, result.file_spans.length_nk.sum(dim=1)
-        cut_count, cut_off_token = cut_off(fault_n, length_n, lambda n: tokens.slice(n, n + 1).tobytes(), among_n=faulty_n)
-        cut_off_text = f"; {cut_count} of them {cut_off_token}" if cut_count else ""
+        cut_count, cut_off_reason = cut_off(fault_n, length_n, lambda n: tokens.slice(n, n + 1).tobytes(), among_n=faulty_n)
+        cut_off_text = f"; {cut_count} of them {cut_off_reason}" if cut_count else ""
         wrong_count, faulty_count = int(all_wrong_n.sum()), int(faulty_n.sum())
         lines.append(
             f"Of the {wrong_count} completions whose group is all wrong, {faulty_count} are malformed{cut_off_text}."
