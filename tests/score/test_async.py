@@ -121,7 +121,7 @@ def test_batches_on_one_loop_share_the_limit_and_processes_their_share(monkeypat
     assert [reward["compute_score"].value_n.item() for reward in asyncio.run(batches())] == [1.0] * 9
     assert busy.most == 3
     monkeypatch.setenv("WORLD_SIZE", "5")
-    assert [items.requests_here(number) for number in (64, 5, 1)] == [13, 1, 1]
+    assert [items.requests_per_process(number) for number in (64, 5, 1)] == [13, 1, 1]
 
 
 def test_what_sees_the_part_and_what_sees_the_whole():

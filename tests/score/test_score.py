@@ -59,7 +59,7 @@ def build(*objectives):
         ([{"reward": "correct", "options": {"tag": "reply"}}], "'reply' in solution.*reasoning, answer"),
         ([{"reward": "correct", "pays": ("confidence",)}], "'answer' in confidence"),
         ([{"reward": "brier", "pays": ("confidence",)}], "'brier'.*'correct'"),
-        ([{"reward": "brier", "pays": ("confidence",), "given": "correct"}, {"reward": "correct"}], "'correct' first"),
+        ([{"reward": "brier", "pays": ("confidence",), "given": "correct"}, {"reward": "correct"}], "'correct' before it"),
         ([{"reward": "correct"}, {"reward": "brier", "pays": ("confidence",), "options": {"of": "c"}}], "'c'"),
         ([{"reward": "second_attempt"}], "'first'"),
         ([{"reward": "second_attempt", "options": {"first": "confidence"}}], "'answer' in confidence"),

@@ -66,7 +66,7 @@ def check_verify(verify: str) -> None:
 
 
 def shared_verifier(*, workers: int | None = None, deadline: float | int = DEADLINE) -> MathVerifier:
-    """Return the `MathVerifier` with these limits that the built-in rewards share."""
+    """Return a `MathVerifier` with the given limits; calls with the same limits share one."""
     return shared_workers(MathVerifier, workers=workers, deadline=deadline)
 
 
@@ -105,9 +105,10 @@ def judge(
     check_verify(verify)
     answer_pairs = [(_gold_text(gold), (answer or "").strip()) for gold, answer in zip(golds, answers, strict=True)]
     verdicts = {n: _judge_text(gold, answer, verify) for n, (gold, answer) in enumerate(answer_pairs)}
-    undecided_pairs = {n: (_end(gold), _end(answer)) for n, (gold, answer) in enumerate(answer_pairs) if verdicts[n] is None}
+    undecided_pairs = {n: pair for n, pair in enumerate(answer_pairs) if verdicts[n] is None}
     if undecided_pairs:
-        math_verdicts = (verifier or shared_verifier()).equal(list(undecided_pairs.values()))
+        short_pairs = [(_shortened(gold), _shortened(answer)) for gold, answer in undecided_pairs.values()]
+        math_verdicts = (verifier or shared_verifier()).equal(short_pairs)
         verdicts.update(zip(undecided_pairs, math_verdicts, strict=True))
     return [verdict for verdict in verdicts.values() if verdict is not None]
 
@@ -115,7 +116,8 @@ def judge(
 def bare(text: str) -> str:
     r"""Remove the white space, dollars and `\boxed{}` that enclose a whole answer."""
     start, end = _strip_interval(text, 0, len(text))
-    closing_brace_of, dollar_count = _match_braces(text) if "\\boxed{" in text else {}, text.count("$")
+    closing_brace_of = _match_braces(text) if "\\boxed{" in text else {}
+    dollar_count = text.count("$")
     # The loop moves two indices and copies no text, so that its time is linear even for a thousand nested boxes.
     while True:
         if end - start > 2 and dollar_count == 2 and text[start] == text[end - 1] == "$":
@@ -149,12 +151,12 @@ def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:
         plain_gold, plain_answer = _normalize(bare_gold), _normalize(bare_answer)
         if plain_gold is not None and plain_answer is not None:
             return RIGHT if plain_gold == plain_answer else WRONG
-    if not _end(gold):
-        return Verdict(Status.ERROR, math.nan, f"the gold answer has {len(gold)} characters, too many for mathematics")
-    return None if _end(answer) else WRONG
+    if not _shortened(gold):
+        return Verdict(Status.ERROR, math.nan, f"the gold answer has {len(gold)} characters, too many for Math-Verify")
+    return None if _shortened(answer) else WRONG
 
 
-def _end(text: str) -> str:
+def _shortened(text: str) -> str:
     """Return the text, or its end if it is too long for Math-Verify; "" if that end has no sign of mathematics such as `$`."""
     if len(text) <= LONGEST:
         return text

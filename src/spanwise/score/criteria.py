@@ -51,8 +51,8 @@ def criteria_of(cell: Any, where: str, blocks: Collection[str]) -> list[Criterio
     criteria = _read([] if cell is None else cell, where, DataError)
     for position, criterion in enumerate(criteria, start=1):
         if criterion.part is not None and criterion.part not in blocks:
-            unknown_part = unknown("block", criterion.part, blocks)
-            raise DataError(f"Criterion {position} of the rubric {where} is about '{criterion.part}'. {unknown_part}")
+            unknown_message = unknown("block", criterion.part, blocks)
+            raise DataError(f"Criterion {position} of the rubric {where} is about '{criterion.part}'. {unknown_message}")
     return criteria
 
 
@@ -63,18 +63,17 @@ def _read(rubric: Any, where: str, error_type: type[DataError] | type[RecipeErro
         raise error_type(f"The rubric {where} is {rubric!r:.80}. Write a list of criteria: {_EXAMPLE}.")
     criteria = []
     for position, entry in enumerate(rubric_list, start=1):
-        entry_fields = {"text": entry} if isinstance(entry, str) else entry if isinstance(entry, Mapping) else {}
+        entry_fields = entry if isinstance(entry, Mapping) else {"text": entry}
         text, weight, part, name = (
             next((entry_fields[k] for k in keys if entry_fields.get(k) is not None), default) for keys, default in _FIELDS
         )
+        subject = f"Criterion {position} of the rubric {where}"
         faults = {
-            f"is {entry!r:.80}. Write {_EXAMPLE[1:-1]}": not isinstance(entry, str | Mapping),
-            f"has no text. Write {_EXAMPLE[1:-1]}": not isinstance(text, str) or not text.strip(),
-            f"has the weight {weight!r}. Write a finite number": not is_number(weight),
+            f"{subject} is {entry!r:.80}. Write {_EXAMPLE[1:-1]}.": not isinstance(entry, str | Mapping),
+            f"{subject} has no text. Write {_EXAMPLE[1:-1]}.": not isinstance(text, str) or not text.strip(),
+            f"{subject} has the weight {weight!r}. Write a finite number.": not is_number(weight),
         }
-        refuse(
-            {f"Criterion {position} of the rubric {where} {fault}.": is_so for fault, is_so in faults.items()}, error_type
-        )
+        refuse(faults, error_type)
         criteria.append(Criterion(text, float(weight), None if part is None else str(part), str(name)))
     return criteria
 
@@ -127,17 +126,19 @@ def _check_reads(objective: Objective, option: str) -> None:
 
 
 def _check_criteria(criteria: Collection[Criterion], where: str, objective: Objective, layout: Layout) -> None:
-    """Refuse criteria that share a name, are about an unknown block, pay no block, or name a part if the objective has `each`."""
+    """Refuse two criteria with the same name, and a criterion whose part does not fit the objective."""
     name_counts = Counter(criterion.name for criterion in criteria if criterion.name)
     for name, count in name_counts.items():
         refuse({f"The rubric {where} has two criteria called '{name}'. Give one of them another name.": count > 1})
-    pays_nothing = not objective.pays and objective.each is None
+    has_each = objective.each is not None
+    pays_nothing = not objective.pays and not has_each
     for position, criterion in enumerate(criteria, start=1):
-        criterion_label, part = f"Criterion '{criterion.name or position}' of the rubric {where}", criterion.part
-        faults = {"names no part, and its objective pays nothing. Set part: NAME or pays: [NAME].": pays_nothing}
+        subject, part = f"Criterion '{criterion.name or position}' of the rubric {where}", criterion.part
+        faults = {f"{subject} names no part, and its objective pays no block. Set part: NAME or pays: [NAME].": pays_nothing}
         if part is not None:
+            unknown_message = unknown("block", part, layout.names)
             faults = {
-                f"is about '{part}'. {unknown('block', part, layout.names)}": "*" not in part and part not in layout.names,
-                f"is about '{part}', but its objective has each: {objective.each}. Remove one.": objective.each is not None,
+                f"{subject} is about '{part}'. {unknown_message}": "*" not in part and part not in layout.names,
+                f"{subject} has part: {part}, but its objective has each: {objective.each}. Remove 'part' or 'each'.": has_each,
             }
-        refuse({f"{criterion_label} {fault}": is_so for fault, is_so in faults.items()})
+        refuse(faults)

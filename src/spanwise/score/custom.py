@@ -117,11 +117,13 @@ _calls: Counter[int] = Counter()
 def restore_process(subject: str, text: Texts) -> Iterator[None]:
     """Undo what a user's function changes in the process (default dtype, gradients, seed, working directory), and warn of it."""
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    # A call's random seed is made from its texts, so that the training's random state stays as it is, also after a resume.
+    # The seed is computed from the texts instead of drawn, because a draw would advance the training's random state.
     seed_text = "".join([subject, *map(whole_text, text[:8])])
-    call_hash = crc32(seed_text.encode(errors="replace"), hash(python_state[1]) & 0xFFFFFFFF)
+    state_hash = hash(python_state[1]) & 0xFFFFFFFF
+    call_hash = crc32(seed_text.encode(errors="replace"), state_hash)
     _calls[call_hash] += 1
-    call_seed = crc32(f"{_calls[call_hash]}".encode(), call_hash)
+    call_number = str(_calls[call_hash])
+    call_seed = crc32(call_number.encode(), call_hash)
     with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):
         random.seed(call_seed)
         np.random.seed(call_seed)  # noqa: NPY002
@@ -147,7 +149,7 @@ def restore_process(subject: str, text: Texts) -> Iterator[None]:
 
 
 def listed_values(result: Any, size: int, *, subject: str, noun: str) -> Sequence[Any]:
-    """Return the result of a reward or outcome function as a list; refuse one that lacks a value for each completion."""
+    """Return a user's function result as a list; refuse a result of another length than `size`."""
     if isinstance(result, (Tensor, np.ndarray)):
         if isinstance(result, Tensor) and result.is_meta:
             raise RewardError(f"{subject} returned a tensor on the device meta, which has no {noun}s. Return a list.")
@@ -166,17 +168,18 @@ def listed_values(result: Any, size: int, *, subject: str, noun: str) -> Sequenc
 
 def place_of(error: BaseException) -> str:
     """Return the sentence that names the line of a user's file where an error arose; "" if there is no such line."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_CALLER_FILES)]
-    own_frames = [frame for frame in frames if frame.filename == frames[0].filename]
-    return f" It happened in {own_frames[-1].filename}, line {own_frames[-1].lineno}." if own_frames else ""
+    all_frames = traceback.extract_tb(error.__traceback__)
+    user_frames = [frame for frame in all_frames if not frame.filename.startswith(_CALLER_FILES)]
+    last_frame = next((frame for frame in reversed(user_frames) if frame.filename == user_frames[0].filename), None)
+    return f" It happened in {last_frame.filename}, line {last_frame.lineno}." if last_frame is not None else ""
 
 
 def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[Any]:
     """Return the call of a user's reward function with those columns, blocks and options that its parameters name."""
-    parameters = parameters_of(objective.reward, objective.name)
+    default_of, takes_any_keyword = parameters_of(objective.reward, objective.name)
     # A function without a parameter `blocks` is a TRL reward function: `f(prompts, completions, completion_ids, **columns)`.
-    blocks_argument = {"blocks": list(text)} if "blocks" in parameters[0] else {}
-    arguments, missing = arguments_for(parameters, {**columns, **blocks_argument, **objective.options})
+    blocks_argument = {"blocks": list(text)} if "blocks" in default_of else {}
+    arguments, missing = arguments_for((default_of, takes_any_keyword), {**columns, **blocks_argument, **objective.options})
     if missing in _FROM_TRAINER:
         raise RewardError(
             f"Objective '{objective.name}' has a reward function in TRL's signature, but there are no '{missing}' to call it with. "
@@ -196,7 +199,7 @@ def takes(objective: Objective, option: str) -> bool:
     return takes_any_keyword or option in default_by_parameter
 
 
-def reward_function(objective: Objective) -> str:
+def label_of_function(objective: Objective) -> str:
     """Return how error messages name the reward function of an objective."""
     return f"Objective '{objective.name}': its reward function"
 
@@ -209,10 +212,10 @@ def arguments_for(parameters: Parameters, offered: Mapping[str, Any]) -> tuple[d
 
 
 def checked_reward(result: Any, objective: Objective, size: int) -> Reward:
-    """Return a reward function's result as a `Reward`; refuse a result that lacks a number or None for each completion."""
+    """Turn a reward function's result into a `Reward`; it must hold one number or None for each completion."""
     if isinstance(result, Reward):
         return result
-    reward_values = listed_values(result, size, subject=reward_function(objective), noun="number")
+    reward_values = listed_values(result, size, subject=label_of_function(objective), noun="number")
     return Reward.of([finite_number(value, objective, n, size) for n, value in enumerate(reward_values)])
 
 
@@ -235,11 +238,11 @@ def as_number(value: Any) -> float:
         return math.nan
 
 
-def check_reward_function(objective: Objective, more: Collection[str] = ()) -> None:
-    """Refuse a reward function with a positional-only parameter, and an option that neither the function nor `more` names."""
+def check_reward_function(objective: Objective, call_options: Collection[str] = ()) -> None:
+    """Refuse an objective's option that is neither a parameter of its reward function nor one of `call_options`."""
     default_of, takes_any_keyword = parameters_of(objective.reward, objective.name)
-    unknown_options = [] if takes_any_keyword else [name for name in objective.options if name not in {*default_of, *more}]
-    if unknown_options:
+    unknown_options = [name for name in objective.options if name not in {*default_of, *call_options}]
+    if unknown_options and not takes_any_keyword:
         raise RecipeError(
             f"Objective '{objective.name}' has the option '{unknown_options[0]}', but its reward function has no such "
             f"parameter. Its parameters are: {', '.join(default_of) or 'none'}."

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
-#: The event loop for rewards by process, because a forked child lacks the thread that runs its parent's loop.
+#: Process id -> event loop for rewards; a forked child needs a loop of its own.
 _loops: dict[int, asyncio.AbstractEventLoop] = {}
 _objects: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
@@ -24,7 +24,7 @@ def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
         coroutine_future.cancel()  # after Ctrl-C no request may stay in flight
 
 
-def of_loop(key: Any, make: Callable[[], _T]) -> _T:
+def once_per_loop(key: Any, make: Callable[[], _T]) -> _T:
     """Return the object stored for the running loop under a key, such as a semaphore; it is made on first use."""
     loop_objects = _objects.setdefault(asyncio.get_running_loop(), {})
     if key not in loop_objects:

@@ -199,7 +199,8 @@ def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | N
 def _number(value: Any) -> float | None:
     """Return a plain number as a float; None for any other value, and for a number that is infinite as a float."""
     if isinstance(value, str):
-        value = float(value) if _SIGNED.fullmatch(value := value.strip()) else None
+        stripped_text = value.strip()
+        value = float(stripped_text) if _SIGNED.fullmatch(stripped_text) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     finite_number = as_number(value)
@@ -334,18 +335,19 @@ def _field_json(block: Mapping[str, str | None], tag: str) -> str | None:
     field_text = block.get(tag)
     if field_text is None:
         return None
-    is_string = json_value(field_text) is MISSING or _in_quotes(field_text[:256], block.get("") or "", tag)
-    return json.dumps(field_text) if is_string else field_text
+    is_json = json_value(field_text) is not MISSING
+    return field_text if is_json and not _in_quotes(field_text, block.get("") or "", tag) else json.dumps(field_text)
 
 
-def _in_quotes(value_start: str, block_text: str, tag: str) -> bool:
-    """Return whether a value is in quotes after the field's key, or, if no key precedes it, where it first occurs."""
-    quoted_key, first_quote = f'"{tag.rpartition(".")[2]}"', None
+def _in_quotes(field_text: str, block_text: str, tag: str) -> bool:
+    """Return whether a field's value is in quotes in the text of its block."""
+    value_start, key = field_text[:256], tag.rpartition(".")[2]
+    first_quote = None
     value_index = block_text.find(value_start)
     while value_index >= 0:
         if opening := _BEFORE.search(block_text, max(0, value_index - 256), value_index):
             text_before = block_text[max(0, opening.start() - 256) : opening.start()].rstrip()
-            if opening[0].startswith(":") and text_before.endswith(quoted_key):
+            if opening[0].startswith(":") and text_before.endswith(f'"{key}"'):
                 return opening[1] == '"'
             first_quote = opening[1] if first_quote is None else first_quote
         value_index = block_text.find(value_start, value_index + 1)

@@ -24,7 +24,7 @@ class Convention:
     fits: Callable[[Any, frozenset[str]], bool]
     #: (text of a completion, its cells of the dataset) -> the arguments that the function may take, by name.
     arguments: Callable[[str, Mapping[str, Any]], dict[str, Any]]
-    #: result of the function -> (number or None, note); the objective's `key` chooses if it is a dict of numbers.
+    #: result of the function -> (number, dict of numbers or None; note or None).
     read: Callable[[Any], tuple[Any, str | None]] = lambda result: (result, None)
     #: function -> the callable that scores a completion: the function itself, or what it makes if it is a factory.
     prepare: Callable[[Any], Callable[..., Any]] = lambda function: function
@@ -52,7 +52,7 @@ def _first_cell(row: Mapping[str, Any], *names: str, default: Any = None) -> Any
 
 
 def _verl_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of verl's `compute_score(data_source, solution_str, ground_truth, extra_info)`, and all columns."""
+    """Return the arguments for verl's `compute_score`: a completion's text, its right answer and its dataset cells."""
     reward_spec = _first_cell(row, "reward_model", "reward_spec")
     gold_cells = reward_spec if isinstance(reward_spec, dict) and "ground_truth" in reward_spec else row
     if gold_cells.keys().isdisjoint(_GOLD):
@@ -135,6 +135,6 @@ def _bound(function: Callable[..., Any], objects: Mapping[str, Any]) -> Callable
     function_signature = inspect.signature(function)
     bound_objects = {name: objects[name] for name in function_signature.parameters if name in objects}
     free_parameters = [parameter for name, parameter in function_signature.parameters.items() if name not in objects]
-    bound_function = update_wrapper(partial(function, **bound_objects), function)
-    vars(bound_function)["__signature__"] = function_signature.replace(parameters=free_parameters)
+    bound_function: Any = update_wrapper(partial(function, **bound_objects), function)
+    bound_function.__signature__ = function_signature.replace(parameters=free_parameters)
     return bound_function if bound_objects else function

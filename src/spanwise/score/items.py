@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from spanwise.errors import DataError, RecipeError, RewardError, SpanwiseError, check_known, check_number, unknown
 from spanwise.objective import Objective, is_async
-from spanwise.score.custom import arguments_for, finite_number, own_copy, parameters_of, place_of, reward_function
-from spanwise.score.event_loop import of_loop
+from spanwise.score.custom import arguments_for, finite_number, label_of_function, own_copy, parameters_of, place_of
+from spanwise.score.event_loop import once_per_loop
 from spanwise.score.foreign import Convention, convention_of
 from spanwise.score.reward import Columns, Reward, Texts, present
 from spanwise.types import BlockText, Status, whole_text
@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 SHARERS: ContextVar[int] = ContextVar("sharers", default=0)
 
 
-def requests_here(max_concurrent: int) -> int:
+def requests_per_process(max_concurrent: int) -> int:
     """Return how many requests this process may have in flight; the processes of a training share `max_concurrent`."""
     process_count = SHARERS.get() or int(os.environ.get("WORLD_SIZE", "1"))
     return max(1, -(-max_concurrent // process_count))
@@ -54,7 +54,7 @@ async def await_calls(
 
     The batches of one event loop that are awaited at the same time share `max_concurrent`.
     """
-    semaphore = of_loop((receiver, max_concurrent), partial(asyncio.Semaphore, max_concurrent))
+    semaphore = once_per_loop((receiver, max_concurrent), partial(asyncio.Semaphore, max_concurrent))
 
     async def await_call(call: Callable[[], Awaitable[Any]]) -> CallResult:
         async with semaphore:
@@ -95,8 +95,8 @@ def completion_text(blocks: BlockText) -> str:
 
 def part_text(blocks: BlockText, pays: Sequence[str], block: str | None) -> str:
     """Return the text of one block, or of all paid blocks if no block is named, without end-of-sequence tokens."""
-    tags_of_blocks = (blocks[name] or {} for name in present(blocks, [block] if block else pays))
-    return without_end("".join(tags[""] or "" for tags in tags_of_blocks))
+    block_names = present(blocks, [block] if block else pays)
+    return without_end("".join((blocks[name] or {})[""] or "" for name in block_names))
 
 
 def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
@@ -109,7 +109,7 @@ def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
     return [{name: cells[n] for name, cells in cells_by_column.items() if len(cells) == size} for n in range(size)]
 
 
-def item_convention(objective: Objective) -> Convention | None:
+def calling_convention(objective: Objective) -> Convention | None:
     """Return how an objective's reward function is called for one completion; None if it is built in or takes the whole batch."""
     if isinstance(objective.reward, str):
         return None
@@ -126,9 +126,8 @@ def check_call(objective: Objective, convention: Convention | None) -> None:
                 f"function for one completion, such as verl's compute_score. Leave it out."
             )
         return
-    check_known(
-        f"value of the option 'sees' of objective '{objective.name}'", options.get("sees", "whole"), ("whole", "part")
-    )
+    sees = options.get("sees", "whole")
+    check_known(f"value of the option 'sees' of objective '{objective.name}'", sees, ("whole", "part"))
     for name, unit in (("timeout", " (seconds)"), ("max_concurrent", "")):
         if name not in options:
             continue
@@ -175,20 +174,20 @@ def call_items(calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
 async def await_items(objective: Objective, calls: Mapping[int, Callable[[], Any]]) -> dict[int, CallResult]:
     """Await an async reward function for many completions at once, within the objective's `max_concurrent` and `timeout`."""
     call_options = {**CALL_OPTIONS, **objective.options}
-    requests_at_once = requests_here(call_options["max_concurrent"])
+    requests_at_once = requests_per_process(call_options["max_concurrent"])
     return await await_calls(calls, id(objective.reward), requests_at_once, call_options["timeout"])
 
 
 def as_reward(objective: Objective, convention: Convention, results: Mapping[int, CallResult], size: int) -> Reward:
     """Return the rewards of all completions from the results of their calls; raise RewardError if every call failed."""
-    reward_label, number_results = reward_function(objective), dict(results)
-    refuse_if_all_failed(results, reward_label, with_place=True)
+    function_label, checked_results = label_of_function(objective), dict(results)
+    refuse_if_all_failed(results, function_label, with_place=True)
     for n, result in results.items():
         if result.error is None:
-            reward_value, reward_note = convention.number(result.value, objective.key, reward_label)
+            reward_value, reward_note = convention.number(result.value, objective.key, function_label)
             number = finite_number(reward_value, objective, n, size)
-            number_results[n] = CallResult(number, Status.ABSENT if number is None else Status.OK, note=reward_note)
-    return reward_of(number_results, size)
+            checked_results[n] = CallResult(number, Status.ABSENT if number is None else Status.OK, note=reward_note)
+    return reward_of(checked_results, size)
 
 
 def reward_of(numbers: Mapping[int, CallResult], size: int, *, measured: Sequence[Sequence[float]] | None = None) -> Reward:

@@ -113,7 +113,7 @@ def read_outcomes(
 
 
 def check_discrete(values: Collection[float], name: str) -> None:
-    """Refuse an outcome with more than 16 different values in a batch, of which hardly any two completions would share one."""
+    """Refuse an outcome with more than 16 different values in a batch: too few completions would share a value."""
     if len(values) > MOST_VALUES:
         raise RecipeError(
             f"The outcome '{name}' took {len(values)} different values in one batch, and at most {MOST_VALUES} are allowed. Give "
@@ -130,17 +130,18 @@ def judge_of(objective: Objective) -> str | None:
     built_in_reward = built_in(objective)
     if built_in_reward is None or built_in_reward.judged_by is None:
         return None
-    judge_in_options = objective.options.get(built_in_reward.judged_by)
-    default_judge = built_in_reward.options[built_in_reward.judged_by] or "correct"
+    judge_option = built_in_reward.judged_by
+    chosen_judge = objective.options.get(judge_option)
+    default_judge = built_in_reward.options[judge_option] or "correct"
     given_rewards = [name for name in objective.given if isinstance(name, str) and ":" not in name and name not in OUTCOMES]
-    if judge_in_options is None and len(given_rewards) == 1:
+    if chosen_judge is None and len(given_rewards) == 1:
         return given_rewards[0]
-    if judge_in_options is None and given_rewards and default_judge not in given_rewards:
+    if chosen_judge is None and given_rewards and default_judge not in given_rewards:
         raise RecipeError(
-            f"Objective '{objective.name}' is given {' and '.join(given_rewards)}. Name the one that judges its reward: "
-            f"'options: {{{built_in_reward.judged_by}: {given_rewards[0]}}}'."
+            f"Objective '{objective.name}' has several outcomes in 'given': {' and '.join(given_rewards)}. Name the one that "
+            f"decides its reward: 'options: {{{judge_option}: {given_rewards[0]}}}'."
         )
-    return judge_in_options or default_judge
+    return chosen_judge or default_judge
 
 
 def judged_column(objective: Objective) -> int | None:

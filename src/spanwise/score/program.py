@@ -1,11 +1,11 @@
 """Run a completion's code and its tests in two processes, which `worker.py` starts and which ask each other in lines of JSON.
 
-The code has its end of the line as standard input. The tests get code and tests there, and their end as an argument: they let the
-code start, and their exit status is the verdict. Plain values travel as copies, anything else as a
-`Handle`. The code is never asked how one of its objects compares with a plain value, and nothing that it sends is evaluated.
+The code has its end of the connection as standard input. The tests get code and tests there, and their end as an argument: they
+let the code start, and their exit status is the verdict. Plain values travel as copies, anything else as a `Handle`. The code is
+never asked how one of its objects compares with a plain value, and nothing that it sends is evaluated.
 """
 
-from __future__ import annotations  # compile() passes this import on to the tested code and the tests
+from __future__ import annotations  # compile() also applies `annotations` to the tested code and the tests
 
 import _thread
 import builtins
@@ -30,7 +30,7 @@ _COPIED: dict[str, Any] = {
     kind.__name__: kind
     for kind in (*_CONTAINERS, int, bytes, bytearray, complex, range, date, datetime, time, timedelta, Fraction, Decimal)
 }
-#: Methods of a `Handle` that run in the process of its object, because none of them receives a value that a test expects.
+#: Methods of a `Handle` that its object's process runs; comparisons are not among them, because they decide tests.
 _UNARY = {
     "__call__", "__len__", "__iter__", "__next__", "__reversed__", "__getitem__", "__setitem__", "__delitem__", "__bool__",
     "__hash__", "__str__", "__repr__", "__abs__", "__neg__", "__int__", "__float__", "__index__", "__enter__", "__exit__",
@@ -39,7 +39,7 @@ _UNARY = {
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 _BINARY = {f"__{name}__" for name in _COMPARE + _ARITHMETIC}
-#: Methods by which tests check a text, a set or a float; refused for an object of the tested code, which could return anything.
+#: Methods that can decide a test, such as `isdigit`; an object of the tested code may not answer them, because it could lie.
 _JUDGES = {name for kind in (str, set, float) for name in dir(kind) if name.startswith(("is", "startswith", "endswith"))}
 
 
@@ -50,30 +50,30 @@ class Ended(SystemExit):
 class Handle:
     """A stand-in for an object of the other process, which asks that process for attributes and calls."""
 
-    __slots__ = ("__weakref__", "_line", "_number")
+    __slots__ = ("__weakref__", "_connection", "_number")
 
     def __getattr__(self, name: str) -> Any:
-        if self._line.judging and name in _JUDGES:
+        if self._connection.judging and name in _JUDGES:
             raise AttributeError(
                 f"Only plain values (numbers, texts, lists) have {name}, and this object of the tested code is not one."
             )
-        return self._line.ask("getattr", self, (name,))
+        return self._connection.ask("getattr", self, (name,))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._line.ask("setattr", self, (name, value))
+        self._connection.ask("setattr", self, (name, value))
 
     def __reduce__(self) -> Any:
         raise TypeError("The object lives in another process.")
 
 
 def _binary(name: str, *, swapped: bool = False) -> Any:
-    """Build an operator of `Handle`: the other process computes it for two handles, this process for a handle and a plain value."""
+    """Build a binary operator of `Handle`, such as `__eq__` or `__add__`."""
     operator_function = getattr(operator, name)
 
     def method(self: Any, other: Any) -> Any:
         if isinstance(other, Handle):
-            return self._line.ask(name, self, (other,))
-        plain_value = self._line.ask("plain", self)
+            return self._connection.ask(name, self, (other,))
+        plain_value = self._connection.ask("plain", self)
         if isinstance(plain_value, Handle):
             return NotImplemented
         return operator_function(other, plain_value) if swapped else operator_function(plain_value, other)
@@ -82,27 +82,28 @@ def _binary(name: str, *, swapped: bool = False) -> Any:
 
 
 @lru_cache
-def _handle_class(names: tuple[str, ...]) -> type[Handle]:
-    """Build a class of handles whose methods of these names run in the other process."""
+def _handle_class(method_names: tuple[str, ...]) -> type[Handle]:
+    """Build a subclass of `Handle` with the named methods, each of which runs in the other process."""
     remote_methods = {
-        name: lambda self, *values, _name=name, **named: self._line.ask(_name, self, values, named) for name in names
+        name: lambda self, *values, _name=name, **named: self._connection.ask(_name, self, values, named)
+        for name in method_names
     }
     swapped_operators = {f"__r{name}__": _binary(f"__{name}__", swapped=True) for name in _ARITHMETIC}
     operators = {name: _binary(name) for name in _BINARY}
     return type("Handle", (Handle,), {"__slots__": (), "__hash__": None, **swapped_operators, **operators, **remote_methods})
 
 
-class Line:
+class Connection:
     """One end of the connection between the two processes; the tests' end is `judging` and trusts nothing that it reads."""
 
-    def __init__(self, end: int, space: dict[str, Any], *, judging: bool) -> None:
-        self.reader, self.writer = os.fdopen(os.dup(end), "rb"), os.fdopen(os.dup(end), "wb")
+    def __init__(self, descriptor: int, namespace: dict[str, Any], *, judging: bool) -> None:
+        self.reader, self.writer = os.fdopen(os.dup(descriptor), "rb"), os.fdopen(os.dup(descriptor), "wb")
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        if end:
-            os.close(end)
-        self.space, self.judging, self.lock = space, judging, _thread.RLock()
-        self.ours: dict[int, Any] = {}
-        self.theirs: dict[Any, Any] = {}
+        if descriptor:
+            os.close(descriptor)
+        self.namespace, self.judging, self.lock = namespace, judging, _thread.RLock()
+        self.own_objects: dict[int, Any] = {}
+        self.stand_ins: dict[Any, Any] = {}
 
     def send(self, *message: Any) -> None:
         """Send a message to the other process as one line of JSON."""
@@ -114,7 +115,7 @@ class Line:
                 os._exit(1)
 
     def receive(self) -> list[Any]:
-        """Read a message of the other process; an invalid one fails the tests in their process, and ends the code in its own."""
+        """Read a message of the other process; end this process if the message is invalid."""
         received_line = self.reader.readline(_LONGEST_LINE)
         if received_line.endswith(b"\n"):
             with suppress(Exception):
@@ -131,13 +132,15 @@ class Line:
             while (reply := self.receive())[0] != "reply":
                 self.serve(*reply)
         try:
-            _, error, result, encoded_changes = reply
-            exception, result = self.decode(error), self.decode(result)
+            _, error, encoded_result, encoded_changes = reply
+            exception_class, result = self.decode(error), self.decode(encoded_result)
+            exception = None
             changed_values = [self.decode(item) for item in encoded_changes]
             if error:
-                exception, attributes = exception.__new__(exception, *result[0]), result[1]
+                exception_arguments, attributes = result
+                exception = exception_class.__new__(exception_class, *exception_arguments)
                 with suppress(Exception):
-                    exception.__init__(*result[0])
+                    exception.__init__(*exception_arguments)
                 exception.__dict__.update(attributes)
         except Exception:
             os._exit(1)
@@ -145,7 +148,7 @@ class Line:
             if type(old_value) is type(new_value) and isinstance(old_value, (list, dict, set)):
                 old_value.clear()
                 (old_value.extend if isinstance(old_value, list) else old_value.update)(new_value)
-        if error:
+        if exception is not None:
             raise exception
         return result
 
@@ -154,14 +157,13 @@ class Line:
         error, result, arguments = None, None, []
         try:
             arguments = [self.decode(item) for item in values]
-            count = len(arguments) - len(names)
-            result = self.encode(
-                self.do(what, self.decode(target), arguments[:count], dict(zip(names, arguments[count:], strict=True))),
-                whole=what == "plain",
-            )
+            positional_count = len(arguments) - len(names)
+            named_arguments = dict(zip(names, arguments[positional_count:], strict=True))
+            returned_value = self.do(what, self.decode(target), arguments[:positional_count], named_arguments)
+            result = self.encode(returned_value, as_plain=what == "plain")
         except BaseException as raised:
             if self.judging and isinstance(raised, AssertionError):
-                os._exit(1)  # the tested code called a function of the tests that failed, and could catch the error
+                os._exit(1)  # an assertion of the tests failed, and the tested code that called it could catch the error
             error, result = self.encode(type(raised)), self.encode((raised.args, vars(raised)))
         encoded_arguments = [self.encode(item) for item in arguments]
         self.send("reply", error, result, [] if encoded_arguments == values else encoded_arguments)
@@ -169,18 +171,21 @@ class Line:
     def do(self, what: str, target: Any, values: list[Any], named: dict[str, Any]) -> Any:
         """Carry out a request of the other process, such as to get an attribute; the tests' process refuses private attributes."""
         is_attribute = what in ("getattr", "setattr")
-        is_public = type(target).__module__ == "__main__" and is_attribute and not values[0].startswith("_")
-        if self.judging and not (is_public or what == "plain" or what in _UNARY | _BINARY):
+        is_public = is_attribute and not values[0].startswith("_")
+        is_from_tests = type(target).__module__ == "__main__"
+        if self.judging and not ((is_public and is_from_tests) or what == "plain" or what in _UNARY | _BINARY):
             raise AttributeError("The code can reach only public attributes of objects that the tests define.")
         if what == "name":
-            return self.space[target]
+            return self.namespace[target]
         if what == "plain":
             return target
-        operation = getattr(builtins, what) if is_attribute else vars(operator).get(what) or getattr(type(target), what)
-        return operation(target, *values, **named)
+        if is_attribute:
+            return getattr(builtins, what)(target, *values, **named)
+        method = vars(operator).get(what) or getattr(type(target), what)
+        return method(target, *values, **named)
 
-    def encode(self, value: Any, *, whole: bool = False) -> Any:
-        """Encode a value as JSON; with `whole`, an object of a subclass of a plain type becomes one of that type."""
+    def encode(self, value: Any, *, as_plain: bool = False) -> Any:
+        """Encode a value for the other process: a plain value as JSON, any other object as a number that refers to it."""
         value_type = type(value)
         if value_type in _SCALARS or (value_type is int and value.bit_length() < 64):
             return value
@@ -191,9 +196,9 @@ class Line:
         if type in value_type.__mro__ and BaseException in value.__mro__:
             if getattr(builtins, value.__name__, None) is value:
                 return ["error", value.__name__]
-            self.ours[id(value)] = value
+            self.own_objects[id(value)] = value
             return ["error", value.__name__, id(value), self.encode(value.__base__)]
-        if whole or value_type.__module__ != "__main__":
+        if as_plain or value_type.__module__ != "__main__":
             if value_type.__module__ != "__main__" and hasattr(value, "tolist") and not self.judging:
                 return self.encode(value.tolist())
             for base in value_type.__mro__:
@@ -206,13 +211,13 @@ class Line:
                 if base in _COPIED.values():
                     return [base.__name__, *map(self.encode, _constructor_arguments(base, value))]
         if self.judging and not isinstance(value, type(_error)):
-            import pickle  # only the tests' process sends pickles: to load one from the code would run what it says
+            import pickle  # loading a pickle may run any code, so the tests' process sends pickles but never loads one
 
             with suppress(Exception):
                 pickled_value = pickle.dumps(value)
                 if b"__main__" not in pickled_value:
                     return ["pickle", pickled_value.hex()]
-        self.ours[id(value)] = value
+        self.own_objects[id(value)] = value
         return [
             "object",
             id(value),
@@ -226,19 +231,21 @@ class Line:
         value_tag, *payload = value
         match value_tag:
             case "yours":
-                return self.ours[payload[0]]
+                return self.own_objects[payload[0]]
             case "object":
-                if payload[0] not in self.theirs:
-                    handle = self.theirs[payload[0]] = _handle_class(tuple(name for name in payload[1] if name in _UNARY))()
-                    object.__setattr__(handle, "_line", self)
-                    object.__setattr__(handle, "_number", payload[0])
-                return self.theirs[payload[0]]
+                number, method_names = payload
+                if number not in self.stand_ins:
+                    handle = _handle_class(tuple(name for name in method_names if name in _UNARY))()
+                    object.__setattr__(handle, "_connection", self)
+                    object.__setattr__(handle, "_number", number)
+                    self.stand_ins[number] = handle
+                return self.stand_ins[number]
             case "error" if len(payload) == 1:
                 return Ended if payload[0] == "SystemExit" else _error(payload[0])
             case "error":
-                if payload[1] not in self.theirs:
-                    self.theirs[payload[1]] = type(payload[0], (self.decode(payload[2]),), {})
-                return self.theirs[payload[1]]
+                if payload[1] not in self.stand_ins:
+                    self.stand_ins[payload[1]] = type(payload[0], (self.decode(payload[2]),), {})
+                return self.stand_ins[payload[1]]
             case "module":
                 return import_module(payload[0])
             case "pickle" if not self.judging:
@@ -247,8 +254,9 @@ class Line:
                 return pickle.loads(bytes.fromhex(payload[0]))
             case "dict":
                 return {self.decode(key): self.decode(item) for key, item in payload}
-        copied_type, contents = _COPIED[value_tag], map(self.decode, payload)
-        return copied_type(contents) if copied_type in _CONTAINERS else copied_type(*contents)
+        plain_type = _COPIED[value_tag]
+        contents = map(self.decode, payload)
+        return plain_type(contents) if plain_type in _CONTAINERS else plain_type(*contents)
 
 
 def _constructor_arguments(kind: Any, value: Any) -> tuple[Any, ...]:
@@ -270,46 +278,47 @@ def _error(name: str) -> type[BaseException]:
 class Names(dict[str, Any]):
     """Builtins for test code; a name that the test code does not define is looked up in the process of the tested code."""
 
-    line: Line
+    connection: Connection
 
     def __missing__(self, name: str) -> Any:
         try:
-            return self.line.ask("name", name)
+            return self.connection.ask("name", name)
         except KeyError:
             if hasattr(builtins, name):
                 return getattr(builtins, name)
             raise
 
 
-def _new_main() -> dict[str, Any]:
+def _replace_main_module() -> dict[str, Any]:
     """Replace the module `__main__` by an empty one, and return the dict of the new module's names."""
-    sys.modules["_program"], sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    return vars(sys.modules["__main__"])
+    main_module = ModuleType("__main__")
+    sys.modules.update(_program=sys.modules["__main__"], __main__=main_module)
+    return vars(main_module)
 
 
 def code() -> None:
     """Run the tested code in this process, then answer the requests of the tests' process."""
-    main_names = _new_main()
-    process_line = Line(0, main_names, judging=False)
-    exec(compile(process_line.receive()[0], "completion", "exec"), main_names)
-    process_line.send("ready")
+    main_namespace = _replace_main_module()
+    connection = Connection(sys.stdin.fileno(), main_namespace, judging=False)
+    exec(compile(connection.receive()[0], "completion", "exec"), main_namespace)
+    connection.send("ready")
     while True:
-        process_line.serve(*process_line.receive())
+        connection.serve(*connection.receive())
 
 
-def tests(end: int) -> None:
+def tests(descriptor: int) -> None:
     """Run the tests in this process, and exit with status 0 if they reach their end."""
     program_text, test_code, redefined_names = json.loads(sys.stdin.buffer.read())
-    sys.argv, exit_status, main_names = ["tests"], 1, _new_main()
-    process_line = Line(end, main_names, judging=True)
-    main_names["__builtins__"] = test_builtins = Names(
-        {name: value for name, value in vars(builtins).items() if name not in redefined_names}
-    )
-    test_builtins.line = process_line
-    process_line.send(program_text)
+    sys.argv, exit_status = ["tests"], 1
+    main_namespace = _replace_main_module()
+    connection = Connection(descriptor, main_namespace, judging=True)
+    kept_builtins = {name: value for name, value in vars(builtins).items() if name not in redefined_names}
+    main_namespace["__builtins__"] = test_builtins = Names(kept_builtins)
+    test_builtins.connection = connection
+    connection.send(program_text)
     try:
-        process_line.receive()
-        exec(compile(test_code, "tests", "exec"), main_names)
+        connection.receive()
+        exec(compile(test_code, "tests", "exec"), main_namespace)
         exit_status = 0
     except SystemExit as ended:
         exit_status = int(type(ended) is not SystemExit or bool(ended.code))

@@ -68,7 +68,7 @@ class Reward(ByCompletion):
             n = int(is_invalid_n.nonzero()[0])
             raise RewardError(
                 f"The reward of completion {n} is {float(self.value_n[n])} with status {Status(int(self.status_n[n])).name}. "
-                f"Return a finite number, or None for no reward; only OK and BROKE go with a number."
+                f"Return a finite number, or None for no reward. A status other than OK or BROKE allows no number."
             )
 
     def only_where(self, there_n: Bool[Tensor, " n"]) -> Reward:
@@ -112,10 +112,10 @@ class Reward(ByCompletion):
         """
         row_count = len(values)
         statuses = [Status.ABSENT] * row_count if status is None else status
-        pairs = [None] * row_count if by_outcome is None else by_outcome
-        if not row_count == len(statuses) == len(pairs):
+        score_pairs = [None] * row_count if by_outcome is None else by_outcome
+        if not row_count == len(statuses) == len(score_pairs):
             raise AlignmentError(
-                f"There are {row_count} values, {len(statuses)} statuses, {len(pairs)} outcome pairs; give one of each per row."
+                f"There are {row_count} values, {len(statuses)} statuses, {len(score_pairs)} outcome pairs; give one of each."
             )
         status_codes = [
             int(reason if value is None or reason == Status.BROKE else Status.OK)
@@ -124,7 +124,7 @@ class Reward(ByCompletion):
         return Reward(
             _as_numbers(values),
             torch.tensor(status_codes, dtype=torch.long),
-            torch.tensor([(NAN, NAN) if pair is None else pair for pair in pairs], dtype=torch.float64).reshape(-1, 2),
+            torch.tensor([(NAN, NAN) if pair is None else pair for pair in score_pairs], dtype=torch.float64).reshape(-1, 2),
             None if stated is None else _as_numbers(stated),
             note_n=None if notes is None else np.array(notes, dtype=object),
             measured_nc=None if measured is None else torch.tensor(measured, dtype=torch.float64).reshape(row_count, -1),
@@ -176,19 +176,19 @@ def judged(
     check: Callable[[list[Any]], list[Verdict]] | None = None,
 ) -> Reward:
     """Reward each completion by the verdict of a rule; one without any of the blocks `pays` has no reward (ABSENT)."""
-    # A verdict is a bool or a number, None if the completion cannot be judged, or a tuple that `check` turns into one.
+    # A verdict is a bool or a number, None if the completion cannot be judged, or a tuple: the request that `check` answers.
     verdicts: list[Any] = [Verdict(Status.ABSENT, NAN)] * len(text)
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
         block = block_with(blocks, pays, tag)
         if block is not None:
             verdicts[n] = rule(blocks, block, cell)
     if check is not None:
-        asked_indices = [n for n, verdict in enumerate(verdicts) if type(verdict) is tuple]
-        for n, verdict in zip(asked_indices, check([verdicts[n] for n in asked_indices]), strict=True):
+        request_indices = [n for n, verdict in enumerate(verdicts) if type(verdict) is tuple]
+        for n, verdict in zip(request_indices, check([verdicts[n] for n in request_indices]), strict=True):
             verdicts[n] = verdict
-    checked = [v if isinstance(v, Verdict) else Verdict(Status.ERROR, NAN if v is None else float(v)) for v in verdicts]
-    reward_values = [None if math.isnan(verdict.value) else verdict.value for verdict in checked]
-    return Reward.of(reward_values, status=[verdict.status for verdict in checked])
+    statuses = [verdict.status if isinstance(verdict, Verdict) else Status.ERROR for verdict in verdicts]
+    reward_values = [verdict.value if isinstance(verdict, Verdict) else verdict for verdict in verdicts]
+    return Reward.of([None if x is None or math.isnan(x) else float(x) for x in reward_values], status=statuses)
 
 
 def _as_numbers(values: Sequence[float | int | None]) -> Float[Tensor, " n"]:

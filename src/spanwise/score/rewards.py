@@ -223,12 +223,12 @@ def second_attempt(
     options: dict[str, Any] = {"tag": tag, "column": column, "verify": verify, "verifier": verifier}
     second_reward = correct(text, pays=pays[:1], columns=columns, scored=scored, **options)
     value_n = second_reward.value_n.clone()
-    wrong_indices = (value_n == 0.0).nonzero().flatten().tolist()
-    answer_by_index = {n: answer for n in wrong_indices if (answer := read_tag(text[n], pays[:1], tag) or "").strip()}
-    first_answers = [read_tag(text[n], (first,), tag) for n in answer_by_index]
-    repeat_verdicts = judge(first_answers, list(answer_by_index.values()), verify=verify, verifier=verifier)
-    for n, verdict in zip(answer_by_index, repeat_verdicts, strict=True):
-        value_n[n] = 0.0 if verdict.value == 1.0 else partial
+    second_answers = [read_tag(blocks, pays[:1], tag) or "" for blocks in text]
+    wrong_indices = [n for n, answer in enumerate(second_answers) if value_n[n] == 0.0 and answer.strip()]
+    first_answers = [read_tag(text[n], (first,), tag) for n in wrong_indices]
+    repeat_verdicts = judge(first_answers, [second_answers[n] for n in wrong_indices], verify=verify, verifier=verifier)
+    for n, repeat_verdict in zip(wrong_indices, repeat_verdicts, strict=True):
+        value_n[n] = 0.0 if repeat_verdict.value == 1.0 else partial
     return replace(second_reward, value_n=value_n)
 
 
@@ -237,7 +237,7 @@ def _score_confidence(
 ) -> Reward:
     """Reward stated confidences q by a proper scoring rule (q, c) -> reward; c is the reward of the objective `of`."""
     check_known("objective scored before this one", of, scored)
-    outcome_numbers, statuses_of_c = scored[of].value_n.tolist(), scored[of].status_n.tolist()
+    outcome_numbers, outcome_statuses = scored[of].value_n.tolist(), scored[of].status_n.tolist()
     for n, c in enumerate(outcome_numbers):
         if c < 0.0 or c > 1.0:
             raise RewardError(
@@ -246,11 +246,12 @@ def _score_confidence(
             )
     stated_texts = [read_tag(blocks, pays, tag) for blocks in text]
     confidences = [None if stated is None else parse_confidence(stated) for stated in stated_texts]
-    rewards = [None if q is None or math.isnan(c) else rule(q, c) for q, c in zip(confidences, outcome_numbers, strict=True)]
-    # A confidence that can be read has no score only if its outcome c is missing, so it gets the status of c.
+    outcome_pairs = zip(confidences, outcome_numbers, strict=True)
+    rewards = [None if q is None or math.isnan(outcome) else rule(q, outcome) for q, outcome in outcome_pairs]
+    # If a confidence can be read but its outcome is unknown, the reward is missing for the same reason as the outcome.
     statuses = [
-        Status.ABSENT if stated is None else Status.UNPARSABLE if q is None else Status(status_of_c)
-        for stated, q, status_of_c in zip(stated_texts, confidences, statuses_of_c, strict=True)
+        Status.ABSENT if stated is None else Status.UNPARSABLE if q is None else Status(outcome_status)
+        for stated, q, outcome_status in zip(stated_texts, confidences, outcome_statuses, strict=True)
     ]
     by_outcome = [None if q is None else (rule(q, 0.0), rule(q, 1.0)) for q in confidences]
     return Reward.of(rewards, status=statuses, by_outcome=by_outcome, stated=confidences)
@@ -319,7 +320,8 @@ def runs(
     test_cells = [None] * len(text) if tests is None else column_of(columns, tests, len(text))
 
     def request(_: BlockText, block: Mapping[str, str | None], cell: Any) -> bool | tuple[str, str | None] | None:
-        program_code, test_code = block.get(tag) or "", "\n".join(map(str, cell)) if isinstance(cell, list | tuple) else cell
+        program_code = block.get(tag) or ""
+        test_code = "\n".join(map(str, cell)) if isinstance(cell, list | tuple) else cell
         if tests is not None and not (isinstance(test_code, str) and test_code.strip()):
             return None
         return ([program_code, *_FENCED.findall(program_code)][-1], test_code) if program_code.strip() else False
@@ -382,14 +384,12 @@ def overlong(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, longe
     Source: DAPO's soft overlong punishment (Yu et al. 2025, arXiv 2503.14476, equation 13).
     """
     _check_lengths({"longest": longest, "buffer": buffer})
-    completion_ids = column_of(columns, "completion_ids", len(text))
-    return judged(
-        text, pays, "", completion_ids, lambda _, __, ids: 0.0 - min(max(len(ids) - longest + buffer, 0) / buffer, 1.0)
-    )
+    token_ids = column_of(columns, "completion_ids", len(text))
+    return judged(text, pays, "", token_ids, lambda _, __, ids: 0.0 - min(max(len(ids) - longest + buffer, 0) / buffer, 1.0))
 
 
 def _is_well_formed(block: Mapping[str, str | None], counted_tags: Collection[str], empty: bool) -> bool:
-    """Return whether each counted tag of a block has content, and opens and closes once, in order."""
+    """Return whether each of the given tags in a block has content, and opens and closes once, in order."""
     found_tags = [tag for tag in block if tag in counted_tags]
     if any(content is None or not (empty or content.strip()) for content in map(block.get, found_tags)):
         return False

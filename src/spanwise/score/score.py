@@ -23,10 +23,10 @@ from spanwise.score.custom import (
     called,
     check_reward_function,
     checked_reward,
+    label_of_function,
     named_errors,
     restore_process,
     reward_call,
-    reward_function,
     takes,
     with_own_copies,
 )
@@ -37,16 +37,16 @@ from spanwise.score.items import (
     as_reward,
     await_items,
     call_items,
+    calling_convention,
     check_call,
     item_calls,
-    item_convention,
     together,
 )
 from spanwise.score.outcomes import OUTCOMES, find_outcome, judge_of, read_outcomes
 from spanwise.score.reward import NAN, REWARDS, BuiltIn, Columns, Reward, Scored, Texts, built_in, present
 from spanwise.types import Scores, Status
 
-#: The largest allowed reward. Sums of its squares stay finite in float64, and float32 leaves a factor of 1e8 for weights and sums.
+#: The largest allowed reward: its squares can be summed in float64, and weighted sums of such rewards fit into float32.
 LARGEST = 1e30
 
 
@@ -72,9 +72,8 @@ def score_all(objectives: Sequence[Objective], text: Texts, *, columns: Columns,
     """
     _check_order(objectives)
     known_rewards = dict(recorded or {})
-    known_rewards |= _await_early(
-        [objective for objective in objectives if objective.name not in known_rewards], text, columns
-    )
+    unscored_objectives = [objective for objective in objectives if objective.name not in known_rewards]
+    known_rewards |= _await_early(unscored_objectives, text, columns)
     scored: dict[str, Reward] = {}
     call_results: dict[Any, Any] = {}
     for objective in objectives:
@@ -98,8 +97,8 @@ def _only_right(reward: Reward, other: Reward) -> Reward:
     """Keep an objective's reward only for completions that get 1 from the objective named in `only`."""
     wrong_n = other.value_n != 1.0
     status_n = torch.where(wrong_n, int(Status.UNSCORED), reward.status_n)
-    by_outcome_n2 = reward.by_outcome_n2.masked_fill(wrong_n[:, None], NAN)
-    return replace(reward, value_n=reward.value_n.masked_fill(wrong_n, NAN), status_n=status_n, by_outcome_n2=by_outcome_n2)
+    rewards_n2 = reward.by_outcome_n2.masked_fill(wrong_n[:, None], NAN)
+    return replace(reward, value_n=reward.value_n.masked_fill(wrong_n, NAN), status_n=status_n, by_outcome_n2=rewards_n2)
 
 
 def measures_of(objectives: Sequence[Objective]) -> tuple[str, ...]:
@@ -112,13 +111,14 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
     """Put the rewards of all objectives side by side in one `Scores`; refuse a reward so large that credit would overflow."""
 
     def side_by_side(attribute: str) -> Tensor:
-        tensor_pairs = [(reward.value_n, getattr(reward, attribute)) for reward in scored.values()]
-        return torch.stack(
-            [torch.full_like(value_n, NAN) if column is None else column for value_n, column in tensor_pairs], dim=1
-        )
+        columns = []
+        for reward in scored.values():
+            column = getattr(reward, attribute)
+            columns.append(torch.full_like(reward.value_n, NAN) if column is None else column)
+        return torch.stack(columns, dim=1)
 
-    attribute_names = ("value_n", "status_n", "by_outcome_n2", "stated_n", "unused_n")
-    reward_nm, status_nm, by_outcome_nmo, stated_nm, unused_nm = map(side_by_side, attribute_names)
+    reward_nm, status_nm = side_by_side("value_n"), side_by_side("status_n")
+    by_outcome_nmo, stated_nm, unused_nm = map(side_by_side, ("by_outcome_n2", "stated_n", "unused_n"))
     is_too_large_nm = reward_nm.abs() > LARGEST
     if is_too_large_nm.any():
         n, m = is_too_large_nm.nonzero()[0].tolist()
@@ -129,8 +129,8 @@ def as_scores(scored: Scored, outcome_names: Sequence[str] = (), outcome_no: Flo
     empty_notes = np.full(len(reward_nm), None)
     note_columns = [empty_notes if reward.note_n is None else reward.note_n for reward in scored.values()]
     note_nm = np.stack(note_columns, axis=1) if any(reward.note_n is not None for reward in scored.values()) else None
-    outcome_arguments = tuple(outcome_names), outcome_no if outcome_names else None
-    return Scores(tuple(scored), reward_nm, status_nm, by_outcome_nmo, *outcome_arguments, stated_nm, unused_nm, note_nm)
+    outcomes = (tuple(outcome_names), outcome_no) if outcome_names else ((), None)
+    return Scores(tuple(scored), reward_nm, status_nm, by_outcome_nmo, *outcomes, stated_nm, unused_nm, note_nm)
 
 
 def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Scored) -> Reward:
@@ -142,14 +142,14 @@ def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Sc
 
 
 def _call(objective: Objective, text: Texts, columns: Columns, scored: Scored, call_results: dict[Any, Any]) -> Reward:
-    """Call an objective's plain reward function; `call_results` keeps the results that other objectives read, too."""
-    convention = item_convention(objective)
+    """Score every completion with an objective's reward function, which is not async."""
+    convention = calling_convention(objective)
     if convention is None:
         batch_call, reward_label, advice = _batch_call(objective, text, columns, scored)
         return checked_reward(called(batch_call, subject=reward_label, text=text, advice=advice), objective, len(text))
-    call_key, reward_label = _call_key(objective), reward_function(objective)
+    call_key, function_label = _call_key(objective), label_of_function(objective)
     if call_key not in call_results:
-        with restore_process(reward_label, text), named_errors(reward_label, len(text), _ADVICE):
+        with restore_process(function_label, text), named_errors(function_label, len(text), _ADVICE):
             call_results[call_key] = call_items(item_calls(objective, convention, text, columns))
     return as_reward(objective, convention, call_results[call_key], len(text))
 
@@ -168,14 +168,14 @@ def _only_paid(objective: Objective, reward: Reward, text: Texts) -> Reward:
 
 
 #: What error messages advise if a built-in reward or a function of one completion raises.
-_ADVICE = "Check its options and the columns that it reads."
+_ADVICE = "Check the options of the reward and the columns that it reads."
 
 
 def _batch_call(objective: Objective, text: Texts, columns: Columns, scored: Scored) -> tuple[partial[Any], str, str]:
-    """Return a reward's call for the whole batch, the reward's name in error messages, and the advice in them if it raises."""
+    """Return a reward's call for the whole batch, and two texts for error messages: the reward's name, and what to do."""
     if not isinstance(objective.reward, str):
         advice = "Return None for a completion that has no reward."
-        return reward_call(objective, text, columns), reward_function(objective), advice
+        return reward_call(objective, text, columns), label_of_function(objective), advice
     built_in_reward = REWARDS.find(objective.reward)
     _check_options(objective, built_in_reward)
     judge_option = {} if built_in_reward.judged_by is None else {built_in_reward.judged_by: judge_of(objective)}
@@ -198,7 +198,7 @@ def _check_callable(objectives: Sequence[Objective], text: Texts) -> None:
 
 def waits(objective: Objective) -> bool:
     """Return whether an objective's reward function is async, so that it must be awaited."""
-    built_in_reward, convention = built_in(objective), item_convention(objective)
+    built_in_reward, convention = built_in(objective), calling_convention(objective)
     if built_in_reward is not None:
         return is_async(built_in_reward.function)
     return is_async(objective.reward if convention is None else convention.prepare(objective.reward))
@@ -207,25 +207,23 @@ def waits(objective: Objective) -> bool:
 async def await_rewards(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Reward]:
     """Await the async rewards of all objectives at once, on the running event loop; `score_all` takes them as `recorded`."""
     _check_callable(objectives, text)
-    call_results: dict[Any, asyncio.Future[Any]] = {}
-    rewards = await together([_await_one(objective, text, columns, call_results) for objective in objectives])
+    futures: dict[Any, asyncio.Future[Any]] = {}
+    rewards = await together([_await_one(objective, text, columns, futures) for objective in objectives])
     return {objective.name: reward for objective, reward in zip(objectives, rewards, strict=True)}
 
 
-async def _await_one(
-    objective: Objective, text: Texts, columns: Columns, call_results: dict[Any, asyncio.Future[Any]]
-) -> Reward:
-    """Await an objective's async reward function; `call_results` keeps the results that other objectives read, too."""
-    convention = item_convention(objective)
+async def _await_one(objective: Objective, text: Texts, columns: Columns, futures: dict[Any, asyncio.Future[Any]]) -> Reward:
+    """Score every completion with an objective's async reward function."""
+    convention = calling_convention(objective)
     if convention is None:
         batch_call, reward_label, error_advice = _batch_call(objective, text, columns, {})
         with named_errors(reward_label, len(text), error_advice):
             returned_rewards = await with_own_copies(batch_call)()
         return checked_reward(returned_rewards, objective, len(text))
-    if (call_key := _call_key(objective)) not in call_results:
+    if (call_key := _call_key(objective)) not in futures:
         item_call_by_index = item_calls(objective, convention, text, columns)
-        call_results[call_key] = asyncio.ensure_future(await_items(objective, item_call_by_index))
-    return as_reward(objective, convention, await call_results[call_key], len(text))
+        futures[call_key] = asyncio.ensure_future(await_items(objective, item_call_by_index))
+    return as_reward(objective, convention, await futures[call_key], len(text))
 
 
 def _await_early(objectives: Sequence[Objective], text: Texts, columns: Columns) -> dict[str, Reward]:
@@ -248,13 +246,12 @@ def _complete_known(objective: Objective, recorded: Reward, text: Texts, *, colu
     """Take an objective's rewards, computed elsewhere, and add the outcomes and statuses that the completions' text shows."""
     built_in_reward = built_in(objective)
     if built_in_reward is not None and built_in_reward.judged_by is not None:
-        text_reward = score_one(objective, text, columns=columns, scored=scored)
-        # The text shows that a completion states no confidence; rewards from elsewhere say only that it has no score.
+        from_text = score_one(objective, text, columns=columns, scored=scored)
+        # Recorded rewards do not say why one is missing, but the text does: the confidence is absent or cannot be read.
         has_failed_n = (recorded.status_n == Status.ERROR) | (recorded.status_n == Status.UNSCORED)
-        is_unstated_n = (text_reward.status_n == Status.ABSENT) | (text_reward.status_n == Status.UNPARSABLE)
-        status_n = torch.where(has_failed_n & is_unstated_n, text_reward.status_n, recorded.status_n)
-        by_outcome_n2, stated_n = text_reward.by_outcome_n2, text_reward.stated_n
-        recorded = replace(recorded, status_n=status_n, by_outcome_n2=by_outcome_n2, stated_n=stated_n)
+        is_unstated_n = (from_text.status_n == Status.ABSENT) | (from_text.status_n == Status.UNPARSABLE)
+        status_n = torch.where(has_failed_n & is_unstated_n, from_text.status_n, recorded.status_n)
+        recorded = replace(recorded, status_n=status_n, by_outcome_n2=from_text.by_outcome_n2, stated_n=from_text.stated_n)
     return recorded
 
 
@@ -264,16 +261,16 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
     judge_by_objective = {objective.name: judge_of(objective) for objective in objectives}
     for position, objective in enumerate(objectives):
         _check_pays(objective, layout.keys)
-        score_name = next((name for name in objective.outcomes if judge_by_objective.get(name) is not None), None)
-        if score_name is not None:
+        judged_outcome = next((name for name in objective.outcomes if judge_by_objective.get(name) is not None), None)
+        if judged_outcome is not None:
             raise RecipeError(
-                f"Objective '{objective.name}' is given '{score_name}', a score that hardly any two completions share. So none "
-                f"could be compared. Give it the outcome that judges this score, '{judge_by_objective[score_name]}', or set "
+                f"Objective '{objective.name}' compares completions with the same reward '{judged_outcome}', and hardly any two "
+                f"have the same. Set given: {judge_by_objective[judged_outcome]}, the outcome that decides this reward, or set "
                 f"baseline: group."
             )
         built_in_reward = built_in(objective)
         if built_in_reward is None:
-            convention = item_convention(objective)
+            convention = calling_convention(objective)
             check_reward_function(objective, CALL_OPTIONS if convention else ())
             check_call(objective, convention)
             continue
@@ -286,7 +283,7 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
 
 
 def written_out(objectives: Sequence[Objective], layout: Layout) -> tuple[Objective, ...]:
-    """Expand objectives into one for each criterion of `criteria` and each block of `each`, and patterns of blocks into names."""
+    """Split an objective with `criteria` or `each` into several objectives, and replace block patterns by block names."""
     return tuple(
         block_objective
         for objective in objectives
@@ -307,21 +304,25 @@ def _by_function(objective: Objective) -> list[Objective]:
 
 
 def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
-    """Build an objective for every block that the pattern `each` matches; replace other patterns by their blocks."""
-    block_lists = [(name,) if name in layout.names or "*" not in name else layout.matching(name) for name in objective.pays]
-    paid_names = dict.fromkeys(chain.from_iterable(block_lists))
+    """Split an objective into one for each block that its pattern `each` matches."""
+    paid_names: dict[str, None] = {}
+    for name in objective.pays:
+        is_pattern = "*" in name and name not in layout.names
+        paid_names |= dict.fromkeys(layout.matching(name) if is_pattern else (name,))
     if objective.each is None:
         return [replace(objective, pays=tuple(paid_names))]
     objectives: list[Objective] = []
     for block in layout.matching(objective.each):
-        # If too few completions share all outcomes, `back_off` drops the last outcome, so the nearest block's comes first.
+        # The reward of the nearest earlier block comes first, because `back_off` drops outcomes from the end.
         earlier_names = tuple(other.name for other in reversed(objectives))
-        given_outcomes = tuple(x for entry in objective.given for x in (earlier_names if entry == EARLIER else (entry,)))
+        outcome_lists = (earlier_names if entry == EARLIER else (entry,) for entry in objective.given)
+        given_outcomes = tuple(chain.from_iterable(outcome_lists))
         changed_fields: dict[str, Any] = {"name": f"{objective.name}.{block}", "given": given_outcomes}
-        # The first block has no earlier block whose reward could be its outcome, so its baseline is the whole group.
+        # Without outcomes to compare by, the completions of the whole group are compared.
         if not given_outcomes and objective.baseline in ("outcome", "blended"):
             changed_fields |= {"baseline": "group", "back_off": None}
-        changed_fields["pays"] = tuple(dict.fromkeys(block if name == OWN else name for name in paid_names)) or (block,)
+        block_names = dict.fromkeys(block if name == OWN else name for name in paid_names)
+        changed_fields["pays"] = tuple(block_names) or (block,)
         changed_fields["options"] = {**_block_option(objective, block, layout), **objective.options}
         objectives.append(replace(objective, each=None, **changed_fields))
     return objectives
@@ -331,7 +332,7 @@ def _block_option(objective: Objective, block: str, layout: Layout) -> dict[str,
     """Return the option that tells a reward which block, or which tag of the block, to read."""
     built_in_reward = built_in(objective)
     if built_in_reward is None:
-        sees_part = item_convention(objective) is not None and objective.options.get("sees") == "part"
+        sees_part = calling_convention(objective) is not None and objective.options.get("sees") == "part"
         if not sees_part and "block" not in objective.options and not takes(objective, "block"):
             raise RecipeError(
                 f"Objective '{objective.name}' is for each block, but its reward function cannot know which: all blocks would get "
@@ -342,12 +343,13 @@ def _block_option(objective: Objective, block: str, layout: Layout) -> dict[str,
     if not built_in_reward.tags or any(option in objective.options for option in built_in_reward.tags):
         return {}
     block_tags = layout.keys[block]
+    tag_option = built_in_reward.tags[0]
     if len(block_tags) != 1:
         raise RecipeError(
-            f"Objective '{objective.name}' is for each block, but block '{block}' has {', '.join(block_tags) or 'no tags'}. "
-            f"Name the tag that it reads, as in options: {{{built_in_reward.tags[0]}: {(block_tags or ['answer'])[0]}}}."
+            f"Objective '{objective.name}' reads one tag of each block, but block '{block}' has "
+            f"{', '.join(block_tags) or 'no tags'}. Write options: {{{tag_option}: {(block_tags or ['answer'])[0]}}}."
         )
-    return {built_in_reward.tags[0]: block_tags[0]}
+    return {tag_option: block_tags[0]}
 
 
 def _check_order(objectives: Sequence[Objective]) -> None:
@@ -379,8 +381,8 @@ def _check_given(objective: Objective, earlier: Collection[str]) -> None:
 def _check_earlier(objective: Objective, name: str, earlier: Collection[str]) -> None:
     if name not in earlier:
         raise RecipeError(
-            f"Objective '{objective.name}' is given '{name}', which is no objective before it. The ones before it are: "
-            f"{', '.join(earlier) or 'none'}. Put '{name}' first, or correct the name. Outcomes that are no objectives: "
+            f"Objective '{objective.name}' needs the outcome '{name}', but no earlier objective has this name. The earlier ones "
+            f"are: {', '.join(earlier) or 'none'}. Move '{name}' before it, or correct the name. Outcome functions: "
             f"{', '.join(sorted(OUTCOMES))}, or 'module:function'."
         )
 
@@ -400,16 +402,15 @@ def _check_options(objective: Objective, entry: BuiltIn) -> None:
 
 def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None:
     """Refuse a built-in reward that reads a block or tag which the layout lacks, or that does not fit a paid block's segmenter."""
-    tags_by_block, options = layout.keys, {**entry.options, **objective.options}
-    for name in entry.blocks:
-        if options[name] not in tags_by_block:
-            raise RecipeError(
-                f"Objective '{objective.name}' reads block '{options[name]}'. {unknown('block', options[name], tags_by_block)}"
-            )
+    layout_tags, options = layout.keys, {**entry.options, **objective.options}
+    named_blocks = [options[name] for name in entry.blocks]
+    for block in named_blocks:
+        if block not in layout_tags:
+            raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, layout_tags)}")
     # If options of a reward name blocks, the reward reads its tag in each of these blocks, else in one of those that it pays.
-    read_blocks = [(objective.pays[0],), *((options[name],) for name in entry.blocks)] if entry.blocks else [objective.pays]
+    read_blocks = [(block,) for block in (objective.pays[0], *named_blocks)] if named_blocks else [objective.pays]
     for tag, blocks in product((options[name] for name in entry.tags), read_blocks):
-        block_tags = [key for block in blocks for key in tags_by_block[block]]
+        block_tags = [key for block in blocks for key in layout_tags[block]]
         if tag and tag not in block_tags:
             raise RecipeError(
                 f"Objective '{objective.name}' reads the tag '{tag}' in {' or '.join(blocks)}, which has "

@@ -45,12 +45,12 @@ _LINEAR = {
     "minLength", "maxLength", "items", "prefixItems", "additionalItems", "minItems", "maxItems", "properties", "required",
     "additionalProperties", "minProperties", "maxProperties", "allOf", "anyOf", "oneOf", "not", "if", "then", "else",
 }  # fmt: skip
-#: Keywords of a JSON Schema whose own schemas check the same value as the schema around them.
+#: Keywords of a JSON Schema whose subschemas check the same value as the schema itself.
 _SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 
 
 def as_latex(text: str) -> str:
-    r"""Put dollars around a text without signs of mathematics, or Math-Verify reads `\frac{1}{3}` as 3; words become `\text{}`."""
+    r"""Put dollars around a text without signs of mathematics, because Math-Verify reads a bare `\frac{1}{3}` as 3."""
     text = text.strip()
     if any(sign in text for sign in DELIMITERS) or "\n" in text:
         return text
@@ -67,7 +67,7 @@ def equals_as_math(gold: str, answer: str) -> bool | None:
     from math_verify import parse, verify  # a heavy import that only processes of the kind `math` need
 
     # Math-Verify's own time limits are off, because the parent kills this process if it takes too long.
-    parsed_gold = parse(as_latex(gold), parsing_timeout=None)  # pyright: ignore[reportArgumentType] - None: no limit
+    parsed_gold = parse(as_latex(gold), parsing_timeout=None)  # pyright: ignore[reportArgumentType] - None means no limit
     if all(isinstance(part, str) for part in parsed_gold):  # Math-Verify found no mathematics, only the raw text
         return None
     try:
@@ -76,14 +76,15 @@ def equals_as_math(gold: str, answer: str) -> bool | None:
     except MemoryError:
         raise
     except Exception:
-        parsed_answer = parse(as_latex(answer), parsing_timeout=None)  # pyright: ignore[reportArgumentType] - None: no limit
+        parsed_answer = parse(as_latex(answer), parsing_timeout=None)  # pyright: ignore[reportArgumentType] - None means no limit
         return bool(verify(parsed_gold, parsed_answer, timeout_seconds=None))
 
 
 def exact(text: str) -> int | Fraction:
     """Return a JSON number as an exact int or Fraction, so that remainders are exact; ValueError for NaN and Infinity."""
-    exact_number = Fraction(repr(float(text)))
-    return exact_number.numerator if exact_number.denominator == 1 else exact_number
+    shortest_decimal = repr(float(text))
+    fraction = Fraction(shortest_decimal)
+    return fraction.numerator if fraction.denominator == 1 else fraction
 
 
 #: A decoder that reads numbers as exact decimals; a number beyond every float is infinite.
@@ -131,7 +132,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
     validator_class = validator_for(schema, default=Draft202012Validator)
     specification = specification_with(validator_class.META_SCHEMA["$schema"])
     keywords: set[str] = set()
-    same_value_ids: dict[int, list[int]] = {}  # id of each schema -> ids of the schemas in it that check the same value
+    subschema_ids: dict[int, list[int]] = {}  # id of each schema -> ids of the schemas in it that check the same value
 
     def check(contents: Any) -> None:
         try:
@@ -142,7 +143,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
     def follow(contents: Any, resolver: Any) -> None:
         """Check a JSON Schema, the schemas inside it and those that it refers to."""
-        if not isinstance(contents, dict) or id(contents) in same_value_ids:
+        if not isinstance(contents, dict) or id(contents) in subschema_ids:
             return
         keywords.update(contents)
         property_patterns = "|".join(contents.get("patternProperties", ()))
@@ -150,19 +151,19 @@ def read_schema(text: str) -> tuple[Any, bool]:
             re.compile(property_patterns)  # the validator joins these patterns into one, so the joined one must compile
         except re.error as error:
             raise ValueError(f"{property_patterns!r} is no regular expression of Python ({error})") from None
-        nested_schemas = [contents.get(key) for key in _SAME_VALUE]
-        same_value_ids[id(contents)] = [
-            id(schema) for entry in nested_schemas for schema in (entry if isinstance(entry, list) else [entry])
-        ]
+        subschemas: list[Any] = []
+        for nested in map(contents.get, _SAME_VALUE):
+            subschemas += nested if isinstance(nested, list) else [nested]
+        subschema_ids[id(contents)] = list(map(id, subschemas))
         for key in ("$ref", "$dynamicRef"):
             if isinstance(contents.get(key), str):
                 try:
                     resolved_target = resolver.lookup(contents[key])
                 except Unresolvable:
-                    reason = f"its {key} {contents[key]!r} leads nowhere; nothing is fetched, so put that schema under $defs"
-                    raise ValueError(reason) from None
+                    advice = "nothing is fetched, so put that schema under $defs"
+                    raise ValueError(f"its {key} {contents[key]!r} refers to a missing schema; {advice}") from None
                 check(resolved_target.contents)
-                same_value_ids[id(contents)].append(id(resolved_target.contents))
+                subschema_ids[id(contents)].append(id(resolved_target.contents))
                 follow(resolved_target.contents, resolved_target.resolver)
         for inner in specification.create_resource(contents).subresources():
             follow(inner.contents, resolver.in_subresource(inner))
@@ -172,22 +173,23 @@ def read_schema(text: str) -> tuple[Any, bool]:
     schema_registry = REGISTRY.with_resource(schema_resource.id() or "", schema_resource).crawl()  # fetches nothing
     follow(schema, schema_registry.resolver(schema_resource.id() or ""))
     try:
-        TopologicalSorter(same_value_ids).prepare()
+        TopologicalSorter(subschema_ids).prepare()
     except CycleError:
         raise ValueError("its $ref leads back to itself") from None
     return validator_class(schema, registry=schema_registry), keywords <= _LINEAR
 
 
-def builtins_of_code(tests: str) -> list[str]:
-    """Return the builtins that the tested code may redefine: those that the tests use, if the tests use no other undefined name."""
+def redefinable_builtins(tests: str) -> list[str]:
+    """Return the builtins that the tests use; none if they also use a name that neither they nor Python define."""
     try:
-        symbol_table = symtable.symtable(tests, "tests", "exec")
+        module_table = symtable.symtable(tests, "tests", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []  # test code that cannot be parsed fails when it runs, so it needs no builtins
-    symbol_tables = [symbol_table]
+        return []  # invalid test code fails when it runs
+    symbol_tables = [module_table]
     for nested in symbol_tables:
         symbol_tables += nested.get_children()
-    module_symbols, all_symbols = symbol_table.get_symbols(), [s for scope in symbol_tables for s in scope.get_symbols()]
+    module_symbols = module_table.get_symbols()
+    all_symbols = [symbol for table in symbol_tables for symbol in table.get_symbols()]
     defined_names = {s.get_name() for s in module_symbols if s.is_assigned() or s.is_imported() or s.is_namespace()}
     global_names = {s.get_name() for s in all_symbols if s.is_referenced() and s.is_global()}
     undefined_names = (global_names | {s.get_name() for s in module_symbols if s.is_referenced()}) - defined_names
@@ -195,7 +197,7 @@ def builtins_of_code(tests: str) -> list[str]:
 
 
 def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: int) -> bool:
-    """Return whether a program runs to its end and exits with 0; if it has tests, return whether the tests do."""
+    """Return whether a program, or its tests if it has any, ends with exit status 0."""
     with tempfile.TemporaryDirectory(prefix="spanwise-", ignore_cleanup_errors=True) as folder, ExitStack() as stack:
 
         def start(*arguments: str, **pipes: Any) -> subprocess.Popen[Any]:
@@ -219,7 +221,7 @@ def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: 
             with test_end, code_end:
                 judging_process = start(str(test_end.fileno()), stdin=subprocess.PIPE, pass_fds=(test_end.fileno(),))
                 start(stdin=code_end)
-            code_request = [code, tests, builtins_of_code(tests)]
+            code_request = [code, tests, redefinable_builtins(tests)]
         with suppress(subprocess.TimeoutExpired):
             judging_process.communicate(json.dumps(code_request).encode() + b"\n", clock)
         return judging_process.poll() == 0
@@ -255,36 +257,37 @@ def _limit_time(processor: float, clock: float) -> None:
 def _reply(check: Callable[..., bool | None], *request: Any, **limits: Any) -> str:
     """Return the JSON reply to one request; an exception becomes an `error` entry."""
     try:
-        check_value = check(*request, **limits)
+        verdict = check(*request, **limits)
     except MemoryError:
         os._exit(1)  # the answer used up the memory of a check, so this process may be broken
     except Exception as error:
         return json.dumps({"error": f"{type(error).__name__}: {error}"[:300]})
-    return json.dumps(
-        {"error": "the gold answer cannot be read as mathematics"} if check_value is None else {"value": check_value}
-    )
+    return json.dumps({"error": "the gold answer cannot be read as mathematics"} if verdict is None else {"value": verdict})
 
 
 def main() -> None:
     """Run one harmless check to show the parent that checks work, then answer each request on standard input."""
-    check_kind, (deadline, clock_deadline), memory = sys.argv[1], map(float, sys.argv[2:4]), int(sys.argv[4])
+    check_kind, memory_limit = sys.argv[1], int(sys.argv[4])
+    processor_seconds, clock_seconds = map(float, sys.argv[2:4])
     # Libraries must not print into the pipe that carries the replies.
     reply_file = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     logging.disable(logging.CRITICAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    program_limits: dict[str, Any] = {}
     if check_kind != "code":
-        check_function, trial_input, limits = (equals_as_math, "1/2", {}) if check_kind == "math" else (is_valid, "{}", {})
+        check_function, trial_input = (equals_as_math, "1/2") if check_kind == "math" else (is_valid, "{}")
         print(_reply(check_function, trial_input, trial_input), file=reply_file, flush=True)
-        if resource is not None and memory:
-            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        if resource is not None and memory_limit:
+            resource.setrlimit(resource.RLIMIT_AS, (memory_limit, memory_limit))
     else:
-        check_function, limits = run, {"deadline": deadline, "clock": 4 * deadline + 5.0, "memory": memory}
+        check_function = run
+        program_limits = {"deadline": processor_seconds, "clock": 4 * processor_seconds + 5.0, "memory": memory_limit}
         print(_reply(check_function, "", None, deadline=30.0, clock=60.0, memory=0), file=reply_file, flush=True)
     for line in sys.stdin:
-        _limit_time(deadline, clock_deadline)
+        _limit_time(processor_seconds, clock_seconds)
         reply_secret, *check_request = json.loads(line)
-        check_reply = _reply(check_function, *check_request, **limits)
+        check_reply = _reply(check_function, *check_request, **program_limits)
         _limit_time(0.0, 0.0)
         print(reply_secret + check_reply, file=reply_file, flush=True)
 

@@ -36,7 +36,7 @@ _STARTS = 3
 #: How long to wait before a worker is started again, in seconds.
 _PAUSE_SECONDS = 0.5
 #: Held while a check is repeated after its process died, so that two checks that need much memory do not run at once.
-_ALONE = threading.Lock()
+_REPEAT_LOCK = threading.Lock()
 #: The arguments of one check, such as (gold, answer).
 Request = tuple[str | None, ...]
 #: Seconds of processor time that a check may take.
@@ -95,7 +95,7 @@ DEADLINES = Deadlines()
 
 
 class Verdict(NamedTuple):
-    """The result of one check: 1.0 or 0.0 with status OK, 0.0 with BROKE, NaN with any other status; the reason in `why`.
+    """The result of one check: its status, its value, and the reason if it failed.
 
     Example:
         >>> Verdict(Status.TIMEOUT, float("nan"), "no answer after 5 s").why
@@ -103,7 +103,7 @@ class Verdict(NamedTuple):
     """
 
     status: Status
-    value: float
+    value: float  # 1.0 or 0.0 with OK, 0.0 with BROKE, NaN with any other status
     why: str = ""
 
 
@@ -125,7 +125,7 @@ class Worker:
         if has_failed:
             # If a check fails in two processes but a harmless check succeeds, the answer is to blame.
             # The first process may have died for lack of memory, so no two checks are repeated at once.
-            with _ALONE if verdict.status == Status.ERROR else contextlib.nullcontext():
+            with _REPEAT_LOCK if verdict.status == Status.ERROR else contextlib.nullcontext():
                 verdict, has_failed = self._check_once(request)
                 if has_failed and self._check_once(self.harmless)[0].status == Status.OK:
                     return Verdict(Status.BROKE, 0.0, f"{verdict.why}, twice"), True
@@ -177,7 +177,7 @@ class Worker:
 
     def ask(self, message: str | None, seconds: float) -> tuple[str, bool]:
         """Send a line to the process; return the line it replies, and whether it was killed because time ran out."""
-        worker_process: Any = self.process  # called only while the process runs
+        worker_process: Any = self.process  # never None, because every caller starts the process first
         reply_line, start_time = "", time.monotonic()
         with DEADLINES.over(seconds, worker_process.kill), contextlib.suppress(OSError, ValueError):
             if message is not None:
@@ -277,7 +277,7 @@ _shared: dict[tuple[Any, ...], Workers] = {}
 
 
 def shared_workers(worker_class: type[_W], **limits: Any) -> _W:
-    """Return the `Workers` of a class with these limits, which all callers share and which are closed when Python ends."""
+    """Return the `Workers` object that all callers with the same class and limits share."""
     workers_key = (worker_class, *sorted(limits.items()))
     if workers_key not in _shared:
         _shared.setdefault(workers_key, worker_class(**limits))
@@ -296,13 +296,13 @@ def close() -> None:
 
 def _after_fork() -> None:
     """Drop the parent's worker processes after a fork, because the child holds their pipes but none of the threads."""
-    global _ALONE
+    global _REPEAT_LOCK
     DEADLINES.__init__()
-    _ALONE = threading.Lock()
+    _REPEAT_LOCK = threading.Lock()
     for workers in list(_all_workers):
         for worker in workers._workers:
             if worker.process is not None:
-                worker.process.returncode = 0  # Popen must not wait for a worker that is a child of the parent process
+                worker.process.returncode = 0  # marks it as ended: only the process that started a worker can wait for it
                 _inherited.append(worker.process)
                 worker.process = None
         workers._reset()

@@ -39,12 +39,12 @@ class Cache:
             # The garbage collector, perhaps in another thread, closes the file with the event loop that it was opened for.
             weakref.finalize(self, self._file.close).atexit = False
             self._file.executescript(_SET_UP)
-            verdicts_by_prompt = dict(self._file.execute("SELECT prompt, COUNT(*) FROM judgements GROUP BY prompt"))
+            verdict_counts = dict(self._file.execute("SELECT prompt, COUNT(*) FROM judgements GROUP BY prompt"))
         except (OSError, sqlite3.Error) as error:
             raise RecipeError(f"The judge's cache '{name}' is no cache of verdicts: {error}. Name another file.") from error
-        if verdicts_by_prompt and prompt not in verdicts_by_prompt:
+        if verdict_counts and prompt not in verdict_counts:
             warnings.warn(
-                f"The judge's cache '{name}' holds {sum(verdicts_by_prompt.values())} verdicts, all of another prompt, model or "
+                f"The judge's cache '{name}' holds {sum(verdict_counts.values())} verdicts, all of another prompt, model or "
                 f"choices. So the judge is asked every question anew. If you did not mean that, undo what you changed.",
                 UserWarning,
                 stacklevel=2,
@@ -56,8 +56,6 @@ class Cache:
         judgement_rows = (self._file.execute(select_query, (question,)).fetchone() for question in questions)
         return {row[0]: Judgement(*row[1:]) for row in judgement_rows if row is not None}
 
-    def put(self, question: str, judgement: Judgement) -> None:
+    def put(self, question: str, verdict: Judgement) -> None:
         """Write the verdict on one question, given by its digest, into the file."""
-        self._file.execute(
-            "INSERT OR REPLACE INTO judgements VALUES (?, ?, ?, ?, ?, ?)", (question, self.prompt, *judgement)
-        )
+        self._file.execute("INSERT OR REPLACE INTO judgements VALUES (?, ?, ?, ?, ?, ?)", (question, self.prompt, *verdict))

@@ -18,14 +18,14 @@ from spanwise.errors import DataError, RewardError, check_known, check_number, r
 from spanwise.layout import any_index
 from spanwise.registry import register
 from spanwise.score.criteria import Criterion, criteria_of
-from spanwise.score.event_loop import of_loop
+from spanwise.score.event_loop import once_per_loop
 from spanwise.score.items import (
     CallResult,
     await_calls,
     completion_text,
     part_text,
     refuse_if_all_failed,
-    requests_here,
+    requests_per_process,
     reward_of,
     rows_of,
 )
@@ -53,15 +53,16 @@ def _check(options: Mapping[str, Any]) -> None:
         check_number(f"The judge's option '{name}' (seconds)", options[name], above=0.0)
     choice_list = list(choices) if is_number_table(choices) else []
     are_words = all(isinstance(word, str) and word.strip() for word in choice_list)
+    are_distinct = len({str(word).lower() for word in choice_list}) == len(choice_list)
     refuse(
         {
             "The reward 'judge' has no model. Set it to the name that the server uses: options: {model: NAME, base_url: URL}.": (
                 not isinstance(model, str) or not model
             ),
             f"The judge's choices are {choices!r}. Write two or more words with their numbers: {{no: 0, yes: 1}}.": not choice_list,
-            f"The judge's choices are {choice_list}. Write different words, and put yes and no in quotes: YAML reads them as true "
-            f"and false.": not are_words or len({str(word).lower() for word in choice_list}) < len(choice_list),
-            "The judge's option locate needs replies with several fields. Leave constrain: choice out.": (
+            f"The judge's choices are {choice_list}. Write words that differ from each other, and put yes and no in quotes: YAML "
+            f"reads them as true and false.": not (are_words and are_distinct),
+            "The judge's option 'locate' needs replies with several fields. Remove 'constrain: choice'.": (
                 options["locate"] and constrain == "choice"
             ),
             "The reward 'judge' needs the package openai. Install 'spanwise[judge]'.": (find_spec("openai") is None),
@@ -99,7 +100,7 @@ async def ask_judge(
     cache: str | None = None,
     key: str = "OPENAI_API_KEY",
 ) -> Reward:
-    """Reward a part of the completion with the number of the word that a judge model chooses for it.
+    """Reward a part of a completion by the word that a judge model chooses; each word stands for a number.
 
     Rule: each completion with a paid block is one question, asked through the chat completions API; equal questions are asked once.
     No paid block: ABSENT. A rubric without a criterion about the block: UNSCORED. No answer before `deadline`: TIMEOUT. Any other
@@ -155,31 +156,34 @@ async def ask_judge(
                 if block is None or entry.part in (None, block)
             ]
     question_by_name = {question.name: question for group in questions.values() for question in group}
-    cache_key = cache and (os.path.abspath(cache), cache, digest(vars(request_form)))
-    verdicts_file = of_loop(cache_key, lambda: Cache(*cache_key)) if cache_key else None
+    verdicts_file = None
+    if cache:
+        cache_arguments = (os.path.abspath(cache), cache, digest(vars(request_form)))
+        verdicts_file = once_per_loop(cache_arguments, lambda: Cache(*cache_arguments))
     from_cache = verdicts_file.get(question_by_name) if verdicts_file else {}
     result_by_name = {name: CallResult(judgement) for name, judgement in from_cache.items()}
-    costs_by_name = {name: np.array([0.0, 1.0, 0.0, 0.0, 0.0]) for name in from_cache}  # one number per name in `MEASURES`
-    requests_at_once = requests_here(max_concurrent)
-    client_settings = (base_url, key, timeout, retries, -(-requests_at_once // _CONNECTIONS))
-    client_cycle = cycle(of_loop(client_settings, lambda: _clients(*client_settings)))
+    costs_by_name = {name: {"cached": 1.0} for name in from_cache}
+    requests_at_once = requests_per_process(max_concurrent)
+    client_count = 1 + (requests_at_once - 1) // _CONNECTIONS
+    client_settings = (base_url, key, timeout, retries, client_count)
+    client_cycle = cycle(once_per_loop(client_settings, lambda: _clients(*client_settings)))
 
     async def ask(name: str) -> Judgement:
-        costs_by_name[name] = question_costs = np.array([1.0, 0.0, 1.0, 0.0, 0.0])
+        question_costs = costs_by_name[name] = {"calls": 1.0, "failed": 1.0}
         start_time = time.monotonic()
         try:
             judgement = await request_form.ask(next(client_cycle), question_by_name[name], base_url)
         finally:
-            question_costs[4] = time.monotonic() - start_time
-        question_costs[2:4] = 0.0, judgement.tokens
+            question_costs["seconds"] = time.monotonic() - start_time
+        question_costs |= {"failed": 0.0, "tokens": float(judgement.tokens)}
         if verdicts_file is not None:
             verdicts_file.put(name, judgement)
         return judgement
 
-    in_flight: dict[str, asyncio.Future[dict[str, CallResult]]] = of_loop(("questions", base_url), dict)
-    asked_elsewhere = {x: in_flight[x] for x in question_by_name if x in in_flight and x not in result_by_name}
-    known_names = {*result_by_name, *asked_elsewhere}
-    judge_calls = {name: partial(ask, name) for name in question_by_name if name not in known_names}
+    in_flight: dict[str, asyncio.Future[dict[str, CallResult]]] = once_per_loop(("questions", base_url), dict)
+    unanswered_names = [name for name in question_by_name if name not in result_by_name]
+    running_tasks = {name: in_flight[name] for name in unanswered_names if name in in_flight}
+    judge_calls = {name: partial(ask, name) for name in unanswered_names if name not in in_flight}
     answers_task = asyncio.ensure_future(await_calls(judge_calls, (base_url, model), requests_at_once, deadline))
     in_flight |= dict.fromkeys(judge_calls, answers_task)
     try:
@@ -187,8 +191,8 @@ async def ask_judge(
     finally:
         for name in judge_calls:
             del in_flight[name]
-    other_answers = await asyncio.gather(*map(asyncio.shield, asked_elsewhere.values()), return_exceptions=True)
-    for name, other in zip(asked_elsewhere, other_answers, strict=True):
+    other_answers = await asyncio.gather(*map(asyncio.shield, running_tasks.values()), return_exceptions=True)
+    for name, other in zip(running_tasks, other_answers, strict=True):
         is_error = isinstance(other, BaseException)
         result_by_name[name] = CallResult(status=Status.ERROR, error=other) if is_error else other[name]
     refuse_if_all_failed(result_by_name, "The judge", noun="questions")
@@ -199,7 +203,8 @@ async def ask_judge(
             verdicts = [(entry, one) for entry, one in verdicts if one.error or one.value.block == (block or WHOLE)]
         result_by_index[n] = _sum(verdicts)
         for question in group:  # a question asked for several completions, or by another objective, is charged once
-            costs_nc[n] += costs_by_name.pop(question.name, 0.0)
+            for measure, cost in costs_by_name.pop(question.name, {}).items():
+                costs_nc[n, MEASURES.index(measure)] += cost
     return reward_of(result_by_index, len(text), measured=costs_nc.tolist())
 
 
@@ -230,9 +235,10 @@ class _RequestForm:
     def question(
         self, blocks: BlockText, row: Mapping[str, Any], names: list[str], block: str | None, criterion: Criterion
     ) -> _Question:
-        """Build the request to the judge about one block of a completion, or about the blocks `names` if no block is named."""
-        blocks_of_index = [name for name in present(blocks, list(blocks)) if any_index(name) == any_index(block or "")]
-        part_names = (blocks_of_index if block else names) if self.locate else []
+        """Build the request to the judge about the block `block`, or about all blocks in `names` if it is None."""
+        part_names = names if self.locate else []
+        if self.locate and block:
+            part_names = [name for name in present(blocks, list(blocks)) if any_index(name) == any_index(block)]
         block = criterion.part or block
         part_name, part_content = block or ", ".join(names), part_text(blocks, names, block)
         if part_names:

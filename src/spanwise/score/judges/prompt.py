@@ -29,7 +29,7 @@ Judge this part of it, {{ name }}:
 """
 #: The names that a judge's template can use besides the dataset's columns.
 NAMES = ("question", "completion", "part", "name", "criterion")
-#: Tokens that a chat template gives a meaning to. A zero-width space after their first character makes them plain text.
+#: Tokens that a chat template gives a meaning to.
 _CONTROL = re.compile(
     r"<\|[^<>\n]{0,64}\|>|</?s>|<(?:start|end)_of_turn>|<(?:bos|eos|pad|unk|mask)>|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|"
     r"TOOL_CALLS|TOOL_RESULTS)\]|<</?SYS>>|<[\uff5c|][^<>\n]{0,64}[\uff5c|]>|</?think>|<\|",
@@ -37,13 +37,18 @@ _CONTROL = re.compile(
 )
 
 
+def as_plain_text(control_token: str) -> str:
+    """Put a zero-width space into a control token of a chat template, so that it is plain text."""
+    return f"{control_token[0]}\u200b{control_token[1:]}"
+
+
 def fenced(text: str, name: str) -> str:
     """Put a policy's text between two marks with a number that the policy could not know, so that it cannot write the marks."""
-    harmless_text = _CONTROL.sub(lambda match: f"{match[0][0]}\u200b{match[0][1:]}", text)
-    fence_number = sha256(harmless_text.encode(errors="replace")).hexdigest()[:12]
-    while fence_number in harmless_text:  # the number is a hash of the whole text, and hardly any text contains its own hash
-        fence_number = sha256(fence_number.encode()).hexdigest()[:12]
-    return f"<{name} {fence_number}>\n{harmless_text}\n</{name} {fence_number}>"
+    plain_text = _CONTROL.sub(lambda match: as_plain_text(match[0]), text)
+    fence_hash = sha256(plain_text.encode(errors="replace")).hexdigest()[:12]
+    while fence_hash in plain_text:
+        fence_hash = sha256(fence_hash.encode()).hexdigest()[:12]
+    return f"<{name} {fence_hash}>\n{plain_text}\n</{name} {fence_hash}>"
 
 
 @lru_cache(maxsize=64)  # verl's workers ask about one completion at a time, so the compiled template is kept for the next
@@ -72,7 +77,7 @@ def load_template(prompt: str | None) -> str:
 
 
 def messages_for(source: str, row: Mapping[str, Any], *, completion: str, part: str, **names: str) -> list[dict[str, str]]:
-    """Return the chat messages that ask a judge about one part of a completion; `names` fill the template's other names."""
+    """Return the chat messages that ask a judge about one part of a completion."""
     texts = {"question": question_of(row), "completion": fenced(completion, "answer"), "part": fenced(part, "part"), **names}
     rendered_prompt = compiled(source)[0].render({**row, **texts})
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": rendered_prompt}]

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from spanwise.errors import DataError, RecipeError, check_known, check_number, first_line, refuse, unknown
 from spanwise.registry import register
 from spanwise.score.items import CallResult, completion_text, part_text, refuse_if_all_failed, reward_of, rows_of
-from spanwise.score.judges.prompt import prompt_of, question_of
+from spanwise.score.judges.prompt import as_plain_text, prompt_of, question_of
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, is_number_table, present
 from spanwise.types import BlockText, PiecewiseText, Status
 
@@ -32,7 +32,7 @@ def _check(options: Mapping[str, Any]) -> None:
             f"The reward model's marker is {marker!r}. Set it to the text that follows each step.": (
                 marker is not None and (not isinstance(marker, str) or not marker)
             ),
-            "A reward model with a marker reads all steps of a completion in one pass. Leave the option sees out.": (
+            "The reward model has 'marker' and 'sees', but with a marker it reads all steps in one pass. Remove 'sees'.": (
                 marker is not None and options["sees"] != "part"
             ),
             f"The reward model's choices are {choices!r}. Write two or more tokens with their numbers, {{'+': 1, '-': 0}}, and set "
@@ -100,19 +100,19 @@ def score_by_model(
     choice_items = None if choices is None else tuple(choices.items())
     reward_model = load_reader(model, device, dtype, trust_remote_code, marker, label, choice_items)
     most_tokens = min(reward_model.longest, max_length or reward_model.longest)
-    row_of: dict[int, tuple[_Row, int]] = {}
+    row_and_index_of: dict[int, tuple[_Row, int]] = {}
     for n, (blocks, cells) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         if present_blocks := present(blocks, pays):
             judged_blocks = [block] if block else present_blocks
-            text_pieces, judged_piece = _pieces(blocks, judged_blocks, sees if marker is None else "steps", inside)
-            row_of[n] = reward_model.row(cells, text_pieces), judged_piece
-    reward_model.read([row for row, _ in row_of.values() if len(row.ids) <= most_tokens], batch_size)
+            text_pieces, judged_index = _pieces(blocks, judged_blocks, sees if marker is None else "steps", inside)
+            row_and_index_of[n] = reward_model.row(cells, text_pieces), judged_index
+    reward_model.read([row for row, _ in row_and_index_of.values() if len(row.ids) <= most_tokens], batch_size)
     result_by_index: dict[int, CallResult] = {}
-    for n, (row, judged_piece) in row_of.items():
-        is_read = len(row.ids) <= most_tokens
-        reward_number = reward_model.numbers[row][judged_piece] if is_read else math.nan
+    for n, (row, judged_index) in row_and_index_of.items():
+        fits_model = len(row.ids) <= most_tokens
+        reward_number = reward_model.numbers[row][judged_index] if fits_model else math.nan
         failure_reason = f"the reward model's number is {reward_number}"
-        if not is_read:
+        if not fits_model:
             failure_reason = f"the prompt and the text have {len(row.ids)} tokens, and the reward model takes {most_tokens}"
         failed_result = CallResult(status=Status.ERROR, error=DataError(failure_reason))
         result_by_index[n] = CallResult(reward_number) if math.isfinite(reward_number) else failed_result
@@ -121,7 +121,7 @@ def score_by_model(
 
 
 def _pieces(blocks: BlockText, names: Sequence[str], sees: str, inside: bool) -> tuple[list[str], int]:
-    """Return the pieces of a completion's text that the reward model sees, and the index of the one whose number is the reward."""
+    """Return the pieces of a completion that the reward model reads, and the index of the judged piece."""
 
     def block_text(name: str) -> str:
         block_tags = blocks[name] or {}
@@ -133,8 +133,8 @@ def _pieces(blocks: BlockText, names: Sequence[str], sees: str, inside: bool) ->
         return [completion_text(blocks)], 0
     if isinstance(blocks, PiecewiseText):
         raise DataError(
-            "A reward model reads blocks one after another, but these blocks lie in several pieces of the text. Leave sees, inside "
-            "and marker out."
+            "The options 'sees', 'inside' and 'marker' need blocks that follow one another, but a block of this completion lies in "
+            "several pieces. Remove these options."
         )
     block_names = present(blocks, list(blocks))
     last_judged_index = max(map(block_names.index, names))
@@ -169,13 +169,13 @@ class _RewardModel:
                 {
                     f"{subject}, which gives each row one number. Leave marker out. With 'sees: prefix' the model reads a step and "
                     f"the text before it.": class_kind == "ForSequenceClassification" and marker is not None,
-                    f"{subject}, which gives every token a number. Set marker, the text behind each step.": (
+                    f"{subject}, which gives every token a number. Set the option 'marker' to the text that follows each step.": (
                         class_kind == "ForTokenClassification" and marker is None
                     ),
                     f"{subject}, which writes tokens, not numbers. Set marker and choices, or use judge.": (
                         class_kind == "ForCausalLM" and choices is None
                     ),
-                    f"{subject}, which has labels. Name one with label, and leave choices out.": (
+                    f"{subject}, which has labels. Set the option 'label' to one of them, and remove 'choices'.": (
                         class_kind != "ForCausalLM" and choices is not None
                     ),
                 }
@@ -193,14 +193,14 @@ class _RewardModel:
         self.outputs, self.worths = _outputs(name, model_config, tokenizer, label, choices)
         max_positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.longest = int(min(max_positions or math.inf, tokenizer.model_max_length, 2**31))
-        # Tokens that no completion may write: the special tokens, and the marker if it is one token; longest first.
+        # Control tokens that a completion may not use; the longest first, because it may contain a shorter one.
         special_tokens = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
         control_tokens = special_tokens | ({marker} & tokenizer.get_added_vocab().keys())
         self.control_tokens = sorted((token for token in control_tokens if len(token) > 1), key=len, reverse=True)
         self.rows: dict[Any, _Row] = {}  # (prompt, pieces of the completion) -> their tokens
         self.numbers: dict[_Row, list[float]] = {}
 
-    def row(self, cells: Mapping[str, Any], pieces: Sequence[str]) -> _Row:
+    def row(self, cells: Mapping[str, Any], text_pieces: Sequence[str]) -> _Row:
         """Return the tokens of a prompt and pieces of a completion, encoded once even if several objectives ask for them."""
         prompt_cell = prompt_of(cells)
         if prompt_cell is None:
@@ -208,27 +208,27 @@ class _RewardModel:
                 f"A reward model reads the prompt, but there is no column prompts, prompt or question. Add one; the columns are "
                 f"{', '.join(sorted(cells)) or 'none'}."
             )
-        row_key = repr(prompt_cell), tuple(pieces)
+        row_key = repr(prompt_cell), tuple(text_pieces)
         if row_key not in self.rows:
-            self.rows[row_key] = self._write_row(prompt_cell, question_of(cells), pieces)
+            self.rows[row_key] = self._write_row(prompt_cell, question_of(cells), text_pieces)
         return self.rows[row_key]
 
-    def _write_row(self, prompt: Any, question: str, pieces: Sequence[str]) -> _Row:
+    def _write_row(self, prompt: Any, question: str, text_pieces: Sequence[str]) -> _Row:
         """Encode prompt and completion by the reward model's chat template; control tokens in a completion become plain text."""
         tokenizer, has_steps, token_types = self.tokenizer, self.marker is not None, ()
-        for token in self.control_tokens:  # a zero-width space inside a control token makes it plain text
-            pieces = [piece.replace(token, f"{token[0]}\u200b{token[1:]}") for piece in pieces]
+        for token in self.control_tokens:
+            text_pieces = [piece.replace(token, as_plain_text(token)) for piece in text_pieces]
         if tokenizer.chat_template is not None:
             turns = [{"role": "user", "content": question}] if isinstance(prompt, str) else list(prompt)
-            answer_turn = [] if has_steps else [{"role": "assistant", "content": pieces[0]}]
+            answer_turn = [] if has_steps else [{"role": "assistant", "content": text_pieces[0]}]
             encoded = tokenizer.apply_chat_template(turns + answer_turn, add_generation_prompt=has_steps, return_dict=True)
         elif tokenizer.sep_token is not None and not has_steps:
-            encoded = tokenizer(question, pieces[0])
+            encoded = tokenizer(question, text_pieces[0])
             token_types = encoded.get("token_type_ids", ())
         else:
-            encoded = tokenizer(question if has_steps else question + pieces[0])
+            encoded = tokenizer(question if has_steps else question + text_pieces[0])
         row_ids, marker_places = list(encoded["input_ids"]), []
-        for piece in pieces if has_steps else ():
+        for piece in text_pieces if has_steps else ():
             # The step and the marker are encoded apart, so that no token belongs to both.
             row_ids += [id for part in (piece, self.marker) for id in tokenizer(part, add_special_tokens=False)["input_ids"]]
             marker_places.append(len(row_ids) - 1)
@@ -253,7 +253,7 @@ class _RewardModel:
         if rows[0].types:
             model_inputs["token_type_ids"] = [row.types for row in rows]
         for name, lists in model_inputs.items():
-            padding_value = self.model.config.pad_token_id or 0 if name == "input_ids" else 0
+            padding_value = (self.model.config.pad_token_id or 0) if name == "input_ids" else 0
             padded_table = pad_sequence(list(map(torch.tensor, lists)), batch_first=True, padding_value=padding_value)
             model_inputs[name] = padded_table.to(self.model.device)
         all_logits = self.model(**model_inputs)[0]
@@ -286,7 +286,7 @@ def _outputs(
         refuse({f"The reward model '{name}' has one label, whose number is the reward. Leave label out.": label is not None})
         return [0], None
     index_of: dict[Any, int] = {key: index for index, name in enumerate(label_names) for key in (name, index)}
-    label_index = index_of.get(len(label_names) - 1 if label is None else label)
+    label_index = len(label_names) - 1 if label is None else index_of.get(label)
     if label_index is None:
         raise RecipeError(f"The reward model '{name}': {unknown('label', str(label), label_names)}")
     return list(range(len(label_names))), torch.nn.functional.one_hot(torch.tensor(label_index), len(label_names)).double()

@@ -77,8 +77,8 @@ def _read_content(content: str, choices: Mapping[str, float | int]) -> tuple[str
     except (ValueError, RecursionError):
         reply_object = None
     if isinstance(reply_object, dict) and "verdict" in reply_object:
-        reason, part = (field if isinstance(field := reply_object.get(key), str) else None for key in ("reason", "part"))
-        return choice_of.get(str(reply_object["verdict"]).strip().lower()), reason, part
+        texts = {key: field for key, field in reply_object.items() if isinstance(field, str)}
+        return choice_of.get(str(reply_object["verdict"]).strip().lower()), texts.get("reason"), texts.get("part")
     exact_choice = choice_of.get(content.strip().strip('".').lower())
     if exact_choice is not None or brace_index >= 0:  # words in an incomplete JSON object are no verdict
         return exact_choice, None, None
@@ -92,7 +92,8 @@ def _expected_value(message: Mapping[str, Any], content: str, choices: Mapping[s
     tokens = (message.get("logprobs") or {}).get("content")
     if not tokens:
         raise UnreadableReplyError("the reply lacks the log-probabilities that an expected value needs: set expected: false")
-    verdict_start = max((match.end() for match in _VERDICT.finditer(content)), default=len(content) - len(content.lstrip()))
+    leading_spaces = len(content) - len(content.lstrip())
+    verdict_start = max((match.end() for match in _VERDICT.finditer(content)), default=leading_spaces)
     token_ends = accumulate(len(token["token"]) for token in tokens)
     verdict_token = next((token for token, end in zip(tokens, token_ends, strict=True) if end > verdict_start), tokens[-1])
     probability_by_choice = dict.fromkeys(choices, 0.0)
