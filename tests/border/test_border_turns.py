@@ -8,7 +8,7 @@ from rollout_files import WELL_FORMED, trl_file
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit_batch, read
 from spanwise.batch import Steps, by_turn
 from spanwise.credit.trajectories.turns import Trajectory, Turn
-from spanwise.engines.verl.estimators import carried_advantages
+from spanwise.engines.verl.estimators import recipe_advantages
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"<ans", b"wer>"))
@@ -69,7 +69,7 @@ CASES = {
     "a turn whose reward is NaN": lambda folder: of_turns(Turn([1], [0], [1], rewards={"won": float("nan")})),
     "a turn that goes on from a later one": lambda folder: of_turns(Turn([1], [0], [1], parent=3)),
     "`adv_estimator=spanwise` in a trainer of verl that passes rewards alone": lambda folder: (
-        f"{carried_advantages(torch.zeros(1, 2), torch.ones(1, 2), index=['a'])}"
+        f"{recipe_advantages(torch.zeros(1, 2), torch.ones(1, 2), index=['a'])}"
     ),
     "one state for a sequence of two turns": lambda folder: (
         f"{by_turn(Batch.jagged([[0, 1, 3]], [0], sampled=[[1, 0, 1]]), anchor_s=['hall'])}"

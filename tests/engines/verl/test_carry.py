@@ -18,7 +18,7 @@ from spanwise import (
     read,
 )  # fmt: skip
 from spanwise.credit import split_turns
-from spanwise.engines.verl.carry import Rows, Shares, credited, loss_factor, pack, unpack
+from spanwise.engines.verl.carry import ChunkedCredit, Rows, credited, loss_factor, pack, unpack
 from spanwise.score import Reward
 from spanwise.step import Step, turn_rows
 from tokenizers_small import byte_level
@@ -117,9 +117,9 @@ def test_shares_of_a_batch_get_what_the_whole_batch_gets(turns, tokens):
         mask_nt[n, : len(sampled_t)] = torch.tensor(sampled_t).long()
     mask_nt[3, 8:] = 0  # rejected
     session, step = [*range(8), 8, 8, "pad", "pad"], [0] * 9 + [1, 0, 0]
-    rows = Rows([*texts, *texts[:2]], session=session, step=step, padding=[False] * 10 + [True] * 2)
+    rows = Rows([*texts, *texts[:2]], session=session, output_number=step, padding=[False] * 10 + [True] * 2)
     uids = [*"ababababaa", "pad0", "pad1"]
-    whole, shares = credited(rows, uids, mask_nt, Step(scheme)), Shares.of(rows, uids, Step(scheme))
+    whole, shares = credited(rows, uids, mask_nt, Step(scheme)), ChunkedCredit.of(rows, uids, Step(scheme))
     adv_nt = torch.full(mask_nt.shape, torch.nan)
     for share in shares.split(tokens):
         width = max(len(ids[n % 10]) for n in share)  # verl pads to the longest row of a share
@@ -195,7 +195,7 @@ def test_a_critic_that_has_diverged_stops_the_run():
 
 def test_a_rollout_of_several_outputs_is_no_sequence():
     text, mask_nt = packed(SURE_AND_WRONG, SURE_AND_RIGHT, scheme=PPO), batch_of(SURE_AND_WRONG, SURE_AND_RIGHT).mask_nt
-    rows = Rows([text, text], session=["x", "x"], step=[0, 1], tokens={"value_nt": torch.zeros(mask_nt.shape)})
+    rows = Rows([text, text], session=["x", "x"], output_number=[0, 1], tokens={"value_nt": torch.zeros(mask_nt.shape)})
     with pytest.raises(RecipeError, match="gae"):
         credited(rows, ["u"] * 2, mask_nt, Step(PPO))
 

@@ -20,7 +20,7 @@ from verl_runs import GROUP, PROMPTS, STEPS
 from verl_small import RECIPE, TEXT, WHOLE, config_of, manager_of
 
 from spanwise.engines.estimators import outcome_advantages
-from spanwise.engines.verl.estimators import carried_advantages, carrying
+from spanwise.engines.verl.estimators import carrying, recipe_advantages
 from spanwise.engines.verl.settings import prepare
 from spanwise.engines.verl.trainer import rows_of, sampled_of
 from spanwise.errors import AlignmentError, DataError, RecipeError
@@ -132,7 +132,7 @@ class TestV1:
         mask_nt[1] = 0
         trainer.global_steps = 1
         with run.training(trainer, done=0), carrying(partial(run.credit, rows, 0)):
-            adv_nt, return_nt = carried_advantages(torch.zeros(mask_nt.shape), mask_nt, index=["a", "a", "a"])
+            adv_nt, return_nt = recipe_advantages(torch.zeros(mask_nt.shape), mask_nt, index=["a", "a", "a"])
             run.keep(trainer, rows, lambda: sampled_of(batch))
         assert torch.equal(adv_nt, return_nt)
         assert not adv_nt[1].any()

@@ -12,9 +12,9 @@ from spanwise.errors import RecipeError
 REFUSED = {
     "algorithm.use_kl_in_reward=True": "is True: .*actor.use_kl_loss=True.*Leave .* at False",
     "critic.enable=True": "critic.enable asks for a critic, but .* reads no values",
-    "algorithm.use_pf_ppo=True": "under GAE only",
-    "reward.custom_reward_function.path=mine.py": r"mine.py, but no objective uses it\. Add \{reward: environment",
-    "reward.reward_manager.name=dapo": r"dapo, but no objective uses it\. Add \{reward: environment",
+    "algorithm.use_pf_ppo=True": "unless adv_estimator is gae",
+    "reward.custom_reward_function.path=mine.py": r"mine.py\. No objective uses .*\. Add \{reward: environment",
+    "reward.reward_manager.name=dapo": r"dapo\. No objective uses .*\. Add \{reward: environment",
     "reward.reward_model.enable=True": "only to reward.custom_reward_function",
     "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean": "averages advantages",
     "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov": "picks tokens by advantage",

@@ -40,7 +40,7 @@ def test_padding_of_the_batch_changes_nothing(tmp_path):
 
 
 def test_a_batch_in_shares_gets_the_same_advantages_and_metrics(tmp_path, monkeypatch):
-    """Shares mix prompts and are padded to their own longest row; verl's own metrics of the shares are joined."""
+    """Chunks mix prompts and are padded to their own longest row; verl's own metrics of the chunks are joined."""
     from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 
     config = config_of(tmp_path)
@@ -50,7 +50,7 @@ def test_a_batch_in_shares_gets_the_same_advantages_and_metrics(tmp_path, monkey
     put(batch, old_log_probs=logps, rollout_log_probs=[row + 0.25 for row in logps])  # what verl measures between them
     together = trainer._compute_advantage(batch, whole)
     before, calls = advantages_of(batch), []
-    monkeypatch.setattr(trainer_module, "SHARE", 100)
+    monkeypatch.setattr(trainer_module, "CHUNK_TOKENS", 100)
     get = tq.kv_batch_get
     monkeypatch.setattr(tq, "kv_batch_get", lambda **query: (calls.append(query["keys"]), get(**query))[1])
     several = trainer._compute_advantage(batch, by_share)

@@ -29,7 +29,7 @@ from spanwise.types import Spans
 
 #: The key of the packed text in verl's `reward_extra_info`.
 KEY = "spanwise"
-#: The values of `actor.loss_agg_mode` whose divisor a factor on advantages can undo.
+#: The supported values of `actor.loss_agg_mode`: spanwise can undo their division by scaling advantages.
 MODES = ("seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "token-mean", "token-sum")
 #: The end of an error sentence about an `actor.loss_agg_mode` that does not work.
 USE = f"Use actor_rollout_ref.actor.loss_agg_mode={MODES[0]}."
@@ -41,7 +41,7 @@ class Rows:
 
     packed: Sequence[Any]  # the result of `pack` for the row's rollout; any value for padding
     session: Sequence[Any] | None = None  # the rollout id of each row; None: every row is a rollout
-    step: Sequence[int] | None = None  # the number of each row among the outputs of its rollout
+    output_number: Sequence[int] | None = None  # the number of each row among the outputs of its rollout
     padding: Sequence[bool] = field(default=())  # True for rows that V1 trainers added as padding
     tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # field of `Batch` -> its numbers per token
     # mode -> for each row, the column of the token that the mode appended, or -1
@@ -89,10 +89,10 @@ def _as_json(state: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Carried:
+class UnpackedBatch:
     """The blocks and rewards of a batch, unpacked from the texts that verl's reward workers wrote."""
 
-    reading: Reading  # one row per batch row, or per turn if some batch row was read turn by turn; without `spans`
+    reading: Reading  # one row per batch row or, if some batch row was read turn by turn, per turn; its `spans` is None
     row_s: Int[Tensor, " s"]  # for each row of `reading`: the number of its batch row
     runs: Sequence[list[list[int]]]  # for each batch row: the block of each run of tokens, and the runs' lengths
     masked_n: Bool[Tensor, " n"]  # True if the reward worker had the batch row's mask of sampled tokens
@@ -107,15 +107,15 @@ class Carried:
     @cached_property
     def step_s(self) -> Int[Tensor, " s"]:
         """The number of each turn within its batch row, from 0; 0 for a batch row that was read whole."""
-        first_turn_index_s = torch.searchsorted(self.row_s, self.row_s)
-        return torch.arange(len(self.row_s)) - first_turn_index_s
+        first_turn_s = torch.searchsorted(self.row_s, self.row_s)  # `row_s` is sorted: finds the first turn of the same row
+        return torch.arange(len(self.row_s)) - first_turn_s
 
     def tokens(
         self, scheme: Scheme, mask_nt: Bool[Tensor, "n t"], rows: Sequence[int]
     ) -> tuple[Spans, Bool[Tensor, "n t"], Turns | None, Int[Tensor, " s"]]:
-        """Find the blocks and the sampled tokens of some rows of a batch (in ascending order), given the tokens that verl trains.
+        """Return the blocks and the mask of sampled tokens for some rows of a batch.
 
-        Also return the rows' turns (None: they are not split), and each turn's index in `reading` (each row's, without turns).
+        `rows` ascend; `mask_nt`: the tokens that verl trains. Also return turns (None: not split) and indices in `reading`.
         """
         run_blocks, run_lengths, width = [], [], mask_nt.shape[1]
         for n in rows:
@@ -141,13 +141,13 @@ class Carried:
             # A turn is a run of sampled tokens, or all sampled tokens of a row that was read as one turn.
             row_turns = split_turns(sampled_nt, torch.where(sampled_nt, runs(sampled_nt) * self.split_n[row_n, None], -1))
             block_nt = row_turns.take(block_nt, fill=-1)
-        reading_row_s = torch.isin(self.row_s, row_n).nonzero().flatten()
-        row_spans = Spans.of_blocks(scheme.layout.names, block_nt, self.reading.fault_n[reading_row_s])
-        return row_spans, sampled_nt, row_turns, reading_row_s
+        is_selected_s = torch.isin(self.row_s, row_n)
+        row_spans = Spans.of_blocks(scheme.layout.names, block_nt, self.reading.fault_n[is_selected_s])
+        return row_spans, sampled_nt, row_turns, is_selected_s.nonzero().flatten()
 
 
-def unpack(packed: Sequence[Any], scheme: Scheme, step: Sequence[int] | None = None) -> Carried:
-    """Unpack the blocks and rewards of all rows from their texts; `step` is each row's number among its rollout's outputs."""
+def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] | None = None) -> UnpackedBatch:
+    """Unpack the blocks and rewards of all rows from their texts; `output_number` counts the outputs of a rollout."""
     rollout_by_text: dict[str, dict[str, Any]] = {}
     rollout_dicts, outputs = [], []
     for n, text in enumerate(packed):
@@ -159,21 +159,23 @@ def unpack(packed: Sequence[Any], scheme: Scheme, step: Sequence[int] | None = N
         if text not in rollout_by_text:
             rollout_by_text[text] = json.loads(text)
         rollout_dicts.append(rollout_by_text[text])
-        outputs.append(rollout_by_text[text]["outputs"][0 if step is None else step[n]])
+        outputs.append(rollout_by_text[text]["outputs"][0 if output_number is None else output_number[n]])
     is_split_n = [rollout["split"] for rollout in rollout_dicts]
     # If rows were split into turns, a row without sampled tokens has no turn, so none of its blocks and rewards are read.
-    read_indices = [n for n, output in enumerate(outputs) if not any(is_split_n) or max(output["runs"][0], default=-1) >= 0]
+    has_sampled_n = [any(block >= 0 for block in output["runs"][0]) for output in outputs]
+    read_indices = [n for n, has_sampled in enumerate(has_sampled_n) if has_sampled or not any(is_split_n)]
     table_rows = [row for n in read_indices for row in outputs[n]["table"]]
-    packed_reading_sc = torch.tensor(table_rows, dtype=torch.float64).reshape(len(table_rows), -1 if table_rows else 0)
+    reading_table = torch.tensor(table_rows, dtype=torch.float64) if table_rows else torch.zeros(0, 0, dtype=torch.float64)
     state_before_turn_s = [_hashable(anchor) for n in read_indices for anchor in outputs[n]["anchor"]]
-    reading = Reading.unpack(packed_reading_sc, scheme)
+    reading = Reading.unpack(reading_table, scheme)
     if any(outputs[n]["notes"] for n in read_indices):
         # `pack` writes no notes for a rollout whose rewards all lack one, so add empty notes.
         no_notes: list[str | None] = [None] * len(scheme.objectives)
-        notes_by_row = [outputs[n]["notes"] or [no_notes] * len(outputs[n]["table"]) for n in read_indices]
-        note_nm = np.array([note_m for notes in notes_by_row for note_m in notes], dtype=object)
-        reading = replace(reading, scores=replace(reading.scores, note_nm=note_nm))
-    return Carried(
+        reward_notes: list[list[str | None]] = []
+        for n in read_indices:
+            reward_notes += outputs[n]["notes"] or [no_notes] * len(outputs[n]["table"])
+        reading = replace(reading, scores=replace(reading.scores, note_nm=np.array(reward_notes, dtype=object)))
+    return UnpackedBatch(
         reading,
         torch.tensor([n for n in read_indices for _ in outputs[n]["table"]], dtype=torch.int64),
         [output["runs"] for output in outputs],
@@ -196,21 +198,21 @@ class Credited(NamedTuple):
     result: StepResult
 
 
-def read_rows(rows: Rows, uids: Sequence[Any], step: Step) -> tuple[Carried, ReadBatch]:
-    """Unpack the blocks and rewards of a batch, also as a `ReadBatch` that does not say which tokens a block has."""
+def read_rows(rows: Rows, uids: Sequence[Any], step: Step) -> tuple[UnpackedBatch, ReadBatch]:
+    """Unpack the blocks and rewards of a batch, and build a `ReadBatch` that still lacks the tokens of blocks."""
     group_n = group_index([uids[n] for n in rows.real])
-    output_number_n = None if rows.step is None else [rows.step[n] for n in rows.real]
-    carried = unpack([rows.packed[n] for n in rows.real], step.scheme, output_number_n)
+    output_numbers = None if rows.output_number is None else [rows.output_number[n] for n in rows.real]
+    unpacked = unpack([rows.packed[n] for n in rows.real], step.scheme, output_numbers)
     rollout_n = torch.arange(len(group_n)) if rows.session is None else group_index([rows.session[n] for n in rows.real])
-    output_step_n = torch.zeros_like(rollout_n) if output_number_n is None else torch.tensor(output_number_n)
-    turn_steps = Steps(rollout_n, output_step_n, carried.anchor)
-    if carried.split_n.any():
-        turn_steps = steps_of_turns(turn_steps, carried.row_s, carried.step_s, carried.anchor)
+    output_number_n = torch.zeros_like(rollout_n) if output_numbers is None else torch.tensor(output_numbers)
+    turn_steps = Steps(rollout_n, output_number_n, unpacked.anchor)
+    if unpacked.split_n.any():
+        turn_steps = steps_of_turns(turn_steps, unpacked.row_s, unpacked.step_s, unpacked.anchor)
     elif len(rollout_n.unique()) == len(rollout_n) and "steps" not in step.scheme.needs:
         turn_steps = None
     for mode in step.scheme.modes if turn_steps is not None else ():
         mode.check_turns()
-    return carried, ReadBatch(Batch(group_n[carried.row_s], steps=turn_steps), carried.reading, len(group_n))
+    return unpacked, ReadBatch(Batch(group_n[unpacked.row_s], steps=turn_steps), unpacked.reading, len(group_n))
 
 
 def credited(
@@ -220,17 +222,17 @@ def credited(
     step: Step,
     *,
     value_lam: float = 1.0,
-    more: Mapping[str, Tensor] | None = None,
+    fields: Mapping[str, Tensor] = {},  # further fields of the `Batch`
     dtype: torch.dtype = torch.float32,
 ) -> Credited:
     """Compute the advantages of a batch and the targets of its critic, with 0 at masked tokens and in padding rows."""
     scheme, real_indices = step.scheme, rows.real
-    carried_reading, scored_rows = read_rows(rows, uids, step)
+    unpacked, scored_rows = read_rows(rows, uids, step)
     real_mask_nt = mask_nt[real_indices].bool()
-    spans, sampled_nt, turns, _ = carried_reading.tokens(scheme, real_mask_nt, range(len(real_indices)))
+    spans, sampled_nt, turns, _ = unpacked.tokens(scheme, real_mask_nt, range(len(real_indices)))
     scored_rows = replace(scored_rows, reading=replace(scored_rows.reading, spans=spans), turns=turns)
-    token_tables: dict[str, Any] = {name: scored_rows.take(value_nt[real_indices]) for name, value_nt in rows.tokens.items()}
-    batch = replace(scored_rows.batch, mask_nt=scored_rows.take(sampled_nt), **token_tables, **(more or {}))
+    token_fields: dict[str, Any] = {name: scored_rows.take(value_nt[real_indices]) for name, value_nt in rows.tokens.items()}
+    batch = replace(scored_rows.batch, mask_nt=scored_rows.take(sampled_nt), **token_fields, **fields)
     step_result = step.finish(replace(scored_rows, batch=batch), dtype=dtype)
     step_result.advantages_nt.masked_fill_(~scored_rows.take(real_mask_nt), 0.0)
     adv_nt = to_all_rows(scored_rows.put(step_result.advantages_nt), real_indices, mask_nt)
@@ -242,37 +244,38 @@ def credited(
 
 
 @dataclass(frozen=True)
-class Shares:
-    """The credit of a batch whose method needs no tokens, so that advantages can be computed for some rows at a time."""
+class ChunkedCredit:
+    """The credit of a batch, from which the advantages of one chunk of rows at a time are computed."""
 
     rows: Rows
-    carried: Carried
+    unpacked: UnpackedBatch
     batch: BatchCredit
 
     @staticmethod
-    def of(rows: Rows, uids: Sequence[Any], step: Step) -> Shares:
+    def of(rows: Rows, uids: Sequence[Any], step: Step) -> ChunkedCredit:
         """Compute the credit of all rows of a batch, before their tokens are fetched."""
-        carried_reading, scored_rows = read_rows(rows, uids, step)
-        return Shares(rows, carried_reading, step.credit(scored_rows))
+        unpacked, scored_rows = read_rows(rows, uids, step)
+        return ChunkedCredit(rows, unpacked, step.credit(scored_rows))
 
     @cached_property
-    def _number_by_row(self) -> dict[int, int]:
+    def _real_number_by_row(self) -> dict[int, int]:
         """Maps the index of a row to its number among the rows that are not padding."""
         return {n: number for number, n in enumerate(self.rows.real)}
 
     def split(self, tokens: int) -> list[range]:
-        """Split the rows into shares of about `tokens` tokens; adjacent rows, and so padding rows, go to different shares."""
+        """Split the rows into chunks of about `tokens` tokens; each chunk also gets some of the padding rows at the end."""
         row_count = len(self.rows.packed)
-        share_count = min(row_count, -(-row_count * max(self.carried.length_n, default=0) // tokens)) or 1
-        return [range(start, row_count, share_count) for start in range(share_count)]
+        padded_token_count = row_count * max(self.unpacked.length_n, default=0)
+        chunk_count = min(row_count, 1 + padded_token_count // tokens) or 1
+        return [range(start, row_count, chunk_count) for start in range(chunk_count)]
 
-    def advantages(self, share: range, mask_nt: Shaped[Tensor, "n t"], scheme: Scheme) -> Float[Tensor, "n t"]:
-        """Compute the advantages of some of the rows (a share), with 0 at masked tokens and in padding rows."""
-        real_positions = [i for i, n in enumerate(share) if n in self._number_by_row]
-        real_row_numbers = [self._number_by_row[share[i]] for i in real_positions]
+    def advantages(self, chunk: range, mask_nt: Shaped[Tensor, "n t"], scheme: Scheme) -> Float[Tensor, "n t"]:
+        """Compute the advantages of a chunk of rows, with 0 at masked tokens and in padding rows."""
+        real_positions = [i for i, row in enumerate(chunk) if row in self._real_number_by_row]
+        real_numbers = [self._real_number_by_row[row] for row in chunk if row in self._real_number_by_row]
         real_mask_nt = mask_nt[real_positions].bool()
-        spans, _, turns, reading_row_s = self.carried.tokens(scheme, real_mask_nt, real_row_numbers)
-        adv_nt = advantages(self.batch.credits.take(reading_row_s), spans, scheme)
+        spans, _, turns, credit_indices = self.unpacked.tokens(scheme, real_mask_nt, real_numbers)
+        adv_nt = advantages(self.batch.credits.take(credit_indices), spans, scheme)
         adv_nt = adv_nt if turns is None else turns.put(adv_nt, rows=len(real_positions))
         return to_all_rows(adv_nt, real_positions, mask_nt)
 

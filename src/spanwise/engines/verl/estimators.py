@@ -1,4 +1,4 @@
-"""Entries for verl's registries: estimators of one reward, the estimator `spanwise` of a recipe, and policy losses."""
+"""Register spanwise's advantage estimators and policy losses with verl."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from spanwise.losses import aspo
 from spanwise.mode import Mode, part_class
 from spanwise.modes import MODES
 
-#: The function that the estimator `spanwise` calls (group ids and mask to advantages and returns); the trainer sets it.
-CARRIED: ContextVar[Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]] | None] = ContextVar("carried", default=None)
+CreditFunction = Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]]
+#: The function that computes advantages and returns for the estimator `spanwise`; the trainer sets it.
+CREDIT_FUNCTION: ContextVar[CreditFunction | None] = ContextVar("credit_function", default=None)
 
 
 @contextmanager
-def carrying(compute_credit: Callable[[Sequence[Any], Tensor], tuple[Tensor, Tensor]]) -> Iterator[None]:
+def carrying(compute_credit: CreditFunction) -> Iterator[None]:
     """Inside a `with` block, let verl's estimator `spanwise` get advantages and returns from `compute_credit`."""
-    reset_token = CARRIED.set(compute_credit)
+    reset_token = CREDIT_FUNCTION.set(compute_credit)
     try:
         yield
     finally:
-        CARRIED.reset(reset_token)
+        CREDIT_FUNCTION.reset(reset_token)
 
 
 def attach(core_algos: Any) -> None:
     """Register spanwise's estimators and policy losses with verl's `core_algos`; existing names stay as they are."""
-    for name, function in {**outcome_estimators(), "spanwise": carried_advantages}.items():
+    for name, function in {**outcome_estimators(), "spanwise": recipe_advantages}.items():
         if name not in core_algos.ADV_ESTIMATOR_REGISTRY:
             core_algos.register_adv_est(name)(function)
     if "spanwise_aspo" not in core_algos.POLICY_LOSS_REGISTRY:
@@ -42,37 +43,37 @@ def attach(core_algos: Any) -> None:
         for name, loss in list(core_algos.POLICY_LOSS_REGISTRY.items()) if "verl" in mode.parts else ():
             combined_name = loss_of(mode, name)
             if not name.startswith(loss_of(mode, "")) and combined_name not in core_algos.POLICY_LOSS_REGISTRY:
-                split_token = part_class(mode, "verl").parted
-                core_algos.register_policy_loss(combined_name)(partial(_with_mode, core_algos.agg_loss, loss, split_token))
+                split_loss = part_class(mode, "verl").parted
+                core_algos.register_policy_loss(combined_name)(partial(_with_mode, core_algos.agg_loss, loss, split_loss))
 
 
 def loss_of(mode: Mode | type[Mode], name: str) -> str:
-    """Return the registry name for the sum of a policy loss of verl and a mode's loss term, such as laser's."""
+    """Return the name under which verl finds the sum of its policy loss `name` and a mode's own loss."""
     return f"spanwise_{mode.name}_{name}"
 
 
 def _with_mode(
     agg_loss: Callable[..., Tensor],
     loss: Callable[..., tuple[Tensor, dict[str, Any]]],
-    split_token: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    split_loss: Callable[..., tuple[Tensor, Tensor, Tensor]],
     *,
     old_log_prob: Tensor,
     log_prob: Tensor,
     advantages: Tensor,
     **rest: Any,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Add to a policy loss of verl a mode's loss at its appended token, averaged over the rows of the mini-batch."""
-    old_logp_nt, adv_nt, mode_loss_nt = split_token(log_prob, old_log_prob, advantages, rest["response_mask"])
+    """Return the sum of a policy loss of verl and a mode's own loss, which is averaged over rows."""
+    old_logp_nt, adv_nt, mode_loss_nt = split_loss(log_prob, old_log_prob, advantages, rest["response_mask"])
     policy_loss, metrics = loss(old_log_prob=old_logp_nt, log_prob=log_prob, advantages=adv_nt, **rest)
     mean_options = {"loss_agg_mode": "seq-mean-token-sum", **rest["config"].global_batch_info}
     return policy_loss + agg_loss(loss_mat=mode_loss_nt, loss_mask=torch.ones_like(mode_loss_nt), **mean_options), metrics
 
 
-def carried_advantages(
+def recipe_advantages(
     token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
     """Return advantages and returns, computed by the function that the trainer set with `carrying`."""
-    compute_credit = CARRIED.get()
+    compute_credit = CREDIT_FUNCTION.get()
     if compute_credit is None:
         raise RecipeError(
             "adv_estimator 'spanwise' needs the blocks that reward workers find, but this trainer passes rewards alone. Use "
@@ -101,5 +102,5 @@ def _aspo(
     if rollout_is_weights is not None:
         loss_nt = loss_nt * rollout_is_weights
     mean_loss = agg_loss(loss_mat=loss_nt, loss_mask=mask_nt, loss_agg_mode=loss_agg_mode, **config.global_batch_info)
-    log_ratio_nt = torch.where(mask_nt, old_log_prob - log_prob.detach(), 0.0)
-    return mean_loss, {"actor/ppo_kl": float(log_ratio_nt.sum() / mask_nt.sum().clamp(min=1))}
+    kl_estimate_nt = torch.where(mask_nt, old_log_prob - log_prob.detach(), 0.0)
+    return mean_loss, {"actor/ppo_kl": float(kl_estimate_nt.sum() / mask_nt.sum().clamp(min=1))}

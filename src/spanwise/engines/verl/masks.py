@@ -1,4 +1,4 @@
-"""Wrap verl's agent loop, so that reward workers get the masks of sampled tokens, and modes such as laser append a token."""
+"""Wrap verl's agent loop: it sends response masks to reward workers, and appends a token to finished responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEY = "spanwise_mask"
 
 
 def attach(agent_loop: Any) -> None:
-    """Let verl send each output's response mask to the reward workers, and then append the token of a mode such as laser."""
+    """Wrap two methods of verl's agent loop: the one that asks for rewards, and the one that runs after it."""
 
     @around(agent_loop.AgentLoopWorker, "_compute_score")
     async def compute_score(original: Any, self: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:

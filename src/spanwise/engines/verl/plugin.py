@@ -19,7 +19,7 @@ from typing import Any
 from spanwise.engines.windows import untested
 
 #: Maps modules of verl to the modules of this package that patch them.
-PARTS = {
+PATCHES = {
     "verl.trainer.ppo.core_algos": "estimators",
     "verl.trainer.ppo.v1": "trainer",
     "verl.trainer.ppo.ray_trainer": "legacy",
@@ -36,16 +36,16 @@ def register() -> None:
         say(untested("verl", verl_version))
     if not any(isinstance(finder, _AttachOnImport) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AttachOnImport())
-    for name in PARTS:
+    for name in PATCHES:
         verl_module = sys.modules.get(name)
         if verl_module is not None and not getattr(getattr(verl_module, "__spec__", None), "_initializing", False):
             _attach(verl_module)
 
 
 def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Return a decorator that makes a function the wrapper of `owner.name`, unless spanwise has already wrapped it.
+    """Return a decorator that replaces the function `owner.name` by the decorated function, at most once.
 
-    The wrapper gets the original function as its first argument.
+    The decorated function gets the original one as its first argument.
     """
     original_function = getattr(owner, name)
 
@@ -65,7 +65,7 @@ class _AttachOnImport(MetaPathFinder):
     """An import finder that lets this package patch a module of verl once the module is imported."""
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname not in PARTS:
+        if fullname not in PATCHES:
             return None
         finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
         found_spec = next((candidate for finder in finders if (candidate := finder.find_spec(fullname, path, target))), None)
@@ -80,13 +80,13 @@ class _AttachOnImport(MetaPathFinder):
 
 
 def _attach(module: ModuleType) -> None:
-    part = PARTS[module.__name__]
+    patch = PATCHES[module.__name__]
     try:
-        importlib.import_module(f"spanwise.engines.verl.{part}").attach(module)
-        FAULTS.pop(part, None)
+        importlib.import_module(f"spanwise.engines.verl.{patch}").attach(module)
+        FAULTS.pop(patch, None)
     except Exception as error:  # verl must keep working if spanwise fails
-        FAULTS[part] = f"{type(error).__name__}: {error}"
-        say(f"spanwise could not attach '{part}' to {module.__name__}, so this part of spanwise is missing: {FAULTS[part]}")
+        FAULTS[patch] = f"{type(error).__name__}: {error}"
+        say(f"spanwise could not attach '{patch}' to {module.__name__}, so this patch is missing: {FAULTS[patch]}")
 
 
 def say(*sentences: str | None) -> None:

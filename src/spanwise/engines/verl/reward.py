@@ -87,7 +87,7 @@ class SpanRewardManager(RewardManagerBase):
         total_reward = sum(objective.weight * reward for objective, reward in reward_pairs if reward == reward)
         extra_info = {**{objective.name: reward for objective, reward in reward_pairs}, carry.KEY: packed_text}
         if self.marks_rewards:
-            extra_info[ANY_REWARD] = _mark(read_batch.reading.scores, objectives)
+            extra_info[ANY_REWARD] = _hash_rewards(read_batch.reading.scores, objectives)
         return {"reward_score": float(total_reward), "reward_extra_info": extra_info}
 
     def _columns(self, row_fields: list[Any], ids: list[list[int]]) -> dict[str, list[Any]]:
@@ -106,11 +106,11 @@ class SpanRewardManager(RewardManagerBase):
         return columns_of(row_dicts, flat=False)
 
 
-def _mark(scores: Scores, objectives: Sequence[Objective]) -> float:
+def _hash_rewards(scores: Scores, objectives: Sequence[Objective]) -> float:
     """Hash the rewards whose weight is not 0, so that two rollouts have the same number only if all these rewards agree."""
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], dtype=torch.bool)
-    weighted_tables = scores.reward_nm[:, has_weight_m], scores.status_nm[:, has_weight_m]
-    return float(zlib.crc32(b"".join(table.contiguous().numpy().tobytes() for table in weighted_tables)))
+    rewards_and_statuses = scores.reward_nm[:, has_weight_m], scores.status_nm[:, has_weight_m]
+    return float(zlib.crc32(b"".join(table.contiguous().numpy().tobytes() for table in rewards_and_statuses)))
 
 
 def _own_manager(config: Any, scheme: Scheme, tokenizer: Any, router: dict[str, Any]) -> Any:
@@ -120,7 +120,7 @@ def _own_manager(config: Any, scheme: Scheme, tokenizer: Any, router: dict[str, 
     if manager_config is None or not used_columns:
         return None
     is_configured = manager_config.name != "naive" or config.reward.custom_reward_function.path is not None
-    if not is_configured and "environment" not in used_columns:  # the agent loop fills the other columns
+    if not is_configured and "environment" not in used_columns:  # verl's manager gives only this reward
         return None
     user_config = copy.deepcopy(config)
     with open_dict(user_config):

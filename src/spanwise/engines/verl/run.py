@@ -14,7 +14,7 @@ from torch import Tensor
 from spanwise.disk import write_text
 from spanwise.engines.checkpoints import restore_estimator
 from spanwise.engines.shared import RunRecord, model_vocabulary_size, prompt_texts
-from spanwise.engines.verl.carry import Rows, Shares, credited, loss_factor
+from spanwise.engines.verl.carry import ChunkedCredit, Rows, credited, loss_factor
 from spanwise.engines.verl.plugin import say
 from spanwise.errors import AlignmentError
 from spanwise.modes.parts import RowPart, token_logp, with_token
@@ -70,35 +70,35 @@ class VerlRun:
         real_indices, mode_fields, all_mode_metrics = rows.real, {}, {}
         for name, part in self.parts.items():
             mode_fields |= part.fields(token_logp(rows.tokens["logp_nt"], rows.places[name])[real_indices], number)
-        adv_nt, return_nt, step_result = credited(rows, uids, mask_nt, self.step, value_lam=self.value_lam, more=mode_fields)
-        say(*step_result.warnings)
-        reading = step_result.own.reading
+        adv_nt, return_nt, result = credited(rows, uids, mask_nt, self.step, value_lam=self.value_lam, fields=mode_fields)
+        say(*result.warnings)
+        reading = result.own.reading
         adv_nt = adv_nt * self._loss_factor(rows, mask_nt, reading)
         return_nt = adv_nt if return_nt is None else return_nt
         for name, part in self.parts.items():
             mode_weight_n, self.targets[name], mode_metrics = part.lesson(reading, self.scheme, number, rows=len(mask_nt))
             adv_nt[real_indices] = with_token(adv_nt[real_indices], rows.places[name][real_indices], mode_weight_n)
             all_mode_metrics |= mode_metrics
-        self.result = replace(step_result, metrics={**step_result.metrics, **all_mode_metrics})
+        self.result = replace(result, metrics={**result.metrics, **all_mode_metrics})
         return adv_nt, return_nt
 
     @property
-    def takes_shares(self) -> bool:
+    def allows_chunks(self) -> bool:
         """True if advantages can be computed for some rows at a time, as neither credit nor run folder needs the whole batch."""
         correction_config = self.config.algorithm.get("rollout_correction") or {}
         needs_tokens = self.tokens or self.parts or "mask_nt" in self.scheme.needs
         return not (needs_tokens or self.record or correction_config.get("rollout_is_batch_normalize"))
 
-    def credit_rows(self, rows: Rows, uids: Sequence[Any]) -> Shares:
-        """Compute the credit of a batch before its tokens are fetched; `credit_share` then computes advantages of some rows."""
-        shares = Shares.of(rows, uids, self.step)
-        say(*shares.batch.warnings)
-        return shares
+    def credit_rows(self, rows: Rows, uids: Sequence[Any]) -> ChunkedCredit:
+        """Compute the credit of a batch before its tokens are fetched; `credit_chunk` then computes advantages of some rows."""
+        chunked_credit = ChunkedCredit.of(rows, uids, self.step)
+        say(*chunked_credit.batch.warnings)
+        return chunked_credit
 
-    def credit_share(self, shares: Shares, share: range, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
+    def credit_chunk(self, batch: ChunkedCredit, chunk: range, uids: Any, mask_nt: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the advantages of some of the rows, scaled for verl's loss; return them twice, as advantages and as returns."""
-        adv_nt = shares.advantages(share, mask_nt, self.scheme)
-        adv_nt = adv_nt * self._loss_factor(shares.rows, mask_nt, shares.carried.reading)
+        adv_nt = batch.advantages(chunk, mask_nt, self.scheme)
+        adv_nt = adv_nt * self._loss_factor(batch.rows, mask_nt, batch.unpacked.reading)
         return adv_nt, adv_nt
 
     def _loss_factor(self, rows: Rows, mask_nt: Tensor, reading: Reading) -> Tensor:
@@ -119,15 +119,15 @@ class VerlRun:
         if step == 0 or not self.scheme.entry.stateful:
             return
         trainer = self.config.trainer
-        resumes_by_path = trainer.resume_mode == "resume_path"
-        checkpoint = Path(trainer.resume_from_path if resumes_by_path else f"{trainer.default_local_dir}/global_step_{step}")
+        user_gave_path = trainer.resume_mode == "resume_path"
+        checkpoint = Path(trainer.resume_from_path if user_gave_path else f"{trainer.default_local_dir}/global_step_{step}")
         memory_file = checkpoint / MEMORY
         estimator_state = json.loads(memory_file.read_text(encoding="utf-8")) if memory_file.is_file() else None
         restore_estimator(self.scheme, estimator_state, checkpoint)
 
     @contextmanager
     def training(self, trainer: Any, *, done: int | None = None) -> Iterator[None]:
-        """Lock the run folder during training; given the number of steps `done`, first refuse a folder that holds another run."""
+        """Lock the run folder during training, after a check that it holds no other run (skipped if `done` is None)."""
         if self.record is None:
             yield
             return
@@ -144,32 +144,32 @@ class VerlRun:
         batch_number = (trainer.global_steps - 1) * _updates(trainer) + getattr(trainer, "local_trigger_step", 0) + 1
 
         def rollouts() -> Rollouts:
-            sampled_rows, own_rows = sampled(), step_result.own
-            ids_nt = own_rows.take(sampled_rows.ids_nt[rows.real])
+            sampled_rows = sampled()
+            scored_batch = step_result.own
+            ids_nt = scored_batch.take(sampled_rows.ids_nt[rows.real])
             if self._vocabulary is None:
                 self._vocabulary = vocabulary_of(self.config, tokenizer)
             # Reward workers send the places of blocks without their texts, so the trainer finds the texts in the tokens again.
             found_spans, block_text = find_blocks(
-                ids_nt, own_rows.spans.block_nt >= 0, layout=self.scheme.layout, vocabulary=self._vocabulary
+                ids_nt, scored_batch.spans.block_nt >= 0, layout=self.scheme.layout, vocabulary=self._vocabulary
             )
-            differs_n = (found_spans.block_nt != own_rows.spans.block_nt).any(dim=1)
+            differs_n = (found_spans.block_nt != scored_batch.spans.block_nt).any(dim=1)
             if differs_n.any():
                 raise AlignmentError(
                     f"Row {int(differs_n.int().argmax())}: the reward worker found other blocks than the trainer finds in the same "
                     f"tokens. Give both the same tokenizer (actor_rollout_ref.model.path) and the same recipe files."
                 )
-            completed_batch = replace(
-                own_rows, batch=replace(own_rows.batch, ids_nt=ids_nt), reading=replace(own_rows.reading, text=block_text)
-            )
+            reading = replace(scored_batch.reading, text=block_text)
+            completed_batch = replace(scored_batch, batch=replace(scored_batch.batch, ids_nt=ids_nt), reading=reading)
             # `prompt_texts` takes the prompt from a uid's first row, which must be a rollout's first output.
-            row_order = sorted(rows.real, key=lambda n: 0 if rows.step is None else rows.step[n])
+            row_order = sorted(rows.real, key=lambda n: 0 if rows.output_number is None else rows.output_number[n])
             uids, prompt_ids = [sampled_rows.uids[n] for n in row_order], [sampled_rows.prompts[n] for n in row_order]
             prompt_by_uid = prompt_texts(tokenizer, uids, prompt_ids)
             return self.step.rollouts(
                 replace(step_result, own=completed_batch),
                 number=batch_number,
-                prompts=own_rows.repeat([prompt_by_uid[sampled_rows.uids[n]] for n in rows.real]),
-                columns={"answer": own_rows.repeat([sampled_rows.answers[n] for n in rows.real])},
+                prompts=scored_batch.repeat([prompt_by_uid[sampled_rows.uids[n]] for n in rows.real]),
+                columns={"answer": scored_batch.repeat([sampled_rows.answers[n] for n in rows.real])},
             )
 
         recipe = self._recipe(trainer)

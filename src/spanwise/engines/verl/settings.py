@@ -27,19 +27,20 @@ from spanwise.scheme import Scheme
 MANAGER = ("importlib", "pkg://spanwise.engines.verl.reward", "SpanRewardManager")
 #: The field of `algorithm.spanwise` that stores the user's own reward manager, for the reward `environment`.
 OWN_MANAGER = "own_manager"
-#: verl's option that filters groups, and the metric of `SpanRewardManager` that is equal in a group only if all rewards are.
-_FILTER, ANY_REWARD = "algorithm.filter_groups", "any_reward"
+_FILTER = "algorithm.filter_groups"
+#: The metric by which verl filters a group out only if all rewards of the group's completions are equal.
+ANY_REWARD = "any_reward"
 #: The fields of `algorithm.spanwise` that a user may set if verl's advantage estimator is `spanwise`.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
-#: The end of an error sentence about a reward that verl's configuration sets and no objective of the recipe uses.
-_UNUSED = ", but no objective uses it. Add {reward: environment, pays: [...]} to the recipe, or remove the setting."
+#: The advice for a reward that verl's configuration sets and no objective of the recipe uses.
+_UNUSED = "No objective uses verl's reward. Add {reward: environment, pays: [...]} to the recipe, or remove the setting."
 #: Options of verl that would change the credit or do nothing, each with its required value and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (
         False,
         "the option adds the KL to a reward that spanwise does not use; set actor_rollout_ref.actor.use_kl_loss=True instead",
     ),
-    "algorithm.use_pf_ppo": (False, "the option resamples under GAE only, so it would change nothing"),
+    "algorithm.use_pf_ppo": (False, "verl ignores the option unless adv_estimator is gae"),
 }
 
 
@@ -67,7 +68,7 @@ def attach(trainer_class: Any) -> None:
 
     @around(trainer_class, "fit")
     def fit(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        loaded_steps = getattr(self, "global_steps", None)  # None in V0, which loads its checkpoint inside `fit`
+        loaded_steps = getattr(self, "global_steps", None)  # verl's V0 trainer sets global_steps inside `fit`
         with nullcontext() if self.spanwise is None else self.spanwise.training(self, done=loaded_steps):
             return original(self, *args, **kwargs)
 
@@ -95,8 +96,8 @@ def prepare(config: Any) -> VerlRun:
     refuse(
         {
             **critic_faults(critic_settings, scheme, engine="verl", there=has_critic, option=critic_option),
-            f"critic.policy_training_start_step is {policy_start_step} and trainer.critic_warmup is {critic_warmup}; add "
-            f"trainer.critic_warmup={policy_start_step + 1}, the first step at which verl trains the policy.": (
+            f"The recipe trains only the critic for {policy_start_step} steps (critic.policy_training_start_step), but "
+            f"trainer.critic_warmup is {critic_warmup}. Set it to {policy_start_step + 1}, the first step of the policy.": (
                 policy_start_step and critic_warmup != policy_start_step + 1
             ),
         }
@@ -193,14 +194,14 @@ def _manager_name(config: Any) -> str | None:
     return None if (manager_config.source, manager_config.name) == (MANAGER[0], MANAGER[2]) else manager_config.name
 
 
-def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str, RowPart]:
-    """Build the object that runs each mode (such as laser) in verl, by mode name; `policy` returns the policy's `HFModelConfig`."""
+def parts_in(config: Any, scheme: Scheme, get_model_config: Callable[[], Any]) -> dict[str, RowPart]:
+    """Build the object that runs each mode (such as laser) in verl, by mode name."""
     verl_modes = [mode for mode in scheme.modes if "verl" in mode.parts]
     for mode in verl_modes:
         part_class(mode, "verl").check(mode, "verl", config)
     if not verl_modes:
         return {}
-    model_config = policy()
+    model_config = get_model_config()
     return parts_of(
         verl_modes,
         "verl",
@@ -212,7 +213,7 @@ def parts_in(config: Any, scheme: Scheme, policy: Callable[[], Any]) -> dict[str
 
 
 def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
-    """Return error sentences about settings of verl that would change the credit or do nothing, each with whether it applies."""
+    """Map error sentences about verl's settings to whether the configuration has the fault."""
     manager_name, function_path = _manager_name(config), OmegaConf.select(config, "reward.custom_reward_function.path")
     reads_environment = any(objective.reward == "environment" for objective in scheme.objectives)
     actor_config, trainer_config = config.actor_rollout_ref.actor, config.trainer
@@ -245,8 +246,8 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
         f"or name another folder.": (
             run_folder and dump_folder and Path(dump_folder).resolve() == (Path(str(run_folder)) / "rollouts").resolve()
         ),
-        f"reward.reward_manager is {manager_name}{_UNUSED}": manager_name not in (None, "naive") and not reads_environment,
-        f"reward.custom_reward_function is {function_path}{_UNUSED}": function_path is not None and not reads_environment,
+        f"reward.reward_manager is {manager_name}. {_UNUSED}": manager_name not in (None, "naive") and not reads_environment,
+        f"reward.custom_reward_function is {function_path}. {_UNUSED}": function_path is not None and not reads_environment,
         "reward.reward_model.enable is True, but verl passes its reward model only to reward.custom_reward_function. Set the path "
         "and name of such a function, and add {reward: environment, pays: [...]} to the recipe.": (
             OmegaConf.select(config, "reward.reward_model.enable") and not (reads_environment and function_path is not None)

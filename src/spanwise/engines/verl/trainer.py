@@ -21,7 +21,7 @@ from spanwise.modes.parts import RowPart
 #: verl's trainer modes, each of which can train with a recipe.
 MODES = ("sync", "colocate_async", "separate_async")
 #: About how many tokens, padding included, get their advantages in one pass.
-SHARE = 2**21
+CHUNK_TOKENS = 2**21
 
 
 def attach(v1: Any) -> None:
@@ -38,8 +38,8 @@ def attach(v1: Any) -> None:
         if run is None:
             return original(self, batch, metrics)
         batch_rows = rows_of(batch, run.tokens, run.parts)
-        if run.takes_shares:
-            return _by_shares(v1.trainer_base.MetricsAggregator, partial(original, self), batch, metrics, batch_rows, run)
+        if run.allows_chunks:
+            return _in_chunks(v1.trainer_base.MetricsAggregator, partial(original, self), batch, metrics, batch_rows, run)
         with carrying(partial(run.credit, batch_rows, getattr(self, "global_steps", 1) - 1)):
             batch = original(self, batch, metrics)
         metrics.update(run.result.metrics if run.result else {})
@@ -56,20 +56,18 @@ def attach(v1: Any) -> None:
         return computed_metrics
 
 
-def _by_shares(aggregator: Any, original: Any, batch: Any, metrics: dict[str, Any], rows: Rows, run: VerlRun) -> Any:
-    """Let verl compute advantages for some rows of a batch at a time, because a table of all tokens may be huge.
-
-    verl's metrics of the shares are joined like those of its mini-batches.
-    """
-    batch_shares = run.credit_rows(rows, [uid for uid, _ in rows.session or ()])
-    credited_shares, joined_metrics = [], aggregator()
-    for share in batch_shares.split(SHARE):
-        share_metrics: dict[str, Any] = {}
-        with carrying(partial(run.credit_share, batch_shares, share)):
-            credited_shares.append(original(batch.select_keys([batch.keys[n] for n in share]), share_metrics))
-        joined_metrics.add_step_metrics(share_metrics, sample_count=len(share))
-    metrics.update({**joined_metrics.get_aggregated_metrics(), **batch_shares.batch.metrics})
-    return type(batch).concat(credited_shares).select_keys(batch.keys)
+def _in_chunks(aggregator: Any, original: Any, batch: Any, metrics: dict[str, Any], rows: Rows, run: VerlRun) -> Any:
+    """Let verl compute advantages for some rows of a batch at a time, because a table of all tokens may be huge."""
+    uids = [uid for uid, _ in rows.session or ()]
+    chunked_credit = run.credit_rows(rows, uids)
+    credited_chunks, joined_metrics = [], aggregator()
+    for chunk in chunked_credit.split(CHUNK_TOKENS):
+        chunk_metrics: dict[str, Any] = {}
+        with carrying(partial(run.credit_chunk, chunked_credit, chunk)):
+            credited_chunks.append(original(batch.select_keys([batch.keys[n] for n in chunk]), chunk_metrics))
+        joined_metrics.add_step_metrics(chunk_metrics, sample_count=len(chunk))
+    metrics.update({**joined_metrics.get_aggregated_metrics(), **chunked_credit.batch.metrics})
+    return type(batch).concat(credited_chunks).select_keys(batch.keys)
 
 
 def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, RowPart] | None = None) -> Rows:
@@ -87,7 +85,7 @@ def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, RowPart] 
     return Rows(
         packed=[(fields.get("reward_extra_info") or {}).get(KEY) for fields in extra_fields],
         session=[(uid, session) for uid, session, _ in key_parts],
-        step=[int(output) for _, _, output in key_parts],
+        output_number=[int(output) for _, _, output in key_parts],
         padding=[bool(tag.get("is_padding")) for tag in batch.tags],
         tokens={name: fetched_fields[field].to_padded_tensor(0.0) for name, field in tokens.items()},
         places=token_column_by_mode,
@@ -100,7 +98,7 @@ def _fetch(batch: Any, *fields: str) -> Any:
 
 
 def _write_targets(batch: Any, rows: Rows, targets: Mapping[str, Tensor]) -> None:
-    """Write the targets of modes such as laser over the old log-probabilities of their tokens in the TransferQueue."""
+    """Replace the old log-probability of each token that a mode appended by the token's target, in the TransferQueue."""
     old_logp_rows = [row.clone() for row in _fetch(batch, "old_log_probs")["old_log_probs"].unbind()]
     for name, target_n in targets.items():
         for n, target in zip(rows.real, target_n, strict=True):
