@@ -87,7 +87,7 @@ def test_what_fits(data):
 
 def test_what_gives_way_or_changes_nothing_is_said(data):
     cfg = small.config(data, recipe=small.BROADCAST, **of_algorithm(advantage_estimator="grpo"))
-    with pytest.warns(UserWarning, match="advantage_estimator=grpo is not used: method 'rloo'"):
+    with pytest.warns(UserWarning, match="advantage_estimator=grpo is not used: the recipe's method is 'rloo'"):
         check(cfg)
     assert cfg.trainer.algorithm.advantage_estimator == "spanwise"
     with pytest.warns(UserWarning, match=r"(gamma|lambd)=0\..* is taken as the recipe's option (gamma|lam)\."):

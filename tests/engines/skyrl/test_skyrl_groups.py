@@ -86,7 +86,7 @@ def test_the_filter_leaves_out_what_teaches_no_block_and_changes_no_other_advant
         batches[on], trainers[on] = trainer.compute_advantages_and_returns(batch), trainer
         rows = trainer.last_rows
         kind_of = dict(zip(dict.fromkeys(rows.uids), kinds, strict=True))
-        left_out = torch.tensor([on and kind_of[rows.uids[s]] not in USEFUL for s in rows.last_n])
+        left_out = torch.tensor([on and kind_of[rows.uids[s]] not in USEFUL for s in rows.source_row_n])
         size = len(left_out)
         assert torch.equal(batches[on]["loss_mask"][:size], masks[:size] * ~left_out[:, None])
     assert torch.equal(trainers[True].last_advantages, trainers[False].last_advantages)

@@ -47,15 +47,12 @@ _FIXED: dict[str, tuple[Any, str]] = {
         False,
         "the option subtracts one mean of all tokens, padding included, from the advantages of every block",
     ),
-    "trainer.algorithm.use_kl_in_reward": (
-        False,
-        "the option changes a reward that spanwise does not use; set use_kl_loss=true instead",
-    ),
+    "trainer.algorithm.use_kl_in_reward": (False, "spanwise ignores the changed reward; set use_kl_loss=true instead"),
 }
 REDUCTIONS = ("token_mean", "prompt_mean", "sequence_mean", "seq_mean_token_sum_norm", "token_mean_legacy")
 #: The accepted values of SkyRL's `advantage_estimator`; the recipe's credit method replaces each of them.
 ESTIMATORS = ("spanwise", *AdvantageEstimator)
-#: SkyRL's policy losses that work together with the extra loss term of a mode such as laser.
+#: SkyRL's policy losses to which spanwise can add another loss term.
 LOSSES = ("regular", "dual_clip", "gspo", "cispo", "sapo")
 #: The option of SkyRL that names the run folder.
 OPTION = "trainer.algorithm.spanwise.folder"
@@ -67,19 +64,16 @@ def check(cfg: Any) -> RecipeRule:
     say(untested("skyrl", skyrl_version))
     algorithm_config, generator_config, stepwise = cfg.trainer.algorithm, cfg.generator, cfg.generator.step_wise_trajectories
     spanwise_options, loss_name = algorithm_config.spanwise, algorithm_config.policy_loss_type
-    estimator_name = algorithm_config.advantage_estimator
+    estimator_name, reduction = algorithm_config.advantage_estimator, algorithm_config.loss_reduction
     mini_batch_rows = cfg.trainer.policy_mini_batch_size * generator_config.n_samples_per_prompt
     micro_batch_rows = cfg.trainer.micro_train_batch_size_per_gpu
     faults = {
         "There is no recipe; add trainer.algorithm.spanwise.recipe=recipe.yaml.": spanwise_options.recipe is None,
         unknown("trainer.algorithm.advantage_estimator", estimator_name, ESTIMATORS): estimator_name not in ESTIMATORS,
-        unknown("trainer.algorithm.loss_reduction", algorithm_config.loss_reduction, REDUCTIONS): (
-            algorithm_config.loss_reduction not in REDUCTIONS
-        ),
-        f"trainer.algorithm.loss_reduction is 'token_mean_legacy', which drops the rows that fill no micro-batch, and "
-        f"{mini_batch_rows} rows of a mini-batch do not divide into micro-batches of {micro_batch_rows}. Use token_mean, which "
-        "gives the same loss here.": algorithm_config.loss_reduction == "token_mean_legacy"
-        and mini_batch_rows % micro_batch_rows,
+        unknown("trainer.algorithm.loss_reduction", reduction, REDUCTIONS): reduction not in REDUCTIONS,
+        f"trainer.algorithm.loss_reduction is 'token_mean_legacy', which drops the last rows of each mini-batch, because "
+        f"{mini_batch_rows} rows do not divide into micro-batches of {micro_batch_rows}. Use token_mean, which gives the same "
+        "loss here.": reduction == "token_mean_legacy" and mini_batch_rows % micro_batch_rows,
         "trainer.algorithm.policy_loss_type is 'cross_entropy', a loss without advantages. Use 'regular'.": (
             loss_name == "cross_entropy"
         ),
@@ -122,14 +116,11 @@ def check(cfg: Any) -> RecipeRule:
         part_class(mode, "skyrl").check(mode, "skyrl", cfg)
     row_fields = {"logp_nt", "value_nt"}  # SkyRL computes these two fields for its own rows, not for single turns
     provided_fields = {"group_n", "ids_nt", "mask_nt", "columns", "steps", *row_fields, *added_by(scheme.modes, "skyrl")}
-    late_batch_fields = row_fields if reads_turns(scheme, stepwise=stepwise) else set()
-    scheme.check(provided_fields, at_read=provided_fields - late_batch_fields)
+    fields_lacking_at_read = row_fields if reads_turns(scheme, stepwise=stepwise) else set()
+    scheme.check(provided_fields, at_read=provided_fields - fields_lacking_at_read)
     say(idle_fields(spanwise_options.recipe, engine="SkyRL"))
     if estimator_name not in ("spanwise", scheme.method):
-        say(
-            f"trainer.algorithm.advantage_estimator={estimator_name} is not used: method '{scheme.method}' of the recipe replaces "
-            "it."
-        )
+        say(f"trainer.algorithm.advantage_estimator={estimator_name} is not used: the recipe's method is '{scheme.method}'.")
     algorithm_config.advantage_estimator = "spanwise"
     say(*discount_notes)
     RunRecord.of(vars(spanwise_options), option=OPTION)
@@ -137,25 +128,25 @@ def check(cfg: Any) -> RecipeRule:
 
 
 def reads_turns(scheme: Scheme, *, stepwise: bool) -> bool:
-    """Return whether each turn becomes a row of its own; methods that run over tokens need whole rollouts instead."""
+    """Return whether the credit is computed for single turns instead of whole rollouts."""
     return scheme.entry.kind != "token" and (stepwise or "steps" in scheme.needs)
 
 
 def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, Any]:
-    """Return error sentences about group filters of SkyRL that conflict with the recipe, each with whether it applies."""
+    """Map error sentences about SkyRL's group filters to whether the configuration has the fault."""
     algorithm_config, mode_names = cfg.trainer.algorithm, [mode.name for mode in scheme.modes if "skyrl" in mode.parts]
     sampling_type = algorithm_config.dynamic_sampling.type
     filter_setting = "trainer.fully_async.sample_full_batch" if cfg.trainer.fully_async.sample_full_batch else ""
     filter_setting = f"trainer.algorithm.dynamic_sampling.type={sampling_type}" if sampling_type else filter_setting
-    late_fields = sorted({"logp_nt", "value_nt"} & scheme.needs) or mode_names
+    computed_after_sampling = sorted({"logp_nt", "value_nt"} & scheme.needs) or mode_names
     return {
         f"{filter_setting} loses a generator's columns in SkyRL {skyrl_version}. Install skyrl 0.4 or newer, or remove the "
         "setting.": sampling_type is not None and Version(skyrl_version) < Version("0.4"),
         f"{filter_setting} counts rows, but in step-wise training a row is one turn, not a rollout. Remove the setting.": (
             sampling_type is not None and cfg.generator.step_wise_trajectories
         ),
-        f"{filter_setting} keeps the groups that get credit, but the credit needs {', '.join(late_fields)}, which SkyRL computes "
-        "after sampling. Remove the setting.": filter_setting and late_fields,
+        f"{filter_setting} keeps the groups that get credit, but the credit needs {', '.join(computed_after_sampling)}, "
+        "which SkyRL computes after sampling. Remove the setting.": filter_setting and computed_after_sampling,
         "trainer.algorithm.zero_variance_filter leaves out completions from which a mode still learns. Remove the setting.": (
             algorithm_config.zero_variance_filter and mode_names
         ),

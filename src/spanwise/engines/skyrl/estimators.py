@@ -33,17 +33,17 @@ def register() -> None:
             AdvantageEstimatorRegistry.register(name, function)
 
 
-def register_loss(mode: str, loss_name: str, split_token: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> str:
+def register_loss(mode: str, loss_name: str, split_loss: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> str:
     """Register the sum of a SkyRL policy loss and a mode's loss term (such as laser's), and return its registry name."""
     combined_name = f"spanwise_{mode}_{loss_name}"
     if combined_name not in PolicyLossRegistry._functions:
-        PolicyLossRegistry.register(combined_name, partial(_with_mode, loss_name, split_token))
+        PolicyLossRegistry.register(combined_name, partial(_with_mode, loss_name, split_loss))
     return combined_name
 
 
 def _with_mode(
     loss_name: str,
-    split_token: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    split_loss: Callable[..., tuple[Tensor, Tensor, Tensor]],
     log_probs: Tensor,
     old_log_probs: Tensor,
     advantages: Tensor,
@@ -51,8 +51,8 @@ def _with_mode(
     loss_mask: Tensor | None = None,
     rollout_logprobs: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Add a mode's loss term to a policy loss of SkyRL; both sum over tokens, as SkyRL divides advantages beforehand."""
-    old_logp_nt, adv_nt, mode_loss_nt = split_token(log_probs, old_log_probs, advantages, loss_mask)
+    """Return the sum of a policy loss of SkyRL and a mode's own loss."""
+    old_logp_nt, adv_nt, mode_loss_nt = split_loss(log_probs, old_log_probs, advantages, loss_mask)
     inner_config = copy.copy(config)
     inner_config.policy_loss_type = loss_name  # some losses of SkyRL read their own name from this field
     loss_options: dict[str, Any] = {"config": inner_config, "loss_mask": loss_mask, "rollout_logprobs": rollout_logprobs}
@@ -63,9 +63,7 @@ def _with_mode(
 def _by_recipe(token_level_rewards: Tensor, *, config: Any, **rest: Any) -> tuple[Tensor, Tensor]:
     """Return NaN for every token; the trainer of spanwise's entrypoint later writes the recipe's advantages there."""
     if not isinstance(config, SpanwiseAlgorithmConfig):
-        raise RecipeError(
-            f"advantage_estimator=spanwise needs a recipe, and SkyRL's registry passes none; use {_ENTRYPOINT}."
-        )
+        raise RecipeError(f"advantage_estimator=spanwise needs a recipe, but SkyRL's registry has none; use {_ENTRYPOINT}.")
     nan_nt = torch.full_like(token_level_rewards, torch.nan)
     return nan_nt, nan_nt
 

@@ -36,9 +36,9 @@ class SampledRows:
         sampled_turns = list(zip(output["prompt_token_ids"], output["response_ids"], output["trajectory_ids"], strict=True))
         place_s: list[tuple[int, int]] = []
         for n, (prompt, response) in enumerate(zip(trained["prompt_token_ids"], trained["response_ids"], strict=True)):
-            row_ids, matched_length, trajectory_id = [*prompt, *response], len(prompt), sampled_turns[len(place_s)][2]
-            while len(place_s) < len(sampled_turns):
-                turn_prompt, turn_response, turn_trajectory_id = sampled_turns[len(place_s)]
+            row_ids, first_turn = [*prompt, *response], len(place_s)
+            matched_length, trajectory_id = len(prompt), output["trajectory_ids"][first_turn]
+            for turn_prompt, turn_response, turn_trajectory_id in sampled_turns[first_turn:]:
                 if (
                     turn_trajectory_id != trajectory_id
                     or len(turn_prompt) < matched_length
@@ -50,19 +50,19 @@ class SampledRows:
         return SampledRows(output, uids, place_s, response_lengths, stepwise)
 
     @cached_property
-    def last_n(self) -> list[int]:
+    def source_row_n(self) -> list[int]:
         """For each row of the training batch, the index of the last generator row that was merged into it."""
         return list({n: s for s, (n, _) in enumerate(self.place_s)}.values())
 
     @cached_property
     def extra(self) -> dict[str, list[Any]]:
-        """The lists with one value per row that a generator's output has besides SkyRL's own fields, by name."""
+        """Maps the names of the generator's additional columns to their values, one per row."""
         row_count = len(self.uids)
         output_lists = {name: values for name, values in self.output.items() if isinstance(values, list)}
         return {name: values for name, values in output_lists.items() if name not in _KNOWN and len(values) == row_count}
 
     @cached_property
-    def trajectory_s(self) -> list[int]:
+    def rollout_s(self) -> list[int]:
         """For each row of the generator's output, the number of its rollout, from 0."""
         if not self.stepwise:
             return list(range(len(self.uids)))
@@ -75,13 +75,13 @@ class SampledRows:
 
         Without `data` (SkyRL's tables of these rows) the batch is left-aligned and only has ids, mask and columns.
         """
-        last_row_indices = self.last_n
+        source_rows = self.source_row_n
         row_rewards = [float(sum(reward) if isinstance(reward, list) else reward) for reward in self.output["rewards"]]
         row_columns: dict[str, list[Any]] = {**self.extra, "environment": row_rewards}
         if not self.stepwise:
             row_columns["completion_ids"] = list(self.output["response_ids"])
-        uids, row_count = [self.uids[s] for s in last_row_indices], len(last_row_indices)
-        named_columns = columns(uids) | {name: [column[s] for s in last_row_indices] for name, column in row_columns.items()}
+        uids, row_count = [self.uids[s] for s in source_rows], len(source_rows)
+        named_columns = columns(uids) | {name: [column[s] for s in source_rows] for name, column in row_columns.items()}
         if data is None:
             responses, loss_masks = self.output["response_ids"], self.output["loss_masks"]
             sampled_masks = [mask if any(mask) else [1] * len(mask) for mask in loss_masks]
@@ -92,13 +92,13 @@ class SampledRows:
         # For some losses SkyRL computes no log-probabilities under the policy, and uses those from sampling instead.
         logp_nt = data.get("rollout_logprobs") if logp_nt is None else logp_nt
         untrained_n1 = ~trained_nt.any(dim=1, keepdim=True)
-        rollout_and_step_n = torch.tensor([self.trajectory_s[s] for s in last_row_indices]), torch.arange(row_count)
+        rollout_n = torch.tensor([self.rollout_s[s] for s in source_rows])
         return Batch(
             uids,
             data["sequences"][:row_count, -response_width:],
             trained_nt | (untrained_n1 & data["response_mask"][:row_count].bool()),
             columns=named_columns,
-            steps=Steps(*rollout_and_step_n) if self.stepwise else None,
+            steps=Steps(rollout_n, torch.arange(row_count)) if self.stepwise else None,
             value_nt=None if value_nt is None else value_nt[:row_count],
             logp_nt=None if logp_nt is None else logp_nt[:row_count],
         )
@@ -123,11 +123,12 @@ class SampledRows:
         states = None
         if anchored and "anchors" not in turn_columns:  # without named states, a turn's state is all tokens before the turn
             states = [(*prompts[s], *responses[s][:start]) for s, _, start, _ in turn_ranges]
-        row_index_s, turn_s = [s for s, *_ in turn_ranges], torch.arange(len(turn_ranges))
-        steps = Steps(torch.tensor([self.trajectory_s[s] for s in row_index_s]), turn_s, turn_columns.pop("anchors", states))
+        row_of_turn, turn_number_s = [s for s, *_ in turn_ranges], torch.arange(len(turn_ranges))
+        rollout_of_turn = torch.tensor([self.rollout_s[row] for row in row_of_turn])
+        states = turn_columns.pop("anchors", states)
         turn_columns["environment"] = [self._turn_reward(s, ranges_s[s], k) for s, k, _, _ in turn_ranges]
         turn_columns["completion_ids"] = [responses[s][start:end] for s, _, start, end in turn_ranges]
-        uids = [self.uids[s] for s in row_index_s]
+        uids = [self.uids[row] for row in row_of_turn]
         turn_masks = [loss_masks[s][start:end] for s, _, start, end in turn_ranges]
         # Turns that the generator left out of the loss are still scored and compared, so all their tokens count as sampled.
         batch = Batch.jagged(
@@ -135,15 +136,15 @@ class SampledRows:
             uids,
             sampled=[mask if any(mask) else [1] * len(mask) for mask in turn_masks],
             columns={**columns(uids), **turn_columns},
-            steps=steps,
+            steps=Steps(rollout_of_turn, turn_number_s, states),
         )
-        row_of_turn_s = torch.tensor([self.place_s[s][0] for s in row_index_s])
-        first_column_of_row_s = [width - self.length_n[n] + token for n, token in self.place_s]
-        first_column_s = [first_column_of_row_s[s] + start for s, _, start, _ in turn_ranges]
+        training_row_s = torch.tensor([self.place_s[row][0] for row in row_of_turn])
+        row_start_columns = [width - self.length_n[n] + offset for n, offset in self.place_s]
+        turn_start_s1 = torch.tensor([row_start_columns[row] + start for row, _, start, _ in turn_ranges])[:, None]
         turn_length_s1 = torch.tensor([end - start for *_, start, end in turn_ranges])[:, None]
         token_offset_u = torch.arange(int(turn_length_s1.max()))
-        column_su = torch.where(token_offset_u < turn_length_s1, torch.tensor(first_column_s)[:, None] + token_offset_u, -1)
-        return batch, Turns(row_of_turn_s, turn_s, column_su, width)
+        column_su = torch.where(token_offset_u < turn_length_s1, turn_start_s1 + token_offset_u, -1)
+        return batch, Turns(training_row_s, turn_number_s, column_su, width)
 
     def _turn_reward(self, s: int, ranges: Sequence[tuple[int, int]], k: int) -> float | None:
         """Return the environment's reward of a turn: the sum of the row's token rewards up to the start of the next turn."""
@@ -155,6 +156,7 @@ class SampledRows:
 
 def _runs(mask: Sequence[int]) -> list[tuple[int, int]]:
     """Return the start and end of each unbroken run of sampled tokens; a mask without sampled tokens is one run."""
-    run_bounds = [0, *accumulate(len(list(group)) for _, group in groupby(bool(sampled) for sampled in mask))]
+    run_lengths = [len(list(run)) for _, run in groupby(mask, key=bool)]
+    run_bounds = [0, *accumulate(run_lengths)]
     sampled_ranges = [(start, end) for start, end in pairwise(run_bounds) if mask[start]]
     return sampled_ranges or [(0, len(mask))]

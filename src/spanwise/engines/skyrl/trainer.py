@@ -24,7 +24,7 @@ from spanwise.rollouts import Rollouts
 from spanwise.segment import Vocabulary
 from spanwise.step import ReadBatch, Step, StepResult, in_useful_groups
 
-#: The key of the real rewards in a generator's output, while substitute rewards tell SkyRL which groups to keep.
+#: The key of the real rewards in a generator's output, while fake rewards tell SkyRL which groups to keep.
 _REWARDS = "spanwise_rewards"
 #: Metrics of a policy update: their names in spanwise's report, and SkyRL's names.
 UPDATE = {
@@ -63,7 +63,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         )
         for name, part in self.parts.items():  # SkyRL's workers, built later, find their loss by this name
             algorithm.policy_loss_type = register_loss(name, algorithm.policy_loss_type, part.parted)
-        self._ended: dict[str, Tensor] = {}
+        self._appended: dict[str, Tensor] = {}
         self.last_advantages: Tensor | None = None
         self.last_rows: SampledRows | None = None
         self.step = Step(self.scheme)
@@ -88,7 +88,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         self.last_rows = SampledRows.of(unmerged_output, turn_uids, merged_output, stepwise=is_stepwise)
         for name, part in self.parts.items():
             ended_n = list(map(part.ended, merged_output["response_ids"], merged_output["loss_masks"]))
-            self._ended[name] = torch.tensor(ended_n)
+            self._appended[name] = torch.tensor(ended_n)
             appended_value_by_field = {"response_ids": part.token, "loss_masks": 0, "rewards": 0.0, "rollout_logprobs": 0.0}
             for field, token_value in appended_value_by_field.items():
                 if merged_output.get(field) is not None:
@@ -101,10 +101,10 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """Let SkyRL sample further prompts until enough prompt groups have a completion with credit."""
         useful_uids = self._useful_uids(generator_output, uids)
         # SkyRL keeps groups whose rewards differ, so here one row of each useful group has reward 1 and all others have 0.
-        first_row_by_uid = {uid: row for row, uid in reversed(list(enumerate(uids)))}
-        substitute_rewards = [float(uid in useful_uids and first_row_by_uid[uid] == row) for row, uid in enumerate(uids)]
-        substitute_output = {**generator_output, "rewards": substitute_rewards, _REWARDS: generator_output["rewards"]}
-        sampled_output, uids, keep_sampling = super().handle_dynamic_sampling(substitute_output, uids)
+        first_useful_rows = {uids.index(uid) for uid in useful_uids}
+        fake_rewards = [1.0 if row in first_useful_rows else 0.0 for row in range(len(uids))]
+        fake_output = {**generator_output, "rewards": fake_rewards, _REWARDS: generator_output["rewards"]}
+        sampled_output, uids, keep_sampling = super().handle_dynamic_sampling(fake_output, uids)
         original_rewards = sampled_output.pop(_REWARDS)
         return {**sampled_output, "rewards": original_rewards}, uids, keep_sampling
 
@@ -124,7 +124,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
         """Compute old log-probabilities or values, and prevent SkyRL from shifting them to other rows."""
-        # SkyRL leaves padding rows of mini-batches in its results, which shifts later rows; one pass over all rows has no padding.
+        # SkyRL would leave padding rows between mini-batches. Without boundaries it makes one pass, which needs no padding.
         rank_count = self.dispatch.get_lcm_dp_size()
         needs_padding = any((end - start) % rank_count for start, end in mini_batch_boundaries or ())
         return super()._execute_forward_pass(model, batch, key, None if needs_padding else mini_batch_boundaries or None)
@@ -152,10 +152,10 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         batch, reading = scored_batch.batch, scored_batch.reading
         if self.scheme.value_names:  # the critic is not fitted to rows that the generator left out of the loss
             batch = replace(batch, mask_nt=mask_nt[:row_count])
-        # The token that a mode appends to a row is in the last column, because rows are right-aligned.
-        column_by_mode = {name: torch.where(ended_n, mask_nt.shape[1] - 1, -1) for name, ended_n in self._ended.items()}
+        last_column = mask_nt.shape[1] - 1  # rows are right-aligned, so this column has the token that a mode appended
+        mode_token_columns = {mode: torch.where(appended_n, last_column, -1) for mode, appended_n in self._appended.items()}
         for name, part in self.parts.items():
-            mode_logp_n = token_logp(data["action_log_probs"][:row_count], column_by_mode[name])
+            mode_logp_n = token_logp(data["action_log_probs"][:row_count], mode_token_columns[name])
             batch = replace(batch, **part.fields(mode_logp_n, self.global_step - 1))
         scored_batch = replace(scored_batch, batch=batch)
         step_result = self.step.finish(scored_batch, number=self.global_step, dtype=self.advantage_dtype)
@@ -165,8 +165,9 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             mask_nt = data["loss_mask"] > 0
         # The mask sets advantages to 0 in padding and in rows that are left out of the loss.
         adv_nt = pad(adv_nt, (0, 0, 0, len(mask_nt) - row_count)) * mask_nt
-        all_metrics, rollout_n = dict(step_result.metrics), torch.tensor([rows.trajectory_s[s] for s in rows.last_n])
-        factor_n1 = fold_factor(
+        all_metrics = dict(step_result.metrics)
+        rollout_n = torch.tensor([rows.rollout_s[s] for s in rows.source_row_n])
+        advantage_factor_n1 = fold_factor(
             data["loss_mask"],
             pad(rollout_n, (0, len(mask_nt) - row_count), value=-1),  # padding rows, without a token in the loss, get -1
             loss_reduction=self.cfg.trainer.algorithm.loss_reduction,
@@ -175,7 +176,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             max_seq_len=self.cfg.trainer.algorithm.max_seq_len,
             micro_batch_size=self.cfg.trainer.micro_train_batch_size_per_gpu,
         )
-        data["advantages"], data["returns"] = adv_nt * factor_n1, adv_nt
+        data["advantages"], data["returns"] = adv_nt * advantage_factor_n1, adv_nt
         if batch.value_nt is not None and self.scheme.value_names:
             # SkyRL multiplies errors by the loss mask, and NaN times 0 is NaN, so masked tokens hold 0.
             return_nt, critic_metrics = returns(reading, batch, self.scheme, lam=self.critic_config.gae_lambda_value)
@@ -183,11 +184,11 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             for name, value_nt in (("values", batch.value_nt), ("returns", return_nt)):
                 data[name] = torch.where(mask_nt, pad(value_nt, (0, 0, 0, len(mask_nt) - row_count)), 0.0)
         for name, part in self.parts.items():
-            mode_weight_n, target_n, mode_metrics = part.lesson(reading, self.scheme, self.global_step - 1, rows=row_count)
-            mode_weight_n = mode_weight_n * factor_n1[:row_count, 0]
-            for field, value_n in (("advantages", mode_weight_n), ("action_log_probs", target_n)):
-                data[field] = with_token(data[field], column_by_mode[name], value_n)
-            all_metrics |= mode_metrics
+            mode_weight_n, target_logp_n, metrics = part.lesson(reading, self.scheme, self.global_step - 1, rows=row_count)
+            mode_weight_n = mode_weight_n * advantage_factor_n1[:row_count, 0]
+            for field, value_n in (("advantages", mode_weight_n), ("action_log_probs", target_logp_n)):
+                data[field] = with_token(data[field], mode_token_columns[name], value_n)
+            all_metrics |= metrics
         self.last_advantages = adv_nt[:row_count]
         if self._record is not None:
             self._keep(self._record, replace(step_result, metrics=all_metrics), rows)
@@ -200,9 +201,10 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def _leave_out_useless(self, data: Any, result: StepResult, rows: SampledRows) -> None:
         """Take groups without credit out of the loss (KL and entropy too), as SkyRL's zero-variance filter does."""
-        tolerance, group_s = self.cfg.trainer.algorithm.zero_variance_filter_tol, result.own.batch.group_n
-        useful_uids = _prompts_of(rows.uids, group_s[in_useful_groups(result.credit, group_s, tolerance=tolerance)])
-        for n, s in enumerate(rows.last_n):
+        tolerance = self.cfg.trainer.algorithm.zero_variance_filter_tol
+        group_n = result.own.batch.group_n
+        useful_uids = _prompts_of(rows.uids, group_n[in_useful_groups(result.credit, group_n, tolerance=tolerance)])
+        for n, s in enumerate(rows.source_row_n):
             if rows.uids[s] not in useful_uids:
                 data["loss_mask"][n] = 0
         self.all_metrics["reward/num_zero_variance_filtered"] = len(set(rows.uids)) - len(useful_uids)
@@ -210,9 +212,9 @@ class SpanRayPPOTrainer(RayPPOTrainer):
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
         """Return the dataset's columns for some prompts; nested mappings become columns such as `reward_spec.ground_truth`."""
         prompt_dataset: Any = self.train_dataset
-        # A prompt id made of digits is the prompt's row number in `PromptDataset`; a prompt with another id gets no columns.
-        row_by_uid = {uid: prompt_dataset[int(uid)][2] if uid.isdecimal() else {} for uid in dict.fromkeys(uids)}
-        return columns_of([row_by_uid[uid] for uid in uids])
+        # Only a prompt id of digits has columns: it is a row number of `PromptDataset`, whose third entry holds the columns.
+        columns_by_uid = {uid: prompt_dataset[int(uid)][2] if uid.isdecimal() else {} for uid in set(uids)}
+        return columns_of([columns_by_uid[uid] for uid in uids])
 
     def _keep(self, record: RunRecord, result: StepResult, sampled_rows: SampledRows) -> None:
         """Write the metrics of a credited batch, and its rollouts if they are due, to the run folder."""
@@ -263,14 +265,15 @@ def fold_factor(
         prompt_slices = [slice(first, last) for first, last in prompts if start <= first < end]
         micro_slices = [slice(first, first + micro_batch_size) for first in range(start, end, micro_batch_size)]
         slices_by_reduction = {"prompt_mean": prompt_slices, "token_mean_legacy": micro_slices}
-        for divided_slice in slices_by_reduction.get(loss_reduction, [mini_batch_slice]):
-            slice_token_count = length_n[divided_slice].sum()
-            factor_n[divided_slice] = {
-                "token_mean": slice_token_count,
-                "prompt_mean": len(prompt_slices) * slice_token_count,
-                "token_mean_legacy": len(micro_slices) * slice_token_count,
-                "sequence_mean": mini_batch_rows * length_n[divided_slice],
+        for row_slice in slices_by_reduction.get(loss_reduction, [mini_batch_slice]):
+            token_count = length_n[row_slice].sum()
+            divisor_by_reduction = {
+                "token_mean": token_count,
+                "prompt_mean": len(prompt_slices) * token_count,
+                "token_mean_legacy": len(micro_slices) * token_count,
+                "sequence_mean": mini_batch_rows * length_n[row_slice],
                 "seq_mean_token_sum_norm": float(mini_batch_rows * (max_seq_len or 1)),
-            }[loss_reduction]
+            }
+            factor_n[row_slice] = divisor_by_reduction[loss_reduction]
         factor_n[mini_batch_slice] /= len(rollout_n[mini_batch_slice].unique())
     return factor_n[:, None]
