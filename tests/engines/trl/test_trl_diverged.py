@@ -46,7 +46,7 @@ def test_a_loss_that_is_not_finite_names_the_completion(tmp_path, where, token):
         return output
 
     run.model.register_forward_hook(broken, with_kwargs=True)
-    stopped(run, rf"Step 1: the loss is nan; in completion \d .* log-probability of {token} is nan")
+    stopped(run, rf"Step 1: the loss is nan. In completion \d .* log-probability of {token} is nan")
     assert run.state.global_step == 1
 
 

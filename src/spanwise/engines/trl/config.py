@@ -26,7 +26,7 @@ from spanwise.scheme import Scheme
 from spanwise.segment import SEGMENTERS
 
 _SCHEME = "scheme=Scheme.preset('bae', layout, objectives=[Objective(...), ...])"
-#: Bounds that TRL does not check, though negative values reverse a term of the loss and huge values drown the others.
+#: The allowed ranges of options whose values TRL does not check.
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "beta": (0.0, 1e3), "epsilon": (0.0, 1.0), "epsilon_high": (0.0, 1e3), "entropy_coef": (0.0, 1e3),
     "temperature": (0.01, 100.0), "learning_rate": (0.0, 1e3), "num_iterations": (1, 1e4),
@@ -81,8 +81,8 @@ class SpanGRPOConfig(GRPOConfig):
     )
     dynamic_sampling: str | None = _option(
         None,
-        "Replace groups that teach nothing by groups of other prompts (DAPO): with credit, groups in which no block gets credit; "
-        "with the name of an objective, groups in which its reward is the same for all.",
+        "Sample other prompts in place of groups that teach nothing (DAPO). 'credit': groups in which no block gets credit. "
+        "The name of an objective: groups in which all completions have the same reward of this objective.",
     )
     dynamic_sampling_rounds: int = _option(3, "The most rounds in which dynamic_sampling samples other prompts for a batch.")
     canary: bool = _option(True, "On the first micro-batch, check that TRL weighs every token with its own advantage.")
@@ -206,7 +206,8 @@ def check_use(
 ) -> None:
     """Refuse settings that do not work with TRL's version, the model or other options; warn of settings that do nothing."""
     has_adapters = (options or {}).get("peft_config") is not None or hasattr(model, "peft_config")
-    has_model_name = isinstance(model, str) or has_adapters or getattr(getattr(model, "config", None), "_name_or_path", "")
+    path_in_config = getattr(getattr(model, "config", None), "_name_or_path", "")
+    can_load_reference = has_adapters or isinstance(model, str) or bool(path_in_config)
     installed_version = Version(trl_version)
     faults = {
         f"trl {installed_version} divides some losses by numbers that spanwise cannot undo. Install trl 1.10 or newer.": (
@@ -221,7 +222,7 @@ def check_use(
         "Set it to False, or install trl 1.14 or newer.": args.use_liger_kernel and installed_version < Version("1.14"),
         f"beta is {args.beta}, so TRL must load the reference model by name, but your model has no name: it was "
         "built in memory. Save it and its tokenizer in a folder and pass the folder as model, or set beta=0.": (
-            args.beta != 0.0 and not has_model_name
+            args.beta != 0.0 and not can_load_reference
         ),
     }
     refuse(faults)
@@ -244,12 +245,11 @@ def check_datasets(
     for name, dataset in (evaluation if isinstance(evaluation, Mapping) else {"": evaluation}).items():
         argument_name = f"eval_dataset[{name!r}]" if name else "eval_dataset"
         _check_dataset(argument_name, dataset, objectives, prefix=f"{argument_name}: ", kind="evaluation")
-    prompt_count = len(train) if isinstance(train, Dataset) else needed
-    if prompt_count < needed:
+    if isinstance(train, Dataset) and len(train) < needed:
         raise DataError(
-            f"The training dataset has {prompt_count} prompts and one generation batch takes {needed}, so TRL would not make a "
-            "single step. Add prompts, or set per_device_train_batch_size, gradient_accumulation_steps or "
-            "steps_per_generation down or num_generations up."
+            f"The training dataset has {len(train)} prompts and one generation batch takes {needed}, so TRL would not make a "
+            "single step. Add prompts, lower per_device_train_batch_size, gradient_accumulation_steps or "
+            "steps_per_generation, or raise num_generations."
         )
 
 
@@ -273,10 +273,11 @@ def _check_dataset(
     }
     for objective in objectives if known_columns is not None else ():
         column = objective.options.get("column", "answer")
-        faults[
+        missing_column_fault = (
             f"{prefix}Objective '{objective.name}' reads the dataset column '{column}', which does not exist; the columns are "
             f"{', '.join(column_names)}. Rename the column, or set options: {{column: NAME}} in the objective."
-        ] = objective.reward in ("correct", "second_attempt") and column not in column_names
+        )
+        faults[missing_column_fault] = objective.reward in ("correct", "second_attempt") and column not in column_names
     refuse(faults, DataError)
 
 
@@ -291,24 +292,23 @@ def check_prompts(prompts: Iterable[Any], *, template: bool) -> None:
 def check_prefilled(prompt: str, layout: Layout) -> None:
     """Refuse a prompt that ends with an opening tag other than the layout's `prefilled`, and one that lacks the prefilled tag."""
     prompt_end, prefilled = prompt.rstrip(), layout.prefilled or ""
-    sign_finder_by_mark = {part.mark: SEGMENTERS.find(part.segmenter).opens for part in layout.parts}
-    signs_by_mark = {
-        mark: tuple(sign.strip() for sign in find(mark) if sign.strip())
-        for mark, find in sign_finder_by_mark.items()
-        if find is not None
-    }
-    opened_marks = ((mark, sign) for mark, signs in signs_by_mark.items() for sign in signs if prompt_end.endswith(sign))
-    mark, sign = next(opened_marks, ("", ""))
-    prefilled_signs = signs_by_mark.get(prefilled, ())
+    opening_tags_by_mark: dict[str, list[str]] = {}
+    for part in layout.parts:
+        list_opening_tags = SEGMENTERS.find(part.segmenter).opens
+        opening_tags = [] if list_opening_tags is None else list_opening_tags(part.mark)
+        opening_tags_by_mark[part.mark] = [tag.strip() for tag in opening_tags if tag.strip()]
+    mark_and_tag_pairs = [(mark, tag) for mark, tags in opening_tags_by_mark.items() for tag in tags]
+    opened_mark, opened_tag = next((pair for pair in mark_and_tag_pairs if prompt_end.endswith(pair[1])), ("", ""))
+    prefilled_tags = opening_tags_by_mark.get(prefilled, [])
     faults = {
-        f"The prompt already opens {sign}, so no completion will hold that {_noun(mark, sign)}. Write Layout(..., "
-        f"prefilled='{mark}').": sign and mark != prefilled,
-        f"The layout says that the prompt opens {' or '.join(prefilled_signs)}, but a prompt ends with {prompt_end[-40:]!r}. End "
-        f"the prompt with that {_noun(prefilled, *prefilled_signs[:1])}, or leave 'prefilled' out of the layout.": prefilled_signs
-        and not sign,
+        f"The prompt already opens {opened_tag}, so no completion will hold that {_noun(opened_mark, opened_tag)}. Write "
+        f"Layout(..., prefilled='{opened_mark}').": opened_tag and opened_mark != prefilled,
+        f"The layout says that the prompt opens {' or '.join(prefilled_tags)}, but a prompt ends with {prompt_end[-40:]!r}. End "
+        f"the prompt with that {_noun(prefilled, *prefilled_tags[:1])}, or leave 'prefilled' out of the layout.": prefilled_tags
+        and not opened_tag,
     }
     refuse(faults)
 
 
-def _noun(mark: str, sign: str = "") -> str:
-    return "tag" if sign == f"<{mark}>" else "sign"
+def _noun(mark: str, opening_tag: str = "") -> str:
+    return "tag" if opening_tag == f"<{mark}>" else "sign"

@@ -29,7 +29,7 @@ _CANARY = (
     "Spans would not get their own credit. Use a TRL version that this release of spanwise supports, or check subclasses that "
     "override _compute_loss. To train anyway, set canary=False in SpanGRPOConfig."
 )
-_ADVICE = "No weight was updated. Resume from the last checkpoint with a lower learning_rate, or look at"
+_ADVICE = "No weight was updated. Resume from the last checkpoint with a lower learning_rate."
 
 
 def loss_mask(inputs: Mapping[str, Any]) -> Int[Tensor, "n t"]:
@@ -42,20 +42,20 @@ def pooled_logps(
     logps_bt: Float[Tensor, "b t"],
     old_logp_bt: Float[Tensor, "b t"],
     mask_bt: Num[Tensor, "b t"],
-    unit_bt: Int[Tensor, "b t"] | None,
+    block_bt: Int[Tensor, "b t"] | None,
 ) -> Float[Tensor, "b t"]:
     """Change old log-probabilities so that the tokens of a block or completion share one importance ratio.
 
-    log ratio[t] = sg(mean over the unit of t of logp - old) + logp[t] - sg(logp[t]): GSPO-token (Zheng et al. 2025, arXiv
-    2507.18071, equations 13 and 14), with a unit in place of the completion. `unit_bt`: from 0; None: one unit.
+    log ratio[t] = sg(mean over the block of t of logp - old) + logp[t] - sg(logp[t]): GSPO-token (Zheng et al. 2025, arXiv
+    2507.18071, equations 13 and 14), with a block in place of the completion. `block_bt`: from 0; None: one block.
     """
     new_logp_bt = logps_bt.detach()
-    unit_bt = torch.zeros_like(mask_bt, dtype=torch.long) if unit_bt is None else unit_bt.long()
-    token_weight_bt = mask_bt.to(new_logp_bt.dtype)
+    block_bt = torch.zeros_like(mask_bt, dtype=torch.long) if block_bt is None else block_bt.long()
     log_ratio_bt = torch.where(mask_bt.bool(), new_logp_bt - old_logp_bt, 0.0)
-    zeros_bu = new_logp_bt.new_zeros(len(unit_bt), int(unit_bt.max()) + 1)
-    sum_bu, token_count_bu = (zeros_bu.scatter_add(1, unit_bt, value_bt) for value_bt in (log_ratio_bt, token_weight_bt))
-    return new_logp_bt - (sum_bu / token_count_bu.clamp(min=1)).gather(1, unit_bt)
+    zeros_bk = new_logp_bt.new_zeros(len(block_bt), int(block_bt.max()) + 1)
+    log_ratio_sum_bk = zeros_bk.scatter_add(1, block_bt, log_ratio_bt)
+    token_count_bk = zeros_bk.scatter_add(1, block_bt, mask_bt.to(zeros_bk.dtype))
+    return new_logp_bt - (log_ratio_sum_bk / token_count_bk.clamp(min=1)).gather(1, block_bt)
 
 
 def clip_range(args: GRPOConfig) -> tuple[float, float]:
@@ -127,30 +127,30 @@ def check_own_advantage(
 ) -> None:
     """Raise an error unless the loss weighs each trainable token's gradient with the token's own advantage only.
 
-    d/dA_t of sum_s probe_s dL/dlogp_s = -height_t probe_t mask_t / (b accumulation factor); no check at a NaN height
+    d/dA_t of sum_s w_s dL/dlogp_s = -height_t w_t mask_t / (b accumulation factor), w: test weights; no check at NaN heights
     """
-    # A TRL release could average advantages over a completion without an error, as its own advantages do not vary there.
-    # The loss's derivative by log-probabilities and then by advantages shows whether TRL averages, without another forward pass.
-    # The probe's weights in [1, 2) differ from token to token, so an average over tokens does not look like a token's own weight.
+    # TRL gives all tokens of a completion one advantage, so a TRL release that averaged them would raise no error.
+    # The second derivative of the loss shows such an average without another forward pass.
+    # Every token gets a test weight in [1, 2) of its own: multiples of the golden ratio, modulo 1, never repeat.
     token_index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
-    probe_bt = (1 + (token_index_t * 0.6180339887) % 1).to(advantages_bt.dtype).expand_as(advantages_bt)
+    test_weight_bt = (1 + (token_index_t * 0.6180339887) % 1).to(advantages_bt.dtype).expand_as(advantages_bt)
     (logp_gradient_bt,) = torch.autograd.grad(loss, logps_bt, create_graph=True, allow_unused=True)
     advantage_gradient_bt = None
     if logp_gradient_bt is not None and logp_gradient_bt.requires_grad:
-        weighted_sum = (logp_gradient_bt * probe_bt).sum()
+        weighted_sum = (logp_gradient_bt * test_weight_bt).sum()
         (advantage_gradient_bt,) = torch.autograd.grad(weighted_sum, advantages_bt, retain_graph=True, allow_unused=True)
     if advantage_gradient_bt is None:
         raise SpanwiseError(f"The loss does not depend on the advantage of any token. {_CANARY}")
-    row_count = advantages_bt.shape[0]
-    measured_weight_bt = -advantage_gradient_bt * factor_b1 * row_count * accumulation
-    expected_weight_bt = torch.where(mask_bt.bool(), probe_bt * height_bt, 0.0)
-    # The tolerance covers the rounding of bfloat16; the probes of most tokens differ by more. NaN never counts as wrong.
-    is_wrong_bt = (measured_weight_bt - expected_weight_bt).abs() > 0.05
+    loss_divisor_b1 = factor_b1 * advantages_bt.shape[0] * accumulation
+    token_weight_bt = -advantage_gradient_bt * loss_divisor_b1
+    expected_weight_bt = torch.where(mask_bt.bool(), test_weight_bt * height_bt, 0.0)
+    # Rounding to bfloat16 changes a weight by less than 0.05; a comparison with NaN is False.
+    is_wrong_bt = (token_weight_bt - expected_weight_bt).abs() > 0.05
     if bool(is_wrong_bt.any()):
         row, token = (int(index) for index in is_wrong_bt.nonzero()[0])
         raise SpanwiseError(
-            f"The gradient of token {token} of completion {row} is not weighted with its own advantage: in a probe the weight is "
-            f"{float(measured_weight_bt[row, token]):.4g} and must be {float(expected_weight_bt[row, token]):.4g}. {_CANARY}"
+            f"The gradient of token {token} of completion {row} is not weighted with its own advantage: in a test the weight is "
+            f"{float(token_weight_bt[row, token]):.4g} and must be {float(expected_weight_bt[row, token]):.4g}. {_CANARY}"
         )
 
 
@@ -162,28 +162,30 @@ def check_loss(
         return
     loss_value = float(loss.detach())
     old_logp_bt = inputs.get("old_per_token_logps")
-    table_by_name = {
+    token_values_by_name = {
         "advantage": inputs.get("advantages"),
         "log-probability": logps_bt,
         "log-probability before the update": old_logp_bt,
         "reference": inputs.get("ref_per_token_logps"),
         "ratio": None if logps_bt is None or old_logp_bt is None else (logps_bt.detach() - old_logp_bt).exp(),
     }
-    for name, value_bt in table_by_name.items():
+    for name, value_bt in token_values_by_name.items():
         if value_bt is None or bool(value_bt.isfinite().all()):
             continue
         not_finite_bt = ~value_bt.isfinite()
-        unmasked_bt = not_finite_bt & mask_bt.bool()  # a masked NaN counts, too: TRL multiplies it by 0, which gives NaN
-        row, token = (unmasked_bt if bool(unmasked_bt.any()) else not_finite_bt).nonzero()[0].tolist()
-        adjective = "" if bool(mask_bt[row, token]) else "masked "
+        faulty_in_mask_bt = not_finite_bt & mask_bt.bool()
+        # A NaN outside the mask ruins the loss, too, because TRL multiplies it by 0.
+        row, token = (faulty_in_mask_bt if bool(faulty_in_mask_bt.any()) else not_finite_bt).nonzero()[0].tolist()
+        token_text = f"token {token}" if bool(mask_bt[row, token]) else f"masked token {token}"
         completion_ids = inputs["completion_ids"][row][mask_bt[row].bool()].tolist()
         completion_text = repr(tokenizer.decode(completion_ids, skip_special_tokens=False)[:200])
         raise DivergedError(
-            f"Step {step}: the loss is {loss_value}; in completion {row} of the micro-batch of {len(mask_bt)}, the {name} of "
-            f"{adjective}token {token} is {float(value_bt.detach()[row, token])}: {completion_text}. {_ADVICE} that completion."
+            f"Step {step}: the loss is {loss_value}. In completion {row} of the micro-batch of {len(mask_bt)}, "
+            f"the {name} of {token_text} is {float(value_bt.detach()[row, token])}. {_ADVICE} The completion: {completion_text}"
         )
     raise DivergedError(
-        f"Step {step}: the loss is {loss_value}, but all numbers of its completions are finite. {_ADVICE} beta and entropy."
+        f"Step {step}: the loss is {loss_value}, but all numbers of its completions are finite. {_ADVICE} "
+        "Look at beta and entropy_coef, too."
     )
 
 
@@ -202,10 +204,10 @@ class GradientGuard(TrainerCallback):
         if not bool(gradient_norm.isfinite()):
             named_gradients = ((name, weight.grad) for name, weight in model.named_parameters() if weight.grad is not None)
             faulty_names = [name for name, gradient in named_gradients if not bool(gradient.isfinite().all())]
-            location_text = "though each parameter's is"
+            parameter_text = "although the gradient of every parameter is finite"
             if faulty_names:
-                location_text = f"in {len(faulty_names)} of {len(gradients)} parameters, {faulty_names[0]} first"
+                parameter_text = f"in {len(faulty_names)} of {len(gradients)} parameters, {faulty_names[0]} first"
             raise DivergedError(
-                f"Step {state.global_step}: the gradient is not finite (norm {float(gradient_norm)}), {location_text}. {_ADVICE} "
-                "the prompts of this batch (last_rollouts)."
+                f"Step {state.global_step}: the gradient is not finite (norm {float(gradient_norm)}), {parameter_text}. "
+                f"{_ADVICE} Look at the prompts of this batch, too (last_rollouts)."
             )

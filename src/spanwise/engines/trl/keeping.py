@@ -21,7 +21,7 @@ from spanwise.scheme import Scheme
 from spanwise.types import Credit
 
 #: The names of the metrics that the console shows if the option `log_metrics` is "few".
-_FEW = re.compile(
+_CONSOLE_METRICS = re.compile(
     r"(eval_)?(loss|reward|rewards/.*/mean|entropy|kl|completions/(mean_length|clipped_ratio)|credit/malformed)"
     r"|grad_norm|learning_rate|epoch|train_.*|eval_(runtime|.*_per_second)"
 )
@@ -32,8 +32,8 @@ def few_in(callback_class: Any) -> TrainerCallback:
 
     class Few(callback_class):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-            few_metrics = {name: value for name, value in (logs or {}).items() if _FEW.fullmatch(name)}
-            super().on_log(args, state, control, logs=few_metrics, **kwargs)
+            shown_metrics = {name: value for name, value in (logs or {}).items() if _CONSOLE_METRICS.fullmatch(name)}
+            super().on_log(args, state, control, logs=shown_metrics, **kwargs)
 
     return Few()
 

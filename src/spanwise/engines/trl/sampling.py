@@ -28,15 +28,15 @@ def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[
     if criterion is None:
         return
     check_known("dynamic_sampling", criterion, (CREDIT, *scheme.names))
-    late_fields = sorted({"logp_nt", "value_nt"} & scheme.needs) if criterion == CREDIT else []
+    computed_after_sampling = sorted({"logp_nt", "value_nt"} & scheme.needs) if criterion == CREDIT else []
     column_names = getattr(dataset, "column_names", None) or []
     advice, round_count = "Leave dynamic_sampling out.", args.dynamic_sampling_rounds
     has_environment = options.get("environment_factory") is not None
     refuse(
         {
             f"dynamic_sampling='credit' needs credit right after sampling, but method '{scheme.method}' reads "
-            f"{', '.join(late_fields)}, which TRL computes later. Name an objective instead: "
-            f"dynamic_sampling='{scheme.names[0]}'.": late_fields,
+            f"{', '.join(computed_after_sampling)}, which TRL computes later. Name an objective instead: "
+            f"dynamic_sampling='{scheme.names[0]}'.": computed_after_sampling,
             **{
                 f"dynamic_sampling replaces completions that mode '{mode.name}' must see during sampling. {advice}": True
                 for mode in modes
@@ -57,21 +57,21 @@ def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[
 class DynamicSampling:
     """Replaces groups that teach nothing in a generation batch, in at most `rounds` rounds of sampling."""
 
-    def __init__(self, trainer: Any, kind: str, rounds: int) -> None:
-        self.trainer, self.kind, self.rounds = trainer, kind, rounds
+    def __init__(self, trainer: Any, criterion: str, rounds: int) -> None:
+        self.trainer, self.criterion, self.rounds = trainer, criterion, rounds
         # for the last batch: sampled groups divided by needed groups, and the share of groups that still teach nothing
         self.metrics: dict[str, float] = {}
-        self.scored: Any = (
-            None  # the last batch's completions if no process replaced a group, so that their rewards are known
-        )
+        # the completion ids of the last batch, if their rewards are already computed because no group was replaced
+        self.scored: Any = None
 
-    def fill(self, generated: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> tuple[Any, ...]:
+    def fill(self, outputs: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> tuple[Any, ...]:
         """Replace the groups of a generated batch that teach nothing; this changes `prompts` and `rows` in place."""
         trainer, group_size = self.trainer, self.trainer.num_generations
         fresh_rows = self._fresh_rows()
-        useless_groups = (~self._useful(generated, prompts, rows)).nonzero()[:, 0].tolist()
-        group_count = sampled_group_count = len(rows) // group_size
-        self.scored = generated[1]
+        useless_groups = (~self._useful(outputs, prompts, rows)).nonzero()[:, 0].tolist()
+        group_rows = [range(first, first + group_size) for first in range(0, len(rows), group_size)]
+        group_count = sampled_group_count = len(group_rows)
+        self.scored = outputs[1]
         for _ in range(self.rounds):
             # Every process samples as many groups as the process that needs the most groups.
             group_count_to_sample = max(gather_object([len(useless_groups)]))
@@ -85,13 +85,13 @@ class DynamicSampling:
             sampled_group_count += group_count_to_sample
             is_useful_g = self._useful(candidates, candidate_prompts, candidate_rows)
             for group in is_useful_g.nonzero()[:, 0].tolist()[: len(useless_groups)]:
-                ranges = [range(g * group_size, (g + 1) * group_size) for g in (useless_groups.pop(0), group)]
-                generated = tuple(_replaced(part, other, *ranges) for part, other in zip(generated, candidates, strict=True))
-                for old_row, new_row in zip(*ranges, strict=True):
+                old_rows, new_rows = group_rows[useless_groups.pop(0)], group_rows[group]
+                outputs = tuple(_replaced(*pair, old_rows, new_rows) for pair in zip(outputs, candidates, strict=True))
+                for old_row, new_row in zip(old_rows, new_rows, strict=True):
                     prompts[old_row], rows[old_row] = candidate_prompts[new_row], candidate_rows[new_row]
         useless_share = len(useless_groups) / group_count
         self.metrics = {"sampling/groups": sampled_group_count / group_count, "sampling/useless": useless_share}
-        return generated
+        return outputs
 
     def _useful(self, generated: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> Bool[Tensor, " g"]:
         """Score sampled completions, and mark the groups that teach something: some completion gets credit, or rewards differ."""
@@ -100,8 +100,9 @@ class DynamicSampling:
             row.update({name: values[n] if isinstance(values, list) else values for name, values in extra_fields.items()})
         scored_rows, scheme = self.trainer._read(generated, prompts, rows), self.trainer.scheme
         group_size = self.trainer.num_generations
-        if self.kind != CREDIT:
-            reward_gn = scored_rows.worth_nm(scheme)[:, scheme.names.index(self.kind)].view(-1, group_size)
+        if self.criterion != CREDIT:
+            objective_index = scheme.names.index(self.criterion)
+            reward_gn = scored_rows.worth_nm(scheme)[:, objective_index].view(-1, group_size)
             is_nan_gn = reward_gn.isnan()
             return reward_gn.masked_fill(is_nan_gn, -torch.inf).amax(1) > reward_gn.masked_fill(is_nan_gn, torch.inf).amin(1)
         useful_n = self.trainer.step.useful(scored_rows)
@@ -120,18 +121,18 @@ class DynamicSampling:
                 yield dataset[index]
 
 
-def _replaced(part: Any, other: Any, old_rows: range, new_rows: range) -> Any:
+def _replaced(old: Any, new: Any, old_rows: range, new_rows: range) -> Any:
     """Replace `old_rows` in one output of TRL's `_generate` by `new_rows` from the same output of another call."""
-    if isinstance(part, dict):
-        row_lists = {name: values for name, values in part.items() if isinstance(values, list)}
-        return {**part, **{name: _replaced(values, other[name], old_rows, new_rows) for name, values in row_lists.items()}}
-    if isinstance(part, list) and isinstance(other, list):
-        mixed_rows = list(part)
-        mixed_rows[old_rows.start : old_rows.stop] = other[new_rows.start : new_rows.stop]
-        return mixed_rows
-    if part is not None and other is not None:
+    if isinstance(old, dict):
+        row_lists = {name: values for name, values in old.items() if isinstance(values, list)}
+        return {**old, **{name: _replaced(values, new[name], old_rows, new_rows) for name, values in row_lists.items()}}
+    if isinstance(old, list) and isinstance(new, list):
+        replaced_list = list(old)
+        replaced_list[old_rows.start : old_rows.stop] = new[new_rows.start : new_rows.stop]
+        return replaced_list
+    if old is not None and new is not None:
         raise SpanwiseError(
-            f"TRL's _generate returned a {type(part).__name__}, whose groups dynamic_sampling cannot replace. Install trl 1.16, or "
+            f"TRL's _generate returned a {type(old).__name__}, whose groups dynamic_sampling cannot replace. Install trl 1.16, or "
             "leave dynamic_sampling out."
         )
-    return part
+    return old

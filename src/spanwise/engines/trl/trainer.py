@@ -133,13 +133,13 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._rows: list[dict[str, Any]] = []
         criterion, round_count = (getattr(args, name, None) for name in ("dynamic_sampling", "dynamic_sampling_rounds"))
         self.sampling = None if criterion is None else DynamicSampling(self, criterion, round_count or 0)
-        self._own: ReadBatch | None = None
+        self._scored_batch: ReadBatch | None = None
         self._read_seconds = 0.0
         self._done: set[str] = set()
         # With off_policy_mask_threshold or top_entropy_quantile, only TRL's loss knows which tokens it masks.
-        masks_in_loss = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
+        trl_masks_tokens = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
         # The canary checks once that TRL's own loss weighs tokens by their advantages; DPPO is added outside of that loss.
-        self._canary_due = getattr(args, "canary", True) and not masks_in_loss and args.loss_type not in fold.DPPO
+        self._canary_due = getattr(args, "canary", True) and not trl_masks_tokens and args.loss_type not in fold.DPPO
         self._logps: Tensor | None = None
         self._loss_inputs: dict[str, Any] = {}  # the loss's inputs while TRL computes a loss
         # TRL's importance_sampling_level "sequence" averages the advantages of a completion, so TRL always works at level "token".
@@ -271,7 +271,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         return reward
 
     def _sample(self, *args: Any, **kwargs: Any) -> Any:
-        """Sample completions as TRL does, inside the context managers of modes such as laser, which may watch the sampling."""
+        """Sample completions as TRL does, inside the context managers that modes provide."""
         with ExitStack() as contexts:
             for part in self.parts.values():
                 contexts.enter_context(part.generating())
@@ -281,8 +281,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         """Find and score the blocks of sampled completions before TRL asks for rewards."""
         self._sampled = generated[2]
         self._calculate_rewards(rows, prompts, generated[3], generated[1])
-        assert self._own is not None, "rewards were read"
-        return self._own
+        assert self._scored_batch is not None, "rewards were read"
+        return self._scored_batch
 
     def _generate(self, prompts: list[Any], *args: Any, **kwargs: Any) -> Any:
         generated_outputs = self._sample(prompts, *args, **kwargs)
@@ -290,14 +290,14 @@ class SpanGRPOTrainer(GRPOTrainer):
             generated_outputs = self.sampling.fill(generated_outputs, prompts, self._rows)
             self._note(self.sampling.metrics)
         self._sampled = generated_outputs[2]
-        for ids in generated_outputs[0] if self._first("prompts") else ():
+        for ids in generated_outputs[0] if self._is_first_time("prompts") else ():
             prompt_end = self._text_tokenizer.decode(list(ids)[-64:], skip_special_tokens=False)
             config.check_prefilled(prompt_end, self.scheme.layout)
         return generated_outputs
 
     def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
-        if self.sampling is not None and self._own is not None and self.sampling.scored is completion_ids_list:
-            return self._worth_nm(self._own)
+        if self.sampling is not None and self._scored_batch is not None and self.sampling.scored is completion_ids_list:
+            return self._logged_rewards(self._scored_batch)
         super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         start_time, columns = time.perf_counter(), self._reward_arguments
         trl_arguments = {key: columns.pop(key) for key in _TRL_KWARGS if key in columns}
@@ -308,19 +308,20 @@ class SpanGRPOTrainer(GRPOTrainer):
         row_index_n = torch.arange(len(completion_ids_list))
         group_n = (self.accelerator.process_index * len(row_index_n) + row_index_n) // group_size
         batch = Batch.jagged(completion_ids_list, group_n, sampled=self._sampled, columns=columns, extras=trl_arguments)
-        self._own = self.step.read(batch)
-        reward_nm = self._worth_nm(self._own)
+        self._scored_batch = self.step.read(batch)
+        reward_nm = self._logged_rewards(self._scored_batch)
         self._read_seconds += time.perf_counter() - start_time
         return reward_nm
 
-    def _worth_nm(self, own: ReadBatch) -> Tensor:
+    def _logged_rewards(self, own: ReadBatch) -> Tensor:
         """Return the rewards of the completions of all processes for TRL's log, one column per objective."""
         # A missing reward is logged as `if_missing`; a mean over the other completions would make omission look good.
         return own.everyone.worth_nm(self.scheme).to(self.accelerator.device)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         self._rows, self._read_seconds = inputs, 0.0
-        output, scored_batch, is_training = super()._generate_and_score_completions(inputs), self._own, self.model.training
+        output = super()._generate_and_score_completions(inputs)
+        scored_batch, is_training = self._scored_batch, self.model.training
         assert scored_batch is not None, "TRL asks for rewards"
         batch, all_rows, step_number = scored_batch.batch, scored_batch.everyone, self.state.global_step
         if "logp_nt" in self.scheme.needs:
@@ -334,7 +335,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         advantage_nt = scored_batch.put(step_result.advantages_nt, width=mask_nt.shape[1])
         output["advantages"] = advantage_nt.to(output["completion_ids"].device)
         if self._ratio_level == "block":
-            output["ratio_unit"] = wider(step_result.blocks_nt, mask_nt.shape[1]).to(output["completion_ids"].device)
+            output["block_numbers"] = wider(step_result.blocks_nt, mask_nt.shape[1]).to(output["completion_ids"].device)
         text_column_names = ("prompts", "completions", "completion_ids")
         self.last_rollouts = self.step.rollouts(
             step_result,
@@ -348,16 +349,17 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._note(metrics)
         if is_training:
             self.last_metrics = {**metrics, **reward_means(all_rows.worth_nm(self.scheme), self.scheme.names)}
-        sentence_by_kind = {"table": log_credit(getattr(self, "_logs", {}), *step_result.by_completion(), self.scheme)}
+        table_warning = log_credit(getattr(self, "_logs", {}), *step_result.by_completion(), self.scheme)
+        warning_by_kind = {"table": table_warning}
         if int(output["num_items_in_batch"]) == 0:
-            sentence_by_kind["cut off"] = (
+            warning_by_kind["cut off"] = (
                 f"Step {step_number}: all {all_rows.completions} completions were cut off at max_completion_length="
                 f"{self.max_completion_length}, and mask_truncated_completions leaves them out of the loss, so nothing is "
                 "learned. Raise max_completion_length, or set mask_truncated_completions=False."
             )
-        first_sentences = [sentence for kind, sentence in sentence_by_kind.items() if sentence and self._first(kind)]
-        for sentence in (*first_sentences, *step_result.warnings) if self.accelerator.is_main_process else ():
-            warnings.warn(sentence, UserWarning, stacklevel=2)
+        new_warnings = [warning for kind, warning in warning_by_kind.items() if warning and self._is_first_time(kind)]
+        for warning in (*new_warnings, *step_result.warnings) if self.accelerator.is_main_process else ():
+            warnings.warn(warning, UserWarning, stacklevel=2)
         return output
 
     def sample_rollouts(self, prompts: Sequence[Mapping[str, Any]]) -> Rollouts:
@@ -366,7 +368,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         Only a run of one process can do this.
         """
         was_training, old_rollouts, old_step, old_logs = self.model.training, self.last_rollouts, self.step, self._logs
-        # A `Step` gives each warning once; with a separate `Step` here, the training's own can still give all its warnings.
+        # A `Step` gives each warning once. A second `Step` for these samples leaves the training all its warnings.
         self.step, self._logs = Step(self.scheme, old_step.vocabulary), copy.deepcopy(old_logs)
         self.model.eval()
         try:
@@ -374,9 +376,8 @@ class SpanGRPOTrainer(GRPOTrainer):
                 warnings.simplefilter("ignore")
                 torch.manual_seed(0)
                 self._generate_and_score_completions([row for row in prompts for _ in range(self.num_generations_eval)])
-            sampled_rollouts = self.last_rollouts
-            assert sampled_rollouts is not None, "completions were sampled"
-            return sampled_rollouts
+            assert self.last_rollouts is not None, "completions were sampled"
+            return self.last_rollouts
         finally:
             self.model.train(was_training)
             self.last_rollouts, self.step, self._logs = old_rollouts, old_step, old_logs
@@ -391,7 +392,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             sampled_logp_nt, self._logps = self._get_per_token_logps_and_entropies(self.model, *logp_arguments)[0], None
         return sampled_logp_nt[:, : rows.width].float().cpu()
 
-    def _first(self, key: str) -> bool:
+    def _is_first_time(self, key: str) -> bool:
         """Return True only at the first call with a key, for checks and warnings that are due once."""
         is_first = key not in self._done
         self._done.add(key)
@@ -417,18 +418,19 @@ class SpanGRPOTrainer(GRPOTrainer):
             steps_per_generation=self.args.steps_per_generation if is_training else 1,
         )
         dppo_loss = self.loss_type if self.loss_type in fold.DPPO else None
-        advantages_bt = inputs["advantages"] * factor_b1 * float(dppo_loss is None)
+        advantages_bt = inputs["advantages"] * factor_b1 if dppo_loss is None else torch.zeros_like(inputs["advantages"])
         is_canary_due = self._canary_due and is_training and torch.is_grad_enabled()
         advantages_bt.requires_grad_(is_canary_due)
         accumulation_steps = self.current_gradient_accumulation_steps if is_training else 1
         kl_weight, self._logps = self.beta, None
-        self.beta = 0.0  # else TRL would add the KL and divide it, which no factor on advantages undoes
+        self.beta = 0.0  # TRL must not add its KL, whose division cannot be undone; `kl_term` is added below
         self.loss_type = "sapo" if dppo_loss else self.loss_type  # DPPO is added below, and TRL's own loss is 0 then
         loss_inputs = self._loss_inputs = {**inputs, "advantages": advantages_bt}
         try:
             total_loss = super().compute_loss(model, loss_inputs, return_outputs, num_items_in_batch)
         finally:
-            self.beta, logps_bt, self._logps, self._loss_inputs = kl_weight, self._logps, None, {}
+            self.beta, self._loss_inputs = kl_weight, {}
+            logps_bt, self._logps = self._logps, None
             self.loss_type = dppo_loss or self.loss_type
         if dppo_loss is not None and logps_bt is not None:
             dppo_value, dropped_share = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
@@ -472,8 +474,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._logps, loss_inputs = logp_outputs[0], self._loss_inputs
         old_logp_bt = loss_inputs.get("old_per_token_logps") if self._ratio_level != "token" else None
         if old_logp_bt is not None:  # TRL reads old log-probabilities after this pass, so they can change here
-            mask_bt, ratio_unit_bt = fold.loss_mask(loss_inputs), loss_inputs.get("ratio_unit")
-            loss_inputs["old_per_token_logps"] = fold.pooled_logps(logp_outputs[0], old_logp_bt, mask_bt, ratio_unit_bt)
+            mask_bt, block_bt = fold.loss_mask(loss_inputs), loss_inputs.get("block_numbers")
+            loss_inputs["old_per_token_logps"] = fold.pooled_logps(logp_outputs[0], old_logp_bt, mask_bt, block_bt)
         return logp_outputs
 
     @property
