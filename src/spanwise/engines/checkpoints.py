@@ -70,8 +70,9 @@ def checkpoint_fault(checkpoint: Path) -> str | None:
     try:
         manifest = read_manifest(checkpoint)
         size_by_name = {str(name): int(size) for name, size in manifest["files"].items()}
-        is_resumable, _, _ = bool(manifest["resumable"]), int(manifest["processes"]), manifest["estimator"]
-        dict(manifest["digests"]), dict(manifest["settings"])
+        is_resumable = bool(manifest["resumable"])
+        _ = int(manifest["processes"]), manifest["estimator"]  # raises an error if one of them is missing
+        _ = dict(manifest["digests"]), dict(manifest["settings"])
     except FileNotFoundError:
         return f"the folder lacks {MANIFEST}, which is written last: saving was cut off, or another trainer wrote the folder"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -123,13 +124,14 @@ def find_checkpoint(folder: str | Path, path: str | Path | None = None) -> tuple
 def check_contents(place: Path) -> None:
     """Refuse a checkpoint whose files changed since they were written."""
     digest_by_name = read_manifest(place)["digests"]
-    changed_names: list[str | None] = [None]  # `broadcast_object_list` sends a list's entries to the other processes
+    first_changed: list[str | None] = [None]  # `broadcast_object_list` sends a list's entries to the other processes
     if PartialState().is_main_process:
-        changed_names = [next((name for name, digest in digest_by_name.items() if _digest(place / name) != digest), None)]
-    broadcast_object_list(changed_names)
-    if changed_names[0] is not None:
+        changed_names = (name for name, digest in digest_by_name.items() if _digest(place / name) != digest)
+        first_changed = [next(changed_names, None)]
+    broadcast_object_list(first_changed)
+    if first_changed[0] is not None:
         raise DataError(
-            f"'{place / changed_names[0]}' differs from the file that was saved with this checkpoint: it is damaged, or "
+            f"'{place / first_changed[0]}' differs from the file that was saved with this checkpoint: it is damaged, or "
             f"from another run. Put the saved file back, or give another checkpoint-<step> folder of '{place.parent}'."
         )
 

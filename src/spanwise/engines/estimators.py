@@ -52,18 +52,18 @@ def outcome_advantages(
     )
     uids = index.tolist() if hasattr(index, "tolist") else list(index)
     # A row with a padding id is left out of the comparison if it is at the end of the batch or has no trained token.
-    is_padding_n = [bool(_PAD.fullmatch(str(uid))) for uid in uids]
-    first_padding_row = max((n + 1 for n, is_padding in enumerate(is_padding_n) if not is_padding), default=0)
+    rows_with_real_id = {n for n, uid in enumerate(uids) if not _PAD.fullmatch(str(uid))}
+    last_real_row = max(rows_with_real_id, default=-1)
     is_trained_n = response_mask.bool().any(dim=1)
-    compared_indices = [n for n, pad in enumerate(is_padding_n) if not pad or (n < first_padding_row and is_trained_n[n])]
+    compared_rows = [n for n in range(len(uids)) if n in rows_with_real_id or (n < last_real_row and is_trained_n[n])]
     # A rollout that the trainer rejected has no trained token, so its reward is the sum over all its tokens.
     reward_n = torch.where(
         is_trained_n, step_rewards(token_level_rewards, response_mask), token_level_rewards.double().sum(dim=1)
     )
     adv_n = torch.zeros_like(reward_n)
-    if compared_indices:
+    if compared_rows:
         method_options = dict(spanwise_section.get("options") or {})
-        group_n = group_index([uids[n] for n in compared_indices])
-        adv_n[compared_indices] = method(name).estimator(reward_n[compared_indices], group_n, **method_options).double()
+        group_n = group_index([uids[n] for n in compared_rows])
+        adv_n[compared_rows] = method(name).estimator(reward_n[compared_rows], group_n, **method_options).double()
     adv_nt = to_tokens(adv_n, response_mask, dtype=token_level_rewards.dtype)
     return adv_nt, adv_nt

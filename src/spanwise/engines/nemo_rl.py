@@ -97,22 +97,20 @@ class SpanEstimator:
     ) -> Float[Tensor, "n t"]:
         """Return each token's advantage, scaled so that NeMo-RL's loss sums over tokens and averages over rollouts."""
         if "message_log" not in (repeated_batch or {}):
-            raise RecipeError(
-                "This trainer gives estimators no messages. Train with grpo_train, as examples/run_grpo.py does."
-            )
+            raise RecipeError("This trainer passes no messages. Train with grpo_train, as examples/run_grpo.py does.")
         batch = self._batch(repeated_batch, prompt_ids, rewards)
         assert batch.mask_nt is not None
         reply_width, full_mask_nt = batch.mask_nt.shape[1], pad(mask.float().cpu(), (0, batch.mask_nt.shape[1]))
-        # for each token of a reply, its column in `mask`
         reply_column_nt = torch.as_tensor(repeated_batch["length"]).cpu()[:, None] + torch.arange(reply_width)
         trained_nt = (full_mask_nt.gather(1, reply_column_nt) > 0) & batch.mask_nt
         reply_adv_nt, metrics = self.run.finish(self.run.step.read(batch), mask_nt=trained_nt)
         self.last_metrics = {name: value for name, value in metrics.items() if value == value}
         adv_nt = torch.zeros_like(full_mask_nt).scatter(1, reply_column_nt, reply_adv_nt)[:, : mask.shape[1]]
-        # A rollout without a reply has no token in the mask, so its weight in NeMo-RL's divisor is its loss multiplier.
+        # NeMo-RL weighs a rollout by the values of its mask, or by its loss multiplier if it has no reply to mask.
+        has_reply_n, rollout_weight_n = batch.mask_nt.any(dim=1), full_mask_nt.amax(dim=1)
         loss_multiplier_n = torch.as_tensor(repeated_batch["loss_multiplier"]).float().cpu()
-        weight_n = torch.where(batch.mask_nt.any(dim=1), full_mask_nt.amax(dim=1), loss_multiplier_n)
-        factor_n1 = fold_factor(mask.cpu(), weight_n, mini_batch=self.mini_batch, token_level=self.token_level)
+        rollout_weight_n = torch.where(has_reply_n, rollout_weight_n, loss_multiplier_n)
+        factor_n1 = fold_factor(mask.cpu(), rollout_weight_n, mini_batch=self.mini_batch, token_level=self.token_level)
         return (adv_nt * factor_n1).to(mask.device)
 
     def _batch(self, batch: Any, prompt_ids: Tensor, rewards: Tensor) -> Batch:

@@ -26,22 +26,19 @@ from spanwise.trajectories import turn_batch
 
 def check(recipe: str, *, tokens: int | str) -> RecipeRule:
     """Load a recipe; refuse one that compares several prompt groups, because prime-rl passes one group at a time."""
-    refuse(
-        {
-            f"TOKENS is {tokens}; write the usual number of tokens of a rollout, such as 2048.": not str(tokens).isdecimal()
-            or int(tokens) < 1
-        }
-    )
-    rule, group_reason = rule_at(recipe, longest=int(tokens)), "prime-rl passes one group at a time"
+    is_count = str(tokens).isdecimal() and int(tokens) > 0
+    refuse({f"TOKENS is {tokens}; write the usual number of tokens of a rollout, such as 2048.": not is_count})
+    rule = rule_at(recipe, longest=int(tokens))
     scheme = rule.scheme
     faults = {
         **{
-            f"Objective '{objective.name}' has the baseline '{objective.baseline}', which compares groups, but {group_reason}. "
-            "Use 'group' or 'outcome'.": objective.baseline in ("batch", "blended")
+            f"Objective '{objective.name}' has the baseline '{objective.baseline}', which compares groups, but prime-rl "
+            "passes one group at a time. Use 'group' or 'outcome'.": objective.baseline in ("batch", "blended")
             for objective in scheme.objectives
         },
-        f"per is 'batch', but {group_reason}. Use 'block', 'completion' or a number.": scheme.per == "batch",
-        f"Method '{scheme.method}' whitens over the batch, but {group_reason}. Use another method.": (
+        "per: batch needs several groups, but prime-rl passes one. Use block, completion or a number.": scheme.per
+        == "batch",
+        f"Method '{scheme.method}' whitens over the batch, but prime-rl passes one group at a time. Use another method.": (
             {**scheme.entry.options, **scheme.options}.get("whiten")
         ),
         **{
@@ -58,12 +55,12 @@ def check(recipe: str, *, tokens: int | str) -> RecipeRule:
 async def credit_traces(traces: Sequence[Any], run: RecipeRun, *, tokens: int) -> list[list[float]]:
     """Return a list per trace (rollout) of a group: the advantages of its sampled tokens, multiplied by `tokens`."""
     nodes_by_trace = [[node for node in trace.nodes if any(node.mask)] for trace in traces]
-    fact_columns = columns_of([{**_facts(trace), "prompts": _prompt(trace, run.tokenizer)} for trace in traces])
+    reward_columns = columns_of([{**_reward_inputs(trace), "prompts": _prompt(trace, run.tokenizer)} for trace in traces])
     trajectories = [
         Trajectory(n, 0, tuple(Turn((), node.token_ids, [int(flag) for flag in node.mask]) for node in nodes), {})
         for n, nodes in enumerate(nodes_by_trace)
     ]
-    batch, _ = turn_batch(trajectories, columns=fact_columns)
+    batch, _ = turn_batch(trajectories, columns=reward_columns)
     if all(len(nodes) == 1 for nodes in nodes_by_trace):
         batch = replace(batch, steps=None)  # each row is a whole rollout, so rows need no step numbers
     scored_batch = await run.step.read_waiting(batch, asyncio.to_thread)
@@ -103,11 +100,11 @@ def attach(recipe: str, *, tokens: int | str) -> None:
     algo.ALGORITHM_CLASSES["grpo"] = SpanAlgorithm
 
 
-def _facts(trace: Any) -> dict[str, Any]:
+def _reward_inputs(trace: Any) -> dict[str, Any]:
     """Return what reward functions read of a prime-rl trace: the task's data, the trace's info, and its reward."""
     task_data = trace.task.data
-    task_facts = task_data if isinstance(task_data, Mapping) else task_data.model_dump()
-    return {**task_facts, **(trace.info or {}), "environment": trace.reward}
+    task_fields = task_data if isinstance(task_data, Mapping) else task_data.model_dump()
+    return {**task_fields, **(trace.info or {}), "environment": trace.reward}
 
 
 def _prompt(trace: Any, tokenizer: Any) -> str:

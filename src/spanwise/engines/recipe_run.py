@@ -26,7 +26,7 @@ class RecipeRun:
         *,
         ranks: Ranks | None = None,
         resumes: bool = False,  # whether the trainer numbers its batches, so that a resumed training can go on in its folder
-        **settings: Any,  # fields of a recipe that the trainer's own configuration sets, for the folder's `recipe.yaml`
+        **settings: Any,  # the trainer's settings that the run folder's `recipe.yaml` lists
     ) -> None:
         recipe, self.scheme = rule
         self.tokenizer, self.settings = tokenizer, settings
@@ -66,15 +66,16 @@ class RecipeRun:
 
         def rollouts() -> Rollouts:
             columns, group_of_row = result.own.batch.columns, result.own.batch.group_n.tolist()
-            # The later turns of a rollout have longer prompts, so the prompt comes from the first row of a group.
-            prompt_by_group = dict(zip(reversed(group_of_row), reversed(columns["prompts"]), strict=True))
+            prompt_by_group: dict[int, Any] = {}
+            for group, prompt in zip(group_of_row, columns["prompts"], strict=True):
+                prompt_by_group.setdefault(group, prompt)  # later turns of a rollout have longer prompts
             row_prompts = [prompt_by_group[group] for group in group_of_row]
             return self.step.rollouts(result, number=self.batches, prompts=row_prompts, columns=columns)
 
-        turn_steps, group_n = result.own.everyone.batch.steps, result.own.everyone.batch.group_n
-        rollout_n = group_n if turn_steps is None else turn_steps.trajectory_s.unique()
-        prompt_count = max(1, len(group_n.unique()))
-        batch_sizes = {"prompts": prompt_count, "group_size": max(2, len(rollout_n) // prompt_count)}
+        batch = result.own.everyone.batch  # the rows of all processes
+        rollout_count = len(batch.group_n) if batch.steps is None else len(batch.steps.trajectory_s.unique())
+        prompt_count = max(1, len(batch.group_n.unique()))
+        batch_sizes = {"prompts": prompt_count, "group_size": max(2, rollout_count // prompt_count)}
         record.add_batch(
             self.batches,
             result,

@@ -13,7 +13,7 @@ from spanwise.errors import refuse
 from spanwise.modes import MODES
 from spanwise.recipe import RecipeRule, rule_at
 
-#: The fields of `Batch` that trainers without an adapter for modes fill in.
+#: The fields of `Batch` that a trainer fills in, unless it passes other fields to `check_rule`.
 PROVIDES = ("group_n", "ids_nt", "mask_nt", "columns", "steps", "logp_nt")
 #: The fields of a recipe that an engine reads; the trainer's own configuration sets everything else.
 _CREDIT = {*RULE, *MODES, "calibration", "baseline", "verifier"}
@@ -27,15 +27,15 @@ def read_rule(
     get_setting: Callable[[str], Any],  # returns an engine's option by name, or None if it is not set
     faults: Mapping[str, Any],
     fixed: Mapping[str, tuple[Any, str]],  # option -> its required value, and the reason
-    discounts: Mapping[str, str] = {},  # engine's option -> the discount of a credit method that it sets
+    discounts: Mapping[str, str] = {},  # engine's option -> the credit method's option for the same discount
     deviation: str = "",  # the option that turns the division by a group's standard deviation on or off
 ) -> tuple[RecipeRule, list[str]]:
     """Return a recipe's rule and warnings about discounts; refuse settings of the engine that conflict with the recipe."""
-    fixed_faults = {
+    required_value_faults = {
         f"{name} is {get_setting(name)}: {reason}. Leave {name} at {required}.": get_setting(name) not in (None, required)
         for name, (required, reason) in fixed.items()
     }
-    refuse({**faults, **fixed_faults})
+    refuse({**faults, **required_value_faults})
     setting_by_option = {option: (name, get_setting(name)) for name, option in discounts.items()}
     setting_by_option = {option: pair for option, pair in setting_by_option.items() if pair[1] not in (None, 1.0)}
     rule = rule_at(path, longest=longest, options={option: value for option, (_, value) in setting_by_option.items()})
@@ -58,7 +58,7 @@ def read_rule(
     return rule, [
         f"{name}={value} is taken as the recipe's option {option}."
         if rule_options[option] is not None
-        else f"{name}={value} changes nothing: neither method '{scheme.method}' nor {engine}'s grpo discounts."
+        else f"{name}={value} changes nothing: neither method '{scheme.method}' nor {engine}'s grpo discounts rewards."
         for option, (name, value) in setting_by_option.items()
         if option not in recipe.options
     ]

@@ -59,10 +59,9 @@ def continue_ids(
         model.train(was_training)
     max_length = max(output.shape[1] for output in outputs)
     ids_nt = torch.cat([pad(output, (0, max_length - output.shape[1]), value=int(end_token_ids[0])) for output in outputs])
-    end_count_nt = torch.isin(ids_nt, end_token_ids).cumsum(dim=1)
-    # A completion reaches up to and including its first end token; `generate` pads after it.
-    mask_nt = torch.cat([torch.ones_like(end_count_nt[:, :1]), (end_count_nt[:, :-1] == 0).long()], dim=1).bool()
-    return ids_nt, mask_nt
+    is_end_nt = torch.isin(ids_nt, end_token_ids).long()
+    end_tokens_before_nt = is_end_nt.cumsum(dim=1) - is_end_nt
+    return ids_nt, end_tokens_before_nt == 0  # a completion includes its first end token, after which `generate` pads
 
 
 def prompt_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[list[int]]:

@@ -52,7 +52,7 @@ def say(*sentences: str) -> None:
 
 
 def kl_fault(beta: float, loss_type: str, *, engine: str) -> dict[str, bool]:
-    """Return an error sentence, which applies if the engine does not average its KL term over each completion's tokens."""
+    """Map an error sentence about the KL term to whether it applies to these settings."""
     error_sentence = (
         f"beta is {beta}, and under loss_type '{loss_type}' {engine} does not average the KL over the tokens of each completion. "
         f"Set loss_type to {' or '.join(KL_LOSS_TYPES)}, or beta to 0."
@@ -123,9 +123,9 @@ def check_keeping(keep_rollouts: Any, report: Any) -> None:
     )
 
 
-def reward_means(worth_nm: Float[Tensor, "n m"], names: Sequence[str]) -> dict[str, float]:
+def reward_means(reward_nm: Float[Tensor, "n m"], names: Sequence[str]) -> dict[str, float]:
     """Return the mean of each reward over the completions that have it (not NaN), under the names that trainers log."""
-    return {f"rewards/{name}/mean": mean for name, mean in zip(names, worth_nm.nanmean(dim=0).tolist(), strict=True)}
+    return {f"rewards/{name}/mean": mean for name, mean in zip(names, reward_nm.nanmean(dim=0).tolist(), strict=True)}
 
 
 def prompt_texts(tokenizer: Any, uids: Iterable[Any], prompts: Iterable[Sequence[int]]) -> dict[Any, str]:
@@ -151,8 +151,9 @@ class RunRecord:
         """Build a `RunRecord` from the options folder, keep_rollouts and report; None if there is no folder to write."""
         folder, keep_every, report = section.get("folder"), section.get("keep_rollouts", 0), section.get("report", False)
         check_keeping(keep_every, report)
-        folder_is_missing = folder is None and (keep_every or report)
-        refuse({f"keep_rollouts and report need a folder; add {option}=runs/NAME.": folder_is_missing})
+        refuse(
+            {f"keep_rollouts and report need a folder; add {option}=runs/NAME.": folder is None and (keep_every or report)}
+        )
         return None if folder is None else RunRecord(str(folder), keep_rollouts=keep_every, report=report, option=option)
 
     def recipe(self, scheme: Scheme, **settings: Any) -> dict[str, Any]:
@@ -176,7 +177,8 @@ class RunRecord:
                 f"{resume_text}."
             )
         saved_recipe = yaml.safe_load((folder_path / "recipe.yaml").read_text(encoding="utf-8")) or {}
-        changed_names = [name for name in RULE if hidden({name: saved_recipe.get(name)}) != hidden({name: recipe.get(name)})]
+        saved_rule, new_rule = (hidden({name: content.get(name) for name in RULE}) for content in (saved_recipe, recipe))
+        changed_names = [name for name in RULE if saved_rule[name] != new_rule[name]]
         if changed_names:
             raise DataError(
                 f"The run in '{folder_path}' was trained with another {', '.join(changed_names)}, so it cannot go on in the same "
@@ -215,14 +217,14 @@ class RunRecord:
             if is_writer:
                 self.begin(recipe, step=step - 1, tokenizer=tokenizer)
         if self.keep and step % self.keep == 0:
-            turn_steps = all_rows.batch.steps
-            rollout_n = None if turn_steps is None else turn_steps.trajectory_s[result.own.here]
-            rollouts_by_rank = gather(rollouts().recorded(step=step, rollout_n=rollout_n))
+            rollout_of_row = None if all_rows.batch.steps is None else all_rows.batch.steps.trajectory_s
+            own_rollout_n = None if rollout_of_row is None else rollout_of_row[result.own.here]
+            rollouts_by_rank = gather(rollouts().recorded(step=step, rollout_n=own_rollout_n))
             if is_writer:
                 self.folder.write_rollouts(rollouts_by_rank, step=step)
         if is_writer:
-            worth_nm = fill_missing(all_rows.reading.scores, scheme.objectives)
-            self.add(step, {**result.metrics, **reward_means(worth_nm, scheme.names)})
+            filled_reward_nm = fill_missing(all_rows.reading.scores, scheme.objectives)
+            self.add(step, {**result.metrics, **reward_means(filled_reward_nm, scheme.names)})
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
         """Add metrics to a step's line of `metrics.jsonl`, which is written once metrics of the next step arrive."""

@@ -6,7 +6,7 @@ The first hook computes the credit of the whole batch, the second passes it to t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import nan
+from math import isnan, nan
 from typing import Any
 
 import torch
@@ -38,11 +38,8 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "loss_type": ("policy_loss", "only slime's own policy loss uses the advantages of each token"),
     "compute_advantages_and_returns": (True, "without it no token gets an advantage"),
     "custom_pg_loss_reducer_function_path": (None, "spanwise cannot undo the divisor of a reducer of your own"),
-    "custom_convert_samples_to_train_data_path": (None, "the function replaces the step in which spanwise computes credit"),
-    "mask_offpolicy_in_partial_rollout": (
-        False,
-        "the option masks the start of some completions, where their first block begins",
-    ),
+    "custom_convert_samples_to_train_data_path": (None, "your function would replace the step that computes credit"),
+    "mask_offpolicy_in_partial_rollout": (False, "the option masks the first tokens of some completions"),
 }
 #: slime's estimators whose losses work with any advantages.
 _ESTIMATORS = ("grpo", "gspo", "cispo")
@@ -82,7 +79,7 @@ def check(args: Any) -> RecipeRule:
 
 
 def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[Tensor]]:
-    """Hook `--custom-reward-post-process-path`: compute the credit of whole groups, which slime sends its ranks as rewards.
+    """Compute the credit of a batch in slime's hook `--custom-reward-post-process-path`, and return it as rewards.
 
     Return slime's own reward of each sample, NaN without one, which slime logs; and for each sample a float32 tensor with each
     response token's advantage times the divisor of slime's loss. Samples with the same `rollout_id` are the turns of one rollout,
@@ -99,12 +96,12 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     factor_n = fold_factor(
         trained_nt.sum(dim=1), rollout_n, batch_size=args.global_batch_size, per_token=args.calculate_per_token_loss
     )
-    logged_values = {f"rollout/{name}": value for name, value in metrics.items() if value == value}
+    logged_values = {f"rollout/{name}": value for name, value in metrics.items() if not isnan(value)}
     logged_values["rollout/step"] = metric_utils.compute_rollout_step(args, rollout_number)
     logging_utils.log(args, logged_values, step_key="rollout/step")
     raw_rewards = [nan if reward is None else float(reward) for reward in batch.columns["environment"]]
-    credited_rows = zip(adv_nt * factor_n[:, None], samples, strict=True)
-    return raw_rewards, [adv_t[: sample.response_length] for adv_t, sample in credited_rows]
+    advantages_with_samples = zip(adv_nt * factor_n[:, None], samples, strict=True)
+    return raw_rewards, [adv_t[: sample.response_length] for adv_t, sample in advantages_with_samples]
 
 
 def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
@@ -113,14 +110,15 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
     Rewards without credit (the other hook is not set) raise a `RecipeError`; another number of log-probabilities than advantages
     an `AlignmentError`.
     """
-    credit_rows, (this_hook, other_hook) = rollout_data["rewards"], reversed(HOOKS)
-    has_credit = all(isinstance(credit_t, Tensor) for credit_t in credit_rows)
+    other_hook, this_hook = HOOKS
+    sample_credits = rollout_data["rewards"]  # the other hook returned credit as rewards
+    has_credit = all(isinstance(credit_t, Tensor) for credit_t in sample_credits)
     refuse({f"{this_hook} works only beside {other_hook}: {HOOKS[other_hook]}.": not has_credit})
     from slime.backends.megatron_utils.cp_utils import slice_log_prob_with_cp  # pyright: ignore[reportMissingImports]
 
     advantages_by_sample = []
-    length_pairs = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
-    for n, (credit_t, (total, response), kl) in enumerate(zip(credit_rows, length_pairs, rollout_data["kl"], strict=True)):
+    lengths = zip(rollout_data["total_lengths"], rollout_data["response_lengths"], strict=True)
+    for n, (credit_t, (total, response), kl) in enumerate(zip(sample_credits, lengths, rollout_data["kl"], strict=True)):
         adv_t = slice_log_prob_with_cp(credit_t, total, response).to(device=kl.device, dtype=torch.float32)
         if adv_t.shape != kl.shape:
             raise AlignmentError(f"Sample {n} of this rank has {len(adv_t)} advantages but {len(kl)} log-probabilities.")
@@ -137,12 +135,12 @@ def fold_factor(
 
     factor[i] = D[i], the trained tokens of i's rollout; with `calculate_per_token_loss` those of i's step / its rollouts
     """
-    rollouts_per_divisor = (
-        batch_size if per_token else 1
-    )  # slime fills optimizer steps with rollouts in the order of their numbers
-    divisor_index_n, token_count_n = rollout_n // rollouts_per_divisor, trained_n.clamp(min=int(per_token)).float()
-    tokens_per_divisor = torch.zeros(int(divisor_index_n.max()) + 1).index_add(0, divisor_index_n, token_count_n)
-    return tokens_per_divisor.clamp(min=1)[divisor_index_n] / rollouts_per_divisor
+    # slime averages over the tokens of a rollout or, per token, of an optimizer step, which it fills with rollouts in order.
+    rollouts_per_average = batch_size if per_token else 1
+    average_index_n = rollout_n // rollouts_per_average
+    token_count_n = trained_n.clamp(min=1).float() if per_token else trained_n.float()
+    tokens_per_average = torch.zeros(int(average_index_n.max()) + 1).index_add(0, average_index_n, token_count_n)
+    return tokens_per_average.clamp(min=1)[average_index_n] / rollouts_per_average
 
 
 def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, Int[Tensor, " n"], Bool[Tensor, "n t"]]:
@@ -152,8 +150,9 @@ def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, In
     for n, sample in enumerate(samples):
         fault = f"Sample {n} has no group_index; set the same group_index for all samples of a prompt."
         refuse({fault: sample.group_index is None}, AlignmentError)
-    rollout_ids = [sample.rollout_id for sample in samples]
-    rollout_n = group_index([("none", n) if rollout_id is None else rollout_id for n, rollout_id in enumerate(rollout_ids)])
+    # A sample without a rollout_id is a rollout of its own.
+    rollout_ids = [("sample", n) if sample.rollout_id is None else sample.rollout_id for n, sample in enumerate(samples)]
+    rollout_n = group_index(rollout_ids)
     has_turns = len(rollout_n.unique()) < len(samples)
     rollout_logps = [sample.rollout_log_probs for sample in samples] if "logp_nt" in scheme.needs else [None]
     batch = Batch.jagged(

@@ -1,6 +1,6 @@
-"""Credit for the datums of Tinker, and of servers with the same format, whose losses take one advantage per token.
+"""Write a scheme's credit into Tinker's training examples (datums), as one advantage per token.
 
-The package tinker is not imported: a datum is any object or dict with `loss_fn_inputs`.
+The package tinker is not imported: a datum is any object or dict with `loss_fn_inputs`, also that of another server.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def credit_datums(
         batch = replace(batch, steps=None)  # each row is a whole rollout, so rows need no step numbers
     reading = read(batch, scheme, vocabulary, recorded=recorded_blocks)
     advantage_rows = iter(advantages(credit_batch(reading, batch, scheme), reading.spans, scheme).tolist())
-    credited_rollouts = iter([_credited(datum, next(advantage_rows)) for datum in rollout] for rollout in rollouts)
-    return [[next(credited_rollouts) for _ in group] for group in groups]
+    credited_rollouts = [[_credited(datum, next(advantage_rows)) for datum in rollout] for rollout in rollouts]
+    return [[credited_rollouts.pop(0) for _ in group] for group in groups]
 
 
 def _turn(datum: Any, rollout: int, number: int) -> Turn:
@@ -110,8 +110,8 @@ def _credited(datum: Any, advantage_t: Sequence[float]) -> Any:
     """Copy a datum of Tinker with new advantages in the container type of the old ones; `advantage_t` may be padded."""
     loss_inputs = _get(datum, "loss_fn_inputs")
     target_tokens, old_advantages = _get(loss_inputs, "target_tokens"), _get(loss_inputs, "advantages")
-    container_example = target_tokens if old_advantages is None else old_advantages
-    new_advantages = _like(container_example, advantage_t[: len(_values(target_tokens))])
+    value_of_same_type = target_tokens if old_advantages is None else old_advantages
+    new_advantages = _like(value_of_same_type, advantage_t[: len(_values(target_tokens))])
     return _with(datum, "loss_fn_inputs", _with(loss_inputs, "advantages", new_advantages))
 
 

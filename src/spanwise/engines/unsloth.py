@@ -30,14 +30,14 @@ _CANARY = f"Use unsloth 2026.10.9, or {_INSTEAD}."
 
 
 def packed(value_bt: Shaped[Tensor, "b t"], inputs: Mapping[str, Any], *, pad_id: int) -> Shaped[Tensor, "b u"]:
-    """Move the numbers of completion tokens to the columns that these tokens have in Unsloth's loss."""
+    """Move each completion token's value to the column that the token has in Unsloth's loss."""
     if any(inputs.get(name) is not None for name in ("pixel_values", "pixel_values_videos")):
         return value_bt  # with images, Unsloth leaves padding and columns as they are
     prompt_ids_bp = inputs["prompt_ids"]
     is_pad_bl = torch.cat([prompt_ids_bp, inputs["completion_ids"]], dim=1) == pad_id
     packed_value_bl = torch.cat([value_bt.new_zeros(prompt_ids_bp.shape), value_bt], dim=1)
     packed_value_bl = packed_value_bl.gather(1, is_pad_bl.to(torch.uint8).argsort(dim=1, stable=True))
-    # Log-probabilities that were computed before the loss show how wide Unsloth makes its tables.
+    # Log-probabilities that Unsloth computed before its loss have as many columns as the loss.
     for name in ("old_per_token_logps", "ref_per_token_logps"):
         if inputs.get(name) is not None:
             return packed_value_bl[:, -inputs[name].shape[1] :]
@@ -57,9 +57,8 @@ def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
         **kl_fault(beta, loss_type, engine="Unsloth"),
         f"importance_sampling_level is '{ratio_level}', which needs log-probabilities from inside Unsloth's loss. Leave it at "
         f"'token', or {_INSTEAD}.": ratio_level != "token",
-        f"The scheme reads log-probabilities (logp_nt), which Unsloth has in other columns. Use another method, or {_INSTEAD}.": (
-            "logp_nt" in needed_fields
-        ),
+        "The scheme reads log-probabilities (logp_nt), but Unsloth moves them to other columns than their tokens. Use "
+        f"another method, or {_INSTEAD}.": "logp_nt" in needed_fields,
         f"Mode '{''.join(mode_names[:1])}' is not tested with models of Unsloth. Leave it out, or {_INSTEAD}.": mode_names,
     }
     for name, values_off in _WEIGHTS.items():
@@ -96,7 +95,7 @@ class _Packed(GRPOTrainer):
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
         prompt_ids, completion_ids, masks, *other_outputs = super()._generate(*args, **kwargs)
         ends_in_padding = [list(ids[-1:]) == [self._pad_id] for ids in completion_ids]
-        if any(ends_in_padding):  # Unsloth's loss ignores padding tokens, so a final padding token must not train
+        if any(ends_in_padding):  # Unsloth's loss drops a final padding token, so the mask must drop it, too
             all_masks = [[1] * len(ids) for ids in completion_ids] if masks is None else masks
             masks = [[*mask[:-1], 0] if is_pad else mask for mask, is_pad in zip(all_masks, ends_in_padding, strict=True)]
         return prompt_ids, completion_ids, masks, *other_outputs
@@ -139,7 +138,8 @@ class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
             # Unsloth computes the gradient together with the loss, and stores it in the loss's `grad_fn`.
             saved_tensors = getattr(loss.grad_fn, "saved_tensors", ())
             advantage_bt = inputs["advantages"]
-            slope_bt = fold.surrogate_slope(torch.zeros_like(advantage_bt), {"advantages": advantage_bt}, self.args)
+            equal_logp_bt = torch.zeros_like(advantage_bt)  # as before an update, when every importance ratio is 1
+            slope_bt = fold.surrogate_slope(equal_logp_bt, {"advantages": advantage_bt}, self.args)
             gradient_scale = 1.0 if self.accelerator.scaler is None else self.accelerator.scaler.get_scale()
             gradient_scale /= len(advantage_bt) * self.current_gradient_accumulation_steps
             expected_bu = -packed(advantage_bt * slope_bt * gradient_scale, inputs, pad_id=self._pad_id)

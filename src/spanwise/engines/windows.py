@@ -13,13 +13,13 @@ _COMPARE = {">=": operator.ge, "<": operator.lt, "!=": operator.ne}
 def is_tested(engine: str, version: str) -> bool:
     """Return whether the tests cover a version of an engine; a pre-release counts as its release."""
     version_bounds = re.findall(r"([<>!]=?)([\d.]+)", WINDOWS[engine])
-    return all(_COMPARE[sign](_numbers(version), _numbers(bound)) for sign, bound in version_bounds)
+    return all(_COMPARE[sign](_release_numbers(version), _release_numbers(bound)) for sign, bound in version_bounds)
 
 
-def _numbers(version: str) -> list[int]:
-    """Return a version's release numbers as integers, without trailing zeros."""
-    release_text = re.sub(r"(\.0+)*\.?$", "", re.split(r"[^\d.]", version)[0])
-    return [int(number) for number in release_text.split(".") if number]
+def _release_numbers(version: str) -> list[int]:
+    """Return a version's release numbers as six integers, so that 1.10 equals 1.10.0."""
+    release_text = re.split(r"[^\d.]", version)[0]
+    return ([int(number) for number in release_text.split(".") if number] + [0] * 6)[:6]
 
 
 def untested(engine: str, version: str) -> str:

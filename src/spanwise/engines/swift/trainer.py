@@ -13,7 +13,7 @@ from swift.rlhf_trainers.utils import get_even_process_data  # pyright: ignore[r
 from torch.nn.utils.rnn import pad_sequence
 
 from spanwise.batch import Batch
-from spanwise.engines import swift as door
+from spanwise.engines import swift as adapter
 from spanwise.engines.recipe_run import RecipeRun
 from spanwise.engines.shared import columns_of, fold_factor
 from spanwise.errors import refuse
@@ -34,24 +34,24 @@ class SwiftSpanTrainer(GRPOTrainer):
             "padding_free": template.padding_free,
             "sequence_parallel_size": template.sequence_parallel_size,
         }
-        rule = door.check(door.installed_recipe, settings, longest=self.max_completion_length)
+        recipe_rule = adapter.check(adapter.installed_recipe, settings, longest=self.max_completion_length)
         process_ranks = Ranks(self.accelerator.process_index, lambda local: gather_object([local]))
         ranks = process_ranks if self.accelerator.num_processes > 1 else None
         vocabulary, model_name = Vocabulary.of(template.tokenizer, self.model), getattr(self.args, "model", None)
-        self.recipe_run = RecipeRun(rule, template.tokenizer, vocabulary, ranks=ranks, resumes=True, model=model_name)
+        self.recipe_run = RecipeRun(recipe_rule, template.tokenizer, vocabulary, ranks=ranks, resumes=True, model=model_name)
 
     def _postprocess_batch(self, samples: Sequence[Any], batch_encoded_inputs: Sequence[Any]) -> None:
         """Replace ms-swift's advantages in each micro-batch by those of the recipe."""
         super()._postprocess_batch(samples, batch_encoded_inputs)
         ordered_samples = [sample for chunk in self.split_by_mini_batches(samples) for sample in chunk]
         is_training, micro_batches = self.model.training, [encoded["grpo_batch"] for encoded in batch_encoded_inputs]
-        refuse({door.NO_TEACHER: any(micro_batch.teacher_per_token_logps is not None for micro_batch in micro_batches)})
+        refuse({adapter.NO_TEACHER: any(micro_batch.teacher_per_token_logps is not None for micro_batch in micro_batches)})
         completion_ids, sampled_masks, logp_rows, column_ranges = [], [], [], []
         for micro_batch, encoded in zip(micro_batches, batch_encoded_inputs, strict=True):
             row_tables = micro_batch.completion_mask, encoded["model_inputs"]["input_ids"], micro_batch.old_per_token_logps
             for mask_t, ids_l, logp_t in zip(*row_tables, strict=True):
-                trained_columns = mask_t.nonzero()[:, 0].tolist() or [0, -1]
-                column_range = slice(trained_columns[0], trained_columns[-1] + 1)  # from the first trained token to the last
+                trained_columns = mask_t.nonzero()[:, 0].tolist()
+                column_range = slice(trained_columns[0], trained_columns[-1] + 1) if trained_columns else slice(0, 0)
                 completion_ids.append(ids_l[-len(mask_t) :][column_range].tolist())
                 sampled_masks.append(mask_t[column_range].int().tolist())
                 logp_rows.append(logp_t[column_range].float().cpu())
@@ -68,11 +68,11 @@ class SwiftSpanTrainer(GRPOTrainer):
         batch_number = self.state.global_step * self.args.gradient_accumulation_steps // micro_batches_per_generation + 1
         batch_number = max(batch_number, self.recipe_run.batches + 1)  # an optimizer step may take several batches
         adv_nt, metrics = self.recipe_run.finish(scored_batch, mask_nt=mask_nt, learn=is_training, number=batch_number)
-        advantage_rows = zip(column_ranges, adv_nt, strict=True)
+        ranges_and_advantages = zip(column_ranges, adv_nt, strict=True)
         for micro_batch in micro_batches:
             micro_batch.advantages = torch.zeros_like(micro_batch.completion_mask, dtype=torch.float32)
             for advantage_t in micro_batch.advantages:
-                column_range, completion_advantage_t = next(advantage_rows)
+                column_range, completion_advantage_t = next(ranges_and_advantages)
                 advantage_t[column_range] = completion_advantage_t[: column_range.stop - column_range.start].to(advantage_t)
         for name, value in metrics.items():
             self._metrics["train" if is_training else "eval"][name].append(value)
