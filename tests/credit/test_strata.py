@@ -6,7 +6,7 @@ import torch
 from credit_batches import PAIR, SAME
 from helpers import NAN, assert_close, double
 from spanwise.credit import advantage, centred, moments, refine
-from spanwise.credit.baselines import average_by_precision, excess_variance_elsewhere
+from spanwise.credit.baselines import average_by_precision, excess_variance_of_others
 from spanwise.credit.strata import compare_in_strata, standardise, standardise_tokens, weighted
 from spanwise.errors import AlignmentError, RecipeError
 
@@ -20,9 +20,9 @@ def test_precision_mean():
 def test_excess_variance_of_the_other_strata():
     # The others of 9 are 1 and 3: (var 2 - noise 0.5 / 2) (1 + 1/2) = 2.625; those of 1 are 9 and 3, those of 3 are 9 and 1.
     noise_sa, count_sa = torch.full((3, 1), 0.5), torch.full((3, 1), 2.0)
-    excess_s = excess_variance_elsewhere(torch.tensor([9.0, 1.0, 3.0]), noise_sa, count_sa)
+    excess_s = excess_variance_of_others(torch.tensor([9.0, 1.0, 3.0]), noise_sa, count_sa)
     assert_close(excess_s.double(), [2.625, 26.625, 47.625], 1e-5)
-    assert excess_variance_elsewhere(torch.tensor([9.0, 1.0, NAN]), noise_sa, count_sa)[:2].isnan().all()
+    assert excess_variance_of_others(torch.tensor([9.0, 1.0, NAN]), noise_sa, count_sa)[:2].isnan().all()
 
 
 def test_a_reward_of_weight_0_adds_0_even_if_it_is_absent():
@@ -102,7 +102,7 @@ def test_completions_outside_every_stratum():
         assert within.mean_n()[1].isnan()
         assert within.std_n(ddof=0)[1] == 0
         assert within.deviation_n[1] == 0
-        assert bool(within.pooled_variance_elsewhere().isnan().all())
+        assert bool(within.pooled_variance_of_others().isnan().all())
     assert refine(SAME, torch.tensor([NAN, 1.0])).tolist()[0] == -1
     # 2 ** 70 combinations of outcomes do not fit into int64: three completions, of which two differ in the first outcome alone.
     outcome_no = torch.stack([torch.zeros(70), torch.eye(70)[0], torch.ones(70)])

@@ -1,4 +1,4 @@
-"""Subtract a baseline from rewards: 0, the mean of the batch, of the group or of equal outcomes, or a blended estimate."""
+"""Subtract a baseline from each reward: 0, the mean of a set of completions, or an average of several estimates."""
 
 from __future__ import annotations
 
@@ -128,55 +128,58 @@ def advantage(
         raise RecipeError(f"back_off needs the baseline 'outcome', but the baseline is '{baseline}'; leave back_off out.")
     if scale != "none" and baseline in ("none", "blended"):
         raise RecipeError(f"Baseline '{baseline}' compares no rewards, so there is no deviation; use scale='none'.")
-    lacks_reward_n, whole_batch_n = reward_n.isnan(), torch.zeros_like(group_n, dtype=torch.long)
+    lacks_reward_n = reward_n.isnan()
     stand_in_reward_n = torch.full_like(reward_n, torch.nan, dtype=torch.float64)
     if if_missing is not None:
         stand_in_reward_n = torch.where(lacks_reward_n, if_missing, stand_in_reward_n)
     worth_n = torch.where(lacks_reward_n, stand_in_reward_n, reward_n.double())
     outcome_no = _collect_outcomes(outcome_no, group_n, baseline)
-    scaling: dict[str, Any] = {"scale": scale, "ddof": ddof, "eps": eps, "stand_in_n": stand_in_reward_n}
-    comparing: dict[str, Any] = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "voter_n": voter_n}
-    merged_result, uncompared_n, comparison_levels = None, torch.ones_like(lacks_reward_n), list[tuple[Tensor, int]]()
+    options: dict[str, Any] = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "voter_n": voter_n}
+    options |= {"scale": scale, "ddof": ddof, "eps": eps, "stand_in_n": stand_in_reward_n}
+    result: Explained | None = None  # the advantages so far, and what they were compared with
+    uncompared_n = torch.ones_like(lacks_reward_n)
+    all_in_one_n = torch.zeros_like(group_n, dtype=torch.long)  # the batch as one group
+    groupings: list[tuple[Tensor, int]] = []  # group ids, and how many outcomes split these groups further
     if baseline == "none":
         check_rewards(reward_n)  # the other baselines call `moments`, which checks the rewards
         advantage_n, zero_n, uncompared_n = worth_n.nan_to_num(nan=0.0), torch.zeros_like(worth_n), ~uncompared_n
         comparison = build_comparison(advantage_n, worth_n, zero_n, zero_n + 1, alone_n=uncompared_n, equal_n=uncompared_n)
-        merged_result = Explained(advantage_n, comparison)
+        result = Explained(advantage_n, comparison)
     elif baseline == "blended":
         if voter_n is not None:
             raise RecipeError("Turns of trajectories have no baseline 'blended'; use 'outcome', 'group', 'batch' or 'none'.")
         baseline_n = blended_baseline(reward_n, group_n, outcome_no, by_outcome_n2, judged=judged)
-        merged_result = _subtract_blended(reward_n, worth_n, baseline_n, group_n, outcome_no)
+        result = _subtract_blend(reward_n, worth_n, baseline_n, group_n, outcome_no)
         uncompared_n = baseline_n.isnan() & ~stand_in_reward_n.isnan()
     else:
-        most_outcomes = outcome_no.shape[1]
-        fewest_outcomes = 0 if back_off or (back_off is None and most_outcomes > 1) else most_outcomes
-        coarsest_group_n = whole_batch_n if baseline == "batch" else group_n
-        comparison_levels = [(coarsest_group_n, outcomes) for outcomes in range(most_outcomes, fewest_outcomes - 1, -1)]
-    last_level = len(comparison_levels) - 1
-    # If no completion with the same outcomes has a reward, a missing reward's stand-in is compared with the group or batch.
-    comparison_levels += [(group_n, 0), (whole_batch_n, 0)]
-    for level, (coarsest_group_n, outcomes) in enumerate(comparison_levels):
-        if merged_result is not None and not bool(uncompared_n.any()):
+        outcome_count = outcome_no.shape[1]
+        backs_off = outcome_count > 1 if back_off is None else back_off
+        outcome_counts = range(outcome_count, -1, -1) if backs_off else [outcome_count]
+        groupings = [(all_in_one_n if baseline == "batch" else group_n, count) for count in outcome_counts]
+    last_level = len(groupings) - 1
+    # `if_missing` is compared with the group, or else the batch, if no completion with the same outcomes has a reward.
+    groupings += [(group_n, 0), (all_in_one_n, 0)]
+    for level, (grouping_n, outcome_count) in enumerate(groupings):
+        if result is not None and not bool(uncompared_n.any()):
             break
-        stratum_n = refine(coarsest_group_n, outcome_no[:, :outcomes])
+        stratum_n = refine(grouping_n, outcome_no[:, :outcome_count])
         # The offset gives coarse and fine strata (sets of compared completions) different numbers.
         stratum_n = stratum_n.where(stratum_n < 0, stratum_n + level * len(stratum_n) ** 2)
-        level_result = compare_in_strata(reward_n, stratum_n, **scaling, **comparing)
+        explained_level = compare_in_strata(reward_n, stratum_n, **options)
         if 0 < level <= last_level:
-            level_nm = torch.full_like(level_result.comparison.level_nm, level)
-            level_result = Explained(level_result.advantages, replace(level_result.comparison, level_nm=level_nm))
-        merged_result = level_result if merged_result is None else level_result.where(uncompared_n, merged_result)
+            level_nm = torch.full_like(explained_level.comparison.level_nm, level)
+            explained_level = Explained(explained_level.advantages, replace(explained_level.comparison, level_nm=level_nm))
+        result = explained_level if result is None else explained_level.where(uncompared_n, result)
         members_needed = max(min_stratum, 2) if level < last_level else 1
-        uncompared_n = uncompared_n & (level_result.comparison.members_nm[:, 0] < members_needed)
+        uncompared_n = uncompared_n & (explained_level.comparison.members_nm[:, 0] < members_needed)
         if level >= last_level:
             uncompared_n &= ~stand_in_reward_n.isnan()
-    assert merged_result is not None, "there is a first level"
-    adv_n, comparison = merged_result
-    stratum_n = comparison.stratum_nm[:, 0]
-    # -1 means "compared with no completion". `group_index` turns -1 into 0, so 1 is subtracted from all numbers.
-    dense_stratum_n = group_index(stratum_n) - (stratum_n < 0).any().long()
-    comparison = replace(comparison, stratum_nm=dense_stratum_n[:, None])
+    assert result is not None, "there is a first level"
+    adv_n, comparison = result
+    stratum_n = comparison.stratum_nm[:, 0].clone()
+    in_stratum_n = stratum_n >= 0  # all others were compared with no completion
+    stratum_n[in_stratum_n] = group_index(stratum_n[in_stratum_n])
+    comparison = replace(comparison, stratum_nm=stratum_n[:, None])
     is_singleton_n = ~lacks_reward_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
     return Advantage(adv_n.where(~lacks_reward_n, 0.0), adv_n.where(lacks_reward_n, 0.0), is_singleton_n, comparison)
 
@@ -189,12 +192,13 @@ def compare_columns(
 ) -> Explained:
     """Call `advantage` on each column of rewards; `by_column` holds the options that differ by column, `options` the others."""
     given_options = {name: by_m for name, by_m in by_column.items() if by_m is not None}
-    column_advantages = [
+    columns = [
         advantage(reward_nm[:, m], group_n, **{name: by_m[m] for name, by_m in given_options.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
-    adv_nm = torch.stack([column.advantage_n + column.missing_n for column in column_advantages], dim=1)
-    return Explained(adv_nm, Comparison.joined([column.comparison for column in column_advantages]))
+    # A reward that is there has `missing_n` 0, and an absent one has `advantage_n` 0.
+    adv_nm = torch.stack([column.advantage_n + column.missing_n for column in columns], dim=1)
+    return Explained(adv_nm, Comparison.joined([column.comparison for column in columns]))
 
 
 def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str) -> Float[Tensor, "n o"]:
@@ -207,9 +211,7 @@ def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str)
     return as_columns(outcome_no).double()
 
 
-def _subtract_blended(
-    reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor
-) -> Explained:
+def _subtract_blend(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor) -> Explained:
     """Subtract the blended baseline from each reward, or from the number that stands for a missing reward."""
     prompt_comparison = compare_in_strata(reward_n, refine(group_n, outcome_no)).comparison
     batch_comparison = compare_in_strata(reward_n, refine(torch.zeros_like(group_n), outcome_no)).comparison
@@ -277,23 +279,24 @@ def blended_baseline(
     outcome_count = outcome_no.shape[1]
     if by_outcome_n2 is not None and judged is None and outcome_count > 1:
         raise RecipeError(
-            f"by_outcome_n2 holds rewards under one of the {outcome_count} outcomes; set 'judged' to that outcome's column."
+            f"by_outcome_n2 is about one of the {outcome_count} outcomes; set 'judged' to the column number of that outcome."
         )
     if by_outcome_n2 is not None and judged is not None and not 0 <= judged < outcome_count:
-        raise RecipeError(f"'judged' is {judged}; write a column number from 0 to {outcome_count - 1}.")
+        raise RecipeError(f"'judged' is {judged}; set it to the column number of an outcome, from 0 to {outcome_count - 1}.")
     baseline_n = torch.full((len(reward_n),), torch.nan, dtype=torch.float64, device=reward_n.device)
     outcome_code_n = refine(torch.zeros_like(group_n), outcome_no)  # equal outcomes get one number, an unknown outcome -1
     for code in outcome_code_n[outcome_code_n >= 0].unique().tolist():
-        same_outcome_n, rescored_n = outcome_code_n == code, None
+        same_outcome_n = outcome_code_n == code
+        counterfactual_n = torch.full_like(baseline_n, torch.nan)  # what other completions would get for this outcome
         if by_outcome_n2 is not None and (verdict := float(outcome_no[same_outcome_n, judged or 0][0])) in (0.0, 1.0):
-            rescored_n = by_outcome_n2[:, int(verdict)].double()
-        estimate_n = _estimate_for_outcome(reward_n.double(), group_n, outcome_code_n >= 0, same_outcome_n, rescored_n)
+            counterfactual_n = by_outcome_n2[:, int(verdict)].double()
+        estimate_n = _estimate_for_outcome(reward_n.double(), group_n, outcome_code_n >= 0, same_outcome_n, counterfactual_n)
         baseline_n[same_outcome_n] = estimate_n[same_outcome_n]
     return baseline_n
 
 
 def _estimate_for_outcome(
-    reward_n: Tensor, group_n: Tensor, is_known_n: Tensor, same_outcome_n: Tensor, rescored_n: Tensor | None
+    reward_n: Tensor, group_n: Tensor, is_known_n: Tensor, same_outcome_n: Tensor, counterfactual_n: Tensor
 ) -> Tensor:
     """Estimate the blended baseline of the completions that `same_outcome_n` marks, which share all their outcomes."""
     present_rewards = reward_n[same_outcome_n & ~reward_n.isnan()]
@@ -303,57 +306,50 @@ def _estimate_for_outcome(
     stratum_n = torch.unique(group_n, return_inverse=True)[1]
     prompt_stats = moments(above_lowest_n, stratum_n)
     other_outcome_n = ~same_outcome_n & is_known_n & ~reward_n.isnan()
-    rescored_excess_n = None if rescored_n is None else torch.where(other_outcome_n, rescored_n - lowest_reward, torch.nan)
-    # A variance of 0 would give an infinite weight, and rounding errors must not decide between two variances of 0.
-    mean_squares = [above.nan_to_num().square().mean() for above in (above_lowest_n, rescored_excess_n) if above is not None]
+    counterfactual_above_lowest_n = torch.where(other_outcome_n, counterfactual_n - lowest_reward, torch.nan)
+    # A variance of 0 would give an infinite weight, so a variance is at least a tiny share of the mean square.
+    mean_squares = [above_n.nan_to_num().square().mean() for above_n in (above_lowest_n, counterfactual_above_lowest_n)]
     least_variance = 1e-12 * float(sum(mean_squares)) + 1e-24
-    noise_variance_s = prompt_stats.pooled_variance_elsewhere().nan_to_num(nan=0.0)
+    noise_variance_s = prompt_stats.pooled_variance_of_others().nan_to_num(nan=0.0)
 
     other_count_n = prompt_stats.count_n() - prompt_stats.member_n.double()
     prompt_sum_n = (prompt_stats.mean_n() * prompt_stats.count_n()).nan_to_num()
-    prompt_mean_n = torch.where(
-        other_count_n > 0, (prompt_sum_n - above_lowest_n.nan_to_num()) / other_count_n.clamp(min=1.0), torch.nan
-    )
+    prompt_mean_n = torch.where(other_count_n > 0, (prompt_sum_n - above_lowest_n.nan_to_num()) / other_count_n, torch.nan)
     prompt_mean_variance_n = noise_variance_s[stratum_n] / other_count_n.clamp(min=1.0)
 
     elsewhere_count_n = prompt_stats.count_s.sum() - prompt_stats.count_n()
     batch_sum = (prompt_stats.mean_s * prompt_stats.count_s).nansum()
-    batch_mean_n = torch.where(
-        elsewhere_count_n > 0, (batch_sum - prompt_sum_n) / elsewhere_count_n.clamp(min=1.0), torch.nan
-    )
-    between_variance_s = excess_variance_elsewhere(
+    batch_mean_n = torch.where(elsewhere_count_n > 0, (batch_sum - prompt_sum_n) / elsewhere_count_n, torch.nan)
+    prompt_means_variance_s = excess_variance_of_others(
         prompt_stats.mean_s, noise_variance_s[:, None], prompt_stats.count_s[:, None]
     )
-    batch_mean_variance_n = between_variance_s[stratum_n] + noise_variance_s[stratum_n] / elsewhere_count_n.clamp(min=1.0)
+    batch_mean_variance_n = prompt_means_variance_s[stratum_n] + noise_variance_s[stratum_n] / elsewhere_count_n
 
-    estimates, variances = [prompt_mean_n, batch_mean_n], [prompt_mean_variance_n, batch_mean_variance_n]
-    if rescored_excess_n is not None:
-        rescored_mean_n, rescored_variance_n = _estimate_from_rescored(
-            prompt_stats, moments(rescored_excess_n, stratum_n), noise_variance_s
-        )
-        estimates.append(rescored_mean_n)
-        variances.append(rescored_variance_n)
-    combined_estimate_n = average_by_precision(torch.stack(estimates), torch.stack(variances).clamp(min=least_variance))
+    other_stats = moments(counterfactual_above_lowest_n, stratum_n)
+    counterfactual_mean_n, counterfactual_variance_n = _average_counterfactuals(prompt_stats, other_stats, noise_variance_s)
+    estimate_en = torch.stack([prompt_mean_n, batch_mean_n, counterfactual_mean_n])
+    variance_en = torch.stack([prompt_mean_variance_n, batch_mean_variance_n, counterfactual_variance_n])
+    combined_estimate_n = average_by_precision(estimate_en, variance_en.clamp(min=least_variance))
     return torch.where(combined_estimate_n.isnan(), batch_mean_n, combined_estimate_n) + lowest_reward
 
 
-def _estimate_from_rescored(by_prompt: Moments, rescored: Moments, noise_s: Tensor) -> tuple[Tensor, Tensor]:
-    """Estimate the baseline and its variance from completions of the prompt whose outcomes differ, after rescoring them."""
-    rescored_noise_s = rescored.pooled_variance_elsewhere()
-    rescored_noise_s = torch.where(rescored_noise_s.isnan(), noise_s, rescored_noise_s)
-    mean_gap_s = by_prompt.mean_s - rescored.mean_s  # NaN if all or none of a prompt's completions have these outcomes
-    other_gap_count_s = (~mean_gap_s.isnan()).sum() - (~mean_gap_s.isnan()).double()
-    # Each prompt is shifted by the mean gap of the other prompts, so that no reward enters its own baseline.
-    mean_gap_elsewhere_s = (mean_gap_s.nansum() - mean_gap_s.nan_to_num()) / other_gap_count_s.clamp(min=1.0)
-    noise_variance_sa = torch.stack([noise_s, rescored_noise_s], dim=1)
-    count_sa = torch.stack([by_prompt.count_s, rescored.count_s], dim=1)
-    gap_variance_s = excess_variance_elsewhere(mean_gap_s, noise_variance_sa, count_sa)
-    stratum_n = by_prompt.stratum_n
-    estimate_variance_n = gap_variance_s[stratum_n] + rescored_noise_s[stratum_n] / rescored.count_n().clamp(min=1.0)
-    return rescored.mean_n() + mean_gap_elsewhere_s[stratum_n], estimate_variance_n
+def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_variance_s: Tensor) -> tuple[Tensor, Tensor]:
+    """Estimate a baseline and its variance from what the prompt's other completions would get for the same outcomes."""
+    counterfactual_variance_s = counterfactual.pooled_variance_of_others()
+    counterfactual_variance_s = torch.where(counterfactual_variance_s.isnan(), noise_variance_s, counterfactual_variance_s)
+    prompt_gap_s = actual.mean_s - counterfactual.mean_s  # NaN for a prompt without actual or without counterfactual rewards
+    other_count_s = (~prompt_gap_s.isnan()).sum() - (~prompt_gap_s.isnan()).double()
+    # A prompt's estimate is corrected by the mean gap of the other prompts, so that no reward enters its own baseline.
+    other_prompts_gap_s = (prompt_gap_s.nansum() - prompt_gap_s.nan_to_num()) / other_count_s.clamp(min=1.0)
+    noise_variance_sa = torch.stack([noise_variance_s, counterfactual_variance_s], dim=1)
+    count_sa = torch.stack([actual.count_s, counterfactual.count_s], dim=1)
+    gap_variance_s = excess_variance_of_others(prompt_gap_s, noise_variance_sa, count_sa)
+    prompt_n = actual.stratum_n
+    estimate_variance_n = gap_variance_s[prompt_n] + counterfactual_variance_s[prompt_n] / counterfactual.count_n()
+    return counterfactual.mean_n() + other_prompts_gap_s[prompt_n], estimate_variance_n
 
 
-def excess_variance_elsewhere(
+def excess_variance_of_others(
     mean_s: Float[Tensor, " s"], noise_sa: Float[Tensor, "s a"], count_sa: Float[Tensor, "s a"]
 ) -> Float[Tensor, " s"]:
     """Estimate for each stratum (compared set) how much the means of the P other strata vary beyond noise; NaN if P < 2.
@@ -363,11 +359,13 @@ def excess_variance_elsewhere(
     has_mean_s = ~mean_s.isnan()
     other_count_s = has_mean_s.sum() - has_mean_s.to(mean_s.dtype)
     centred_s = torch.where(has_mean_s, mean_s - mean_s.nanmean(), 0.0)
-    count_inv_sa = torch.where(has_mean_s[:, None], 1.0 / count_sa.clamp(min=1.0), 0.0)
-    other_sum_s, square_sum_s = centred_s.sum() - centred_s, centred_s.square().sum() - centred_s.square()
-    variance_s = (square_sum_s - other_sum_s.square() / other_count_s.clamp(min=1.0)) / (other_count_s - 1).clamp(min=1.0)
-    sampling_noise_s = (noise_sa * (count_inv_sa.sum(dim=0) - count_inv_sa)).sum(dim=1) / other_count_s.clamp(min=1.0)
-    excess_variance_s = (variance_s - sampling_noise_s).clamp(min=0.0) * (1 + 1 / other_count_s.clamp(min=1.0))
+    inverse_count_sa = torch.where(has_mean_s[:, None], 1.0 / count_sa.clamp(min=1.0), 0.0)
+    other_sum_s = centred_s.sum() - centred_s
+    other_square_sum_s = centred_s.square().sum() - centred_s.square()
+    other_variance_s = (other_square_sum_s - other_sum_s.square() / other_count_s) / (other_count_s - 1)
+    other_inverse_sum_sa = inverse_count_sa.sum(dim=0) - inverse_count_sa
+    sampling_noise_s = (noise_sa * other_inverse_sum_sa).sum(dim=1) / other_count_s
+    excess_variance_s = (other_variance_s - sampling_noise_s).clamp(min=0.0) * (1 + 1 / other_count_s)
     return torch.where(other_count_s >= 2, excess_variance_s, torch.nan)
 
 

@@ -41,8 +41,8 @@ def lambda_advantage(
     check_mask(mask_nt)
     lam = lam if alpha is None else length_adaptive_lambda(mask_nt.sum(dim=1), alpha=alpha)
     for name, option in (("gamma", gamma), ("lam", lam)):
-        values = torch.as_tensor(option, dtype=torch.float64)
-        bad_numbers = values[~((values >= 0) & (values <= 1))]  # the condition is negated so that it also refuses NaN
+        numbers = torch.as_tensor(option, dtype=torch.float64)
+        bad_numbers = numbers[~((numbers >= 0) & (numbers <= 1))]  # the condition is negated so that it also refuses NaN
         if len(bad_numbers):
             raise RecipeError(f"{name} is {float(bad_numbers[0]):g}; it must lie between 0 and 1.")
     dtype = reward_nt.dtype if value_nt is None else torch.promote_types(reward_nt.dtype, value_nt.dtype)
@@ -53,26 +53,25 @@ def lambda_advantage(
     if not bool(reward_nt.sum().isfinite()):  # a finite sum proves that no reward is NaN (absent)
         lacks_reward_n |= (reward_nt.isnan() & mask_nt).any(dim=1)
         reward_nt = torch.where(reward_nt.isnan(), 0.0, reward_nt)
-    # The loop computes Q[k] = gamma (V[k] + lam[k] A[k]) from the last token to the first, where A[k] = r[k] - V[k] + Q[k+1].
-    # With A inserted, Q[k] = gamma ((1 - lam[k]) V[k] + lam[k] r[k]) + gamma lam[k] Q[k+1]; at masked tokens Q[t] = r[t] + Q[t+1].
-    next_q_n = torch.zeros(len(reward_nt), dtype=exact_dtype, device=reward_nt.device)
+    # Token k carries c[k] = gamma (V[k] + lam[k] A[k]) to the trainable token before it, so that A[k] = r[k] - V[k] + c[k+1].
+    # Hence c[k] = gamma ((1 - lam[k]) V[k] + lam[k] (r[k] + c[k+1])); a masked token carries c[t] = r[t] + c[t+1].
+    next_carry_n = torch.zeros(len(reward_nt), dtype=exact_dtype, device=reward_nt.device)
     if bootstrap_n is not None:
         lacks_reward_n |= bootstrap_n.isnan()
-        next_q_n.copy_(bootstrap_n.nan_to_num(nan=0.0)).mul_(gamma)
+        next_carry_n.copy_(bootstrap_n.nan_to_num(nan=0.0)).mul_(gamma)
     value_factor_n = gamma * (1 - torch.as_tensor(lam, dtype=exact_dtype, device=reward_nt.device).expand(len(reward_nt)))
     for rows, cols in _cut_blocks(*reward_nt.shape):
         mask_block, reward_block = mask_nt[rows, cols], reward_nt[rows, cols].to(exact_dtype)
         mask_factor = mask_block.to(exact_dtype)
         boundary_factor = mask_factor if boundary_nt is None else (mask_block & boundary_nt[rows, cols]).to(exact_dtype)
         value_factor = boundary_factor * value_factor_n[rows, None]
-        carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor).add_(1.0)
+        carry_factor = (mask_factor * (gamma - 1)).sub_(value_factor).add_(1.0)  # gamma lam[k], or 1 if masked
         reward_term = carry_factor * reward_block
-        value_block = reward_term.new_zeros(())
-        if value_nt is not None:
-            value_block = torch.where(mask_block, value_nt[rows, cols].to(exact_dtype), value_block)
+        value_block = None if value_nt is None else torch.where(mask_block, value_nt[rows, cols].to(exact_dtype), 0.0)
+        if value_block is not None:
             reward_term.addcmul_(value_factor, value_block)
-        _carry_back(reward_term, carry_factor, next_q_n[rows]).add_(reward_block)
-        if value_nt is not None:
+        _carry_back(reward_term, carry_factor, next_carry_n[rows]).add_(reward_block)
+        if value_block is not None:
             reward_term.sub_(value_block)
         torch.add(reward_term.mul_(mask_factor), 0.0, out=advantage_nt[rows, cols])  # 0 is added to turn -0 into 0
     _check_finite(advantage_nt, value_nt, mask_nt)
@@ -88,14 +87,14 @@ def _cut_blocks(completions: int, tokens: int) -> Iterator[tuple[slice, slice]]:
             yield slice(first_row, first_row + block_height), slice(max(0, end_column - block_width), end_column)
 
 
-def _carry_back(term: Tensor, factor: Tensor, next_q_n: Tensor) -> Tensor:
-    """Compute Q[t] = term[t] + factor[t] Q[t+1] backwards; afterwards `term` holds Q[t+1], and `next_q_n` the first Q."""
-    q_tn, factor_rows = torch.cat([term.t(), next_q_n[None]]), factor.t().contiguous().unbind(0)
-    q_rows = q_tn.unbind(0)
+def _carry_back(term: Tensor, factor: Tensor, next_carry_n: Tensor) -> Tensor:
+    """Compute carry[t] = term[t] + factor[t] carry[t+1] from the last token to the first; return carry[t+1] in `term`."""
+    carry_tn = torch.cat([term.t(), next_carry_n[None]])
+    carry_rows, factor_rows = carry_tn.unbind(0), factor.t().contiguous().unbind(0)
     for t in reversed(range(len(factor_rows))):
-        q_rows[t].addcmul_(factor_rows[t], q_rows[t + 1])
-    next_q_n.copy_(q_rows[0])
-    return term.copy_(q_tn[1:].t())
+        carry_rows[t].addcmul_(factor_rows[t], carry_rows[t + 1])
+    next_carry_n.copy_(carry_rows[0])  # for the block of earlier tokens
+    return term.copy_(carry_tn[1:].t())
 
 
 def length_adaptive_lambda(length_n: Int[Tensor, " n"], *, alpha: float = 0.05) -> Float[Tensor, " n"]:

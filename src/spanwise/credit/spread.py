@@ -26,12 +26,12 @@ _NUMPY = {torch.float16: np.float16, torch.float32: np.float32, torch.float64: n
 
 
 def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
-    """Mark the rewards whose text the completion left out or wrote unreadably; a failed check is not among them."""
+    """Mark the rewards that are missing because the completion lacks the text to score, or holds it in unreadable form."""
     return (scores.status_nm == int(Status.ABSENT)) | (scores.status_nm == int(Status.UNPARSABLE))
 
 
 def fill_missing(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
-    """Return the rewards, with an objective's `if_missing` wherever a completion left out what the reward reads."""
+    """Return the rewards, each reward that `left_out` marks replaced by the `if_missing` of its objective."""
     stand_ins = [torch.nan if objective.if_missing is None else objective.if_missing for objective in objectives]
     return torch.where(left_out(scores), scores.reward_nm.new_tensor(stand_ins), scores.reward_nm)
 
@@ -59,7 +59,7 @@ def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], dev
 
 
 def resolve_values(objectives: Sequence[Objective], values: ValuesName | None) -> ValuesName:
-    """Return what the critic predicts, "shared" or "objective"; by default the latter if objectives pay different blocks."""
+    """Return `values`; if it is None, "objective" if the objectives pay different blocks, else "shared"."""
     if values is not None:
         check_known("kind of values", values, get_args(ValuesName))
         return values
@@ -79,10 +79,10 @@ class Streams:
 
     names: tuple[str, ...]  # the names of the values that the critic predicts, one per stream
     reward_snt: Float[Tensor, "s n t"]  # the reward of each token; 0 nearly everywhere
-    mask_snt: Bool[Tensor, "s n t"]  # the tokens that the value is about; any other token counts as deleted
-    weight_s: Float[Tensor, " s"]  # the factor that multiplies the advantages of each stream
+    mask_snt: Bool[Tensor, "s n t"]  # the tokens that get advantages; GAE and SAE skip all others
+    weight_s: Float[Tensor, " s"]  # the weight of each stream's objective; 1 for the sum of all rewards
     stop_sn: Bool[Tensor, "s n"]  # True if the reward is for the decision to stop, see `reward_streams`
-    last_sn: Bool[Tensor, "s n"]  # True if the value is also about the completion's last trainable token
+    last_sn: Bool[Tensor, "s n"]  # True if the stream's mask includes the completion's last trainable token
 
     def inputs(
         self, value_nt: Float[Tensor, "n t *s"] | None = None, bootstrap_n: Float[Tensor, " n *b"] | None = None
@@ -91,8 +91,8 @@ class Streams:
         mask_shape = tuple(self.mask_snt.shape[1:])
         token_tables = {} if value_nt is None else {"value_nt": self._arrange_by_stream(value_nt, "value_nt", mask_shape)}
         if bootstrap_n is not None:
-            bootstrap_n = bootstrap_n[:, None].expand(-1, len(self.names)) if bootstrap_n.dim() == 1 else bootstrap_n
-            end_value_ns = self._arrange_by_stream(bootstrap_n, "bootstrap_n", mask_shape[:1])
+            end_value_ns = bootstrap_n if bootstrap_n.dim() > 1 else bootstrap_n[:, None].expand(-1, len(self.names))
+            end_value_ns = self._arrange_by_stream(end_value_ns, "bootstrap_n", mask_shape[:1])
             token_tables["bootstrap_n"] = torch.where(self.last_sn.T, end_value_ns, 0.0)
         for s in range(len(self.names)):
             stream_tables = {name: table[..., s] for name, table in token_tables.items()}
@@ -146,27 +146,29 @@ def reward_streams(
         # A token of a block that no objective pays trains as well: the rewards of later tokens reach it, as in ordinary PPO.
         weighted_reward_nm = weighted(reward_nm, weight_m)
         has_sum_n = ~weighted_reward_nm.sum(dim=1).isnan()  # the sum is NaN (unknown) if any reward with a weight is absent
-        mask_snt, stop_sn = (is_trained_nt & has_sum_n[:, None])[None], torch.zeros_like(has_sum_n)[None]
+        mask_snt = (is_trained_nt & has_sum_n[:, None])[None]
+        rewards_stop_sn = torch.zeros_like(has_sum_n)[None]
         weight_s = torch.ones(1, dtype=torch.float64, device=mask_nt.device)
         reward_snt = torch.zeros((1, *mask_nt.shape), dtype=dtype, device=mask_nt.device)
         rewarded_row_i = (has_sum_n & has_token_n).nonzero().squeeze(1)
-        for m in objective_numbers:  # rewards that meet at a token are added in the objectives' order
-            same_token_nm = reward_position_nm[rewarded_row_i] == reward_position_nm[rewarded_row_i, m, None]
-            reward_sum_i = torch.where(same_token_nm, weighted_reward_nm[rewarded_row_i], 0.0).sum(dim=1)
-            reward_snt[0, rewarded_row_i, reward_position_nm[rewarded_row_i, m]] = reward_sum_i.to(dtype)
+        position_im, reward_im = reward_position_nm[rewarded_row_i], weighted_reward_nm[rewarded_row_i]
+        for m in objective_numbers:  # the token with the reward of m gets the sum of all rewards that stand at it
+            is_at_token_im = position_im == position_im[:, m, None]
+            reward_sum_i = torch.where(is_at_token_im, reward_im, 0.0).sum(dim=1)
+            reward_snt[0, rewarded_row_i, position_im[:, m]] = reward_sum_i.to(dtype)
     else:
         has_reward_nm = ~reward_nm.isnan()
-        is_stop_nm = has_reward_nm & left_out(scores) & ~has_paid_token_nm & has_token_n[:, None]
+        rewards_stop_nm = has_reward_nm & left_out(scores) & ~has_paid_token_nm & has_token_n[:, None]
         reward_snt = torch.zeros(is_paid_mnt.shape, dtype=dtype, device=mask_nt.device)
         mask_snt = is_paid_mnt & has_reward_nm.T[..., None]
         for m in objective_numbers:
-            stop_row_i = is_stop_nm[:, m].nonzero().squeeze(1)
+            stop_row_i = rewards_stop_nm[:, m].nonzero().squeeze(1)
             mask_snt[m, stop_row_i, last_n[stop_row_i]] = True
-            rewarded_row_i = (is_stop_nm[:, m] | (has_paid_token_nm[:, m] & has_reward_nm[:, m])).nonzero().squeeze(1)
+            rewarded_row_i = (rewards_stop_nm[:, m] | (has_paid_token_nm[:, m] & has_reward_nm[:, m])).nonzero().squeeze(1)
             reward_snt[m, rewarded_row_i, reward_position_nm[rewarded_row_i, m]] = reward_nm[rewarded_row_i, m].to(dtype)
-        stop_sn, weight_s = is_stop_nm.T, weight_m.double()
-    last_sn = mask_snt.gather(2, last_n.expand(len(mask_snt), -1)[..., None]).squeeze(2) if mask_nt.shape[1] else stop_sn
-    return Streams(value_names, reward_snt, mask_snt, weight_s, stop_sn, last_sn)
+        rewards_stop_sn, weight_s = rewards_stop_nm.T, weight_m.double()
+    includes_last_sn = mask_snt[:, torch.arange(len(last_n)), last_n] if mask_nt.shape[1] else rewards_stop_sn
+    return Streams(value_names, reward_snt, mask_snt, weight_s, rewards_stop_sn, includes_last_sn)
 
 
 def find_last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
@@ -193,7 +195,7 @@ def spread(
     per: str | float | int | Float[Tensor, " n"] = "block",
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "n t"]:
-    r"""Give every trainable token the credit of its block, weighted so that a plain sum over tokens is the objective.
+    r"""Give every trainable token its block's credit, divided by a length, so that the loss is a plain sum over tokens.
 
     Equation
         A[i, t] = A[i, k] / |T_k(i)| for t in block k    (per="block": each block has the same say, however long)
@@ -243,7 +245,7 @@ def spread(
     length_nk = spans.length_nk
     divisor_nk = _find_divisor(length_nk if credit.length_nk is None else credit.length_nk, per)
     credit_share_nk = torch.where(length_nk > 0, credit.block_nk / divisor_nk, 0.0)
-    credit_share_nk = pad(credit_share_nk, (1, 0)).to(dtype)  # tokens in no block (index -1) read this first column of 0
+    credit_share_nk = pad(credit_share_nk, (1, 0)).to(dtype)  # column k + 1 is block k; column 0 is 0, for no block
     advantage_nt = allocate(spans.block_nt.shape, dtype=dtype, device=credit_share_nk.device)
     row_chunks = (table.split(_ROWS) for table in (credit_share_nk, spans.block_nt, advantage_nt))
     for share_rows_nk, block_nt, out_nt in zip(*row_chunks, strict=True):
@@ -259,7 +261,7 @@ def spread_tokens(
     stop_n: Float[Tensor, " n"] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Float[Tensor, "n t"]:
-    """Divide the advantages of tokens by the length that `per` names, so that a plain sum over tokens is the objective.
+    """Divide the advantages of tokens by the length that `per` names, so that the loss is a plain sum over tokens.
 
     A[i, t] = adv[i, t] / size,   A[i, last] += stop[i] / size,   size = |T_k(i)|, |T(i)| or c; a stop alone in its block: 1
     """
@@ -269,11 +271,10 @@ def spread_tokens(
             f"The advantages have {tuple(adv_nt.shape)} completions and tokens, and the spans have "
             f"{tuple(spans.block_nt.shape)}; pass those of the same completions."
         )
-    divisor_nk = _find_divisor(spans.length_nk, per)
-    divisor_nt = torch.gather(divisor_nk, 1, spans.block_nt.long().clamp(min=0)) if divisor_nk.shape[1] > 1 else divisor_nk
+    divisor_nk, is_per_block = _find_divisor(spans.length_nk, per), isinstance(per, str) and per == "block"
+    divisor_nt = divisor_nk.gather(1, spans.block_nt.long().clamp(min=0)) if is_per_block else divisor_nk[:, :1]
     credit_share_nt = torch.where(spans.block_nt >= 0, pad(adv_nt.double(), (0, missing_width)), 0.0) / divisor_nt
     if stop_n is not None:
-        is_per_block = isinstance(per, str) and per == "block"
         _add_stops(credit_share_nt, spans, stop_n.double() if is_per_block else stop_n.double() / divisor_nk[:, 0])
     return credit_share_nt.to(dtype)
 
@@ -329,7 +330,7 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
 
 
 def allocate(shape: tuple[int, ...] | torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate a tensor without filling it, in the way that is fastest to write to."""
+    """Allocate a tensor without filling it, on a CPU in memory that is fast to write to."""
     # NumPy asks Linux for huge pages, so the first write to a large tensor takes a tenth of the time.
     if device.type == "cpu" and dtype in _NUMPY:
         return torch.from_numpy(np.empty(tuple(shape), dtype=_NUMPY[dtype]))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Sequence, Sized
 from dataclasses import dataclass
-from operator import eq
 from typing import Any, Literal, NamedTuple, ParamSpec
 
 import torch
@@ -57,9 +56,11 @@ def check_counts(items: Sized, item_noun: str, others: Sized, other_noun: str, *
 
 def check_shapes(**tensors: Tensor | None) -> None:
     """Refuse tensors whose sizes disagree along an index that their names share, such as n in `value_nt` and `reward_nk`."""
-    (first_name, first_tensor), *other_tensors = ((name, tensor) for name, tensor in tensors.items() if tensor is not None)
-    for name, tensor in other_tensors:
-        shared_axis_count = sum(map(eq, first_name.rpartition("_")[2], name.rpartition("_")[2]))
+    given_tensors = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
+    first_name, first_tensor = given_tensors[0]
+    for name, tensor in given_tensors[1:]:
+        axis_pairs = zip(first_name.rpartition("_")[2], name.rpartition("_")[2], strict=False)
+        shared_axis_count = sum(first_axis == axis for first_axis, axis in axis_pairs)
         if tensor.shape[:shared_axis_count] != first_tensor.shape[:shared_axis_count]:
             raise AlignmentError(f"{first_name} is {tuple(first_tensor.shape)} but {name} is {tuple(tensor.shape)}.")
 
@@ -87,7 +88,7 @@ class Explained(NamedTuple):
 
 
 def explains(method: Callable[_Inputs, Explained]) -> Callable[_Inputs, Tensor]:
-    """Decorate a method that returns `Explained`: a plain call returns the advantages, `call_explained` the comparison too.
+    """Decorate a method that returns `Explained` so that an ordinary call returns the advantages alone.
 
     Example:
         >>> @explains
@@ -124,7 +125,7 @@ def build_comparison(
     members_n: Tensor | None = None,
     averaged_n: Tensor | None = None,
 ) -> Comparison:
-    """Build the `Comparison` of a column of advantages; completions alone or with the divisor NaN get no baseline."""
+    """Build a `Comparison` with one column from the advantages of completions and what they were computed from."""
     zeros_n = torch.zeros_like(worth_n, dtype=torch.long)
     has_baseline_n = ~(worth_n.isnan() | baseline_n.isnan() | divisor_n.isnan() | alone_n)
     reason_n = torch.full_like(zeros_n, int(Zero.NO_SCALE))
@@ -197,14 +198,11 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
     tensor([0, 1, 0])
     """
     stratum_n = group_index(group_n)
-    is_known_n = torch.ones_like(stratum_n, dtype=torch.bool)
-    for column, outcome_n in enumerate(as_columns(outcome_no).T):
-        is_known_n = is_known_n & ~outcome_n.isnan()
+    for outcome_n in as_columns(outcome_no).T:
         distinct_outcomes, outcome_id_n = torch.unique(outcome_n.nan_to_num(nan=0.0), return_inverse=True)
-        # Before each further outcome the strata are renumbered from 0, so that their numbers stay small.
-        dense_stratum_n = group_index(stratum_n) if column else stratum_n
-        stratum_n = dense_stratum_n * len(distinct_outcomes) + outcome_id_n
-    return torch.where(is_known_n, stratum_n, -1)
+        # The strata are renumbered from 0 each time, so that their numbers stay small.
+        stratum_n = group_index(stratum_n) * len(distinct_outcomes) + outcome_id_n
+    return torch.where(as_columns(outcome_no).isnan().any(dim=1), -1, stratum_n)
 
 
 @dataclass(frozen=True)
@@ -246,11 +244,12 @@ class Moments:
         """Look up each completion's stratum in a table, such as the means; a completion without a stratum gets `nowhere`."""
         return value_s[self.stratum_n.clamp(min=0)].masked_fill_(self.stratum_n < 0, nowhere)
 
-    def pooled_variance_elsewhere(self) -> Float[Tensor, " s"]:
+    def pooled_variance_of_others(self) -> Float[Tensor, " s"]:
         """Return for each stratum the variance inside all other strata, pooled; NaN if no other stratum has two values."""
         freedom_s = (self.count_s - 1).clamp(min=0.0)
-        freedom_s, square_sum_s = freedom_s.sum() - freedom_s, (self.square_s.sum() - self.square_s).clamp(min=0.0)
-        return torch.where(freedom_s > 0, square_sum_s / freedom_s.clamp(min=1.0), torch.nan)
+        other_freedom_s = freedom_s.sum() - freedom_s
+        other_square_sum_s = (self.square_s.sum() - self.square_s).clamp(min=0.0)
+        return torch.where(other_freedom_s > 0, other_square_sum_s / other_freedom_s, torch.nan)
 
 
 def moments(
@@ -279,7 +278,7 @@ def moments(
             f"of ids of your own."
         )
     in_stratum_n = stratum_n >= 0
-    if highest_stratum > 16 * len(stratum_n):  # the tables have a row per number, so strata are renumbered from 0
+    if highest_stratum > 16 * len(stratum_n):  # large numbers would need large tables: number from 0
         stratum_n, highest_stratum = group_index(stratum_n).where(in_stratum_n, -1), len(stratum_n)
     member_n, table_row_n = in_stratum_n & ~value_n.isnan(), stratum_n.clamp(min=0).long()
     weight_n = member_n.double() if weight_n is None else weight_n.double().where(member_n, 0.0)
@@ -348,14 +347,14 @@ def compare_in_strata(
     elif scale != "none":
         raise RecipeError(f"Turns of trajectories are compared without a scale, and scale is '{scale}'; use scale='none'.")
     else:
-        count_n, mean_n, advantage_n = _compare_votes(value_n, stratum_n, voter_n, leave_one_out, min_stratum)
+        count_n, mean_n, advantage_n = _compare_rollouts(value_n, stratum_n, voter_n, leave_one_out, min_stratum)
     uses_stand_in_n = ~stratum_moments.member_n & ~stand_in_n.isnan() & (count_n > 0)
     advantage_n = torch.where(uses_stand_in_n, stand_in_n - mean_n, advantage_n)
     worth_n = torch.where(worth_n.isnan(), stand_in_n, worth_n)
     baseline_n, divisor_n = worth_n - advantage_n, torch.ones_like(advantage_n)
     if scale != "none":
         scale_n = (mean_n if scale == "mean" else stratum_moments.std_n(ddof=ddof, stand_in_n=stand_in_n)) + eps
-        is_divided_n = (advantage_n != 0) | ((scale_n > 0) & ~stratum_moments.constant_n())
+        is_divided_n = (advantage_n != 0) | ((scale_n > 0) & ~stratum_moments.constant_n())  # not if all rewards are equal
         divisor_n = torch.where(is_divided_n, torch.where(scale_n > 0, scale_n, torch.nan), divisor_n)
         advantage_n = torch.where(scale_n > 0, advantage_n / torch.where(scale_n > 0, scale_n, 1.0), 0.0)
     is_compared_n = (stratum_moments.member_n & (count_n >= max(min_stratum, 2))) | uses_stand_in_n
@@ -374,19 +373,21 @@ def compare_in_strata(
 centred = explains(compare_in_strata)
 
 
-def _compare_votes(
-    value_n: Tensor, stratum_n: Tensor, voter_n: Tensor, leave_one_out: bool, min_stratum: int
+def _compare_rollouts(
+    value_n: Tensor, stratum_n: Tensor, rollout_n: Tensor, leave_one_out: bool, min_stratum: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compare each turn with its stratum, counting each rollout once; return rollout count, mean and advantages."""
-    voter_stratum_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(voter_n).double()), -1)
-    voter_moments = moments(value_n, voter_stratum_n)  # each rollout counts once, with the mean reward of its rows
-    stratum_of_voter_u = torch.full((len(voter_moments.count_s),), -1, dtype=torch.long, device=value_n.device)
-    in_stratum_n = voter_moments.stratum_n >= 0
-    stratum_of_voter_u[voter_moments.stratum_n[in_stratum_n]] = stratum_n[in_stratum_n].long()
-    voter_adv_u = centred(voter_moments.mean_s, stratum_of_voter_u, leave_one_out=leave_one_out, min_stratum=min_stratum)
-    moments_u = moments(voter_moments.mean_s, stratum_of_voter_u)
-    count_n, mean_n = voter_moments.look_up(moments_u.count_n(), 0.0), voter_moments.look_up(moments_u.mean_n(), torch.nan)
-    return count_n, mean_n, voter_moments.deviation_n + voter_moments.look_up(voter_adv_u, 0.0)
+    # The turns of one rollout in one stratum count once, with their mean reward; j numbers these sets of turns.
+    turn_set_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(rollout_n).double()), -1)
+    set_moments = moments(value_n, turn_set_n)
+    stratum_j = torch.full_like(set_moments.count_s, -1, dtype=torch.long)
+    in_stratum_n = set_moments.stratum_n >= 0
+    stratum_j[set_moments.stratum_n[in_stratum_n]] = stratum_n[in_stratum_n].long()
+    set_adv_j = centred(set_moments.mean_s, stratum_j, leave_one_out=leave_one_out, min_stratum=min_stratum)
+    stratum_moments = moments(set_moments.mean_s, stratum_j)
+    rollout_count_n = set_moments.look_up(stratum_moments.count_n(), 0.0)
+    stratum_mean_n = set_moments.look_up(stratum_moments.mean_n(), torch.nan)
+    return rollout_count_n, stratum_mean_n, set_moments.deviation_n + set_moments.look_up(set_adv_j, 0.0)
 
 
 def standardise(
@@ -438,7 +439,6 @@ def standardise_tokens(
 def _measure_tokens(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, int]:
     """Compute the mean, the sum of squared deviations and the number of the values inside the mask."""
     running_mean, square_sum, token_count = 0.0, 0.0, 0
-    zero_value = value_nt.new_zeros(())
     # A few rows at a time are copied to float64, so that the copies stay in the processor's cache.
     for value, mask in zip(value_nt.split(_ROWS), mask_nt.split(_ROWS), strict=True):
         new_count = int(torch.count_nonzero(mask))
@@ -446,10 +446,10 @@ def _measure_tokens(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, in
             continue
         if token_count == 0:  # subtracting the first value makes a constant batch exactly 0
             running_mean = float(value.flatten()[mask.flatten().int().argmax()])
-        above_mean = torch.where(mask, value, zero_value).double().sub_(running_mean).masked_fill_(~mask, 0.0).flatten()
-        sum_above_mean = float(above_mean.sum())
-        square_sum += float(above_mean.dot(above_mean)) - sum_above_mean**2 / (token_count + new_count)
-        running_mean, token_count = running_mean + sum_above_mean / (token_count + new_count), token_count + new_count
+        deviation = (value.double() - running_mean).masked_fill_(~mask, 0.0).flatten()
+        deviation_sum = float(deviation.sum())
+        square_sum += float(deviation.dot(deviation)) - deviation_sum**2 / (token_count + new_count)
+        running_mean, token_count = running_mean + deviation_sum / (token_count + new_count), token_count + new_count
     return running_mean, max(square_sum, 0.0), token_count
 
 
