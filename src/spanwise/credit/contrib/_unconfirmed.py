@@ -73,9 +73,7 @@ class HistoryWeight:
             history: number of batches of the moving average; None: the exponential form.
         """
         if window < 2 or (history is not None and history < 1):
-            raise RecipeError(
-                f"window is {window} and history is {history}; use a window of 2 or more, a history of 1 or more."
-            )
+            raise RecipeError(f"window is {window} and history is {history}; use at least 2 for window and 1 for history.")
         self._anchors = self._anchors or [float(anchor)]
         options = {"lambda_scale": lambda_scale, "ddof": ddof, "eps": eps, "min_stratum": min_stratum}
         explained_advantage = call_explained(ha_dw, reward_n, group_n, anchor=self.anchor, **options)
@@ -120,8 +118,8 @@ class HistoryWeight:
     source="third-party summaries of the paper; neither its full text nor code was read",
     preset=Preset(whole=True, per="completion", calibrated=False),
     exceptions={
-        "shift": "the weight depends on the mean reward itself, as a rate of success",
-        "monotone": "more reward raises the mean of the group, which lowers the weight",
+        "shift": "the weights of advantages depend on the mean reward, which is taken as a success rate",
+        "monotone": "a higher reward raises the mean of the group, which lowers the weight of a right completion",
     },
     memory=HistoryWeight,
     only_with={"eta": ("history", (None,)), "window": ("history", (None,))},
@@ -216,8 +214,8 @@ def grpo_verif(
     standardised: Explained = call_explained(dcpo, reward_nk, group_n, if_missing_k=if_missing_k, **grpo_options)
     weight_k = torch.full((reward_nk.shape[1],), weight, dtype=torch.float64, device=reward_nk.device)
     weight_k[:1] = 1.0
-    adv_nk, has_weight_k = standardised.advantages * weight_k, weight_k != 0
-    comparison = standardised.comparison.rescaled(divisor=1 / torch.where(has_weight_k, weight_k, torch.nan)).fitting(adv_nk)
+    adv_nk, divisor_k = standardised.advantages * weight_k, 1 / torch.where(weight_k == 0, torch.nan, weight_k)
+    comparison = standardised.comparison.rescaled(divisor=divisor_k).fitting(adv_nk)
     return Explained(adv_nk, comparison)
 
 

@@ -1,1 +1,1 @@
-"""Credit methods (GRPO, GAE, ...), each file with those that compare alike; importing this folder registers them."""
+"""The credit methods, such as GRPO and GAE; importing this folder registers them."""

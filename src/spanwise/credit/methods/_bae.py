@@ -45,7 +45,7 @@ def bae(
     ddof: int = 1,
     eps: float = 1e-6,
 ) -> Explained:
-    r"""Give each block its own advantage: its reward minus the mean reward of completions with the same outcomes before it.
+    r"""Give each block its reward minus the mean reward of completions whose earlier blocks have the same outcomes.
 
     Equation
         A[i, k] = r[i, k] - b_k[i],  b_k the mean of r[:, k] over the completions that share with i:
@@ -83,7 +83,8 @@ def bae(
     """
     column_count = reward_nk.shape[1]
     outcome_no = reward_nk[:, :1] if outcome_no is None else outcome_no
-    given_k = [(), *[range(outcome_no.shape[1])] * (column_count - 1)] if given_k is None else given_k
+    if given_k is None:
+        given_k = [range(outcome_no.shape[1]) if column > 0 else () for column in range(column_count)]
     options_by_column = {
         "baseline": ["group", *[baseline] * (column_count - 1)] if isinstance(baseline, str) else baseline,
         "outcome_no": [outcome_no[:, list(given)] if len(given) else None for given in given_k],

@@ -88,17 +88,17 @@ def gdpo(
     adv_sum_n, adv_abs_sum_n = weighted_adv_nm.sum(dim=1), weighted_adv_nm.abs().sum(dim=1)
     adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * adv_abs_sum_n, adv_sum_n, 0.0)  # advantages that cancel give exactly 0
     adv_sum_n = torch.where(reward_nm.isnan().all(dim=1), torch.nan, adv_sum_n)
-    conflict = conflict if len(weight_m) > 1 else None  # a conflict needs two rewards
-    if conflict is not None:
+    conflict_limit = conflict if len(weight_m) > 1 else None  # a conflict needs two rewards
+    if conflict_limit is not None:
         disagrees_n = (weighted_adv_nm > 1e-8).any(dim=1) & (weighted_adv_nm < -1e-8).any(dim=1)
-        nearly_cancels_n = adv_sum_n.abs() < conflict * (adv_abs_sum_n + 1e-6)
+        nearly_cancels_n = adv_sum_n.abs() < conflict_limit * (adv_abs_sum_n + 1e-6)
         is_kept_n = ~(disagrees_n & nearly_cancels_n)
         kept_share_n = moments(is_kept_n.double().where(~adv_sum_n.isnan(), torch.nan), group_index(group_n)).mean_n()
         adv_sum_n = torch.where(is_kept_n, adv_sum_n * kept_share_n, torch.nan)
-    subtracts_mean = length_n is not None or conflict is not None
+    subtracts_mean = length_n is not None or conflict_limit is not None
     options: dict[str, Any] = {"shift": subtracts_mean, "ddof": ddof, "eps": eps, "eps_at": eps_at}
     adv_n, _, batch_divisor = standardise(adv_sum_n, weight_n=length_n, **options)
-    if len(weight_m) == 1 and batch_divisor > 0 and length_n is None:  # one reward: its baseline explains the advantage
+    if len(weight_m) == 1 and batch_divisor > 0 and length_n is None:  # with one reward there is one baseline
         worth_nm, baseline_nm = weight_m * comparison.worth_nm, weight_m * comparison.baseline_nm
         comparison = replace(comparison, worth_nm=worth_nm, baseline_nm=baseline_nm)
         return Explained(adv_n, comparison.rescaled(divisor=batch_divisor).fitting(adv_n[:, None]))
@@ -172,7 +172,7 @@ def reinforce_plus_plus(
     preset=Preset(whole=True, per="length", calibrated=False),
     exceptions={
         "split": "standardised over the tokens of the batch",
-        "constant": "the mean over tokens is subtracted from every group, unless zero_constant_groups is set",
+        "constant": "the mean over the batch's tokens is subtracted from constant groups, too; zero_constant_groups avoids it",
     },
 )
 @explains
@@ -226,11 +226,11 @@ def reinforce_plus_plus_baseline(
     adv_n1, has_tokens_n1 = adv_n[:, None], (length_n > 0)[:, None]
     scaled_comparison = comparison.rescaled(divisor=batch_divisor, shift=batch_mean).fitting(adv_n1)
     scaled_comparison = replace(scaled_comparison, averaged_nm=torch.zeros_like(comparison.averaged_nm))
-    unscaled_comparison = comparison.unexplained(adv_n1)
+    zero_comparison = comparison.unexplained(adv_n1)  # where nothing is standardised and the advantage is 0
     zero_reason_n1 = torch.where(has_tokens_n1, int(Zero.NO_SCALE), int(Zero.EMPTY))
-    is_at_baseline_n1 = unscaled_comparison.reason_nm == int(Zero.AT_BASELINE)
-    reason_nm = torch.where(is_at_baseline_n1, zero_reason_n1, unscaled_comparison.reason_nm)
-    unscaled_comparison = replace(unscaled_comparison, reason_nm=reason_nm)
+    is_at_baseline_n1 = zero_comparison.reason_nm == int(Zero.AT_BASELINE)
+    reason_nm = torch.where(is_at_baseline_n1, zero_reason_n1, zero_comparison.reason_nm)
+    zero_comparison = replace(zero_comparison, reason_nm=reason_nm)
     is_scaled_n1 = is_compared_n[:, None] & has_tokens_n1 & (batch_divisor > 0)
-    unscaled_comparison = comparison.where(centred_n[:, None] == 0, unscaled_comparison)
-    return Explained(adv_n, scaled_comparison.where(is_scaled_n1, unscaled_comparison))
+    zero_comparison = comparison.where(centred_n[:, None] == 0, zero_comparison)
+    return Explained(adv_n, scaled_comparison.where(is_scaled_n1, zero_comparison))

@@ -194,9 +194,7 @@ class SaeSegments:
 
     def __post_init__(self) -> None:
         if not self.threshold >= 0:
-            raise RecipeError(
-                f"threshold is {self.threshold}; it is a probability, so write 0 (no boundary at all) or more."
-            )
+            raise RecipeError(f"threshold is {self.threshold}; it is a probability, so write 0 (no boundary) or more.")
         check_known("boundary", self.boundary, BOUNDARIES)
 
     @staticmethod
@@ -233,9 +231,10 @@ class SaeSegments:
 def _move_to_next(flag_nt: Bool[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:
     """Move each trainable token's flag on to the next trainable token of its completion."""
     next_flag_nt = torch.zeros_like(flag_nt)
-    doubled_position_t = 2 * torch.arange(flag_nt.shape[1], dtype=torch.int32, device=flag_nt.device)
-    for row_range in (slice(first, first + _ROWS) for first in range(0, len(flag_nt), _ROWS)):
-        # The running maximum of 2 * position + flag over trainable tokens keeps the latest token's flag; -2: no token yet.
-        latest_code_nt = torch.where(mask_nt[row_range], doubled_position_t + flag_nt[row_range], -2).cummax(dim=1).values
-        next_flag_nt[row_range, 1:] = (latest_code_nt[:, :-1] & 1).bool()
+    position_t = torch.arange(flag_nt.shape[1], device=flag_nt.device)
+    for rows in (slice(first, first + _ROWS) for first in range(0, len(flag_nt), _ROWS)):
+        # the position of the last trainable token up to each token; -1: there is none yet
+        last_position_nt = torch.where(mask_nt[rows], position_t, -1).cummax(dim=1).values
+        last_flag_nt = flag_nt[rows].gather(1, last_position_nt.clamp(min=0)) & (last_position_nt >= 0)
+        next_flag_nt[rows, 1:] = last_flag_nt[:, :-1]
     return next_flag_nt

@@ -108,8 +108,8 @@ def _compare_episodes(reward_n: Tensor, group_n: Tensor, singleton: str, options
     if singleton == "zero":
         return advantage_n
     group_moments = moments(reward_n, group_n)
-    raw_advantage_n = reward_n / (1.0 + options["eps"]) if options["scale"] == "std" else reward_n
-    return torch.where(group_moments.member_n & (group_moments.count_n() == 1), raw_advantage_n, advantage_n)
+    lone_advantage_n = reward_n / (1.0 + options["eps"]) if options["scale"] == "std" else reward_n
+    return torch.where(group_moments.member_n & (group_moments.count_n() == 1), lone_advantage_n, advantage_n)
 
 
 def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: float | None = None) -> Int[Tensor, " s"]:
@@ -118,20 +118,19 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
     if similarity is not None and not 0.0 < similarity < 1.0:
         raise RecipeError(f"similarity is {similarity}; it must lie between 0 and 1. Use None to compare states exactly.")
     states = list_ids(anchor_s)
-    state_keys: list[Any] = list(zip(group_s.tolist(), states, strict=True))
+    prompt_states = list(zip(group_s.tolist(), states, strict=True))
     # A state text gets the number of the first earlier one that it resembles, so the order of rows matters here.
     matchers_by_prompt: dict[int, list[SequenceMatcher]] = {}
-    number_of_text: dict[tuple[int, Any], int] = {}
-    for row, (prompt, state) in enumerate(state_keys):
+    text_id_of: dict[tuple[int, Any], int] = {}
+    for row, (prompt, state) in enumerate(prompt_states):
         if state is not None and not isinstance(state, Hashable if similarity is None else str):
-            state_advice = "and states are compared by equality; turn it into a string or a tuple"
-            state_advice = state_advice if similarity is None else "and only texts have a similarity; use similarity=None"
-            raise RecipeError(f"The anchor state of row {row} is a {type(state).__name__}, {state_advice}.")
-        if similarity is not None and state is not None and (prompt, state) not in number_of_text:
+            advice = "Turn each state into a string or a tuple, so that states can be compared."
+            advice = advice if similarity is None else "Only texts have a similarity; use similarity=None."
+            raise RecipeError(f"The anchor state of row {row} is a {type(state).__name__}. {advice}")
+        if similarity is not None and state is not None and (prompt, state) not in text_id_of:
             prompt_matchers = matchers_by_prompt.setdefault(prompt, [])
-            number_of_text[prompt, state] = _find_text(str(state), prompt_matchers, similarity)
-    if similarity is not None:
-        state_keys = [(prompt, number_of_text.get((prompt, state), -1)) for prompt, state in state_keys]
+            text_id_of[prompt, state] = _find_text(str(state), prompt_matchers, similarity)
+    state_keys = prompt_states if similarity is None else [(p, text_id_of.get((p, state), -1)) for p, state in prompt_states]
     is_known_s = torch.tensor([state is not None for state in states], dtype=torch.bool, device=group_s.device)
     return torch.where(is_known_s, group_index(state_keys).to(group_s.device), -1)
 

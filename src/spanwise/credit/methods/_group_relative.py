@@ -134,7 +134,7 @@ def rloo(reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, min_strat
     source="the code of SkyRL and prime-rl, and third-party summaries of the paper",
     preset=Preset(whole=True, per="length", calibrated=False),
     exceptions={
-        "negative": "the mean reward is a divisor, and 0 means failure",
+        "negative": "rewards are divided by their group's mean, and a reward of 0 stands for failure",
         "shift": "the reward is divided by the mean reward",
     },
 )
@@ -210,15 +210,15 @@ def opo(
     Reference:
         Hao et al. 2025, "On-Policy RL with Optimal Reward Baseline" (arXiv 2505.23585), as verl has it.
     """
-    stratum_n = group_index(group_n)
-    plain_comparison, worth_n = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum).comparison, reward_n.double()
+    reward_n, stratum_n = reward_n.double(), group_index(group_n)
+    unweighted_comparison = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum).comparison
     baseline_n = moments(reward_n, stratum_n, weight_n=length_n.double()).mean_n()
-    reason_n = plain_comparison.reason_nm[:, 0]
+    reason_n = unweighted_comparison.reason_nm[:, 0]
     is_alone_n, is_all_equal_n = reason_n == int(Zero.SINGLETON), reason_n == int(Zero.ALL_EQUAL)
-    advantage_n = torch.where(is_alone_n, 0.0, worth_n - baseline_n).nan_to_num(nan=0.0)
+    advantage_n = torch.where(is_alone_n, 0.0, reward_n - baseline_n).nan_to_num(nan=0.0)
     return Explained(advantage_n, build_comparison(
-        advantage_n, worth_n, baseline_n, torch.ones_like(worth_n), alone_n=is_alone_n, equal_n=is_all_equal_n,
-        stratum_n=plain_comparison.stratum_nm[:, 0], members_n=plain_comparison.members_nm[:, 0],
+        advantage_n, reward_n, baseline_n, torch.ones_like(reward_n), alone_n=is_alone_n, equal_n=is_all_equal_n,
+        stratum_n=unweighted_comparison.stratum_nm[:, 0], members_n=unweighted_comparison.members_nm[:, 0],
     ))  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def ktae(
     check_mask(mask_nt)
     check_rewards(correct_n)
     check_known("form of KTAE", form, ("paper", "code"))
-    reshaped_adv_nt = torch.where(mask_nt, adv_nt, 0.0)
+    result_nt = torch.where(mask_nt, adv_nt, 0.0)
     group_index_n = torch.where(correct_n.isnan(), -1, group_index(group_n))
     for g in group_index_n[group_index_n >= 0].unique():
         row_i = (group_index_n == g).nonzero().squeeze(1)
@@ -90,49 +90,52 @@ def ktae(
         has_token_wi[id_index_u, row_of_token_u] = True
         right_count_w, wrong_count_w = has_token_wi[:, is_right_i].sum(dim=1), has_token_wi[:, ~is_right_i].sum(dim=1)
         right_count, wrong_count, is_right_u = int(is_right_i.sum()), int((~is_right_i).sum()), is_right_i[row_of_token_u]
-        fisher_ab, information_gain_ab = _tabulate_evidence(right_count, wrong_count, form == "code")
-        term_factor, evidence_divisor = (1.0, 1.0) if form == "paper" else (2 * top, h1 + h2)
-        evidence_ab = (h1 * fisher_ab + h2 * information_gain_ab).to(ids_nt.device) / evidence_divisor
-        right_frequency_w, wrong_frequency_w = (
-            _count_frequency(id_index_u, side_u, len(token_id_w), k1, b) for side_u in (is_right_u, ~is_right_u)
-        )
+        fisher_evidence_ab, information_gain_ab = _tabulate_evidence(right_count, wrong_count, form == "code")
+        evidence_divisor = 1.0 if form == "paper" else h1 + h2
+        evidence_ab = (h1 * fisher_evidence_ab + h2 * information_gain_ab).to(ids_nt.device) / evidence_divisor
+        right_frequency_w = _count_frequency(id_index_u, is_right_u, len(token_id_w), k1, b)
+        wrong_frequency_w = _count_frequency(id_index_u, ~is_right_u, len(token_id_w), k1, b)
         frequency_gap_w = right_frequency_w / (wrong_frequency_w + floor) - wrong_frequency_w / (right_frequency_w + floor)
         right_share_w, wrong_share_w = right_count_w.double() / right_count, wrong_count_w.double() / wrong_count
-        direction_w = right_share_w.sqrt().asin() - wrong_share_w.sqrt().asin() + h3 * frequency_gap_w
+        association_w = right_share_w.sqrt().asin() - wrong_share_w.sqrt().asin() + h3 * frequency_gap_w
         added_advantage_it = torch.zeros(mask_it.shape, dtype=torch.float64, device=adv_nt.device)
         evidence_w = evidence_ab[right_count_w, wrong_count_w]
-        added_advantage_it[mask_it] = term_factor * (torch.sigmoid((evidence_w * direction_w)[id_index_u]) - 0.5)
-        reshaped_adv_nt[row_i] = (reshaped_adv_nt[row_i] + added_advantage_it).to(adv_nt.dtype)
-    return reshaped_adv_nt
+        term_w = torch.sigmoid(evidence_w * association_w) - 0.5
+        added_advantage_it[mask_it] = (term_w if form == "paper" else 2 * top * term_w)[id_index_u]
+        result_nt[row_i] = (result_nt[row_i] + added_advantage_it).to(adv_nt.dtype)
+    return result_nt
 
 
-def _count_frequency(word_u: Tensor, on_side_u: Tensor, word_count: int, k1: float, b: float) -> Float[Tensor, " w"]:
+def _count_frequency(word_u: Tensor, is_on_side_u: Tensor, word_count: int, k1: float, b: float) -> Float[Tensor, " w"]:
     """Compute each token id's BM25 term frequency among the marked tokens, those of right or of wrong completions."""
-    share_of_word_w = torch.bincount(word_u[on_side_u], minlength=word_count).double() / on_side_u.sum().clamp(min=1)
-    length_ratio = float(on_side_u.sum()) / (len(on_side_u) / 2)
-    return share_of_word_w * (k1 + 1) / (share_of_word_w + k1 * (1 - b + b * length_ratio)).clamp(min=1e-300)
+    share_of_word_w = torch.bincount(word_u[is_on_side_u], minlength=word_count).double() / is_on_side_u.sum().clamp(min=1)
+    length_over_mean = float(is_on_side_u.sum()) / (len(is_on_side_u) / 2)
+    return share_of_word_w * (k1 + 1) / (share_of_word_w + k1 * (1 - b + b * length_over_mean)).clamp(min=1e-300)
 
 
 @lru_cache(maxsize=256)
 def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[Tensor, "a b"], Float[Tensor, "a b"]]:
-    """Tabulate Fisher's exp(-2 p) and the information gain of a token that `a` right and `b` wrong completions hold."""
-    a_ab = torch.arange(right + 1, dtype=torch.float64)[:, None].expand(right + 1, wrong + 1)
-    b_ab = torch.arange(wrong + 1, dtype=torch.float64).expand(right + 1, wrong + 1)
-    probability_ab = (_log_choose(right, a_ab) + _log_choose(wrong, b_ab) - _log_choose(right + wrong, a_ab + b_ab)).exp()
-    p_value_ab = probability_ab
-    if two_sided:  # add up the probabilities of all tables that are no more probable than this one
+    """Tabulate how strongly a token goes with correctness, by how many right and how many wrong completions have it."""
+    right_with_ab = torch.arange(right + 1, dtype=torch.float64)[:, None].expand(right + 1, wrong + 1)
+    wrong_with_ab = torch.arange(wrong + 1, dtype=torch.float64).expand(right + 1, wrong + 1)
+    with_token_ab, completion_count = right_with_ab + wrong_with_ab, right + wrong
+    log_ways_ab = _log_choose(right, right_with_ab) + _log_choose(wrong, wrong_with_ab)
+    probability_ab = (log_ways_ab - _log_choose(completion_count, with_token_ab)).exp()
+    p_value_ab = probability_ab  # the paper takes the probability of this table alone
+    if two_sided:  # the sum over all tables that are at most as probable and have the token in as many completions
         p_value_ab = torch.zeros_like(probability_ab)
-        for a in range(right + 1):
-            other_wrong_ab = (a_ab + b_ab).long() - a  # a + b (completions with the token) stays the same
+        for other_right in range(right + 1):
+            other_wrong_ab = with_token_ab.long() - other_right
             table_exists_ab = (other_wrong_ab >= 0) & (other_wrong_ab <= wrong)
-            other_probability_ab = torch.where(table_exists_ab, probability_ab[a][other_wrong_ab.clamp(0, wrong)], 0.0)
-            p_value_ab += torch.where(other_probability_ab <= probability_ab * (1 + 1e-7), other_probability_ab, 0.0)
-    fisher_ab = torch.where(p_value_ab > 1 - 1e-9, 0.0, (-2 * p_value_ab).exp())
-    completion_count = right + wrong
-    holders_entropy_ab = (a_ab + b_ab) / completion_count * _compute_entropy(a_ab, b_ab)
-    rest_entropy_ab = (completion_count - a_ab - b_ab) / completion_count * _compute_entropy(right - a_ab, wrong - b_ab)
+            other_probability_ab = probability_ab[other_right][other_wrong_ab.clamp(0, wrong)]
+            is_counted_ab = table_exists_ab & (other_probability_ab <= probability_ab * (1 + 1e-7))
+            p_value_ab += torch.where(is_counted_ab, other_probability_ab, 0.0)
+    fisher_evidence_ab = torch.where(p_value_ab > 1 - 1e-9, 0.0, (-2 * p_value_ab).exp())
+    weighted_entropy_with_ab = with_token_ab / completion_count * _compute_entropy(right_with_ab, wrong_with_ab)
+    entropy_without_ab = _compute_entropy(right - right_with_ab, wrong - wrong_with_ab)
+    weighted_entropy_without_ab = (completion_count - with_token_ab) / completion_count * entropy_without_ab
     prior_entropy = _compute_entropy(torch.tensor(float(right)).double(), torch.tensor(float(wrong)).double())
-    return fisher_ab, (prior_entropy - holders_entropy_ab - rest_entropy_ab).clamp(min=0.0)
+    return fisher_evidence_ab, (prior_entropy - weighted_entropy_with_ab - weighted_entropy_without_ab).clamp(min=0.0)
 
 
 def _log_choose(n: int, k: Tensor) -> Tensor:
@@ -142,7 +145,7 @@ def _log_choose(n: int, k: Tensor) -> Tensor:
 
 
 def _compute_entropy(x: Tensor, y: Tensor) -> Tensor:
-    """Compute the entropy of a choice between x and y items, in bits; 0 if both are 0."""
+    """Compute the entropy in bits of a set with x items of one class and y of another; 0 for an empty set."""
     x_share, y_share = x / (x + y).clamp(min=1.0), y / (x + y).clamp(min=1.0)
     return -(torch.xlogy(x_share, x_share) + torch.xlogy(y_share, y_share)) / math.log(2)
 
@@ -193,21 +196,19 @@ def oar(
     check_mask(mask_nt)
     if not 0 <= quantile <= 1:
         raise RecipeError(f"quantile is {quantile:g}; it is the share of tokens whose advantage shrinks, so write 0 to 1.")
-    reshaped_adv_nt = torch.zeros_like(adv_nt)
+    weighted_adv_nt = torch.zeros_like(adv_nt)
     for i in range(len(adv_nt)):
         mask_t = mask_nt[i]
         importance_u = importance_nt[i, mask_t].double()
         if not len(importance_u):
             continue
         if not bool((importance_u >= 0).all()):
-            raise RewardError(
-                f"Completion {i} has an importance of {float(importance_u.amin()):g}; an importance must be 0 or more."
-            )
+            raise RewardError(f"Completion {i} has an importance of {float(importance_u.amin()):g}; it must be 0 or more.")
         weight_u = _weigh_tokens(importance_u, quantile, beta, floor, eps)
         if sum_to_length:
             weight_u = weight_u / weight_u.mean()
-        reshaped_adv_nt[i, mask_t] = (adv_nt[i, mask_t] * weight_u).to(adv_nt.dtype)
-    return reshaped_adv_nt
+        weighted_adv_nt[i, mask_t] = (adv_nt[i, mask_t] * weight_u).to(adv_nt.dtype)
+    return weighted_adv_nt
 
 
 def _weigh_tokens(importance_u: Tensor, quantile: float, beta: float, floor: float, eps: float) -> Tensor:

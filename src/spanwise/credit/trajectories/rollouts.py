@@ -50,6 +50,7 @@ class Timeline:
 
     def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
         """Return the row of each trajectory's last flagged step, or of its last step if no step is flagged."""
+        # flagged rows first, and among them late steps first; then the same order inside each trajectory
         row_order = (self.left_s + torch.where(flag_s, 0, len(flag_s))).argsort(stable=True)
         row_order = row_order[self.index_s[row_order].argsort(stable=True)]
         step_count_j = self.index_s.bincount()
@@ -58,9 +59,9 @@ class Timeline:
     def backward_sum(self, value_s: Float[Tensor, " s"], *, decay: float) -> Float[Tensor, " s"]:
         """Sum the values from each step to the trajectory's end, weighted by decay^distance; a NaN makes all sums before it NaN."""
         discounted_sum_s = value_s.double().clone()
-        rows_by_steps_left, rows_per_steps_left = self.left_s.argsort(stable=True), self.left_s.bincount()
-        for row_indices in rows_by_steps_left.split(rows_per_steps_left.tolist())[1:]:
-            # The product is rounded before the sum, as in a plain loop, so that equal returns of steps are exactly equal.
+        row_counts = self.left_s.bincount().tolist()  # how many rows have 0, 1, ... steps left
+        for row_indices in self.left_s.argsort(stable=True).split(row_counts)[1:]:
+            # One fused operation would round differently, and equal returns of steps would not be exactly equal.
             discounted_next_sum = decay * discounted_sum_s[self.next_s[row_indices]]
             discounted_sum_s[row_indices] = discounted_sum_s[row_indices] + discounted_next_sum
         return discounted_sum_s
@@ -76,7 +77,7 @@ class Timeline:
         return reward_s[self.last_j].double() if reward == "last" else self.sum_exactly(reward_s)
 
     def sum_exactly(self, value_s: Tensor) -> Float[Tensor, " j"]:
-        """Add up the numbers of each trajectory's rows without rounding errors, so that equal totals are equal in any order."""
+        """Add up the numbers of each trajectory's rows without rounding errors, so that the order of rows does not matter."""
         values_j: list[list[float]] = [[] for _ in self.last_j]
         for j, value in zip(self.index_s.tolist(), value_s.tolist(), strict=True):
             values_j[j].append(value)
@@ -99,7 +100,7 @@ def build_timeline(
     step_s: Int[Tensor, " s"],
     **rows: Float[Tensor, " s"] | Int[Tensor, " s"],
 ) -> Timeline:
-    """Order each trajectory's rows by step number (gaps are allowed); check the sizes and rewards in `rows`."""
+    """Order the rows of each trajectory by their step numbers, which may have gaps."""
     if rows and isinstance(trajectory_s, Tensor):
         check_shapes(**rows, trajectory_s=trajectory_s)
         check_rewards(rows["reward_s"], row="row")
@@ -116,12 +117,12 @@ def build_timeline(
             f"{trajectory_ids[earlier_row]!r}; give each step of a trajectory its own number, and the trajectories of different "
             f"prompts different ids."
         )
-    next_s = torch.full_like(row_order, -1)
-    next_s[row_order[:-1][same_trajectory_o]] = row_order[1:][same_trajectory_o]
+    next_row_s = torch.full_like(row_order, -1)
+    next_row_s[row_order[:-1][same_trajectory_o]] = row_order[1:][same_trajectory_o]
     end_position_j = trajectory_index_s.bincount().cumsum(dim=0)
     steps_left_s = torch.empty_like(row_order)
     steps_left_s[row_order] = end_position_j[trajectory_o] - 1 - torch.arange(len(row_order), device=row_order.device)
-    return Timeline(trajectory_index_s, next_s, steps_left_s, trajectory_ids)
+    return Timeline(trajectory_index_s, next_row_s, steps_left_s, trajectory_ids)
 
 
 def assign_turns(
@@ -190,34 +191,35 @@ def assign_turns(
         credit = assign(turn_scores, group_s, present_sk, objectives=objectives, inputs=inputs, **options)
         # The reason shown for a step's credit of 0 comes from comparing its whole rollout with the group's other rollouts.
         rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=True)
-        rollout_comparison = compare_in_strata(sum_rewards(rollout_scores, objectives), group_j).comparison
-        rollout_comparison = explain_sum(
-            rollout_comparison, rollout_scores, objectives, group_j, in_groups=True, truncated_n=truncated_j
-        )
-        rollout_comparison, (adv_nm, comparison) = rollout_comparison.take(timeline.index_s), credit.explained
-        comparison = replace(comparison, reason_nm=rollout_comparison.reason_nm, about_nm=rollout_comparison.about_nm)
-        credit = replace(credit, comparison=comparison.fitting(adv_nm))
+        comparison = compare_in_strata(sum_rewards(rollout_scores, objectives), group_j).comparison
+        comparison = explain_sum(comparison, rollout_scores, objectives, group_j, in_groups=True, truncated_n=truncated_j)
+        rollout_comparison = comparison.take(timeline.index_s)
+        step_adv_nm, step_comparison = credit.explained
+        reasons = {"reason_nm": rollout_comparison.reason_nm, "about_nm": rollout_comparison.about_nm}
+        credit = replace(credit, comparison=replace(step_comparison, **reasons).fitting(step_adv_nm))
     else:
         is_turn_objective_m = torch.tensor([o.scope == "turn" and method_entry.kind == "block" for o in objectives])
         rollout_scores = _score_rollouts(scores, timeline, objectives, add_turns=method_entry.kind == "completion")
         inputs = {"length_n": length_jk.sum(dim=1), "truncated_n": truncated_j}
-        rollout_objectives = _weigh_some(objectives, ~is_turn_objective_m)
+        rollout_objectives = _zero_other_weights(objectives, ~is_turn_objective_m)
         credit = assign(rollout_scores, group_j, length_jk > 0, objectives=rollout_objectives, inputs=inputs, **options)
         credit, has_tokens_s = credit.take(timeline.index_s), length_sk.sum(dim=1) > 0
-        is_last_s = torch.zeros_like(has_tokens_s).index_fill(0, timeline.last_with(has_tokens_s), True) & has_tokens_s
+        carries_stop_s = torch.zeros_like(has_tokens_s)
+        carries_stop_s[timeline.last_with(has_tokens_s)] = True
         credit = replace(
             credit,
             block_nk=torch.where(present_sk, credit.block_nk, 0.0),
-            stop_n=torch.where(is_last_s, credit.stop_n, 0.0),
+            stop_n=torch.where(carries_stop_s & has_tokens_s, credit.stop_n, 0.0),
             count_m=torch.full(is_turn_objective_m.shape, len(group_j)),
         )
         if bool(is_turn_objective_m.any()):
             turn_scores = rollout_scores.take(timeline.index_s)  # a turn's baseline may depend on its rollout's outcome
             score_tables: dict[str, Any] = {}
             for name, table in _objective_tables(scores).items():
-                is_turn_column = is_turn_objective_m.view(-1, *(1 for _ in table.shape[2:]))
-                score_tables[name] = torch.where(is_turn_column, table, getattr(turn_scores, name))
-            turn_scores, turn_objectives = replace(turn_scores, **score_tables), _weigh_some(objectives, is_turn_objective_m)
+                score_tables[name] = getattr(turn_scores, name).clone()
+                score_tables[name][:, is_turn_objective_m] = table[:, is_turn_objective_m]
+            turn_scores = replace(turn_scores, **score_tables)
+            turn_objectives = _zero_other_weights(objectives, is_turn_objective_m)
             inputs = {"voter_n": timeline.index_s, "truncated_n": truncated_s}
             turn_credit = assign(turn_scores, group_s, present_sk, objectives=turn_objectives, inputs=inputs, **options)
             completion_count_m = torch.where(is_turn_objective_m, len(group_s), len(group_j))
@@ -228,9 +230,10 @@ def assign_turns(
 
 def _refuse_split(timeline: Timeline, entry: Method) -> None:
     """Refuse a method that credits tokens if a rollout has more than one row."""
-    has_next_s = timeline.left_s > 0
-    if bool(has_next_s.any()):
-        turn_rows = torch.nonzero(timeline.index_s == timeline.index_s[has_next_s][0]).squeeze(1).tolist()
+    rows_before_last = (timeline.left_s > 0).nonzero().squeeze(1)
+    if len(rows_before_last):
+        rollout_index = timeline.index_s[rows_before_last[0]]
+        turn_rows = (timeline.index_s == rollout_index).nonzero().squeeze(1).tolist()
         raise RecipeError(
             f"Method '{entry.name}' needs all tokens of a rollout in one row, and rows {turn_rows[:6]} are turns of one rollout. "
             f"Merge the turns of a rollout into one row, or use a method that credits completions or steps, such as 'gigpo'."
@@ -239,10 +242,8 @@ def _refuse_split(timeline: Timeline, entry: Method) -> None:
 
 def _add_credits(rollouts: Credit, turns: Credit, is_turn_m: Bool[Tensor, " m"]) -> Credit:
     """Add the credit of the objectives that judge whole rollouts to that of the objectives that judge single turns."""
-    table_names = ("adv_nm", "singleton_m", "absent_m", "coarser_m", "weight_m")
-    tables: dict[str, Any] = {
-        name: torch.where(is_turn_m, getattr(turns, name), getattr(rollouts, name)) for name in table_names
-    }
+    names = ("adv_nm", "singleton_m", "absent_m", "coarser_m", "weight_m")
+    tables: dict[str, Any] = {name: torch.where(is_turn_m, getattr(turns, name), getattr(rollouts, name)) for name in names}
     return replace(
         rollouts,
         block_nk=rollouts.block_nk + turns.block_nk,
@@ -252,47 +253,50 @@ def _add_credits(rollouts: Credit, turns: Credit, is_turn_m: Bool[Tensor, " m"])
     )
 
 
-def _weigh_some(objectives: Sequence[Objective], has_weight_m: Tensor) -> list[Objective]:
+def _zero_other_weights(objectives: Sequence[Objective], has_weight_m: Tensor) -> list[Objective]:
     """Return the objectives, with weight 0 for each objective that `has_weight_m` does not mark."""
-    weighted_objectives = zip(objectives, has_weight_m.tolist(), strict=True)
-    return [objective if has_weight else replace(objective, weight=0.0) for objective, has_weight in weighted_objectives]
+    objectives_and_flags = zip(objectives, has_weight_m.tolist(), strict=True)
+    return [objective if has_weight else replace(objective, weight=0.0) for objective, has_weight in objectives_and_flags]
 
 
 def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Objective], *, add_turns: bool) -> Scores:
     """Return one score per rollout: that of its last turn with a reward, or with `add_turns` the sum of turn rewards."""
-    reward_is_elsewhere_sm, reward_sm = _mark_elsewhere(scores), fill_missing(scores, objectives)
-    reward_row_jm = torch.stack([timeline.last_with(~is_elsewhere_s) for is_elsewhere_s in reward_is_elsewhere_sm.T], dim=1)
+    is_checked_sm = _mark_checked(scores)
+    reward_row_jm = torch.stack([timeline.last_with(is_checked_s) for is_checked_s in is_checked_sm.T], dim=1)
     column_m = torch.arange(len(objectives), device=reward_row_jm.device)
-    scored: dict[str, Any] = {name: table[reward_row_jm, column_m] for name, table in _objective_tables(scores).items()}
+    tables: dict[str, Any] = {name: table[reward_row_jm, column_m] for name, table in _objective_tables(scores).items()}
     for m, objective in enumerate(objectives):
         if add_turns and objective.scope == "turn":
-            reward_s = reward_sm[:, m]
-            has_reward_s = ~(reward_is_elsewhere_sm[:, m] & reward_s.isnan())
-            reward_sum_j = timeline.sum_exactly(torch.where(has_reward_s, reward_s, 0.0))
-            has_reward_j = timeline.add_up(has_reward_s) > 0
-            scored["reward_nm"][:, m] = torch.where(has_reward_j, reward_sum_j, scored["reward_nm"][:, m])
+            reward_s = fill_missing(scores, objectives)[:, m]
+            is_counted_s = is_checked_sm[:, m] | ~reward_s.isnan()  # the turn was checked, or has an `if_missing`
+            reward_sum_j = timeline.sum_exactly(torch.where(is_counted_s, reward_s, 0.0))
+            is_counted_j = timeline.add_up(is_counted_s) > 0
+            tables["reward_nm"][:, m] = torch.where(is_counted_j, reward_sum_j, tables["reward_nm"][:, m])
             # If a turn's check failed, the sum is NaN, and the rollout gets the status of that turn.
-            failed_status_j = scores.status_nm[timeline.last_with(has_reward_s & reward_s.isnan()), m]
+            failed_row_j = timeline.last_with(is_checked_sm[:, m] & reward_s.isnan())
+            failed_status_j = scores.status_nm[failed_row_j, m]
             rollout_status_j = torch.where(reward_sum_j.isnan(), failed_status_j, int(Status.OK))
-            scored["status_nm"][:, m] = torch.where(has_reward_j, rollout_status_j, scored["status_nm"][:, m])
+            tables["status_nm"][:, m] = torch.where(is_counted_j, rollout_status_j, tables["status_nm"][:, m])
     outcome_jo = None
     if scores.outcome_no is not None:
         outcome_jo = torch.stack([column[timeline.last_with(~column.isnan())] for column in scores.outcome_no.T], dim=1)
-    return Scores(scores.names, **scored, outcome_names=scores.outcome_names, outcome_no=outcome_jo)
+    return Scores(scores.names, **tables, outcome_names=scores.outcome_names, outcome_no=outcome_jo)
 
 
 def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Objective]) -> Scores:
     """Return the scores of turns for a method that sums them over a rollout; a whole rollout's reward is put on its last turn."""
     reward_sm, status_sm = fill_missing(scores, objectives), scores.status_nm.clone()
-    reward_is_elsewhere_sm, is_last_turn_s = _mark_elsewhere(scores), timeline.left_s == 0
+    is_checked_sm = _mark_checked(scores)
+    is_last_turn_s = timeline.left_s == 0
     for m, objective in enumerate(objectives):
         filled_reward_s = reward_sm[:, m].clone()
         if objective.scope == "rollout":
-            reward_row_s = timeline.last_with(~reward_is_elsewhere_sm[:, m])[timeline.index_s]
+            reward_row_s = timeline.last_with(is_checked_sm[:, m])[timeline.index_s]
             reward_sm[:, m] = torch.where(is_last_turn_s, filled_reward_s[reward_row_s], 0.0)
             status_sm[:, m] = status_sm[reward_row_s, m]
         else:  # if no turn has the reward, it counts as absent once, at the last turn
-            lacks_reward_s = reward_is_elsewhere_sm[:, m] & (filled_reward_s.isnan() | (objective.scope is None))
+            # Without a scope, `if_missing` stands for the reward of the whole rollout, not of each turn.
+            lacks_reward_s = ~is_checked_sm[:, m] & (filled_reward_s.isnan() | (objective.scope is None))
             rollout_has_reward_s = (timeline.add_up(~lacks_reward_s) > 0)[timeline.index_s]
             reward_sm[:, m] = torch.where(lacks_reward_s & (rollout_has_reward_s | ~is_last_turn_s), 0.0, filled_reward_s)
     return replace(scores, reward_nm=reward_sm, status_nm=torch.where(reward_sm.isnan(), status_sm, int(Status.OK)))
@@ -304,9 +308,9 @@ def _objective_tables(scores: Scores) -> dict[str, Tensor]:
     return {name: getattr(scores, name) for name in table_names if getattr(scores, name) is not None}
 
 
-def _mark_elsewhere(scores: Scores) -> Bool[Tensor, "s m"]:
-    """Mark the rewards that are absent or unscored at a turn; another turn of its rollout may have them."""
-    return (scores.status_nm == int(Status.ABSENT)) | (scores.status_nm == int(Status.UNSCORED))
+def _mark_checked(scores: Scores) -> Bool[Tensor, "s m"]:
+    """Mark the rewards that a turn was checked for, with or without success: those that are neither absent nor unscored."""
+    return (scores.status_nm != int(Status.ABSENT)) & (scores.status_nm != int(Status.UNSCORED))
 
 
 def keep_for_rollouts(
@@ -325,7 +329,8 @@ def keep_for_rollouts(
     is_rollout_m = torch.tensor([(objective.scope or scope) == "rollout" for objective in objectives], device=device)
     is_paid_sm = (present_sk[:, None] & paid_blocks(objectives, block_names, device)).any(dim=2) & is_rollout_m
     # A reward may be recorded at the last turn, though an earlier turn of the rollout wrote the block that it pays.
-    is_restored_sm = ~scores.unused_nm.isnan() & (timeline.add_up(is_paid_sm) > 0)[timeline.index_s]
+    rollout_is_paid_sm = (timeline.add_up(is_paid_sm) > 0)[timeline.index_s]
+    is_restored_sm = rollout_is_paid_sm & ~scores.unused_nm.isnan()
     return replace(
         scores,
         reward_nm=torch.where(is_restored_sm, scores.unused_nm, scores.reward_nm),

@@ -157,9 +157,7 @@ class Trajectory:
                 raise AlignmentError(f"There are {len(rows)} rows and {len(column)} {name}; give one to each row.")
         for row, turn in enumerate(rows):
             if turn.parent is not None:
-                raise AlignmentError(
-                    f"Row {row} has a parent turn, but its prompt must be the whole context; use `rows()` of its trajectory."
-                )
+                raise AlignmentError(f"Row {row} has a parent turn, which no row may have; use `rows()` of its trajectory.")
         timeline = build_timeline(trajectory, torch.tensor(step))
         timeline.groups(group)  # refuses a trajectory with rows of two prompts
         rows_of: dict[Hashable, list[int]] = {name: [] for name in trajectory}
@@ -186,8 +184,8 @@ class Trajectory:
 
     def rows(self) -> Trajectory:
         """Give every turn its whole context as prompt: the inverse of `merged`."""
-        whole_turns = (replace(turn, prompt_ids=self.context(t), parent=None) for t, turn in enumerate(self.turns))
-        return replace(self, turns=tuple(whole_turns))
+        turns_with_context = (replace(turn, prompt_ids=self.context(t), parent=None) for t, turn in enumerate(self.turns))
+        return replace(self, turns=tuple(turns_with_context))
 
     def merged(self, vocabulary: Vocabulary | None = None) -> Trajectory:
         """Give every turn a parent: the earlier turn whose context and response are the start of its prompt.
@@ -221,16 +219,18 @@ class Trajectory:
         self, t: int, prompt: tuple[int, ...], contexts: Sequence[tuple[int, ...]], vocabulary: Vocabulary
     ) -> None:
         """Refuse a prompt that begins with the text of an earlier turn's context, but with other tokens."""
-        prompt_text, *context_texts = (vocabulary.join(np.array(ids, dtype=np.int64))[0] for ids in (prompt, *contexts))
-        for p, context_text in reversed(list(enumerate(context_texts))):
+        prompt_text = vocabulary.join(np.array(prompt, dtype=np.int64))[0]
+        for p, context_ids in reversed(list(enumerate(contexts))):
+            context_text = vocabulary.join(np.array(context_ids, dtype=np.int64))[0]
             if not context_text or not prompt_text.startswith(context_text):
                 continue
-            context_ids, common_length = contexts[p], min(len(prompt), len(contexts[p]))
+            common_length = min(len(prompt), len(context_ids))
             position = next((i for i in range(common_length) if prompt[i] != context_ids[i]), common_length)
-            prompt_token, context_token = (_describe_token(ids, position, vocabulary) for ids in (prompt, context_ids))
+            old_token_text = _describe_token(context_ids, position, vocabulary)
+            new_token_text = _describe_token(prompt, position, vocabulary)
             raise AlignmentError(
                 f"The prompt of turn {t} of trajectory {self.id!r} repeats the text up to the end of turn {p} in other tokens, so "
-                f"the two cannot be one sequence: token {position} was {context_token}, and in the prompt it is {prompt_token}. "
+                f"the two cannot be one sequence: token {position} was {old_token_text}, and in the prompt it is {new_token_text}. "
                 f"Pass sampled tokens on as ids, not as text to tokenise again. Or merge without a vocabulary: then the turn "
                 f"starts its own sequence."
             )
@@ -252,14 +252,15 @@ class Trajectory:
         per_token: dict[str, list[float]] = {name: [] for t in path for name in self.turns[t].per_token}
         for t in path:
             turn = self.turns[t]
-            observation_ids, response_length = () if t == path[0] else turn.prompt_ids, len(turn.response_ids)
+            response_length = len(turn.response_ids)
+            observation_ids = () if t == path[0] else turn.prompt_ids
             token_ids += [*observation_ids, *turn.response_ids]
             mask += [0] * len(observation_ids) + [int(bool(flag)) for flag in turn.mask]
             turn_of_token += [-1] * len(observation_ids) + [t] * response_length
             for name, numbers in per_token.items():
                 numbers += [0.0] * len(observation_ids) + list(turn.per_token.get(name, [math.nan] * response_length))
-        token_numbers = {name: tuple(numbers) for name, numbers in per_token.items()}
-        return Branch(tuple(path), self.context(path[0]), tuple(token_ids), tuple(mask), tuple(turn_of_token), token_numbers)
+        number_tuples = {name: tuple(numbers) for name, numbers in per_token.items()}
+        return Branch(tuple(path), self.context(path[0]), tuple(token_ids), tuple(mask), tuple(turn_of_token), number_tuples)
 
 
 def merge_counts(trajectories: Iterable[Trajectory]) -> dict[str, int]:
@@ -291,9 +292,7 @@ def _check_rewards(rewards: Rewards, who: str) -> None:
     """Refuse a reward that is neither a finite number nor a `Status` that says why there is none."""
     for name, value in rewards.items():
         if not isinstance(value, Status) and not math.isfinite(value):
-            raise RewardError(
-                f"{who} has {value} as reward '{name}'; give a finite number, or the Status that says why it has no number."
-            )
+            raise RewardError(f"{who} has {value} as reward '{name}'; give a finite number, or a Status that says why not.")
 
 
 def _describe_token(ids: Sequence[int], position: int, vocabulary: Vocabulary) -> str:
@@ -326,9 +325,9 @@ class Turns:
 
     def take(self, value_nt: Shaped[Tensor, "n t *v"], *, fill: Any = 0) -> Shaped[Tensor, "s u *v"]:
         """Gather the values at the tokens of each turn, one row per turn, with `fill` at padding."""
-        is_token_su = (self.place_su >= 0).reshape(*self.place_su.shape, *(1 for _ in value_nt.shape[2:]))
         value_su = value_nt[self.row_s[:, None], self.place_su.clamp(min=0)]
-        return torch.where(is_token_su, value_su, torch.tensor(fill, dtype=value_nt.dtype, device=value_nt.device))
+        value_su[self.place_su < 0] = fill
+        return value_su
 
     def put(self, value_su: Shaped[Tensor, "s u"], *, rows: int) -> Shaped[Tensor, "n t"]:
         """Scatter one row of values per turn back to `rows` sequences, with 0 at all other tokens.
@@ -386,14 +385,15 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     row_and_turn_i = torch.stack([row_i, turn_nt[row_i, position_i].long()], dim=1)
     # `unique` sorts the turns by sequence, then by turn id.
     distinct_turns, turn_i = torch.unique(row_and_turn_i, dim=0, return_inverse=True)
-    is_sampled_s = torch.zeros(len(distinct_turns), dtype=torch.bool, device=mask_nt.device)
-    is_sampled_s[turn_i[mask_nt[row_i, position_i]]] = True
-    row_s, turn_order = distinct_turns[is_sampled_s, 0], turn_i.argsort(stable=True)  # keeps a turn's positions ascending
+    is_sampled_s = turn_i[mask_nt[row_i, position_i]].bincount(minlength=len(distinct_turns)) > 0
+    row_s, token_count_s = distinct_turns[is_sampled_s, 0], turn_i.bincount(minlength=len(distinct_turns))[is_sampled_s]
+    turn_order = turn_i.argsort(stable=True)  # a stable sort keeps the positions of each turn ascending
     position_i = position_i[turn_order][is_sampled_s[turn_i[turn_order]]]
-    positions_by_turn = position_i.split(turn_i.bincount(minlength=len(distinct_turns))[is_sampled_s].tolist())
-    no_positions_su = position_i.new_empty(0, 0)
-    position_su = pad_sequence([*positions_by_turn], batch_first=True, padding_value=-1) if len(row_s) else no_positions_su
-    step_s = torch.arange(len(row_s), device=mask_nt.device) - torch.searchsorted(row_s, row_s)
+    position_su = position_i.new_empty(0, 0)
+    if len(row_s):
+        position_su = pad_sequence([*position_i.split(token_count_s.tolist())], batch_first=True, padding_value=-1)
+    first_turn_s = torch.searchsorted(row_s, row_s)  # the first turn of the same sequence
+    step_s = torch.arange(len(row_s), device=mask_nt.device) - first_turn_s
     return Turns(row_s, step_s, position_su, mask_nt.shape[1])
 
 
@@ -407,7 +407,8 @@ def step_rewards(reward_st: Float[Tensor, "s t"], mask_st: Shaped[Tensor, "s t"]
     check_shapes(reward_st=reward_st, mask_st=mask_st)
     check_rewards(reward_st, row="row")
     mask_bool_st = mask_st.bool()
-    is_counted_st = (mask_bool_st.cumsum(dim=1) > 0) & (mask_bool_st | ~reward_st.isnan())
+    has_started_st = mask_bool_st.cumsum(dim=1) > 0  # from the first trainable token on
+    is_counted_st = has_started_st & (mask_bool_st | ~reward_st.isnan())
     return torch.where(is_counted_st, reward_st.double(), 0.0).sum(dim=1)
 
 
