@@ -127,8 +127,8 @@ def assign(
             block_nt, streams = inputs.get("block_nt"), None
             if block_nt is None:
                 raise RecipeError(
-                    f"Method '{method_entry.name}' credits each token separately, so it must know the block of each. Pass the "
-                    f"reading with its spans, or block_nt."
+                    f"Method '{method_entry.name}' credits each token separately, so it needs the block of each token. Pass "
+                    f"block_nt, such as `spans.block_nt`."
                 )
             if method_entry.reads_values and mask_nt is not None and inputs.get("value_nt") is not None:
                 dtype = torch.promote_types(inputs["value_nt"].dtype, torch.float32)
@@ -141,15 +141,16 @@ def assign(
             ]
             block_credit_nk = torch.stack(block_mean_columns, dim=1)
             has_credit_n = (block_credit_nk != 0).any(dim=1) | (stop_credit_n != 0)
-            adv_nm = has_credit_n.double()[:, None]  # 1 stands for "some token has credit"
+            adv_nm = has_credit_n.double()[:, None]  # 1 for each completion that has credit, and else 0
         else:
             advantage_n, reward_comparison = run_method(inputs, group_n.shape)
             adv_nm = advantage_n.double()[:, None]
             block_credit_nk = adv_nm * pays_block_mk.any(dim=0)
         if reward_comparison is None:
-            explained_nm = adv_nm if token_credit_nt is None else torch.zeros_like(adv_nm)
+            # A completion whose tokens have credit of their own has none as a whole.
+            completion_adv_nm = adv_nm if token_credit_nt is None else torch.zeros_like(adv_nm)
             reward_comparison = compare_in_strata(reward_n, group_n, min_stratum=min_stratum).comparison
-            reward_comparison = reward_comparison.unexplained(explained_nm)
+            reward_comparison = reward_comparison.unexplained(completion_adv_nm)
         weight_m = adv_nm.new_ones(1)
         comparison_names = (" + ".join(comparison_names),) if method_entry.kind == "completion" else ()
         compares_in_groups = not {"group_n", "group_s"}.isdisjoint(method_entry.inputs)
@@ -177,11 +178,11 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
     outcome_names = list(dict.fromkeys(name for objective in objectives for name in objective.outcomes))
     values_by_outcome = {name: scores.outcome(name).double() for name in outcome_names}
     stand_in_reward_nm = torch.where(left_out(scores), fill_missing(scores, objectives), torch.nan)
-    reward_by_outcome_nk2 = scores.by_outcome_nmo.clone()
-    judged_column_k = [judged_column(objective) for objective in objectives]
+    reward_by_outcome_nm2 = scores.by_outcome_nmo.clone()
+    judged_columns = [judged_column(objective) for objective in objectives]
     for m, objective in enumerate(objectives):
-        if judged_column_k[m] is None:  # rescoring needs the outcome that decides this reward
-            reward_by_outcome_nk2[:, m] = torch.nan
+        if judged_columns[m] is None:  # none of the outcomes decides this reward
+            reward_by_outcome_nm2[:, m] = torch.nan
         for name in objective.outcomes if objective.baseline in ("outcome", "blended") else ():
             check_discrete(values_by_outcome[name][~values_by_outcome[name].isnan()].unique().tolist(), name)
     no_outcomes_n0 = scores.reward_nm.new_zeros(len(scores.reward_nm), 0)
@@ -192,27 +193,27 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
         "if_missing_k": [None if o.if_missing is None else stand_in_reward_nm[:, m] for m, o in enumerate(objectives)],
         "outcome_no": torch.stack(list(values_by_outcome.values()), dim=1) if values_by_outcome else no_outcomes_n0,
         "given_k": [[outcome_names.index(name) for name in objective.outcomes] for objective in objectives],
-        "judged_k": [column or 0 for column in judged_column_k],
-        "by_outcome_nk2": reward_by_outcome_nk2,
+        "judged_k": [column or 0 for column in judged_columns],
+        "by_outcome_nk2": reward_by_outcome_nm2,
     }
 
 
 def _run_over_streams(
     run_method: Callable[..., tuple[Tensor, Any]], inputs: Mapping[str, Any], streams: Streams | None, stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
-    """Run a method that credits tokens once for each value that the critic predicts, and add up the weighted advantages."""
+    """Run a token method on each of the critic's streams of rewards, and add up the weighted advantages."""
     token_shape = inputs["block_nt"].shape
     if streams is None:
         return run_method(inputs, token_shape)[0], stop_n
-    token_credit_nt = torch.zeros((), device=stop_n.device)  # a tensor without dimensions does not change the dtype of a sum
+    credit_sum = torch.zeros((), device=stop_n.device)  # a tensor without dimensions does not change the dtype of a sum
     for s, stream_inputs in enumerate(streams.inputs(inputs["value_nt"], inputs.get("bootstrap_n"))):
         weighted_advantage_nt = streams.weight_s[s] * run_method({**inputs, **stream_inputs}, token_shape)[0]
         is_stop_n = streams.stop_sn[s]
         if bool(is_stop_n.any()):
             stop_n = stop_n + torch.where(is_stop_n, weighted_advantage_nt.sum(dim=1).double(), 0.0)
             weighted_advantage_nt = weighted_advantage_nt.masked_fill(is_stop_n[:, None], 0.0)
-        token_credit_nt = token_credit_nt + weighted_advantage_nt
-    return token_credit_nt, stop_n
+        credit_sum = credit_sum + weighted_advantage_nt
+    return credit_sum, stop_n
 
 
 def _run_method(
@@ -222,11 +223,11 @@ def _run_method(
     method_result = call(entry, group_n, inputs, options)
     advantages, comparison = method_result if isinstance(method_result, Explained) else (method_result, None)
     if not isinstance(advantages, Tensor) or advantages.shape != shape:
-        is_tensor, axis_texts = isinstance(advantages, Tensor), {"block": " and objectives", "token": " and tokens"}
-        returned_text = f"a tensor of {tuple(advantages.shape)}" if is_tensor else type(advantages).__name__
+        axes_text = {"block": "completions and objectives", "token": "completions and tokens"}.get(entry.kind, "completions")
+        returned = f"a tensor of {tuple(advantages.shape)}" if isinstance(advantages, Tensor) else type(advantages).__name__
         raise AlignmentError(
             f"Method '{entry.name}' is registered with kind='{entry.kind}' and must return a tensor of shape "
-            f"{tuple(shape)}, the completions{axis_texts.get(entry.kind, '')}; it returned {returned_text}."
+            f"{tuple(shape)}, the {axes_text}; it returned {returned}."
         )
     return advantages, comparison
 
@@ -238,8 +239,8 @@ def call(chosen: Method, group_n: Tensor, inputs: Mapping[str, Any], options: Ma
         raise RecipeError(f"Method '{chosen.name}' needs {' and '.join(missing_inputs)}, which this batch does not have.")
     chosen.check_names(options)
     takes_all_inputs = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(chosen.estimator).parameters.values())
-    optional_names = [*inputs] if takes_all_inputs else [name for name in FACTS if name in chosen.settings]
-    input_names = {*chosen.required, *(name for name in optional_names if available_inputs.get(name) is not None)}
+    optional_inputs = [*inputs] if takes_all_inputs else [name for name in FACTS if name in chosen.settings]
+    input_names = {*chosen.required, *(name for name in optional_inputs if available_inputs.get(name) is not None)}
     return call_explained(chosen.estimator, **{name: available_inputs[name] for name in input_names}, **options)
 
 
@@ -273,11 +274,11 @@ def explain_objectives(
     missing_reason_nm = _explain_missing(scores, truncated_n)
     reason_nm = torch.where(comparison.reason_nm == int(Zero.ABSENT), missing_reason_nm, comparison.reason_nm)
     for m, objective in enumerate(objectives):
-        reason_nm[:, m] = _name_verdict(objective, reward_nm[:, m], reason_nm[:, m], comparison.worth_nm[:, m])
+        reason_nm[:, m] = _specify_all_equal(objective, reward_nm[:, m], reason_nm[:, m], comparison.worth_nm[:, m])
         if objective.weight == 0:
             reason_nm[:, m] = int(Zero.NO_WEIGHT)
-    about_objective_nm = torch.arange(len(objectives), device=reason_nm.device).expand_as(reason_nm)
-    return replace(comparison, reason_nm=reason_nm, about_nm=about_objective_nm)
+    reason_objective_nm = torch.arange(len(objectives), device=reason_nm.device).expand_as(reason_nm)
+    return replace(comparison, reason_nm=reason_nm, about_nm=reason_objective_nm)
 
 
 def explain_sum(
@@ -291,31 +292,30 @@ def explain_sum(
 ) -> Comparison:
     """Find the exact reason why the credit for a sum of rewards is 0, and the objective that the reason is about."""
     compared_set_n = group_n if in_groups else torch.zeros_like(group_n)
-    reason_n, about_objective_n = comparison.reason_nm[:, 0], comparison.about_nm[:, 0]
+    reason_n, reason_objective_n = comparison.reason_nm[:, 0], comparison.about_nm[:, 0]
     sum_moments = moments(comparison.worth_nm[:, 0], compared_set_n)
     if not in_groups:
         zero_reason_n = torch.where(sum_moments.constant_n(), int(Zero.ALL_EQUAL), int(Zero.AT_BASELINE))
         reason_n = torch.where(reason_n == int(Zero.CREDITED), reason_n, zero_reason_n)
     is_all_equal_n, all_equal_reason_n = reason_n == int(Zero.ALL_EQUAL), torch.full_like(reason_n, int(Zero.ALL_EQUAL))
     for m in reversed(range(len(objectives))):  # the reasons "all right" and "all wrong" say more than "all equal"
-        reward_moments = moments(scores.reward_nm[:, m], compared_set_n)
-        verdict_n = _name_verdict(objectives[m], scores.reward_nm[:, m], all_equal_reason_n, reward_moments.mean_n())
+        reward_n = scores.reward_nm[:, m]
+        reward_moments = moments(reward_n, compared_set_n)
+        exact_reason_n = _specify_all_equal(objectives[m], reward_n, all_equal_reason_n, reward_moments.mean_n())
         is_unanimous_n = reward_moments.constant_n() & (reward_moments.count_n() == sum_moments.count_n())
-        is_named_n = is_all_equal_n & is_unanimous_n & (verdict_n != all_equal_reason_n)
-        reason_n = torch.where(is_named_n, verdict_n, reason_n)
-        about_objective_n = torch.where(is_named_n, m, about_objective_n)
-    missing_reason_nm, objective_count = _explain_missing(scores, truncated_n), len(objectives)
+        is_all_right_or_wrong_n = is_all_equal_n & is_unanimous_n & (exact_reason_n != all_equal_reason_n)
+        reason_n = torch.where(is_all_right_or_wrong_n, exact_reason_n, reason_n)
+        reason_objective_n = torch.where(is_all_right_or_wrong_n, m, reason_objective_n)
+    missing_reason_nm = _explain_missing(scores, truncated_n)
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)
     is_missing_nm = fill_missing(scores, objectives).isnan() & has_weight_m
-    objective_index_m = torch.arange(objective_count, device=reason_n.device)
-    reason_rank_nm = missing_reason_nm * objective_count + objective_index_m  # ranks sort by reason, then by objective
-    missing_rank_nm = torch.where(is_missing_nm, reason_rank_nm, len(Zero) * objective_count)
-    first_missing_n = missing_rank_nm.argmin(dim=1)
-    # The sum is unknown if a reward is missing, but GDPO may credit the completion for its other rewards.
-    is_missing_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))
-    reason_n = torch.where(is_missing_n, missing_reason_nm.gather(1, first_missing_n[:, None])[:, 0], reason_n)
-    about_objective_n = torch.where(is_missing_n, first_missing_n, about_objective_n)
-    return replace(comparison, reason_nm=reason_n[:, None], about_nm=about_objective_n[:, None])
+    # Of several missing rewards the one whose reason comes first in `Zero` is named.
+    first_missing_n = missing_reason_nm.where(is_missing_nm, len(Zero)).argmin(dim=1)
+    # A missing reward makes the sum NaN, but GDPO may still credit the completion for its other rewards.
+    sum_is_missing_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))
+    reason_n = torch.where(sum_is_missing_n, missing_reason_nm.gather(1, first_missing_n[:, None])[:, 0], reason_n)
+    reason_objective_n = torch.where(sum_is_missing_n, first_missing_n, reason_objective_n)
+    return replace(comparison, reason_nm=reason_n[:, None], about_nm=reason_objective_n[:, None])
 
 
 def _explain_missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, "n m"]:
@@ -328,7 +328,7 @@ def _explain_missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, 
     return reason_nm
 
 
-def _name_verdict(objective: Objective, reward_n: Tensor, reason_n: Tensor, worth_n: Tensor) -> Tensor:
+def _specify_all_equal(objective: Objective, reward_n: Tensor, reason_n: Tensor, worth_n: Tensor) -> Tensor:
     """Replace the reason "all equal" by "all right" or "all wrong" if all rewards of the objective are 0 or 1."""
     is_verdict_n = (reward_n == 0) | (reward_n == 1) | reward_n.isnan()
     if judge_of(objective) is not None or not bool(is_verdict_n.all()):

@@ -33,8 +33,8 @@ class Refinement:
             raise RecipeError(f"refine: the options are {self.options!r}; write each with its name, such as {{form: code}}.")
         if self.correct is not None and "correct_n" not in self.entry.inputs:
             raise RecipeError(
-                f"refine: correct is '{self.correct}', but '{self.method}' does not use which completions are right, so it would "
-                "change nothing. Leave it out."
+                f"refine: correct is '{self.correct}', but method '{self.method}' does not ask which completions are correct. "
+                f"Leave correct out."
             )
 
     @property
@@ -49,9 +49,7 @@ class Refinement:
             return written
         recipe_fields: Any = {"method": written} if isinstance(written, str) else written
         if not isinstance(recipe_fields, Mapping) or "method" not in recipe_fields:
-            raise RecipeError(
-                f"refine is {written!r}; write refine: ktae, or refine: {{method: ktae, options: {{form: code}}}}."
-            )
+            raise RecipeError(f"refine is {written!r}; write ktae, or {{method: ktae, options: {{form: code}}}}.")
         for name in recipe_fields:
             check_known("field of refine", name, [allowed_fields.name for allowed_fields in fields(Refinement)])
         return Refinement(**recipe_fields)
@@ -60,7 +58,7 @@ class Refinement:
         """Refuse a scheme that credits single turns, a `correct` that names no objective, and options without effect."""
         if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
             raise RecipeError(
-                f"refine changes the tokens of whole completions, and method '{scheme.method}' credits turns here. Leave refine "
+                f"refine needs the credit of whole rollouts, and method '{scheme.method}' credits single turns here. Leave refine "
                 f"out, or use a method that credits whole rollouts, such as 'grpo'."
             )
         if self.correct is not None and self.correct not in scheme.names:
@@ -70,9 +68,7 @@ class Refinement:
     def check_provided(self, provided: Collection[str]) -> None:
         """Refuse to run if the trainer's batches lack an input of the refining method, such as log-probabilities."""
         if missing_words := self.entry.lacking(provided):
-            raise RecipeError(
-                f"refine: '{self.method}' needs {missing_words}, which the batches here do not hold. Leave refine out."
-            )
+            raise RecipeError(f"refine: '{self.method}' needs {missing_words}, which these batches lack. Leave refine out.")
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:
         """Let the refining method change each token's advantage; the credit of the decision to stop stays the same.
@@ -85,14 +81,13 @@ class Refinement:
         """
         if batch.steps is not None:
             raise RecipeError(
-                "refine changes the tokens of whole completions, and these rows are turns. Leave refine out, or pass whole "
+                "refine needs whole completions, and each row of this batch is a single turn. Leave refine out, or pass whole "
                 "completions."
             )
         if reading.spans is None:
-            raise RecipeError(
-                "refine must know the block of each token, and this reading has no spans; pass one with spans."
-            )
-        block_nt, correct_column = reading.spans.block_nt, 0 if self.correct is None else scheme.names.index(self.correct)
+            raise RecipeError("refine needs the block of each token, but `reading.spans` is None; use a reading with spans.")
+        block_nt = reading.spans.block_nt
+        correctness_index = 0 if self.correct is None else scheme.names.index(self.correct)
         block_adv_nt = credit.block_nk.gather(1, block_nt.long().clamp(min=0))
         adv_nt = block_adv_nt if credit.token_nt is None else credit.token_nt.double()
         method_inputs = {
@@ -101,7 +96,7 @@ class Refinement:
             "importance_nt": None if batch.logp_nt is None else (-batch.logp_nt).clamp(min=0.0),
             "adv_nt": torch.where(block_nt >= 0, adv_nt, 0.0),
             "mask_nt": block_nt >= 0,
-            "correct_n": fill_missing(reading.scores, scheme.objectives)[:, correct_column],
+            "correct_n": fill_missing(reading.scores, scheme.objectives)[:, correctness_index],
         }
         refined_adv_nt = call(self.entry, group_index(batch.group_n), method_inputs, self.options)
         return replace(credit, refined_nt=refined_adv_nt - method_inputs["adv_nt"])

@@ -16,14 +16,14 @@ from spanwise.registry import Registry
 
 Kind = Literal["completion", "block", "token", "step", "refinement"]
 
-#: The properties that `spanwise.testing.check_estimator` tests in every method of a suitable kind.
+#: The properties of methods that `spanwise.testing.check_estimator` tests; a method's kind decides which of them.
 #: A method that breaks a property by design names it at registration: `exceptions={"shift": "the mean reward is a divisor"}`.
 PROPERTIES: Mapping[str, str] = {
-    "result": "one finite number for every completion, block, token or step, in the promised dtype",
+    "result": "one finite number for every completion, block, token or step, as float64 or in the dtype of the inputs",
     "pure": "it leaves its inputs unchanged, and a second call gives the same numbers",
     "precision": "rewards in float32 and float64 give the same numbers",
     "negative": "rewards may be negative",
-    "absent": "a NaN reward gets exactly 0, and the other rewards get what they would get without it",
+    "absent": "an absent reward (NaN) gives the advantage 0 and does not change the advantages of other rewards",
     "permutation": "reordered rows only reorder the result; renamed ids, whatever their sign and size, change nothing",
     "shift": "adding a constant to all rewards of a group changes nothing",
     "constant": "a group whose rewards are all equal, or a group of one, gets exactly 0",
@@ -32,7 +32,7 @@ PROPERTIES: Mapping[str, str] = {
     "poison": "what a masked token holds (NaN, 1e9, any id) is never read",
     "padding": "padding on the left and on the right give the same numbers",
     "conservation": "the shares of a block's tokens add up to the credit of the block; other tokens get exactly 0",
-    "monotone": "more reward never means less credit for that completion, block, step or last token",
+    "monotone": "a higher reward never lowers the advantage of the completion, block, token or step that gets it",
     "signs": "over all examples, some credit is above 0 and some is below 0",
 }
 #: The keyword parameters of methods that the objectives or the batch fill in, so that a user cannot set them as options.
@@ -60,7 +60,7 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "eps": (lambda v: is_number(v) and v >= 0, "it must be a finite number, 0 or more"),
     "length_adaptive_alpha": (
         lambda v: v is None or (is_number(v) and v > 0),
-        "it must be a positive number, such as 0.05 (VAPO)",
+        "write a positive number, such as 0.05 (VAPO)",
     ),
     "conflict": (lambda v: v is None or (is_number(v) and 0 < v <= 1), "it must be above 0 and at most 1, or left out"),
     "gamma": _SHARE,
@@ -206,8 +206,8 @@ class Method:
                 raise RecipeError(f"The option {name} is {value!r}; {advice}.")
             if name in self.only_with and value != self.options[name]:
                 other_option, required_values = self.only_with[name]
-                chosen_values = says.get(other_option, [options.get(other_option, self.options.get(other_option))])
-                if not any(chosen in required_values for chosen in chosen_values):
+                other_value = {**self.options, **options}.get(other_option)
+                if not any(value in required_values for value in says.get(other_option, [other_value])):
                     raise RecipeError(
                         f"Option '{name}' of method '{self.name}' would change nothing here. It has an effect only if "
                         f"{other_option.removesuffix('_k')} is {' or '.join(map(str, required_values))}."
@@ -255,13 +255,14 @@ def states_confidence(layout: Layout) -> bool:
 def preset_rule(
     chosen: Method, task: Layout, calibration: str | None, baseline: BaselineName | None
 ) -> tuple[Layout, tuple[Objective, ...]]:
-    """Return the layout and objectives of a method's preset; refuse a calibration score or baseline without effect."""
+    """Return the layout and the objectives of a method's preset."""
     preset = chosen.preset or Preset()
-    layout = replace(task, blocks={"completion": task.marks}) if preset.whole and len(task.names) > 1 else task
+    merges_blocks = preset.whole and len(task.names) > 1
+    layout = replace(task, blocks={"completion": task.marks}) if merges_blocks else task
     if calibration is not None and not (preset.calibrated and states_confidence(layout)):
-        why_not = "finds no confidence in the last block" if preset.calibrated else "rewards correctness alone"
+        why_ignored = "finds no confidence in the last block" if preset.calibrated else "rewards correctness alone"
         raise RecipeError(
-            f"calibration is '{calibration}', but method '{chosen.name}' {why_not}, so it would change nothing. Leave it out."
+            f"calibration is '{calibration}', but method '{chosen.name}' {why_ignored}, so it would change nothing. Leave it out."
         )
     if baseline is not None and not (preset.calibrated and "baseline" in chosen.inputs):
         raise RecipeError(
@@ -274,7 +275,7 @@ def preset_rule(
 def preset_objectives(
     chosen: Method, layout: Layout, *, calibration: str = "brier", baseline: BaselineName | None = None
 ) -> tuple[Objective, ...]:
-    """Return the objectives of a method's preset: correctness, then a calibration score or a second attempt, then the tags.
+    """Return the objectives that a recipe gets from a method's preset if it names none.
 
     Correctness pays the first block. The second objective pays the last block: a calibration score if the block states a
     confidence, else the reward of a second attempt. Well-formed tags are paid in each block if the preset has a `format`. A
@@ -282,16 +283,18 @@ def preset_objectives(
     """
     check_known("calibration score", calibration, WORST_SCORE)
     first_block, last_block = layout.names[0], layout.names[-1]
-    per_block, preset = chosen.kind == "block", chosen.preset or Preset()
-    first_baseline, second_baseline = ("group", baseline or "outcome") if "baseline" in chosen.inputs else (None, None)
+    preset, takes_baseline = chosen.preset or Preset(), "baseline" in chosen.inputs
+    by_block = chosen.kind == "block"
+    correct_baseline = "group" if takes_baseline else None
+    second_baseline = (baseline or "outcome") if takes_baseline else None
     # A reward reads the text of the first block in `pays`, so the block that it judges must stand first.
-    blocks_paid_by_correct = (first_block,) if per_block else layout.names
-    objectives = [Objective("correct", pays=blocks_paid_by_correct, baseline=first_baseline, if_missing=0.0)]
+    blocks_paid_by_correct = (first_block,) if by_block else layout.names
+    objectives = [Objective("correct", pays=blocks_paid_by_correct, baseline=correct_baseline, if_missing=0.0)]
     if preset.calibrated:
         has_confidence = states_confidence(layout)
         second_objective = Objective(
             calibration if has_confidence else "second_attempt",
-            pays=(last_block,) if per_block else tuple(dict.fromkeys((last_block, *layout.names))),
+            pays=(last_block,) if by_block else tuple(dict.fromkeys((last_block, *layout.names))),
             given="correct" if has_confidence or second_baseline in ("outcome", "blended") else (),
             baseline=second_baseline,
             if_missing=WORST_SCORE[calibration] if has_confidence else 0.0,
@@ -300,7 +303,7 @@ def preset_objectives(
         objectives.append(second_objective)
     # The format objectives let a tag be empty, because other objectives judge its text.
     if preset.format and layout.segmenters == ("tags",):
-        tag_options: dict[str, Any] = {"weight": preset.format, "baseline": first_baseline, "options": {"empty": True}}
+        tag_options: dict[str, Any] = {"weight": preset.format, "baseline": correct_baseline, "options": {"empty": True}}
         format_objectives = [Objective("format", name, name=f"{name}_format", **tag_options) for name in layout.names]
-        objectives += format_objectives if per_block else [Objective("format", layout.names, if_missing=0.0, **tag_options)]
+        objectives += format_objectives if by_block else [Objective("format", layout.names, if_missing=0.0, **tag_options)]
     return tuple(objectives)
