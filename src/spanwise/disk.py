@@ -41,7 +41,8 @@ def refusal(error: BaseException) -> str | None:
 
 def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
     """Build the error message for a file or folder that cannot be written."""
-    refusal_reason, place_name = refusal(error), f"'{place}'" if what is None else what
+    refusal_reason = refusal(error)
+    place_name = f"'{place}'" if what is None else what
     error_sentence = f"{place_name} cannot be written: {refusal_reason or getattr(error, 'strerror', None) or error}"
     if refusal_reason in (None, os.strerror(errno.EROFS)):
         return f"{error_sentence}."

@@ -116,7 +116,9 @@ def dppo(
     """
     logp_nt, logp_old_nt, adv_nt = zero_masked(mask_nt, logp_nt=logp_nt, logp_old_nt=logp_old_nt, adv_nt=adv_nt)
     detached_logp_nt = logp_nt.detach()
-    p_nt, p_old_nt, limit_nt = detached_logp_nt.exp(), logp_old_nt.exp(), torch.where(adv_nt > 0, delta_high, delta_low)
+    p_nt = detached_logp_nt.exp()
+    p_old_nt = logp_old_nt.exp()
+    limit_nt = torch.where(adv_nt > 0, delta_high, delta_low)
     gain_nt = (p_nt - p_old_nt) * adv_nt.sign()  # how far the probability moved the way that the advantage pushes it
     if divergence == "tv":
         is_kept_nt = gain_nt <= limit_nt

@@ -85,7 +85,9 @@ class Reading(ByCompletion):
         Raises:
             AlignmentError: the table was packed under another scheme.
         """
-        m, outcome_names, measure_names = len(scheme.objectives), scheme.outcome_names, scheme.measures
+        m = len(scheme.objectives)
+        outcome_names = scheme.outcome_names
+        measure_names = scheme.measures
         column_counts = [m, m, 2 * m, m, len(outcome_names), len(measure_names), len(scheme.layout.names), 1]
         if len(table_nc) == 0:  # a table without rows may have lost its columns as well
             table_nc = table_nc.new_zeros(0, sum(column_counts))

@@ -527,7 +527,9 @@ def _explain(error: ValidationError) -> str:
     bounds_of: dict[tuple[str, str], list[str]] = {}
     faults = []
     for item in error.errors():
-        fault_type, wrong_value, fault_context = item["type"], item["input"], item.get("ctx", {})
+        fault_type = item["type"]
+        wrong_value = item["input"]
+        fault_context = item.get("ctx", {})
         # Pydantic appends the type that it tried to a field's name; leave the type out.
         field_path = ".".join(str(name) for name in item["loc"] if name not in ("str", "float", "list[str]"))
         if fault_type == "invalid_key":

@@ -332,7 +332,9 @@ def _refuse(objectives: Sequence[Objective], find_fault: Callable[[Objective], A
 
 def _check_objectives_used(scheme: Scheme) -> None:
     """Refuse objectives with a field that the method would ignore."""
-    method_entry, objectives, method_name = scheme.entry, scheme.objectives, f"method '{scheme.entry.name}'"
+    method_entry = scheme.entry
+    objectives = scheme.objectives
+    method_name = f"method '{scheme.entry.name}'"
     for input_name, name in (("baseline", "baseline"), ("scale_k", "scale"), ("back_off_k", "back_off")):
         if input_name not in method_entry.inputs:
             _refuse(

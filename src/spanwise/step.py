@@ -82,7 +82,8 @@ class ReadBatch:
 
         A completion of several turns has the reward of its last turn, or the mean of its turns for an objective of scope "turn".
         """
-        worth_sm, turn_steps = fill_missing(self.reading.scores, scheme.objectives).float(), self.batch.steps
+        worth_sm = fill_missing(self.reading.scores, scheme.objectives).float()
+        turn_steps = self.batch.steps
         if turn_steps is None:
             return worth_sm
         worth_nm = torch.full((self.completions, worth_sm.shape[1]), torch.nan)

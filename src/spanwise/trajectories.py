@@ -63,7 +63,8 @@ def turn_batch(
     has_anchors = any(anchor is not None for anchor in turn_anchors)
     steps = Steps(trajectory_s, step_s, turn_anchors if has_anchors else None)
     group_s = group_index([trajectory.group for trajectory in trajectories])[trajectory_s]
-    response_ids, turn_masks = [turn.response_ids for turn in turns], [turn.mask for turn in turns]
+    response_ids = [turn.response_ids for turn in turns]
+    turn_masks = [turn.mask for turn in turns]
     batch = Batch.jagged(response_ids, group_s, sampled=turn_masks, columns=turn_columns, steps=steps)
     return batch, _collect_rewards(trajectories)
 

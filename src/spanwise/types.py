@@ -303,7 +303,8 @@ class Comparison(ByCompletion):
 
     def unexplained(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
         """Set baseline and divisor to NaN, for advantages that are not a reward minus one baseline."""
-        nan_nm, zero_nm = torch.full_like(self.baseline_nm, torch.nan), torch.zeros_like(self.averaged_nm)
+        nan_nm = torch.full_like(self.baseline_nm, torch.nan)
+        zero_nm = torch.zeros_like(self.averaged_nm)
         return replace(self, baseline_nm=nan_nm, divisor_nm=nan_nm, averaged_nm=zero_nm).fitting(adv_nm)
 
     def rescaled(self, *, divisor: Float[Tensor, ...] | float, shift: float = 0.0) -> Comparison:

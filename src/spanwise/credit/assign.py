@@ -95,9 +95,12 @@ def assign(
     group_n = group_index(group_n)  # methods rely on group ids that run from 0 without gaps
     inputs, filled_reward_nm = dict(inputs or {}), fill_missing(scores, objectives)
     truncated_n, mask_nt = inputs.pop("truncated_n", None), inputs.get("mask_nt")
-    run_method, min_stratum = partial(_run_method, method_entry, group_n, options), options.get("min_stratum", 2)
+    run_method = partial(_run_method, method_entry, group_n, options)
+    min_stratum = options.get("min_stratum", 2)
     stop_credit_n = torch.zeros(len(group_n), dtype=torch.float64, device=present_nk.device)
-    comparison_names, compares_in_groups, token_credit_nt = tuple(objective.name for objective in objectives), True, None
+    comparison_names = tuple(objective.name for objective in objectives)
+    compares_in_groups = True
+    token_credit_nt = None
     if method_entry.kind == "block":
         reward_nm = scores.reward_nm if "if_missing_k" in method_entry.inputs else filled_reward_nm
         reward_left_out_nm = left_out(scores)
@@ -248,7 +251,8 @@ def _check_sizes(
     scores: Scores, group_n: Tensor, present_nk: Tensor, objectives: Sequence[Objective], block_names: Sequence[str]
 ) -> None:
     """Refuse rewards, group ids and blocks whose sizes disagree, and a reward with status OK that is not finite."""
-    reward_shape, present_shape = (len(group_n), len(objectives)), (len(group_n), len(block_names))
+    reward_shape = (len(group_n), len(objectives))
+    present_shape = (len(group_n), len(block_names))
     if scores.reward_nm.shape != reward_shape or present_nk.shape != present_shape:
         raise AlignmentError(
             f"reward_nm must be {reward_shape} (completions, objectives), present_nk {present_shape} (completions, blocks); "
@@ -297,7 +301,8 @@ def explain_sum(
     if not in_groups:
         zero_reason_n = torch.where(sum_moments.constant_n(), int(Zero.ALL_EQUAL), int(Zero.AT_BASELINE))
         reason_n = torch.where(reason_n == int(Zero.CREDITED), reason_n, zero_reason_n)
-    is_all_equal_n, all_equal_reason_n = reason_n == int(Zero.ALL_EQUAL), torch.full_like(reason_n, int(Zero.ALL_EQUAL))
+    is_all_equal_n = reason_n == int(Zero.ALL_EQUAL)
+    all_equal_reason_n = torch.full_like(reason_n, int(Zero.ALL_EQUAL))
     for m in reversed(range(len(objectives))):  # the reasons "all right" and "all wrong" say more than "all equal"
         reward_n = scores.reward_nm[:, m]
         reward_moments = moments(reward_n, compared_set_n)

@@ -142,7 +142,9 @@ def advantage(
     groupings: list[tuple[Tensor, int]] = []  # group ids, and how many outcomes split these groups further
     if baseline == "none":
         check_rewards(reward_n)  # the other baselines call `moments`, which checks the rewards
-        advantage_n, zero_n, uncompared_n = worth_n.nan_to_num(nan=0.0), torch.zeros_like(worth_n), ~uncompared_n
+        advantage_n = worth_n.nan_to_num(nan=0.0)
+        zero_n = torch.zeros_like(worth_n)
+        uncompared_n = ~uncompared_n
         comparison = build_comparison(advantage_n, worth_n, zero_n, zero_n + 1, alone_n=uncompared_n, equal_n=uncompared_n)
         result = Explained(advantage_n, comparison)
     elif baseline == "blended":

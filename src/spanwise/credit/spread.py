@@ -130,7 +130,8 @@ def reward_streams(
     With e that token:  shared: r[i, e] = sum of weight_m r[i, m] over the m with that e;   else: r_m[i, e] = r[i, m]
     """
     check_shapes(block_nt=block_nt, mask_nt=mask_nt)
-    reward_nm, weight_m = fill_missing(scores, objectives), weights(objectives, scores.reward_nm)
+    reward_nm = fill_missing(scores, objectives)
+    weight_m = weights(objectives, scores.reward_nm)
     is_trained_nt = mask_nt.bool()
     last_n, has_token_n = find_last_token(is_trained_nt)
     # A last column of False is added, because a token in no block has the block index -1, which reads the last column.
@@ -141,7 +142,8 @@ def reward_streams(
     # A completion without a paid block gets the reward at its last token, for the decision to stop without the block.
     last_paid_token_nm = torch.stack([last_paid_n for last_paid_n, _ in last_paid_tokens], dim=1)
     reward_position_nm = torch.where(has_paid_token_nm, last_paid_token_nm, last_n[:, None])
-    objective_numbers, value_names = range(len(objectives)), name_streams(objectives, values)
+    objective_numbers = range(len(objectives))
+    value_names = name_streams(objectives, values)
     if resolve_values(objectives, values) == "shared":
         # A token of a block that no objective pays trains as well: the rewards of later tokens reach it, as in ordinary PPO.
         weighted_reward_nm = weighted(reward_nm, weight_m)
@@ -151,7 +153,8 @@ def reward_streams(
         weight_s = torch.ones(1, dtype=torch.float64, device=mask_nt.device)
         reward_snt = torch.zeros((1, *mask_nt.shape), dtype=dtype, device=mask_nt.device)
         rewarded_row_i = (has_sum_n & has_token_n).nonzero().squeeze(1)
-        position_im, reward_im = reward_position_nm[rewarded_row_i], weighted_reward_nm[rewarded_row_i]
+        position_im = reward_position_nm[rewarded_row_i]
+        reward_im = weighted_reward_nm[rewarded_row_i]
         for m in objective_numbers:  # the token with the reward of m gets the sum of all rewards that stand at it
             is_at_token_im = position_im == position_im[:, m, None]
             reward_sum_i = torch.where(is_at_token_im, reward_im, 0.0).sum(dim=1)
@@ -271,7 +274,8 @@ def spread_tokens(
             f"The advantages have {tuple(adv_nt.shape)} completions and tokens, and the spans have "
             f"{tuple(spans.block_nt.shape)}; pass those of the same completions."
         )
-    divisor_nk, is_per_block = _find_divisor(spans.length_nk, per), isinstance(per, str) and per == "block"
+    divisor_nk = _find_divisor(spans.length_nk, per)
+    is_per_block = isinstance(per, str) and per == "block"
     divisor_nt = divisor_nk.gather(1, spans.block_nt.long().clamp(min=0)) if is_per_block else divisor_nk[:, :1]
     credit_share_nt = torch.where(spans.block_nt >= 0, pad(adv_nt.double(), (0, missing_width)), 0.0) / divisor_nt
     if stop_n is not None:

@@ -229,7 +229,8 @@ class Moments:
         count_s, square_sum_s = self.count_s, self.square_s
         if stand_in_n is not None:
             joins_stratum_n = (self.stratum_n >= 0) & ~self.member_n & ~stand_in_n.isnan()
-            deviation_i, stratum_i = (stand_in_n.double() - self.mean_n())[joins_stratum_n], self.stratum_n[joins_stratum_n]
+            deviation_i = (stand_in_n.double() - self.mean_n())[joins_stratum_n]
+            stratum_i = self.stratum_n[joins_stratum_n]
             count_s = count_s.index_add(0, stratum_i, torch.ones_like(deviation_i))
             square_sum_s = square_sum_s.index_add(0, stratum_i, deviation_i.square())
         degrees_of_freedom_s = count_s - ddof
@@ -341,7 +342,9 @@ def compare_in_strata(
     stratum_moments, worth_n = moments(value_n, stratum_n), value_n.double()
     stand_in_n = torch.full_like(worth_n, torch.nan) if stand_in_n is None else stand_in_n.double()
     if voter_n is None:
-        count_n, mean_n, advantage_n = stratum_moments.count_n(), stratum_moments.mean_n(), stratum_moments.deviation_n
+        count_n = stratum_moments.count_n()
+        mean_n = stratum_moments.mean_n()
+        advantage_n = stratum_moments.deviation_n
         if leave_one_out:
             advantage_n = advantage_n * count_n / (count_n - 1).clamp(min=1.0)
     elif scale != "none":
@@ -449,7 +452,8 @@ def _measure_tokens(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, in
         deviation = (value.double() - running_mean).masked_fill_(~mask, 0.0).flatten()
         deviation_sum = float(deviation.sum())
         square_sum += float(deviation.dot(deviation)) - deviation_sum**2 / (token_count + new_count)
-        running_mean, token_count = running_mean + deviation_sum / (token_count + new_count), token_count + new_count
+        running_mean = running_mean + deviation_sum / (token_count + new_count)
+        token_count = token_count + new_count
     return running_mean, max(square_sum, 0.0), token_count
 
 

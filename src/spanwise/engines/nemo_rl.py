@@ -100,7 +100,8 @@ class SpanEstimator:
             raise RecipeError("This trainer passes no messages. Train with grpo_train, as examples/run_grpo.py does.")
         batch = self._batch(repeated_batch, prompt_ids, rewards)
         assert batch.mask_nt is not None
-        reply_width, full_mask_nt = batch.mask_nt.shape[1], pad(mask.float().cpu(), (0, batch.mask_nt.shape[1]))
+        reply_width = batch.mask_nt.shape[1]
+        full_mask_nt = pad(mask.float().cpu(), (0, batch.mask_nt.shape[1]))
         reply_column_nt = torch.as_tensor(repeated_batch["length"]).cpu()[:, None] + torch.arange(reply_width)
         trained_nt = (full_mask_nt.gather(1, reply_column_nt) > 0) & batch.mask_nt
         reply_adv_nt, metrics = self.run.finish(self.run.step.read(batch), mask_nt=trained_nt)

@@ -140,7 +140,10 @@ class RunRecord:
     """Writes a run folder: `recipe.yaml`, `metrics.jsonl`, `rollouts/`, `tokenizer/`, `summary.json`, `report.html`."""
 
     def __init__(self, folder: str | Path, *, keep_rollouts: int, report: bool, option: str) -> None:
-        self.folder, self.keep, self.report, self.option = RunFolder(folder, writes=WRITES), keep_rollouts, report, option
+        self.folder = RunFolder(folder, writes=WRITES)
+        self.keep = keep_rollouts
+        self.report = report
+        self.option = option
         self.step = 0
         self.seconds = self.own_seconds = 0.0
         self._line: dict[str, Any] = {}
@@ -149,7 +152,9 @@ class RunRecord:
     @staticmethod
     def of(section: Mapping[str, Any], *, option: str) -> RunRecord | None:
         """Build a `RunRecord` from the options folder, keep_rollouts and report; None if there is no folder to write."""
-        folder, keep_every, report = section.get("folder"), section.get("keep_rollouts", 0), section.get("report", False)
+        folder = section.get("folder")
+        keep_every = section.get("keep_rollouts", 0)
+        report = section.get("report", False)
         check_keeping(keep_every, report)
         refuse(
             {f"keep_rollouts and report need a folder; add {option}=runs/NAME.": folder is None and (keep_every or report)}
@@ -169,7 +174,8 @@ class RunRecord:
             check_free(folder_path, writes=WRITES)
             return
         if not step:
-            start_text, resume_text = "the new run starts at step 0", ", or resume it from a checkpoint"
+            start_text = "the new run starts at step 0"
+            resume_text = ", or resume it from a checkpoint"
             if step is None:
                 start_text, resume_text = "a resumed training counts its batches from 1 again here", ""
             raise DataError(

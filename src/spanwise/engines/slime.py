@@ -53,7 +53,8 @@ def check(args: Any) -> RecipeRule:
     The hooks call it with their first batch. As slime's `custom_megatron_init_path` it runs before anything is sampled.
     """
     get_argument = vars(args).get
-    recipe_path, estimator_name = get_argument("spanwise_recipe"), get_argument("advantage_estimator")
+    recipe_path = get_argument("spanwise_recipe")
+    estimator_name = get_argument("advantage_estimator")
     faults = {
         "There is no recipe; add spanwise_recipe: recipe.yaml to the file of --custom-config-path.": recipe_path is None,
         f"advantage_estimator is '{estimator_name}', which trains a critic or normalises advantages. Use "

@@ -109,7 +109,8 @@ def _turn(datum: Any, rollout: int, number: int) -> Turn:
 def _credited(datum: Any, advantage_t: Sequence[float]) -> Any:
     """Copy a datum of Tinker with new advantages in the container type of the old ones; `advantage_t` may be padded."""
     loss_inputs = _get(datum, "loss_fn_inputs")
-    target_tokens, old_advantages = _get(loss_inputs, "target_tokens"), _get(loss_inputs, "advantages")
+    target_tokens = _get(loss_inputs, "target_tokens")
+    old_advantages = _get(loss_inputs, "advantages")
     value_of_same_type = target_tokens if old_advantages is None else old_advantages
     new_advantages = _like(value_of_same_type, advantage_t[: len(_values(target_tokens))])
     return _with(datum, "loss_fn_inputs", _with(loss_inputs, "advantages", new_advantages))

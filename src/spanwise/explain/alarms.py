@@ -156,7 +156,8 @@ def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[
     """
     sentence_of_key = {}
     for key, name, alarm in _find_watched(batches, "at_end"):
-        name_text, metric_values = f" of '{name}'" if name else "", values_of(batches, key)
+        name_text = f" of '{name}'" if name else ""
+        metric_values = values_of(batches, key)
         last_values = metric_values[-min(last, max(1, len(metric_values) // 4)) :]
         if not last_values and alarm.unknown:
             sentence_of_key[key] = alarm.unknown.format(of=name_text)

@@ -54,7 +54,8 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
     """
     if not len(reading):
         return {}
-    warning_of_key, later_objectives = {"tags": _warn_missing_tags(reading, scheme)}, later_elements(scheme.names)
+    warning_of_key = {"tags": _warn_missing_tags(reading, scheme)}
+    later_objectives = later_elements(scheme.names)
     for m, objective in enumerate(scheme.objectives):
         status_codes = set(reading.scores.status_nm[:, m].tolist())
         if warning_of_key["tags"] and not status_codes & {Status.OK, Status.ERROR}:
@@ -112,7 +113,8 @@ def _warn_missing_tags(reading: Reading, scheme: Scheme) -> str:
     census = next((census for census in census_of(scheme.layout, texts) if census.lacking), None)
     if census is None:
         return ""
-    pronoun, tags_text = "it" if len(census.lacking) == 1 else "them", "these tags" if census.segmenter == "tags" else "this"
+    pronoun = "it" if len(census.lacking) == 1 else "them"
+    tags_text = "these tags" if census.segmenter == "tags" else "this"
     advice_text = f"Ask for {tags_text} in the prompt, or change the layout to what the model writes."
     cut_off_count, cut_clause = cut_off(reading.fault_n, reading.length_nk.sum(dim=1), texts.__getitem__, among_n=missing_n)
     if cut_off_count * 2 >= len(reading):
@@ -133,7 +135,8 @@ def cut_off(
     among_n: Bool[Tensor, " n"],
 ) -> tuple[int, str]:
     """Count the completions that seem cut off, and say why: a block is unclosed, or several have the same largest length."""
-    unclosed_count, largest_length = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum()), int(length_n.max())
+    unclosed_count = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum())
+    largest_length = int(length_n.max())
     longest_rows = (among_n & (length_n == largest_length)).nonzero().flatten().tolist() if largest_length else []
     longest_count = len({text_of(n) for n in longest_rows})
     return max(
@@ -172,7 +175,9 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     ignored_rewards = {n: number for n, number in enumerate(unused_n.tolist()) if number == number and number != if_missing}
     if not ignored_rewards:
         return ""
-    first_row, lowest, highest = min(ignored_rewards), min(ignored_rewards.values()), max(ignored_rewards.values())
+    first_row = min(ignored_rewards)
+    lowest = min(ignored_rewards.values())
+    highest = max(ignored_rewards.values())
     numbers_text = f"{lowest:g}" if lowest == highest else f"{lowest:g} to {highest:g}"
     source_clause = "the reward recorded is" if objective.name in scheme.recorded else "its reward function returned"
     missing_rule = "has no reward and costs nothing" if if_missing is None else f"counts as its if_missing, {if_missing:g}"
@@ -187,7 +192,9 @@ def _warn_large_if_missing(objective: Objective, reading: Reading, scheme: Schem
     """Warn if `if_missing`, the reward for a missing block, is over ten times as large as the objective's other rewards."""
     reward_n = reading.scores.reward_nm[:, m]
     reward_n = reward_n[~reward_n.isnan()]
-    lowest, highest, if_missing = float(reward_n.min()), float(reward_n.max()), objective.if_missing
+    lowest = float(reward_n.min())
+    highest = float(reward_n.max())
+    if_missing = objective.if_missing
     if if_missing is None or objective.scale == "std" or abs(if_missing) <= 10 * max(1.0, abs(lowest), abs(highest)):
         return ""
     return (

@@ -124,7 +124,8 @@ class Fidelity:
         self, baseline: str, group_size: int, figure: str, *, minus: str | None = None, level: float = 0.95
     ) -> tuple[float, float, float]:
         """Return a figure of a baseline, or its difference to that of the baseline `minus`, with its interval over prompts."""
-        size_index, figure_index = index_of("group size", self.group_sizes, group_size), index_of("figure", FIGURES, figure)
+        size_index = index_of("group size", self.group_sizes, group_size)
+        figure_index = index_of("figure", FIGURES, figure)
         figure_rb = torch.cat([self.value_bgf[None], self.draw_rbgf])[:, :, size_index, figure_index]
         figure_r = figure_rb[:, index_of("baseline", self.baselines, baseline)]
         if minus is not None:
@@ -228,7 +229,8 @@ def measure_fidelity(
 def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
     """Compute rewards, outcomes and Monte Carlo advantages of all X * S completions, from which batches are then drawn."""
     prompt_count, sample_count = rerolls.prefix_xs.shape
-    stated_n, outcome_n = rerolls.confidence_xs.double().flatten(), rerolls.outcome_xs.double().flatten()
+    stated_n = rerolls.confidence_xs.double().flatten()
+    outcome_n = rerolls.outcome_xs.double().flatten()
     by_outcome_n2 = torch.stack([proper_score(stated_n, torch.full_like(stated_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
     reward_n = proper_score(stated_n, outcome_n, rule=rule)
     new_confidence_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])

@@ -136,7 +136,8 @@ def simulated_fixed_point(
         sums = [_simulate_batch(prompt_columns, score_v2, group_size, advantage_options, generator) for _ in range(batches)]
         lost_b2, lost_error_b2 = _remove_explained_noise(torch.stack(sums).unflatten(2, (copies, len(p_b))).sum(dim=2))
         full_gradient_b2 = chance_b2 * copies * group_size * ((chance_bv * (stated_v - mean_stated_b[:, None])) @ score_v2)
-        weight_b2, weight_error_b2 = chance_b2 * (1 - lost_b2 / full_gradient_b2), (lost_error_b2 / full_gradient_b2).abs()
+        weight_b2 = chance_b2 * (1 - lost_b2 / full_gradient_b2)
+        weight_error_b2 = (lost_error_b2 / full_gradient_b2).abs()
         q_b = weight_b2[:, 1] / weight_b2.sum(dim=1)
     crossed_error_b = (weight_b2 * weight_error_b2.flip(1) * chance_b2.flip(1)).square().sum(dim=1).sqrt()
     return q_b, crossed_error_b / weight_b2.sum(dim=1).square()
@@ -167,7 +168,8 @@ def _simulate_batch(
         (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # 0 if the outcome occurs once
         others_score_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
-    cell_index_bg, phi_bg = torch.arange(b)[:, None] * 2 + outcome_bg, level_bg.double() / LEVELS - mean_confidence_b1
+    cell_index_bg = torch.arange(b)[:, None] * 2 + outcome_bg
+    phi_bg = level_bg.double() / LEVELS - mean_confidence_b1
     sum_4c = torch.zeros(4, b * 2, dtype=torch.float64)
     return sum_4c.index_add_(1, cell_index_bg.flatten(), (terms_4bg * phi_bg).flatten(1)).reshape(4, b, 2)
 

@@ -86,7 +86,8 @@ def fidelity_report(
     if not any(is_known(row["value"]) for row in (*figures, *tokens)):
         warnings.append("No figure was measured. Usually all completions are malformed or lack the block that is re-rolled.")
     if "share" in counts:  # baselines were measured, so their figures exist
-        smallest_group_size, used_share = min((row["group_size"] for row in figures), default=None), percent(counts["share"])
+        smallest_group_size = min((row["group_size"] for row in figures), default=None)
+        used_share = percent(counts["share"])
         headlines = [
             Headline(f"{row['baseline']}, G = {smallest_group_size}", row["value"], "correlation with Monte Carlo")
             for row in figures

@@ -98,7 +98,8 @@ class Roller:
         self, rows: Any, prefixes: Sequence[Prefix], *, rerolls: int, seed: int, batch_size: int = 512
     ) -> list[BlockText]:
         """Sample `rerolls` completions that begin with each prefix, and return the texts of their blocks."""
-        prompts, shortest_prefix = prompt_ids(self.tokenizer, rows["prompt"][:]), min(len(prefix) for _, prefix in prefixes)
+        prompts = prompt_ids(self.tokenizer, rows["prompt"][:])
+        shortest_prefix = min(len(prefix) for _, prefix in prefixes)
         new_ids_nt, new_mask_nt = continue_ids(
             self.model, self.tokenizer, [[*prompts[row], *prefix] for row, prefix in prefixes], samples=rerolls,
             max_new_tokens=max(1, self.limit - shortest_prefix), temperature=self.temperature, seed=seed, batch_size=batch_size,

@@ -314,7 +314,8 @@ def token_fidelity(
         estimator_sums = [_sums(advantage_nt, target_nt, noise_nt, weight_snt) for advantage_nt in token_estimates]
         estimator_sums.append(_sums(known_value_nt, trajectories.value_nt, trajectories.noise_nt, picked_weight_snt))
         critic_sums.append(torch.stack(estimator_sums))
-    axis_names, count_s = (tuple(critics), tuple(TOKEN_ESTIMATORS)), (weight_snt > 0).sum(dim=(1, 2))
+    axis_names = (tuple(critics), tuple(TOKEN_ESTIMATORS))
+    count_s = (weight_snt > 0).sum(dim=(1, 2))
     return TokenFidelity(*axis_names, torch.stack(critic_sums), count_s, trajectories.prompt_n, draws, seed)
 
 

@@ -111,7 +111,8 @@ class ArmComparison:
         """Return a method's row of the table, with cells such as "0.5 ± 0.1 (n=2)", and "!" after a dubious figure."""
         cell_texts = []
         for figure in self.figures:
-            interval, alarm_mark = self.cells[method, figure], " !" * ((method, figure) in self.wrong)
+            interval = self.cells[method, figure]
+            alarm_mark = " !" * ((method, figure) in self.wrong)
             half_width = "" if math.isnan(interval.low) else f" ± {(interval.high - interval.low) / 2:.3f}"
             count_text = "" if interval.count == most else f" (n={interval.count})"
             cell_texts.append(("-" if interval.count == 0 else f"{interval.value:.3f}{half_width}{count_text}") + alarm_mark)
@@ -204,7 +205,8 @@ def compare_arms(
         difference_intervals = [_over_seeds([a_s[s] - b_s[s] for s in a_s if s in b_s], level) for a_s, b_s in value_pairs]
         p_values = [_p_value(interval) for interval in difference_intervals]
         for (a, b), interval, p, adjusted in zip(method_pairs, difference_intervals, p_values, holm(p_values), strict=True):
-            needed_seeds, verdict = None, "borderline" if interval.excludes(0.0) else "noise"
+            needed_seeds = None
+            verdict = "borderline" if interval.excludes(0.0) else "noise"
             if interval.count > 1 and not _is_flat(interval):
                 holm_factor = adjusted / p if p > 0 and adjusted < 1 else len(method_pairs)
                 needed_seeds = seeds_needed(interval.value, interval.sd, alpha=(1 - level) / max(1.0, holm_factor))
@@ -261,7 +263,8 @@ def seeds_needed(difference: float, sd: float, *, alpha: float, power: float = 0
     """Return how many seeds a paired t test at level `alpha` needs to detect `difference`; None if more than `most`."""
 
     def is_enough(n: int) -> bool:
-        noncentrality, critical_t = abs(difference) / sd * math.sqrt(n), scipy.stats.t.ppf(1 - alpha / 2, n - 1)
+        noncentrality = abs(difference) / sd * math.sqrt(n)
+        critical_t = scipy.stats.t.ppf(1 - alpha / 2, n - 1)
         # The lower tail is computed as an upper tail, because SciPy's nct.cdf is NaN if its noncentrality is large.
         return float(sum(scipy.stats.nct.sf(critical_t, n - 1, side) for side in (noncentrality, -noncentrality))) >= power
 

@@ -109,7 +109,8 @@ def figure_intervals(
         intervals[name] = None
         if figure is None or not len(figure.columns[0]):
             continue
-        known_prompts, resample_options = prompt_n[figure.known_n], {"resamples": resamples, "seed": seed}
+        known_prompts = prompt_n[figure.known_n]
+        resample_options = {"resamples": resamples, "seed": seed}
         if name == "ece":
             stated_n, right_n = figure.columns
             interval = ece_interval(Reports(stated_n, right_n, known_prompts), **resample_options)
@@ -266,7 +267,8 @@ def ece_difference(
 
 def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], *, bins: int = 10) -> Float[Tensor, "2 b"]:
     """Return how one more prompt would change each bin's gap, if its answers contradict, or match, their confidences."""
-    weight_1n, contrary_n = torch.ones(1, len(prompt_n), dtype=torch.float64), (confidence_n < 0.5).to(confidence_n)
+    weight_1n = torch.ones(1, len(prompt_n), dtype=torch.float64)
+    contrary_n = (confidence_n < 0.5).to(confidence_n)
     gap_changes = [weighted_gaps(confidence_n, right_n, weight_1n, bins=bins)[0] for right_n in (contrary_n, 1 - contrary_n)]
     return torch.stack(gap_changes) / len(prompt_n.unique())
 

@@ -99,7 +99,8 @@ def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -
         return 0.0, 1.0
     rate, z_square = successes / count, z**2 / count
     half_width = z * math.sqrt(rate * (1 - rate) / count + z_square / (4 * count))
-    low, high = (rate + z_square / 2 - half_width) / (1 + z_square), (rate + z_square / 2 + half_width) / (1 + z_square)
+    low = (rate + z_square / 2 - half_width) / (1 + z_square)
+    high = (rate + z_square / 2 + half_width) / (1 + z_square)
     return (0.0 if successes == 0 else low), (1.0 if successes == count else high)
 
 
@@ -120,8 +121,11 @@ def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, 
     """
     prompt_n = torch.arange(len(value_n)) if prompts is None else prompt_index(prompts, len(value_n))
     is_known_n = ~value_n.isnan().cpu()
-    value_i, prompt_i = value_n.cpu()[is_known_n].double(), group_index(prompt_n[is_known_n])
-    mean_value, prompt_count, tail_chance = float(value_i.mean()), len(prompt_i.unique()), (1 - check_level(level)) / 2
+    value_i = value_n.cpu()[is_known_n].double()
+    prompt_i = group_index(prompt_n[is_known_n])
+    mean_value = float(value_i.mean())
+    prompt_count = len(prompt_i.unique())
+    tail_chance = (1 - check_level(level)) / 2
     if prompt_count < 2:
         return Interval(mean_value, math.nan, math.nan, math.nan, level, prompt_count)
     excess_sum_p = torch.zeros(prompt_count, dtype=torch.float64).index_add_(0, prompt_i, value_i - value_i.mean())
@@ -156,7 +160,8 @@ def bootstrap(figure: Weighted, prompts: Prompts, *, resamples: int = 1000, leve
     """
     # scipy.stats.bootstrap could draw prompts too, but a single undefined resample makes both of its bounds NaN.
     figure_value, resampled_value_r, prompt_count = resample(figure, prompts, resamples=resamples, seed=seed)
-    known_value_r, tail_chance = resampled_value_r[~resampled_value_r.isnan()], (1 - check_level(level)) / 2
+    known_value_r = resampled_value_r[~resampled_value_r.isnan()]
+    tail_chance = (1 - check_level(level)) / 2
     if prompt_count < 2 or len(known_value_r) < 2 or bool(figure_value.isnan()):
         return Interval(float(figure_value), math.nan, math.nan, math.nan, level, prompt_count)
     low, high = (float(known_value_r.quantile(q)) for q in (tail_chance, 1 - tail_chance))
@@ -176,7 +181,8 @@ def unseen_interval(
     interval = bootstrap(partial(figure, *columns), prompts, resamples=resamples, seed=seed)
     if math.isnan(interval.low):
         return interval
-    prompt_n, samples_per_prompt = prompt_index(prompts, len(prompts)), math.ceil(len(prompts) / interval.count)
+    prompt_n = prompt_index(prompts, len(prompts))
+    samples_per_prompt = math.ceil(len(prompts) / interval.count)
     extended_prompt_n = torch.cat([prompt_n, interval.count + torch.arange(len(ends[0][0])).repeat(samples_per_prompt)])
     extended_columns = [
         [
@@ -189,7 +195,8 @@ def unseen_interval(
         lambda weight_rn: torch.stack([figure(*columns_of_end, weight_rn) for columns_of_end in extended_columns], dim=1),
         extended_prompt_n, resamples=resamples, seed=seed, smooth=True,
     )[1].unbind(dim=1)  # fmt: skip
-    low, high = low_figure_r.quantile((1 - interval.level) / 2), high_figure_r.quantile((1 + interval.level) / 2)
+    low = low_figure_r.quantile((1 - interval.level) / 2)
+    high = high_figure_r.quantile((1 + interval.level) / 2)
     return replace(interval, low=float(low), high=float(high))
 
 

@@ -178,7 +178,8 @@ def _expected_accuracies(
     """
     # Random subsets take samples by position, so the samples are sorted to make their order irrelevant.
     samples = sorted(samples, key=lambda sample: (sample[0], *((x != x, 0.0 if x != x else x) for x in sample[1:])))
-    total, answer_texts = len(samples), [text for text, *_ in samples]
+    total = len(samples)
+    answer_texts = [text for text, *_ in samples]
     number_of_answer = {text: a for a, text in enumerate(dict.fromkeys(filter(None, answer_texts)))}
     answer_number_m = torch.tensor([number_of_answer.get(text, -1) for text in answer_texts])
     vote_am = (torch.arange(len(number_of_answer))[:, None] == answer_number_m).double()

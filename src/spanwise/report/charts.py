@@ -64,7 +64,8 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence") -> tuple[Drawn, D
     labelled_axis = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False)
     unlabelled_axis = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=False, title=None, labels=False, ticks=False)
     accuracy_options = {"title": "accuracy", "scale": _UNIT, "axis": alt.Axis(minExtent=_AXIS_WIDTH)}
-    bin_chart, confidence_axis = _chart(filled_bins), alt.X("confidence:Q", scale=confidence_scale, axis=unlabelled_axis)
+    bin_chart = _chart(filled_bins)
+    confidence_axis = alt.X("confidence:Q", scale=confidence_scale, axis=unlabelled_axis)
     whisker_layer = bin_chart.mark_rule(strokeWidth=2).encode(
         x=confidence_axis, y=alt.Y("accuracy_low:Q", **accuracy_options), y2="accuracy_high:Q"
     )

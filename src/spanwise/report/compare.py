@@ -50,7 +50,8 @@ def compare_report(
     arms = comparison.methods
     seeds = sorted({seed for by_seed in curves.values() for seed in by_seed})
     max_seeds = max((interval.count for interval in comparison.cells.values()), default=0)
-    clear_count, pair_count = sum(d.verdict == "clear" for d in comparison.differences), len(comparison.differences)
+    clear_count = sum(d.verdict == "clear" for d in comparison.differences)
+    pair_count = len(comparison.differences)
     seeds_text = f"up to {max_seeds}" if len({len(by_seed) for by_seed in curves.values()}) > 1 else f"{max_seeds}"
     evaluation_points = [point for by_seed in curves.values() for lines in by_seed.values() for point in lines]
     curve_panels: list[Panel] = []
@@ -140,7 +141,10 @@ def _difference_panels(comparison: ArmComparison) -> list[Panel]:
     for figure in comparison.figures:
         chart_rows, table_rows = [], []
         for d in (d for d in comparison.differences if d.figure == figure):
-            pair, value, low, high = f"{d.a} - {d.b}", d.interval.value, d.interval.low, d.interval.high
+            pair = f"{d.a} - {d.b}"
+            value = d.interval.value
+            low = d.interval.low
+            high = d.interval.high
             chart_rows.append({"name": pair, "series": d.verdict, "value": value, "low": low, "high": high})
             table_rows.append(
                 {"pair": pair, "difference": value, "from": low, "to": high, "p (Holm)": d.p_adjusted, "verdict": d.verdict,
@@ -166,7 +170,8 @@ def compare_finding(comparison: ArmComparison) -> str:
 def _figure_finding(comparison: ArmComparison, name: str) -> str:
     """State the clear differences in one figure, or else the difference that is closest to clear."""
     differences = [d for d in comparison.differences if d.figure == name]
-    meaningful_differences, figure_label = [d for d in differences if not _is_hollow(comparison, d)], parts.figure_name(name)
+    meaningful_differences = [d for d in differences if not _is_hollow(comparison, d)]
+    figure_label = parts.figure_name(name)
     clear_ones = sorted((d for d in meaningful_differences if d.verdict == "clear"), key=lambda d: -abs(d.interval.value))
     sentences = [_state_better(d) for d in clear_ones[:2]]
     if len(clear_ones) > 2:

@@ -61,7 +61,8 @@ def credit_report(
     """
     count = max((len(n) for columns in (rewards, *credit.values()) for n in columns.values()), default=0)
     finding_text = credit_finding(credit, *view.pair)
-    credit, rewards = {method: parts.grouped(columns) for method, columns in credit.items()}, parts.grouped(rewards)
+    credit = {method: parts.grouped(columns) for method, columns in credit.items()}
+    rewards = parts.grouped(rewards)
     statuses = {name: sum(map(Counter, counts), Counter[str]()) for name, counts in together(statuses).items()}
     methods_tried = [name for name in methods if name != RECORDED]
     title = f"The credit that {', '.join(methods_tried)} would have given to {count:,} completions, without training"

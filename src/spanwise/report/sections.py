@@ -58,7 +58,8 @@ def _calibration_panels(name: str, kind: str, phrase: str, columns: Mapping[str,
     rows = reliability(columns[kind], columns["correct"], prompts=columns.get("prompt"))
     if not rows:
         return []
-    judged_count, completion_count = sum(row["count"] for row in rows), len(columns["correct"])
+    judged_count = sum(row["count"] for row in rows)
+    completion_count = len(columns["correct"])
     count_note = f"{judged_count:,} of {completion_count:,} completions {phrase} and could be judged."
     diagram_title = f"Accuracy by {kind}" if not name else f"{name}, by its score" if kind == "score" else name
     bin_table: list[Row] = [
@@ -72,7 +73,8 @@ def _calibration_panels(name: str, kind: str, phrase: str, columns: Mapping[str,
     diagram = Panel(diagram_title, reliability_diagram(rows, by=kind), bin_table, f"{count_note} {note}".strip())
     if name:
         return [diagram]
-    names, rows = ("right answers", "wrong answers"), confidence_rows(columns[kind], columns["correct"])
+    names = ("right answers", "wrong answers")
+    rows = confidence_rows(columns[kind], columns["correct"])
     chart = histograms(rows, names=names, x=f"{kind} (the last step: exactly 1)", zero=False, height=330)
     bin_rows = [{kind: row["low"], row["series"]: row["share"]} for row in rows if row["low"] <= 1]
     return [diagram, Panel(f"{kind.title()} of right and wrong answers", (chart,), merged(bin_rows, key=kind), legend=names)]
@@ -121,7 +123,8 @@ def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
         for name in later_attempts
         if votes[name] and votes[name]["majority"].prompts == votes[first_attempt]["majority"].prompts
     }
-    difference_names, y_options = list(curve_of_difference), {"y": "difference in accuracy", "y_zero": True, **_BY_SAMPLES}
+    difference_names = list(curve_of_difference)
+    y_options = {"y": "difference in accuracy", "y_zero": True, **_BY_SAMPLES}
     panels = curve_panel("Later attempt minus the first", voting_rows(curve_of_difference), difference_names, **y_options)
     return section("Attempts", legend=difference_names, panels=panels)
 
@@ -129,7 +132,8 @@ def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
 def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Tensor]], *, of: str) -> Section:
     """Build the section with histograms of each block's credit under several methods; `of` describes the completions."""
     credit = {method: grouped(columns) for method, columns in credit.items()}
-    block_names, panels = dict.fromkeys(block for method in methods for block in credit[method]), list[Panel]()
+    block_names = dict.fromkeys(block for method in methods for block in credit[method])
+    panels = list[Panel]()
     for block in block_names:
         rows = histogram_rows({method: credit[method][block] for method in methods if block in credit[method]})
         bins = (row for row in rows if row["low"] < row["high"])
@@ -147,7 +151,8 @@ def tokens_section(view: TokenView | None, *, title: str = "Tokens", note: str =
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
     """Count how often right and wrong answers state each confidence, in steps of 0.1."""
     # A small number is added, because rounding may put a confidence just below the border of its bin (.7 in float32).
-    nudged_n, correct_values = confidence_n.double() + 1e-7, {"right answers": 1.0, "wrong answers": 0.0}
+    nudged_n = confidence_n.double() + 1e-7
+    correct_values = {"right answers": 1.0, "wrong answers": 0.0}
     bin_edges = [b / 10 for b in range(12)]
     return _count_in_bins({series: nudged_n[correct_n == value] for series, value in correct_values.items()}, bin_edges)
 

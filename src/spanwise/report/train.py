@@ -76,7 +76,10 @@ def train_report(
         >>> "not measured" in page
         True
     """
-    unmeasured, intervals, votes, credit = unmeasured or {}, intervals or {}, votes or {}, credit or {}
+    unmeasured = unmeasured or {}
+    intervals = intervals or {}
+    votes = votes or {}
+    credit = credit or {}
     samples_by_arm = {"": samples} if samples else {}
     batch_rows = [line for line in metrics if "evaluation" not in line and "final" not in line]
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
@@ -92,7 +95,8 @@ def train_report(
         rewards = {name: values_of(batch_rows, f"rewards/{name}/mean") for name in names}
     reward_headlines = []
     for name, means in rewards.items() if unmeasured else ():
-        interval, mean_at_start = intervals.get(OF_REWARD + name), means[0] if len(means) > 1 else None
+        interval = intervals.get(OF_REWARD + name)
+        mean_at_start = means[0] if len(means) > 1 else None
         small_print = _note(interval, mean_at_start, shown, "in the first batch" if of_batches else "at the start")
         reward_headlines.append(Headline(f"mean reward: {name}", means[-1] if means else None, small_print))
     shown_steps = {row.step for row in view.completions if row.step is not None} if view else set()
@@ -195,7 +199,9 @@ def _headlines(
         is_measured = name in intervals or any(figure(point, name) is not None for point in points)
         if name in unmeasured or (is_optional and not is_measured and (points or name.startswith(OF_SCORE))):
             continue
-        value, value_at_start, interval = figure(last_point, name), figure(first_point, name), intervals.get(name)
+        value = figure(last_point, name)
+        value_at_start = figure(first_point, name)
+        interval = intervals.get(name)
         format_value = percent if is_share(name) else shown
         small_print = _note(interval, value_at_start if len(points) > 1 else None, format_value)
         alarm = wrong.get("format_rate" if name == "malformed" else name, "")
@@ -225,16 +231,20 @@ def train_finding(
     if not points:
         rewards_sentence = f" {earned[0].upper()}{earned[1:]}." if earned else ""
         return f"{_steps(steps)} trained, but no evaluation shows whether the policy learned.{rewards_sentence}"
-    last_point, first_point = points[-1], points[0] if len(points) > 1 else {}
+    last_point = points[-1]
+    first_point = points[0] if len(points) > 1 else {}
     alarm_of_figure = alarms({name: last_point[name] for name in last_point if name not in unmeasured})
     when_text = f"After {_steps(last_point['step'])}" if last_point["step"] else "Before any training"
     if "accuracy" in unmeasured:
         return f"{when_text} {earned}." if earned else f"{when_text} accuracy cannot be measured: {unmeasured['accuracy']}."
-    accuracy, before, interval = figure(last_point, "accuracy"), figure(first_point, "accuracy"), intervals.get("accuracy")
+    accuracy = figure(last_point, "accuracy")
+    before = figure(first_point, "accuracy")
+    interval = intervals.get("accuracy")
     accuracy_clause = "accuracy was not measured"
     if accuracy is not None:
         low_bound, high_bound = (math.nan, math.nan) if interval is None else (interval.low, interval.high)
-        bounds_note, change_note = f" [{percent(low_bound)}, {percent(high_bound)}]" if low_bound == low_bound else "", ""
+        bounds_note = f" [{percent(low_bound)}, {percent(high_bound)}]" if low_bound == low_bound else ""
+        change_note = ""
         if before is not None:
             change_note = f" (was {percent(before)}{': no clear change' if low_bound <= before <= high_bound else ''})"
         accuracy_clause = f"accuracy is {percent(accuracy)}{bounds_note}{change_note}"
@@ -265,7 +275,8 @@ def _of_rewards(rewards: Mapping[str, Sequence[float]], where: str) -> str:
     mean_text = f"the mean of {len(rewards)} rewards {where} is {mean_at_end:.3f}"
     if len(change_of) < len(rewards):
         return mean_text
-    top_name, low_name = max(change_of, key=change_of.__getitem__), min(change_of, key=change_of.__getitem__)
+    top_name = max(change_of, key=change_of.__getitem__)
+    low_name = min(change_of, key=change_of.__getitem__)
     mean_at_start = mean_at_end - math.fsum(change_of.values()) / len(change_of)
     change_text = f"most by {change_of[top_name]:+.3f} in {top_name} and least by {change_of[low_name]:+.3f} in {low_name}"
     return f"{mean_text} (was {mean_at_start:.3f}); it moved {change_text}"
@@ -372,7 +383,8 @@ def mode_sections(batches: Lines) -> list[Section]:
             panels += _panel(replace(chart, series=label_of_metric), batches, y_zero=True)
         for place, (value, prefix) in enumerate(prefix_of_value.items()):
             for chart in (chart for chart in page.charts if len(chart.series) > 1):
-                title, chart_note = f"{chart.title}: {value}" if value else chart.title, "" if place else chart.note
+                title = f"{chart.title}: {value}" if value else chart.title
+                chart_note = "" if place else chart.note
                 label_of_metric = {prefix + metric_name: name for metric_name, name in chart.series.items()}
                 panels += _panel(replace(chart, title=title, note=chart_note, series=label_of_metric), batches, y_zero=True)
         time_shares = values_of(batches, f"{mode.name}/share")

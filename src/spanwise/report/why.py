@@ -106,7 +106,8 @@ def unit(rows: Sequence[TokenRow], method: str, rule: Rule) -> float:
 def opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
     """Describe a completion: `Right with confidence 0.1`; a missing confidence is named only if others state one."""
     phrases = ["cut off"] if "truncated" in row.fault else ["malformed"] if row.fault else []
-    outcome_reward, outcome_status = row.rewards.get(outcome or ""), row.statuses.get(outcome or "", "")
+    outcome_reward = row.rewards.get(outcome or "")
+    outcome_status = row.statuses.get(outcome or "", "")
     if outcome_reward is not None:
         phrases.append({1.0: "right", 0.0: "wrong"}.get(outcome_reward) or f"{outcome} {shown(outcome_reward)}")
     elif outcome_status in LEFT_OUT:
@@ -262,7 +263,8 @@ def _token_shares(row: TokenRow, method: str, block: str, credit: float) -> tupl
         return "", ""
     lowest, highest, total_share = min(shares), max(shares), math.fsum(shares)
     total_text = shown(credit if math.isclose(total_share, credit, rel_tol=1e-5, abs_tol=1e-9) else total_share, sign=True)
-    all_equal, token_count = math.isclose(lowest, highest, rel_tol=1e-5, abs_tol=1e-12), len(shares)
+    all_equal = math.isclose(lowest, highest, rel_tol=1e-5, abs_tol=1e-12)
+    token_count = len(shares)
     each_text = "each of its" if all_equal else "its"
     tokens_text = "its one token" if token_count == 1 else f"{each_text} {token_count} tokens"
     return shown(lowest, sign=True) if all_equal else _range(lowest, highest), f"on {tokens_text}, together {total_text}"

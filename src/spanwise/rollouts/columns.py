@@ -125,7 +125,8 @@ def parquet_pieces(
     path: Path, files: Sequence[Path], names: Collection[str] | None
 ) -> Iterator[tuple[int, Mapping[str, Sequence[Any]]]]:
     """Yield the columns of parquet files, some rows at a time; a column has the type that fits all files."""
-    progress, schemas = ReadingProgress(files), [pq.read_schema(file) for file in files]
+    progress = ReadingProgress(files)
+    schemas = [pq.read_schema(file) for file in files]
     joined_schema = concatenate_tables(path, [file_schema.empty_table() for file_schema in schemas]).schema
     for file, file_schema in zip(files, schemas, strict=True):
         names_in_file = [name for name in file_schema.names if names is None or name in names]

@@ -118,7 +118,8 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
     parse_options = arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     block_size, row_count, file_size = _BLOCK, 0, file.stat().st_size
     while True:
-        read_options, skipped_count = arrow_csv.ReadOptions(block_size=block_size, use_threads=False), row_count
+        read_options = arrow_csv.ReadOptions(block_size=block_size, use_threads=False)
+        skipped_count = row_count
         try:
             with arrow_csv.open_csv(file, read_options, parse_options, convert_options) as reader:
                 for whole_batch in reader:

@@ -45,9 +45,12 @@ def read_rows(file: Path, rows: Sequence[int] | None = None) -> pa.Table:
         parquet_file = _open_parquet(file)
         if rows is None:
             return parquet_file.read()
-        row_numbers, group_end, row_tables = np.asarray(rows, dtype=np.int64), 0, [parquet_file.schema_arrow.empty_table()]
+        row_numbers = np.asarray(rows, dtype=np.int64)
+        group_end = 0
+        row_tables = [parquet_file.schema_arrow.empty_table()]
         for group in range(parquet_file.num_row_groups):
-            group_start, group_end = group_end, group_end + parquet_file.metadata.row_group(group).num_rows
+            group_start = group_end
+            group_end = group_end + parquet_file.metadata.row_group(group).num_rows
             group_rows = row_numbers[(row_numbers >= group_start) & (row_numbers < group_end)] - group_start
             row_tables += [parquet_file.read_row_group(group).take(pa.array(group_rows))] if len(group_rows) else []
         return pa.concat_tables(row_tables)
@@ -92,7 +95,8 @@ def summarise_credit(credit_n: Float[Tensor, " n"]) -> dict[str, Any]:
     if not len(known_credit_n):
         return {"completions": 0, "mean_abs": None, "zero_share": None, "lowest": None, "highest": None}
     lowest, highest = map(float, known_credit_n.aminmax())
-    mean_abs, zero_share = float(known_credit_n.abs().mean()), float((known_credit_n == 0).double().mean())
+    mean_abs = float(known_credit_n.abs().mean())
+    zero_share = float((known_credit_n == 0).double().mean())
     return {
         "completions": len(known_credit_n), "mean_abs": mean_abs, "zero_share": zero_share, "lowest": lowest, "highest": highest,
     }  # fmt: skip
@@ -165,7 +169,8 @@ def token_rows(
     """
     column_names = table.column_names
     schema.column_of(table, schema.PROMPT)
-    token_source, methods = schema.TOKENS if schema.TOKENS in column_names else schema.IDS, schema.methods_in(column_names)
+    token_source = schema.TOKENS if schema.TOKENS in column_names else schema.IDS
+    methods = schema.methods_in(column_names)
     stream_columns = schema.token_columns(column_names)
     advantage_columns = {method: schema.column("advantages", method) for method in methods or ["<method>"]}
     block_column = [schema.BLOCK] if schema.BLOCK in column_names else []
@@ -174,7 +179,8 @@ def token_rows(
     flat_values = {name: schema.flat_values(table[name], np.float64) for name in token_column_names}
     texts = _texts(table[token_source], edges, vocabulary)
     plain_rows = table.select([x.name for x in table.schema if not pa.types.is_list(x.type)]).to_pylist()
-    blocks, objective_names = schema.family_names(column_names, "end"), schema.family_names(column_names, "reward")
+    blocks = schema.family_names(column_names, "end")
+    objective_names = schema.family_names(column_names, "reward")
     credit_blocks = {
         method: [x for x in schema.family_names(column_names, "credit", method) if x != schema.STOP] for method in methods
     }
@@ -183,7 +189,8 @@ def token_rows(
     view_rows = []
     for n, (row, token_texts, (first, last)) in enumerate(zip(plain_rows, texts, pairwise(edges.tolist()), strict=True)):
         row_columns = {name: values[first:last] for name, values in flat_values.items()}
-        trained_t, logp_t = row_columns[schema.TRAINABLE].astype(np.bool_), row_columns.get(schema.LOGP)
+        trained_t = row_columns[schema.TRAINABLE].astype(np.bool_)
+        logp_t = row_columns.get(schema.LOGP)
         critic_values = {name.partition("/")[2]: row_columns[name] for name in stream_columns if name != schema.LOGP}
         find_opens = None if logp_t is None or opens is None else partial(opens, logp_t)
         view_rows.append(
@@ -233,7 +240,8 @@ def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray |
 def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | None) -> list[list[str]]:
     """Return the token texts of each completion; if the vocabulary lacks one of them, a completion shows its ids instead."""
     encoded_tokens = column.combine_chunks().flatten().dictionary_encode()
-    distinct_tokens, token_indices = encoded_tokens.dictionary.to_pylist(), encoded_tokens.indices.to_pylist()
+    distinct_tokens = encoded_tokens.dictionary.to_pylist()
+    token_indices = encoded_tokens.indices.to_pylist()
     id_pieces = () if vocabulary is None else vocabulary.pieces
     distinct_texts: list[str | None] = []
     for token in distinct_tokens:

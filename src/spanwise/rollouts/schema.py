@@ -57,8 +57,18 @@ from spanwise.pipeline import Reading
 from spanwise.rollouts.cells import clean, object_text
 from spanwise.types import Credit, Scores, Spans, Status, Zero, whole_text
 
-STEP, GROUP, ROLLOUT, PROMPT, IDS, TOKENS = "step", "group", "rollout", "prompt", "completion_ids", "tokens"
-TRAINABLE, TEXT, FAULT, STOP, BLOCK, SCORE = "trainable", "text", "fault", "stop", "block", "self_reward"
+STEP = "step"
+GROUP = "group"
+ROLLOUT = "rollout"
+PROMPT = "prompt"
+IDS = "completion_ids"
+TOKENS = "tokens"
+TRAINABLE = "trainable"
+TEXT = "text"
+FAULT = "fault"
+STOP = "stop"
+BLOCK = "block"
+SCORE = "self_reward"
 ANSWER, VALUES, LOGP = "answer", "values", "logprobs"
 
 #: The method name under which a file holds the advantages that its trainer recorded.

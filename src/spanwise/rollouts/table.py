@@ -287,13 +287,11 @@ def split_pieces(text: str) -> list[str]:
 
 def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) -> TokenizedTexts:
     """Split completions into tokens of a folder's tokenizer, or into words if no folder is given."""
-    flat_ids, text_lengths, text_flags, text_counts, changed_count = (
-        DiskArray(np.int32),
-        array("q"),
-        array("b"),
-        array("q"),
-        0,
-    )
+    flat_ids = DiskArray(np.int32)
+    text_lengths = array("q")
+    text_flags = array("b")
+    text_counts = array("q")
+    changed_count = 0
 
     def iterate_texts() -> Iterator[str]:
         for parts in completions:

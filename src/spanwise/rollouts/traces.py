@@ -267,7 +267,8 @@ def trace_rewards(trace: Trace) -> dict[str, Any]:
     for name, reward in object_field(trace.raw, "rewards").items():
         score, raw_weight = (reward.get("score"), reward.get("weight")) if isinstance(reward, Mapping) else (reward, None)
         rewards[name] = score
-        reward_number, reward_weight = finite(score), 1.0 if raw_weight is None else finite(raw_weight)
+        reward_number = finite(score)
+        reward_weight = 1.0 if raw_weight is None else finite(raw_weight)
         if reward_weight is None:
             raise FieldError(f"has {raw_weight!r} as 'weight' of the reward '{name}', which must be a number")
         if reward_number is not None:

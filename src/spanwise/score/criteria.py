@@ -133,7 +133,8 @@ def _check_criteria(criteria: Collection[Criterion], where: str, objective: Obje
     has_each = objective.each is not None
     pays_nothing = not objective.pays and not has_each
     for position, criterion in enumerate(criteria, start=1):
-        subject, part = f"Criterion '{criterion.name or position}' of the rubric {where}", criterion.part
+        subject = f"Criterion '{criterion.name or position}' of the rubric {where}"
+        part = criterion.part
         faults = {f"{subject} names no part, and its objective pays no block. Set part: NAME or pays: [NAME].": pays_nothing}
         if part is not None:
             unknown_message = unknown("block", part, layout.names)

@@ -257,7 +257,8 @@ def count(
     """
 
     def as_many(blocks: BlockText, _: Mapping[str, str | None], cell: Any) -> bool | None:
-        gold_list, stated_list = _value_at(_parse_cell(cell), path), _value_at(whole_json(whole_text(blocks)), path)
+        gold_list = _value_at(_parse_cell(cell), path)
+        stated_list = _value_at(whole_json(whole_text(blocks)), path)
         return isinstance(stated_list, list) and len(stated_list) == len(gold_list) if isinstance(gold_list, list) else None
 
     return judged(text, pays, "", column_of(columns, column, len(text)), as_many)

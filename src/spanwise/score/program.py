@@ -97,7 +97,8 @@ class Connection:
     """One end of the connection between the two processes; the tests' end is `judging` and trusts nothing that it reads."""
 
     def __init__(self, descriptor: int, namespace: dict[str, Any], *, judging: bool) -> None:
-        self.reader, self.writer = os.fdopen(os.dup(descriptor), "rb"), os.fdopen(os.dup(descriptor), "wb")
+        self.reader = os.fdopen(os.dup(descriptor), "rb")
+        self.writer = os.fdopen(os.dup(descriptor), "wb")
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if descriptor:
             os.close(descriptor)

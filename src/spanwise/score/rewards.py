@@ -237,7 +237,8 @@ def _score_confidence(
 ) -> Reward:
     """Reward stated confidences q by a proper scoring rule (q, c) -> reward; c is the reward of the objective `of`."""
     check_known("objective scored before this one", of, scored)
-    outcome_numbers, outcome_statuses = scored[of].value_n.tolist(), scored[of].status_n.tolist()
+    outcome_numbers = scored[of].value_n.tolist()
+    outcome_statuses = scored[of].status_n.tolist()
     for n, c in enumerate(outcome_numbers):
         if c < 0.0 or c > 1.0:
             raise RewardError(
@@ -352,7 +353,8 @@ def environment(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, co
 
 
 def _check_lengths(options: Mapping[str, Any]) -> None:
-    longest, option_label = options["longest"], "The option '{}' (tokens) of reward 'overlong'"
+    longest = options["longest"]
+    option_label = "The option '{}' (tokens) of reward 'overlong'"
     check_number(option_label.format("longest"), longest, least=1.0, whole=True)
     check_number(option_label.format("buffer"), options["buffer"], least=1.0, most=float(longest), whole=True)
 

@@ -194,7 +194,8 @@ def cut(layout: Layout, found: Iterable[Found], length: int) -> Pieces:
 
 def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list[tuple[int, int]], list[Claim]]:
     """Cut a completion into pieces (first byte, block) by claims; also return the claims that partly overlap no earlier claim."""
-    block_pieces, claims_with_bytes = [] if rest is None else [(0, rest)], list[Claim]()
+    block_pieces = [] if rest is None else [(0, rest)]
+    claims_with_bytes = list[Claim]()
     # A claim without a stop runs up to the next claim without a stop.
     stops_of_open_claims = iter([*[claim.start for claim in claims if claim.stop is None][1:], length])
     open_stops_and_blocks = [(length, rest)]

@@ -132,7 +132,8 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
     def find(sample: Sample) -> Found:
         pair_matches, fault, signs = list[Match](), 0, [*prefilled_signs, *find_signs(sample)]
-        last_index_of, index = {sign.written: index for index, sign in enumerate(signs)}, 0
+        last_index_of = {sign.written: index for index, sign in enumerate(signs)}
+        index = 0
         while index < len(signs) - 1:
             sign = signs[index]
             if sign.written not in mark_of_opening:
@@ -143,7 +144,8 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
             has_closing = closing != b"" and last_index_of.get(closing, 0) > index
             end_signs = (closing,) if has_closing else mark_of_opening
             end_index = index_of_first(signs, range(index + 1, len(signs) - 1), end_signs)
-            end_sign, inner_signs = signs[end_index], {inside.written for inside in signs[index + 1 : end_index]}
+            end_sign = signs[end_index]
+            inner_signs = {inside.written for inside in signs[index + 1 : end_index]}
             if has_closing:
                 fault |= Fault.NESTED if inner_signs & mark_of_opening.keys() else 0
             else:

@@ -93,7 +93,8 @@ def json_fields(parts: Sequence[Part], *, layout: Layout) -> Finder:
     With a block for the rest a field is its value, from the colon on; the rest has keys and punctuation. Without one it runs from
     its key to the next field's key.
     """
-    root_node, starts_at_key = _build_node([(part, steps(part.mark)) for part in parts], layout), layout.rest is None
+    root_node = _build_node([(part, steps(part.mark)) for part in parts], layout)
+    starts_at_key = layout.rest is None
     return lambda sample: _Scan(sample.text, root_node, starts_at_key).run()
 
 
@@ -190,7 +191,8 @@ class _Scan:
         if value_read is None:
             return
         value_node, claim_start, value_start = value_read
-        value_part, is_extra_element = value_node.part, top.array and top.node.counted and top.index not in top.node.steps
+        value_part = value_node.part
+        is_extra_element = top.array and top.node.counted and top.index not in top.node.steps
         if value_part is None and not is_extra_element:
             return
         spaced_text = self.text[value_start:at]

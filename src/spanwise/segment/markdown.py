@@ -192,7 +192,8 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 def _syntax_fault(root: Any, last_line: int) -> int:
     """Return the fault TRUNCATED if a syntax error reaches into the last line of code, and NESTED if one lies before it."""
-    fault, nodes_to_visit = 0, [root] if root.has_error else []
+    fault = 0
+    nodes_to_visit = [root] if root.has_error else []
     while nodes_to_visit:
         node = nodes_to_visit.pop()
         if node.is_error or node.is_missing:

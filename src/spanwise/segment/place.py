@@ -152,7 +152,8 @@ def _segment_rows(
     np.add.at(length_nk, (row_p, block_p), token_count_p)
     nonempty_pieces = np.flatnonzero(token_count_p)
     row_and_block = row_p[nonempty_pieces], block_p[nonempty_pieces]
-    start_nk, end_nk = np.full((n, block_count), t, dtype=np.int64), np.zeros((n, block_count), dtype=np.int64)
+    start_nk = np.full((n, block_count), t, dtype=np.int64)
+    end_nk = np.zeros((n, block_count), dtype=np.int64)
     np.minimum.at(start_nk, row_and_block, column_t[first_token_p[nonempty_pieces]])
     np.maximum.at(end_nk, row_and_block, column_t[(first_token_p + token_count_p)[nonempty_pieces] - 1] + 1)
     fault_n = np.array([pieces.fault for pieces in pieces_n], dtype=np.int64)
@@ -272,7 +273,8 @@ class TagParser:
     def parse(self, text: bytes) -> tuple[Pieces, list[int | None]]:
         """Find the blocks of a text, and the byte at which each tag of the layout opens (None if it is not found)."""
         texts_and_tags = self._pattern.split(text)  # alternately: text, tag, text, ..., text
-        offsets, tag_texts = [0, *accumulate(map(len, texts_and_tags))], tuple(texts_and_tags[1::2])
+        offsets = [0, *accumulate(map(len, texts_and_tags))]
+        tag_texts = tuple(texts_and_tags[1::2])
         parse_tags = self._parse_tags_cached if len(tag_texts) <= _LONGEST_CACHED else self._parse_tags
         pieces, part_starts = parse_tags(tag_texts, offsets[1] == 0)
         contents = {key: (offsets[start], offsets[stop]) for key, (start, stop) in pieces.contents.items()}

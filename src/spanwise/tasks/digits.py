@@ -51,7 +51,9 @@ class Source(Generic[AnyProblems]):
         """Draw `size` random problems, none with a prompt in `exclude`; with `unique` no prompt is drawn twice."""
         if size < 1:
             raise DataError(f"Cannot draw {size} problems; ask for at least 1.")
-        excluded_prompts, problem_chunks, missing_count = set(exclude), list[AnyProblems](), size
+        excluded_prompts = set(exclude)
+        problem_chunks = list[AnyProblems]()
+        missing_count = size
         while missing_count:
             candidate_problems, new_indices = self.draw_any(missing_count, rng), list[int]()
             for row, prompt in enumerate(candidate_problems.prompts):

@@ -172,7 +172,8 @@ def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None,
     missing_words = find_unasked(layout, prompts)
     if not missing_words or instruction == "":
         return
-    missing_list, usual_list = ", ".join(missing_words), ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
+    missing_list = ", ".join(missing_words)
+    usual_list = ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
     if instruction is None and not whole:
         raise RecipeError(
             f"The layout has {missing_list}, but no prompt asks for them: the usual instruction of '{usual}' asks for "

@@ -218,7 +218,8 @@ def _train(
 
     optimizers = _build_optimizers(model, phase)
     lr_schedules = [torch.optim.lr_scheduler.LambdaLR(optimizer, learning_rate_factor) for optimizer in optimizers]
-    batch_rng, old_thread_count = np.random.default_rng([seed, 0, stretch.place]), torch.get_num_threads()
+    batch_rng = np.random.default_rng([seed, 0, stretch.place])
+    old_thread_count = torch.get_num_threads()
     id_of_token = tokenizer.get_vocab()
     model.train()
     # With so small a model a second thread hardly helps, and it slows a busy machine down several times.

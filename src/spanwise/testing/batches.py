@@ -122,7 +122,8 @@ def read_inputs(
     """Return the inputs of an estimator: its parameters without default, and the `optional` parameters."""
     input_specs = []
     for parameter in inspect.signature(estimator).parameters.values():
-        name, is_variadic = parameter.name, parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        name = parameter.name
+        is_variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if is_variadic or (parameter.default is not parameter.empty and name not in optional):
             continue
         input_stem, _, axis_letters = name.rpartition("_")

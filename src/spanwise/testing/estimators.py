@@ -241,7 +241,8 @@ class _Estimator(Suite):
         token_count_nt = (torch.arange(len(batch))[:, None] + block_t) % 3
         block_nt = torch.where(place_in_block_t < token_count_nt, block_t, -1)
         spans = Spans.of_blocks([f"block {j}" for j in range(k)], block_nt)
-        zero_count_k, zero_n = torch.zeros(k, dtype=torch.long), torch.zeros(len(batch), dtype=torch.float64)
+        zero_count_k = torch.zeros(k, dtype=torch.long)
+        zero_n = torch.zeros(len(batch), dtype=torch.float64)
         block_credit = Credit(torch.where(spans.present_nk, credit_nk, 0.0), zero_n, zero_count_k, zero_count_k)
         advantage_nt = spread(block_credit, spans, dtype=torch.float64)
         advantage_sum_nk = torch.stack([torch.where(block_nt == j, advantage_nt, 0.0).sum(dim=1) for j in range(k)], dim=1)

@@ -183,7 +183,9 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
     make_task(unfinished_runs[0].recipe, console)
     process_count = processes or (2 if (os.cpu_count() or 1) >= 2 and not torch.cuda.is_available() else 1)
     say(console, f"{count - len(unfinished_runs)} of {count} runs are finished; {process_count} train at a time.")
-    start_run, start_time, reason_by_failed_run = partial(_start, console=console), time.perf_counter(), {}
+    start_run = partial(_start, console=console)
+    start_time = time.perf_counter()
+    reason_by_failed_run = {}
     # The loop holds the only reference to the iterator, so an error in the loop ends the running processes at once.
     for done_count, (run, status) in enumerate(side_by_side(unfinished_runs, process_count, start=start_run), 1):
         seconds_left = (time.perf_counter() - start_time) / done_count * (len(unfinished_runs) - done_count)
@@ -321,7 +323,8 @@ def side_by_side(
     items: Iterable[_Item], processes: int, *, start: Callable[[_Item], subprocess.Popen[bytes]]
 ) -> Iterator[tuple[_Item, int]]:
     """Run one process per item, `processes` at a time; yield each item with its exit status. Leaving the loop ends all."""
-    waiting_items, item_by_process = list(items)[::-1], dict[subprocess.Popen[bytes], _Item]()
+    waiting_items = list(items)[::-1]
+    item_by_process = dict[subprocess.Popen[bytes], _Item]()
     with _sigterm_raises():
         try:
             while waiting_items or item_by_process:

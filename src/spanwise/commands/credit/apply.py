@@ -257,7 +257,8 @@ def read_file(
         row_range = slice(first, last)
         index_rt = table.tokens.places(row_range)
         is_token_rt = index_rt >= 0
-        ids_rt, mask_rt = gather(index_rt, table.tokens.values, 0), gather(index_rt, table.trainable, False)
+        ids_rt = gather(index_rt, table.tokens.values, 0)
+        mask_rt = gather(index_rt, table.trainable, False)
         file_columns = {name: values[row_range] for name, values in table.columns.items()}
         # No file records what a reward would be if the answer were right or wrong, so `read` computes that from the text.
         recorded_rewards = {name: table.rewards[column].take(row_range) for name, column in arms.recorded_columns.items()}
@@ -384,7 +385,8 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
                 f"'{table.path}' records credit of the blocks {block_names}, but the layout also has {', '.join(missing_names)}; "
                 f"give the trainer's layout to see its credit under '{RECORDED}'."
             )
-        credit_nk, stop_n = credit_nk.double().nan_to_num(), recorded_numbers.by_block.get(STOP, stop_n).nan_to_num()
+        credit_nk = credit_nk.double().nan_to_num()
+        stop_n = recorded_numbers.by_block.get(STOP, stop_n).nan_to_num()
     elif recorded_numbers.by_token:
         sum_parts, adv_v = list[Tensor](), disk_zeros(len(table.tokens.values), np.float32)
         for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):

@@ -72,7 +72,8 @@ def choose_arms(
     own_scheme: Scheme | SpanwiseError
     wants_summed_rewards = table.folder is None and recipe.objectives is None and "correct" not in column_by_objective
     summed_rewards = _summed_rewards(table, recorded_columns) if wants_summed_rewards else ()
-    presets, own_method_name = _Presets(recipe, blocks, recorded_columns, blocks.objectives, summed_rewards), "recipe"
+    presets = _Presets(recipe, blocks, recorded_columns, blocks.objectives, summed_rewards)
+    own_method_name = "recipe"
     try:
         own_method_name, own_scheme, presets = _build_own(presets, run_code)
     except (RecipeError, LayoutError) as error:
@@ -194,7 +195,9 @@ class _Presets:
         method_name, _, baseline = name.partition(":")
         if baseline and baseline not in BASELINES:
             raise RecipeError(f"Baseline '{baseline}' of '{name}' does not exist; choose from {', '.join(BASELINES)}.")
-        method_entry, layout, objectives = method(method_name), self.blocks.layout, self.objectives
+        method_entry = method(method_name)
+        layout = self.blocks.layout
+        objectives = self.objectives
         is_calibrated = (method_entry.preset or Preset()).calibrated
         scheme_fields: dict[str, Any] = {"baseline": baseline or None}
         if method_entry.kind == "completion" and not is_calibrated and self.summed:
@@ -256,7 +259,8 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
     if not missing_fields:
         return
     value_names = [name.partition("/")[2] for name in table.token_values if name.startswith(schema.VALUES)]
-    needed_values_text, present_text = "", "none of them" if table.has_ids else "no token ids"
+    needed_values_text = ""
+    present_text = "none of them" if table.has_ids else "no token ids"
     column_list = " and ".join(name for names in columns_by_field.values() for name in names)
     advice = f"Use a method that needs rewards only (grpo, rlcr, bae), or a file with the columns {column_list}"
     if value_names and missing_fields == ["value_nt"]:

@@ -129,11 +129,9 @@ def _blocks_by_field(field_names: tuple[str, ...], table: RolloutTable, usual: B
     """Build a block per JSON field; a block is paid 1 if the field's value equals the value in the dataset."""
     if not field_names:
         return None
-    json_layout, gold_answers, no_verdict_sentence = (
-        Layout(field_names, segmenter="json"),
-        table.columns.get("answer", ()),
-        "",
-    )
+    json_layout = Layout(field_names, segmenter="json")
+    gold_answers = table.columns.get("answer", ())
+    no_verdict_sentence = ""
     blocks_note = (
         f"You gave no layout, and most completions hold JSON, so the blocks are its fields {', '.join(field_names)}. "
         f"For other blocks, edit and give: --set 'layout=[{', '.join(field_names)}]' --set segmenter=json."

@@ -37,7 +37,8 @@ def credit_rollouts(
     file_table = read_rollouts(rollouts, tokenizer=tokenizer, columns=columns, parts=paid_blocks)
     if not file_table.trainable.any():
         raise DataError(f"None of the {len(file_table)} completions of '{rollouts}' has any text. {file_table.note}".strip())
-    own_recipe_file, overrides = None if file_table.folder is None else file_table.folder / "recipe.yaml", overrides or {}
+    own_recipe_file = None if file_table.folder is None else file_table.folder / "recipe.yaml"
+    overrides = overrides or {}
     full_recipe = load(recipe or own_recipe_file, overrides)
     if pay:
         if "objectives" in overrides:

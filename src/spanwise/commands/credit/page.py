@@ -44,7 +44,8 @@ def credit_page(folder: Path) -> str:
     verdict_column = schema.column("reward", (summary.get("score") or {}).get("verdict") or "correct")
     score_samples = None
     if {schema.SCORE, verdict_column} <= set(table.column_names):
-        verdict_n, score_n = float_column(table, verdict_column), float_column(table, schema.SCORE).clamp(0.0, 1.0)
+        verdict_n = float_column(table, verdict_column)
+        score_n = float_column(table, schema.SCORE).clamp(0.0, 1.0)
         judged_verdict_n = verdict_n.masked_fill((verdict_n != 0) & (verdict_n != 1), torch.nan)
         score_samples = {"score": score_n, "correct": judged_verdict_n, "prompt": group_n}
     return credit_report(
@@ -90,7 +91,8 @@ def credited_view(
     kind_by_method = {name: METHODS[rule["method"]].kind for name, rule in rules.items() if rule["method"] in METHODS}
     credits = {name: credited_units(columns, kind_by_method.get(name, "")) for name, columns in read_credit(table).items()}
     segments_of_methods = (SaeSegments.of(rule["method"], rule.get("options")) for rule in rules.values())
-    sae_segments, segments_sentence = next((segments for segments in segments_of_methods if segments is not None), None), ""
+    sae_segments = next((segments for segments in segments_of_methods if segments is not None), None)
+    segments_sentence = ""
     if sae_segments is not None:
         segment_verb = "opens a segment" if sae_segments.boundary == "start" else "has closed a segment"
         segments_sentence = f"A tick marks where a token with a probability below {sae_segments.threshold:g} {segment_verb}."
@@ -121,7 +123,8 @@ def rule_of(method: str, objectives: Sequence[Mapping[str, Any]], mode: Mode | N
     objective_by_name = {}
     for fields in objectives:
         used_baseline = fields.get("baseline") if method_entry.kind == "block" else None
-        paid_block_names, given_outcomes = as_names(fields.get("pays")), as_names(fields.get("given"))
+        paid_block_names = as_names(fields.get("pays"))
+        given_outcomes = as_names(fields.get("given"))
         name = str(fields.get("name") or fields.get("reward"))
         objective_by_name[name] = {**fields, "pays": paid_block_names, "baseline": used_baseline, "given": given_outcomes}
     return Rule(method_entry.kind, f"{method}: {method_entry.summary}", objective_by_name, (mode and mode.judge) or "")

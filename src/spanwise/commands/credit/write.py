@@ -57,7 +57,8 @@ def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any],
 
 def check_writable(result: CreditResult, method: str, folder: Path) -> None:
     """Refuse `--write` if the method was not applied, or if the file is no trace with token ids or would be overwritten."""
-    table, method_names = result.table, [arm.name for arm in result.applied]
+    table = result.table
+    method_names = [arm.name for arm in result.applied]
     check_known("method of --write", method, method_names)
     refuse(
         {
@@ -77,7 +78,8 @@ def check_writable(result: CreditResult, method: str, folder: Path) -> None:
 
 def write_again(result: CreditResult, method: str, folder: Path, console: Console) -> None:
     """Write the traces or dumps again under the same file names, with a method's advantage beside each token."""
-    file_table, arm = result.table, next(arm for arm in result.applied if arm.name == method)
+    file_table = result.table
+    arm = next(arm for arm in result.applied if arm.name == method)
     advantages_by_row = (
         row.tolist()
         for first, last in fitting_runs(file_table.tokens.lengths, AT_A_TIME)

@@ -63,7 +63,8 @@ def run_demo(
         raise RecipeError(f"Give each seed once; got {', '.join(map(str, seeds))}.")
     for field in choices.keys() & set(demo.fixed):
         raise RecipeError(f"The demo itself sets the {field} of its arms. Remove --set {field}.")
-    folder, has_many_seeds = new_folder(demo.name) if output is None else Path(output), len(seeds) > 1
+    folder = new_folder(demo.name) if output is None else Path(output)
+    has_many_seeds = len(seeds) > 1
     run_folders = {
         (arm, seed): folder / (arm.replace(" ", "_") + (f"-{seed}" if has_many_seeds else ""))
         for seed in seeds
@@ -75,7 +76,8 @@ def run_demo(
     with sole_writer(folder):
         for (arm, seed), run_folder in run_folders.items():
             recipe_fields = {**demo.common, **demo.arms[arm], **choices, "seed": seed, "output": str(run_folder)}
-            run_recipe, run_title = load(None, recipe_fields), f"{arm}, seed {seed}" if has_many_seeds else arm
+            run_recipe = load(None, recipe_fields)
+            run_title = f"{arm}, seed {seed}" if has_many_seeds else arm
             run_summary = train(run_recipe, console=console, title=run_title, overwrite=overwrite)
             trained_runs.append(Trained(arm, run_title, run_recipe, run_summary))
         result = {**demo.result(trained_runs), "seconds": time.perf_counter() - start_time}

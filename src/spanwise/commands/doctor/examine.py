@@ -64,7 +64,9 @@ def installed(name: str) -> str | None:
 
 
 def _check_engine(name: str) -> Finding:
-    engine_title, engine_version, tested_window = _TITLES[name], installed(name), WINDOWS[name]
+    engine_title = _TITLES[name]
+    engine_version = installed(name)
+    tested_window = WINDOWS[name]
     if engine_version is None:
         other_installed = any(installed(other_name) for other_name in WINDOWS if other_name != name)
         environment_text = ", in an environment of its own" if name != "trl" or other_installed else ""

@@ -40,7 +40,9 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
     """Compare a saved model's estimated advantages with Monte Carlo; print tables, and write `fidelity.json` and a report."""
     measured: dict[str, Any] = {"options": options}
     if "tokens" in options:
-        last_critic_step, critic_names, seed = options["critic_steps"], options["critics"], options["seed"]
+        last_critic_step = options["critic_steps"]
+        critic_names = options["critics"]
+        seed = options["seed"]
         sae_segments = SaeSegments() if options["reference"] == "segment" else None
         trajectories_and_values = rolled_tokens(
             checkpoint, recipe, prompts=options["token_prompts"], rerolls=options["rerolls"], seed=seed, console=console,
@@ -74,7 +76,9 @@ def roller_of(folder: Path, recipe: Recipe, console: Console | None = None) -> r
 
 def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: Mapping[str, Any]) -> dict[str, Any]:
     """Print how close baselines come to Monte Carlo, and which confidence (q*) each teaches; return both for `fidelity.json`."""
-    samples, seed, roller = options["samples"], options["seed"], roller_of(checkpoint, recipe, console)
+    samples = options["samples"]
+    seed = options["seed"]
+    roller = roller_of(checkpoint, recipe, console)
     prompt_rows = roller.task.evaluation.select(range(min(options["prompts"], len(roller.task.evaluation))))
     sampled_rerolls = rolls.collect_last_blocks(roller, prompt_rows, samples=samples, rerolls=options["rerolls"], seed=seed)
     group_sizes = [size for size in GROUP_SIZES if size <= samples] or [samples]
@@ -161,7 +165,8 @@ def rolled_tokens(
     roller = roller_of(model_folder, recipe.model_copy(update=recipe_sizes), console)
     task = roller.task
     row_order = torch.randperm(len(task.evaluation), generator=torch.Generator().manual_seed(seed)).tolist()
-    prompt_rows, set_count = task.evaluation.select(row_order[:prompts]), 2 if "mc" in critic_kinds else 1
+    prompt_rows = task.evaluation.select(row_order[:prompts])
+    set_count = 2 if "mc" in critic_kinds else 1
     blocks, trajectories, reward_ntm = rolls.collect_tokens(
         roller, prompt_rows, rerolls=rerolls, sets=set_count, seed=seed, **options
     )

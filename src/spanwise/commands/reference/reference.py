@@ -25,7 +25,8 @@ def reference(recipe: Recipe, *, prompts: int, samples: int, console: Console) -
     laser, task = replace(laser, reference=None), make_task(recipe, console)
     model: Any = AutoModelForCausalLM.from_pretrained(task.model, trust_remote_code=False)
     tokenizer = AutoTokenizer.from_pretrained(task.model, padding_side="left", trust_remote_code=False)
-    reader, train_prompts = ScoreReader(laser, model, tokenizer, end_ids(model, tokenizer)), task.train["prompt"][:prompts]
+    reader = ScoreReader(laser, model, tokenizer, end_ids(model, tokenizer))
+    train_prompts = task.train["prompt"][:prompts]
     max_tokens = recipe.max_completion_length or task.max_completion_length
     sampling_options = {"max_new_tokens": max_tokens, "temperature": recipe.temperature, "seed": recipe.seed}
     ids_nt, mask_nt = sample(model, tokenizer, train_prompts, samples=samples, **sampling_options)

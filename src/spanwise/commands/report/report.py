@@ -87,7 +87,9 @@ def compare_page(folder: Path) -> str:
     if not isinstance(summary_fields.get("arms"), list) or not isinstance(summary_fields.get("figures"), dict):
         problem = f"'{folder / 'summary.json'}' is no summary of a comparison: it lists no arms and figures"
         raise DataError(f"{problem}. Give the output folder of spanwise compare.")
-    arm_names, seeds, options = summary_fields["arms"], summary_fields["seeds"], summary_fields.get("options")
+    arm_names = summary_fields["arms"]
+    seeds = summary_fields["seeds"]
+    options = summary_fields.get("options")
     folders_by_arm = {arm: {seed: folder / f"{arm}-{seed}" for seed in seeds} for arm in arm_names}
     summaries_by_arm, samples, figures_by_arm = ended_runs(folders_by_arm)
     measured_figures = {name for runs in figures_by_arm.values() for run_figures in runs.values() for name in run_figures}
@@ -161,7 +163,8 @@ def recorded_view(
     """Credit a run's recorded completions by the run's method and by `grpo` (or `bae`), and show their tokens."""
     if not files:
         return None, {}
-    credit_table, rule_by_method = pa.concat_tables(map(read_rows, files), promote_options="default"), {}
+    credit_table = pa.concat_tables(map(read_rows, files), promote_options="default")
+    rule_by_method = {}
     methods = schema.methods_in(credit_table.column_names)
     objective_fields = recipe.get("objectives") or ()
     outcome_names = [(entry.get("options") or {}).get("of") for entry in objective_fields]

@@ -112,7 +112,8 @@ class Samples:
 
     def figures_and_votes(self) -> dict[str, float | None]:
         """Compute the figures, and the accuracy of a vote over up to 16 samples of a prompt, as `majority@16`."""
-        most_votes, vote_names = self.most_votes(self.first), ("majority", "weighted", f"{OF_SCORE}weighted")
+        most_votes = self.most_votes(self.first)
+        vote_names = ("majority", "weighted", f"{OF_SCORE}weighted")
         # One bootstrap draw is enough, because a comparison takes its intervals from the seeds.
         votes = self.votes(budgets=(most_votes,), resamples=1) if most_votes else {}
         return {
@@ -143,10 +144,13 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     """Return the figures (accuracy, ECE, ...) that an evaluation under this layout cannot have, each with the reason."""
     if layout is None or not any(layout.keys.values()):
         return {}
-    block_parts, part_names = layout.keys, list(dict.fromkeys(part for parts in layout.keys.values() for part in parts))
+    block_parts = layout.keys
+    part_names = list(dict.fromkeys(part for parts in layout.keys.values() for part in parts))
     part_noun, template = ("tag", "<{}>") if layout.segmenters == ("tags",) else ("part", "'{}'")
-    last_block, (answer, confidence) = list(block_parts)[-1], (tags["answer"], tags["confidence"])
-    judged_figures, score_figures = ("accuracy", "refusal_rate", "verdict_rate"), SCORE_FIGURES[1:] if scored else ()
+    last_block = list(block_parts)[-1]
+    (answer, confidence) = (tags["answer"], tags["confidence"])
+    judged_figures = ("accuracy", "refusal_rate", "verdict_rate")
+    score_figures = SCORE_FIGURES[1:] if scored else ()
 
     def only(parts: Sequence[str]) -> str:
         return f", only {', '.join(map(template.format, parts))}" if parts else ""

@@ -68,7 +68,8 @@ def history_of(
     checkpoint: Path, new_recipe: Mapping[str, Any], console: Console, *, per_batch: int
 ) -> tuple[int, list[dict[str, Any]]]:
     """Return the step of a checkpoint and the metrics up to that step; refuse a checkpoint of another recipe."""
-    recipe_file, old_recipe = _run_of(checkpoint) / "recipe.yaml", read_manifest(checkpoint)["settings"]
+    recipe_file = _run_of(checkpoint) / "recipe.yaml"
+    old_recipe = read_manifest(checkpoint)["settings"]
     # A learning rate schedule depends on the total number of steps.
     has_schedule = not new_recipe["trainer"].get("lr_scheduler_type", "constant").startswith("constant")
     is_shorter = new_recipe["steps"] < old_recipe.get("steps", new_recipe["steps"])

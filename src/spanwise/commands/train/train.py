@@ -67,7 +67,8 @@ def train(
     task_layout, max_length = task_shape(recipe)
     scheme = scheme_of(recipe, answer_layout(recipe, task_layout), max_length)  # refuses bad recipes before the warm start
     with run_folder(recipe, resume=resume, overwrite=overwrite, console=console) as (run_path, checkpoint):
-        recipe, folder = recipe.model_copy(update={"output": str(run_path)}), RunFolder(run_path)
+        recipe = recipe.model_copy(update={"output": str(run_path)})
+        folder = RunFolder(run_path)
         task = make_task(recipe, console)
         trainer_args = trainer_config(recipe, task)
         settings = resolved(recipe, scheme)
@@ -268,7 +269,8 @@ class Recorder(BatchCallback):
 
     def summary(self, *, seconds: float) -> dict[str, Any]:
         """Evaluate the final model, and return the content of the run's `summary.json`."""
-        final_samples, step_count = self._measure(self.recipe.eval_samples), self.trainer.state.global_step // self.per_batch
+        final_samples = self._measure(self.recipe.eval_samples)
+        step_count = self.trainer.state.global_step // self.per_batch
         final_figures, final_intervals = final_samples.figures(), _intervals(final_samples)
         curve_names = ("step", "malformed", "accuracy", "ece")
         batch_figures = [

@@ -17,7 +17,8 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
         if segments is None:
             continue
         column_by_field = token_columns(scheme)
-        logp_column, value_column = column_by_field["logp_nt"][0], column_by_field["value_nt"][0]
+        logp_column = column_by_field["logp_nt"][0]
+        value_column = column_by_field["value_nt"][0]
         decision_counts, segment_values, segment_rewards = _cut_segments(result, segments, logp_column, value_column)
         mean_count = sum(decision_counts) / max(len(decision_counts), 1)
         count_text = f"{name}: {mean_count:.3g} decisions (tokens less likely than {segments.threshold:g}) per completion"
@@ -39,7 +40,10 @@ def _cut_segments(
     result: CreditResult, segments: SaeSegments, logp: str, value: str
 ) -> tuple[list[int], list[np.ndarray], list[float]]:
     """Return the number of decisions (cuts of SAE) of each completion, and the critic's values and reward of each segment."""
-    table, decision_counts, segment_values, segment_rewards = result.table, list[int](), list[np.ndarray](), list[float]()
+    table = result.table
+    decision_counts = list[int]()
+    segment_values = list[np.ndarray]()
+    segment_rewards = list[float]()
     reward_n = result.scores.reward_nm.nansum(dim=1).tolist()
     for n in range(len(table)):
         token_range = slice(int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1]))

@@ -63,7 +63,8 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
     row_index_v = torch.from_numpy(np.repeat(np.arange(len(table)), table.tokens.lengths))
     # The column of the file that says which completions are right, if there is one.
     verdict_column = result.arms.recorded_columns.get("correct", "")
-    verdict_name, reward_n = verdict_column, table.rewards[verdict_column].value_n if verdict_column else None
+    verdict_name = verdict_column
+    reward_n = table.rewards[verdict_column].value_n if verdict_column else None
     if "correct" in result.scores.names:
         verdict_name, reward_n = "correct", result.scores.outcome("correct")
 

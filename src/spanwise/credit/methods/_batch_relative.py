@@ -99,7 +99,8 @@ def gdpo(
     options: dict[str, Any] = {"shift": subtracts_mean, "ddof": ddof, "eps": eps, "eps_at": eps_at}
     adv_n, _, batch_divisor = standardise(adv_sum_n, weight_n=length_n, **options)
     if len(weight_m) == 1 and batch_divisor > 0 and length_n is None:  # with one reward there is one baseline
-        worth_nm, baseline_nm = weight_m * comparison.worth_nm, weight_m * comparison.baseline_nm
+        worth_nm = weight_m * comparison.worth_nm
+        baseline_nm = weight_m * comparison.baseline_nm
         comparison = replace(comparison, worth_nm=worth_nm, baseline_nm=baseline_nm)
         return Explained(adv_n, comparison.rescaled(divisor=batch_divisor).fitting(adv_n[:, None]))
     reward_sum_n = weighted(reward_nm.double(), weight_m).sum(dim=1)

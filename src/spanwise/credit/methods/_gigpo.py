@@ -90,7 +90,8 @@ def gigpo(
     check_known("unit for episode moments", over, ("rows", "trajectories"))
     check_known("rule for singletons", singleton, ("zero", "raw"))
     timeline = build_timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
-    rollout_reward_j, rollout_group_j = timeline.outcome(reward_s, reward), timeline.groups(group_s)
+    rollout_reward_j = timeline.outcome(reward_s, reward)
+    rollout_group_j = timeline.groups(group_s)
     scaling_options = {"scale": scale, "ddof": ddof, "eps": eps, "min_stratum": min_stratum}
     if over == "rows":
         episode_adv_s = _compare_episodes(rollout_reward_j[timeline.index_s], group_s, singleton, scaling_options)

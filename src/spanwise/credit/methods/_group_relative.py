@@ -214,7 +214,8 @@ def opo(
     unweighted_comparison = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum).comparison
     baseline_n = moments(reward_n, stratum_n, weight_n=length_n.double()).mean_n()
     reason_n = unweighted_comparison.reason_nm[:, 0]
-    is_alone_n, is_all_equal_n = reason_n == int(Zero.SINGLETON), reason_n == int(Zero.ALL_EQUAL)
+    is_alone_n = reason_n == int(Zero.SINGLETON)
+    is_all_equal_n = reason_n == int(Zero.ALL_EQUAL)
     advantage_n = torch.where(is_alone_n, 0.0, reward_n - baseline_n).nan_to_num(nan=0.0)
     return Explained(advantage_n, build_comparison(
         advantage_n, reward_n, baseline_n, torch.ones_like(reward_n), alone_n=is_alone_n, equal_n=is_all_equal_n,

@@ -88,15 +88,19 @@ def ktae(
         row_of_token_u = mask_it.nonzero()[:, 0]
         has_token_wi = torch.zeros(len(token_id_w), len(is_right_i), dtype=torch.bool, device=ids_nt.device)
         has_token_wi[id_index_u, row_of_token_u] = True
-        right_count_w, wrong_count_w = has_token_wi[:, is_right_i].sum(dim=1), has_token_wi[:, ~is_right_i].sum(dim=1)
-        right_count, wrong_count, is_right_u = int(is_right_i.sum()), int((~is_right_i).sum()), is_right_i[row_of_token_u]
+        right_count_w = has_token_wi[:, is_right_i].sum(dim=1)
+        wrong_count_w = has_token_wi[:, ~is_right_i].sum(dim=1)
+        right_count = int(is_right_i.sum())
+        wrong_count = int((~is_right_i).sum())
+        is_right_u = is_right_i[row_of_token_u]
         fisher_evidence_ab, information_gain_ab = _tabulate_evidence(right_count, wrong_count, form == "code")
         evidence_divisor = 1.0 if form == "paper" else h1 + h2
         evidence_ab = (h1 * fisher_evidence_ab + h2 * information_gain_ab).to(ids_nt.device) / evidence_divisor
         right_frequency_w = _count_frequency(id_index_u, is_right_u, len(token_id_w), k1, b)
         wrong_frequency_w = _count_frequency(id_index_u, ~is_right_u, len(token_id_w), k1, b)
         frequency_gap_w = right_frequency_w / (wrong_frequency_w + floor) - wrong_frequency_w / (right_frequency_w + floor)
-        right_share_w, wrong_share_w = right_count_w.double() / right_count, wrong_count_w.double() / wrong_count
+        right_share_w = right_count_w.double() / right_count
+        wrong_share_w = wrong_count_w.double() / wrong_count
         association_w = right_share_w.sqrt().asin() - wrong_share_w.sqrt().asin() + h3 * frequency_gap_w
         added_advantage_it = torch.zeros(mask_it.shape, dtype=torch.float64, device=adv_nt.device)
         evidence_w = evidence_ab[right_count_w, wrong_count_w]

@@ -179,7 +179,8 @@ def assign_turns(
     method_entry = find(method) if isinstance(method, str) else method
     timeline, present_sk = build_timeline(trajectory_s, step_s), length_sk > 0
     group_j, length_jk = timeline.groups(group_s), timeline.add_up(length_sk)
-    inputs, options = dict(inputs or {}), {"block_names": block_names, "method": method_entry, **options}
+    inputs = dict(inputs or {})
+    options = {"block_names": block_names, "method": method_entry, **options}
     truncated_s = inputs.get("truncated_n")
     truncated_j = None if truncated_s is None else timeline.add_up(truncated_s) > 0
     if method_entry.kind == "token":
@@ -325,7 +326,8 @@ def keep_for_rollouts(
     """Restore a reward that was dropped because its turn lacks the paid block, if another turn of the rollout has it."""
     if scores.unused_nm is None or not len(trajectory_s):
         return scores
-    timeline, device = build_timeline(trajectory_s, torch.arange(len(trajectory_s))), present_sk.device
+    timeline = build_timeline(trajectory_s, torch.arange(len(trajectory_s)))
+    device = present_sk.device
     is_rollout_m = torch.tensor([(objective.scope or scope) == "rollout" for objective in objectives], device=device)
     is_paid_sm = (present_sk[:, None] & paid_blocks(objectives, block_names, device)).any(dim=2) & is_rollout_m
     # A reward may be recorded at the last turn, though an earlier turn of the rollout wrote the block that it pays.

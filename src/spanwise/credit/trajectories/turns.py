@@ -110,7 +110,8 @@ class Trajectory:
         object.__setattr__(self, "turns", tuple(self.turns))
         _check_rewards(self.rewards, f"Trajectory {self.id!r}")
         for t, turn in enumerate(self.turns):
-            turn_text, response_length = f"Turn {t} of trajectory {self.id!r}", len(turn.response_ids)
+            turn_text = f"Turn {t} of trajectory {self.id!r}"
+            response_length = len(turn.response_ids)
             for name, numbers in {"mask": turn.mask, **turn.per_token}.items():
                 if len(numbers) != response_length:
                     raise AlignmentError(
@@ -386,7 +387,8 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     # `unique` sorts the turns by sequence, then by turn id.
     distinct_turns, turn_i = torch.unique(row_and_turn_i, dim=0, return_inverse=True)
     is_sampled_s = turn_i[mask_nt[row_i, position_i]].bincount(minlength=len(distinct_turns)) > 0
-    row_s, token_count_s = distinct_turns[is_sampled_s, 0], turn_i.bincount(minlength=len(distinct_turns))[is_sampled_s]
+    row_s = distinct_turns[is_sampled_s, 0]
+    token_count_s = turn_i.bincount(minlength=len(distinct_turns))[is_sampled_s]
     turn_order = turn_i.argsort(stable=True)  # a stable sort keeps the positions of each turn ascending
     position_i = position_i[turn_order][is_sampled_s[turn_i[turn_order]]]
     position_su = position_i.new_empty(0, 0)

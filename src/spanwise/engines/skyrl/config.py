@@ -62,9 +62,13 @@ def check(cfg: Any) -> RecipeRule:
     """Load the recipe that SkyRL's configuration names; refuse settings that conflict with it."""
     skyrl_version = version("skyrl")
     say(untested("skyrl", skyrl_version))
-    algorithm_config, generator_config, stepwise = cfg.trainer.algorithm, cfg.generator, cfg.generator.step_wise_trajectories
-    spanwise_options, loss_name = algorithm_config.spanwise, algorithm_config.policy_loss_type
-    estimator_name, reduction = algorithm_config.advantage_estimator, algorithm_config.loss_reduction
+    algorithm_config = cfg.trainer.algorithm
+    generator_config = cfg.generator
+    stepwise = cfg.generator.step_wise_trajectories
+    spanwise_options = algorithm_config.spanwise
+    loss_name = algorithm_config.policy_loss_type
+    estimator_name = algorithm_config.advantage_estimator
+    reduction = algorithm_config.loss_reduction
     mini_batch_rows = cfg.trainer.policy_mini_batch_size * generator_config.n_samples_per_prompt
     micro_batch_rows = cfg.trainer.micro_train_batch_size_per_gpu
     faults = {
@@ -89,7 +93,8 @@ def check(cfg: Any) -> RecipeRule:
         deviation="trainer.algorithm.grpo_norm_by_std",
     )
     recipe, scheme = rule
-    critic, skyrl_modes = critic_of(recipe), [mode for mode in scheme.modes if "skyrl" in mode.parts]
+    critic = critic_of(recipe)
+    skyrl_modes = [mode for mode in scheme.modes if "skyrl" in mode.parts]
     refuse(
         {
             **_group_faults(cfg, scheme, skyrl_version=skyrl_version),
@@ -134,7 +139,8 @@ def reads_turns(scheme: Scheme, *, stepwise: bool) -> bool:
 
 def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, Any]:
     """Map error sentences about SkyRL's group filters to whether the configuration has the fault."""
-    algorithm_config, mode_names = cfg.trainer.algorithm, [mode.name for mode in scheme.modes if "skyrl" in mode.parts]
+    algorithm_config = cfg.trainer.algorithm
+    mode_names = [mode.name for mode in scheme.modes if "skyrl" in mode.parts]
     sampling_type = algorithm_config.dynamic_sampling.type
     filter_setting = "trainer.fully_async.sample_full_batch" if cfg.trainer.fully_async.sample_full_batch else ""
     filter_setting = f"trainer.algorithm.dynamic_sampling.type={sampling_type}" if sampling_type else filter_setting

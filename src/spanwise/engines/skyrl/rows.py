@@ -80,7 +80,8 @@ class SampledRows:
         row_columns: dict[str, list[Any]] = {**self.extra, "environment": row_rewards}
         if not self.stepwise:
             row_columns["completion_ids"] = list(self.output["response_ids"])
-        uids, row_count = [self.uids[s] for s in source_rows], len(source_rows)
+        uids = [self.uids[s] for s in source_rows]
+        row_count = len(source_rows)
         named_columns = columns(uids) | {name: [column[s] for s in source_rows] for name, column in row_columns.items()}
         if data is None:
             responses, loss_masks = self.output["response_ids"], self.output["loss_masks"]
@@ -123,7 +124,8 @@ class SampledRows:
         states = None
         if anchored and "anchors" not in turn_columns:  # without named states, a turn's state is all tokens before the turn
             states = [(*prompts[s], *responses[s][:start]) for s, _, start, _ in turn_ranges]
-        row_of_turn, turn_number_s = [s for s, *_ in turn_ranges], torch.arange(len(turn_ranges))
+        row_of_turn = [s for s, *_ in turn_ranges]
+        turn_number_s = torch.arange(len(turn_ranges))
         rollout_of_turn = torch.tensor([self.rollout_s[row] for row in row_of_turn])
         states = turn_columns.pop("anchors", states)
         turn_columns["environment"] = [self._turn_reward(s, ranges_s[s], k) for s, k, _, _ in turn_ranges]

@@ -37,14 +37,16 @@ class SwiftSpanTrainer(GRPOTrainer):
         recipe_rule = adapter.check(adapter.installed_recipe, settings, longest=self.max_completion_length)
         process_ranks = Ranks(self.accelerator.process_index, lambda local: gather_object([local]))
         ranks = process_ranks if self.accelerator.num_processes > 1 else None
-        vocabulary, model_name = Vocabulary.of(template.tokenizer, self.model), getattr(self.args, "model", None)
+        vocabulary = Vocabulary.of(template.tokenizer, self.model)
+        model_name = getattr(self.args, "model", None)
         self.recipe_run = RecipeRun(recipe_rule, template.tokenizer, vocabulary, ranks=ranks, resumes=True, model=model_name)
 
     def _postprocess_batch(self, samples: Sequence[Any], batch_encoded_inputs: Sequence[Any]) -> None:
         """Replace ms-swift's advantages in each micro-batch by those of the recipe."""
         super()._postprocess_batch(samples, batch_encoded_inputs)
         ordered_samples = [sample for chunk in self.split_by_mini_batches(samples) for sample in chunk]
-        is_training, micro_batches = self.model.training, [encoded["grpo_batch"] for encoded in batch_encoded_inputs]
+        is_training = self.model.training
+        micro_batches = [encoded["grpo_batch"] for encoded in batch_encoded_inputs]
         refuse({adapter.NO_TEACHER: any(micro_batch.teacher_per_token_logps is not None for micro_batch in micro_batches)})
         completion_ids, sampled_masks, logp_rows, column_ranges = [], [], [], []
         for micro_batch, encoded in zip(micro_batches, batch_encoded_inputs, strict=True):
@@ -58,7 +60,8 @@ class SwiftSpanTrainer(GRPOTrainer):
                 column_ranges.append(column_range)
         group_size = self.num_generations if is_training else self.num_generations_eval
         group_n = (self.accelerator.process_index * len(completion_ids) + torch.arange(len(completion_ids))) // group_size
-        columns, logp_nt = self._columns(ordered_samples), pad_sequence(logp_rows, batch_first=True)
+        columns = self._columns(ordered_samples)
+        logp_nt = pad_sequence(logp_rows, batch_first=True)
         batch = Batch.jagged(completion_ids, group_n, sampled=sampled_masks, columns=columns, logp_nt=logp_nt)
         scored_batch, mask_nt = self.recipe_run.step.read(batch), batch.mask_nt
         assert mask_nt is not None

@@ -14,7 +14,8 @@ from spanwise.score.event_loop import run
 def taken_from(trainer: Any, objectives: Sequence[Objective]) -> list[Any]:
     """Move the reward functions of TRL's environments out of the trainer; refuse them if no objective uses them."""
     objective_count = len(objectives)
-    reward_functions, environment_names = trainer.reward_funcs[objective_count:], trainer.reward_func_names[objective_count:]
+    reward_functions = trainer.reward_funcs[objective_count:]
+    environment_names = trainer.reward_func_names[objective_count:]
     if reward_functions and not any(objective.reward == "environment" for objective in objectives):
         raise RecipeError(
             f"The environment {', '.join(environment_names)} has a get_reward method, but no objective uses its reward. Add "

@@ -70,7 +70,9 @@ def dppo_term(
     sampling_logp_bt = inputs.get("sampling_per_token_logps")
     sampling_logp_bt = inputs.get("old_per_token_logps") if sampling_logp_bt is None else sampling_logp_bt
     sampling_logp_bt = logps_bt.detach() if sampling_logp_bt is None else sampling_logp_bt
-    in_loss_bt, advantages_bt, (clip_low, clip_high) = mask_bt.bool(), inputs["advantages"], clip_range(args)
+    in_loss_bt = mask_bt.bool()
+    advantages_bt = inputs["advantages"]
+    (clip_low, clip_high) = clip_range(args)
     clip_options: dict[str, Any] = {"delta_low": clip_low, "delta_high": clip_high, "divergence": DPPO[args.loss_type]}
     loss_bt = dppo(logps_bt, sampling_logp_bt, advantages_bt, in_loss_bt, **clip_options)
     is_dropped_bt = in_loss_bt & (advantages_bt != 0) & (loss_bt == 0)

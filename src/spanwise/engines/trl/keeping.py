@@ -87,7 +87,8 @@ class BatchCallback(TrainerCallback):
         self.step_seconds += time.perf_counter() - self._started
         if state.global_step % self.per_batch:
             return
-        batch_number, last_rollouts = state.global_step // self.per_batch, self.trainer.last_rollouts
+        batch_number = state.global_step // self.per_batch
+        last_rollouts = self.trainer.last_rollouts
         self.batch_ended(batch_number, last_rollouts)
         if last_rollouts is not None and self.keep_rollouts and batch_number % self.keep_rollouts == 0:
             rollouts_of_ranks = gather_object([last_rollouts.recorded(step=batch_number)])
@@ -108,7 +109,8 @@ class Keeping(BatchCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin or continue the run folder; every process first refuses a folder that holds another run."""
-        first_batch_number, group_size = state.global_step // self.per_batch, args.num_generations or 1
+        first_batch_number = state.global_step // self.per_batch
+        group_size = args.num_generations or 1
         recipe = self.record.recipe(
             self.trainer.scheme,
             model=str(getattr(getattr(self.trainer.model, "config", None), "_name_or_path", "")) or None,

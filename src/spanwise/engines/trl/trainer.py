@@ -124,7 +124,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         check_sampling(args, scheme, dataset=train_dataset, options=options, modes=all_modes)
         self.scheme, self.settings = scheme, None
         title, _, arxiv_id = scheme.entry.paper.rpartition(", arXiv ")  # TRL cites the paper in model cards
-        self._name, self._paper = f"spanwise's method '{scheme.method}'", {"title": title, "id": arxiv_id} if title else {}
+        self._name = f"spanwise's method '{scheme.method}'"
+        self._paper = {"title": title, "id": arxiv_id} if title else {}
         self.last_rollouts: Rollouts | None = None
         self.last_metrics: dict[str, float] = {}
         # The following attributes pass data from one hook of TRL to a later one.
@@ -143,7 +144,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._logps: Tensor | None = None
         self._loss_inputs: dict[str, Any] = {}  # the loss's inputs while TRL computes a loss
         # TRL's importance_sampling_level "sequence" averages the advantages of a completion, so TRL always works at level "token".
-        self._ratio_level, args.importance_sampling_level = args.importance_sampling_level, "token"
+        self._ratio_level = args.importance_sampling_level
+        args.importance_sampling_level = "token"
         super().__init__(
             model=model,
             reward_funcs=[self._reward_function(name) for name in scheme.names],
@@ -323,7 +325,9 @@ class SpanGRPOTrainer(GRPOTrainer):
         output = super()._generate_and_score_completions(inputs)
         scored_batch, is_training = self._scored_batch, self.model.training
         assert scored_batch is not None, "TRL asks for rewards"
-        batch, all_rows, step_number = scored_batch.batch, scored_batch.everyone, self.state.global_step
+        batch = scored_batch.batch
+        all_rows = scored_batch.everyone
+        step_number = self.state.global_step
         if "logp_nt" in self.scheme.needs:
             logp_nt = self._sampled_logps(sequences(output, batch), output)
             scored_batch = replace(scored_batch, batch=replace(batch, logp_nt=logp_nt))
@@ -367,7 +371,10 @@ class SpanGRPOTrainer(GRPOTrainer):
 
         Only a run of one process can do this.
         """
-        was_training, old_rollouts, old_step, old_logs = self.model.training, self.last_rollouts, self.step, self._logs
+        was_training = self.model.training
+        old_rollouts = self.last_rollouts
+        old_step = self.step
+        old_logs = self._logs
         # A `Step` gives each warning once. A second `Step` for these samples leaves the training all its warnings.
         self.step, self._logs = Step(self.scheme, old_step.vocabulary), copy.deepcopy(old_logs)
         self.model.eval()
@@ -389,7 +396,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         sampled_logp_nt = output.get("old_per_token_logps")
         if sampled_logp_nt is None:
             logp_arguments = (rows.ids_nl, rows.attention_nl, rows.width, self.args.per_device_train_batch_size)
-            sampled_logp_nt, self._logps = self._get_per_token_logps_and_entropies(self.model, *logp_arguments)[0], None
+            sampled_logp_nt = self._get_per_token_logps_and_entropies(self.model, *logp_arguments)[0]
+            self._logps = None
         return sampled_logp_nt[:, : rows.width].float().cpu()
 
     def _is_first_time(self, key: str) -> bool:

@@ -128,7 +128,9 @@ class UnpackedBatch:
             run_lengths += [*lengths_of_runs, width - self.length_n[n]]
         dtype = np.int8 if len(scheme.layout.names) < 128 else np.int16
         block_nt = torch.from_numpy(np.repeat(np.array(run_blocks, dtype=dtype), run_lengths).reshape(len(rows), width))
-        sampled_nt, row_turns, row_n = block_nt >= 0, None, torch.tensor(rows, dtype=torch.int64)
+        sampled_nt = block_nt >= 0
+        row_turns = None
+        row_n = torch.tensor(rows, dtype=torch.int64)
         for n in (mask_nt != sampled_nt).any(dim=1).nonzero().flatten().tolist():
             if self.masked_n[rows[n]] and not (mask_nt[n] & ~sampled_nt[n]).any():
                 continue  # verl's rejection sampling may have masked sampled tokens
@@ -298,7 +300,8 @@ def loss_factor(
     horizon: int | float | None = None,
 ) -> Float[Tensor, "n 1"]:
     """Compute the factor on advantages that makes verl's loss sum over tokens and average over rollouts."""
-    token_count_n1, row_count = mask_nt.sum(dim=1, keepdim=True).float(), rows or len(mask_nt)
+    token_count_n1 = mask_nt.sum(dim=1, keepdim=True).float()
+    row_count = rows or len(mask_nt)
     if mode == "token-mean" and row_count > mini_batch:
         raise RecipeError(
             f"loss_agg_mode 'token-mean' divides each mini-batch by its own number of tokens. This batch of {row_count} rows has "

@@ -81,7 +81,8 @@ class SpanRewardManager(RewardManagerBase):
                 anchor_s = read_batch.batch.steps.anchor_s
         packed_text = carry.pack(read_batch.reading, length_n, masked=masked, turns=read_batch.turns, anchor=anchor_s)
         # verl logs the rewards of the last turn, with `if_missing` for a missing one.
-        objectives, reward_nm = self.scheme.objectives, fill_missing(read_batch.reading.scores, self.scheme.objectives)
+        objectives = self.scheme.objectives
+        reward_nm = fill_missing(read_batch.reading.scores, self.scheme.objectives)
         last_reward_m = reward_nm[-1].tolist() if len(reward_nm) else [math.nan] * len(objectives)
         reward_pairs = list(zip(objectives, last_reward_m, strict=True))
         total_reward = sum(objective.weight * reward for objective, reward in reward_pairs if reward == reward)

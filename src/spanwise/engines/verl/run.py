@@ -54,13 +54,15 @@ class VerlRun:
     """Computes a recipe's credit for a verl trainer's batches, and writes the run folder."""
 
     def __init__(self, config: Any, scheme: Scheme, *, value_lam: float, parts: Mapping[str, RowPart]) -> None:
-        actor_config, rollout_config = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+        actor_config = config.actor_rollout_ref.actor
+        rollout_config = config.actor_rollout_ref.rollout
         self.config, self.scheme, self.value_lam, self.parts = config, scheme, value_lam, parts
         loss_settings = {"mode": actor_config.loss_agg_mode, "horizon": actor_config.get("loss_scale_factor")}
         self.reduction: dict[str, Any] = {**loss_settings, "mini_batch": actor_config.ppo_mini_batch_size * rollout_config.n}
         needed_fields = scheme.needs | ({"logp_nt"} if parts else set())
         self.tokens = {name: field for name, field in TOKENS.items() if name in needed_fields}
-        self.step, self.record = Step(scheme), RunRecord.of(config.algorithm.spanwise, option=OPTION)
+        self.step = Step(scheme)
+        self.record = RunRecord.of(config.algorithm.spanwise, option=OPTION)
         self.result: StepResult | None = None
         self.targets: dict[str, Tensor] = {}  # mode -> target log-probability of the mode's token in each row
         self._vocabulary: Vocabulary | None = None
@@ -163,7 +165,8 @@ class VerlRun:
             completed_batch = replace(scored_batch, batch=replace(scored_batch.batch, ids_nt=ids_nt), reading=reading)
             # `prompt_texts` takes the prompt from a uid's first row, which must be a rollout's first output.
             row_order = sorted(rows.real, key=lambda n: 0 if rows.output_number is None else rows.output_number[n])
-            uids, prompt_ids = [sampled_rows.uids[n] for n in row_order], [sampled_rows.prompts[n] for n in row_order]
+            uids = [sampled_rows.uids[n] for n in row_order]
+            prompt_ids = [sampled_rows.prompts[n] for n in row_order]
             prompt_by_uid = prompt_texts(tokenizer, uids, prompt_ids)
             return self.step.rollouts(
                 replace(step_result, own=completed_batch),

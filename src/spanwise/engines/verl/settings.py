@@ -89,10 +89,13 @@ def attach(trainer_class: Any) -> None:
 def prepare(config: Any) -> VerlRun:
     """Load the recipe, refuse verl's settings that do not work with it, and set verl's reward manager and loss."""
     (recipe, scheme), discount_notes = _rule_in(config)
-    actor_config, spanwise_section = config.actor_rollout_ref.actor, config.algorithm.spanwise
+    actor_config = config.actor_rollout_ref.actor
+    spanwise_section = config.algorithm.spanwise
     critic_settings = recipe.modes.get("critic") or CriticConfig()
-    has_critic, critic_option = config.critic.get("enable"), "critic.enable=True and critic.model.path=MODEL"
-    policy_start_step, critic_warmup = critic_settings.policy_training_start_step, config.trainer.critic_warmup
+    has_critic = config.critic.get("enable")
+    critic_option = "critic.enable=True and critic.model.path=MODEL"
+    policy_start_step = critic_settings.policy_training_start_step
+    critic_warmup = config.trainer.critic_warmup
     refuse(
         {
             **critic_faults(critic_settings, scheme, engine="verl", there=has_critic, option=critic_option),
@@ -214,11 +217,14 @@ def parts_in(config: Any, scheme: Scheme, get_model_config: Callable[[], Any]) -
 
 def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
     """Map error sentences about verl's settings to whether the configuration has the fault."""
-    manager_name, function_path = _manager_name(config), OmegaConf.select(config, "reward.custom_reward_function.path")
+    manager_name = _manager_name(config)
+    function_path = OmegaConf.select(config, "reward.custom_reward_function.path")
     reads_environment = any(objective.reward == "environment" for objective in scheme.objectives)
     actor_config, trainer_config = config.actor_rollout_ref.actor, config.trainer
-    loss_mode, loss_agg_mode = actor_config.policy_loss.get("loss_mode", "vanilla"), actor_config.loss_agg_mode
-    section, correction_config = config.algorithm.spanwise, config.algorithm.get("rollout_correction") or {}
+    loss_mode = actor_config.policy_loss.get("loss_mode", "vanilla")
+    loss_agg_mode = actor_config.loss_agg_mode
+    section = config.algorithm.spanwise
+    correction_config = config.algorithm.get("rollout_correction") or {}
     run_folder, dump_folder = section.get("folder"), trainer_config.get("rollout_data_dir")
     return {
         f"{unknown('loss_agg_mode', loss_agg_mode, MODES)} {USE}": loss_agg_mode not in MODES,

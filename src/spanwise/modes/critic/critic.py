@@ -69,7 +69,8 @@ class Critic:
         start_time, row_count = time.perf_counter(), len(truncated_n)
         self._move(self.accelerator.device)
         try:
-            device, batch = self.accelerator.device, _Batch(rows, streams, truncated_n, self.config, self.gamma)
+            device = self.accelerator.device
+            batch = _Batch(rows, streams, truncated_n, self.config, self.gamma)
             batch = batch.changed(lambda x: x.to(device))
             value_nts = torch.zeros(row_count, rows.width + 1, len(self.model.names), device=device)
             # `_fit` stores a row's values from its first pass over the row, before the critic has learned from the row's reward.
@@ -82,7 +83,8 @@ class Critic:
                 self._check_finite(batch, value_nts, torch.arange(row_count))
         finally:
             self._move("cpu")
-        batch, value_nts = batch.changed(lambda x: x.cpu()), value_nts.cpu()
+        batch = batch.changed(lambda x: x.cpu())
+        value_nts = value_nts.cpu()
         critic_metrics = {**self._compare(batch, value_nts), **fit_metrics, "seconds": time.perf_counter() - start_time}
         named_metrics = {f"critic/{name}": number for name, number in critic_metrics.items()}
         return Learned(value_nts[:, :-1], batch.bootstrap(value_nts), named_metrics)
@@ -258,7 +260,9 @@ class CriticInTrl(TrlPart):
 
     def __init__(self, mode: CriticConfig, trainer: Any) -> None:
         super().__init__(mode, trainer)
-        value_names, tokenizer, training_args = trainer.scheme.value_names, trainer._text_tokenizer, trainer.args
+        value_names = trainer.scheme.value_names
+        tokenizer = trainer._text_tokenizer
+        training_args = trainer.args
         if mode.model is None:
             model = ValueModel.of_policy(trainer.model, value_names, mode)
         else:
@@ -271,9 +275,12 @@ class CriticInTrl(TrlPart):
     def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
         """Add the critic's values to a batch, fit the critic to the batch, and measure its share of the training time."""
         start_time, trainer, batch = time.perf_counter(), self.trainer, own.batch
-        value_streams, is_training = streams(own.reading, batch, trainer.scheme), bool(trainer.model.training)
+        value_streams = streams(own.reading, batch, trainer.scheme)
+        is_training = bool(trainer.model.training)
         learned = self.critic.learn(sequences(output, batch), value_streams, cut_off(batch, self._ends), fit=is_training)
-        metrics, value_nts, end_time = dict(learned.metrics), learned.value_nts, time.perf_counter()
+        metrics = dict(learned.metrics)
+        value_nts = learned.value_nts
+        end_time = time.perf_counter()
         if is_training:
             if self._ended is not None:
                 metrics["critic/share"] = (end_time - start_time) / (start_time - self._ended)

@@ -180,7 +180,8 @@ def _zero_head(model: Any) -> None:
 
 def _check_tokenizer(place: str, saved: Saved | None, tokenizer: Any) -> None:
     """Refuse a critic that was fitted to another tokenizer's ids, if its tokenizer is known."""
-    policy_fingerprint, critic_fingerprint = fingerprint(tokenizer), None if saved is None else saved.tokenizer
+    policy_fingerprint = fingerprint(tokenizer)
+    critic_fingerprint = None if saved is None else saved.tokenizer
     if critic_fingerprint is None:
         try:
             if not has_file(place, "tokenizer_config.json"):  # without this file, transformers returns an empty tokenizer

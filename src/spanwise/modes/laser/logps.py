@@ -112,7 +112,9 @@ def measured(
             f"laser: none of the {len(logp_n)} completions of the first batch ended, but laser reads '{laser.token}' after the "
             "end. Set max_completion_length up."
         )
-    mean_logp, std_logp, warning = float(present_n.mean()), float(present_n.std()) if len(present_n) > 1 else 0.0, None
+    mean_logp = float(present_n.mean())
+    std_logp = float(present_n.std()) if len(present_n) > 1 else 0.0
+    warning = None
     if laser.reference is None:
         laser.check_reach(mean_logp)
         laser = replace(laser, reference=mean_logp)
@@ -168,7 +170,8 @@ class Appended(RowPart):
         verdict_n = verdicts(laser, reading, scheme).double()
         is_known_n = ~(score_n.isnan() | verdict_n.isnan())
         verdict_n = torch.where(is_known_n, verdict_n, torch.nan)
-        class_weight_n, scored_count = class_weights(verdict_n, balanced=laser.balanced), int(is_known_n.sum())
+        class_weight_n = class_weights(verdict_n, balanced=laser.balanced)
+        scored_count = int(is_known_n.sum())
         if scored_count:
             is_score_right_n = (score_n > 0.5) == (verdict_n > 0.5)
             laser_metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=class_weight_n))

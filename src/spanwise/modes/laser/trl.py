@@ -65,7 +65,8 @@ class SelfRewarding(TrlPart):
 
     def hear(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Record the reserved token's log-probability in a step of `generate`, for rows whose end token is the step's input."""
-        input_ids, logits = kwargs.get("input_ids", args[0] if args else None), getattr(output, "logits", None)
+        input_ids = kwargs.get("input_ids", args[0] if args else None)
+        logits = getattr(output, "logits", None)
         if input_ids is None or logits is None:
             return
         if input_ids.shape[1] != 1 or not self.heard or len(input_ids) != len(self.heard[-1]):
@@ -185,7 +186,8 @@ class SelfRewarding(TrlPart):
         wanted_rows = sequence_rows.take(row_r.to(sequence_rows.ids_nl.device))
         row_pairs = zip(wanted_rows.ids_nl, wanted_rows.attention_nl, strict=True)
         token_lists = [ids_l[attention_l.bool()].tolist() for ids_l, attention_l in row_pairs]
-        batch_size, pad_id = self.trainer.args.per_device_train_batch_size, int(self.tokenizer.pad_token_id)
+        batch_size = self.trainer.args.per_device_train_batch_size
+        pad_id = int(self.tokenizer.pad_token_id)
         logp_n = torch.full((len(wanted_n),), torch.nan)
         with self.trainer.accelerator.autocast():
             read_options = {"pad": pad_id, "temperature": self.temperature, "batch_size": batch_size}
@@ -214,4 +216,5 @@ class SelfRewarding(TrlPart):
                 f"'{folder}' was trained with the reserved token {trained_token}, but laser.token has the id {self.token}. Set "
                 f"laser.token to {trained_token}."
             )
-        self.mode, self.measured = replace(self.mode, reference=measurement["reference"]), measurement
+        self.mode = replace(self.mode, reference=measurement["reference"])
+        self.measured = measurement

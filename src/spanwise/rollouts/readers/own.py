@@ -76,7 +76,8 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         text_columns = (batch[schema.TEXT] for batch in _batches(files, [schema.TEXT]))
         text_parts = ([(text or "", True)] for column in text_columns for text in column.to_pylist())
         tokens = tokenize(text_parts)._replace(note=token_note)
-    shared_text, scalar_names = Shared(), [field.name for field in table.schema if not pa.types.is_list(field.type)]
+    shared_text = Shared()
+    scalar_names = [field.name for field in table.schema if not pa.types.is_list(field.type)]
     rollout_ids = _read_ids(path, table, schema.ROLLOUT)
     training_records = [
         AsRecorded(f"the file's '{name}'", token_values.trained[name], shares=True, by_token=True)
@@ -209,7 +210,8 @@ def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -
     if schema.TEXT not in parquet_file.schema_arrow.names:
         return
     first_batch = next(parquet_file.iter_batches(batch_size=32, columns=checked_columns), None)
-    rows, wrong_count = [] if first_batch is None else first_batch.to_pylist(), 0
+    rows = [] if first_batch is None else first_batch.to_pylist()
+    wrong_count = 0
     for row in rows:
         sampled_ids = np.array(row[schema.IDS], dtype=np.int64)[np.array(row[schema.TRAINABLE], dtype=np.bool_)]
         known_ids = sampled_ids[(sampled_ids >= 0) & (sampled_ids < len(vocabulary))]

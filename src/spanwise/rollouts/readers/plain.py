@@ -346,7 +346,8 @@ class _PlainTable:
         if "group" not in self.roles:
             has_lists = any(source.siblings > 1 for source in self.sources)
             return [f"{source.row}" for source in self.sources] if has_lists else None
-        id_column, prompt_count = self.roles["group"], len({source.prompt for source in self.sources})
+        id_column = self.roles["group"]
+        prompt_count = len({source.prompt for source in self.sources})
         raw_group_ids = [self.table[id_column][source.row] for source in self.sources]
         missing_count = sum(map(cells.is_empty, raw_group_ids))
         if missing_count:

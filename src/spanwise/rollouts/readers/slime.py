@@ -52,7 +52,8 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
         columns=samples.columns.columns,
         rewards=samples.rewards.columns,
     )
-    logp_v, credit_v = samples.tokens.stream(schema.LOGP), samples.tokens.stream("advantages")
+    logp_v = samples.tokens.stream(schema.LOGP)
+    credit_v = samples.tokens.stream("advantages")
     rollout_n = group_index([key or n for n, key in enumerate(fields["rollout"])])
     return replace(
         rollout_table,
@@ -143,8 +144,10 @@ def _parse_sample(sample: Any) -> dict[str, Any]:
         if not isinstance(sample, Mapping) or name not in sample:
             raise cells.missing_field(name, sample if isinstance(sample, Mapping) else {})
     response_length = cells.whole_number(sample["response_length"], "response_length")
-    ids, loss_mask = _to_array(sample, "tokens", np.int32), _to_array(sample, "loss_mask", np.bool_)
-    sampled_logps, metadata = _to_array(sample, "rollout_log_probs", np.float32), cells.object_field(sample, "metadata")
+    ids = _to_array(sample, "tokens", np.int32)
+    loss_mask = _to_array(sample, "loss_mask", np.bool_)
+    sampled_logps = _to_array(sample, "rollout_log_probs", np.float32)
+    metadata = cells.object_field(sample, "metadata")
     advantages = _to_array(metadata, _ADVANTAGES, np.float64)
     number_lists = (("loss_mask", loss_mask), ("rollout_log_probs", sampled_logps), (_ADVANTAGES, advantages))
     for name in ("group_index", "rollout_id"):

@@ -92,7 +92,8 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         deque(branches.read(files, keep_ids=True), maxlen=0)
         has_ids = branches.all_ids and len(branches.fields) > 0
         if has_ids:
-            ids, trainable = Ragged(branches.tokens.ids.read(), branches.tokens.offsets), branches.tokens.trainable.read()
+            ids = Ragged(branches.tokens.ids.read(), branches.tokens.offsets)
+            trainable = branches.tokens.trainable.read()
             tokens = TokenizedTexts(ids, trainable, load_tokenizer(tokenizer)[1], "")
         else:
             tokens = tokenize(_Branches().read(files, keep_ids=False), tokenizer)
@@ -102,7 +103,8 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     logp_v = branches.tokens.stream("logprobs") if has_ids and branches.all_logprobs else None
     fields = defaultdict(list, branches.fields.columns)
     rollout_n = torch.tensor(fields["opens"], dtype=torch.long).cumsum(dim=0) - 1
-    trace_count, branched_count = sum(fields["opens"]), int((rollout_n.bincount() > 1).sum())
+    trace_count = sum(fields["opens"])
+    branched_count = int((rollout_n.bincount() > 1).sum())
     branch_note = (
         f"{branched_count} of {trace_count} traces have several branches. Each branch is a row; its prompt is the part that it "
         "shares with an earlier branch. All branches of a trace together count once in a baseline."
@@ -155,7 +157,8 @@ class _Branches:
                 self.rewards.append(row.pop("rewards"))
                 self.fields.append(row)
                 self.all_ids, self.any_ids = self.all_ids and bool(ids), self.any_ids or bool(ids)
-                is_sampled, arrays = np.array(mask, np.bool_), {name: np.array(stream) for name, stream in streams.items()}
+                is_sampled = np.array(mask, np.bool_)
+                arrays = {name: np.array(stream) for name, stream in streams.items()}
                 if "advantages" in arrays:
                     arrays["advantages"] = np.nan_to_num(arrays["advantages"])  # tokens without a recorded advantage get 0
                 mean_advantage = (

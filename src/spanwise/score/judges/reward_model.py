@@ -164,7 +164,8 @@ class _RewardModel:
             model_config = transformers.AutoConfig.from_pretrained(name, **load_options)
             self.tokenizer = tokenizer = transformers.AutoTokenizer.from_pretrained(name, **load_options)
             class_name = (model_config.architectures or ["a model without a class"])[0]
-            class_kind, subject = class_name[class_name.rfind("For") :], f"The reward model '{name}' is {class_name}"
+            class_kind = class_name[class_name.rfind("For") :]
+            subject = f"The reward model '{name}' is {class_name}"
             refuse(
                 {
                     f"{subject}, which gives each row one number. Leave marker out. With 'sees: prefix' the model reads a step and "

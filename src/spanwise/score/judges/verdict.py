@@ -71,7 +71,8 @@ def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bo
 
 def _read_content(content: str, choices: Mapping[str, float | int]) -> tuple[str | None, str | None, str | None]:
     """Return the choice that a judge's reply makes, its reason and the part it names; None for what the reply lacks."""
-    choice_of, brace_index = {choice.lower(): choice for choice in choices}, content.find("{")
+    choice_of = {choice.lower(): choice for choice in choices}
+    brace_index = content.find("{")
     try:
         reply_object = json.JSONDecoder().raw_decode(content, brace_index)[0] if brace_index >= 0 else None
     except (ValueError, RecursionError):
