@@ -135,7 +135,7 @@ CROSSED = STEP_REWARD, torch.tensor([0, 0, 0, 0, 0, 3]), TRAJECTORY, STEP, STATE
         (AlignmentError, "Trajectory 1", lambda: gigpo(*CROSSED)),
         (AlignmentError, "Trajectory 1", lambda: gagpo(*CROSSED)),
         (RecipeError, "row 1 is a list", lambda: anchor_groups(TASK, ["a", ["b"], "c", "d", "e", "f"])),
-        (RecipeError, "row 0 is a int", lambda: anchor_groups(TASK, [1, 2, 3, 4, 5, 6], similarity=0.9)),
+        (RecipeError, "row 0 is of type int", lambda: anchor_groups(TASK, [1, 2, 3, 4, 5, 6], similarity=0.9)),
         (RecipeError, "is 0.0", lambda: anchor_groups(TASK, STATE, similarity=0.0)),
         (RecipeError, "is 1.0", lambda: anchor_groups(TASK, STATE, similarity=1.0)),
         (RecipeError, "'mean'", lambda: gigpo(*WORKED, reward="mean")),

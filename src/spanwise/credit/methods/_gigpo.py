@@ -127,7 +127,7 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
         if state is not None and not isinstance(state, Hashable if similarity is None else str):
             advice = "Turn each state into a string or a tuple, so that states can be compared."
             advice = advice if similarity is None else "Only texts have a similarity; use similarity=None."
-            raise RecipeError(f"The anchor state of row {row} is a {type(state).__name__}. {advice}")
+            raise RecipeError(f"The anchor state of row {row} is of type {type(state).__name__}. {advice}")
         if similarity is not None and state is not None and (prompt, state) not in text_id_of:
             prompt_matchers = matchers_by_prompt.setdefault(prompt, [])
             text_id_of[prompt, state] = _find_text(str(state), prompt_matchers, similarity)

@@ -117,7 +117,7 @@ def _read_samples(files: Sequence[Path]) -> Iterator[Any]:
                 with file.open("rb") as stream:
                     for sample_fields in member_entries(stream, "samples", progress.add):
                         if not isinstance(sample_fields, dict):
-                            raise ValueError(f"a sample is a {type(sample_fields).__name__} instead of an object")
+                            raise ValueError(f"a sample is of type {type(sample_fields).__name__} instead of an object")
                         sample_fields.pop("events", None)
                         yield EvalSample.model_validate(sample_fields)
         except DataError:
