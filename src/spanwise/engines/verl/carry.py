@@ -7,6 +7,7 @@ token's loss, and undoes the divisor of `actor.loss_agg_mode` without a copy of 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -268,7 +269,7 @@ class ChunkedCredit:
         """Split the rows into chunks of about `tokens` tokens; each chunk also gets some of the padding rows at the end."""
         row_count = len(self.rows.packed)
         padded_token_count = row_count * max(self.unpacked.length_n, default=0)
-        chunk_count = min(row_count, 1 + padded_token_count // tokens) or 1
+        chunk_count = min(row_count, math.ceil(padded_token_count / tokens)) or 1
         return [range(start, row_count, chunk_count) for start in range(chunk_count)]
 
     def advantages(self, chunk: range, mask_nt: Shaped[Tensor, "n t"], scheme: Scheme) -> Float[Tensor, "n t"]:
