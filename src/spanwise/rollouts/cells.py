@@ -37,12 +37,12 @@ def parse_numbers(values: Sequence[Any]) -> list[Any]:
     ):
         return values
     if filled_texts and all(text in _BOOLEANS for text in filled_texts):
-        number_of_text = _BOOLEANS
+        number_by_text = _BOOLEANS
     elif all(map(NUMBER.fullmatch, filled_texts)):
-        number_of_text = {text: int(text) if text.strip().lstrip("+-").isdecimal() else float(text) for text in filled_texts}
+        number_by_text = {text: int(text) if text.strip().lstrip("+-").isdecimal() else float(text) for text in filled_texts}
     else:
         return values
-    return [number_of_text.get(value) if isinstance(value, str) else value for value in values]
+    return [number_by_text.get(value) if isinstance(value, str) else value for value in values]
 
 
 def is_number_text(value: Any) -> bool:

@@ -17,7 +17,7 @@ from spanwise.rollouts.files import ReadingProgress, concatenate_tables, delimit
 
 #: How many rows of a table are converted to Python objects at once.
 _ROWS = 256
-#: Called with column names (None: all), it yields a table in pieces: the number of rows and their columns.
+#: A function that yields the columns with the given names (None: all) in pieces, each with its number of rows.
 Pieces = Callable[[Collection[str] | None], Iterator[tuple[int, Mapping[str, Sequence[Any]]]]]
 
 
@@ -80,16 +80,17 @@ class ColumnBuilder:
 
 def read_columns(pieces: Pieces, long: Collection[str | None]) -> dict[str, list[Any] | RereadColumn]:
     """Read the columns of a table into lists; the columns in `long` are read from their files at every use."""
-    builder, long_names = ColumnBuilder(), dict[str, None]()
+    builder = ColumnBuilder()
+    reread_names: dict[str, None] = {}
     for size, piece in pieces(None):
-        long_names |= dict.fromkeys(name for name in piece if name in long)
+        reread_names |= dict.fromkeys(name for name in piece if name in long)
         builder.extend(size, {name: () if name in long else values for name, values in piece.items()})
 
     def cells_of(name: str) -> Iterator[Any]:
         return (cell for size, piece in pieces([name]) for cell in piece.get(name, [None] * size))
 
     return {
-        name: RereadColumn(partial(cells_of, name), len(builder)) if name in long_names else column
+        name: RereadColumn(partial(cells_of, name), len(builder)) if name in reread_names else column
         for name, column in builder.columns.items()
     }
 
@@ -133,6 +134,7 @@ def parquet_pieces(
         for batch in read_row_batches(file, names_in_file, progress):
             columns = {}
             for name in names_in_file:
-                column, joined_type = batch[name], joined_schema.field(name).type
+                column = batch[name]
+                joined_type = joined_schema.field(name).type
                 columns[name] = (column if column.type == joined_type else column.cast(joined_type)).to_pylist()
             yield len(batch), columns

@@ -25,7 +25,7 @@ from spanwise.rollouts.json_array import array_entries
 Parsed = TypeVar("Parsed")
 #: The suffixes of text tables, each with its delimiter; a CSV file may use another delimiter.
 SUFFIXES = {".csv": ",", ".tsv": "\t"}
-#: How many bytes of a text table Arrow reads at once, and the most that it reads at once for a longer row.
+#: How many bytes of a text table Arrow reads at once: at first, and at most if a row is longer.
 _BLOCK, _LARGEST_BLOCK = 2**20, 2**31 - 1
 #: The largest number of bytes in the heading of a text table.
 _LONGEST_HEADING = 2**20
@@ -116,7 +116,8 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
         strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""],
     )  # fmt: skip
     parse_options = arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    block_size, row_count, file_size = _BLOCK, 0, file.stat().st_size
+    block_size, file_size = _BLOCK, file.stat().st_size
+    row_count = 0
     while True:
         read_options = arrow_csv.ReadOptions(block_size=block_size, use_threads=False)
         skipped_count = row_count
@@ -160,8 +161,10 @@ def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, A
             is_array = _first_character(stream.peek(200)) == b"["
             for place, record in (_array_entries if is_array else _lines)(file, stream, progress):
                 if not isinstance(record, dict):
-                    requirement = "entry of the array must be a" if is_array else "line must hold one"
-                    raise DataError(f"{place} of '{file}' holds {short_repr(record)}; each {requirement} JSON object.")
+                    problem = f"{place} of '{file}' holds {short_repr(record)}"
+                    if is_array:
+                        raise DataError(f"{problem}; each entry of the array must be a JSON object.")
+                    raise DataError(f"{problem}; each line must hold one JSON object.")
                 yield file, place, record
 
 

@@ -41,7 +41,7 @@ _SPECIAL_TOKEN = re.compile(
 
 
 def hidden(value: Any, stand_in: str | None = HIDDEN, *, within: str = "") -> Any:
-    """Replace the secrets in a recipe, such as `hub_token` in `trainer`, by a stand-in; the stand-in None drops the setting."""
+    """Replace the secrets in a recipe, such as `hub_token` in `trainer`, by `stand_in`; if it is None, drop them."""
     if isinstance(value, Mapping):
         secret_names = {name for name, field in value.items() if within and field and _is_secret(str(name), field, within)}
         return {
@@ -76,9 +76,10 @@ def check_free(path: str | Path, *, overwrite: bool = False, writes: Sequence[st
         )
     foreign_files = [name for name in writes if not is_run(folder) and is_filled(folder / name)]
     if foreign_files:
+        pronoun = "it" if len(foreign_files) == 1 else "them"
         raise DataError(
-            f"'{path}' holds {', '.join(foreign_files)}, which no run of spanwise wrote and which a run would overwrite. Give "
-            f"another --output, or move {'it' if len(foreign_files) == 1 else 'them'} away."
+            f"'{path}' holds {', '.join(foreign_files)}, and a run would overwrite {pronoun}. Give another --output, or "
+            f"move {pronoun} away."
         )
 
 
@@ -138,7 +139,7 @@ class RunFolder:
     def begin(
         self, recipe: Mapping[str, Any], *, step: int | None = None, history: Iterable[Mapping[str, Any]] = ()
     ) -> None:
-        """Prepare the folder for a new run; for one that resumes at `step`, keep metrics up to it and remove later files."""
+        """Remove the files of an earlier run, or those after `step` if it resumes; write the recipe and the metrics so far."""
         with writing(self.path, f"The output folder '{self.path}'"):
             for path in (self.path / name for name in self.writes if step is None or name in RESULTS):
                 if path.is_dir() and not path.is_symlink():
@@ -169,7 +170,8 @@ def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
     """Return the lines in a run's `metrics.jsonl` up to a step, without the final evaluation; warn about damaged lines."""
     log_file = run / "metrics.jsonl"
     line_texts = log_file.read_bytes().splitlines() if log_file.is_file() else []
-    records, damaged_count = list[dict[str, Any]](), 0
+    records: list[dict[str, Any]] = []
+    damaged_count = 0
     for text in line_texts:
         try:
             parsed_line = json.loads(text)

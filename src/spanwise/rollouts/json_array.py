@@ -14,7 +14,7 @@ from typing import Any
 
 #: The fewest bytes to read at once; for a longer entry, each read doubles the text in memory.
 _PIECE = 2**20
-#: An error this close to the end of the text, in characters, may come from a cut-off name (-Infinity) or escape.
+#: In this many last characters of the text, a parse error may only mean that a name or an escape is cut off.
 _CUT_OFF = 16
 _SPACE = re.compile(r"[ \t\n\r]*")
 

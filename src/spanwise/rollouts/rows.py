@@ -50,7 +50,7 @@ def read_rows(file: Path, rows: Sequence[int] | None = None) -> pa.Table:
         row_tables = [parquet_file.schema_arrow.empty_table()]
         for group in range(parquet_file.num_row_groups):
             group_start = group_end
-            group_end = group_end + parquet_file.metadata.row_group(group).num_rows
+            group_end += parquet_file.metadata.row_group(group).num_rows
             group_rows = row_numbers[(row_numbers >= group_start) & (row_numbers < group_end)] - group_start
             row_tables += [parquet_file.read_row_group(group).take(pa.array(group_rows))] if len(group_rows) else []
         return pa.concat_tables(row_tables)
@@ -63,17 +63,18 @@ def _open_parquet(file: Path) -> pq.ParquetFile:
 
 
 def read_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
-    """Return each completion's credit by method and block (`stop`: for leaving out blocks), with NaN if a block is absent."""
+    """Return the credit of every completion by method and block, with NaN for absent blocks."""
     credit_of_method = {}
     for method in schema.methods_in(table.column_names):
         block_names = schema.family_names(table.column_names, "credit", method)
         block_credit = {block: schema.float_column(table, schema.column("credit", method, block)) for block in block_names}
-        credit_of_method[method] = block_credit | stop_credit(block_credit.pop(schema.STOP, torch.zeros(0)))
+        stop_n = block_credit.pop(schema.STOP, torch.zeros(0))
+        credit_of_method[method] = block_credit | stop_credit(stop_n)
     return credit_of_method
 
 
 def credited_units(by_block: Mapping[str, Float[Tensor, " n"]], kind: str) -> dict[str, Float[Tensor, " n"]]:
-    """Return the credit by block, or once as `completion` if the method credits whole completions and all blocks agree."""
+    """Return the credit by block; if a method of whole completions credits all blocks equally, as one `completion`."""
     credit_of_block = {name: credit_n for name, credit_n in by_block.items() if name != schema.STOP}
     if kind != "completion" or not credit_of_block:
         return dict(by_block)
@@ -85,7 +86,7 @@ def credited_units(by_block: Mapping[str, Float[Tensor, " n"]], kind: str) -> di
 
 
 def stop_credit(stop_n: Float[Tensor, " n"]) -> dict[str, Float[Tensor, " n"]]:
-    """Return the credit for leaving out every rewarded block under the name `stop`, with NaN for 0; empty if all are 0."""
+    """Return the credit for leaving out every rewarded block, under the name `stop`; an empty dict if all of it is 0."""
     return {schema.STOP: stop_n.masked_fill(stop_n == 0, torch.nan)} if bool((stop_n != 0).any()) else {}
 
 
@@ -172,6 +173,7 @@ def token_rows(
     token_source = schema.TOKENS if schema.TOKENS in column_names else schema.IDS
     methods = schema.methods_in(column_names)
     stream_columns = schema.token_columns(column_names)
+    # If the table has no method, the error of `token_edges` names the missing column.
     advantage_columns = {method: schema.column("advantages", method) for method in methods or ["<method>"]}
     block_column = [schema.BLOCK] if schema.BLOCK in column_names else []
     token_column_names = [schema.TRAINABLE, *stream_columns, *advantage_columns.values(), *block_column]
@@ -184,15 +186,15 @@ def token_rows(
     credit_blocks = {
         method: [x for x in schema.family_names(column_names, "credit", method) if x != schema.STOP] for method in methods
     }
-    parts_column = {method: name for method in methods if (name := schema.column("parts", method)) in column_names}
-    parts_of_method = {method: table[name].to_pylist() for method, name in parts_column.items()}
+    parts_columns = {method: name for method in methods if (name := schema.column("parts", method)) in column_names}
+    parts_of_method = {method: table[name].to_pylist() for method, name in parts_columns.items()}
     view_rows = []
     for n, (row, token_texts, (first, last)) in enumerate(zip(plain_rows, texts, pairwise(edges.tolist()), strict=True)):
         row_columns = {name: values[first:last] for name, values in flat_values.items()}
         trained_t = row_columns[schema.TRAINABLE].astype(np.bool_)
         logp_t = row_columns.get(schema.LOGP)
         critic_values = {name.partition("/")[2]: row_columns[name] for name in stream_columns if name != schema.LOGP}
-        find_opens = None if logp_t is None or opens is None else partial(opens, logp_t)
+        find_starts = None if logp_t is None or opens is None else partial(opens, logp_t)
         view_rows.append(
             TokenRow(
                 prompt=display_prompt(row[schema.PROMPT]),
@@ -209,7 +211,7 @@ def token_rows(
                 probabilities=None if logp_t is None else np.exp(logp_t).tolist(),
                 step=row.get(schema.STEP),
                 stop={method: stop for method in methods if (stop := row.get(schema.column("credit", method, schema.STOP)))},
-                opens={name: find_opens(~np.isnan(v) & trained_t) for name, v in critic_values.items() if find_opens},
+                opens={name: find_starts(~np.isnan(v) & trained_t) for name, v in critic_values.items() if find_starts},
                 credit={
                     key: {b: row[schema.column("credit", key, b)] for b in blocks} for key, blocks in credit_blocks.items()
                 },
@@ -245,7 +247,9 @@ def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | 
     id_pieces = () if vocabulary is None else vocabulary.pieces
     distinct_texts: list[str | None] = []
     for token in distinct_tokens:
-        token_piece = (id_pieces[token] if 0 <= token < len(id_pieces) else None) if isinstance(token, int) else token
+        token_piece = token
+        if isinstance(token, int):
+            token_piece = id_pieces[token] if 0 <= token < len(id_pieces) else None
         distinct_texts.append(token_text(token_piece) if isinstance(token_piece, bytes) else token_piece)
     text_lists = []
     for first, last in pairwise(edges.tolist()):

@@ -84,15 +84,15 @@ class CreditPart:
     """The credit that one objective gives a completion: `weight * (worth - baseline) / divisor`, where worth is the reward."""
 
     objective: str  # the name of an objective, or of several whose rewards are added up, joined by " + "
-    worth: float | None  # the reward, or what stands for one that was left out; None: there is none
-    baseline: float | None  # None, as the divisor is, where no such numbers gave the part
+    worth: float | None  # the reward, or the number that replaces a missing one; None without either
+    baseline: float | None  # None, like the divisor, if another formula gave the part
     divisor: float | None
-    weight: float  # of the objective
-    part: float  # what it credits
-    stratum: int = -1  # completions of one number were compared with the same rewards; -1: with none
-    members: int = 0  # how many rewards its stratum has
-    averaged: int = 0  # of how many of them the baseline is the mean, all or all others; 0: it is no plain mean, or unknown
-    reason: str = ""  # why the part is exactly 0, a `types.Zero` in lower case; "" where it is not, or nobody says
+    weight: float  # the weight of the objective
+    part: float  # the credit from this objective
+    stratum: int = -1  # the number of the set of rewards that the reward was compared with; -1 if with none
+    members: int = 0  # how many rewards the stratum has
+    averaged: int = 0  # how many rewards of the stratum the baseline averages; 0 if it is no plain mean, or unknown
+    reason: str = ""  # why the part is exactly 0, as a `types.Zero` in lower case; "" if unknown or not 0
 
 
 _ARROW_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64(), "float | None": pa.float64()}
@@ -226,7 +226,7 @@ def span_columns(
 
 
 def score_columns(scores: Scores) -> dict[str, Any]:
-    """Return the columns of rewards, their statuses and notes, and the numbers that completions state, for every objective."""
+    """Return the columns `reward`, `status`, `note` and `stated` of every objective."""
     columns: dict[str, Any] = {}
     for m, objective in enumerate(scores.names):
         columns[column("reward", objective)] = scores.reward_nm[:, m]
@@ -255,15 +255,17 @@ def _part_lists(credit: Credit) -> pa.Array:
     adv_nm, reward_comparison = credit.explained
     assert credit.weight_m is not None, "it compares objectives"
     completion_count, objective_count = adv_nm.shape
-    arrays_of = {name.removesuffix("_nm"): table_nm.flatten().numpy() for name, table_nm in vars(reward_comparison).items()}
+    values_of_field = {
+        name.removesuffix("_nm"): table_nm.flatten().numpy() for name, table_nm in vars(reward_comparison).items()
+    }
     reason_names = np.array([reason.name.lower() if reason else "" for reason in Zero])
-    arrays_of |= {
+    values_of_field |= {
         "objective": list(credit.names) * completion_count,
         "weight": np.tile(credit.weight_m.double().numpy(), completion_count),
         "part": (credit.weight_m * adv_nm).flatten().numpy(),
-        "reason": reason_names[arrays_of["reason"]],
+        "reason": reason_names[values_of_field["reason"]],
     }
-    field_arrays = [pa.array(arrays_of[entry.name], entry.type, from_pandas=True) for entry in PART]
+    field_arrays = [pa.array(values_of_field[entry.name], entry.type, from_pandas=True) for entry in PART]
     part_structs = pa.StructArray.from_arrays(field_arrays, fields=list(PART))
     return pa.ListArray.from_arrays(
         pa.array(np.arange(completion_count + 1, dtype=np.int32) * objective_count), part_structs
@@ -347,7 +349,8 @@ def write_rollouts(
         >>> table.prompts[0], table.rewards["correct"].value_n.tolist()
         ('2 + 2?', [1.0, 0.0])
     """
-    bytes_of_id, empty_id = [*(pieces or ()), b""], len(pieces or ())
+    bytes_of_id = [*(pieces or ()), b""]
+    empty_id = len(bytes_of_id) - 1
     try:
         token_text_array = pa.array([piece.decode() for piece in bytes_of_id], pa.string())
     except UnicodeDecodeError:  # a token may be part of a UTF-8 character
@@ -356,16 +359,17 @@ def write_rollouts(
     with whole_file(file) as temporary:
         try:
             for part in parts:
-                table = part.replace_schema_metadata(metadata(tokenizer))
+                file_table = part.replace_schema_metadata(metadata(tokenizer))
                 if pieces is not None:
                     id_lists = part[IDS].combine_chunks()
                     ids = id_lists.values.to_numpy()  # a masked token may hold a number that is not an id
                     token_texts = token_text_array.take(pa.array(np.where((ids >= 0) & (ids < empty_id), ids, empty_id)))
                     ids_position = part.schema.get_field_index(IDS)
-                    table = table.set_column(ids_position, TOKENS, pa.ListArray.from_arrays(id_lists.offsets, token_texts))
+                    token_lists = pa.ListArray.from_arrays(id_lists.offsets, token_texts)
+                    file_table = file_table.set_column(ids_position, TOKENS, token_lists)
                 # Column statistics would take a tenth of the writing time, and no reader uses them.
-                writer = writer or pq.ParquetWriter(temporary, table.schema, compression="zstd", write_statistics=False)
-                writer.write_table(table)
+                writer = writer or pq.ParquetWriter(temporary, file_table.schema, compression="zstd", write_statistics=False)
+                writer.write_table(file_table)
         finally:
             if writer is not None:
                 try:
@@ -409,7 +413,7 @@ class Rollouts:
     more: Mapping[str, Tensor] = field(default_factory=dict)
 
     def recorded(self, *, step: int, rollout_n: Int[Tensor, " n"] | None = None) -> pa.Table:
-        """Return the batch as a table for the rollout file, without padding; of the dataset's columns it holds only `answer`.
+        """Return the batch as a table for the rollout file, without padding and with the dataset's column `answer` only.
 
         Args:
             step: of training, which a batch may serve several optimiser steps of.
@@ -418,7 +422,8 @@ class Rollouts:
         Raises:
             AlignmentError: values that do not fit their names.
         """
-        batch, spans, texts = self.batch, self.spans, self.reading.text or []
+        batch, spans = self.batch, self.spans
+        texts = self.reading.text or []
         assert batch.ids_nt is not None, "the batch of a trainer has token ids"
         assert batch.mask_nt is not None, "the batch of a trainer has a mask"
         mask_nt = batch.mask_nt.bool()
@@ -428,7 +433,8 @@ class Rollouts:
         present_nk = torch.tensor(present_rows, dtype=torch.bool).reshape(-1, len(spans.names))
         streams = {} if batch.logp_nt is None else {LOGP: batch.logp_nt}
         if (value_nt := batch.value_nt) is not None:
-            value_snt = (value_nt if value_nt.ndim == 3 else value_nt[:, :, None]).unbind(dim=2)
+            value_nts = value_nt if value_nt.ndim == 3 else value_nt[:, :, None]
+            value_snt = value_nts.unbind(dim=2)
             if len(value_snt) != max(1, len(self.value_names)):
                 raise AlignmentError(
                     f"The critic has {len(value_snt)} values for each token, but {len(self.value_names)} names "

@@ -41,8 +41,8 @@ VERDICTS = ("acc", "accuracy", "accuracy_reward", "is_correct", "score", "reward
 class Ragged:
     """Rows of different lengths, stored end to end."""
 
-    values: Shaped[np.ndarray, " v"]  # what the rows hold, one after the other
-    offsets: Int[np.ndarray, " o"]  # row n is values[offsets[n]:offsets[n + 1]]; one more than there are rows
+    values: Shaped[np.ndarray, " v"]
+    offsets: Int[np.ndarray, " o"]  # row n is values[offsets[n]:offsets[n + 1]]
 
     @staticmethod
     def of(rows: Sequence[Sequence[int]]) -> Ragged:
@@ -67,10 +67,11 @@ class Ragged:
         return self.values[self.offsets[first] : self.offsets[last]]
 
     def places(self, rows: Any) -> Int[np.ndarray, "m t"]:
-        """Return a padded table with the index in `values` of each entry of the given rows, and -1 at the padding."""
-        start_m, length_m = self.offsets[:-1][rows][:, None], self.lengths[rows][:, None]
-        offset_t = np.arange(length_m.max(initial=0))
-        return np.where(offset_t < length_m, start_m + offset_t, -1)
+        """Return the positions in `values` of all entries of the given rows, as a table padded with -1."""
+        start_m1 = self.offsets[:-1][rows][:, None]
+        length_m1 = self.lengths[rows][:, None]
+        offset_t = np.arange(length_m1.max(initial=0))
+        return np.where(offset_t < length_m1, start_m1 + offset_t, -1)
 
 
 def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[int, int]]:
@@ -86,7 +87,7 @@ def fitting_runs(lengths: Int[np.ndarray, " n"], size: int) -> Iterator[tuple[in
 
 
 def gather(places: Int[np.ndarray, "m t"], values: Shaped[np.ndarray, " v"], nowhere: Any) -> Shaped[Tensor, "m t"]:
-    """Replace each index in a padded table (`Ragged.places`) by the flat value at that index, and -1 by `nowhere`."""
+    """Return the values at the positions in a padded table (see `Ragged.places`), and `nowhere` at its padding."""
     return torch.from_numpy(np.where(places >= 0, values[places], np.asarray(nowhere, dtype=values.dtype)))
 
 
@@ -104,10 +105,9 @@ class AsRecorded(NamedTuple):
 
     says: str  # a description of the numbers for the user
     value: Float[np.ndarray, " v"]  # one number per completion, or per token if `by_token`
-    shares: bool = False  # True if each number is one token's share of the credit, not to be spread over tokens
-    by_block: Mapping[str, Float[Tensor, " n"]] = MappingProxyType(
-        {}
-    )  # blocks (or `stop`) -> credit, which adds up to `value`
+    shares: bool = False  # True if each number is already one token's share of the credit
+    #: The credit of each block and of `stop`; `value` is the sum.
+    by_block: Mapping[str, Float[Tensor, " n"]] = MappingProxyType({})
     by_token: bool = False
 
 
@@ -200,12 +200,13 @@ class RolloutTable:
         trained: Collection[str] = (),
         notes: Sequence[str] = (),
     ) -> RolloutTable:
-        """Build a table from columns; completions with equal `keys` (or prompts, if `keys` is None) in a step form a group.
+        """Build a table from columns.
 
-        The reward that a trainer compared is the column `score` or `reward` (`scores`, `rewards`), else the sum of those `trained`.
+        Completions of one step with equal `keys` form a group; if `keys` is None, those with equal prompts. The reward that
+        a trainer compared is the column `score` or `reward` (`scores`, `rewards`), else the sum of those `trained`.
         """
         reward_columns = parse_rewards({name: values for name, values in rewards.items() if not is_computed(name)})
-        reward_names = next(([name] for name in ("score", "reward", "scores", "rewards") if name in reward_columns), trained)
+        main_reward = [name for name in ("score", "reward", "scores", "rewards") if name in reward_columns][:1]
         return RolloutTable(
             source,
             path,
@@ -220,7 +221,7 @@ class RolloutTable:
             rewards=reward_columns,
             keyed=keys is not None,
             as_recorded=training_record(reward_columns, columns),
-            trained=tuple(name for name in reward_names if name in reward_columns),
+            trained=tuple(name for name in main_reward or trained if name in reward_columns),
         )
 
 
@@ -319,7 +320,8 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
                 changed_count += vocabulary.join(text_ids)[0] != text.encode()
         split_note = f"The file holds no token ids; the text is encoded with the tokenizer of '{tokenizer}'"
         split_note += f", which changes {changed_count} of {len(text_lengths)} texts." if changed_count else "."
-    completion_edges = np.cumsum([0, *text_lengths])[np.cumsum([0, *text_counts])]
+    text_edges = np.cumsum([0, *text_lengths])
+    completion_edges = text_edges[np.cumsum([0, *text_counts])]
     sampled = np.array(text_flags, np.bool_)
     # Usually the model wrote every token; then a broadcast view of one flag saves memory.
     trainable = np.broadcast_to(np.True_, completion_edges[-1]) if sampled.all() else np.repeat(sampled, text_lengths)

@@ -18,9 +18,9 @@ from spanwise.rollouts.files import parse_records, read_records
 from spanwise.rollouts.table import finite
 from spanwise.types import Status
 
-#: The fields of a trace's node with a number for each sampled token.
+#: The fields of a node that list one number for each of its sampled tokens.
 STREAMS = ("logprobs", "advantages", "reference_logprobs", "trainer_logprobs", "entropies")
-#: The field of a trace's node that maps names to loss weights, a list with a number for every token.
+#: The field of a node with loss weights: for each name a list with one weight per token.
 _WEIGHTS = "loss_weights"
 
 
@@ -33,9 +33,9 @@ class Trace:
     place: int  # the index of the trace in its episode
     key: str
     step: int
-    keyed: bool  # True if the episode itself names its group
+    keyed: bool  # True if the episode has a group id
     task: Mapping[str, Any]
-    paths: list[tuple[list[int], list[int]]]  # per trained branch: nodes of its context, nodes that it adds to them
+    paths: list[tuple[list[int], list[int]]]  # for each trained branch, the nodes of its context and the nodes after them
 
     def prompt(self, before: Sequence[int]) -> str:
         """Return the messages of the nodes before a completion as text: the prompt."""
@@ -149,17 +149,19 @@ def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[f
                 for _, node_ids in trace.paths:
                     flags_of_nodes = [node_tokens(trace, i).mask for i in node_ids]
                     sampled_flags = [flag for node_flags in flags_of_nodes for flag in node_flags]
-                    completion_flags = sampled_flags[sampled_flags.index(True) :] if True in sampled_flags else []
-                    advantages = (value for value, flag in zip(next(advantage_rows), completion_flags, strict=True) if flag)
+                    first_sampled = sampled_flags.index(True) if True in sampled_flags else len(sampled_flags)
+                    completion_flags = sampled_flags[first_sampled:]
+                    advantage_row = next(advantage_rows)
+                    sampled_advantages = (value for value, flag in zip(advantage_row, completion_flags, strict=True) if flag)
                     nodes = cast(Sequence[dict[str, Any]], trace.nodes)
                     for i, node_flags in zip(node_ids, flags_of_nodes, strict=True):
                         if any(node_flags):
-                            nodes[i]["advantages"] = list(islice(advantages, sum(node_flags)))
+                            nodes[i]["advantages"] = list(islice(sampled_advantages, sum(node_flags)))
             stream.write(json.dumps(record) + "\n")
 
 
 def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: str | Path) -> None:
-    """Write the numbers called `entry` of a trajectory's turns into the trace's nodes, as `advantages`."""
+    """Write the per-token numbers `entry` of every turn into the trace's nodes, as `advantages`."""
     nodes: dict[Any, dict[str, Any]] = dict(enumerate(trace["nodes"]))
     for t, turn in enumerate(trajectory.turns):
         turn_name = f"Turn {t} of trajectory {trajectory.id!r}"
@@ -197,7 +199,8 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
             task = object_field(raw_trace, "task") or object_field(record, "task")
             nodes = list_field(raw_trace, "nodes", Mapping, "objects")
             trace = Trace(raw_trace, nodes, place, "", step, bool(group_id), object_field(task, "data"), list(_paths(nodes)))
-            key = group_id or task.get("key") or task.get("hash") or trace.prompt(trace.paths[0][0] if trace.paths else ())
+            task_key = task.get("key") or task.get("hash")
+            key = group_id or task_key or trace.prompt(trace.paths[0][0] if trace.paths else ())
             yield replace(trace, key=f"{key} {agent_fields.get('name', '')}")
 
 
@@ -212,39 +215,41 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
         if parent is not None and not 0 <= parent < i:
             raise FieldError(f"has node {i} with the parent {parent}; the parent must come before the node")
     links = [list_field(node, "semantic_parents", Mapping, "objects") for node in nodes]
-    accepted_nodes = {link.get("node") for node_links in links for link in node_links if link.get("type") == "compaction"}
+    continued_ids = {link.get("node") for node_links in links for link in node_links if link.get("type") == "compaction"}
     leaves = sorted(set(range(len(nodes))).difference(parent for parent in parents if parent is not None))
-    lost_leaves = {i for i in leaves if any(link.get("type") == "compaction_attempt" for link in links[i])} - accepted_nodes
+    attempts = {i for i in leaves if any(link.get("type") == "compaction_attempt" for link in links[i])}
+    rejected_attempts = attempts - continued_ids
     used_nodes: set[int] = set()
-    for leaf in [leaf for leaf in leaves if leaf not in lost_leaves] or leaves:
+    for leaf in [leaf for leaf in leaves if leaf not in rejected_attempts] or leaves:
         path: list[int] = []
         node_id: int | None = leaf
         while node_id is not None:
             path.append(node_id)
             node_id = parents[node_id]
         path.reverse()
-        first_new = next((k for k, i in enumerate(path) if nodes[i].get("sampled") and i not in used_nodes), None)
-        if first_new is not None:
-            yield path[:first_new], path[first_new:]
+        branch_start = next((k for k, i in enumerate(path) if nodes[i].get("sampled") and i not in used_nodes), None)
+        if branch_start is not None:
+            yield path[:branch_start], path[branch_start:]
             used_nodes.update(path)
 
 
 def node_tokens(trace: Trace, i: int) -> NodeTokens:
     """Read the tokens of node `i` in a trace."""
-    node_fields, node_name = trace.nodes[i], _where(trace, i)
+    node_fields = trace.nodes[i]
+    node_place = _where(trace, i)
     ids = list_field(node_fields, "token_ids", int, "ids")
     sampled_mask = [
-        bool(flag) for flag in _of_length(len(ids), list_field(node_fields, "mask", int, "flags"), "'mask'", node_name)
+        bool(flag) for flag in _of_length(len(ids), list_field(node_fields, "mask", int, "flags"), "'mask'", node_place)
     ]
     streams: dict[str, list[float]] = {}
     for name in STREAMS:
         if values := list_field(node_fields, name, (int, float), "numbers"):
-            sampled_values = iter(_of_length(sum(sampled_mask), values, f"'{name}'", node_name, "sampled token"))
+            sampled_values = iter(_of_length(sum(sampled_mask), values, f"'{name}'", node_place, "sampled token"))
             streams[name] = [float(next(sampled_values)) if flag else 0.0 for flag in sampled_mask]
     loss_weights = object_field(node_fields, _WEIGHTS)
     for name in loss_weights:
         values = list_field(loss_weights, name, (int, float), "numbers")
-        streams[f"{_WEIGHTS}/{name}"] = [*map(float, _of_length(len(ids), values, f"'{_WEIGHTS}' {name!r}", node_name))]
+        streams[f"{_WEIGHTS}/{name}"] = [*map(float, _of_length(len(ids), values, f"'{_WEIGHTS}' {name!r}", node_place))]
     return NodeTokens(ids, sampled_mask, streams)
 
 
@@ -265,15 +270,18 @@ def trace_rewards(trace: Trace) -> dict[str, Any]:
     rewards: dict[str, Any] = {}
     weighted_sum, is_scored = 0.0, False
     for name, reward in object_field(trace.raw, "rewards").items():
-        score, raw_weight = (reward.get("score"), reward.get("weight")) if isinstance(reward, Mapping) else (reward, None)
+        score = reward.get("score") if isinstance(reward, Mapping) else reward
+        raw_weight = reward.get("weight") if isinstance(reward, Mapping) else None
         rewards[name] = score
         reward_number = finite(score)
         reward_weight = 1.0 if raw_weight is None else finite(raw_weight)
         if reward_weight is None:
             raise FieldError(f"has {raw_weight!r} as 'weight' of the reward '{name}', which must be a number")
         if reward_number is not None:
-            weighted_sum, is_scored = weighted_sum + reward_number * reward_weight, True
-    rewards_and_metrics = {**rewards, **object_field(trace.raw, "metrics"), **rewards}
+            weighted_sum += reward_number * reward_weight
+            is_scored = True
+    metrics = object_field(trace.raw, "metrics")
+    rewards_and_metrics = {**rewards, **{name: value for name, value in metrics.items() if name not in rewards}}
     return {**rewards_and_metrics, "reward": rewards_and_metrics.get("reward", weighted_sum if is_scored else None)}
 
 

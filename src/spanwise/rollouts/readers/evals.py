@@ -32,7 +32,8 @@ def is_inspect(file: Path) -> bool:
 
 def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
     """Read the samples of Inspect's logs: the epochs of a sample are a group, and each scorer is a reward."""
-    rows, unanswered_ids = _Rows(), list[Any]()
+    rows = _Rows()
+    unanswered_ids: list[Any] = []
     tokens = tokenize(_inspect_completions(files, rows, unanswered_ids), tokenizer)
     empty_count = len(unanswered_ids)
     unanswered_note = f"{empty_count} of {len(rows.fields) + empty_count} samples hold no completion and are left out."
@@ -183,33 +184,35 @@ def _score_values(scores: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read `samples_*.jsonl`: each response to a document is a completion, each `metric` or `metric,filter` a reward."""
-    rows, shared_counts = _Rows(), array("q")
-    tokens = tokenize(_lm_eval_responses(files, rows, shared_counts), tokenizer)
+    """Read `samples_*.jsonl`: each response to a document is a completion, and each metric of each filter is a reward."""
+    rows = _Rows()
+    unscored_counts = array("q")
+    tokens = tokenize(_lm_eval_responses(files, rows, unscored_counts), tokenizer)
     filter_names = {name for _, name in rows.rewards}
     rows.rewards = {
         metric if len(filter_names) == 1 else f"{metric},{name}": column for (metric, name), column in rows.rewards.items()
     }
     shared_note = (
-        f"{sum(shared_counts)} responses have no reward, because lm-eval gives one number for all responses to a document."
-        if shared_counts
+        f"{sum(unscored_counts)} responses have no reward, because lm-eval gives one number for all responses to a document."
+        if unscored_counts
         else ""
     )
     return rows.table("lm-eval", path, tokens, shared_note)
 
 
-def _lm_eval_responses(files: Sequence[Path], rows: _Rows, shared_counts: array) -> Iterator[cells.Parts]:
-    """Yield the responses to each document once, though a file has a line per filter, and add their fields to `rows`."""
+def _lm_eval_responses(files: Sequence[Path], rows: _Rows, unscored_counts: array) -> Iterator[cells.Parts]:
+    """Yield each response to a document once, and add its fields and the rewards of all filters to `rows`."""
     rows_of_document: dict[str, range] = {}
     for record in parse_records(files, _parse_lm_eval):
         if record["key"] in rows_of_document:
             for row in rows_of_document[record["key"]]:
                 rows.set_rewards(row, record["rewards"])
             continue
-        first_row, response_texts = len(rows.fields), record["texts"]
+        first_row = len(rows.fields)
+        response_texts = record["texts"]
         rows_of_document[record["key"]] = range(first_row, first_row + len(response_texts))
         if len(response_texts) > 1:
-            shared_counts.append(len(response_texts))
+            unscored_counts.append(len(response_texts))
         for text in response_texts:
             rows.append({"prompt": record["prompt"], "key": record["key"]}, record["rewards"], record["columns"])
             yield [(cells.content_text(text), True)]

@@ -38,7 +38,8 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     """Read spanwise's own parquet with the tokenizer of the run's model, or with the tokenizer that the file names."""
     run_folder = next((path for path in (files[0].parent.parent, files[0].parent) if (path / "recipe.yaml").is_file()), None)
     arrow_schema = pq.read_schema(files[0])
-    column_names, methods = arrow_schema.names, schema.methods_in(arrow_schema.names)
+    column_names = arrow_schema.names
+    methods = schema.methods_in(column_names)
     token_source = schema.IDS if schema.IDS in column_names else schema.TOKENS
     if token_source == schema.TOKENS and tokenizer is not None:
         raise DataError(f"'{path}' holds its tokens as text, so --tokenizer has nothing to read; leave --tokenizer out.")
@@ -46,7 +47,8 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         tokenizer = (run_folder and tokenizer_in(run_folder)) or schema.tokenizer_of(arrow_schema)
     stream_columns = schema.token_columns(column_names)
     # The advantages that training used are those called `recorded`, or those of the only method in the file.
-    trained_methods = [schema.RECORDED] if schema.RECORDED in methods else methods if len(methods) == 1 else []
+    trained_methods = [schema.RECORDED] if schema.RECORDED in methods else methods
+    trained_methods = trained_methods if len(trained_methods) == 1 else []
     trained_columns = [name for method in trained_methods if (name := schema.column("advantages", method)) in column_names]
     # Columns of credit, spans and text are not read: they are computed again from the tokens and rewards.
     unread_columns = {x for method in methods for x in schema.method_columns(method, column_names)} - {*trained_columns}
@@ -122,21 +124,22 @@ def _read_tokens(
     dtypes = {token_source: np.int32, schema.TRAINABLE: np.bool_}
     dtypes |= {**dict.fromkeys(streams, np.float32), **dict.fromkeys(trained, np.float64)}
     flat_columns = {name: DiskArray(dtype) for name, dtype in dtypes.items()}
-    length_list, id_of_piece = array("q", [0]), dict[bytes, int]()
+    lengths_after_zero = array("q", [0])
+    id_of_piece: dict[bytes, int] = {}
     for table in _batches(files, [*dtypes], check=True):
-        length_list.extend(np.diff(schema.offsets(table[token_source])).tolist())
+        lengths_after_zero.extend(np.diff(schema.offsets(table[token_source])).tolist())
         for name, flat_column in flat_columns.items() if keep else ():
             if name == schema.TOKENS:
                 token_texts = table[name].combine_chunks().flatten().dictionary_encode()
                 token_pieces = token_texts.dictionary.cast(pa.binary()).to_pylist()
-                ids = np.array([id_of_piece.setdefault(piece, len(id_of_piece)) for piece in token_pieces], np.int32)
-                flat_values = ids[token_texts.indices.to_numpy(zero_copy_only=False)]
+                piece_ids = np.array([id_of_piece.setdefault(piece, len(id_of_piece)) for piece in token_pieces], np.int32)
+                flat_values = piece_ids[token_texts.indices.to_numpy(zero_copy_only=False)]
             else:
                 flat_values = schema.flat_values(table[name], flat_column.dtype)
             flat_column.extend(flat_values)
     values_by_column = {name: flat_column.read() for name, flat_column in flat_columns.items()}
     return _Tokens(
-        Ragged(values_by_column[token_source], np.cumsum(length_list, dtype=np.int64)),
+        Ragged(values_by_column[token_source], np.cumsum(lengths_after_zero, dtype=np.int64)),
         values_by_column[schema.TRAINABLE],
         {name: values_by_column[name] for name in streams},
         {name: values_by_column[name] for name in trained},
@@ -145,7 +148,7 @@ def _read_tokens(
 
 
 def _batches(files: Sequence[Path], names: Sequence[str], *, check: bool = False) -> Iterator[pa.Table]:
-    """Yield some columns of rollout files piece by piece; `check` refuses columns of tokens whose lists differ in length."""
+    """Yield some columns of rollout files piece by piece; with `check`, lists of one row must have equal lengths."""
     progress = ReadingProgress(files)
     for file in files:
         for batch in read_row_batches(file, names, progress):
@@ -160,7 +163,7 @@ def _batches(files: Sequence[Path], names: Sequence[str], *, check: bool = False
 
 
 def tokenizer_in(run: Path) -> Path | None:
-    """Return the folder with a run's tokenizer: `model`, or `tokenizer` if a user's script trained; None without either."""
+    """Return the folder in a run that holds a tokenizer, `model` or `tokenizer`; None without either."""
     return next((run / name for name in ("model", "tokenizer") if (run / name / "tokenizer.json").is_file()), None)
 
 

@@ -100,7 +100,7 @@ def read_plain(
     if parts:
         role_note = f"A completion is made of the columns {', '.join(parts)}, each between tags of its name."
     elif not roles.keys() & {"completion", "completions"}:
-        role_note = "The completion is what follows the last user message in 'messages'; messages of tools in it are masked."
+        role_note = "The completion is what follows the last user message in 'messages'; its tool messages are masked."
     return RolloutTable.of(
         format_name,
         path,
@@ -142,7 +142,8 @@ def _read_columns(
     path: Path, files: Sequence[Path], roles: Mapping[str, str], parts: Sequence[str]
 ) -> tuple[str, dict[str, Any], str]:
     """Return the format of the files, their joined columns, and a note if some files are left out."""
-    suffix, repeated_note = files[0].suffix.lower(), ""
+    suffix = files[0].suffix.lower()
+    repeated_note = ""
     long_names = {*_COMPLETIONS, roles.get("completion"), roles.get("completions"), *parts}
     if suffix in SUFFIXES:
         return suffix[1:].upper(), read_columns(partial(delimited_pieces, files), long_names), repeated_note
@@ -158,10 +159,11 @@ def _read_columns(
 
 def _without_repeated(files: Sequence[Path]) -> list[Path]:
     """Drop files that repeat the one before: TRL writes a batch once for each optimiser step that it serves."""
-    kept_files = [*files[:1]]
+    kept_files = list(files[:1])
     for file in files[1:]:
         for columns in (["prompt"], None):  # the prompts first: if they differ, the other columns need not be read
-            table, kept_table = (pq.read_table(name, columns=columns) for name in (file, kept_files[-1]))
+            table = pq.read_table(file, columns=columns)
+            kept_table = pq.read_table(kept_files[-1], columns=columns)
             if not (table.column_names == kept_table.column_names and _drop_step(table).equals(_drop_step(kept_table))):
                 kept_files.append(file)
                 break
@@ -222,10 +224,10 @@ def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str
         filled_role = "completions" if candidate_names[0] in list_names else role
         roles[filled_role] = role if role in candidate_names else candidate_names[0]
     if not roles.keys() & {"completion", "completions"} and roles.get("prompt") != "messages":
-        *usual_names, last_name = (*NAMES["completion"], *NAMES["completions"])
+        usual_names = [*NAMES["completion"], *NAMES["completions"]]
         raise DataError(
-            f"{problem}, and none of them is called {', '.join(usual_names)} or {last_name}. Say which column holds the "
-            f"completions: {_HOW.format(role='completion')}. Known formats: {FORMATS}."
+            f"{problem}, and none of them is called {', '.join(usual_names[:-1])} or {usual_names[-1]}. Say which column "
+            f"holds the completions: {_HOW.format(role='completion')}. Known formats: {FORMATS}."
         )
     if not roles.keys() & {"prompt", "group"}:
         raise DataError(
@@ -244,7 +246,8 @@ def _list_completions(cell: Any) -> list[Any]:
                 "texts or of lists of messages"
             )
         return [cell]
-    entries = [[item] if cells.is_message(item) else item for item in (cell if isinstance(cell, (list, tuple)) else [cell])]
+    items = cell if isinstance(cell, (list, tuple)) else [cell]
+    entries = [[item] if cells.is_message(item) else item for item in items]
     if any(isinstance(item, (list, tuple, dict)) and not cells.is_chat(item) for item in entries):
         raise cells.FieldError(
             "a completion is a text, or a list of messages such as {'role': 'assistant', 'content': '...'}"
@@ -275,7 +278,8 @@ class _PlainTable:
 
     def read_completions(self) -> Iterator[cells.Parts]:
         """Yield the texts of every completion, and record its row and prompt in `sources`."""
-        table, roles, prompt_texts = self.table, self.roles, dict[str, str]()
+        table, roles = self.table, self.roles
+        prompt_texts: dict[str, str] = {}
         completion_column = roles.get("completion") or roles.get("completions") or "messages"
         is_conversation = roles.get("prompt") == completion_column
         has_prompts = "prompt" in roles and not is_conversation
@@ -299,7 +303,7 @@ class _PlainTable:
                 yield cells.completion_parts(completion)
 
     def expand_columns(self) -> dict[str, list[Any]]:
-        """Return the columns without a role, with a value per completion: that of its row, or its entry in the row's list."""
+        """Return the columns with one value per completion: the value of its row, or its entry of the row's list."""
         answer_column, group_column = self.roles.get("answer"), self.roles.get("group")
         skipped_names = {self.roles.get(role) for role in ("prompt", "completion", "completions", "step")}
         has_list_cells = "completions" in self.roles or any(source.siblings > 1 for source in self.sources)
@@ -327,7 +331,7 @@ class _PlainTable:
         return columns_n
 
     def has_entry_per_completion(self, name: str, column: Sequence[Any]) -> bool:
-        """Return whether each list in a column has one number, or object of rewards, for each completion of its row."""
+        """Return whether every list in a column has one numeric entry (or dict of rewards) per completion of its row."""
         count_at_row = {source.row: source.siblings for source in self.sources if isinstance(column[source.row], list)}
         is_reward = name in _REWARD or name.startswith(REWARD_STARTS)
         entry_types = (bool, int, float, type(None), *((dict,) if is_reward else ()))

@@ -31,7 +31,8 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
 
     A sample that slime leaves out of the loss is compared and gets no credit.
     """
-    samples, progress = _Samples(), ReadingProgress(files)
+    samples = _Samples()
+    progress = ReadingProgress(files)
     responses = samples.read(files, progress, keep_ids=tokenizer is not None)
     if tokenizer is None:
         tokens = tokenize(responses)._replace(
@@ -53,16 +54,16 @@ def read_slime(path: Path, files: Sequence[Path], tokenizer: str | Path | None) 
         rewards=samples.rewards.columns,
     )
     logp_v = samples.tokens.stream(schema.LOGP)
-    credit_v = samples.tokens.stream("advantages")
-    rollout_n = group_index([key or n for n, key in enumerate(fields["rollout"])])
+    advantage_v = samples.tokens.stream("advantages")
+    rollout_n = group_index([n if key is None else key for n, key in enumerate(fields["rollout"])])
     return replace(
         rollout_table,
         tokenizer=None if tokenizer is None else Path(tokenizer),
         learned_n=None if all(fields["learned"]) else torch.tensor(fields["learned"]),
         rollout_n=rollout_n if len(rollout_n.unique()) < len(rollout_n) else None,
         as_recorded=(
-            AsRecorded(f"the file's '{_ADVANTAGES}'", credit_v, shares=True, by_token=True)
-            if credit_v is not None
+            AsRecorded(f"the file's '{_ADVANTAGES}'", advantage_v, shares=True, by_token=True)
+            if advantage_v is not None
             else rollout_table.as_recorded
         ),
         token_values={} if logp_v is None or np.isnan(logp_v).any() else {schema.LOGP: logp_v},
@@ -76,7 +77,7 @@ class _Samples:
     fields: ColumnBuilder = field(default_factory=ColumnBuilder)
     columns: ColumnBuilder = field(default_factory=ColumnBuilder)
     rewards: ColumnBuilder = field(default_factory=ColumnBuilder)
-    #: Holds the key `advantages` if `spanwise credit --write` added advantages to the dump.
+    #: The stream `advantages` exists only if `spanwise credit --write` added advantages to the dump.
     tokens: TokenRows = field(default_factory=TokenRows)
 
     def read(self, files: Sequence[Path], progress: ReadingProgress, *, keep_ids: bool) -> Iterator[cells.Parts]:
@@ -159,7 +160,8 @@ def _parse_sample(sample: Any) -> dict[str, Any]:
     if ids is None or not 0 <= response_length <= len(ids):
         raise cells.FieldError(f"has {0 if ids is None else len(ids)} tokens and a 'response_length' of {response_length}")
     sampled = np.ones(response_length, dtype=np.bool_) if loss_mask is None else loss_mask
-    raw_reward, answer_text = sample.get("reward"), cells.answer_text(sample.get("label"))
+    raw_reward = sample.get("reward")
+    answer_text = cells.answer_text(sample.get("label"))
     return {
         "prompt": cells.prompt_text(sample["prompt"]),
         "response": cells.content_text(sample["response"]),

@@ -1,4 +1,4 @@
-"""Read the rollout files of verl (its dumps hold no token ids) and of verifiers: its traces, and `results.jsonl` before 1.0."""
+"""Read the rollouts that verl dumps, and the traces and results that verifiers writes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NO_REWARDS = ("gts", "answer", "uid", "request_id")
 
 
 def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read verl's dump; completions form groups by `uid` (verl V1: by the prompt id in it) or else by the prompt's text."""
+    """Read verl's dump; completions form groups by `uid`, or by their prompts if the uids form no groups."""
     rows = ColumnBuilder()
     tokens = tokenize(_read_outputs(files, rows), tokenizer)
     row_columns = rows.columns
@@ -85,7 +85,8 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
 
     Token ids are read if every trace has them and a tokenizer is given, otherwise messages.
     """
-    branches, has_ids = _Branches(), False
+    branches = _Branches()
+    has_ids = False
     if tokenizer is None:
         tokens = tokenize(branches.read(files, keep_ids=False))
     else:
@@ -102,8 +103,8 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         tokens = tokens._replace(note=word_note)
     logp_v = branches.tokens.stream("logprobs") if has_ids and branches.all_logprobs else None
     fields = defaultdict(list, branches.fields.columns)
-    rollout_n = torch.tensor(fields["opens"], dtype=torch.long).cumsum(dim=0) - 1
-    trace_count = sum(fields["opens"])
+    rollout_n = torch.tensor(fields["is_first_branch"], dtype=torch.long).cumsum(dim=0) - 1
+    trace_count = sum(fields["is_first_branch"])
     branched_count = int((rollout_n.bincount() > 1).sum())
     branch_note = (
         f"{branched_count} of {trace_count} traces have several branches. Each branch is a row; its prompt is the part that it "
@@ -152,11 +153,13 @@ class _Branches:
         for episode_rows, error in parse_records(files, _parse_episode):
             self.errors.append(error)
             for row in episode_rows:
-                text_parts, ids, mask, streams = (row.pop(name) for name in ("parts", "ids", "mask", "streams"))
+                text_parts, ids = row.pop("parts"), row.pop("ids")
+                mask, streams = row.pop("mask"), row.pop("streams")
                 self.columns.append(row.pop("columns"))
                 self.rewards.append(row.pop("rewards"))
                 self.fields.append(row)
-                self.all_ids, self.any_ids = self.all_ids and bool(ids), self.any_ids or bool(ids)
+                self.all_ids = self.all_ids and bool(ids)
+                self.any_ids = self.any_ids or bool(ids)
                 is_sampled = np.array(mask, np.bool_)
                 arrays = {name: np.array(stream) for name, stream in streams.items()}
                 if "advantages" in arrays:
@@ -187,7 +190,8 @@ def _unanswered_note(errors: Sequence[str | None]) -> str:
 def _first_error(record: Mapping[str, Any]) -> str:
     """Return the first error of an episode or its traces as text; empty if there is none."""
     episode_and_traces = [record, *(trace for trace in record.get("traces") or () if isinstance(trace, Mapping))]
-    failure = next((e for entry in episode_and_traces for e in (*(entry.get("errors") or ()), entry.get("error")) if e), "")
+    errors = (error for entry in episode_and_traces for error in (*(entry.get("errors") or ()), entry.get("error")))
+    failure = next(filter(None, errors), "")
     error_texts = [failure.get(key) for key in ("type", "error", "message")] if isinstance(failure, Mapping) else [failure]
     return ": ".join(str(text) for text in error_texts if text)
 
@@ -223,7 +227,7 @@ def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                     for name in ("logprobs", "advantages")
                     if any(name in node.streams for node in tokens_of_nodes)
                 },
-                "opens": n == 0,  # True for the first branch of a trace
+                "is_first_branch": n == 0,
             }
 
 
@@ -239,22 +243,26 @@ def _legacy_row(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row of a rollout that verifiers before 1.0 wrote."""
     if "prompt" not in record:
         raise cells.missing_field("prompt", record)
-    prompt, info_field = cells.prompt_text(record["prompt"]), record.get("info")
-    other_fields = {key: value for key, value in record.items() if key not in _LEGACY_FIELDS and type(value) in (int, float)}
-    rewards = {**(cells.object_field(record, "metrics") or other_fields), "reward": record.get("reward")}
+    prompt = cells.prompt_text(record["prompt"])
+    info_field = record.get("info")
+    number_fields = {
+        key: value for key, value in record.items() if key not in _LEGACY_FIELDS and type(value) in (int, float)
+    }
+    rewards = {**(cells.object_field(record, "metrics") or number_fields), "reward": record.get("reward")}
     return {
         "key": f"{record.get('task', '')} {record.get('example_id', prompt)}", "step": 0, "keyed": False, "prompt": prompt,
         "parts": cells.completion_parts(record["completion"]),
         "rewards": rewards if record.get("error") is None else dict.fromkeys(rewards),
         "columns": {**(info_field if isinstance(info_field, Mapping) else {}), "answer": record.get("answer")},
-        "ids": array("i"), "mask": [], "streams": {}, "opens": True,
+        "ids": array("i"), "mask": [], "streams": {}, "is_first_branch": True,
     }  # fmt: skip
 
 
 def _recorded_advantages(branches: _Branches, tokens: TokenizedTexts, *, has_ids: bool) -> AsRecorded | None:
-    """Return the advantages that traces record, or their mean per completion if the text was split into other tokens."""
+    """Return the recorded advantage of each token; if the file's ids are not used, each completion's mean."""
     branch_means = np.array(branches.mean_advantages)
-    credit_v = branches.tokens.stream("advantages") if has_ids else np.repeat(branch_means, tokens.ids.lengths)
-    if credit_v is None or np.isnan(branch_means).all():
+    advantage_v = branches.tokens.stream("advantages") if has_ids else np.repeat(branch_means, tokens.ids.lengths)
+    if advantage_v is None or np.isnan(branch_means).all():
         return None
-    return AsRecorded(f"{'' if has_ids else 'the mean over tokens of '}the file's 'advantages'", credit_v, by_token=True)
+    description = "the file's 'advantages'" if has_ids else "the mean over tokens of the file's 'advantages'"
+    return AsRecorded(description, advantage_v, by_token=True)
