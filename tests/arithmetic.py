@@ -17,8 +17,8 @@ def holds(text: str) -> bool:
     left, right = text.replace("\u2212", "-").replace("·", "*").split(" = ")
     plain = re.sub(r"\((?![-\d.(])[^()]*\)", "", right)  # the names of what is added
     low, high = _range(ast.parse(plain.strip(), mode="eval").body)
-    said = float(left)
-    return low - _half(said) <= said <= high + _half(said)
+    total = float(left)
+    return low - _half(total) <= total <= high + _half(total)
 
 
 def _half(number: float) -> float:
@@ -40,5 +40,5 @@ def _range(node: ast.expr) -> tuple[float, float]:
     both = {
         ast.Add: lambda x, y: x + y, ast.Sub: lambda x, y: x - y, ast.Mult: lambda x, y: x * y, ast.Div: lambda x, y: x / y,
     }[type(node.op)]  # fmt: skip
-    found = [both(x, y) for x in (a, b) for y in (c, d)]
-    return min(found), max(found)
+    results = [both(x, y) for x in (a, b) for y in (c, d)]
+    return min(results), max(results)

@@ -124,5 +124,5 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("needs Chromium and chromedriver on the PATH")
     pytest.importorskip("selenium.webdriver", reason="needs selenium")
-    with opened(tmp_path_factory.mktemp("browser")) as found:
-        yield found
+    with opened(tmp_path_factory.mktemp("browser")) as driver:
+        yield driver

@@ -46,19 +46,19 @@ ROWS = {"blocks": "flat", "waits": "flat", "fields": "fields", "turns": "turns",
 
 
 async def right(blocks, answer):
-    """Whether each completion has the answer, said after a while."""
+    """Return 1.0 for each completion with the right answer, after a short sleep."""
     import asyncio
 
     await asyncio.sleep(0.001)
-    return [float(one["solution"]["answer"] == gold) for one, gold in zip(blocks, answer, strict=True)]
+    return [float(text["solution"]["answer"] == gold) for text, gold in zip(blocks, answer, strict=True)]
 
 
 def ids(pieces):
     return [PIECES.index(piece) for piece in pieces]
 
 
-def said(thought, answer, confidence, *, tool="", end=("<eos>",)):
-    """A completion as pieces, and the block of each."""
+def completion(thought, answer, confidence, *, tool="", end=("<eos>",)):
+    """Return the pieces of a completion and the block of each."""
     solution = [*thought, *tool, "<answer>", answer, "</answer>"] if answer else list(thought)
     blocks = [*[SOLUTION] * len(thought), *[NOBODY] * len(tool), *[SOLUTION] * (3 if answer else 0)]
     report = ["<confidence>", *str(confidence), "</confidence>"] if confidence is not None else []
@@ -112,7 +112,7 @@ BETWEEN = ("<tool>", "+")  # what the environment says between two turns
 def flat_rows():
     rows = []
     for group, question, answer, thought, answered, confidence, more in FLAT:
-        pieces, blocks = said(thought, answered, confidence, **more)
+        pieces, blocks = completion(thought, answered, confidence, **more)
         rows.append(
             {
                 "group": group, "question": question, "answer": answer, "prompt": ids(question), "ids": ids(pieces),
@@ -148,8 +148,7 @@ def field_rows():
             write(element, FIRST + number)
         for piece in () if more.get("cut") else ("]", "}", "<eos>"):
             write(piece, REST)
-        known = zip("12", elements, strict=False)
-        right = [float(gold == element) for gold, element in known]
+        right = [float(gold == element) for gold, element in zip("12", elements, strict=False)]
         if more.get("cut"):
             right[-1] = 0.0  # nobody knows where the element ends, so it says nothing
         rows.append(
@@ -167,7 +166,7 @@ def turn_rows(talks, *, edited=False):
     for n, (group, question, answer, turns) in enumerate(talks):
         context = ids(question)
         for step, (thought, answered, confidence, paid, anchor) in enumerate(turns):
-            pieces, blocks = said(thought, answered, confidence, end=("<eos>",) if step == len(turns) - 1 else ())
+            pieces, blocks = completion(thought, answered, confidence, end=("<eos>",) if step == len(turns) - 1 else ())
             prompt = ids("?") + context[1:] if edited and step else list(context)
             rows.append(
                 {
@@ -194,61 +193,61 @@ def shared(row, credit, sizes, stop=0.0):
 
 
 def blocks_advantages(rows):
-    found = []
+    advantages = []
     for row in rows:
-        group = [one for one in rows if one["group"] == row["group"]]
-        solution = row["right"] - average([one["right"] for one in group]) if len(group) > 1 else 0.0
+        group = [mate for mate in rows if mate["group"] == row["group"]]
+        solution = row["right"] - average([mate["right"] for mate in group]) if len(group) > 1 else 0.0
         brier = [
-            None if one["confidence"] is None else -((one["confidence"] - one["right"]) ** 2)
-            for one in group
-            if one["right"] == row["right"]
+            None if mate["confidence"] is None else -((mate["confidence"] - mate["right"]) ** 2)
+            for mate in group
+            if mate["right"] == row["right"]
         ]
-        there = [value for value in brier if value is not None]
-        everyone = [-((one["confidence"] - one["right"]) ** 2) for one in group if one["confidence"] is not None]
+        scores = [value for value in brier if value is not None]
+        everyone = [-((mate["confidence"] - mate["right"]) ** 2) for mate in group if mate["confidence"] is not None]
         sizes = [max(row["blocks"].count(block), 1) for block in (SOLUTION, CONFIDENCE)]
         if row["confidence"] is None:  # compared with the like, with the group where there is none
-            found.append(shared(row, [solution, 0.0], sizes, stop=-1.0 - average(there or everyone)))
+            advantages.append(shared(row, [solution, 0.0], sizes, stop=-1.0 - average(scores or everyone)))
         else:
-            own = -((row["confidence"] - row["right"]) ** 2)
-            found.append(shared(row, [solution, own - average(there) if len(there) > 1 else 0.0], sizes))
-    return found
+            score = -((row["confidence"] - row["right"]) ** 2)
+            advantages.append(shared(row, [solution, score - average(scores) if len(scores) > 1 else 0.0], sizes))
+    return advantages
 
 
 def fields_advantages(rows):
-    found = []
+    advantages = []
     for row in rows:
-        group = [one for one in rows if one["group"] == row["group"]]
-        there = [one["a"] for one in group if one["a"] is not None]
+        group = [mate for mate in rows if mate["group"] == row["group"]]
+        present = [mate["a"] for mate in group if mate["a"] is not None]
         credit = [0.0, 0.0, 0.0, 0.0]
         stop = 0.0
         if row["a"] is None:
-            stop = 0.0 - average(there)
-        elif len(there) > 1:
-            credit[A] = row["a"] - average(there)
-        first = [one["n"][0] for one in group]
+            stop = 0.0 - average(present)
+        elif len(present) > 1:
+            credit[A] = row["a"] - average(present)
+        first = [mate["n"][0] for mate in group]
         credit[FIRST] = row["n"][0] - average(first) if len(first) > 1 else 0.0
-        like = [one["n"][1] for one in group if len(one["n"]) > 1 and one["n"][0] == row["n"][0]]
+        like = [mate["n"][1] for mate in group if len(mate["n"]) > 1 and mate["n"][0] == row["n"][0]]
         if len(row["n"]) > 1 and len(like) > 1:
             credit[SECOND] = row["n"][1] - average(like)
         sizes = [max(row["blocks"].count(block), 1) for block in (REST, A, FIRST, SECOND)]
-        found.append(shared(row, credit, sizes, stop=stop))
-    return found
+        advantages.append(shared(row, credit, sizes, stop=stop))
+    return advantages
 
 
 def turns_advantages(rows):
     last = {row["rollout"]: row["right"] for row in rows}  # the last turn that answers speaks for the rollout
-    found = []
+    advantages = []
     for row in rows:
-        mates = {one["rollout"] for one in rows if one["group"] == row["group"]}
+        mates = {other["rollout"] for other in rows if other["group"] == row["group"]}
         solution = last[row["rollout"]] - average([last[name] for name in sorted(mates)])
         votes = []
         for name in sorted(mates):
-            paid = [one["paid"] for one in rows if one["rollout"] == name and CONFIDENCE in one["blocks"]]
+            paid = [other["paid"] for other in rows if other["rollout"] == name and CONFIDENCE in other["blocks"]]
             votes += [average(paid)] if paid else []
-        own = [one for one in rows if one["rollout"] == row["rollout"]]
-        sizes = [max(sum(one["blocks"].count(block) for one in own), 1) for block in (SOLUTION, CONFIDENCE)]
-        found.append(shared(row, [solution, row["paid"] - average(votes)], sizes))
-    return found
+        turns = [other for other in rows if other["rollout"] == row["rollout"]]
+        sizes = [max(sum(other["blocks"].count(block) for other in turns), 1) for block in (SOLUTION, CONFIDENCE)]
+        advantages.append(shared(row, [solution, row["paid"] - average(votes)], sizes))
+    return advantages
 
 
 def gigpo_advantages(rows):
@@ -256,19 +255,19 @@ def gigpo_advantages(rows):
     batch = [[row[name] for row in rows] for name in names]
     # The episodes are compared over rows, as its authors' code does.
     options = {"gamma": 0.95, "scale": "none", "over": "rows", "reward": "sum", "step_weight": 1.0, "ddof": 1, "eps": 0.0}
-    found = []
+    advantages = []
     for row, credit in zip(rows, slow_gigpo(batch, **options).tolist(), strict=True):
-        size = sum(len(one["ids"]) for one in rows if one["rollout"] == row["rollout"])
-        found.append(shared(row, [credit] * 2, [size] * 2))
-    return found
+        size = sum(len(other["ids"]) for other in rows if other["rollout"] == row["rollout"])
+        advantages.append(shared(row, [credit] * 2, [size] * 2))
+    return advantages
 
 
 def written():
-    made = rollouts()
+    rows = rollouts()
     loops = {"blocks": blocks_advantages, "waits": blocks_advantages, "fields": fields_advantages, "turns": turns_advantages}
     loops |= {"gigpo": gigpo_advantages}
-    advantages = {name: function(made[ROWS[name]]) for name, function in loops.items()}
-    return {"pieces": PIECES, "recipes": RECIPES, "rollouts": made, "advantages": advantages}
+    advantages = {name: function(rows[ROWS[name]]) for name, function in loops.items()}
+    return {"pieces": PIECES, "recipes": RECIPES, "rollouts": rows, "advantages": advantages}
 
 
 @cache
@@ -282,11 +281,11 @@ def expected(name, *, whole=False):
     return (sequences(rows), of_sequences(rows, advantages)) if whole and ROWS[name] == "turns" else (rows, advantages)
 
 
-def assert_rows(found, wanted, tolerance=1e-6):
+def assert_rows(advantages, wanted, tolerance=1e-6):
     """Row by row the same numbers."""
     import pytest
 
-    for values, numbers in zip(found, wanted, strict=True):
+    for values, numbers in zip(advantages, wanted, strict=True):
         assert values == pytest.approx(numbers, abs=tolerance)
 
 
@@ -294,13 +293,13 @@ def check_symmetries(engine):
     """The order of rows does not matter, masking is deletion, and a group of one gets nothing; `engine`: rows to advantages."""
     rows = load()["rollouts"]["flat"]
     order = random.Random(3).sample(range(len(rows)), len(rows))
-    found, shuffled = engine(rows), engine([rows[n] for n in order])
-    assert [shuffled[order.index(n)] for n in range(len(rows))] == found
+    advantages, shuffled = engine(rows), engine([rows[n] for n in order])
+    assert [shuffled[order.index(n)] for n in range(len(rows))] == advantages
     sampled = [[(i, t) for t, (i, flag) in enumerate(zip(row["ids"], row["sampled"], strict=True)) if flag] for row in rows]
     bare = [
         {**row, "ids": [i for i, _ in kept], "sampled": [1] * len(kept)} for row, kept in zip(rows, sampled, strict=True)
     ]
-    for row, values, kept, alone in zip(rows, found, sampled, engine(bare), strict=True):
+    for row, values, kept, alone in zip(rows, advantages, sampled, engine(bare), strict=True):
         assert [values[t] for _, t in kept] == alone
         assert not any(value for value, flag in zip(values, row["sampled"], strict=True) if not flag)
         assert row["group"] != "g1" or not any(values)
@@ -315,19 +314,19 @@ def replace_model(monkeypatch, module):
 
 def sequences(rows):
     """The turns of each rollout as one row, with what the environment said in between; branched histories are left out."""
-    found = {}
+    by_rollout = {}
     for row in rows:
         if row["group"] == "hb":
             continue
-        if row["rollout"] not in found:
-            found[row["rollout"]] = {**row, "ids": [], "sampled": [], "turns": [], "row_of": []}
-        one = found[row["rollout"]]
-        before = len(one["prompt"]) + len(one["ids"])
+        if row["rollout"] not in by_rollout:
+            by_rollout[row["rollout"]] = {**row, "ids": [], "sampled": [], "turns": [], "row_of": []}
+        sequence = by_rollout[row["rollout"]]
+        before = len(sequence["prompt"]) + len(sequence["ids"])
         between = row["prompt"][before:]
-        one["ids"] = [*one["ids"], *between, *row["ids"]]
-        one["sampled"] = [*one["sampled"], *[0] * len(between), *row["sampled"]]
-        one["turns"] = [*one["turns"], {"anchor": row["anchor"], "paid": row["paid"]}]
-    return list(found.values())
+        sequence["ids"] = [*sequence["ids"], *between, *row["ids"]]
+        sequence["sampled"] = [*sequence["sampled"], *[0] * len(between), *row["sampled"]]
+        sequence["turns"] = [*sequence["turns"], {"anchor": row["anchor"], "paid": row["paid"]}]
+    return list(by_rollout.values())
 
 
 def of_sequences(rows, advantages):
@@ -335,11 +334,11 @@ def of_sequences(rows, advantages):
     by_rollout = {}
     for row, values in zip(rows, advantages, strict=True):
         by_rollout.setdefault(row["rollout"], []).extend(values)
-    found = []
-    for one in sequences(rows):
-        values = iter(by_rollout[one["rollout"]])
-        found.append([next(values) if flag else 0.0 for flag in one["sampled"]])
-    return found
+    placed = []
+    for sequence in sequences(rows):
+        values = iter(by_rollout[sequence["rollout"]])
+        placed.append([next(values) if flag else 0.0 for flag in sequence["sampled"]])
+    return placed
 
 
 def tokenizer():

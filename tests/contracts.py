@@ -35,12 +35,12 @@ class Needed:
         if self.since != "0" and Version(version(module.partition(".")[0])) < Version(self.since):
             return None
         try:
-            thing = importlib.import_module(module)
+            target = importlib.import_module(module)
             for name in filter(None, names.split(".")):
-                thing = inspect.getattr_static(thing, name) if inspect.isclass(thing) else getattr(thing, name)
+                target = inspect.getattr_static(target, name) if inspect.isclass(target) else getattr(target, name)
         except (ImportError, AttributeError) as error:
             return f"{self.path} is gone: {error}"
-        function = inspect.unwrap(getattr(thing, "__func__", thing))
+        function = inspect.unwrap(getattr(target, "__func__", target))
         if self.takes:
             parameters = inspect.signature(function).parameters.values()
             names = {parameter.name for parameter in parameters}

@@ -40,8 +40,8 @@ def accelerator(precision="no"):
 
 
 def critic(config, *, model=None, names=("return",), precision="no", micro_batch=64, seed=0):
-    found = ValueModel.of_policy(model if model is not None else policy(), names, config)
-    return Critic(found, config, accelerator(precision), micro_batch=micro_batch, seed=seed)
+    value_model = ValueModel.of_policy(model if model is not None else policy(), names, config)
+    return Critic(value_model, config, accelerator(precision), micro_batch=micro_batch, seed=seed)
 
 
 def question(completions=64, seed=0, width=6, names=("return",)):
@@ -123,8 +123,8 @@ def slow_fit(model, rows, streams, config):
     width, first = rows.width, None
     for _ in range(config.epochs):
         places = (rows.attention_nl.cumsum(1) - 1).clamp(min=0)
-        said = model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, position_ids=places).logits
-        value_nts = said[:, -width - 1 : -1]
+        logits = model(input_ids=rows.ids_nl, attention_mask=rows.attention_nl, position_ids=places).logits
+        value_nts = logits[:, -width - 1 : -1]
         first = value_nts.detach() if first is None else first
         total, count = 0.0, 0
         for s in range(len(streams.names)):

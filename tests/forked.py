@@ -51,19 +51,19 @@ for line in sys.stdin:
 _servers: dict[tuple, subprocess.Popen] = {}
 
 
-def run(code, *, python=(sys.executable,), environment=None, own=(), cwd=None, imports="import torch"):
+def run(code, *, python=(sys.executable,), environment=None, varying=(), cwd=None, imports="import torch"):
     """Run `python -c CODE`; return what `subprocess.run` would.
 
     Args:
         code: of Python; see `module`.
         python: the interpreter and its options.
         environment: of the process. Packages read theirs when they are imported, so a server serves one environment.
-        own: variables that may be others from call to call; PYTHONPATH among them is put first on `sys.path`.
+        varying: variables that may be others from call to call; PYTHONPATH among them is put first on `sys.path`.
         cwd: the folder of the process.
         imports: what is imported before.
     """
     environment = {**(environment or os.environ)}
-    fixed = {name: value for name, value in environment.items() if name not in (*own, "PYTEST_CURRENT_TEST")}
+    fixed = {name: value for name, value in environment.items() if name not in (*varying, "PYTEST_CURRENT_TEST")}
     key = (*python, imports, *sorted(fixed.items()))
     if key not in _servers or _servers[key].poll() is not None:
         command, pipe = [*python, "-c", SERVER, imports], subprocess.PIPE

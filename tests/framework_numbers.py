@@ -18,11 +18,11 @@ def read_table():
     """Of the page: framework -> method -> the cells of its row, by their heading."""
     table = PAGE.read_text(encoding="utf-8").partition("<!-- table -->\n")[2].partition("\n<!-- end of table -->")[0]
     heading, _, *rows = ([cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines())
-    found = {}
+    by_framework = {}
     for row in rows:
         cells = dict(zip(heading, row, strict=True))
-        found.setdefault(cells["framework"], {})[cells["method"]] = cells
-    return found
+        by_framework.setdefault(cells["framework"], {})[cells["method"]] = cells
+    return by_framework
 
 
 COMPAT = read_table()
@@ -38,15 +38,15 @@ def compatible(method_name, framework):
 def whitening_of(cells):
     """What counts once in the moments of a batch, and the options of `standardise`."""
     per, ddof, form = re.fullmatch(r"per (\w+), ddof (\d), (.+)", cells["whitening over the batch"]).groups()
-    (eps_at, eps), *_ = ((at, found[1]) for pattern, at in EPS_AT.items() if (found := re.fullmatch(pattern, form)))
+    (eps_at, eps), *_ = ((at, matched[1]) for pattern, at in EPS_AT.items() if (matched := re.fullmatch(pattern, form)))
     return per, {"ddof": int(ddof), "eps": float(eps), "eps_at": eps_at}
 
 
 def _grouped(name, cells, reward_n, group_n, **inputs):
-    known = method(name)
-    inputs = {key: value for key, value in inputs.items() if key in known.inputs}
+    entry = method(name)
+    inputs = {key: value for key, value in inputs.items() if key in entry.inputs}
     settings = {key: kind(cells[key]) for key, kind in (("ddof", int), ("eps", float)) if cells[key]}
-    advantage_n = known.estimator(reward_n, group_n, **settings, **inputs)
+    advantage_n = entry.estimator(reward_n, group_n, **settings, **inputs)
     alone_n = ~reward_n.isnan() & (moments(reward_n, group_index(group_n)).count_n() == 1)
     raw_n = reward_n.double()
     lone = {"zero": torch.zeros_like(raw_n), "raw": raw_n, "nan": torch.full_like(raw_n, torch.nan)}

@@ -13,10 +13,10 @@ SPACE = b" \t\r\n"
 
 def pattern_of(part):
     """The steps of a part, its own number filled in."""
-    found = steps(part.mark)
-    if part.index is not None and -1 in found:
-        found[found.index(-1)] = part.index
-    return found
+    pattern = steps(part.mark)
+    if part.index is not None and -1 in pattern:
+        pattern[pattern.index(-1)] = part.index
+    return pattern
 
 
 def fits(pattern, path):
@@ -59,11 +59,11 @@ def unescaped(written):
     return units.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
 
 
-def said(held):
-    if held[:1] != b'"':
-        return held or None
-    end, ended = string_end(held, 0)
-    return unescaped(held[1:-1]) if ended and end == len(held) else None
+def scalar(raw):
+    if raw[:1] != b'"':
+        return raw or None
+    end, ended = string_end(raw, 0)
+    return unescaped(raw[1:-1]) if ended and end == len(raw) else None
 
 
 class Slow:
@@ -107,7 +107,7 @@ class Slow:
                 if not many and any(claim[0] is part for claim in self.claims):
                     self.fault |= Fault.DUPLICATE
                 else:
-                    self.claims.append((part, value["from"], last, said(self.data[first:last]) if whole else None))
+                    self.claims.append((part, value["from"], last, scalar(self.data[first:last]) if whole else None))
 
     def begin(self, path, start, at):
         self.stack[-1]["value"] = {"path": path, "from": start, "at": at}

@@ -8,7 +8,7 @@ def told(file, folder, *more, **variables):
     """The arguments that the script gives to Python."""
     (folder / "python").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     (folder / "python").chmod(0o755)
-    given = {**os.environ, "PYTHON": str(folder / "python"), **variables}
+    environment = {**os.environ, "PYTHON": str(folder / "python"), **variables}
     return subprocess.run(
-        ["bash", str(file), *more], env=given, capture_output=True, text=True, check=True
+        ["bash", str(file), *more], env=environment, capture_output=True, text=True, check=True
     ).stdout.splitlines()

@@ -73,11 +73,11 @@ def case(folder, name, **shape):
 
 def keep(folder, name, run):
     """Train a step; the main process writes what it has of it."""
-    found = {"gradient": step(run), "advantages_nt": run.last_rollouts.advantages_nt}
+    record = {"gradient": step(run), "advantages_nt": run.last_rollouts.advantages_nt}
     if run.accelerator.is_main_process:
         log = run.state.log_history[0].items()
-        found["log"] = {key: value for key, value in log if key.startswith(("credit/", "rewards/", "sampling/"))}
-        torch.save(found, f"{folder}/{name}.pt")
+        record["log"] = {key: value for key, value in log if key.startswith(("credit/", "rewards/", "sampling/"))}
+        torch.save(record, f"{folder}/{name}.pt")
 
 
 def main():

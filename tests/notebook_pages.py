@@ -16,7 +16,7 @@ def executed(path, folder):
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # the times of this run
         if cell.cell_type == "code":  # progress bars, and what libraries say of themselves
-            cell.outputs = [one for one in cell.outputs if one.get("name") != "stderr"]
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -38,5 +38,5 @@ if __name__ == "__main__":
 
     for name in sys.argv[1:]:
         with tempfile.TemporaryDirectory() as folder:
-            found = executed(FOLDER / name, folder)
-        nbformat.write(found, FOLDER / name)
+            notebook = executed(FOLDER / name, folder)
+        nbformat.write(notebook, FOLDER / name)

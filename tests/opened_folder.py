@@ -20,13 +20,13 @@ def numbers(folder):
 
 
 def check(folder, advantages, sampled, *, step=1):
-    """Hold the folder against the advantages of every token that was sampled, open it, and return its rows.
+    """Compare the folder with the advantages of every sampled token, open it with the commands, and return its rows.
 
     `step` is the number of the last step that the folder has metrics of.
     """
-    rows, found = numbers(folder)
+    rows, stored = numbers(folder)
     expected = [compress(values, flags) for values, flags in zip(advantages, sampled, strict=True)]
-    assert found == pytest.approx([*chain(*expected)], abs=1e-6)
+    assert stored == pytest.approx([*chain(*expected)], abs=1e-6)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [*range(step - len(lines) + 1, step + 1)]
     assert "credit/no_signal" in lines[-1]

@@ -15,11 +15,11 @@ from spanwise.types import Fault
 def members(batch):
     """Indices of the present completions, by group."""
     reward, group = batch[0].tolist(), batch[1].tolist()
-    found = {}
+    by_group = {}
     for i, r in enumerate(reward):
         if not math.isnan(r):
-            found.setdefault(group[i], []).append(i)
-    return reward, found
+            by_group.setdefault(group[i], []).append(i)
+    return reward, by_group
 
 
 def average(values):
@@ -165,12 +165,12 @@ def slow_ktae(adv, ids, mask, correct, group, form, h1, h2, h3, k1=2.0, b=0.5):
             if not mask[i, t]:
                 continue
             w = int(ids[i, t])
-            held = [sum(w in text[j] for j in side) for side in sides]
-            table = [held, [len(sides[0]) - held[0], len(sides[1]) - held[1]]]
-            ways, every = chances(sum(held), len(sides[0]), len(mates))
-            p = ways[held[0]] / every  # one draw of the hypergeometric distribution; else Fisher's exact test, two-sided
+            with_w = [sum(w in text[j] for j in side) for side in sides]
+            table = [with_w, [len(sides[0]) - with_w[0], len(sides[1]) - with_w[1]]]
+            ways, every = chances(sum(with_w), len(sides[0]), len(mates))
+            p = ways[with_w[0]] / every  # one draw of the hypergeometric distribution; else Fisher's exact test, two-sided
             if form != "paper":
-                p = sum(one for one in ways if one <= ways[held[0]]) / every
+                p = sum(way for way in ways if way <= ways[with_w[0]]) / every
             tf = []
             for side in tokens:
                 f = Counter(side)[w] / len(side) if side else 0.0
@@ -181,7 +181,7 @@ def slow_ktae(adv, ids, mask, correct, group, form, h1, h2, h3, k1=2.0, b=0.5):
 
             total = len(mates)
             gain = entropy(len(sides[0]), len(sides[1])) - sum(sum(row) / total * entropy(*row) for row in table if sum(row))
-            direction = math.asin((held[0] / len(sides[0])) ** 0.5) - math.asin((held[1] / len(sides[1])) ** 0.5)
+            direction = math.asin((with_w[0] / len(sides[0])) ** 0.5) - math.asin((with_w[1] / len(sides[1])) ** 0.5)
             direction += h3 * (tf[0] / (tf[1] + 1e-5) - tf[1] / (tf[0] + 1e-5))
             key = (h1 * (0.0 if p > 1 - 1e-9 else math.exp(-2 * p)) + h2 * gain) * direction
             key = max(-500.0, min(500.0, key))
@@ -225,14 +225,14 @@ def slow_returns(batch, gamma):
 
 
 def slow_normal(value, members, scale, ddof, eps, least=2):
-    """(value - mean) over (deviation + eps) of the members that are there."""
-    there = [v for v in members if not math.isnan(v)]
-    if math.isnan(value) or len(there) < least or len(set(there)) == 1:
+    """(value - mean) over (deviation + eps) of the members that have a value."""
+    present = [v for v in members if not math.isnan(v)]
+    if math.isnan(value) or len(present) < least or len(set(present)) == 1:
         return 0.0
-    mean = math.fsum(there) / len(there)
+    mean = math.fsum(present) / len(present)
     if scale == "none":
         return value - mean
-    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in there) / (len(there) - ddof))
+    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in present) / (len(present) - ddof))
     return (value - mean) / (deviation + eps)
 
 
@@ -264,8 +264,8 @@ def slow_gagpo(batch, gamma, lam):
 
     def value(i):
         mates = [k for k in range(n) if k == i or (task[k] == task[i] and state[k] == state[i] and state[i] is not None)]
-        there = [returns[k] for k in mates if not math.isnan(returns[k])]
-        return sum(there) / len(there) if there else NAN
+        present = [returns[k] for k in mates if not math.isnan(returns[k])]
+        return sum(present) / len(present) if present else NAN
 
     result = []
     for i in range(n):
@@ -451,12 +451,12 @@ def faults(marks, taken, owner, layout, missing, read):
 
 
 def contents(read, layout):
-    held = {}
+    texts = {}
     for k, (_, tags) in enumerate(layout.blocks):
         for tag in tags:
             pairs = re.findall(rf"<{tag}>((?:(?!</?{tag}>).)*)</{tag}>".encode(), read[k], re.DOTALL)
-            held[k, tag] = pairs[-1].decode(errors="replace") if pairs else None
-    return held
+            texts[k, tag] = pairs[-1].decode(errors="replace") if pairs else None
+    return texts
 
 
 def owners_of_tokens(tokens, owner):

@@ -13,8 +13,8 @@ FENCED = re.compile(r"^ *```(\w*) *([^\n]*)\n(.*?)^ *```", re.MULTILINE | re.DOT
 
 def blocks(page, language, about=""):
     """The code of a page in one language; `about` is what stands behind the name of the language."""
-    found = FENCED.findall(page.read_text(encoding="utf-8"))
-    return [code for kind, more, code in found if (kind, more) == (language, about)]
+    fenced = FENCED.findall(page.read_text(encoding="utf-8"))
+    return [code for kind, more, code in fenced if (kind, more) == (language, about)]
 
 
 def rows(page, first):

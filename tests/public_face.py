@@ -21,17 +21,17 @@ ROOMS = ("spanwise", "spanwise.credit", "spanwise.score", "spanwise.segment", "s
 
 def lines():
     """One line for each public function, class and its public methods, in alphabetical order."""
-    found = []
+    entries = []
     for room in ROOMS:
         module = import_module(room)
         for name in module.__all__:
-            found += _of(f"{room}.{name}", getattr(module, name))
-    return sorted([*found, *_of_the_command_line(), *_of_the_trainer()])
+            entries += _of(f"{room}.{name}", getattr(module, name))
+    return sorted([*entries, *_of_the_command_line(), *_of_the_trainer()])
 
 
 def _of_the_command_line():
     """`spanwise COMMAND` with its arguments; an option as it is typed."""
-    found = []
+    entries = []
     for command in app:
         if command.startswith("-"):  # --help and --version, which cyclopts brings
             continue
@@ -40,8 +40,8 @@ def _of_the_command_line():
             default = "" if p.default is p.empty else f"={p.default!s}"
             option = "--" + p.name.rstrip("_").replace("_", "-") if p.kind is p.KEYWORD_ONLY else p.name.upper()
             parts.append(option + default)
-        found.append(" ".join(["$ spanwise", command, *parts]))
-    return found
+        entries.append(" ".join(["$ spanwise", command, *parts]))
+    return entries
 
 
 def arguments_of(command):
@@ -59,18 +59,18 @@ def _of_the_trainer():
     return [f"spanwise.engines.trl.SpanGRPOConfig({', '.join(f'{f.name}={f.default!r}' for f in ours)})"]
 
 
-def _of(name, thing):
-    if inspect.isclass(thing) and issubclass(thing, Exception):
+def _of(name, exported):
+    if inspect.isclass(exported) and issubclass(exported, Exception):
         return [name]
-    if dataclasses.is_dataclass(thing) and inspect.isclass(thing) and thing is not SpanGRPOConfig:
-        known = {**(vars(ByCompletion) if issubclass(thing, ByCompletion) else {}), **vars(thing)}
-        members = [_signature(f"{name}.{n}", m) for n, m in known.items() if not n.startswith("_") and _callable(m)]
-        fields = ", ".join(f.name + ("" if _required(f) else "=...") for f in dataclasses.fields(thing) if f.init)
+    if dataclasses.is_dataclass(exported) and inspect.isclass(exported) and exported is not SpanGRPOConfig:
+        attributes = {**(vars(ByCompletion) if issubclass(exported, ByCompletion) else {}), **vars(exported)}
+        members = [_signature(f"{name}.{n}", m) for n, m in attributes.items() if not n.startswith("_") and _callable(m)]
+        fields = ", ".join(f.name + ("" if _required(f) else "=...") for f in dataclasses.fields(exported) if f.init)
         return [f"{name}({fields})", *members]
-    if thing is SpanGRPOConfig:
+    if exported is SpanGRPOConfig:
         return []  # see `_of_the_trainer`
-    if inspect.isfunction(thing):
-        return [_signature(name, thing)]
+    if inspect.isfunction(exported):
+        return [_signature(name, exported)]
     return [name]
 
 
@@ -85,11 +85,11 @@ def _callable(member):
 def _signature(name, function):
     parameters = []
     for p in inspect.signature(inspect.unwrap(getattr(function, "__func__", function))).parameters.values():
-        shown = {p.VAR_POSITIONAL: f"*{p.name}", p.VAR_KEYWORD: f"**{p.name}"}.get(p.kind, p.name)
+        spelled = {p.VAR_POSITIONAL: f"*{p.name}", p.VAR_KEYWORD: f"**{p.name}"}.get(p.kind, p.name)
         if p.kind is p.KEYWORD_ONLY and "*" not in parameters and not any(x.startswith("*") for x in parameters):
             parameters.append("*")
         default = "" if p.default is p.empty else f"={p.default!r}"
-        parameters.append(re.sub(r" at 0x\w+", "", shown + default))
+        parameters.append(re.sub(r" at 0x\w+", "", spelled + default))
     return f"{name}({', '.join(parameters)})"
 
 

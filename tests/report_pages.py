@@ -146,11 +146,11 @@ def view(completions: int, tokens: int = 6, text: str = "x") -> TokenView:
 def token_row(tokens: list[str], a: list[float] | None = None, b: list[float] | None = None, **changes: Any) -> TokenRow:
     """One plain completion under methods a and b."""
     size = len(tokens)
-    given = {
+    fields = {
         "prompt": "1+1=", "tokens": tokens, "advantages": {"a": a or [0.5] * size, "b": b or [0.0] * size},
         "spans": {"solution": [(0, size)]}, "rewards": {"correct": 1.0}, "statuses": {"correct": "ok"}, "fault": "",
     }  # fmt: skip
-    return TokenRow(**{**given, **changes})
+    return TokenRow(**{**fields, **changes})
 
 
 def data_of(html: str, view: int | None = None) -> Any:
@@ -215,7 +215,7 @@ class Page(HTMLParser):
 
     @property
     def specs(self) -> list[dict]:
-        return [json.loads(text) for given, text in self.scripts if (given.get("id") or "").startswith("spec-")]
+        return [json.loads(text) for attributes, text in self.scripts if (attributes.get("id") or "").startswith("spec-")]
 
     def headline(self, label: str) -> str:
         return self.texts[self.texts.index(label) + 1]

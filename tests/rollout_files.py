@@ -73,10 +73,10 @@ def trace(text, answer, reward, *, prompt="2+2=", extra=(), **fields):
     }  # fmt: skip
 
 
-def episode(one, *, step=3, group="g"):
+def episode(agent_trace, *, step=3, group="g"):
     return {
-        "id": "e", "env": {"id": "sums"}, "task": one["task"], "group": {"id": group}, "ok": True, "errors": [],
-        "run": {"type": "train", "id": "r", "work": {"type": "train", "step": step}}, "traces": [one],
+        "id": "e", "env": {"id": "sums"}, "task": agent_trace["task"], "group": {"id": group}, "ok": True, "errors": [],
+        "run": {"type": "train", "id": "r", "work": {"type": "train", "step": step}}, "traces": [agent_trace],
     }  # fmt: skip
 
 

@@ -140,7 +140,7 @@ def cases(draw):
         if left_out:
             spans = {name: [0, 0] for name in blocks}
         status = {name: draw(st.sampled_from(list(Status))) for name in objectives}
-        one = {
+        cells = {
             "step": draw(st.integers(0, 2)),
             "group": draw(st.integers(-1, 2)),
             "prompt": draw(st.text(max_size=3)),
@@ -154,14 +154,15 @@ def cases(draw):
             "reward": {name: draw(DOUBLE) if value.has_number else NAN for name, value in status.items()},
         }
         for method in methods:
-            one[f"credit/{method}"] = {name: draw(st.just(NAN) | DOUBLE) for name in blocks}
-            one[f"stop/{method}"] = draw(st.just(0.0) | DOUBLE)
+            cells[f"credit/{method}"] = {name: draw(st.just(NAN) | DOUBLE) for name in blocks}
+            cells[f"stop/{method}"] = draw(st.just(0.0) | DOUBLE)
             numbers = draw(st.lists(SINGLE, min_size=size, max_size=size))
-            one[f"advantages/{method}"] = [NAN] * size if left_out else numbers
+            cells[f"advantages/{method}"] = [NAN] * size if left_out else numbers
         for name in per_token:
             sign = -1 if name == "logprobs" else 1
-            one[name] = [sign * abs(value) for value in draw(st.lists(st.just(NAN) | SINGLE, min_size=size, max_size=size))]
-        return one
+            numbers = draw(st.lists(st.just(NAN) | SINGLE, min_size=size, max_size=size))
+            cells[name] = [sign * abs(number) for number in numbers]
+        return cells
 
     rows = [row() for _ in range(draw(st.integers(1, 5)))]
     cuts = draw(st.lists(st.integers(0, len(rows)), max_size=2))

@@ -13,9 +13,9 @@ def made(layout, pieces, *, added=(), masked=(), **layout_options):
     `added` are the pieces that the tokenizer has beside its vocabulary.
     """
     written = [piece if isinstance(piece, bytes) else piece.encode() for piece in pieces]
-    known = list(dict.fromkeys([*written, *(piece.encode() for piece in added)]))
-    vocabulary = Vocabulary(tuple(known), frozenset(known.index(piece.encode()) for piece in added))
-    ids = torch.tensor([[known.index(piece) for piece in written]])
+    vocabulary_pieces = list(dict.fromkeys([*written, *(piece.encode() for piece in added)]))
+    vocabulary = Vocabulary(tuple(vocabulary_pieces), frozenset(vocabulary_pieces.index(piece.encode()) for piece in added))
+    ids = torch.tensor([[vocabulary_pieces.index(piece) for piece in written]])
     mask = torch.tensor([[place not in masked for place in range(len(pieces))]])
     layout = layout if isinstance(layout, Layout) else Layout(layout, **layout_options)
     spans, texts = find_blocks(ids, mask, layout=layout, vocabulary=vocabulary)

@@ -22,7 +22,7 @@ class Case:
     layout: object
     tokens: list
     added: list
-    known: set
+    specials: set
     logp: list
     columns: list
 
@@ -37,33 +37,33 @@ def claimed(case, name):
     """Claims (part, start, stop, what it says) and faults: of the parts of one mark each takes a match in turn."""
     matches, fault = ORACLES[name](case)
     claims, count = [], {}
-    for mark, start, stop, held in matches:
-        own = [p for p in case.layout.parts if p.segmenter == name and (mark is None or p.mark in (mark, mark + "[*]"))]
+    for mark, start, stop, text in matches:
+        parts = [p for p in case.layout.parts if p.segmenter == name and (mark is None or p.mark in (mark, mark + "[*]"))]
         number = count[mark] = count.get(mark, -1) + 1
-        if number < len(own) or (own and own[-1].index is None):
-            claims.append((own[min(number, len(own) - 1)], start, stop, held))
-        elif own:
+        if number < len(parts) or (parts and parts[-1].index is None):
+            claims.append((parts[min(number, len(parts) - 1)], start, stop, text))
+        elif parts:
             fault |= Fault.MORE
     return claims, int(fault)
 
 
 def units(data, starts):
     """What lies between starts, if it is more than white space."""
-    found = []
+    matches = []
     for start, stop in zip(starts, [*starts[1:], len(data)], strict=False):
         if data[start:stop].strip(SPACE):
-            found.append((None, start, stop, data[start:stop].strip(SPACE)))
-    return found, 0
+            matches.append((None, start, stop, data[start:stop].strip(SPACE)))
+    return matches, 0
 
 
 def lines_of(data):
     """Where each line starts, and the line with its line feed."""
-    start, found = 0, []
+    start, lines = 0, []
     for at, byte in enumerate(data):
         if byte == 0x0A:
-            found.append((start, data[start : at + 1]))
+            lines.append((start, data[start : at + 1]))
             start = at + 1
-    return [*found, (start, data[start:])]
+    return [*lines, (start, data[start:])]
 
 
 def slow_lines(case):
@@ -178,12 +178,12 @@ def slow_regex(case):
     for number, mark in enumerate(case.marks("regex")):
         pattern, group = PATTERNS[mark]
         every += [(m.start(), -m.end(), number, mark, m[group]) for m in re.finditer(pattern, case.data)]
-    found, end = [], 0
-    for start, stop, _, mark, held in sorted(every, key=lambda one: one[:3]):
+    matches, end = [], 0
+    for start, stop, _, mark, text in sorted(every, key=lambda match: match[:3]):
         if start >= end and start < -stop:
-            found.append((mark, start, -stop, held))
+            matches.append((mark, start, -stop, text))
             end = -stop
-    return found, 0
+    return matches, 0
 
 
 def runs(case, opens):
@@ -235,17 +235,17 @@ def signs_in(case, wanted, tokens_only=()):
         if added and piece in wanted:
             tokens[at] = piece
         at += len(piece)
-    spelled = [sign for sign in wanted if sign not in case.known and not (case.known and sign in tokens_only)]
-    found, at = [], 0
+    spelled = [sign for sign in wanted if sign not in case.specials and not (case.specials and sign in tokens_only)]
+    signs, at = [], 0
     while at < len(data):
         here = [tokens[at]] if at in tokens else [sign for sign in spelled if data[at : at + len(sign)] == sign]
         sign = max(here, key=len, default=b"")
         if sign and not (at not in tokens and any(place in tokens for place in range(at, at + len(sign)))):
-            found.append((sign, at, at + len(sign)))
+            signs.append((sign, at, at + len(sign)))
             at += len(sign)
         else:
             at += 1
-    return found
+    return signs
 
 
 def slow_delimiters(case):
@@ -262,9 +262,9 @@ def slow_delimiters(case):
             fault |= Fault.ORDER
             continue
         mark = pairs[sign]
-        own = [part for part in case.layout.parts if part.segmenter == "delimiters" and part.mark == mark]
+        parts = [part for part in case.layout.parts if part.segmenter == "delimiters" and part.mark == mark]
         count[mark] = count.get(mark, 0) + 1
-        if own[-1].index is None and not mark.endswith("[*]") and count[mark] > len(own):
+        if parts[-1].index is None and not mark.endswith("[*]") and count[mark] > len(parts):
             fault |= Fault.DUPLICATE
         ends = [n for n in range(at, len(signs)) if signs[n][0] == closing[sign]]
         if ends:
@@ -311,33 +311,33 @@ MAY_BE_SPELLED = {b"<think>", b"</think>", b"<tool_call>", b"</tool_call>", b"<m
 def slow_channels(case):
     every = {*PAIRS, *CLOSINGS, *WRAPS, *UNWRAPS, *HEADER, *TURN_ENDS, b"<|start_header_id|>"}
     signs = signs_in(case, every, every - MAY_BE_SPELLED)
-    turns, start, own = [], 0, []
+    turns, start, turn_signs = [], 0, []
     for sign in signs:
         if sign[0] in TURN_ENDS:
-            turns.append((start, sign[1], own, sign[0]))
-            start, own = sign[2], []
+            turns.append((start, sign[1], turn_signs, sign[0]))
+            start, turn_signs = sign[2], []
         else:
-            own.append(sign)
-    turns.append((start, len(case.data), own, None))
+            turn_signs.append(sign)
+    turns.append((start, len(case.data), turn_signs, None))
     prefilled = case.layout.prefilled == "reasoning"
-    found, fault = [], 0
+    channels, fault = [], 0
     for turn in turns:
         stretches, wrong = one_turn(case.data, *turn, prefilled)
-        found, fault = found + stretches, fault | wrong
-    stops = [*[start for _, start, _ in found[1:]], len(case.data)]
-    return [(name, start, stop, held) for (name, start, held), stop in zip(found, stops, strict=False)], fault
+        channels, fault = channels + stretches, fault | wrong
+    stops = [*[start for _, start, _ in channels[1:]], len(case.data)]
+    return [(name, start, stop, text) for (name, start, text), stop in zip(channels, stops, strict=False)], fault
 
 
 def one_turn(data, start, stop, signs, ended, prefilled):
     """The stretches (channel, start, what it says) of one turn, and faults."""
-    found, fault, at, loose, lead = [], 0, 0, start, None
+    stretches, fault, at, loose, lead = [], 0, 0, start, None
 
     def edge(n):
         return signs[n][1] if n < len(signs) else stop
 
-    def add(channel, begin, held):
+    def add(channel, begin, text):
         nonlocal lead
-        found.append((channel, begin if lead is None else lead, held))
+        stretches.append((channel, begin if lead is None else lead, text))
         lead = None
 
     def channel_from(n, name, begin, inner, closings, whole):
@@ -389,7 +389,7 @@ def one_turn(data, start, stop, signs, ended, prefilled):
             if sign == b"<|start_header_id|>" and at < len(signs) and signs[at][0] == b"<|end_header_id|>":
                 end, at = signs[at][2], at + 1
             loose = end
-    return found, fault
+    return stretches, fault
 
 
 def of_header(header):

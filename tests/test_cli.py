@@ -40,7 +40,7 @@ def spanwise(*arguments, cache, expect=0, path=""):
         "HF_HUB_OFFLINE": "0",
     }
     done = forked.run(
-        forked.module("spanwise", *arguments), environment=environment, own=("PYTHONPATH", "SPANWISE_CACHE"),
+        forked.module("spanwise", *arguments), environment=environment, varying=("PYTHONPATH", "SPANWISE_CACHE"),
         imports="import spanwise.cli, spanwise.commands.train.train, spanwise.report",
     )  # fmt: skip
     reached = tried.read_text() if tried.exists() else ""
@@ -109,7 +109,7 @@ def test_a_resolved_recipe_trains_the_same_again(run, cache, tmp_path):
     assert first["final"] == second["final"]
 
 
-def told(folder):
+def run_record(folder):
     """Start, steps of the curve and batches as the summary has them, and what each line of the metrics is about."""
     summary = json.loads((folder / "summary.json").read_text())
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -122,13 +122,13 @@ WHOLE = [(0, "evaluation"), (1, "batch"), (1, "evaluation"), (2, "batch"), (2, "
 
 def test_resuming_gives_the_uninterrupted_run(run, cache, tmp_path):
     folder, _ = run
-    summary, about = told(folder)
+    summary, about = run_record(folder)
     assert about == WHOLE
     assert [point["step"] for point in summary[1]] == [0, 1, 2]
     assert [batch["step"] for batch in summary[2]] == [1, 2]
     resumed = tmp_path / "resumed"
     spanwise("train", *SMALL, "--output", resumed, "--resume", folder / "checkpoints" / "checkpoint-1", cache=cache)
-    assert told(resumed) == (summary, about)
+    assert run_record(resumed) == (summary, about)
 
 
 def test_an_interrupted_run_goes_on_from_its_newest_intact_checkpoint(run, cache, tmp_path):
@@ -143,7 +143,7 @@ def test_an_interrupted_run_goes_on_from_its_newest_intact_checkpoint(run, cache
         "Training resumes from checkpoint-1; newer checkpoints are not readable: checkpoint-2: the folder lacks spanwise.json"
         in done.stdout
     )
-    assert told(broken) == told(folder)
+    assert run_record(broken) == run_record(folder)
 
 
 def test_without_the_metrics_of_the_resumed_run_there_is_no_start(run, cache, tmp_path):

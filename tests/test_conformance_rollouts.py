@@ -22,14 +22,14 @@ def test_the_file_is_what_the_definitions_say():
 def test_the_pipeline_gives_the_numbers_of_the_file(name, tmp_path):
     rows = SAVED["rollouts"][conformance.ROWS[name]]
     rule = conformance.scheme(name, tmp_path)
-    found = conformance.by_pipeline(rows, rule)
-    for row, expected in zip(found, SAVED["advantages"][name], strict=True):
+    adv_rows = conformance.by_pipeline(rows, rule)
+    for row, expected in zip(adv_rows, SAVED["advantages"][name], strict=True):
         assert row == pytest.approx(expected, abs=1e-12)
-    assert sum(value != 0 for row in found for value in row) > 20
+    assert sum(value != 0 for row in adv_rows for value in row) > 20
     order = random.Random(0).sample(range(len(rows)), len(rows))
     shuffled = conformance.by_pipeline([rows[n] for n in order], rule)
     for n, row in zip(order, shuffled, strict=True):
-        assert row == pytest.approx(found[n], abs=1e-15)
+        assert row == pytest.approx(adv_rows[n], abs=1e-15)
 
 
 def test_a_file_of_rollouts_gives_the_numbers_of_the_file(tmp_path):
@@ -51,7 +51,7 @@ def test_a_file_of_rollouts_gives_the_numbers_of_the_file(tmp_path):
     result = credit_rollouts(tmp_path / "rows.parquet", recipe=tmp_path / "blocks.yaml", methods=["recipe"])
     (applied,) = result.applied
     flat = iter(applied.advantages(result.table, 0, len(rows)).tolist())
-    found = [[next(flat) for _ in row["ids"]] for row in rows]
-    for row, expected, exact in zip(found, SAVED["advantages"]["blocks"], conformance.by_pipeline(rows, rule), strict=True):
-        assert row == pytest.approx(expected, abs=1e-6)
-        assert row == pytest.approx(exact, abs=1e-6)
+    for row, expected, exact in zip(rows, SAVED["advantages"]["blocks"], conformance.by_pipeline(rows, rule), strict=True):
+        advantages = [next(flat) for _ in row["ids"]]
+        assert advantages == pytest.approx(expected, abs=1e-6)
+        assert advantages == pytest.approx(exact, abs=1e-6)

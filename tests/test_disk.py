@@ -47,21 +47,21 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_full_disk_is_one_sentence_and_leaves_the_file_that_was_there(name, there, tmp_path):
+def test_a_full_disk_is_one_sentence_and_leaves_the_file_that_was_there(name, exists, tmp_path):
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True)
-    if there:
+    if exists:
         file.write_bytes(b"before")
-    with full_disk(1000), pytest.raises(DataError) as told:
+    with full_disk(1000), pytest.raises(DataError) as error:
         WRITERS[name](tmp_path)
-    sentence = str(told.value)
+    sentence = str(error.value)
     assert sentence.startswith(f"'{file}' cannot be written: File too large; ")
     assert sentence.endswith(" are free there. Make room there.")
     assert "\n" not in sentence
     left = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == ({Path(name): b"before"} if there else {} if name != "metrics.jsonl" else {Path(name): b""})
+    assert left == ({Path(name): b"before"} if exists else {} if name != "metrics.jsonl" else {Path(name): b""})
     WRITERS[name](tmp_path)  # with room it goes on
     assert file.stat().st_size > 200
 

@@ -94,8 +94,8 @@ def test_the_readme_is_short():
 def test_the_fifteen_lines_give_the_numbers_they_promise(page_runs):
     # Brier scores -.01 -.64 of the right answers (mean -.325) and -.81 -.04 of the wrong ones (mean -.425); half are right.
     expected = [[0.5, 0.315], [0.5, -0.315], [-0.5, -0.385], [-0.5, 0.385]]
-    found = page_runs(HOWTO / "without_a_trainer.md")["found"]
-    torch.testing.assert_close(found.block_nk, torch.tensor(expected, dtype=torch.float64))
+    credit = page_runs(HOWTO / "without_a_trainer.md")["found"]
+    torch.testing.assert_close(credit.block_nk, torch.tensor(expected, dtype=torch.float64))
 
 
 def test_the_fields_give_the_numbers_they_promise(page_runs):
@@ -107,8 +107,8 @@ def test_the_fields_give_the_numbers_they_promise(page_runs):
 
 def test_the_picture_of_the_readme_has_the_numbers_of_the_fields():
     """The second completion: sums of 2, 1, 1, 1 have the mean 1.25, so one number is -.25."""
-    said = "With one number every token gets -0.25. By part the city gets +0.50, the year -0.75 and the form -0.25."
-    assert said in README.read_text(encoding="utf-8")
+    sentence = "With one number every token gets -0.25. By part the city gets +0.50, the year -0.75 and the form -0.25."
+    assert sentence in README.read_text(encoding="utf-8")
     for name in ("front.svg", "front-dark.svg"):
         drawn = re.findall(r">([+\u2212-]\d\.\d+)<", (DOCS / "images" / name).read_text(encoding="utf-8"))
         assert [float(number.replace("\u2212", "-")) for number in drawn] == [-0.25, -0.25, 0.5, -0.75]
@@ -172,16 +172,16 @@ RUNS = {"value_nt": "values of a critic", "logp_nt": "log-probabilities", "steps
 def entries():
     """Of docs/methods.md: method -> (the heading it stands under, its text)."""
     text = (DOCS / "methods.md").read_text(encoding="utf-8")
-    found = {}
+    by_method = {}
     for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
         kind, *methods = re.split(r"^### ", part, flags=re.MULTILINE)
         for entry in methods:
-            name, _, rest = entry.partition("\n")
-            found[name] = (kind.split("\n")[0], rest.partition("\n\nA method for")[0])
-    return found
+            name, _, body = entry.partition("\n")
+            by_method[name] = (kind.split("\n")[0], body.partition("\n\nA method for")[0])
+    return by_method
 
 
-OURS = sorted(name for name, known in METHODS.items() if known.estimator.__module__.startswith("spanwise."))
+OURS = sorted(name for name, method in METHODS.items() if method.estimator.__module__.startswith("spanwise."))
 
 
 def test_every_method_stands_on_the_page_once():
@@ -192,24 +192,24 @@ def test_every_method_stands_on_the_page_once():
 
 @pytest.mark.parametrize("name", OURS)
 def test_the_page_says_of_each_method_what_the_registry_says(name):
-    known, (heading, text) = METHODS[name], entries()[name]
-    contrib = ".contrib." in known.estimator.__module__
-    assert heading == ("Contrib" if contrib else f"{known.kind.capitalize()}s")
-    assert not contrib or f"Credits {known.kind}s." in text
+    method, (heading, text) = METHODS[name], entries()[name]
+    contrib = ".contrib." in method.estimator.__module__
+    assert heading == ("Contrib" if contrib else f"{method.kind.capitalize()}s")
+    assert not contrib or f"Credits {method.kind}s." in text
     assert re.search(r"```text\n.*A.*\n```", text)
-    title, _, number = known.paper.partition(", arXiv ")
-    assert f"{title}, [arXiv {number}](https://arxiv.org/abs/{number}). The formula was taken from {known.source}." in text
+    title, _, number = method.paper.partition(", arXiv ")
+    assert f"{title}, [arXiv {number}](https://arxiv.org/abs/{number}). The formula was taken from {method.source}." in text
     in_yaml = {"None": "null", "True": "true", "False": "false"}
-    defaults = [f"`{option}: {in_yaml.get(str(value), value)}`" for option, value in known.of_a_run().options.items()]
-    if known.kind == "refinement":
+    defaults = [f"`{option}: {in_yaml.get(str(value), value)}`" for option, value in method.of_a_run().options.items()]
+    if method.kind == "refinement":
         words = {"ids_nt": "token ids", "importance_nt": "log-probabilities"}
-        needs = " and ".join(words[need] for need in known.needs if need in words)
+        needs = " and ".join(words[need] for need in method.needs if need in words)
         assert f"\n| `refine: {name}` | {needs} | {', '.join(defaults)} |\n" in text
         return
-    if known.preset is None:
-        needs = ", ".join(f"`{need}`" for need in known.needs)
+    if method.preset is None:
+        needs = ", ".join(f"`{need}`" for need in method.needs)
         needs = f", which needs {needs}" if needs else ""
-        assert f"Python only: `spanwise.credit.{known.estimator.__name__}`{needs}." in text
+        assert f"Python only: `spanwise.credit.{method.estimator.__name__}`{needs}." in text
         head = "The option and its default are" if len(defaults) == 1 else "The options and their defaults are"
         assert f"{head} {', '.join(defaults)}.\n" in text + "\n"
         return
@@ -217,21 +217,21 @@ def test_the_page_says_of_each_method_what_the_registry_says(name):
     needs = Scheme.preset(name, DIGITS_LAYOUT, longest=32).needs - {"mask_nt"}
     assert {need for need, words in RUNS.items() if words in cells[3]} == needs
     assert (cells[3] == "nothing") == (not needs)
-    blocks_ = "the whole completion" if known.preset.whole else "those of the task"
-    rewards = "correctness and a second objective" if known.preset.calibrated else "correctness"
-    assert (*cells[:3], cells[4]) == (blocks_, rewards, known.preset.per, ", ".join(defaults))
+    blocks_ = "the whole completion" if method.preset.whole else "those of the task"
+    rewards = "correctness and a second objective" if method.preset.calibrated else "correctness"
+    assert (*cells[:3], cells[4]) == (blocks_, rewards, method.preset.per, ", ".join(defaults))
     priced = re.search(r"tags, at weight (\S+)\.\n", text)
-    assert known.preset.format == (float(priced[1]) if priced else 0.0)
+    assert method.preset.format == (float(priced[1]) if priced else 0.0)
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_a_method_is_trained_or_says_that_it_is_a_function_to_call(name):
-    known, to_call = METHODS[name], "A function to call from Python"
-    assert known.summary.startswith(to_call) == (known.preset is None and known.kind != "refinement")
-    if known.summary.startswith(to_call):
-        assert ".contrib." in known.estimator.__module__
+    method, to_call = METHODS[name], "A function to call from Python"
+    assert method.summary.startswith(to_call) == (method.preset is None and method.kind != "refinement")
+    if method.summary.startswith(to_call):
+        assert ".contrib." in method.estimator.__module__
     else:
-        like, refine = ("grpo", {"refine": name}) if known.kind == "refinement" else (name, {})
+        like, refine = ("grpo", {"refine": name}) if method.kind == "refinement" else (name, {})
         Scheme.preset(like, DIGITS_LAYOUT, longest=32, **refine).check((*PROVIDES, *CriticConfig.adds))
 
 
@@ -254,8 +254,8 @@ def test_the_example_method_is_short_and_runs_from_a_recipe(page_runs, tmp_path)
     scores = Scores(
         ("correct",), torch.tensor([[3.0], [1.0], [0.0], [2.0]]).double(), nothing_n1.long(), torch.zeros(4, 1, 2)
     )
-    found = credit_batch(Reading(scores, nothing_n1.long() + 5, torch.zeros(4).long()), Batch(["q"] * 4), scheme)
-    assert found.block_nk.flatten().tolist() == [2.25, 0.25, -0.75, 1.25]
+    credit = credit_batch(Reading(scores, nothing_n1.long() + 5, torch.zeros(4).long()), Batch(["q"] * 4), scheme)
+    assert credit.block_nk.flatten().tolist() == [2.25, 0.25, -0.75, 1.25]
 
 
 def test_the_entry_points_are_those_we_read_and_name_what_the_page_registers(page_runs):
@@ -285,8 +285,8 @@ def test_the_tables_of_inputs_and_facts_are_complete():
 def test_a_method_is_handed_the_facts_that_the_table_says(kind):
     handed = {}
 
-    def spy(**known):
-        handed.update(known)
+    def spy(**facts):
+        handed.update(facts)
         shape = {"block": (2, 1), "token": (2, 3)}.get(kind, (2,))
         return torch.zeros(shape)
 
@@ -304,18 +304,18 @@ def test_a_method_is_handed_the_facts_that_the_table_says(kind):
         method=Method("spy", spy, kind, "a test"),
         inputs=inputs,
     )
-    said = set()
+    expected = set()
     for names, _, kinds in rows(OWN, "fact"):
         if kinds == "all" or kinds == kind or (kinds.startswith("all but block") and kind != "block"):
-            said |= set(named(names))
-    assert {name for name in handed if name in FACTS} == said
+            expected |= set(named(names))
+    assert {name for name in handed if name in FACTS} == expected
     takes = {name for cells in rows(OWN, "kind") if named(cells[0]) == [kind] for name in named(cells[1])}
     assert takes <= set(handed)
 
 
 def test_the_table_of_properties_is_complete():
-    found = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| (.+) \|$", OWN.read_text(encoding="utf-8"), re.MULTILINE)
-    table = {name: (kinds, says) for name, kinds, says in found if name in PROPERTIES}
+    cells = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| (.+) \|$", OWN.read_text(encoding="utf-8"), re.MULTILINE)
+    table = {name: (kinds, says) for name, kinds, says in cells if name in PROPERTIES}
     for name, says in PROPERTIES.items():
         kinds = [kind for kind, names in BY_KIND.items() if name in names]
         if kinds:

@@ -20,23 +20,23 @@ def cache(tmp_path_factory):
 
 
 def ran(name, cache, *arguments):
-    given = {**os.environ, "SPANWISE_CACHE": cache, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "SPANWISE_CACHE": cache, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(EXAMPLES / name), "--warm-up", "2", *arguments]
-    done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=800)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
 
 def test_the_loop_is_short_and_prints_its_table(cache):
     assert len((EXAMPLES / "plain_pytorch.py").read_text().splitlines()) < 150
-    said = ran("plain_pytorch.py", cache, "--steps", "2", "--prompts", "4", "--group", "4").splitlines()
-    assert said[0].split() == ["step", "right", "brier", "malformed"]
-    assert [line.split()[0] for line in said[1:]] == ["1", "2"]
+    lines = ran("plain_pytorch.py", cache, "--steps", "2", "--prompts", "4", "--group", "4").splitlines()
+    assert lines[0].split() == ["step", "right", "brier", "malformed"]
+    assert [line.split()[0] for line in lines[1:]] == ["1", "2"]
 
 
 def test_the_trl_script_leaves_a_folder_and_a_report(cache, tmp_path):
-    said = ran("trl_script.py", cache, "--steps", "5", "--output", str(tmp_path / "run"))
-    assert f"Report: {tmp_path}/run/report.html" in said
+    output = ran("trl_script.py", cache, "--steps", "5", "--output", str(tmp_path / "run"))
+    assert f"Report: {tmp_path}/run/report.html" in output
     folder = tmp_path / "run"
     assert [file.name for file in (folder / "rollouts").iterdir()] == ["step_000005.parquet"]
     assert [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3, 4, 5]

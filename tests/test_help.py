@@ -47,8 +47,8 @@ def test_help_names_every_command_in_a_second_of_work_and_loads_no_torch():
 
 def test_the_fields_in_the_help_are_those_of_the_recipe():
     text = " ".join(helped("train", "--help").split())
-    said = re.search(r"Recipe fields and their defaults: (.*)\. For a model by name: (.*?)\. ╭", text)
-    fields, by_name = ([entry.partition("=") for entry in said[part].split(", ")] for part in (1, 2))
+    listed = re.search(r"Recipe fields and their defaults: (.*)\. For a model by name: (.*?)\. ╭", text)
+    fields, by_name = ([entry.partition("=") for entry in listed[part].split(", ")] for part in (1, 2))
     assert [name for name, _, _ in fields] == [*Recipe.model_fields, *MODES]
     for name, _, default in fields:
         field = Recipe.model_fields.get(name)
@@ -82,30 +82,30 @@ def test_completion_knows_commands_and_options():
 
 def closure(names):
     """The distributions of some packages and of all that they require here."""
-    found, waiting = {}, list(names)
+    distributions, waiting = {}, list(names)
     while waiting:
         name = waiting.pop()
-        if name in found:
+        if name in distributions:
             continue
         try:
-            found[name] = distribution(name)
+            distributions[name] = distribution(name)
         except PackageNotFoundError:  # what another system would need
             continue
-        for line in found[name].requires or ():
+        for line in distributions[name].requires or ():
             wanted = Requirement(line)
             if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
                 waiting.append(wanted.name)
-    return found.values()
+    return distributions.values()
 
 
 def bare_environment(folder, *names):
     """A folder of links that `run` takes for all that is installed."""
     folder.mkdir(parents=True, exist_ok=True)
-    for found in closure(names):
-        for top in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
+    for package in closure(names):
+        for top in {file.parts[0] for file in package.files or () if file.parts[0] not in ("..", "__pycache__")}:
             place = folder / top
             if not place.exists():
-                place.symlink_to(Path(found.locate_file(top)).resolve())
+                place.symlink_to(Path(package.locate_file(top)).resolve())
     return folder
 
 

@@ -91,14 +91,14 @@ def test_no_class_name_twice(trees):
 
 def test_no_function_has_the_name_of_a_room(trees):
     rooms = {path.name for path in SOURCE.rglob("*") if path.is_dir()} | {path.stem for path in SOURCE.glob("*.py")}
-    found = {
+    clashes = {
         f"{module.removeprefix('spanwise.')}.{node.name}"
         for module, tree in trees.items()
         if not module.startswith(("spanwise.commands", "spanwise.cli"))
         for node in tree.body
         if isinstance(node, ast.FunctionDef) and node.name in rooms
     }
-    assert found == set()
+    assert clashes == set()
 
 
 #: What needs an engine of its own.

@@ -156,11 +156,11 @@ def test_files_of_one_name_beside_two_recipes_are_two(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.py").write_text(REWARD.format(value=value))
         written(tmp_path / name, "objectives:\n- {reward: 'train:paid', pays: solution}\n")
-    found = []
+    rewards = []
     for name in ("one", "two"):
         recipe = load(f"{name}/recipe.yaml")
         assert recipe.objectives is not None
-        found.append(find(recipe.objectives[0]["reward"])(["a"]))
-    assert found == [[1.0], [2.0]]
+        rewards.append(find(recipe.objectives[0]["reward"])(["a"]))
+    assert rewards == [[1.0], [2.0]]
     with pytest.raises(RecipeError, match="there is no module 'train' in the current folder"):
         find("train:paid")

@@ -14,7 +14,7 @@ def test_tags_and_names_of_a_layout():
 
 
 @pytest.mark.parametrize(
-    ("blocks", "prefilled", "said"),
+    ("blocks", "prefilled", "sentence"),
     [
         ({}, None, "at least one block"),
         ({"a": ["a"], "b": []}, None, "No tag opens block 'b'"),
@@ -30,8 +30,8 @@ def test_tags_and_names_of_a_layout():
         ({"a": {"b"}}, None, "Block 'a' needs a list of tag names, .* got {'b'}"),
     ],
 )
-def test_a_layout_that_cannot_work_is_refused(unchecked_shapes, blocks, prefilled, said):
-    with pytest.raises(LayoutError, match=said):
+def test_a_layout_that_cannot_work_is_refused(unchecked_shapes, blocks, prefilled, sentence):
+    with pytest.raises(LayoutError, match=sentence):
         Layout(blocks, prefilled=prefilled)
 
 

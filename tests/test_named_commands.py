@@ -31,7 +31,7 @@ FIRST = ("spanwise", "python", "python3", "pytest", "make", "pip", "pipx")
 
 def commands_of(text):
     """The commands in lines of a shell: words, without what goes before them, what they are piped into, and comments."""
-    found = []
+    commands = []
     for line in text.replace("\\\n", " ").splitlines():
         line = line.replace("$$((256 / $$size))", "64")  # what the Makefile leaves to the shell
         line = re.sub(r"(^|\s)#.*|\$\(BIN\)/|\$\(CURDIR\)/", r"\1", line.strip().removeprefix("$ ").lstrip("@-"))
@@ -44,8 +44,8 @@ def commands_of(text):
                 words = words[1:]
             output = any(re.fullmatch(r"\d+\.\d+", word) for word in words[2:3])  # a row of a table of times
             if words and Path(words[0]).name in FIRST and not output:
-                found.append([Path(words[0]).name, *words[1:]])
-    return found
+                commands.append([Path(words[0]).name, *words[1:]])
+    return commands
 
 
 def named():
@@ -76,11 +76,11 @@ def words_of(first):
 
 def scripts():
     """script -> the sets of words that it is named with."""
-    found = {}
+    arguments = {}
     for _, words in [*words_of("python"), *words_of("python3")]:
         if words and words[0].endswith(".py") and "/" in words[0]:
-            found.setdefault(words[0], set()).add(shlex.join(words[1:]))
-    return found
+            arguments.setdefault(words[0], set()).add(shlex.join(words[1:]))
+    return arguments
 
 
 def test_there_are_commands_on_the_pages():
@@ -148,14 +148,14 @@ def test_every_file_of_tests_is_there():
             for word in words:
                 path, _, name = word.partition("::")
                 if "/" in path and not path.startswith(("-", "<")):
-                    there = (ROOT / path).exists()
-                    missing += [] if there and (not name or f"def {name}" in (ROOT / path).read_text()) else [(place, word)]
+                    exists = (ROOT / path).exists()
+                    missing += [] if exists and (not name or f"def {name}" in (ROOT / path).read_text()) else [(place, word)]
     assert missing == []
 
 
 def test_every_module_and_extra_is_there():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    asked = {one for _, text in NAMED for group in re.findall(r"spanwise\[([\w,]+)\]", text) for one in group.split(",")}
+    asked = {extra for _, text in NAMED for group in re.findall(r"spanwise\[([\w,]+)\]", text) for extra in group.split(",")}
     assert asked
     assert asked <= set(extras)
     modules = {words[1] for _, words in words_of("python") if words[:1] == ["-m"] and words[1].startswith("spanwise")}

@@ -42,5 +42,5 @@ def test_the_notebooks_are_there_with_their_outputs():
 def test_it_runs_and_prints_what_is_stored(page, tmp_path):
     stored = notebook_pages.printed(nbformat.read(page, as_version=4))
     now = notebook_pages.printed(notebook_pages.executed(page, tmp_path))
-    for cell, (expected, found) in enumerate(zip(stored, now, strict=True)):
-        assert agree(expected, found, about=page.stem in TRAINED), f"code cell {cell + 1} prints\n{found}"
+    for cell, (expected, printed) in enumerate(zip(stored, now, strict=True)):
+        assert agree(expected, printed, about=page.stem in TRAINED), f"code cell {cell + 1} prints\n{printed}"

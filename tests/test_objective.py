@@ -21,8 +21,8 @@ async def waits(blocks):
 
 
 def test_one_name_is_one_name_and_not_its_letters():
-    one = Objective("brier", pays="report", given="correct")
-    assert (one.pays, one.given, one.outcomes) == (("report",), ("correct",), ("correct",))
+    objective = Objective("brier", pays="report", given="correct")
+    assert (objective.pays, objective.given, objective.outcomes) == (("report",), ("correct",), ("correct",))
     several = Objective("brier", pays=["a", "b"], given=["correct", solved, "pkg.mod:f"])
     assert several.pays == ("a", "b")
     assert several.given == ("correct", solved, "pkg.mod:f")

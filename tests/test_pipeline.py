@@ -86,16 +86,16 @@ def even(text, *, columns):
 
 
 def test_outcomes_travel_with_the_table():
-    given = Objective("format", "b", name="q", given=["c", even], baseline="outcome")
-    scheme = Scheme("bae", LAYOUT, [Objective("format", "a", name="c"), given])
+    objective = Objective("format", "b", name="q", given=["c", even], baseline="outcome")
+    scheme = Scheme("bae", LAYOUT, [Objective("format", "a", name="c"), objective])
     vocabulary = Vocabulary((b"<x>", b"</x>", b"<y>", b"</y>", b"1"))
     batch = Batch.jagged([[0, 4, 1, 2, 4, 3]] * 3, [0, 0, 0], columns={"turns": [2, 3, None]})
     reading = read(batch, scheme, vocabulary)
     back = Reading.unpack(reading.pack(), scheme)
     assert scheme.outcome_names == (f"{__name__}:even",)
     assert back.scores.outcome(f"{__name__}:even").tolist() == pytest.approx([1.0, 0.0, math.nan], nan_ok=True)
-    found = credit_batch(back, batch, scheme)
-    assert metrics(found, back, scheme)["credit/q/coarser"] == 1.0  # nobody shares both outcomes with another
+    credit = credit_batch(back, batch, scheme)
+    assert metrics(credit, back, scheme)["credit/q/coarser"] == 1.0  # nobody shares both outcomes with another
 
 
 def reading_of(reward_n, present_nk, fault_n):
@@ -106,19 +106,19 @@ def reading_of(reward_n, present_nk, fault_n):
 
 
 def test_metrics_of_a_block_nobody_has():
-    found = Credit(torch.zeros(2, 1).double(), torch.zeros(2).double(), torch.tensor([0]), torch.tensor([2]))
-    shown = metrics(found, reading_of([math.nan] * 2, [[0], [0]], [1, 1]), ONE)
-    assert math.isnan(shown["credit/b/mean_abs"])
-    assert shown["credit/no_signal"] == 1
-    assert shown["credit/malformed"] == 1
-    assert shown["credit/r/reward_absent"] == 1
+    credit = Credit(torch.zeros(2, 1).double(), torch.zeros(2).double(), torch.tensor([0]), torch.tensor([2]))
+    logged = metrics(credit, reading_of([math.nan] * 2, [[0], [0]], [1, 1]), ONE)
+    assert math.isnan(logged["credit/b/mean_abs"])
+    assert logged["credit/no_signal"] == 1
+    assert logged["credit/malformed"] == 1
+    assert logged["credit/r/reward_absent"] == 1
 
 
 def test_a_stop_credit_alone_is_a_signal():
-    found = Credit(torch.zeros(2, 1).double(), torch.tensor([0.0, -1.0]).double(), torch.tensor([0]), torch.tensor([1]))
-    shown = metrics(found, reading_of([0.0, math.nan], [[1], [1]], [0, 0]), ONE)
-    assert shown["credit/no_signal"] == 0
-    assert shown["credit/stop/mean_abs"] == 0.5
+    credit = Credit(torch.zeros(2, 1).double(), torch.tensor([0.0, -1.0]).double(), torch.tensor([0]), torch.tensor([1]))
+    logged = metrics(credit, reading_of([0.0, math.nan], [[1], [1]], [0, 0]), ONE)
+    assert logged["credit/no_signal"] == 0
+    assert logged["credit/stop/mean_abs"] == 0.5
 
 
 def test_a_token_alone_is_a_signal():
@@ -140,9 +140,9 @@ def test_a_share_of_the_batch_is_the_token_mean(method):
     reading, where = reading_of_lengths([1.0, 0.0, 3.0, 0.0], [1, 2, 5, 0])
     reading = Reading(reading.scores, reading.length_nk, reading.fault_n, spans=where)
     batch = Batch([0, 0, 1, 1], mask_nt=where.block_nt >= 0)
-    found = credit_batch(reading, batch, scheme)
-    adv_nt = advantages(found, where, scheme)
-    per_one = advantages(found, where, Scheme(method, ONE.layout, ONE.objectives, per=1))
+    credit = credit_batch(reading, batch, scheme)
+    adv_nt = advantages(credit, where, scheme)
+    per_one = advantages(credit, where, Scheme(method, ONE.layout, ONE.objectives, per=1))
     # 8 tokens, 4 completions: the mean over completions of the sum over tokens of A / 2 is the mean over tokens of A.
     assert torch.allclose(adv_nt.sum() / 4, per_one.sum() / 8)
     assert torch.allclose(adv_nt, per_one / 2)
@@ -150,27 +150,27 @@ def test_a_share_of_the_batch_is_the_token_mean(method):
         assert adv_nt[:, 0].tolist() == [0.25, -0.25, 0.75, 0.0]
     # The rows that a rank holds, and rows that the trainer leaves out, keep the batch's share.
     part = Spans(("b",), where.start_nk[1:3], where.end_nk[1:3], where.block_nt[1:3], where.fault_n[1:3])
-    assert torch.equal(advantages(found.take(slice(1, 3)), part, scheme), adv_nt[1:3])
+    assert torch.equal(advantages(credit.take(slice(1, 3)), part, scheme), adv_nt[1:3])
     mask_nt = where.block_nt >= 0
     mask_nt[2] = False
-    kept_nt = advantages(found, where, scheme, mask_nt=mask_nt)
+    kept_nt = advantages(credit, where, scheme, mask_nt=mask_nt)
     assert torch.equal(kept_nt[:2], adv_nt[:2])
     assert not kept_nt[2].any()
 
 
 def test_a_share_of_the_batch_needs_the_batch():
     reading, where = reading_of_lengths([1.0, 0.0], [1, 2])
-    found = credit_batch(reading, Batch([0, 0]), ONE)
+    credit = credit_batch(reading, Batch([0, 0]), ONE)
     scheme = Scheme("bae", ONE.layout, ONE.objectives, per="batch")
     with pytest.raises(RecipeError, match="mean_length_n"):
-        advantages(replace(found, mean_length_n=None), where, scheme)
+        advantages(replace(credit, mean_length_n=None), where, scheme)
 
 
 def test_dead_strata_are_counted_where_nobody_moves():
     reading = reading_of([1.0, 0.0, 1.0, 1.0, 0.5], [[1]] * 5, [0] * 5)
-    found = credit_batch(reading, Batch([7, 7, -3, -3, 2]), ONE)
-    assert dead_strata(found, ONE) == {"r": (3, 2)}
-    assert found.singleton_m.tolist() == [1]
+    credit = credit_batch(reading, Batch([7, 7, -3, -3, 2]), ONE)
+    assert dead_strata(credit, ONE) == {"r": (3, 2)}
+    assert credit.singleton_m.tolist() == [1]
     alone = Scheme("bae", ONE.layout, [Objective("format", "b", name="r", baseline="none")])
     assert dead_strata(credit_batch(reading, Batch([7, 7, -3, -3, 2]), alone), alone) == {}
     whole = Scheme("rloo", ONE.layout, ONE.objectives, "completion")
@@ -181,10 +181,10 @@ def test_a_stratum_in_which_stopping_is_charged_for_is_not_dead():
     """By hand: 1 is alone with its prompt and gets 0; what left the block out stands for -1, and pays -1 - 1 = -2 for stopping."""
     objective = Objective("format", "b", name="r", baseline="group", if_missing=-1.0)
     reading, scheme = reading_of([1.0, math.nan], [[1], [0]], [0] * 2), Scheme("bae", ONE.layout, [objective])
-    found = credit_batch(reading, Batch([7, 7]), scheme)
-    assert (found.block_nk.tolist(), found.stop_n.tolist()) == ([[0.0], [0.0]], [0.0, -2.0])
-    assert dead_strata(found, scheme) == {"r": (1, 0)}
-    assert metrics(found, reading, scheme)["credit/r/dead_strata"] == 0.0
+    credit = credit_batch(reading, Batch([7, 7]), scheme)
+    assert (credit.block_nk.tolist(), credit.stop_n.tolist()) == ([[0.0], [0.0]], [0.0, -2.0])
+    assert dead_strata(credit, scheme) == {"r": (1, 0)}
+    assert metrics(credit, reading, scheme)["credit/r/dead_strata"] == 0.0
     # Whom it is charged against tells nothing of the others: those of the other prompt are equal, and dead.
     four = reading.take([0, 1, 0, 0])
     assert dead_strata(credit_batch(four, Batch([7, 7, 8, 8]), scheme), scheme) == {"r": (2, 1)}
@@ -197,9 +197,9 @@ def test_a_completion_without_a_reward_takes_no_part_in_a_token_method():
     )
     reading = reading_of([math.nan, 2.0], [[2], [2]], [0, 0])
     batch = Batch([0, 0], torch.zeros(2, 2).long(), torch.ones(2, 2).bool())
-    found = credit_batch(Reading(reading.scores, reading.length_nk, reading.fault_n, spans=here), batch, scheme)
-    assert found.token_nt.tolist() == [[0.0, 0.0], [2.0, 2.0]]
-    assert advantages(found, here, scheme).tolist() == [[0.0, 0.0], [1.0, 1.0]]
+    credit = credit_batch(Reading(reading.scores, reading.length_nk, reading.fault_n, spans=here), batch, scheme)
+    assert credit.token_nt.tolist() == [[0.0, 0.0], [2.0, 2.0]]
+    assert advantages(credit, here, scheme).tolist() == [[0.0, 0.0], [1.0, 1.0]]
 
 
 def test_sentences():

@@ -27,15 +27,15 @@ def test_names_are_known_whatever_was_imported_before_and_rooms_stay_beside_func
 
 
 def test_modules_of_methods_do_not_shadow_their_functions():
-    for known in METHODS.values():
-        module = known.estimator.__module__.rsplit(".", 1)[1]
-        assert module.startswith("_") or not known.estimator.__module__.startswith("spanwise."), known.name
+    for method in METHODS.values():
+        module = method.estimator.__module__.rsplit(".", 1)[1]
+        assert module.startswith("_") or not method.estimator.__module__.startswith("spanwise."), method.name
 
 
 def test_every_method_says_where_its_formula_comes_from():
-    contrib = {name for name, known in METHODS.items() if ".contrib." in known.estimator.__module__}
+    contrib = {name for name, method in METHODS.items() if ".contrib." in method.estimator.__module__}
     assert contrib == {"ha_dw", "grpo_verif", "gagpo"}
-    for name, known in METHODS.items():
-        if known.estimator.__module__.startswith("spanwise."):
-            assert known.source, name
-            assert known.source.startswith("third-party summaries") == (name in contrib or name == "sae"), name
+    for name, method in METHODS.items():
+        if method.estimator.__module__.startswith("spanwise."):
+            assert method.source, name
+            assert method.source.startswith("third-party summaries") == (name in contrib or name == "sae"), name

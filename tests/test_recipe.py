@@ -16,12 +16,12 @@ def filled(**fields):
 
 
 def test_default_is_blockwise_with_the_outcome_baseline():
-    made = filled()
-    correct, brier, *_ = made.objectives
+    scheme = filled()
+    correct, brier, *_ = scheme.objectives
     assert (correct.reward, correct.pays, correct.baseline) == ("correct", ("solution",), "group")
     assert (brier.reward, brier.pays, brier.given, brier.baseline) == ("brier", ("confidence",), ("correct",), "outcome")
     assert brier.if_missing == -1.0
-    assert (made.method, made.per, made.options) == ("bae", "block", {})
+    assert (scheme.method, scheme.per, scheme.options) == ("bae", "block", {})
 
 
 def test_default_pays_each_block_for_its_own_tags_and_the_papers_method_does_not():
@@ -38,18 +38,18 @@ def test_default_pays_each_block_for_its_own_tags_and_the_papers_method_does_not
 
 
 def test_rlcr_pays_every_block():
-    made = filled(method="rlcr", calibration="log_score")
-    assert made.entry.estimator is rlcr
-    assert [o.pays for o in made.objectives] == [
+    scheme = filled(method="rlcr", calibration="log_score")
+    assert scheme.entry.estimator is rlcr
+    assert [o.pays for o in scheme.objectives] == [
         ("solution", "confidence"),
         ("confidence", "solution"),
         ("solution", "confidence"),
     ]
-    assert made.objectives[1].if_missing == pytest.approx(-4.60517, abs=1e-5)  # log .01, the worst a clipped score can be
-    formed = made.objectives[2]
+    assert scheme.objectives[1].if_missing == pytest.approx(-4.60517, abs=1e-5)  # log .01, the worst a clipped score can be
+    formed = scheme.objectives[2]
     assert (formed.reward, formed.weight, formed.if_missing, formed.baseline) == ("format", 0.25, 0.0, None)
     bare = filled(method="rlcr_paper", calibration="log_score")
-    assert (bare.entry.estimator, bare.objectives) == (rlcr, made.objectives[:2])
+    assert (bare.entry.estimator, bare.objectives) == (rlcr, scheme.objectives[:2])
 
 
 def test_grpo_sees_one_block_and_dr_grpo_divides_by_the_length():
@@ -69,11 +69,11 @@ def test_two_attempts_reward_the_second_one():
 
 @pytest.mark.parametrize("name", sorted(name for name, entry in METHODS.items() if entry.preset))
 def test_a_resolved_recipe_says_everything(name, tmp_path):
-    own = {"baseline": "blended"} if "baseline" in METHODS[name].inputs else {}
+    baseline = {"baseline": "blended"} if "baseline" in METHODS[name].inputs else {}
     options = (
         {"min_stratum": 3} if "min_stratum" in METHODS[name].options and "min_stratum" not in METHODS[name].only_with else {}
     )
-    recipe = load(None, {"method": name, "steps": 7, "options": options, **own})
+    recipe = load(None, {"method": name, "steps": 7, "options": options, **baseline})
     first = scheme_of(recipe, LAYOUT, 32)
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(resolved(recipe, first), sort_keys=False))
@@ -106,8 +106,8 @@ def test_a_preset_that_is_written_out_is_not_changed_in_vain(overrides, words, t
     assert all(word in str(error.value) for word in words), error.value
     load(path, {"method": "bae"})  # what it says already
     nulls = dict.fromkeys(("objectives", "per"))
-    made = scheme_of(load(path, {**overrides, **nulls}), LAYOUT, 32)
-    assert made == scheme_of(load(None, overrides), LAYOUT, 32)
+    scheme = scheme_of(load(path, {**overrides, **nulls}), LAYOUT, 32)
+    assert scheme == scheme_of(load(None, overrides), LAYOUT, 32)
 
 
 def test_a_model_by_name_does_not_start_from_the_toys_learning_rate(tmp_path):
@@ -158,13 +158,13 @@ def test_what_values_are_of_is_read_and_written():
 
 
 def test_limits_of_comparing_answers_reach_every_objective_that_compares():
-    made = filled(verifier={"workers": 3, "deadline": 1.5})
-    assert made.objectives[0].options == {"workers": 3, "deadline": 1.5}
-    assert "workers" not in made.objectives[1].options
-    own = {"reward": "correct", "pays": "solution", "options": {"deadline": 9.0}}
-    (mixed,) = filled(verifier={"workers": 3, "deadline": 1.5}, objectives=[own]).objectives
+    scheme = filled(verifier={"workers": 3, "deadline": 1.5})
+    assert scheme.objectives[0].options == {"workers": 3, "deadline": 1.5}
+    assert "workers" not in scheme.objectives[1].options
+    objective = {"reward": "correct", "pays": "solution", "options": {"deadline": 9.0}}
+    (mixed,) = filled(verifier={"workers": 3, "deadline": 1.5}, objectives=[objective]).objectives
     assert mixed.options == {"workers": 3, "deadline": 9.0}
-    again = load(None, resolved(load(None, {"verifier": {"workers": 2}}), made))
+    again = load(None, resolved(load(None, {"verifier": {"workers": 2}}), scheme))
     assert scheme_of(again, LAYOUT, 32).objectives[0].options["workers"] == 3  # as written out, which goes before
 
 

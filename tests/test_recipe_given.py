@@ -10,7 +10,7 @@ from spanwise.recipe import load, resolved, scheme_of
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 
 
-def known(text, *, columns):
+def constant(text, *, columns):
     return [1] * len(text)
 
 
@@ -30,33 +30,33 @@ def filled(**report):
         ("correct", ("correct",)),
         (["correct"], ("correct",)),
         (["correct", "complete"], ("correct", "complete")),
-        (["complete", f"{__name__}:known", "correct"], ("complete", f"{__name__}:known", "correct")),
+        (["complete", f"{__name__}:constant", "correct"], ("complete", f"{__name__}:constant", "correct")),
     ],
 )
 def test_given_is_read_and_written(given, read):
-    recipe, made = filled(given=given, baseline="outcome")
-    assert made.objectives[1].given == read
-    written = resolved(recipe, made)["objectives"][1]
+    recipe, scheme = filled(given=given, baseline="outcome")
+    assert scheme.objectives[1].given == read
+    written = resolved(recipe, scheme)["objectives"][1]
     assert written["given"] == (list(read) if len(read) > 1 else read[0])
-    again = scheme_of(load(None, {"objectives": resolved(recipe, made)["objectives"]}), LAYOUT, 64)
-    assert again.objectives == made.objectives
+    again = scheme_of(load(None, {"objectives": resolved(recipe, scheme)["objectives"]}), LAYOUT, 64)
+    assert again.objectives == scheme.objectives
 
 
 def test_what_is_left_open_stays_open():
-    recipe, made = filled()
-    correct, report = resolved(recipe, made)["objectives"]
+    recipe, scheme = filled()
+    correct, report = resolved(recipe, scheme)["objectives"]
     assert correct == {"reward": "correct", "pays": ["solution"], "weight": 1.0, "name": "correct"}
     assert {"given", "baseline", "scale", "back_off", "if_missing", "options"}.isdisjoint(report)
-    recipe, made = filled(given=["correct", "complete"], baseline="outcome", back_off=False)
-    assert resolved(recipe, made)["objectives"][1]["back_off"] is False
+    recipe, scheme = filled(given=["correct", "complete"], baseline="outcome", back_off=False)
+    assert resolved(recipe, scheme)["objectives"][1]["back_off"] is False
 
 
 def test_functions_are_written_as_module_and_name():
-    recipe, made = filled(reward=f"{__name__}:tidy")
-    assert made.objectives[1].reward is tidy
-    report = replace(made.objectives[1], given=("correct", known), baseline="outcome")
-    written = resolved(recipe, replace(made, objectives=(made.objectives[0], report)))["objectives"][1]
-    assert (written["reward"], written["given"]) == (f"{__name__}:tidy", ["correct", f"{__name__}:known"])
+    recipe, scheme = filled(reward=f"{__name__}:tidy")
+    assert scheme.objectives[1].reward is tidy
+    report = replace(scheme.objectives[1], given=("correct", constant), baseline="outcome")
+    written = resolved(recipe, replace(scheme, objectives=(scheme.objectives[0], report)))["objectives"][1]
+    assert (written["reward"], written["given"]) == (f"{__name__}:tidy", ["correct", f"{__name__}:constant"])
 
 
 @pytest.mark.parametrize(("written", "read"), [("rubric", "rubric"), ("rubric.yaml", "there/rubric.yaml")])

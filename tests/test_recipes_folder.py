@@ -55,10 +55,10 @@ def test_no_recipe_is_left_untested() -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_each_says_what_it_is_and_its_command(name) -> None:
-    what, command, *rest = (FOLDER / name).read_text().splitlines()
+    what, command, *fields = (FOLDER / name).read_text().splitlines()
     assert what.startswith("# ")
     assert f"train recipes/{name}" in command
-    assert rest[0].startswith("task: ")
+    assert fields[0].startswith("task: ")
     assert load(FOLDER / name).output is None  # a new folder for every run
 
 
@@ -97,12 +97,12 @@ def test_an_invented_item_costs_and_the_form_is_paid_once() -> None:
     vocabulary = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
     ids = [list(text.encode()) for text in (right, invented, right, invented)]
     batch = Batch.jagged(ids, ["invoice"] * 4, columns={"answer": [right] * 4})
-    found = credit_batch(read(batch, filled, vocabulary), batch, filled)
-    form_n = found.block_nk[:, filled.layout.names.index("form")]
+    credit = credit_batch(read(batch, filled, vocabulary), batch, filled)
+    form_n = credit.block_nk[:, filled.layout.names.index("form")]
     assert form_n.tolist() == pytest.approx([0.5, -0.5, 0.5, -0.5])  # 1 or 0 for the number of items, minus the mean of 1/2
     batch = Batch.jagged([*ids[::2], list(wrong.encode()), ids[0]], ["invoice"] * 4, columns={"answer": [right] * 4})
-    found = credit_batch(read(batch, filled, vocabulary), batch, filled)
-    form_n = found.block_nk[:, filled.layout.names.index("form")]
+    credit = credit_batch(read(batch, filled, vocabulary), batch, filled)
+    form_n = credit.block_nk[:, filled.layout.names.index("form")]
     assert form_n.tolist() == pytest.approx([0.0] * 4)  # a wrong value is no fault of the form
 
 
@@ -258,7 +258,7 @@ def test_the_script_that_writes_the_papers_prompts_reads_the_last_box() -> None:
     assert boxed(r"first \boxed{1}, then $\boxed{\frac{1}{2}}$.") == r"\frac{1}{2}"
     assert boxed(r"nothing \boxed{open") == boxed("no box at all") == ""
     rows = Dataset.from_dict({"problem": [" a? ", "b?", "c?"], "solution": [r"so \boxed{ {2} }", "?", r"\boxed{7}"]})
-    found = script["questions"](rows, question="problem", solution="solution", box=True)
-    assert found.to_dict() == {"question": ["a?", "c?"], "answer": [" {2} ", "7"]}
+    questions = script["questions"](rows, question="problem", solution="solution", box=True)
+    assert questions.to_dict() == {"question": ["a?", "c?"], "answer": [" {2} ", "7"]}
     plain = script["questions"](rows, question="problem", solution="problem", box=False)
     assert plain["answer"][:] == ["a?", "b?", "c?"]

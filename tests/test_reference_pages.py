@@ -47,12 +47,12 @@ def test_every_room_has_a_page():
 
 @pytest.mark.parametrize("room", public_face.ROOMS)
 def test_every_public_name_is_in_the_reference_once(room):
-    shown = reference_api.api(room)
+    page = reference_api.api(room)
     for name in import_module(room).__all__:
         home, _ = places()[f"{room}.{name}"]
-        headed = len(re.findall(rf"^## {re.escape(name)}$", shown, re.MULTILINE))
+        headed = len(re.findall(rf"^## {re.escape(name)}$", page, re.MULTILINE))
         assert headed == (1 if home == f"{room}.{name}" else 0), name
-        assert headed or f"`{name} <{home}>`" in shown, name
+        assert headed or f"`{name} <{home}>`" in page, name
 
 
 #: What trains or loads a model, which no line of a docstring can: where it runs instead.
@@ -68,9 +68,9 @@ ELSEWHERE = {
 
 
 def test_every_function_and_class_says_what_it_is_and_shows_an_example():
-    called = {name: thing for name, thing in public().items() if inspect.isclass(thing) or inspect.isfunction(thing)}
-    assert [name for name, thing in called.items() if not thing.__doc__] == []
-    assert {name for name, thing in called.items() if not has_example(thing)} == set(ELSEWHERE)
+    called = {name: member for name, member in public().items() if inspect.isclass(member) or inspect.isfunction(member)}
+    assert [name for name, member in called.items() if not member.__doc__] == []
+    assert {name for name, member in called.items() if not has_example(member)} == set(ELSEWHERE)
 
 
 def test_what_needs_a_model_runs_in_a_test():
@@ -84,8 +84,8 @@ def test_what_needs_a_model_runs_in_a_test():
 def test_every_constant_says_what_it_is():
     lacking = [
         name
-        for name, thing in public().items()
-        if not (inspect.isclass(thing) or inspect.isfunction(thing)) and not said_of(name)
+        for name, exported in public().items()
+        if not (inspect.isclass(exported) or inspect.isfunction(exported)) and not said_of(name)
     ]
     assert lacking == []
 
@@ -94,9 +94,9 @@ def test_every_constant_says_what_it_is():
 
 
 def test_every_command_and_option_is_on_the_page():
-    shown = reference_pages.cli()
+    page = reference_pages.cli()
     for name in [name for name in app if not name.startswith("-")]:
-        part = shown.partition(f"## spanwise {name}\n")[2].partition("\n## ")[0]
+        part = page.partition(f"## spanwise {name}\n")[2].partition("\n## ")[0]
         assert part, name
         assert re.search(rf"^\$ spanwise {name}( \[\w+\]| [A-Z]+)*$", part, re.MULTILINE), part[:200]
         for parameter in public_face.arguments_of(app[name].default_command):
@@ -110,10 +110,10 @@ def test_every_command_and_option_is_on_the_page():
 # -------------------------------------------------------------------------------------------------------------- recipe
 
 
-def rows(shown):
+def rows(page):
     return {
         cells[0].strip("` "): cells
-        for cells in (line.strip("|").split(" | ") for line in shown.splitlines())
+        for cells in (line.strip("|").split(" | ") for line in page.splitlines())
         if len(cells) > 2
     }
 
@@ -121,8 +121,8 @@ def rows(shown):
 def test_every_field_of_a_recipe_is_on_the_page_once():
     listed = [name for names in reference_pages.recipe_groups().values() for name in names]
     assert sorted(listed) == sorted([*Recipe.model_fields, *MODES])
-    shown = rows(reference_pages.recipe().partition("## Fields of")[0])
-    assert [name for name in shown if name != "field"] == listed
+    fields = rows(reference_pages.recipe().partition("## Fields of")[0])
+    assert [name for name in fields if name != "field"] == listed
 
 
 def test_every_field_of_a_recipe_has_a_sentence():
@@ -140,10 +140,10 @@ def test_every_field_of_a_part_has_a_sentence(kind):
 def test_values_are_shown_as_yaml_writes_them():
     # The defaults as the class says them, and those of a model by name beside them.
     whole = reference_pages.recipe()
-    shown = rows(whole.partition("## Fields of")[0])
-    assert shown["learning_rate"][1:3] == ["number, more than 0, at most 1", "`0.0004`; `1e-06` with a model by name"]
-    assert shown["report"][2] == "`true`"
-    assert shown["model"][1:3] == ["text", "null"]
+    fields = rows(whole.partition("## Fields of")[0])
+    assert fields["learning_rate"][1:3] == ["number, more than 0, at most 1", "`0.0004`; `1e-06` with a model by name"]
+    assert fields["report"][2] == "`true`"
+    assert fields["model"][1:3] == ["text", "null"]
     assert rows(whole)["reward"][2] == "required"
 
 
@@ -153,11 +153,11 @@ def test_values_are_shown_as_yaml_writes_them():
 def test_every_column_of_a_rollout_file_is_on_the_page_with_its_type():
     table = rows(reference_pages.rollouts())
     names = {"timestamp": "int64"}
-    said = {name: cells[1].strip() for name, cells in table.items() if name != "column" and not set(name) <= {"-"}}
-    assert {name.partition("<")[0].partition("/")[0] + "/" * ("/" in name) for name in said} == set(schema.COLUMNS)
-    for name, kind in said.items():
-        held = str(schema.type_of(name.replace("<", "").replace(">", "")))
-        arrow = re.sub(r"list<\w+: (\w+).*>", r"list<\1>", held)
+    types = {name: cells[1].strip() for name, cells in table.items() if name != "column" and not set(name) <= {"-"}}
+    assert {name.partition("<")[0].partition("/")[0] + "/" * ("/" in name) for name in types} == set(schema.COLUMNS)
+    for name, kind in types.items():
+        stored = str(schema.type_of(name.replace("<", "").replace(">", "")))
+        arrow = re.sub(r"list<\w+: (\w+).*>", r"list<\1>", stored)
         assert kind.partition(" ")[0] == names.get(arrow, arrow), name
 
 
@@ -167,8 +167,8 @@ OURS = re.compile(r"^(credit|critic|laser|spanwise|loss)/")
 
 
 def written():
-    """Every string of the code that logs which begins like a metric of ours; what is filled in stands as x."""
-    found = {}
+    """Find every string of the logging code that begins like a metric of ours; filled-in parts stand as x."""
+    strings = {}
     for file in [SOURCE / "pipeline.py", *(SOURCE / "engines").rglob("*.py")]:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -178,8 +178,8 @@ def written():
             else:
                 continue
             if OURS.match(text) and re.fullmatch(r"[\w/]+", text):
-                found[text] = file.name
-    return found
+                strings[text] = file.name
+    return strings
 
 
 #: Beginnings whose rest comes from elsewhere: figures of a critic, means of a score, and TRL's table of completions.
@@ -187,11 +187,11 @@ BEGINNINGS = {"critic/x", "laser/x", "critic/", "laser/", "loss/avg_raw_advantag
 
 
 def find_logged(name):
-    """What a name in a log means; of an evaluation inside training with `eval_` before it; None where it is not one of ours."""
+    """Return the meaning of a logged name, with or without the `eval_` of an evaluation in training; None if it is not ours."""
     plain = name.removeprefix("eval_")
-    named = [(pattern, one) for group in logged.GROUPS.values() for pattern, one in group.items()]
-    exact = next((one for pattern, one in named if pattern == plain), None)
-    return exact or next((one for pattern, one in named if matches(pattern, plain)), None)
+    named = [(pattern, meaning) for group in logged.GROUPS.values() for pattern, meaning in group.items()]
+    exact = next((meaning for pattern, meaning in named if pattern == plain), None)
+    return exact or next((meaning for pattern, meaning in named if matches(pattern, plain)), None)
 
 
 def matches(pattern, name):
@@ -231,8 +231,8 @@ def test_every_figure_of_an_evaluation_is_explained(unchecked_shapes):
     import torch
 
     half, yes = torch.tensor([0.5, 0.9]), torch.tensor([1.0, 0.0])
-    known = figures(half, yes, well_formed_n=yes.bool(), refusal_n=yes.bool())
-    assert [name for name in known if name not in logged.RUN] == []
+    measured = figures(half, yes, well_formed_n=yes.bool(), refusal_n=yes.bool())
+    assert [name for name in measured if name not in logged.RUN] == []
     assert find_logged("laser_ece") is logged.RUN["laser_<figure>"]
     assert find_logged("second_accuracy") is logged.RUN["<block>_accuracy"]
 

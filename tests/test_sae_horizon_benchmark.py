@@ -7,22 +7,22 @@ from sae_horizon import Setting, draw
 
 @pytest.mark.parametrize("delay", [0, 3, None])
 def test_a_decision_is_seen_so_many_tokens_later_or_at_the_end_of_its_stretch(delay):
-    one = draw(Setting("", 5, (2, 9), delay), 50, 0)
+    drawn = draw(Setting("", 5, (2, 9), delay), 50, 0)
     for n in range(50):
-        length, places = int(one.mask_nt[n].sum()), one.place_nk[n].tolist()
+        length, places = int(drawn.mask_nt[n].sum()), drawn.place_nk[n].tolist()
         for token in range(length):
             ends = [*places[1:], length]
             seen = [
                 effect
-                for effect, place, end in zip(one.effect_nk[n].tolist(), places, ends, strict=True)
+                for effect, place, end in zip(drawn.effect_nk[n].tolist(), places, ends, strict=True)
                 if token >= (end - 1 if delay is None else place + 1 + delay)
             ]
-            assert one.value_nt[n, token] == sum(seen)
-        assert one.reward_nt[n, length - 1] == one.effect_nk[n].sum()
+            assert drawn.value_nt[n, token] == sum(seen)
+        assert drawn.reward_nt[n, length - 1] == drawn.effect_nk[n].sum()
 
 
 def test_with_the_result_the_critic_has_seen_nothing_before_the_end_of_a_stretch():
-    one = draw(Setting("", 2, (9, 9), None), 1, 0)
-    first, second = one.effect_nk[0].tolist()
-    assert one.value_nt[0].tolist() == [0.0] * 8 + [first] * 9 + [first + second]
-    assert torch.equal(one.place_nk, torch.tensor([[0, 9]]))
+    drawn = draw(Setting("", 2, (9, 9), None), 1, 0)
+    first, second = drawn.effect_nk[0].tolist()
+    assert drawn.value_nt[0].tolist() == [0.0] * 8 + [first] * 9 + [first + second]
+    assert torch.equal(drawn.place_nk, torch.tensor([[0, 9]]))

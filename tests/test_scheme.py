@@ -25,7 +25,7 @@ from spanwise.credit import METHODS, Preset
 from spanwise.credit.assign import call
 
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
-PRESETS = {name: known.preset for name, known in METHODS.items() if known.preset is not None}
+PRESETS = {name: entry.preset for name, entry in METHODS.items() if entry.preset is not None}
 NAN = float("nan")
 GENERATOR = torch.Generator().manual_seed(7)
 
@@ -68,12 +68,12 @@ def reading(scheme):
 
 def credited(scheme):
     GENERATOR.manual_seed(11)
-    found = reading(scheme)
+    whole = reading(scheme)
     batch = Batch(GROUP_N, steps=STEPS if "steps" in scheme.needs else None, **RAGGED)
     spans = replace(SPANS, names=scheme.layout.names)
-    local = Reading(found.scores, found.length_nk, found.fault_n, spans=spans if scheme.entry.kind == "token" else None)
-    given = credit_batch(local, batch, scheme)
-    return (given.block_nk if given.token_nt is None else given.token_nt), given.stop_n
+    local = Reading(whole.scores, whole.length_nk, whole.fault_n, spans=spans if scheme.entry.kind == "token" else None)
+    credit = credit_batch(local, batch, scheme)
+    return (credit.block_nk if credit.token_nt is None else credit.token_nt), credit.stop_n
 
 
 def preset(name, **options):
@@ -110,18 +110,18 @@ def test_a_registered_method_is_called(kind, like):
     register(name, kind=kind, paper="none", preset=PRESETS[like])(spy(kind, calls))
     try:
         scheme = preset(name)
-        found, _ = credited(scheme)
+        credit, _ = credited(scheme)
     finally:
         METHODS.pop(name)
     assert len(calls) == 1
     expected = torch.arange(calls[0].numel(), dtype=torch.float64).reshape(calls[0].shape) + 100
     if kind == "block":  # a block gets the weighted sum of the objectives that pay it
         paid_mk = torch.tensor([[o.weight * (name in o.pays) for name in scheme.layout.names] for o in scheme.objectives])
-        assert torch.equal(found, expected @ paid_mk.double())
+        assert torch.equal(credit, expected @ paid_mk.double())
     elif kind == "token":
-        assert torch.equal(found.double(), expected)
+        assert torch.equal(credit.double(), expected)
     else:
-        assert torch.equal(found, expected[:, None].expand_as(found))
+        assert torch.equal(credit, expected[:, None].expand_as(credit))
 
 
 def test_a_completion_method_gets_the_weighted_sum():
@@ -144,9 +144,9 @@ def test_a_completion_method_gets_the_weighted_sum():
 # Every option is used or refused
 
 
-def other(known, option, default):
+def other(entry, option, default):
     """Another value that the option may have."""
-    hint = get_type_hints(known.estimator).get(option)
+    hint = get_type_hints(entry.estimator).get(option)
     if get_origin(hint) is Literal:
         return next(value for value in get_args(hint) if value != default)
     special = {"ddof": 1 - default if default in (0, 1) else 0, "min_stratum": 13, "similarity": 0.5, "seed": 3, "eps": 0.3}
@@ -166,22 +166,22 @@ WITH = {
     ("reinforce++-baseline", "eps_at"): {"eps": 0.3},
     ("ktae", "top"): {"form": "code"},
 }
-OPTIONS = [(name, option) for name, known in METHODS.items() if known.preset for option in known.options]
+OPTIONS = [(name, option) for name, entry in METHODS.items() if entry.preset for option in entry.options]
 
 
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
 def test_every_option_is_used_or_refused(name, option):
-    known = METHODS[name]
-    value = other(known, option, known.options[option])
+    entry = METHODS[name]
+    value = other(entry, option, entry.options[option])
     base = dict(WITH.get((name, option), {}))
-    condition, values = known.only_with.get(option, ("", ()))
-    idle = known.options[condition] not in values if condition in known.options else condition == "scale_k"
+    condition, values = entry.only_with.get(option, ("", ()))
+    idle = entry.options[condition] not in values if condition in entry.options else condition == "scale_k"
     if idle:
         with pytest.raises(RecipeError, match=f"Option '{option}' of method '{name}'"):
             preset(name, **{option: value})
     if condition == "scale_k":
         return  # an objective says it, see below
-    if condition in known.options:
+    if condition in entry.options:
         base[condition] = values[0]
     before, after = credited(preset(name, **base)), credited(preset(name, **{**base, option: value}))
     assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)), f"{option}={value!r} changes nothing"
@@ -210,9 +210,9 @@ def test_options_that_hang_on_objectives(option, value, objective):
         bae({"baseline": "none"}, **{option: value})
 
 
-@pytest.mark.parametrize("name", [name for name, known in METHODS.items() if known.preset is None])
+@pytest.mark.parametrize("name", [name for name, entry in METHODS.items() if entry.preset is None])
 def test_options_of_functions_are_used(name):
-    known = METHODS[name]
+    entry = METHODS[name]
     data = {
         "reward_n": RIGHT_N + 0.25 * some(N),
         "correct_n": RIGHT_N,
@@ -222,11 +222,11 @@ def test_options_of_functions_are_used(name):
         "stratum_n": torch.arange(N) % 3,
         **RAGGED,
     }
-    run = lambda **options: known.estimator(**{n: data.get(n, GROUP_N) for n in known.required}, **options)  # noqa: E731
+    run = lambda **options: entry.estimator(**{n: data.get(n, GROUP_N) for n in entry.required}, **options)  # noqa: E731
     before = run()
-    for option, default in known.options.items():
-        value = other(known, option, default)
-        conditional = known.only_with.get(option)
+    for option, default in entry.options.items():
+        value = other(entry, option, default)
+        conditional = entry.only_with.get(option)
         base = {conditional[0]: conditional[1][0]} if conditional else WITH.get((name, option), {})
         assert not torch.equal(run(**base) if base else before, run(**base, **{option: value})), option
 
@@ -260,9 +260,9 @@ def test_a_method_without_a_preset_is_called_from_python_only(capsys):
         show_methods()
     finally:
         METHODS.pop("measured")
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "# Callable from Python only" in shown
-    assert "from Python only" in shown
+    output = " ".join(capsys.readouterr().out.split())
+    assert "# Callable from Python only" in output
+    assert "from Python only" in output
 
 
 PAIR = [Objective("correct", "solution"), Objective("brier", "confidence", given="correct")]

@@ -81,7 +81,7 @@ def test_weights_that_are_pickles_of_something_else_are_never_unpickled(tmp_path
 
 def short_training(folder, **options):
     """A trainer of completions of four tokens, which writes a checkpoint after every step."""
-    long = Objective(lambda completions, **_: [float(len(one)) for one in completions], pays="all", name="long")
+    long = Objective(lambda completions, **_: [float(len(text)) for text in completions], pays="all", name="long")
     extra = {"model": policy(), "rollout_func": None, "train_dataset": prompts(6), "layout": Layout({"all": []})}
     usual = {"optim": "adamw_torch", "max_completion_length": 4, "save_strategy": "steps", "save_steps": 1}
     return trainer(folder, extra={**extra, "objectives": [long]}, **usual, **options)
@@ -151,9 +151,9 @@ def hostile_run(place, fact, name, *, whole):
     asked = {"reward": name, "pays": "confidence"}
     if fact == "given":
         asked = {"reward": "brier", "pays": "confidence", "given": ["correct", name], "baseline": "outcome"}
-    own = json.dumps([{"reward": "correct", "pays": "solution"}, asked])
+    objectives = json.dumps([{"reward": "correct", "pays": "solution"}, asked])
     folder = own_run(
-        place / "hostile_run", rewards=[1.0, 0.0, 1.0, 0.0], recipe=f"group_size: 2\nprompts: 2\nobjectives: {own}\n"
+        place / "hostile_run", rewards=[1.0, 0.0, 1.0, 0.0], recipe=f"group_size: 2\nprompts: 2\nobjectives: {objectives}\n"
     )
     if whole:
         (folder / "metrics.jsonl").write_text(json.dumps({"step": 1, "rewards/correct/mean": 0.5}) + "\n")
@@ -185,8 +185,8 @@ def test_no_command_that_looks_runs_what_a_folder_names(fact, name, where, whole
     with suppress(SystemExit):  # named by the user it runs, and is shown before
         main(["credit", str(folder), "--recipe", str(folder / "recipe.yaml"), *output])
     assert (tmp_path / "ran").exists()
-    shown = "from the folder" if "." in name.removeprefix("evil.py") else f"from the file '{folder / 'evil.py'}'"
-    assert shown in capfd.readouterr().err.partition("\n")[0]
+    origin = "from the folder" if "." in name.removeprefix("evil.py") else f"from the file '{folder / 'evil.py'}'"
+    assert origin in capfd.readouterr().err.partition("\n")[0]
 
 
 def test_the_guard_that_the_command_line_is_tested_under_sees_a_connection(tmp_path):

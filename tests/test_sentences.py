@@ -17,16 +17,16 @@ ENDS = re.compile(r"(?<=[.!?:])\s+(?=[A-Z\[*(`])")
 
 
 def sentences(text):
-    """The sentences of a page; what is set as code is one word, a link is its text."""
+    """Yield the sentences of a page; code counts as one word, and a link is its text."""
     lines = [line for line in FENCE.sub("", text).splitlines() if not NOT_PROSE.match(line)]
     for paragraph in APART.split("\n" + "\n".join(lines)):
         flat = re.sub(r"`[^`]*`", "`code`", " ".join(paragraph.split()))
         flat = re.sub(r"\]\([^)]*\)", "]", flat)
-        yield from (one for one in ENDS.split(flat) if len(one.split()) > 2)
+        yield from (sentence for sentence in ENDS.split(flat) if len(sentence.split()) > 2)
 
 
 def lengths(page):
-    return [len(one.split()) for one in sentences(page.read_text(encoding="utf-8"))]
+    return [len(sentence.split()) for sentence in sentences(page.read_text(encoding="utf-8"))]
 
 
 def test_what_a_sentence_is():
@@ -44,17 +44,17 @@ code = "is. None of it."
 ```
 ![An image](image.png)
 """
-    assert [len(one.split()) for one in sentences(page)] == [3, 3, 3, 4, 6, 3]
+    assert [len(sentence.split()) for sentence in sentences(page)] == [3, 3, 3, 4, 6, 3]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_sentence_is_long(page):
-    long = [one for one in sentences(page.read_text(encoding="utf-8")) if len(one.split()) > LONGEST]
-    assert not long, "\n".join(f"{len(one.split())} words: {one}" for one in long)
+    long = [sentence for sentence in sentences(page.read_text(encoding="utf-8")) if len(sentence.split()) > LONGEST]
+    assert not long, "\n".join(f"{len(sentence.split())} words: {sentence}" for sentence in long)
 
 
 def test_sentences_are_short_on_average():
-    found = [length for page in PAGES for length in lengths(page)]
+    counts = [length for page in PAGES for length in lengths(page)]
     means = {page.name: sum(lengths(page)) / max(len(lengths(page)), 1) for page in PAGES}
     worst = ", ".join(f"{name} {mean:.1f}" for name, mean in sorted(means.items(), key=lambda item: -item[1])[:5])
-    assert sum(found) / len(found) < MEAN, f"{sum(found) / len(found):.1f} words a sentence; the longest: {worst}"
+    assert sum(counts) / len(counts) < MEAN, f"{sum(counts) / len(counts):.1f} words a sentence; the longest: {worst}"

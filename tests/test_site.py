@@ -43,14 +43,14 @@ def test_every_concept_has_a_sentence_a_picture_and_an_example():
 
 def test_the_concepts_print_what_the_page_says(unchecked_shapes):
     """Every `print(...)  # value` prints the value, which was worked out by hand from the rewards on the page."""
-    namespace, said, printed = {}, [], io.StringIO()
+    namespace, promised, printed = {}, [], io.StringIO()
     with contextlib.redirect_stdout(printed):
         for text in concepts().values():
             code = PYTHON.findall(text)[0]
-            said += re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+            promised += re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
             exec(compile(code, "docs/concepts.md", "exec"), namespace)
-    assert printed.getvalue().splitlines() == said
-    assert len(said) == 9
+    assert printed.getvalue().splitlines() == promised
+    assert len(promised) == 9
 
 
 def test_the_committed_pictures_are_those_of_the_script():
@@ -75,7 +75,7 @@ def test_links_of_a_whole_site_are_followed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("link", "said"),
+    ("link", "sentence"),
     [
         ('<a href="gone.html">', "one.html: 'gone.html' leads to no file."),
         ('<img src="images/gone.png">', "one.html: 'images/gone.png' leads to no file."),
@@ -83,8 +83,8 @@ def test_links_of_a_whole_site_are_followed(tmp_path):
         ('<a href="#gone">', "one.html: '#gone' leads to no place on that page."),
     ],
 )
-def test_a_link_that_leads_nowhere_is_named(tmp_path, link, said):
-    assert site_links.broken(site(tmp_path, one=link, two="")) == [said]
+def test_a_link_that_leads_nowhere_is_named(tmp_path, link, sentence):
+    assert site_links.broken(site(tmp_path, one=link, two="")) == [sentence]
 
 
 def links():
@@ -119,5 +119,5 @@ def test_both_twins_are_on_the_page(tmp_path):
     (tmp_path / "index.md").write_text("# Title\n\n![words](images/a.svg)\n")
     settings = {"extensions": ["myst_nb", "pictures_and_links"], "html_theme": "basic"}
     Sphinx(tmp_path, None, tmp_path / "out", tmp_path / "trees", "html", settings, status=None, warning=None).build()
-    shown = re.findall(r'class="([^"]+)" src="_images/([^"]+)"', (tmp_path / "out" / "index.html").read_text())
-    assert shown == [("only-light", "a.svg"), ("only-dark", "a-dark.svg")]
+    images = re.findall(r'class="([^"]+)" src="_images/([^"]+)"', (tmp_path / "out" / "index.html").read_text())
+    assert images == [("only-light", "a.svg"), ("only-dark", "a-dark.svg")]

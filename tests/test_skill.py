@@ -19,10 +19,10 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 
 def test_the_front_matter_is_that_of_a_skill():
     _, front, _ = TEXT.split("---\n", 2)
-    said = yaml.safe_load(front)
-    assert set(said) == {"name", "description"}
-    assert said["name"] == "spanwise"  # the name of its folder
-    assert 0 < len(said["description"]) <= 1024
+    fields = yaml.safe_load(front)
+    assert set(fields) == {"name", "description"}
+    assert fields["name"] == "spanwise"  # the name of its folder
+    assert 0 < len(fields["description"]) <= 1024
 
 
 @pytest.mark.filterwarnings("ignore:Step 0. <:UserWarning")  # the tiny policy writes no tags, and is told so

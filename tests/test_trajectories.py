@@ -28,24 +28,24 @@ def trajectory(name, group, sizes, reward, **fields):
     return Trajectory(name, group, tuple(turns), rewards={"correct": reward})
 
 
-def credited(found, scheme=SCHEME, columns=None):
-    batch, recorded = turn_batch(found, columns=columns)
+def credited(rollouts, scheme=SCHEME, columns=None):
+    batch, recorded = turn_batch(rollouts, columns=columns)
     reading = read(batch, scheme, VOCABULARY, recorded=recorded)
     return onto_turns(
-        found, "credit", advantages(credit_batch(reading, batch, scheme), reading.spans, scheme, dtype=torch.float64)
+        rollouts, "credit", advantages(credit_batch(reading, batch, scheme), reading.spans, scheme, dtype=torch.float64)
     )
 
 
-def per_turn(found):
-    return [[list(turn.per_token["credit"]) for turn in one.turns] for one in found]
+def per_turn(rollouts):
+    return [[list(turn.per_token["credit"]) for turn in rollout.turns] for rollout in rollouts]
 
 
 def test_a_turn_that_branches_share_gets_the_credit_of_one_turn():
     shared, left, right = Turn([7], [4, 4], [1, 1]), Turn([5], [4], [1], parent=0), Turn([6], [4], [1], parent=0)
     tree = Trajectory("tree", 0, (shared, left, right), rewards={"correct": 1.0})
-    found = credited([tree, trajectory("b", 0, [4], 0.0)])
-    assert per_turn(found) == [[[0.25, 0.25], [0.25], [0.25]], [[-0.25] * 4]]
-    assert sum(sum(branch.per_token["credit"]) for branch in found[0].branches()) == 1.0
+    rollouts = credited([tree, trajectory("b", 0, [4], 0.0)])
+    assert per_turn(rollouts) == [[[0.25, 0.25], [0.25], [0.25]], [[-0.25] * 4]]
+    assert sum(sum(branch.per_token["credit"]) for branch in rollouts[0].branches()) == 1.0
 
 
 def step_ok(**columns):
@@ -58,24 +58,22 @@ def test_rewards_of_turns_pay_their_turn_and_the_outcome_all_of_them():
         Objective(step_ok, pays="all", scope="turn", baseline="none"),
     ]
     scheme = Scheme("bae", LAYOUT, tuple(objectives), "completion", {})
-    one = trajectory("a", 0, [1, 1], 1.0)
-    one = replace(
-        one,
-        turns=tuple(replace(turn, rewards={"step_ok": value}) for turn, value in zip(one.turns, (1.0, 0.0), strict=True)),
-    )
+    rollout = trajectory("a", 0, [1, 1], 1.0)
+    turns = [replace(turn, rewards={"step_ok": value}) for turn, value in zip(rollout.turns, (1.0, 0.0), strict=True)]
+    rollout = replace(rollout, turns=tuple(turns))
     other = trajectory("b", 0, [1], 0.0)
-    batch, recorded = turn_batch([one, other])
+    batch, recorded = turn_batch([rollout, other])
     assert recorded["step_ok"].status_n.tolist() == [Status.OK, Status.OK, Status.UNSCORED]
     assert recorded["correct"].status_n.tolist() == [Status.UNSCORED, Status.OK, Status.OK]
     reading = read(batch, scheme, VOCABULARY, recorded=recorded)
-    found = credit_batch(reading, batch, scheme).block_nk.flatten()
+    credit = credit_batch(reading, batch, scheme).block_nk.flatten()
     # correct: 1 and 0, minus the mean .5 of the two (the group's own member included); step_ok: as it is.
-    torch.testing.assert_close(found, torch.tensor([1.5, 0.5, -0.5]).double())
+    torch.testing.assert_close(credit, torch.tensor([1.5, 0.5, -0.5]).double())
 
 
 def test_statuses_anchors_truncation_and_columns_reach_the_rows():
-    one = trajectory("a", "x", [1, 2], Status.TIMEOUT, anchor="door", truncated=True)
-    batch, recorded = turn_batch([one, trajectory("b", "y", [1], 1.0)], columns={"answer": ["4", "5"]})
+    rollout = trajectory("a", "x", [1, 2], Status.TIMEOUT, anchor="door", truncated=True)
+    batch, recorded = turn_batch([rollout, trajectory("b", "y", [1], 1.0)], columns={"answer": ["4", "5"]})
     assert recorded["correct"].status_n.tolist() == [Status.UNSCORED, Status.TIMEOUT, Status.OK]
     assert batch.columns["truncated"] == [True, True, False]
     assert batch.columns["answer"] == ["4", "4", "5"]
@@ -92,18 +90,18 @@ def test_the_credit_of_a_trajectory_does_not_depend_on_its_rows(sizes):
     """Splitting trajectories into turns changes no sum of credit: it is that of whole completions of as many tokens."""
     many = [trajectory(n, group, turns, float(n % 3)) for n, (group, turns) in enumerate(sizes)]
     whole = [trajectory(n, group, [sum(turns)], float(n % 3)) for n, (group, turns) in enumerate(sizes)]
-    for one, other in zip(per_turn(credited(many)), per_turn(credited(whole)), strict=True):
-        flat = [value for turn in one for value in turn]
+    for split, other in zip(per_turn(credited(many)), per_turn(credited(whole)), strict=True):
+        flat = [value for turn in split for value in turn]
         assert flat == pytest.approx(other[0])
 
 
 def test_sentences():
-    one = trajectory("a", 0, [1, 2], 1.0)
+    rollout = trajectory("a", 0, [1, 2], 1.0)
     with pytest.raises(AlignmentError, match="Column 'answer' has 2 values for 1 trajectories"):
-        turn_batch([one], columns={"answer": ["4", "4"]})
+        turn_batch([rollout], columns={"answer": ["4", "4"]})
     with pytest.raises(AlignmentError, match="Trajectory 'b' has no turn"):
-        turn_batch([one, Trajectory("b", 0, ())])
+        turn_batch([rollout, Trajectory("b", 0, ())])
     with pytest.raises(AlignmentError, match=r"'credit' has the shape \(2, 1\) for 2 turns of up to 2 tokens"):
-        onto_turns([one], "credit", torch.zeros(2, 1))
+        onto_turns([rollout], "credit", torch.zeros(2, 1))
     with pytest.raises(AlignmentError, match=r"'credit' has the shape \(1, 2\) for 2 turns"):
-        onto_turns([one], "credit", torch.zeros(1, 2))
+        onto_turns([rollout], "credit", torch.zeros(1, 2))

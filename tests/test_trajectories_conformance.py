@@ -1,6 +1,7 @@
 """The rollouts of every engine as trajectories, in files and as datums: what loops over the definitions credit them with."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,13 +15,13 @@ from spanwise.rollouts import read_traces, write_traces
 from spanwise.segment import Vocabulary
 from spanwise.trajectories import onto_turns, turn_batch
 
-KNOWN = conformance.load()
-VOCABULARY = Vocabulary(tuple(piece.encode() for piece in KNOWN["pieces"]))
-ROWS = KNOWN["rollouts"]["turns"]
+SAVED = conformance.load()
+VOCABULARY = Vocabulary(tuple(piece.encode() for piece in SAVED["pieces"]))
+ROWS = SAVED["rollouts"]["turns"]
 
 
 def scheme(tmp_path, name):
-    (tmp_path / "recipe.yaml").write_text(KNOWN["recipes"][name])
+    (tmp_path / "recipe.yaml").write_text(SAVED["recipes"][name])
     return scheme_at(tmp_path / "recipe.yaml", longest=32)
 
 
@@ -43,49 +44,50 @@ def by_rollout(name):
     return Trajectory.of_rows([turns[n] for n in shuffled], *columns, rewards=last)
 
 
-def credited(found, rule, dtype=torch.float64):
-    batch, recorded = turn_batch(found)
+def credited(rollouts, rule, dtype=torch.float64):
+    batch, recorded = turn_batch(rollouts)
     reading = read(batch, rule, VOCABULARY, recorded=recorded)
-    return onto_turns(found, "advantages", advantages(credit_batch(reading, batch, rule), reading.spans, rule, dtype=dtype))
+    adv_su = advantages(credit_batch(reading, batch, rule), reading.spans, rule, dtype=dtype)
+    return onto_turns(rollouts, "advantages", adv_su)
 
 
 @pytest.mark.parametrize("name", ["turns", "gigpo"])
 @pytest.mark.parametrize("layout", ["rows", "merged", "graph"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_every_layout_gives_each_row_its_credit(tmp_path, name, layout, dtype, tolerance):
-    found = by_rollout(name)
+    rollouts = by_rollout(name)
     if layout != "rows":
-        found = [one.merged(VOCABULARY) for one in found]
-        assert merge_counts(found)["branches"] < merge_counts(found)["rows"]
-    made = credited(found, scheme(tmp_path, name), dtype)
+        rollouts = [rollout.merged(VOCABULARY) for rollout in rollouts]
+        assert merge_counts(rollouts)["branches"] < merge_counts(rollouts)["rows"]
+    paid = credited(rollouts, scheme(tmp_path, name), dtype)
     if layout == "graph":  # what is trained: the tokens of every branch
-        held = [
+        by_row = [
             (
-                one.turns[t].extra["row"],
+                rollout.turns[t].extra["row"],
                 [v for v, at in zip(branch.per_token["advantages"], branch.turn, strict=True) if at == t],
             )
-            for one in made
-            for branch in one.branches()
+            for rollout in paid
+            for branch in rollout.branches()
             for t in branch.turns
         ]
     else:
-        held = [(turn.extra["row"], turn.per_token["advantages"]) for one in made for turn in one.rows().turns]
-    assert sorted(row for row, _ in held) == list(range(len(ROWS)))
-    for row, values in held:
-        assert list(values) == pytest.approx(KNOWN["advantages"][name][row], abs=tolerance)
+        by_row = [(turn.extra["row"], turn.per_token["advantages"]) for rollout in paid for turn in rollout.rows().turns]
+    assert sorted(row for row, _ in by_row) == list(range(len(ROWS)))
+    for row, values in by_row:
+        assert list(values) == pytest.approx(SAVED["advantages"][name][row], abs=tolerance)
 
 
 def test_layouts_agree_bit_for_bit(tmp_path):
-    found = by_rollout("turns")
-    plain, merged = (credited(one, scheme(tmp_path, "turns")) for one in (found, [one.merged() for one in found]))
-    assert [one.rows() for one in merged] == plain
+    rollouts, rule = by_rollout("turns"), scheme(tmp_path, "turns")
+    merged = credited([rollout.merged() for rollout in rollouts], rule)
+    assert [rollout.rows() for rollout in merged] == credited(rollouts, rule)
 
 
-def traces(found):
+def traces(rollouts):
     """The trajectories as verifiers keeps them: a node for what came in between, one for what was sampled."""
-    for one in found:
+    for rollout in rollouts:
         nodes, at = [], {}
-        for t, turn in enumerate(one.turns):
+        for t, turn in enumerate(rollout.turns):
             parent = None if turn.parent is None else at[turn.parent]
             if turn.prompt_ids:
                 nodes.append({"parent": parent, "message": {"role": "user", "content": ""}, "token_ids": list(turn.prompt_ids),
@@ -94,37 +96,35 @@ def traces(found):
             nodes.append({"parent": parent, "message": {"role": "assistant", "content": ""}, "sampled": True,
                           "token_ids": list(turn.response_ids), "mask": [bool(flag) for flag in turn.mask]})  # fmt: skip
             at[t] = len(nodes) - 1
-        trace = {"id": one.id, "agent": {"name": "a"}, "nodes": nodes, "rewards": {"right": one.rewards["correct"]}}
-        yield {"group": {"id": one.group}, "run": {"work": {"step": 1}}, "traces": [trace]}
+        trace = {"id": rollout.id, "agent": {"name": "a"}, "nodes": nodes, "rewards": {"right": rollout.rewards["correct"]}}
+        yield {"group": {"id": rollout.group}, "run": {"work": {"step": 1}}, "traces": [trace]}
 
 
 def test_the_file_road_gives_the_same(tmp_path):
     """What the environment paid each turn is no field of a trace; it is put onto the turns again."""
-    given = [one.merged() for one in by_rollout("turns")]
+    merged = [rollout.merged() for rollout in by_rollout("turns")]
     file = tmp_path / "traces.jsonl"
-    file.write_text("".join(json.dumps(record) + "\n" for record in traces(given)))
-    found = [
-        Trajectory(
-            one.id,
-            one.group,
-            tuple(Turn(**{**vars(turn), "rewards": own.rewards}) for turn, own in zip(one.turns, before.turns, strict=True)),
-            {"correct": one.rewards["right"]},
-            one.extra,
+    file.write_text("".join(json.dumps(record) + "\n" for record in traces(merged)))
+    read_back = [
+        replace(
+            rollout,
+            turns=tuple(replace(turn, rewards=old.rewards) for turn, old in zip(rollout.turns, before.turns, strict=True)),
+            rewards={"correct": rollout.rewards["right"]},
         )
-        for one, before in zip(read_traces(file), given, strict=True)
+        for rollout, before in zip(read_traces(file), merged, strict=True)
     ]
-    assert [[(t.prompt_ids, t.response_ids, t.mask, t.parent) for t in one.turns] for one in found] == [
-        [(t.prompt_ids, t.response_ids, t.mask, t.parent) for t in one.turns] for one in given
+    assert [[(t.prompt_ids, t.response_ids, t.mask, t.parent) for t in rollout.turns] for rollout in read_back] == [
+        [(t.prompt_ids, t.response_ids, t.mask, t.parent) for t in rollout.turns] for rollout in merged
     ]
-    write_traces(file, file, credited(found, scheme(tmp_path, "turns")))
-    for one, before in zip(read_traces(file), given, strict=True):
-        for turn, own in zip(one.turns, before.turns, strict=True):
-            assert turn.per_token["advantages"] == pytest.approx(KNOWN["advantages"]["turns"][own.extra["row"]], abs=1e-12)
+    write_traces(file, file, credited(read_back, scheme(tmp_path, "turns")))
+    for rollout, before in zip(read_traces(file), merged, strict=True):
+        for turn, old in zip(rollout.turns, before.turns, strict=True):
+            assert turn.per_token["advantages"] == pytest.approx(SAVED["advantages"]["turns"][old.extra["row"]], abs=1e-12)
 
 
 def test_datums_get_the_credit_of_blocks(tmp_path):
     """Ragged groups, tool output, missing blocks, a completion that was cut off: float32, as the wire is."""
-    flat = KNOWN["rollouts"]["flat"]
+    flat = SAVED["rollouts"]["flat"]
     groups = {
         name: [n for n, row in enumerate(flat) if row["group"] == name]
         for name in dict.fromkeys(row["group"] for row in flat)
@@ -135,13 +135,13 @@ def test_datums_get_the_credit_of_blocks(tmp_path):
         mask = [0.0] * (len(row["prompt"]) - 1) + [float(flag) for flag in row["sampled"]]
         return {"loss_fn_inputs": {"target_tokens": target, "mask": mask, "advantages": [0.0] * len(target)}}
 
-    found = credit_datums(
+    datums = credit_datums(
         [[datum(flat[n]) for n in rows] for rows in groups.values()],
         scheme(tmp_path, "blocks"),
         VOCABULARY,
         columns={"answer": [flat[rows[0]]["answer"] for rows in groups.values()]},
     )
-    for rows, group in zip(groups.values(), found, strict=True):
-        for n, (one,) in zip(rows, group, strict=True):
-            own = one["loss_fn_inputs"]["advantages"][len(flat[n]["prompt"]) - 1 :]
-            assert own == pytest.approx(KNOWN["advantages"]["blocks"][n], abs=1e-6)
+    for rows, group in zip(groups.values(), datums, strict=True):
+        for n, (paid,) in zip(rows, group, strict=True):
+            values = paid["loss_fn_inputs"]["advantages"][len(flat[n]["prompt"]) - 1 :]
+            assert values == pytest.approx(SAVED["advantages"]["blocks"][n], abs=1e-6)

@@ -64,15 +64,15 @@ def test_what_warns_after_three_batches_says_so_with_its_threshold():
 
 def test_the_metrics_of_a_critic_exist():
     figures = critic_error(torch.zeros(1, 2), torch.ones(1, 2), torch.ones(1, 2).bool())
-    known = {f"`critic/{name}`" for name in (*figures, "loss", "grad_norm")}
-    assert set(headings("Metrics of a critic")) <= known
+    names = {f"`critic/{name}`" for name in (*figures, "loss", "grad_norm")}
+    assert set(headings("Metrics of a critic")) <= names
     assert "`critic/explained_variance`" in headings("Metrics of a critic")
 
 
 def test_every_first_warning_is_in_the_table():
-    said = re.search(r"Key -> sentence: (.+?)\n\n", setup_warnings.__doc__ or "", re.DOTALL)
-    assert said is not None
-    keys = [key for key in re.findall(r"`([\w/<>]+)`", said[1]) if key != "if_missing"]
+    listed = re.search(r"Key -> sentence: (.+?)\n\n", setup_warnings.__doc__ or "", re.DOTALL)
+    assert listed is not None
+    keys = [key for key in re.findall(r"`([\w/<>]+)`", listed[1]) if key != "if_missing"]
     assert [name.strip("`") for name, _ in cells("Warnings with the first batch")] == keys
 
 

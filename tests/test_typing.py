@@ -19,7 +19,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def diagnostics(tmp_path_factory):
     """What pyright reports of the code, and of the code without its comments: the lines and rules of each."""
     folder, text = tmp_path_factory.mktemp("typed"), CODE.read_text()
     (folder / "commented.py").write_text(text)
@@ -33,18 +33,18 @@ def found(tmp_path_factory):
     command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     reported = {"commented": [], "bare": []}
-    for one in json.loads(done.stdout)["generalDiagnostics"]:
-        if one["severity"] == "error":
-            reported[Path(one["file"]).stem].append((one["range"]["start"]["line"], one.get("rule", one["message"])))
+    for error in json.loads(done.stdout)["generalDiagnostics"]:
+        if error["severity"] == "error":
+            reported[Path(error["file"]).stem].append((error["range"]["start"]["line"], error.get("rule", error["message"])))
     return reported
 
 
 @pytest.mark.timeout(1800)
-def test_right_code_passes_and_every_mistake_is_reported(found):
-    assert found["commented"] == []
+def test_right_code_passes_and_every_mistake_is_reported(diagnostics):
+    assert diagnostics["commented"] == []
 
 
-def test_without_the_comments_each_mistake_is_an_error(found):
+def test_without_the_comments_each_mistake_is_an_error(diagnostics):
     wrong = [number for number, line in enumerate(CODE.read_text().splitlines()) if "pyright: ignore" in line]
-    assert {line for line, _ in found["bare"]} == set(wrong)
+    assert {line for line, _ in diagnostics["bare"]} == set(wrong)
     assert len(wrong) >= 10

@@ -104,7 +104,7 @@ def test_an_environment_writes_the_state_that_follows_and_nothing_else():
     text, _ = written(5, (3, 0))
     tokens = tokenizer.tokenize("5=" + text)
     scores = torch.randn(1, len(ids), generator=torch.Generator().manual_seed(0))
-    said = []
+    filled = []
     for place in range(2, len(tokens)):
         seen = torch.tensor([[ids[token] for token in tokens[:place]]])
         after = writer(seen, scores.clone())
@@ -112,10 +112,10 @@ def test_an_environment_writes_the_state_that_follows_and_nothing_else():
             continue
         assert after.isfinite().sum() == 1
         assert int(after.argmax()) == ids[tokens[place]]
-        said.append(place)
-    assert [tokens[place - 1] for place in said] == ["(1)", "(1)"]
+        filled.append(place)
+    assert [tokens[place - 1] for place in filled] == ["(1)", "(1)"]
     written_by_policy = writer.env_mask([ids[token] for token in tokens[2:]])
-    assert [place + 2 for place, by_policy in enumerate(written_by_policy) if not by_policy] == said
+    assert [place + 2 for place, by_policy in enumerate(written_by_policy) if not by_policy] == filled
 
 
 def test_the_environment_ignores_false_states_and_lines_without_a_move():
@@ -140,12 +140,12 @@ def test_a_rollout_masks_the_states_and_they_follow():
     tell(model, tokenizer)
     trainer = SimpleNamespace(
         processing_class=tokenizer, args=SimpleNamespace(max_completion_length=80), model=model,
-        accelerator=SimpleNamespace(unwrap_model=lambda one: one),
+        accelerator=SimpleNamespace(unwrap_model=lambda wrapped: wrapped),
     )  # fmt: skip
     played, names = _rollout(["5=", "3="] * 8, trainer), {index: word for word, index in tokenizer.get_vocab().items()}
     states = 0
     for start, ids, mask in zip("53" * 8, played["completion_ids"], played["env_mask"], strict=True):
-        words = [start, *(names[one] for one in ids)]
+        words = [start, *(names[token] for token in ids)]
         for place, is_policys in enumerate(mask, 1):
             assert is_policys == (words[place - 1] != "(1)")
             if not is_policys:
@@ -176,9 +176,9 @@ def test_what_an_environment_wrote_is_neither_trained_on_nor_a_slip_of_the_polic
     ]
     lines = [0.9**2, 0.9**3]  # number and countdown; the state is the environment's
     assert walks.policy().keeps == pytest.approx(sum(lines) / 2)
-    own = replace(walks, walk=replace(walks.walk, is_told=False))
-    assert own.policy().keeps == pytest.approx(0.9 * sum(lines) / 2)
-    assert own.written_nt.all()
+    untold = replace(walks, walk=replace(walks.walk, is_told=False))
+    assert untold.policy().keeps == pytest.approx(0.9 * sum(lines) / 2)
+    assert untold.written_nt.all()
 
 
 def test_estimators_are_compared_at_the_moves_batch_by_batch():
@@ -190,13 +190,13 @@ def test_estimators_are_compared_at_the_moves_batch_by_batch():
         mask_nt=walks.mask_nt.expand(4, 10),
         rows=Sequences(*(part.expand(4, 10) for part in (walks.rows.ids_nl, walks.rows.attention_nl)), 10),
     )
-    one = Measured(walks, None, torch.zeros(4), {}, true_nt, [torch.tensor([0, 1]), torch.tensor([2, 3])])
+    measured = Measured(walks, None, torch.zeros(4), {}, true_nt, [torch.tensor([0, 1]), torch.tensor([2, 3])])
     noise_nt = torch.full((4, 10), 7.0, dtype=torch.float64)
     adv_nt = torch.where(true_nt != 0, 2 * true_nt + 1, noise_nt)
-    assert one.correlations(adv_nt) == pytest.approx([1.0, 1.0])
+    assert measured.correlations(adv_nt) == pytest.approx([1.0, 1.0])
     adv_nt[2:] *= -1
-    assert one.correlations(adv_nt) == pytest.approx([1.0, -1.0])
-    assert one.last_n.tolist() == [9] * 4
+    assert measured.correlations(adv_nt) == pytest.approx([1.0, -1.0])
+    assert measured.last_n.tolist() == [9] * 4
 
 
 def test_the_best_lambda_is_chosen_within_its_kind():

@@ -46,27 +46,27 @@ def reading_of(reward_nm, status_nm, length_nk, fault_n=None):
 
 
 def explained(reading, scheme, group, learned=None):
-    """The reasons as the command finds them: rows end to end, a tool's token before each."""
+    """Tally the reasons as the command does: rows end to end, a tool's token before each."""
     group_n = torch.tensor(group)
-    found = credit_batch(reading, Batch(group_n), scheme)
-    keys = zero_reasons(found, scheme)
+    credit = credit_batch(reading, Batch(group_n), scheme)
+    keys = zero_reasons(credit, scheme)
     learned_n = None if learned is None else torch.tensor(learned)
     spans = reading.spans
-    advantage_nt = advantages(found, spans, scheme)
+    advantage_nt = advantages(credit, spans, scheme)
     if learned is not None:
         advantage_nt = advantage_nt * learned_n[:, None]
     width_n = reading.length_nk.sum(dim=1) + 1
     filled_nt = torch.arange(advantage_nt.shape[1]) < width_n[:, None]
     row_v = torch.arange(len(reading)).repeat_interleave(width_n)
-    told = tally_zeros(
+    tally = tally_zeros(
         keys, advantage_nt[filled_nt], spans.block_nt[filled_nt], row_v, names=scheme.names, learned_n=learned_n,
         trainable_v=(spans.block_nt >= 0)[filled_nt],
     )  # fmt: skip
-    return told, found, advantage_nt[filled_nt], keys
+    return tally, credit, advantage_nt[filled_nt], keys
 
 
-def named(told, keys):
-    return [(reason_of(key).name, told.objective(key)) for key in keys]
+def named(tally, keys):
+    return [(reason_of(key).name, tally.objective(key)) for key in keys]
 
 
 ONE = Scheme("bae", LAYOUT, [Objective("format", "a", name="right")])
@@ -76,8 +76,8 @@ def test_cut_off_is_a_reason_of_its_own_and_an_unpaid_block_as_well():
     reading = reading_of(
         [[NAN], [1.0], [0.0]], [[ABSENT], [OK], [OK]], [[1, 0, 0], [1, 0, 3], [1, 0, 0]], [Fault.TRUNCATED, 0, 0]
     )
-    told, *_ = explained(reading, ONE, [0, 0, 0])
-    assert [(c.reason.name, c.tokens, c.completions, c.rows) for c in told.counts()] == [
+    tally, *_ = explained(reading, ONE, [0, 0, 0])
+    assert [(c.reason.name, c.tokens, c.completions, c.rows) for c in tally.counts()] == [
         ("CREDITED", 2, 2, (1, 2)),
         ("MASKED", 3, 0, (0, 1, 2)),
         ("UNPAID", 3, 0, (1,)),
@@ -88,16 +88,16 @@ def test_cut_off_is_a_reason_of_its_own_and_an_unpaid_block_as_well():
 def test_of_two_objectives_the_graver_reason_counts_and_what_cancels_is_said():
     both = Scheme("bae", LAYOUT, [Objective("format", "a", name="right"), Objective("format", "a", name="said", weight=-1)])
     reading = reading_of([[1, NAN], [1, 1], [1, 0], [0, 0]], [[OK, ERROR], [OK, OK], [OK, OK], [OK, OK]], [[1, 0, 0]] * 4)
-    told, *_ = explained(reading, both, [0, 0, 1, 1])
-    assert named(told, told.key_n.tolist()) == [
+    tally, *_ = explained(reading, both, [0, 0, 1, 1])
+    assert named(tally, tally.key_n.tolist()) == [
         ("ERROR", "said"),
         ("SINGLETON", "said"),
         ("CREDITED", ""),
         ("CREDITED", ""),
     ]
     reading = reading_of([[1, 1], [0, 0]], [[OK, OK]] * 2, [[1, 0, 0]] * 2)
-    told, *_ = explained(reading, both, [0, 0])
-    assert named(told, told.key_n.tolist()) == [("CANCELLED", "")] * 2
+    tally, *_ = explained(reading, both, [0, 0])
+    assert named(tally, tally.key_n.tolist()) == [("CANCELLED", "")] * 2
 
 
 def test_turns_of_rollouts_are_explained_by_their_rollouts():
@@ -110,9 +110,9 @@ def test_turns_of_rollouts_are_explained_by_their_rollouts():
     scheme = Scheme(
         "bae", LAYOUT, [Objective("format", "a", name="right"), Objective("format", "b", name="said", scope="turn")]
     )
-    found = credit_batch(reading, Batch(group_n, steps=steps), scheme)
-    assert not found.has_signal
-    keys = zero_reasons(found, scheme)
+    credit = credit_batch(reading, Batch(group_n, steps=steps), scheme)
+    assert not credit.has_signal
+    keys = zero_reasons(credit, scheme)
     names = [[reason_of(key).name for key in row] for row in keys.tolist()]
     wrong, equal = "ALL_WRONG", "ALL_EQUAL"
     assert names == [
@@ -171,11 +171,11 @@ def batches(draw):
     return (rewards, statuses, lengths, faults), group, learned
 
 
-def by_definition(found, scheme, k, i):
-    """Why block k of completion i gets nothing, by what credit says of its numbers (test_comparison_exact): the gravest reason."""
-    told, paying = found.explained[1], [m for m, o in enumerate(scheme.objectives) if LAYOUT.names[k] in o.pays]
-    columns = paying if told.reason_nm.shape[1] > 1 else paying[:1] and [0]
-    reasons = [(Zero(int(told.reason_nm[i, m])), int(told.about_nm[i, m])) for m in columns]
+def by_definition(credit, scheme, k, i):
+    """Return the gravest of the reasons that the credit itself gives for block k of completion i (see test_comparison_exact)."""
+    comparison, paying = credit.explained[1], [m for m, o in enumerate(scheme.objectives) if LAYOUT.names[k] in o.pays]
+    columns = paying if comparison.reason_nm.shape[1] > 1 else paying[:1] and [0]
+    reasons = [(Zero(int(comparison.reason_nm[i, m])), int(comparison.about_nm[i, m])) for m in columns]
     if not reasons:
         return "UNPAID", ""
     if any(reason is Zero.CREDITED for reason, _ in reasons):
@@ -189,10 +189,10 @@ def by_definition(found, scheme, k, i):
 def test_every_token_has_one_reason_and_it_is_true(batch, scheme):
     given_as, group, learned = batch
     reading = reading_of(*given_as)
-    told, found, advantage_v, _ = explained(reading, scheme, group, learned)
+    tally, credit, advantage_v, _ = explained(reading, scheme, group, learned)
     n, tokens = len(reading), int((reading.length_nk.sum(dim=1) + 1).sum())
-    counts = told.counts()
-    assert sum(count.tokens for count in counts) == tokens == len(told.key_v)
+    counts = tally.counts()
+    assert sum(count.tokens for count in counts) == tokens == len(tally.key_v)
     assert sum(count.completions for count in counts) == n
     by_reason = {reason: sum(c.tokens for c in counts if c.reason is reason) for reason in Zero}
     assert by_reason[Zero.MASKED] == n  # the tool's tokens
@@ -202,23 +202,23 @@ def test_every_token_has_one_reason_and_it_is_true(batch, scheme):
         [row[: int(length.sum()) + 1] for row, length in zip(reading.spans.block_nt, reading.length_nk, strict=True)]
     )
     for key, i, k, advantage in zip(
-        told.key_v.tolist(), told.row_v.tolist(), block_v.tolist(), advantage_v.tolist(), strict=True
+        tally.key_v.tolist(), tally.row_v.tolist(), block_v.tolist(), advantage_v.tolist(), strict=True
     ):
-        said = (reason_of(key).name, told.objective(key))
+        named_reason = (reason_of(key).name, tally.objective(key))
         if k < 0:
-            assert said[0] == "MASKED"
+            assert named_reason[0] == "MASKED"
         elif learned is not None and not learned[i]:
-            assert said[0] == "LEFT_OUT"
+            assert named_reason[0] == "LEFT_OUT"
         elif advantage != 0:
-            assert said[0] == "CREDITED"
+            assert named_reason[0] == "CREDITED"
         else:
-            assert said == by_definition(found, scheme, k, i)
-    for i, key in enumerate(told.key_n.tolist()):
-        own = [reason_of(k) for k in told.key_v[told.row_v == i].tolist()]
-        if Zero.CREDITED in own:
+            assert named_reason == by_definition(credit, scheme, k, i)
+    for i, key in enumerate(tally.key_n.tolist()):
+        reasons = [reason_of(k) for k in tally.key_v[tally.row_v == i].tolist()]
+        if Zero.CREDITED in reasons:
             assert reason_of(key) is Zero.CREDITED
         else:
-            sampled = [reason for reason in own if reason is not Zero.MASKED] or own
+            sampled = [reason for reason in reasons if reason is not Zero.MASKED] or reasons
             assert sampled.count(reason_of(key)) == max(map(sampled.count, sampled)) or len({*sampled}) > 1
 
 

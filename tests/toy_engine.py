@@ -22,9 +22,9 @@ class ToyEngine:
     def step(self, rows, *, steps=None, **per_token):
         batch = self.batch(rows, steps, per_token)
         reading = read(batch, self.scheme, self.vocabulary)
-        found = credit_batch(reading, batch, self.scheme)
-        adv_nt = advantages(found, reading.spans, self.scheme)
-        return self.cut(adv_nt, rows), metrics(found, reading, self.scheme)
+        credit = credit_batch(reading, batch, self.scheme)
+        adv_nt = advantages(credit, reading.spans, self.scheme)
+        return self.cut(adv_nt, rows), metrics(credit, reading, self.scheme)
 
     def batch(self, rows, steps, per_token):
         groups = [row["prompt"] for row in rows]

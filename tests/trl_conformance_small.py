@@ -9,10 +9,10 @@ from spanwise.recipe import scheme_at
 
 def groups(name):
     """TRL's groups have one size, and at least two members: each prompt is a batch of its own."""
-    found = {}
+    by_group = {}
     for row, values in zip(*conformance.expected(name, whole=True), strict=True):
-        found.setdefault(row["group"], []).append((row, values))
-    return [group for group in found.values() if len(group) > 1]
+        by_group.setdefault(row["group"], []).append((row, values))
+    return [group for group in by_group.values() if len(group) > 1]
 
 
 CASES = [(name, group) for name in conformance.RECIPES for group in groups(name)]

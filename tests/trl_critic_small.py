@@ -20,8 +20,8 @@ STEPS = {
 
 def with_critic(folder, critic=None, *, method="gae", objectives=PAIR, credit=None, extra=None, **options):
     """A trainer whose critic learns fast; `options` are those of TRL."""
-    given = {"method": method, "objectives": objectives, "critic": critic or fast(), "credit": credit, **(extra or {})}
-    return trainer(folder, said=SAID_WITH_TOOLS, tools=True, extra=given, **{**STEPS, **options})
+    arguments = {"method": method, "objectives": objectives, "critic": critic or fast(), "credit": credit, **(extra or {})}
+    return trainer(folder, said=SAID_WITH_TOOLS, tools=True, extra=arguments, **{**STEPS, **options})
 
 
 def fast(**options):
@@ -30,12 +30,12 @@ def fast(**options):
 
 def optimizer_state(optimizer):
     """Every number an optimizer holds, by parameter and name."""
-    held = optimizer.state_dict()
+    saved = optimizer.state_dict()
     return {
         f"{key}.{name}": torch.as_tensor(value).clone()
-        for key, values in held["state"].items()
+        for key, values in saved["state"].items()
         for name, value in values.items()
-    } | {f"rate {i}": torch.tensor(group["lr"]) for i, group in enumerate(held["param_groups"])}
+    } | {f"rate {i}": torch.tensor(group["lr"]) for i, group in enumerate(saved["param_groups"])}
 
 
 def critic_lines(run):
@@ -55,9 +55,9 @@ class Watched:
         self.said, self.asked, learn = [], [], run.critic.learn
 
         def watched(rows, streams, truncated_n, *, fit):
-            found = learn(rows, streams, truncated_n, fit=fit)
+            estimate = learn(rows, streams, truncated_n, fit=fit)
             self.asked.append((rows, streams))
-            self.said.append(found)
-            return found
+            self.said.append(estimate)
+            return estimate
 
         run.critic.learn = watched

@@ -69,14 +69,14 @@ SAID = [say(*row[:4]) for row in SCRIPT]
 SAID_WITH_TOOLS = [say(*row) for row in SCRIPT]
 
 
-def cut(one):
+def cut(script):
     """A completion whose end was cut off."""
-    return replace(one, pieces=one.pieces[:-1], blocks=one.blocks[:-1])
+    return replace(script, pieces=script.pieces[:-1], blocks=script.blocks[:-1])
 
 
-def asked_first(said):
+def asked_first(scripts):
     """The same completions, all given to the first prompt, whose answer is 4."""
-    return [replace(one, right=float(one.pieces[one.pieces.index("<answer>") + 1] == "4")) for one in said]
+    return [replace(script, right=float(script.pieces[script.pieces.index("<answer>") + 1] == "4")) for script in scripts]
 
 
 def tokenizer(pieces=None):
@@ -107,11 +107,11 @@ def scripted(said=SAID, *, tools=False):
         encoder = trainer.processing_class
         output = {
             "prompt_ids": [encoder.encode(prompt, add_special_tokens=False) for prompt in batch],
-            "completion_ids": [encoder.convert_tokens_to_ids(one.pieces) for one in mine],
+            "completion_ids": [encoder.convert_tokens_to_ids(script.pieces) for script in mine],
             "logprobs": None,
         }
         if tools:
-            output["env_mask"] = [[int(block >= 0) for block in one.blocks] for one in mine]
+            output["env_mask"] = [[int(block >= 0) for block in script.blocks] for script in mine]
         return output
 
     return rollout
@@ -130,8 +130,8 @@ def config(folder, **options):
 
 def plain(args):
     """TRL's own config with the fields that it shares with ours."""
-    said = {name: getattr(args, name) for name, field in GRPOConfig.__dataclass_fields__.items() if field.init}
-    return GRPOConfig(**{**said, "generation_batch_size": None})
+    fields = {name: getattr(args, name) for name, field in GRPOConfig.__dataclass_fields__.items() if field.init}
+    return GRPOConfig(**{**fields, "generation_batch_size": None})
 
 
 def scheme(method="bae", layout=LAYOUT, objectives=OBJECTIVES, credit=None):
@@ -148,15 +148,15 @@ def trainer(folder, *, said=SAID, tools=False, kind=SpanGRPOTrainer, extra=None,
         "processing_class": tokenizer(),
         "rollout_func": scripted(said, tools=tools),
     }
-    given = dict(extra or {})
-    parts = {name: given.pop(name) for name in ("method", "layout", "objectives", "credit") if name in given}
-    usual["scheme"] = None if "scheme" in given else scheme(**parts)
-    return kind(**{**usual, **given})
+    arguments = dict(extra or {})
+    parts = {name: arguments.pop(name) for name in ("method", "layout", "objectives", "credit") if name in arguments}
+    usual["scheme"] = None if "scheme" in arguments else scheme(**parts)
+    return kind(**{**usual, **arguments})
 
 
 def many_a(completions, **columns):
     """A reward that an untrained policy earns."""
-    return [float(one.count("a") - one.count("b")) for one in completions]
+    return [float(text.count("a") - text.count("b")) for text in completions]
 
 
 def sampling(**extra):
@@ -213,24 +213,24 @@ def mean(values):
     return sum(values) / len(values) if values else None
 
 
-def token_advantages(said, size=GROUP):
+def token_advantages(scripts, size=GROUP):
     """Per completion and token: the credit of its block over the block's tokens, and that of stopping on the last one."""
-    found = []
-    for one, (*parts, stop) in zip(said, credit(said, size), strict=True):
-        row = [parts[block] / one.blocks.count(block) if block >= 0 else 0.0 for block in one.blocks]
-        row[max(t for t, block in enumerate(one.blocks) if block >= 0)] += stop
-        found.append(row)
-    return found
+    rows = []
+    for script, (*parts, stop) in zip(scripts, credit(scripts, size), strict=True):
+        row = [parts[block] / script.blocks.count(block) if block >= 0 else 0.0 for block in script.blocks]
+        row[max(t for t, block in enumerate(script.blocks) if block >= 0)] += stop
+        rows.append(row)
+    return rows
 
 
-def credit(said, size=GROUP):
+def credit(scripts, size=GROUP):
     """Per completion: the credit of the solution, of the confidence, and of stopping. Loops over the definitions."""
     rows = []
-    brier = [None if one.confidence is None else -((one.confidence - one.right) ** 2) for one in said]
-    for i, one in enumerate(said):
+    brier = [None if script.confidence is None else -((script.confidence - script.right) ** 2) for script in scripts]
+    for i, script in enumerate(scripts):
         group = range(i // size * size, i // size * size + size)
-        solution = one.right - mean([said[j].right for j in group])
-        peers = [brier[j] for j in group if said[j].right == one.right and brier[j] is not None]
+        solution = script.right - mean([scripts[j].right for j in group])
+        peers = [brier[j] for j in group if scripts[j].right == script.right and brier[j] is not None]
         if brier[i] is None:
             rows.append((solution, 0.0, -1.0 - mean(peers)))
         else:
@@ -238,12 +238,12 @@ def credit(said, size=GROUP):
     return rows
 
 
-def log_probs(model, said, asked):
+def log_probs(model, scripts, asked):
     """(log-probabilities of the completion's tokens) for each completion on its own, without padding."""
     vocabulary = {piece: index for index, piece in enumerate(PIECES)}
     rows = []
-    for one, question in zip(said, asked, strict=True):
-        prompt, completion = [vocabulary[sign] for sign in question], [vocabulary[piece] for piece in one.pieces]
+    for script, question in zip(scripts, asked, strict=True):
+        prompt, completion = [vocabulary[sign] for sign in question], [vocabulary[piece] for piece in script.pieces]
         logits = model(torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
         rows.append(logits.log_softmax(dim=-1).gather(1, torch.tensor(completion)[:, None])[:, 0])
     return rows
@@ -268,24 +268,24 @@ def surrogate(ratio, advantage, log_prob, loss_type, clip=0.2):
     return (ratio.detach().clamp(1 - clip, 1 + clip) if beyond else ratio) * advantage
 
 
-def questions(said, size=GROUP):
-    return [prompts()[i // size]["prompt"] for i in range(len(said))]
+def questions(scripts, size=GROUP):
+    return [prompts()[i // size]["prompt"] for i in range(len(scripts))]
 
 
-def paper_loss(model, said, *, loss_type="dr_grpo", old=None, clip=0.2, size=GROUP, unlearned=(), level="token"):
+def paper_loss(model, scripts, *, loss_type="dr_grpo", old=None, clip=0.2, size=GROUP, unlearned=(), level="token"):
     """-(1/N) sum_i sum_k (1/|T_k|) sum_{t in T_k} surrogate(rho_t, A_k), plus the decision to stop as a block of one token.
 
     `unlearned` completions count in every baseline and none of their tokens is trained. `level`: the tokens with one ratio.
     """
-    rows, total = log_probs(model, said, questions(said, size)), 0.0
-    for i, (one, advantages) in enumerate(zip(said, token_advantages(said, size), strict=True)):
-        trainable = [t for t, block in enumerate(one.blocks) if block >= 0 and i not in unlearned]
+    rows, total = log_probs(model, scripts, questions(scripts, size)), 0.0
+    for i, (script, advantages) in enumerate(zip(scripts, token_advantages(scripts, size), strict=True)):
+        trainable = [t for t, block in enumerate(script.blocks) if block >= 0 and i not in unlearned]
         for t in trainable:
-            block, advantage = one.blocks[t], advantages[t]
+            block, advantage = script.blocks[t], advantages[t]
             before = rows[i][t].detach() if old is None else old[i][t]
             ratio = (rows[i][t] - before).exp()
             if level != "token" and old is not None:
-                alike = [s for s in trainable if level == "sequence" or one.blocks[s] == block]
+                alike = [s for s in trainable if level == "sequence" or script.blocks[s] == block]
                 shared = math.exp(mean([float(rows[i][s].detach() - old[i][s]) for s in alike]))
                 ratio = shared * (rows[i][t] - rows[i][t].detach()).exp()
             if loss_type == "vespo":
@@ -294,36 +294,36 @@ def paper_loss(model, said, *, loss_type="dr_grpo", old=None, clip=0.2, size=GRO
                 total = total + w**k * math.exp(lam - lam * w) * advantage * rows[i][t]
                 continue
             total = total + surrogate(ratio, advantage, rows[i][t], loss_type, clip)
-    return -total / len(said)
+    return -total / len(scripts)
 
 
 def gradient_of(model, loss):
     model.zero_grad()
     loss.backward()
-    found = {name: value.grad.detach().clone() for name, value in model.named_parameters() if value.grad is not None}
+    gradients = {name: value.grad.detach().clone() for name, value in model.named_parameters() if value.grad is not None}
     model.zero_grad()
-    return found
+    return gradients
 
 
-def paper_gradient(model, said=SAID, **options):
-    return gradient_of(model, paper_loss(model, said, **options))
+def paper_gradient(model, scripts=SAID, **options):
+    return gradient_of(model, paper_loss(model, scripts, **options))
 
 
-def kl_gradient(model, said=SAID, *, beta, reference=None, old=None, corrected=True, cut=math.inf):
+def kl_gradient(model, scripts=SAID, *, beta, reference=None, old=None, corrected=True, cut=math.inf):
     """Of beta times the mean over completions of the mean over trained tokens of r - log r - 1, r = reference / policy.
 
     `corrected`: each token times policy / old policy, which on-policy is 1 and has a gradient. `cut`: a token's largest divergence.
     """
-    asked, total = questions(said), 0.0
+    asked, total = questions(scripts), 0.0
     reference = policy(seed=1, dtype=model.dtype) if reference is None else reference
-    others = [row.detach() for row in log_probs(reference, said, asked)]
-    for i, (one, row) in enumerate(zip(said, log_probs(model, said, asked), strict=True)):
+    others = [row.detach() for row in log_probs(reference, scripts, asked)]
+    for i, (script, row) in enumerate(zip(scripts, log_probs(model, scripts, asked), strict=True)):
         before = row.detach() if old is None else old[i]
-        trained = [t for t, block in enumerate(one.blocks) if block >= 0]
+        trained = [t for t, block in enumerate(script.blocks) if block >= 0]
         for t in trained:
             r = (others[i][t] - row[t]).exp()
             ratio = (row[t] - before[t]).exp() if corrected else 1.0
-            total = total + (ratio * (r - r.log() - 1)).clamp(max=cut) / len(trained) / len(said)
+            total = total + (ratio * (r - r.log() - 1)).clamp(max=cut) / len(trained) / len(scripts)
     return gradient_of(model, beta * total)
 
 

@@ -59,11 +59,11 @@ class Talk:
 
 def talk(solved, *turns, confidences=None):
     """Turns written "digit right anchor"; the environment says the anchor of the next one."""
-    made = []
+    parsed = []
     for k, text in enumerate(turns):
         digit, right, anchor = text.split()
-        made.append(Turn(digit, float(right), anchor, None if confidences is None else confidences[k]))
-    return Talk(made, [turn.anchor for turn in made[1:]], solved)
+        parsed.append(Turn(digit, float(right), anchor, None if confidences is None else confidences[k]))
+    return Talk(parsed, [turn.anchor for turn in parsed[1:]], solved)
 
 
 #: Two prompts, four rollouts each, of one to three turns.
@@ -120,14 +120,14 @@ def talks_of(name):
 
 def scripted(talks, *, told=None):
     """A rollout function that plays the i-th script, over all ranks; `told` replaces what it says of the turns."""
-    plain = small.scripted([one.said for one in talks], tools=True)
+    plain = small.scripted([dialogue.said for dialogue in talks], tools=True)
 
     def rollout(batch, trainer):
         first = trainer.accelerator.process_index * len(batch)
         output = plain(batch, trainer)
-        said = [one.told for one in talks] if told is None else told
+        facts = [dialogue.told for dialogue in talks] if told is None else told
         if told != "nothing":
-            output["turns"] = [said[(first + i) % len(talks)] for i in range(len(batch))]
+            output["turns"] = [facts[(first + i) % len(talks)] for i in range(len(batch))]
         return output
 
     return rollout
@@ -141,7 +141,7 @@ def trainer(folder, name, *, talks=None, told=None, **options):
 
 def token_credit(name, talks, size=small.GROUP):
     """Per completion and token what the pipeline gives it where each turn is a row of its own, 0 where the environment speaks."""
-    turns = [(n, k, turn) for n, one in enumerate(talks) for k, turn in enumerate(one.turns)]
+    turns = [(n, k, turn) for n, dialogue in enumerate(talks) for k, turn in enumerate(dialogue.turns)]
     pieces = [[*turn.pieces, *(talks[n].end if turn is talks[n].turns[-1] else ())] for n, _, turn in turns]
     columns = {key: [talks[n].told[k][key] for n, k, _ in turns] for key in ("right", "solved", "answer")}
     steps = Steps(
@@ -157,18 +157,19 @@ def token_credit(name, talks, size=small.GROUP):
     rows = [[] for _ in talks]
     for (n, *_), row, values in zip(turns, ids, adv_su.tolist(), strict=True):
         rows[n] += values[: len(row)]
-    found = []
-    for one, values in zip(talks, map(iter, rows), strict=True):
-        found.append([next(values) if block >= 0 else 0.0 for block in one.said.blocks])
-    return found
+    credit_rows = []
+    for dialogue, values in zip(talks, map(iter, rows), strict=True):
+        credit_rows.append([next(values) if block >= 0 else 0.0 for block in dialogue.said.blocks])
+    return credit_rows
 
 
 def gradient(name, talks, size=small.GROUP, unlearned=()):
     """Of minus the mean over rollouts of the sum over tokens of credit times ratio."""
-    model, said = small.policy(), [one.said for one in talks]
-    logs = small.log_probs(model, said, small.questions(said, size) if size == small.GROUP else ["2+2="] * len(said))
+    model, scripts = small.policy(), [dialogue.said for dialogue in talks]
+    asked = small.questions(scripts, size) if size == small.GROUP else ["2+2="] * len(scripts)
+    logs = small.log_probs(model, scripts, asked)
     total = 0.0
     for n, (row, credit) in enumerate(zip(logs, token_credit(name, talks, size), strict=True)):
         if n not in unlearned:
             total = total + ((row - row.detach()).exp() * torch.tensor(credit, dtype=row.dtype)).sum()
-    return small.gradient_of(model, -total / len(said))
+    return small.gradient_of(model, -total / len(scripts))

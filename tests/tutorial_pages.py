@@ -32,13 +32,13 @@ def agree(expected, printed, *, about):
 
 def written(text, name):
     """The page with what its blocks print now."""
-    found, end = [], 0
+    parts, end = [], 0
     for step, printed in run(text, name):
-        found += [text[end : step.start()], f"```python\n{step['code']}```\n"]
+        parts += [text[end : step.start()], f"```python\n{step['code']}```\n"]
         if printed:
-            found.append(f"\n```text{step['about'] or ''}\n{printed}```\n")
+            parts.append(f"\n```text{step['about'] or ''}\n{printed}```\n")
         end = step.end()
-    return "".join([*found, text[end:]])
+    return "".join([*parts, text[end:]])
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ def break_on_one_rank(run):
     """The copy of the critic of rank 1 alone says NaN at the second batch."""
     learn = run.critic.learn
 
-    def learning(*given, **options):
+    def learning(*inputs, **options):
         if run.critic.batches == 1 and run.accelerator.process_index == 1:
             list(run.critic.model.parameters())[-1].data[0] = float("nan")
-        return learn(*given, **options)
+        return learn(*inputs, **options)
 
     run.critic.learn = learning
 
@@ -38,7 +38,7 @@ def train_all(folder):
         watched = Watched(run)
         run.train()
         kept = {"critic": state(run.critic.model), "policy": state(run.accelerator.unwrap_model(run.model))}
-        kept |= {"lines": critic_lines(run), "values": [found.value_nts for found in watched.said]}
+        kept |= {"lines": critic_lines(run), "values": [estimate.value_nts for estimate in watched.said]}
         kept |= {"advantages_nt": run.last_rollouts.advantages_nt}
         torch.save(kept, f"{folder}/critic {name}.{run.accelerator.process_index}.pt")
     run = with_critic(f"{folder}/broken", per_device_train_batch_size=2, gradient_accumulation_steps=2, **SHAPE)

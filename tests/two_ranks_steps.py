@@ -34,9 +34,9 @@ class Counted(SpanGRPOTrainer):
         if self.step.ranks is not None:
             self.step.ranks = replace(self.step.ranks, gather=partial(self._gathered, self.step.ranks.gather))
 
-    def _gathered(self, gather, own):
+    def _gathered(self, gather, local):
         self.gathers += 1
-        return gather(own)
+        return gather(local)
 
     def _generate_and_score_completions(self, inputs):
         output = super()._generate_and_score_completions(inputs)
@@ -90,12 +90,12 @@ def rollout(batch, trainer, *, tools=False):
     first, step = trainer.accelerator.process_index * len(batch), trainer.state.global_step
     encoder, model = trainer.processing_class, trainer.accelerator.unwrap_model(trainer.model)
     prompts = [encoder.encode(prompt, add_special_tokens=False) for prompt in batch]
-    made = [
+    completions = [
         sampled(model, prompt, torch.Generator().manual_seed(1000 * step + first + n), tools=tools)
         for n, prompt in enumerate(prompts)
     ]
-    output = {"prompt_ids": prompts, "completion_ids": [ids for ids, _ in made], "logprobs": None}
-    return {**output, "env_mask": [flags for _, flags in made]} if tools else output
+    output = {"prompt_ids": prompts, "completion_ids": [ids for ids, _ in completions], "logprobs": None}
+    return {**output, "env_mask": [flags for _, flags in completions]} if tools else output
 
 
 def train(folder, name, *, rows):
@@ -118,6 +118,6 @@ def train(folder, name, *, rows):
 def train_all(folder):
     """Three steps of every case."""
     for name in CASES:
-        found, run = train(f"{folder}/steps", name, rows=GROUP * PROMPTS // 4)
-        torch.save(found, f"{folder}/steps {name}.{run.accelerator.process_index}.pt")
+        steps, run = train(f"{folder}/steps", name, rows=GROUP * PROMPTS // 4)
+        torch.save(steps, f"{folder}/steps {name}.{run.accelerator.process_index}.pt")
         run.accelerator.wait_for_everyone()
