@@ -96,8 +96,8 @@ def test_two_rewards_of_gdpo_equal_the_pure_function():
     reward_nm, group_n = two_rewards(0)
     objectives = [Objective(name, pays=("all",)) for name in ("correct", "brier")]
     present = torch.ones(24, 1).bool()
-    found = assign(scores_of(reward_nm), group_n, present, objectives=objectives, block_names=("all",), method="gdpo")
-    assert_close(found.block_nk[:, 0], gdpo(reward_nm, group_n), 1e-9)
+    credit = assign(scores_of(reward_nm), group_n, present, objectives=objectives, block_names=("all",), method="gdpo")
+    assert_close(credit.block_nk[:, 0], gdpo(reward_nm, group_n), 1e-9)
 
 
 def test_an_estimator_is_bound_by_the_options_of_the_scheme():

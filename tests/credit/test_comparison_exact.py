@@ -41,10 +41,10 @@ class Rows:
         kinds = [Status.OK] * dice.choice((6, 20, 60)) + list(Status)
         self.status = [[dice.choice(kinds), dice.choice(kinds)] for _ in range(n)]
         right = [F(int(dice.random() < few)) for _ in range(n)]
-        said = [F(dice.choice((0, 8) if few < 0.3 else grades), 8) for _ in range(n)]
+        graded = [F(dice.choice((0, 8) if few < 0.3 else grades), 8) for _ in range(n)]
         self.value = [
             [v if s is Status.OK else None for v, s in zip(pair, status, strict=True)]
-            for pair, status in zip(zip(right, said, strict=True), self.status, strict=True)
+            for pair, status in zip(zip(right, graded, strict=True), self.status, strict=True)
         ]
         self.tidy = [dice.choice((0.0, 0.0, 1.0, None)) for _ in range(n)]
         self.seen = [dice.choice((0.0, 2.0, 2.0, None)) for _ in range(n)]
@@ -69,9 +69,9 @@ class Rows:
         return self.prices[m] if self.status[i][m] in LEFT_OUT else None
 
     def missing(self, i: int, m: int) -> Zero:
-        found = {Status.UNPARSABLE: Zero.UNPARSABLE, Status.UNSCORED: Zero.UNSCORED, Status.TIMEOUT: Zero.TIMEOUT,
+        reasons = {Status.UNPARSABLE: Zero.UNPARSABLE, Status.UNSCORED: Zero.UNSCORED, Status.TIMEOUT: Zero.TIMEOUT,
                  Status.ERROR: Zero.ERROR}  # fmt: skip
-        return found.get(self.status[i][m], Zero.TRUNCATED if self.cut[i] else Zero.ABSENT)
+        return reasons.get(self.status[i][m], Zero.TRUNCATED if self.cut[i] else Zero.ABSENT)
 
 
 class Line:
@@ -85,26 +85,26 @@ class Line:
 
 def compared_line(i, sets, values, instead, *, scale, leave_one_out, ddof, eps, least):
     """One row of one column; `sets` are the keys of all rows, level by level, the finest first."""
-    own = values[i]
-    held = [[] if key.of[i] is None else key.members[key.of[i]] for key in sets]
-    level = next((n for n, members in enumerate(held) if len(members) >= max(least, 2)), len(sets) - 1)
-    key, members = sets[level], held[level]
-    line = made_line(i, key, members, own, values, instead, scale, leave_one_out, ddof, eps, least)
+    reward = values[i]
+    by_level = [[] if key.of[i] is None else key.members[key.of[i]] for key in sets]
+    level = next((n for n, members in enumerate(by_level) if len(members) >= max(least, 2)), len(sets) - 1)
+    key, members = sets[level], by_level[level]
+    line = made_line(i, key, members, reward, values, instead, scale, leave_one_out, ddof, eps, least)
     line.level, line.members, line.stratum = level, len(members), None if key.of[i] is None else (level, key.of[i])
     return line
 
 
-def made_line(i, key, members, own, values, instead, scale, leave_one_out, ddof, eps, least):
+def made_line(i, key, members, reward, values, instead, scale, leave_one_out, ddof, eps, least):
     """The line of a row whose level is known."""
     stands = key.stands[key.of[i]] if key.of[i] is not None else []
-    if own is None and instead[i] is None:
+    if reward is None and instead[i] is None:
         return Line(None, None, None, Zero.ABSENT)
-    if not members or (own is not None and len(members) < max(least, 2)):
-        return Line(instead[i] if own is None else own, None, None, Zero.SINGLETON)
+    if not members or (reward is not None and len(members) < max(least, 2)):
+        return Line(instead[i] if reward is None else reward, None, None, Zero.SINGLETON)
     mean, square, distinct = key.moments(key.of[i], values, instead)
-    worth, baseline = (instead[i], mean) if own is None else (own, mean)
-    if own is not None and leave_one_out:
-        baseline = (mean * len(members) - own) / (len(members) - 1)
+    worth, baseline = (instead[i], mean) if reward is None else (reward, mean)
+    if reward is not None and leave_one_out:
+        baseline = (mean * len(members) - reward) / (len(members) - 1)
     divisor = 1.0
     if scale == "std":
         free = len(members) + len(stands) - ddof
@@ -112,7 +112,7 @@ def made_line(i, key, members, own, values, instead, scale, leave_one_out, ddof,
     if scale == "mean":
         divisor = float(mean) + eps
     if worth == baseline and (distinct == 1 or divisor <= 0):  # nothing is divided
-        return Line(worth, worth, 1.0, Zero.ALL_EQUAL if own is not None and distinct == 1 else Zero.AT_BASELINE)
+        return Line(worth, worth, 1.0, Zero.ALL_EQUAL if reward is not None and distinct == 1 else Zero.AT_BASELINE)
     if divisor <= 0:
         return Line(worth, None, None, Zero.NO_SCALE)
     return Line(worth, baseline, divisor, Zero.AT_BASELINE if worth == baseline else Zero.CREDITED)
@@ -159,15 +159,15 @@ def column(rows, values, instead, baseline, outcomes=(), *, back_off=None, **opt
                 for d in depths]  # fmt: skip
     sets = [Keys(key, values, instead) for key in keys]
     wider = [Keys(rows.group, values, instead), Keys(everyone, values, instead)]
-    found = []
+    lines = []
     for i in range(n):
         line = compared_line(i, sets, values, instead, **options)
-        for one in wider:
+        for wide in wider:
             if values[i] is None and line.reason is Zero.SINGLETON:  # nobody there: the group, then the batch
-                line = compared_line(i, [one], values, instead, **{**options, "leave_one_out": False, "least": 2})
+                line = compared_line(i, [wide], values, instead, **{**options, "leave_one_out": False, "least": 2})
                 line.stratum = None
-        found.append(line)
-    return found
+        lines.append(line)
+    return lines
 
 
 def with_reasons(rows, lines, m, objective, verdict):
@@ -182,11 +182,11 @@ def with_reasons(rows, lines, m, objective, verdict):
     return lines
 
 
-def check(found, lines, c, adv_n=None):
+def check(credit, lines, c, adv_n=None):
     """One column of a comparison against the lines, and the formula against the credit."""
-    told = found.comparison
-    adv = (found.adv_nm[:, c] if adv_n is None else adv_n).tolist()
-    table = [getattr(told, f"{name}_nm")[:, c].tolist() for name in ("worth", "baseline", "divisor", "reason", "about")]
+    comparison = credit.comparison
+    adv = (credit.adv_nm[:, c] if adv_n is None else adv_n).tolist()
+    table = [getattr(comparison, f"{key}_nm")[:, c].tolist() for key in ("worth", "baseline", "divisor", "reason", "about")]
     for i, (line, a, worth, baseline, divisor, reason, about) in enumerate(zip(lines, adv, *table, strict=True)):
         assert (Zero(reason), about) == (line.reason, line.about), (i, Zero(reason), line.reason)
         if line.worth is None:
@@ -205,29 +205,29 @@ def check(found, lines, c, adv_n=None):
         assert not zero or a == 0, (i, a)
 
 
-def check_strata(found, lines, values, m):
+def check_strata(credit, lines, values, m):
     """Levels, numbers of members, and that a stratum is who is compared at one level with the same completions."""
-    told = found.comparison
-    table = (getattr(told, f"{name}_nm")[:, m].tolist() for name in ("level", "members", "stratum"))
+    comparison = credit.comparison
+    table = (getattr(comparison, f"{name}_nm")[:, m].tolist() for name in ("level", "members", "stratum"))
     keys = set()
-    for own, line, level, members, stratum in zip(values, lines, *table, strict=True):
-        if own is not None:
+    for reward, line, level, members, stratum in zip(values, lines, *table, strict=True):
+        if reward is not None:
             assert (level, members, stratum >= 0) == (line.level, line.members or 0, line.stratum is not None)
             keys.add((stratum, line.stratum))
     assert len(keys) == len({key for _, key in keys}) == len({number for number, _ in keys})
-    numbers = told.stratum_nm[:, m].unique()
+    numbers = comparison.stratum_nm[:, m].unique()
     assert numbers[numbers >= 0].tolist() == list(range(int(numbers.max()) + 1))
-    alone = [line.reason is Zero.SINGLETON for own, line in zip(values, lines, strict=True) if own is not None]
-    assert int(found.singleton_m[m]) == sum(alone)
+    alone = [line.reason is Zero.SINGLETON for reward, line in zip(values, lines, strict=True) if reward is not None]
+    assert int(credit.singleton_m[m]) == sum(alone)
 
 
-def check_blocks(found, objectives, rows):
+def check_blocks(credit, objectives, rows):
     """The credit of a block is the sum of what pays it."""
-    parts_nm = found.weight_m * found.adv_nm
+    parts_nm = credit.weight_m * credit.adv_nm
     for k, name in enumerate(BLOCKS):
         paying = [m for m, o in enumerate(objectives) if name in o.pays]
-        total_n = parts_nm[:, paying].sum(dim=1) if len(found.names) > 1 else parts_nm[:, 0]
-        assert torch.allclose(found.block_nk[:, k], total_n, rtol=1e-12, atol=1e-12)
+        total_n = parts_nm[:, paying].sum(dim=1) if len(credit.names) > 1 else parts_nm[:, 0]
+        assert torch.allclose(credit.block_nk[:, k], total_n, rtol=1e-12, atol=1e-12)
 
 
 def credited(rows, method, objectives, **options):
@@ -248,30 +248,30 @@ def block_batch(dice, method):
     for m, name in enumerate(("right", "said")):
         baseline = dice.choice(("none", "batch", "group", "outcome")[: 3 if m == 0 else 4]) if method == "bae" else "group"
         several = (("right",), ("right", "tidy"), ("tidy",), ("right", "tidy", "seen"))
-        given = dice.choice(several) if baseline == "outcome" else ()
+        outcomes = dice.choice(several) if baseline == "outcome" else ()
         rules.append({
-            "name": name, "pays": BLOCKS[m], "weight": dice.choice((1.0, 0.25, 0.0)), "given": given, "baseline": baseline,
+            "name": name, "pays": BLOCKS[m], "weight": dice.choice((1.0, 0.25, 0.0)), "given": outcomes, "baseline": baseline,
             "if_missing": None if prices[m] is None else float(prices[m]),
             "scale": dice.choice(("none", "std")) if method == "bae" and baseline != "none" else None,
             "back_off": dice.choice((None, True, False)) if baseline == "outcome" else None,
         })  # fmt: skip
     objectives = [Objective("format", **rule) for rule in rules]
     options = {"min_stratum": least, "ddof": ddof, "eps": eps} | ({"leave_one_out": loo} if method == "bae" else {})
-    found = credited(rows, method, objectives, **options)
+    credit = credited(rows, method, objectives, **options)
     right = [None if pair[0] is None else float(pair[0]) for pair in rows.value]
-    known = {"right": right, "tidy": rows.tidy, "seen": rows.seen}
+    facts = {"right": right, "tidy": rows.tidy, "seen": rows.seen}
     for m, rule in enumerate(rules):
         values, instead = [pair[m] for pair in rows.value], [rows.stand_in(i, m) for i in range(rows.count)]
         scale = "std" if method != "bae" else rule["scale"]
         how = {"scale": scale, "leave_one_out": loo, "ddof": ddof, "eps": eps, "least": least, "back_off": rule["back_off"]}
-        lines = column(rows, values, instead, rule["baseline"], [known[name] for name in rule["given"]], **how)
-        check_strata(found, lines, values, m)
+        lines = column(rows, values, instead, rule["baseline"], [facts[name] for name in rule["given"]], **how)
+        check_strata(credit, lines, values, m)
         if method == "grpo_verif" and m == 1:  # the second block weighs a fifth
             for line in lines:
                 line.divisor = None if line.divisor is None else line.divisor / 0.2
         verdict = {v for v in values if v is not None} <= {F(0), F(1)}
-        check(found, with_reasons(rows, lines, m, objectives[m], verdict), m)
-    check_blocks(found, objectives, rows)
+        check(credit, with_reasons(rows, lines, m, objectives[m], verdict), m)
+    check_blocks(credit, objectives, rows)
 
 
 def sum_reasons(rows, lines, totals, weights, values):
@@ -284,12 +284,12 @@ def sum_reasons(rows, lines, totals, weights, values):
             gone = [(rows.missing(i, m), m) for m, weight in enumerate(weights) if weight and values[i][m] is None]
             line.reason, line.about = min(gone)
         elif line.reason is Zero.ALL_EQUAL:
-            held = [j for j in groups[rows.group[i]] if totals[j] is not None]
+            complete = [j for j in groups[rows.group[i]] if totals[j] is not None]
             for m in range(len(weights)):
-                own = [rows.value[j][m] for j in groups[rows.group[i]] if rows.value[j][m] is not None]
+                rewards = [rows.value[j][m] for j in groups[rows.group[i]] if rows.value[j][m] is not None]
                 verdict = {pair[m] for pair in rows.value if pair[m] is not None} <= {F(0), F(1)}
-                if verdict and len(own) == len(held) and len(set(own)) == 1:
-                    line.reason, line.about = Zero.ALL_RIGHT if own[0] == 1 else Zero.ALL_WRONG, m
+                if verdict and len(rewards) == len(complete) and len(set(rewards)) == 1:
+                    line.reason, line.about = Zero.ALL_RIGHT if rewards[0] == 1 else Zero.ALL_WRONG, m
                     break
     return lines
 
@@ -343,15 +343,15 @@ def completion_batch(dice, method):
     ]  # fmt: skip
     anchor, times = dice.choice((0.5, 0.2)), dice.choice((1.3, 1.0))
     options |= {"anchor": anchor, "lambda_scale": times} if method == "ha_dw" else {}
-    found = credited(rows, method, objectives, **options)
+    credit = credited(rows, method, objectives, **options)
     scale = {"grpo": "std", "gdpo": "std", "ha_dw": "std", "maxrl": "mean"}.get(method, "none")
     how = {"scale": scale, "leave_one_out": loo, "ddof": ddof, "eps": eps / (4 if method == "gdpo" else 1), "least": least}
     lines = column(rows, totals, [None] * rows.count, "group", **how)
     if method == "ha_dw":  # hard groups weigh success more, easy ones failure
         for i, line in enumerate(lines):
-            held = [total for j, total in enumerate(totals) if rows.group[j] == rows.group[i] and total is not None]
+            peers = [total for j, total in enumerate(totals) if rows.group[j] == rows.group[i] and total is not None]
             if line.reason is Zero.CREDITED:
-                gap = float(sum(held, F(0)) / len(held)) - anchor
+                gap = float(sum(peers, F(0)) / len(peers)) - anchor
                 sign = 1 if (line.worth > line.baseline) != (gap > 0) else -1
                 line.divisor /= times * math.exp(sign * abs(gap))
     if method == "opo":
@@ -370,16 +370,16 @@ def completion_batch(dice, method):
     if method == "reinforce++-baseline":
         lines = centred_again(rows, lines, ddof=ddof, eps=eps)
     if method == "gdpo":  # the weight stands in the worth; the results are divided by their deviation in the batch
-        held = [0.0 if line.baseline is None else float(line.worth - line.baseline) / line.divisor / 4
+        scores = [0.0 if line.baseline is None else float(line.worth - line.baseline) / line.divisor / 4
                 for line, total in zip(lines, totals, strict=True) if total is not None]  # fmt: skip
-        mean = sum(held) / len(held)
-        std = math.sqrt(sum((s - mean) ** 2 for s in held) / (len(held) - ddof)) + eps
+        mean = sum(scores) / len(scores)
+        std = math.sqrt(sum((s - mean) ** 2 for s in scores) / (len(scores) - ddof)) + eps
         for line in lines:
             if line.divisor is not None:
                 line.divisor = std * (1.0 if line.reason is Zero.ALL_EQUAL else line.divisor * 4)
-    check(found, sum_reasons(rows, lines, totals, weights, values), 0)
-    assert found.names == (" + ".join(rows.names),)
-    check_blocks(found, objectives, rows)
+    check(credit, sum_reasons(rows, lines, totals, weights, values), 0)
+    assert credit.names == (" + ".join(rows.names),)
+    check_blocks(credit, objectives, rows)
 
 
 @pytest.mark.parametrize("method", SHARES)
@@ -406,27 +406,27 @@ def test_many_objectives_and_what_borrows_from_other_prompts(seed):
         Objective("format", "b", name="borrowed", baseline="blended", given="right", if_missing=dice.choice((None, -1.0))),
     ]
     group_n, present_nk = torch.tensor(rows.group), torch.ones(rows.count, 2, dtype=torch.bool)
-    found = assign(scores, group_n, present_nk, objectives=objectives, block_names=BLOCKS, method="bae")
-    told, adv_nm = found.comparison, found.adv_nm
-    assert not (told.baseline_nm.isnan() & (adv_nm != 0)).any()
-    explained_nm = (told.worth_nm - told.baseline_nm) / told.divisor_nm
+    credit = assign(scores, group_n, present_nk, objectives=objectives, block_names=BLOCKS, method="bae")
+    comparison, adv_nm = credit.comparison, credit.adv_nm
+    assert not (comparison.baseline_nm.isnan() & (adv_nm != 0)).any()
+    explained_nm = (comparison.worth_nm - comparison.baseline_nm) / comparison.divisor_nm
     assert torch.allclose(explained_nm.nan_to_num(), adv_nm, rtol=1e-9, atol=1e-9)
-    assert torch.equal(told.reason_nm == int(Zero.CREDITED), adv_nm != 0)
-    check_blocks(found, objectives, rows)
+    assert torch.equal(comparison.reason_nm == int(Zero.CREDITED), adv_nm != 0)
+    check_blocks(credit, objectives, rows)
     borrowed_n = blended_baseline(scores.reward_nm[:, 3], group_index(group_n), scores.reward_nm[:, 0])
     own_n = ~scores.reward_nm[:, 3].isnan()
-    assert torch.allclose(told.baseline_nm[own_n, 3], borrowed_n[own_n], rtol=1e-9, atol=1e-9, equal_nan=True)
-    assert torch.equal(told.reason_nm[own_n, 3] == int(Zero.SINGLETON), borrowed_n[own_n].isnan())
+    assert torch.allclose(comparison.baseline_nm[own_n, 3], borrowed_n[own_n], rtol=1e-9, atol=1e-9, equal_nan=True)
+    assert torch.equal(comparison.reason_nm[own_n, 3] == int(Zero.SINGLETON), borrowed_n[own_n].isnan())
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_several_rewards_of_gdpo_have_no_one_baseline(seed):
     rows = Rows(random.Random(seed), [None, F(1, 2)])
     objectives = [Objective("format", BLOCKS, name="right"), Objective("format", BLOCKS, name="said", if_missing=0.5)]
-    found = credited(rows, "gdpo", objectives)
-    assert found.comparison.baseline_nm.isnan().all()
-    assert torch.equal(found.comparison.reason_nm == int(Zero.CREDITED), found.adv_nm != 0)
-    assert bool((found.adv_nm != 0).any())
+    credit = credited(rows, "gdpo", objectives)
+    assert credit.comparison.baseline_nm.isnan().all()
+    assert torch.equal(credit.comparison.reason_nm == int(Zero.CREDITED), credit.adv_nm != 0)
+    assert bool((credit.adv_nm != 0).any())
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -440,32 +440,32 @@ def test_turns_are_compared_with_one_vote_per_rollout(seed):
         Objective("format", "a", name="right", scope="rollout"),
         Objective("format", "b", name="said", scope="turn", if_missing=None if rows.prices[1] is None else -1.0),
     ]
-    found = assign_turns(
+    credit = assign_turns(
         rows.scores(), torch.tensor(rows.group), torch.ones(rows.count, 2).long(), trajectory_s=torch.tensor(trajectory),
         step_s=torch.arange(rows.count), objectives=objectives, block_names=BLOCKS, method="bae", leave_one_out=leave_one_out,
         inputs={"truncated_n": torch.tensor(rows.cut)},
     )  # fmt: skip
-    told, adv_nm = found.comparison, found.adv_nm
-    explained = (told.worth_nm - told.baseline_nm) / told.divisor_nm
-    assert torch.equal(told.baseline_nm.isnan() & (adv_nm != 0), torch.zeros_like(adv_nm).bool())
+    comparison, adv_nm = credit.comparison, credit.adv_nm
+    explained = (comparison.worth_nm - comparison.baseline_nm) / comparison.divisor_nm
+    assert torch.equal(comparison.baseline_nm.isnan() & (adv_nm != 0), torch.zeros_like(adv_nm).bool())
     assert torch.allclose(explained.nan_to_num(), adv_nm, rtol=1e-9, atol=1e-9)
-    assert torch.equal(told.reason_nm == int(Zero.CREDITED), adv_nm != 0)
+    assert torch.equal(comparison.reason_nm == int(Zero.CREDITED), adv_nm != 0)
     first = {t: i for i, t in reversed(list(enumerate(trajectory)))}
     shared = torch.tensor([first[t] for t in trajectory])
-    assert torch.equal(told.baseline_nm[:, 0].nan_to_num(), told.baseline_nm[shared, 0].nan_to_num())
+    assert torch.equal(comparison.baseline_nm[:, 0].nan_to_num(), comparison.baseline_nm[shared, 0].nan_to_num())
     votes = defaultdict(lambda: defaultdict(list))
-    for i, (_, said) in enumerate(rows.value):
-        if said is not None:
-            votes[rows.group[i]][trajectory[i]].append(said)
-    for i, (_, said) in enumerate(rows.value):
+    for i, (_, grade) in enumerate(rows.value):
+        if grade is not None:
+            votes[rows.group[i]][trajectory[i]].append(grade)
+    for i, (_, grade) in enumerate(rows.value):
         means = {t: sum(v, F(0)) / len(v) for t, v in votes[rows.group[i]].items()}
-        baseline, reason = float(told.baseline_nm[i, 1]), Zero(int(told.reason_nm[i, 1]))
+        baseline, reason = float(comparison.baseline_nm[i, 1]), Zero(int(comparison.reason_nm[i, 1]))
         stand_in = rows.stand_in(i, 1)
-        if said is None and stand_in is None:
+        if grade is None and stand_in is None:
             assert reason is rows.missing(i, 1)
-        elif said is None or len(means) > 1:
+        elif grade is None or len(means) > 1:
             assert means or stand_in is not None
-            others = [v for t, v in means.items() if not leave_one_out or said is None or t != trajectory[i]]
+            others = [v for t, v in means.items() if not leave_one_out or grade is None or t != trajectory[i]]
             if others:
                 assert math.isclose(baseline, sum(others, F(0)) / len(others), rel_tol=1e-9, abs_tol=1e-9), i
         else:

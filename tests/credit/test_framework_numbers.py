@@ -113,9 +113,9 @@ def test_without_a_corner_the_frameworks_agree_with_the_library():
         eps = float(COMPAT[framework]["grpo"]["eps"])
         assert_close(compatible("grpo", framework)(REWARD, pairs), grpo(REWARD, pairs, eps=eps).tolist(), 1e-12)
     whole = torch.ones_like(MASK)
-    own = METHODS["reinforce++"].estimator(DENSE, whole, gamma=0.9)
+    plain = METHODS["reinforce++"].estimator(DENSE, whole, gamma=0.9)
     for framework in ("verl", "skyrl"):
-        assert_close(compatible("reinforce++", framework)(DENSE, whole, gamma=0.9), own.tolist(), 1e-9)
+        assert_close(compatible("reinforce++", framework)(DENSE, whole, gamma=0.9), plain.tolist(), 1e-9)
     lengths = {"length_n": LENGTH}
-    own = METHODS["reinforce++-baseline"].estimator(REWARD, pairs, **lengths)
-    assert_close(compatible("reinforce++-baseline", "verl")(REWARD, pairs, **lengths), own.tolist(), 1e-12)
+    plain = METHODS["reinforce++-baseline"].estimator(REWARD, pairs, **lengths)
+    assert_close(compatible("reinforce++-baseline", "verl")(REWARD, pairs, **lengths), plain.tolist(), 1e-12)

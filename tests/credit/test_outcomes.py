@@ -70,8 +70,8 @@ def test_hand_numbers_of_rewards_that_are_missing():
     scaled = advantage(reward, torch.full((7,), -4), baseline="outcome", outcome_no=outcome, if_missing=-1.0, scale="std")
     right, wrong, group = math.sqrt(33 / 2), math.sqrt(17 / 2), math.sqrt(68 / 6)
     assert_same(scaled.missing_n, exactly(0, 0, -3 / wrong, 0, 0, -5 / right, -4 / group))
-    own = math.sqrt(8)  # {4,0} are (0,0), of which none is missing
-    assert_same(scaled.advantage_n, exactly(2 / right, -2 / right, 0, 2 / own, -2 / own, 0, 0))
+    unjoined = math.sqrt(8)  # {4,0} are (0,0), of which none is missing
+    assert_same(scaled.advantage_n, exactly(2 / right, -2 / right, 0, 2 / unjoined, -2 / unjoined, 0, 0))
 
 
 def _exact(value):
@@ -120,18 +120,18 @@ def slow_blended(batch):
             result.append(NAN)
             continue
         verdict = int(kinds[i][judged]) if kinds[i][judged] in (0.0, 1.0) else None
-        own, other = {}, {}
+        alike, other = {}, {}
         for j in range(n):
             if present[j] and kinds[j] == kinds[i]:
-                own.setdefault(group[j], []).append((j, reward[j]))
+                alike.setdefault(group[j], []).append((j, reward[j]))
             elif present[j] and kinds[j] is not None and verdict is not None:
                 other.setdefault(group[j], []).append(by_outcome[j][verdict])
-        away = {g: [r for _, r in rows] for g, rows in own.items() if g != group[i]}
-        here = [r for j, r in own.get(group[i], []) if j != i]
+        away = {g: [r for _, r in rows] for g, rows in alike.items() if g != group[i]}
+        here = [r for j, r in alike.get(group[i], []) if j != i]
         square, free = scatter(away.values())
         noise = square / free if free else 0.0
-        low = min((r for rows in own.values() for _, r in rows), default=0.0)
-        looked_at = [r for rows in own.values() for _, r in rows] + [r for values in other.values() for r in values]
+        low = min((r for rows in alike.values() for _, r in rows), default=0.0)
+        looked_at = [r for rows in alike.values() for _, r in rows] + [r for values in other.values() for r in values]
         floor = 1e-12 * sum((r - low) ** 2 for r in looked_at) / n + 1e-24
         estimates = [(mean(here), noise / len(here))] if here else []
         everywhere = [r for values in away.values() for r in values]
@@ -242,13 +242,13 @@ def test_an_absent_reward_is_as_if_deleted_whatever_else_is_said_of_it(batch, ba
 @settings(max_examples=60, deadline=None)
 def test_alone_under_blended_is_having_no_baseline(batch):
     reward, group, outcome, by_outcome, judged = batch
-    found = advantage(reward, group, baseline="blended", outcome_no=outcome)
+    compared = advantage(reward, group, baseline="blended", outcome_no=outcome)
     baseline = blended_baseline(reward, group, outcome, by_outcome, judged=judged)
-    assert found.alone_n.tolist() == (baseline.isnan() & ~reward.isnan()).tolist()
+    assert compared.alone_n.tolist() == (baseline.isnan() & ~reward.isnan()).tolist()
     rows = [tuple(row) for row in outcome.tolist()]
     for i, row in enumerate(rows):
         others = [j for j, other in enumerate(rows) if j != i and other == row and not math.isnan(reward[j])]
-        assert bool(found.alone_n[i]) == (not math.isnan(reward[i]) and not others)
+        assert bool(compared.alone_n[i]) == (not math.isnan(reward[i]) and not others)
 
 
 def lopsided():

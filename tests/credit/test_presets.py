@@ -20,8 +20,8 @@ def credited(name, *completions):
     ids = [[PIECES.index(piece) for piece in completion] for completion in completions]
     batch = Batch.jagged(ids, ["2 + 2"] * len(ids), columns={"answer": ["4"] * len(ids)})
     scheme = Scheme.preset(name, LAYOUT)
-    found = credit_batch(read(batch, scheme, VOCABULARY), batch, scheme)
-    return torch.cat([found.block_nk, found.stop_n[:, None]], dim=1)
+    credit = credit_batch(read(batch, scheme, VOCABULARY), batch, scheme)
+    return torch.cat([credit.block_nk, credit.stop_n[:, None]], dim=1)
 
 
 def exactly(rows):
@@ -81,5 +81,5 @@ def test_where_all_are_well_formed_nothing_moves(priced, bare):
 
 
 def test_the_others_are_as_published():
-    weights = {name: known.preset.format for name, known in METHODS.items() if known.preset is not None}
+    weights = {name: method.preset.format for name, method in METHODS.items() if method.preset is not None}
     assert {name: weight for name, weight in weights.items() if weight} == {"bae": 0.25, "rlcr": 0.25}

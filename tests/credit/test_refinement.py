@@ -32,11 +32,11 @@ GROUP = [0, 0, 0, 0, 1, 1, 1]
 
 
 def batch(**more):
-    ids = [[WORDS.index(word) for word in said.split()] for said in SAID]
-    made = Batch.jagged(ids, GROUP, columns={"answer": ["4"] * len(SAID)})
+    ids = [[WORDS.index(word) for word in text.split()] for text in SAID]
+    plain = Batch.jagged(ids, GROUP, columns={"answer": ["4"] * len(SAID)})
     generator = torch.Generator().manual_seed(1)
-    logp_nt = -torch.rand(made.ids_nt.shape, generator=generator).double() * 3
-    return Batch(made.group_n, made.ids_nt, made.mask_nt, made.columns, logp_nt=logp_nt, **more)
+    logp_nt = -torch.rand(plain.ids_nt.shape, generator=generator).double() * 3
+    return Batch(plain.group_n, plain.ids_nt, plain.mask_nt, plain.columns, logp_nt=logp_nt, **more)
 
 
 def scheme(method="grpo", refine=None, **more):
@@ -51,29 +51,29 @@ def scheme(method="grpo", refine=None, **more):
     return Scheme.preset(method, LAYOUT, objectives=objectives, refine=refine, **more)
 
 
-def trained(scheme, given=None):
-    given = batch() if given is None else given
-    reading = read(given, scheme, VOCABULARY)
-    found = credit_batch(reading, given, scheme)
-    return advantages(found, reading.spans, scheme, dtype=torch.float64), found, reading
+def trained(scheme, inputs=None):
+    inputs = batch() if inputs is None else inputs
+    reading = read(inputs, scheme, VOCABULARY)
+    credit = credit_batch(reading, inputs, scheme)
+    return advantages(credit, reading.spans, scheme, dtype=torch.float64), credit, reading
 
 
-def before_it_is_shared(found, reading):
+def before_it_is_shared(credit, reading):
     """The credit of each token's block."""
     block_nt = reading.spans.block_nt.long()
-    return torch.where(block_nt >= 0, found.block_nk.gather(1, block_nt.clamp(min=0)), 0.0)
+    return torch.where(block_nt >= 0, credit.block_nk.gather(1, block_nt.clamp(min=0)), 0.0)
 
 
 @pytest.mark.parametrize("method", ["grpo", "bae"])
 @pytest.mark.parametrize("per", ["block", "completion", 7, "batch"])
 @pytest.mark.parametrize("form", ["paper", "code"])
 def test_ktae_adds_the_slow_oracles_term_to_what_a_token_has(method, per, form):
-    plain_nt, found, reading = trained(scheme(method, per=per))
-    given, mask_nt = batch(), reading.spans.block_nt >= 0
+    plain_nt, credit, reading = trained(scheme(method, per=per))
+    inputs, mask_nt = batch(), reading.spans.block_nt >= 0
     correct_n = reading.scores.reward_nm[:, 0]
-    adv_nt = before_it_is_shared(found, reading)
+    adv_nt = before_it_is_shared(credit, reading)
     ones = {"h1": 1.0, "h2": 1.0, "h3": 1.0}
-    want_nt = slow_ktae(adv_nt, given.ids_nt, mask_nt, correct_n, given.group_n, form=form, **ones) - adv_nt
+    want_nt = slow_ktae(adv_nt, inputs.ids_nt, mask_nt, correct_n, inputs.group_n, form=form, **ones) - adv_nt
     length_nk = reading.length_nk.double()
     size_nt = {
         "block": length_nk.gather(1, reading.spans.block_nt.long().clamp(min=0)),
@@ -84,15 +84,15 @@ def test_ktae_adds_the_slow_oracles_term_to_what_a_token_has(method, per, form):
     assert_close(refined_nt, plain_nt + torch.where(mask_nt, want_nt / size_nt, 0.0), 1e-9)
     assert float((refined_nt - plain_nt).abs().max()) > 0.001
     # What the method credited, and why, stays as it was: the refinement is apart from it.
-    assert torch.equal(again.block_nk, found.block_nk)
-    assert torch.equal(again.stop_n, found.stop_n)
+    assert torch.equal(again.block_nk, credit.block_nk)
+    assert torch.equal(again.stop_n, credit.stop_n)
     assert not bool(refined_nt[~mask_nt].any())
 
 
 @pytest.mark.parametrize("method", ["grpo", "bae"])
 def test_oar_multiplies_with_the_slow_oracles_weight_by_surprise(method):
-    plain_nt, found, reading = trained(scheme(method, per=1))
-    mask_nt, adv_nt = reading.spans.block_nt >= 0, before_it_is_shared(found, reading)
+    plain_nt, credit, reading = trained(scheme(method, per=1))
+    mask_nt, adv_nt = reading.spans.block_nt >= 0, before_it_is_shared(credit, reading)
     want_nt = slow_oar(adv_nt, -batch().logp_nt, mask_nt, 0.25, 1.0, 0.1, False) - adv_nt
     refined_nt, _, _ = trained(scheme(method, "oar", per=1))
     assert_close(refined_nt, plain_nt + torch.where(mask_nt, want_nt, 0.0), 1e-9)
@@ -100,11 +100,11 @@ def test_oar_multiplies_with_the_slow_oracles_weight_by_surprise(method):
 
 
 def test_a_method_per_token_is_refined_token_by_token():
-    given = batch()
-    _, found, reading = trained(scheme("reinforce++", per=1))
+    inputs = batch()
+    _, credit, reading = trained(scheme("reinforce++", per=1))
     refined_nt, _, _ = trained(scheme("reinforce++", "oar", per=1))
     mask_nt = reading.spans.block_nt >= 0
-    want_nt = slow_oar(found.token_nt.double(), -given.logp_nt, mask_nt, 0.25, 1.0, 0.1, False)
+    want_nt = slow_oar(credit.token_nt.double(), -inputs.logp_nt, mask_nt, 0.25, 1.0, 0.1, False)
     assert_close(refined_nt, torch.where(mask_nt, want_nt, 0.0), 1e-6)
 
 
@@ -117,10 +117,10 @@ def test_what_is_right_is_said_by_the_objective_that_is_named():
 
 
 def test_a_signal_of_the_refinement_alone_is_a_signal():
-    _, found, reading = trained(scheme("grpo", "ktae"))
-    assert found.has_signal
-    assert set(metrics(found, reading, scheme())) == set(metrics(found, reading, scheme("grpo", "ktae")))
-    assert torch.equal(found.take([1]).refined_nt, found.refined_nt[[1]])
+    _, credit, reading = trained(scheme("grpo", "ktae"))
+    assert credit.has_signal
+    assert set(metrics(credit, reading, scheme())) == set(metrics(credit, reading, scheme("grpo", "ktae")))
+    assert torch.equal(credit.take([1]).refined_nt, credit.refined_nt[[1]])
 
 
 def test_a_recipe_says_it_and_writes_it(tmp_path):
@@ -128,10 +128,10 @@ def test_a_recipe_says_it_and_writes_it(tmp_path):
     for refine in ("oar", written):
         recipe = tmp_path / "recipe.yaml"
         recipe.write_text(yaml.safe_dump({"method": "grpo", "refine": refine}))
-        found = scheme_of(load(recipe), LAYOUT, 32)
-        assert found.refine == Refinement.of(refine)
-        recipe.write_text(yaml.safe_dump({**found.plain(), "layout": {"completion": ["answer", "confidence"]}}))
-        assert scheme_of(load(recipe), LAYOUT, 32).refine == found.refine
+        rule = scheme_of(load(recipe), LAYOUT, 32)
+        assert rule.refine == Refinement.of(refine)
+        recipe.write_text(yaml.safe_dump({**rule.plain(), "layout": {"completion": ["answer", "confidence"]}}))
+        assert scheme_of(load(recipe), LAYOUT, 32).refine == rule.refine
 
 
 @pytest.mark.parametrize(

@@ -59,17 +59,17 @@ def refused(number, row):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_infinite_reward_is_refused_by_every_method(name):
-    given = inputs(name)
+    arguments = inputs(name)
     assert bool(rewards(name)) != (name == "oar")  # it reshapes advantages and is told no reward
     for entry, number in itertools.product(rewards(name), (INF, -INF)):
         for place in itertools.product(*map(range, DATA[entry].shape)):
             with refused(number, place[0]):
-                METHODS[name].estimator(**given | {entry: with_entry(DATA[entry], place, number)})
+                METHODS[name].estimator(**arguments | {entry: with_entry(DATA[entry], place, number)})
         # The sum of two that cancel is NaN, which would read as absent.
         cancels = DATA[entry].clone()
         cancels.view(-1)[:2] = torch.tensor([number, -number])
         with refused(number, 0):
-            METHODS[name].estimator(**given | {entry: cancels})
+            METHODS[name].estimator(**arguments | {entry: cancels})
 
 
 @pytest.mark.parametrize("baseline", ["none", "batch", "group", "outcome", "blended"])

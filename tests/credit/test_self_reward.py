@@ -22,16 +22,16 @@ def mixed_advantage(adv_n, score_n, group_n, *, mix, threshold=0.1, scale="std")
 
 def slow_mix(adv, score, group, *, mix, threshold, scale):
     """Loops over the definition."""
-    found = []
-    for i, own in enumerate(adv):
+    mixed = []
+    for i, advantage in enumerate(adv):
         peers = [min(max(score[j], 0.0), 1.0) for j in range(len(adv)) if group[j] == group[i] and score[j] == score[j]]
         spread = statistics.stdev(peers) if len(peers) > 1 else 0.0
         if score[i] != score[i] or spread == 0 or spread < threshold:
-            found.append(own)
+            mixed.append(advantage)
             continue
         z = (min(max(score[i], 0.0), 1.0) - statistics.mean(peers)) / (spread if scale == "std" else 1.0)
-        found.append((1 - mix) * own + mix * z)
-    return found
+        mixed.append((1 - mix) * advantage + mix * z)
+    return mixed
 
 
 def test_worked_numbers():
@@ -40,8 +40,8 @@ def test_worked_numbers():
     assert_close(score_n, [0.9, 0.7, 0.3, 0.1], 1e-12)
     verdict_n = centred(double([1, 0, 0, 0]), ONE, scale="std", ddof=1)
     assert_close(verdict_n, [1.5, -0.5, -0.5, -0.5], 1e-12)
-    found = mixed_advantage(verdict_n, score_n, ONE, mix=0.1, threshold=0.1)
-    assert_close(found, [1.4595445, -0.3952277, -0.5047723, -0.5595445], 1e-7)
+    mixed_n = mixed_advantage(verdict_n, score_n, ONE, mix=0.1, threshold=0.1)
+    assert_close(mixed_n, [1.4595445, -0.3952277, -0.5047723, -0.5595445], 1e-7)
 
 
 @pytest.mark.parametrize("scale", ["std", "none"])
@@ -53,12 +53,12 @@ def test_random_batches_against_loops(scale, threshold):
         score_n = torch.rand(10, generator=generator).double() * 2 - 0.5
         score_n[torch.rand(10, generator=generator) < 0.25] = NAN
         group_n = torch.randint(-2, 2, (10,), generator=generator)
-        found = mixed_advantage(adv_n, score_n, group_n, mix=0.3, threshold=threshold, scale=scale)
+        mixed_n = mixed_advantage(adv_n, score_n, group_n, mix=0.3, threshold=threshold, scale=scale)
         rule = {"mix": 0.3, "threshold": threshold, "scale": scale}
-        assert_close(found, slow_mix(adv_n.tolist(), score_n.tolist(), group_n.tolist(), **rule), 1e-12)
+        assert_close(mixed_n, slow_mix(adv_n.tolist(), score_n.tolist(), group_n.tolist(), **rule), 1e-12)
         order = torch.randperm(10, generator=generator)
         shuffled = mixed_advantage(adv_n[order], score_n[order], 1000 - group_n[order], **rule)
-        assert_close(shuffled, found[order], 1e-12)
+        assert_close(shuffled, mixed_n[order], 1e-12)
 
 
 def test_groups_whose_scores_agree_are_not_mixed():
@@ -120,8 +120,8 @@ def test_tokens_with_advantages_of_their_own_are_mixed_where_the_verdict_pays():
         for score_n in (None, SCORES)
     )
     z = [(s - 0.5) / statistics.stdev(SCORES.tolist()) for s in SCORES.tolist()]
-    for i, said in enumerate(SAID):
-        for t in range(len(said)):
+    for i, completion in enumerate(SAID):
+        for t in range(len(completion)):
             before, after = float(plain.token_nt[i, t]), float(mixed.token_nt[i, t])
             want = 0.75 * before + 0.25 * z[i] if t < 3 else before
             assert math.isclose(after, want, abs_tol=1e-12), (i, t)

@@ -124,21 +124,21 @@ def test_the_scale_of_the_loss_is_that_of_the_page(per, mode, weight):
             assert adv_nt[i][mask_nt[i]].tolist() == [1 / size for size in lengths for _ in range(size)]
         assert adv_nt.sum() / 2 == pytest.approx(2.0)
         return
-    assert [set(row[held].tolist()) for row, held in zip(adv_nt, mask_nt, strict=True)] == [{w} for w in weight]
+    assert [set(row[mask].tolist()) for row, mask in zip(adv_nt, mask_nt, strict=True)] == [{w} for w in weight]
     loss_nt = torch.rand(2, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     sum_n, length_n = torch.where(mask_nt, loss_nt, 0.0).sum(dim=1), mask_nt.sum(dim=1)
-    there = {
+    expected = {
         "token-mean": sum_n.sum() / length_n.sum(),
         "sequence-mean-token-mean": (sum_n / length_n).mean(),
         "sequence-mean-token-sum": sum_n.mean(),
         "sequence-mean-token-sum-norm": sum_n.mean() / 400,
     }[mode]
-    assert float((adv_nt * loss_nt).sum() / 2) == pytest.approx(float(there))
+    assert float((adv_nt * loss_nt).sum() / 2) == pytest.approx(float(expected))
 
 
 def test_tokens_of_a_method_fit_their_spans():
     spans = spans_of([[0, 0, -1]], 1)
-    for given in ([3.0, 4.0, 9.0], [3.0, 4.0], [3.0, 4.0, 9.0, 0.0]):  # padded by the trainer, or for other ranks
-        assert spread_tokens(torch.tensor([given]), spans).tolist() == [[1.5, 2.0, 0.0]]
+    for row in ([3.0, 4.0, 9.0], [3.0, 4.0], [3.0, 4.0, 9.0, 0.0]):  # padded by the trainer, or for other ranks
+        assert spread_tokens(torch.tensor([row]), spans).tolist() == [[1.5, 2.0, 0.0]]
     with pytest.raises(AlignmentError):
         spread_tokens(torch.tensor([[3.0, 4.0, 9.0, 1.0]]), spans)

@@ -75,11 +75,11 @@ def test_weighted_mean():
 def test_numbers_of_strata_may_be_large_and_leave_gaps():
     value_n = torch.tensor([1.0, 3.0, 7.0, NAN, 5.0])
     for ids in ([3, 3, 9, 9, -1], [10**15, 10**15, 2, 2, -1]):
-        found = moments(value_n, torch.tensor(ids))
-        assert found.mean_n()[:4].tolist() == [2.0, 2.0, 7.0, 7.0]
-        assert found.count_n().tolist() == [2.0, 2.0, 1.0, 1.0, 0.0]
-        assert found.deviation_n.tolist() == [-1.0, 1.0, 0.0, 0.0, 0.0]
-        assert len(found.count_s) < 100
+        grouped = moments(value_n, torch.tensor(ids))
+        assert grouped.mean_n()[:4].tolist() == [2.0, 2.0, 7.0, 7.0]
+        assert grouped.count_n().tolist() == [2.0, 2.0, 1.0, 1.0, 0.0]
+        assert grouped.deviation_n.tolist() == [-1.0, 1.0, 0.0, 0.0, 0.0]
+        assert len(grouped.count_s) < 100
 
 
 def test_what_is_constant_has_no_scale():
@@ -141,7 +141,7 @@ def test_voters_may_have_any_ids():
     """Three voters of 1, 3 and 5 with a vote of 3 for the one of two rows; 2**62 and its neighbours are one number in float64."""
     value_n, group_n = torch.tensor([1.0, 3.0, 4.0, 6.0]), torch.zeros(4).long()
     for voters in ([0, 1, 2, 2], [2**62, 2**62 + 1, -1, -1], [-(2**63), -1, 2**62, 2**62]):
-        found = centred(value_n, group_n, voter_n=torch.tensor(voters))
-        assert_close(found, [-2.0, 0.0, 1.0, 3.0], 1e-12)
+        centred_n = centred(value_n, group_n, voter_n=torch.tensor(voters))
+        assert_close(centred_n, [-2.0, 0.0, 1.0, 3.0], 1e-12)
         compared = compare_in_strata(value_n, group_n, voter_n=torch.tensor(voters)).comparison
         assert compared.members_nm.flatten().tolist() == [3] * 4

@@ -52,8 +52,8 @@ def run(scheme, block_nt, reward_nm, value_nt, status_nm=None, *, mask_nt=None, 
     reading = reading_of(block_nt, reward_nm, status_nm, names=scheme.layout.names, rewards=scheme.names)
     mask_nt = block_nt >= 0 if mask_nt is None else mask_nt
     batch = Batch(torch.zeros(len(block_nt)).long(), mask_nt=mask_nt, value_nt=value_nt, **fields)
-    found = credit_batch(reading, batch, scheme)
-    return found, advantages(found, reading.spans, scheme, dtype=torch.float64)
+    credit = credit_batch(reading, batch, scheme)
+    return credit, advantages(credit, reading.spans, scheme, dtype=torch.float64)
 
 
 def fractions(tensor):
@@ -67,22 +67,22 @@ F = Fraction
 
 def test_shared_by_hand():
     scheme = Scheme("gae", BLOCKS, PAIR, 1, {"lam": 0.5}, values="shared")
-    found, adv_nt = run(scheme, TOKENS, [[1, -0.25]], double([[0.25, 0.5, NAN, -0.25, -0.125]]))
+    credit, adv_nt = run(scheme, TOKENS, [[1, -0.25]], double([[0.25, 0.5, NAN, -0.25, -0.125]]))
     # rewards 0, 1, 0, -1/2; surprises 1/4, 1/4, 1/8, -3/8
     # -3/8;  1/8 - 3/16 = -1/16;  1/4 - 1/32 = 7/32;  1/4 + 7/64 = 23/64
-    assert fractions(found.token_nt) == [[F(23, 64), F(7, 32), 0, F(-1, 16), F(-3, 8)]]
-    assert torch.equal(adv_nt, found.token_nt)
+    assert fractions(credit.token_nt) == [[F(23, 64), F(7, 32), 0, F(-1, 16), F(-3, 8)]]
+    assert torch.equal(adv_nt, credit.token_nt)
     assert scheme.value_names == ("return",)
 
 
 def test_per_objective_by_hand():
     scheme = Scheme("gae", BLOCKS, PAIR, 1, {"lam": 0.5})
     value_nts = double([[[0.25, NAN], [0.5, NAN], [NAN, NAN], [NAN, -0.25], [NAN, -0.125]]])
-    found, _ = run(scheme, TOKENS, [[1, -0.25]], value_nts)
+    credit, _ = run(scheme, TOKENS, [[1, -0.25]], value_nts)
     # correct: 1 - 1/2 = 1/2;  1/4 + 1/4 = 1/2.   brier: -1/4 + 1/8 = -1/8;  1/8 - 1/16 = 1/16; each times 2.
-    assert fractions(found.token_nt) == [[F(1, 2), F(1, 2), 0, F(1, 8), F(-1, 4)]]
-    assert_close(found.block_nk, [[0.5, -0.0625]], 1e-12)
-    assert found.stop_n.tolist() == [0.0]
+    assert fractions(credit.token_nt) == [[F(1, 2), F(1, 2), 0, F(1, 8), F(-1, 4)]]
+    assert_close(credit.block_nk, [[0.5, -0.0625]], 1e-12)
+    assert credit.stop_n.tolist() == [0.0]
     assert scheme.value_names == ("correct", "brier")
 
 
@@ -93,13 +93,13 @@ def test_whitening_is_of_one_stream(values):
     scheme = Scheme("gae", BLOCKS, (PAIR[0], replace(PAIR[1], weight=1.0)), 1, options, values=values)
     block_nt = torch.tensor([[0, 1], [0, -1]])
     value_nt = torch.zeros(2, 2, len(scheme.value_names), dtype=torch.float64)
-    found, _ = run(scheme, block_nt, [[1, -0.5], [0, NAN]], value_nt)
+    credit, _ = run(scheme, block_nt, [[1, -0.5], [0, NAN]], value_nt)
     if values == "objective":  # correct: 1 and 0; brier: -1/2, and -1 for stopping
-        assert_close(found.token_nt, [[1, 1], [-1, 0]], 1e-12)
-        assert_close(found.stop_n, [0, -1], 1e-12)
+        assert_close(credit.token_nt, [[1, 1], [-1, 0]], 1e-12)
+        assert_close(credit.stop_n, [0, -1], 1e-12)
     else:  # returns 1/2, -1/2 and -1: mean -1/3, squares 25 + 1 + 16 over 36 and 3
         std = (42 / 108) ** 0.5
-        assert_close(found.token_nt, [[5 / 6 / std, -1 / 6 / std], [-2 / 3 / std, 0]], 1e-12)
+        assert_close(credit.token_nt, [[5 / 6 / std, -1 / 6 / std], [-2 / 3 / std, 0]], 1e-12)
 
 
 def test_a_missing_block_is_a_block_of_one_token():
@@ -108,19 +108,19 @@ def test_a_missing_block_is_a_block_of_one_token():
     shares = {"block": (F(1, 4), F(1, 4) - 1), "completion": (F(1, 4), F(1, 4) - F(1, 2)), 4: (F(1, 8), F(1, 8) - F(1, 4))}
     for per, expected in shares.items():
         scheme = Scheme("gae", BLOCKS, PAIR, per, {"lam": 0.5})
-        found, adv_nt = run(scheme, block_nt, [[1, NAN], [1, -0.25]], value_nts)
+        credit, adv_nt = run(scheme, block_nt, [[1, NAN], [1, -0.25]], value_nts)
         # The solution as before, 1/2 and 1/2; the decision to stop 2 (-1 - (-1/2)) = -1, a block of one token.
-        assert fractions(found.token_nt[:1]) == [[F(1, 2), F(1, 2), 0]]
-        assert found.stop_n.tolist() == [-1.0, 0.0]
+        assert fractions(credit.token_nt[:1]) == [[F(1, 2), F(1, 2), 0]]
+        assert credit.stop_n.tolist() == [-1.0, 0.0]
         assert fractions(adv_nt[:1]) == [[*expected, 0]]
         reading = reading_of(block_nt, [[1, NAN], [1, -0.25]])
-        assert metrics(found, reading, scheme)["credit/stop/mean_abs"] == 0.5
-        assert found.adv_nm[:, 0].tolist() == [1.0, 1.0]
+        assert metrics(credit, reading, scheme)["credit/stop/mean_abs"] == 0.5
+        assert credit.adv_nm[:, 0].tolist() == [1.0, 1.0]
     # Shared: 1 and 2 (-1) both end at the second token. -1 - 1/2 = -3/2;  1/4 - 3/4 = -1/2
     scheme = Scheme("gae", BLOCKS, PAIR, 1, {"lam": 0.5}, values="shared")
-    found, _ = run(scheme, block_nt[:1], [[1, NAN]], value_nts[:1, :, 0])
-    assert fractions(found.token_nt) == [[F(-1, 2), F(-3, 2), 0]]
-    assert found.stop_n.tolist() == [0.0]
+    credit, _ = run(scheme, block_nt[:1], [[1, NAN]], value_nts[:1, :, 0])
+    assert fractions(credit.token_nt) == [[F(-1, 2), F(-3, 2), 0]]
+    assert credit.stop_n.tolist() == [0.0]
 
 
 def test_a_bootstrap_stands_behind_the_streams_that_were_cut():
@@ -128,8 +128,8 @@ def test_a_bootstrap_stands_behind_the_streams_that_were_cut():
     scheme = Scheme("gae", BLOCKS, PAIR, 1, {"lam": 0.5, "gamma": 0.5})
     # The solution had ended: 1 - 1/2; 1/4 - 1/4 + 1/4 x 1/2. The confidence: 0 + 1/2 (-1/4) + 1/8 = 0; 1/4 - 1/16 + 0; times 2.
     for behind, confidence in ((double([-0.25]), F(3, 8)), (double([[7.0, -0.25]]), F(3, 8)), (double([NAN]), 0)):
-        found, _ = run(scheme, TOKENS, [[1, 0]], value_nts, bootstrap_n=behind)
-        assert fractions(found.token_nt) == [[F(1, 8), F(1, 2), 0, confidence, 0]]  # nothing is learned from an unknown end
+        credit, _ = run(scheme, TOKENS, [[1, 0]], value_nts, bootstrap_n=behind)
+        assert fractions(credit.token_nt) == [[F(1, 8), F(1, 2), 0, confidence, 0]]  # nothing is learned from an unknown end
 
 
 # Against a slow oracle
@@ -193,12 +193,12 @@ def test_streams_equal_the_slow_oracle(method, rule, values, seed):
     scheme = Scheme("sae" if method in ("start", "end") else "gae", THREE, objectives, 1, options, values=values)
     case = made_up(seed, len(objectives), len(scheme.value_names))
     block_nt, reward_nm, status_nm, value_nts, logp_nt, end_ns = case
-    found, adv_nt = run(scheme, block_nt, reward_nm, value_nts, status_nm, logp_nt=logp_nt, bootstrap_n=end_ns)
+    credit, adv_nt = run(scheme, block_nt, reward_nm, value_nts, status_nm, logp_nt=logp_nt, bootstrap_n=end_ns)
     expected_nt, stop_n = slow_streams(
         *case, objectives=objectives, names=THREE.names, shared=values == "shared", method=method, gamma=0.9, lam=0.6
     )
-    assert_close(found.token_nt, expected_nt, 1e-10)
-    assert_close(found.stop_n, stop_n, 1e-10)
+    assert_close(credit.token_nt, expected_nt, 1e-10)
+    assert_close(credit.stop_n, stop_n, 1e-10)
     assert values == "objective" or not stop_n.any()
     for i, row in enumerate(block_nt.tolist()):
         if trained := [t for t, k in enumerate(row) if k >= 0]:
@@ -246,10 +246,10 @@ def test_one_reward_for_all_blocks_is_what_it_was(count, dtype):
     sum_n = sum_rewards(reading.scores, objectives)
     mask_nt = (block_nt >= 0) & ~sum_n.isnan()[:, None]
     before_nt = gae(put_on_last_token(sum_n, mask_nt), value_nt, mask_nt)
-    for given in (value_nt, value_nt[..., None]):
-        found = credit_batch(reading, Batch(torch.zeros(24).long(), mask_nt=block_nt >= 0, value_nt=given), scheme)
-        assert found.token_nt.dtype == before_nt.dtype
-        assert torch.equal(found.token_nt, before_nt)
+    for critic_nt in (value_nt, value_nt[..., None]):
+        credit = credit_batch(reading, Batch(torch.zeros(24).long(), mask_nt=block_nt >= 0, value_nt=critic_nt), scheme)
+        assert credit.token_nt.dtype == before_nt.dtype
+        assert torch.equal(credit.token_nt, before_nt)
 
 
 # What a critic is fitted to, and what fits nowhere
@@ -260,15 +260,15 @@ def test_the_targets_of_a_critic():
     block_nt = torch.cat([TOKENS, torch.tensor([[0, 0, -1, -1, -1]])])
     reading = reading_of(block_nt, [[1, -0.25], [0, NAN]])
     batch = Batch([0, 0], mask_nt=block_nt >= 0, value_nt=torch.full((2, 5, 2), 0.125))
-    found = streams(reading, batch, scheme)
-    targets = [value_target(**part) for part in found.inputs(batch.value_nt)]
-    assert found.names == scheme.value_names == ("correct", "brier")
+    by_stream = streams(reading, batch, scheme)
+    targets = [value_target(**part) for part in by_stream.inputs(batch.value_nt)]
+    assert by_stream.names == scheme.value_names == ("correct", "brier")
     assert targets[0].dtype == torch.float32
     assert targets[0].tolist() == [[1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]
     assert targets[1].tolist() == [[0, 0, 0, -0.25, -0.25], [0, -1, 0, 0, 0]]  # the value before the decision to stop
-    assert found.weight_s.tolist() == [1.0, 2.0]
-    assert found.stop_sn.tolist() == [[False, False], [False, True]]
-    assert found.last_sn.tolist() == [[False, True], [True, True]]
+    assert by_stream.weight_s.tolist() == [1.0, 2.0]
+    assert by_stream.stop_sn.tolist() == [[False, False], [False, True]]
+    assert by_stream.last_sn.tolist() == [[False, True], [True, True]]
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0), (0, 0)])
@@ -279,9 +279,9 @@ def test_nothing_in_nothing_out(shape, values):
     _, adv_nt = run(scheme, torch.zeros(shape).long(), torch.zeros(shape[0], 2), value_nt)
     assert adv_nt.shape == shape
     # Nothing carries what a completion without a trainable token owes.
-    found, adv_nt = run(scheme, torch.tensor([[-1, -1]]), [[1, NAN]], torch.zeros(1, 2, len(scheme.value_names)))
+    credit, adv_nt = run(scheme, torch.tensor([[-1, -1]]), [[1, NAN]], torch.zeros(1, 2, len(scheme.value_names)))
     assert not adv_nt.any()
-    assert not found.stop_n.any()
+    assert not credit.stop_n.any()
 
 
 def test_what_does_not_fit_is_refused(unchecked_shapes):
@@ -312,8 +312,8 @@ def test_assign_takes_the_same_words(unchecked_shapes):
     reading = reading_of(TOKENS, [[1, -0.25]])
     inputs = {"mask_nt": TOKENS >= 0, "block_nt": TOKENS, "value_nt": torch.zeros(1, 5)}
     rule = {"objectives": PAIR, "block_names": BLOCKS.names, "method": "gae", "inputs": inputs}
-    found = assign(reading.scores, torch.tensor([0]), reading.present_nk, values="shared", lam=1.0, **rule)
-    assert found.token_nt.tolist() == [[0.5, 0.5, 0.0, -0.5, -0.5]]
+    credit = assign(reading.scores, torch.tensor([0]), reading.present_nk, values="shared", lam=1.0, **rule)
+    assert credit.token_nt.tolist() == [[0.5, 0.5, 0.0, -0.5, -0.5]]
     with pytest.raises(RecipeError, match="shared"):
         assign(reading.scores, torch.tensor([0]), reading.present_nk, values="sharde", **rule)
 
@@ -323,6 +323,6 @@ def test_a_token_of_a_block_that_is_not_trained_is_deleted(values):
     """The mask of the batch has the last word: the reward lies on the last trained token of the block, values elsewhere are air."""
     scheme = Scheme("gae", BLOCKS, PAIR[:1], 1, {"lam": 0.5}, values=values)
     mask_nt = torch.tensor([[True, False, False, False, True]])
-    found, _ = run(scheme, TOKENS, [[1]], double([[0.25, NAN, NAN, 1e9, 0.5]]), mask_nt=mask_nt)
+    credit, _ = run(scheme, TOKENS, [[1]], double([[0.25, NAN, NAN, 1e9, 0.5]]), mask_nt=mask_nt)
     # Shared: 0 - 1/2; 1 + 1/2 - 1/4 - 1/4. Alone: 1 - 1/4.
-    assert found.token_nt.tolist() == [[1.0 if values == "shared" else 0.75, 0, 0, 0, -0.5 if values == "shared" else 0]]
+    assert credit.token_nt.tolist() == [[1.0 if values == "shared" else 0.75, 0, 0, 0, -0.5 if values == "shared" else 0]]

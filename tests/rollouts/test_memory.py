@@ -25,8 +25,8 @@ WORDS = " ".join(f"w{n % 50}{'x' * 40}" for n in range(500))
 ROWS = [{"prompt": f"{n // 8}", "completion": f"{n} {WORDS}", "score": float(n % 2), "step": n // 16} for n in range(150)]
 
 
-def renamed(row, prompt, completion, said=str):
-    return {prompt: row["prompt"], completion: said(row["completion"]), "score": row["score"], "step": row["step"]}
+def renamed(row, prompt, completion, form=str):
+    return {prompt: row["prompt"], completion: form(row["completion"]), "score": row["score"], "step": row["step"]}
 
 
 def agent(row):
@@ -63,7 +63,7 @@ def slime(folder):
     return folder
 
 
-def own(folder):
+def own_file(folder):
     table = {
         "prompt": [row["prompt"] for row in ROWS], "completion_ids": [ids_of(row) for row in ROWS],
         "trainable": [[True] * len(ids_of(row)) for row in ROWS], "logprobs": [[-0.5] * len(ids_of(row)) for row in ROWS],
@@ -106,7 +106,7 @@ FILES = {
     "lm-eval": (lambda f: write_lines(f / "samples_a.jsonl", [lm_eval(row, n) for n, row in enumerate(ROWS)]), 0),
     "traces": (lambda f: write_lines(f / "traces.jsonl", [traces(row) for row in ROWS]), 4),
     "slime": (slime, 4),
-    "own": (own, 4),
+    "own": (own_file, 4),
 }
 
 
@@ -161,8 +161,8 @@ def test_arrow_keeps_nothing_of_the_rows_before(tmp_path, monkeypatch):
 
 def test_credit_keeps_nothing_of_a_token_beside_what_was_read(tmp_path):
     words = " ".join(f"word{n % 50}" for n in range(2000))
-    said = f"<reasoning>{words}</reasoning><answer>4</answer><analysis>{words}</analysis><confidence>0.5</confidence>"
-    rows = [{"prompt": f"{n // 8}", "completion": said, "answer": str(n % 2 + 3), "step": 1} for n in range(50)]
+    text = f"<reasoning>{words}</reasoning><answer>4</answer><analysis>{words}</analysis><confidence>0.5</confidence>"
+    rows = [{"prompt": f"{n // 8}", "completion": text, "answer": str(n % 2 + 3), "step": 1} for n in range(50)]
     file = write_lines(tmp_path / "1.jsonl", rows)
     tracemalloc.start()
     try:
@@ -170,5 +170,5 @@ def test_credit_keeps_nothing_of_a_token_beside_what_was_read(tmp_path):
         kept = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-    assert len({one.file_spans.names for one in result.applied}) == 2
+    assert len({applied.file_spans.names for applied in result.applied}) == 2
     assert kept < 1.2 * (result.table.tokens.values.nbytes + result.table.trainable.nbytes)

@@ -32,8 +32,8 @@ def plain(table):
         "note": table.note, "prompts": list(table.prompts), "groups": table.group_n.tolist(), "steps": table.step_n.tolist(),
         "texts": texts(table), "trainable": table.trainable.tolist(), "keyed": table.keyed,
         "rewards": {
-            name: ([None if math.isnan(v) else v for v in one.value_n.tolist()], one.status_n.tolist())
-            for name, one in table.rewards.items()
+            name: ([None if math.isnan(v) else v for v in reward.value_n.tolist()], reward.status_n.tolist())
+            for name, reward in table.rewards.items()
         },
         "columns": {
             name: [None if isinstance(v, float) and math.isnan(v) else v for v in values] for name, values in table.columns.items()
@@ -65,7 +65,7 @@ WORDS = st.lists(PIECES, max_size=6).map("".join)
 NUMBERS = st.none() | st.floats(-4, 4, width=16) | st.integers(-3, 3)
 MESSAGES = st.lists(
     st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "tool"]), "content": WORDS}), min_size=1, max_size=3
-).filter(lambda chat: len(chat) == 1 or any(one["role"] != "assistant" for one in chat))  # fmt: skip
+).filter(lambda chat: len(chat) == 1 or any(message["role"] != "assistant" for message in chat))  # fmt: skip
 
 
 @st.composite
@@ -93,9 +93,9 @@ def tables(draw):
 @given(rows=tables())
 def test_the_same_table_in_every_kind_of_file(rows):
     with tempfile.TemporaryDirectory() as folder:
-        found = {kind: plain(read_rollouts(save(Path(folder), rows, kind))) for kind in KINDS}
+        by_kind = {kind: plain(read_rollouts(save(Path(folder), rows, kind))) for kind in KINDS}
     for kind in KINDS[1:]:
-        assert found[kind] == found["csv"], kind
+        assert by_kind[kind] == by_kind["csv"], kind
 
 
 def test_a_list_is_a_group_whatever_the_prompts_say(tmp_path):
@@ -147,13 +147,13 @@ def test_what_pandas_writes(tmp_path):
     frame().to_json(tmp_path / "c.json", orient="records")
     frame().to_json(tmp_path / "d.jsonl", orient="records", lines=True)
     frame().drop(columns="answer").assign(answer="4").to_parquet(tmp_path / "e.parquet")
-    found = {file.name: plain(read_rollouts(file)) for file in sorted(tmp_path.iterdir())}
-    first = found["a.csv"]
+    by_file = {file.name: plain(read_rollouts(file)) for file in sorted(tmp_path.iterdir())}
+    first = by_file["a.csv"]
     assert first["prompts"] == ["[user] it's 2+2?"] * 3
     assert first["texts"] == ["4, or so", "5\n", "4"]
     rewards = {"reward": ([1.0, None, 0.5], [0, int(Status.UNSCORED), 0]), "ok": ([1.0, 0.0, 1.0], [0, 0, 0])}
     assert first["rewards"] == rewards
-    for name, other in found.items():
+    for name, other in by_file.items():
         assert other == first, name
 
 
@@ -189,8 +189,8 @@ def test_verls_dump_as_a_table_and_as_an_array(tmp_path):
     table = read_rollouts(save(tmp_path / "csv", verl_rows(), "csv"))
     assert table.group_n.tolist() == whole.group_n.tolist()
     assert texts(table) == texts(whole)
-    assert {name: one.value_n.tolist() for name, one in table.rewards.items()} == {
-        name: one.value_n.tolist() for name, one in whole.rewards.items()
+    assert {name: reward.value_n.tolist() for name, reward in table.rewards.items()} == {
+        name: reward.value_n.tolist() for name, reward in whole.rewards.items()
     }
     assert table.columns["answer"] == whole.columns["answer"]
 

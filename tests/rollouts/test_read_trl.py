@@ -84,25 +84,25 @@ def test_what_trl_logs_is_what_is_read(seed, tmp_path, monkeypatch):
             row |= {"right": draw.choice([0.0, 1.0, math.nan]), "style": draw.random(), "advantages": draw.random()}
         log(tmp_path, step, rows, monkeypatch)
     files = sorted((tmp_path / "completions").glob("*.parquet"))
-    own = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
+    logged = pd.concat([pd.read_parquet(file) for file in files], ignore_index=True)
     table = read_rollouts(tmp_path)
-    assert (table.source, table.step_n.tolist()) == ("TRL", own["step"].tolist())
+    assert (table.source, table.step_n.tolist()) == ("TRL", logged["step"].tolist())
     if is_chat:
-        said = ["".join(map(text_of, messages)) for messages in own["completion"]]
-        assert list(table.prompts) == ["\n".join(f"[{m['role']}] {text_of(m)}" for m in row) for row in own["prompt"]]
-        sampled = [[message["role"] == "assistant" for message in row] for row in own["completion"]]
+        completions = ["".join(map(text_of, messages)) for messages in logged["completion"]]
+        assert list(table.prompts) == ["\n".join(f"[{m['role']}] {text_of(m)}" for m in row) for row in logged["prompt"]]
+        sampled = [[message["role"] == "assistant" for message in row] for row in logged["completion"]]
         for n, flags in enumerate(sampled):
             trainable = np.array(table.tokens.with_values(table.trainable).slice(n, n + 1))
             assert all(flags) == trainable.all()
     else:
-        said, prompts = own["completion"].tolist(), own["prompt"].tolist()
+        completions, prompts = logged["completion"].tolist(), logged["prompt"].tolist()
         assert list(table.prompts) == prompts
-    assert texts(table) == said
+    assert texts(table) == completions
     for name in ("right", "style"):
-        if own[name].notna().any():
-            assert table.rewards[name].value_n.tolist() == pytest.approx(own[name].tolist(), nan_ok=True)
-    assert table.as_recorded.value.tolist() == pytest.approx(own["advantage"].tolist())
-    assert table.columns["level"] == own["level"].tolist()
+        if logged[name].notna().any():
+            assert table.rewards[name].value_n.tolist() == pytest.approx(logged[name].tolist(), nan_ok=True)
+    assert table.as_recorded.value.tolist() == pytest.approx(logged["advantage"].tolist())
+    assert table.columns["level"] == logged["level"].tolist()
 
 
 def test_a_table_with_groups_is_not_trls():

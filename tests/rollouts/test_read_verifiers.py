@@ -18,9 +18,9 @@ def test_ids_of_verifiers_with_the_tokenizer(tmp_path):
     ids = tokenizer.convert_tokens_to_ids(pieces)
     reply = node("assistant", "a<answer>4</answer>", parent=0, sampled=True, ids=[2, *ids],
                  mask=[False, *[True] * 5], logprobs=[-0.1, -0.2, -0.3, -0.4, -0.5])  # fmt: skip
-    one = trace("", "4", {"exact": {"score": 1.0, "weight": 1.0}})
-    one["nodes"] = [node("user", "2+2=", parent=None, ids=[7, 8], mask=[False, False]), reply]
-    table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [episode(one)]), tokenizer=tmp_path / "model")
+    record = trace("", "4", {"exact": {"score": 1.0, "weight": 1.0}})
+    record["nodes"] = [node("user", "2+2=", parent=None, ids=[7, 8], mask=[False, False]), reply]
+    table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [episode(record)]), tokenizer=tmp_path / "model")
     assert table.has_ids
     assert table.tokens.slice(0, 1).tolist() == ids
     assert [table.vocabulary.pieces[i].decode() for i in table.tokens.slice(0, 1)] == pieces
@@ -29,9 +29,9 @@ def test_ids_of_verifiers_with_the_tokenizer(tmp_path):
 
 def test_every_branch_that_trains_is_a_row_of_one_rollout(tmp_path):
     other = node("assistant", said("9", "0.1"), parent=0, sampled=True)
-    one = trace(said("4", "0.9"), "4", {"right": 1.0}, extra=[other])
+    record = trace(said("4", "0.9"), "4", {"right": 1.0}, extra=[other])
     table = read_rollouts(
-        write_lines(tmp_path / "traces.jsonl", [episode(one), episode(trace(said("5", "0.9"), "4", {"right": 0}))])
+        write_lines(tmp_path / "traces.jsonl", [episode(record), episode(trace(said("5", "0.9"), "4", {"right": 0}))])
     )
     assert texts(table) == [said("4", "0.9"), said("9", "0.1"), said("5", "0.9")]
     assert (table.rollout_n.tolist(), table.group_n.tolist()) == ([0, 0, 1], [0, 0, 0])
@@ -61,8 +61,8 @@ def test_an_attempt_to_shorten_the_history_trains_if_the_agent_went_on_from_it(t
     attempt["semantic_parents"] = [{"node": 1, "type": "compaction_attempt"}]
     after = node("assistant", "done", parent=None, sampled=True)
     after["semantic_parents"] = [{"node": 2, "type": "compaction"}] if accepted else []
-    one = trace("long", "4", {}, extra=[attempt, after])
-    table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [episode(one)]))
+    record = trace("long", "4", {}, extra=[attempt, after])
+    table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [episode(record)]))
     assert texts(table) == (["long", "short", "done"] if accepted else ["long", "done"])
 
 

@@ -37,9 +37,9 @@ def place(tmp_path_factory):
     return tmp_path_factory.mktemp("files") / "a.parquet"
 
 
-def same(one, other):
+def same(first, other):
     """Equal, NaN and None alike."""
-    return all(a == b or (a != a and (b is None or b != b)) for a, b in zip(one, other, strict=True))
+    return all(a == b or (a != a and (b is None or b != b)) for a, b in zip(first, other, strict=True))
 
 
 # --------------------------------------------------------------------------- round trips
@@ -60,8 +60,8 @@ def test_what_is_written_is_read(case, tokenizer, place):
     assert table.keyed
     spelled = [word.encode() for word in SPELLED] if case.pieces is None else case.pieces
     for n, row in enumerate(rows):
-        found = [table.vocabulary.pieces[index] for index in table.tokens.slice(n, n + 1)]
-        assert found == [spelled[index] for index in row["ids"]]
+        stored = [table.vocabulary.pieces[index] for index in table.tokens.slice(n, n + 1)]
+        assert stored == [spelled[index] for index in row["ids"]]
         if case.pieces is None:
             assert table.tokens.slice(n, n + 1).tolist() == row["ids"]
         assert table.tokens.with_values(table.trainable).slice(n, n + 1).tolist() == row["trainable"]
@@ -89,33 +89,33 @@ def test_what_is_written_is_shown(case, tokenizer, place):
         for block in case.blocks:
             assert same([row[f"credit/{method}"][block] for row in rows], credit[method][block].tolist())
         stops = [row[f"stop/{method}"] or math.nan for row in rows]  # 0 is no stop credit
-        found = credit[method].get("stop")
+        stored = credit[method].get("stop")
         assert ("stop" in credit[method]) == any(stop == stop for stop in stops)
-        assert found is None or same(stops, found.tolist())
+        assert stored is None or same(stops, stored.tolist())
     for name in case.objectives:
         assert same([row["reward"][name] for row in rows], schema.float_column(table, f"reward/{name}").tolist())
     chosen = list(range(0, len(rows), 2))
-    for n, shown in zip(chosen, token_rows(read_rows(place, chosen), None), strict=True):
+    for n, token_row in zip(chosen, token_rows(read_rows(place, chosen), None), strict=True):
         row = rows[n]
         texts = [f"⟨{i}⟩" if case.pieces is None else case.pieces[i].decode(errors="surrogateescape") for i in row["ids"]]
-        assert shown.tokens == texts
-        assert shown.step == row["step"]
-        assert shown.spans == {name: [(row["start"][name], row["end"][name])] for name in case.blocks}
-        assert shown.fault == ", ".join(fault.name.lower() for fault in Fault(row["fault"]))
-        assert shown.statuses == {name: Status(row["status"][name]).name.lower() for name in case.objectives}
-        assert list(shown.rewards) == list(case.objectives)
-        assert same([row["reward"][name] for name in case.objectives], shown.rewards.values())
-        assert shown.stop == {m: row[f"stop/{m}"] for m in case.methods if row[f"stop/{m}"] != 0}
+        assert token_row.tokens == texts
+        assert token_row.step == row["step"]
+        assert token_row.spans == {name: [(row["start"][name], row["end"][name])] for name in case.blocks}
+        assert token_row.fault == ", ".join(fault.name.lower() for fault in Fault(row["fault"]))
+        assert token_row.statuses == {name: Status(row["status"][name]).name.lower() for name in case.objectives}
+        assert list(token_row.rewards) == list(case.objectives)
+        assert same([row["reward"][name] for name in case.objectives], token_row.rewards.values())
+        assert token_row.stop == {m: row[f"stop/{m}"] for m in case.methods if row[f"stop/{m}"] != 0}
         for method in case.methods:
             trained = zip(row[f"advantages/{method}"], row["trainable"], strict=True)
-            assert same([value if flag else math.nan for value, flag in trained], shown.advantages[method])
+            assert same([value if flag else math.nan for value, flag in trained], token_row.advantages[method])
         streams = [name for name in case.per_token if name != "logprobs"]
-        assert list(shown.values) == [name.partition("/")[2] for name in streams]
-        assert (shown.probabilities is None) == ("logprobs" not in case.per_token)
+        assert list(token_row.values) == [name.partition("/")[2] for name in streams]
+        assert (token_row.probabilities is None) == ("logprobs" not in case.per_token)
         for name in streams:
-            assert same(row[name], shown.values[name.partition("/")[2]])
+            assert same(row[name], token_row.values[name.partition("/")[2]])
         if "logprobs" in case.per_token:
-            assert same(np.exp(np.array(row["logprobs"])).tolist(), shown.probabilities)
+            assert same(np.exp(np.array(row["logprobs"])).tolist(), token_row.probabilities)
 
 
 # --------------------------------------------------------------------------- tokens and tokenizers
@@ -189,8 +189,8 @@ SAID = ["0271465", "031485", "021", "021485"]
 def exported(folder, tokenizer, *, ids):
     """Rollouts as a run writes them or as texts, credited; the export, and what it holds as objects."""
     rows = []
-    for n, said in enumerate(SAID * 2):
-        tokens = [int(sign) for sign in said]
+    for n, digits in enumerate(SAID * 2):
+        tokens = [int(sign) for sign in digits]
         rows.append(
             completion(
                 tokens,
@@ -208,24 +208,24 @@ def exported(folder, tokenizer, *, ids):
     case = Case(rows, per_token=("values", "logprobs"), pieces=pieces)
     write_rollouts(folder / "in.parquet", case.parts(), pieces=pieces, tokenizer=tokenizer if ids else None)
     options = {"methods": ["grpo", "bae", "gae"], "overrides": {"layout": LAYOUT}}
-    made = credit(folder / "in.parquet", output=folder / "out", **options)
-    return folder / "out" / "credit.parquet", made, options
+    result = credit(folder / "in.parquet", output=folder / "out", **options)
+    return folder / "out" / "credit.parquet", result, options
 
 
 @pytest.mark.parametrize("ids", [True, False])
 def test_credit_on_an_export_is_credit_on_its_rollouts(ids, tokenizer, tmp_path):
-    file, made, options = exported(tmp_path, tokenizer, ids=ids)
-    assert made.table.learned_n.tolist() == [True, True, True, False, True, True, True, True]
+    file, first, options = exported(tmp_path, tokenizer, ids=ids)
+    assert first.table.learned_n.tolist() == [True, True, True, False, True, True, True, True]
     again = credit_rollouts(file, **options)
-    assert [one.name for one in again.applied] == ["grpo", "bae", "gae"]
-    assert again.table.learned_n.tolist() == made.table.learned_n.tolist()
-    for one, other in zip(made.applied, again.applied, strict=True):
-        assert one.credit.block_nk.tolist() == other.credit.block_nk.tolist()
-        assert one.credit.stop_n.tolist() == other.credit.stop_n.tolist()
-        expected = one.advantages(made.table, 0, 8)
+    assert [applied.name for applied in again.applied] == ["grpo", "bae", "gae"]
+    assert again.table.learned_n.tolist() == first.table.learned_n.tolist()
+    for before, other in zip(first.applied, again.applied, strict=True):
+        assert before.credit.block_nk.tolist() == other.credit.block_nk.tolist()
+        assert before.credit.stop_n.tolist() == other.credit.stop_n.tolist()
+        expected = before.advantages(first.table, 0, 8)
         np.testing.assert_array_equal(expected, other.advantages(again.table, 0, 8))
         assert np.abs(expected).max() > 0
-    assert again.scores.status_nm.tolist() == made.scores.status_nm.tolist()
+    assert again.scores.status_nm.tolist() == first.scores.status_nm.tolist()
     # A timeout stays one, also of what it judges; the tags are read from the text.
     assert again.scores.status_nm[5].tolist() == [int(Status.TIMEOUT)] * 2 + [int(Status.OK)] * 2
     # The export says what was left out and what is not there.
@@ -234,7 +234,7 @@ def test_credit_on_an_export_is_credit_on_its_rollouts(ids, tokenizer, tmp_path)
     for method in ("grpo", "bae", "gae"):
         assert [row[f"advantages/{method}"] == [None] * 6 for row in rows] == [False] * 3 + [True] + [False] * 4
     assert [row["credit/bae/confidence"] is None for row in rows] == [False, False, True, False] * 2
-    assert rows[3]["credit/bae/confidence"] == float(made.applied[1].credit.block_nk[3, 1])  # it was compared all the same
+    assert rows[3]["credit/bae/confidence"] == float(first.applied[1].credit.block_nk[3, 1])  # it was compared all the same
     assert [(row["start/confidence"], row["end/confidence"]) for row in rows[:4]] == [(4, 7), (3, 6), (0, 0), (0, 0)]
     assert [row["group"] for row in rows] == [0] * 4 + [1] * 4
     for output in (tmp_path / "twice", file.parent):  # at last over what it is made of

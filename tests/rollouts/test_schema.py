@@ -36,17 +36,17 @@ def plain(kind):
 
 
 def written(path, **changes):
-    known = ("values", "values/correct", "logprobs")
-    case = Case([completion(**dict.fromkeys(known, [0.0] * 3))], per_token=known, **{"text": True, **changes})
+    per_token = ("values", "values/correct", "logprobs")
+    case = Case([completion(**dict.fromkeys(per_token, [0.0] * 3))], per_token=per_token, **{"text": True, **changes})
     write_rollouts(path, case.parts(), pieces=case.pieces)
     return pq.read_schema(path)
 
 
 @pytest.mark.parametrize("pieces", [None, TEXTS])
 def test_a_file_has_the_columns_and_types_that_the_table_says(pieces, tmp_path):
-    found = written(tmp_path / "a.parquet", pieces=pieces)
-    assert {one.name: plain(one.type) for one in found} == {one.name: table_type(one.name) for one in found}
-    families = {name.partition("/")[0] for name in found.names}
+    stored = written(tmp_path / "a.parquet", pieces=pieces)
+    assert {field.name: plain(field.type) for field in stored} == {field.name: table_type(field.name) for field in stored}
+    families = {name.partition("/")[0] for name in stored.names}
     other = "tokens" if pieces is None else "completion_ids"
     # Whose a row is stands there where a rollout is several rows: test_credit_branches; blocks of tokens where they have pieces;
     # scores of their own where a recipe has laser: test_credit_score; parts and what is stated: test_report_parts;
@@ -56,8 +56,8 @@ def test_a_file_has_the_columns_and_types_that_the_table_says(pieces, tmp_path):
 
 
 def test_tokens_that_cut_characters_are_bytes(tmp_path):
-    found = written(tmp_path / "a.parquet", pieces=[b"\xc3", b"\xa9", b"a"])
-    assert plain(found.field("tokens").type) == "list<binary>"
+    stored = written(tmp_path / "a.parquet", pieces=[b"\xc3", b"\xa9", b"a"])
+    assert plain(stored.field("tokens").type) == "list<binary>"
     assert "list<binary>" in schema.__doc__
 
 

@@ -57,8 +57,8 @@ def test_completions_encoded_some_at_a_time_are_each_encoded_as_alone(tmp_path):
     cut = tokenize(completions, tmp_path / "model")
     assert len(cut.ids) == len(completions)
     for n, parts in enumerate(completions):
-        alone = [(one, sampled) for text, sampled in parts for one in backend.encode(text, add_special_tokens=False).ids]
-        assert cut.ids.slice(n, n + 1).tolist() == [one for one, _ in alone]
+        alone = [(token, sampled) for text, sampled in parts for token in backend.encode(text, add_special_tokens=False).ids]
+        assert cut.ids.slice(n, n + 1).tolist() == [token for token, _ in alone]
         assert cut.ids.with_values(cut.trainable).slice(n, n + 1).tolist() == [sampled for _, sampled in alone]
     assert not tokenize([], tmp_path / "model").trainable.size
 

@@ -22,57 +22,57 @@ ANSWER = ("advantages", "logprobs", "reference_logprobs", "trainer_logprobs", "e
 
 
 def test_a_turn_for_every_message_that_was_sampled():
-    one, other = read_traces(FILE)
-    assert (one.id, one.rewards, one.group == other.group) == ("t0", {"exact": 1.0, "reward": 1.0}, True)
-    assert one.extra["task"]["answer"] == "4"
-    shared, first, second = one.turns  # the attempt to shorten the history was given up
-    assert [turn.extra["node"] for turn in one.turns] == [1, 3, 6]
-    assert [turn.parent for turn in one.turns] == [None, 0, 0]
+    rollout, other = read_traces(FILE)
+    assert (rollout.id, rollout.rewards, rollout.group == other.group) == ("t0", {"exact": 1.0, "reward": 1.0}, True)
+    assert rollout.extra["task"]["answer"] == "4"
+    shared, first, second = rollout.turns  # the attempt to shorten the history was given up
+    assert [turn.extra["node"] for turn in rollout.turns] == [1, 3, 6]
+    assert [turn.parent for turn in rollout.turns] == [None, 0, 0]
     assert shared.prompt_ids == (9, 18, 9, 19, 20)  # 2+2=, and the head of the answer
     assert (shared.response_ids, shared.mask) == ((21, 1), (1, 1))
     assert first.prompt_ids == (18, 8, 19)
     assert second.prompt_ids == (18, 9, 19, 20)
     assert set(second.per_token) == set(ANSWER)
     assert second.per_token["advantages"] == [0.5] * 9
-    assert [branch.turns for branch in one.branches()] == [(0, 1), (2,)]
-    assert one.rows().merged() == one  # what the messages share is what the tokens share
-    assert merge_counts([one]) == {
+    assert [branch.turns for branch in rollout.branches()] == [(0, 1), (2,)]
+    assert rollout.rows().merged() == rollout  # what the messages share is what the tokens share
+    assert merge_counts([rollout]) == {
         "trajectories": 1, "rows": 3, "row_tokens": 7 + 19 + 20, "branches": 2, "branch_tokens": 19 + 20, "trained_tokens": 20,
     }  # fmt: skip
 
 
-def credited(found, scheme):
+def credited(rollouts, scheme):
     """The traces with the credit of a scheme on their turns."""
     vocabulary = Vocabulary(tuple(piece.encode() for piece in trl_small.PIECES))
-    batch, recorded = turn_batch(found, columns={"answer": [one.extra["task"]["answer"] for one in found]})
+    batch, recorded = turn_batch(rollouts, columns={"answer": [rollout.extra["task"]["answer"] for rollout in rollouts]})
     reading = read(batch, scheme, vocabulary, recorded={"correct": recorded["exact"]})
     return onto_turns(
-        found, "advantages", advantages(credit_batch(reading, batch, scheme), reading.spans, scheme, dtype=torch.float64)
+        rollouts, "advantages", advantages(credit_batch(reading, batch, scheme), reading.spans, scheme, dtype=torch.float64)
     )
 
 
 def test_the_credit_of_a_method_goes_back_into_the_file(tmp_path):
     """Blocks inside turns: right and wrong, leave-one-out of two rollouts, shared out over the 20 tokens of each."""
     scheme = Scheme.preset("rloo", Layout(LAYOUT), per="completion")
-    found = credited(read_traces(FILE), scheme)
-    write_traces(tmp_path / "out.jsonl", FILE, found)
+    rollouts = credited(read_traces(FILE), scheme)
+    write_traces(tmp_path / "out.jsonl", FILE, rollouts)
     check_written_by_hand(FILE, tmp_path / "out.jsonl")
     again = read_traces(tmp_path / "out.jsonl")
     assert [turn.per_token["advantages"] for turn in again[0].turns] == [
-        list(t.per_token["advantages"]) for t in found[0].turns
+        list(t.per_token["advantages"]) for t in rollouts[0].turns
     ]
 
 
 def test_a_trace_may_be_written_in_place_and_others_stay(tmp_path):
     file = tmp_path / "traces.jsonl"
     file.write_text(FILE.read_text())
-    one, other = read_traces(file)
+    rollout, other = read_traces(file)
     doubled = replace(
         other, turns=tuple(replace(t, per_token={"mine": [2.0 * len(t.mask)] * len(t.mask)}) for t in other.turns)
     )
     write_traces(file, file, [doubled], entry="mine")
     again = read_traces(file)
-    assert again[0] == one
+    assert again[0] == rollout
     assert [t.per_token["advantages"][0] for t in again[1].turns] == [4.0, 18.0, 18.0]
     assert [path.name for path in tmp_path.iterdir()] == ["traces.jsonl"]  # nothing half-written stays behind
 
@@ -82,15 +82,15 @@ def test_rewards_that_are_missing_or_no_number_have_a_status(tmp_path):
     record["traces"][0]["rewards"] = {
         "a": {"score": None}, "b": {"score": 0.5, "weight": 2.0}, "c": float("inf"), "d": "why",
     }  # fmt: skip
-    (one,) = read_traces(write_lines(tmp_path / "t.jsonl", [record]))
-    assert one.rewards == {"a": Status.UNSCORED, "b": 0.5, "c": Status.UNSCORED, "reward": 1.0}
+    (rollout,) = read_traces(write_lines(tmp_path / "t.jsonl", [record]))
+    assert rollout.rewards == {"a": Status.UNSCORED, "b": 0.5, "c": Status.UNSCORED, "reward": 1.0}
 
 
 def test_sentences(tmp_path):
-    one, other = read_traces(FILE)
+    rollout, other = read_traces(FILE)
 
     def first_turn(**changes):
-        return replace(one, turns=(replace(one.turns[0], **changes), *one.turns[1:]))
+        return replace(rollout, turns=(replace(rollout.turns[0], **changes), *rollout.turns[1:]))
 
     for trajectory, names in (
         (first_turn(per_token={}), "Turn 0 of trajectory 't0' has no 'advantages'"),
@@ -119,14 +119,14 @@ def own_traces(file):
 def test_branches_are_verifiers_own_less_what_an_earlier_one_trains():
     for theirs, ours in zip(own_traces(FILE), read_traces(FILE), strict=True):
         trained = [branch for branch in theirs.branches if branch.trainable]
-        for own, branch in zip(trained, ours.branches(), strict=True):
+        for expected, branch in zip(trained, ours.branches(), strict=True):
             ids = [*branch.prompt_ids, *branch.response_ids]
-            assert ids == own.token_ids
+            assert ids == expected.token_ids
             mask = [False] * len(branch.prompt_ids) + [bool(flag) for flag in branch.mask]
-            assert all(flag for flag, kept in zip(own.sampled_mask, mask, strict=True) if kept)
+            assert all(flag for flag, kept in zip(expected.sampled_mask, mask, strict=True) if kept)
             for name in ("advantages", "entropies", "trainer_logprobs"):
                 wide = [0.0] * len(branch.prompt_ids) + list(branch.per_token[name])
-                assert [value for value, kept in zip(getattr(own, name), mask, strict=True) if kept] == [
+                assert [value for value, kept in zip(getattr(expected, name), mask, strict=True) if kept] == [
                     value for value, kept in zip(wide, mask, strict=True) if kept
                 ]
         sampled = sum(sum(node.mask) for node in theirs.nodes)
@@ -134,8 +134,8 @@ def test_branches_are_verifiers_own_less_what_an_earlier_one_trains():
 
 
 def test_verifiers_reads_what_was_written(tmp_path):
-    found = credited(read_traces(FILE), Scheme.preset("rloo", Layout(LAYOUT), per="completion"))
-    write_traces(tmp_path / "out.jsonl", FILE, found)
+    rollouts = credited(read_traces(FILE), Scheme.preset("rloo", Layout(LAYOUT), per="completion"))
+    write_traces(tmp_path / "out.jsonl", FILE, rollouts)
     for theirs, before, sign in zip(own_traces(tmp_path / "out.jsonl"), own_traces(FILE), (1.0, -1.0), strict=True):
         for branch in (branch for branch in theirs.branches if branch.trainable):
             expected = [sign / 20 * flag for flag in branch.sampled_mask]

@@ -75,9 +75,9 @@ POISON = torch.tensor([[0.5, 1e9, 0.25, 1e9, NAN], [0.75, NAN, 1e9, NAN, 1e9], [
 VALUES = [[0.5, None, 0.25], [0.75, None], [0.125] * 5, []]
 
 
-def with_values(*, value_names=(), **known):
+def with_values(*, value_names=(), **fields):
     whole = batch()
-    return replace(whole, batch=replace(whole.batch, **known), value_names=value_names).recorded(step=7)
+    return replace(whole, batch=replace(whole.batch, **fields), value_names=value_names).recorded(step=7)
 
 
 @pytest.mark.parametrize("shape", ["one", "one of one", "named"])
@@ -101,15 +101,15 @@ def test_several_values_per_token_stand_under_their_names():
 
 
 @pytest.mark.parametrize(
-    ("known", "said"),
+    ("fields", "sentence"),
     [
         ({"value_nt": torch.zeros(4, 5, 2)}, r"2 values .* 0 names \(none\)"),
         ({"value_nt": torch.zeros(4, 5), "value_names": ("a", "b")}, r"1 values .* 2 names \(a, b\)"),
     ],
 )
-def test_values_that_do_not_fit_are_refused(known, said, unchecked_shapes):
-    with pytest.raises(AlignmentError, match=said):
-        with_values(**known)
+def test_values_that_do_not_fit_are_refused(fields, sentence, unchecked_shapes):
+    with pytest.raises(AlignmentError, match=sentence):
+        with_values(**fields)
 
 
 def rows_of(prompts):
@@ -140,19 +140,19 @@ def test_nobody_sees_half_a_file(tmp_path):
     with pytest.raises(RuntimeError, match="in the middle"):
         write_rollouts(file, broken())
     assert pq.read_table(file)["prompt"].to_pylist() == ["a"]
-    assert [found.name for found in tmp_path.iterdir()] == ["a.parquet"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.parquet"]
 
 
 @pytest.mark.parametrize(
-    ("field", "said"),
+    ("field", "sentence"),
     [
         ({"trainable": [True]}, "3 tokens and 1 entries of 'trainable'"),
         ({"advantages/bae": [0.5] * 4}, "3 tokens and 4 entries of 'advantages/bae'"),
         ({"values": []}, "3 tokens and 0 entries of 'values'"),
     ],
 )
-def test_what_does_not_fit_the_tokens_is_refused(field, said, unchecked_shapes):
-    with pytest.raises(AlignmentError, match=said):
+def test_what_does_not_fit_the_tokens_is_refused(field, sentence, unchecked_shapes):
+    with pytest.raises(AlignmentError, match=sentence):
         Case([completion(**{"values": [0.0] * 3, **field})], per_token=("values",)).part(0, 1)
 
 

@@ -48,8 +48,8 @@ def test_history_weight_slows_down_as_its_anchor_settles(window, first_anchors):
     anchors = [0.0]
     for batch in range(4):
         weigh(ones, group_n, eta=0.5, window=window, anchor=0.0)
-        known = torch.tensor(anchors[-window:], dtype=torch.float64)
-        eta = 0.5 * float(known.std()) if batch >= window - 1 else 0.5
+        recent = torch.tensor(anchors[-window:], dtype=torch.float64)
+        eta = 0.5 * float(recent.std()) if batch >= window - 1 else 0.5
         anchors.append((1 - eta) * anchors[-1] + eta)
         assert weigh.anchor == pytest.approx(anchors[-1], abs=1e-12)
     assert anchors[:window] == first_anchors

@@ -140,12 +140,12 @@ def test_relations_between_the_recursions(batch, data):
     every, none = (sae(reward, value, logp, mask, lam=lam, threshold=p, bootstrap_n=end) for p in (2.0, 0.0))
     torch.testing.assert_close(every, gae(reward, value, mask, lam=lam, bootstrap_n=end), atol=1e-12, rtol=0)
     torch.testing.assert_close(none, gae(reward, value, mask, lam=1.0, bootstrap_n=end), atol=1e-12, rtol=0)
-    known = ~(reward.isnan() & mask).any(dim=1, keepdim=True)
+    rewarded = ~(reward.isnan() & mask).any(dim=1, keepdim=True)
     returns = reinforce_plus_plus(reward, mask, whiten=False)
-    monte_carlo = torch.where(mask & known, returns - torch.where(mask, value, 0.0), 0.0)
+    monte_carlo = torch.where(mask & rewarded, returns - torch.where(mask, value, 0.0), 0.0)
     torch.testing.assert_close(sae(reward, value, logp, mask, lam=1.0), monte_carlo, atol=1e-10, rtol=0)
     torch.testing.assert_close(
-        value_target(reward, value, mask), torch.where(known, returns, torch.where(mask, value, 0.0)), atol=1e-10, rtol=0
+        value_target(reward, value, mask), torch.where(rewarded, returns, torch.where(mask, value, 0.0)), atol=1e-10, rtol=0
     )
     order = torch.tensor(data.draw(st.permutations(range(len(reward)))))
     shuffled = gae(reward[order], value[order], mask[order], lam=lam, bootstrap_n=None if end is None else end[order])

@@ -33,13 +33,13 @@ def test_ktae_worked_numbers():
     assert fisher[4, 1].item() == pytest.approx(0.751477, abs=1e-6)  # exp(-2 * .142857)
     assert gain[4, 1].item() == pytest.approx(0.548795, abs=1e-6)
     inputs = ktae_example()
-    held = inputs[1] == 1
+    of_token = inputs[1] == 1
     code = ktae(*inputs, form="code")
-    assert_close(code[held], [0.327844] * 8)
-    assert_close(ktae(*inputs, form="code", top=0.5)[held], [0.163922] * 8)
+    assert_close(code[of_token], [0.327844] * 8)
+    assert_close(ktae(*inputs, form="code", top=0.5)[of_token], [0.163922] * 8)
     # the paper's: p of the table itself is 4/56, and no division by h1 + h2; D is 60 degrees
     expected = sigmoid((math.exp(-2 * 4 / 56) + 0.548795) * math.pi / 3) - 0.5
-    assert_close(ktae(*inputs)[held], [expected] * 8)
+    assert_close(ktae(*inputs)[of_token], [expected] * 8)
     assert not bool(code[~inputs[2]].any())
 
 
@@ -57,10 +57,10 @@ def test_fisher_and_information_gain(right, wrong):
             assert two_sided[a, b].item() == pytest.approx(0.0 if p > 1 - 1e-9 else math.exp(-2 * p), abs=1e-9)
             p = hypergeom.pmf(a, right + wrong, right, a + b)
             assert point[a, b].item() == pytest.approx(0.0 if p > 1 - 1e-9 else math.exp(-2 * p), abs=1e-9)
-            held, total = a + b, right + wrong
-            rest = held / total * entropy(a, b) if held else 0.0
-            rest += (total - held) / total * entropy(right - a, wrong - b) if total > held else 0.0
-            assert gain[a, b].item() == pytest.approx(entropy(right, wrong) - rest, abs=1e-9)
+            with_token, total = a + b, right + wrong
+            conditional = with_token / total * entropy(a, b) if with_token else 0.0
+            conditional += (total - with_token) / total * entropy(right - a, wrong - b) if total > with_token else 0.0
+            assert gain[a, b].item() == pytest.approx(entropy(right, wrong) - conditional, abs=1e-9)
 
 
 @pytest.mark.parametrize("form", ["paper", "code"])
@@ -76,8 +76,8 @@ def test_ktae_equals_the_slow_oracle(form, seed, n):
     group = torch.randint(3, 5, (n,), generator=g)
     expected = slow_ktae(adv, ids, mask, correct, group, form, 0.7, 1.2, 0.4)
     adv[~mask] = NAN
-    found = ktae(adv, ids, mask, correct, group, form=form, h1=0.7, h2=1.2, h3=0.4)
-    assert_close(found, expected, 1e-9)
+    refined = ktae(adv, ids, mask, correct, group, form=form, h1=0.7, h2=1.2, h3=0.4)
+    assert_close(refined, expected, 1e-9)
     assert ktae(adv.float(), ids, mask, correct, group, form=form).dtype == torch.float32
 
 
@@ -110,5 +110,5 @@ def test_oar_equals_the_slow_oracle(seed, q, to_length):
 def test_oar_leaves_advantages_alone():
     adv = double([[1, -2, 0.5, 3, 1]])
     assert torch.equal(oar(adv, torch.full_like(adv, 0.7), all_of(1, 5)), adv)  # nothing matters more than the rest
-    one = torch.tensor([[True, False, False, False, False]])
-    assert oar(adv, IMPORTANCE, one).tolist() == [[1.0, 0, 0, 0, 0]]
+    first = torch.tensor([[True, False, False, False, False]])
+    assert oar(adv, IMPORTANCE, first).tolist() == [[1.0, 0, 0, 0, 0]]

@@ -23,7 +23,7 @@ def rows(*turns):
 
 
 def parents(trajectory):
-    return [one.parent for one in trajectory.turns]
+    return [row.parent for row in trajectory.turns]
 
 
 # O1 = 1, A1 = 2, O2 = 3, A2 = 4, O2.5 = 5 in the three cases of SkyRL's table.
@@ -55,11 +55,11 @@ def test_a_token_that_branches_share_trains_once_and_is_context_elsewhere():
 
 def test_rows_in_any_order_and_trajectories_apart():
     given_rows = [turn([1, 2], [3]), turn([1], [2]), turn([1], [5]), turn([1, 5, 3], [4])]
-    found = Trajectory.of_rows(
+    rollouts = Trajectory.of_rows(
         given_rows, ["b", "a", "b", "a"], [7, 3, 2, 4], ["x", "y", "x", "y"], rewards={"b": {"won": 1.0}}
     )
-    assert [(one.id, one.group, one.rewards) for one in found] == [("b", "x", {"won": 1.0}), ("a", "y", {})]
-    assert [[one.response_ids for one in trajectory.turns] for trajectory in found] == [[(5,), (3,)], [(2,), (4,)]]
+    assert [(t.id, t.group, t.rewards) for t in rollouts] == [("b", "x", {"won": 1.0}), ("a", "y", {})]
+    assert [[row.response_ids for row in trajectory.turns] for trajectory in rollouts] == [[(5,), (3,)], [(2,), (4,)]]
 
 
 def test_per_token_numbers_and_extra_fields_stay_with_their_turns():
@@ -107,7 +107,7 @@ def trajectories(draw):
 @given(fields=trajectories())
 @settings(max_examples=200, deadline=None)
 def test_merging_loses_nothing(fields):
-    given_rows = rows(*(Turn(**one) for one in fields))
+    given_rows = rows(*(Turn(**turn_fields) for turn_fields in fields))
     merged = given_rows.merged()
     assert merged.rows() == given_rows  # the exact inverse: rewards, numbers, extras, contexts
     assert merged.merged() == merged
@@ -116,21 +116,21 @@ def test_merging_loses_nothing(fields):
     for branch in branches:
         tokens = list(zip(branch.turn, branch.response_ids, branch.mask, branch.per_token["advantage"], strict=True))
         for t in branch.turns:
-            one = given_rows.turns[t]
-            expected = zip(one.response_ids, one.mask, one.per_token["advantage"], strict=True)
+            row = given_rows.turns[t]
+            expected = zip(row.response_ids, row.mask, row.per_token["advantage"], strict=True)
             assert [token[1:] for token in tokens if token[0] == t] == list(expected)
-            if one.response_ids:  # each token still sees the context it was written in
-                assert (*branch.prompt_ids, *branch.response_ids[: branch.turn.index(t)]) == one.prompt_ids
+            if row.response_ids:  # each token still sees the context it was written in
+                assert (*branch.prompt_ids, *branch.response_ids[: branch.turn.index(t)]) == row.prompt_ids
         assert {token[2:] for token in tokens if token[0] == -1} <= {(0, 0.0)}
     counts = merge_counts([merged])
     assert counts["rows"] == len(given_rows.turns) >= counts["branches"] == len(branches)
     for name, sequences in (("row_tokens", given_rows.turns), ("branch_tokens", branches)):
-        assert counts[name] == sum(len(one.prompt_ids) + len(one.response_ids) for one in sequences)
-        assert counts["trained_tokens"] == sum(sum(one.mask) for one in sequences)
+        assert counts[name] == sum(len(row.prompt_ids) + len(row.response_ids) for row in sequences)
+        assert counts["trained_tokens"] == sum(sum(row.mask) for row in sequences)
     assert counts["branch_tokens"] <= counts["row_tokens"]
-    whole = [one.prompt_ids + one.response_ids for one in given_rows.turns]
-    for t, (one, after) in enumerate(zip(given_rows.turns, merged.turns, strict=True)):  # the longest context there is
-        fits = [len(before) for before in whole[:t] if one.prompt_ids[: len(before)] == before]
+    whole = [row.prompt_ids + row.response_ids for row in given_rows.turns]
+    for t, (row, after) in enumerate(zip(given_rows.turns, merged.turns, strict=True)):  # the longest context there is
+        fits = [len(before) for before in whole[:t] if row.prompt_ids[: len(before)] == before]
         assert (max(fits) if fits else None) == (None if after.parent is None else len(whole[after.parent]))
 
 
@@ -168,26 +168,26 @@ def test_another_text_opens_a_new_sequence_with_a_vocabulary_too():
 def chat(turns):
     """One trajectory of many turns: four tokens of observation, four of answer, an advantage for each answered token."""
     generator = torch.Generator().manual_seed(3)
-    context, found = [], []
+    context, talk = [], []
     for number in range(turns):
         context = context + torch.randint(0, 32, (4,), generator=generator).tolist()
         response = torch.randint(0, 32, (4,), generator=generator).tolist()
         advantage = torch.randn(4, generator=generator, dtype=torch.float64).tolist()
         mask = [1, 1, 1, number % 2]  # every other turn ends with an observation token
-        found.append(turn(context, response, mask, per_token={"advantage": advantage}))
+        talk.append(turn(context, response, mask, per_token={"advantage": advantage}))
         context = context + response
-    return found
+    return talk
 
 
 def gradient(model, sequences):
     """d/d theta of the sum over trainable tokens of advantage times log-prob, as one vector."""
     model.zero_grad()
-    for one in sequences:
-        ids = torch.tensor([[*one.prompt_ids, *one.response_ids]])
-        start = len(one.prompt_ids)
+    for sequence in sequences:
+        ids = torch.tensor([[*sequence.prompt_ids, *sequence.response_ids]])
+        start = len(sequence.prompt_ids)
         logp = model(input_ids=ids).logits[0, start - 1 : -1].log_softmax(dim=-1)
         token_logp = logp.gather(1, ids[0, start:, None]).squeeze(1)
-        weight = torch.tensor(one.per_token["advantage"], dtype=torch.float64) * torch.tensor(one.mask)
+        weight = torch.tensor(sequence.per_token["advantage"], dtype=torch.float64) * torch.tensor(sequence.mask)
         (weight * token_logp).sum().backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 

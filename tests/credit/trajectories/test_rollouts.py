@@ -50,36 +50,36 @@ def test_an_outcome_reaches_every_turn_and_a_turn_its_own():
     # Rollout 7: three turns, the last one right. Rollout 3: one turn, wrong. Means of votes: outcome 1/2; valid (2/3 + 0) / 2.
     objectives = [Objective("correct", pays="note"), Objective("format", pays="call", scope="turn", name="valid")]
     lengths = [[2, 1], [1, 1], [3, 2], [1, 1]]
-    found = turns([[None, None, 1, 0], [1, 0, 1, 0]], [5] * 4, [7, 7, 7, 3], [0, 1, 2, 0], objectives, lengths)
+    credit = turns([[None, None, 1, 0], [1, 0, 1, 0]], [5] * 4, [7, 7, 7, 3], [0, 1, 2, 0], objectives, lengths)
     valid = [2 / 3, -1 / 3, 2 / 3, -1 / 3]
-    assert found.block_nk[:, 0].tolist() == pytest.approx(valid)
-    assert found.block_nk[:, 1].tolist() == [0.5, 0.5, 0.5, -0.5]
-    assert found.length_nk.tolist() == [[6, 4], [6, 4], [6, 4], [1, 1]]  # shared over all turns of the rollout
-    assert found.count_m.tolist() == [2, 4]
+    assert credit.block_nk[:, 0].tolist() == pytest.approx(valid)
+    assert credit.block_nk[:, 1].tolist() == [0.5, 0.5, 0.5, -0.5]
+    assert credit.length_nk.tolist() == [[6, 4], [6, 4], [6, 4], [1, 1]]  # shared over all turns of the rollout
+    assert credit.count_m.tolist() == [2, 4]
 
 
 def test_the_last_turn_that_has_the_reward_speaks_for_the_rollout():
     # 0 answers at turn 1 and goes on without an answer; 1 answers twice; the answer of 2 could not be checked.
-    found = turns(
+    credit = turns(
         [[1, None, 1, 0, "failed", 0]], [0] * 6, [0, 0, 1, 1, 2, 3], [0, 1, 0, 1, 0, 0], [Objective("correct", pays="call")]
     )
-    assert found.block_nk[:, 0].tolist() == pytest.approx([2 / 3, 2 / 3, -1 / 3, -1 / 3, 0.0, -1 / 3])
+    assert credit.block_nk[:, 0].tolist() == pytest.approx([2 / 3, 2 / 3, -1 / 3, -1 / 3, 0.0, -1 / 3])
 
 
 def test_what_no_turn_holds_is_missing_once():
     objective = Objective("correct", pays="note", if_missing=-1.0)
     # Rollout 0 never gives a note. The mean of the others is 1/2, so stopping without one costs 1.5, at its last trainable token.
-    found = turns([[None, None, 1, 0]], [0] * 4, [0, 0, 1, 2], [0, 1, 0, 0], [objective], [[2, 0], [3, 0], [1, 1], [1, 1]])
-    assert found.stop_n.tolist() == [0.0, -1.5, 0.0, 0.0]
+    credit = turns([[None, None, 1, 0]], [0] * 4, [0, 0, 1, 2], [0, 1, 0, 0], [objective], [[2, 0], [3, 0], [1, 1], [1, 1]])
+    assert credit.stop_n.tolist() == [0.0, -1.5, 0.0, 0.0]
     silent = turns([[None, None, 1, 0]], [0] * 4, [0, 0, 1, 2], [0, 1, 0, 0], [objective], [[2, 0], [0, 0], [1, 1], [1, 1]])
     assert silent.stop_n.tolist() == [-1.5, 0.0, 0.0, 0.0]  # the last turn has no token to carry it
 
 
 def test_a_turn_pays_for_what_it_leaves_out():
     objective = Objective("format", pays="note", scope="turn", if_missing=-1.0)
-    found = turns([[1, None, 0]], [0] * 3, [0, 0, 1], [0, 1, 0], [objective], [[2, 1], [3, 0], [1, 1]])
-    assert found.block_nk[:, 1].tolist() == [0.5, 0.0, -0.5]
-    assert found.stop_n.tolist() == [0.0, -1.5, 0.0]
+    credit = turns([[1, None, 0]], [0] * 3, [0, 0, 1], [0, 1, 0], [objective], [[2, 1], [3, 0], [1, 1]])
+    assert credit.block_nk[:, 1].tolist() == [0.5, 0.0, -0.5]
+    assert credit.stop_n.tolist() == [0.0, -1.5, 0.0]
 
 
 # Against loops
@@ -87,7 +87,7 @@ def test_a_turn_pays_for_what_it_leaves_out():
 
 def loop(rewards, group, trajectory, *, leave_one_out=False):
     """Turn rewards, compared with the mean over the rollouts of the group of the mean over their turns."""
-    found = []
+    compared = []
     for s, value in enumerate(rewards):
         votes = {}
         for u, other in enumerate(rewards):
@@ -95,12 +95,12 @@ def loop(rewards, group, trajectory, *, leave_one_out=False):
                 votes.setdefault(trajectory[u], []).append(other)
         means = {j: sum(values) / len(values) for j, values in votes.items()}
         if value != value or len(means) < 2:
-            found.append(0.0)
+            compared.append(0.0)
             continue
         if leave_one_out:
             means.pop(trajectory[s])
-        found.append(value - sum(means.values()) / len(means))
-    return found
+        compared.append(value - sum(means.values()) / len(means))
+    return compared
 
 
 def ragged(seed):
@@ -124,8 +124,8 @@ def at_last_turns(value_j, trajectory_s, step_s):
 
 
 def test_equal_votes_give_exactly_nothing():
-    found = centred(torch.full((6,), 0.1), torch.zeros(6).long(), voter_n=torch.tensor([0, 0, 0, 0, 1, 1]))
-    assert found.tolist() == [0.0] * 6
+    centred_s = centred(torch.full((6,), 0.1), torch.zeros(6).long(), voter_n=torch.tensor([0, 0, 0, 0, 1, 1]))
+    assert centred_s.tolist() == [0.0] * 6
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -137,10 +137,10 @@ def test_a_conditional_turn_reward_is_compared_where_the_outcome_agrees(seed):
         Objective("correct", pays="call"),
         Objective("format", pays="note", given="correct", baseline="outcome", scope="turn", name="note", back_off=False),
     ]
-    found = turns([correct, note], group_s.tolist(), trajectory_s.tolist(), step_s.tolist(), objectives)
+    credit = turns([correct, note], group_s.tolist(), trajectory_s.tolist(), step_s.tolist(), objectives)
     strata = [(g, float(right_j[j])) for g, j in zip(group_s.tolist(), trajectory_s.tolist(), strict=True)]
     expected = loop(reward_s.tolist(), strata, trajectory_s.tolist())
-    assert found.block_nk[:, 1].tolist() == pytest.approx(expected, abs=1e-12)
+    assert credit.block_nk[:, 1].tolist() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -150,14 +150,14 @@ def test_a_completion_method_sees_rollouts(seed):
     right = [float(j % 2) for j in range(8)]
     correct = at_last_turns(right, trajectory_s, step_s)
     objectives = [Objective("correct", pays=BLOCKS), Objective("format", pays=BLOCKS, scope="turn", name="turn", weight=0.5)]
-    found = turns([correct, turn], group_s.tolist(), trajectory_s.tolist(), step_s.tolist(), objectives, method="dr_grpo")
+    credit = turns([correct, turn], group_s.tolist(), trajectory_s.tolist(), step_s.tolist(), objectives, method="dr_grpo")
     totals, groups = [], []
     for j in range(8):
-        held = [r for r, t in zip(turn, trajectory_s.tolist(), strict=True) if t == j and r is not None]
-        totals.append(right[j] + 0.5 * sum(held) if held else NAN)
+        rewards = [r for r, t in zip(turn, trajectory_s.tolist(), strict=True) if t == j and r is not None]
+        totals.append(right[j] + 0.5 * sum(rewards) if rewards else NAN)
         groups.append(int(group_s[trajectory_s == j][0]))
     adv_j = dr_grpo(torch.tensor(totals, dtype=torch.float64), torch.tensor(groups))
-    assert found.block_nk.flatten().tolist() == pytest.approx(adv_j[trajectory_s].repeat_interleave(2).tolist(), abs=1e-9)
+    assert credit.block_nk.flatten().tolist() == pytest.approx(adv_j[trajectory_s].repeat_interleave(2).tolist(), abs=1e-9)
 
 
 @pytest.mark.parametrize("method", ["rloo", "gdpo"])
@@ -180,14 +180,14 @@ def test_a_step_method_takes_rewards_where_they_stand():
         Objective("format", pays="call", scope="rollout", name="late", weight=2.0),
     ]
     places, how = (group.tolist(), trajectory.tolist(), step.tolist()), {"method": "gigpo", "inputs": {"anchor_s": anchors}}
-    found = turns([[None, None, 1, None, 0], [None, 0.25, None, None, None]], *places, objectives, **how)
+    credit = turns([[None, None, 1, None, 0], [None, 0.25, None, None, None]], *places, objectives, **how)
     # `late` of rollout 1 is absent: nothing is known of what it would have been.
     reward_s = torch.tensor([0.0, 0.0, 1.5, 0.0, NAN]).double()
     expected = gigpo(reward_s, group, trajectory, step, anchors)
-    assert found.block_nk[:, 0].tolist() == pytest.approx(expected.tolist())
-    known = turns([[None, None, 1, None, 0]], *places, objectives[:1], **how)
+    assert credit.block_nk[:, 0].tolist() == pytest.approx(expected.tolist())
+    outcome_credit = turns([[None, None, 1, None, 0]], *places, objectives[:1], **how)
     plain = gigpo(torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0]).double(), group, trajectory, step, anchors)
-    assert known.block_nk[:, 0].tolist() == pytest.approx(plain.tolist())
+    assert outcome_credit.block_nk[:, 0].tolist() == pytest.approx(plain.tolist())
     assert bool((plain != 0).all())
 
 
@@ -211,11 +211,11 @@ def test_the_road_takes_steps_and_counts_votes():
     assert scheme.needs == {"steps"}
     steps = Steps(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]))
     read_ = reading([[1, 0, 0], [None, 1, None]], [[2, 1], [1, 1], [1, 1]])
-    found = credit_batch(read_, Batch([4, 4, 4], steps=steps), scheme)
-    assert found.block_nk[:, 0].tolist() == pytest.approx([0.75, -0.25, -0.25])
-    shown = metrics(found, read_, scheme)
-    assert shown["credit/format/reward_absent"] == 0.5  # of two rollouts
-    assert shown["credit/valid/reward_absent"] == 0.0
+    credit = credit_batch(read_, Batch([4, 4, 4], steps=steps), scheme)
+    assert credit.block_nk[:, 0].tolist() == pytest.approx([0.75, -0.25, -0.25])
+    logged = metrics(credit, read_, scheme)
+    assert logged["credit/format/reward_absent"] == 0.5  # of two rollouts
+    assert logged["credit/valid/reward_absent"] == 0.0
     with pytest.raises(RecipeError, match="valid"):
         credit_batch(read_, Batch([4, 4, 4]), scheme)
 
@@ -225,11 +225,11 @@ def test_a_rollout_has_one_say_in_the_loss_however_it_is_cut(per):
     """The tokens of one row, as one turn and as three: the same advantages."""
     scheme = Scheme("bae", Layout({"all": []}), [Objective("correct", pays="all", options={"tag": ""})], per=per)
     whole = reading_of([[1.0, 0.0]], [[6], [3]])
-    one = credit_batch(whole, Batch([0, 0], steps=Steps(torch.tensor([0, 1]), torch.tensor([0, 0]))), scheme)
+    single = credit_batch(whole, Batch([0, 0], steps=Steps(torch.tensor([0, 1]), torch.tensor([0, 0]))), scheme)
     cut = reading_of([[None, None, 1.0, 0.0]], [[1], [3], [2], [3]])
     three = credit_batch(cut, Batch([0] * 4, steps=Steps(torch.tensor([0, 0, 0, 1]), torch.tensor([0, 1, 2, 0]))), scheme)
-    size = {"batch": one.mean_length_n}.get(per, per)
-    row = spread(one, blocks([6, 3]), per=size, dtype=torch.float64)
+    size = {"batch": single.mean_length_n}.get(per, per)
+    row = spread(single, blocks([6, 3]), per=size, dtype=torch.float64)
     rows = spread(three, blocks([1, 3, 2, 3]), per={"batch": three.mean_length_n}.get(per, per), dtype=torch.float64)
     assert [v for line in row.tolist() for v in line if v] == pytest.approx([v for line in rows.tolist() for v in line if v])
     assert float(row[0].sum()) == pytest.approx({"block": 0.5, "completion": 0.5, "batch": 0.5 * 6 / 4.5}[per])
@@ -237,8 +237,7 @@ def test_a_rollout_has_one_say_in_the_loss_however_it_is_cut(per):
 
 
 def reading_of(columns, length):
-    found = scores(columns, ("correct",))
-    return Reading(found, torch.tensor(length), torch.zeros(len(length)).long())
+    return Reading(scores(columns, ("correct",)), torch.tensor(length), torch.zeros(len(length)).long())
 
 
 def blocks(lengths):
@@ -246,17 +245,17 @@ def blocks(lengths):
 
 
 def test_a_method_of_tokens_is_refused_on_turns_and_runs_on_whole_rollouts():
-    one = [Objective("correct", pays="all", options={"tag": ""})]
-    scheme = Scheme("reinforce++", Layout({"all": []}), one, per="completion")
-    found = reading_of([[0.0, 1.0, 1.0]], [[2], [1], [2]])
+    objectives = [Objective("correct", pays="all", options={"tag": ""})]
+    scheme = Scheme("reinforce++", Layout({"all": []}), objectives, per="completion")
+    plain = reading_of([[0.0, 1.0, 1.0]], [[2], [1], [2]])
     spans = Spans.of_blocks(["all"], torch.tensor([[0, 0], [0, -1], [0, 0]]))
     batch = Batch([0, 0, 0], torch.zeros(3, 2).long(), spans.block_nt >= 0)
     split = Steps(torch.tensor([0, 1, 0]), torch.tensor([0, 0, 1]))
     with pytest.raises(RecipeError, match=r"\[0, 2\]"):
-        credit_batch(replace(found, spans=spans), replace(batch, steps=split), scheme)
+        credit_batch(replace(plain, spans=spans), replace(batch, steps=split), scheme)
     apart = Steps(torch.tensor([0, 1, 2]), torch.tensor([5, 0, 1]))
-    alone = credit_batch(replace(found, spans=spans), replace(batch, steps=apart), scheme)
-    assert torch.equal(alone.token_nt, credit_batch(replace(found, spans=spans), batch, scheme).token_nt)
+    alone = credit_batch(replace(plain, spans=spans), replace(batch, steps=apart), scheme)
+    assert torch.equal(alone.token_nt, credit_batch(replace(plain, spans=spans), batch, scheme).token_nt)
 
 
 @pytest.mark.parametrize(
@@ -281,20 +280,20 @@ def test_turns_by_id_may_touch_and_hold_tool_tokens():
     mask_nt = torch.tensor([[1, 1, 0, 1, 0], [0, 0, 1, 1, 1]]).bool()
     turn_nt = torch.tensor([[5, -3, 5, 5, -1], [-1, 2, 2, 8, 8]])
     turn_nt[0, 1] = 2  # the lower id is the earlier turn, wherever it stands
-    found = split_turns(mask_nt, turn_nt)
-    assert found.place_su.tolist() == [[1, -1, -1], [0, 2, 3], [1, 2, -1], [3, 4, -1]]
-    assert found.row_s.tolist() == [0, 0, 1, 1]
-    assert found.step_s.tolist() == [0, 1, 0, 1]
+    split = split_turns(mask_nt, turn_nt)
+    assert split.place_su.tolist() == [[1, -1, -1], [0, 2, 3], [1, 2, -1], [3, 4, -1]]
+    assert split.row_s.tolist() == [0, 0, 1, 1]
+    assert split.step_s.tolist() == [0, 1, 0, 1]
     value = torch.arange(10.0).reshape(2, 5)
-    assert torch.equal(found.put(found.take(value), rows=2), torch.where(turn_nt >= 0, value, 0.0))
+    assert torch.equal(split.put(split.take(value), rows=2), torch.where(turn_nt >= 0, value, 0.0))
     with pytest.raises(AlignmentError, match="Token 1 of sequence 0"):
         split_turns(mask_nt, torch.where(turn_nt == 2, -1, turn_nt))
 
 
 def test_rows_without_a_sampled_token_have_no_turn():
-    found = split_turns(torch.tensor([[0, 0], [1, 0], [0, 0]]).bool())
-    assert found.row_s.tolist() == [1]
-    assert found.put(torch.tensor([[3.0]]), rows=3).tolist() == [[0.0, 0.0], [3.0, 0.0], [0.0, 0.0]]
+    split = split_turns(torch.tensor([[0, 0], [1, 0], [0, 0]]).bool())
+    assert split.row_s.tolist() == [1]
+    assert split.put(torch.tensor([[3.0]]), rows=3).tolist() == [[0.0, 0.0], [3.0, 0.0], [0.0, 0.0]]
 
 
 def test_step_returns():

@@ -20,16 +20,16 @@ def paid(**columns):
 
 
 def talk(name, reward, *, turns=(SAYS, BYE)):
-    made, context = [], [5]
+    spoken, context = [], [5]
     for ids in turns:
-        made.append(Turn(context, ids, [1] * len(ids)))
+        spoken.append(Turn(context, ids, [1] * len(ids)))
         context = [*context, *ids, 5]
-    return Trajectory(name, 0, tuple(made), rewards={"paid": reward})
+    return Trajectory(name, 0, tuple(spoken), rewards={"paid": reward})
 
 
-def block_credit(found, *, scope=None, method="bae"):
+def block_credit(rollouts, *, scope=None, method="bae"):
     scheme = Scheme(method, LAYOUT, (Objective(paid, pays="confidence", scope=scope),), "completion")
-    batch, recorded = turn_batch(found)
+    batch, recorded = turn_batch(rollouts)
     reading = read(batch, scheme, VOCABULARY, recorded=recorded)
     return reading.scores, credit_batch(reading, batch, scheme).block_nk
 
@@ -37,34 +37,34 @@ def block_credit(found, *, scope=None, method="bae"):
 @pytest.mark.parametrize("method", ["bae", "dr_grpo"])
 @pytest.mark.parametrize("scope", [None, "rollout"])
 def test_an_outcome_pays_the_block_of_an_earlier_turn(scope, method):
-    scores, found = block_credit([talk("a", 1.0), talk("b", 0.0)], scope=scope, method=method)
+    scores, block_sk = block_credit([talk("a", 1.0), talk("b", 0.0)], scope=scope, method=method)
     assert scores.status_nm.flatten().tolist() == [Status.UNSCORED, Status.OK, Status.UNSCORED, Status.OK]
     assert scores.unused_nm.isnan().all()
-    assert found[:, 1].tolist() == [0.5, 0.0, -0.5, 0.0]
+    assert block_sk[:, 1].tolist() == [0.5, 0.0, -0.5, 0.0]
 
 
 def test_a_rollout_without_the_block_has_no_reward():
-    scores, found = block_credit([talk("a", 1.0), talk("b", 0.0), talk("c", 1.0, turns=(BYE, BYE))])
+    scores, block_sk = block_credit([talk("a", 1.0), talk("b", 0.0), talk("c", 1.0, turns=(BYE, BYE))])
     assert scores.status_nm.flatten().tolist()[4:] == [Status.ABSENT, Status.ABSENT]
     assert scores.unused_nm.flatten().tolist()[5] == 1.0
-    assert found[:, 1].tolist() == [0.5, 0.0, -0.5, 0.0, 0.0, 0.0]  # it joins no baseline
+    assert block_sk[:, 1].tolist() == [0.5, 0.0, -0.5, 0.0, 0.0, 0.0]  # it joins no baseline
 
 
 def test_a_reward_of_turns_keeps_to_its_turn():
-    scores, found = block_credit([talk("a", 1.0), talk("b", 0.0)], scope="turn")
+    scores, block_sk = block_credit([talk("a", 1.0), talk("b", 0.0)], scope="turn")
     assert scores.status_nm.flatten().tolist() == [Status.UNSCORED, Status.ABSENT] * 2
-    assert found.abs().sum() == 0
+    assert block_sk.abs().sum() == 0
 
 
 def test_numbers_that_were_never_set_aside_stay_as_they_are():
     nan = torch.nan
     present_sk, trajectory_s = torch.tensor([[True], [False]]), torch.tensor([0, 0])
-    given = {"objectives": [Objective(paid, pays="a")], "block_names": ["a"]}
+    rule = {"objectives": [Objective(paid, pays="a")], "block_names": ["a"]}
     plain = Scores(("paid",), torch.tensor([[1.0], [nan]]), torch.tensor([[0], [1]]), torch.zeros(2, 1, 2))
-    assert keep_for_rollouts(plain, present_sk, trajectory_s, **given) is plain
-    held = keep_for_rollouts(
+    assert keep_for_rollouts(plain, present_sk, trajectory_s, **rule) is plain
+    kept = keep_for_rollouts(
         Scores(plain.names, plain.reward_nm, plain.status_nm, plain.by_outcome_nmo, unused_nm=torch.full((2, 1), nan)),
-        present_sk, trajectory_s, **given,
+        present_sk, trajectory_s, **rule,
     )  # fmt: skip
-    torch.testing.assert_close(held.reward_nm, plain.reward_nm, equal_nan=True)
-    assert held.status_nm.tolist() == [[0], [1]]
+    torch.testing.assert_close(kept.reward_nm, plain.reward_nm, equal_nan=True)
+    assert kept.status_nm.tolist() == [[0], [1]]
