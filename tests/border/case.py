@@ -20,12 +20,12 @@ QUICK = ("--set", "start_steps=1", "--set", "eval_prompts=2", "--set", "eval_sam
 
 def sections() -> dict[str, dict[str, str]]:
     """Of docs/border.md: section -> what was done -> what it says."""
-    found = {}
+    by_section = {}
     for part in re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         title, *lines = part.splitlines()
         rows = [re.split(r"(?<!\\)\|", line) for line in lines if line.startswith("| ")][1:]
-        found[title] = {plain(done): plain(says) for _, done, says, _ in rows}
-    return found
+        by_section[title] = {plain(done): plain(says) for _, done, says, _ in rows}
+    return by_section
 
 
 def plain(cell: str) -> str:
@@ -47,7 +47,7 @@ def check(title: str, cases: Mapping[str, Callable[[Path], str | None]]):
     @pytest.mark.parametrize("done", cases)
     def test(done, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        seen = said(lambda: cases[done](tmp_path))
+        seen = output_of(lambda: cases[done](tmp_path))
         assert "Traceback" not in seen
         parts = [r"\s+".join(map(re.escape, part.split())) for part in says[done].split("...")]
         assert re.search(r"[\s\S]*?".join(parts), seen), seen
@@ -55,17 +55,17 @@ def check(title: str, cases: Mapping[str, Callable[[Path], str | None]]):
     return test
 
 
-def said(run: Callable[[], object]) -> str:
+def output_of(run: Callable[[], object]) -> str:
     """What a piece of Python says: its warnings, what it prints or returns as text, and the error that ends it."""
     text = io.StringIO()
-    with warnings.catch_warnings(record=True) as told, redirect_stdout(text), redirect_stderr(text):
+    with warnings.catch_warnings(record=True) as caught, redirect_stdout(text), redirect_stderr(text):
         warnings.simplefilter("always")
         try:
             result = run()
             ending = result if isinstance(result, str) else ""
         except SpanwiseError as error:
             ending = f"{error}"
-    return "\n".join([*(f"{one.message}" for one in told), text.getvalue(), ending])
+    return "\n".join([*(f"{warning.message}" for warning in caught), text.getvalue(), ending])
 
 
 def command(*words: str, code: int = 2) -> str:
@@ -78,7 +78,7 @@ def command(*words: str, code: int = 2) -> str:
             ended.append(stop.code or 0)
 
     ended: list[object] = []
-    seen = said(run)
+    seen = output_of(run)
     assert (ended or [0])[0] == code, f"ended with {ended}: {seen}"
     assert code != 2 or "Error:" in seen, seen
     return seen

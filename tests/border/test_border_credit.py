@@ -162,7 +162,7 @@ CASES = {
 
 def summed(folder):
     rewards = [{"name": "form"}, {"name": "acc", "weight": 4.0}]
-    objectives = [{"reward": "correct", "pays": ["solution"], **one} for one in rewards]
+    objectives = [{"reward": "correct", "pays": ["solution"], **reward} for reward in rewards]
     recipe(folder, layout={"solution": ["answer"]}, objectives=objectives)
     rows = [{"prompt": "2+2=", "completion": f"<answer>{n}</answer>", "form": 1.0, "acc": n / 2} for n in (0, 1, 2)]
     return text(folder / "own.json", json.dumps(rows))

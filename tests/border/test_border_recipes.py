@@ -127,11 +127,11 @@ def tokenless(folder: Path) -> str:
     return trains(model="weights")(folder)
 
 
-def trainer(said=trl_small.SAID, **extra):
+def trainer(scripts=trl_small.SAID, **extra):
     """A `train.py` of the user's own."""
 
     def run(folder: Path) -> str:
-        trl_small.trainer(folder, said=said, extra=extra).train()
+        trl_small.trainer(folder, said=scripts, extra=extra).train()
         return ""
 
     return run

@@ -27,7 +27,7 @@ def scored(reward, *, text=(WHOLE, WHOLE), **fields):
     score_all(objectives, list(text), columns={"answer": ["4"] * len(text)})
 
 
-def given(outcome, size=2):
+def compare_given(outcome, size=2):
     """A scheme whose confidence is compared given the outcome, and what it makes of some completions."""
     objectives = [SOLVED, Objective("brier", pays="confidence", given=["correct", outcome], baseline="outcome")]
     Scheme("bae", LAYOUT, objectives)
@@ -58,7 +58,7 @@ def never(blocks):
 
 def fails(blocks, answer):
     gold = {"4": 1.0}
-    return [gold[one] for one in answer]
+    return [gold[text] for text in answer]
 
 
 def reads_what_is_not_there(blocks):
@@ -163,11 +163,11 @@ CASES = {
     "A reward function that returns None for every completion": lambda folder: trained(
         folder, Objective(never, pays="solution")
     ),
-    "An outcome function of other parameters": lambda folder: given(of_blocks),
-    "An outcome function that returns a number of tokens": lambda folder: given(
+    "An outcome function of other parameters": lambda folder: compare_given(of_blocks),
+    "An outcome function that returns a number of tokens": lambda folder: compare_given(
         lambda text, columns: list(range(len(text))), size=20
     ),
-    "An outcome function that returns lists": lambda folder: given(lambda text, columns: [[1] for _ in text]),
+    "An outcome function that returns lists": lambda folder: compare_given(lambda text, columns: [[1] for _ in text]),
     'given: "brier", a score that is different in every completion': lambda folder: Scheme(
         "bae",
         LAYOUT,
@@ -177,7 +177,7 @@ CASES = {
             Objective("format", pays="confidence", given="brier", baseline="outcome"),
         ],
     ),
-    'given: "corect"': lambda folder: given("corect"),
+    'given: "corect"': lambda folder: compare_given("corect"),
 }
 
 test = check(__doc__, CASES)

@@ -20,16 +20,16 @@ def right(completions, answer, **columns):
     return [float(f"<answer>{want}<" in text) for text, want in zip(completions, answer, strict=True)]
 
 
-def script(folder, *, said=SAID, train=False, given=None, **options):
+def script(folder, *, scripts=SAID, train=False, replaced=None, **options):
     """A training script; `given` replaces arguments of the trainer (None leaves one out), `options` are of its config."""
     usual = {
         "args": config(folder, **options),
         "train_dataset": prompts(),
         "processing_class": tokenizer(),
-        "rollout_func": scripted(said),
+        "rollout_func": scripted(scripts),
         "scheme": scheme(),
     }
-    arguments = {**usual, **(given or {})}
+    arguments = {**usual, **(replaced or {})}
     run = SpanGRPOTrainer(policy(), **{name: value for name, value in arguments.items() if value is not None})
     if train:
         run.train()
@@ -37,28 +37,28 @@ def script(folder, *, said=SAID, train=False, given=None, **options):
 
 
 def cut_off():
-    one = say("ab", "4", 0.9, 1.0)
-    one.pieces, one.blocks = one.pieces[:-1], one.blocks[:-1]
-    return [one] * 8
+    completion = say("ab", "4", 0.9, 1.0)
+    completion.pieces, completion.blocks = completion.pieces[:-1], completion.blocks[:-1]
+    return [completion] * 8
 
 
 CASES = {
     "SpanGRPOTrainer(..., reward_funcs=[right]), as with GRPOTrainer": lambda folder: script(
-        folder, given={"reward_funcs": [right]}
+        folder, replaced={"reward_funcs": [right]}
     ),
-    "SpanGRPOTrainer without a scheme": lambda folder: script(folder, given={"scheme": None}),
-    "SpanGRPOTrainer(..., scheme='bae')": lambda folder: script(folder, given={"scheme": "bae"}),
+    "SpanGRPOTrainer without a scheme": lambda folder: script(folder, replaced={"scheme": None}),
+    "SpanGRPOTrainer(..., scheme='bae')": lambda folder: script(folder, replaced={"scheme": "bae"}),
     "SpanGRPOTrainer(..., layout=layout, objectives=objectives)": lambda folder: script(
-        folder, given={"scheme": None, "layout": LAYOUT, "objectives": OBJECTIVES}
+        folder, replaced={"scheme": None, "layout": LAYOUT, "objectives": OBJECTIVES}
     ),
-    "SpanGRPOTrainer(..., callback=[...])": lambda folder: script(folder, given={"callback": []}),
+    "SpanGRPOTrainer(..., callback=[...])": lambda folder: script(folder, replaced={"callback": []}),
     "SpanGRPOTrainer(..., args=TrainingArguments(...))": lambda folder: script(
-        folder, given={"args": TrainingArguments(str(folder), **CPU)}
+        folder, replaced={"args": TrainingArguments(str(folder), **CPU)}
     ),
     "SpanGRPOConfig(num_generations=1)": lambda folder: script(folder, num_generations=1),
     "8 completions per step and num_generations=3": lambda folder: SpanGRPOConfig(str(folder), num_generations=3, **CPU),
     "GRPOConfig(loss_type='dr-grpo')": lambda folder: script(
-        folder, given={"args": GRPOConfig(str(folder), loss_type="dr-grpo", **CPU)}
+        folder, replaced={"args": GRPOConfig(str(folder), loss_type="dr-grpo", **CPU)}
     ),
     "loss_type='vespo' with importance_sampling_level='block'": lambda folder: script(
         folder, loss_type="vespo", importance_sampling_level="block"
@@ -68,10 +68,10 @@ CASES = {
     "dynamic_sampling='credit' with a dataset of images": lambda folder: script(
         folder,
         dynamic_sampling="credit",
-        given={"train_dataset": Dataset.from_list([{**row, "image": "a"} for row in prompts()])},
+        replaced={"train_dataset": Dataset.from_list([{**row, "image": "a"} for row in prompts()])},
     ),
     "dynamic_sampling='credit' with a streamed dataset": lambda folder: script(
-        folder, dynamic_sampling="credit", given={"train_dataset": prompts().to_iterable_dataset()}
+        folder, dynamic_sampling="credit", replaced={"train_dataset": prompts().to_iterable_dataset()}
     ),
     "dynamic_sampling_rounds=0": lambda folder: script(folder, dynamic_sampling="credit", dynamic_sampling_rounds=0),
     "reward_weights=[1.0, 0.5]": lambda folder: script(folder, reward_weights=[1.0, 0.5]),
@@ -79,22 +79,22 @@ CASES = {
     "beta=0.1 with a model that was built in memory": lambda folder: script(folder, beta=0.1),
     'log_metrics="some"': lambda folder: script(folder, log_metrics="some"),
     "train_dataset=load_dataset(...) with its splits": lambda folder: script(
-        folder, given={"train_dataset": DatasetDict({"train": prompts(), "test": prompts()})}
+        folder, replaced={"train_dataset": DatasetDict({"train": prompts(), "test": prompts()})}
     ),
-    "train_dataset=[{'prompt': ...}, ...], a list": lambda folder: script(folder, given={"train_dataset": QUESTIONS}),
-    "no train_dataset": lambda folder: script(folder, given={"train_dataset": None}),
+    "train_dataset=[{'prompt': ...}, ...], a list": lambda folder: script(folder, replaced={"train_dataset": QUESTIONS}),
+    "no train_dataset": lambda folder: script(folder, replaced={"train_dataset": None}),
     "a streamed dataset without the answers that `correct` reads": lambda folder: script(
-        folder, train=True, given={"train_dataset": Dataset.from_list(QUESTIONS).to_iterable_dataset()}
+        folder, train=True, replaced={"train_dataset": Dataset.from_list(QUESTIONS).to_iterable_dataset()}
     ),
     "an eval_dataset without the answers that `correct` reads": lambda folder: script(
-        folder, given={"eval_dataset": {"hard": Dataset.from_list(QUESTIONS)}}
+        folder, replaced={"eval_dataset": {"hard": Dataset.from_list(QUESTIONS)}}
     ),
     "mask_truncated_completions=True, and no completion ends before max_completion_length": lambda folder: script(
-        folder, said=cut_off(), train=True, mask_truncated_completions=True
+        folder, scripts=cut_off(), train=True, mask_truncated_completions=True
     ),
     "Scheme.preset('rlcr', ...) with objectives that pay different blocks": lambda folder: script(
         folder,
-        given={"scheme": Scheme.preset("rlcr", LAYOUT, objectives=[OBJECTIVES[0], Objective(right, "confidence")])},
+        replaced={"scheme": Scheme.preset("rlcr", LAYOUT, objectives=[OBJECTIVES[0], Objective(right, "confidence")])},
     ),
 }
 

@@ -18,7 +18,7 @@ class UnslothGRPOTrainer(trl_config.GRPOTrainer):
     """What Unsloth calls the trainer that it writes in the place of TRL's."""
 
 
-def script(folder, *, given=None, variables=(), imported=True, **options):
+def script(folder, *, replaced=None, variables=(), imported=True, **options):
     """A script with the door to Unsloth; `imported`: Unsloth is, first of all."""
     usual = {"train_dataset": prompts(), "processing_class": tokenizer(), "rollout_func": scripted(), "scheme": scheme()}
     with pytest.MonkeyPatch.context() as patch:
@@ -26,7 +26,7 @@ def script(folder, *, given=None, variables=(), imported=True, **options):
             patch.setenv(name, value)
         if imported:
             patch.setattr(door, "GRPOTrainer", UnslothGRPOTrainer)
-        door.UnslothSpanGRPOTrainer(policy(), args=config(folder, **options), **{**usual, **(given or {})})
+        door.UnslothSpanGRPOTrainer(policy(), args=config(folder, **options), **{**usual, **(replaced or {})})
 
 
 def of_trl(folder):
@@ -41,8 +41,8 @@ CASES = {
     "loss_type='dppo_tv' under Unsloth": lambda folder: script(folder, loss_type="dppo_tv"),
     "beta=0.1 with the usual loss_type under Unsloth": lambda folder: script(folder, beta=0.1),
     "importance_sampling_level='block' under Unsloth": lambda folder: script(folder, importance_sampling_level="block"),
-    "a layout that cuts by log-probabilities under Unsloth": lambda folder: script(folder, given={"scheme": CUTS}),
-    "a critic under Unsloth": lambda folder: script(folder, given={"critic": CriticConfig(learning_rate=1e-3)}),
+    "a layout that cuts by log-probabilities under Unsloth": lambda folder: script(folder, replaced={"scheme": CUTS}),
+    "a critic under Unsloth": lambda folder: script(folder, replaced={"critic": CriticConfig(learning_rate=1e-3)}),
     "UNSLOTH_GRPO_LOSS_AGGREGATION=prompt": lambda folder: script(
         folder, variables=[("UNSLOTH_GRPO_LOSS_AGGREGATION", "prompt")]
     ),
