@@ -28,8 +28,8 @@ def test_noisy_talk_slips_as_often_as_said() -> None:
     turns = {operator: [] for operator in agents.OPERATORS}
     for chain in agents.draw_chains(1500, rng=np.random.default_rng(0)):
         episode = Episode(chain.prompt)
-        for shown, reply in agents.noisy_talk(chain, agents.AgentNoise(slip=(0.0, 0.2, 0.5), refusal=0.0), rng=rng):
-            assert shown.endswith(f"{chain.steps[len(episode.said)]}=")
+        for question, reply in agents.noisy_talk(chain, agents.AgentNoise(slip=(0.0, 0.2, 0.5), refusal=0.0), rng=rng):
+            assert question.endswith(f"{chain.steps[len(episode.said)]}=")
             episode.reply(reply)
             turns[chain.steps[len(episode.said) - 1][0]].append(episode.turn_reward)
         assert episode.done
@@ -60,8 +60,8 @@ def test_the_warm_start_imitates_the_agent_and_not_the_environment(tmp_path) -> 
     per_token = []
     for row, logits_tv in zip(ids_nt.tolist(), logits_ntv, strict=True):
         for t in range(width, len(row)):
-            said = tokenizer.decode([row[t]])
-            if said in ("<answer>", "</answer>", "<eos>", *"0123456789"):
+            word = tokenizer.decode([row[t]])
+            if word in ("<answer>", "</answer>", "<eos>", *"0123456789"):
                 per_token.append(-logits_tv[t - 1].log_softmax(dim=0)[row[t]].item())
     assert losses[0] == pytest.approx(np.mean(per_token), rel=1e-4)
 

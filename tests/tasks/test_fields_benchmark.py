@@ -38,8 +38,8 @@ def test_by_field_pays_a_value_for_itself_and_the_form_for_all() -> None:
         [key[2], -0.5, key[2], 0.25, key[2], 0.25, key[2], key[2]],
         [key[3], -0.5, key[3], 0.25, key[3], key[3], 0, 0],
     ]
-    for found, row in zip(paid("by_field"), expected, strict=True):
-        assert found == pytest.approx(row, abs=1e-6)
+    for paid_row, row in zip(paid("by_field"), expected, strict=True):
+        assert paid_row == pytest.approx(row, abs=1e-6)
 
 
 def test_one_number_pays_every_token_the_same() -> None:
@@ -88,9 +88,9 @@ def test_samples_to_a_goal_by_hand() -> None:
 
 
 def test_runs_that_were_stopped_are_counted_and_never_dropped() -> None:
-    there = {"seed": 0, "curve": [{"samples": 64, "accuracy": 0.2}, {"samples": 1024, "accuracy": 0.8}]}
+    reached = {"seed": 0, "curve": [{"samples": 64, "accuracy": 0.2}, {"samples": 1024, "accuracy": 0.8}]}
     never = {"seed": 1, "curve": [{"samples": 64, "accuracy": 0.2}, {"samples": 1024, "accuracy": 0.3}]}
-    assert benchmark.reach([there, never], 0.8) == "1 of 2 within 8,192"
-    assert benchmark.ratio([never], [{**there, "seed": 1}], 0.8) == "more than 8.0"
+    assert benchmark.reach([reached, never], 0.8) == "1 of 2 within 8,192"
+    assert benchmark.ratio([never], [{**reached, "seed": 1}], 0.8) == "more than 8.0"
     low = benchmark.price([never])
     assert low == pytest.approx(math.log(2 * 5120))

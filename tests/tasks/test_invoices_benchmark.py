@@ -124,8 +124,8 @@ def test_the_judge_pays_what_the_exact_check_paid_and_the_check_stays_as_a_figur
     fields = {"task": "invoices", "method": method, "seed": 3}
     exact = load(None, fields)
     judged = load(None, {**fields, "objectives": benchmark.judged_objectives(fields, 0.2)})
-    checks = {one.name: one for one in scheme_of(exact, *task_shape(exact)).objectives}
-    objectives = {one.name: one for one in scheme_of(judged, *task_shape(judged)).objectives}
+    checks = {objective.name: objective for objective in scheme_of(exact, *task_shape(exact)).objectives}
+    objectives = {objective.name: objective for objective in scheme_of(judged, *task_shape(judged)).objectives}
     assert objectives["judge.customer"].options == {"block": "customer", "error": 0.2, "seed": 3}
     for name, check in checks.items():
         payer = objectives[name.replace("equals", "judge")]
@@ -151,10 +151,10 @@ def test_a_wrong_verdict_costs_one_field_by_field_and_every_field_in_the_sum(mon
 def test_the_sum_of_a_recipe_has_its_rewards_and_pays_every_block():
     fields = {"task": "invoices", "method": "dr_grpo"}
     recipe = load(None, {**fields, "objectives": benchmark.summed(load("recipes/invoices.yaml").objectives)})
-    own = load(None, fields)
+    plain = load(None, fields)
     by_name, own_objectives = (
-        {objective.name: objective for objective in scheme_of(one, task_layout(one), LONGEST).objectives}
-        for one in (recipe, own)
+        {objective.name: objective for objective in scheme_of(settings, task_layout(settings), LONGEST).objectives}
+        for settings in (recipe, plain)
     )
     assert by_name.keys() - own_objectives.keys() == {"due_stated", "adds_up"}
     assert {name: by_name[name] for name in own_objectives} == own_objectives
@@ -229,7 +229,7 @@ def test_an_amount_is_one_field_more_with_a_reward_of_its_own(letter_numbers, mo
     assert ', "amount": ' in tokenizer.tokenize(answers[0])
     assert max(map(len, tokenizer(answers)["input_ids"])) < task.longest == LONGEST
     recipe = load(None, {"task": "invoices", "method": "bae"})
-    objectives = {one.name: one for one in scheme_of(recipe, *task_shape(recipe)).objectives}
+    objectives = {objective.name: objective for objective in scheme_of(recipe, *task_shape(recipe)).objectives}
     assert objectives["equals.items[1].amount"].pays == ("items[1].amount",)
     assert objectives["json_schema"].options["schema"]["properties"]["items"]["items"]["required"][-1] == "amount"
     assert len(tokenizer) == len(build_invoice_tokenizer()) + 1

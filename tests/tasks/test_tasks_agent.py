@@ -28,23 +28,23 @@ def test_an_agent_that_says_what_a_person_reads_solves_every_chain_and_earns_eve
         assert list(chain.digits) == by_hand(chain.prompt)
         assert Chain.of(chain.prompt) == chain
         episode = Episode(chain.prompt)
-        shown = [episode.opening, *(episode.reply(say(digit)) for digit in chain.digits)]
-        assert "".join(str(part).strip("=") for part in shown[:-1]) == chain.prompt.strip("=")
-        assert (shown[-1], episode.done, episode.solved) == (None, True, True)
+        questions = [episode.opening, *(episode.reply(say(digit)) for digit in chain.digits)]
+        assert "".join(str(part).strip("=") for part in questions[:-1]) == chain.prompt.strip("=")
+        assert (questions[-1], episode.done, episode.solved) == (None, True, True)
         assert episode.turn_rewards == [1.0] * len(chain.steps)
 
 
 @pytest.mark.parametrize(
-    ("said", "rewards", "anchor", "solved"),
+    ("digits", "rewards", "anchor", "solved"),
     [
         ((7, 5, 0), [1.0, 0.0, 1.0], "2:5", False),  # 5 - 5 = 0 is right for what was said; the chain ends with 9
         ((7, 5, 9), [1.0, 0.0, 0.0], "2:5", True),  # two slips that cancel
     ],
 )
-def test_a_turn_is_judged_by_what_was_said_before_and_the_outcome_by_the_chain(said, rewards, anchor, solved) -> None:
+def test_a_turn_is_judged_by_what_was_said_before_and_the_outcome_by_the_chain(digits, rewards, anchor, solved) -> None:
     # 3 +4 = 7, *2 = 4, -5 = 9.
     episode = Episode("3+4*2-5=")
-    assert [episode.reply(say(digit)) for digit in said] == ["*2=", "-5=", None]
+    assert [episode.reply(say(digit)) for digit in digits] == ["*2=", "-5=", None]
     assert (episode.turn_rewards, episode.solved) == (rewards, solved)
     assert episode.anchors == ["0:3", "1:7", anchor]
     assert episode.turns[1] == {"anchor": "1:7", "right": 0.0, "solved": float(solved)}
@@ -62,11 +62,11 @@ def test_equal_anchors_of_one_prompt_are_asked_the_same_question() -> None:
     rng = np.random.default_rng(0)
     asked: dict[str, str] = {}
     for _ in range(200):
-        episode, shown = Episode("3+4*2-5+1="), "3+4="
-        while shown is not None:
-            question = (shown, episode.said[-1] if episode.said else 3)
+        episode, text = Episode("3+4*2-5+1="), "3+4="
+        while text is not None:
+            question = (text, episode.said[-1] if episode.said else 3)
             assert asked.setdefault(episode.anchor, question) == question
-            shown = episode.reply(say(rng.integers(10)))
+            text = episode.reply(say(rng.integers(10)))
     assert len(asked) == 1 + 10 + 10 + 10
 
 

@@ -54,7 +54,7 @@ def test_without_noise_every_line_follows_from_the_prompt_and_the_line_before() 
     problems = drawn(200)
     rows = zip(problems.prompts, problems.answers, problems.plus_n.tolist(), written(problems, EXACT), strict=True)
     agreed = 0
-    for prompt, answer, plus, (lines, said) in rows:
+    for prompt, answer, plus, (lines, final) in rows:
         value, steps = prompt[0], re.findall(r"\d([-+*~]\d)", prompt[1:])
         assert len(lines) == len(steps) in range(4, 9)
         as_it_is = True
@@ -65,31 +65,31 @@ def test_without_noise_every_line_follows_from_the_prompt_and_the_line_before() 
             as_it_is &= not read or (read[0] == "+") == plus[place]
             assert line == (str(place), step, line[2], value, read or step, "", by_hand(value, read or step))
             value = line[6]
-        assert said == value
+        assert final == value
         if as_it_is:
-            assert said == answer
+            assert final == answer
             agreed += 1
     assert agreed > 60
 
 
 def test_lines_with_care_repeat_the_question_of_their_line_and_lines_hang_together() -> None:
     slips = 0
-    for lines, said in written(drawn(200), LongNoise(slip=(0.3, 0.3, 0.3), careful=0.5)):
+    for lines, final in written(drawn(200), LongNoise(slip=(0.3, 0.3, 0.3), careful=0.5)):
         before = None
-        for _, shown, read, value, taken, care, new in lines:
-            assert taken == (read.removeprefix("?") or shown)
+        for _, step, read, value, taken, care, new in lines:
+            assert taken == (read.removeprefix("?") or step)
             assert care in ("", f"_{value}{taken}")
             assert before in (None, value)  # what a line ends with, the next one starts from
             slips += new != by_hand(value, taken)
             before = new
-        assert said == before
+        assert final == before
     assert slips > 100
 
 
 def test_shares_are_the_stated_ones() -> None:
     noise = LongNoise(slip=(0.1, 0.2, 0.4), careful=0.25, relief=0.5, plus=0.4)
     problems = drawn(4000)
-    lines = [line for found, _ in written(problems, noise) for line in found]
+    lines = [line for trace, _ in written(problems, noise) for line in trace]
     assert np.mean([bool(line[5]) for line in lines]) == pytest.approx(0.25, abs=0.01)
     assert np.mean([line[2][0] == "+" for line in lines if line[2]]) == pytest.approx(0.4, abs=0.02)
     assert problems.plus_n.mean() == pytest.approx(0.95, abs=0.01)
@@ -113,13 +113,13 @@ def test_every_smudge_has_a_sign_of_its_own() -> None:
 def test_exercises_are_right_and_reach_every_value_and_step() -> None:
     exercises = [row for seed in range(20) for row in tables(80, rng=np.random.default_rng(seed))]
     seen, lengths = set(), set()
-    for prompt, rest in exercises:
+    for prompt, solution in exercises:
         assert re.fullmatch(r"\d[-+*]\d=", prompt)
-        found = re.findall(r"(\d)([-+*]\d)=(\d)_", prompt + rest)
-        lengths.add(len(found))
-        assert all(new == by_hand(value, step) for value, step, new in found)
-        assert [new for _, _, new in found[:-1]] == [value for value, _, _ in found[1:]]
-        seen |= {(value, step) for value, step, _ in found}
+        steps = re.findall(r"(\d)([-+*]\d)=(\d)_", prompt + solution)
+        lengths.add(len(steps))
+        assert all(new == by_hand(value, step) for value, step, new in steps)
+        assert [new for _, _, new in steps[:-1]] == [value for value, _, _ in steps[1:]]
+        seen |= {(value, step) for value, step, _ in steps}
     assert len(seen) == 270
     assert lengths == {1, 2, 4, 8}
 

@@ -37,20 +37,20 @@ def test_without_noise_the_reflection_holds_a_digit_for_every_step() -> None:
 
 
 def test_a_repeating_reflection_is_empty_and_stands_by_the_first_answer() -> None:
-    found = traces(drawn(400), TwiceNoise(slip=(0.5, 0.5, 0.5, 0.5), repeat=1.0, refusal=0.3, glance=0.0))
-    assert {reasoning for _, reasoning, _ in found} == {""}
-    assert all(first == second for first, _, second in found)
-    assert {first for first, _, _ in found} == set("0123456789?")
+    attempts = traces(drawn(400), TwiceNoise(slip=(0.5, 0.5, 0.5, 0.5), repeat=1.0, refusal=0.3, glance=0.0))
+    assert {reasoning for _, reasoning, _ in attempts} == {""}
+    assert all(first == second for first, _, second in attempts)
+    assert {first for first, _, _ in attempts} == set("0123456789?")
 
 
 def test_shares_are_the_stated_ones() -> None:
     problems = drawn(12_000)
     noise = TwiceNoise(slip=(0.0, 0.0, 0.0, 0.0), repeat=0.3, refusal=0.1, glance=0.8)
-    found = traces(problems, noise)
-    assert np.mean([first == "?" for first, _, _ in found]) == pytest.approx(0.1, abs=0.01)
-    assert np.mean([reasoning == "" for _, reasoning, _ in found]) == pytest.approx(0.3, abs=0.015)
+    attempts = traces(problems, noise)
+    assert np.mean([first == "?" for first, _, _ in attempts]) == pytest.approx(0.1, abs=0.01)
+    assert np.mean([reasoning == "" for _, reasoning, _ in attempts]) == pytest.approx(0.3, abs=0.015)
     right, total = Counter(), Counter()
-    for (first, _, _), answer, k in zip(found, problems.answers, problems.length_n.tolist(), strict=True):
+    for (first, _, _), answer, k in zip(attempts, problems.answers, problems.length_n.tolist(), strict=True):
         if first != "?":
             right[k] += first == answer
             total[k] += 1
@@ -62,10 +62,10 @@ def test_shares_are_the_stated_ones() -> None:
 def test_reflections_slip_as_often_as_stated() -> None:
     size = 4000
     times = Problems(*map(np.array, ([3] * size, [1] * size, [[2] * 6] * size, [[7] * 6] * size, [True] * size)))
-    found = traces(times, replace(TWICE_NOISE["twice"], repeat=0.0))
+    attempts = traces(times, replace(TWICE_NOISE["twice"], repeat=0.0))
     # 3 * 7 = 1; a slip at a multiplication (.45) is right by chance one time in ten
-    assert np.mean([second != "1" for _, _, second in found]) == pytest.approx(0.405, abs=0.025)
-    assert all(reasoning == second for _, reasoning, second in found)
+    assert np.mean([second != "1" for _, _, second in attempts]) == pytest.approx(0.405, abs=0.025)
+    assert all(reasoning == second for _, reasoning, second in attempts)
 
 
 def test_the_layout_reads_both_answers() -> None:
@@ -93,9 +93,9 @@ def test_batches_hold_traces_of_two_attempts(index, share) -> None:
     assert prompt_length == 8
     texts = [text.replace("<pad>", "") for text in tokenizer.batch_decode(ids_nt)]
     prompts, completions = zip(*(text.split("=", 1) for text in texts), strict=True)
-    found = [TRACE.fullmatch(completion.removesuffix("<eos>")).groups() for completion in completions]
+    attempts = [TRACE.fullmatch(completion.removesuffix("<eos>")).groups() for completion in completions]
     assert all(completion.endswith("<eos>") for completion in completions)
     # a reflection that says something has a digit for every step
     lengths = [len(re.findall(r"[-+*~]", prompt)) for prompt in prompts]
-    assert all(len(reasoning) in (0, k) for (_, reasoning, _), k in zip(found, lengths, strict=True))
-    assert np.mean([reasoning == "" for _, reasoning, _ in found]) == pytest.approx(share, abs=0.06)
+    assert all(len(reasoning) in (0, k) for (_, reasoning, _), k in zip(attempts, lengths, strict=True))
+    assert np.mean([reasoning == "" for _, reasoning, _ in attempts]) == pytest.approx(share, abs=0.06)

@@ -102,7 +102,7 @@ def test_every_kind_and_number_has_a_warm_start_of_its_own_and_a_task(tmp_path) 
         a, b = int(row["prompt"][0]), int(row["prompt"][2]) % 3
         assert json.loads(row["answer"]) == {"a": a, "b": b, "total": (a + b) % 10}
     assert json.loads(Path(task.model, "warm_start.json").read_text())["fields"] == {"kind": "total", "count": 3}
-    names = {_folder_name(embedded(one).course, 1, 0, settings) for one in (fields, Chain(3), Total(2))}
+    names = {_folder_name(embedded(kind).course, 1, 0, settings) for kind in (fields, Chain(3), Total(2))}
     assert len(names) == 3
     assert Path(task.model).name in names
 

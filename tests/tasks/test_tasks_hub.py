@@ -185,7 +185,7 @@ def test_an_instruction_of_ones_own_goes_where_there_is_room(models, jsonl, styl
     task = load_task(models[style], jsonl, layout=PLAN, instruction=instruction)
     assert expected in [*task.train["prompt"], *task.evaluation["prompt"]]
     assert task.layout == PLAN
-    assert not [one for one in recwarn if one.category is UserWarning]
+    assert not [warning for warning in recwarn if warning.category is UserWarning]
 
 
 @pytest.mark.parametrize("prompt", ["Write <plan> and <code>: sort a list. ", TALK], ids=["text", "conversation"])
@@ -243,14 +243,14 @@ def test_tags_that_no_prompt_asks_for_are_refused_or_said(models, jsonl, tmp_pat
 def test_nothing_is_refused_where_the_prompts_say_it(models, tmp_path, layout, question, recwarn) -> None:
     rows = [{"question": question, "answer": "4"}] * 5
     load_task(models["system"], file_of(tmp_path, rows), layout=layout)
-    assert not [one for one in recwarn if one.category is UserWarning]
+    assert not [warning for warning in recwarn if warning.category is UserWarning]
 
 
 def test_no_tags_are_looked_for_where_another_segmenter_finds_the_blocks(models, tmp_path, monkeypatch, recwarn) -> None:
     monkeypatch.setitem(SEGMENTERS, "lines", replace(SEGMENTERS["tags"], asks=None))
     rows = [{"question": "2 + 2?", "answer": "4"}] * 5
     load_task(models["system"], file_of(tmp_path, rows), layout=Layout({"all": ["plan"]}, segmenter="lines"))
-    assert not [one for one in recwarn if one.category is UserWarning]
+    assert not [warning for warning in recwarn if warning.category is UserWarning]
 
 
 def test_keys_of_fields_must_be_asked_for_as_tags_must(models, tmp_path) -> None:

@@ -30,9 +30,8 @@ def tokenizer():
 
 def spellings(day: str) -> list[str]:
     """A date in every form of the letters."""
-    one = date.fromisoformat(day)
-    words = (f"{one.day} {one:%B} {one.year}", f"{one:%B} {one.day}, {one.year}", f"{one.day} {one:%b} {one.year}")
-    return [day, f"{one:%d.%m.%Y}", *words]
+    d = date.fromisoformat(day)
+    return [day, f"{d:%d.%m.%Y}", f"{d.day} {d:%B} {d.year}", f"{d:%B} {d.day}, {d.year}", f"{d.day} {d:%b} {d.year}"]
 
 
 def test_every_fact_of_the_object_stands_in_the_letter():
@@ -104,8 +103,8 @@ def test_a_clerk_without_faults_writes_the_gold_object_and_one_with_faults_what_
         assert record["invoice"] == other["invoice"]
         assert (record["due"] is None) == (gold["due"] is not None or (other["date"] or gold["date"]) is None)
         assert all(
-            one["quantity"] != two["quantity"] or one["quantity"] == 1
-            for one, two in zip(record["items"], gold["items"], strict=True)
+            line["quantity"] != gold_line["quantity"] or line["quantity"] == 1
+            for line, gold_line in zip(record["items"], gold["items"], strict=True)
         )
         assert record["total"] == sum(item["price"] for item in gold["items"])
     half = [json.loads(trace) for trace in clerk_traces(LETTERS, ClerkNoise(slip=0.5), rng=rng)]

@@ -35,6 +35,6 @@ def test_it_orthogonalises_by_the_singular_vectors():
 
 def test_a_processor_without_bfloat16_gets_float32(monkeypatch):
     weight = torch.nn.Parameter(torch.eye(2))
-    for capability, made in (("AVX2", Float32Muon), ("DEFAULT", Float32Muon), ("AVX512", torch.optim.Muon)):
-        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda found=capability: found)
-        assert type(matrix_optimizer([weight], lr=0.1)) is made
+    for capability, kind in (("AVX2", Float32Muon), ("DEFAULT", Float32Muon), ("AVX512", torch.optim.Muon)):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda name=capability: name)
+        assert type(matrix_optimizer([weight], lr=0.1)) is kind
