@@ -7,7 +7,7 @@ from spanwise.segment import Vocabulary, find_blocks
 from spanwise.types import Fault
 
 
-def made(layout, pieces, *, added=(), masked=(), **layout_options):
+def segment(layout, pieces, *, added=(), masked=(), **layout_options):
     """What `find_blocks` finds in one completion whose tokens are these pieces; those at the places `masked` are masked out.
 
     `added` are the pieces that the tokenizer has beside its vocabulary.
@@ -23,7 +23,7 @@ def made(layout, pieces, *, added=(), masked=(), **layout_options):
     return owners, texts[0], Fault(int(spans.fault_n))
 
 
-def said(text, block, key=None):
+def text_of(text, block, key=None):
     """What a block says: its only part's text if no key is given."""
     keys = [name for name in text[block] if name]
     return text[block][keys[0] if key is None else key]

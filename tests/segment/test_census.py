@@ -12,21 +12,21 @@ PIECES = ["<plan>", "</plan>", "<code>", "<answer>", "</answer>", "text", "<", "
 
 
 def test_tags_are_counted_by_completion_not_by_occurrence():
-    found = census(["<a>1</a><a>2</a>", "</a>", "<b><a>"], ["a", "c"])
-    assert (found.size, dict(found.wanted), dict(found.others)) == (3, {"a": 2, "c": 0}, {"b": 1})
+    counts = census(["<a>1</a><a>2</a>", "</a>", "<b><a>"], ["a", "c"])
+    assert (counts.size, dict(counts.wanted), dict(counts.others)) == (3, {"a": 2, "c": 0}, {"b": 1})
 
 
 @given(st.lists(st.lists(st.sampled_from(PIECES)).map("".join), max_size=8))
 def test_each_tag_is_in_as_many_completions_as_hold_its_text(texts):
-    found = census(texts, ["answer", "nowhere"])
+    counts = census(texts, ["answer", "nowhere"])
     for tag in ("answer", "nowhere", "plan", "code"):
-        held = sum(f"<{tag}>" in text for text in texts)
-        assert {**found.others, **found.wanted}.get(tag, 0) == held
+        expected = sum(f"<{tag}>" in text for text in texts)
+        assert {**counts.others, **counts.wanted}.get(tag, 0) == expected
 
 
 def test_the_others_come_in_order_and_special_tokens_are_no_tags():
-    found = census(["<s><plan><code><eos>", "<code><plan><b>"], ["answer"])
-    assert list(found.others.items()) == [("code", 2), ("plan", 2), ("b", 1)]
+    counts = census(["<s><plan><code><eos>", "<code><plan><b>"], ["answer"])
+    assert list(counts.others.items()) == [("code", 2), ("plan", 2), ("b", 1)]
 
 
 def test_a_tag_lacks_below_one_in_a_hundred():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from segment_small import made
+from segment_small import segment
 from spanwise.engines.trl.config import check_prefilled
 from spanwise.errors import LayoutError, RecipeError
 from spanwise.layout import Layout
@@ -70,23 +70,23 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_blocks_texts_and_faults(case):
-    layout, tokens, said, fault = CASES[case]
-    owners, text, found = made(layout, [piece for piece, _ in tokens])
+    layout, tokens, says, fault = CASES[case]
+    owners, text, faults = segment(layout, [piece for piece, _ in tokens])
     assert owners == [owner for _, owner in tokens]
     keys = ("reasoning", C, D, "answer")
-    assert [None if text[name] is None else text[name][name] for name in keys] == said
-    assert found == Fault(fault)
+    assert [None if text[name] is None else text[name][name] for name in keys] == says
+    assert faults == Fault(fault)
 
 
 def test_the_signs_of_other_families_are_text_where_the_vocabulary_has_tokens_of_its_own():
     pieces = [
         "<think>", "a [TOOL_CALLS] <|channel|>final<|message|> </think", ">", "</think>", "4", "[TOOL_CALLS]", "<|im_end|>",
     ]  # fmt: skip
-    owners, text, fault = made(PLAIN, pieces, added=("<think>", "</think>", "<|im_end|>"))
+    owners, text, fault = segment(PLAIN, pieces, added=("<think>", "</think>", "<|im_end|>"))
     assert owners == [R] * 4 + [A] * 3
     assert (text[R][R], text[A][A]) == ("a [TOOL_CALLS] <|channel|>final<|message|> </think>", "4[TOOL_CALLS]")
     assert fault == LACKS
-    owners, text, _ = made(PLAIN, ["<thi", "nk>", "2", "</think>", "4", "<|im_end|>"], added=("<|im_end|>",))
+    owners, text, _ = segment(PLAIN, ["<thi", "nk>", "2", "</think>", "4", "<|im_end|>"], added=("<|im_end|>",))
     assert (owners, text[R][R]) == ([R] * 4 + [A] * 2, "2")  # Qwen2.5 has no token for <think> and spells it
 
 
@@ -115,8 +115,8 @@ def test_a_prompt_that_opens_delimiters():
 
 
 def test_the_census_counts_channels():
-    found = census(["<tool_call>", "4"], ["reasoning", "tool_call[*]", "answer"], segmenter="channels")
-    assert (dict(found.wanted), dict(found.others)) == ({"reasoning": 0, "tool_call[*]": 1, "answer": 2}, {"tool_call": 1})
+    counts = census(["<tool_call>", "4"], ["reasoning", "tool_call[*]", "answer"], segmenter="channels")
+    assert (dict(counts.wanted), dict(counts.others)) == ({"reasoning": 0, "tool_call[*]": 1, "answer": 2}, {"tool_call": 1})
     harmony = ["<|channel|>analysis<|message|>", "<|channel|>commentary to=f<|message|>", "<|channel|>final<|message|>"]
     assert dict(census(harmony, ["reasoning", "tool_call"], segmenter="channels").wanted) == {"reasoning": 1, "tool_call": 1}
 
@@ -218,12 +218,12 @@ def test_a_conversation_with_a_tool(case):
     check_prefilled(prompt, layout)
     vocabulary = Vocabulary.from_tokenizer(tokenizer)
     spans, texts = find_blocks(ids, mask, layout=layout, vocabulary=vocabulary)
-    held = dict.fromkeys(tokens, "")
+    by_block = dict.fromkeys(tokens, "")
     for token, k in zip(ids[0].tolist(), spans.block_nt[0].tolist(), strict=True):
         if k >= 0:
-            held[layout.names[k]] += vocabulary.pieces[token].decode()
-    assert held == tokens
-    assert {name: said[name] for name, said in texts[0].items() if said is not None} == parts
+            by_block[layout.names[k]] += vocabulary.pieces[token].decode()
+    assert by_block == tokens
+    assert {name: keyed[name] for name, keyed in texts[0].items() if keyed is not None} == parts
     assert (spans.block_nt >= 0).equal(mask)
     assert int(spans.fault_n) == (0 if "reasoning" in parts else 1)
     # What stands at masked tokens is never read, whatever it is.

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from json_oracle import slow_json
 from oracles import owners_of_tokens
-from segment_small import made, said
+from segment_small import segment, text_of
 from segmenter_oracles import Case, claimed
 from spanwise.layout import Layout
 from spanwise.segment import SEGMENTERS, Sample, Vocabulary, find_blocks
@@ -36,9 +36,9 @@ PARTLY = Fault.NESTED | Fault.MISSING
     ],
 )  # fmt: skip
 def test_a_claim_keeps_its_bytes_and_its_text_or_is_not_there(blocks, pieces, owners, says, fault):
-    found, text, wrong = made(blocks, pieces)
-    assert "".join(name[0] for name in found) == owners
-    assert {name: said(text, name) for name in says} == says
+    names, text, wrong = segment(blocks, pieces)
+    assert "".join(name[0] for name in names) == owners
+    assert {name: text_of(text, name) for name in says} == says
     assert [name for name in ("a", "b") if text[name] is None] == [name for name in ("a", "b") if name not in says]
     assert wrong == fault
 
@@ -54,10 +54,10 @@ def slow_claims(case):
                 stop = min([start for start in starts if start > claim.start], default=size)
                 every.append((claim.part, claim.start, stop, claim.inner[1] if claim.inner else claim.start, claim.inner))
         else:
-            found, wrong = slow_json(case.data, layout) if name == "json" else claimed(case, name)
-            every += [(part, start, stop, stop, held) for part, start, stop, held in found]
+            segments, wrong = slow_json(case.data, layout) if name == "json" else claimed(case, name)
+            every += [(part, start, stop, stop, says) for part, start, stop, says in segments]
         fault |= wrong
-    return sorted(every, key=lambda one: (one[1], one[0].segmenter != "tags", -one[2])), fault
+    return sorted(every, key=lambda c: (c[1], c[0].segmenter != "tags", -c[2])), fault
 
 
 def slow_blocks(case):
@@ -78,7 +78,7 @@ def slow_blocks(case):
             inside[at].append(((part, start, stop), part.block))
     if not {part for part in layout.parts if not part.index} <= {claim[0] for claim in kept}:
         fault |= Fault.MISSING
-    owner, before = [], layout.rest if layout.rest is not None else min(kept, key=lambda one: one[1])[0].block if kept else 0
+    owner, before = [], layout.rest if layout.rest is not None else min(kept, key=lambda c: c[1])[0].block if kept else 0
     for at in range(size):
         if layout.rest is None and inside[at]:
             before = inside[at][0][1]  # runs on where nothing else is
@@ -104,9 +104,9 @@ def cases(draw):
 @settings(deadline=None, max_examples=250)
 @given(cases())
 def test_the_text_of_a_block_is_what_its_tokens_say_or_a_fault_says_why_not(case):
-    layout, known = case.layout, list(dict.fromkeys(case.tokens))
-    ids = torch.tensor([[known.index(token) for token in case.tokens]])
-    spans, texts = find_blocks(ids, torch.ones_like(ids), layout=layout, vocabulary=Vocabulary(tuple(known)))
+    layout, pieces = case.layout, list(dict.fromkeys(case.tokens))
+    ids = torch.tensor([[pieces.index(token) for token in case.tokens]])
+    spans, texts = find_blocks(ids, torch.ones_like(ids), layout=layout, vocabulary=Vocabulary(tuple(pieces)))
     owner, kept, fault = slow_blocks(case)
     owners = owners_of_tokens(case.tokens, owner)
     assert spans.block_nt[0].tolist() == owners
@@ -116,15 +116,15 @@ def test_the_text_of_a_block_is_what_its_tokens_say_or_a_fault_says_why_not(case
         if block not in owners:
             assert texts[0][name] is None
             continue
-        whole = bytes(byte for byte, one in zip(case.data, owner, strict=True) if one == block)
+        whole = bytes(byte for byte, k in zip(case.data, owner, strict=True) if k == block)
         assert texts[0][name][""] == whole.decode(errors="replace")
         for part in layout.parts:
-            held = [claim for claim in kept if claim[0] is part and claim[4] is not None]
-            if part.block == block and held:
-                _, start, stop, _, last = held[-1]
+            claims = [claim for claim in kept if claim[0] is part and claim[4] is not None]
+            if part.block == block and claims:
+                _, start, stop, _, last = claims[-1]
                 says = case.data[slice(*last)] if isinstance(last, tuple) else last
                 assert texts[0][name][part.key] == says.decode(errors="replace")
-                within = {one[0].block for one in kept if start <= one[1] and one[3] <= stop}
+                within = {c[0].block for c in kept if start <= c[1] and c[3] <= stop}
                 assert set(owner[slice(*last) if isinstance(last, tuple) else slice(start, stop)]) <= within, (
                     "says what others are paid for"
                 )

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from segment_small import made
+from segment_small import segment
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout
 from spanwise.segment import SEGMENTERS, Sample
@@ -15,17 +15,17 @@ from spanwise.types import Fault
 torch.set_num_threads(1)
 
 
-def found(text, blocks, most=16):
+def claims_of(text, blocks, most=16):
     """(block, what it claims, what it says) of each claim in order, and the faults."""
     data = text.encode()
     layout = Layout({**blocks, "rest": []}, most=most)
     parts = [part for part in layout.parts if part.segmenter == "code"]
     claims, fault = SEGMENTERS.find("code").function(parts, layout=layout)(Sample.of(data))
-    held = []
+    triples = []
     for claim in sorted(claims, key=lambda claim: claim.start):
         says = None if claim.inner is None else data[slice(*claim.inner)].decode()
-        held.append((layout.names[claim.part.block], data[claim.start : claim.stop].decode(), says))
-    return held, Fault(fault)
+        triples.append((layout.names[claim.part.block], data[claim.start : claim.stop].decode(), says))
+    return triples, Fault(fault)
 
 
 FENCED = "So:\n```python\nimport os\nx = 1\n```\nand\n~~~ js\nlet y;\n~~~\n"
@@ -33,46 +33,46 @@ FENCE = "```python\nimport os\nx = 1\n```\n"
 
 
 def test_fences():
-    held, fault = found(FENCED, {"a": "code:fence", "b": "code:fence"})
-    assert held == [("a", FENCE, "import os\nx = 1\n"), ("b", "~~~ js\nlet y;\n~~~\n", "let y;\n")]
+    claims, fault = claims_of(FENCED, {"a": "code:fence", "b": "code:fence"})
+    assert claims == [("a", FENCE, "import os\nx = 1\n"), ("b", "~~~ js\nlet y;\n~~~\n", "let y;\n")]
     assert fault == 0
-    assert found(FENCED, {"a": "code:fence"}) == (held[:1], Fault.DUPLICATE)
-    assert found(FENCED, {"a[*]": "code:fence"}, most=1)[1] == Fault.MORE
-    assert [block for block, _, _ in found(FENCED, {"a": "code:fence[*]"})[0]] == ["a", "a"]
+    assert claims_of(FENCED, {"a": "code:fence"}) == (claims[:1], Fault.DUPLICATE)
+    assert claims_of(FENCED, {"a[*]": "code:fence"}, most=1)[1] == Fault.MORE
+    assert [block for block, _, _ in claims_of(FENCED, {"a": "code:fence[*]"})[0]] == ["a", "a"]
 
 
 def test_a_fence_that_never_closes_says_nothing():
-    assert found("```\nx = (\n``\n", {"a": "code:fence"}) == ([("a", "```\nx = (\n``\n", None)], Fault.TRUNCATED)
+    assert claims_of("```\nx = (\n``\n", {"a": "code:fence"}) == ([("a", "```\nx = (\n``\n", None)], Fault.TRUNCATED)
 
 
 def test_a_fence_with_fences_inside_and_one_in_a_list():
     text = "1. so\n   ````md\n   ```\n   x\n   ```\n   ````\n"
-    assert found(text, {"a": "code:fence"})[0] == [("a", text[6:], "   ```\n   x\n   ```\n")]
+    assert claims_of(text, {"a": "code:fence"})[0] == [("a", text[6:], "   ```\n   x\n   ```\n")]
 
 
 def test_statements_stand_in_fences_of_their_language_or_of_none():
     text = FENCED + "```\ny = 2\n```\n```c\nz = 3;\n```\n"
-    assert [code for _, code, _ in found(text, {"s[*]": "code:python.statement"})[0]] == ["import os", "x = 1", "y = 2"]
-    assert found("x = 1\ny = x", {"s[*]": "code:python.statement"}) == (
+    assert [code for _, code, _ in claims_of(text, {"s[*]": "code:python.statement"})[0]] == ["import os", "x = 1", "y = 2"]
+    assert claims_of("x = 1\ny = x", {"s[*]": "code:python.statement"}) == (
         [("s[0]", "x = 1", "x = 1"), ("s[1]", "y = x", "y = x")],
         Fault.NONE,
     )
-    assert found("So:\n```c\nint x;\n```", {"s[*]": "code:python.statement"}) == ([], Fault.NONE)
+    assert claims_of("So:\n```c\nint x;\n```", {"s[*]": "code:python.statement"}) == ([], Fault.NONE)
 
 
 def test_a_kind_of_the_grammar():
-    assert [code for _, code, _ in found("for x in y: z()", {"a": "code:python.for_statement"})[0]] == ["for x in y: z()"]
+    assert [c[1] for c in claims_of("for x in y: z()", {"a": "code:python.for_statement"})[0]] == ["for x in y: z()"]
 
 
 def test_the_mark_that_is_named_first_has_what_two_match():
     text = "def f(): pass\nx = 1"
     both = {"f[*]": "code:python.function", "s[*]": "code:python.statement"}
-    assert [block for block, _, _ in found(text, both)[0]] == ["f[0]", "s[0]"]
-    assert [block for block, _, _ in found(text, dict(reversed(both.items())))[0]] == ["s[0]", "s[1]"]
+    assert [block for block, _, _ in claims_of(text, both)[0]] == ["f[0]", "s[0]"]
+    assert [block for block, _, _ in claims_of(text, dict(reversed(both.items())))[0]] == ["s[0]", "s[1]"]
 
 
 def test_what_lies_inside_has_its_own_tokens():
-    owners, texts, fault = made(
+    owners, texts, fault = segment(
         {"class": "code:python.class", "method": "code:python.function", "rest": []},
         ["# A\n", "class A:\n", "  x = 1\n", "  def", " m(): pass", "\n  y = 2", "\n"],
     )
@@ -94,13 +94,13 @@ def test_what_lies_inside_has_its_own_tokens():
     ],
 )
 def test_broken_code_has_a_fault(text, fault):
-    assert found(text, {"s[*]": "code:python.statement"})[1] == fault
+    assert claims_of(text, {"s[*]": "code:python.statement"})[1] == fault
 
 
 def test_a_broken_function_says_nothing():
-    held, fault = found("def f(:\n    return (1\n\ndef g():\n    return 2\n", {"f[*]": "code:python.function"})
+    claims, fault = claims_of("def f(:\n    return (1\n\ndef g():\n    return 2\n", {"f[*]": "code:python.function"})
     assert fault
-    assert ("def g():\n    return 2" in [said for _, _, said in held]) or all(said is None for _, _, said in held)
+    assert ("def g():\n    return 2" in [says for _, _, says in claims]) or all(says is None for _, _, says in claims)
 
 
 LINES = [
@@ -147,10 +147,10 @@ def test_agrees_with_the_parser_of_python():
         starts = [0, *(at + 1 for at, byte in enumerate(data) if byte == 10)]
         nodes = {kind: outermost(tree, types) for kind, types in kinds.items()}
         nodes |= {"docstring": docstrings(tree), "statement": tree.body}
-        for one in (layout, statements):
-            claims, fault = SEGMENTERS.find("code").function(one.parts, layout=one)(Sample.of(data))
+        for candidate in (layout, statements):
+            claims, fault = SEGMENTERS.find("code").function(candidate.parts, layout=candidate)(Sample.of(data))
             assert fault == 0, data
-            for block, name in enumerate(one.names):
+            for block, name in enumerate(candidate.names):
                 want = sorted(place(node, starts, data) for node in nodes[name])
                 assert sorted((c.start, c.stop) for c in claims if c.part.block == block) == want, (data, name)
 

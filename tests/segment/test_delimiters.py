@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from segment_small import made, said
+from segment_small import segment, text_of
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout
 from spanwise.segment import census
@@ -34,29 +34,29 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_blocks_texts_and_faults(case):
     pieces, owners, thinking, answer, fault = CASES[case]
-    found, text, faults = made(TWO, pieces)
-    assert (found, faults) == (owners, Fault(fault))
-    assert [None if text[name] is None else said(text, name) for name in (T, A)] == [thinking, answer]
+    names, text, faults = segment(TWO, pieces)
+    assert (names, faults) == (owners, Fault(fault))
+    assert [None if text[name] is None else text_of(text, name) for name in (T, A)] == [thinking, answer]
 
 
 def test_a_part_without_a_token_of_its_own_is_straddled():
-    owners, text, fault = made(TWO, ["<think>2</think><<4>>"])
+    owners, text, fault = segment(TWO, ["<think>2</think><<4>>"])
     assert (owners, text["answer"], fault) == ([T], None, Fault.STRADDLED)
 
 
 def test_a_sign_that_the_vocabulary_has_as_a_token_is_that_token_only():
     pieces = ["<think>", "a", "</", "think>", "b", "</think>", "<<", "4", ">>"]
-    owners, text, fault = made(TWO, pieces, added=("<think>", "</think>"))
-    assert (owners, said(text, T), fault) == ([T] * 6 + [A] * 3, "a</think>b", 0)
-    owners, text, fault = made(TWO, pieces)  # in a vocabulary without that token it is its bytes
-    assert (owners, said(text, T), fault) == ([T] * 6 + [A] * 3, "a", Fault.ORDER)
-    owners, text, fault = made(TWO, ["<", "think>", "a", "</", "think>"], added=("<think>", "</think>"))
-    assert (owners, said(text, T), fault) == ([T] * 5, None, Fault.MISSING)
+    owners, text, fault = segment(TWO, pieces, added=("<think>", "</think>"))
+    assert (owners, text_of(text, T), fault) == ([T] * 6 + [A] * 3, "a</think>b", 0)
+    owners, text, fault = segment(TWO, pieces)  # in a vocabulary without that token it is its bytes
+    assert (owners, text_of(text, T), fault) == ([T] * 6 + [A] * 3, "a", Fault.ORDER)
+    owners, text, fault = segment(TWO, ["<", "think>", "a", "</", "think>"], added=("<think>", "</think>"))
+    assert (owners, text_of(text, T), fault) == ([T] * 5, None, Fault.MISSING)
 
 
 def test_a_spelled_sign_may_stand_right_before_and_after_a_token_but_not_across_it():
     layout = Layout({"a": "delimiters:<x>...<y>", "b": "delimiters:<<..."})
-    owners, text, fault = made(layout, ["<x>", "1", "<y>", "<<", "2"], added=("<x>", "<y>"))
+    owners, text, fault = segment(layout, ["<x>", "1", "<y>", "<<", "2"], added=("<x>", "<y>"))
     assert (owners, text["b"]["<<..."], fault) == (["a"] * 3 + ["b"] * 2, "2", 0)
 
 
@@ -64,29 +64,29 @@ def test_what_closes_nothing_is_out_of_order_inside_a_part_that_has_not_closed()
     layout = Layout(
         {"plan": "delimiters:Plan:...", "thinking": "delimiters:<think>...</think>", "code": "delimiters:<<...>>"}
     )
-    owners, text, fault = made(layout, ["Plan:", "a", "</think>", "<think>", "b", ">>", "<<", "c", ">>"])
+    owners, text, fault = segment(layout, ["Plan:", "a", "</think>", "<think>", "b", ">>", "<<", "c", ">>"])
     assert owners == ["plan"] * 3 + ["thinking"] * 3 + ["code"] * 3
-    assert (said(text, "plan"), said(text, "thinking"), fault) == ("a</think>", None, Fault.ORDER | Fault.TRUNCATED)
+    assert (text_of(text, "plan"), text_of(text, "thinking"), fault) == ("a</think>", None, Fault.ORDER | Fault.TRUNCATED)
 
 
 def test_a_sign_that_opens_and_closes():
-    owners, text, fault = made({"math": "delimiters:$$...$$", "rest": []}, ["So ", "$$", "x", "$$", " is", "$$", "y"])
-    assert (owners, said(text, "math")) == (["rest", *["math"] * 3, "rest", *["math"] * 2], "x")
+    owners, text, fault = segment({"math": "delimiters:$$...$$", "rest": []}, ["So ", "$$", "x", "$$", " is", "$$", "y"])
+    assert (owners, text_of(text, "math")) == (["rest", *["math"] * 3, "rest", *["math"] * 2], "x")
     assert fault == Fault.DUPLICATE | Fault.TRUNCATED
 
 
 def test_prefilled_starts_inside():
     layout = Layout({"thinking": "delimiters:<think>...</think>", "rest": []}, prefilled="<think>...</think>")
-    owners, text, fault = made(layout, ["2+2", "</think>", "4"])
-    assert (owners, said(text, T), fault) == ([T, T, "rest"], "2+2", 0)
-    owners, text, fault = made(layout, ["2+2"])
-    assert (owners, said(text, T), fault) == ([T], None, Fault.TRUNCATED)
+    owners, text, fault = segment(layout, ["2+2", "</think>", "4"])
+    assert (owners, text_of(text, T), fault) == ([T, T, "rest"], "2+2", 0)
+    owners, text, fault = segment(layout, ["2+2"])
+    assert (owners, text_of(text, T), fault) == ([T], None, Fault.TRUNCATED)
 
 
 def test_two_blocks_of_one_mark_take_their_pairs_in_turn():
     pieces = ["<<", "1", ">>", "<<", "2", ">>"]
-    owners, text, fault = made({"one": "delimiters:<<...>>", "two": "delimiters:<<...>>"}, pieces)
-    assert (owners, said(text, "one"), said(text, "two"), fault) == (["one"] * 3 + ["two"] * 3, "1", "2", 0)
+    owners, text, fault = segment({"one": "delimiters:<<...>>", "two": "delimiters:<<...>>"}, pieces)
+    assert (owners, text_of(text, "one"), text_of(text, "two"), fault) == (["one"] * 3 + ["two"] * 3, "1", "2", 0)
 
 
 @pytest.mark.parametrize("blocks", [{"a": "think"}, {"a": "...x"}, {"a": "<a>...</a>", "b": "<a>...</b>"}])
@@ -96,9 +96,9 @@ def test_marks_that_are_no_pair_and_two_with_one_opening_sign(blocks):
 
 
 def test_the_census_says_which_pairs_are_there_instead():
-    found = census(["<plan>go</plan> <<4>>", "<plan>go</plan>"], ["<<...>>", "<think>...</think>"], segmenter="delimiters")
-    assert dict(found.wanted) == {"<<...>>": 1, "<think>...</think>": 0}
-    assert dict(found.others) == {"<plan>...</plan>": 2}
+    counts = census(["<plan>go</plan> <<4>>", "<plan>go</plan>"], ["<<...>>", "<think>...</think>"], segmenter="delimiters")
+    assert dict(counts.wanted) == {"<<...>>": 1, "<think>...</think>": 0}
+    assert dict(counts.others) == {"<plan>...</plan>": 2}
 
 
 def test_the_group_value_or_the_first_one_or_the_whole_match_is_what_a_part_says():
@@ -107,40 +107,40 @@ def test_the_group_value_or_the_first_one_or_the_whole_match_is_what_a_part_says
         (r"price: \$([0-9.]+)", "3.5"),
         (r"price: \$[0-9.]+", "price: $3.5"),
     ):
-        owners, text, fault = made({"price": f"regex:{mark}", "rest": []}, ["tea, ", "price: ", "$3.5", ", ", "hot"])
-        assert (owners, said(text, "price"), fault) == (["rest", "price", "price", "rest", "rest"], expected, 0)
+        owners, text, fault = segment({"price": f"regex:{mark}", "rest": []}, ["tea, ", "price: ", "$3.5", ", ", "hot"])
+        assert (owners, text_of(text, "price"), fault) == (["rest", "price", "price", "rest", "rest"], expected, 0)
 
 
 def test_a_group_that_takes_no_part_says_nothing_and_one_without_characters_says_that():
-    assert said(made({"n": "regex:a(b)?"}, ["ac"])[1], "n") is None
-    assert said(made({"n": "regex:a(b*)"}, ["ac"])[1], "n") == ""
+    assert text_of(segment({"n": "regex:a(b)?"}, ["ac"])[1], "n") is None
+    assert text_of(segment({"n": "regex:a(b*)"}, ["ac"])[1], "n") == ""
 
 
 def test_an_empty_match_claims_nothing():
-    owners, _, fault = made({"n": "regex:x*", "rest": []}, ["a", "xx", "b"])
+    owners, _, fault = segment({"n": "regex:x*", "rest": []}, ["a", "xx", "b"])
     assert (owners, fault) == (["rest", "n", "rest"], 0)
-    assert made({"n": "regex:x*", "rest": []}, ["a"])[2] == Fault.MISSING
+    assert segment({"n": "regex:x*", "rest": []}, ["a"])[2] == Fault.MISSING
 
 
 def test_blocks_run_on_to_the_next_match_where_nothing_is_the_rest():
-    owners, _, fault = made({"a": "regex:A:", "b": "regex:B:"}, ["So ", "A:", " 1 ", "B", ": 2"])
+    owners, _, fault = segment({"a": "regex:A:", "b": "regex:B:"}, ["So ", "A:", " 1 ", "B", ": 2"])
     assert (owners, fault) == (["a"] * 3 + ["b"] * 2, 0)
 
 
 def test_of_several_patterns_the_first_to_begin_wins_then_the_longer_one():
     layout = Layout({"word": "regex:[a-z]+", "line": "regex:b[a-z ]+", "rest": []})
     # "ab" begins at 0; "b c" begins inside it and is dropped; then "c" is a word.
-    owners, _, fault = made(layout, ["a", "b", " ", "c"])
+    owners, _, fault = segment(layout, ["a", "b", " ", "c"])
     assert (owners, fault) == (["word", "word", "rest", "word"], Fault.MISSING)
-    owners, _, _ = made(layout, ["1", "b", " ", "c"])  # both begin at the b: the longer one
+    owners, _, _ = segment(layout, ["1", "b", " ", "c"])  # both begin at the b: the longer one
     assert owners == ["rest", "line", "line", "line"]
 
 
 @pytest.mark.parametrize("damage", [b"\xff", b"\xe6\x97", b"\x80"])
 def test_offsets_are_bytes_and_bytes_that_are_no_text_match_nothing(damage):
-    owners, text, _ = made({"n": "regex:日(.)", "rest": []}, ["é", damage, "日", "本", damage, "日", damage, "x"])
+    owners, text, _ = segment({"n": "regex:日(.)", "rest": []}, ["é", damage, "日", "本", damage, "日", damage, "x"])
     assert owners == ["rest", "rest", "n", "n", "rest", "rest", "rest", "rest"]
-    assert said(text, "n") == "本"
+    assert text_of(text, "n") == "本"
 
 
 @pytest.mark.parametrize("mark", [r"(?<=a)b", r"a(?=b)", r"(a)\1", "(a", "a{2000}"])

@@ -24,15 +24,15 @@ def inner_of(data, claim):
     return data[slice(*claim.inner)] if isinstance(claim.inner, tuple) else claim.inner
 
 
-def found(text, layout):
+def texts_of(text, layout):
     """{key: what it says} of all claims, and the faults."""
     data = text.encode() if isinstance(text, str) else text
-    made = SEGMENTERS.find("json").function(layout.parts, layout=layout)(Sample.of(data))
-    said = {}
-    for claim in made.claims:
+    parsed = SEGMENTERS.find("json").function(layout.parts, layout=layout)(Sample.of(data))
+    texts = {}
+    for claim in parsed.claims:
         inner = inner_of(data, claim)
-        said.setdefault(claim.part.key, []).append(None if inner is None else inner.decode(errors="replace"))
-    return {key: held[0] if len(held) == 1 else held for key, held in said.items()}, Fault(made.fault)
+        texts.setdefault(claim.part.key, []).append(None if inner is None else inner.decode(errors="replace"))
+    return {key: values[0] if len(values) == 1 else values for key, values in texts.items()}, Fault(parsed.fault)
 
 
 AB = Layout(["a", "b"], segmenter="json")
@@ -70,18 +70,18 @@ SAID = {
 
 @pytest.mark.parametrize("name", SAID)
 def test_what_fields_say(name):
-    layout, text, said, fault = SAID[name]
-    assert found(text, layout) == (said, fault)
+    layout, text, says, fault = SAID[name]
+    assert texts_of(text, layout) == (says, fault)
 
 
 def test_cut_at_every_byte():
     text = '{"name": "té", "items": [{"price": 3}, {"price": 45}]}'.encode()
     for size in range(len(text) + 1):
-        said, fault = found(text[:size], ITEMS)
+        says, fault = texts_of(text[:size], ITEMS)
         # each value is known from the sign after it on
-        known = {"name": ("té", 15), "items[0].price": ("3", 38), "items[1].price": ("45", 53)}
-        assert {key: held for key, held in said.items() if held is not None} == {
-            key: held for key, (held, end) in known.items() if size >= end
+        complete = {"name": ("té", 15), "items[0].price": ("3", 38), "items[1].price": ("45", 53)}
+        assert {key: inner for key, inner in says.items() if inner is not None} == {
+            key: inner for key, (inner, end) in complete.items() if size >= end
         }
         # the string of the name lies in [9, 14); keys break off, too
         assert fault == (Fault.TRUNCATED if 0 < size < len(text) else Fault.NONE)
@@ -113,10 +113,10 @@ def test_agrees_with_the_oracle_on_what_is_broken():
         data = soup(draw)
         for layout, find in finders:
             expected, fault = slow_json(data, layout)
-            made = find(Sample.of(data))
-            claims = sorted(made.claims, key=lambda claim: claim.start)
+            parsed = find(Sample.of(data))
+            claims = sorted(parsed.claims, key=lambda claim: claim.start)
             got = [(claim.part, claim.start, claim.stop, inner_of(data, claim)) for claim in claims]
-            assert (got, Fault(made.fault)) == (expected, fault), data
+            assert (got, Fault(parsed.fault)) == (expected, fault), data
 
 
 def value(draw, depth=0):
@@ -139,18 +139,18 @@ def test_agrees_with_the_standard_library_on_what_is_whole():
     for _ in range(50):
         top = {key: value(draw) for key in draw.sample(["a", "b", "c", "items"], 3)}
         text = json.dumps(top, ensure_ascii=draw.random() < 0.5, indent=draw.choice([None, None, 1]))
-        for path, start, end, held in walked(text):
+        for path, start, end, gold in walked(text):
             if not path:
                 continue
             layout = Layout({"it": f"json:{spelled(path)}", "rest": []})
             data = f"So {text}".encode()
-            made = SEGMENTERS.find("json").function(layout.parts, layout=layout)(Sample.of(data))
-            (claim,) = made.claims
-            assert made.fault == 0
+            parsed = SEGMENTERS.find("json").function(layout.parts, layout=layout)(Sample.of(data))
+            (claim,) = parsed.claims
+            assert parsed.fault == 0
             assert claim.stop == 3 + len(text[:end].encode())
             assert data[claim.start : claim.stop].strip() == text[start:end].encode()
             inner = inner_of(data, claim)
-            assert inner.decode() == held if isinstance(held, str) else json.loads(inner) == held
+            assert inner.decode() == gold if isinstance(gold, str) else json.loads(inner) == gold
             seen += 1
     assert seen > 300
 

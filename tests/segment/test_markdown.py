@@ -6,7 +6,7 @@ import pytest
 import torch
 from markdown_it import MarkdownIt
 
-from segment_small import made
+from segment_small import segment
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout
 from spanwise.segment import SEGMENTERS, Sample
@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 PLAN = Layout({"plan": "markdown:Plan", "answer": "markdown:Answer", "rest": []})
 
 
-def found(text, layout):
+def sections_of(text, layout):
     data = text.encode()
     claims, fault = SEGMENTERS.find("markdown").function(layout.parts, layout=layout)(Sample.of(data))
     return [(layout.names[c.part.block], data[slice(*c.inner)].decode()) for c in claims], Fault(fault)
@@ -40,30 +40,30 @@ SAID = {
 
 @pytest.mark.parametrize("name", SAID)
 def test_what_sections_say(name):
-    text, said, fault = SAID[name]
-    assert found(text, PLAN) == (said, fault)
+    text, says, fault = SAID[name]
+    assert sections_of(text, PLAN) == (says, fault)
 
 
 def test_a_block_per_section():
     layout = Layout(["section[*]"], segmenter="markdown", most=3)
     text = "Hm.\n# A\na\n## B\nb\n# C\nc\n"
-    assert found(text, layout)[0] == [("section[0]", "a\n## B\nb\n"), ("section[1]", "b\n"), ("section[2]", "c\n")]
-    assert found(text + "# D", layout)[1] == Fault.MORE
-    owners, texts, _ = made(layout, text.splitlines(keepends=True))
+    assert sections_of(text, layout)[0] == [("section[0]", "a\n## B\nb\n"), ("section[1]", "b\n"), ("section[2]", "c\n")]
+    assert sections_of(text + "# D", layout)[1] == Fault.MORE
+    owners, texts, _ = segment(layout, text.splitlines(keepends=True))
     assert owners == ["section[0]"] * 3 + ["section[1]"] * 2 + ["section[2]"] * 2
     assert texts["section[1]"][""] == "## B\nb\n"
 
 
 def test_any_section_that_no_title_names():
     layout = Layout({"plan": "markdown:plan", "other[*]": "markdown:section", "rest": []}, most=2)
-    assert [block for block, _ in found("# A\n# Plan\n# B\n", layout)[0]] == ["other[0]", "plan", "other[1]"]
+    assert [block for block, _ in sections_of("# A\n# Plan\n# B\n", layout)[0]] == ["other[0]", "plan", "other[1]"]
 
 
 def test_a_section_inside_takes_its_bytes_out_of_the_outer_one():
     pieces = ["Hm.\n", "# Plan\n", "a\n", "## Answer\n", "b\n", "## More\n", "c\n", "# End\n"]
-    assert made(PLAN, pieces)[0] == ["rest", "plan", "plan", "answer", "answer", "plan", "plan", "rest"]
+    assert segment(PLAN, pieces)[0] == ["rest", "plan", "plan", "answer", "answer", "plan", "plan", "rest"]
     without = {"plan": "markdown:Plan", "answer": "markdown:Answer"}
-    assert made(without, pieces)[0] == ["plan", "plan", "plan", "answer", "answer", "plan", "plan", "plan"]
+    assert segment(without, pieces)[0] == ["plan", "plan", "plan", "answer", "answer", "plan", "plan", "plan"]
 
 
 LINES = [
@@ -85,10 +85,10 @@ def test_agrees_with_another_parser():
         code, titled = outline(data)
         expected = [(starts[t.map[0]], starts[t.map[1]]) for t in tokens if t.type == "fence"]
         assert [(fence.start, fence.stop) for fence in code] == expected, text
-        said = [t.content.rstrip("\n") for t in tokens if t.type == "fence"]
+        fenced = [t.content.rstrip("\n") for t in tokens if t.type == "fence"]
         plain = [line.lstrip(" ") for line in lines]
         if all(line in plain for line in lines):  # another parser takes the indentation of the fence out of its lines
-            assert [data[slice(*fence.inner)].decode().rstrip("\n") for fence in code] == said, text
+            assert [data[slice(*fence.inner)].decode().rstrip("\n") for fence in code] == fenced, text
         titles = [(starts[t.map[0]], int(t.tag[1])) for t in tokens if t.type == "heading_open" and t.markup[0] == "#"]
         assert [(heading.start, heading.level) for heading in titled] == titles, text
         contents = [tokens[n + 1].content for n, t in enumerate(tokens) if t.type == "heading_open" and t.markup[0] == "#"]

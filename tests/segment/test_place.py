@@ -189,7 +189,7 @@ def test_agrees_with_the_byte_by_byte_oracle(completion):
         return
     tokens = [vocabulary.pieces[i] for i in ids]
     data = b"".join(tokens)
-    owner, pieces, fault, held = slow_segment(data, layout)
+    owner, pieces, fault, contents = slow_segment(data, layout)
     owners = owners_of_tokens(tokens, owner)
     ids_nt = torch.tensor([ids])
     spans, texts = find_blocks(ids_nt, torch.ones_like(ids_nt), layout=layout, vocabulary=vocabulary)
@@ -199,6 +199,6 @@ def test_agrees_with_the_byte_by_byte_oracle(completion):
         for k, (name, tags) in enumerate(layout.blocks):
             mine = [t for t, o in enumerate(owners) if o == k]
             assert [int(spans.start_nk[0, k]), int(spans.end_nk[0, k])] == ([mine[0], mine[-1] + 1] if mine else [0, 0])
-            expected = {tag: held[k, tag] for tag in tags} | {"": pieces[k].decode(errors="replace")}
+            expected = {tag: contents[k, tag] for tag in tags} | {"": pieces[k].decode(errors="replace")}
             assert texts[0][name] == (expected if mine else None)
     assert Fault(int(spans.fault_n)) == fault

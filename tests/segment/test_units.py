@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from segment_small import made, said
+from segment_small import segment, text_of
 from spanwise import Batch, Objective, Scheme, pipeline
 from spanwise.credit.methods._gae import SaeSegments
 from spanwise.engines.trl.trainer import AT_READ, PROVIDES
@@ -15,11 +15,11 @@ from spanwise.segment import SEGMENTERS, Sample, Vocabulary, find_blocks
 from spanwise.types import Fault
 
 
-def shown(segmenter, text):
+def units_of(segmenter, text):
     """What each unit of a text says."""
     layout = Layout({"unit[*]": f"{segmenter}:"}, most=16)
-    found = SEGMENTERS.find(segmenter).function(layout.parts, layout=layout)(Sample.of(text))
-    return [text[slice(*claim.inner)].decode() for claim in found.claims]
+    parsed = SEGMENTERS.find(segmenter).function(layout.parts, layout=layout)(Sample.of(text))
+    return [text[slice(*claim.inner)].decode() for claim in parsed.claims]
 
 
 @pytest.mark.parametrize(
@@ -52,26 +52,26 @@ def shown(segmenter, text):
     ],
 )  # fmt: skip
 def test_units(segmenter, text, units):
-    assert shown(segmenter, text.encode()) == units
+    assert units_of(segmenter, text.encode()) == units
 
 
 def test_tokens_of_steps_and_what_stands_before_the_first():
     pieces = ["Plan", ":\n1", ". a\n2", ". b", "<eos>"]
-    owners, text, fault = made({"step[*]": "steps:"}, pieces, most=3)
+    owners, text, fault = segment({"step[*]": "steps:"}, pieces, most=3)
     assert (owners, fault) == (["step[0]"] * 3 + ["step[1]"] * 2, 0)  # ". a\n2" begins in the first step
-    assert (said(text, "step[0]"), text["step[0]"][""], text["step[2]"]) == ("1. a", "Plan:\n1. a\n", None)
-    owners, text, _ = made({"preface": [], "step[*]": "steps:"}, pieces, most=3)
+    assert (text_of(text, "step[0]"), text["step[0]"][""], text["step[2]"]) == ("1. a", "Plan:\n1. a\n", None)
+    owners, text, _ = segment({"preface": [], "step[*]": "steps:"}, pieces, most=3)
     assert owners == ["preface", "preface", "step[0]", "step[1]", "step[1]"]
 
 
 def test_more_than_there_are_belong_to_the_last_one_or_the_rest():
     pieces = ["a\n", "b\n", "c\n", "d"]
-    owners, text, fault = made(["line[*]"], pieces, segmenter="lines", most=2)
-    assert (owners, fault, said(text, "line[1]")) == (["line[0]"] + ["line[1]"] * 3, Fault.MORE, "b")
-    owners, _, fault = made({"line[*]": "lines:", "rest": []}, pieces, most=2)
+    owners, text, fault = segment(["line[*]"], pieces, segmenter="lines", most=2)
+    assert (owners, fault, text_of(text, "line[1]")) == (["line[0]"] + ["line[1]"] * 3, Fault.MORE, "b")
+    owners, _, fault = segment({"line[*]": "lines:", "rest": []}, pieces, most=2)
     assert (owners, fault) == (["line[0]", "line[1]", "rest", "rest"], Fault.MORE)
-    owners, text, fault = made({"first": "lines:", "others": "lines:"}, pieces)
-    assert (owners, fault, said(text, "others")) == (["first"] + ["others"] * 3, 0, "d")
+    owners, text, fault = segment({"first": "lines:", "others": "lines:"}, pieces)
+    assert (owners, fault, text_of(text, "others")) == (["first"] + ["others"] * 3, 0, "d")
 
 
 @pytest.mark.parametrize(("blocks", "segmenter"), [({"step[*]": "steps:3"}, "tags"), ({"a": "turn"}, "turns")])
@@ -103,7 +103,8 @@ def test_low_probability_cuts_where_sae_does():
 
 
 def test_cuts_after_every_token_and_after_every_second_unsure_one():
-    assert made({"s[*]": "fixed:1"}, ["a", " ", "b"], most=4)[0] == ["s[0]", "s[1]", "s[2]"]  # white space is a token, too
+    # White space is a token, too.
+    assert segment({"s[*]": "fixed:1"}, ["a", " ", "b"], most=4)[0] == ["s[0]", "s[1]", "s[2]"]
     # Unsure, below 0.5, are the tokens 0, 2, 4 and 5: the cuts are after 2 and after 5.
     assert owners(Layout({"s[*]": "cuts:2@0.5"}, most=4), [0.4, 0.5, 0.3, 0.9, 0.2, 0.1, 0.9])[0] == [0, 0, 0, 1, 1, 1, 2]
 
