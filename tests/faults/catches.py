@@ -25,7 +25,7 @@ def gives(*inputs, want, tolerance=1e-12):
 def equals(want):
     """The check that something is this."""
 
-    def check(found):
-        assert found == want
+    def check(result):
+        assert result == want
 
     return check

@@ -27,12 +27,12 @@ def loaded(file):
 
 def tests():
     """Number -> (where it was seen, what happened, name of the test), from the docstrings."""
-    found = {}
+    by_number = {}
     for file in sorted(HERE.glob("test_faults_*.py")):
         for name, function in vars(loaded(file)).items():
             if number := re.match(r"test_f(\d\d)_", name):
-                found.setdefault(int(number[1]), []).append((*function.__doc__.split(". ", 1), name))
-    return found
+                by_number.setdefault(int(number[1]), []).append((*function.__doc__.split(". ", 1), name))
+    return by_number
 
 
 def not_ours():
@@ -49,8 +49,8 @@ def cell(text):
 def section():
     """The whole section."""
     text = [HEAD, "| | seen at | what happened | test |", "|---|---|---|---|"]
-    for number, held in sorted(tests().items()):
-        text += [f"| F{number} | {cell(where)} | {cell(what)} | `{name}` |" for where, what, name in held]
+    for number, cases in sorted(tests().items()):
+        text += [f"| F{number} | {cell(where)} | {cell(what)} | `{name}` |" for where, what, name in cases]
     text += [
         "\nThe faults of this table cannot occur in spanwise:\n",
         "| | seen at | what happened | why not here |",
@@ -63,12 +63,12 @@ def section():
 def written():
     """The section as the page has it; empty where it does not."""
     page = FILE.read_text(encoding="utf-8") if FILE.exists() else "# Reliability\n"
-    found = re.search(rf"^{TITLE}\n.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
-    return page, "" if found is None else found[0].rstrip("\n") + "\n"
+    matched = re.search(rf"^{TITLE}\n.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    return page, "" if matched is None else matched[0].rstrip("\n") + "\n"
 
 
 if __name__ == "__main__":
     sys.path[:0] = [str(HERE.parent)]
     page, before = written()
-    rest = page.replace(before, section()) if before else f"{page.rstrip()}\n\n{section()}"
-    FILE.write_text(rest, encoding="utf-8")
+    text = page.replace(before, section()) if before else f"{page.rstrip()}\n\n{section()}"
+    FILE.write_text(text, encoding="utf-8")

@@ -126,8 +126,8 @@ def test_f06_a_collapsed_confidence_is_credited_with_nothing():
                 brier_n = torch.full((7,), -((confidence - 1.0) ** 2), dtype=dtype)
                 assert float(estimator(brier_n, torch.zeros(7).long()).abs().max()) == 0
 
-    given = {"baseline": "outcome", "outcome_no": torch.ones(7).double(), "scale": "std", "eps": 1e-6}
-    catches(check, lambda *rewards: advantage(*rewards, **given).advantage_n, group_norm(1e-6))
+    options = {"baseline": "outcome", "outcome_no": torch.ones(7).double(), "scale": "std", "eps": 1e-6}
+    catches(check, lambda *rewards: advantage(*rewards, **options).advantage_n, group_norm(1e-6))
 
 
 def test_f07_one_missing_reward_changes_nobody_else():
@@ -147,21 +147,21 @@ def test_f07_one_missing_reward_changes_nobody_else():
 
 def test_f08_a_group_without_credit_is_counted_beside_one_with_credit():
     """huggingface/trl#5588. A constant group has no policy term, and the KL term still pushed it; nothing said so."""
-    found, reading, scheme = through_pipeline([1.0, 1.0, 1.0, 0.0], groups=(0, 0, 1, 1))
-    one_flag_for_the_batch = float(not found.has_signal)
-    catches(equals(0.5), metrics(found, reading, scheme)["credit/all/zero_frac"], one_flag_for_the_batch)
+    credit, reading, scheme = through_pipeline([1.0, 1.0, 1.0, 0.0], groups=(0, 0, 1, 1))
+    one_flag_for_the_batch = float(not credit.has_signal)
+    catches(equals(0.5), metrics(credit, reading, scheme)["credit/all/zero_frac"], one_flag_for_the_batch)
 
 
 def test_f09_components_that_cancel_are_told():
     """huggingface/trl#3857. Two components varied and their total was constant: loss 0 for a whole run, no warning."""
-    found, reading, scheme = through_pipeline({"good": [1.0, 0.0, 1.0, 0.0], "bad": [0.0, 1.0, 0.0, 1.0]}, method="grpo")
+    credit, reading, scheme = through_pipeline({"good": [1.0, 0.0, 1.0, 0.0], "bad": [0.0, 1.0, 0.0, 1.0]}, method="grpo")
 
-    def check(shown):
-        assert any("nothing was learned" in sentence for sentence in batch_alarms([shown]))
+    def check(logged):
+        assert any("nothing was learned" in sentence for sentence in batch_alarms([logged]))
 
     # looks at each component's deviation, and both have one
     by_component = {"credit/no_signal": float(bool((reading.scores.reward_nm.std(dim=0) == 0).all()))}
-    catches(check, metrics(found, reading, scheme), by_component)
+    catches(check, metrics(credit, reading, scheme), by_component)
 
 
 def test_f10_a_constant_group_is_found_whatever_its_rewards_are():
@@ -173,8 +173,8 @@ def test_f10_a_constant_group_is_found_whatever_its_rewards_are():
         assert dead([0.2, 0.4, 0.3, 0.3]) == 1
 
     def ours(values):
-        found, _, scheme = through_pipeline(values, groups=(0, 0, 1, 1))
-        return dead_strata(found, scheme)["won"][1]
+        credit, _, scheme = through_pipeline(values, groups=(0, 0, 1, 1))
+        return dead_strata(credit, scheme)["won"][1]
 
     def by_mean(values):
         means = double(values).view(2, 2).mean(dim=1)
@@ -188,16 +188,16 @@ def test_f11_length_is_no_gradient_where_all_are_wrong():
     layout = Layout({"solution": ["answer"], "note": ["length"]})
     batch = Batch.jagged([[0, 3, 1, 4, 2, 5], [0, 3, 3, 3, 1, 4, 2, 5]], [0, 0])
     recorded = {"correct": Reward.of([0.0, 0.0]), "short": Reward.of([-0.1, -0.3])}
-    own = [Objective("environment", "solution", name="correct"), Objective("environment", "note", name="short")]
+    separate = [Objective("environment", "solution", name="correct"), Objective("environment", "note", name="short")]
 
-    shaped = [replace(objective, pays=("solution", "note")) for objective in own]
+    shaped = [replace(objective, pays=("solution", "note")) for objective in separate]
 
     def credited(method, objectives):
         scheme = Scheme(method, layout, objectives)
         return credit_batch(read(batch, scheme, VOCABULARY, recorded=recorded), batch, scheme).block_nk
 
-    catches(equals([0.0, 0.0]), credited("bae", own)[:, 0].tolist(), credited("grpo", shaped)[:, 0].tolist())
-    assert_close(credited("bae", own)[:, 1], [0.1, -0.1], 1e-12)
+    catches(equals([0.0, 0.0]), credited("bae", separate)[:, 0].tolist(), credited("grpo", shaped)[:, 0].tolist())
+    assert_close(credited("bae", separate)[:, 1], [0.1, -0.1], 1e-12)
 
 
 def test_f12_interleaved_prompts_are_not_mixed():
@@ -278,7 +278,7 @@ def test_f17_no_value_is_read_at_a_masked_token(poison):
     value_nt, reward_nt = double([[0.5, poison, poison, 0.6, poison]]), double([[0, 0, 0, 1, 0]])
     mask_nt = torch.tensor([[True, False, False, True, False]])
     check = gives(reward_nt, value_nt, mask_nt, want=[[0.3, 0, 0, 0.4, 0]])  # surprises .1 and .4: .1 + .5 x .4
-    catches(check, functools.partial(gae, lam=0.5), lambda *given: textbook_gae(*given, 0.5, False).nan_to_num(nan=7.0))
+    catches(check, functools.partial(gae, lam=0.5), lambda *inputs: textbook_gae(*inputs, 0.5, False).nan_to_num(nan=7.0))
 
 
 def test_f18_lambda_decays_per_trained_token_and_a_masked_reward_is_not_lost():
@@ -314,10 +314,10 @@ def test_f20_every_step_is_credited_on_its_own_mask():
         assert bool(((adv_st != 0) == mask_st.bool()).all())
 
     def ours():
-        scores, one = scores_of(reward_s[:, None], names=("correct",)), torch.zeros(3).long()
+        scores, group_s = scores_of(reward_s[:, None], names=("correct",)), torch.zeros(3).long()
         rule = {"objectives": [Objective("correct", pays="all")], "block_names": ["all"], "method": "dr_grpo"}
         lengths = mask_st.sum(dim=1)[:, None]
-        credit = assign_turns(scores, one, lengths, trajectory_s=trajectory_s, step_s=step_s, **rule)
+        credit = assign_turns(scores, group_s, lengths, trajectory_s=trajectory_s, step_s=step_s, **rule)
         return to_tokens(credit.block_nk[:, 0], mask_st, dtype=torch.float64)
 
     def copied():
@@ -344,11 +344,11 @@ def test_f22_no_credit_for_blocks_is_not_no_credit():
     layout = Layout({"solution": ["answer"], "note": ["length"]})
     batch = Batch.jagged([[0, 2, 1, 4, 2, 5], [0, 2, 1]], [0, 0])
     scheme = Scheme("bae", layout, [Objective("format", "note", if_missing=-1.0)])
-    found = credit_batch(read(batch, scheme, VOCABULARY), batch, scheme)
-    assert found.block_nk.abs().sum() == 0
-    assert found.stop_n.tolist() == [0.0, -2.0]
+    credit = credit_batch(read(batch, scheme, VOCABULARY), batch, scheme)
+    assert credit.block_nk.abs().sum() == 0
+    assert credit.stop_n.tolist() == [0.0, -2.0]
 
-    catches(equals(True), found.has_signal, bool((found.block_nk != 0).any()))
+    catches(equals(True), credit.has_signal, bool((credit.block_nk != 0).any()))
 
 
 def test_f23_what_is_left_out_is_in_no_weighted_baseline():

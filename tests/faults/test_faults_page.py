@@ -8,7 +8,7 @@ LAST = 55
 def test_every_fault_is_tested_or_cannot_happen_here():
     tested, listed = page.tests(), [number for number, *_ in page.not_ours()]
     assert sorted([*tested, *listed]) == list(range(1, LAST + 1))
-    assert all(len(held) == 1 for held in tested.values())
+    assert all(len(cases) == 1 for cases in tested.values())
 
 
 def test_the_section_is_made_of_the_tests():

@@ -84,10 +84,10 @@ def test_f49_one_answer_has_one_verdict_wherever_it_is_checked(verifier):
         return [check(), await asyncio.to_thread(check)]
 
     def check(judge):
-        def one():
+        def verdict():
             return judge("1/4", "0.25")
 
-        assert {one(), in_thread(one), *asyncio.run(in_loop(one)), in_fork(one)} == {1.0}
+        assert {verdict(), in_thread(verdict), *asyncio.run(in_loop(verdict)), in_fork(verdict)} == {1.0}
 
     def ours(gold, answer):
         return verifier.equal([(gold, answer)])[0].value
@@ -125,15 +125,15 @@ def pool_that_gives_up(items, hangs):
     stuck = threading.Event()
     with ThreadPoolExecutor(1) as threads:
         futures: list[Future[object]] = [threads.submit(stuck.wait if item in hangs else str) for item in items]
-        found = []
+        statuses = []
         for future in futures:
             try:
                 future.result(timeout=0.05)
-                found.append(Status.OK)
+                statuses.append(Status.OK)
             except Late:
-                found.append(Status.TIMEOUT)
+                statuses.append(Status.TIMEOUT)
         stuck.set()
-    return found
+    return statuses
 
 
 def test_f52_a_hang_costs_no_worker(burst):
@@ -158,8 +158,8 @@ def test_f54_a_check_that_fails_is_counted_and_the_run_goes_on(verifier):
 
     def ours():
         reading = read(batch, scheme, vocabulary)
-        found = credit_batch(reading, batch, scheme)
-        return found.block_nk[:, 0], metrics(found, reading, scheme)["credit/correct/reward_absent"]
+        credit = credit_batch(reading, batch, scheme)
+        return credit.block_nk[:, 0], metrics(credit, reading, scheme)["credit/correct/reward_absent"]
 
     def unguarded():
         raise TimeoutError("sympy")
@@ -183,9 +183,9 @@ def test_f55_one_judge_that_fails_costs_its_own_answer_only():
         return [1.0, None, 0.0]
 
     def ours():
-        found = score_one(Objective(judged, "solution"), text, columns={}, scored={})
-        assert found.status_n.tolist() == [OK, ABSENT, OK]
-        return found.value_n
+        reward = score_one(Objective(judged, "solution"), text, columns={}, scored={})
+        assert reward.status_n.tolist() == [OK, ABSENT, OK]
+        return reward.value_n
 
     def check(values):
         assert_close(values, [1.0, NAN, 0.0], 0, equal_nan=True)

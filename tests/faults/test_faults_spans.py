@@ -73,8 +73,8 @@ def test_f24_what_was_sampled_is_never_tokenised_again():
             return  # said, with the token that differs
         assert tokens == [0, 1, 4]
 
-    for given in ((WORDS,), ()):
-        catches(check, lambda given=given: sampled(rows.merged(*given)), lambda: [2, 4])  # encoded again
+    for arguments in ((WORDS,), ()):
+        catches(check, lambda arguments=arguments: sampled(rows.merged(*arguments)), lambda: [2, 4])  # encoded again
     with pytest.raises(AlignmentError, match="in other tokens"):
         rows.merged(WORDS)
 
@@ -104,12 +104,12 @@ def test_f27_boundaries_are_in_bytes_of_tokens_and_not_in_characters():
 def wholly_inside(ids):
     """The block of each token that lies in one block with all its bytes; -1 of one that straddles."""
     tokens = [PIECES[i] for i in ids]
-    owner, found, at = slow_segment(b"".join(tokens), LAYOUT)[0], [], 0
+    owner, blocks, at = slow_segment(b"".join(tokens), LAYOUT)[0], [], 0
     for token in tokens:
-        held = set(owner[at : at + len(token)])
-        found.append(held.pop() if len(held) == 1 else -1)
+        inside = set(owner[at : at + len(token)])
+        blocks.append(inside.pop() if len(inside) == 1 else -1)
         at += len(token)
-    return found
+    return blocks
 
 
 def test_f28_a_token_across_the_border_is_counted_once():
@@ -119,11 +119,11 @@ def test_f28_a_token_across_the_border_is_counted_once():
     scheme = Scheme("bae", LAYOUT, objectives)
     recorded = {"solution": Reward.of([1.0, 0.0]), "confidence": Reward.of([0.0, 1.0])}
     reading = read(batch, scheme, VOCABULARY, recorded=recorded)
-    found = credit_batch(reading, batch, scheme)
+    credit = credit_batch(reading, batch, scheme)
 
     def check(find):
         spans = Spans.of_blocks(LAYOUT.names, torch.tensor([find(STRADDLING), find(PLAIN)]))
-        adv_nt = advantages(found, spans, scheme, dtype=torch.float64)
+        adv_nt = advantages(credit, spans, scheme, dtype=torch.float64)
         assert bool((adv_nt != 0).all())
         assert_close(adv_nt[0, [0, -1]], [0.5 / 3, -0.5 / 4], 1e-12)
         assert_close(adv_nt.sum(dim=1), [0.0, 0.0], 1e-12)
@@ -143,8 +143,8 @@ def test_f30_a_span_decodes_to_its_text():
     ids = [vocabulary.pieces.index(bytes([byte])) for byte in text]  # every tag is many tokens
     start = text.index(b"</answer>") + 2  # a tag of two tokens
 
-    def check(found):
-        pieces = [b"".join(vocabulary.pieces[i] for i, k in zip(ids, found, strict=True) if k == block) for block in (0, 1)]
+    def check(k_t):
+        pieces = [b"".join(vocabulary.pieces[i] for i, k in zip(ids, k_t, strict=True) if k == block) for block in (0, 1)]
         assert pieces == [b"So <answer>4</answer>", b"<confidence>0.9</confidence>"]
 
     catches(check, blocks_of(ids, vocabulary=vocabulary), [int(t >= start) for t in range(len(ids))])
@@ -255,8 +255,8 @@ def test_f40_repeated_nested_and_misplaced_tags_earn_no_format_reward():
 
     def ours(text):
         rows = torch.tensor([list(text.encode())])
-        held = find_blocks(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)[1]
-        return float(score_one(Objective("format", "solution"), held, columns={}, scored={}).value_n[0])
+        texts = find_blocks(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)[1]
+        return float(score_one(Objective("format", "solution"), texts, columns={}, scored={}).value_n[0])
 
     def pattern(text):
         return float(bool(re.search(r"<think>.*</think>.*<answer>.*</answer>", text)))
@@ -268,7 +268,7 @@ def test_f41_a_place_without_a_block_stays_without_one():
     """huggingface/trl#2127. Labels of steps were cast to bool, and -100, which means none, became True."""
     block_nt = torch.tensor([[-1, 0, 1, -1]])
     ours, theirs = (
-        Spans.of_blocks(("a", "b"), one).length_nk.tolist() for one in (block_nt.to(torch.int8), block_nt.bool().long())
+        Spans.of_blocks(("a", "b"), k_nt).length_nk.tolist() for k_nt in (block_nt.to(torch.int8), block_nt.bool().long())
     )
     catches(equals([[1, 1]]), ours, theirs)
 
