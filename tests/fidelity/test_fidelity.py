@@ -36,11 +36,11 @@ def test_against_plain_loops(seed, rule):
     prefix_xs[gone < 0.1] = -1
     outcome_xs[gone > 0.93] = NAN
     data = Rerolls(confidence_xs, outcome_xs, prefix_xs, again_dm)
-    found = measure_fidelity(data, group_sizes=[6], batch=30, resamples=2, draws=3, rule=rule.__name__, seed=seed)
+    measured = measure_fidelity(data, group_sizes=[6], batch=30, resamples=2, draws=3, rule=rule.__name__, seed=seed)
     for name in BASELINES:
         if name != "blended":
             expected = slow_fidelity(data, rule, name)
-            got = {figure: found.interval(name, 6, figure)[0] for figure in FIGURES}
+            got = {figure: measured.interval(name, 6, figure)[0] for figure in FIGURES}
             assert got == pytest.approx(expected, abs=1e-9, nan_ok=True), name
 
 
@@ -48,7 +48,7 @@ def test_against_plain_loops(seed, rule):
 def test_the_noise_of_the_re_rolls_is_subtracted(rerolls):
     # Two thousand groups of 8 whose re-rolls vary like the reports: the error of a stratum mean is var / n, whatever M is.
     data = rolled(2000, 8, rerolls, seed=1)
-    found = measure_fidelity(
+    measured = measure_fidelity(
         data, baselines={"outcome": BASELINES["outcome"]}, group_sizes=[8], batch=16000, resamples=1, draws=20
     )
     count_xs = (data.outcome_xs[:, :, None] == data.outcome_xs[:, None, :]).sum(dim=2)
@@ -56,47 +56,48 @@ def test_the_noise_of_the_re_rolls_is_subtracted(rerolls):
     # var (q - c)^2 for q uniform in level +- h and d = level - c: 4 d^2 h^2/3 + 4 h^4/45
     h, d2_xs = 0.15, (level_x - data.outcome_xs).square()
     expected = float(((4 * d2_xs * h**2 / 3 + 4 * h**4 / 45) / count_xs).mean().sqrt())
-    assert found.interval("outcome", 8, "rmse")[0] == pytest.approx(expected, rel=0.04)
+    assert measured.interval("outcome", 8, "rmse")[0] == pytest.approx(expected, rel=0.04)
 
 
 def test_an_exact_baseline_reaches_the_ceiling():
     # The spread of reports is all there is, and strata of about 128 know their mean.
-    found = measure_fidelity(rolled(40, 256, 4, own_prefix=True), group_sizes=[256], batch=10240, resamples=1, draws=50)
+    measured = measure_fidelity(rolled(40, 256, 4, own_prefix=True), group_sizes=[256], batch=10240, resamples=1, draws=50)
     for name in ("outcome", "blended"):
-        ceiling = found.interval(name, 256, "ceiling")[0]
+        ceiling = measured.interval(name, 256, "ceiling")[0]
         assert ceiling < 0.95
-        assert found.interval(name, 256, "correlation")[0] == pytest.approx(ceiling, abs=0.02)
-        assert found.interval(name, 256, "gradient_noise")[0] < 0.15
+        assert measured.interval(name, 256, "correlation")[0] == pytest.approx(ceiling, abs=0.02)
+        assert measured.interval(name, 256, "gradient_noise")[0] < 0.15
 
 
 def test_the_order_of_the_paper():
-    found = measure_fidelity(rolled(64, 32, 16, spread=0.1), resamples=5, draws=200)
-    for size in found.group_sizes:
-        rmse = [found.interval(name, size, "rmse")[0] for name in ("none", "batch", "group", "outcome")]
+    measured = measure_fidelity(rolled(64, 32, 16, spread=0.1), resamples=5, draws=200)
+    for size in measured.group_sizes:
+        rmse = [measured.interval(name, size, "rmse")[0] for name in ("none", "batch", "group", "outcome")]
         assert rmse == sorted(rmse, reverse=True)
-        assert found.interval("blended", size, "correlation")[0] > found.interval("outcome", size, "correlation")[0]
-        better, low, high = found.interval("blended", size, "rmse_scaled", minus="outcome")
+        assert measured.interval("blended", size, "correlation")[0] > measured.interval("outcome", size, "correlation")[0]
+        better, low, high = measured.interval("blended", size, "rmse_scaled", minus="outcome")
         assert low < better < high < 0
 
 
 def test_intervals_come_from_the_same_prompts():
     twice = {"a": {"baseline": "outcome"}, "b": {"baseline": "outcome"}, "none": {"baseline": "none"}}
-    found = measure_fidelity(rolled(40, 8, 8), baselines=twice, group_sizes=[4], resamples=4, draws=400)
-    assert found.interval("a", 4, "rmse", minus="b") == (0.0, 0.0, 0.0)
-    assert found.interval("none", 4, "rmse", minus="a")[0] == -found.interval("a", 4, "rmse", minus="none")[0]
-    value, low, high = found.interval("a", 4, "rmse")
+    measured = measure_fidelity(rolled(40, 8, 8), baselines=twice, group_sizes=[4], resamples=4, draws=400)
+    assert measured.interval("a", 4, "rmse", minus="b") == (0.0, 0.0, 0.0)
+    assert measured.interval("none", 4, "rmse", minus="a")[0] == -measured.interval("a", 4, "rmse", minus="none")[0]
+    value, low, high = measured.interval("a", 4, "rmse")
     assert low < value < high
-    narrow, wide = found.interval("a", 4, "rmse", level=0.5), measure_fidelity(rolled(10, 8, 8), group_sizes=[4], draws=400)
+    narrow = measured.interval("a", 4, "rmse", level=0.5)
     assert low < narrow[1] < narrow[2] < high
-    assert wide.interval("outcome", 4, "rmse")[2] - wide.interval("outcome", 4, "rmse")[1] > high - low
+    wide = measure_fidelity(rolled(10, 8, 8), group_sizes=[4], draws=400).interval("outcome", 4, "rmse")
+    assert wide[2] - wide[1] > high - low
 
 
 def test_draws_without_a_figure_are_left_out_of_its_interval():
     draw_rbgf = torch.full((4, 1, 1, len(FIGURES)), NAN, dtype=torch.float64)
     draw_rbgf[:, 0, 0, FIGURES.index("rmse_wrong")] = torch.tensor([1.0, NAN, 3.0, 2.0]).double()
-    found = Fidelity(("none",), (4,), torch.zeros(1, 1, len(FIGURES)).double(), draw_rbgf, share=1.0)
-    assert found.interval("none", 4, "rmse_wrong", level=0.5) == pytest.approx((0.0, 1.5, 2.5))  # quartiles of 1, 2, 3
-    assert all(math.isnan(bound) for bound in found.interval("none", 4, "rmse_right")[1:])
+    measured = Fidelity(("none",), (4,), torch.zeros(1, 1, len(FIGURES)).double(), draw_rbgf, share=1.0)
+    assert measured.interval("none", 4, "rmse_wrong", level=0.5) == pytest.approx((0.0, 1.5, 2.5))  # quartiles of 1, 2, 3
+    assert all(math.isnan(bound) for bound in measured.interval("none", 4, "rmse_right")[1:])
 
 
 def test_what_cannot_be_used_is_not_read():
@@ -106,10 +107,10 @@ def test_what_cannot_be_used_is_not_read():
     poisoned = data.again_dm.clone()
     poisoned[data.prefix_xs[:, 0]] = 1e9
     options = {"group_sizes": [4], "resamples": 3, "draws": 5}
-    one = measure_fidelity(Rerolls(confidence_xs, data.outcome_xs, prefix_xs, data.again_dm), **options)
-    two = measure_fidelity(Rerolls(confidence_xs, data.outcome_xs, prefix_xs, poisoned), **options)
-    assert torch.equal(one.value_bgf, two.value_bgf)
-    assert one.share == pytest.approx(5 / 6)
+    clean = measure_fidelity(Rerolls(confidence_xs, data.outcome_xs, prefix_xs, data.again_dm), **options)
+    dirty = measure_fidelity(Rerolls(confidence_xs, data.outcome_xs, prefix_xs, poisoned), **options)
+    assert torch.equal(clean.value_bgf, dirty.value_bgf)
+    assert clean.share == pytest.approx(5 / 6)
 
 
 def test_sentences():

@@ -93,10 +93,10 @@ def test_the_proper_scores_are_the_rewards(rule):
 
 
 def test_sentences(unchecked_shapes):
-    half, one = torch.tensor([0.5]), {"group_size": 1, "baseline": "outcome"}
+    half, alone = torch.tensor([0.5]), {"group_size": 1, "baseline": "outcome"}
     for call, says in (
         (lambda: fixed_point(half, group_size=4, baseline="blended"), "simulated_fixed_point"),
-        (lambda: fixed_point(half, **one), "group of 1 "),
+        (lambda: fixed_point(half, **alone), "group of 1 "),
         (lambda: simulated_fixed_point(half, group_size=4, baseline="blended", batches=10), "10 batches .* 20 times"),
         (lambda: proper_score(half, torch.tensor([1.0]), rule="briar"), "'briar'"),
     ):

@@ -30,7 +30,7 @@ def flat(chances):
     """{tuple: probability}"""
     if not isinstance(chances, list):
         return {(): chances}
-    return {(v, *rest): p for v, inner in enumerate(chances) for rest, p in flat(inner).items()}
+    return {(v, *tail): p for v, inner in enumerate(chances) for tail, p in flat(inner).items()}
 
 
 def slow_shares(chances, size, *, back_off, leave_one_out=False, min_stratum=2):
@@ -38,25 +38,25 @@ def slow_shares(chances, size, *, back_off, leave_one_out=False, min_stratum=2):
     chance = flat(chances)
     columns = len(next(iter(chance)))
     shares = {}
-    for own in chance:
+    for key in chance:
         share = F(0)
         for others in product(chance, repeat=size - 1):
             for dropped in range(columns + 1 if back_off else 1):
-                kept = own[: columns - dropped]
+                kept = key[: columns - dropped]
                 n = 1 + sum(other[: columns - dropped] == kept for other in others)
                 if n >= min_stratum:
                     share += prod(chance[other] for other in others) * (1 if leave_one_out else 1 - F(1, n))
                     break
-        shares[own] = share
+        shares[key] = share
     return shares
 
 
 def slow_point(chances, shares, *, judged=0, seen=()):
     """{what is seen: q*}: the share of right answers among what comes through."""
     points = {}
-    for values in {tuple(own[axis] for axis in seen) for own in shares}:
-        fitting = {own: p * shares[own] for own, p in flat(chances).items() if tuple(own[axis] for axis in seen) == values}
-        points[values] = sum(w for own, w in fitting.items() if own[judged] == 1) / sum(fitting.values())
+    for values in {tuple(key[axis] for axis in seen) for key in shares}:
+        fitting = {key: p * shares[key] for key, p in flat(chances).items() if tuple(key[axis] for axis in seen) == values}
+        points[values] = sum(w for key, w in fitting.items() if key[judged] == 1) / sum(fitting.values())
     return points
 
 
@@ -68,9 +68,9 @@ def test_shares_are_those_of_every_group_there_can_be(chances, sizes, back_off, 
         options = {"back_off": back_off, "leave_one_out": leave_one_out}
         expected = slow_shares(chances, size, **options)
         got = gradient_shares(tensor(chances), group_size=size, baseline="outcome", **options)[0]
-        for own, p in flat(chances).items():
+        for key, p in flat(chances).items():
             if p > 0:
-                assert float(got[own]) == pytest.approx(float(expected[own])), (size, own)
+                assert float(got[key]) == pytest.approx(float(expected[key])), (size, key)
         point = fixed_point(tensor(chances), group_size=size, baseline="outcome", **options)
         assert float(point) == pytest.approx(float(slow_point(chances, expected)[()]))
         if len(flat(chances)) == 2:  # one binary outcome, written as a table or as its probability
@@ -90,8 +90,8 @@ def test_points_by_what_judges_and_what_is_seen(judged, seen):
         assert float(got[values]) == pytest.approx(float(point))
     plain = fixed_point(tensor(TRIPLES), group_size=3, baseline="group", judged=judged, seen=seen)[0]
     for values in expected:  # the group mean pulls nothing: P(right | seen)
-        fitting = {own: p for own, p in flat(TRIPLES).items() if tuple(own[axis] for axis in seen) == values}
-        honest = sum(p for own, p in fitting.items() if own[judged]) / sum(fitting.values())
+        fitting = {key: p for key, p in flat(TRIPLES).items() if tuple(key[axis] for axis in seen) == values}
+        honest = sum(p for key, p in fitting.items() if key[judged]) / sum(fitting.values())
         assert float(plain[values]) == pytest.approx(float(honest))
 
 
@@ -110,30 +110,30 @@ def test_points_by_what_judges_and_what_is_seen(judged, seen):
 def test_the_simulation_finds_the_closed_form(options, rule):
     chance = torch.cat([tensor(PAIRS), tensor([[F(3, 10), F(1, 10)], [F(2, 10), F(4, 10)]])])
     options = {"group_size": 4, **options}
-    found = simulated_fixed_point(chance[:, None], rule=rule, copies=60, batches=120, rounds=1, seed=1, **options)
-    off = (found.point_bz[:, 0] - fixed_point(chance, **options)).abs()
-    assert bool((off <= 4 * found.error_bz[:, 0] + 1e-9).all()), (off, found.error_bz)
-    assert float(found.error_bz.max()) < 0.015
+    simulated = simulated_fixed_point(chance[:, None], rule=rule, copies=60, batches=120, rounds=1, seed=1, **options)
+    off = (simulated.point_bz[:, 0] - fixed_point(chance, **options)).abs()
+    assert bool((off <= 4 * simulated.error_bz[:, 0] + 1e-9).all()), (off, simulated.error_bz)
+    assert float(simulated.error_bz.max()) < 0.015
 
 
 def test_the_simulation_of_triples_finds_the_closed_form():
     options = {"group_size": 4, "baseline": "outcome", "judged": 2}
-    found = simulated_fixed_point(tensor(TRIPLES)[:, None], copies=60, batches=120, rounds=1, seed=2, **options)
-    off = float((found.point_bz[:, 0] - fixed_point(tensor(TRIPLES), **options)).abs())
-    assert off <= 4 * float(found.error_bz)
+    simulated = simulated_fixed_point(tensor(TRIPLES)[:, None], copies=60, batches=120, rounds=1, seed=2, **options)
+    off = float((simulated.point_bz[:, 0] - fixed_point(tensor(TRIPLES), **options)).abs())
+    assert off <= 4 * float(simulated.error_bz)
     # Backing off by the last outcome first: judged by that one, it is pulled elsewhere than by the first one's rule.
     assert off < abs(float(fixed_point(tensor(TRIPLES), **{**options, "back_off": False})) - 0.4375)
 
 
 def test_contexts_share_the_strata_of_their_prompt():
     # A policy that sees half of its answers as likely (.9) and half as unlikely (.5) right; P(right) of the group is .7.
-    found = simulated_fixed_point(
+    simulated = simulated_fixed_point(
         torch.tensor([[0.5, 0.9]]), group_size=4, baseline="outcome", copies=30, batches=200, rounds=1
     )
     wrong, right = gradient_shares(torch.tensor([0.7]).double(), group_size=4, baseline="outcome")[0].tolist()
     expected = [p * right / (p * right + (1 - p) * wrong) for p in (0.5, 0.9)]
-    assert found.point_bz[0].tolist() == pytest.approx(expected, abs=4 * float(found.error_bz.max()))
-    assert found.share_bz2[0, 1].tolist() == pytest.approx([wrong, right], abs=0.05)
+    assert simulated.point_bz[0].tolist() == pytest.approx(expected, abs=4 * float(simulated.error_bz.max()))
+    assert simulated.share_bz2[0, 1].tolist() == pytest.approx([wrong, right], abs=0.05)
     group = simulated_fixed_point(torch.tensor([[0.5, 0.9]]), group_size=4, baseline="group", copies=30, batches=200)
     assert group.point_bz[0].tolist() == pytest.approx([0.5, 0.9], abs=4 * float(group.error_bz.max()))
 
@@ -142,9 +142,9 @@ def test_contexts_that_see_an_outcome():
     # Two contexts, each seeing its own value of the second outcome: q* by what is seen.
     chance = torch.tensor([[[0.5, 0.0], [0.5, 0.0]], [[0.0, 0.1], [0.0, 0.9]]], dtype=torch.float64)
     joint = chance.mean(dim=0)[None]
-    found = simulated_fixed_point(chance[None], group_size=4, baseline="outcome", copies=60, batches=150, rounds=1)
+    simulated = simulated_fixed_point(chance[None], group_size=4, baseline="outcome", copies=60, batches=150, rounds=1)
     expected = fixed_point(joint, group_size=4, baseline="outcome", seen=(1,))
-    assert found.point_bz[0].tolist() == pytest.approx(expected[0].tolist(), abs=4 * float(found.error_bz.max()))
+    assert simulated.point_bz[0].tolist() == pytest.approx(expected[0].tolist(), abs=4 * float(simulated.error_bz.max()))
 
 
 @long_simulation
@@ -153,9 +153,9 @@ def test_blended_keeps_the_honest_probability(chances, judged):
     other = tuple(axis + 1 for axis in range(tensor(chances).dim() - 1) if axis != judged)
     honest = float(tensor(chances).sum(dim=other)[0, 1])
     options = {"baseline": "blended", "copies": 48, "batches": 120, "seed": 3, "judged": judged}
-    found = simulated_fixed_point(tensor(chances)[:, None], group_size=4, **options)
-    assert float(found.error_bz) < 0.007
-    assert abs(float(found.point_bz) - honest) < 0.005 + 3 * float(found.error_bz)
+    simulated = simulated_fixed_point(tensor(chances)[:, None], group_size=4, **options)
+    assert float(simulated.error_bz) < 0.007
+    assert abs(float(simulated.point_bz) - honest) < 0.005 + 3 * float(simulated.error_bz)
 
 
 @long_simulation

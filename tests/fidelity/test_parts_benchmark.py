@@ -24,12 +24,12 @@ GOLD = (0, 1)
 def test_own_advantages_are_those_of_a_distribution_worked_out_by_hand() -> None:
     pairs = list(product(range(3), range(3)))
     logp = torch.tensor([[FIRST, SECOND[a]] for a, _ in pairs], dtype=torch.float64).log()
-    found = own_advantage(logp, torch.tensor(pairs), torch.tensor([GOLD] * 9)).tolist()
+    advantages = own_advantage(logp, torch.tensor(pairs), torch.tensor([GOLD] * 9)).tolist()
     right = {(a, b): [0.5 if a == 0 else -0.5, (b == 1) - (0.8, 0.25, 0.0)[a]] for a, b in pairs}
-    assert found == [pytest.approx(right[pair]) for pair in pairs]
+    assert advantages == [pytest.approx(right[pair]) for pair in pairs]
     # Behind each first part they cancel on average, whatever went wrong before: that is what makes them advantages.
     for a in range(3):
-        assert sum(p * found[3 * a + b][1] for b, p in enumerate(SECOND[a])) == pytest.approx(0.0, abs=1e-12)
+        assert sum(p * advantages[3 * a + b][1] for b, p in enumerate(SECOND[a])) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_advantages_to_go_add_what_a_part_does_to_later_ones() -> None:
@@ -49,15 +49,15 @@ def test_a_group_of_four_is_compared_by_what_went_before() -> None:
     reward_nm = torch.tensor(right).double()
     scores = Scores(scheme.names, reward_nm, torch.zeros(4, 3).to(torch.int8), torch.full((4, 3, 2), torch.nan).double())
     reading = Reading(scores, torch.ones(4, 4).long(), torch.zeros(4).long())
-    found = credit_batch(reading, Batch(torch.zeros(4).long()), scheme)
+    credit = credit_batch(reading, Batch(torch.zeros(4).long()), scheme)
     # a: all four, mean 3/4. b: the three behind a right a, mean 2/3; the fourth is alone and backs off to all four, mean 1/2.
     # c: behind (1, 1) two, mean 1/2. (1, 0) and (0, 0) are alone: a, the furthest back, is dropped, and behind a wrong b they
     # are two, mean 1/2.
     expected = [[1 / 4, 1 / 3, 1 / 2], [1 / 4, 1 / 3, -1 / 2], [1 / 4, -2 / 3, -1 / 2], [-3 / 4, -1 / 2, 1 / 2]]
-    assert found.block_nk[:, :3].tolist() == [pytest.approx(row) for row in expected]
-    assert found.coarser_m is not None
-    assert found.coarser_m.tolist() == [0, 1, 2]
-    assert found.block_nk[:, 3].tolist() == [0.0] * 4  # the keys are nobody's
+    assert credit.block_nk[:, :3].tolist() == [pytest.approx(row) for row in expected]
+    assert credit.coarser_m is not None
+    assert credit.coarser_m.tolist() == [0, 1, 2]
+    assert credit.block_nk[:, 3].tolist() == [0.0] * 4  # the keys are nobody's
 
 
 def test_correlation_under_weights_is_that_of_repeated_rows() -> None:

@@ -44,12 +44,12 @@ def test_against_plain_loops(seed, cut, picked):
     if picked:
         trajectories = some(trajectories, seed=seed)
     segments = None if cut is None else SaeSegments(*cut)
-    found = token_fidelity(trajectories, {"critic": value_nt}, segments=segments, draws=2)
+    measured = token_fidelity(trajectories, {"critic": value_nt}, segments=segments, draws=2)
     for name in TOKEN_ESTIMATORS:
         expected = slow_token_fidelity(trajectories, value_nt, name, cut=cut)
         for kind in ("all", "decision"):
-            got = {figure: found.interval("critic", name, figure, kind=kind).value for figure in TOKEN_FIGURES}
-            assert {**got, "count": found.count(kind)} == pytest.approx(expected[kind], abs=1e-9), (name, kind)
+            got = {figure: measured.interval("critic", name, figure, kind=kind).value for figure in TOKEN_FIGURES}
+            assert {**got, "count": measured.count(kind)} == pytest.approx(expected[kind], abs=1e-9), (name, kind)
 
 
 def test_every_estimator_of_the_comparison_is_there():
@@ -88,9 +88,9 @@ def test_masked_is_deleted():
 
     fills = {"value_nt": NAN, "noise_nt": 1e9, "logp_nt": -50.0, "mask_nt": False}
     wide = replace(trajectories, **{name: spread(getattr(trajectories, name), fill) for name, fill in fills.items()})
-    one = token_fidelity(trajectories, {"c": value_nt}, draws=3)
-    two = token_fidelity(wide, {"c": spread(value_nt, NAN)}, draws=3)
-    assert torch.allclose(one.sum_cesnk, two.sum_cesnk)
+    narrow = token_fidelity(trajectories, {"c": value_nt}, draws=3)
+    padded = token_fidelity(wide, {"c": spread(value_nt, NAN)}, draws=3)
+    assert torch.allclose(narrow.sum_cesnk, padded.sum_cesnk)
 
 
 def test_what_is_unknown_is_left_out():
@@ -100,11 +100,11 @@ def test_what_is_unknown_is_left_out():
     unvalued[2, 2] = NAN
     mask_nt = torch.ones(9, 5, dtype=torch.bool)
     holes = replace(trajectories, reward_n=gone, value_nt=unvalued, mask_nt=mask_nt)
-    found = token_fidelity(holes, {"c": value_nt, "d": dumb}, draws=2)
-    count_n = found.sum_cesnk[0, 0, 0, :, 0]
+    measured = token_fidelity(holes, {"c": value_nt, "d": dumb}, draws=2)
+    count_n = measured.sum_cesnk[0, 0, 0, :, 0]
     assert count_n.tolist() == [0, 0, 3, 5, 5, 5, 5, 5, 5]  # V unknown before token 2: neither token 2 nor token 1 has A_MC
-    assert torch.equal(count_n, found.sum_cesnk[1, -1, 0, :, 0])
-    assert bool(found.sum_cesnk.isfinite().all())
+    assert torch.equal(count_n, measured.sum_cesnk[1, -1, 0, :, 0])
+    assert bool(measured.sum_cesnk.isfinite().all())
 
 
 def exact_and_noisy(rerolls, *, n=3000, t=6, seed=0):
@@ -127,32 +127,33 @@ def exact_and_noisy(rerolls, *, n=3000, t=6, seed=0):
 @pytest.mark.parametrize("rerolls", [4, 64])
 def test_the_exact_critic_reaches_the_ceiling(rerolls):
     trajectories, exact_nt, again_nt = exact_and_noisy(rerolls)
-    found = token_fidelity(trajectories, {"exact": exact_nt, "again": again_nt, "same": trajectories.value_nt}, draws=10)
-    ceiling = found.interval("exact", "GAE 0", "ceiling").value
-    assert found.interval("exact", "GAE 0", "correlation").value == pytest.approx(ceiling, abs=0.01)
-    assert found.interval("exact", "GAE 0", "rmse").value < 0.06  # without taking the noise off: .35 and .09
-    assert found.interval("exact", VALUES, "rmse").value < 0.05
+    measured = token_fidelity(trajectories, {"exact": exact_nt, "again": again_nt, "same": trajectories.value_nt}, draws=10)
+    ceiling = measured.interval("exact", "GAE 0", "ceiling").value
+    assert measured.interval("exact", "GAE 0", "correlation").value == pytest.approx(ceiling, abs=0.01)
+    assert measured.interval("exact", "GAE 0", "rmse").value < 0.06  # without taking the noise off: .35 and .09
+    assert measured.interval("exact", VALUES, "rmse").value < 0.05
     # An independent set of re-rolls is as noisy as the reference itself; its own re-rolls would look perfect.
-    assert found.interval("again", "GAE 0", "correlation").value == pytest.approx(ceiling**2, abs=0.02)
-    assert found.interval("same", "GAE 0", "correlation").value == pytest.approx(1.0)
-    assert found.best("exact", "GAE") == "GAE 0"
-    assert found.lead("exact", "SAE start 0.5, 0", "GAE").value < 0  # no token is unlikely, so that SAE is c - V
+    assert measured.interval("again", "GAE 0", "correlation").value == pytest.approx(ceiling**2, abs=0.02)
+    assert measured.interval("same", "GAE 0", "correlation").value == pytest.approx(1.0)
+    assert measured.best("exact", "GAE") == "GAE 0"
+    assert measured.lead("exact", "SAE start 0.5, 0", "GAE").value < 0  # no token is unlikely, so that SAE is c - V
 
 
 def test_leads_choose_anew_in_every_draw():
     trajectories, value_nt = drawn(60, 6, seed=5, prompts=20)
-    found = token_fidelity(trajectories, {"c": value_nt}, draws=300)
+    measured = token_fidelity(trajectories, {"c": value_nt}, draws=300)
     names = [name for name in TOKEN_ESTIMATORS if name.startswith("GAE")]
-    by_name = {name: found.interval("c", name, "correlation").value for name in names}
-    assert found.best("c", "GAE") == max(by_name, key=by_name.__getitem__)
-    lead = found.lead("c", "SAE start 0.9, 0", "GAE")
+    by_name = {name: measured.interval("c", name, "correlation").value for name in names}
+    assert measured.best("c", "GAE") == max(by_name, key=by_name.__getitem__)
+    lead = measured.lead("c", "SAE start 0.9, 0", "GAE")
     assert lead.low < lead.value < lead.high
-    assert lead.value == pytest.approx(found.interval("c", "SAE start 0.9, 0", "correlation").value - max(by_name.values()))
+    sae = measured.interval("c", "SAE start 0.9, 0", "correlation").value
+    assert lead.value == pytest.approx(sae - max(by_name.values()))
     # Against many chosen anew, the lead is never better than against any one of them.
     for name in names:
-        assert lead.high <= found.lead("c", "SAE start 0.9, 0", name).high + 1e-12
-    assert found.lead("c", "GAE", "GAE").low == found.lead("c", "GAE", "GAE").high == 0
-    assert found.lead("c", "GAE 0", "GAE 1").value == -found.lead("c", "GAE 1", "GAE 0").value
+        assert lead.high <= measured.lead("c", "SAE start 0.9, 0", name).high + 1e-12
+    assert measured.lead("c", "GAE", "GAE").low == measured.lead("c", "GAE", "GAE").high == 0
+    assert measured.lead("c", "GAE 0", "GAE 1").value == -measured.lead("c", "GAE 1", "GAE 0").value
 
 
 def test_an_estimator_that_never_varies_leads_nobody():
@@ -162,12 +163,12 @@ def test_an_estimator_that_never_varies_leads_nobody():
     sure = replace(
         trajectories, logp_nt=trajectories.logp_nt.masked_fill(last_nt, 0.0), mask_nt=trajectories.mask_nt | last_nt
     )
-    found = token_fidelity(sure, {"zero": torch.zeros_like(value_nt)}, draws=50)
-    assert math.isnan(found.interval("zero", "GAE 0", "correlation", kind="decision").value)
-    best = found.best("zero", "GAE", kind="decision")
-    lead = found.lead("zero", "SAE start 0.5, 0", "GAE", kind="decision")
-    own = [found.interval("zero", name, "correlation", kind="decision").value for name in ("SAE start 0.5, 0", best)]
-    assert lead.value == pytest.approx(own[0] - own[1])
+    measured = token_fidelity(sure, {"zero": torch.zeros_like(value_nt)}, draws=50)
+    assert math.isnan(measured.interval("zero", "GAE 0", "correlation", kind="decision").value)
+    best = measured.best("zero", "GAE", kind="decision")
+    lead = measured.lead("zero", "SAE start 0.5, 0", "GAE", kind="decision")
+    pair = [measured.interval("zero", name, "correlation", kind="decision").value for name in ("SAE start 0.5, 0", best)]
+    assert lead.value == pytest.approx(pair[0] - pair[1])
 
 
 def test_intervals_are_by_prompt():
@@ -175,10 +176,10 @@ def test_intervals_are_by_prompt():
     copies = 20  # the same six completions of six prompts, again and again: no new facts, the same interval
     tables = {name: table for name, table in vars(trajectories).items() if table is not None}
     many = replace(trajectories, **{name: torch.cat([table] * copies) for name, table in tables.items()})
-    one = token_fidelity(trajectories, {"c": value_nt}).interval("c", "GAE 1", "correlation")
-    two = token_fidelity(many, {"c": value_nt.repeat(copies, 1)}).interval("c", "GAE 1", "correlation")
-    assert (two.low, two.high) == pytest.approx((one.low, one.high))
-    assert one.low < one.value < one.high
+    single = token_fidelity(trajectories, {"c": value_nt}).interval("c", "GAE 1", "correlation")
+    repeated = token_fidelity(many, {"c": value_nt.repeat(copies, 1)}).interval("c", "GAE 1", "correlation")
+    assert (repeated.low, repeated.high) == pytest.approx((single.low, single.high))
+    assert single.low < single.value < single.high
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
@@ -192,9 +193,9 @@ def test_sentences():
     for short in ({"mask_nt": trajectories.mask_nt[:, :4]}, {"prompt_n": trajectories.prompt_n[:3]}):
         with pytest.raises(AlignmentError):
             replace(trajectories, **short)
-    found = token_fidelity(trajectories, {"c": value_nt}, draws=2)
+    measured = token_fidelity(trajectories, {"c": value_nt}, draws=2)
     for arguments in (("d", "GAE 0", "rmse"), ("c", "GAE", "rmse"), ("c", "GAE 0", "rms")):
         with pytest.raises(RecipeError, match="There is no"):
-            found.interval(*arguments)
+            measured.interval(*arguments)
     with pytest.raises(RecipeError, match="no estimator 'VAPO'"):
-        found.best("c", "VAPO")
+        measured.best("c", "VAPO")

@@ -50,8 +50,8 @@ ROWS = Dataset.from_dict({"prompt": ["1+1_____=", "1+1=", "7=", "1+1_____="], "a
 def worth(answer, tokens):
     """Exact value: every way to go on, with its probability; right is what a regular expression says."""
     if tokens and tokens[-1] in ("<eos>", "<analysis>"):
-        found = re.search(r"<answer>(\d)</answer>", "".join(tokens))
-        return float(found is not None and found[1] == answer)
+        matched = re.search(r"<answer>(\d)</answer>", "".join(tokens))
+        return float(matched is not None and matched[1] == answer)
     return sum(p * worth(answer, (*tokens, token)) for token, p in TABLE[tokens[-1] if tokens else "="].items())
 
 
@@ -93,11 +93,11 @@ def test_monte_carlo_values_are_the_enumerated_ones(tabular, collected):
     squares, seen = [], set()
     for n, t, answer, tokens in prefixes(tabular, blocks):
         v, p = worth(answer, tokens), TABLE[tokens[-1] if tokens else "="]
-        own = tabular[1].convert_ids_to_tokens(int(blocks.ids_nt[n, t]))
-        assert float(trajectories.logp_nt[n, t].exp()) == pytest.approx(p[own], abs=1e-5)
+        token = tabular[1].convert_ids_to_tokens(int(blocks.ids_nt[n, t]))
+        assert float(trajectories.logp_nt[n, t].exp()) == pytest.approx(p[token], abs=1e-5)
         sd = math.sqrt(v * (1 - v) / 50)
-        found = float(trajectories.value_nt[n, t])
-        assert float(trajectories.noise_nt[n, t]) == pytest.approx(found * (1 - found) / 49)  # variance (ddof 1) over number
+        mean = float(trajectories.value_nt[n, t])
+        assert float(trajectories.noise_nt[n, t]) == pytest.approx(mean * (1 - mean) / 49)  # variance (ddof 1) over number
         for value in (float(trajectories.value_nt[n, t]), float(again_nt[n, t])):
             assert value == pytest.approx(v, abs=4.5 * sd + 1e-9), tokens
         if sd > 1e-9 and (int(blocks.prompt_n[n]), tokens) not in seen:
@@ -119,20 +119,20 @@ def test_long_completions_are_re_rolled_at_a_sample_of_tokens(tabular, monkeypat
     # Tokens below .35 are boundaries; of the other decisions, and of the tokens that are none, one of each completion is picked.
     blocks, trajectories, again_ntm = collect_tokens(roller(tabular), ROWS, samples=6, rerolls=50, sets=1, most=1, seed=1)
     assert again_ntm.shape == (*blocks.mask_nt.shape, 0)
-    known = {(n, t) for n, t in trajectories.value_nt.isfinite().nonzero().tolist()}
+    valued = {(n, t) for n, t in trajectories.value_nt.isfinite().nonzero().tolist()}
     places = list(prefixes(tabular, blocks))
     expected, kinds = set(), {}
     for n, t, answer, tokens in places:
-        own = TABLE[tokens[-1] if tokens else "="][tabular[1].convert_ids_to_tokens(int(blocks.ids_nt[n, t]))]
+        chance = TABLE[tokens[-1] if tokens else "="][tabular[1].convert_ids_to_tokens(int(blocks.ids_nt[n, t]))]
         weight = float(trajectories.weight_nt[n, t])
-        kinds.setdefault((n, "cut" if own < 0.35 else "choice" if own < 0.97 else "sure"), []).append(weight)
+        kinds.setdefault((n, "cut" if chance < 0.35 else "choice" if chance < 0.97 else "sure"), []).append(weight)
         after = [u for m, u, _, _ in places if m == n and u > t][:1]
         expected |= {(n, u) for u in [t, *after] if weight > 0} | ({(n, t)} if not tokens else set())
-        if (n, t) in known:
+        if (n, t) in valued:
             v = worth(answer, tokens)
             assert float(trajectories.value_nt[n, t]) == pytest.approx(v, abs=4.5 * math.sqrt(v * (1 - v) / 50) + 1e-9)
-    assert known == expected
-    assert len(known) < len(places)
+    assert valued == expected
+    assert len(valued) < len(places)
     for (_, kind), weights in kinds.items():
         assert sum(weights) == pytest.approx(len(weights))
         assert sum(weight > 0 for weight in weights) == (len(weights) if kind == "cut" else 1)
@@ -165,13 +165,13 @@ def test_picked_tokens_stand_for_all_of_their_kind():
 
 def test_nothing_is_sampled_after_the_first_block(tabular):
     model, _ = tabular
-    one = roller(tabular)
-    blocks, ends = one.blocks(ROWS, samples=4, seed=3), model.generation_config.eos_token_id
+    sampler = roller(tabular)
+    blocks, ends = sampler.blocks(ROWS, samples=4, seed=3), model.generation_config.eos_token_id
     assert ends == tabular[1].eos_token_id
     seen = []
     handle = model.register_forward_hook(lambda *_: seen.append(1))
     try:
-        assert one.rewards_from(ROWS, [(0, (tabular[1].get_vocab()["<answer>"],))], rerolls=50, seed=0).shape == (1, 50)
+        assert sampler.rewards_from(ROWS, [(0, (tabular[1].get_vocab()["<answer>"],))], rerolls=50, seed=0).shape == (1, 50)
     finally:
         handle.remove()
     assert len(seen) == 3  # digit, closing tag, opening tag of the next block
@@ -195,20 +195,20 @@ def test_a_critic_learns_the_values_of_the_states_it_can_tell_apart(tabular, mon
     monkeypatch.setattr(rerolls, "CRITIC_BATCH", 64)
     monkeypatch.setattr(rerolls, "LEARNING_RATE", 0.03)
     before = {name: weight.clone() for name, weight in tabular[0].state_dict().items()}
-    one = roller(tabular)
+    sampler = roller(tabular)
     rows = ROWS.select([0, 1])  # one answer, so that the last token says all but how a closed answer reads
-    blocks = one.blocks(rows, samples=20, seed=5)
+    blocks = sampler.blocks(rows, samples=20, seed=5)
     looks = {}
-    for step, critic in fitted_critics(one, rows, steps=(1, 40), seed=6):
+    for step, critic in fitted_critics(sampler, rows, steps=(1, 40), seed=6):
         looks[step] = values(critic, blocks)
     assert list(looks) == [1, 40]
     error = {1: [], 40: []}
     for n, t, answer, tokens in prefixes(tabular, blocks):
-        known = worth(answer, tokens)
+        expected = worth(answer, tokens)
         if tokens and tokens[-1] == "</answer>":
-            known = 0.6  # the share of right ones among closed answers
+            expected = 0.6  # the share of right ones among closed answers
         for step in error:
-            error[step].append(abs(float(looks[step][n, t]) - known))
+            error[step].append(abs(float(looks[step][n, t]) - expected))
     assert max(error[40]) < 0.15
     assert max(error[1]) > 0.25
     assert all(torch.equal(weight, before[name]) for name, weight in tabular[0].state_dict().items())
@@ -221,15 +221,15 @@ def test_from_a_folder_to_tables(tabular, tmp_path, monkeypatch):
         part.save_pretrained(tmp_path / "model")
     recipe = load(None, {"start_steps": 1, "eval_prompts": 8})
     rolled = rolled_tokens(tmp_path / "model", recipe, prompts=6, samples=3, rerolls=6, steps=(1, 2), seed=1)
-    found = token_fidelity(*rolled, seed=1)
-    assert found.critics == ("1 steps", "2 steps", "MC 4", "MC 6")
-    assert (len(found.prompt_n), len(found.prompt_n.unique())) == (18, 6)
+    measured = token_fidelity(*rolled, seed=1)
+    assert measured.critics == ("1 steps", "2 steps", "MC 4", "MC 6")
+    assert (len(measured.prompt_n), len(measured.prompt_n.unique())) == (18, 6)
     console = Console(width=80, record=True, file=io.StringIO())
-    show_tokens(found, console=console)
+    show_tokens(measured, console=console)
     text = console.export_text()
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
-    assert f"{found.interval('MC 6', 'SAE start 0.5, 0', 'correlation').value:.3f}" in text
+    assert f"{measured.interval('MC 6', 'SAE start 0.5, 0', 'correlation').value:.3f}" in text
     for words in (
         "18 completions of 6 prompts",
         "decision tokens: SAE's correlation minus that of the best GAE",
@@ -261,9 +261,9 @@ def test_a_run_of_one_block_with_its_own_critic(tabular, tmp_path, monkeypatch, 
     critic.save(run / "critic", tabular[1])
     for reference, words in (("token", "over each token"), ("segment", "this favours SAE with these segments")):
         fidelity(run, critics="own", reference=reference, **sizes)
-        said = " ".join(capsys.readouterr().out.split())
-        assert words in said
-        assert "The last block states no confidence" in said
+        output = " ".join(capsys.readouterr().out.split())
+        assert words in output
+        assert "The last block states no confidence" in output
         written = json.loads((tmp_path / "out" / "fidelity.json").read_text())
         assert written["counts"] == {"completions": 24, "prompts": 6}
         assert {row["critic"] for row in written["tokens"]} == {"own"}
@@ -294,22 +294,22 @@ def test_checkpoints_of_a_real_run(tabular, tmp_path, monkeypatch):
         },
     )  # fmt: skip
     train(recipe)
-    found = {}
+    by_place = {}
     for place in ("checkpoints/checkpoint-1", "checkpoints/checkpoint-2", ""):
-        folder, own = run_or_model(tmp_path / "run" / place, None, {})
-        trajectories, critics = rolled_tokens(folder, own, critics=["own"], prompts=2, samples=4, rerolls=4, seed=1)
+        folder, run_recipe = run_or_model(tmp_path / "run" / place, None, {})
+        trajectories, critics = rolled_tokens(folder, run_recipe, critics=["own"], prompts=2, samples=4, rerolls=4, seed=1)
         assert list(critics) == ["own"]
-        found[place] = critics["own"], trajectories.logp_nt, token_fidelity(trajectories, critics, draws=5)
+        by_place[place] = critics["own"], trajectories.logp_nt, token_fidelity(trajectories, critics, draws=5)
     # The last checkpoint is the end of the run, policy and critic; the one before it is not.
     for position in (0, 1):
-        first, second, end = (one[position] for one in found.values())
+        first, second, end = (parts[position] for parts in by_place.values())
         assert torch.equal(second, end)
         assert first.shape != end.shape or not torch.equal(first, end)
-    assert found[""][2].count() > 8
+    assert by_place[""][2].count() > 8
 
 
 def test_a_model_without_a_first_block(tabular):
     layout = Layout({"empty": ["never"], "rest": ["reasoning", "answer"]})
-    one = roller(tabular, layout)
+    sampler = roller(tabular, layout)
     with pytest.raises(DataError, match="None of 8 completions has the block 'empty'"):
-        collect_tokens(one, ROWS, samples=2, rerolls=2)
+        collect_tokens(sampler, ROWS, samples=2, rerolls=2)
