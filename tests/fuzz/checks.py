@@ -48,47 +48,47 @@ class Cell:
         names, tags = self.layout.names, dict(self.layout.blocks)
         first, tag = names[0], "answer" if "answer" in tags[names[0]] else ""
         options = {"tag": tag, "verifier": self.verifier}
-        made = [
+        rules = [
             Objective("correct", pays=first, options={"tag": tag, "verify": "exact"}),
             Objective("correct", pays=first, name="auto", options=options),
             Objective("format", pays=names),
             Objective("environment", pays=first, name="played"),
         ]
         if "confidence" in tags:
-            made += [
+            rules += [
                 Objective(reward, pays="confidence", given="correct", baseline="outcome", if_missing=-1.0)
                 for reward in ("brier", "log_score")
             ]
         if "second" in tags:
-            made.append(Objective("second_attempt", pays="second", options={"verifier": self.verifier}))
-        return made
+            rules.append(Objective("second_attempt", pays="second", options={"verifier": self.verifier}))
+        return rules
 
-    def batch(self, made):
+    def batch(self, rows):
         """Rows of `hostile.rows` with groups of eight, gold answers and rewards of an environment."""
-        ids_nt, mask_nt = padded(made)
-        n = np.arange(len(made))
+        ids_nt, mask_nt = padded(rows)
+        n = np.arange(len(rows))
         gold = [GOLDS[k // 8 % len(GOLDS)] for k in n]
         played = [(None, 0.0, 1.0, float("nan"), -2.5)[k % 5] for k in n]
         columns = {"answer": gold, "environment": played}
         return Batch(torch.from_numpy(n // 8), torch.from_numpy(ids_nt), torch.from_numpy(mask_nt), columns)
 
 
-def check(cell, made, *, sample=4):
+def check(cell, rows, *, sample=4):
     """Read, credit and spread one batch, and check what comes out; of the first `sample` completions more."""
-    batch = cell.batch(made)
+    batch = cell.batch(rows)
     reading = read(batch, cell.scheme, cell.family.vocabulary)
-    data = [joined(cell, ids[mask]) for ids, mask in made]
+    data = [joined(cell, ids[mask]) for ids, mask in rows]
     partition(reading.spans, batch.mask_nt.numpy())
     texts(reading, data)
     rewards(cell, reading)
     credited(cell, batch, reading)
-    for n in range(min(sample, len(made))):
-        deletion(cell, made[n], reading, n)
+    for n in range(min(sample, len(rows))):
+        deletion(cell, rows[n], reading, n)
         if len(data[n]) < 400:
-            by_oracle(cell, made[n], data[n], reading, n)
+            by_oracle(cell, rows[n], data[n], reading, n)
         others(reading.text[n])
-    held = [int(batch.mask_nt.sum()), sum(map(len, data)), int((reading.fault_n != 0).sum())]
-    cell.seen += [len(made), *held]
+    counts = [int(batch.mask_nt.sum()), sum(map(len, data)), int((reading.fault_n != 0).sum())]
+    cell.seen += [len(rows), *counts]
     return batch, reading
 
 
@@ -113,16 +113,16 @@ def partition(spans, mask, *, in_order=True):
     count = np.zeros_like(last)
     np.add.at(count, (row, owner), 1)
     first[count == 0] = 0
-    for found, expected in ((spans.start_nk, first), (spans.end_nk, last), (spans.length_nk, count)):
-        assert np.array_equal(found.numpy(), expected), "a span is not where its tokens are"
+    for actual, expected in ((spans.start_nk, first), (spans.end_nk, last), (spans.length_nk, count)):
+        assert np.array_equal(actual.numpy(), expected), "a span is not where its tokens are"
 
 
 def texts(reading, data):
     """The texts of the blocks, in order, are the bytes of the trainable tokens; tags hold parts of their block."""
     present = reading.present_nk.tolist()
     for n, blocks in enumerate(reading.text):
-        there = [block is not None for block in blocks.values()]
-        assert there == present[n], n
+        has_text = [block is not None for block in blocks.values()]
+        assert has_text == present[n], n
         assert whole_text(blocks) == data[n].decode(errors="replace"), n
         for block in blocks.values():
             if block is not None:
@@ -141,11 +141,11 @@ def rewards(cell, reading):
         "played": {0.0, 1.0, -2.5},
     }
     for m, name in enumerate(reading.scores.names):
-        found = value[:, m][value[:, m].isfinite()]
+        values = value[:, m][value[:, m].isfinite()]
         if name in ranges:
-            assert set(found.unique().tolist()) <= ranges[name], name
+            assert set(values.unique().tolist()) <= ranges[name], name
         else:
-            assert bool((found <= 0).all() and (found >= -5).all()), name
+            assert bool((values <= 0).all() and (values >= -5).all()), name
     stated = reading.scores.stated_nm
     assert bool((stated.isnan() | ((stated >= 0) & (stated <= 1))).all())
     assert cell.verifier.longest <= LONGEST
@@ -153,13 +153,13 @@ def rewards(cell, reading):
 
 def credited(cell, batch, reading):
     """Credit and advantages are finite, and 0 where nothing is trained."""
-    found = credit_batch(reading, batch, cell.scheme)
-    spread = advantages(found, reading.spans, cell.scheme)
-    assert bool(found.block_nk.isfinite().all() and found.stop_n.isfinite().all() and spread.isfinite().all())
+    credit = credit_batch(reading, batch, cell.scheme)
+    spread = advantages(credit, reading.spans, cell.scheme)
+    assert bool(credit.block_nk.isfinite().all() and credit.stop_n.isfinite().all() and spread.isfinite().all())
     assert not bool(spread[~batch.mask_nt].any())
-    metrics(found, reading, cell.scheme)
+    metrics(credit, reading, cell.scheme)
     assert all(len(sentence) < 2000 for sentence in setup_warnings(reading, cell.scheme).values())
-    return found, spread
+    return credit, spread
 
 
 def deletion(cell, row, reading, n):
@@ -178,15 +178,15 @@ def by_oracle(cell, row, data, reading, n):
     tokens = [cell.family.vocabulary.pieces[i] for i in ids[mask].tolist()]
     if not tokens:
         return
-    owner, held, fault, inside = slow_segment(data, cell.layout)
+    owner, pieces, fault, inside = slow_segment(data, cell.layout)
     owners = owners_of_tokens(tokens, owner)
     if cell.layout.prefilled and owner[:1] not in ([], [0]) and not tokens[0]:
         return  # a prefilled block holds the tokens without bytes before byte 0
-    found = reading.spans.block_nt[n, : len(mask)][torch.from_numpy(mask)].tolist()
-    assert found == owners, (data, owners)
+    block_t = reading.spans.block_nt[n, : len(mask)][torch.from_numpy(mask)].tolist()
+    assert block_t == owners, (data, owners)
     assert Fault(int(reading.fault_n[n])) == fault, (data, fault)
     for k, (name, tags) in enumerate(cell.layout.blocks):
-        expected = {tag: inside[k, tag] for tag in tags} | {"": held[k].decode(errors="replace")}
+        expected = {tag: inside[k, tag] for tag in tags} | {"": pieces[k].decode(errors="replace")}
         assert reading.text[n][name] == (expected if k in owners else None), (data, name)
 
 
@@ -196,33 +196,33 @@ def others(blocks):
     assert "".join(split_pieces(text)) == text
     assert clean(text) == text
     usual_tags([text])
-    for inside in (text, *(held for block in blocks.values() if block for held in block.values() if held)):
+    for inside in (text, *(part for block in blocks.values() if block for part in block.values() if part)):
         q = parse_confidence(inside)
         assert q is None or 0.0 <= q <= 1.0
 
 
-def kept(cell, made, folder):
+def kept(cell, rows, folder):
     """Through a rollout file and back, into a vote and a token view; the prompts hold half a pair of surrogates."""
-    batch, reading = check(cell, made, sample=0)
-    found, spread = credited(cell, batch, reading)
+    batch, reading = check(cell, rows, sample=0)
+    credit, spread = credited(cell, batch, reading)
     prompts = [
-        ("\ud800 say 4", "2+2=", [{"role": "user", "content": "\udfff"}], "\u202e\x00")[n // 8 % 4] for n in range(len(made))
+        ("\ud800 say 4", "2+2=", [{"role": "user", "content": "\udfff"}], "\u202e\x00")[n // 8 % 4] for n in range(len(rows))
     ]
     rollouts = Rollouts(
-        "train", 0, "bae", replace(batch, columns={}), reading, reading.spans, found, spread, prompts, [""] * len(made),
+        "train", 0, "bae", replace(batch, columns={}), reading, reading.spans, credit, spread, prompts, [""] * len(rows),
     )  # fmt: skip
     file = Path(folder) / "step_000001.parquet"
     write_rollouts(file, [rollouts.recorded(step=1)], pieces=cell.family.vocabulary.pieces)
     table = read_rollouts(file)
-    for n, (ids, mask) in enumerate(made):
-        own, (start, end) = table.tokens.slice(n, n + 1).astype(np.int64), table.tokens.offsets[n : n + 2]
+    for n, (ids, mask) in enumerate(rows):
+        stored, (start, end) = table.tokens.slice(n, n + 1).astype(np.int64), table.tokens.offsets[n : n + 2]
         flags = table.trainable[start:end]
-        assert table.vocabulary.join(own[flags])[0] == joined(cell, ids[mask]), n
+        assert table.vocabulary.join(stored[flags])[0] == joined(cell, ids[mask]), n
     for m, name in enumerate(reading.scores.names):
         found_n, own_n = table.rewards[name].value_n, reading.scores.reward_nm[:, m]
         assert torch.equal(found_n.nan_to_num(nan=9.0), own_n.nan_to_num(nan=9.0))
     view = token_rows(read_rows(file), cell.family.vocabulary)
     assert token_view(TokenView(("bae",), view))
     answers = [blocks[cell.layout.names[0]] and whole_text(blocks) for blocks in reading.text]
-    half_n, one_n = torch.full((len(made),), 0.5), torch.ones(len(made))
+    half_n, one_n = torch.full((len(rows),), 0.5), torch.ones(len(rows))
     voting(answers, half_n, one_n, prompts=batch.group_n.tolist(), budgets=[2], resamples=2)

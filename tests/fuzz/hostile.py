@@ -90,16 +90,16 @@ class Family:
 def families():
     """Byte-level BPE, SentencePiece with byte fallback, literal pieces that are fused."""
     special = byte_level(special=("<answer>", "</confidence>"), tokens=("<t1>",))
-    made = {
+    tokenizers = {
         "byte-level BPE": byte_level(),
         "byte-level BPE, tags special": special,
         "SentencePiece": sentencepiece(tokens=("<reasoning>",)),
     }
-    found = [Family(name, one, Vocabulary.from_tokenizer(one, size=len(one) + 1)) for name, one in made.items()]
+    trained = [Family(name, t, Vocabulary.from_tokenizer(t, size=len(t) + 1)) for name, t in tokenizers.items()]
     signs = (f"<t{n}>" for n in range(40))
     words = {*SIGNS, *LOOK_ALIKES, *NOISE, *signs, *map(chr, range(32, 127)), "日", "本", "🙂", "\u202e"}
     literal = word_level(sorted(word for word in words if word in SIGNS or not any(sign in word for sign in SIGNS)))
-    return [*found, Family("literal pieces", None, Vocabulary.from_tokenizer(literal, size=len(literal) + 1))]
+    return [*trained, Family("literal pieces", None, Vocabulary.from_tokenizer(literal, size=len(literal) + 1))]
 
 
 def formed(draw, layout):
@@ -146,7 +146,7 @@ def rows(seed, count, family, layout):
     """Ids and flags of `count` completions; where a flag is 0, the id is poison."""
     draw = random.Random(seed)
     rng = np.random.default_rng(draw.getrandbits(64))
-    made = []
+    pairs = []
     for _ in range(count):
         ids = np.array(completion(draw, family, layout), dtype=np.int64)
         mask = np.ones(len(ids), dtype=np.bool_)
@@ -156,8 +156,8 @@ def rows(seed, count, family, layout):
         elif kind < 0.31:
             mask[:] = False
         ids[~mask] = draw.choice((-100, 10**9, 0))
-        made.append((ids, mask))
-    return made
+        pairs.append((ids, mask))
+    return pairs
 
 
 def giants(seed, count, family, layout, sizes=(2**17, 2**18, 2**20)):
@@ -175,10 +175,10 @@ def giants(seed, count, family, layout, sizes=(2**17, 2**18, 2**20)):
         yield shape, [(ids, np.ones(len(ids), dtype=np.bool_))]
 
 
-def padded(made):
+def padded(pairs):
     """The rows as two tables, poison at the padding."""
-    width = max((len(ids) for ids, _ in made), default=0)
-    ids_nt, mask_nt = np.full((len(made), width), -100, dtype=np.int64), np.zeros((len(made), width), dtype=np.bool_)
-    for n, (ids, mask) in enumerate(made):
+    width = max((len(ids) for ids, _ in pairs), default=0)
+    ids_nt, mask_nt = np.full((len(pairs), width), -100, dtype=np.int64), np.zeros((len(pairs), width), dtype=np.bool_)
+    for n, (ids, mask) in enumerate(pairs):
         ids_nt[n, : len(ids)], mask_nt[n, : len(ids)] = ids, mask
     return ids_nt, mask_nt

@@ -45,11 +45,11 @@ def repeated(part, end=""):
 
 
 def nested(opening, inside, closing):
-    def made(size):
+    def text_of(size):
         depth = (size - len(inside)) // (len(opening) + len(closing))
         return opening * depth + inside + closing * depth
 
-    return made
+    return text_of
 
 
 def numbered(size):
@@ -154,8 +154,8 @@ SCHEMA = {
 
 def checked(text, **options):
     """The JSON of a whole completion, and of a field that says the text behind some prose of the same."""
-    said = [{"all": {"": one, "n": text}} for one in (text, f'{{{text}, {text!r}}}, {{"n": {text}')]
-    return json_schema(said, pays=("all",), columns={}, scored={}, schema=SCHEMA, **options)
+    texts = [{"all": {"": whole, "n": text}} for whole in (text, f'{{{text}, {text!r}}}, {{"n": {text}')]
+    return json_schema(texts, pays=("all",), columns={}, scored={}, schema=SCHEMA, **options)
 
 
 def attempted(text):
@@ -168,7 +168,7 @@ def voted(text):
     return voting(answers, torch.full((16,), 0.5), torch.ones(16), prompts=[0] * 16, budgets=[4], resamples=2)
 
 
-def shown(text):
+def token_page(text):
     tokens = [token_text(BYTES.pieces[byte]) for byte in text.encode()]
     flat = [0.0] * len(tokens)
     return payload(TokenView(("bae",), [TokenRow(text, tokens, {"bae": flat}, {}, {}, {}, "")]))
@@ -196,7 +196,7 @@ READERS = {
     "cells of a file": lambda text: parse_rewards({"score": [text, 1.0]}),
     "shown prompt": lambda text: (display_prompt(text), display_prompt("[{" + text), display_prompt('[{"a":' + text)),
     "votes": voted,
-    "token view": shown,
+    "token view": token_page,
     "agent's reply": lambda text: Episode("7+3*4=").reply(text),
     "refusal": lambda text: is_refusal(blocks(text)),
 }
@@ -250,8 +250,8 @@ def table(least=14, most=20, patience=3.0):
             if short or (slope > 1.25 and times[-1] > 0.02):
                 print(f"  ! {reader} | {shape} | {' '.join(f'{t:.4f}' for t in times)} | {slope:.2f} {error}", flush=True)
         _, shape, times, slope, error = worst
-        shown = " ".join(f"{t * 1e3:9.2f}" for t in times)
-        lines.append(f"{reader:26} {shape:30} {shown} {slope:6.2f} {error}")
+        cells = " ".join(f"{t * 1e3:9.2f}" for t in times)
+        lines.append(f"{reader:26} {shape:30} {cells} {slope:6.2f} {error}")
         print(lines[-1], flush=True)
     return lines
 

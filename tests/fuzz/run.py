@@ -33,25 +33,25 @@ def fuzzed(cell: Cell, name: str, count: int, *, batch: int, large: int, seed: i
     failures: list[str] = []
     spent, worst = 0.0, (0.0, "")
     for number, first in enumerate(range(0, count, batch)):
-        made = rows(f"{seed}/{name}/{number}", min(batch, count - first), cell.family, cell.layout)
+        chunk = rows(f"{seed}/{name}/{number}", min(batch, count - first), cell.family, cell.layout)
         start = time.perf_counter()
         try:
             if number % 100 == 0:
                 with TemporaryDirectory() as folder:
-                    kept(cell, made[:64], folder)
-            check(cell, made, sample=64)
+                    kept(cell, chunk[:64], folder)
+            check(cell, chunk, sample=64)
         except Exception:
-            failures.append(f"batch '{seed}/{name}/{number}' of {len(made)}: {traceback.format_exc(limit=-2)}")
+            failures.append(f"batch '{seed}/{name}/{number}' of {len(chunk)}: {traceback.format_exc(limit=-2)}")
         spent += time.perf_counter() - start
-    for shape, made in giants(f"{seed}/{name}/giants", large, cell.family, cell.layout):
+    for shape, chunk in giants(f"{seed}/{name}/giants", large, cell.family, cell.layout):
         start = time.perf_counter()
         try:
-            _, reading = check(cell, made, sample=0)
+            _, reading = check(cell, chunk, sample=0)
             others(reading.text[0])
         except Exception:
             failures.append(f"a giant of '{shape}' in '{name}': {traceback.format_exc(limit=-2)}")
         took = time.perf_counter() - start
-        spent, worst = spent + took, max(worst, (took, f"{len(made[0][0]) / 2**20:.2f} MB of {shape}"))
+        spent, worst = spent + took, max(worst, (took, f"{len(chunk[0][0]) / 2**20:.2f} MB of {shape}"))
     completions, tokens, size, faults = cell.seen.tolist()
     line = (
         f"{cell.family.name:28} {cell.layout.segmenter:9} {name.rpartition('/')[2]:12} {completions:11,} {tokens:11,} "
@@ -63,13 +63,13 @@ def fuzzed(cell: Cell, name: str, count: int, *, batch: int, large: int, seed: i
 
 def by_segmenters(count: int, seed: int) -> list[str]:
     """A line per segmenter: about `count` completions in all, on three families of tokenizers."""
-    made = families()
+    every_family = families()
     cells = [(name, layout, words) for name, (layouts, words) in segmenters.SOUPS.items() for layout in layouts]
-    each = -(-count // sum(len(segmenters.read_by(made, name)) for name, *_ in cells))
+    each = -(-count // sum(len(segmenters.read_by(every_family, name)) for name, *_ in cells))
     failures: list[str] = []
     for name, layout, words in cells:
         start, seen = time.perf_counter(), np.zeros(2, dtype=np.int64)
-        chosen = segmenters.read_by(made, name)
+        chosen = segmenters.read_by(every_family, name)
         for family, first in product(chosen, range(0, each, 256)):
             place = f"{seed}/{name}/{family.name}/{first}"
             try:
@@ -98,9 +98,9 @@ def main() -> int:
     print(HEAD, flush=True)
     failures: list[str] = []
     for name, cell in cells.items():
-        line, found = fuzzed(cell, name, each, batch=options.batch, large=options.giants, seed=options.seed)
-        failures += found
-        print(f"{line}{f'  {len(found)} FAILURES' if found else ''}", flush=True)
+        line, problems = fuzzed(cell, name, each, batch=options.batch, large=options.giants, seed=options.seed)
+        failures += problems
+        print(f"{line}{f'  {len(problems)} FAILURES' if problems else ''}", flush=True)
     seen = sum(cell.seen for cell in cells.values())
     print(
         f"{seen[0]:,} completions, {seen[1]:,} tokens, {seen[2] / 1e6:,.1f} MB, {seen[3]:,} malformed: {len(failures)} failures"

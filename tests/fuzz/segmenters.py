@@ -111,7 +111,7 @@ def rows(seed, count, family, words):
     rng = np.random.default_rng(draw.getrandbits(64))
     parts = [word.encode() for word in [*words * 6, *NOISE]] + BROKEN
     spelled = [[list(family.cut(part, choices)) for choices in ([0], [9], [1, 0])] for part in parts]
-    made = []
+    pairs = []
     for _ in range(count):
         ids = [i for cuts in draw.choices(spelled, k=draw.randint(0, 16)) for i in draw.choice(cuts)]
         if draw.random() < 0.1:
@@ -119,13 +119,13 @@ def rows(seed, count, family, words):
         ids = np.array(ids, dtype=np.int64)
         mask = rng.random(len(ids)) < 0.9 if draw.random() < 0.3 else np.ones(len(ids), dtype=np.bool_)
         ids[~mask] = draw.choice((-100, 10**9, 0))
-        made.append((ids, mask))
-    return made
+        pairs.append((ids, mask))
+    return pairs
 
 
-def check(layout, family, made, *, sample=4):
+def check(layout, family, pairs, *, sample=4):
     """Segment a batch: tokens and texts are a partition, masked tokens are as deleted, JSON is where the oracle sees it."""
-    ids_nt, mask_nt = map(torch.from_numpy, padded(made))
+    ids_nt, mask_nt = map(torch.from_numpy, padded(pairs))
     vocabulary = family.vocabulary
     options = {"layout": layout, "vocabulary": vocabulary}
     logp = any(SEGMENTERS.find(name).reads_logp for name in layout.segmenters)
@@ -137,8 +137,8 @@ def check(layout, family, made, *, sample=4):
     spans, texts = run(ids_nt, mask_nt)
     block = spans.block_nt
     partition(spans, mask_nt.numpy(), in_order=False)
-    for n, (ids, mask) in enumerate(made):
-        own = block[n, : len(mask)].tolist()
+    for n, (ids, mask) in enumerate(pairs):
+        block_t = block[n, : len(mask)].tolist()
         data = b"".join(map(vocabulary.pieces.__getitem__, ids[mask].tolist()))
         fault = Fault(int(spans.fault_n[n]))
         assert (fault == Fault.EMPTY) == (not mask.any())
@@ -151,21 +151,21 @@ def check(layout, family, made, *, sample=4):
                 assert sorted(whole) == sorted(wanted), data
         if n < sample and layout.segmenters != ("turns",):  # to which masked tokens are not as if deleted
             alone = torch.from_numpy(ids[mask][None])
-            there, text = run(alone, torch.ones_like(alone, dtype=torch.bool))
-            assert there.block_nt[0].tolist() == [owner for owner in own if owner >= 0], data
+            spans_alone, text = run(alone, torch.ones_like(alone, dtype=torch.bool))
+            assert spans_alone.block_nt[0].tolist() == [owner for owner in block_t if owner >= 0], data
             assert text[0] == texts[n], data
-            assert int(there.fault_n) == int(fault), data
+            assert int(spans_alone.fault_n) == int(fault), data
         if data and (layout.segmenters[0] in ORACLES or layout.segmenters == ("json",)):
             case = Case(
                 layout, [vocabulary.pieces[i] for i in ids[mask].tolist()], [i in vocabulary.added for i in ids[mask].tolist()],
                 frozenset(vocabulary.pieces[index] for index in vocabulary.added), (-(ids[mask] % 7) / 3).tolist(),
                 np.flatnonzero(mask).tolist(),
             )  # fmt: skip
-            by_oracle(case, own, texts[n], fault)
+            by_oracle(case, block_t, texts[n], fault)
     return int(mask_nt.sum()), int((spans.fault_n != 0).sum())
 
 
-def by_oracle(case, own, text, fault):
+def by_oracle(case, block_t, text, fault):
     """Byte by byte: the innermost claim has a byte; without a rest, the last one that has begun, and the first what is before."""
     layout, data = case.layout, case.data
     name = layout.segmenters[0]
@@ -176,13 +176,13 @@ def by_oracle(case, own, text, fault):
         for at in range(start, len(data) if layout.rest is None else stop):
             owner[at] = part.block
     owners = owners_of_tokens(case.tokens, owner)
-    assert [k for k in own if k >= 0] == owners, (case.tokens, owners)
-    there = {part for part, *_ in claims}
-    wrong |= Fault.MISSING if any(part not in there for part in layout.parts if not part.index) else 0
+    assert [k for k in block_t if k >= 0] == owners, (case.tokens, owners)
+    claimed_parts = {part for part, *_ in claims}
+    wrong |= Fault.MISSING if any(part not in claimed_parts for part in layout.parts if not part.index) else 0
     wrong |= Fault.STRADDLED if set(owner) - set(owners) else 0
     assert fault == Fault(wrong), (case.tokens, fault, Fault(wrong))
     for part in layout.parts:
-        said = [held for claimed, _, _, held in claims if claimed is part and held is not None]
+        texts = [says for claimed, _, _, says in claims if claimed is part and says is not None]
         if text[layout.names[part.block]] is not None:
-            expected = said[-1].decode(errors="replace") if said else None
+            expected = texts[-1].decode(errors="replace") if texts else None
             assert text[layout.names[part.block]][part.key] == expected, (case.tokens, expected)

@@ -31,23 +31,23 @@ def test_whatever_is_said_is_cut_by_every_segmenter(name):
     layouts, words = segmenters.SOUPS[name]
     for layout in layouts:
         for family in segmenters.read_by(FAMILIES, name):
-            made = segmenters.rows(f"test/{name}/{family.name}", 48, family, words)
-            segmenters.check(layout, family, made, sample=2)
+            pairs = segmenters.rows(f"test/{name}/{family.name}", 48, family, words)
+            segmenters.check(layout, family, pairs, sample=2)
 
 
 @pytest.mark.parametrize("layout", ["four tags", "no tags"])
 def test_a_giant_is_read(layout):
     cell = Cell(FAMILIES[0], LAYOUTS[layout])
-    for _, made in giants(f"giant/{layout}", 3, cell.family, cell.layout, sizes=(2**16, 2**17)):
-        check(cell, made, sample=0)
+    for _, pairs in giants(f"giant/{layout}", 3, cell.family, cell.layout, sizes=(2**16, 2**17)):
+        check(cell, pairs, sample=0)
 
 
 @pytest.mark.usefixtures("unchecked_shapes")  # they cost more than the readers, and users run without them
 @pytest.mark.parametrize("reader", READERS)
 def test_time_is_proportional_to_length(reader):
     """At 32 kB no shape takes two seconds on a crowded machine; what is quadratic takes several, or has raised before."""
-    for shape, made in SHAPES.items():
-        text = made(2**15)
+    for shape, write in SHAPES.items():
+        text = write(2**15)
         start = time.process_time()
         READERS[reader](text)
         assert time.process_time() - start < 2.0, shape

@@ -94,10 +94,10 @@ def installed(tmp_path_factory):
 def test_an_installed_method_is_listed_and_found(installed):
     spanwise = installed(extra_credit=GOOD)
     for words in (("methods",), ("methods", "doubled")):
-        shown = spanwise(*words)
-        assert shown.returncode == 0, shown.stderr
-        assert "doubled" in shown.stdout
-        assert "Give everything twice." in shown.stdout
+        done = spanwise(*words)
+        assert done.returncode == 0, done.stderr
+        assert "doubled" in done.stdout
+        assert "Give everything twice." in done.stdout
 
 
 @pytest.mark.parametrize(

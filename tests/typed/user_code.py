@@ -31,14 +31,14 @@ scheme = Scheme.preset("bae", layout, objectives=[objective])
 vocabulary = Vocabulary((b"<answer>", b"4"))
 batch = Batch.jagged([[0, 1]], ["2+2"], columns={"answer": ["4"]})
 reading = read(batch, scheme, vocabulary)
-found = credit_batch(reading, batch, scheme)
+credit = credit_batch(reading, batch, scheme)
 
 assert_type(scheme, Scheme)
 assert_type(batch, Batch)
 assert_type(reading, Reading)
-assert_type(found, Credit)
-assert_type(advantages(found, reading.spans, scheme), Tensor)
-assert_type(metrics(found, reading, scheme), dict[str, float])
+assert_type(credit, Credit)
+assert_type(advantages(credit, reading.spans, scheme), Tensor)
+assert_type(metrics(credit, reading, scheme), dict[str, float])
 assert_type(setup_warnings(reading, scheme), dict[str, str])
 assert_type(grpo(torch.ones(4), torch.zeros(4)), Tensor)
 assert_type(
@@ -50,7 +50,7 @@ Objective("correct", pays="solution", baseline="grupo")  # pyright: ignore[repor
 Objective("correct", pays="solution", if_mising=0.0)  # pyright: ignore[reportCallIssue]
 Layout()  # pyright: ignore[reportCallIssue]
 credit_batch(reading, scheme)  # pyright: ignore[reportCallIssue]
-advantages(found, reading.spans)  # pyright: ignore[reportCallIssue]
+advantages(credit, reading.spans)  # pyright: ignore[reportCallIssue]
 Vocabulary(["<answer>"])  # pyright: ignore[reportArgumentType]
 SpanGRPOConfig("out", canari=False)  # pyright: ignore[reportCallIssue]
 SpanGRPOTrainer("model", schema=scheme, scheme="bae")  # pyright: ignore[reportArgumentType]
