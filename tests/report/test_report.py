@@ -38,7 +38,7 @@ def test_nothing_reaches_outside(html):
     style = "".join(re.findall(r"<style>(.*?)</style>", html, re.S))
     assert "url(" not in style
     assert "@import" not in style
-    data = "".join(text for given, text in page.scripts if given.get("type") == "application/json")
+    data = "".join(text for attrs, text in page.scripts if attrs.get("type") == "application/json")
     assert "://" not in data
     assert '"url"' not in data
     assert len(html.encode()) < 600_000
@@ -50,8 +50,8 @@ def test_only_the_scripts_named_in_the_policy_may_run(html):
     assert "default-src 'none'" in policy
     rules = dict(part.strip().split(" ", 1) for part in policy.split(";"))
     assert "unsafe" not in rules["script-src"]
-    runs = [text for given, text in page.scripts if given.get("type") is None]
-    packed = [text for given, text in page.scripts if given.get("type") == "text/plain"]  # run once it is unpacked
+    runs = [text for attrs, text in page.scripts if attrs.get("type") is None]
+    packed = [text for attrs, text in page.scripts if attrs.get("type") == "text/plain"]  # run once it is unpacked
     runs += [zlib.decompress(base64.b64decode(text)).decode() for text in packed]
     hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in runs}
     assert hashes == set(rules["script-src"].split())
@@ -114,7 +114,7 @@ def test_train_with_two_attempts_shows_each_and_what_the_second_is_better_by():
     # Two prompts x 2 samples. First attempts: right, right / wrong, wrong. Second: right, right / right, wrong.
     attempts = {"first": ("aaxx", [1, 1, 0, 0]), "second": ("aabx", [1, 1, 1, 0])}
     nothing_n, options = torch.full((4,), NAN).double(), {"prompts": [0, 0, 1, 1], "resamples": 20}
-    votes = {n: voting([*said], nothing_n, torch.tensor(right).double(), **options) for n, (said, right) in attempts.items()}
+    votes = {n: voting([*text], nothing_n, torch.tensor(right).double(), **options) for n, (text, right) in attempts.items()}
     evaluation = {"step": 2, "final": start() | {"second_accuracy": 0.75}}
     page = Page(train_page(votes=votes, metrics=[evaluation]))
     assert {"Later attempt minus the first", "Second accuracy"} <= set(page.texts)
@@ -246,9 +246,9 @@ def test_the_bin_of_exactly_1_is_drawn():
 
 def test_confidences_of_right_and_wrong_answers():
     rows = confidence_rows(torch.tensor([0.3, 0.7, 0.7, 1.0], dtype=torch.float32), torch.tensor([0.0, 0.0, 1.0, 1.0]))
-    found = {(row["series"], round(row["low"], 1)): row["share"] for row in rows if row["count"]}
+    shares = {(row["series"], round(row["low"], 1)): row["share"] for row in rows if row["count"]}
     sides = (("right answers", 0.7), ("right answers", 1.0), ("wrong answers", 0.3), ("wrong answers", 0.7))
-    assert found == dict.fromkeys(sides, 0.5)
+    assert shares == dict.fromkeys(sides, 0.5)
 
 
 def test_histograms_share_their_bins_and_hold_every_value():

@@ -31,13 +31,13 @@ def show(browser, monkeypatch):
     """Open a page of some completions, with what is said of segments."""
     plain = TokenView
 
-    def shown(*rows, segments=WORDS, **how):
+    def open_page(*rows, segments=WORDS, **how):
         monkeypatch.setattr("test_report_tokens_browser.TokenView", lambda *args, **more: plain(*args, segments, **more))
         browser.show(page(*rows), **how)
         browser.wait("return document.querySelector('.token-app:not([hidden])')")
         return browser
 
-    return shown
+    return open_page
 
 
 def charts(browser):
@@ -50,12 +50,12 @@ def path(chart, name):
 
 def strokes(chart):
     """The line as lists of points (token, height in the frame); a new list after each gap."""
-    found = []
+    lines = []
     for kind, x, y in re.findall(r"([ML])([\d.]+) ([\d.]+)", path(chart, "line")):
         if kind == "M":
-            found.append([])
-        found[-1].append((float(x) - 0.5, float(y)))
-    return found
+            lines.append([])
+        lines[-1].append((float(x) - 0.5, float(y)))
+    return lines
 
 
 def read(chart, low, high):
@@ -103,13 +103,13 @@ SAID = {
 
 def test_pointing_at_the_line_says_the_numbers_of_the_token_there(show):
     browser = show(FIRST)
-    for t, said in SAID.items():
+    for t, numbers in SAID.items():
         point_at(browser, charts(browser)[0], t, 6)
         entries = browser.run(
             "return [...document.querySelectorAll('.token-details dl > div')].map(e => [...e.children].map(x => x.innerText))"
         )
-        assert dict(entries).items() >= said.items()
-        assert ("segment" in dict(entries)) == ("segment" in said)
+        assert dict(entries).items() >= numbers.items()
+        assert ("segment" in dict(entries)) == ("segment" in numbers)
         assert path(charts(browser)[0], "cursor") == f"M{t + 0.5} 0V1"
         assert "current" in token(browser, t).get_attribute("class").split()
     ActionChains(browser.driver).move_to_element(browser.driver.find_element(By.CSS_SELECTOR, ".token-facts")).perform()
@@ -181,8 +181,8 @@ def test_a_long_completion_keeps_its_extremes_and_stays_small(show):
     assert len(path(chart, "line")) < 60_000
     assert len(path(chart, "ticks")) < 30_000
     (stroke,) = read(chart, 0.0, 1.0)
-    assert max(stroke, key=lambda one: one[1]) == pytest.approx((123_456, 1.0), abs=1e-3)
-    assert min(stroke, key=lambda one: one[1]) == pytest.approx((77_777, 0.0), abs=1e-3)
+    assert max(stroke, key=lambda point: point[1]) == pytest.approx((123_456, 1.0), abs=1e-3)
+    assert min(stroke, key=lambda point: point[1]) == pytest.approx((77_777, 0.0), abs=1e-3)
     assert [t for t, _ in stroke] == sorted(t for t, _ in stroke)
     assert_untouched(browser)
 

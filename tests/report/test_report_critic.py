@@ -12,11 +12,11 @@ from spanwise.report.train import mode_headlines, mode_sections
 
 def lines(explained, *, stream="", **more):
     """A line of metrics per explained variance, with errors that are told apart by their size."""
-    rest = {"error_point": 0.375, "error_mean": 0.25, "error_within": 0.125, "value_mean": 0.5, "target_mean": 0.75}
+    errors = {"error_point": 0.375, "error_mean": 0.25, "error_within": 0.125, "value_mean": 0.5, "target_mean": 0.75}
     return [
         {
             "step": step, "critic/share": 0.25, **more, f"critic/{stream}explained_variance": value,
-            **{f"critic/{stream}{name}": number for name, number in rest.items()},
+            **{f"critic/{stream}{name}": number for name, number in errors.items()},
         }
         for step, value in enumerate(explained, start=1)
     ]  # fmt: skip
@@ -29,12 +29,12 @@ def critic_section(batches):
 
 def points(panel):
     """What the charts of a panel draw: series -> (x, value)."""
-    found = {}
+    series = {}
     for chart in panel.charts:
         spec = chart.to_dict()
         for row in (row for rows in spec["datasets"].values() for row in rows if "series" in row):
-            found.setdefault(row["series"], []).append((row["x"], row["value"]))
-    return found
+            series.setdefault(row["series"], []).append((row["x"], row["value"]))
+    return series
 
 
 def section_html(html):
@@ -83,7 +83,7 @@ def test_every_stream_has_its_own():
 
 
 @pytest.mark.parametrize(
-    ("explained", "said"),
+    ("explained", "sentence"),
     [
         ([0.9, 0.8, 0.0], "is 0.00 at the end (mean of the last batch)"),  # knows no more than one number for all
         ([0.9] * 4 + [-1.0] * 4, "is -1.00 at the end (mean of the last 2 batches)"),  # forgot
@@ -95,11 +95,11 @@ def test_every_stream_has_its_own():
         ([], None),
     ],
 )
-def test_a_critic_that_knows_nothing_is_an_alarm(explained, said):
-    found = end_alarms(lines(explained))
-    assert (list(found) == ["critic/explained_variance"]) == (said is not None)
-    if said:
-        assert said in found["critic/explained_variance"]
+def test_a_critic_that_knows_nothing_is_an_alarm(explained, sentence):
+    alarms = end_alarms(lines(explained))
+    assert (list(alarms) == ["critic/explained_variance"]) == (sentence is not None)
+    if sentence:
+        assert sentence in alarms["critic/explained_variance"]
 
 
 def test_no_report_is_calm_over_a_critic_that_knows_nothing():

@@ -29,21 +29,21 @@ def between(value, low, high):
 
 
 @pytest.mark.parametrize(
-    ("before", "said"),
+    ("before", "sentence"),
     [
         (0.33, "After 120 steps accuracy is 86.0 % [83.0 %, 89.0 %] (was 33.0 %) and the refusal rate 0 %; ECE is 0.020."),
         (0.85, "(was 85.0 %: no clear change)"),  # inside the interval
     ],
 )
-def test_a_run_that_learned_and_one_that_may_not_have(before, said):
+def test_a_run_that_learned_and_one_that_may_not_have(before, sentence):
     points = [{"step": 0, **GOOD, "accuracy": before}, {"step": 120, **GOOD, "accuracy": 0.86}]
     finding = train_finding(points, steps=120, intervals={"accuracy": between(0.86, 0.83, 0.89)})
-    assert said in finding
+    assert sentence in finding
     assert finding.endswith("This is one seed.")
 
 
 @pytest.mark.parametrize(
-    ("points", "steps", "said"),
+    ("points", "steps", "sentence"),
     [
         ([], 3, "3 steps trained, but no evaluation shows whether the policy learned."),
         ([], 1, "1 step trained, but no evaluation shows whether the policy learned."),
@@ -62,23 +62,23 @@ def test_a_run_that_learned_and_one_that_may_not_have(before, said):
         ([{"step": 2, **GOOD, "format_rate": 0.5}], 2, "Alarm: many completions are malformed. After 2 steps"),
     ],
 )
-def test_edge_cases_of_a_run(points, steps, said):
-    assert said in train_finding(points, steps=steps)
+def test_edge_cases_of_a_run(points, steps, sentence):
+    assert sentence in train_finding(points, steps=steps)
 
 
 def test_what_cannot_be_measured_gives_way_to_the_rewards():
-    said = train_finding(
+    sentence = train_finding(
         [{"step": 2, "accuracy": None}], steps=2, unmeasured={"accuracy": "no block has the tag <answer>"},
         rewards={"short": (-0.5, -0.25), "never": ()},
     )  # fmt: skip
-    assert said == "After 2 steps the mean reward in the last batch of short is -0.250 (was -0.500)."
+    assert sentence == "After 2 steps the mean reward in the last batch of short is -0.250 (was -0.500)."
 
 
 def test_many_rewards_have_one_mean_and_the_largest_and_smallest_change():
     """By hand: the ends add up to 2.5, the starts to 1; 'a' moved by 1, 'e' by -.5."""
     rewards = {"a": (0.0, 1.0), "b": (0.0, 0.5), "c": (0.5, 0.5), "d": (0.0, 0.5), "e": (0.5, 0.0)}
-    said = train_finding([{"step": 2}], steps=2, unmeasured={"accuracy": "x"}, rewards=rewards, of_batches=False)
-    assert said == (
+    sentence = train_finding([{"step": 2}], steps=2, unmeasured={"accuracy": "x"}, rewards=rewards, of_batches=False)
+    assert sentence == (
         "After 2 steps the mean of 5 rewards on held-out prompts is 0.500 (was 0.200); "
         "it moved most by +1.000 in a and least by -0.500 in e."
     )
@@ -118,11 +118,11 @@ def test_a_run_that_stopped_says_so():
 
 
 def arms(figure, **values):
-    return compare_arms({arm: {seed: {figure: value} for seed, value in enumerate(found)} for arm, found in values.items()})
+    return compare_arms({arm: {seed: {figure: value} for seed, value in enumerate(runs)} for arm, runs in values.items()})
 
 
 @pytest.mark.parametrize(
-    ("comparison", "said"),
+    ("comparison", "sentence"),
     [
         (arms("accuracy", a=[0.9, 0.91, 0.92], b=[0.5, 0.5, 0.53]), "a is better than b in accuracy by 0.400 ["),
         (arms("ece", a=[0.1, 0.1, 0.11], b=[0.3, 0.31, 0.3]), "a is better than b in ECE by 0.200 ["),  # less is better
@@ -137,8 +137,8 @@ def arms(figure, **values):
         ),
     ],
 )
-def test_a_comparison_says_which_way_and_what_is_noise(comparison, said):
-    assert said in compare_finding(comparison)
+def test_a_comparison_says_which_way_and_what_is_noise(comparison, sentence):
+    assert sentence in compare_finding(comparison)
 
 
 def row(baseline, value, low, high, size=4):
@@ -150,8 +150,8 @@ def test_fidelity():
     paired = {
         "a": "blended", "b": "outcome", "figure": "correlation", "group_size": 4, "value": 0.05, "low": 0.01, "high": 0.09,
     }  # fmt: skip
-    said = fidelity_finding(rows, [paired])
-    assert said == (
+    sentence = fidelity_finding(rows, [paired])
+    assert sentence == (
         "In groups of 4, blended is nearest to Monte Carlo: correlation 0.800 [0.700, 0.900]; "
         "next is outcome with 0.750 [0.650, 0.850]."
     )
@@ -162,19 +162,19 @@ def test_fidelity():
     assert fidelity_finding([row("a", 0.1, -0.1, 0.3)]) == nothing
     assert fidelity_finding([row("a", None, None, None)]).startswith("Nothing was measured: no baseline has a correlation")
     token = {"critic": "fitted", "estimator": "SAE", "value": 0.4, "low": 0.3, "high": 0.5}
-    said = "Token by token, SAE with fitted is nearest to Monte Carlo: correlation 0.400 [0.300, 0.500]."
-    assert fidelity_finding([], (), [token]) == said
+    sentence = "Token by token, SAE with fitted is nearest to Monte Carlo: correlation 0.400 [0.300, 0.500]."
+    assert fidelity_finding([], (), [token]) == sentence
 
 
 def test_every_place_that_the_docs_send_a_reader_to_is_there():
     columns = {"confidence": torch.full((8,), 0.5).double(), "correct": (torch.arange(8) % 2).double()}
     batches = [batch(1), batch(2) | {"critic/explained_variance": 0.5}]
     lines = [{"step": 0, "evaluation": GOOD}, *batches, {"step": 2, "final": GOOD}]
-    made = [train_page(samples=columns, metrics=lines, command="again"), compare_page(), fidelity_page(), credit_page()]
-    there = {attributes.get("id") for html in made for _, attributes in Page(html).elements}
+    pages = [train_page(samples=columns, metrics=lines, command="again"), compare_page(), fidelity_page(), credit_page()]
+    ids = {attributes.get("id") for html in pages for _, attributes in Page(html).elements}
     named = set(re.findall(r"`#([a-z-]+)`", (ROOT / "docs" / "report.md").read_text()))
     assert len(named) > 10
-    assert named <= there
+    assert named <= ids
 
 
 def test_what_is_to_be_cited_is_what_the_citation_file_says():
@@ -205,7 +205,7 @@ OWN = {"solution": [0.5, 0.5, -0.5, NAN], "confidence": [0.2, -0.3, NAN, NAN], "
 
 
 @pytest.mark.parametrize(
-    ("left", "said"),
+    ("left", "sentence"),
     [
         # Against the whole completion: the second confidence is pushed the other way; a stop is no block.
         ({"completion": [0.5, 0.5, -1.0, 1.0]}, "in 1 of 4 completions (25.0 %), most often in the block confidence (1)."),
@@ -215,9 +215,9 @@ OWN = {"solution": [0.5, 0.5, -0.5, NAN], "confidence": [0.2, -0.3, NAN, NAN], "
         ({"solution": [-1.0, -1.0, -1.0, NAN], "confidence": [1.0, 1.0, NAN, NAN]}, "in 2 of 4 completions (50.0 %)"),
     ],
 )
-def test_two_methods_are_compared_by_the_signs_of_their_blocks(left, said):
+def test_two_methods_are_compared_by_the_signs_of_their_blocks(left, sentence):
     credit = {"a": as_tensors(left), "b": as_tensors(OWN)}
-    assert f"a and b push in opposite directions {said}" in credit_finding(credit, "a", "b")
+    assert f"a and b push in opposite directions {sentence}" in credit_finding(credit, "a", "b")
 
 
 def as_tensors(columns):
@@ -233,22 +233,22 @@ def cards(html):
     """Label -> (class, all that the card says)."""
     page = Page(html)
     marks = [attributes.get("class") for tag, attributes in page.elements if tag == "div"]
-    found, inside = {}, html.split('<dl class="headlines">')[1].split("</dl>")[0]
+    by_label, inside = {}, html.split('<dl class="headlines">')[1].split("</dl>")[0]
     for card in inside.split("<div")[1:]:
         text = Page(f"<div{card}").text
-        found[Page(card.split("<dt>")[1].split("</dt>")[0]).text] = ("wrong" if 'class="wrong"' in card else "", text)
-    assert marks.count("wrong") == sum(mark == "wrong" for mark, _ in found.values())
-    return found
+        by_label[Page(card.split("<dt>")[1].split("</dt>")[0]).text] = ("wrong" if 'class="wrong"' in card else "", text)
+    assert marks.count("wrong") == sum(mark == "wrong" for mark, _ in by_label.values())
+    return by_label
 
 
 def test_a_collapsed_run_has_no_calm_card_and_a_good_one_no_warning():
     lines = [{"step": 0, "evaluation": start() | {"accuracy": 0.33}}, batch(1), {"step": 2, "final": FALLEN}]
     html = train_page(metrics=lines, samples=None, votes=None)
-    found = cards(html)
+    by_label = cards(html)
     for label in ("accuracy", "ECE", "Brier score", "refusal rate"):
-        assert found[label][0] == "wrong"
-        assert "⚠ most completions refuse to answer" in found[label][1]
-    assert found["malformed rate"][0] == ""
+        assert by_label[label][0] == "wrong"
+        assert "⚠ most completions refuse to answer" in by_label[label][1]
+    assert by_label["malformed rate"][0] == ""
     assert "Most completions refuse to answer (accuracy, refusal rate, ECE, Brier score)." in Page(html).text
     good = {**FALLEN, "accuracy": 0.8, "refusal_rate": 0.0}
     html = train_page(metrics=[batch(1), {"step": 2, "final": good}], samples=None)
@@ -259,9 +259,9 @@ def test_a_collapsed_run_has_no_calm_card_and_a_good_one_no_warning():
 def test_malformed_completions_and_silent_batches_are_said():
     final = {**FALLEN, "refusal_rate": 0.0, "format_rate": 0.25}
     html = train_page(metrics=[{**batch(1), "credit/no_signal": 1.0}, {"step": 2, "final": final}], samples=None)
-    found = cards(html)
-    assert "⚠ many completions are malformed" in found["malformed rate"][1]
-    assert "⚠ hardly any answer is right" in found["ECE"][1]
+    by_label = cards(html)
+    assert "⚠ many completions are malformed" in by_label["malformed rate"][1]
+    assert "⚠ hardly any answer is right" in by_label["ECE"][1]
     assert "In 100 % of the training batches nothing was learned" in Page(html).text
 
 
@@ -272,10 +272,10 @@ def test_what_cannot_be_measured_is_one_sentence_and_the_rewards_are_there():
     batches = [{"step": step, "rewards/short/mean": mean, "malformed": 0.0} for step, mean in ((1, -0.5), (2, -0.25))]
     lines = [{"step": 0, "evaluation": final}, *batches, {"step": 2, "final": final}]
     html = train_page(metrics=lines, samples=None, votes=None, unmeasured=absent)
-    found = cards(html)
-    assert set(found) == {"malformed rate", "mean reward: short"}
-    assert found["mean reward: short"][1] == "mean reward: short -0.250 -0.500 in the first batch"
-    assert "not measured" not in " ".join(text for _, text in found.values())
+    by_label = cards(html)
+    assert set(by_label) == {"malformed rate", "mean reward: short"}
+    assert by_label["mean reward: short"][1] == "mean reward: short -0.250 -0.500 in the first batch"
+    assert "not measured" not in " ".join(text for _, text in by_label.values())
     assert f"Not measured: accuracy, ECE, AUROC, brier, refusal rate, coverage; {why}." in Page(html).text
     assert "few completions state a confidence" not in html
 
@@ -301,8 +301,8 @@ def test_a_collapsed_arm_is_marked_where_it_looks_best():
     assert "scalar: most completions refuse to answer in 3 of 3 seeds (accuracy, ece, refusal_rate)." in page.text
     assert cards(html)["not beaten in ECE"][0] == "wrong"
     assert cards(html)["not beaten in accuracy"][0] == ""
-    said = compare_finding(comparison)  # no arm wins by a figure that means nothing
-    assert said.startswith("Alarm for scalar: most completions refuse to answer in 3 of 3 seeds. ")
-    assert "blockwise is better than scalar in accuracy by 0.860" in said
-    assert said.endswith("The ECE of scalar means nothing.")
-    assert "scalar is better" not in said
+    sentence = compare_finding(comparison)  # no arm wins by a figure that means nothing
+    assert sentence.startswith("Alarm for scalar: most completions refuse to answer in 3 of 3 seeds. ")
+    assert "blockwise is better than scalar in accuracy by 0.860" in sentence
+    assert sentence.endswith("The ECE of scalar means nothing.")
+    assert "scalar is better" not in sentence

@@ -135,9 +135,9 @@ def test_series_have_the_colours_of_the_legend_and_a_tooltip_says_the_number(bro
         middle = "const b = arguments[0].getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]"
         left, top = browser.run(middle, point)
         aim(browser, left + x, top)
-    said = browser.wait(SAID)
+    tooltip = browser.wait(SAID)
     words = ["step", "0", *(part for arm in ("blended", "outcome") for part in (arm, "10", "%", "[10", "%,", "10", "%]"))]
-    assert said.split() == words  # all seeds start at .1
+    assert tooltip.split() == words  # all seeds start at .1
     assert browser.console() == []
 
 
@@ -174,10 +174,10 @@ def test_every_chart_says_its_values_wherever_it_is_pointed_at(browser, pages, n
         box = browser.run(AREA, chart)
         aim(browser, box[0] + 0.2 * box[2], box[1] + 0.4 * box[3])
         aim(browser, box[0] + 0.27 * box[2], box[1] + 0.5 * box[3])
-        said = browser.wait(SAID)
-        told = [line.split("\t")[-1] for line in said.splitlines()]
-        assert any(sign.isdigit() for value in told[1:] for sign in value)  # the first is the place
-        assert not {"undefined", "null", "NaN", ""} & set(told)
+        tooltip = browser.wait(SAID)
+        entries = [line.split("\t")[-1] for line in tooltip.splitlines()]
+        assert any(sign.isdigit() for value in entries[1:] for sign in value)  # the first is the place
+        assert not {"undefined", "null", "NaN", ""} & set(entries)
         box = "document.getElementById('values').getBoundingClientRect()"
         assert browser.run(f"const b = {box}; return b.left >= 0 && b.right <= innerWidth")
         assert browser.run(FITS)
@@ -256,10 +256,10 @@ def test_a_wide_table_says_that_it_goes_on(browser, width):
 def test_paper_has_the_numbers_and_no_controls(browser, pages, dark):
     drawn(browser, pages["compare"], dark=dark)
     with browser.on_paper():
-        shown = "e => e.checkVisibility({contentVisibilityAuto: true, visibilityProperty: true})"
+        is_visible = "e => e.checkVisibility({contentVisibilityAuto: true, visibilityProperty: true})"
         for control in ("nav", "#theme", "summary"):
-            assert browser.run(f"return [...document.querySelectorAll('{control}')].some({shown})") is False
-        assert browser.run(f"return [...document.querySelectorAll('main table, .recipe, .terms dl')].every({shown})")
+            assert browser.run(f"return [...document.querySelectorAll('{control}')].some({is_visible})") is False
+        assert browser.run(f"return [...document.querySelectorAll('main table, .recipe, .terms dl')].every({is_visible})")
         body = "getComputedStyle(document.body)"
         assert browser.run(f"return [{body}.backgroundColor, {body}.color]") == ["rgb(255, 255, 255)", "rgb(0, 0, 0)"]
         label = "getComputedStyle(document.querySelector('.chart .role-axis-label text')).fill"
@@ -289,11 +289,11 @@ def test_a_long_table_is_printed_only_where_somebody_has_unfolded_it(browser):
     assert firsts == ["00.500"] * 2
     browser.run("dispatchEvent(new Event('beforeprint'))")
     visible = "e => e.checkVisibility({contentVisibilityAuto: true})"
-    shown = f"return [...document.querySelectorAll('figure table')].map({visible})"
+    visibility = f"return [...document.querySelectorAll('figure table')].map({visible})"
     with browser.on_paper():
-        assert browser.run(shown) == [True, False]
+        assert browser.run(visibility) == [True, False]
         browser.run("document.querySelectorAll('figure details')[1].open = true")
-        assert browser.run(shown) == [True, True]
+        assert browser.run(visibility) == [True, True]
 
 
 def test_names_that_are_no_field_names_are_said_as_they_are(browser):
@@ -309,8 +309,8 @@ def test_names_that_are_no_field_names_are_said_as_they_are(browser):
     x, y, width, height = browser.run(AREA, browser.driver.find_element("css selector", ".chart svg"))
     aim(browser, x + 0.8 * width, y + height / 2)
     aim(browser, x + 0.9 * width, y + height / 2)
-    said = browser.wait(SAID)
-    assert all(name in said for name in names)
-    assert "0.25" in said
+    tooltip = browser.wait(SAID)
+    assert all(name in tooltip for name in names)
+    assert "0.25" in tooltip
     assert browser.run("return window.hacked") is None
     assert browser.console() == []

@@ -21,9 +21,9 @@ def columns(confidence_n):
 def page_of(confidence_n, **changes):
     lines = [{"step": 0, "evaluation": start()}, {"step": 2, "final": start() | {"laser_ece": 0.5, "laser_coverage": 1.0}}]
     votes = voting(list("abcaaabb"), SCORE, CORRECT, prompts=[0] * 4 + [1] * 4, resamples=5)
-    said = Samples(torch.arange(8) // 4, {"s": list("abcaaabb")}, {"s": CORRECT}, confidence_n, CORRECT >= 0, score_n=SCORE)
+    rows = Samples(torch.arange(8) // 4, {"s": list("abcaaabb")}, {"s": CORRECT}, confidence_n, CORRECT >= 0, score_n=SCORE)
     votes = {"solution": {**votes, **changes}}
-    return Page(train_page(metrics=lines, samples=columns(confidence_n), intervals=said.intervals(), votes=votes))
+    return Page(train_page(metrics=lines, samples=columns(confidence_n), intervals=rows.intervals(), votes=votes))
 
 
 def test_a_panel_for_each_and_headlines_for_the_score():

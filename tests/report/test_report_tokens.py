@@ -66,24 +66,24 @@ def test_everything_survives_the_coding():
         numbers = {m: [dice.choice([*awkward, dice.gauss(0, 1)]) for _ in range(size)] for m in ("a", "b")}
         chances = None if n % 2 else [dice.random() for _ in range(size)]
         rows.append(row(tokens, prompt=f"prompt {n // 3} \ud800", advantages=numbers, probabilities=chances, step=n or None))
-    found = {"brier": -0.123456, "correct": None}
-    rows[2] = row(["x", "y"], rewards=found, statuses={"brier": "ok", "correct": "timeout"}, fault="missing")
+    rewards = {"brier": -0.123456, "correct": None}
+    rows[2] = row(["x", "y"], rewards=rewards, statuses={"brier": "ok", "correct": "timeout"}, fault="missing")
     data = data_of(token_view(TokenView(("a", "b"), rows)))
     assert data["methods"] == ["a", "b"]
     assert data["objectives"] == ["correct", "brier"]
     assert data["steps"] == [None, 1, None, 3, 4, 5, 6]
     assert data["values"] == []
-    for n, given in enumerate(rows):
-        assert decoded(data["tokens"], n) == list(given.tokens)
-        assert decoded(data["prompts"], n) == [given.prompt]
-        assert decoded(data["faults"], n) == [given.fault]
-        assert decoded(data["statuses"], n) == [given.statuses.get("correct", ""), given.statuses.get("brier", "")]
+    for n, expected in enumerate(rows):
+        assert decoded(data["tokens"], n) == list(expected.tokens)
+        assert decoded(data["prompts"], n) == [expected.prompt]
+        assert decoded(data["faults"], n) == [expected.fault]
+        assert decoded(data["statuses"], n) == [expected.statuses.get("correct", ""), expected.statuses.get("brier", "")]
         for m, method in enumerate(("a", "b")):
-            assert_numbers(decoded(data["advantages"][m], n), given.advantages[method], 4)
-        if given.probabilities is None:
+            assert_numbers(decoded(data["advantages"][m], n), expected.advantages[method], 4)
+        if expected.probabilities is None:
             assert decoded(data["probabilities"], n) is None
         else:
-            assert_numbers(decoded(data["probabilities"], n), given.probabilities, 3)
+            assert_numbers(decoded(data["probabilities"], n), expected.probabilities, 3)
     assert data["rewards"][2] == [None, -0.1235]
     assert data["rewards"][0] == [1, None]
     assert data["spans"][2] == [["solution", 0, 2]]
@@ -157,8 +157,8 @@ def test_500_long_completions_stay_small(unchecked_shapes):
         credit = {m: [float(dice.normal())] * cut + [float(dice.normal())] * (1000 - cut) for m in ("a", "b", "c")}
         values = np.cumsum(dice.normal(0, 0.02, 1000)) + 0.5
         chances = np.where(dice.random(1000) < 0.5, 1 - dice.exponential(0.005, 1000).clip(0, 1), dice.beta(2, 1, 1000))
-        known = {"advantages": credit, "values": {"": values.tolist()}, "probabilities": chances.tolist()}
-        rows.append(row([words[i] for i in ids], **known))
+        numbers = {"advantages": credit, "values": {"": values.tolist()}, "probabilities": chances.tolist()}
+        rows.append(row([words[i] for i in ids], **numbers))
     html = token_view(TokenView(("a", "b", "c"), rows))
     assert len(html) < 2_000_000  # leaves 1 MB for the charts
     data = data_of(html)
@@ -208,8 +208,8 @@ def test_an_absent_block_has_no_span():
     ],
 )
 def test_the_outcome_is_the_objective_that_is_named_and_no_other(rewards, outcome, place):
-    given = row(["x"], rewards=rewards, statuses=dict.fromkeys(rewards, "ok"))
-    assert data_of(token_view(TokenView(("a",), [given], outcome)))["outcome"] == place
+    completion = row(["x"], rewards=rewards, statuses=dict.fromkeys(rewards, "ok"))
+    assert data_of(token_view(TokenView(("a",), [completion], outcome)))["outcome"] == place
 
 
 # ---- from the rollouts parquet ----

@@ -224,13 +224,13 @@ def test_filters(browser):
     for control, value, listed in FILTERS:
         browser.press(Keys.HOME)
         choose(browser, control, value)
-        found = []
+        visited = []
         for place in range(len(listed)):
             words = text(browser, ".token-count")
             assert words.startswith(f"{place + 1} of {len(listed)} that fit")
-            found.append(int(words.split("completion ")[1].split(" ")[0]))
+            visited.append(int(words.split("completion ")[1].split(" ")[0]))
             browser.press("j")
-        assert found == listed, (control, value)
+        assert visited == listed, (control, value)
         assert listed or text(browser, ".token-count") == "No completion fits."
         browser.run("document.querySelector('[data-go=reset]').click()")
         assert text(browser, ".token-count").endswith("of 4")
@@ -252,13 +252,13 @@ def test_right_and_wrong_are_those_of_the_outcome_not_of_another_reward(browser)
 
 def test_stop_credit_is_told_at_the_last_trained_token(browser):
     opened(browser, row(["a", "b", "tool"], [0.25, -0.5, math.nan], [0.25, 0.25, math.nan], stop={"a": -0.75}))
-    said = []
+    details = []
     for t in (0, 1, 2):
         ActionChains(browser.driver).move_to_element(token(browser, t)).perform()
-        said.append(text(browser, ".token-details").split("\n"))
-    assert ["of it stop credit, a" in lines for lines in said] == [False, True, False]
-    assert said[1][said[1].index("of it stop credit, a") + 1] == "−0.75"
-    assert "of it stop credit, b" not in said[1]
+        details.append(text(browser, ".token-details").split("\n"))
+    assert ["of it stop credit, a" in lines for lines in details] == [False, True, False]
+    assert details[1][details[1].index("of it stop credit, a") + 1] == "−0.75"
+    assert "of it stop credit, b" not in details[1]
 
 
 def test_numbers_of_a_coarse_column_say_that_they_are_rounded(browser):
@@ -291,8 +291,8 @@ def test_what_differs_most_comes_first(browser):
 
 def test_other_methods_and_other_colours(browser):
     methods = ("<b>x</b>", "b", "third")
-    known = {"advantages": {"<b>x</b>": [0.5, 0.5], "b": [0.0, 0.0], "third": [-0.5, 0.5]}, "values": {"": [0.5, -0.125]}}
-    opened(browser, row(["u", "v"], **known, probabilities=[1.0, 0.5]), methods=methods)
+    numbers = {"advantages": {"<b>x</b>": [0.5, 0.5], "b": [0.0, 0.0], "third": [-0.5, 0.5]}, "values": {"": [0.5, -0.125]}}
+    opened(browser, row(["u", "v"], **numbers, probabilities=[1.0, 0.5]), methods=methods)
     assert "<b>x</b> · per token +0.5 × 2 tokens" in text(browser, ".token-head")
     choose(browser, "left", "2")
     assert text(browser, ".token-head") == "solution · third · per token −0.5 to +0.5, 2 tokens"
@@ -335,12 +335,12 @@ HOSTILE = {
 
 
 def test_hostile_text_shows_as_text(browser):
-    tokens, shown = list(HOSTILE), list(HOSTILE.values())
+    tokens, texts = list(HOSTILE), list(HOSTILE.values())
     bad = "</script><script>window.hacked=1</script>\u202e"
     hostile = row(tokens, advantages={bad: [0.5] * len(tokens)}, prompt=bad, spans={bad: [(0, 3)]}, rewards={bad: None},
                   statuses={bad: bad}, fault=bad)  # fmt: skip
     opened(browser, hostile, methods=(bad,))
-    for t, expected in enumerate(shown):
+    for t, expected in enumerate(texts):
         assert token(browser, t).get_property("textContent") == expected
         assert style(browser, token(browser, t), "unicode-bidi") == "isolate"
     safe = bad.replace("\u202e", "⟨U+202E⟩")

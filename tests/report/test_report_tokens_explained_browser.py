@@ -128,8 +128,8 @@ def test_nothing_is_wider_than_the_window_but_what_scrolls(browser, export, widt
 def test_a_hint_never_lies_on_what_it_explains(browser, export, width):
     opened(browser, export, width=width, height=700)
     browser.run("document.querySelector('.token-listing').open = true")
-    shown = ".token-panes .token, .token-sum, .token-term, .token-credit, .token-group [data-hint]"
-    elements = browser.run("return [...document.querySelectorAll(arguments[0])].filter((e) => e.checkVisibility())", shown)
+    targets = ".token-panes .token, .token-sum, .token-term, .token-credit, .token-group [data-hint]"
+    elements = browser.run("return [...document.querySelectorAll(arguments[0])].filter((e) => e.checkVisibility())", targets)
     for element in [elements[0], *random.Random(1).sample(elements, 14)]:
         for block in ("end", "start", "center"):  # at the lower edge, too
             text, left, right, covers = browser.run(POINT, element, block)
@@ -170,8 +170,8 @@ def by_difference(rows):
 
     def gap(row):
         grpo = four(row["credit/grpo/completion"]) / unit("grpo")
-        held = [row[f"credit/bae/{block}"] for block in ("solution", "confidence")]
-        return max(abs(grpo - four(value) / unit("bae")) for value in held if value is not None)
+        blockwise = [row[f"credit/bae/{block}"] for block in ("solution", "confidence")]
+        return max(abs(grpo - four(value) / unit("bae")) for value in blockwise if value is not None)
 
     return sorted(range(len(rows)), key=lambda n: (-gap(rows[n]), n))
 
@@ -189,8 +189,8 @@ def test_the_list_sorts_as_python_does(browser, export, rows, key, column):
     direction = "return document.querySelector('th[aria-sort=descending], th[aria-sort=ascending]').ariaSort"
     first = -1 if browser.run(direction) == "descending" else 1
     for sign in (first, -first):
-        known = [n for n in range(len(rows)) if rows[n][column] is not None]
-        expected = sorted(known, key=lambda n: (sign * four(rows[n][column]), n))
+        present = [n for n in range(len(rows)) if rows[n][column] is not None]
+        expected = sorted(present, key=lambda n: (sign * four(rows[n][column]), n))
         expected += [n for n in range(len(rows)) if rows[n][column] is None]  # what is not known is last both ways
         assert listing(browser) == expected
         sort_by(browser, key)
@@ -249,8 +249,8 @@ def test_the_arithmetic_shown_holds(browser, export, rows):
             " [e.closest('.token-method').querySelector('h4'), e.querySelector('b'), e.querySelector('.token-credit')]"
             " .map((each) => each.textContent))"
         )
-        for method, block, said in credits:
-            assert float(said.replace("−", "-")) == pytest.approx(rows[n][f"credit/{method}/{block}"], rel=5.1e-4)
+        for method, block, number in credits:
+            assert float(number.replace("−", "-")) == pytest.approx(rows[n][f"credit/{method}/{block}"], rel=5.1e-4)
         assert len(credits) >= 2
     assert seen > 20
 
@@ -263,8 +263,8 @@ def test_the_group_leads_to_its_completions_and_says_who_was_compared(browser, e
     assert [int(cells[0]) for cells in group] == [n + 1 for n in mates]
     for cells, n in zip(group, mates, strict=True):
         strata = {part["objective"]: part["stratum"] for part in rows[n]["parts/bae"] if part["stratum"] >= 0}
-        own = {part["objective"]: part["stratum"] for part in rows[2]["parts/bae"] if part["stratum"] >= 0}
-        same = [name for name in own if strata.get(name) == own[name]]
+        target_strata = {part["objective"]: part["stratum"] for part in rows[2]["parts/bae"] if part["stratum"] >= 0}
+        same = [name for name in target_strata if strata.get(name) == target_strata[name]]
         assert cells[-1] == ("this one" if n == 2 else ", ".join(same) or "nothing")
     browser.run(f"document.querySelector(`[aria-label='Go to completion {mates[-1] + 1}']`).click()")
     assert browser.run("return location.hash") == f"#token-{mates[-1] + 1}"
@@ -304,5 +304,5 @@ def test_print_leaves_out_the_controls_and_has_the_whole_table_of_the_group(brow
     kept = {"headline": True, "panes": True, "why": True, "bar": False, "listing": False, "more": False}
     with browser.on_paper():
         assert browser.run(table) <= 794
-        for name, shown in kept.items():
-            assert browser.driver.find_element(By.CSS_SELECTOR, f".token-{name}").is_displayed() == shown, name
+        for name, visible in kept.items():
+            assert browser.driver.find_element(By.CSS_SELECTOR, f".token-{name}").is_displayed() == visible, name

@@ -21,17 +21,17 @@ NAN = math.nan
 
 
 def row(**changes):
-    given = {
+    fields = {
         "prompt": "p", "tokens": ["a", "b", "c"], "advantages": {"grpo": [0.1] * 3, "bae": [0.5, 0.5, -0.8]},
         "spans": {"solution": [(0, 2)], "confidence": [(2, 3)]}, "rewards": {"correct": 1.0, "brier": -0.81},
         "statuses": {"correct": "ok", "brier": "ok"}, "fault": "", "stated": {"brier": 0.1},
         "credit": {"grpo": {"completion": 0.3}, "bae": {"solution": 1.0, "confidence": -0.8}},
     }  # fmt: skip
-    return TokenRow(**{**given, **changes})
+    return TokenRow(**{**fields, **changes})
 
 
-def sentence(one, left="grpo", right="bae", rows=(), **view):
-    data = payload(TokenView(("grpo", "bae"), [one, *rows], "correct", **view))  # joined as the page does it
+def sentence(case, left="grpo", right="bae", rows=(), **view):
+    data = payload(TokenView(("grpo", "bae"), [case, *rows], "correct", **view))  # joined as the page does it
     methods = [data["methods"].index(name) for name in dict.fromkeys((left, right))]
     columns = (data["openings"], *(data["clauses"][m] for m in methods))
     opening, *clauses = (column["words"][ord(column["codes"][0]) - 32] for column in columns)
@@ -71,9 +71,9 @@ def test_one_method_is_named_once_and_a_mean_is_called_one():
     assert spoken.endswith("(−0.8), on average over tokens.")
 
 
-def block(one, name, method="bae", *, rules=MappingProxyType({})):
-    found = explained(one, method, rules.get(method, Rule()))
-    return found, found["blocks"].get(name)
+def block(case, name, method="bae", *, rules=MappingProxyType({})):
+    why = explained(case, method, rules.get(method, Rule()))
+    return why, why["blocks"].get(name)
 
 
 PAYS = {"correct": ["solution"], "form": ["solution"], "brier": ["confidence"]}
@@ -84,12 +84,12 @@ RULES = {"bae": Rule(objectives=LISTED)}
 def test_terms_add_up_and_what_does_not_is_said():
     parts = [CreditPart("correct", 1.0, 0.25, 1.0, 1.0, 0.75, 0), CreditPart("form", 1.0, 0.0, 1.0, 0.25, 0.25, 0),
              CreditPart("brier", -0.9, -0.1, 1.0, 1.0, -0.8, 1)]  # fmt: skip
-    one = row(parts={"bae": parts})
-    _, solution = block(one, "solution", rules=RULES)
+    case = row(parts={"bae": parts})
+    _, solution = block(case, "solution", rules=RULES)
     assert solution["total"] == "+1 = 0.75 (correct) + 0.25 (form)"
     assert [term["sum"] for term in solution["terms"]] == ["+0.75 = 1 − 0.25", "+0.25 = 0.25 · (1 − 0)"]
     assert (solution["each"], solution["share"]) == ("+0.5", "on each of its 2 tokens, together +1")
-    _, confidence = block(one, "confidence", rules=RULES)
+    _, confidence = block(case, "confidence", rules=RULES)
     assert [confidence["total"], confidence["terms"][0]["sum"]] == ["", "−0.8 = −0.9 − (−0.1)"]
     _, wrong = block(row(parts={"bae": [parts[0], parts[2]]}), "solution", rules=RULES)
     assert wrong["terms"] == []
@@ -97,15 +97,15 @@ def test_terms_add_up_and_what_does_not_is_said():
 
 
 def test_a_file_without_parts_has_no_arithmetic():
-    found, unknown = block(row(), "solution", rules=RULES)
-    assert [unknown["terms"], found["note"]] == [[], "The file does not say what the credit of bae is made of."]
+    why, unknown = block(row(), "solution", rules=RULES)
+    assert [unknown["terms"], why["note"]] == [[], "The file does not say what the credit of bae is made of."]
 
 
 def test_a_score_of_its_own_is_a_term():
     """0.9 · 0.75 + 0.1 · 1.1 = 0.785."""
-    one = row(parts={"bae": [CreditPart("correct", 1.0, 0.25, 1.0, 1.0, 0.75, 0)]}, credit={"bae": {"solution": 0.785}},
+    case = row(parts={"bae": [CreditPart("correct", 1.0, 0.25, 1.0, 1.0, 0.75, 0)]}, credit={"bae": {"solution": 0.785}},
               own={"bae": (0.1, 1.1)})  # fmt: skip
-    _, solution = block(one, "solution", rules={"bae": Rule(objectives={"correct": LISTED["correct"]}, verdict="correct")})
+    _, solution = block(case, "solution", rules={"bae": Rule(objectives={"correct": LISTED["correct"]}, verdict="correct")})
     assert solution["total"] == "+0.785 = 0.9 · 0.75 (correct) + 0.1 · 1.1 (its own score)"
     assert holds(solution["total"])
 
@@ -124,31 +124,31 @@ def test_a_score_of_its_own_is_a_term():
     ],
 )
 def test_where_there_is_no_sum_a_sentence_says_why(part, status, words):
-    one = row(parts={"bae": [part]}, statuses={"brier": status}, credit={"bae": {"confidence": part.part}})
-    _, found = block(one, "confidence", rules={"bae": Rule(objectives=LISTED, about="about it")})
-    assert [found["terms"][0]["sum"], words in found["terms"][0]["note"]] == ["", True]
+    case = row(parts={"bae": [part]}, statuses={"brier": status}, credit={"bae": {"confidence": part.part}})
+    _, confidence = block(case, "confidence", rules={"bae": Rule(objectives=LISTED, about="about it")})
+    assert [confidence["terms"][0]["sum"], words in confidence["terms"][0]["note"]] == ["", True]
 
 
 def test_methods_per_token_and_what_is_recorded_have_a_sentence():
-    found, _ = block(row(), "solution", rules={"bae": Rule("token", "bae: Compare.")})
-    assert found["note"].startswith("bae credits each token by itself; the credit of a block is the mean over its tokens.")
-    one = row(credit={"recorded": {"solution": 1.0}}, advantages={"recorded": [1.0] * 3})
-    note = explained(one, "recorded", Rule())["note"]
+    why, _ = block(row(), "solution", rules={"bae": Rule("token", "bae: Compare.")})
+    assert why["note"].startswith("bae credits each token by itself; the credit of a block is the mean over its tokens.")
+    case = row(credit={"recorded": {"solution": 1.0}}, advantages={"recorded": [1.0] * 3})
+    note = explained(case, "recorded", Rule())["note"]
     assert note == "recorded is the credit that the trainer wrote into the file; the file does not say how it was computed."
 
 
 def test_what_a_baseline_is_the_mean_of_is_looked_up():
-    def one(worth, baseline, averaged):
+    def compared(worth, baseline, averaged):
         part = CreditPart("brier", worth, baseline, 1.0, 1.0, worth - baseline, 0, members=2, averaged=averaged)
         return row(parts={"bae": [part]}, credit={"bae": {"confidence": worth - baseline}})
 
-    def note(one):
+    def note(case):
         rule = Rule(objectives={"brier": {"pays": ["confidence"], "baseline": "group", "given": []}})
-        return explained(one, "bae", rule)["blocks"]["confidence"]["terms"][0]["note"]
+        return explained(case, "bae", rule)["blocks"]["confidence"]["terms"][0]["note"]
 
-    assert note(one(-0.2, -0.3, 2)) == "baseline −0.3: the mean of the 2 compared (same prompt)"
-    assert note(one(-0.2, -0.4, 1)) == "baseline −0.4: the reward of the only other one"
-    assert note(one(-0.2, -0.7, 0)) == "baseline −0.7: same prompt"
+    assert note(compared(-0.2, -0.3, 2)) == "baseline −0.3: the mean of the 2 compared (same prompt)"
+    assert note(compared(-0.2, -0.4, 1)) == "baseline −0.4: the reward of the only other one"
+    assert note(compared(-0.2, -0.7, 0)) == "baseline −0.7: same prompt"
 
 
 def test_equations_of_awkward_numbers_hold():
@@ -169,29 +169,29 @@ def test_every_sum_of_an_export_holds(tmp_path, methods):
     prompts = [f"2+{n}=" for n in range(4) for _ in spoken]
     golds = ["4"] * 12 + ["5"] * 6 + ["9"] * 6
     file = verl_file(tmp_path / "1.jsonl", spoken * 4, prompts=prompts, gts=golds)
-    found = credit(file, output=tmp_path / "out", console=quiet(), methods=methods)
+    result = credit(file, output=tmp_path / "out", console=quiet(), methods=methods)
     table = pq.read_table(tmp_path / "out" / "credit.parquet")
     from spanwise.commands.credit.page import rule_of
 
-    listed = {name: scheme.plain() for name, scheme in found.arms.schemes.items()}
+    listed = {name: scheme.plain() for name, scheme in result.arms.schemes.items()}
     rows = token_rows(table, None)
-    rules = {name: rule_of(one["method"], one["objectives"]) for name, one in listed.items()}
-    view = TokenView(tuple(one.name for one in found.applied), rows, rules=rules)
+    rules = {name: rule_of(settings["method"], settings["objectives"]) for name, settings in listed.items()}
+    view = TokenView(tuple(applied.name for applied in result.applied), rows, rules=rules)
     seen = dict.fromkeys(view.methods, 0)
     for n, why in enumerate(payload(view)["why"]):
         for method, entry in zip(view.methods, why, strict=True):
-            for name, one in entry["blocks"].items():
-                texts = (one["total"], *(term[key] for term in one["terms"] for key in ("sum", "worth")))
+            for name, facts in entry["blocks"].items():
+                texts = (facts["total"], *(term[key] for term in facts["terms"] for key in ("sum", "worth")))
                 sums = [text for text in texts if " = " in text]
                 assert all(holds(text) for text in sums), (method, sums)
-                assert not one["warning"]
+                assert not facts["warning"]
                 columns = [f"credit/{method}/{name}"]
                 if name == "completion":  # one number, the same in every block that is there
                     columns = [f"credit/{method}/{block}" for block in family_names(table.column_names, "credit", method)]
                 (credit_n,) = {table[key][n].as_py() for key in columns if not key.endswith("/stop")} - {None}
-                assert float(one["credit"].replace("−", "-")) == pytest.approx(credit_n, rel=5.1e-4)
-                added = sum(float(term["credit"].replace("−", "-")) for term in one["terms"])
-                if one["terms"]:
+                assert float(facts["credit"].replace("−", "-")) == pytest.approx(credit_n, rel=5.1e-4)
+                added = sum(float(term["credit"].replace("−", "-")) for term in facts["terms"])
+                if facts["terms"]:
                     assert added == pytest.approx(credit_n, abs=2e-3)
                 seen[method] += len(sums)
     assert all(count > 10 for method, count in seen.items() if method not in ("gdpo", "dcpo")), seen
