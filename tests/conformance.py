@@ -226,9 +226,9 @@ def fields_advantages(rows):
             credit[A] = row["a"] - average(present)
         first = [mate["n"][0] for mate in group]
         credit[FIRST] = row["n"][0] - average(first) if len(first) > 1 else 0.0
-        like = [mate["n"][1] for mate in group if len(mate["n"]) > 1 and mate["n"][0] == row["n"][0]]
-        if len(row["n"]) > 1 and len(like) > 1:
-            credit[SECOND] = row["n"][1] - average(like)
+        alike = [mate["n"][1] for mate in group if len(mate["n"]) > 1 and mate["n"][0] == row["n"][0]]
+        if len(row["n"]) > 1 and len(alike) > 1:
+            credit[SECOND] = row["n"][1] - average(alike)
         sizes = [max(row["blocks"].count(block), 1) for block in (REST, A, FIRST, SECOND)]
         advantages.append(shared(row, credit, sizes, stop=stop))
     return advantages

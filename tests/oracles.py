@@ -133,10 +133,10 @@ def slow_vineppo(value, reward, block):
             continue
         after = float(reward[i])
         for k in reversed(spans):
-            here = float(value[i, k])
-            here = after if math.isnan(here) else here
-            result[i, block[i] == k] = after - here
-            after = here
+            start = float(value[i, k])
+            start = after if math.isnan(start) else start
+            result[i, block[i] == k] = after - start
+            after = start
     return result
 
 
@@ -436,9 +436,9 @@ def faults(marks, taken, owner, layout, missing, read):
         if opens:
             fault |= Fault.NESTED if any(u != tag and kinds and kinds[-1] for u, kinds in before.items()) else 0
             k = owner[at] if at >= 0 else 0
-            mine = tag in layout.blocks[k][1]
+            allowed = tag in layout.blocks[k][1]
             first = not any(m[0] == tag and m[1] and (owner[m[2]] if m[2] >= 0 else 0) == k for m in marks[:n])
-            if (tag, opens, at) not in taken and (first or not mine):
+            if (tag, opens, at) not in taken and (first or not allowed):
                 outside.add(tag)
         elif not (before[tag] and before[tag][-1]):
             fault |= Fault.ORDER

@@ -199,14 +199,14 @@ class Page(HTMLParser):
             pass
 
     def handle_data(self, data):
-        here = self._open[-1] if self._open else ""
-        if here == "script":
+        element = self._open[-1] if self._open else ""
+        if element == "script":
             self.scripts[-1] = (self.scripts[-1][0], self.scripts[-1][1] + data)
-        elif here != "style":
+        elif element != "style":
             self._texts += [data] if self._apart else []
             self._texts[-1] += "" if self._apart else data
             self._apart = False
-            if here in ("td", "th"):
+            if element in ("td", "th"):
                 self.cells[-1][-1] += data
 
     @property

@@ -82,10 +82,10 @@ def slow_paragraphs(case):
 def run_of(data, at, signs):
     """The byte after as many of some signs as follow each other."""
     while True:
-        here = [sign for sign in signs if data[at : at + len(sign)] == sign]
-        if not here:
+        matching = [sign for sign in signs if data[at : at + len(sign)] == sign]
+        if not matching:
             return at
-        at += len(here[0])
+        at += len(matching[0])
 
 
 ENDS = [sign.encode() for sign in ".!?…"]
@@ -238,8 +238,8 @@ def signs_in(case, wanted, tokens_only=()):
     spelled = [sign for sign in wanted if sign not in case.specials and not (case.specials and sign in tokens_only)]
     signs, at = [], 0
     while at < len(data):
-        here = [tokens[at]] if at in tokens else [sign for sign in spelled if data[at : at + len(sign)] == sign]
-        sign = max(here, key=len, default=b"")
+        candidates = [tokens[at]] if at in tokens else [sign for sign in spelled if data[at : at + len(sign)] == sign]
+        sign = max(candidates, key=len, default=b"")
         if sign and not (at not in tokens and any(place in tokens for place in range(at, at + len(sign)))):
             signs.append((sign, at, at + len(sign)))
             at += len(sign)

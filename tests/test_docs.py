@@ -231,8 +231,8 @@ def test_a_method_is_trained_or_says_that_it_is_a_function_to_call(name):
     if method.summary.startswith(to_call):
         assert ".contrib." in method.estimator.__module__
     else:
-        like, refine = ("grpo", {"refine": name}) if method.kind == "refinement" else (name, {})
-        Scheme.preset(like, DIGITS_LAYOUT, longest=32, **refine).check((*PROVIDES, *CriticConfig.adds))
+        base, refine = ("grpo", {"refine": name}) if method.kind == "refinement" else (name, {})
+        Scheme.preset(base, DIGITS_LAYOUT, longest=32, **refine).check((*PROVIDES, *CriticConfig.adds))
 
 
 # ---------------------------------------------------------------------------------------------------------- your own

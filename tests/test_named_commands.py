@@ -132,9 +132,9 @@ def test_spanwise_takes_what_it_is_given(text):
 
 def test_every_target_is_one():
     targets = set(re.findall(r"^([\w./-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    asked = {(place, word) for place, words in words_of("make") for word in words if re.fullmatch(r"[a-z][\w./-]*", word)}
+    calls = {(place, word) for place, words in words_of("make") for word in words if re.fullmatch(r"[a-z][\w./-]*", word)}
     prose = {"it", "a", "of", "an"}
-    assert {(place, word) for place, word in asked if word not in targets | prose} == set()
+    assert {(place, word) for place, word in calls if word not in targets | prose} == set()
     phony = set(re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split())
     assert {name for name in phony if name not in targets} == set()
 
@@ -155,9 +155,9 @@ def test_every_file_of_tests_is_there():
 
 def test_every_module_and_extra_is_there():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    asked = {extra for _, text in NAMED for group in re.findall(r"spanwise\[([\w,]+)\]", text) for extra in group.split(",")}
-    assert asked
-    assert asked <= set(extras)
+    names = {extra for _, text in NAMED for group in re.findall(r"spanwise\[([\w,]+)\]", text) for extra in group.split(",")}
+    assert names
+    assert names <= set(extras)
     modules = {words[1] for _, words in words_of("python") if words[:1] == ["-m"] and words[1].startswith("spanwise")}
     for module in modules:
         assert (ROOT / "src" / Path(*module.split("."))).with_suffix(".py").is_file() or (

@@ -67,8 +67,8 @@ def test_a_table_of_all_ranks_reads_back_as_it_was_written():
         torch.tensor([[[nan, nan], [-0.81, -0.01]], [[nan, nan], [nan, nan]]]).double(),
         stated_nm=torch.tensor([[nan, 0.9], [nan, nan]]).double(),
     )
-    here = spans([[0, 0, 1], [0, 0, -1]])
-    table = Reading(scores, here.length_nk, here.fault_n).pack()
+    where = spans([[0, 0, 1], [0, 0, -1]])
+    table = Reading(scores, where.length_nk, where.fault_n).pack()
     back = Reading.unpack(torch.cat([table, table]), TWO)
     assert back.scores.reward_nm[:2].flatten().tolist() == pytest.approx([1.0, -0.01, nan, nan], nan_ok=True)
     assert back.scores.status_nm[:2].tolist() == [[0, 0], [1, 2]]
@@ -192,14 +192,14 @@ def test_a_stratum_in_which_stopping_is_charged_for_is_not_dead():
 
 def test_a_completion_without_a_reward_takes_no_part_in_a_token_method():
     scheme = Scheme("reinforce++", ONE.layout, ONE.objectives, "completion", {"whiten": False})
-    here = Spans(
+    where = Spans(
         ("b",), torch.zeros(2, 1).long(), torch.full((2, 1), 2), torch.zeros(2, 2).to(torch.int8), torch.zeros(2).long()
     )
     reading = reading_of([math.nan, 2.0], [[2], [2]], [0, 0])
     batch = Batch([0, 0], torch.zeros(2, 2).long(), torch.ones(2, 2).bool())
-    credit = credit_batch(Reading(reading.scores, reading.length_nk, reading.fault_n, spans=here), batch, scheme)
+    credit = credit_batch(Reading(reading.scores, reading.length_nk, reading.fault_n, spans=where), batch, scheme)
     assert credit.token_nt.tolist() == [[0.0, 0.0], [2.0, 2.0]]
-    assert advantages(credit, here, scheme).tolist() == [[0.0, 0.0], [1.0, 1.0]]
+    assert advantages(credit, where, scheme).tolist() == [[0.0, 0.0], [1.0, 1.0]]
 
 
 def test_sentences():

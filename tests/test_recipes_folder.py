@@ -55,8 +55,8 @@ def test_no_recipe_is_left_untested() -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_each_says_what_it_is_and_its_command(name) -> None:
-    what, command, *fields = (FOLDER / name).read_text().splitlines()
-    assert what.startswith("# ")
+    summary, command, *fields = (FOLDER / name).read_text().splitlines()
+    assert summary.startswith("# ")
     assert f"train recipes/{name}" in command
     assert fields[0].startswith("task: ")
     assert load(FOLDER / name).output is None  # a new folder for every run

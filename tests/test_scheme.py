@@ -103,11 +103,11 @@ def spy(kind, calls):
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-@pytest.mark.parametrize("like", PRESETS)
-def test_a_registered_method_is_called(kind, like):
+@pytest.mark.parametrize("base", PRESETS)
+def test_a_registered_method_is_called(kind, base):
     calls = []
-    name = f"spy of {kind} like {like}"
-    register(name, kind=kind, paper="none", preset=PRESETS[like])(spy(kind, calls))
+    name = f"spy of {kind} like {base}"
+    register(name, kind=kind, paper="none", preset=PRESETS[base])(spy(kind, calls))
     try:
         scheme = preset(name)
         credit, _ = credited(scheme)

@@ -129,12 +129,12 @@ def test_a_recipe_nested_without_end_is_one_sentence(tmp_path):
 def test_a_function_that_a_recipe_names_is_shown_before_it_runs(tmp_path, capfd, monkeypatch):
     (tmp_path / "mine.py").write_text("print('it ran')\ndef reward(blocks):\n    return [1.0 for _ in blocks]\n")
     monkeypatch.chdir(tmp_path)
-    asked = {"objectives": [{"reward": "mine.py:reward", "pays": ["solution"]}], "method": "bae"}
-    scheme_of(load(None, asked), LAYOUT, 32)
+    overrides = {"objectives": [{"reward": "mine.py:reward", "pays": ["solution"]}], "method": "bae"}
+    scheme_of(load(None, overrides), LAYOUT, 32)
     out, err = capfd.readouterr()
     assert err == f"The recipe runs code: 'mine.py:reward', from the file '{tmp_path / 'mine.py'}'.\n"
     assert out == "it ran\n"
-    scheme_of(load(None, asked), LAYOUT, 32)
+    scheme_of(load(None, overrides), LAYOUT, 32)
     assert capfd.readouterr().err == ""
 
 
@@ -148,10 +148,10 @@ NAMED = [
 
 def hostile_run(place, fact, name, *, whole):
     """A folder of rollouts whose recipe names code that leaves a file when it runs."""
-    asked = {"reward": name, "pays": "confidence"}
+    objective = {"reward": name, "pays": "confidence"}
     if fact == "given":
-        asked = {"reward": "brier", "pays": "confidence", "given": ["correct", name], "baseline": "outcome"}
-    objectives = json.dumps([{"reward": "correct", "pays": "solution"}, asked])
+        objective = {"reward": "brier", "pays": "confidence", "given": ["correct", name], "baseline": "outcome"}
+    objectives = json.dumps([{"reward": "correct", "pays": "solution"}, objective])
     folder = own_run(
         place / "hostile_run", rewards=[1.0, 0.0, 1.0, 0.0], recipe=f"group_size: 2\nprompts: 2\nobjectives: {objectives}\n"
     )

@@ -103,15 +103,15 @@ def scripted(said=SAID, *, tools=False):
 
     def rollout(batch, trainer):
         first = trainer.accelerator.process_index * len(batch)
-        mine = [said[(first + i) % len(said)] for i in range(len(batch))]
+        scripts = [said[(first + i) % len(said)] for i in range(len(batch))]
         encoder = trainer.processing_class
         output = {
             "prompt_ids": [encoder.encode(prompt, add_special_tokens=False) for prompt in batch],
-            "completion_ids": [encoder.convert_tokens_to_ids(script.pieces) for script in mine],
+            "completion_ids": [encoder.convert_tokens_to_ids(script.pieces) for script in scripts],
             "logprobs": None,
         }
         if tools:
-            output["env_mask"] = [[int(block >= 0) for block in script.blocks] for script in mine]
+            output["env_mask"] = [[int(block >= 0) for block in script.blocks] for script in scripts]
         return output
 
     return rollout

@@ -166,8 +166,8 @@ def token_credit(name, talks, size=small.GROUP):
 def gradient(name, talks, size=small.GROUP, unlearned=()):
     """Of minus the mean over rollouts of the sum over tokens of credit times ratio."""
     model, scripts = small.policy(), [dialogue.said for dialogue in talks]
-    asked = small.questions(scripts, size) if size == small.GROUP else ["2+2="] * len(scripts)
-    logs = small.log_probs(model, scripts, asked)
+    questions = small.questions(scripts, size) if size == small.GROUP else ["2+2="] * len(scripts)
+    logs = small.log_probs(model, scripts, questions)
     total = 0.0
     for n, (row, credit) in enumerate(zip(logs, token_credit(name, talks, size), strict=True)):
         if n not in unlearned:

@@ -102,8 +102,8 @@ def train(folder, name, *, rows):
     """Three steps; what was sampled and credited in this process, the weights after them, and the gathers of each step."""
     options = dict(CASES[name])
     tools, extra = options.pop("tools", False), dict(options.pop("extra", {}))
-    asked = Dataset.from_list([{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in SUMS])
-    extra |= {"train_dataset": asked, "rollout_func": lambda batch, trainer: rollout(batch, trainer, tools=tools)}
+    dataset = Dataset.from_list([{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in SUMS])
+    extra |= {"train_dataset": dataset, "rollout_func": lambda batch, trainer: rollout(batch, trainer, tools=tools)}
     run = trainer(
         f"{folder}/{name}", kind=Counted, extra=extra, per_device_train_batch_size=rows,
         gradient_accumulation_steps=2, num_generations=GROUP, max_steps=STEPS, learning_rate=0.5,

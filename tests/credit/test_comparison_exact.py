@@ -263,8 +263,9 @@ def block_batch(dice, method):
     for m, rule in enumerate(rules):
         values, instead = [pair[m] for pair in rows.value], [rows.stand_in(i, m) for i in range(rows.count)]
         scale = "std" if method != "bae" else rule["scale"]
-        how = {"scale": scale, "leave_one_out": loo, "ddof": ddof, "eps": eps, "least": least, "back_off": rule["back_off"]}
-        lines = column(rows, values, instead, rule["baseline"], [facts[name] for name in rule["given"]], **how)
+        terms = {"scale": scale, "leave_one_out": loo, "ddof": ddof, "eps": eps, "least": least}
+        outcomes = [facts[name] for name in rule["given"]]
+        lines = column(rows, values, instead, rule["baseline"], outcomes, back_off=rule["back_off"], **terms)
         check_strata(credit, lines, values, m)
         if method == "grpo_verif" and m == 1:  # the second block weighs a fifth
             for line in lines:
@@ -345,8 +346,8 @@ def completion_batch(dice, method):
     options |= {"anchor": anchor, "lambda_scale": times} if method == "ha_dw" else {}
     credit = credited(rows, method, objectives, **options)
     scale = {"grpo": "std", "gdpo": "std", "ha_dw": "std", "maxrl": "mean"}.get(method, "none")
-    how = {"scale": scale, "leave_one_out": loo, "ddof": ddof, "eps": eps / (4 if method == "gdpo" else 1), "least": least}
-    lines = column(rows, totals, [None] * rows.count, "group", **how)
+    terms = {"scale": scale, "leave_one_out": loo, "ddof": ddof, "eps": eps / (4 if method == "gdpo" else 1), "least": least}
+    lines = column(rows, totals, [None] * rows.count, "group", **terms)
     if method == "ha_dw":  # hard groups weigh success more, easy ones failure
         for i, line in enumerate(lines):
             peers = [total for j, total in enumerate(totals) if rows.group[j] == rows.group[i] and total is not None]
@@ -361,8 +362,8 @@ def completion_batch(dice, method):
                 members[rows.group[i]].append(i)
         for i, line in enumerate(lines):
             if line.baseline is not None:
-                here = members[rows.group[i]]
-                mean = mean_of([totals[j] for j in here], [rows.length[j] for j in here])
+                mates = members[rows.group[i]]
+                mean = mean_of([totals[j] for j in mates], [rows.length[j] for j in mates])
                 equal = line.reason is Zero.ALL_EQUAL
                 line.baseline, line.divisor = (None, None) if mean is None else (mean, 1.0)
                 reason = Zero.NO_SCALE if mean is None else Zero.AT_BASELINE if line.worth == mean else Zero.CREDITED

@@ -25,8 +25,8 @@ def table(rows, columns):
     return torch.tensor(rows, dtype=torch.float64).reshape(-1, columns)
 
 
-def assert_same(got, expected):
-    torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-11, equal_nan=True)
+def assert_same(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-11, equal_nan=True)
 
 
 # Right and complete, of two prompts; rewards that work out by hand.
@@ -127,13 +127,13 @@ def slow_blended(batch):
             elif present[j] and kinds[j] is not None and verdict is not None:
                 other.setdefault(group[j], []).append(by_outcome[j][verdict])
         away = {g: [r for _, r in rows] for g, rows in alike.items() if g != group[i]}
-        here = [r for j, r in alike.get(group[i], []) if j != i]
+        mates = [r for j, r in alike.get(group[i], []) if j != i]
         square, free = scatter(away.values())
         noise = square / free if free else 0.0
         low = min((r for rows in alike.values() for _, r in rows), default=0.0)
         looked_at = [r for rows in alike.values() for _, r in rows] + [r for values in other.values() for r in values]
         floor = 1e-12 * sum((r - low) ** 2 for r in looked_at) / n + 1e-24
-        estimates = [(mean(here), noise / len(here))] if here else []
+        estimates = [(mean(mates), noise / len(mates))] if mates else []
         everywhere = [r for values in away.values() for r in values]
         if len(away) >= 2:
             spread = between([mean(v) for v in away.values()], [noise / len(v) for v in away.values()])
@@ -157,8 +157,8 @@ def slow_blended(batch):
 @settings(max_examples=200, deadline=None)
 def test_blended_equals_the_slow_oracle(batch):
     reward, group, outcome, by_outcome, judged = batch
-    got = blended_baseline(reward, group, outcome, by_outcome, judged=judged)
-    torch.testing.assert_close(got, slow_blended(batch), atol=1e-8, rtol=1e-8, equal_nan=True)
+    actual = blended_baseline(reward, group, outcome, by_outcome, judged=judged)
+    torch.testing.assert_close(actual, slow_blended(batch), atol=1e-8, rtol=1e-8, equal_nan=True)
 
 
 def test_blended_weighs_estimates_without_any_variance_alike():
@@ -199,8 +199,8 @@ def run(batch, baseline, **options):
     ).advantage_n
 
 
-def close(got, expected):
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-8)
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("baseline", BASELINES)

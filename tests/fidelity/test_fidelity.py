@@ -40,8 +40,8 @@ def test_against_plain_loops(seed, rule):
     for name in BASELINES:
         if name != "blended":
             expected = slow_fidelity(data, rule, name)
-            got = {figure: measured.interval(name, 6, figure)[0] for figure in FIGURES}
-            assert got == pytest.approx(expected, abs=1e-9, nan_ok=True), name
+            figures = {figure: measured.interval(name, 6, figure)[0] for figure in FIGURES}
+            assert figures == pytest.approx(expected, abs=1e-9, nan_ok=True), name
 
 
 @pytest.mark.parametrize("rerolls", [2, 64])

@@ -67,15 +67,15 @@ def test_shares_are_those_of_every_group_there_can_be(chances, sizes, back_off, 
     for size in sizes:
         options = {"back_off": back_off, "leave_one_out": leave_one_out}
         expected = slow_shares(chances, size, **options)
-        got = gradient_shares(tensor(chances), group_size=size, baseline="outcome", **options)[0]
+        shares = gradient_shares(tensor(chances), group_size=size, baseline="outcome", **options)[0]
         for key, p in flat(chances).items():
             if p > 0:
-                assert float(got[key]) == pytest.approx(float(expected[key])), (size, key)
+                assert float(shares[key]) == pytest.approx(float(expected[key])), (size, key)
         point = fixed_point(tensor(chances), group_size=size, baseline="outcome", **options)
         assert float(point) == pytest.approx(float(slow_point(chances, expected)[()]))
         if len(flat(chances)) == 2:  # one binary outcome, written as a table or as its probability
             short = gradient_shares(torch.tensor([0.3]).double(), group_size=size, baseline="outcome", **options)[0]
-            assert short.tolist() == pytest.approx(got.tolist())
+            assert short.tolist() == pytest.approx(shares.tolist())
 
 
 @pytest.mark.parametrize("judged", [0, 1, 2])
@@ -84,10 +84,10 @@ def test_points_by_what_judges_and_what_is_seen(judged, seen):
     if judged in seen:
         return
     expected = slow_point(TRIPLES, slow_shares(TRIPLES, 3, back_off=True), judged=judged, seen=seen)
-    got = fixed_point(tensor(TRIPLES), group_size=3, baseline="outcome", judged=judged, seen=seen)[0]
-    assert got.shape == (2,) * len(seen)
+    points = fixed_point(tensor(TRIPLES), group_size=3, baseline="outcome", judged=judged, seen=seen)[0]
+    assert points.shape == (2,) * len(seen)
     for values, point in expected.items():
-        assert float(got[values]) == pytest.approx(float(point))
+        assert float(points[values]) == pytest.approx(float(point))
     plain = fixed_point(tensor(TRIPLES), group_size=3, baseline="group", judged=judged, seen=seen)[0]
     for values in expected:  # the group mean pulls nothing: P(right | seen)
         fitting = {key: p for key, p in flat(TRIPLES).items() if tuple(key[axis] for axis in seen) == values}

@@ -48,8 +48,8 @@ def test_against_plain_loops(seed, cut, picked):
     for name in TOKEN_ESTIMATORS:
         expected = slow_token_fidelity(trajectories, value_nt, name, cut=cut)
         for kind in ("all", "decision"):
-            got = {figure: measured.interval("critic", name, figure, kind=kind).value for figure in TOKEN_FIGURES}
-            assert {**got, "count": measured.count(kind)} == pytest.approx(expected[kind], abs=1e-9), (name, kind)
+            figures = {figure: measured.interval("critic", name, figure, kind=kind).value for figure in TOKEN_FIGURES}
+            assert {**figures, "count": measured.count(kind)} == pytest.approx(expected[kind], abs=1e-9), (name, kind)
 
 
 def test_every_estimator_of_the_comparison_is_there():

@@ -198,8 +198,8 @@ def test_verls_dump_as_a_table_and_as_an_array(tmp_path):
 def test_columns_by_option(tmp_path):
     rows = [{"q": "2+2=", "said": "4", "prompt": "no", "key": "4", "uid": 7, "epoch": 3}] * 2
     file = save(tmp_path, rows, "jsonl")
-    asked = {"prompt": "q", "completion": "said", "answer": "key", "group": "uid", "step": "epoch"}
-    table = read_rollouts(file, columns=asked)
+    columns = {"prompt": "q", "completion": "said", "answer": "key", "group": "uid", "step": "epoch"}
+    table = read_rollouts(file, columns=columns)
     assert (table.prompts, table.columns["answer"], table.step_n.tolist()) == (["2+2="] * 2, ["4"] * 2, [3, 3])
     assert set(table.rewards) == set()
     lists = save(tmp_path, [{"prompt": "p", "samples": ["a", "b"]}], "csv")
@@ -263,8 +263,8 @@ def test_fixed_formats_take_no_columns(tmp_path):
 
 def test_columns_of_verls_dump_may_be_named(tmp_path):
     file = write_lines(tmp_path / "1.jsonl", [{**row, "mine": "5"} for row in verl_rows()])
-    asked = {"prompt": "input", "completion": "output", "answer": "mine"}
-    assert read_rollouts(file, columns=asked).columns["answer"] == ["5"] * 8
+    columns = {"prompt": "input", "completion": "output", "answer": "mine"}
+    assert read_rollouts(file, columns=columns).columns["answer"] == ["5"] * 8
     assert json.loads(file.read_text().splitlines()[0])["gts"] == "4"
 
 
@@ -276,9 +276,9 @@ def openai_log(*turns):
 
 def test_an_agents_log_is_credited_after_its_last_user_message(tmp_path):
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
-    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi é"}]
+    opening = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi é"}]
     asks = {"role": "user", "content": [{"type": "text", "text": "2+2"}]}
-    first = [*asked, {"role": "assistant", "content": "Yes?"}, asks]
+    first = [*opening, {"role": "assistant", "content": "Yes?"}, asks]
     acts = [
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "4"},

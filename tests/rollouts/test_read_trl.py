@@ -48,13 +48,13 @@ def chat(draw, *, calls, images):
         more = [{"type": "image", "image": "never written"}] * image
         return [*more, {"type": "text", "text": spoken(draw)}] if images else spoken(draw)
 
-    asked = [{"role": "system", "content": content()}, {"role": "user", "content": content(image=True)}]
+    prompt = [{"role": "system", "content": content()}, {"role": "user", "content": content(image=True)}]
     call = {"type": "function", "function": {"name": "find", "arguments": {"word": spoken(draw)}}}
     tools = [
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "name": "find", "content": content()},
     ]
-    return asked, [*(tools if calls else []), {"role": "assistant", "content": content()}]
+    return prompt, [*(tools if calls else []), {"role": "assistant", "content": content()}]
 
 
 def text_of(message):

@@ -115,8 +115,8 @@ def test_agrees_with_the_oracle_on_what_is_broken():
             expected, fault = slow_json(data, layout)
             parsed = find(Sample.of(data))
             claims = sorted(parsed.claims, key=lambda claim: claim.start)
-            got = [(claim.part, claim.start, claim.stop, inner_of(data, claim)) for claim in claims]
-            assert (got, Fault(parsed.fault)) == (expected, fault), data
+            claimed = [(claim.part, claim.start, claim.stop, inner_of(data, claim)) for claim in claims]
+            assert (claimed, Fault(parsed.fault)) == (expected, fault), data
 
 
 def value(draw, depth=0):

@@ -197,8 +197,8 @@ def test_agrees_with_the_byte_by_byte_oracle(completion):
     if not prefilled_start:  # a prefilled block holds the tokens without bytes before byte 0; a literal case has it
         assert spans.block_nt[0].tolist() == owners
         for k, (name, tags) in enumerate(layout.blocks):
-            mine = [t for t, o in enumerate(owners) if o == k]
-            assert [int(spans.start_nk[0, k]), int(spans.end_nk[0, k])] == ([mine[0], mine[-1] + 1] if mine else [0, 0])
+            span = [t for t, o in enumerate(owners) if o == k]
+            assert [int(spans.start_nk[0, k]), int(spans.end_nk[0, k])] == ([span[0], span[-1] + 1] if span else [0, 0])
             expected = {tag: contents[k, tag] for tag in tags} | {"": pieces[k].decode(errors="replace")}
-            assert texts[0][name] == (expected if mine else None)
+            assert texts[0][name] == (expected if span else None)
     assert Fault(int(spans.fault_n)) == fault

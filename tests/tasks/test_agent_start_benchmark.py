@@ -71,9 +71,9 @@ def test_no_conversation_of_the_warm_start_is_about_a_held_out_chain() -> None:
     tokenizer, rng = build_tokenizer(), np.random.default_rng(20_261)  # the seed of the held-out chains
     ids_nt, _ = agents.AGENT.stretches[0].batch(tokenizer, 300, rng)
     texts = tokenizer.batch_decode(ids_nt, skip_special_tokens=True)
-    asked = {re.sub(r"=|<answer>\d</answer>", "", text) + "=" for text in texts}
-    assert all(Chain.of(prompt) for prompt in asked)
-    assert not asked & held_out
+    prompts = {re.sub(r"=|<answer>\d</answer>", "", text) + "=" for text in texts}
+    assert all(Chain.of(prompt) for prompt in prompts)
+    assert not prompts & held_out
 
 
 def test_a_finished_warm_start_keeps_its_cache() -> None:

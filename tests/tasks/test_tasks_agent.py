@@ -60,14 +60,14 @@ def test_a_reply_that_is_no_digit_in_its_tags_is_wrong_and_ends_the_episode(text
 
 def test_equal_anchors_of_one_prompt_are_asked_the_same_question() -> None:
     rng = np.random.default_rng(0)
-    asked: dict[str, str] = {}
+    by_anchor: dict[str, str] = {}
     for _ in range(200):
         episode, text = Episode("3+4*2-5+1="), "3+4="
         while text is not None:
             question = (text, episode.said[-1] if episode.said else 3)
-            assert asked.setdefault(episode.anchor, question) == question
+            assert by_anchor.setdefault(episode.anchor, question) == question
             text = episode.reply(say(rng.integers(10)))
-    assert len(asked) == 1 + 10 + 10 + 10
+    assert len(by_anchor) == 1 + 10 + 10 + 10
 
 
 @pytest.mark.parametrize("prompt", ["", "3=", "3+0=", "3~4=", "33+4=", "3+4", "3+4=5"])

@@ -217,9 +217,9 @@ def test_a_question_wins_over_a_prompt_and_that_is_said(models, tmp_path) -> Non
     with pytest.warns(UserWarning, match="'prompt' beside 'question'"):
         task = load_task(models["user"], file_of(tmp_path, rows))
     assert task.train["prompt"][0][0]["content"].endswith("2 + 2?")
-    asked = load_task(models["user"], file_of(tmp_path, rows), question_column="prompt")
-    assert asked.train["prompt"][0][0]["content"].endswith("\n\nSay 4.")
-    assert "<confidence>" in asked.train["prompt"][0][0]["content"]
+    by_question = load_task(models["user"], file_of(tmp_path, rows), question_column="prompt")
+    assert by_question.train["prompt"][0][0]["content"].endswith("\n\nSay 4.")
+    assert "<confidence>" in by_question.train["prompt"][0][0]["content"]
 
 
 def test_tags_that_no_prompt_asks_for_are_refused_or_said(models, jsonl, tmp_path) -> None:

@@ -29,10 +29,10 @@ def raw_for_singletons(reward_n, group_n):
 def float_noise_over_epsilon(reward_n, group_n):
     out = torch.zeros(len(reward_n), dtype=torch.float64)
     for group in group_n.unique():
-        here = (group_n == group) & ~reward_n.isnan()
-        r = reward_n[here]
+        members = (group_n == group) & ~reward_n.isnan()
+        r = reward_n[members]
         if len(r) > 1:
-            out[here] = ((r - r.mean()) / (r.std() + 1e-20)).double()
+            out[members] = ((r - r.mean()) / (r.std() + 1e-20)).double()
     return out
 
 

@@ -179,13 +179,13 @@ def test_a_step_method_takes_rewards_where_they_stand():
         Objective("correct", pays="call"),
         Objective("format", pays="call", scope="rollout", name="late", weight=2.0),
     ]
-    places, how = (group.tolist(), trajectory.tolist(), step.tolist()), {"method": "gigpo", "inputs": {"anchor_s": anchors}}
-    credit = turns([[None, None, 1, None, 0], [None, 0.25, None, None, None]], *places, objectives, **how)
+    places, rule = (group.tolist(), trajectory.tolist(), step.tolist()), {"method": "gigpo", "inputs": {"anchor_s": anchors}}
+    credit = turns([[None, None, 1, None, 0], [None, 0.25, None, None, None]], *places, objectives, **rule)
     # `late` of rollout 1 is absent: nothing is known of what it would have been.
     reward_s = torch.tensor([0.0, 0.0, 1.5, 0.0, NAN]).double()
     expected = gigpo(reward_s, group, trajectory, step, anchors)
     assert credit.block_nk[:, 0].tolist() == pytest.approx(expected.tolist())
-    outcome_credit = turns([[None, None, 1, None, 0]], *places, objectives[:1], **how)
+    outcome_credit = turns([[None, None, 1, None, 0]], *places, objectives[:1], **rule)
     plain = gigpo(torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0]).double(), group, trajectory, step, anchors)
     assert outcome_credit.block_nk[:, 0].tolist() == pytest.approx(plain.tolist())
     assert bool((plain != 0).all())
