@@ -7,7 +7,7 @@ import re
 
 
 def holds(text: str) -> bool:
-    """Both sides of `+0.3 = 0.25 (correct) + 0.05 (form)` are equal, as far as four digits of each number go.
+    """Return whether both sides of `+0.3 = 0.25 (correct) + 0.05 (form)` are equal, to four digits of each number.
 
     >>> holds("+0.81 = 1 - 0.19"), holds("+0.81 = 1 - 0.2"), holds("-1 = 0.5 · (-1 - (-0.5)) / 0.25")
     (True, False, True)
@@ -22,12 +22,12 @@ def holds(text: str) -> bool:
 
 
 def _half(number: float) -> float:
-    """Half a unit of the fourth digit, and a little."""
+    """Return half a unit of the fourth digit, and a little more."""
     return 0.501 * 10 ** (len(f"{abs(number):.0f}") - 4) if abs(number) >= 1 else abs(number) * 5.1e-4 + 1e-12
 
 
 def _range(node: ast.expr) -> tuple[float, float]:
-    """The least and the most that an expression of rounded numbers can be."""
+    """Return the smallest and the largest value that an expression of rounded numbers can have."""
     if isinstance(node, ast.Constant):
         number = float(node.value)  # type: ignore[arg-type]
         exact = float(number).is_integer() and number < 1000

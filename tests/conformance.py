@@ -1,8 +1,8 @@
-"""One set of rollouts for every engine, what each recipe credits their tokens with, and the words they are made of.
+"""One set of rollouts for every engine, with the advantages that each recipe gives their tokens.
 
 The rollouts: groups of 4, 3, 2 and 1; tool output, missing blocks, a completion that was cut off, a unanimous group;
 conversations of one to three turns, and one whose history branches. `python tests/conformance.py` writes `conformance.json` anew:
-the rollouts as ids, and the advantages as loops over the definitions give them, in float64. Every adapter is held against it.
+the rollouts as ids, and the advantages as loops over the definitions give them, in float64. Every adapter must give these.
 """
 
 import json
@@ -140,7 +140,7 @@ def field_rows():
             write(",", REST)
         else:
             write("=", REST)
-            write('{"a":', REST)  # and no value: what follows is a key, so that this one says nothing
+            write('{"a":', REST)  # no value: a key follows, so this field holds nothing
         write('"n":[', REST)
         for number, element in enumerate(elements):
             if number:
@@ -150,7 +150,7 @@ def field_rows():
             write(piece, REST)
         right = [float(gold == element) for gold, element in zip("12", elements, strict=False)]
         if more.get("cut"):
-            right[-1] = 0.0  # nobody knows where the element ends, so it says nothing
+            right[-1] = 0.0  # the element has no end, so it holds nothing
         rows.append(
             {
                 "group": group, "question": "?", "answer": GOLD, "prompt": ids("?"), "ids": ids(pieces),
@@ -161,7 +161,7 @@ def field_rows():
 
 
 def turn_rows(talks, *, edited=False):
-    """A row per turn: all that was said before as its prompt; the history of an edited talk begins with another sign."""
+    """Return a row per turn, with everything before it as its prompt; an edited history begins with another sign."""
     rows = []
     for n, (group, question, answer, turns) in enumerate(talks):
         context = ids(question)
@@ -205,7 +205,7 @@ def blocks_advantages(rows):
         scores = [value for value in brier if value is not None]
         everyone = [-((mate["confidence"] - mate["right"]) ** 2) for mate in group if mate["confidence"] is not None]
         sizes = [max(row["blocks"].count(block), 1) for block in (SOLUTION, CONFIDENCE)]
-        if row["confidence"] is None:  # compared with the like, with the group where there is none
+        if row["confidence"] is None:  # compared with its stratum, or with the group if the stratum is empty
             advantages.append(shared(row, [solution, 0.0], sizes, stop=-1.0 - average(scores or everyone)))
         else:
             score = -((row["confidence"] - row["right"]) ** 2)
@@ -282,7 +282,7 @@ def expected(name, *, whole=False):
 
 
 def assert_rows(advantages, wanted, tolerance=1e-6):
-    """Row by row the same numbers."""
+    """Check that the numbers are the same, row by row."""
     import pytest
 
     for values, numbers in zip(advantages, wanted, strict=True):
@@ -381,7 +381,7 @@ def judged(folder, rows):
 
 
 def by_pipeline(rows, rule):
-    """The advantages of rows, float64, lists without padding: the road that every adapter must end on, to the last bit."""
+    """Return the advantages of rows as unpadded float64 lists; every adapter must give exactly these."""
     import torch
 
     from spanwise import Batch, Steps, Vocabulary, advantages, credit_batch, read

@@ -56,7 +56,7 @@ def all_of(n, t):
 
 
 GAE_REWARD = double([[0, 0, 0, 0, 1, 0]])
-GAE_VALUE = double([[0.5, 0.6, 9, 0.4, 0.7, 7]])  # 9 and 7 stand where nobody may read
+GAE_VALUE = double([[0.5, 0.6, 9, 0.4, 0.7, 7]])  # 9 and 7 stand at masked tokens, which nobody may read
 GAE_MASK = torch.tensor([[True, True, False, True, True, False]])
 
 SAE_REWARD, SAE_VALUE = double([[0, 0, 0, 0, 0, 1]]), double([[0.4, 0.5, 0.3, 0.6, 0.8, 0.7]])

@@ -34,7 +34,7 @@ def policy(kind="llama", seed=0):
 
 
 def accelerator(precision="no"):
-    """On the CPU; the precision is of the process, so that of an earlier test is forgotten."""
+    """Return an accelerator on the CPU; the precision belongs to the process, so an earlier test's is reset."""
     AcceleratorState._reset_state(reset_partial_state=True)
     return Accelerator(cpu=True, mixed_precision=precision)
 

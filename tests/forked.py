@@ -1,4 +1,4 @@
-"""Pieces of Python in processes of their own, forked from one that has imported what they all import: that costs more than they do.
+"""Run pieces of Python in processes that are forked from one with the slow imports done.
 
 Each has its own environment, folder, output and exit status.
 """
@@ -58,7 +58,7 @@ def run(code, *, python=(sys.executable,), environment=None, varying=(), cwd=Non
         code: of Python; see `module`.
         python: the interpreter and its options.
         environment: of the process. Packages read theirs when they are imported, so a server serves one environment.
-        varying: variables that may be others from call to call; PYTHONPATH among them is put first on `sys.path`.
+        varying: variables that may change from call to call; PYTHONPATH among them is put first on `sys.path`.
         cwd: the folder of the process.
         imports: what is imported before.
     """

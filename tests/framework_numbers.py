@@ -15,7 +15,7 @@ EPS_AT = {r"std \+ (.+)": "std", r"sqrt\(var \+ (.+)\)": "variance", r"sqrt\(max
 
 
 def read_table():
-    """Of the page: framework -> method -> the cells of its row, by their heading."""
+    """Read the page's table: framework -> method -> cells by heading."""
     table = PAGE.read_text(encoding="utf-8").partition("<!-- table -->\n")[2].partition("\n<!-- end of table -->")[0]
     heading, _, *rows = ([cell.strip() for cell in line[1:-1].split("|")] for line in table.splitlines())
     by_framework = {}
@@ -36,7 +36,7 @@ def compatible(method_name, framework):
 
 
 def whitening_of(cells):
-    """What counts once in the moments of a batch, and the options of `standardise`."""
+    """Return what counts once in the moments of a batch, and the options of `standardise`."""
     per, ddof, form = re.fullmatch(r"per (\w+), ddof (\d), (.+)", cells["whitening over the batch"]).groups()
     (eps_at, eps), *_ = ((at, matched[1]) for pattern, at in EPS_AT.items() if (matched := re.fullmatch(pattern, form)))
     return per, {"ddof": int(ddof), "eps": float(eps), "eps_at": eps_at}

@@ -1,4 +1,4 @@
-"""What every test file would otherwise write again."""
+"""Helpers that most test files need."""
 
 import time
 
@@ -19,7 +19,7 @@ def assert_close(actual, expected, tolerance=1e-6, *, equal_nan=False):
 
 
 def quickly(function, *arguments, **options):
-    """What the function returns, if it takes less than a second of this process; what is quadratic takes several."""
+    """Return the function's result; fail if it takes a second of CPU time, as quadratic code would."""
     start = time.process_time()
     result = function(*arguments, **options)
     assert (took := time.process_time() - start) < 1.0, f"{took:.1f} s"

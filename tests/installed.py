@@ -1,4 +1,4 @@
-"""Whether a package is installed. A folder of tests that has its name is not it, as `find_spec` may think."""
+"""Whether a package is installed; a folder of tests with its name, which `find_spec` finds, does not count."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -12,7 +12,7 @@ SPACE = b" \t\r\n"
 
 
 def pattern_of(part):
-    """The steps of a part, its own number filled in."""
+    """Return the steps of a part, with its own number filled in."""
     pattern = steps(part.mark)
     if part.index is not None and -1 in pattern:
         pattern[pattern.index(-1)] = part.index
@@ -26,7 +26,7 @@ def fits(pattern, path):
 
 
 def string_end(data, at):
-    """Of the string that opens at byte `at`: where reading goes on, and whether it ended."""
+    """Return where reading goes on after the string that opens at byte `at`, and whether the string ended."""
     at += 1
     while at < len(data):
         if data[at] == 0x5C:
@@ -43,7 +43,7 @@ def string_end(data, at):
 
 
 def unescaped(written):
-    """Without escapes; as it is if one of them is none of JSON's."""
+    """Replace the escapes; return the text unchanged if one of them is not JSON."""
     text, units, at = written.decode(errors="replace"), "", 0
     plain = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\": "\\", '"': '"'}
     while at < len(text):
@@ -75,7 +75,7 @@ class Slow:
         return path is not None and any(fits(pattern, path) for _, pattern in self.parts)
 
     def too_many(self, path):
-        """An element of a repeated block beyond the last one that is counted."""
+        """Return whether this is an element of a repeated block beyond the last one that counts."""
         return any(
             part.index is not None
             and len(path) == steps(part.mark).index(-1) + 1
@@ -206,7 +206,7 @@ def slow_json(data, layout):
 
 
 def walked(text, at=0, path=()):
-    """Of every value in well-formed JSON: (path, first character, character after the last, value)."""
+    """Yield (path, first character, character after the last, value) of every value in well-formed JSON."""
     value, end = json.JSONDecoder().raw_decode(text, at)
     yield path, at, end, value
     if isinstance(value, dict | list):

@@ -58,7 +58,7 @@ class Server:
 
     @contextmanager
     def serving(self, port=0):
-        """Serve in a thread; `url` is where."""
+        """Serve in a thread, at `url`."""
         loop, ready = asyncio.new_event_loop(), threading.Event()
 
         async def start():

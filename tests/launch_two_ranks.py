@@ -35,7 +35,7 @@ SHARED = {
 }
 
 
-#: Two groups that ask the same; what is sampled call by call, for the first rank and the second.
+#: Two groups of one prompt: the samples of each call, for the first rank and the second.
 ASKED = Dataset.from_list([{"prompt": "2+2=", "answer": "4"}] * 2)
 USELESS = [SAID[0]] * 4
 
@@ -58,11 +58,11 @@ def launched(folder):
 
 
 def end(run):
-    """End a process of a trainer once all have come so far."""
+    """End a trainer's process once all processes are done."""
     run.accelerator.wait_for_everyone()
     run.accelerator.end_training()
     sys.stdout.flush()
-    os._exit(0)  # gloo's threads now and then abort a process that takes itself apart in the ordinary way
+    os._exit(0)  # gloo's threads sometimes abort a process that exits normally
 
 
 def case(folder, name, **shape):
@@ -72,7 +72,7 @@ def case(folder, name, **shape):
 
 
 def keep(folder, name, run):
-    """Train a step; the main process writes what it has of it."""
+    """Train one step; the main process saves its record of it."""
     record = {"gradient": step(run), "advantages_nt": run.last_rollouts.advantages_nt}
     if run.accelerator.is_main_process:
         log = run.state.log_history[0].items()

@@ -10,12 +10,12 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs" / "tutorials"
 
 
 def executed(path, folder):
-    """The notebook with fresh outputs, run in `folder`; a cell that fails raises."""
+    """Run the notebook in `folder` and return it with fresh outputs; a failing cell raises."""
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=900, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)  # the times of this run
-        if cell.cell_type == "code":  # progress bars, and what libraries say of themselves
+        if cell.cell_type == "code":  # progress bars and messages of libraries
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},

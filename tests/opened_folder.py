@@ -1,4 +1,4 @@
-"""A run folder that a trainer's door wrote: the numbers in it are those handed over, and our commands open it."""
+"""A run folder that a trainer wrote: it holds the numbers handed over, and our commands open it."""
 
 import json
 from itertools import chain, compress

@@ -145,7 +145,7 @@ def sigmoid(x):
 
 
 def chances(drawn, marked, total):
-    """How likely each number of marked ones is among those drawn, as whole numbers, and their sum."""
+    """Count the draws that hold each number of marked members, and all draws."""
     ways = [math.comb(marked, k) * math.comb(total - marked, drawn - k) if k <= drawn else 0 for k in range(marked + 1)]
     return ways, math.comb(total, drawn)
 
@@ -508,7 +508,7 @@ def slow_token_fidelity(trajectories, value_nt, name, *, decision=0.97, cut=None
 
 
 def _slow_cuts(name, p):
-    """The tokens before which lambda is taken, and lambda, from what an estimator is called."""
+    """Return the tokens before which lambda applies, and lambda, from an estimator's name."""
     family, *words = name.replace(",", "").split()
     if family == "SAE":
         return _slow_boundaries(p, float(words[1]), words[0]), float(words[2])

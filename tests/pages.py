@@ -25,5 +25,5 @@ def rows(page, first):
 
 
 def named(cell):
-    """What stands in backticks in a cell."""
+    """Return the words in backticks of a cell."""
     return re.findall(r"`([^`]+)`", cell)

@@ -154,7 +154,7 @@ def token_row(tokens: list[str], a: list[float] | None = None, b: list[float] | 
 
 
 def data_of(html: str, view: int | None = None) -> Any:
-    """What a browser would read of the token view, by default of the only one: its JSON script, decompressed."""
+    """Return the decompressed JSON of a token view, by default of the only one on the page."""
     packed = re.findall(r'<script type="application/json" class="token-data">(.*?)</script>', html, re.S)
     assert view is not None or len(packed) == 1
     return json.loads(zlib.decompress(base64.b64decode(json.loads(packed[view or 0])["deflate"])))

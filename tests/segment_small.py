@@ -8,7 +8,7 @@ from spanwise.types import Fault
 
 
 def segment(layout, pieces, *, added=(), masked=(), **layout_options):
-    """What `find_blocks` finds in one completion whose tokens are these pieces; those at the places `masked` are masked out.
+    """Return owners, texts and fault of a completion whose tokens are these pieces; tokens at the places `masked` are masked.
 
     `added` are the pieces that the tokenizer has beside its vocabulary.
     """
@@ -24,6 +24,6 @@ def segment(layout, pieces, *, added=(), masked=(), **layout_options):
 
 
 def text_of(text, block, key=None):
-    """What a block says: its only part's text if no key is given."""
+    """Return the text of a block's part, by default of its only part."""
     keys = [name for name in text[block] if name]
     return text[block][keys[0] if key is None else key]

@@ -1,6 +1,6 @@
-"""Where the parts of every segmenter of text, signs and tokens lie, written from the rules that each says of itself: byte by byte.
+"""Oracles of the segmenters of text, signs and tokens: byte by byte, written from each segmenter's own rules.
 
-An oracle takes a `Case` and says its matches in order, (mark, start, stop, what it says), and faults; `claimed` hands them to the
+An oracle takes a `Case` and returns its matches in order, (mark, start, stop, text), and faults; `claimed` hands them to the
 parts of a layout. A mark None is all parts of that segmenter. No code is shared with `spanwise.segment`.
 """
 
@@ -34,7 +34,7 @@ class Case:
 
 
 def claimed(case, name):
-    """Claims (part, start, stop, what it says) and faults: of the parts of one mark each takes a match in turn."""
+    """Return claims (part, start, stop, text) and faults; the parts of one mark take its matches in turn."""
     matches, fault = ORACLES[name](case)
     claims, count = [], {}
     for mark, start, stop, text in matches:
@@ -48,7 +48,7 @@ def claimed(case, name):
 
 
 def units(data, starts):
-    """What lies between starts, if it is more than white space."""
+    """Return the stretches between starts that are not blank."""
     matches = []
     for start, stop in zip(starts, [*starts[1:], len(data)], strict=False):
         if data[start:stop].strip(SPACE):
@@ -57,7 +57,7 @@ def units(data, starts):
 
 
 def lines_of(data):
-    """Where each line starts, and the line with its line feed."""
+    """Return the start of each line, and the line with its line feed."""
     start, lines = 0, []
     for at, byte in enumerate(data):
         if byte == 0x0A:
@@ -80,7 +80,7 @@ def slow_paragraphs(case):
 
 
 def run_of(data, at, signs):
-    """The byte after as many of some signs as follow each other."""
+    """Return the byte after a run of the given signs."""
     while True:
         matching = [sign for sign in signs if data[at : at + len(sign)] == sign]
         if not matching:
@@ -187,7 +187,7 @@ def slow_regex(case):
 
 
 def runs(case, opens):
-    """Runs of tokens that begin at token 0 and at every token of `opens`; one without bytes is none."""
+    """Runs of tokens that begin at token 0 and at every token of `opens`; a run without bytes is dropped."""
     starts, at = [0], 0
     for token, piece in enumerate(case.tokens):
         if token in opens and at > starts[-1]:
@@ -273,7 +273,7 @@ def slow_delimiters(case):
             matches.append((mark, start, signs[ends[0]][2], case.data[begin : signs[ends[0]][1]]))
             at = ends[0] + 1
             continue
-        while at < len(signs) and signs[at][0] not in pairs:  # what closes nothing
+        while at < len(signs) and signs[at][0] not in pairs:  # a sign that closes nothing
             fault |= Fault.ORDER
             at += 1
         stop = signs[at][1] if at < len(signs) else len(case.data)
@@ -329,7 +329,7 @@ def slow_channels(case):
 
 
 def one_turn(data, start, stop, signs, ended, prefilled):
-    """The stretches (channel, start, what it says) of one turn, and faults."""
+    """Return the stretches (channel, start, text) of one turn, and faults."""
     stretches, fault, at, loose, lead = [], 0, 0, start, None
 
     def edge(n):
@@ -393,7 +393,7 @@ def one_turn(data, start, stop, signs, ended, prefilled):
 
 
 def of_header(header):
-    """The channel of a header of harmony: whoever is written to is a tool."""
+    """Return the channel of a harmony header; a header with a recipient is a tool call."""
     for at in range(len(header)):
         if header[at : at + 3] == b"to=" and (at == 0 or header[at - 1] not in WORD):
             return "tool_call"

@@ -79,7 +79,7 @@ def test_train_leaves_everything_behind(run):
     assert (folder / "model" / "config.json").is_file()
     assert "segment + score + credit took" in done.stdout
     state = json.loads((folder / "checkpoints" / "checkpoint-2" / "trainer_state.json").read_text())
-    assert len(state["log_history"]) == 1  # what metrics.jsonl holds does not lie in memory as well, for weeks
+    assert len(state["log_history"]) == 1  # metrics.jsonl holds the log; a run of weeks must not keep it in memory, too
     # q* of .7 at G = 4, by enumeration of the groups: .804 (docs/fidelity.md).
     assert (
         "groups of 4 that hold right and wrong answers, the outcome baseline drives a confidence of .70 to .80;"
@@ -110,7 +110,7 @@ def test_a_resolved_recipe_trains_the_same_again(run, cache, tmp_path):
 
 
 def run_record(folder):
-    """Start, steps of the curve and batches as the summary has them, and what each line of the metrics is about."""
+    """Return start, curve, batches and final of the summary, and the kind of each line of the metrics."""
     summary = json.loads((folder / "summary.json").read_text())
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     about = [(line["step"], next((kind for kind in ("evaluation", "final") if kind in line), "batch")) for line in lines]
@@ -202,7 +202,7 @@ def test_eval_reads_a_run_folder(run, cache):
 
 
 def test_fidelity_of_a_model_that_states_no_confidence(run, cache):
-    folder, _ = run  # two steps of training: it babbles
+    folder, _ = run  # after two steps of training it babbles
     done = spanwise("fidelity", folder, "--prompts", "4", "--samples", "4", "--rerolls", "2", cache=cache, expect=2)
     assert "None of 16 completions has the block 'confidence'; there is nothing to re-roll." in done.stderr
 

@@ -1,4 +1,4 @@
-"""The rollouts of `conformance.json` through the pipeline and through files: what loops over the definitions say."""
+"""The rollouts of `conformance.json` get its advantages from the pipeline and from files."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""What a `CriticConfig` refuses: values that cannot work, names that are none, options that would change nothing."""
+"""What a `CriticConfig` refuses: values that cannot work, unknown names, options that would change nothing."""
 
 import math
 

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("unchecked_shapes")
 
 
 def named_page(page):
-    """How a page is called in the names of tests: folders and name."""
+    """Return the name of a page in the ids of tests: folders and name."""
     return page.relative_to(ROOT).with_suffix("").as_posix()
 
 
@@ -170,7 +170,7 @@ RUNS = {"value_nt": "values of a critic", "logp_nt": "log-probabilities", "steps
 
 
 def entries():
-    """Of docs/methods.md: method -> (the heading it stands under, its text)."""
+    """Read docs/methods.md: method -> (heading, text)."""
     text = (DOCS / "methods.md").read_text(encoding="utf-8")
     by_method = {}
     for part in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:

@@ -40,7 +40,7 @@ def test_a_file_that_cannot_be_read_is_not_called_nonsense(tmp_path):
 
 
 def test_each_package_is_brought_by_the_extra_that_is_named():
-    """Held against what the installed distribution declares, and what that requires in turn."""
+    """The extras of the installed distribution bring each package, directly or through a requirement."""
     declared = {}
     for line in requires("spanwise"):
         for extra in re.findall(r"extra == [\"']([\w-]+)[\"']", line):

@@ -110,7 +110,7 @@ def bare_environment(folder, *names):
 
 
 def run_bare(folder, codes, *, cwd):
-    """Processes of Python that see the folder and spanwise: what `subprocess.run` gives for each of the codes."""
+    """Run each code in a Python process that sees only the folder and spanwise."""
     path = os.pathsep.join((str(folder), str(SOURCE)))
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "OMP_NUM_THREADS") if name in os.environ}
     environment = {**kept, "PYTHONPATH": path, "COLUMNS": "200"}

@@ -32,7 +32,7 @@ def module_name(path):
 
 
 def imported_names(tree):
-    """Every module that a file imports, and every name of one, which may be a module."""
+    """Yield every module that a file imports, and every imported name, which may be a module."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -52,7 +52,7 @@ def trees():
 
 
 def circles_of(imports):
-    """The groups of modules each of which reaches all the others."""
+    """Return the groups of modules that import each other in a circle."""
 
     def reached(start):
         seen, waiting = set(), [start]
@@ -101,7 +101,7 @@ def test_no_function_has_the_name_of_a_room(trees):
     assert clashes == set()
 
 
-#: What needs an engine of its own.
+#: Packages that need an environment of their own.
 ELSEWHERE = ("verl", "skyrl", "swift")
 
 

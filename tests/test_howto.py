@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.usefixtures("unchecked_shapes"), *trl_small.THIRD_PART
 
 
 def side(sign):
-    """What the one diff of the page takes away (-) or leaves behind (+), as a script."""
+    """Return the script before (-) or after (+) the only diff of the page."""
     (diff,) = blocks(DOCS / "howto" / "from_grpotrainer.md", "diff")
     return "\n".join(line[1:] for line in diff.splitlines() if line[:1] in ("", " ", sign))
 

@@ -16,7 +16,7 @@ REWARD = "def paid(blocks):\n    return [{value} for _ in blocks]\n"
 
 @pytest.fixture(autouse=True)
 def as_before():
-    """What a test imports is forgotten, and what other files of tests called `train` is not there."""
+    """Forget the modules that a test imports, and any module `train` of other test files."""
     other = sys.modules.pop("train", None)
     before = dict(sys.modules)
     path = list(sys.path)

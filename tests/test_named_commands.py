@@ -22,7 +22,7 @@ from spanwise.modes import MODES
 from spanwise.recipe import Recipe
 
 PAGES = sorted([
-    *(page for page in ROOT.glob("*.md") if page.name != "CHANGELOG.md"),  # that tells of what is gone
+    *(page for page in ROOT.glob("*.md") if page.name != "CHANGELOG.md"),  # it names commands that are gone
     *ROOT.glob("examples/*.md"), *(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts),
 ])  # fmt: skip
 SCRIPTS = sorted([*ROOT.glob("benchmarks/*.py"), *ROOT.glob(".ci/*.py"), *ROOT.glob("tests/fuzz/*.py")])
@@ -49,7 +49,7 @@ def commands_of(text):
 
 
 def named():
-    """(where it stands, the words) of every command."""
+    """Return (page, words) of every command."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         parts = [code for kind, _, code in FENCED.findall(text) if kind in ("", "bash", "sh", "console", "text")]
@@ -75,7 +75,7 @@ def words_of(first):
 
 
 def scripts():
-    """script -> the sets of words that it is named with."""
+    """Return script -> the arguments that it is named with."""
     arguments = {}
     for _, words in [*words_of("python"), *words_of("python3")]:
         if words and words[0].endswith(".py") and "/" in words[0]:
@@ -94,7 +94,7 @@ def test_there_are_commands_on_the_pages():
 
 
 def fitting(words):
-    """Words as somebody would write them: a value where a page has a name for one, and without brackets and dots."""
+    """Return the words as a user would type them: placeholders filled in, no brackets and dots."""
     words = [word.removeprefix("[") if word.startswith("[-") else word for word in words]
     words = [word.removesuffix("]") if "[" not in word else word for word in words]
     values = {"N": "0", "S": "0", "$$seed": "0", "$$score": "brier", "parts|total": "parts"}
@@ -184,12 +184,12 @@ PARSED = sorted(
 
 
 class Parsed(BaseException):
-    """The words were understood."""
+    """Check that the words were understood."""
 
 
 @pytest.fixture
 def as_it_was(monkeypatch):
-    """Path, modules and arguments are as before afterwards."""
+    """Restore path, modules and arguments after the test."""
     path, modules, environment = list(sys.path), set(sys.modules), dict(os.environ)
     yield
     sys.path[:] = path

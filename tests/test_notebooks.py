@@ -32,7 +32,7 @@ def test_the_notebooks_are_there_with_their_outputs():
             output.get("data", {}).keys() & {"text/html", "image/svg+xml"} for cell in code for output in cell.outputs
         )
         assert len(text) < 400_000
-        assert not re.search(r"/(tmp|home|root|Users)/", text)  # of whoever stored them
+        assert not re.search(r"/(tmp|home|root|Users)/", text)  # folders of the author
         assert str(Path(__file__).parents[1]) not in text
 
 

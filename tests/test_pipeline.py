@@ -185,7 +185,7 @@ def test_a_stratum_in_which_stopping_is_charged_for_is_not_dead():
     assert (credit.block_nk.tolist(), credit.stop_n.tolist()) == ([[0.0], [0.0]], [0.0, -2.0])
     assert dead_strata(credit, scheme) == {"r": (1, 0)}
     assert metrics(credit, reading, scheme)["credit/r/dead_strata"] == 0.0
-    # Whom it is charged against tells nothing of the others: those of the other prompt are equal, and dead.
+    # The charge is of its own stratum: the completions of the other prompt are equal, so theirs is dead.
     four = reading.take([0, 1, 0, 0])
     assert dead_strata(credit_batch(four, Batch([7, 7, 8, 8]), scheme), scheme) == {"r": (2, 1)}
 

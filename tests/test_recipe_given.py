@@ -1,4 +1,4 @@
-"""What a recipe's objectives are given: as it is read, as it is written out again."""
+"""`given` in a recipe's objectives: how it is read, and how it is written out again."""
 
 from dataclasses import replace
 

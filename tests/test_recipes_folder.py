@@ -44,7 +44,7 @@ def planned(name: str, **overrides):
 
 
 def config_of(recipe, layout):
-    """What reaches the trainer."""
+    """Return the configuration that reaches the trainer."""
     rows = Dataset.from_dict({"prompt": ["1"] * recipe.prompts, "answer": ["1"] * recipe.prompts})
     return trainer_config(recipe, Task("paper", str(recipe.model), rows, rows, layout, 4096))
 
@@ -89,7 +89,7 @@ def test_one_line_pays_sixteen_fields_and_the_prompt_asks_for_each() -> None:
 
 
 def test_an_invented_item_costs_and_the_form_is_paid_once() -> None:
-    """Two of four completions, all right else, write a second item where the invoice has one."""
+    """Two of four completions write a second item that the invoice does not have; all else is right."""
     _, filled = planned(FIELDS)
     item = '{"name": "tea", "quantity": 2, "price": 6}'
     head = '{"seller": "Ada", "date": "2026-01-02", "currency": "EUR", "total": 12, "items": ['
@@ -225,7 +225,7 @@ def test_what_is_known_of_both_papers_reaches_the_trainer(name, size, width, rat
     assert (config.beta, config.entropy_coef, config.use_adaptive_entropy) == (0.0, 0.0, False)
 
 
-@pytest.mark.filterwarnings("ignore:Step 0. <:UserWarning")  # a policy of two steps writes no tags, and is told so
+@pytest.mark.filterwarnings("ignore:Step 0. <:UserWarning")  # a policy of two steps writes no tags, which is a warning
 @pytest.mark.parametrize(
     ("name", "method"),
     [

@@ -35,7 +35,7 @@ pytestmark = THIRD_PARTY
 
 
 def public():
-    """Each public thing once: where it is shown, and what it is."""
+    """Return each public name once: where it is documented, and its object."""
     return dict(places().values())
 
 
@@ -55,7 +55,7 @@ def test_every_public_name_is_in_the_reference_once(room):
         assert headed or f"`{name} <{home}>`" in page, name
 
 
-#: What trains or loads a model, which no line of a docstring can: where it runs instead.
+#: Names without an example in the docstring, because they train or load a model: where they run instead.
 ELSEWHERE = {
     "spanwise.engines.trl.SpanGRPOTrainer": "tests/engines/trl/test_trl_trainer.py",
     "spanwise.score.ask_judge": "tests/score/judges/test_judge.py",

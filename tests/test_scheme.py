@@ -160,7 +160,7 @@ def other(entry, option, default):
     return default + 1
 
 
-#: What must be said as well for an option to show: an epsilon too small to show, a branch that another number switches on.
+#: Other options that an option needs to show: a larger epsilon, or the number that switches a branch on.
 WITH = {
     ("reinforce++", "eps_at"): {"eps": 0.3},
     ("reinforce++-baseline", "eps_at"): {"eps": 0.3},

@@ -76,7 +76,7 @@ def test_weights_that_are_pickles_of_something_else_are_never_unpickled(tmp_path
         load_model(folder)
     assert not mark.exists()
     pickle.loads(pickle.dumps(Payload(mark)))
-    assert mark.exists()  # the payload is one: unpickled, it works
+    assert mark.exists()  # the payload works: unpickled, it makes the folder
 
 
 def short_training(folder, **options):
@@ -182,7 +182,7 @@ def test_no_command_that_looks_runs_what_a_folder_names(fact, name, where, whole
             main([*map(str, words)])
         assert not (tmp_path / "ran").exists(), words
         assert "runs code" not in capfd.readouterr().err
-    with suppress(SystemExit):  # named by the user it runs, and is shown before
+    with suppress(SystemExit):  # named by the user, it is shown and then runs
         main(["credit", str(folder), "--recipe", str(folder / "recipe.yaml"), *output])
     assert (tmp_path / "ran").exists()
     origin = "from the folder" if "." in name.removeprefix("evil.py") else f"from the file '{folder / 'evil.py'}'"

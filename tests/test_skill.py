@@ -25,7 +25,7 @@ def test_the_front_matter_is_that_of_a_skill():
     assert 0 < len(fields["description"]) <= 1024
 
 
-@pytest.mark.filterwarnings("ignore:Step 0. <:UserWarning")  # the tiny policy writes no tags, and is told so
+@pytest.mark.filterwarnings("ignore:Step 0. <:UserWarning")  # the tiny policy writes no tags, which is a warning
 @pytest.mark.filterwarnings("ignore:Every advantage of the batch at step:UserWarning")
 def test_its_code_runs_and_credits_as_it_says(tmp_path):
     code = "\n".join(BLOCKS)

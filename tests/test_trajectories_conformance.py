@@ -1,4 +1,4 @@
-"""The rollouts of every engine as trajectories, in files and as datums: what loops over the definitions credit them with."""
+"""The rollouts of `conformance.json` get its advantages as trajectories, in files and as datums."""
 
 import json
 from dataclasses import replace
@@ -101,7 +101,7 @@ def traces(rollouts):
 
 
 def test_the_file_road_gives_the_same(tmp_path):
-    """What the environment paid each turn is no field of a trace; it is put onto the turns again."""
+    """A trace has no field for the rewards of turns, so the test puts them back."""
     merged = [rollout.merged() for rollout in by_rollout("turns")]
     file = tmp_path / "traces.jsonl"
     file.write_text("".join(json.dumps(record) + "\n" for record in traces(merged)))

@@ -49,7 +49,7 @@ def critic_lines(run):
 
 
 class Watched:
-    """What a trainer's critic was asked and said, batch by batch."""
+    """Records the inputs and the estimates of a trainer's critic, batch by batch."""
 
     def __init__(self, run):
         self.said, self.asked, learn = [], [], run.critic.learn

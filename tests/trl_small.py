@@ -310,7 +310,7 @@ def paper_gradient(model, scripts=SAID, **options):
 
 
 def kl_gradient(model, scripts=SAID, *, beta, reference=None, old=None, corrected=True, cut=math.inf):
-    """Of beta times the mean over completions of the mean over trained tokens of r - log r - 1, r = reference / policy.
+    """The gradient of beta times the mean over completions of their mean r - log r - 1 over trained tokens, r = reference / policy.
 
     `corrected`: each token times policy / old policy, which on-policy is 1 and has a gradient. `cut`: a token's largest divergence.
     """

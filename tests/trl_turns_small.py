@@ -164,7 +164,7 @@ def token_credit(name, talks, size=small.GROUP):
 
 
 def gradient(name, talks, size=small.GROUP, unlearned=()):
-    """Of minus the mean over rollouts of the sum over tokens of credit times ratio."""
+    """The gradient of minus the mean over rollouts of the sum over tokens of credit times ratio."""
     model, scripts = small.policy(), [dialogue.said for dialogue in talks]
     questions = small.questions(scripts, size) if size == small.GROUP else ["2+2="] * len(scripts)
     logs = small.log_probs(model, scripts, questions)

@@ -31,7 +31,7 @@ def agree(expected, printed, *, about):
 
 
 def written(text, name):
-    """The page with what its blocks print now."""
+    """Return the page with the present output of its blocks."""
     parts, end = [], 0
     for step, printed in run(text, name):
         parts += [text[end : step.start()], f"```python\n{step['code']}```\n"]

@@ -30,7 +30,7 @@ def break_on_one_rank(run):
 
 
 def train_all(folder):
-    """Runs of all cases, and one that breaks; the last trainer."""
+    """Run all cases, and one that breaks; return the last trainer."""
     for name, options in CASES.items():
         run = with_critic(
             f"{folder}/critic/{name}", per_device_train_batch_size=2, gradient_accumulation_steps=2, **SHAPE, **options

@@ -25,7 +25,7 @@ CASES = {
 
 
 class Counted(SpanGRPOTrainer):
-    """Remembers what every step was trained with, and how often it asked the other processes."""
+    """Records the tokens and advantages of each step, and how often it gathers from the other processes."""
 
     gathers = 0
 

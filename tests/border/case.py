@@ -19,7 +19,7 @@ QUICK = ("--set", "start_steps=1", "--set", "eval_prompts=2", "--set", "eval_sam
 
 
 def sections() -> dict[str, dict[str, str]]:
-    """Of docs/border.md: section -> what was done -> what it says."""
+    """Read docs/border.md: section -> set-up -> sentence."""
     by_section = {}
     for part in re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         title, *lines = part.splitlines()
@@ -29,7 +29,7 @@ def sections() -> dict[str, dict[str, str]]:
 
 
 def plain(cell: str) -> str:
-    """A cell of the page without what Markdown needs before a tag, a column or a star."""
+    """Return a cell of the page without Markdown's backslashes."""
     return re.sub(r"\\([<|*])", r"\1", cell.strip())
 
 
@@ -56,7 +56,7 @@ def check(title: str, cases: Mapping[str, Callable[[Path], str | None]]):
 
 
 def output_of(run: Callable[[], object]) -> str:
-    """What a piece of Python says: its warnings, what it prints or returns as text, and the error that ends it."""
+    """Return the warnings, the printed or returned text and the final error of a piece of Python."""
     text = io.StringIO()
     with warnings.catch_warnings(record=True) as caught, redirect_stdout(text), redirect_stderr(text):
         warnings.simplefilter("always")

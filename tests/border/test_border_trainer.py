@@ -21,7 +21,7 @@ def right(completions, answer, **columns):
 
 
 def script(folder, *, scripts=SAID, train=False, replaced=None, **options):
-    """A training script; `given` replaces arguments of the trainer (None leaves one out), `options` are of its config."""
+    """A training script with some arguments of the trainer `replaced` (None leaves one out); `options` are of its config."""
     usual = {
         "args": config(folder, **options),
         "train_dataset": prompts(),

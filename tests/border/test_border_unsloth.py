@@ -19,7 +19,7 @@ class UnslothGRPOTrainer(trl_config.GRPOTrainer):
 
 
 def script(folder, *, replaced=None, variables=(), imported=True, **options):
-    """A script with the door to Unsloth; `imported`: Unsloth is, first of all."""
+    """A script with Unsloth's trainer and some arguments `replaced`; `imported`: Unsloth was imported first."""
     usual = {"train_dataset": prompts(), "processing_class": tokenizer(), "rollout_func": scripted(), "scheme": scheme()}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables:

@@ -276,7 +276,7 @@ def block_batch(dice, method):
 
 
 def sum_reasons(rows, lines, totals, weights, values):
-    """Why a sum gives nothing: what of it is missing, or a verdict on which the group agrees."""
+    """Say why a sum gives nothing: a missing reward, or a verdict on which the group agrees."""
     groups = defaultdict(list)
     for i, group in enumerate(rows.group):
         groups[group].append(i)
@@ -323,7 +323,7 @@ def completion_batch(dice, method):
     prices = [dice.choice((None, F(1, 2))) for _ in range(2)]
     weights = [F(1), F(1, 4)] if dice.random() < 0.7 else [F(1), F(0)]
     rows = Rows(dice, prices, negative=method != "maxrl")
-    if method == "gdpo":  # of several rewards it has no one baseline
+    if method == "gdpo":  # with several rewards it has no single baseline
         rows.only(1)
         prices, weights = rows.prices, [F(1, 4)]
     objectives = [

@@ -1,4 +1,4 @@
-"""The price of malformed tags in the presets: whom it moves, by how much, and that nobody else moves."""
+"""The price of malformed tags in the presets: which credit it moves, by how much, and that no other moves."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ DRIFT = (*SOLVED, *SURE, "</analysis>", "<confidence>", "0.9", "</confidence>") 
 
 
 def credited(name, *completions):
-    """The credit of the completions of one prompt whose answer is 4: a row each of solution, confidence, stop."""
+    """Return a row (solution, confidence, stop) of credit for each completion of one prompt, whose answer is 4."""
     ids = [[PIECES.index(piece) for piece in completion] for completion in completions]
     batch = Batch.jagged(ids, ["2 + 2"] * len(ids), columns={"answer": ["4"] * len(ids)})
     scheme = Scheme.preset(name, LAYOUT)

@@ -60,7 +60,7 @@ def refused(number, row):
 @pytest.mark.parametrize("name", NAMES)
 def test_an_infinite_reward_is_refused_by_every_method(name):
     arguments = inputs(name)
-    assert bool(rewards(name)) != (name == "oar")  # it reshapes advantages and is told no reward
+    assert bool(rewards(name)) != (name == "oar")  # it reshapes advantages and takes no reward
     for entry, number in itertools.product(rewards(name), (INF, -INF)):
         for place in itertools.product(*map(range, DATA[entry].shape)):
             with refused(number, place[0]):

@@ -1,4 +1,4 @@
-"""Streams: rewards of blocks under a critic, by hand, against a slow oracle, and as one with what they are made of."""
+"""Streams: rewards of blocks under a critic, by hand and against a slow oracle."""
 
 import math
 from dataclasses import replace
@@ -320,7 +320,7 @@ def test_assign_takes_the_same_words(unchecked_shapes):
 
 @pytest.mark.parametrize("values", ["shared", "objective"])
 def test_a_token_of_a_block_that_is_not_trained_is_deleted(values):
-    """The mask of the batch has the last word: the reward lies on the last trained token of the block, values elsewhere are air."""
+    """The mask of the batch has the last word: the reward lies on the last trained token of the block."""
     scheme = Scheme("gae", BLOCKS, PAIR[:1], 1, {"lam": 0.5}, values=values)
     mask_nt = torch.tensor([[True, False, False, False, True]])
     credit, _ = run(scheme, TOKENS, [[1]], double([[0.25, NAN, NAN, 1e9, 0.5]]), mask_nt=mask_nt)

@@ -18,12 +18,12 @@ def catches(check: Callable[[Variant], object], ours: Variant, faulty: Variant):
 
 
 def gives(*inputs, want, tolerance=1e-12):
-    """The check that a function of these inputs gives these numbers."""
+    """Return the check that a function of these inputs gives these numbers."""
     return lambda function: assert_close(function(*inputs), want, tolerance)
 
 
 def equals(want):
-    """The check that something is this."""
+    """Return the check that a result is `want`."""
 
     def check(result):
         assert result == want

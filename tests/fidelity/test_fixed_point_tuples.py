@@ -34,7 +34,7 @@ def flat(chances):
 
 
 def slow_shares(chances, size, *, back_off, leave_one_out=False, min_stratum=2):
-    """E[1 - 1/n | own tuple] over every group there can be, in fractions; 1 - 1/n is 1 without the completion itself."""
+    """E[1 - 1/n | own tuple] over every possible group, in fractions; 1 - 1/n is 1 without the completion itself."""
     chance = flat(chances)
     columns = len(next(iter(chance)))
     shares = {}

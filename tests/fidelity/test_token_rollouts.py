@@ -48,7 +48,7 @@ ROWS = Dataset.from_dict({"prompt": ["1+1_____=", "1+1=", "7=", "1+1_____="], "a
 
 @cache
 def worth(answer, tokens):
-    """Exact value: every way to go on, with its probability; right is what a regular expression says."""
+    """Return the exact value of a prefix, over all continuations; a regular expression decides which are right."""
     if tokens and tokens[-1] in ("<eos>", "<analysis>"):
         matched = re.search(r"<answer>(\d)</answer>", "".join(tokens))
         return float(matched is not None and matched[1] == answer)

@@ -173,7 +173,7 @@ def deletion(cell, row, reading, n):
 
 
 def by_oracle(cell, row, data, reading, n):
-    """Byte by byte, following the written rules."""
+    """Compare with the oracle, byte by byte."""
     ids, mask = row
     tokens = [cell.family.vocabulary.pieces[i] for i in ids[mask].tolist()]
     if not tokens:
@@ -191,7 +191,7 @@ def by_oracle(cell, row, data, reading, n):
 
 
 def others(blocks):
-    """Whoever else reads a text: the cutter of texts without ids, messages, tags of a file, confidences."""
+    """Feed a text to its other readers: the cutter of texts without ids, messages, tags of a file, confidences."""
     text = whole_text(blocks)
     assert "".join(split_pieces(text)) == text
     assert clean(text) == text

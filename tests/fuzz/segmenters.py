@@ -166,7 +166,7 @@ def check(layout, family, pairs, *, sample=4):
 
 
 def by_oracle(case, block_t, text, fault):
-    """Byte by byte: the innermost claim has a byte; without a rest, the last one that has begun, and the first what is before."""
+    """Compare byte by byte: a byte is of its innermost claim; without a rest, of the last claim begun, or of the first."""
     layout, data = case.layout, case.data
     name = layout.segmenters[0]
     claims, wrong = slow_json(data, layout) if name == "json" else claimed(case, name)

@@ -161,7 +161,7 @@ def test_grpo_stands_left_the_recipe_right_and_what_differs_most_is_first(browse
 
 
 def by_difference(rows):
-    """The order, worked out from the file alone."""
+    """Return the order, computed from the file alone."""
 
     def unit(method):
         names = [name for name in rows[0] if name.startswith(f"credit/{method}/") and "stop" not in name]

@@ -1,4 +1,4 @@
-"""The folder of a run: what of its metrics can be read is kept."""
+"""The folder of a run: its readable metrics are kept."""
 
 import json
 import warnings

@@ -1,4 +1,4 @@
-"""What reading takes beside what it keeps: the ids of the tokens, and no text; and that credit keeps no more of a token."""
+"""Memory: reading keeps the ids of tokens and no text, and credit keeps nothing more of a token."""
 
 import csv
 import gc
@@ -119,7 +119,7 @@ def tokenizer(tmp_path_factory):
 
 @pytest.mark.parametrize("name", FILES)
 def test_reading_takes_little_beside_what_is_kept_and_says_how_far_it_is(name, tmp_path, monkeypatch, tokenizer):
-    """No text of a file is held whole, nor its tokens as Python's numbers."""
+    """Reading never holds all text of a file, nor its tokens as Python's numbers."""
     write, stream_bytes = FILES[name]
     path = write(tmp_path)
     size = sum(file.stat().st_size for file in ([path] if path.is_file() else path.glob("*.pt")))

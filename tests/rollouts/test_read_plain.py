@@ -27,7 +27,7 @@ ROWS = [
 
 
 def plain(table):
-    """All that a table holds but who wrote it and where, as plain data; NaN as None."""
+    """Return all that a table holds except its writer and its path, as plain data with None for NaN."""
     return {
         "note": table.note, "prompts": list(table.prompts), "groups": table.group_n.tolist(), "steps": table.step_n.tolist(),
         "texts": texts(table), "trainable": table.trainable.tolist(), "keyed": table.keyed,
@@ -107,7 +107,7 @@ def test_a_list_is_a_group_whatever_the_prompts_say(tmp_path):
     assert table.group_n.tolist() == [0, 0, 0, 1]
     assert table.rewards["reward"].value_n.tolist()[:2] == [1.0, 0.0]
     assert table.rewards["reward"].status_n.tolist() == [0, 0, int(Status.UNSCORED), 0]
-    assert table.columns["level"] == [[1, 2]] * 3 + [[3]]  # not one each
+    assert table.columns["level"] == [[1, 2]] * 3 + [[3]]  # one list, not a number for each
     assert table.columns["answer"] == ["4"] * 4
 
 

@@ -38,7 +38,7 @@ def place(tmp_path_factory):
 
 
 def same(first, other):
-    """Equal, NaN and None alike."""
+    """Return whether two lists are equal; NaN equals NaN and None."""
     return all(a == b or (a != a and (b is None or b != b)) for a, b in zip(first, other, strict=True))
 
 
@@ -234,10 +234,10 @@ def test_credit_on_an_export_is_credit_on_its_rollouts(ids, tokenizer, tmp_path)
     for method in ("grpo", "bae", "gae"):
         assert [row[f"advantages/{method}"] == [None] * 6 for row in rows] == [False] * 3 + [True] + [False] * 4
     assert [row["credit/bae/confidence"] is None for row in rows] == [False, False, True, False] * 2
-    assert rows[3]["credit/bae/confidence"] == float(first.applied[1].credit.block_nk[3, 1])  # it was compared all the same
+    assert rows[3]["credit/bae/confidence"] == float(first.applied[1].credit.block_nk[3, 1])  # it was still compared
     assert [(row["start/confidence"], row["end/confidence"]) for row in rows[:4]] == [(4, 7), (3, 6), (0, 0), (0, 0)]
     assert [row["group"] for row in rows] == [0] * 4 + [1] * 4
-    for output in (tmp_path / "twice", file.parent):  # at last over what it is made of
+    for output in (tmp_path / "twice", file.parent):  # the second time over its own input
         credit(file, output=output, **options)
         assert pq.read_table(output / "credit.parquet").equals(table)
 
@@ -257,7 +257,7 @@ def spoilt(file, *, part, column):
 
 
 def test_only_what_is_asked_for_is_read(tmp_path):
-    """A column of tokens that cannot be read any more stops nobody who does not need it."""
+    """A damaged column of tokens stops only those who need it."""
     file = tmp_path / "a.parquet"
     rows = [completion(range(6), prompt=str(n)) for n in range(6)]
     write_rollouts(file, Case(rows, cuts=[2, 4]).parts())

@@ -46,7 +46,7 @@ def test_text_can_be_encoded_with_a_tokenizer(tmp_path):
 
 
 def test_completions_encoded_some_at_a_time_are_each_encoded_as_alone(tmp_path):
-    """Parts that were not sampled and empty completions lie at the seams between two lots."""
+    """Parts that were not sampled and empty completions lie at the seams between two calls of the tokenizer."""
     trl_small.tokenizer().save_pretrained(tmp_path / "model")
     backend = Tokenizer.from_file(str(tmp_path / "model" / "tokenizer.json"))
     seams = {AT_ONCE - 1, AT_ONCE, 2 * AT_ONCE - 1, 2 * AT_ONCE}

@@ -42,7 +42,7 @@ def test_a_turn_for_every_message_that_was_sampled():
 
 
 def credited(rollouts, scheme):
-    """The traces with the credit of a scheme on their turns."""
+    """Put the credit of a scheme on the turns of rollouts."""
     vocabulary = Vocabulary(tuple(piece.encode() for piece in trl_small.PIECES))
     batch, recorded = turn_batch(rollouts, columns={"answer": [rollout.extra["task"]["answer"] for rollout in rollouts]})
     reading = read(batch, scheme, vocabulary, recorded={"correct": recorded["exact"]})

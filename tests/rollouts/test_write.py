@@ -40,7 +40,7 @@ def test_a_run_folder_is_written_without_a_trainer(tmp_path):
 
 
 def test_a_training_batch_by_hand():
-    """No padding and nothing that a tool wrote last; null is what does not exist, 0 what is worth nothing."""
+    """The file holds no padding and no tool output at the end; null means absent, 0 is a credit of 0."""
     rows = batch().recorded(step=7).to_pylist()
     assert [row["step"] for row in rows] == [7] * 4
     assert [row["group"] for row in rows] == [4, 4, 5, 5]

@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 
 
 def claims_of(text, blocks, most=16):
-    """(block, what it claims, what it says) of each claim in order, and the faults."""
+    """Return (block, claimed text, inner text) of each claim in order, and the faults."""
     data = text.encode()
     layout = Layout({**blocks, "rest": []}, most=most)
     parts = [part for part in layout.parts if part.segmenter == "code"]

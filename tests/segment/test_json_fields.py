@@ -25,7 +25,7 @@ def inner_of(data, claim):
 
 
 def texts_of(text, layout):
-    """{key: what it says} of all claims, and the faults."""
+    """Return {key: text} of all claims, and the faults."""
     data = text.encode() if isinstance(text, str) else text
     parsed = SEGMENTERS.find("json").function(layout.parts, layout=layout)(Sample.of(data))
     texts = {}

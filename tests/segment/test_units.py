@@ -16,7 +16,7 @@ from spanwise.types import Fault
 
 
 def units_of(segmenter, text):
-    """What each unit of a text says."""
+    """Return the text of each unit."""
     layout = Layout({"unit[*]": f"{segmenter}:"}, most=16)
     parsed = SEGMENTERS.find(segmenter).function(layout.parts, layout=layout)(Sample.of(text))
     return [text[slice(*claim.inner)].decode() for claim in parsed.claims]

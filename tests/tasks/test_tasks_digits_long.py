@@ -184,7 +184,7 @@ def test_recipe_knows_the_task_and_refuses_what_it_has_not(task) -> None:
             load(None, {"task": task, **other})
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # the model has learned next to nothing, and is told so
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the model has learned next to nothing, which is a warning
 def test_train_and_eval_run_on_it(tmp_path, monkeypatch) -> None:
     from spanwise.cli import app
 

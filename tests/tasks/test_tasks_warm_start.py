@@ -23,7 +23,7 @@ TINY = WarmStartSettings(easy=Phase(3, 3e-3, 0.03), hard=Phase(2, 2e-3, 0.02), b
 
 
 class Steps(list):
-    """A progress hook that keeps what it was told."""
+    """A progress hook that records its calls."""
 
     def __call__(self, step: int, total: int, loss: float) -> None:
         self.append((step, total))
