@@ -20,11 +20,7 @@ from trl_small import LAYOUT, SAID, SAID_WITH_TOOLS, scripted, step, trainer
 WHOLE = [Objective("correct", pays=LAYOUT.names, options={"verify": "exact"})]
 SHAPE = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
 
-CASES = {
-    "dr_grpo": {"loss_type": "dr_grpo"},
-    "dapo": {"loss_type": "dapo", "tools": True},
-    "bnpo": {"loss_type": "bnpo"},
-}
+CASES = {"dr_grpo": {"loss_type": "dr_grpo"}, "dapo": {"loss_type": "dapo", "tools": True}, "bnpo": {"loss_type": "bnpo"}}
 #: A score's reference, its weights of right and wrong and the groups it is mixed in are those of all ranks.
 SCORE = Laser("?", beta=1.0, mix=0.25, self_rewarding_warmup=0, threshold=0.0, scale="none")
 #: Numbers over all ranks: the length that a share is counted in, what a method per token compares, and a score.

@@ -42,10 +42,6 @@ def imported_names(tree):
     return names
 
 
-def strings(tree):
-    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-
-
 @pytest.fixture(scope="module")
 def trees():
     return {module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
@@ -130,7 +126,8 @@ def test_every_module_has_an_importer(trees):
     used = {*STARTED_FROM_OUTSIDE, *(f"spanwise.commands.{name}.command" for name in COMMANDS)}
     for module, tree in trees.items():
         used |= imported_names(tree) - {module}
-        for text in strings(tree):  # loaded late by its name, or run by its path
+        texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+        for text in texts:  # loaded late by its name, or run by its path
             used |= {text.partition(":")[0], f"{module.rsplit('.', 1)[0]}.{text.removesuffix('.py')}"}
     packages = {name.rsplit(".", 1)[0] for name in trees if "." in name}  # a package lives while something in it does
     assert sorted(set(trees) - used - packages) == []

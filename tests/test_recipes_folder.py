@@ -34,13 +34,10 @@ BLOCKWISE = [name for name in FILES if name not in CRITIC | {FIELDS, INVOICES}]
 CONFIDENCE = ["none", "batch", "group", "outcome", "blended"]
 
 
-def layout_of(task: str):
-    return {"digits": DIGITS_LAYOUT, "digits_twice": TWICE_LAYOUT, "invoices": INVOICES_LAYOUT, **LAYOUTS}[task]
-
-
 def planned(name: str, **overrides):
     recipe = load(FOLDER / name, overrides)
-    return recipe, scheme_of(recipe, layout_of(recipe.task), recipe.max_completion_length or 32)
+    layouts = {"digits": DIGITS_LAYOUT, "digits_twice": TWICE_LAYOUT, "invoices": INVOICES_LAYOUT, **LAYOUTS}
+    return recipe, scheme_of(recipe, layouts[recipe.task], recipe.max_completion_length or 32)
 
 
 def config_of(recipe, layout):

@@ -53,10 +53,7 @@ def step_ok(**columns):
 
 
 def test_rewards_of_turns_pay_their_turn_and_the_outcome_all_of_them():
-    objectives = [
-        Objective("correct", pays="all"),
-        Objective(step_ok, pays="all", scope="turn", baseline="none"),
-    ]
+    objectives = [Objective("correct", pays="all"), Objective(step_ok, pays="all", scope="turn", baseline="none")]
     scheme = Scheme("bae", LAYOUT, tuple(objectives), "completion", {})
     rollout = trajectory("a", 0, [1, 1], 1.0)
     turns = [replace(turn, rewards={"step_ok": value}) for turn, value in zip(rollout.turns, (1.0, 0.0), strict=True)]

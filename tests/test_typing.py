@@ -12,10 +12,7 @@ from installed import installed
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = Path(__file__).with_name("typed") / "user_code.py"
-pytestmark = [
-    pytest.mark.skipif(not installed("pyright"), reason="pyright is of the dev group"),
-    pytest.mark.long,
-]
+pytestmark = [pytest.mark.skipif(not installed("pyright"), reason="pyright is of the dev group"), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

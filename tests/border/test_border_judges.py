@@ -78,9 +78,7 @@ CASES = {
     "`max_concurrent: 0`": lambda folder: asked(max_concurrent=0),
     "`only` with an objective that is not there": lambda folder: rubric(["It is short."], pays="plan", only="correct"),
     "`only` under a method that adds all rewards up": lambda folder: Scheme.preset(
-        "grpo",
-        LAYOUT,
-        objectives=[Objective("correct", pays="answer"), Objective("format", pays="answer", only="correct")],
+        "grpo", LAYOUT, objectives=[Objective("correct", pays="answer"), Objective("format", pays="answer", only="correct")]
     ),
     "A judge that is to locate its verdict with one word": lambda folder: asked(locate=True, constrain="choice"),
     "A judge that locates its verdict nowhere": lambda folder: asked(lambda *_: verdict("yes"), locate=True),

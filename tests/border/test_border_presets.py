@@ -30,9 +30,7 @@ CASES = {
     ),
     "a price for each block under one name": lambda folder: output_of(
         lambda: Scheme(
-            "bae",
-            Layout({"plan": ["plan"], "code": ["code"]}),
-            [Objective("format", "plan"), Objective("format", "code")],
+            "bae", Layout({"plan": ["plan"], "code": ["code"]}), [Objective("format", "plan"), Objective("format", "code")]
         )
     ),
     "one number for everything (rlcr) with a price on the confidence alone": recipe_with(FORMAT, method="rlcr"),

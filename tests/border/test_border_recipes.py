@@ -23,10 +23,7 @@ pytestmark = trl_small.THIRD_PARTY
 
 ROWS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(10)]
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
-OWN = {
-    "layout": {"plan": ["plan"], "code": ["code"]},
-    "objectives": [{"reward": "format", "pays": ["plan", "code"]}],
-}
+OWN = {"layout": {"plan": ["plan"], "code": ["code"]}, "objectives": [{"reward": "format", "pays": ["plan", "code"]}]}
 
 
 @cache

@@ -7,18 +7,7 @@ import torch
 
 from credit_batches import PAIR, SAME, scores_of
 from helpers import NAN, assert_close
-from spanwise.credit import (
-    HistoryWeight,
-    Method,
-    advantage,
-    assign,
-    bae,
-    dr_grpo,
-    gdpo,
-    ha_dw,
-    opo,
-    rloo,
-)
+from spanwise.credit import HistoryWeight, Method, advantage, assign, bae, dr_grpo, gdpo, ha_dw, opo, rloo
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.objective import Objective
 from spanwise.types import Status

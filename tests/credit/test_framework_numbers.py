@@ -14,8 +14,7 @@ REWARD = torch.tensor([0.7, 1, 0.25, 0, 0.5, 1], dtype=torch.float64)
 MASK = torch.tensor([[1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1], [0, 1, 0, 0], [1, 1, 1, 0], [1, 0, 0, 1]]).bool()
 LENGTH = MASK.sum(dim=1)
 DENSE = torch.tensor(
-    [[0, 0.5, 1, 0], [0.25, 1, 0, 0], [0, 0, 0, 1], [1, -0.5, 2, 0], [0, 0.5, 0, 0], [0, 1, 0, 0.75]],
-    dtype=torch.float64,
+    [[0, 0.5, 1, 0], [0.25, 1, 0, 0], [0, 0, 0, 1], [1, -0.5, 2, 0], [0, 0.5, 0, 0], [0, 1, 0, 0.75]], dtype=torch.float64
 )
 REWARDS = torch.tensor([[1, 0], [1, 0.5], [0, 0], [0, 0.25], [1, 1], [1, 1]], dtype=torch.float64)
 WEIGHTS = torch.tensor([1.0, 0.5])

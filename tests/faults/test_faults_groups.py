@@ -83,13 +83,10 @@ CONSTANTS = torch.rand(1000, generator=torch.Generator().manual_seed(4))
 SIZES = (3, 5, 7, 8, 16, 33, 64)
 
 
-def constant_groups(size):
-    return CONSTANTS.repeat_interleave(size), torch.arange(len(CONSTANTS)).repeat_interleave(size)
-
-
 def all_zero(estimator):
     for size in SIZES:
-        assert bool((estimator(*constant_groups(size)) == 0).all()), size
+        groups = CONSTANTS.repeat_interleave(size), torch.arange(len(CONSTANTS)).repeat_interleave(size)
+        assert bool((estimator(*groups) == 0).all()), size
 
 
 def by_rows(formula):

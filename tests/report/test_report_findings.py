@@ -24,10 +24,6 @@ GOOD = {"accuracy": 0.85, "refusal_rate": 0.0, "format_rate": 1.0, "ece": 0.02, 
 FALLEN = {"accuracy": 0.0, "refusal_rate": 1.0, "format_rate": 1.0, "ece": 0.001, "brier": 0.001, "auroc": None}
 
 
-def between(value, low, high):
-    return Interval(value=value, low=low, high=high, sem=0.01, level=0.95, count=64)
-
-
 @pytest.mark.parametrize(
     ("before", "sentence"),
     [
@@ -37,7 +33,8 @@ def between(value, low, high):
 )
 def test_a_run_that_learned_and_one_that_may_not_have(before, sentence):
     points = [{"step": 0, **GOOD, "accuracy": before}, {"step": 120, **GOOD, "accuracy": 0.86}]
-    finding = train_finding(points, steps=120, intervals={"accuracy": between(0.86, 0.83, 0.89)})
+    interval = Interval(value=0.86, low=0.83, high=0.89, sem=0.01, level=0.95, count=64)
+    finding = train_finding(points, steps=120, intervals={"accuracy": interval})
     assert sentence in finding
     assert finding.endswith("This is one seed.")
 

@@ -15,13 +15,6 @@ from spanwise.segment import SEGMENTERS, Sample, Vocabulary, find_blocks
 from spanwise.types import Fault
 
 
-def units_of(segmenter, text):
-    """Return the text of each unit."""
-    layout = Layout({"unit[*]": f"{segmenter}:"}, most=16)
-    parsed = SEGMENTERS.find(segmenter).function(layout.parts, layout=layout)(Sample.of(text))
-    return [text[slice(*claim.inner)].decode() for claim in parsed.claims]
-
-
 @pytest.mark.parametrize(
     ("segmenter", "text", "units"),
     [
@@ -52,7 +45,9 @@ def units_of(segmenter, text):
     ],
 )  # fmt: skip
 def test_units(segmenter, text, units):
-    assert units_of(segmenter, text.encode()) == units
+    layout, data = Layout({"unit[*]": f"{segmenter}:"}, most=16), text.encode()
+    parsed = SEGMENTERS.find(segmenter).function(layout.parts, layout=layout)(Sample.of(data))
+    assert [data[slice(*claim.inner)].decode() for claim in parsed.claims] == units
 
 
 def test_tokens_of_steps_and_what_stands_before_the_first():

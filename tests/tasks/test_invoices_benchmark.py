@@ -169,10 +169,6 @@ def letter_numbers(monkeypatch):
         monkeypatch.setattr(invoices, name, getattr(invoices, name))
 
 
-def states_due_date(prompt):
-    return any(word in prompt for word in ("Due ", "Payable until", "pay by", "p_y by", "pa_ by"))
-
-
 @pytest.mark.parametrize(("clerk", "hurried"), [("due", 0.5), ("small", 0.3), ("sums", 0.15), ("amounts", 0.15)])
 def test_a_careful_clerk_seldom_overlooks_a_due_date(letter_numbers, clerk, hurried):
     """In the share `hurried` of letters the clerk makes faults: of their stated due dates .65 are overlooked."""
@@ -180,7 +176,8 @@ def test_a_careful_clerk_seldom_overlooks_a_due_date(letter_numbers, clerk, hurr
     traces = [
         (prompt, json.loads(trace)) for prompt, trace in task.course.stretches[-1].draw(8_000, np.random.default_rng(5))
     ]
-    overlooked = [trace["due"] is None for prompt, trace in traces if states_due_date(prompt)]
+    due = ("Due ", "Payable until", "pay by", "p_y by", "pa_ by")
+    overlooked = [trace["due"] is None for prompt, trace in traces if any(words in prompt for words in due)]
     assert len(overlooked) / len(traces) == pytest.approx(0.5, abs=0.04)
     assert np.mean(overlooked) == pytest.approx(hurried * 0.65, abs=0.04)
     items = [item for _, trace in traces for item in trace["items"]]

@@ -201,23 +201,19 @@ TWO = [
 ]
 
 
-def reading(columns, length):
-    length_sk = torch.tensor(length)
-    return Reading(scores(columns, ("valid", "format")), length_sk, torch.zeros(len(length_sk)).long())
-
-
 def test_the_road_takes_steps_and_counts_votes():
     scheme = Scheme("bae", LAYOUT, TWO)
     assert scheme.needs == {"steps"}
     steps = Steps(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]))
-    read_ = reading([[1, 0, 0], [None, 1, None]], [[2, 1], [1, 1], [1, 1]])
-    credit = credit_batch(read_, Batch([4, 4, 4], steps=steps), scheme)
+    votes = scores([[1, 0, 0], [None, 1, None]], ("valid", "format"))
+    reading = Reading(votes, torch.tensor([[2, 1], [1, 1], [1, 1]]), torch.zeros(3).long())
+    credit = credit_batch(reading, Batch([4, 4, 4], steps=steps), scheme)
     assert credit.block_nk[:, 0].tolist() == pytest.approx([0.75, -0.25, -0.25])
-    logged = metrics(credit, read_, scheme)
+    logged = metrics(credit, reading, scheme)
     assert logged["credit/format/reward_absent"] == 0.5  # of two rollouts
     assert logged["credit/valid/reward_absent"] == 0.0
     with pytest.raises(RecipeError, match="valid"):
-        credit_batch(read_, Batch([4, 4, 4]), scheme)
+        credit_batch(reading, Batch([4, 4, 4]), scheme)
 
 
 @pytest.mark.parametrize("per", ["block", "completion", "batch"])
@@ -260,12 +256,7 @@ def test_a_method_of_tokens_is_refused_on_turns_and_runs_on_whole_rollouts():
 
 @pytest.mark.parametrize(
     ("fields", "method"),
-    [
-        ({"scale": "std"}, "bae"),
-        ({"given": "correct", "baseline": "blended"}, "bae"),
-        ({}, "dcpo"),
-        ({}, "gae"),
-    ],
+    [({"scale": "std"}, "bae"), ({"given": "correct", "baseline": "blended"}, "bae"), ({}, "dcpo"), ({}, "gae")],
 )
 def test_a_scope_that_cannot_be_is_refused(fields, method):
     rule = {"pays": "all", "options": {"tag": ""}, "scope": "turn", **fields}
