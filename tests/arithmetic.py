@@ -37,8 +37,8 @@ def _range(node: ast.expr) -> tuple[float, float]:
         return (-high, -low) if isinstance(node.op, ast.USub) else (low, high)
     assert isinstance(node, ast.BinOp), ast.dump(node)
     (a, b), (c, d) = _range(node.left), _range(node.right)
-    both = {
+    combine = {
         ast.Add: lambda x, y: x + y, ast.Sub: lambda x, y: x - y, ast.Mult: lambda x, y: x * y, ast.Div: lambda x, y: x / y,
     }[type(node.op)]  # fmt: skip
-    results = [both(x, y) for x in (a, b) for y in (c, d)]
+    results = [combine(x, y) for x in (a, b) for y in (c, d)]
     return min(results), max(results)

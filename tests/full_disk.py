@@ -9,10 +9,10 @@ from contextlib import contextmanager
 def full_disk(bytes_left=0):
     """No file grows beyond `bytes_left` inside; the signal that would end the process is an error instead, as with a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    heard = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_left, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, heard)
+        signal.signal(signal.SIGXFSZ, handler)

@@ -305,8 +305,8 @@ def slow_fidelity(data, score, name):
     rows, (x, s) = [], data.prefix_xs.shape
     for i, j in product(range(x), range(s)):
         q, c, d = float(data.confidence_xs[i, j]), float(data.outcome_xs[i, j]), int(data.prefix_xs[i, j])
-        again = [] if d < 0 else [v for v in data.again_dm[d].tolist() if v == v]
-        rows.append((i, q, c, score(q, c), again))
+        rerolls = [] if d < 0 else [v for v in data.again_dm[d].tolist() if v == v]
+        rows.append((i, q, c, score(q, c), rerolls))
     alone, advantages = [], []
     for i, _, c, r, _ in rows:
         others = {
@@ -323,11 +323,11 @@ def slow_fidelity(data, score, name):
         else:
             advantages.append(r - (total - r) / (count - 1) if "LOO" in name else r - total / count)
     use = []
-    for (_, q, c, r, again), a, single in zip(rows, advantages, alone, strict=True):
-        if r == r and len(again) >= 2:
-            values = [score(v, c) for v in again]
+    for (_, q, c, r, rerolls), a, single in zip(rows, advantages, alone, strict=True):
+        if r == r and len(rerolls) >= 2:
+            values = [score(v, c) for v in rerolls]
             target, noise = r - sum(values) / len(values), variance(values) / len(values)
-            use.append((a, target, noise, (q - sum(again) / len(again)) ** 2, c, single))
+            use.append((a, target, noise, (q - sum(rerolls) / len(rerolls)) ** 2, c, single))
 
     def rmse(keep):
         kept = [(a - t) ** 2 - noise for a, t, noise, _, c, single in use if keep(c, single)]
@@ -423,8 +423,8 @@ def slow_segment(data, layout):
         current = max([current, *(k for mark, k in taken.items() if mark[2] == at)])
         owner.append(current)
     pieces = {k: b"".join(data[i : i + 1] for i in range(len(data)) if owner[i] == k) for k in range(len(layout.names))}
-    opened = f"<{layout.prefilled}>".encode() if layout.prefilled else b""
-    read = pieces | {0: opened + pieces[0]}
+    opening = f"<{layout.prefilled}>".encode() if layout.prefilled else b""
+    read = pieces | {0: opening + pieces[0]}
     return owner, pieces, faults(marks, taken, owner, layout, missing, read), contents(read, layout)
 
 

@@ -110,8 +110,8 @@ def test_the_picture_of_the_readme_has_the_numbers_of_the_fields():
     sentence = "With one number every token gets -0.25. By part the city gets +0.50, the year -0.75 and the form -0.25."
     assert sentence in README.read_text(encoding="utf-8")
     for name in ("front.svg", "front-dark.svg"):
-        drawn = re.findall(r">([+\u2212-]\d\.\d+)<", (DOCS / "images" / name).read_text(encoding="utf-8"))
-        assert [float(number.replace("\u2212", "-")) for number in drawn] == [-0.25, -0.25, 0.5, -0.75]
+        numbers = re.findall(r">([+\u2212-]\d\.\d+)<", (DOCS / "images" / name).read_text(encoding="utf-8"))
+        assert [float(number.replace("\u2212", "-")) for number in numbers] == [-0.25, -0.25, 0.5, -0.75]
 
 
 def test_two_outcomes_back_off_as_the_page_says(page_runs):

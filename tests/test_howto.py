@@ -32,11 +32,11 @@ def small_model(folder):
     return str(folder)
 
 
-def trainer_of(code, names, where):
+def trainer_of(code, names, folder):
     """Run a script with a small model for one step, and return its trainer."""
     small = "max_steps=1, max_completion_length=8, use_cpu=True, bf16=False, report_to='none', per_device_train_batch_size=8"
     code = re.sub(
-        r'GRPOConfig\("out", (num_generations=\d)(, max_completion_length=64)?', rf'GRPOConfig("{where}", \1, {small}', code
+        r'GRPOConfig\("out", (num_generations=\d)(, max_completion_length=64)?', rf'GRPOConfig("{folder}", \1, {small}', code
     )
     namespace = {**names}
     exec(compile(code, "a script of the docs", "exec"), namespace)

@@ -142,9 +142,9 @@ def test_functions_beside_the_recipe_stay_found(tmp_path, monkeypatch):
     assert scheme.objectives[1].given == ("project/facts.py:known", "complete")
     plain = resolved(recipe, scheme)["objectives"]
     assert plain[0]["reward"] == "project/train.py:paid", "as it is found, although it comes from another module"
-    again = scheme_of(load(None, {"objectives": plain}), LAYOUT, 32)
-    assert again.objectives[0].reward is scheme.objectives[0].reward
-    assert again.objectives[1].given == scheme.objectives[1].given
+    reloaded = scheme_of(load(None, {"objectives": plain}), LAYOUT, 32)
+    assert reloaded.objectives[0].reward is scheme.objectives[0].reward
+    assert reloaded.objectives[1].given == scheme.objectives[1].given
     monkeypatch.chdir(tmp_path / "project")
     assert load("recipe.yaml").objectives[0]["reward"] == "train:paid", "as it is written"
 

@@ -88,6 +88,6 @@ def test_a_recipe_written_out_is_the_same_scheme():
     scheme = scheme_of(recipe, LAYOUT, 32)
     assert scheme.modes == (Laser(**laser),)
     plain = yaml.safe_load(yaml.safe_dump(resolved(recipe, scheme)))
-    again = load(None, plain)
-    again_scheme = scheme_of(again, LAYOUT, 32)
+    reloaded = load(None, plain)
+    again_scheme = scheme_of(reloaded, LAYOUT, 32)
     assert (again_scheme.modes, again_scheme.plain()) == (scheme.modes, scheme.plain())

@@ -84,8 +84,8 @@ def test_the_sdist_builds_the_same_wheel(dist, wheel, tmp_path):
     (path,) = dist.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         archive.extractall(tmp_path, filter="data")
-    (again,) = built(next(tmp_path.iterdir()), tmp_path / "dist", "--wheel").glob("*.whl")
-    with zipfile.ZipFile(again) as archive:
+    (rebuilt,) = built(next(tmp_path.iterdir()), tmp_path / "dist", "--wheel").glob("*.whl")
+    with zipfile.ZipFile(rebuilt) as archive:
         assert {name: archive.read(name) for name in archive.namelist()} == wheel
 
 

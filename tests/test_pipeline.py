@@ -40,15 +40,15 @@ def spans(block_nt):
 
 
 def test_restrict_widens_drops_and_refuses():
-    both = spans([[0, 0, 1], [0, -1, 1]])
+    two_rows = spans([[0, 0, 1], [0, -1, 1]])
     mask = torch.tensor([[True, True, True, False], [False] * 4])
-    kept = restrict(both, mask)
+    kept = restrict(two_rows, mask)
     assert kept.block_nt.tolist() == [[0, 0, 1, -1], [-1] * 4]
     assert kept.end_nk.tolist() == [[2, 3], [0, 0]]
     with pytest.raises(AlignmentError, match=r"Completion 1 .* 3 tokens .* 2"):
-        restrict(both, torch.ones(2, 3, dtype=torch.bool))
+        restrict(two_rows, torch.ones(2, 3, dtype=torch.bool))
     with pytest.raises(AlignmentError, match="3 tokens wide and the trainer's mask 2"):
-        restrict(both, torch.ones(2, 2, dtype=torch.bool))
+        restrict(two_rows, torch.ones(2, 2, dtype=torch.bool))
 
 
 def test_pad_tokens_without_tools_and_without_completions():
@@ -67,8 +67,8 @@ def test_a_table_of_all_ranks_reads_back_as_it_was_written():
         torch.tensor([[[nan, nan], [-0.81, -0.01]], [[nan, nan], [nan, nan]]]).double(),
         stated_nm=torch.tensor([[nan, 0.9], [nan, nan]]).double(),
     )
-    where = spans([[0, 0, 1], [0, 0, -1]])
-    table = Reading(scores, where.length_nk, where.fault_n).pack()
+    its_spans = spans([[0, 0, 1], [0, 0, -1]])
+    table = Reading(scores, its_spans.length_nk, its_spans.fault_n).pack()
     back = Reading.unpack(torch.cat([table, table]), TWO)
     assert back.scores.reward_nm[:2].flatten().tolist() == pytest.approx([1.0, -0.01, nan, nan], nan_ok=True)
     assert back.scores.status_nm[:2].tolist() == [[0, 0], [1, 2]]
@@ -137,33 +137,33 @@ def reading_of_lengths(reward_n, lengths):
 @pytest.mark.parametrize("method", ["bae", "reinforce++"])
 def test_a_share_of_the_batch_is_the_token_mean(method):
     scheme = Scheme(method, ONE.layout, ONE.objectives, per="batch")
-    reading, where = reading_of_lengths([1.0, 0.0, 3.0, 0.0], [1, 2, 5, 0])
-    reading = Reading(reading.scores, reading.length_nk, reading.fault_n, spans=where)
-    batch = Batch([0, 0, 1, 1], mask_nt=where.block_nt >= 0)
+    reading, its_spans = reading_of_lengths([1.0, 0.0, 3.0, 0.0], [1, 2, 5, 0])
+    reading = Reading(reading.scores, reading.length_nk, reading.fault_n, spans=its_spans)
+    batch = Batch([0, 0, 1, 1], mask_nt=its_spans.block_nt >= 0)
     credit = credit_batch(reading, batch, scheme)
-    adv_nt = advantages(credit, where, scheme)
-    per_one = advantages(credit, where, Scheme(method, ONE.layout, ONE.objectives, per=1))
+    adv_nt = advantages(credit, its_spans, scheme)
+    per_one = advantages(credit, its_spans, Scheme(method, ONE.layout, ONE.objectives, per=1))
     # 8 tokens, 4 completions: the mean over completions of the sum over tokens of A / 2 is the mean over tokens of A.
     assert torch.allclose(adv_nt.sum() / 4, per_one.sum() / 8)
     assert torch.allclose(adv_nt, per_one / 2)
     if method == "bae":
         assert adv_nt[:, 0].tolist() == [0.25, -0.25, 0.75, 0.0]
     # The rows that a rank holds, and rows that the trainer leaves out, keep the batch's share.
-    part = Spans(("b",), where.start_nk[1:3], where.end_nk[1:3], where.block_nt[1:3], where.fault_n[1:3])
+    part = Spans(("b",), its_spans.start_nk[1:3], its_spans.end_nk[1:3], its_spans.block_nt[1:3], its_spans.fault_n[1:3])
     assert torch.equal(advantages(credit.take(slice(1, 3)), part, scheme), adv_nt[1:3])
-    mask_nt = where.block_nt >= 0
+    mask_nt = its_spans.block_nt >= 0
     mask_nt[2] = False
-    kept_nt = advantages(credit, where, scheme, mask_nt=mask_nt)
+    kept_nt = advantages(credit, its_spans, scheme, mask_nt=mask_nt)
     assert torch.equal(kept_nt[:2], adv_nt[:2])
     assert not kept_nt[2].any()
 
 
 def test_a_share_of_the_batch_needs_the_batch():
-    reading, where = reading_of_lengths([1.0, 0.0], [1, 2])
+    reading, its_spans = reading_of_lengths([1.0, 0.0], [1, 2])
     credit = credit_batch(reading, Batch([0, 0]), ONE)
     scheme = Scheme("bae", ONE.layout, ONE.objectives, per="batch")
     with pytest.raises(RecipeError, match="mean_length_n"):
-        advantages(replace(credit, mean_length_n=None), where, scheme)
+        advantages(replace(credit, mean_length_n=None), its_spans, scheme)
 
 
 def test_dead_strata_are_counted_where_nobody_moves():
@@ -173,8 +173,8 @@ def test_dead_strata_are_counted_where_nobody_moves():
     assert credit.singleton_m.tolist() == [1]
     alone = Scheme("bae", ONE.layout, [Objective("format", "b", name="r", baseline="none")])
     assert dead_strata(credit_batch(reading, Batch([7, 7, -3, -3, 2]), alone), alone) == {}
-    whole = Scheme("rloo", ONE.layout, ONE.objectives, "completion")
-    assert dead_strata(credit_batch(reading, Batch([7, 7, -3, -3, 2]), whole), whole) == {"r": (3, 2)}
+    rloo = Scheme("rloo", ONE.layout, ONE.objectives, "completion")
+    assert dead_strata(credit_batch(reading, Batch([7, 7, -3, -3, 2]), rloo), rloo) == {"r": (3, 2)}
 
 
 def test_a_stratum_in_which_stopping_is_charged_for_is_not_dead():
@@ -192,14 +192,14 @@ def test_a_stratum_in_which_stopping_is_charged_for_is_not_dead():
 
 def test_a_completion_without_a_reward_takes_no_part_in_a_token_method():
     scheme = Scheme("reinforce++", ONE.layout, ONE.objectives, "completion", {"whiten": False})
-    where = Spans(
+    its_spans = Spans(
         ("b",), torch.zeros(2, 1).long(), torch.full((2, 1), 2), torch.zeros(2, 2).to(torch.int8), torch.zeros(2).long()
     )
     reading = reading_of([math.nan, 2.0], [[2], [2]], [0, 0])
     batch = Batch([0, 0], torch.zeros(2, 2).long(), torch.ones(2, 2).bool())
-    credit = credit_batch(Reading(reading.scores, reading.length_nk, reading.fault_n, spans=where), batch, scheme)
+    credit = credit_batch(Reading(reading.scores, reading.length_nk, reading.fault_n, spans=its_spans), batch, scheme)
     assert credit.token_nt.tolist() == [[0.0, 0.0], [2.0, 2.0]]
-    assert advantages(credit, where, scheme).tolist() == [[0.0, 0.0], [1.0, 1.0]]
+    assert advantages(credit, its_spans, scheme).tolist() == [[0.0, 0.0], [1.0, 1.0]]
 
 
 def test_sentences():

@@ -7,8 +7,8 @@ from spanwise.credit import METHODS
 
 def test_signatures_are_frozen():
     frozen = public_face.FILE.read_text(encoding="utf-8").splitlines()
-    now = public_face.lines()
-    changed = [f"- {line}" for line in frozen if line not in now] + [f"+ {line}" for line in now if line not in frozen]
+    lines = public_face.lines()
+    changed = [f"- {line}" for line in frozen if line not in lines] + [f"+ {line}" for line in lines if line not in frozen]
     assert not changed, "\n".join(
         ["Public signatures changed. Say it in CHANGELOG.md, then run: python tests/public_face.py", *changed]
     )

@@ -77,9 +77,9 @@ def test_a_resolved_recipe_says_everything(name, tmp_path):
     first = scheme_of(recipe, LAYOUT, 32)
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(resolved(recipe, first), sort_keys=False))
-    again = load(path)
-    assert again.steps == 7
-    assert scheme_of(again, LAYOUT, 32) == first
+    reloaded = load(path)
+    assert reloaded.steps == 7
+    assert scheme_of(reloaded, LAYOUT, 32) == first
 
 
 def test_command_line_wins_over_the_file(tmp_path):
@@ -152,9 +152,9 @@ def test_what_values_are_of_is_read_and_written():
     scheme = scheme_of(shared, LAYOUT, 32)
     written = resolved(shared, scheme)
     assert (written["values"], written["options"]) == ("shared", {"lam": 0.9})
-    again = load(None, written)
-    assert scheme_of(again, LAYOUT, 32) == scheme
-    assert scheme_of(again, LAYOUT, 32).value_names == ("return",)
+    reloaded = load(None, written)
+    assert scheme_of(reloaded, LAYOUT, 32) == scheme
+    assert scheme_of(reloaded, LAYOUT, 32).value_names == ("return",)
 
 
 def test_limits_of_comparing_answers_reach_every_objective_that_compares():
@@ -164,8 +164,8 @@ def test_limits_of_comparing_answers_reach_every_objective_that_compares():
     objective = {"reward": "correct", "pays": "solution", "options": {"deadline": 9.0}}
     (mixed,) = filled(verifier={"workers": 3, "deadline": 1.5}, objectives=[objective]).objectives
     assert mixed.options == {"workers": 3, "deadline": 9.0}
-    again = load(None, resolved(load(None, {"verifier": {"workers": 2}}), scheme))
-    assert scheme_of(again, LAYOUT, 32).objectives[0].options["workers"] == 3  # as written out, which goes before
+    reloaded = load(None, resolved(load(None, {"verifier": {"workers": 2}}), scheme))
+    assert scheme_of(reloaded, LAYOUT, 32).objectives[0].options["workers"] == 3  # as written out, which goes before
 
 
 def test_the_rule_the_tags_and_the_modes_of_a_recipe():

@@ -38,8 +38,8 @@ def test_given_is_read_and_written(given, read):
     assert scheme.objectives[1].given == read
     written = resolved(recipe, scheme)["objectives"][1]
     assert written["given"] == (list(read) if len(read) > 1 else read[0])
-    again = scheme_of(load(None, {"objectives": resolved(recipe, scheme)["objectives"]}), LAYOUT, 64)
-    assert again.objectives == scheme.objectives
+    reloaded = scheme_of(load(None, {"objectives": resolved(recipe, scheme)["objectives"]}), LAYOUT, 64)
+    assert reloaded.objectives == scheme.objectives
 
 
 def test_what_is_left_open_stays_open():

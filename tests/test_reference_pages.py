@@ -139,12 +139,12 @@ def test_every_field_of_a_part_has_a_sentence(kind):
 
 def test_values_are_shown_as_yaml_writes_them():
     # The defaults as the class says them, and those of a model by name beside them.
-    whole = reference_pages.recipe()
-    fields = rows(whole.partition("## Fields of")[0])
+    page = reference_pages.recipe()
+    fields = rows(page.partition("## Fields of")[0])
     assert fields["learning_rate"][1:3] == ["number, more than 0, at most 1", "`0.0004`; `1e-06` with a model by name"]
     assert fields["report"][2] == "`true`"
     assert fields["model"][1:3] == ["text", "null"]
-    assert rows(whole)["reward"][2] == "required"
+    assert rows(page)["reward"][2] == "required"
 
 
 # ------------------------------------------------------------------------------------------------------- rollout files
@@ -217,14 +217,14 @@ def test_every_name_that_the_code_writes_is_explained():
 
 def test_every_metric_of_the_page_is_written_somewhere():
     code = "\n".join(file.read_text(encoding="utf-8") for file in SOURCE.rglob("*.py"))
-    gone = []
+    missing = []
     for group in (logged.CREDIT, logged.CRITIC, logged.LASER_LOG, logged.ENGINES):
-        gone += [
+        missing += [
             name
             for name in group
             if name not in code and not re.search(rf"\b{re.escape(name.rsplit('/', 1)[-1].rsplit('_', 1)[-1])}", code)
         ]
-    assert gone == []
+    assert missing == []
 
 
 def test_every_figure_of_an_evaluation_is_explained(unchecked_shapes):

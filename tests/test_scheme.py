@@ -68,10 +68,10 @@ def reading(scheme):
 
 def credited(scheme):
     GENERATOR.manual_seed(11)
-    whole = reading(scheme)
+    read = reading(scheme)
     batch = Batch(GROUP_N, steps=STEPS if "steps" in scheme.needs else None, **RAGGED)
     spans = replace(SPANS, names=scheme.layout.names)
-    local = Reading(whole.scores, whole.length_nk, whole.fault_n, spans=spans if scheme.entry.kind == "token" else None)
+    local = Reading(read.scores, read.length_nk, read.fault_n, spans=spans if scheme.entry.kind == "token" else None)
     credit = credit_batch(local, batch, scheme)
     return (credit.block_nk if credit.token_nt is None else credit.token_nt), credit.stop_n
 

@@ -100,12 +100,12 @@ def test_a_checkpoint_that_somebody_changed_is_never_unpickled(checkpoint, tmp_p
     shutil.copytree(checkpoint, place)
     torch.save({"state": Payload(mark)}, place / name)
     write_manifest(place, processes=1, settings=read_manifest(checkpoint)["settings"])
-    again = short_training(tmp_path, max_steps=2)
+    resumed = short_training(tmp_path, max_steps=2)
     if name == "training_args.bin":  # nobody reads it
-        again.train(resume_from_checkpoint=str(place))
+        resumed.train(resume_from_checkpoint=str(place))
     else:
         with pytest.raises(DataError, match=r"checkpoint-1' holds objects that could run code"):
-            again.train(resume_from_checkpoint=str(place))
+            resumed.train(resume_from_checkpoint=str(place))
     assert not mark.exists()
 
 

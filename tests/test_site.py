@@ -70,8 +70,8 @@ def site(folder, **pages):
 
 
 def test_links_of_a_whole_site_are_followed(tmp_path):
-    whole = site(tmp_path, one='<a href="two.html#there">x</a><a href="https://example.org/y">', two='<h1 id="there">y</h1>')
-    assert site_links.broken(whole) == []
+    pages = site(tmp_path, one='<a href="two.html#there">x</a><a href="https://example.org/y">', two='<h1 id="there">y</h1>')
+    assert site_links.broken(pages) == []
 
 
 @pytest.mark.parametrize(

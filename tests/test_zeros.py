@@ -86,9 +86,9 @@ def test_cut_off_is_a_reason_of_its_own_and_an_unpaid_block_as_well():
 
 
 def test_of_two_objectives_the_graver_reason_counts_and_what_cancels_is_said():
-    both = Scheme("bae", LAYOUT, [Objective("format", "a", name="right"), Objective("format", "a", name="said", weight=-1)])
+    rule = Scheme("bae", LAYOUT, [Objective("format", "a", name="right"), Objective("format", "a", name="said", weight=-1)])
     reading = reading_of([[1, NAN], [1, 1], [1, 0], [0, 0]], [[OK, ERROR], [OK, OK], [OK, OK], [OK, OK]], [[1, 0, 0]] * 4)
-    tally, *_ = explained(reading, both, [0, 0, 1, 1])
+    tally, *_ = explained(reading, rule, [0, 0, 1, 1])
     assert named(tally, tally.key_n.tolist()) == [
         ("ERROR", "said"),
         ("SINGLETON", "said"),
@@ -96,7 +96,7 @@ def test_of_two_objectives_the_graver_reason_counts_and_what_cancels_is_said():
         ("CREDITED", ""),
     ]
     reading = reading_of([[1, 1], [0, 0]], [[OK, OK]] * 2, [[1, 0, 0]] * 2)
-    tally, *_ = explained(reading, both, [0, 0])
+    tally, *_ = explained(reading, rule, [0, 0])
     assert named(tally, tally.key_n.tolist()) == [("CANCELLED", "")] * 2
 
 
@@ -153,8 +153,8 @@ def schemes():
     by_block = [Scheme("bae", LAYOUT, [first, other]) for other in others]
     sums = [Objective("format", ("a", "b"), name=name) for name in ("right", "said")]
     priced = Objective("format", ("a", "b"), name="said", if_missing=0.0)
-    whole = [Scheme(name, LAYOUT, sums, per="completion") for name in ("rlcr", "rloo", "dr_grpo")]
-    return [*by_block, *whole, *[Scheme("rloo", LAYOUT, [sums[0], priced], per="completion")] * 3]
+    per_completion = [Scheme(name, LAYOUT, sums, per="completion") for name in ("rlcr", "rloo", "dr_grpo")]
+    return [*by_block, *per_completion, *[Scheme("rloo", LAYOUT, [sums[0], priced], per="completion")] * 3]
 
 
 @st.composite

@@ -162,8 +162,8 @@ def many_a(completions, **columns):
 def sampling(**extra):
     """Arguments of a trainer that samples by itself; the whole completion is one block."""
     torch.manual_seed(0)
-    whole = {"layout": Layout({"completion": []}), "objectives": [Objective(many_a, pays="completion")]}
-    return {"model": policy(), "rollout_func": None, "train_dataset": prompts(6), **whole, **extra}
+    rule = {"layout": Layout({"completion": []}), "objectives": [Objective(many_a, pays="completion")]}
+    return {"model": policy(), "rollout_func": None, "train_dataset": prompts(6), **rule, **extra}
 
 
 def beside_a_reference(folder, dtype=torch.float64):

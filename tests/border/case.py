@@ -24,7 +24,7 @@ def sections() -> dict[str, dict[str, str]]:
     for part in re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         title, *lines = part.splitlines()
         rows = [re.split(r"(?<!\\)\|", line) for line in lines if line.startswith("| ")][1:]
-        by_section[title] = {plain(done): plain(says) for _, done, says, _ in rows}
+        by_section[title] = {plain(set_up): plain(sentence) for _, set_up, sentence, _ in rows}
     return by_section
 
 
@@ -38,18 +38,18 @@ def check(title: str, cases: Mapping[str, Callable[[Path], str | None]]):
 
     Args:
         title: of the section, as a docstring.
-        cases: what was done -> does it in an empty folder and returns all that a user sees; a `SpanwiseError` counts as seen.
+        cases: set-up -> runs it in an empty folder and returns all that a user sees; a `SpanwiseError` counts as seen.
             The sentence on the page must be there whole; "..." stands for anything, and white space for any white space.
     """
-    says = sections()[title.strip().removesuffix(".")]
-    assert says.keys() == cases.keys(), f"in one of docs/border.md and the cases only: {says.keys() ^ cases.keys()}"
+    listed = sections()[title.strip().removesuffix(".")]
+    assert listed.keys() == cases.keys(), f"in one of docs/border.md and the cases only: {listed.keys() ^ cases.keys()}"
 
-    @pytest.mark.parametrize("done", cases)
-    def test(done, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("set_up", cases)
+    def test(set_up, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
-        seen = output_of(lambda: cases[done](tmp_path))
+        seen = output_of(lambda: cases[set_up](tmp_path))
         assert "Traceback" not in seen
-        parts = [r"\s+".join(map(re.escape, part.split())) for part in says[done].split("...")]
+        parts = [r"\s+".join(map(re.escape, part.split())) for part in listed[set_up].split("...")]
         assert re.search(r"[\s\S]*?".join(parts), seen), seen
 
     return test

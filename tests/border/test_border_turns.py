@@ -18,8 +18,8 @@ FIRST, SECOND = Turn([1], [0, 1, 3], [1, 1, 1]), Turn([1, 0, 1, 3, 2], [2], [1])
 
 def credited(method="grpo", *, trajectory=(0, 0), step=(0, 1), anchor=None, group=(0, 0), steps=True, **options):
     """Two rows under a method, as turns of trajectories or on their own."""
-    where = Steps(torch.tensor(trajectory), torch.tensor(step), anchor) if steps else None
-    batch = Batch.jagged([[0, 1, 3], [0, 2, 3]], list(group), columns={"answer": ["4", "4"]}, steps=where)
+    its_steps = Steps(torch.tensor(trajectory), torch.tensor(step), anchor) if steps else None
+    batch = Batch.jagged([[0, 1, 3], [0, 2, 3]], list(group), columns={"answer": ["4", "4"]}, steps=its_steps)
     scheme = Scheme.preset(method, WHOLE, longest=64, **options)
     return f"{credit_batch(read(batch, scheme, VOCABULARY), batch, scheme)}"
 

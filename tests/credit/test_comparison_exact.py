@@ -282,8 +282,8 @@ def sum_reasons(rows, lines, totals, weights, values):
         groups[group].append(i)
     for i, line in enumerate(lines):
         if totals[i] is None:
-            gone = [(rows.missing(i, m), m) for m, weight in enumerate(weights) if weight and values[i][m] is None]
-            line.reason, line.about = min(gone)
+            missing = [(rows.missing(i, m), m) for m, weight in enumerate(weights) if weight and values[i][m] is None]
+            line.reason, line.about = min(missing)
         elif line.reason is Zero.ALL_EQUAL:
             complete = [j for j in groups[rows.group[i]] if totals[j] is not None]
             for m in range(len(weights)):
@@ -395,10 +395,10 @@ def test_many_objectives_and_what_borrows_from_other_prompts(seed):
     """Four objectives, one of which takes the blended baseline: each number is made as it says, and blocks add them up."""
     dice = random.Random(seed)
     rows = Rows(dice, [None, F(-1)])
-    two, again = rows.scores(), [0, 1, 1, 1]
+    two, columns = rows.scores(), [0, 1, 1, 1]
     scores = replace(
-        two, names=("right", "said", "again", "borrowed"), reward_nm=two.reward_nm[:, again], status_nm=two.status_nm[:, again],
-        by_outcome_nmo=two.by_outcome_nmo[:, again],
+        two, names=("right", "said", "again", "borrowed"), reward_nm=two.reward_nm[:, columns], status_nm=two.status_nm[:, columns],
+        by_outcome_nmo=two.by_outcome_nmo[:, columns],
     )  # fmt: skip
     objectives = [
         Objective("format", "a", name="right", baseline="group", scale=dice.choice((None, "std"))),

@@ -111,10 +111,10 @@ def test_without_a_corner_the_frameworks_agree_with_the_library():
     for framework in COMPAT:
         eps = float(COMPAT[framework]["grpo"]["eps"])
         assert_close(compatible("grpo", framework)(REWARD, pairs), grpo(REWARD, pairs, eps=eps).tolist(), 1e-12)
-    whole = torch.ones_like(MASK)
-    plain = METHODS["reinforce++"].estimator(DENSE, whole, gamma=0.9)
+    mask_nt = torch.ones_like(MASK)
+    plain = METHODS["reinforce++"].estimator(DENSE, mask_nt, gamma=0.9)
     for framework in ("verl", "skyrl"):
-        assert_close(compatible("reinforce++", framework)(DENSE, whole, gamma=0.9), plain.tolist(), 1e-9)
+        assert_close(compatible("reinforce++", framework)(DENSE, mask_nt, gamma=0.9), plain.tolist(), 1e-9)
     lengths = {"length_n": LENGTH}
     plain = METHODS["reinforce++-baseline"].estimator(REWARD, pairs, **lengths)
     assert_close(compatible("reinforce++-baseline", "verl")(REWARD, pairs, **lengths), plain.tolist(), 1e-12)

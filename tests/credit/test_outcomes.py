@@ -138,12 +138,12 @@ def slow_blended(batch):
         if len(away) >= 2:
             spread = between([mean(v) for v in away.values()], [noise / len(v) for v in away.values()])
             estimates.append((mean(everywhere), spread + noise / len(everywhere)))
-        both = [g for g in away if g in other]
-        if len(both) >= 2 and group[i] in other:
+        shared = [g for g in away if g in other]
+        if len(shared) >= 2 and group[i] in other:
             square, free = scatter([v for g, v in other.items() if g != group[i]])
             crossed = square / free if free else noise
-            gaps = [mean(away[g]) - mean(other[g]) for g in both]
-            drift = between(gaps, [noise / len(away[g]) + crossed / len(other[g]) for g in both])
+            gaps = [mean(away[g]) - mean(other[g]) for g in shared]
+            drift = between(gaps, [noise / len(away[g]) + crossed / len(other[g]) for g in shared])
             estimates.append((mean(other[group[i]]) + mean(gaps), drift + crossed / len(other[group[i]])))
         if not estimates and everywhere:
             estimates = [(mean(everywhere), 1.0)]

@@ -80,12 +80,12 @@ def test_ktae_adds_the_slow_oracles_term_to_what_a_token_has(method, per, form):
         "completion": length_nk.sum(dim=1, keepdim=True),
         "batch": length_nk.sum() / len(length_nk),
     }.get(per, torch.tensor(7.0))
-    refined_nt, again, _ = trained(scheme(method, {"method": "ktae", "options": {"form": form}}, per=per))
+    refined_nt, refined, _ = trained(scheme(method, {"method": "ktae", "options": {"form": form}}, per=per))
     assert_close(refined_nt, plain_nt + torch.where(mask_nt, want_nt / size_nt, 0.0), 1e-9)
     assert float((refined_nt - plain_nt).abs().max()) > 0.001
     # What the method credited, and why, stays as it was: the refinement is apart from it.
-    assert torch.equal(again.block_nk, credit.block_nk)
-    assert torch.equal(again.stop_n, credit.stop_n)
+    assert torch.equal(refined.block_nk, credit.block_nk)
+    assert torch.equal(refined.stop_n, credit.stop_n)
     assert not bool(refined_nt[~mask_nt].any())
 
 

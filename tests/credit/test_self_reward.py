@@ -99,13 +99,13 @@ def test_only_the_share_of_the_verdict_in_the_blocks_that_it_pays_is_mixed():
     assert_close(mixed.block_nk[:, 0] - plain.block_nk[:, 0], change, 1e-12)
     assert torch.equal(mixed.block_nk[:, 1], plain.block_nk[:, 1])
     assert torch.equal(mixed.stop_n, plain.stop_n)
-    both = found_by("bae", objectives=[Objective("correct", pays=("solution", "confidence"))])
-    assert (both.block_nk != 0).tolist()[3] == [True, False]  # a block that is not there gets nothing
+    two_blocks = found_by("bae", objectives=[Objective("correct", pays=("solution", "confidence"))])
+    assert (two_blocks.block_nk != 0).tolist()[3] == [True, False]  # a block that is not there gets nothing
 
 
 def test_the_paper_itself_is_grpo_with_its_standard_deviations():
-    whole = Layout({"all": ["answer", "confidence"]})
-    mixed = found_by("grpo", layout=whole)
+    layout = Layout({"all": ["answer", "confidence"]})
+    mixed = found_by("grpo", layout=layout)
     verdict = [1, 0, 0, 1]
     z_v = [(v - 0.5) / statistics.stdev(verdict) for v in verdict]
     z_s = [(s - 0.5) / statistics.stdev(SCORES.tolist()) for s in SCORES.tolist()]

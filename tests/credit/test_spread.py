@@ -52,8 +52,8 @@ def test_the_decision_to_stop_is_a_block_of_one_token(per, expected):
     adv_nt = torch.tensor([[2.0, 2.0, 9.0, 1.0, 1.0], [3.0, 3.0, 3.0, 9.0, 9.0]])
     spans, stop_n = layout_spans(), torch.tensor([0.0, -3.0]).double()
     assert_close(spread_tokens(adv_nt, spans, per=per, stop_n=stop_n, dtype=torch.float64), expected, 1e-12)
-    gone = replace(spans, block_nt=torch.full_like(spans.block_nt, -1))
-    assert not spread_tokens(adv_nt, gone, per=per, stop_n=stop_n).any()
+    untrained = replace(spans, block_nt=torch.full_like(spans.block_nt, -1))
+    assert not spread_tokens(adv_nt, untrained, per=per, stop_n=stop_n).any()
 
 
 def test_credit_that_is_not_finite_or_of_another_size_is_refused(unchecked_shapes):

@@ -116,12 +116,12 @@ def test_what_cannot_be_used_is_not_read():
 def test_sentences():
     data = rolled(4, 6, 3)
     silent = replace(data, confidence_xs=data.confidence_xs * NAN)
-    for table, options, says in (
+    for table, options, sentence in (
         (data, {"group_sizes": [4, 8]}, "8 .* 6 "),
         (data, {"batch": 3}, " 3 .* 4 "),
         (silent, {}, "compare"),
     ):
-        with pytest.raises(DataError, match=says):
+        with pytest.raises(DataError, match=sentence):
             measure_fidelity(table, **{"group_sizes": [4], **options})
     with pytest.raises(AlignmentError, match=r"23 .* 5"):
         replace(data, again_dm=data.again_dm[:5])

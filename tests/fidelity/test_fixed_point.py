@@ -94,11 +94,11 @@ def test_the_proper_scores_are_the_rewards(rule):
 
 def test_sentences(unchecked_shapes):
     half, alone = torch.tensor([0.5]), {"group_size": 1, "baseline": "outcome"}
-    for call, says in (
+    for call, sentence in (
         (lambda: fixed_point(half, group_size=4, baseline="blended"), "simulated_fixed_point"),
         (lambda: fixed_point(half, **alone), "group of 1 "),
         (lambda: simulated_fixed_point(half, group_size=4, baseline="blended", batches=10), "10 batches .* 20 times"),
         (lambda: proper_score(half, torch.tensor([1.0]), rule="briar"), "'briar'"),
     ):
-        with pytest.raises(RecipeError, match=says):
+        with pytest.raises(RecipeError, match=sentence):
             call()

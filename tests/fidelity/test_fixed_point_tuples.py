@@ -179,7 +179,7 @@ def test_one_outcome_written_as_a_table_is_the_same_simulation():
 def test_sentences(find):
     even, thirds = [[0.4, 0.3], [0.2, 0.1]], [[0.3, 0.2, 0.1], [0.1, 0.1, 0.2]]
     seen = ((even, {"seen": (0,)}, "outcome 0 judges"), (even, {"seen": (2,)}, "no outcome 2 "))
-    for chances, options, says in (
+    for chances, options, sentence in (
         ([[0.4, 0.3], [0.1, 0.1]], {}, r"off by 0\.1"),
         (thirds, {"judged": 1}, r"1 of \(2, 3\)"),
         (even, {"judged": 2}, r"2 of \(2, 2\)"),
@@ -187,5 +187,5 @@ def test_sentences(find):
         *(seen if find is fixed_point else ()),
     ):
         chance = torch.tensor([chances], dtype=torch.float64)
-        with pytest.raises(RecipeError, match=says):
+        with pytest.raises(RecipeError, match=sentence):
             find(chance if find is fixed_point else chance[:, None], group_size=4, **{"baseline": "outcome", **options})

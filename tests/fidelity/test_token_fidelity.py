@@ -63,14 +63,14 @@ def test_a_sample_of_tokens_stands_for_all_of_them():
     trajectories, value_nt = drawn(4000, 9, seed=7, prompts=4000)
     unlikely_nt = trajectories.logp_nt.exp() < 0.5
     value_nt = torch.where(unlikely_nt, trajectories.value_nt, value_nt)
-    whole = token_fidelity(trajectories, {"c": value_nt}, draws=2)
+    measured = token_fidelity(trajectories, {"c": value_nt}, draws=2)
     picked_nt = unlikely_nt | (torch.rand(4000, 9, generator=torch.Generator().manual_seed(1)) < 1 / 8)
     weight_nt = torch.where(unlikely_nt, 1.0, 8.0).double() * picked_nt
     some = token_fidelity(replace(trajectories, weight_nt=weight_nt), {"c": value_nt}, draws=2)
     flat = token_fidelity(replace(trajectories, weight_nt=picked_nt.double()), {"c": value_nt}, draws=2)
     gaps = {}
     for name in ("GAE 0.95", "SAE start 0.5, 0", "SAE end 0.5, 0"):
-        exact, near, far = (x.interval("c", name, "correlation").value for x in (whole, some, flat))
+        exact, near, far = (x.interval("c", name, "correlation").value for x in (measured, some, flat))
         assert near == pytest.approx(exact, abs=0.03)
         gaps[name] = abs(far - exact)
     assert max(gaps.values()) > 0.05  # had the weights done nothing, unlikely tokens would be the most of the sample

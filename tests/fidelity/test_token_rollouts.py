@@ -263,9 +263,9 @@ def test_a_run_of_one_block_with_its_own_critic(tabular, tmp_path, monkeypatch, 
         written = json.loads((tmp_path / "out" / "fidelity.json").read_text())
         assert written["counts"] == {"completions": 24, "prompts": 6}
         assert {row["critic"] for row in written["tokens"]} == {"own"}
-        again = ("--tokens", "--token-prompts 6", "--critics own", f"--reference {reference}", "--rerolls 6")
+        flags = ("--tokens", "--token-prompts 6", "--critics own", f"--reference {reference}", "--rerolls 6")
         page = (tmp_path / "out" / "report.html").read_text()
-        assert all(word in page for word in (*again, "24 completions of 6 prompts.", "SAE end 0.9, 0.95"))
+        assert all(word in page for word in (*flags, "24 completions of 6 prompts.", "SAE end 0.9, 0.95"))
     with pytest.raises(RecipeError, match="There is no kind of critic 'mine'"):
         fidelity(run, critics="own,mine", **sizes)
     with pytest.raises(RecipeError, match="add --tokens"):

@@ -145,10 +145,10 @@ def check(layout, family, pairs, *, sample=4):
         for name, length in zip(layout.names, spans.length_nk[n].tolist(), strict=True):
             assert (texts[n][name] is None) == (not length), data
         if not fault & (Fault.STRADDLED | Fault.EMPTY):
-            whole = whole_text(texts[n])
+            joined = whole_text(texts[n])
             wanted = data.decode(errors="replace")
-            if "\ufffd" not in whole + wanted:  # a block in pieces may join halves of characters
-                assert sorted(whole) == sorted(wanted), data
+            if "\ufffd" not in joined + wanted:  # a block in pieces may join halves of characters
+                assert sorted(joined) == sorted(wanted), data
         if n < sample and layout.segmenters != ("turns",):  # to which masked tokens are not as if deleted
             alone = torch.from_numpy(ids[mask][None])
             spans_alone, text = run(alone, torch.ones_like(alone, dtype=torch.bool))
@@ -182,7 +182,7 @@ def by_oracle(case, block_t, text, fault):
     wrong |= Fault.STRADDLED if set(owner) - set(owners) else 0
     assert fault == Fault(wrong), (case.tokens, fault, Fault(wrong))
     for part in layout.parts:
-        texts = [says for claimed, _, _, says in claims if claimed is part and says is not None]
+        texts = [inner for claimed, _, _, inner in claims if claimed is part and inner is not None]
         if text[layout.names[part.block]] is not None:
             expected = texts[-1].decode(errors="replace") if texts else None
             assert text[layout.names[part.block]][part.key] == expected, (case.tokens, expected)

@@ -232,15 +232,15 @@ def test_charts_never_draw_nan_as_a_number():
 def test_series_keep_their_colour_whatever_is_drawn():
     rows = [{"x": 0, "value": 1.0, "series": "b"}]
     spec = curves(rows, names=["a", "b"], y="y").to_dict()
-    *drawn, _ = spec["layer"]  # the last says values
-    assert {tuple(layer["encoding"]["color"]["scale"]["domain"]) for layer in drawn} == {("a", "b")}
+    *layers, _ = spec["layer"]  # the last says values
+    assert {tuple(layer["encoding"]["color"]["scale"]["domain"]) for layer in layers} == {("a", "b")}
     assert "config" not in spec or "range" not in spec["config"]
 
 
 def test_the_bin_of_exactly_1_is_drawn():
     upper, lower = reliability_diagram(reliability(torch.tensor([0.75, 0.25, 1.0]), torch.tensor([1.0, 0.0, 1.0])))
-    drawn = [row for values in lower.to_dict()["datasets"].values() for row in values]
-    assert all(row["high"] > row["low"] for row in drawn)  # it has no width of its own
+    bins = [row for values in lower.to_dict()["datasets"].values() for row in values]
+    assert all(row["high"] > row["low"] for row in bins)  # it has no width of its own
     assert len(upper.to_dict()["layer"]) == 4  # the diagonal, whiskers, points, and what says the values
 
 

@@ -160,8 +160,8 @@ def test_a_completion_without_values_has_no_line(show):
 
 def test_each_value_has_a_line_and_a_colour(show):
     bad = "<b onmouseover='window.hacked=1'>x</b>"
-    both = row(["u", "v"], values={"correct": [0.5, 0.25], bad: [-0.5, math.nan]}, opens={"correct": [1], bad: []})
-    browser = show(both)
+    two_values = row(["u", "v"], values={"correct": [0.5, 0.25], bad: [-0.5, math.nan]}, opens={"correct": [1], bad: []})
+    browser = show(two_values)
     assert [chart.get_attribute("aria-label") for chart in charts(browser)] == [
         "value, correct before each token: 0.25 to 0.5, 2 segments",
         f"value, {bad} before each token: −0.5 to −0.5, 1 segment",

@@ -66,8 +66,8 @@ def test_a_wild_start_does_not_flatten_the_rest():
 
 
 def test_every_stream_has_its_own():
-    both = [a | b for a, b in zip(lines([0.5, 0.5], stream="correct/"), lines([-0.5, -0.5], stream="brier/"), strict=True)]
-    section = critic_section(both)
+    log = [a | b for a, b in zip(lines([0.5, 0.5], stream="correct/"), lines([-0.5, -0.5], stream="brier/"), strict=True)]
+    section = critic_section(log)
     titles = [panel.title for panel in section.panels]
     assert titles == [
         "Explained variance", "Error of the critic: correct", "Expected and earned: correct", "Error of the critic: brier",
@@ -77,7 +77,7 @@ def test_every_stream_has_its_own():
     assert section.warnings == [
         "The critic of 'brier' knows nothing: its explained variance is -0.50 at the end (mean of the last batch)."
     ]
-    assert [(line.label, line.wrong) for line in mode_headlines(both)] == [
+    assert [(line.label, line.wrong) for line in mode_headlines(log)] == [
         ("explained variance: correct", ""), ("explained variance: brier", "the critic knows nothing"),
     ]  # fmt: skip
 

@@ -44,10 +44,10 @@ def test_the_entries_are_those_of_the_whole_in_pieces_of_any_size(values, indent
 
 @pytest.mark.parametrize("piece", [1, 5, 1000])
 def test_what_is_cut_off_or_wrong_anywhere_is_refused(piece):
-    whole = json.dumps([{"a": 'x\\"é', "b": [1.5, None]}, {"c": -12}], ensure_ascii=False).encode()
-    for end in range(1, len(whole)):
+    array = json.dumps([{"a": 'x\\"é', "b": [1.5, None]}, {"c": -12}], ensure_ascii=False).encode()
+    for end in range(1, len(array)):
         with pytest.raises(ValueError, match=r"\w"):
-            entries(whole[:end], piece=piece)
+            entries(array[:end], piece=piece)
     for wrong in (b"[1 2]", b"[1,]", b"[,1]", b"[1] 2", b"[nope]", b'[{"a" 1}]', b"[\xff]", b'["\\u12x4"]'):
         with pytest.raises(ValueError, match=r"\w"):
             entries(wrong, piece=piece)

@@ -73,13 +73,13 @@ def tables(draw):
     """Rows of one completion each, or of a list of them, as texts or as chats, with rewards, answers, ids and further columns."""
     grouped, talk = draw(st.booleans()), draw(st.booleans())
     name = draw(st.sampled_from(["completions", "responses"] if grouped else ["completion", "response", "output"]))
-    asks = draw(st.sampled_from(["prompt", "question", "messages"]))
+    field = draw(st.sampled_from(["prompt", "question", "messages"]))
     said_once = MESSAGES if talk else WORDS
     rows, ids = [], draw(st.booleans())
     for n in range(draw(st.integers(1, 4))):
         size = draw(st.integers(1, 3))
         row = {
-            asks: [{"role": "user", "content": draw(WORDS)}] if asks == "messages" else draw(WORDS.filter(lambda t: t != "")),
+            field: [{"role": "user", "content": draw(WORDS)}] if field == "messages" else draw(WORDS.filter(lambda t: t != "")),
             name: draw(st.lists(said_once, min_size=size, max_size=size)) if grouped else draw(said_once),
             "rewards/correct": draw(st.lists(NUMBERS, min_size=size, max_size=size)) if grouped else draw(NUMBERS),
             "acc": draw(st.none() | st.booleans()), "answer": draw(st.none() | WORDS), "note": draw(st.none() | WORDS),
@@ -171,28 +171,28 @@ def test_trl_there_and_back(tmp_path):
         "credit/solution": [0.5, -0.5, None, 0.25], "credit/stop": [0.0, 0.0, -0.1, 0.0], "answer": ["4", "4", "04", "4"],
     }  # fmt: skip
     file = trl_file(tmp_path / "a.parquet", [said("4", "0.9"), said("5", "0.2"), "", "so"], **columns)
-    whole = read_rollouts(file)
+    table = read_rollouts(file)
     rows = [
         {"prompt": "2+2=", "completion": text, **{name: values[n] for name, values in columns.items()}}
         for n, text in enumerate([said("4", "0.9"), said("5", "0.2"), "", "so"])
     ]
-    assert (whole.source, set(whole.as_recorded.by_block)) == ("TRL", {"solution", "stop"})
-    assert whole.step_n.tolist() == [0, 1, 2, 2]  # null is no step
+    assert (table.source, set(table.as_recorded.by_block)) == ("TRL", {"solution", "stop"})
+    assert table.step_n.tolist() == [0, 1, 2, 2]  # null is no step
     for kind in KINDS[:-1]:
-        assert plain(read_rollouts(save(tmp_path / kind, rows, kind))) == plain(whole), kind
+        assert plain(read_rollouts(save(tmp_path / kind, rows, kind))) == plain(table), kind
 
 
 def test_verls_dump_as_a_table_and_as_an_array(tmp_path):
-    whole = read_rollouts(write_lines(tmp_path / "1.jsonl", verl_rows()))
+    dump = read_rollouts(write_lines(tmp_path / "1.jsonl", verl_rows()))
     array = read_rollouts(save(tmp_path / "json", verl_rows(), "json"))
-    assert (array.source, plain(array)) == ("verl", plain(whole))
+    assert (array.source, plain(array)) == ("verl", plain(dump))
     table = read_rollouts(save(tmp_path / "csv", verl_rows(), "csv"))
-    assert table.group_n.tolist() == whole.group_n.tolist()
-    assert texts(table) == texts(whole)
+    assert table.group_n.tolist() == dump.group_n.tolist()
+    assert texts(table) == texts(dump)
     assert {name: reward.value_n.tolist() for name, reward in table.rewards.items()} == {
-        name: reward.value_n.tolist() for name, reward in whole.rewards.items()
+        name: reward.value_n.tolist() for name, reward in dump.rewards.items()
     }
-    assert table.columns["answer"] == whole.columns["answer"]
+    assert table.columns["answer"] == dump.columns["answer"]
 
 
 def test_columns_by_option(tmp_path):
@@ -277,8 +277,8 @@ def openai_log(*turns):
 def test_an_agents_log_is_credited_after_its_last_user_message(tmp_path):
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
     opening = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi é"}]
-    asks = {"role": "user", "content": [{"type": "text", "text": "2+2"}]}
-    first = [*opening, {"role": "assistant", "content": "Yes?"}, asks]
+    question = {"role": "user", "content": [{"type": "text", "text": "2+2"}]}
+    first = [*opening, {"role": "assistant", "content": "Yes?"}, question]
     acts = [
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "4"},

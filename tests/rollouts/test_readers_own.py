@@ -216,18 +216,18 @@ def exported(folder, tokenizer, *, ids):
 def test_credit_on_an_export_is_credit_on_its_rollouts(ids, tokenizer, tmp_path):
     file, first, options = exported(tmp_path, tokenizer, ids=ids)
     assert first.table.learned_n.tolist() == [True, True, True, False, True, True, True, True]
-    again = credit_rollouts(file, **options)
-    assert [applied.name for applied in again.applied] == ["grpo", "bae", "gae"]
-    assert again.table.learned_n.tolist() == first.table.learned_n.tolist()
-    for before, other in zip(first.applied, again.applied, strict=True):
+    second = credit_rollouts(file, **options)
+    assert [applied.name for applied in second.applied] == ["grpo", "bae", "gae"]
+    assert second.table.learned_n.tolist() == first.table.learned_n.tolist()
+    for before, other in zip(first.applied, second.applied, strict=True):
         assert before.credit.block_nk.tolist() == other.credit.block_nk.tolist()
         assert before.credit.stop_n.tolist() == other.credit.stop_n.tolist()
         expected = before.advantages(first.table, 0, 8)
-        np.testing.assert_array_equal(expected, other.advantages(again.table, 0, 8))
+        np.testing.assert_array_equal(expected, other.advantages(second.table, 0, 8))
         assert np.abs(expected).max() > 0
-    assert again.scores.status_nm.tolist() == first.scores.status_nm.tolist()
+    assert second.scores.status_nm.tolist() == first.scores.status_nm.tolist()
     # A timeout stays one, also of what it judges; the tags are read from the text.
-    assert again.scores.status_nm[5].tolist() == [int(Status.TIMEOUT)] * 2 + [int(Status.OK)] * 2
+    assert second.scores.status_nm[5].tolist() == [int(Status.TIMEOUT)] * 2 + [int(Status.OK)] * 2
     # The export says what was left out and what is not there.
     table = pq.read_table(file)
     rows = table.to_pylist()

@@ -29,22 +29,22 @@ def table(folder):
 
 def test_a_table_holds_all_that_its_file_says(tmp_path):
     """What `test_what_is_written_is_read` (of readers_own) has no columns of."""
-    whole = table(tmp_path)
-    assert whole.columns["answer"] == ["4", '{"x": 1}', None, "5"]
-    assert whole.rollout_n.tolist() == [0, 0, 1, 2]
-    assert whole.score_n.nan_to_num(nan=9.0).tolist() == [0.5, 9.0, 0.25, 1.0]
-    assert whole.as_recorded.value.tolist() == [n / 4 for n in range(9)]
+    rollouts = table(tmp_path)
+    assert rollouts.columns["answer"] == ["4", '{"x": 1}', None, "5"]
+    assert rollouts.rollout_n.tolist() == [0, 0, 1, 2]
+    assert rollouts.score_n.nan_to_num(nan=9.0).tolist() == [0.5, 9.0, 0.25, 1.0]
+    assert rollouts.as_recorded.value.tolist() == [n / 4 for n in range(9)]
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 4), (1, 3), (2, 4), (3, 3)])
 def test_some_rows_side_by_side_are_padded(first, last, tmp_path):
-    whole = table(tmp_path)
+    rollouts = table(tmp_path)
     spoken = [[0, 1, 2], [], [3, 4], [5, 6, 7, 8]][first:last]
     width = max(map(len, spoken), default=0)
     for rows in (slice(first, last), list(range(first, last))):
-        places = whole.tokens.places(np.array(rows, dtype=np.int64) if isinstance(rows, list) else rows)
+        places = rollouts.tokens.places(np.array(rows, dtype=np.int64) if isinstance(rows, list) else rows)
         assert places.tolist() == [[*row, *[-1] * (width - len(row))] for row in spoken]
-        logp_nt = gather(places, whole.token_values["logprobs"], 9.0)
+        logp_nt = gather(places, rollouts.token_values["logprobs"], 9.0)
         assert logp_nt.tolist() == [[*(-n / 8 for n in row), *[9.0] * (width - len(row))] for row in spoken]
 
 

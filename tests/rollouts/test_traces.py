@@ -57,8 +57,8 @@ def test_the_credit_of_a_method_goes_back_into_the_file(tmp_path):
     rollouts = credited(read_traces(FILE), scheme)
     write_traces(tmp_path / "out.jsonl", FILE, rollouts)
     check_written_by_hand(FILE, tmp_path / "out.jsonl")
-    again = read_traces(tmp_path / "out.jsonl")
-    assert [turn.per_token["advantages"] for turn in again[0].turns] == [
+    reread = read_traces(tmp_path / "out.jsonl")
+    assert [turn.per_token["advantages"] for turn in reread[0].turns] == [
         list(t.per_token["advantages"]) for t in rollouts[0].turns
     ]
 
@@ -71,9 +71,9 @@ def test_a_trace_may_be_written_in_place_and_others_stay(tmp_path):
         other, turns=tuple(replace(t, per_token={"mine": [2.0 * len(t.mask)] * len(t.mask)}) for t in other.turns)
     )
     write_traces(file, file, [doubled], entry="mine")
-    again = read_traces(file)
-    assert again[0] == rollout
-    assert [t.per_token["advantages"][0] for t in again[1].turns] == [4.0, 18.0, 18.0]
+    reread = read_traces(file)
+    assert reread[0] == rollout
+    assert [t.per_token["advantages"][0] for t in reread[1].turns] == [4.0, 18.0, 18.0]
     assert [path.name for path in tmp_path.iterdir()] == ["traces.jsonl"]  # nothing half-written stays behind
 
 

@@ -62,12 +62,10 @@ def test_a_training_batch_by_hand():
 
 
 def test_a_batch_without_any_token():
-    whole = batch()
-    none = Batch(whole.batch.group_n, whole.batch.ids_nt[:, :0], whole.batch.mask_nt[:, :0])
-    spans = Spans(
-        whole.spans.names, whole.spans.start_nk, whole.spans.end_nk, whole.spans.block_nt[:, :0], whole.spans.fault_n
-    )
-    rows = replace(whole, batch=none, advantages_nt=whole.advantages_nt[:, :0], spans=spans).recorded(step=1).to_pylist()
+    full = batch()
+    none = Batch(full.batch.group_n, full.batch.ids_nt[:, :0], full.batch.mask_nt[:, :0])
+    spans = Spans(full.spans.names, full.spans.start_nk, full.spans.end_nk, full.spans.block_nt[:, :0], full.spans.fault_n)
+    rows = replace(full, batch=none, advantages_nt=full.advantages_nt[:, :0], spans=spans).recorded(step=1).to_pylist()
     assert [row["completion_ids"] for row in rows] == [[]] * 4
 
 
@@ -76,8 +74,8 @@ VALUES = [[0.5, None, 0.25], [0.75, None], [0.125] * 5, []]
 
 
 def with_values(*, value_names=(), **fields):
-    whole = batch()
-    return replace(whole, batch=replace(whole.batch, **fields), value_names=value_names).recorded(step=7)
+    full = batch()
+    return replace(full, batch=replace(full.batch, **fields), value_names=value_names).recorded(step=7)
 
 
 @pytest.mark.parametrize("shape", ["one", "one of one", "named"])

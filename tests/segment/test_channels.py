@@ -70,11 +70,11 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_blocks_texts_and_faults(case):
-    layout, tokens, says, fault = CASES[case]
+    layout, tokens, contents, fault = CASES[case]
     owners, text, faults = segment(layout, [piece for piece, _ in tokens])
     assert owners == [owner for _, owner in tokens]
     keys = ("reasoning", C, D, "answer")
-    assert [None if text[name] is None else text[name][name] for name in keys] == says
+    assert [None if text[name] is None else text[name][name] for name in keys] == contents
     assert faults == Fault(fault)
 
 
@@ -169,16 +169,16 @@ def row(tokenizer, **template):
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opening, **template)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    prompt, whole = rendered(MESSAGES[:1], opening=True), rendered(MESSAGES, opening=False)
-    sampled = torch.zeros(len(whole), dtype=torch.bool)
+    prompt, conversation = rendered(MESSAGES[:1], opening=True), rendered(MESSAGES, opening=False)
+    sampled = torch.zeros(len(conversation), dtype=torch.bool)
     for place in (1, 3):
         start, end = len(rendered(MESSAGES[:place], opening=True)), len(rendered(MESSAGES[: place + 1], opening=False))
         sampled[start:end] = True
-        if tokenizer.decode(whole[end - 1 : end]) == "\n":  # after the end of the turn, the template's
+        if tokenizer.decode(conversation[end - 1 : end]) == "\n":  # after the end of the turn, the template's
             sampled[end - 1] = False
-    assert whole[: len(prompt)] == prompt
+    assert conversation[: len(prompt)] == prompt
     size = len(prompt)
-    return tokenizer.decode(prompt), torch.tensor([whole[size:]]), sampled[None, size:]
+    return tokenizer.decode(prompt), torch.tensor([conversation[size:]]), sampled[None, size:]
 
 
 CONVERSATIONS = {
@@ -227,6 +227,6 @@ def test_a_conversation_with_a_tool(case):
     assert (spans.block_nt >= 0).equal(mask)
     assert int(spans.fault_n) == (0 if "reasoning" in parts else 1)
     # What stands at masked tokens is never read, whatever it is.
-    again = find_blocks(ids.masked_fill(~mask, -100), mask, layout=layout, vocabulary=vocabulary)
-    assert again[0].block_nt.equal(spans.block_nt)
-    assert again[1] == texts
+    masked = find_blocks(ids.masked_fill(~mask, -100), mask, layout=layout, vocabulary=vocabulary)
+    assert masked[0].block_nt.equal(spans.block_nt)
+    assert masked[1] == texts

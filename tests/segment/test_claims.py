@@ -48,9 +48,9 @@ def slow_claims(case):
     layout, size, fault, every = case.layout, len(case.data), 0, []
     for name in layout.segmenters:
         if name == "tags":
-            opened, wrong = SEGMENTERS.find(name).function(layout.parts_of(name), layout=layout)(Sample.of(case.data))
-            starts = sorted(claim.start for claim in opened)
-            for claim in opened:
+            tags, wrong = SEGMENTERS.find(name).function(layout.parts_of(name), layout=layout)(Sample.of(case.data))
+            starts = sorted(claim.start for claim in tags)
+            for claim in tags:
                 stop = min([start for start in starts if start > claim.start], default=size)
                 every.append((claim.part, claim.start, stop, claim.inner[1] if claim.inner else claim.start, claim.inner))
         else:
@@ -116,8 +116,8 @@ def test_the_text_of_a_block_is_what_its_tokens_say_or_a_fault_says_why_not(case
         if block not in owners:
             assert texts[0][name] is None
             continue
-        whole = bytes(byte for byte, k in zip(case.data, owner, strict=True) if k == block)
-        assert texts[0][name][""] == whole.decode(errors="replace")
+        content = bytes(byte for byte, k in zip(case.data, owner, strict=True) if k == block)
+        assert texts[0][name][""] == content.decode(errors="replace")
         for part in layout.parts:
             claims = [claim for claim in kept if claim[0] is part and claim[4] is not None]
             if part.block == block and claims:

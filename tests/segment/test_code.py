@@ -23,8 +23,8 @@ def claims_of(text, blocks, most=16):
     claims, fault = SEGMENTERS.find("code").function(parts, layout=layout)(Sample.of(data))
     triples = []
     for claim in sorted(claims, key=lambda claim: claim.start):
-        says = None if claim.inner is None else data[slice(*claim.inner)].decode()
-        triples.append((layout.names[claim.part.block], data[claim.start : claim.stop].decode(), says))
+        inner = None if claim.inner is None else data[slice(*claim.inner)].decode()
+        triples.append((layout.names[claim.part.block], data[claim.start : claim.stop].decode(), inner))
     return triples, Fault(fault)
 
 
@@ -66,9 +66,9 @@ def test_a_kind_of_the_grammar():
 
 def test_the_mark_that_is_named_first_has_what_two_match():
     text = "def f(): pass\nx = 1"
-    both = {"f[*]": "code:python.function", "s[*]": "code:python.statement"}
-    assert [block for block, _, _ in claims_of(text, both)[0]] == ["f[0]", "s[0]"]
-    assert [block for block, _, _ in claims_of(text, dict(reversed(both.items())))[0]] == ["s[0]", "s[1]"]
+    blocks = {"f[*]": "code:python.function", "s[*]": "code:python.statement"}
+    assert [block for block, _, _ in claims_of(text, blocks)[0]] == ["f[0]", "s[0]"]
+    assert [block for block, _, _ in claims_of(text, dict(reversed(blocks.items())))[0]] == ["s[0]", "s[1]"]
 
 
 def test_what_lies_inside_has_its_own_tokens():
@@ -100,7 +100,7 @@ def test_broken_code_has_a_fault(text, fault):
 def test_a_broken_function_says_nothing():
     claims, fault = claims_of("def f(:\n    return (1\n\ndef g():\n    return 2\n", {"f[*]": "code:python.function"})
     assert fault
-    assert ("def g():\n    return 2" in [says for _, _, says in claims]) or all(says is None for _, _, says in claims)
+    assert ("def g():\n    return 2" in [inner for _, _, inner in claims]) or all(inner is None for _, _, inner in claims)
 
 
 LINES = [

@@ -70,17 +70,17 @@ SAID = {
 
 @pytest.mark.parametrize("name", SAID)
 def test_what_fields_say(name):
-    layout, text, says, fault = SAID[name]
-    assert texts_of(text, layout) == (says, fault)
+    layout, text, contents, fault = SAID[name]
+    assert texts_of(text, layout) == (contents, fault)
 
 
 def test_cut_at_every_byte():
     text = '{"name": "té", "items": [{"price": 3}, {"price": 45}]}'.encode()
     for size in range(len(text) + 1):
-        says, fault = texts_of(text[:size], ITEMS)
+        contents, fault = texts_of(text[:size], ITEMS)
         # each value is known from the sign after it on
         complete = {"name": ("té", 15), "items[0].price": ("3", 38), "items[1].price": ("45", 53)}
-        assert {key: inner for key, inner in says.items() if inner is not None} == {
+        assert {key: inner for key, inner in contents.items() if inner is not None} == {
             key: inner for key, (inner, end) in complete.items() if size >= end
         }
         # the string of the name lies in [9, 14); keys break off, too

@@ -40,8 +40,8 @@ SAID = {
 
 @pytest.mark.parametrize("name", SAID)
 def test_what_sections_say(name):
-    text, says, fault = SAID[name]
-    assert sections_of(text, PLAN) == (says, fault)
+    text, contents, fault = SAID[name]
+    assert sections_of(text, PLAN) == (contents, fault)
 
 
 def test_a_block_per_section():

@@ -107,13 +107,13 @@ def test_no_completions_and_no_tokens(shape):
 
 def test_what_does_not_fit_is_refused_with_its_numbers():
     ids = torch.tensor([[0, 1], [1, 999]])
-    for mask, says in (
+    for mask, sentence in (
         (torch.ones_like(ids), r"Completion 1: .* 999 .* 400"),
         (torch.ones(2, 3).bool(), r"\(2, 3\)"),
         (torch.ones(2, 2), "float32"),
         (torch.tensor([[1, 2], [0, 1]]), "2 at completion 0, token 1"),
     ):
-        with pytest.raises(AlignmentError, match=says):
+        with pytest.raises(AlignmentError, match=sentence):
             find_blocks(ids, mask, layout=TWO, vocabulary=BYTES)
 
 
@@ -124,13 +124,13 @@ ROWS = torch.tensor([[0, 1, 0, 2], [1, 2, 3, 4], [3, 4, 0, 0], [0, 0, 0, 0], [0,
 
 @pytest.mark.parametrize("at_a_time", [1, 8, 9])
 def test_completions_are_read_in_chunks(monkeypatch, at_a_time):
-    whole, texts = find_blocks(ROWS, ROWS >= 0, layout=LAYOUT, vocabulary=VOCABULARY)
+    at_once, texts = find_blocks(ROWS, ROWS >= 0, layout=LAYOUT, vocabulary=VOCABULARY)
     monkeypatch.setattr(place, "_TOKENS_AT_A_TIME", at_a_time)
     spans, chunked = find_blocks(ROWS, ROWS >= 0, layout=LAYOUT, vocabulary=VOCABULARY)
     assert chunked == texts
     assert len(texts) == 5
     for name in ("block_nt", "start_nk", "end_nk", "fault_n"):
-        assert torch.equal(getattr(spans, name), getattr(whole, name))
+        assert torch.equal(getattr(spans, name), getattr(at_once, name))
         assert getattr(spans, name).dtype == (torch.int8 if name == "block_nt" else torch.int64)
     wrong = ROWS.clone()
     wrong[3, 1] = 5  # the first id that is not there

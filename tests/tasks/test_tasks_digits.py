@@ -116,14 +116,14 @@ def test_model_and_tokenizer_survive_saving(tmp_path) -> None:
     model = build_model(tokenizer, 3).eval()
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    again, reader = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    loaded, loaded_tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     text = "7+3*4~2___=<reasoning>0"
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
-    assert reader(text)["input_ids"] == ids[0].tolist()
-    assert reader.decode(ids[0]) == text
-    assert (reader.pad_token_id, reader.eos_token_id) == (tokenizer.pad_token_id, tokenizer.eos_token_id)
+    assert loaded_tokenizer(text)["input_ids"] == ids[0].tolist()
+    assert loaded_tokenizer.decode(ids[0]) == text
+    assert (loaded_tokenizer.pad_token_id, loaded_tokenizer.eos_token_id) == (tokenizer.pad_token_id, tokenizer.eos_token_id)
     with torch.no_grad():
-        assert torch.equal(again(ids).logits, model(ids).logits)
+        assert torch.equal(loaded(ids).logits, model(ids).logits)
 
 
 def test_model_depends_on_the_seed_alone() -> None:
@@ -133,8 +133,8 @@ def test_model_depends_on_the_seed_alone() -> None:
     torch.manual_seed(11)
     first = build_model(tokenizer, 0)
     assert torch.equal(torch.rand(3), expected)  # the caller's random state is untouched
-    same, other = build_model(tokenizer, 0), build_model(tokenizer, 1)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), same.parameters(), strict=True))
+    second, other = build_model(tokenizer, 0), build_model(tokenizer, 1)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
     assert first.num_parameters() == 403_712
     assert build_model(tokenizer, 0, layers=3, positions=256).num_parameters() == 601_600

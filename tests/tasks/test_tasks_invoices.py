@@ -85,8 +85,8 @@ def test_few_facts_make_short_letters():
 
 def test_the_tokenizer_loses_nothing_and_gives_keys_digits_and_names_their_tokens(tokenizer):
     ids = tokenizer([prompt + answer for prompt, answer in zip(LETTERS.prompts, answers(LETTERS), strict=True)])["input_ids"]
-    whole = [prompt + answer for prompt, answer in zip(LETTERS.prompts, answers(LETTERS), strict=True)]
-    assert tokenizer.batch_decode(ids) == whole
+    texts = [prompt + answer for prompt, answer in zip(LETTERS.prompts, answers(LETTERS), strict=True)]
+    assert tokenizer.batch_decode(ids) == texts
     assert not any(tokenizer.unk_token_id in row for row in ids)
     assert max(len(tokenizer(answer)["input_ids"]) for answer in answers(LETTERS)) < LONGEST
     assert all(len(tokenizer(word)["input_ids"]) == 1 for word in key_words())

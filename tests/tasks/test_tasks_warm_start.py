@@ -220,11 +220,11 @@ def test_training_learns_the_order_of_the_tags(tmp_path) -> None:
 def test_a_task_keeps_its_evaluation_prompts_apart(tmp_path, start, layout, source) -> None:
     settings = replace(shortened(1), batch=4)
     options = {"train_size": 300, "eval_size": 64, "cache_folder": tmp_path, "settings": settings}
-    task, again, other = (digits_task(start, seed=seed, **options) for seed in (5, 5, 6))
+    task, same_seed, other_seed = (digits_task(start, seed=seed, **options) for seed in (5, 5, 6))
     names = task.train.column_names, task.evaluation.column_names
     assert (*names, len(task.train), len(task.evaluation)) == (["prompt", "answer"], ["prompt", "answer"], 300, 64)
-    assert task.train["prompt"][:] == again.train["prompt"][:] != other.train["prompt"][:]
-    assert task.evaluation["prompt"][:] == other.evaluation["prompt"][:] == source.held_out().prompts[:64]
+    assert task.train["prompt"][:] == same_seed.train["prompt"][:] != other_seed.train["prompt"][:]
+    assert task.evaluation["prompt"][:] == other_seed.evaluation["prompt"][:] == source.held_out().prompts[:64]
     assert not set(task.train["prompt"]) & source.held_out_prompts
     assert Path(task.model, "config.json").is_file()
     if isinstance(start, str):

@@ -67,8 +67,8 @@ def test_history_weight_continues_after_a_resume(history):
     torch.manual_seed(0)
     completion_batches = [(torch.rand(6) < 0.4).float() for _ in range(8)]
     group_n = torch.tensor([0, 0, 0, 1, 1, 1])
-    whole, options = HistoryWeight(), {"window": 3, "history": history}
-    expected = [whole(reward_n, group_n, **options) for reward_n in completion_batches]
+    uninterrupted, options = HistoryWeight(), {"window": 3, "history": history}
+    expected = [uninterrupted(reward_n, group_n, **options) for reward_n in completion_batches]
     first = HistoryWeight()
     for reward_n in completion_batches[:4]:
         first(reward_n, group_n, **options)
@@ -76,6 +76,6 @@ def test_history_weight_continues_after_a_resume(history):
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     for reward_n, adv_n in zip(completion_batches[4:], expected[4:], strict=True):
         torch.testing.assert_close(second(reward_n, group_n, **options), adv_n, atol=0, rtol=0)
-    assert whole.state_dict() == second.state_dict()
+    assert uninterrupted.state_dict() == second.state_dict()
     with pytest.raises(RecipeError):
         second.load_state_dict({"anchor": [0.5]})

@@ -89,10 +89,10 @@ def test_nothing_to_merge():
 @st.composite
 def trajectories(draw):
     """Turns that mostly go on from the one before, sometimes from an earlier one, sometimes from nowhere."""
-    turns, whole = [], []
+    turns, sequences = [], []
     for number in range(draw(st.integers(1, 7))):
-        kind = draw(st.integers(0, 5)) if whole else 0
-        context = whole[-1] if kind > 1 else draw(st.sampled_from(whole)) if whole and kind == 1 else ()
+        kind = draw(st.integers(0, 5)) if sequences else 0
+        context = sequences[-1] if kind > 1 else draw(st.sampled_from(sequences)) if sequences and kind == 1 else ()
         context = [*context, *draw(st.lists(st.integers(0, 2), max_size=3))]
         response = draw(st.lists(st.integers(0, 2), max_size=3))
         mask = draw(st.lists(st.integers(0, 1), min_size=len(response), max_size=len(response)))
@@ -100,7 +100,7 @@ def trajectories(draw):
         reward = draw(st.sampled_from([0.0, 1.0, 0.1, Status.TIMEOUT]))
         fields = {"rewards": {"ok": reward}, "per_token": {"advantage": advantage}, "extra": {"row": number}}
         turns.append({"prompt_ids": context, "response_ids": response, "mask": mask, **fields})
-        whole.append((*context, *response))
+        sequences.append((*context, *response))
     return turns
 
 
@@ -140,19 +140,19 @@ PIECES = Vocabulary((b"a", b"b", b"ab", b"c", b"", b"\xff"))
 
 
 def test_the_same_text_in_other_tokens_is_refused_with_the_first_token_that_differs():
-    again = rows(turn([3], [0, 1]), turn([3, 2, 3], [0]))  # "c" -> "a" "b"; then "c" "ab" "c"
+    retokenised = rows(turn([3], [0, 1]), turn([3, 2, 3], [0]))  # "c" -> "a" "b"; then "c" "ab" "c"
     over_the_end = rows(turn([3], [0]), turn([3, 2], [0]))  # "c" "a", then "c" "ab": the text goes on inside a token
     one_less = rows(turn([3], [0, 4]), turn([3, 0], [1]))  # the end-of-sequence token, which writes nothing, was dropped
     late = rows(turn([3], [0, 1]), turn([0], [0]), turn([3, 2], [0]))  # of an earlier turn, not of the one before
-    for trajectory, says in (
-        (again, r"turn 1 of trajectory 'a' .* turn 0 .* 1 was 0 \(b'a'\), .* 2 \(b'ab'\)"),
+    for trajectory, sentence in (
+        (retokenised, r"turn 1 of trajectory 'a' .* turn 0 .* 1 was 0 \(b'a'\), .* 2 \(b'ab'\)"),
         (over_the_end, r"1 was 0 \(b'a'\), .* 2 \(b'ab'\)"),
         (one_less, r"2 was 4 \(b''\), .* not there"),
         (late, "turn 2 .* turn 0"),
     ):
-        with pytest.raises(AlignmentError, match=says):
+        with pytest.raises(AlignmentError, match=sentence):
             trajectory.merged(PIECES)
-    assert parents(again.merged()) == [None, None]
+    assert parents(retokenised.merged()) == [None, None]
 
 
 def test_another_text_opens_a_new_sequence_with_a_vocabulary_too():
