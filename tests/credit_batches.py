@@ -21,12 +21,6 @@ def scores_of(reward_nm, names=("correct", "brier")):
     return Scores(names, reward_nm, status, torch.full((*reward_nm.shape, 2), NAN, dtype=torch.float64))
 
 
-# Two prompts of four completions, lengths and rewards of the worked example that most methods share.
-TWO_PROMPTS = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
-REWARD = torch.tensor([1.0, 0, 0, 1, 1, 0, 0, 0], dtype=torch.float64)
-LENGTH = torch.tensor([2, 1, 3, 2, 1, 1, 2, 4])
-
-
 def outcome_tokens(reward_n, length_n, dtype=torch.float64):
     """Every completion's reward on its last token, right-padded."""
     mask_nt = torch.arange(int(length_n.max()))[None] < length_n[:, None]

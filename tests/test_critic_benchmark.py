@@ -29,13 +29,8 @@ def test_each_walk_has_its_own_rates_and_number_of_warm_starts(monkeypatch, tmp_
 
 
 def test_the_lambda_per_token_has_the_horizon_of_sae_at_the_mean_length_of_a_line():
-    lines = {
-        "walk": 8,
-        "walk_long": 8,
-        "walk_longest": 8,
-        "walk_uneven": 10.25,
-        "walk_uneven_long": 10.25,
-    }  # number, move, state, and a countdown of 5, 5 or 116 / 16 tokens
+    # A line is a number, a move, a state and a countdown of 5, 5 or 116 / 16 tokens.
+    lines = {"walk": 8, "walk_long": 8, "walk_longest": 8, "walk_uneven": 10.25, "walk_uneven_long": 10.25}
     for name, length in lines.items():
         arm = critic.ARMS[f"gae-{WALKS[name].horizon:.4f}"]
         assert arm["options"]["lam"] ** length == pytest.approx(0.95)

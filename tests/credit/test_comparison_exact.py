@@ -221,7 +221,7 @@ def check_strata(credit, lines, values, m):
     assert int(credit.singleton_m[m]) == sum(alone)
 
 
-def check_blocks(credit, objectives, rows):
+def check_blocks(credit, objectives):
     """The credit of a block is the sum of what pays it."""
     parts_nm = credit.weight_m * credit.adv_nm
     for k, name in enumerate(BLOCKS):
@@ -272,7 +272,7 @@ def block_batch(dice, method):
                 line.divisor = None if line.divisor is None else line.divisor / 0.2
         verdict = {v for v in values if v is not None} <= {F(0), F(1)}
         check(credit, with_reasons(rows, lines, m, objectives[m], verdict), m)
-    check_blocks(credit, objectives, rows)
+    check_blocks(credit, objectives)
 
 
 def sum_reasons(rows, lines, totals, weights, values):
@@ -380,7 +380,7 @@ def completion_batch(dice, method):
                 line.divisor = std * (1.0 if line.reason is Zero.ALL_EQUAL else line.divisor * 4)
     check(credit, sum_reasons(rows, lines, totals, weights, values), 0)
     assert credit.names == (" + ".join(rows.names),)
-    check_blocks(credit, objectives, rows)
+    check_blocks(credit, objectives)
 
 
 @pytest.mark.parametrize("method", SHARES)
@@ -413,7 +413,7 @@ def test_many_objectives_and_what_borrows_from_other_prompts(seed):
     explained_nm = (comparison.worth_nm - comparison.baseline_nm) / comparison.divisor_nm
     assert torch.allclose(explained_nm.nan_to_num(), adv_nm, rtol=1e-9, atol=1e-9)
     assert torch.equal(comparison.reason_nm == int(Zero.CREDITED), adv_nm != 0)
-    check_blocks(credit, objectives, rows)
+    check_blocks(credit, objectives)
     borrowed_n = blended_baseline(scores.reward_nm[:, 3], group_index(group_n), scores.reward_nm[:, 0])
     own_n = ~scores.reward_nm[:, 3].isnan()
     assert torch.allclose(comparison.baseline_nm[own_n, 3], borrowed_n[own_n], rtol=1e-9, atol=1e-9, equal_nan=True)

@@ -74,9 +74,8 @@ def test_gdpo():
 def test_reinforce_plus_plus_where_there_are_tool_tokens():
     verl = compatible("reinforce++", "verl")(DENSE, MASK, gamma=0.5)
     assert_close(verl[2:4], [[-0.496951, -0.149085, 0.546646, 1.93811], [0.0, -2.23628, 0.0, 0.0]], 2e-6)
-    assert_close(
-        verl[5], [0.19878, 0.0, 0.0, 1.242378], 2e-6
-    )  # .75 carried over two tool tokens, the 1 on a tool token dropped
+    # .75 is carried over two tool tokens; the 1 on a tool token is dropped.
+    assert_close(verl[5], [0.19878, 0.0, 0.0, 1.242378], 2e-6)
     skyrl = compatible("reinforce++", "skyrl")(DENSE, MASK, gamma=0.5)
     assert_close(skyrl[2:4], [[-0.41304, -0.072889, 0.607412, 1.968014], [0.0, -2.113793, 0.0, 0.0]], 2e-6)
     assert_close(skyrl[5], [-0.753191, 0.0, 0.0, 1.287713], 2e-6)  # forgotten at the tool tokens

@@ -100,14 +100,7 @@ return found;
 @pytest.mark.parametrize(("width", "dark"), WIDTHS)
 def test_nothing_is_wider_than_the_window_but_what_scrolls(browser, export, width, dark):
     opened(browser, export, width=width, height=900, dark=dark)
-    names = (
-        "headline",
-        "panes",
-        "why",
-        "group",
-        "listing",
-        "more",
-    )  # the completion comes first and the controls are folded
+    names = ("headline", "panes", "why", "group", "listing", "more")  # the completion comes first, controls are folded
     tops = [browser.run(f"return document.querySelector('.token-{name}').getBoundingClientRect().top") for name in names]
     assert tops == sorted(tops)
     assert not any(browser.driver.find_element(By.NAME, name).is_displayed() for name in ("left", "order", "search"))

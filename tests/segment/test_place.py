@@ -14,7 +14,6 @@ from tokenizers_small import byte_level, sentencepiece
 
 torch.set_num_threads(1)
 BYTES = Vocabulary.from_tokenizer(byte_level(), size=400)
-FOUR = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
 TWO = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 OPEN = Layout({"solution": ["reasoning", "answer"], "confidence": ["confidence"]}, prefilled="reasoning")
 ATTEMPTS = Layout({"first": ["answer"], "second": ["answer"], "confidence": ["confidence"]})

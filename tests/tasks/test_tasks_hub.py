@@ -194,12 +194,7 @@ def test_whole_prompts_are_used_as_they_are(models, tmp_path, prompt, column) ->
     rows = [{"prompt": prompt, "answer": "4", "tests": ["f(1) == 1"], "n": n, "images": "x"} for n in range(5)]
     task = load_task(models["system"], file_of(tmp_path, rows), layout=PLAN, prompt_column=column)
     assert task.train["prompt"][:] == [prompt] * 4
-    assert task.train.column_names == [
-        "prompt",
-        "answer",
-        "tests",
-        "n",
-    ]  # columns for reward functions stay, TRL's own do not
+    assert task.train.column_names == ["prompt", "answer", "tests", "n"]  # those of reward functions stay, TRL's own do not
     assert task.train["tests"][:] == [["f(1) == 1"]] * 4
     assert sorted([*task.train["n"], *task.evaluation["n"]]) == list(range(5))
 
