@@ -7,7 +7,7 @@ import torch
 
 from credit_batches import PAIR, SAME, scores_of
 from helpers import NAN, assert_close
-from spanwise.credit import HistoryWeight, Method, advantage, assign, bae, dr_grpo, gdpo, ha_dw, opo, rloo
+from spanwise.credit import HistoryWeight, Method, advantage, assign, bae, dr_grpo, ha_dw, opo, rloo
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.objective import Objective
 from spanwise.types import Status
@@ -72,26 +72,13 @@ def test_a_reward_that_is_only_logged_takes_nobody_out_of_a_sum(method, weight):
         assert method == "gdpo" or (both.block_nk[[1, 3]] == 0).all()
 
 
-def two_rewards(seed, n=24):
-    generator = torch.Generator().manual_seed(seed)
-    correct_n = (torch.rand(n, generator=generator) < 0.5).double()
-    report_n = torch.rand(n, generator=generator, dtype=torch.float64)
-    group_n = torch.randint(0, 5, (n,), generator=generator)
-    return torch.stack([correct_n, -((report_n - correct_n) ** 2)], dim=1), group_n
-
-
-def test_two_rewards_of_gdpo_equal_the_pure_function():
-    """Equal weights and nothing missing: the numbers are the method's own."""
-    reward_nm, group_n = two_rewards(0)
-    objectives = [Objective(name, pays=("all",)) for name in ("correct", "brier")]
-    present = torch.ones(24, 1).bool()
-    credit = assign(scores_of(reward_nm), group_n, present, objectives=objectives, block_names=("all",), method="gdpo")
-    assert_close(credit.block_nk[:, 0], gdpo(reward_nm, group_n), 1e-9)
-
-
 def test_an_estimator_is_bound_by_the_options_of_the_scheme():
-    reward_nm, group_n = two_rewards(3)
+    generator = torch.Generator().manual_seed(3)
+    correct_n = (torch.rand(24, generator=generator) < 0.5).double()
+    report_n = torch.rand(24, generator=generator, dtype=torch.float64)
+    group_n = torch.randint(0, 5, (24,), generator=generator)
     group_n[:3] = 99
+    reward_nm = torch.stack([correct_n, -((report_n - correct_n) ** 2)], dim=1)
     common = {
         "objectives": (Objective("correct", pays=("solution",)), Objective("brier", pays=("solution",), weight=0.0)),
         "block_names": ("solution",),

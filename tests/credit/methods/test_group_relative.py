@@ -7,7 +7,6 @@ from helpers import NAN, assert_close
 from spanwise.credit import (
     HistoryWeight,
     bae,
-    dr_grpo,
     gdpo,
     grpo,
     ha_dw,
@@ -34,11 +33,6 @@ def test_rlcr_weighs_its_rewards():
     alone_n = rlcr(reward_nm, torch.tensor([0, 0]), weight_m=torch.tensor([1.0, 0.2]), leave_one_out=True)
     assert_close(alone_n, [0.95, -0.95], 1e-7)
     assert_close(rlcr(reward_nm, torch.tensor([0, 0])), [0.375, -0.375], 1e-12)
-
-
-def test_one_block_is_the_sequence_method():
-    reward_n, group_n = torch.tensor([1.0, 0.0, 0.5, 0.2]), torch.tensor([0, 1, 0, 1])
-    torch.testing.assert_close(bae(reward_n[:, None], group_n)[:, 0], dr_grpo(reward_n, group_n))
 
 
 def test_bae_hands_outcomes_on():
