@@ -25,7 +25,7 @@ LONG = {"name": "x" * 5000}
 N = 2000
 
 
-def many():
+def many_rollouts():
     return Case([completion(range(n % 4), prompt=str(n)) for n in range(N)]).parts()
 
 
@@ -38,12 +38,12 @@ def samples():
 WRITERS = {
     "recipe.yaml": lambda run: RunFolder(run).write_recipe(LONG),
     "metrics.jsonl": lambda run: RunFolder(run).add_metrics(LONG),
-    "rollouts/step_000001.parquet": lambda run: RunFolder(run).write_rollouts(many(), step=1),
+    "rollouts/step_000001.parquet": lambda run: RunFolder(run).write_rollouts(many_rollouts(), step=1),
     "summary.json": lambda run: RunFolder(run).write_summary(LONG),
     "report.html": lambda run: write_page(run, "x" * 5000),
     "evaluation.parquet": lambda run: samples().write(run),
     "fidelity.json": lambda run: write_fidelity(run, source="x", recipe=LONG),
-    "credit.parquet": lambda run: write_rollouts(run / "credit.parquet", many()),
+    "credit.parquet": lambda run: write_rollouts(run / "credit.parquet", many_rollouts()),
 }
 
 

@@ -19,7 +19,7 @@ def cache(tmp_path_factory):
     return str(tmp_path_factory.mktemp("cache"))
 
 
-def ran(name, cache, *arguments):
+def run_example(name, cache, *arguments):
     environment = {**os.environ, "SPANWISE_CACHE": cache, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, str(EXAMPLES / name), "--warm-up", "2", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800)
@@ -29,13 +29,13 @@ def ran(name, cache, *arguments):
 
 def test_the_loop_is_short_and_prints_its_table(cache):
     assert len((EXAMPLES / "plain_pytorch.py").read_text().splitlines()) < 150
-    lines = ran("plain_pytorch.py", cache, "--steps", "2", "--prompts", "4", "--group", "4").splitlines()
+    lines = run_example("plain_pytorch.py", cache, "--steps", "2", "--prompts", "4", "--group", "4").splitlines()
     assert lines[0].split() == ["step", "right", "brier", "malformed"]
     assert [line.split()[0] for line in lines[1:]] == ["1", "2"]
 
 
 def test_the_trl_script_leaves_a_folder_and_a_report(cache, tmp_path):
-    output = ran("trl_script.py", cache, "--steps", "5", "--output", str(tmp_path / "run"))
+    output = run_example("trl_script.py", cache, "--steps", "5", "--output", str(tmp_path / "run"))
     assert f"Report: {tmp_path}/run/report.html" in output
     folder = tmp_path / "run"
     assert [file.name for file in (folder / "rollouts").iterdir()] == ["step_000005.parquet"]

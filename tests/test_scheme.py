@@ -30,7 +30,7 @@ NAN = float("nan")
 GENERATOR = torch.Generator().manual_seed(7)
 
 
-def some(*shape):
+def uniform(*shape):
     return torch.rand(*shape, generator=GENERATOR, dtype=torch.float64)
 
 
@@ -44,9 +44,9 @@ SPANS = Spans(
     ("solution", "confidence"), torch.zeros(N, 2).long(), torch.zeros(N, 2).long(), BLOCK_NT, torch.zeros(N).long()
 )
 RAGGED = {
-    "value_nt": some(N, T).float(),
-    "logp_nt": -3 * some(N, T).float(),
-    "ids_nt": (5 * some(N, T)).long(),
+    "value_nt": uniform(N, T).float(),
+    "logp_nt": -3 * uniform(N, T).float(),
+    "ids_nt": (5 * uniform(N, T)).long(),
     "mask_nt": MASK_NT,
 }
 TRAJECTORY_N = torch.tensor([0] * 5 + [1] * 3 + [2] * 4 + [3] + [4] * 2 + [5] + [6] * 3 + [7] * 5)
@@ -55,8 +55,8 @@ STEPS = Steps(TRAJECTORY_N, torch.arange(N), ["ab", "abc", "xy", "ab"] * 6)
 
 def reading(scheme):
     m, k = len(scheme.objectives), len(scheme.layout.names)
-    report_n = some(N)
-    right_n = RIGHT_N if "outcome" in [o.baseline for o in scheme.objectives] else RIGHT_N + 0.25 * some(N)
+    report_n = uniform(N)
+    right_n = RIGHT_N if "outcome" in [o.baseline for o in scheme.objectives] else RIGHT_N + 0.25 * uniform(N)
     formed_n = (torch.arange(N) % 5 > 0).double()  # one in five is malformed
     reward_nm = torch.stack([right_n.where(GROUP_N != 2, 1.0), -((report_n - RIGHT_N) ** 2), formed_n, formed_n][:m], dim=1)
     rescored_no = torch.stack([-(report_n**2), -((1 - report_n) ** 2)], 1)
@@ -214,11 +214,11 @@ def test_options_that_hang_on_objectives(option, value, objective):
 def test_options_of_functions_are_used(name):
     entry = METHODS[name]
     data = {
-        "reward_n": RIGHT_N + 0.25 * some(N),
+        "reward_n": RIGHT_N + 0.25 * uniform(N),
         "correct_n": RIGHT_N,
         "block_nt": BLOCK_NT.long(),
-        "adv_nt": some(N, T) - 0.5,
-        "importance_nt": some(N, T),
+        "adv_nt": uniform(N, T) - 0.5,
+        "importance_nt": uniform(N, T),
         "stratum_n": torch.arange(N) % 3,
         **RAGGED,
     }

@@ -156,7 +156,7 @@ def test_a_rollout_masks_the_states_and_they_follow():
     assert states > 5
 
 
-def told_walk(logp):
+def walk_of_environment(logp):
     """A walk of two lines that an environment told, each token with this log-probability."""
     tokenizer, walk = build_walk_tokenizer(), Walk("told", 2, (1, 2) * 8, "short", is_told=True)
     ids, (text, _) = tokenizer.get_vocab(), written(7, (0, 1), walk)
@@ -169,7 +169,7 @@ def told_walk(logp):
 
 
 def test_what_an_environment_wrote_is_neither_trained_on_nor_a_slip_of_the_policy():
-    walks = told_walk(math.log(0.9))
+    walks = walk_of_environment(math.log(0.9))
     assert [word for word, by_policy in zip(walks.words[0], walks.written_nt[0], strict=True) if not by_policy] == [
         walks.words[0][3],
         walks.words[0][8],
@@ -182,7 +182,7 @@ def test_what_an_environment_wrote_is_neither_trained_on_nor_a_slip_of_the_polic
 
 
 def test_estimators_are_compared_at_the_moves_batch_by_batch():
-    walks = told_walk(-1.0)
+    walks = walk_of_environment(-1.0)
     true_nt = torch.zeros(4, 10, dtype=torch.float64)
     true_nt[:, [1, 5]] = torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, -1.0], [2.0, 0.5]], dtype=torch.float64)
     walks = replace(

@@ -89,12 +89,12 @@ def compared_line(i, sets, values, instead, *, scale, leave_one_out, ddof, eps, 
     by_level = [[] if key.of[i] is None else key.members[key.of[i]] for key in sets]
     level = next((n for n, members in enumerate(by_level) if len(members) >= max(least, 2)), len(sets) - 1)
     key, members = sets[level], by_level[level]
-    line = made_line(i, key, members, reward, values, instead, scale, leave_one_out, ddof, eps, least)
+    line = line_at(i, key, members, reward, values, instead, scale, leave_one_out, ddof, eps, least)
     line.level, line.members, line.stratum = level, len(members), None if key.of[i] is None else (level, key.of[i])
     return line
 
 
-def made_line(i, key, members, reward, values, instead, scale, leave_one_out, ddof, eps, least):
+def line_at(i, key, members, reward, values, instead, scale, leave_one_out, ddof, eps, least):
     """The line of a row whose level is known."""
     stands = key.stands[key.of[i]] if key.of[i] is not None else []
     if reward is None and instead[i] is None:

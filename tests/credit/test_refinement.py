@@ -58,7 +58,7 @@ def trained(scheme, inputs=None):
     return advantages(credit, reading.spans, scheme, dtype=torch.float64), credit, reading
 
 
-def before_it_is_shared(credit, reading):
+def token_credit(credit, reading):
     """The credit of each token's block."""
     block_nt = reading.spans.block_nt.long()
     return torch.where(block_nt >= 0, credit.block_nk.gather(1, block_nt.clamp(min=0)), 0.0)
@@ -71,7 +71,7 @@ def test_ktae_adds_the_slow_oracles_term_to_what_a_token_has(method, per, form):
     plain_nt, credit, reading = trained(scheme(method, per=per))
     inputs, mask_nt = batch(), reading.spans.block_nt >= 0
     correct_n = reading.scores.reward_nm[:, 0]
-    adv_nt = before_it_is_shared(credit, reading)
+    adv_nt = token_credit(credit, reading)
     ones = {"h1": 1.0, "h2": 1.0, "h3": 1.0}
     want_nt = slow_ktae(adv_nt, inputs.ids_nt, mask_nt, correct_n, inputs.group_n, form=form, **ones) - adv_nt
     length_nk = reading.length_nk.double()
@@ -92,7 +92,7 @@ def test_ktae_adds_the_slow_oracles_term_to_what_a_token_has(method, per, form):
 @pytest.mark.parametrize("method", ["grpo", "bae"])
 def test_oar_multiplies_with_the_slow_oracles_weight_by_surprise(method):
     plain_nt, credit, reading = trained(scheme(method, per=1))
-    mask_nt, adv_nt = reading.spans.block_nt >= 0, before_it_is_shared(credit, reading)
+    mask_nt, adv_nt = reading.spans.block_nt >= 0, token_credit(credit, reading)
     want_nt = slow_oar(adv_nt, -batch().logp_nt, mask_nt, 0.25, 1.0, 0.1, False) - adv_nt
     refined_nt, _, _ = trained(scheme(method, "oar", per=1))
     assert_close(refined_nt, plain_nt + torch.where(mask_nt, want_nt, 0.0), 1e-9)

@@ -78,7 +78,7 @@ SAID = [[0, 1, 3, 4, 5, 7], [0, 2, 3, 4, 5, 7], [0, 2, 3, 4, 6, 7], [0, 1, 3]]
 SCORES = double([0.9, 0.7, 0.1, 0.3])
 
 
-def found_by(method, *, score_n=SCORES, objectives=None, layout=LAYOUT, **fields):
+def credit_by(method, *, score_n=SCORES, objectives=None, layout=LAYOUT, **fields):
     scheme = Scheme.preset(method, layout, laser=Laser("<unk>", mix=0.25, scale="std"), objectives=objectives)
     batch = Batch.jagged(SAID, [7] * len(SAID), columns={"answer": ["4"] * len(SAID)}, score_n=score_n, **fields)
     reading = read(batch, scheme, VOCABULARY)
@@ -91,7 +91,7 @@ def test_only_the_share_of_the_verdict_in_the_blocks_that_it_pays_is_mixed():
         Objective("brier", pays="confidence", given="correct", baseline="outcome", if_missing=-1.0),
         Objective("format", pays="solution", weight=0.25),
     ]
-    plain, mixed = (found_by("bae", objectives=objectives, score_n=score_n) for score_n in (None, SCORES))
+    plain, mixed = (credit_by("bae", objectives=objectives, score_n=score_n) for score_n in (None, SCORES))
     mean = 0.5
     z = [(s - mean) / statistics.stdev(SCORES.tolist()) for s in SCORES.tolist()]
     correct = [0.5, -0.5, -0.5, 0.5]
@@ -99,13 +99,13 @@ def test_only_the_share_of_the_verdict_in_the_blocks_that_it_pays_is_mixed():
     assert_close(mixed.block_nk[:, 0] - plain.block_nk[:, 0], change, 1e-12)
     assert torch.equal(mixed.block_nk[:, 1], plain.block_nk[:, 1])
     assert torch.equal(mixed.stop_n, plain.stop_n)
-    two_blocks = found_by("bae", objectives=[Objective("correct", pays=("solution", "confidence"))])
+    two_blocks = credit_by("bae", objectives=[Objective("correct", pays=("solution", "confidence"))])
     assert (two_blocks.block_nk != 0).tolist()[3] == [True, False]  # a block that is not there gets nothing
 
 
 def test_the_paper_itself_is_grpo_with_its_standard_deviations():
     layout = Layout({"all": ["answer", "confidence"]})
-    mixed = found_by("grpo", layout=layout)
+    mixed = credit_by("grpo", layout=layout)
     verdict = [1, 0, 0, 1]
     z_v = [(v - 0.5) / statistics.stdev(verdict) for v in verdict]
     z_s = [(s - 0.5) / statistics.stdev(SCORES.tolist()) for s in SCORES.tolist()]
@@ -116,7 +116,7 @@ def test_tokens_with_advantages_of_their_own_are_mixed_where_the_verdict_pays():
     objectives = [Objective("correct", pays="solution"), Objective("brier", pays="confidence", given="correct")]
     value_nt = torch.linspace(0.1, 0.7, 24).reshape(4, 6).double()
     plain, mixed = (
-        found_by("gae", objectives=objectives, score_n=score_n, value_nt=value_nt.unsqueeze(2).repeat(1, 1, 2))
+        credit_by("gae", objectives=objectives, score_n=score_n, value_nt=value_nt.unsqueeze(2).repeat(1, 1, 2))
         for score_n in (None, SCORES)
     )
     z = [(s - 0.5) / statistics.stdev(SCORES.tolist()) for s in SCORES.tolist()]
@@ -128,6 +128,6 @@ def test_tokens_with_advantages_of_their_own_are_mixed_where_the_verdict_pays():
 
 
 def test_no_scores_means_not_yet_and_three_are_too_few(unchecked_shapes):
-    assert torch.equal(found_by("bae", score_n=None).block_nk, found_by("bae", score_n=double([NAN] * 4)).block_nk)
+    assert torch.equal(credit_by("bae", score_n=None).block_nk, credit_by("bae", score_n=double([NAN] * 4)).block_nk)
     with pytest.raises(AlignmentError):
-        found_by("bae", score_n=double([1, 0, 1]))
+        credit_by("bae", score_n=double([1, 0, 1]))

@@ -155,7 +155,7 @@ RULES = {
 THREE = Layout({"a": ["answer"], "b": ["confidence"], "c": ["answer", "confidence"]})
 
 
-def made_up(seed, m, s, *, n=24):
+def draw_case(seed, m, s, *, n=24):
     """Completions of up to three blocks, each of up to four tokens, with a tool's tokens in between and padding on both sides."""
     g = torch.Generator().manual_seed(seed)
 
@@ -191,7 +191,7 @@ def test_streams_equal_the_slow_oracle(method, rule, values, seed):
     if method == "adaptive":
         options = {"gamma": 0.9, "length_adaptive_alpha": 0.7}
     scheme = Scheme("sae" if method in ("start", "end") else "gae", THREE, objectives, 1, options, values=values)
-    case = made_up(seed, len(objectives), len(scheme.value_names))
+    case = draw_case(seed, len(objectives), len(scheme.value_names))
     block_nt, reward_nm, status_nm, value_nts, logp_nt, end_ns = case
     credit, adv_nt = run(scheme, block_nt, reward_nm, value_nts, status_nm, logp_nt=logp_nt, bootstrap_n=end_ns)
     expected_nt, stop_n = slow_streams(
@@ -217,7 +217,7 @@ def test_what_stands_outside_a_stream_is_never_read(method, values, poison, whit
     objectives = RULES["apart"]
     options = {"whiten": True} if whiten and method == "gae" else {}
     scheme = Scheme(method, THREE, objectives, "block", options, values=values)
-    block_nt, reward_nm, status_nm, value_nts, logp_nt, _ = made_up(5, 3, len(scheme.value_names))
+    block_nt, reward_nm, status_nm, value_nts, logp_nt, _ = draw_case(5, 3, len(scheme.value_names))
     mask_nt = block_nt >= 0
     reading = reading_of(block_nt, reward_nm, status_nm, names=THREE.names, rewards=scheme.names)
     batch = Batch(torch.zeros(24).long(), mask_nt=mask_nt, value_nt=value_nts, logp_nt=logp_nt)
@@ -238,7 +238,7 @@ def test_one_reward_for_all_blocks_is_what_it_was(count, dtype):
     g = torch.Generator().manual_seed(count)
     objectives = [Objective("format", THREE.names, weight=0.1 * m + 0.3, name=f"r{m}") for m in range(count)]
     scheme = Scheme("gae", THREE, objectives, "completion")
-    block_nt, *_, value_nts, _, _ = made_up(count, count, 1)
+    block_nt, *_, value_nts, _, _ = draw_case(count, count, 1)
     reward_nm = torch.rand(24, count, generator=g, dtype=torch.float64)
     reading = reading_of(block_nt, reward_nm, names=THREE.names, rewards=scheme.names)
     reading.scores.reward_nm[3, 0], reading.scores.status_nm[3, 0] = NAN, ERROR

@@ -28,7 +28,7 @@ def drawn(n, t, *, seed=0, prompts=5):
     ), torch.rand(n, t, generator=g).double()
 
 
-def some(trajectories, *, seed=0):
+def pick_tokens(trajectories, *, seed=0):
     """The same, of which a sample of tokens was picked; half of the others have values all the same."""
     g = torch.Generator().manual_seed(seed)
     weight_nt = torch.randint(3, trajectories.mask_nt.shape, generator=g) * 1.5
@@ -42,7 +42,7 @@ def some(trajectories, *, seed=0):
 def test_against_plain_loops(seed, cut, picked):
     trajectories, value_nt = drawn(12, 7, seed=seed)
     if picked:
-        trajectories = some(trajectories, seed=seed)
+        trajectories = pick_tokens(trajectories, seed=seed)
     segments = None if cut is None else SaeSegments(*cut)
     measured = token_fidelity(trajectories, {"critic": value_nt}, segments=segments, draws=2)
     for name in TOKEN_ESTIMATORS:
@@ -66,11 +66,11 @@ def test_a_sample_of_tokens_stands_for_all_of_them():
     measured = token_fidelity(trajectories, {"c": value_nt}, draws=2)
     picked_nt = unlikely_nt | (torch.rand(4000, 9, generator=torch.Generator().manual_seed(1)) < 1 / 8)
     weight_nt = torch.where(unlikely_nt, 1.0, 8.0).double() * picked_nt
-    some = token_fidelity(replace(trajectories, weight_nt=weight_nt), {"c": value_nt}, draws=2)
+    pick_tokens = token_fidelity(replace(trajectories, weight_nt=weight_nt), {"c": value_nt}, draws=2)
     flat = token_fidelity(replace(trajectories, weight_nt=picked_nt.double()), {"c": value_nt}, draws=2)
     gaps = {}
     for name in ("GAE 0.95", "SAE start 0.5, 0", "SAE end 0.5, 0"):
-        exact, near, far = (x.interval("c", name, "correlation").value for x in (measured, some, flat))
+        exact, near, far = (x.interval("c", name, "correlation").value for x in (measured, pick_tokens, flat))
         assert near == pytest.approx(exact, abs=0.03)
         gaps[name] = abs(far - exact)
     assert max(gaps.values()) > 0.05  # had the weights done nothing, unlikely tokens would be the most of the sample

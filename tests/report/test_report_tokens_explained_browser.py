@@ -162,14 +162,14 @@ def by_difference(rows):
         return sizes[-(-98 * (len(sizes) - 1) // 100)]
 
     def gap(row):
-        grpo = four(row["credit/grpo/completion"]) / unit("grpo")
+        grpo = four_digits(row["credit/grpo/completion"]) / unit("grpo")
         blockwise = [row[f"credit/bae/{block}"] for block in ("solution", "confidence")]
-        return max(abs(grpo - four(value) / unit("bae")) for value in blockwise if value is not None)
+        return max(abs(grpo - four_digits(value) / unit("bae")) for value in blockwise if value is not None)
 
     return sorted(range(len(rows)), key=lambda n: (-gap(rows[n]), n))
 
 
-def four(value):
+def four_digits(value):
     return float(f"{value:.4g}")
 
 
@@ -183,7 +183,7 @@ def test_the_list_sorts_as_python_does(browser, export, rows, key, column):
     first = -1 if browser.run(direction) == "descending" else 1
     for sign in (first, -first):
         present = [n for n in range(len(rows)) if rows[n][column] is not None]
-        expected = sorted(present, key=lambda n: (sign * four(rows[n][column]), n))
+        expected = sorted(present, key=lambda n: (sign * four_digits(rows[n][column]), n))
         expected += [n for n in range(len(rows)) if rows[n][column] is None]  # what is not known is last both ways
         assert listing(browser) == expected
         sort_by(browser, key)

@@ -195,7 +195,7 @@ def test_every_property_belongs_to_a_kind():
     assert {name for names in BY_KIND.values() for name in names} | {"negative"} == set(PROPERTIES)
 
 
-def of_names(names):
+def inputs_of(names):
     """Batches of inputs that an estimator with these parameters would need."""
     named = {name: inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names}
     estimator = lambda: None  # noqa: E731
@@ -203,7 +203,7 @@ def of_names(names):
     return batches_of(read_inputs(estimator), absent=True)
 
 
-@given(batch=of_names(["reward_n", "group_n"]), tokens=of_names(["reward_nt", "value_nt", "ids_nt"]), data=st.data())
+@given(batch=inputs_of(["reward_n", "group_n"]), tokens=inputs_of(["reward_nt", "value_nt", "ids_nt"]), data=st.data())
 @settings(max_examples=50, deadline=None)
 def test_strategies_make_what_they_say(batch, tokens, data):
     reward_n, group_n = batch.rows["reward_n"], batch.rows["group_n"]
