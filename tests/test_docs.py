@@ -315,11 +315,11 @@ def test_a_method_is_handed_the_facts_that_the_table_says(kind):
 
 def test_the_table_of_properties_is_complete():
     cells = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| (.+) \|$", OWN.read_text(encoding="utf-8"), re.MULTILINE)
-    table = {name: (kinds, says) for name, kinds, says in cells if name in PROPERTIES}
-    for name, says in PROPERTIES.items():
+    table = {name: (kinds, sentence) for name, kinds, sentence in cells if name in PROPERTIES}
+    for name, sentence in PROPERTIES.items():
         kinds = [kind for kind, names in BY_KIND.items() if name in names]
         if kinds:
-            assert table[name] == ("all" if len(kinds) == len(BY_KIND) else ", ".join(kinds), says)
+            assert table[name] == ("all" if len(kinds) == len(BY_KIND) else ", ".join(kinds), sentence)
 
 
 def test_the_toy_engine_is_as_long_as_the_page_says():

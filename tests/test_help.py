@@ -92,9 +92,9 @@ def closure(names):
         except PackageNotFoundError:  # what another system would need
             continue
         for line in distributions[name].requires or ():
-            wanted = Requirement(line)
-            if wanted.marker is None or wanted.marker.evaluate({"extra": ""}):
-                waiting.append(wanted.name)
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                waiting.append(requirement.name)
     return distributions.values()
 
 

@@ -134,7 +134,7 @@ def test_every_field_of_a_recipe_has_a_sentence():
 def test_every_field_of_a_part_has_a_sentence(kind):
     listed = reference_pages.part_rows(kind)
     assert {name for name, *_ in listed} == set(inspect.signature(kind).parameters)
-    assert [name for name, *_, says in listed if not says] == []
+    assert [name for name, *_, sentence in listed if not sentence] == []
 
 
 def test_values_are_shown_as_yaml_writes_them():

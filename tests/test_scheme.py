@@ -269,7 +269,7 @@ PAIR = [Objective("correct", "solution"), Objective("brier", "confidence", given
 
 
 @pytest.mark.parametrize(
-    ("says", "name", "changes"),
+    ("sentence", "name", "changes"),
     [
         ("no option 'leave_one_out'", "grpo", {"leave_one_out": True}),
         ("no option 'leave_one_out'", "maxrl", {"leave_one_out": True}),
@@ -294,8 +294,8 @@ PAIR = [Objective("correct", "solution"), Objective("brier", "confidence", given
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused(says, name, changes):
-    with pytest.raises(RecipeError, match=says):
+def test_what_cannot_be_meant_is_refused(sentence, name, changes):
+    with pytest.raises(RecipeError, match=sentence):
         Scheme.preset(name, **{"layout": LAYOUT, "longest": 32, **changes})
 
 
@@ -353,7 +353,7 @@ SOLVED = Objective("correct", pays="solution")
 
 
 @pytest.mark.parametrize(
-    ("parts", "says"),
+    ("parts", "sentence"),
     [
         ({"layout": "answer"}, "layout is 'answer'"),
         ({"objectives": "correct"}, "got 'correct'"),
@@ -363,11 +363,11 @@ SOLVED = Objective("correct", pays="solution")
         ({"options": ["ddof"]}, r"options are \['ddof'"),
     ],
 )
-def test_what_is_no_part_of_a_scheme_is_refused(unchecked_shapes, parts, says):
-    with pytest.raises(RecipeError, match=says):
+def test_what_is_no_part_of_a_scheme_is_refused(unchecked_shapes, parts, sentence):
+    with pytest.raises(RecipeError, match=sentence):
         Scheme(**{"method": "bae", "layout": LAYOUT, "objectives": [SOLVED], **parts})
     if "options" not in parts:
-        with pytest.raises(RecipeError, match=says):
+        with pytest.raises(RecipeError, match=sentence):
             Scheme.preset("bae", **{"layout": LAYOUT, **parts})
 
 

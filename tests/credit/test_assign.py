@@ -160,7 +160,7 @@ BROKEN.reward_nm[1, 1] = NAN
 
 
 @pytest.mark.parametrize(
-    ("error", "says", "scores", "objectives", "blocks", "shape"),
+    ("error", "sentence", "scores", "objectives", "blocks", "shape"),
     [
         (RecipeError, "right", ONE, [Objective("brier", ("a",), given="right", baseline="outcome")], ("a",), (2, 1)),
         (RecipeError, "'c'", ONE, BRIER, ("a", "b"), (2, 2)),
@@ -169,8 +169,8 @@ BROKEN.reward_nm[1, 1] = NAN
         (RewardError, "'brier' of completion 1", BROKEN, BAE, BLOCKS, (2, 2)),
     ],
 )
-def test_what_does_not_fit_is_refused(unchecked_shapes, error, says, scores, objectives, blocks, shape):
-    with pytest.raises(error, match=says):
+def test_what_does_not_fit_is_refused(unchecked_shapes, error, sentence, scores, objectives, blocks, shape):
+    with pytest.raises(error, match=sentence):
         assign(scores, SAME, torch.ones(shape), objectives=objectives, block_names=blocks)
 
 

@@ -54,7 +54,7 @@ BROKEN = torch.cat([GAE_VALUE, torch.where(torch.arange(6) == 3, NAN, GAE_VALUE)
 
 
 @pytest.mark.parametrize(
-    ("error", "says", "call"),
+    ("error", "sentence", "call"),
     [
         (AlignmentError, "value_nt", lambda: gae(GAE_REWARD, GAE_VALUE[:, :5], GAE_MASK)),
         (AlignmentError, "logp_nt", lambda: sae(GAE_REWARD, GAE_VALUE, GAE_VALUE[:, :2], GAE_MASK)),
@@ -68,8 +68,8 @@ BROKEN = torch.cat([GAE_VALUE, torch.where(torch.arange(6) == 3, NAN, GAE_VALUE)
         (RecipeError, "drop", lambda: bootstrap_values(torch.tensor([True]), truncated="drop")),
     ],
 )
-def test_errors_of_the_recursion(unchecked_shapes, error, says, call):
-    with pytest.raises(error, match=says):
+def test_errors_of_the_recursion(unchecked_shapes, error, sentence, call):
+    with pytest.raises(error, match=sentence):
         call()
 
 

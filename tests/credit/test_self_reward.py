@@ -123,8 +123,8 @@ def test_tokens_with_advantages_of_their_own_are_mixed_where_the_verdict_pays():
     for i, completion in enumerate(SAID):
         for t in range(len(completion)):
             before, after = float(plain.token_nt[i, t]), float(mixed.token_nt[i, t])
-            want = 0.75 * before + 0.25 * z[i] if t < 3 else before
-            assert math.isclose(after, want, abs_tol=1e-12), (i, t)
+            expected = 0.75 * before + 0.25 * z[i] if t < 3 else before
+            assert math.isclose(after, expected, abs_tol=1e-12), (i, t)
 
 
 def test_no_scores_means_not_yet_and_three_are_too_few(unchecked_shapes):

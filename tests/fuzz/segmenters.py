@@ -146,9 +146,9 @@ def check(layout, family, pairs, *, sample=4):
             assert (texts[n][name] is None) == (not length), data
         if not fault & (Fault.STRADDLED | Fault.EMPTY):
             joined = whole_text(texts[n])
-            wanted = data.decode(errors="replace")
-            if "\ufffd" not in joined + wanted:  # a block in pieces may join halves of characters
-                assert sorted(joined) == sorted(wanted), data
+            expected = data.decode(errors="replace")
+            if "\ufffd" not in joined + expected:  # a block in pieces may join halves of characters
+                assert sorted(joined) == sorted(expected), data
         if n < sample and layout.segmenters != ("turns",):  # to which masked tokens are not as if deleted
             alone = torch.from_numpy(ids[mask][None])
             spans_alone, text = run(alone, torch.ones_like(alone, dtype=torch.bool))

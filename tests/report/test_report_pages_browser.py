@@ -95,10 +95,10 @@ def test_every_page_is_drawn_fits_and_can_be_read_at_every_width(browser, pages,
 @pytest.mark.parametrize("how", ["by the button", "with the system"])
 def test_charts_take_the_colours_of_the_theme_and_change_with_it(browser, pages, how):
     label = "getComputedStyle(document.querySelector('.chart .role-axis-label text')).fill"
-    wanted = "return getComputedStyle(document.querySelector('.lead')).color"
+    expected = "return getComputedStyle(document.querySelector('.lead')).color"
     drawn(browser, pages["compare"])
     light = browser.run(f"return {label}")
-    assert light == browser.run(wanted)
+    assert light == browser.run(expected)
     if how == "by the button":
         browser.run("document.getElementById('theme').click()")
         assert browser.run("return document.documentElement.dataset.theme") == "dark"
@@ -106,7 +106,7 @@ def test_charts_take_the_colours_of_the_theme_and_change_with_it(browser, pages,
         dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
         browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
     browser.wait(f"return {label} !== '{light}'")
-    assert browser.run(f"return {label}") == browser.run(wanted)
+    assert browser.run(f"return {label}") == browser.run(expected)
     browser.run("if (document.documentElement.dataset.theme) document.getElementById('theme').click()")
     browser.run("try { localStorage.clear() } catch {}")
     assert browser.console() == []
@@ -202,8 +202,8 @@ def test_a_term_is_explained_beside_it_and_never_on_it(browser, pages, width):
     for term in terms(browser)[:8]:
         browser.run("arguments[0].scrollIntoView({block: 'end', behavior: 'instant'})", term)
         browser.run("arguments[0].focus({preventScroll: true})", term)
-        says = browser.run("const e = document.getElementById('says'); return e.hidden ? null : e.textContent")
-        assert says == term.get_attribute("data-says")
+        sentence = browser.run("const e = document.getElementById('says'); return e.hidden ? null : e.textContent")
+        assert sentence == term.get_attribute("data-says")
         a, b, wide = browser.run(
             "const box = (e) => { const r = e.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]; };"
             "return [box(arguments[0]), box(document.getElementById('says')), innerWidth]", term

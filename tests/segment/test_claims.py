@@ -22,7 +22,7 @@ PARTLY = Fault.NESTED | Fault.MISSING
 
 
 @pytest.mark.parametrize(
-    ("blocks", "pieces", "owners", "says", "fault"),
+    ("blocks", "pieces", "owners", "contents", "fault"),
     [
         ({"a": A, "b": B, "rest": []}, ["<<", "1 ", "x2", ">>", " 3y", " end"], "aaaarr", {"a": "1 x2"}, PARTLY),
         ({"a": A, "b": B}, ["<<", "1 ", "x2", ">>", " 3y", " end"], "aaaaaa", {"a": "1 x2"}, PARTLY),
@@ -35,11 +35,11 @@ PARTLY = Fault.NESTED | Fault.MISSING
         ({"a": A, "b": "tags:t", "rest": []}, ["<<", "<t>", "1", ">>", "2", "</t>"], "aaaarr", {"a": "<t>1"}, PARTLY),
     ],
 )  # fmt: skip
-def test_a_claim_keeps_its_bytes_and_its_text_or_is_not_there(blocks, pieces, owners, says, fault):
+def test_a_claim_keeps_its_bytes_and_its_text_or_is_not_there(blocks, pieces, owners, contents, fault):
     names, text, wrong = segment(blocks, pieces)
     assert "".join(name[0] for name in names) == owners
-    assert {name: text_of(text, name) for name in says} == says
-    assert [name for name in ("a", "b") if text[name] is None] == [name for name in ("a", "b") if name not in says]
+    assert {name: text_of(text, name) for name in contents} == contents
+    assert [name for name in ("a", "b") if text[name] is None] == [name for name in ("a", "b") if name not in contents]
     assert wrong == fault
 
 
@@ -55,7 +55,7 @@ def slow_claims(case):
                 every.append((claim.part, claim.start, stop, claim.inner[1] if claim.inner else claim.start, claim.inner))
         else:
             segments, wrong = slow_json(case.data, layout) if name == "json" else claimed(case, name)
-            every += [(part, start, stop, stop, says) for part, start, stop, says in segments]
+            every += [(part, start, stop, stop, content) for part, start, stop, content in segments]
         fault |= wrong
     return sorted(every, key=lambda c: (c[1], c[0].segmenter != "tags", -c[2])), fault
 
@@ -122,8 +122,8 @@ def test_the_text_of_a_block_is_what_its_tokens_say_or_a_fault_says_why_not(case
             claims = [claim for claim in kept if claim[0] is part and claim[4] is not None]
             if part.block == block and claims:
                 _, start, stop, _, last = claims[-1]
-                says = case.data[slice(*last)] if isinstance(last, tuple) else last
-                assert texts[0][name][part.key] == says.decode(errors="replace")
+                expected = case.data[slice(*last)] if isinstance(last, tuple) else last
+                assert texts[0][name][part.key] == expected.decode(errors="replace")
                 within = {c[0].block for c in kept if start <= c[1] and c[3] <= stop}
                 assert set(owner[slice(*last) if isinstance(last, tuple) else slice(start, stop)]) <= within, (
                     "says what others are paid for"

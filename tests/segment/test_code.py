@@ -151,8 +151,8 @@ def test_agrees_with_the_parser_of_python():
             claims, fault = SEGMENTERS.find("code").function(candidate.parts, layout=candidate)(Sample.of(data))
             assert fault == 0, data
             for block, name in enumerate(candidate.names):
-                want = sorted(place(node, starts, data) for node in nodes[name])
-                assert sorted((c.start, c.stop) for c in claims if c.part.block == block) == want, (data, name)
+                expected = sorted(place(node, starts, data) for node in nodes[name])
+                assert sorted((c.start, c.stop) for c in claims if c.part.block == block) == expected, (data, name)
 
 
 @pytest.mark.parametrize("mark", ["function", "klingon.function", "python.funktion", "python.function_def"])

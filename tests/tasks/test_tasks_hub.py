@@ -134,10 +134,10 @@ def test_conversations_that_hold_the_answer_are_no_prompts(models, tmp_path) -> 
 
 
 @pytest.mark.parametrize(
-    ("rows", "says"), [(ROWS[:1], "1 rows"), ([*ROWS[:3], {**ROWS[3], "answer": None}, *ROWS], "Row 3 ")]
+    ("rows", "sentence"), [(ROWS[:1], "1 rows"), ([*ROWS[:3], {**ROWS[3], "answer": None}, *ROWS], "Row 3 ")]
 )
-def test_too_few_rows_or_no_answer_in_one(models, tmp_path, rows, says) -> None:
-    with pytest.raises(DataError, match=says):
+def test_too_few_rows_or_no_answer_in_one(models, tmp_path, rows, sentence) -> None:
+    with pytest.raises(DataError, match=sentence):
         load_task(models["plain"], file_of(tmp_path, rows))
 
 

@@ -184,7 +184,7 @@ def test_nothing_in_nothing_out(shape):
 
 
 @pytest.mark.parametrize(
-    ("error", "says", "call"),
+    ("error", "sentence", "call"),
     [
         (RewardError, "Completion 0 has an importance of -1", lambda: oar(ONES, -ONES, MASK)),
         (RecipeError, "25", lambda: oar(ONES, ONES, MASK, quantile=25)),
@@ -193,8 +193,8 @@ def test_nothing_in_nothing_out(shape):
         (RecipeError, "papr", lambda: ktae(ONES, ONES.long(), MASK, torch.ones(1), ALONE, form="papr")),
     ],
 )
-def test_what_reshapers_refuse(unchecked_shapes, error, says, call):
-    with pytest.raises(error, match=says):
+def test_what_reshapers_refuse(unchecked_shapes, error, sentence, call):
+    with pytest.raises(error, match=sentence):
         call()
 
 

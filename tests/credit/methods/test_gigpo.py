@@ -125,7 +125,7 @@ CROSSED = STEP_REWARD, torch.tensor([0, 0, 0, 0, 0, 3]), TRAJECTORY, STEP, STATE
 
 
 @pytest.mark.parametrize(
-    ("error", "says", "call"),
+    ("error", "sentence", "call"),
     [
         (AlignmentError, "Rows 0 and 1", lambda: step_returns(STEP_REWARD, TRAJECTORY, torch.tensor([0, 0, 2, 0, 1, 2]))),
         (AlignmentError, "6 .* for 5", lambda: build_timeline(TRAJECTORY, STEP[:5])),
@@ -145,6 +145,6 @@ CROSSED = STEP_REWARD, torch.tensor([0, 0, 0, 0, 0, 3]), TRAJECTORY, STEP, STATE
         (RecipeError, "'error'", lambda: gigpo(*WORKED, singleton="error")),
     ],
 )
-def test_rows_that_do_not_fit_and_options_without_a_meaning_are_refused(unchecked_shapes, error, says, call):
-    with pytest.raises(error, match=says):
+def test_rows_that_do_not_fit_and_options_without_a_meaning_are_refused(unchecked_shapes, error, sentence, call):
+    with pytest.raises(error, match=sentence):
         call()

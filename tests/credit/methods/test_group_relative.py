@@ -73,7 +73,7 @@ BAD, ALIKE = torch.tensor([0.5, -0.25]), torch.tensor([0, 0])
 
 
 @pytest.mark.parametrize(
-    ("error", "says", "call"),
+    ("error", "sentence", "call"),
     [
         (RewardError, "completion 1 is -0.25", lambda: maxrl(BAD, ALIKE)),
         (AlignmentError, "3 weights for 1", lambda: gdpo(BAD[:, None], ALIKE, weight_m=torch.ones(3))),
@@ -83,6 +83,6 @@ BAD, ALIKE = torch.tensor([0.5, -0.25]), torch.tensor([0, 0])
         (RecipeError, "history is 0", lambda: HistoryWeight()(BAD, ALIKE, history=0)),
     ],
 )
-def test_what_is_refused(unchecked_shapes, error, says, call):
-    with pytest.raises(error, match=says):
+def test_what_is_refused(unchecked_shapes, error, sentence, call):
+    with pytest.raises(error, match=sentence):
         call()

@@ -228,7 +228,7 @@ TWO = [turn([1], [2]), turn([1, 2], [2])]
 
 
 @pytest.mark.parametrize(
-    ("error", "says", "call"),
+    ("error", "sentence", "call"),
     [
         (AlignmentError, "2 .* 1 .*'mask'", lambda: rows(turn([1], [2]), turn([1], [2, 2], [1]))),
         (AlignmentError, "1 .* 2 .*'logp'", lambda: rows(turn([1], [2], per_token={"logp": [0.0, 0.0]}))),
@@ -245,6 +245,6 @@ TWO = [turn([1], [2]), turn([1, 2], [2])]
         (AlignmentError, "Row 0", lambda: Trajectory.of_rows([turn([1], [2], parent=0)], ["a"], [0], [0])),
     ],
 )
-def test_what_does_not_fit_is_refused(error, says, call):
-    with pytest.raises(error, match=says):
+def test_what_does_not_fit_is_refused(error, sentence, call):
+    with pytest.raises(error, match=sentence):
         call()
