@@ -6,6 +6,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 import torch
 
+from helpers import NAN
 from spanwise import (
     AlignmentError,
     Batch,
@@ -26,7 +27,6 @@ from spanwise.credit.assign import call
 
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 PRESETS = {name: entry.preset for name, entry in METHODS.items() if entry.preset is not None}
-NAN = float("nan")
 GENERATOR = torch.Generator().manual_seed(7)
 
 

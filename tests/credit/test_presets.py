@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from helpers import double
 from spanwise import Batch, Layout, Scheme, Vocabulary, credit_batch, read
 from spanwise.credit import METHODS
 from spanwise.credit.registry import preset_objectives, states_confidence
@@ -24,10 +25,6 @@ def credited(name, *completions):
     return torch.cat([credit.block_nk, credit.stop_n[:, None]], dim=1)
 
 
-def exactly(rows):
-    return torch.tensor(rows, dtype=torch.float64)
-
-
 def test_what_a_preset_pays():
     bae, rlcr = (preset_objectives(METHODS[name], LAYOUT) for name in ("bae_paper", "rlcr"))
     assert [(o.name, o.pays, o.baseline) for o in bae] == [
@@ -45,25 +42,25 @@ def test_one_of_four_is_malformed_and_its_confidence_alone_pays():
     group = [(*SOLVED, *SURE)] * 3 + [DRIFT]  # all right, all .9: every reward but the format is equal
     assert not credited("bae_paper", *group).any()
     # format of the confidence 1 1 1 0, mean .75: .25 x .25 and .25 x -.75
-    torch.testing.assert_close(credited("bae", *group), exactly([[0, 0.0625, 0]] * 3 + [[0, -0.1875, 0]]))
+    torch.testing.assert_close(credited("bae", *group), double([[0, 0.0625, 0]] * 3 + [[0, -0.1875, 0]]))
 
 
 def test_a_malformed_solution_pays_itself():
     twice = ("<answer>", "5", "</answer>", *SOLVED)
     group = [(*SOLVED, *SURE)] * 3 + [(*twice, *SURE)]
-    torch.testing.assert_close(credited("bae", *group), exactly([[0.0625, 0, 0]] * 3 + [[-0.1875, 0, 0]]))
+    torch.testing.assert_close(credited("bae", *group), double([[0.0625, 0, 0]] * 3 + [[-0.1875, 0, 0]]))
 
 
 def test_one_number_for_everything_has_the_same_price_in_its_sum():
     group = [(*SOLVED, *SURE)] * 3 + [DRIFT]  # R = 1 - .01 + .25 and 1 - .01
-    torch.testing.assert_close(credited("rlcr", *group), exactly([[0.0625, 0.0625, 0]] * 3 + [[-0.1875, -0.1875, 0]]))
+    torch.testing.assert_close(credited("rlcr", *group), double([[0.0625, 0.0625, 0]] * 3 + [[-0.1875, -0.1875, 0]]))
     assert not credited("rlcr_paper", *group).any()
 
 
 def test_a_completion_without_a_confidence_costs_what_it_cost():
     group = [(*SOLVED, *SURE)] * 3 + [SOLVED]
     # Brier -.01 of three right ones, -1 of the one that says nothing: its baseline is theirs
-    torch.testing.assert_close(credited("bae", *group), exactly([[0, 0, 0]] * 3 + [[0, 0, -0.99]]))
+    torch.testing.assert_close(credited("bae", *group), double([[0, 0, 0]] * 3 + [[0, 0, -0.99]]))
     for silent in (SOLVED, ()):  # an empty completion, too
         group[3] = silent
         assert torch.equal(credited("bae", *group), credited("bae_paper", *group))

@@ -5,6 +5,7 @@ from math import comb
 import pytest
 import torch
 
+from helpers import double
 from spanwise.errors import RecipeError
 from spanwise.fidelity import fixed_point, proper_score, simulated_fixed_point
 from spanwise.objective import Objective
@@ -13,11 +14,7 @@ from spanwise.score import score_all
 #: The checks of the shapes cost ten times what a long simulation does; the short ones have them.
 long_simulation = pytest.mark.usefixtures("unchecked_shapes")
 
-GRID = torch.tensor([0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.95], dtype=torch.float64)
-
-
-def exactly(*p):
-    return torch.tensor(p, dtype=torch.float64)
+GRID = double([0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.95])
 
 
 @pytest.mark.parametrize("leave_one_out", [False, True])
@@ -31,9 +28,9 @@ def test_the_closed_form_is_the_sum_over_how_many_are_right(size, leave_one_out)
         right = sum(c * comes_through(n) for n, c in enumerate(chance))
         wrong = sum(c * comes_through(size - n) for n, c in enumerate(chance))
         options = {"group_size": size, "leave_one_out": leave_one_out}
-        assert float(fixed_point(exactly(p), baseline="outcome", **options)) == pytest.approx(right / (right + wrong))
+        assert float(fixed_point(double([p]), baseline="outcome", **options)) == pytest.approx(right / (right + wrong))
         for baseline in ("none", "batch", "group"):
-            assert float(fixed_point(exactly(p), baseline=baseline, **options)) == pytest.approx(p)
+            assert float(fixed_point(double([p]), baseline=baseline, **options)) == pytest.approx(p)
 
 
 @pytest.mark.parametrize(("baseline", "leave_one_out"), [
@@ -42,7 +39,7 @@ def test_the_closed_form_is_the_sum_over_how_many_are_right(size, leave_one_out)
 @pytest.mark.parametrize("rule", ["brier", "log_score"])
 def test_the_simulation_finds_the_closed_form(baseline, leave_one_out, rule):
     options = {"group_size": 5, "baseline": baseline, "leave_one_out": leave_one_out}
-    p_b = torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64)
+    p_b = double([0.2, 0.5, 0.9])
     point_b, error_b = simulated_fixed_point(p_b, rule=rule, copies=30, batches=120, seed=1, **options)
     off_b = (point_b - fixed_point(p_b, **options)).abs()
     assert bool((off_b <= 4 * error_b + 1e-9).all()), (off_b, error_b)
@@ -51,9 +48,9 @@ def test_the_simulation_finds_the_closed_form(baseline, leave_one_out, rule):
 
 @long_simulation
 def test_the_standard_error_is_honest():
-    exact = float(fixed_point(torch.tensor([0.3]).double(), group_size=4, baseline="outcome"))
+    exact = float(fixed_point(double([0.3]), group_size=4, baseline="outcome"))
     options = {"group_size": 4, "baseline": "outcome", "copies": 4, "batches": 60}
-    runs = [simulated_fixed_point(exactly(0.3), seed=seed, **options) for seed in range(30)]
+    runs = [simulated_fixed_point(double([0.3]), seed=seed, **options) for seed in range(30)]
     z = torch.tensor([(float(point_b) - exact) / float(error_b) for point_b, error_b in runs])
     assert 0.7 < float(z.square().mean().sqrt()) < 1.4
 
@@ -71,7 +68,7 @@ def test_blended_keeps_the_honest_probability(size):
 def test_alone_in_the_batch_blended_is_outcome_without_itself():
     (blended_b, _), (outcome_b, _) = (
         simulated_fixed_point(
-            exactly(0.3), group_size=4, batches=150, baseline=baseline, leave_one_out=baseline == "outcome"
+            double([0.3]), group_size=4, batches=150, baseline=baseline, leave_one_out=baseline == "outcome"
         )
         for baseline in ("blended", "outcome")
     )
