@@ -64,7 +64,7 @@ def in_trl(items, objective):
     with tempfile.TemporaryDirectory() as folder:
         run = small.trainer(
             folder,
-            said=scripts,
+            scripts=scripts,
             extra={"scheme": Scheme.preset("bae", Layout({"all": []}), objectives=[objective]),
                    "train_dataset": Dataset.from_list(rows)},
             per_device_train_batch_size=items,

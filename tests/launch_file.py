@@ -4,7 +4,7 @@ import os
 import subprocess
 
 
-def told(file, folder, *more, **variables):
+def python_arguments(file, folder, *more, **variables):
     """The arguments that the script gives to Python."""
     (folder / "python").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
     (folder / "python").chmod(0o755)

@@ -64,7 +64,7 @@ def end(run):
 def case(folder, name, **shape):
     """A trainer of one group of eight."""
     options = {**CASES, **SHARED}[name]
-    return trainer(folder, said=SAID_WITH_TOOLS if "tools" in options else SAID, num_generations=8, **options, **shape)
+    return trainer(folder, scripts=SAID_WITH_TOOLS if "tools" in options else SAID, num_generations=8, **options, **shape)
 
 
 def keep(folder, name, run):

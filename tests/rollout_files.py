@@ -23,7 +23,7 @@ def texts(table):
     return [table.vocabulary.join(table.tokens.slice(n, n + 1).astype(np.int64))[0].decode() for n in range(len(table))]
 
 
-def said(answer, confidence, thought="so "):
+def tagged(answer, confidence, thought="so "):
     report = "" if confidence is None else f"<confidence>{confidence}</confidence>"
     return f"{thought}<answer>{answer}</answer>{report}"
 
@@ -51,7 +51,7 @@ def check_written_by_hand(source, written):
 
 def verl_rows():
     """As `_write_generations` of verl 0.9 writes them: four fields, the step, then what the reward function returned."""
-    spoken = [said("4", "0.9"), said("4", "0.7"), said("3", "0.8"), said("5", "0.1")]
+    spoken = [tagged("4", "0.9"), tagged("4", "0.7"), tagged("3", "0.8"), tagged("5", "0.1")]
     return [
         {"input": "2+2=", "output": text, "gts": "4", "score": score, "step": step, "acc": score > 0}
         for step, scores in ((9, (1.0, 1.0, 0.0, 0.0)), (10, (1.0, 1.0, 0.0, 0.0)))
@@ -108,7 +108,7 @@ def verifiers_file(path, outputs, **columns):
     return write_lines(path, [small_episode(text, row) for text, row in zip(outputs, rows, strict=True)])
 
 
-WELL_FORMED = [said("4", "0.9"), said("4", "0.8"), said("4", "0.7"), said("5", "0.1")]
+WELL_FORMED = [tagged("4", "0.9"), tagged("4", "0.8"), tagged("4", "0.7"), tagged("5", "0.1")]
 
 
 def write_own(path, ids, *, key="completion_ids", **columns):

@@ -13,7 +13,7 @@ import yaml
 
 import forked
 from plain_files import save
-from rollout_files import said
+from rollout_files import tagged
 from spanwise.engines.checkpoints import find_checkpoint
 from spanwise.errors import DataError
 from tokenizers_small import byte_model
@@ -220,7 +220,7 @@ def test_demo_has_both_arms(cache, tmp_path):
 
 
 def test_a_table_of_ones_own_is_credited_without_a_word_on_stderr(cache, tmp_path):
-    rows = [{"question": "2+2=", "output": said(answer, "0.9"), "gold": "4"} for answer in "4455"]
+    rows = [{"question": "2+2=", "output": tagged(answer, "0.9"), "gold": "4"} for answer in "4455"]
     done = spanwise("credit", save(tmp_path, rows, "tsv"), "--output", tmp_path / "out", cache=cache)
     assert done.stderr == ""
     assert (tmp_path / "out" / "report.html").is_file()

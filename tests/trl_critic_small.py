@@ -21,7 +21,7 @@ STEPS = {
 def with_critic(folder, critic=None, *, method="gae", objectives=PAIR, credit=None, extra=None, **options):
     """A trainer whose critic learns fast; `options` are those of TRL."""
     arguments = {"method": method, "objectives": objectives, "critic": critic or fast(), "credit": credit, **(extra or {})}
-    return trainer(folder, said=SAID_WITH_TOOLS, tools=True, extra=arguments, **{**STEPS, **options})
+    return trainer(folder, scripts=SAID_WITH_TOOLS, tools=True, extra=arguments, **{**STEPS, **options})
 
 
 def fast(**options):
@@ -52,12 +52,12 @@ class Watched:
     """Records the inputs and the estimates of a trainer's critic, batch by batch."""
 
     def __init__(self, run):
-        self.said, self.asked, learn = [], [], run.critic.learn
+        self.estimates, self.inputs, learn = [], [], run.critic.learn
 
         def watched(rows, streams, truncated_n, *, fit):
             estimate = learn(rows, streams, truncated_n, fit=fit)
-            self.asked.append((rows, streams))
-            self.said.append(estimate)
+            self.inputs.append((rows, streams))
+            self.estimates.append(estimate)
             return estimate
 
         run.critic.learn = watched

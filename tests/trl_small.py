@@ -98,20 +98,20 @@ def prompts(count=2):
     return Dataset.from_list([rows[i % 2] for i in range(count)])
 
 
-def scripted(said=SAID, *, tools=False):
+def scripted(scripts=SAID, *, tools=False):
     """A rollout function that answers the i-th prompt of the whole batch, over all ranks, with the i-th script."""
 
     def rollout(batch, trainer):
         first = trainer.accelerator.process_index * len(batch)
-        scripts = [said[(first + i) % len(said)] for i in range(len(batch))]
+        mine = [scripts[(first + i) % len(scripts)] for i in range(len(batch))]
         encoder = trainer.processing_class
         output = {
             "prompt_ids": [encoder.encode(prompt, add_special_tokens=False) for prompt in batch],
-            "completion_ids": [encoder.convert_tokens_to_ids(script.pieces) for script in scripts],
+            "completion_ids": [encoder.convert_tokens_to_ids(script.pieces) for script in mine],
             "logprobs": None,
         }
         if tools:
-            output["env_mask"] = [[int(block >= 0) for block in script.blocks] for script in scripts]
+            output["env_mask"] = [[int(block >= 0) for block in script.blocks] for script in mine]
         return output
 
     return rollout
@@ -139,14 +139,14 @@ def scheme(method="bae", layout=LAYOUT, objectives=OBJECTIVES, credit=None):
     return Scheme.preset(method, layout, objectives=objectives, **(credit or {}))
 
 
-def trainer(folder, *, said=SAID, tools=False, kind=SpanGRPOTrainer, extra=None, **options):
+def trainer(folder, *, scripts=SAID, tools=False, kind=SpanGRPOTrainer, extra=None, **options):
     """The real trainer on scripted completions; `extra` replaces its arguments (and parts of its scheme), `options` its config."""
     usual = {
         "model": policy() if "model" not in (extra or {}) else None,
         "args": config(folder, **options),
         "train_dataset": prompts(),
         "processing_class": tokenizer(),
-        "rollout_func": scripted(said, tools=tools),
+        "rollout_func": scripted(scripts, tools=tools),
     }
     arguments = dict(extra or {})
     parts = {name: arguments.pop(name) for name in ("method", "layout", "objectives", "credit") if name in arguments}
@@ -184,17 +184,17 @@ class EveryStep(TrainerCallback):
         self.weights.append(weights(model))
 
 
-def second_step(folder, rate, *, extra=None, said=SAID, dtype=torch.float64, **options):
+def second_step(folder, rate, *, extra=None, scripts=SAID, dtype=torch.float64, **options):
     """Two steps on one batch: the trainer, the gradient of the second, the policy before it, the log-probabilities that sampled."""
     seen = EveryStep()
     options = {"num_iterations": 2, "max_steps": 2, "learning_rate": rate, **options}
-    run = trainer(folder, said=said, extra={"callbacks": [seen], **(extra or {})}, **options)
+    run = trainer(folder, scripts=scripts, extra={"callbacks": [seen], **(extra or {})}, **options)
     run.train()
     first, second = seen.weights
     moved = policy(dtype=dtype)
     moved.load_state_dict(first, strict=False)
     with torch.no_grad():
-        old = log_probs(policy(dtype=dtype), said, questions(said))
+        old = log_probs(policy(dtype=dtype), scripts, questions(scripts))
     return run, {name: (first[name] - second[name]) / rate for name in first}, moved, old
 
 

@@ -38,7 +38,7 @@ class Talk:
     end: tuple[str, ...] = ("<eos>",)
 
     @property
-    def said(self):
+    def script(self):
         """As one completion: the environment's tokens are of no block."""
         pieces, blocks = [], []
         for turn, tool in zip(self.turns, [*self.tools, None], strict=True):
@@ -49,7 +49,7 @@ class Talk:
         return small.Said(pieces, blocks, self.solved, None)
 
     @property
-    def told(self):
+    def facts(self):
         """What the environment says of the turns; the digit of a turn is the answer if it is right."""
         return [
             {"anchor": t.anchor, "right": t.right, "solved": self.solved, "answer": t.digit if t.right else "none"}
@@ -118,24 +118,24 @@ def talks_of(name):
     return GUESSES if name == "blocks" else TALKS
 
 
-def scripted(talks, *, told=None):
-    """A rollout function that plays the i-th script, over all ranks; `told` replaces what it says of the turns."""
-    plain = small.scripted([dialogue.said for dialogue in talks], tools=True)
+def scripted(talks, *, facts=None):
+    """A rollout function that plays the i-th script, over all ranks; `facts` replaces what it says of the turns."""
+    plain = small.scripted([dialogue.script for dialogue in talks], tools=True)
 
     def rollout(batch, trainer):
         first = trainer.accelerator.process_index * len(batch)
         output = plain(batch, trainer)
-        facts = [dialogue.told for dialogue in talks] if told is None else told
-        if told != "nothing":
-            output["turns"] = [facts[(first + i) % len(talks)] for i in range(len(batch))]
+        by_talk = [dialogue.facts for dialogue in talks] if facts is None else facts
+        if facts != "nothing":
+            output["turns"] = [by_talk[(first + i) % len(talks)] for i in range(len(batch))]
         return output
 
     return rollout
 
 
-def trainer(folder, name, *, talks=None, told=None, **options):
+def trainer(folder, name, *, talks=None, facts=None, **options):
     talks = talks_of(name) if talks is None else talks
-    extra = {**SCHEMES[name], "rollout_func": scripted(talks, told=told)}
+    extra = {**SCHEMES[name], "rollout_func": scripted(talks, facts=facts)}
     return small.trainer(folder, extra=extra, max_completion_length=32, **options)
 
 
@@ -143,7 +143,7 @@ def token_credit(name, talks, size=small.GROUP):
     """Per completion and token what the pipeline gives it where each turn is a row of its own, 0 where the environment speaks."""
     turns = [(n, k, turn) for n, dialogue in enumerate(talks) for k, turn in enumerate(dialogue.turns)]
     pieces = [[*turn.pieces, *(talks[n].end if turn is talks[n].turns[-1] else ())] for n, _, turn in turns]
-    columns = {key: [talks[n].told[k][key] for n, k, _ in turns] for key in ("right", "solved", "answer")}
+    columns = {key: [talks[n].facts[k][key] for n, k, _ in turns] for key in ("right", "solved", "answer")}
     steps = Steps(
         torch.tensor([n for n, *_ in turns]), torch.tensor([k for _, k, _ in turns]), [turn.anchor for *_, turn in turns]
     )
@@ -159,13 +159,13 @@ def token_credit(name, talks, size=small.GROUP):
         rows[n] += values[: len(row)]
     credit_rows = []
     for dialogue, values in zip(talks, map(iter, rows), strict=True):
-        credit_rows.append([next(values) if block >= 0 else 0.0 for block in dialogue.said.blocks])
+        credit_rows.append([next(values) if block >= 0 else 0.0 for block in dialogue.script.blocks])
     return credit_rows
 
 
 def gradient(name, talks, size=small.GROUP, unlearned=()):
     """The gradient of minus the mean over rollouts of the sum over tokens of credit times ratio."""
-    model, scripts = small.policy(), [dialogue.said for dialogue in talks]
+    model, scripts = small.policy(), [dialogue.script for dialogue in talks]
     questions = small.questions(scripts, size) if size == small.GROUP else ["2+2="] * len(scripts)
     logs = small.log_probs(model, scripts, questions)
     total = 0.0

@@ -38,7 +38,7 @@ def train_all(folder):
         watched = Watched(run)
         run.train()
         kept = {"critic": state(run.critic.model), "policy": state(run.accelerator.unwrap_model(run.model))}
-        kept |= {"lines": critic_lines(run), "values": [estimate.value_nts for estimate in watched.said]}
+        kept |= {"lines": critic_lines(run), "values": [estimate.value_nts for estimate in watched.estimates]}
         kept |= {"advantages_nt": run.last_rollouts.advantages_nt}
         torch.save(kept, f"{folder}/critic {name}.{run.accelerator.process_index}.pt")
     run = with_critic(f"{folder}/broken", per_device_train_batch_size=2, gradient_accumulation_steps=2, **SHAPE)

@@ -128,7 +128,7 @@ def trainer(scripts=trl_small.SAID, **extra):
     """A `train.py` of the user's own."""
 
     def run(folder: Path) -> str:
-        trl_small.trainer(folder, said=scripts, extra=extra).train()
+        trl_small.trainer(folder, scripts=scripts, extra=extra).train()
         return ""
 
     return run

@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from rollout_files import said, verl_file
+from rollout_files import tagged, verl_file
 from spanwise.commands.compare.compare import FIGURES, comparison_tables
 from spanwise.commands.credit.apply import _by_family
 from spanwise.commands.credit.credit import credit_rollouts
@@ -75,7 +75,7 @@ def test_credit_and_why(credited, width):
 @widths
 def test_a_path_of_any_length_and_with_brackets_stands_above_the_table(width, tmp_path):
     folder = tmp_path / ("deep" * 20) / "[bold]" / "a[red]b"
-    result = credit_rollouts(verl_file(folder / "1.jsonl", [said("4", "0.9"), said("5", "0.1")], acc=[1, 0]))
+    result = credit_rollouts(verl_file(folder / "1.jsonl", [tagged("4", "0.9"), tagged("5", "0.1")], acc=[1, 0]))
     text = printed(*figures_tables(summary(result, {})["methods"], result.title), width=width, keep=2)
     assert str(folder / "1.jsonl") in re.sub(r"\s", "", text)
 

@@ -61,10 +61,10 @@ class Scripted:
     """An environment that answers with fixed lines, and records the policy's turns."""
 
     def __init__(self, opening, lines):
-        self.opening, self.lines, self.told = opening, list(lines), []
+        self.opening, self.lines, self.turns = opening, list(lines), []
 
     def reply(self, text):
-        self.told.append(text)
+        self.turns.append(text)
         return self.lines.pop(0) if self.lines else None
 
 
@@ -98,7 +98,7 @@ def test_all_at_once_is_one_turn_at_a_time(tiny):
     for rollout, environment, other in zip(played, together, apart, strict=True):
         want = turn_by_turn(*tiny, other, 5)
         assert (rollout.prompt_ids, rollout.completion_ids, rollout.env_mask) == want
-        assert environment.told == other.told
+        assert environment.turns == other.turns
 
 
 def test_the_environment_speaks_where_the_mask_is_0_and_a_turn_is_never_longer_than_allowed(tiny):
@@ -112,7 +112,7 @@ def test_the_environment_speaks_where_the_mask_is_0_and_a_turn_is_never_longer_t
         assert [tokenizer.decode(ids) for sampled, ids in runs if not sampled] == fresh.lines
         turns = [ids for sampled, ids in runs if sampled]
         assert all(1 <= len(ids) <= 3 for ids in turns)
-        assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in turns] == environment.told
+        assert [tokenizer.decode(ids, skip_special_tokens=True) for ids in turns] == environment.turns
 
 
 def test_sampling_has_the_models_probabilities(tiny):

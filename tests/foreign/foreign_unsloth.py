@@ -68,7 +68,7 @@ def same(gradient, expected):
 @pytest.mark.parametrize("loss_type", door.LOSS_TYPES)
 def test_one_step_is_the_gradient_of_the_paper(tmp_path, loss_type, rows, tools):
     completions, shape = SAID[tools], {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 8 // rows}
-    run = run_of(tmp_path, said=completions, tools=tools, loss_type=loss_type, **shape)
+    run = run_of(tmp_path, scripts=completions, tools=tools, loss_type=loss_type, **shape)
     assert same(small.step(run), paper(completions, loss_type=loss_type))
     assert not run._canary_due
 
@@ -102,7 +102,7 @@ def test_a_padding_token_at_the_end_is_in_no_block(tmp_path, tools):
     completions = [small.replace(completion, blocks=[*completion.blocks[:-1], -1]) for completion in script]
     tokenizer = small.tokenizer()
     tokenizer.pad_token = "<eos>"
-    run = run_of(tmp_path, said=script, tools=tools, extra={"processing_class": tokenizer})
+    run = run_of(tmp_path, scripts=script, tools=tools, extra={"processing_class": tokenizer})
     assert same(small.step(run), paper(completions))
     assert not run._canary_due
 
@@ -111,14 +111,14 @@ def test_a_padding_token_at_the_end_is_in_no_block(tmp_path, tools):
 def test_a_completion_with_a_padding_token_inside_is_left_out(tmp_path, tools):
     completions = list(SAID[tools])
     completions[2] = small.replace(completions[2], pieces=[*completions[2].pieces[:2], "<pad>", *completions[2].pieces[3:]])
-    run = run_of(tmp_path, said=completions, tools=tools, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+    run = run_of(tmp_path, scripts=completions, tools=tools, per_device_train_batch_size=4, gradient_accumulation_steps=2)
     assert same(small.step(run), paper(completions, unlearned=(2,)))
 
 
 def test_completions_that_were_cut_off_are_left_out(tmp_path):
     completions = [small.cut(completion) if i in (0, 5) else completion for i, completion in enumerate(small.SAID)]
     shape = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-    run = run_of(tmp_path, said=completions, mask_truncated_completions=True, **shape)
+    run = run_of(tmp_path, scripts=completions, mask_truncated_completions=True, **shape)
     assert same(small.step(run), paper(completions, unlearned=(0, 5)))
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from arithmetic import holds
-from rollout_files import quiet, said, verl_file
+from rollout_files import quiet, tagged, verl_file
 from spanwise.commands.credit.credit import credit
 from spanwise.report import TokenView
 from spanwise.report.tokens import payload
@@ -165,7 +165,7 @@ def test_equations_of_awkward_numbers_hold():
 def test_every_sum_of_an_export_holds(tmp_path, methods):
     """What the page says under each method, evaluated; and credits against the file's."""
     pairs = (("4", "0.9"), ("4", "0.7"), ("3", "0.8"), ("5", "0.1"), ("4", None), ("3", "x"))
-    spoken = [said(answer, report) for answer, report in pairs]
+    spoken = [tagged(answer, report) for answer, report in pairs]
     prompts = [f"2+{n}=" for n in range(4) for _ in spoken]
     golds = ["4"] * 12 + ["5"] * 6 + ["9"] * 6
     file = verl_file(tmp_path / "1.jsonl", spoken * 4, prompts=prompts, gts=golds)

@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plain_files import KINDS, save
-from rollout_files import said, texts, trl_file, verl_rows, write_lines
+from rollout_files import tagged, texts, trl_file, verl_rows, write_lines
 from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts import read_rollouts
 from spanwise.types import Status
 
 ROWS = [
-    {"question": "2+2=", "response": said("4", "0.9"), "gold": "04", "reward": 1.0, "acc": True, "note": "a, b"},
-    {"question": "2+2=", "response": said("5", "0.2"), "gold": "04", "reward": None, "acc": False, "note": None},
+    {"question": "2+2=", "response": tagged("4", "0.9"), "gold": "04", "reward": 1.0, "acc": True, "note": "a, b"},
+    {"question": "2+2=", "response": tagged("5", "0.2"), "gold": "04", "reward": None, "acc": False, "note": None},
     {"question": "3+3=", "response": "", "gold": None, "reward": 0.0, "acc": None, "note": 'say "6"\n'},
     {"question": "3+3=", "response": None, "gold": "6", "reward": 1.0, "acc": True, "note": "x"},
 ]  # fmt: skip
@@ -49,7 +49,7 @@ def test_a_table_of_questions_and_responses(kind, tmp_path):
     table = read_rollouts(save(tmp_path, ROWS, kind))
     assert table.prompts == ["2+2=", "2+2=", "3+3="]
     assert table.group_n.tolist() == [0, 0, 1]
-    assert texts(table) == [said("4", "0.9"), said("5", "0.2"), ""]  # null is no completion, an empty text is one
+    assert texts(table) == [tagged("4", "0.9"), tagged("5", "0.2"), ""]  # null is no completion, an empty text is one
     assert table.columns["answer"] == ["04", "04", None]  # and not 4
     assert table.columns["note"] == ["a, b", None, 'say "6"\n']
     assert set(table.rewards) == {"reward", "acc"}
@@ -170,11 +170,11 @@ def test_trl_there_and_back(tmp_path):
         "step": [None, 1, 2, 2], "accuracy_reward": [1.0, 0.0, None, 1.0], "advantage": [0.5, -0.5, 0.0, 0.0],
         "credit/solution": [0.5, -0.5, None, 0.25], "credit/stop": [0.0, 0.0, -0.1, 0.0], "answer": ["4", "4", "04", "4"],
     }  # fmt: skip
-    file = trl_file(tmp_path / "a.parquet", [said("4", "0.9"), said("5", "0.2"), "", "so"], **columns)
+    file = trl_file(tmp_path / "a.parquet", [tagged("4", "0.9"), tagged("5", "0.2"), "", "so"], **columns)
     table = read_rollouts(file)
     rows = [
         {"prompt": "2+2=", "completion": text, **{name: values[n] for name, values in columns.items()}}
-        for n, text in enumerate([said("4", "0.9"), said("5", "0.2"), "", "so"])
+        for n, text in enumerate([tagged("4", "0.9"), tagged("5", "0.2"), "", "so"])
     ]
     assert (table.source, set(table.as_recorded.by_block)) == ("TRL", {"solution", "stop"})
     assert table.step_n.tolist() == [0, 1, 2, 2]  # null is no step

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rollout_files import LAYOUT, quiet, said, texts
+from rollout_files import LAYOUT, quiet, tagged, texts
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.errors import DataError
 from spanwise.rollouts import read_rollouts
@@ -40,7 +40,7 @@ def tokenizer(tmp_path):
 
 
 def test_the_response_is_the_last_of_the_tokens_and_the_mask_says_which_were_sampled(tmp_path, tokenizer):
-    outputs = [said("4", "0.9"), "it says 7, é", said("5", "0.9")]
+    outputs = [tagged("4", "0.9"), "it says 7, é", tagged("5", "0.9")]
     lengths = [len(TOKENIZER(text)["input_ids"]) for text in outputs]
     mask = [1, 1, 0, 0, *[1] * (lengths[1] - 4)]
     logps = [-0.5 * n for n in range(lengths[1])]
@@ -65,7 +65,7 @@ def test_a_reward_of_several_numbers_is_several_rewards(tmp_path):
 
 def test_what_slime_leaves_out_of_the_loss_is_compared_and_gets_nothing(tmp_path, tokenizer):
     """Of rewards 1, 0 and 0 the mean is 1/3, whoever trains; a sample whose mask is 0 throughout is left out, too."""
-    text = said("4", None)
+    text = tagged("4", None)
     nothing = [0] * len(TOKENIZER(text)["input_ids"])
     rows = [sample(text), sample(text, reward=0.0, remove_sample=True), sample(text, reward=0.0, loss_mask=nothing)]
     result = credit_rollouts(
@@ -85,12 +85,12 @@ def test_samples_of_one_rollout_have_one_vote(tmp_path, tokenizer):
 
 
 def test_without_a_tokenizer_words_are_credited_and_the_page_says_so(tmp_path):
-    rows = [sample(said("4", "0.9")), sample(said("5", "0.9"), reward=0.0)]
+    rows = [sample(tagged("4", "0.9")), sample(tagged("5", "0.9"), reward=0.0)]
     result = credit(
         dump(tmp_path, rows), output=tmp_path / "out", console=quiet(), methods=["bae"], overrides={"layout": LAYOUT}
     )
     assert "--tokenizer" in result.note
-    assert texts(result.table) == [said("4", "0.9"), said("5", "0.9")]
+    assert texts(result.table) == [tagged("4", "0.9"), tagged("5", "0.9")]
 
 
 class Stranger:

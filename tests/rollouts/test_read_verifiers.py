@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import trl_small
-from rollout_files import OK, UNSCORED, episode, node, said, small_episode, texts, trace, write_lines
+from rollout_files import OK, UNSCORED, episode, node, small_episode, tagged, texts, trace, write_lines
 from spanwise.rollouts import read_rollouts
 from spanwise.types import Status
 
@@ -28,12 +28,12 @@ def test_ids_of_verifiers_with_the_tokenizer(tmp_path):
 
 
 def test_every_branch_that_trains_is_a_row_of_one_rollout(tmp_path):
-    other = node("assistant", said("9", "0.1"), parent=0, sampled=True)
-    record = trace(said("4", "0.9"), "4", {"right": 1.0}, extra=[other])
+    other = node("assistant", tagged("9", "0.1"), parent=0, sampled=True)
+    record = trace(tagged("4", "0.9"), "4", {"right": 1.0}, extra=[other])
     table = read_rollouts(
-        write_lines(tmp_path / "traces.jsonl", [episode(record), episode(trace(said("5", "0.9"), "4", {"right": 0}))])
+        write_lines(tmp_path / "traces.jsonl", [episode(record), episode(trace(tagged("5", "0.9"), "4", {"right": 0}))])
     )
-    assert texts(table) == [said("4", "0.9"), said("9", "0.1"), said("5", "0.9")]
+    assert texts(table) == [tagged("4", "0.9"), tagged("9", "0.1"), tagged("5", "0.9")]
     assert (table.rollout_n.tolist(), table.group_n.tolist()) == ([0, 0, 1], [0, 0, 0])
     assert table.rewards["right"].value_n.tolist() == [1.0, 1.0, 0.0]
     assert "1 of 2 traces have several branches" in table.note
@@ -69,7 +69,7 @@ def test_an_attempt_to_shorten_the_history_trains_if_the_agent_went_on_from_it(t
 def test_results_of_verifiers_before_1_0(tmp_path):
     rows = [
         {"example_id": i, "prompt": [{"role": "user", "content": "2+2="}], "answer": "4", "reward": r, "error": error,
-         "completion": [{"role": "assistant", "content": said("4", "0.5")}], "metrics": {"exact": r}, "exact": r}
+         "completion": [{"role": "assistant", "content": tagged("4", "0.5")}], "metrics": {"exact": r}, "exact": r}
         for i, r, error in ((0, 1.0, None), (0, 0.0, None), (1, 0.0, {"error": "Timeout"}))
     ]  # fmt: skip
     table = read_rollouts(write_lines(tmp_path / "results.jsonl", rows).parent)

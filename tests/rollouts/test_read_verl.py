@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollout_files import said, verl_file
+from rollout_files import tagged, verl_file
 from spanwise.rollouts import read_rollouts
 
 
@@ -16,4 +16,4 @@ from spanwise.rollouts import read_rollouts
     ],
 )
 def test_uids_that_rows_share_are_the_groups_of_equal_prompts(uids, groups, tmp_path):
-    assert read_rollouts(verl_file(tmp_path / "1.jsonl", [said("4", "0.5")] * 4, uid=uids)).group_n.tolist() == groups
+    assert read_rollouts(verl_file(tmp_path / "1.jsonl", [tagged("4", "0.5")] * 4, uid=uids)).group_n.tolist() == groups

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import trl_small
-from rollout_files import LAYOUT, episode, quiet, said, trace, verl_rows, write_lines, write_own
+from rollout_files import LAYOUT, episode, quiet, tagged, trace, verl_rows, write_lines, write_own
 from spanwise.commands.credit.blocks import split_groups
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.credit.page import choose_rows
@@ -173,8 +173,8 @@ def test_a_share_of_the_batch_is_counted_in_its_own_step(tmp_path, monkeypatch, 
 def test_dead_strata_and_silent_completions_are_counted(tmp_path):
     """Prompt a: all right, confidences differ. Prompt b: right and wrong, nobody shares an outcome, no confidence."""
     rows = [
-        {"input": "a", "output": said("4", q), "gts": "4", "score": 1.0, "step": 1} for q in ("0.9", "0.5")
-    ] + [{"input": "b", "output": said(x, None), "gts": "4", "score": 0.0, "step": 1} for x in ("4", "5")]  # fmt: skip
+        {"input": "a", "output": tagged("4", q), "gts": "4", "score": 1.0, "step": 1} for q in ("0.9", "0.5")
+    ] + [{"input": "b", "output": tagged(x, None), "gts": "4", "score": 0.0, "step": 1} for x in ("4", "5")]  # fmt: skip
     options = {"methods": ["grpo", "bae"], "overrides": {"layout": LAYOUT}, "reward": {"correct": "text"}}
     grpo, bae = credit_rollouts(write_lines(tmp_path / "1.jsonl", rows), **options).applied
     assert grpo.dead == {"correct": 0.5}

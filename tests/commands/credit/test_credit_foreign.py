@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from plain_files import save
-from rollout_files import LAYOUT, OK, UNPARSABLE, UNSCORED, WELL_FORMED, own_run, said, trl_file, verifiers_file, verl_file
+from rollout_files import LAYOUT, OK, UNPARSABLE, UNSCORED, WELL_FORMED, own_run, tagged, trl_file, verifiers_file, verl_file
 from spanwise.cli import app
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.credit.write import summary
@@ -31,7 +31,7 @@ TAGLESS = [rf"The answer is \boxed{{{x}}}" for x in (4, 4, 3, 5)]
 def test_an_arm_under_two_names_is_one_arm(tmp_path, monkeypatch):
     """Two chunks have different rewards: the second must not get those of the first."""
     monkeypatch.setattr("spanwise.commands.credit.apply.AT_A_TIME", 25)
-    outputs = [*[said("4", "0.5")] * 4, *[said("4", "0.5")] * 4]
+    outputs = [*[tagged("4", "0.5")] * 4, *[tagged("4", "0.5")] * 4]
     file = verl_file(tmp_path / "1.jsonl", outputs, prompts=[*"aaaabbbb"], correct=[1, 1, 1, 0, 0, 0, 0, 1])
     result = credit_rollouts(file, methods=["recipe", "bae"], overrides={"layout": LAYOUT})
     assert [arm.name for arm in result.applied] == ["bae"]
@@ -56,7 +56,7 @@ def test_a_reward_that_was_never_scored_costs_nothing(kind, gap, tmp_path):
 
 def test_a_gap_of_the_completions_own_doing_is_charged(tmp_path):
     """A recorded Brier score is missing if the confidence cannot be read (charged), and if nobody scored it (free)."""
-    outputs = [said("4", "0.9"), said("4", "high"), said("4", "0.7"), said("4", "0.5")]
+    outputs = [tagged("4", "0.9"), tagged("4", "high"), tagged("4", "0.7"), tagged("4", "0.5")]
     file = trl_file(tmp_path / "a.parquet", outputs, correct=[1.0] * 4, brier=[-0.01, None, -0.09, None])
     result = credit_rollouts(file, methods=["bae"], overrides={"layout": LAYOUT})
     assert result.scores.status_nm[:, 1].tolist() == [OK, UNPARSABLE, OK, UNSCORED]
@@ -112,7 +112,7 @@ def test_a_foreign_file_is_cut_by_the_group_size_that_is_given(tmp_path):
 
 def test_uneven_groups_of_a_step_are_pointed_out(tmp_path):
     def credited(prompts="aaaabbcc", group_size=None, **columns):
-        file = verl_file(tmp_path / "1.jsonl", [said("4", "0.5")] * 8, score=[1, 0] * 4, prompts=[*prompts], **columns)
+        file = verl_file(tmp_path / "1.jsonl", [tagged("4", "0.5")] * 8, score=[1, 0] * 4, prompts=[*prompts], **columns)
         cut = {} if group_size is None else {"group_size": group_size}
         return credit_rollouts(file, methods=["grpo"], reward={"correct": "score"}, overrides={"layout": LAYOUT, **cut})
 
@@ -180,7 +180,7 @@ def test_a_completion_without_tokens_is_charged_nothing(tmp_path):
 
 def test_the_command_takes_columns_and_the_report_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    rows = [{"q": "2+2=", "said": text, "key": "4"} for text in (said("4", "0.9"), said("5", "0.1"))]
+    rows = [{"q": "2+2=", "said": text, "key": "4"} for text in (tagged("4", "0.9"), tagged("5", "0.1"))]
     file = save(tmp_path, rows, "csv")
     app(["credit", str(file), "--columns", "prompt=q,completion=said", "--columns", "answer=key", "--output", "out"])
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())

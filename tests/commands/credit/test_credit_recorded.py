@@ -19,7 +19,7 @@ from rollout_files import (
     episode,
     node,
     quiet,
-    said,
+    tagged,
     trace,
     trl_file,
     verifiers_file,
@@ -151,7 +151,7 @@ def test_credit_of_blocks_stays_in_its_blocks(tmp_path):
         "advantage": [0.5, -0.75, 0.25], "credit/solution": [0.75, -0.5, 0.5], "credit/confidence": [-0.25, None, -0.25],
         "credit/stop": [0.0, -0.25, 0.0], "correct": [1.0, 0.0, 1.0],
     }  # fmt: skip
-    file = trl_file(tmp_path / "a.parquet", [said("4", "0.9"), said("5", None), said("4", "0.7")], **columns)
+    file = trl_file(tmp_path / "a.parquet", [tagged("4", "0.9"), tagged("5", None), tagged("4", "0.7")], **columns)
     result = credit_rollouts(file, overrides={"layout": LAYOUT})
     assert set(result.table.rewards) == {"correct"}
     recorded = by_name(result)["recorded"]
@@ -207,7 +207,7 @@ def test_recorded_rewards_go_before_the_text(tmp_path):
 
 
 #: Every completion is well-formed, so that the first reward is the same for all.
-OUTPUTS = [said("4", "0.9"), said("4", "0.8"), said("4", "0.7"), said("5", "0.1")]
+OUTPUTS = [tagged("4", "0.9"), tagged("4", "0.8"), tagged("4", "0.7"), tagged("5", "0.1")]
 CENTRED = [1.0, 0.0, 0.0, -1.0]  # form + right = 1 + (2, 1, 1, 0), minus their mean
 FORM, RIGHT, ACC = [1.0] * 4, [2.0, 1.0, 1.0, 0.0], [1.0, 0.0, 0.0, 1.0]
 
@@ -285,8 +285,8 @@ def tree(first, second, right):
 
 def test_a_rollout_of_several_branches_has_one_vote(tmp_path):
     """Rewards 1 (two branches), 0, 0: leave-one-out of three rollouts, not of four rows."""
-    traces = [tree(said("4", "0.9"), said("4", "0.8"), 1.0)]
-    traces += [trace(said("5", "0.5"), "4", {"correct": {"score": 0.0, "weight": 1.0}}) for _ in range(2)]
+    traces = [tree(tagged("4", "0.9"), tagged("4", "0.8"), 1.0)]
+    traces += [trace(tagged("5", "0.5"), "4", {"correct": {"score": 0.0, "weight": 1.0}}) for _ in range(2)]
     file = write_lines(tmp_path / "traces.jsonl", [episode(rollout) for rollout in traces])
     result = credit_rollouts(file, recipe=recipe(tmp_path), methods=["rloo", "grpo"])
     rloo = result.applied[0].credit.block_nk
@@ -330,7 +330,7 @@ def test_an_export_remembers_whose_a_row_is(trace_options, tmp_path):
 
 
 def test_a_group_size_counts_rollouts(tmp_path):
-    traces = [tree(said("4", "0.9"), said("4", "0.8"), right) for right in (1.0, 0.0, 1.0, 0.0)]
+    traces = [tree(tagged("4", "0.9"), tagged("4", "0.8"), right) for right in (1.0, 0.0, 1.0, 0.0)]
     file = write_lines(tmp_path / "traces.jsonl", [episode(rollout) for rollout in traces])
     result = credit_rollouts(file, recipe=recipe(tmp_path), methods=["rloo"], overrides={"group_size": 2})
     assert result.group_n.tolist() == [0] * 4 + [1] * 4

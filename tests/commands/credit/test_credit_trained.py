@@ -76,7 +76,7 @@ def scripted_run(variant, folder_path):
             "train_dataset": trl_small.prompts().select([0, 0, 1, 1]), "model": trl_small.policy(),
         }  # fmt: skip
         options = {"per_device_train_batch_size": 16, **options}
-        trainer = trl_small.trainer(folder_path / "c", said=spoken, tools=variant == "tools", extra=extra, **options)
+        trainer = trl_small.trainer(folder_path / "c", scripts=spoken, tools=variant == "tools", extra=extra, **options)
         trainer.train()
         folder.write_rollouts([trainer.last_rollouts.recorded(step=step)], step=step)
     folder.write_recipe(resolved(recipe, filled))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import trl_small
-from rollout_files import LAYOUT, check_written_by_hand, quiet, said, verl_file
+from rollout_files import LAYOUT, check_written_by_hand, quiet, tagged, verl_file
 from spanwise.commands.credit.credit import credit
 from spanwise.errors import DataError, RecipeError
 from spanwise.rollouts import read_rollouts, read_traces
@@ -57,7 +57,7 @@ def test_what_cannot_be_written_is_refused_before_anything_is(method, has_tokeni
 
 
 def test_only_traces_are_written_and_never_over_themselves(tmp_path, tokenizer):
-    verl = verl_file(tmp_path / "1.jsonl", [said("4", "0.9"), said("5", "0.9")], exact=[1, 0])
+    verl = verl_file(tmp_path / "1.jsonl", [tagged("4", "0.9"), tagged("5", "0.9")], exact=[1, 0])
     with pytest.raises(DataError):
         write(verl, tmp_path / "out")
     copy = tmp_path / "out" / "traces.jsonl"
@@ -70,7 +70,7 @@ def test_only_traces_are_written_and_never_over_themselves(tmp_path, tokenizer):
 
 def test_dumps_of_slime_are_written_with_advantages_and_read_back_equal(tmp_path, tokenizer):
     """Right and wrong, leave-one-out over the tokens that were sampled; what was left out of the loss, and tool output, gets 0."""
-    texts = [said("4", "0.9"), said("5", "0.9"), said("5", "0.8")]
+    texts = [tagged("4", "0.9"), tagged("5", "0.9"), tagged("5", "0.8")]
     samples = []
     for n, text in enumerate(texts):
         ids = trl_small.tokenizer()(text)["input_ids"]

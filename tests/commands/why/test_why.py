@@ -10,7 +10,7 @@ from rich.console import Console
 
 import trl_small
 from border.case import command
-from rollout_files import LAYOUT, WELL_FORMED, own_run, sae_run, said, trl_file, verl_file, write_own
+from rollout_files import LAYOUT, WELL_FORMED, own_run, sae_run, tagged, trl_file, verl_file, write_own
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.why.why import reasons, why
 from spanwise.errors import RecipeError
@@ -30,7 +30,8 @@ def printed(*words, code=0):
 
 def test_groups_all_right_and_all_wrong_and_one_that_is_alone(tmp_path):
     """Words are tokens: "so <answer>4</answer>" is 3 of them with the tags' ends, and the confidence 1."""
-    outputs = [said("4", "0.9")] * 2 + [said("5", "0.9")] * 2 + [said("4", "0.9"), said("4", "0.9"), said("5", "0.2")]
+    right, wrong = tagged("4", "0.9"), tagged("5", "0.9")
+    outputs = [right, right, wrong, wrong, right, right, tagged("5", "0.2")]
     prompts = ["a", "a", "b", "b", "c", "d", "d"]
     file = verl_file(tmp_path / "1.jsonl", outputs, prompts=prompts, acc=[1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0])
     by_method = why(file, methods=["grpo", "bae_paper"], console=Console(quiet=True), **OURS)
@@ -57,7 +58,7 @@ def test_groups_all_right_and_all_wrong_and_one_that_is_alone(tmp_path):
 
 def test_the_table_and_one_completion_as_they_are_printed(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
-    outputs = [said("5", "0.9"), said("7", "0.2"), "so <answer>6"]
+    outputs = [tagged("5", "0.9"), tagged("7", "0.2"), "so <answer>6"]
     file = verl_file(tmp_path / "1.jsonl", outputs, acc=[0.0, 0.0, 0.0])
     words = [file, "--methods", "grpo,bae_paper", "--set", "layout={solution: [answer], confidence: [confidence]}"]
     table = printed(*words)

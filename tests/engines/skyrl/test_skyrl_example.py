@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from launch_file import told
+from launch_file import python_arguments
 from spanwise.engines.skyrl.config import check
 from spanwise.engines.skyrl.main import configured
 
@@ -10,7 +10,7 @@ FILE = Path(__file__).parents[3] / "examples" / "skyrl_run.sh"
 
 
 def test_skyrl_takes_every_argument_and_added_ones_win(tmp_path):
-    arguments = told(FILE, tmp_path, "trainer.epochs=7")
+    arguments = python_arguments(FILE, tmp_path, "trainer.epochs=7")
     assert arguments[:2] == ["-m", "skyrl.train.entrypoints.main_base"]
     cfg = configured(arguments[2:])
     assert cfg.trainer.epochs == 7

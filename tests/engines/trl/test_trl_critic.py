@@ -24,7 +24,7 @@ def test_advantages_are_gae_of_what_the_critic_said(tmp_path):
     run = with_critic(tmp_path, objectives=ONE, credit={"lam": 0.95})
     watched = Watched(run)
     run.train()
-    value_nt = watched.said[-1].value_nts[..., 0]
+    value_nt = watched.estimates[-1].value_nts[..., 0]
     assert value_nt.std() > 0.02
     mask_nt, reward_nt = torch.zeros(value_nt.shape, dtype=torch.bool), torch.zeros(value_nt.shape)
     for n, completion in enumerate(SAID_WITH_TOOLS):
@@ -38,7 +38,7 @@ def test_advantages_are_gae_of_what_the_critic_said(tmp_path):
 def test_blocks_that_are_paid_apart_have_a_value_each(trained):
     run, watched, _ = trained
     assert run.critic.model.names == ("correct", "brier")
-    _, streams = watched.asked[-1]
+    _, streams = watched.inputs[-1]
     mask = torch.zeros_like(streams.mask_snt)
     for n, completion in enumerate(SAID_WITH_TOOLS):
         for t, block in enumerate(completion.blocks):
@@ -102,7 +102,7 @@ def test_a_saved_critic_says_what_it_said(tmp_path, trained):
     assert not (folder / "optimizer.pt").exists()
     loaded = with_critic(tmp_path / "again", fast(model=str(folder)))
     assert equal(state(loaded.critic.model), state(run.critic.model))
-    rows, streams = watched.asked[-1]
+    rows, streams = watched.inputs[-1]
     no_end = torch.zeros(8, dtype=torch.bool)
     values = [either.critic.learn(rows, streams, no_end, fit=False).value_nts for either in (run, loaded)]
     assert torch.equal(*values)

@@ -18,7 +18,9 @@ def test_one_step_is_the_gradient_of_the_paper(tmp_path, loss_type, beta):
     replies, rows = (small.SAID_WITH_TOOLS, 4) if beta else (small.SAID, 2)
     shape = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 8 // rows, "max_completion_length": 160}
     extra = {"model": small.beside_a_reference(tmp_path)}
-    run = small.trainer(tmp_path / "run", said=replies, tools=beta > 0, loss_type=loss_type, beta=beta, extra=extra, **shape)
+    run = small.trainer(
+        tmp_path / "run", scripts=replies, tools=beta > 0, loss_type=loss_type, beta=beta, extra=extra, **shape
+    )
     expected = small.paper_gradient(small.policy(), replies, loss_type=loss_type)
     if beta:
         expected = small.added(expected, small.kl_gradient(small.policy(), replies, beta=beta))
@@ -76,7 +78,7 @@ def test_a_shared_ratio_is_the_geometric_mean_and_each_token_keeps_its_own_advan
     # Every ratio of the first step on a batch is 1; the second step clips.
     clip, replies = 0.01, small.SAID_WITH_TOOLS
     options = {"loss_type": loss_type, "epsilon": clip, "importance_sampling_level": level}
-    run, gradient, moved, old = small.second_step(tmp_path, 0.05, said=replies, tools=True, **options)
+    run, gradient, moved, old = small.second_step(tmp_path, 0.05, scripts=replies, tools=True, **options)
     expected = {
         name: small.paper_gradient(moved, replies, loss_type=loss_type, old=old, clip=clip, level=name)
         for name in RATIO_LEVELS
@@ -125,7 +127,7 @@ def test_under_dppo_the_entropy_bonus_stays_trls_and_the_logged_policy_loss_is_d
 
 def test_truncated_completions_count_in_the_baselines_and_are_not_trained(tmp_path):
     cut = [small.cut(reply) if i == 2 else reply for i, reply in enumerate(small.SAID_WITH_TOOLS)]
-    run = small.trainer(tmp_path, said=cut, tools=True, mask_truncated_completions=True, loss_type="dapo")
+    run = small.trainer(tmp_path, scripts=cut, tools=True, mask_truncated_completions=True, loss_type="dapo")
     assert small.largest_difference(small.step(run), small.paper_gradient(small.policy(), cut, unlearned={2})) < small.EXACT
 
 

@@ -28,9 +28,9 @@ def laser(**changes):
     return Laser(TOKEN, **{**usual, **changes})
 
 
-def run_with(folder, mine, *, said=small.SAID, objectives=CORRECT, tools=False, **options):
+def run_with(folder, mine, *, scripts=small.SAID, objectives=CORRECT, tools=False, **options):
     rule = small.scheme(objectives=objectives, credit={"laser": mine})
-    return small.trainer(folder, said=said, tools=tools, extra={"scheme": rule, **options.pop("extra", {})}, **options)
+    return small.trainer(folder, scripts=scripts, tools=tools, extra={"scheme": rule, **options.pop("extra", {})}, **options)
 
 
 def end_logps(model, replies, token=TOKEN, size=small.GROUP):
@@ -84,7 +84,7 @@ def reference_of(replies):
 def test_the_gradient_of_the_whole_loss(tmp_path, loss_type, mix):
     """Also with the score mixed into the advantages."""
     shape = {"loss_type": loss_type, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
-    run, reference = run_with(tmp_path, laser(mix=mix), said=CUT, **shape), reference_of(CUT)
+    run, reference = run_with(tmp_path, laser(mix=mix), scripts=CUT, **shape), reference_of(CUT)
     want, plain = (whole_gradient(small.policy(), CUT, reference=reference, mixed=mixed) for mixed in (mix > 0, False))
     assert small.largest_difference(small.step(run), want) < small.EXACT
     assert not mix or small.largest_difference(plain, want) > 100 * small.EXACT  # mixing makes a difference
@@ -108,13 +108,15 @@ def test_one_more_position_changes_nothing_of_the_other_terms(tmp_path, tools):
     options = {"beta": 0.2, "entropy_coef": 0.1, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     for mine in ({}, {"laser": laser(alpha=1e-12)}):
         extra = {"scheme": small.scheme(credit=mine), "model": small.beside_a_reference(tmp_path)}
-        run = small.trainer(tmp_path / f"{len(mine)}", said=replies, tools=tools, extra=extra, **options)
+        run = small.trainer(tmp_path / f"{len(mine)}", scripts=replies, tools=tools, extra=extra, **options)
         gradients.append(small.step(run))
     assert small.largest_difference(gradients[1], gradients[0]) < 1e-7
 
 
 def test_the_score_of_a_run_that_does_not_mix_is_filled_in_by_the_training_s_own_pass(tmp_path):
-    run = run_with(tmp_path, laser(reference=-5.0), said=CUT, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    run = run_with(
+        tmp_path, laser(reference=-5.0), scripts=CUT, per_device_train_batch_size=2, gradient_accumulation_steps=4
+    )
     run.parts["laser"].measured = {"reference": -5.0}  # as after a first batch, so that nothing asks for a pass
     passes = []
     pass_ = run.parts["laser"].forward
@@ -202,10 +204,10 @@ GRADED = (*CORRECT, Objective("brier", pays=("confidence",), baseline="group", i
 @pytest.mark.parametrize(
     ("error", "match", "mine", "more"),
     [
-        (RecipeError, r"sampled in 1 of 8", {}, {"said": WRITES}),
+        (RecipeError, r"sampled in 1 of 8", {}, {"scripts": WRITES}),
         (RecipeError, r"is -23, .* another model", {"reference": -23.0}, {}),
         (RecipeError, r"no score can exceed 0\.1", {"beta": 0.1}, {}),  # with the reference that it measured
-        (DataError, r"none of the 8", {}, {"said": [small.cut(reply) for reply in small.SAID]}),
+        (DataError, r"none of the 8", {}, {"scripts": [small.cut(reply) for reply in small.SAID]}),
         (ValueError, r"whose reward is 1 or 0", {"verdict": "brier"}, {"objectives": GRADED}),
         (RecipeError, r"temperature", {}, {"temperature": 0.0}),
     ],

@@ -39,11 +39,11 @@ def moved(tmp_path_factory):
         if ours:
             objectives = [Objective(right, pays=["solution", "confidence"])]
             extra = {"objectives": objectives, "credit": {"per": per}, "model": model}
-            run = trainer(folder, said=SAID, extra=extra, beta=beta, **options)
+            run = trainer(folder, scripts=SAID, extra=extra, beta=beta, **options)
         else:
             args = config(folder, beta=beta, **options, scale_rewards="none")
             extra = {"scheme": None, "reward_funcs": [right], "args": plain(args), "model": model}
-            run = trainer(folder, said=SAID, kind=_TheirTrainer, extra=extra)
+            run = trainer(folder, scripts=SAID, kind=_TheirTrainer, extra=extra)
         return step(run, learning_rate)
 
     return move

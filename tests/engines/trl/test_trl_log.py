@@ -52,7 +52,7 @@ def ran(folder, **options):
     objectives = (*OBJECTIVES, Objective(never, pays=("solution",)))
     listener, tracker = Listener(), Tracker()
     run = trainer(
-        folder, said=SAID, extra={"objectives": objectives, "callbacks": [listener, tracker]}, max_steps=2, logging_steps=1,
+        folder, scripts=SAID, extra={"objectives": objectives, "callbacks": [listener, tracker]}, max_steps=2, logging_steps=1,
         keep_rollouts=1, learning_rate=0.01, disable_tqdm=True, **options,
     )  # fmt: skip
     run.train()

@@ -126,12 +126,12 @@ def test_two_processes_fit_the_critic_of_one(two_ranks, tmp_path, name):
     torch.testing.assert_close(ranks[0]["critic"], state(run.critic.model), atol=1e-4, rtol=0)
     torch.testing.assert_close(ranks[0]["policy"], state(run.model), atol=1e-6, rtol=0)
     assert not equal(start, state(run.critic.model))
-    for batch, result in enumerate(watched.said):
+    for batch, result in enumerate(watched.estimates):
         for rank in (0, 1):
             mine = ranks[rank]["values"][batch]
             expected = result.value_nts[4 * rank : 4 * rank + 4, : mine.shape[1]]
             # TRL pads each rank to its own longest completion; nothing behind an end belongs to a token.
-            mask = watched.asked[batch][1].mask_snt[:, 4 * rank : 4 * rank + 4, : mine.shape[1]].permute(1, 2, 0)
+            mask = watched.inputs[batch][1].mask_snt[:, 4 * rank : 4 * rank + 4, : mine.shape[1]].permute(1, 2, 0)
             torch.testing.assert_close(mine[mask], expected[mask], atol=2e-5, rtol=0)
     for rank in (0, 1):
         mine = ranks[rank]["advantages_nt"]

@@ -42,7 +42,7 @@ def collapsing(how="completion mean"):
 
 #: A loss with more terms than the policy's, and log-probabilities that are kept.
 MORE = {
-    "said": small.SAID_WITH_TOOLS, "tools": True, "beta": 0.1, "entropy_coef": 0.5, "per_device_train_batch_size": 4,
+    "scripts": small.SAID_WITH_TOOLS, "tools": True, "beta": 0.1, "entropy_coef": 0.5, "per_device_train_batch_size": 4,
     "steps_per_generation": 2,
 }  # fmt: skip
 OTHERS = [MORE, *({"loss_type": name} for name in ("grpo", "cispo", "sapo"))]
@@ -153,7 +153,7 @@ def test_the_model_card_cites_the_method(tmp_path, method, cites):
 
 
 def test_rollouts_are_kept(tmp_path):
-    run = small.trainer(tmp_path, said=small.SAID_WITH_TOOLS, tools=True)
+    run = small.trainer(tmp_path, scripts=small.SAID_WITH_TOOLS, tools=True)
     run.train()
     rollouts = run.last_rollouts
     assert (rollouts.mode, rollouts.step, rollouts.method) == ("train", 0, "bae")

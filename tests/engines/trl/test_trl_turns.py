@@ -54,15 +54,15 @@ def test_what_trl_logs_is_of_completions(tmp_path):
     ],
 )
 def test_what_does_not_describe_the_turns_is_refused(tmp_path, name, n, entry, error):
-    facts = "nothing" if n is None else [entry if i == n else talk.told for i, talk in enumerate(TALKS)]
+    facts = "nothing" if n is None else [entry if i == n else talk.facts for i, talk in enumerate(TALKS)]
     with pytest.raises(error, match="turns" if n is None else f"Completion {n} has"):
-        trainer(tmp_path, name, told=facts).train()
+        trainer(tmp_path, name, facts=facts).train()
 
 
 def test_turns_are_runs_of_the_mask_where_nobody_says_what_they_are(tmp_path):
     """`correct` reads the answer of each turn; the dataset's answers are 4 and 3."""
     objectives = [small.Objective("correct", pays="turn", scope="turn", options={"verify": "exact"})]
-    extra = {**SCHEMES["turns"], "objectives": objectives, "rollout_func": scripted(TALKS, told="nothing")}
+    extra = {**SCHEMES["turns"], "objectives": objectives, "rollout_func": scripted(TALKS, facts="nothing")}
     run = small.trainer(tmp_path, extra=extra, max_completion_length=32)
     run.train()
     rewards = run.last_rollouts.reading.scores.reward_nm.flatten().tolist()

@@ -8,14 +8,14 @@ pytest.importorskip("verl", reason="needs verl: make test-verl")
 
 from hydra import compose, initialize_config_module
 
-from launch_file import told
+from launch_file import python_arguments
 from spanwise.engines.verl.settings import prepare
 
 FILE = Path(__file__).parents[3] / "examples" / "verl_run.sh"
 
 
 def test_verl_takes_every_argument_and_added_ones_win(tmp_path):
-    arguments = told(FILE, tmp_path, "trainer.total_epochs=7")
+    arguments = python_arguments(FILE, tmp_path, "trainer.total_epochs=7")
     assert arguments[:2] == ["-m", "verl.trainer.main_ppo"]
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides=arguments[2:])
