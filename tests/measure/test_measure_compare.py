@@ -72,7 +72,7 @@ def test_many_pairs_make_a_difference_borderline():
     first = next(d for d in among.differences if (d.a, d.b) == ("a", "b"))
     assert first.interval == alone.interval
     assert first.verdict == "borderline"
-    assert "among all pairs this can be luck (Holm p = 0.07)" in first.sentence()
+    assert "this may be luck, because several pairs are compared (Holm p = 0.07)" in first.sentence()
     assert first.seeds_needed > alone.seeds_needed  # each of three pairs has a third of the 5 %
     assert "would need" in first.sentence()
     # With a reference there are two pairs instead of three.
@@ -93,7 +93,7 @@ def test_missing_figures_leave_their_seed_out():
     assert result.cells["b", "auroc"].count == 1
     auroc, ece = result.differences
     assert (auroc.verdict, auroc.interval.count, auroc.seeds_needed) == ("unknown", 1, None)
-    assert auroc.sentence() == "auroc of a minus b: 1 common seeds cannot tell a difference from noise."
+    assert auroc.sentence() == "auroc of a minus b: unknown, because it needs at least 2 common seeds and has 1."
     assert (ece.verdict, ece.interval.count) == ("same", 2)
     assert ece.sentence() == "ece of a minus b: the same in all 2 seeds."
     assert "0.700 ± " in result.markdown()

@@ -125,9 +125,9 @@ def arms(figure, **values):
         (arms("ece", a=[0.1, 0.1, 0.11], b=[0.3, 0.31, 0.3]), "a is better than b in ECE by 0.200 ["),  # less is better
         (arms("tokens", a=[10.0, 11.0, 10.0], b=[30.0, 31.5, 30.0]), "b is higher than a in tokens by 20.167 ["),
         (arms("ece", a=[0.1, 0.3, 0.2], b=[0.3, 0.1, 0.2]), "ece of a minus b: +0.000 ["),
-        (arms("ece", a=[0.1], b=[0.3]), "ece of a minus b: 1 common seeds cannot tell a difference from noise."),
+        (arms("ece", a=[0.1], b=[0.3]), "ece of a minus b: unknown, because it needs at least 2 common seeds and has 1."),
         (arms("ece", a=[0.1, 0.2], b=[0.1, 0.2]), "ece of a minus b: the same in all 2 seeds."),
-        (arms("ece", a=[0.1, 0.2], b=[None, NAN]), "ece of a minus b: 0 common seeds cannot tell"),
+        (arms("ece", a=[0.1, 0.2], b=[None, NAN]), "ece of a minus b: unknown, because it needs at least 2 common seeds"),
         (
             arms("ece", a=[0.1, 0.3, 0.2], b=[0.3, 0.1, 0.2], c=[0.2, 0.1, 0.3]),
             "In ECE all differences are inside the noise.",

@@ -234,12 +234,12 @@ def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
     by_outcome_n2 = torch.stack([proper_score(stated_n, torch.full_like(stated_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
     reward_n = proper_score(stated_n, outcome_n, rule=rule)
     new_confidence_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])
-    restated_nm = new_confidence_dm[rerolls.prefix_xs.flatten()]  # index -1 (no prefix) reads the last row, NaN
+    restated_nm = new_confidence_dm[rerolls.prefix_xs.flatten()]  # index -1 (no prefix) selects the NaN row
     mc_value_n, noise_n = mean_and_noise(proper_score(restated_nm, outcome_n[:, None].expand_as(restated_nm), rule=rule))
     return {
         "prompt_n": torch.arange(prompt_count).repeat_interleave(sample_count), "reward_n": reward_n, "outcome_n": outcome_n,
         "by_outcome_n2": by_outcome_n2, "usable_n": ~reward_n.isnan() & ~noise_n.isnan(),
-        "mc_n": reward_n - mc_value_n, "noise_n": noise_n,  # Monte Carlo advantage (NaN if unknown), variance of its noise
+        "mc_n": reward_n - mc_value_n, "noise_n": noise_n,  # Monte Carlo advantages (NaN: unknown), their noise's variances
         "square_n": (stated_n - restated_nm.nanmean(dim=1)).square(),  # phi^2
     }  # fmt: skip
 
@@ -262,7 +262,7 @@ def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor,
 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
-    """Compute a baseline's figures, in the order of `FIGURES`, from the sums of `_terms` over completions."""
+    """Compute a baseline's figures, in the order of `FIGURES`, from the sums of its terms over completions."""
     (count, error, wrong_count, wrong_error, right_count, right_error, alone_count, alone_error,
      *agreement_sums, phi_aa, phi_am, phi_mm, phi_s2) = sums.unbind(-1)  # fmt: skip
     errors_and_counts = ((error, count), (wrong_error, wrong_count), (right_error, right_count), (alone_error, alone_count))

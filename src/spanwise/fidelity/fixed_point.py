@@ -85,7 +85,7 @@ def simulated_fixed_point(
     batches: int = 1000,
     seed: int = 0,
 ) -> tuple[Float[Tensor, " b"], Float[Tensor, " b"]]:
-    r"""Simulate the confidence q* that a policy learns under any baseline, with `credit.advantage` itself, and its error.
+    r"""Simulate the confidence q* that a policy learns under any baseline of `credit.advantage`, and its error.
 
     Equation
         q* = p share[1] / (p share[1] + (1 - p) share[0])
@@ -146,7 +146,7 @@ def simulated_fixed_point(
 def _simulate_batch(
     prompts: Sequence[Tensor], score_v2: Tensor, g: int, options: dict[str, Any], generator: torch.Generator
 ) -> Float[Tensor, "4 b 2"]:
-    """Simulate a batch; return sums by prompt and outcome: the baseline's gradient term (b - V) phi, then 3 control variates."""
+    """Simulate a batch; return four sums by prompt and outcome: the baseline's gradient term, then 3 control variates."""
     p_b1, mean_confidence_b1, chance_bv = prompts
     b = len(p_b1)
     torch.randint(1, (b, g), generator=generator)  # an unused draw, to keep the random numbers of published results
@@ -165,7 +165,7 @@ def _simulate_batch(
     terms_4bg = torch.stack([
         reward_bg - credit_n.reshape(b, g) - value_bg,
         torch.ones_like(reward_bg),
-        (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # 0 if the outcome occurs once
+        (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # the others' mean; 0 if alone
         others_score_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
     cell_index_bg = torch.arange(b)[:, None] * 2 + outcome_bg
@@ -175,7 +175,7 @@ def _simulate_batch(
 
 
 def _remove_explained_noise(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[Tensor, "b 2"], Float[Tensor, "b 2"]]:
-    """Average the first of four sums over batches without the noise that the other three explain; return mean and error."""
+    """Return the mean of the first sum over batches, and its error, with the other three sums as control variates."""
     sum_b2rc = sum_rcb2.permute(2, 3, 0, 1)
     mean_sum_b21c = sum_b2rc.mean(dim=2, keepdim=True)
     gradients, controls = (sum_b2rc - mean_sum_b21c).split([1, 3], dim=3)
@@ -194,7 +194,7 @@ def fixed_point_rows(
     batches: int = 100,
     seed: int = 0,
 ) -> list[dict[str, Any]]:
-    """Return the rows (baseline, group size, p, q*) of the q* table: exact, or for `blended` from simulated batches of 512."""
+    """Return the rows (baseline, group size, p, q*) of the q* table; only `blended` is simulated, in batches of 512."""
     p_b, table_rows = torch.tensor(probabilities, dtype=torch.float64), []
     for size, (name, options) in product(group_sizes, BASELINES.items()):
         if name == "blended":

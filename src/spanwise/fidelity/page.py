@@ -62,7 +62,7 @@ def token_rows(fidelity: TokenFidelity) -> list[Row]:
 
 
 def _numbers(value: float, low: float, high: float, **_: Any) -> Row:
-    """Return a figure's value and interval as fields of a row, and ignore all other arguments."""
+    """Return only the value and the interval of a figure, as fields of a row."""
     return {"value": value, "low": low, "high": high}
 
 

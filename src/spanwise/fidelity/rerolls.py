@@ -32,11 +32,11 @@ from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks.embedded import Task, stated_confidences
 from spanwise.types import BlockText, Spans
 
-#: How many decisions (tokens below probability `DECISION`), and how many other tokens, a completion is re-rolled at.
+#: The largest number of decisions (tokens below probability `DECISION`), and of other tokens, drawn from a completion.
 MOST = 16
-#: Tokens less probable than this are always re-rolled from before and after, because SAE cuts segments there.
+#: Tokens less probable than this are always chosen for re-rolls, because SAE cuts segments there.
 UNLIKELY = 0.2
-#: How many continuations, and how many tokens, are sampled at a time; with more, moving the KV cache takes too long.
+#: The largest numbers of continuations, and of their tokens, in a batch; larger batches spend too long on the KV cache.
 ROWS, TOKENS = 512, 32_768
 #: The numbers of optimizer steps after which the critic that is fitted here is evaluated.
 CRITIC_STEPS = (5, 25, 80)
@@ -157,7 +157,7 @@ class Roller:
 
     @contextmanager
     def _ending_at_later_blocks(self) -> Iterator[None]:
-        """Let sampling also end at a later block's opening tag, if it is one token: the first block's reward is then settled."""
+        """Let sampling also end at a one-token opening tag of a later block, because the first block is complete there."""
         generation_config, vocabulary = self.model.generation_config, self.tokenizer.get_vocab()
         (_, first_tags), *later_blocks = self.task.layout.blocks
         later_tags = (f"<{tag}>" for _, tags in later_blocks for tag in tags if tag not in first_tags)
@@ -235,7 +235,7 @@ def collect_tokens(
     previous_index_nt = torch.nn.functional.pad(last_trainable_nt[:, :-1], (1, 0), value=-1)
     follows_chosen_nt = (previous_index_nt < 0) | (weight_nt > 0).gather(1, previous_index_nt.clamp(min=0))
     index_of_prefix: dict[Prefix, int] = {}
-    # Tokens that are not re-rolled keep the index -1, which reads the last row of the rewards: it holds NaN.
+    # Index -1 marks tokens that are not re-rolled; it selects the last row of the rewards, which is NaN.
     prefix_index_nt = torch.full(blocks.ids_nt.shape, -1)
     for n, t in (mask_nt & ((weight_nt > 0) | follows_chosen_nt)).nonzero().tolist():
         prompt_and_prefix = int(blocks.prompt_n[n]), tuple(blocks.ids_nt[n, :t].tolist())
@@ -243,7 +243,7 @@ def collect_tokens(
     reward_dm = roller.rewards_from(rows, list(index_of_prefix), rerolls=sets * rerolls, seed=reroll_seed)
     reward_dm = torch.cat([reward_dm, torch.full((1, sets * rerolls), torch.nan)])
     value_d, noise_d = mean_and_noise(reward_dm[:, :rerolls])
-    # A Monte Carlo critic gets a second set of re-rolls, so that its noise is independent of the noise in these values.
+    # A Monte Carlo critic gets a second set of re-rolls, so that its noise is independent of the noise in `value_d`.
     trajectories = Trajectories(
         blocks.prompt_n, blocks.reward_n, value_d[prefix_index_nt], noise_d[prefix_index_nt], logp_nt, mask_nt, weight_nt
     )
@@ -253,10 +253,10 @@ def collect_tokens(
 def choose_tokens(
     logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"], *, most: int, seed: int = 0
 ) -> Float[Tensor, "n t"]:
-    """Choose the tokens before and after which to re-roll; return how many tokens each one stands for, 0 if not chosen."""
+    """Choose the tokens to compare by re-rolls; return how many tokens each one stands for, 0 if it is not chosen."""
     random_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
     probability_nt = logp_nt.exp()
-    # All unlikely tokens are chosen, because SAE cuts there; of other decisions and of other tokens, `most` are drawn.
+    # All unlikely tokens are chosen, because SAE cuts there. Of other decisions, and of the rest, `most` are drawn.
     weight_nt = (mask_nt & (probability_nt < UNLIKELY)).double()
     for low, high in ((UNLIKELY, DECISION), (DECISION, math.inf)):
         is_in_kind_nt = mask_nt & (probability_nt >= low) & (probability_nt < high)

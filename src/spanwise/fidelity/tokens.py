@@ -188,7 +188,7 @@ class TokenFidelity:
         return int(self.count_s[index_of("kind of token", TOKEN_KINDS, kind)])
 
     def interval(self, critic: str, estimator: str, figure: str, *, kind: str = "all") -> Interval:
-        """Return a figure of an estimator under a critic, or of the critic's own values (`VALUES`), with its interval."""
+        """Return a figure of an estimator under a critic, with its interval; `VALUES` names the critic's own values."""
         figure_of_weights = self._figure(critic, estimator, figure, kind)
         return bootstrap(figure_of_weights, self.prompt_n, resamples=self.draws, seed=self.seed)
 
@@ -221,7 +221,7 @@ class TokenFidelity:
         return family_names
 
     def _correlations(self, critic: str, names: Sequence[str], kind: str) -> Weighted:
-        """Return a function of bootstrap weights that computes some estimators' correlations; -inf for constant estimates."""
+        """Return a function that computes the estimators' correlations from bootstrap weights, -inf where undefined."""
         figure_functions = [self._figure(critic, name, "correlation", kind) for name in names]
         return lambda weight_rn: torch.stack([figure(weight_rn) for figure in figure_functions]).nan_to_num(nan=-torch.inf)
 
@@ -293,7 +293,7 @@ def token_fidelity(
     for name, value_nt in critics.items():
         if value_nt.shape != mask_nt.shape:
             raise AlignmentError(
-                f"Critic '{name}' gives values {tuple(value_nt.shape)}, but mask_nt is {tuple(mask_nt.shape)}."
+                f"Critic '{name}' gives {tuple(value_nt.shape)} values for {tuple(mask_nt.shape)} tokens; give one each."
             )
         is_known_n = is_known_n & (value_nt.isfinite() | ~mask_nt).all(dim=1)
     target_nt, noise_nt = monte_carlo_advantage(trajectories)
@@ -337,7 +337,7 @@ def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: 
 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
-    """Compute an estimator's figures, in the order of `TOKEN_FIGURES`, from the sums of `_sums` over completions."""
+    """Compute an estimator's figures, in the order of `TOKEN_FIGURES`, from its sums over completions."""
     columns = sums.unbind(-1)
     count, _, _, adv_square_sum, mc_square_sum, product_sum, noise_sum = columns
     correlation, ceiling, scaled_rmse = agreement(*columns)

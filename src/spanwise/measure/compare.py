@@ -61,7 +61,7 @@ class Difference:
         interval = self.interval
         subject = f"{self.figure} of {self.a} minus {self.b}"
         if self.verdict == "unknown":
-            return f"{subject}: {interval.count} common seeds cannot tell a difference from noise."
+            return f"{subject}: unknown, because it needs at least 2 common seeds and has {interval.count}."
         if self.verdict == "same":
             return f"{subject}: the same in all {interval.count} seeds."
         finding = f"{subject}: {interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}] over {interval.count} seeds"
@@ -69,7 +69,7 @@ class Difference:
             return f"{finding}, beyond the noise."
         seeds_hint = "" if self.seeds_needed is None else f"; a difference of this size would need {self.seeds_needed} seeds"
         if self.verdict == "borderline":
-            luck_text = f"among all pairs this can be luck (Holm p = {self.p_adjusted:.2f})"
+            luck_text = f"this may be luck, because several pairs are compared (Holm p = {self.p_adjusted:.2f})"
             return f"{finding}; the interval excludes 0, but {luck_text}{seeds_hint}."
         return f"{finding}, inside the noise{seeds_hint}."
 

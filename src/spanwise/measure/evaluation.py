@@ -122,7 +122,7 @@ def figure_intervals(
 
 
 class BoundedFigure(NamedTuple):
-    """An evaluation figure as a function of columns and weights; `ends` holds a further prompt that lowers or raises it."""
+    """An evaluation figure as a function of columns and weights, with two further prompts (`ends`) that lower or raise it."""
 
     function: Callable[..., Tensor]
     columns: tuple[Float[Tensor, " n"], ...]
@@ -266,7 +266,7 @@ def ece_difference(
 
 
 def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], *, bins: int = 10) -> Float[Tensor, "2 b"]:
-    """Return how one more prompt would change each bin's gap, if its answers contradict, or match, their confidences."""
+    """Return how a further prompt with the worst, or the best, answers for its confidences would change each bin's gap."""
     weight_1n = torch.ones(1, len(prompt_n), dtype=torch.float64)
     contrary_n = (confidence_n < 0.5).to(confidence_n)
     gap_changes = [weighted_gaps(confidence_n, right_n, weight_1n, bins=bins)[0] for right_n in (contrary_n, 1 - contrary_n)]
@@ -283,7 +283,7 @@ def gaps_interval(
     level: float,
     seed: int,
 ) -> Interval:
-    """Compute the interval of an ECE from its bins' gaps; with `minus`, the second half of the bins is subtracted."""
+    """Compute the interval of an ECE from its bins' gaps; with `minus`, of the first half's ECE minus the second half's."""
     check_level(level)
     gap_b, gap_rb, count = resample(gaps, prompts, resamples=resamples, seed=seed)
     sign_of_run_b = torch.ones_like(gap_b)
@@ -308,18 +308,18 @@ def bounds(
     level: float,
     seed: int,
 ) -> tuple[float, float]:
-    """Compute the bounds of an ECE from the noise of its bins' gaps; `side_b` is -1 for the bins of a subtracted run."""
+    """Compute the bounds of an ECE from the noise of its bins' gaps; bins whose `side_b` is -1 are subtracted."""
     tail = (1 - level) / 2
     t_over_z = math.sqrt(count / (count - 1)) * float(scipy.stats.t.isf(tail, count - 1)) / NormalDist().inv_cdf(1 - tail)
     generator = torch.Generator().manual_seed(seed + 1)  # another seed than the one that drew the prompts
     weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
-    # Each pair of weights of the two unseen prompts is used in both orders, so that swapping the two runs negates the bounds.
+    # The two unseen prompts' weights are used in both orders, so that swapping the two runs exactly negates the bounds.
     noise_rb = torch.cat([noise_rb + weight_rj @ unseen_jb, noise_rb + weight_rj.flip(1) @ unseen_jb])
     is_clear_b = gap_b.abs() > math.sqrt(2 * math.log(count)) * noise_rb.std(dim=0)
     sign_b = gap_b.round(decimals=12).sign()  # a gap that is 0 up to rounding gets the sign 0
     signed_noise_rb = sign_b * noise_rb
     most_noise_rb = torch.where(is_clear_b, signed_noise_rb, noise_rb.abs())
-    # In a difference of two runs, noise makes both ECEs larger, so `least_noise_rb` is the change of each resampled absolute gap.
+    # Noise makes both ECEs of a difference larger, so `least_noise_rb` is its effect on the absolute gap of each bin.
     is_single_run = bool((side_b > 0).all())
     least_noise_rb = signed_noise_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
     above_r = torch.where(side_b > 0, most_noise_rb, -least_noise_rb).sum(dim=1)

@@ -91,7 +91,7 @@ def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -
     >>> round((high - low) / 2, 3)
     0.164
     """
-    # `reliability` counts fractional effective trials, but scipy.stats.binomtest takes whole numbers only.
+    # `reliability` needs fractions of a trial, but scipy.stats.binomtest takes whole numbers only.
     z = NormalDist().inv_cdf((1 + check_level(level)) / 2)
     if not 0 <= successes <= count:
         raise RecipeError(f"There are {successes} successes in {count} trials.")
@@ -177,7 +177,7 @@ def unseen_interval(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
-    """Compute a bootstrap interval over prompts that allows for one more, unseen prompt, whose values `ends` holds."""
+    """Compute a bootstrap interval over prompts that allows for one more, unseen prompt: either of the two in `ends`."""
     interval = bootstrap(partial(figure, *columns), prompts, resamples=resamples, seed=seed)
     if math.isnan(interval.low):
         return interval
@@ -214,7 +214,7 @@ def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"])
 def resample(
     figure: Weighted, prompts: Prompts, *, resamples: int, seed: int, smooth: bool = False
 ) -> tuple[Tensor, Tensor, int]:
-    """Return a figure, its value in each bootstrap resample, and the prompt count; `smooth` gives prompts Exp(1) weights."""
+    """Return a figure, its values in bootstrap resamples (with `smooth` by Exp(1) weights), and the number of prompts."""
     prompt_n = prompt_index(prompts, len(prompts))
     n_prompts = int(prompt_n.max()) + 1 if len(prompt_n) else 0
     figure_value = figure(torch.ones(1, len(prompt_n), dtype=torch.float64))[0]

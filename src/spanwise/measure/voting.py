@@ -172,7 +172,7 @@ def _build_curve(
 def _expected_accuracies(
     samples: list[tuple[str, float, float]], budgets: Sequence[int], ways: Sequence[str], subsets: int, seed: int
 ) -> dict[str, list[float]]:
-    """Return, for each way of choosing, the expected correctness of its choice among n samples of a prompt, by n.
+    """Return the expected correctness of the answer that each way chooses among n samples, for every n in `budgets`.
 
     A sample is an answer, its correctness and its confidence; `seed` differs between prompts, so that their errors average out.
     """
@@ -213,7 +213,7 @@ def _vote(vote_am: Tensor, value_a: Tensor, weight_m: Tensor, subsets: Iterator[
     """Return the mean correctness, over subsets of samples, of the answer with the most weight; ties count equally."""
     if not len(value_a):
         return 0.0
-    vote_weight_am = vote_am * (weight_m * _MICRO).round()  # sums and ties of whole numbers are exact
+    vote_weight_am = vote_am * (weight_m * _MICRO).round()  # whole numbers, so that sums and ties are exact
     correct_sum, subset_count = 0.0, 0
     for subset_ms in subsets:
         has_vote_as = vote_am @ subset_ms > 0

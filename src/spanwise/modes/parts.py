@@ -66,9 +66,9 @@ class TrlPart:
 class RowPart(ABC):
     """Runs a mode inside verl or SkyRL: the engine appends the mode's token to each row that ended."""
 
-    # The engine appends `token`, outside the loss mask, to each row for which `ended` is True, so passes give its log-probability.
-    # In the column of `token`, the advantages hold the weight from `lesson`, and the old log-probabilities hold the target.
-    # The engine's loss `spanwise_<mode>_<loss>` takes weight and target out by `parted`, and adds the weighted squared error.
+    # The engine appends `token` to each row for which `ended` is True, outside the loss mask but inside the forward passes.
+    # In the token's column, the advantages hold the weight that `lesson` returns, and the old log-probabilities its target.
+    # The engine's loss `spanwise_<mode>_<loss>` removes both with `parted`, and adds the weighted squared error.
     mode: Any
     token: int
 
@@ -87,7 +87,7 @@ class RowPart(ABC):
 
     @abstractmethod
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return the weight and the target log-probability of the squared error on each row's appended token, and metrics.
+        """Return each row's weight and target in the squared error of the token's log-probability, and the mode's metrics.
 
         The trainer averages the squared errors over `rows` rows.
         """
@@ -95,7 +95,7 @@ class RowPart(ABC):
     @staticmethod
     @abstractmethod
     def parted(logp_nt: Tensor, old_nt: Tensor, adv_nt: Tensor, mask_nt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return old log-probabilities and advantages without the mode's targets and weights, and the mode's loss at each token."""
+        """Return the engine's old log-probabilities and advantages without the mode's entries, and the mode's loss by token."""
 
 
 def token_logp(logp_nt: Tensor, column_n: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class Sequences(ByCompletion):
 
     @property
     def end_n(self) -> Int[Tensor, " n"]:
-        """The length of each completion: the column of its last token, counted from the completion's start, plus 1."""
+        """The length of each completion, up to its last token that is not padding."""
         token_number_l = torch.arange(1, self.ids_nl.shape[1] + 1, device=self.ids_nl.device)
         last_number_n = (token_number_l * (self.attention_nl > 0)).amax(dim=1)
         return (last_number_n - (self.ids_nl.shape[1] - self.width)).clamp(min=0)

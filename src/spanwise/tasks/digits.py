@@ -115,7 +115,7 @@ class Problems(EmbeddedProblems):
 
     @property
     def answers(self) -> list[str]:
-        """The true answers, one digit each; the smudged operator `~` counts as the plus or minus that no prompt shows."""
+        """The true answers, one digit each; a smudged operator `~` counts as the plus or minus that was drawn for it."""
         no_slip_ns = np.zeros(self.operator_ns.shape, dtype=bool)
         return [str(digit) for digit in run_chain(self, no_slip_ns, self.operand_ns)[:, -1].tolist()]
 
@@ -235,7 +235,7 @@ TWICE_LAYOUT = Layout({"first": ["answer"], "second": ["reasoning", "answer"]})
 class TwiceNoise:
     """The probabilities of errors in texts such as `<answer>5</answer><reasoning>088</reasoning><answer>8</answer>`."""
 
-    slip: tuple[float, float, float, float]  # probability of a random digit in the reflection, for each of `OPERATORS`
+    slip: tuple[float, float, float, float]  # by operator, the probability that the reflection writes a random digit
     repeat: float  # share of completions whose reflection is empty and whose answers are the same
     refusal: float = 0.02  # share of first answers that are `?`, a refusal
     glance: float = 0.8  # the first answer to k steps is right with probability glance**(k - 1), else a random digit
@@ -302,7 +302,7 @@ class LongProblems(Problems):
 
 @dataclass(frozen=True)
 class LongNoise:
-    """The probabilities of errors, and of lines that write their calculation twice, in the long chain's training texts."""
+    """How often the long chain's training texts have errors, and how many of their lines write a calculation twice."""
 
     slip: tuple[float, float, float]  # probability that a new value becomes a random digit, for `+`, `-` and `*`
     careful: float = 0.3  # share of careful lines, which write their calculation twice

@@ -132,7 +132,7 @@ class Stretch:
 
     name: str
     place: int  # the seed of this stage's training texts
-    noise: Any  # a dataclass; a cached model is reused only if its fields are equal
+    noise: Any  # a dataclass such as `TraceNoise`, part of the cached model's key
     draw: Callable[[int, np.random.Generator], Pairs]
     learned: Callable[[Int[Tensor, "n t"], dict[str, int]], Bool[Tensor, "n t"]] | None = None
 
@@ -155,7 +155,7 @@ class Course:
     # If true, training keeps the mean of the embeddings at 0; tied embeddings of rare words would else become alike.
     centred: bool = False
     folder: str = "digits-{}"
-    key: Mapping[str, Any] = field(default_factory=dict)  # other settings of the weights, for the cached model's name
+    key: Mapping[str, Any] = field(default_factory=dict)  # further settings on which the weights depend
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ _INVOICES = _course(
     tokenizer=build_invoice_tokenizer, model=build_reader, centred=True, folder="{}",
 )  # fmt: skip
 _HARD = _course(0, digits.NOISE, digits.DIGITS, digits.noisy_traces)
-# Each stage has a seed of its own; the warm start of benchmarks/agent_start.py has the seeds 4 and 5.
+# Every stage has another seed. The seeds 4 and 5 are left out here, because benchmarks/agent_start.py uses them.
 _TWICE = _course(2, digits.TWICE_NOISE, digits.DIGITS, digits.twice_traces)
 STARTS: dict[Start, Embedded] = {
     "easy": Embedded("digits-easy", digits.DIGITS_LAYOUT, 32, digits.DIGITS, Course(_HARD.stretches[:1])),

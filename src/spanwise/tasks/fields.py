@@ -44,7 +44,7 @@ class FieldProblems(EmbeddedProblems):
 
     @property
     def prompts(self) -> list[str]:
-        """The prompt texts: eight digits, each followed by a filler so that all are equally far from their fields, and `=`."""
+        """The prompt texts: eight digits, each with a filler after it, and then `=`."""
         return [f"{''.join(f'{digit}{FILLER}' for digit in digits)}=" for digits in self.digit_nd.tolist()]
 
 
@@ -52,7 +52,7 @@ class FieldProblems(EmbeddedProblems):
 class FieldsNoise:
     """How often the fields of a training completion follow their rules, and how often they copy a wrong digit."""
 
-    right: tuple[float, ...]  # each field's probability to follow its rule, repeated in turn
+    right: tuple[float, ...]  # each field's probability to follow its rule; fewer numbers than fields are repeated
     # The probability that a field copies the digit four places after its own, so that every field has an error to unlearn.
     astray: float = 0.4
 

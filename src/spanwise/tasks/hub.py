@@ -209,7 +209,7 @@ def render(prompt: Any, tokenizer: Any) -> str:
 
 
 def find_unasked(layout: Layout, texts: Sequence[str]) -> list[str]:
-    """Return the opening tags and JSON keys of a layout that none of the prompts names, except a tag that prompts open."""
+    """Return the layout's opening tags (except a prefilled one) and JSON keys that none of the prompts names."""
     words: dict[str, None] = {}
     for part in layout.parts:
         list_words = SEGMENTERS.find(part.segmenter).asks

@@ -52,15 +52,15 @@ _PAGE = Page(
             "share of the variance",
             "1 - variance of (earned - expected) / variance of earned, over the tokens of a batch: 1 is perfect, 0 is no "
             "better than a constant, below 0 is worse.",
-            floor=-1.0,  # an untrained critic's explained variance may be -1,000
+            floor=-1.0,  # because an untrained critic's -1,000 would hide the rest
         ),
         Chart(
             "Error of the critic",
             {"error_mean": "of a completion's mean", "error_within": "within a completion"},
             "squared error",
-            "The squared error of a token has two parts: how far a completion's mean value is off, and how far its values are off "
-            "around that mean. If all reward comes at the end, a critic that gives every token the same value has no error of "
-            "the second kind, although it cannot tell states apart.",
+            "The squared error has two parts: the error of a completion's mean value, and the error around that mean within "
+            "a completion. If all reward comes at the end, a critic that gives every token the same value has no error "
+            "within a completion, although it cannot tell states apart.",
         ),
         Chart(
             "Expected and earned",
@@ -102,11 +102,11 @@ class CriticConfig(Mode):
         1.0
         >>> CriticConfig(value_clip=0.2)
         Traceback (most recent call last):
-        spanwise.errors.RecipeError: critic.value_clip is 0.2, but every value is fitted once ... set epochs up.
+        spanwise.errors.RecipeError: critic.value_clip is 0.2, but every value is fitted only once ... set epochs up.
     """
 
     about: ClassVar[str] = (
-        "the value model of methods that need one (gae, sae), fields of `CriticConfig`: learning_rate, model, ..."
+        "the value model that some methods need (gae, sae); fields of `CriticConfig`: learning_rate, model, ..."
     )
     metrics: ClassVar[tuple[Metric, ...]] = (_EXPLAINED,)
     page: ClassVar[Page | None] = _PAGE
@@ -155,14 +155,14 @@ class CriticConfig(Mode):
                 f"{clip_message} a categorical head (hl_gauss) has no clipped loss. Remove value_clip.": (
                     self.value_clip and self.head == "hl_gauss"
                 ),
-                f"{clip_message} every value is fitted once and never differs from the old one; set epochs up.": (
+                f"{clip_message} every value is fitted only once, so no change is clipped; set epochs up.": (
                     self.value_clip and self.epochs == 1
                 ),
             }
         )
 
     def check_scheme(self, scheme: Scheme) -> None:
-        """Refuse a rule of credit whose method uses no values of a critic."""
+        """Refuse a scheme whose method reads no values of a critic."""
         if not scheme.value_names:
             raise RecipeError(
                 f"Method '{scheme.method}' reads no values, so a critic would change nothing. Leave it out, or use 'gae' or 'sae'."

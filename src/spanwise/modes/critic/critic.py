@@ -90,7 +90,7 @@ class Critic:
         return Learned(value_nts[:, :-1], batch.bootstrap(value_nts), named_metrics)
 
     def _fit(self, batch: _Batch, value_nts: Tensor) -> dict[str, float]:
-        """Fit the critic to a batch; store each row's values from before its first fit, and return mean loss and gradient norm."""
+        """Fit the critic to a batch; return loss and gradient norm, and put the values before the fit into `value_nts`."""
         self.model.train()
         step_metrics, row_count = [], len(value_nts)
         for epoch in range(self.config.epochs):
@@ -205,7 +205,7 @@ class Critic:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The rows to which a critic is fitted; a table of values has one before each token and one after the last column."""
+    """The rows to which a critic is fitted; a row has a value before each column and one after the last."""
 
     rows: Sequences
     streams: Streams
@@ -215,7 +215,7 @@ class _Batch:
 
     @property
     def mask_nts(self) -> Tensor:
-        """The mask of the tokens whose values have a target, for each of the values that the critic gives a token."""
+        """The mask of the values that have a target, by row, token and kind of value."""
         mask_snt = self.streams.mask_snt
         if self.config.truncated == "mask":
             mask_snt = mask_snt & ~(self.streams.last_sn & self.truncated_n)[..., None]
@@ -237,7 +237,7 @@ class _Batch:
         return is_nonfinite_nts.sum(dim=(1, 2)).float() + (uses_end_n[:, None] & ~self.ends(value_nts).isfinite()).sum(dim=1)
 
     def targets(self, value_nts: Tensor) -> Tensor:
-        """Return the target of each value, 0 if it has none; a value that is not finite counts as 1/2."""
+        """Return the target of each value, 0 if it has none; values that are not finite are replaced by 1/2 first."""
         value_nts = torch.where(value_nts.isfinite(), value_nts, 0.5)
         options: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
         inputs_of_streams: Iterator[dict[str, Any]] = self.streams.inputs(value_nts[:, :-1], self.bootstrap(value_nts))
@@ -248,7 +248,7 @@ class _Batch:
         return self.changed(lambda x: x[row_r.to(x.device)])
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> _Batch:
-        """Return the batch with a function applied to each of its tables; the first dimension of each table is the row."""
+        """Return the batch with a function applied to each of its tensors, whose first dimension is the rows."""
         table_names = ("reward_snt", "mask_snt", "stop_sn", "last_sn")
         stream_fields = {name: change(getattr(self.streams, name).transpose(0, 1)).transpose(0, 1) for name in table_names}
         rows = Sequences(change(self.rows.ids_nl), change(self.rows.attention_nl), self.rows.width)

@@ -34,7 +34,7 @@ class Saved(NamedTuple):
 
     @staticmethod
     def of(place: str | Path) -> Saved | None:
-        """Read a saved critic's description from its folder; None if the folder has none, as for any other token classifier."""
+        """Read a saved critic's description from its folder; None for a token classifier that is no saved critic."""
         about_file = Path(place) / ABOUT
         try:
             saved = json.loads(about_file.read_text(encoding="utf-8"))
@@ -134,7 +134,7 @@ class ValueModel(nn.Module):
         return categorical_value(output_nts, value_range=self.config.value_range)
 
     def loss(self, output_nt: Tensor, target_nt: Tensor, mask_nt: Tensor, old_value_nt: Tensor) -> Float[Tensor, "n t"]:
-        """Return the critic's loss at each token for one of the values that it gives a token, 0 at masked tokens."""
+        """Return the critic's loss at each token for one kind of value; the loss is 0 at masked tokens."""
         if self.config.head == "hl_gauss":
             return categorical_value_loss(output_nt, target_nt, mask_nt, value_range=self.config.value_range)
         clipped_around_nt = None if self.config.value_clip is None else old_value_nt

@@ -79,7 +79,7 @@ class Laser(Mode):
     """
 
     about: ClassVar[str] = (
-        "a confidence that the policy need not write, for any method; fields of `Laser`: token, beta, alpha, mix, ..."
+        "a policy's confidence as the probability of a reserved token, for any method; fields of `Laser`: token, beta, ..."
     )
     adds: ClassVar[frozenset[str]] = frozenset({"score_n"})
     parts: ClassVar[Mapping[str, str]] = {
@@ -120,12 +120,12 @@ class Laser(Mode):
 
     @property
     def first_mix(self) -> int | None:
-        """The number, from 0, of the first generation batch whose credit has laser's score mixed in; None: it never has."""
+        """The number, from 0, of the first generation batch with laser's scores in its credit; None if no batch has them."""
         return self.reasoning_warmup + self.self_rewarding_warmup if self.mix > 0 else None
 
     @property
     def compares(self) -> bool:
-        """True if laser's score is ever mixed into the credit, because it is then compared within groups."""
+        """True if laser ever compares scores within groups, which it does to mix them into the credit."""
         return self.first_mix is not None
 
     def mixes(self, number: int) -> bool:
@@ -145,7 +145,7 @@ class Laser(Mode):
             )
 
     def check_provided(self, provided: Collection[str]) -> None:
-        """Refuse an engine whose batches give laser no scores of completions."""
+        """Refuse an engine that does not give laser the log-probabilities from which it computes its scores."""
         if "score_n" not in provided:
             raise RecipeError(
                 f"laser needs the log-probability of '{self.token}' after the end of each completion (score_n), which is not "
@@ -194,7 +194,7 @@ class Laser(Mode):
         return {"score_n": table.score_n[rows]} if is_mixed else {}
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each score's weight in the credit, 0 in steps that mix no scores in, and the score relative to its group."""
+        """Return two columns: each score's weight in the credit (0 before mixing starts), and the score relative to its group."""
         return self._compared(score_n.masked_fill(~self.mixes_at(step_n), torch.nan), group_n)
 
     def _compared(self, score_n: Tensor, group_n: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,7 +229,7 @@ class Laser(Mode):
         return self.verdict
 
     def note(self, table: Any) -> str:
-        """Return a sentence that counts the completions from steps that mix no score into the credit; empty if there are none."""
+        """Return a sentence on how many completions are from before the scores enter the credit; empty if none are."""
         if self.first_mix is None or table.score_n is None:
             return ""
         early_count = int((~self.mixes_at(table.step_n)).sum())
@@ -263,5 +263,5 @@ class Laser(Mode):
 
 
 def verdicts(laser: Laser, reading: Reading, scheme: Scheme) -> Tensor:
-    """Return each completion's reward for a right answer, which laser predicts, with `if_missing` for a missing one."""
+    """Return each completion's reward under the objective that laser predicts, `if_missing` where it is missing."""
     return fill_missing(reading.scores, scheme.objectives)[:, scheme.names.index(laser.verdict)]

@@ -56,7 +56,7 @@ def ended(ids_nt: Int[Tensor, "n t"], present_nt: Bool[Tensor, "n t"], ends: Col
 def end_logp(
     model: Any, rows: Sequence[Sequence[int]], token: int, *, pad: int, temperature: float = 1.0, batch_size: int = 64
 ) -> Float[Tensor, " n"]:
-    """Return T times a token's log-probability at temperature T after the end of each row, computed by forward passes."""
+    """Compute a token's log-probability after each row's end by forward passes at temperature T, multiplied by T."""
     logps_of_chunks, was_training = [], model.training
     # A PEFT adapter hides the arguments of the model's forward pass, so they are looked up in the wrapped model.
     inner_model = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -147,7 +147,7 @@ class Appended(RowPart):
 
     @staticmethod
     def check(mode: Laser, engine: str, config: Any) -> None:
-        """Refuse settings under which rows are no whole completions, or laser's reserved token gets no log-probability."""
+        """Refuse settings that split completions into rows, or that give the reserved token no log-probability."""
         setting_faults = _verl_faults(config) if engine == "verl" else _skyrl_faults(config)
         no_reference_message = (
             f"laser has no reference, and {engine} does not measure one. Run `spanwise reference RECIPE`, and write the number "
@@ -160,12 +160,12 @@ class Appended(RowPart):
         return len(ids) > 0 and ids[-1] in self.ends and mask[-1] > 0
 
     def fields(self, logp_n: Float[Tensor, " n"], number: int) -> dict[str, Tensor]:
-        """Compute each row's score from its reserved token's log-probability; return the score if credit uses it."""
+        """Compute and keep each row's score; return the scores only for batches whose credit uses them."""
         self._score_n = self_reward(self.temperature * logp_n.float(), beta=self.mode.beta, reference=self.mode.reference)
         return {"score_n": self._score_n} if self.mode.mixes(number) else {}
 
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return the weight and the target log-probability of laser's squared error on each row's reserved token, and metrics."""
+        """Return each row's weight and target in the squared error of the reserved token's log-probability, and metrics."""
         laser, score_n, laser_metrics = self.mode, self._score_n, {}
         verdict_n = verdicts(laser, reading, scheme).double()
         is_known_n = ~(score_n.isnan() | verdict_n.isnan())
@@ -176,7 +176,7 @@ class Appended(RowPart):
             is_score_right_n = (score_n > 0.5) == (verdict_n > 0.5)
             laser_metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=class_weight_n))
             laser_metrics["laser/accuracy"] = float(is_score_right_n[is_known_n].double().mean())
-        # The trainer averages weight * (logp - target)^2 over `rows`; the scale makes that a mean squared error of scores.
+        # The trainer averages weight * (logp - target)^2 over `rows`; `weight_scale` makes it alpha * the scores' MSE.
         weight_scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(scored_count, 1)
         target_n = (laser.reference + torch.where(is_known_n, verdict_n, 0.0) / laser.beta) / self.temperature
         return (weight_scale * class_weight_n * (number >= laser.reasoning_warmup)).float(), target_n.float(), laser_metrics
@@ -188,8 +188,8 @@ class Appended(RowPart):
         adv_nt: Float[Tensor, "n t"],
         mask_nt: Shaped[Tensor, "n t"],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Take laser's weights and targets out of advantages and old log-probabilities; also return laser's loss at each token."""
-        # An advantage right after the last trained token is laser's weight; any other advantage outside the mask is padding.
+        """Return the engine's old log-probabilities and advantages without laser's entries, and laser's loss by token."""
+        # The advantage right after the last trained token holds laser's weight; others outside the mask are padding.
         is_trained_nt = mask_nt > 0
         after_trained_nt = torch.cat([torch.zeros_like(is_trained_nt[:, :1]), is_trained_nt[:, :-1]], dim=1)
         is_end_nt = after_trained_nt & ~is_trained_nt & (adv_nt != 0)

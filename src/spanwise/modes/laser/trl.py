@@ -49,7 +49,7 @@ class SelfRewarding(TrlPart):
 
     @property
     def _needed(self) -> bool:
-        """True if laser's scores are needed before the loss is computed: for the reference or the credit."""
+        """True if scores are needed before the loss, to measure the reference log-probability or for the credit."""
         return self.measured is None or self.mode.mixes(self._generation)
 
     @contextmanager
@@ -64,7 +64,7 @@ class SelfRewarding(TrlPart):
             yield
 
     def hear(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Record the reserved token's log-probability in a step of `generate`, for rows whose end token is the step's input."""
+        """Record the reserved token's log-probability after a row's end token, in a forward pass of `generate`."""
         input_ids = kwargs.get("input_ids", args[0] if args else None)
         logits = getattr(output, "logits", None)
         if input_ids is None or logits is None:
@@ -133,7 +133,7 @@ class SelfRewarding(TrlPart):
         for sentence in filter(None, new_warnings if trainer.accelerator.is_main_process else []):
             warnings.warn(f"Step {trainer.state.global_step}: {sentence}", UserWarning, stacklevel=2)
         score_n = self._score_n = self._scores(logp_n)
-        if self._generation >= mode.reasoning_warmup:  # the warm-up without a loss is over
+        if self._generation >= mode.reasoning_warmup:  # laser's loss starts after this warm-up
             verdict_n = verdicts(mode, all_rows.reading, trainer.scheme)
             verdict_n = torch.where(self.gather(ended_n).bool(), verdict_n, torch.nan)
             weight_scale = len(verdict_n) / max(int((~verdict_n.isnan()).sum()), 1)
@@ -170,7 +170,7 @@ class SelfRewarding(TrlPart):
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
         """Return the reserved token's log-probabilities that forward passes or the generation recorded, NaN for other rows."""
-        if "old_per_token_logps" in output:  # in this case TRL's first forward pass ran the policy
+        if "old_per_token_logps" in output:  # then TRL's first forward pass was one of the policy
             return self.passes[0].detach().float().cpu()
         if "logp_nt" in self.trainer.scheme.needs:
             return self.passes[-1].detach().float().cpu()
