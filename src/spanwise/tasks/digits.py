@@ -126,7 +126,7 @@ class TraceNoise:
 
     slip: tuple[float, float, float, float]  # the probability that a step's digit becomes random, for each of `OPERATORS`
     refusal: float  # the probability of a refusal: `<reasoning></reasoning><answer>?</answer>`
-    # A refusal draws its confidence from these values; without values, its confidence is like any other.
+    # The confidences that a refusal may state, drawn at random; if empty, refusals state confidences like other answers.
     refusal_confidence: tuple[float, ...] = ()
     power: float = 0.5  # confidence = round(clip(p_true**power + N(0, spread)), 1): over-confident and weakly informative
     spread: float = 0.25

@@ -152,7 +152,7 @@ class Course:
     tokenizer: Callable[[], Any] = build_tokenizer
     shape: Mapping[str, int] = field(default_factory=dict)  # options of `model`
     model: Callable[..., Any] = build_model
-    # If true, training keeps the mean of the embeddings at 0; tied embeddings of rare words would else become alike.
+    # If true, training keeps the mean of the embeddings at 0; otherwise tied embeddings of rare words become alike.
     centred: bool = False
     folder: str = "digits-{}"
     key: Mapping[str, Any] = field(default_factory=dict)  # further settings on which the weights depend
