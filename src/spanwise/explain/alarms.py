@@ -21,7 +21,7 @@ OF_REWARD = "reward/"
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]
 _OUT_OF_REACH = (
-    "Usually the score is not trained yet (reasoning_warmup, alpha), or its reference belongs to another model or token."
+    "Usually the score is not trained yet (reasoning_warmup, alpha), or laser.reference belongs to another model or token."
 )
 #: Pairs of an evaluation figure and its alarm, in order; a figure's warning comes from its first alarm that holds.
 EVALUATION = (
@@ -46,7 +46,7 @@ EVALUATION = (
     ("format_rate", Alarm("below", 0.9, "many completions are malformed",
         "Usually nothing pays for the tags (format), or completions are cut off at the token limit.",
     )),
-    (f"{OF_SCORE}coverage", Alarm("below", 0.5, "few completions have a score, the others were cut off",
+    (f"{OF_SCORE}coverage", Alarm("below", 0.5, "few completions have a score, because the others were cut off",
         "Usually the token limit of a completion is too low for this policy.", hollow=_SCORED,
     )),
     (f"{OF_SCORE}mean_confidence", Alarm("at most", 0.0, "every score is 0, after clipping", _OUT_OF_REACH, hollow=_SCORED)),
@@ -54,9 +54,9 @@ EVALUATION = (
     (f"{OF_SCORE}sharpness", Alarm("below", 1e-4, "every completion has the same score", _OUT_OF_REACH, hollow=_SCORED)),
 )  # fmt: skip
 
-#: Maps each warning sentence about an evaluation to the figure that triggers the warning.
+#: Maps the sentence of each evaluation alarm to the figure that the alarm watches.
 SHOWN_BY: Mapping[str, str] = {alarm.sentence: figure for figure, alarm in EVALUATION}
-#: Maps each warning sentence about an evaluation to the usual cause of the problem.
+#: Maps the sentence of each evaluation alarm to the usual cause of the alarm.
 CAUSES: Mapping[str, str] = {alarm.sentence: alarm.cause for _, alarm in EVALUATION}
 _Key = TypeVar("_Key")
 #: The number of training batches in a row that must show a problem before it is reported.
@@ -140,7 +140,7 @@ def _longest_run(batches: Sequence[Mapping[str, Any]], key: str, name: str, alar
 
 
 def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a warning for each problem that training batches show: in several batches in a row, on average, or at the end."""
+    """Return warnings about problems of training batches that last, that show on average, or that show at the end."""
     sentence_of_key = habits(batches)
     for key, name, alarm in _find_watched(batches, "overall"):
         metric_values = values_of(batches, key)
@@ -150,7 +150,7 @@ def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[str, str]:
-    """Return a warning for each metric that is wrong over the last batches with a value: a quarter of them, at most `last`.
+    """Return a warning for each metric that is wrong on average over the last quarter of the batches (at most `last`).
 
     A metric that no batch has a value of (NaN, None) is wrong if its alarm says so.
     """

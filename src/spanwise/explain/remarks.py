@@ -23,7 +23,7 @@ SHARING = (
     "A block's tokens share its credit; some methods credit the whole completion as one block. GRPO's advantage is the credit of "
     "the completion: GRPO writes this number at every token and divides the loss by the number of tokens."
 )
-#: The end of a warning about completions that leave out a block for free.
+#: The end of a warning that completions can leave out a block at no cost.
 _DRIFT = (
     "this costs nothing, so training may drift towards it. Set if_missing, the reward to count for such a completion: "
     "Objective(..., if_missing=-1.0)."
@@ -82,7 +82,7 @@ class Watch:
         """Return a batch's new `setup_warnings`, and whether a missing tag or reward leaves some objective untrained."""
         warnings = setup_warnings(reading, self.scheme)
         new_sentences = self._take_new(warnings)
-        # Warnings about logged metrics would later repeat some of these warnings, so the metrics' keys count as given.
+        # Warnings about logged metrics would repeat some of these warnings, so mark them as given, too.
         for kind, _, name in (key.partition("/") for key in warnings):
             if kind == "tags":
                 self._given_keys.add("credit/malformed")
@@ -228,7 +228,7 @@ def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> in
 
 
 def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Scheme) -> dict[str, str]:
-    """Merge the warnings that blocks are left out at no cost into one, for three or more objectives of the same reward."""
+    """Merge the warnings about blocks left out at no cost if three or more objectives of one reward have such a warning."""
     free_objectives = [objective for objective in scheme.objectives if f"free/{objective.name}" in warnings]
     for family in dict.fromkeys(objective.name.partition(".")[0] for objective in free_objectives if "." in objective.name):
         family_objectives = [objective for objective in free_objectives if objective.name.startswith(f"{family}.")]

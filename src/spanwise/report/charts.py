@@ -179,7 +179,7 @@ def _layered(height: int, *charts: alt.Chart) -> Drawn:
 
 
 def _wide(chart: Drawn, height: int) -> Drawn:
-    """Give a chart the full width and a fixed total height, so that charts side by side end on one line."""
+    """Give a chart the full width and a fixed total height, so that charts side by side are equally tall."""
     return chart.properties(width="container", height=height, autosize=alt.AutoSizeParams(type="fit", contains="padding"))
 
 
@@ -193,7 +193,7 @@ def _y(field: str, title: str, *, zero: bool = False, percent: bool = False) -> 
 
 
 def _color(names: Sequence[str], palette: Palette = "series") -> alt.Color:
-    colour_list_name = "category" if palette == "series" else "ordinal"  # lists of colours in the page's Vega configuration
+    colour_list_name = "category" if palette == "series" else "ordinal"  # colour lists in the page's Vega configuration
     return alt.Color("series:N", scale=alt.Scale(domain=list(names), range=colour_list_name), legend=None)
 
 

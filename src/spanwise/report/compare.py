@@ -13,7 +13,7 @@ from spanwise.report import sections as parts
 from spanwise.report.charts import forest
 from spanwise.report.page import Headline, Panel, render
 
-#: Figures that are better if lower, and if higher (like all accuracies and votes); other figures have no better side.
+#: Figures for which lower is better, and those (besides all accuracies and votes) for which higher is better.
 LOWER = ("ece", "brier", "refusal_rate", "malformed", "laser_ece", "laser_brier")
 HIGHER = ("accuracy", "auroc", "coverage", "format_rate", "verdict_rate", "laser_auroc", "laser_coverage")
 VERDICTS = ("clear", "borderline", "noise")
@@ -97,7 +97,7 @@ def compare_report(
 
 
 def _warnings(comparison: ArmComparison) -> list[str]:
-    """Return the warnings about each arm's figures with their usual causes, and one about every arm without a run."""
+    """Return the warnings about the arms' figures, with their usual causes, and about arms without any figure."""
     alarm_sentences = [
         f"{sentence} {next((cause for what, cause in CAUSES.items() if what in sentence), '')}".strip()
         for sentence in comparison.warnings()
@@ -112,7 +112,7 @@ def _warnings(comparison: ArmComparison) -> list[str]:
 
 
 def _best_arm_headlines(comparison: ArmComparison) -> list[Headline]:
-    """Build the page's headlines that name the arms which no other arm clearly beats, for accuracy and for ECE."""
+    """Build a headline for accuracy and one for ECE, each with the arms that no other arm clearly beats."""
     headlines = []
     for figure, sign in (("accuracy", 1), ("ece", -1)):
         if figure not in comparison.figures:
@@ -157,7 +157,7 @@ def _difference_panels(comparison: ArmComparison) -> list[Panel]:
 
 
 def compare_finding(comparison: ArmComparison) -> str:
-    """Say which arm is better, in which figure and by how much, and name the figures that mean nothing."""
+    """Say which arm is better, in which figure and by how much, and which figures cannot be trusted."""
     figure_names = [name for name in ("accuracy", "ece") if name in comparison.figures] or list(comparison.figures[:2])
     alarm_sentences = [
         f"Alarm for {' and '.join(dict.fromkeys(arm for arm, _ in cells))}: {reason}."
@@ -188,7 +188,7 @@ def _figure_finding(comparison: ArmComparison, name: str) -> str:
 
 
 def _is_hollow(comparison: ArmComparison, d: Difference) -> bool:
-    """Return whether a figure's warning makes differences in that figure meaningless; a warning of low accuracy does not."""
+    """Return whether a warning about one of the two arms makes their difference in a figure meaningless."""
     reasons = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
     return any(d.figure in (*CALIBRATION, *SCORE_FIGURES) or why.startswith("most answers could not") for why in reasons)
 

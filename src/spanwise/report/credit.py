@@ -37,7 +37,7 @@ def credit_report(
     samples: Mapping[str, Tensor] | None = None,
     command: str = "",
 ) -> str:
-    """Write the credit that several methods give the same rollouts as one HTML file, beside the credit that the rollouts record.
+    """Write the report that compares the credit of several methods for the same rollouts, as one HTML file.
 
     Args:
         source: where the rollouts came from.

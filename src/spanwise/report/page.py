@@ -45,35 +45,35 @@ class Headline:
     """A large number or word at the top of a report page, with a label and a note."""
 
     label: str
-    value: Cell  # None and NaN are shown as "not measured"
-    note: str = ""  # small print under it, in lines: an interval, where it started from
-    wrong: str = ""  # why it must not be read calmly
+    value: Cell
+    note: str = ""  # lines of small print under the value, such as its interval
+    wrong: str = ""  # an alarm: why the value must not be taken at face value
 
 
 @dataclass(frozen=True)
 class Panel:
     """A chart of a report page, or several charts above each other, with a table of the numbers that they show."""
 
-    title: str  # in plain words; it is also what a screen reader says
-    charts: tuple[Drawn, ...]  # drawn at the width there is
-    rows: Table  # the numbers, folded under the chart
-    note: str = ""  # one sentence under it
-    legend: Sequence[str] = ()  # as that of a section, for this panel alone
+    title: str  # a screen reader reads it aloud in place of the charts
+    charts: tuple[Drawn, ...]  # the charts of the panel, from top to bottom
+    rows: Table  # a table of the numbers that the charts show
+    note: str = ""  # a sentence under the charts
+    legend: Sequence[str] = ()  # the names of the series, if they differ from those of the section
 
 
 @dataclass(frozen=True)
 class Section:
     """A section of a report page: charts, sentences or tables, under a title and a question."""
 
-    title: str  # of the section and in the contents
-    text: str = ""  # a sentence or two on how to read it
-    legend: Sequence[str] = ()  # the names of the series, in the order of their colours
-    palette: Palette = "series"  # which colours those are: of series, or of verdicts (noise is grey)
-    panels: Sequence[Panel] = ()  # charts, side by side where there is room
-    points: Sequence[str] = ()  # sentences of a list
-    tables: Sequence[Table] = ()  # each a list of rows, whose first column names the row
-    body: Markup | None = None  # ready HTML, of the token view
-    warnings: Sequence[str] = ()  # what is wrong, above all else
+    title: str  # the heading of the section, also in the table of contents
+    text: str = ""  # a sentence or two on how to read the section
+    legend: Sequence[str] = ()  # the names of the charts' series, in the order of their colours
+    palette: Palette = "series"  # the list of colours to use for the series
+    panels: Sequence[Panel] = ()  # panels with charts, side by side on a wide page
+    points: Sequence[str] = ()  # sentences that the section shows as a list
+    tables: Sequence[Table] = ()  # tables as lists of rows; the first column names a row
+    body: Markup | None = None  # the HTML of the token view
+    warnings: Sequence[str] = ()  # warning sentences, shown first in the section
     asks: str = ""  # the question that the section answers
 
     @property

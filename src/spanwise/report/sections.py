@@ -36,13 +36,13 @@ VOTES_BY_SCORE = "No confidence is stated, so votes are weighed by the score."
 
 
 def section(title: str, words: Mapping[str, Any] | None = None, **parts: Any) -> Section:
-    """Build a section of a report page with its text from `static/words.yaml`, into which `words` are filled."""
+    """Build a section of a report page with its text from `static/words.yaml`, with `words` in its placeholders."""
     section_entry = SECTIONS[title]
     return Section(title, section_entry["text"].format(**words or {}).strip(), asks=section_entry["asks"], **parts)
 
 
 def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: str = "") -> Section:
-    """Build the section of reliability diagrams, one per arm (method); a single arm, "", also gets histograms of confidence."""
+    """Build the section of reliability diagrams, one per arm (method), with histograms if the page has a single arm ("")."""
     panels = []
     for name, columns in samples.items():
         for kind, kind_text in _KINDS:
@@ -54,7 +54,7 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
 
 
 def _calibration_panels(name: str, kind: str, phrase: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
-    """Build an arm's reliability diagram of stated confidences or of self-rewarding scores; a single arm also gets histograms."""
+    """Build one arm's reliability diagram, with histograms of right and wrong answers if the page has a single arm."""
     rows = reliability(columns[kind], columns["correct"], prompts=columns.get("prompt"))
     if not rows:
         return []
@@ -84,7 +84,7 @@ def curve_panel(
     title: str, rows: list[Row], names: Sequence[str], *, x: str = "step", label: str = "step", note: str = "",
     legend: Sequence[str] = (), **options: Any,
 ) -> list[Panel]:  # fmt: skip
-    """Build a panel with curves over `x` and a table of their numbers; an empty list if there are no rows."""
+    """Return a panel with curves over `x` and a table of their numbers, or no panel if there are no rows."""
     if not rows:
         return []
     return [Panel(title, (curves(rows, names=names, x=x, **options),), wide(rows, key="x", label=label), note, legend)]
@@ -158,7 +158,7 @@ def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, 
 
 
 def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
-    """Count each histogram's values in the bins between `edges`, and add an empty bin that closes the drawn outline."""
+    """Count each histogram's values in the bins between `edges`, and add an empty last bin, at which the drawn line ends."""
     rows: list[Row] = []
     for series, value_n in values.items():
         finite_value_n = value_n[value_n.isfinite()].double().cpu()
@@ -187,7 +187,7 @@ def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41)
 
 
 def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the evaluation figures to draw: the usual ones, then those of later attempts and the score."""
+    """Return the names of the evaluation figures to draw: the usual ones, later accuracies, and figures of the score."""
     figure_names = dict.fromkeys(name for point in points for name in point)
     score_figures = (name for name in SCORE_FIGURES if name in figure_names)
     return list(dict.fromkeys([*FIGURES, *(name for name in figure_names if name.endswith("_accuracy")), *score_figures]))
@@ -213,7 +213,7 @@ def is_share(name: str) -> bool:
 
 
 def figure(point: Mapping[str, Any], name: str) -> float | None:
-    """Return a figure of an evaluation, None if it does not exist; a missing `malformed` is computed as 1 minus `format_rate`."""
+    """Return a figure of an evaluation, or None; `malformed` may be computed from `format_rate`."""
     if name == "malformed" and point.get("malformed") is None:
         format_rate = point.get("format_rate")
         return None if format_rate is None else 1.0 - format_rate

@@ -20,9 +20,10 @@ from spanwise.report.why import DIGITS, Rule, clause, credits, explained, openin
 from spanwise.report.words import GLOSSARY
 from spanwise.rollouts.rows import TokenRow
 
-#: Significant digits: COARSE for token values and probabilities, FEW for columns that change more than MANY times.
-#: So few digits keep a page of 500 completions with 1,000 tokens each under 3 MB.
-COARSE, FEW, MANY = 3, 2, 200_000
+# Few digits keep a page of 500 completions with 1,000 tokens each under 3 MB.
+COARSE = 3  # significant digits of token values and probabilities
+FEW = 2  # significant digits of a column that changes more than `MANY` times
+MANY = 200_000
 
 #: The most distinct words that a compressed column can hold: one per code point from 32 on, without the 2,048 surrogates.
 _MOST_WORDS = 0x110000 - 2048 - 32
@@ -159,7 +160,7 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
 
 
 def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> dict[str, Any] | None:
-    """Encode rounded numbers per token, and the absolute value that gets full colour; return None without any numbers."""
+    """Encode columns of rounded numbers per token, with the absolute value that gets the full colour."""
     if all(column is None for column in columns):
         return None
     number_v = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])

@@ -102,7 +102,7 @@ def train_report(
     shown_steps = {row.step for row in view.completions if row.step is not None} if view else set()
     step_note = f", of step {shown_steps.pop()}" if len(shown_steps) == 1 else ""
     trained_method, *other_methods = view.methods if view else ("",)
-    methods_note = f"The run was trained with {trained_method}; beside it is the credit that {' and '.join(other_methods)}"
+    methods_note = f"The run was trained with {trained_method}; compare the credit that {' and '.join(other_methods)}"
     interval_values = {name: i.value for name, i in intervals.items() if i is not None}
     # The values of `intervals` may rest on more samples, so they replace those of the last evaluation.
     evaluations = [*points[:-1], points[-1] | interval_values] if points else []
@@ -159,7 +159,7 @@ def _spoken(name: str) -> str:
 
 
 def _baseline(recipe: Mapping[str, Any]) -> str:
-    """Name the reward baseline of the last objective that sets one, for the page's title; empty if the method takes none."""
+    """Name the reward baseline of the last objective that sets one, or return an empty text if the method takes none."""
     method = METHODS.get(str(recipe.get("method")))
     takes_no_baseline = method is not None and "baseline" not in method.inputs
     baseline_names = [name for entry in recipe.get("objectives") or () if (name := entry.get("baseline"))]
@@ -195,7 +195,7 @@ def _headlines(
     last_point, first_point = (points[-1], points[0]) if points else ({}, {})
     headlines = []
     for name in _HEADLINES:
-        is_optional = name == "refusal_rate" or name.startswith(OF_SCORE)  # not every task has refusals
+        is_optional = name == "refusal_rate" or name.startswith(OF_SCORE)  # only some tasks have refusals or scores
         is_measured = name in intervals or any(figure(point, name) is not None for point in points)
         if name in unmeasured or (is_optional and not is_measured and (points or name.startswith(OF_SCORE))):
             continue
@@ -264,7 +264,7 @@ def train_finding(
 
 
 def _of_rewards(rewards: Mapping[str, Sequence[float]], where: str) -> str:
-    """State the mean rewards at the end and at the start; of many rewards, only their mean and the largest and smallest change."""
+    """State the mean rewards at the end and at the start, or a summary of them if there are many."""
     rewards = {name: means for name, means in rewards.items() if means}
     change_of = {name: means[-1] - means[0] for name, means in rewards.items() if len(means) > 1}
     if len(rewards) <= _NAMED:
@@ -332,7 +332,7 @@ def _rewards_section(
     points: Lines,
     intervals: Mapping[str, Interval | None],
 ) -> Section:
-    """Build the section on rewards: a curve per objective, and a table with its blocks and the change of its reward."""
+    """Build the section on rewards: a curve per objective, and a table with each objective's blocks and reward change."""
     panels, rows = list[Panel](), list[Row]()
     blocks_of_objective = {
         str(entry.get("name") or entry.get("reward")): entry.get("pays") for entry in recipe.get("objectives") or ()
@@ -395,7 +395,7 @@ def mode_sections(batches: Lines) -> list[Section]:
 
 
 def mode_headlines(batches: Lines) -> list[Headline]:
-    """Build a headline with the last value of each training mode's main metric; a critic with several outputs gets several."""
+    """Build headlines with the last value of each training mode's main metric, one for each output of a critic."""
     headlines, alarm_by_metric = [], end_alarms(batches)
     for _, page, prefix_of_value in _pages(batches):
         metric_name, label, alarm = page.headline
@@ -418,7 +418,7 @@ def _pages(batches: Lines) -> Iterator[tuple[type[Mode], Page, dict[str, str]]]:
 
 
 def _panel(chart: Chart, batches: Lines, names: Sequence[str] = (), **drawn: Any) -> list[Panel]:
-    """Build a panel with a chart of training metrics, with a legend unless `names` are given; empty if no batch has them."""
+    """Return a panel with a chart of training metrics, or no panel if no batch has these metrics."""
     curve_rows = [row for key, name in chart.series.items() for row in batch_curve(batches, key, name)]
     has_cut_values = chart.floor is not None and any(row["value"] < chart.floor for row in curve_rows)
     chart_note = chart.note + (f" Values below {chart.floor:g} are drawn at {chart.floor:g}." if has_cut_values else "")

@@ -1,4 +1,4 @@
-"""Explain the credit of a completion: in sentences, in the arithmetic of each block's credit, and by the share of each token."""
+"""Explain a completion's credit in sentences, with the arithmetic of each block and the share of each token."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _NO_BASELINE = {
 
 @dataclass(frozen=True)
 class Rule:
-    """How a credit method works, as far as a report page explains it: what the method credits, and by which objectives."""
+    """The facts about a credit method that a report page explains."""
 
-    kind: str = ""  # what it credits: "block", "completion", "token", "step"; "" is not known
-    about: str = ""  # a sentence on it
-    #: By name, what a recipe says of each: what it `pays`, its `weight`, `if_missing`, and its `baseline` and what that is `given`.
+    kind: str = ""  # what the method credits: "block", "completion", "token" or "step"; "" if unknown
+    about: str = ""  # a sentence about the method
+    #: Maps each objective's name to its recipe fields: `pays`, `weight`, `if_missing`, `baseline` and its `given`.
     objectives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    verdict: str = ""  # the objective that a score of the completion's own is mixed with; "": there is none
+    verdict: str = ""  # the objective that the self-rewarding score is mixed with, or ""
 
 
 def rule_words(baseline: str | None, given: Sequence[str]) -> str:
@@ -178,7 +178,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
     """Explain the credit of a block: the objectives' credits that add up to it, and the share of each token."""
     paying_names = [name for name, objective in rule.objectives.items() if block == COMPLETION or block in objective["pays"]]
     credit_parts = list(row.parts.get(method, ()))
-    if not paying_names or len(credit_parts) != 1:  # a single part may stand for the sum of all objectives
+    if not paying_names or len(credit_parts) != 1:  # the only part may stand for all objectives together
         credit_parts = [part for part in credit_parts if part.objective in paying_names]
     score_share, own_score = row.own.get(method, (0.0, 0.0)) if rule.verdict in paying_names else (0.0, 0.0)
     credit_terms: list[_Term] = []
@@ -207,7 +207,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
 
 
 def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """Describe the number compared with a baseline if it is a sum or a stand-in; return "" if it is a single reward."""
+    """Describe the reward that is compared with a baseline, if it is a sum of rewards or an `if_missing`."""
     if part.worth is None:
         return ""
     if part.objective in row.statuses or part.objective in row.rewards or not rule.objectives:
@@ -251,7 +251,7 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
 
 
 def _token_shares(row: TokenRow, method: str, block: str, credit: float) -> tuple[str, str]:
-    """Say how much credit each token of a block carries, and all of them together; empty if no token is trained."""
+    """Say how much credit each trained token of a block carries, and how much all of these tokens carry together."""
     advantage_at = {t: float(value) for t, value in enumerate(row.advantages[method]) if not math.isnan(value)}
     if advantage_at and row.stop.get(method):
         advantage_at[max(advantage_at)] -= row.stop[method]
@@ -275,7 +275,7 @@ def _range(low: float, high: float) -> str:
 
 
 def _explain_stop(row: TokenRow, method: str, rule: Rule) -> str:
-    """Explain the credit that the last token gets because every block that an objective rewards is missing; may be empty."""
+    """Explain the credit that the last token gets because blocks that an objective rewards are missing."""
     stop_credit, credit = row.stop.get(method), row.credit.get(method, {})
     if not stop_credit:
         return ""

@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 _WRITTEN = yaml.safe_load(files("spanwise.report").joinpath("static", "words.yaml").read_text(encoding="utf-8"))
 #: Maps the title of a page's section to the question that it `asks`, its `text` and, for some, its `charts`.
 SECTIONS: Mapping[str, Mapping[str, Any]] = _WRITTEN["sections"]
-#: Sentences that a section of a report page adds to its text if they apply.
+#: Optional sentences for the text of a section of a report page.
 NOTES: Mapping[str, str] = _WRITTEN["notes"]
 #: Maps evaluation figures, and ways of voting, to their names on a report page.
 FIGURES: Mapping[str, str] = _WRITTEN["figures"]
@@ -30,7 +30,7 @@ class Terms:
     """The glossary terms that a page has used so far, for the list at its end."""
 
     def __init__(self) -> None:
-        self.met: dict[str, str] = {}  # maps each term that occurred to its meaning, in the order of the glossary
+        self.met: dict[str, str] = {}  # maps each glossary term that the page has used to its meaning
 
     def marked(self, text: str) -> Markup:
         """Wrap the first mention of each glossary term in a text in an HTML element that explains the term."""

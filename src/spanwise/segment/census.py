@@ -14,10 +14,10 @@ from spanwise.segment.claims import SEGMENTERS
 class Census:
     """How many completions hold each tag, JSON field or channel that a layout asks for, and how many hold others."""
 
-    size: int  # completions that were looked at
-    wanted: Mapping[str, int]  # mark of the layout -> completions that have it, in the layout's order
-    others: Mapping[str, int]  # any other mark that would find something -> completions, the most frequent first
-    segmenter: str = "tags"  # whose marks these are
+    size: int  # the number of completions
+    wanted: Mapping[str, int]  # maps each mark of the layout to the number of completions that hold it
+    others: Mapping[str, int]  # the same for all other marks, the most frequent first
+    segmenter: str = "tags"  # the segmenter that the marks belong to
 
     @property
     def lacking(self) -> tuple[str, ...]:

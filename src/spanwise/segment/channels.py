@@ -29,7 +29,7 @@ from spanwise.segment.delimiters import Sign, index_of_first, sign_finder
 from spanwise.types import Fault
 
 _REASONING, _CALL, _ANSWER = "reasoning", "tool_call", "answer"
-#: Channel, opening sign, closing sign; an empty closing sign stands for the next opening sign or the end of the turn.
+#: Channels with their opening and closing sign; without the latter, the next opening sign or the turn's end closes them.
 # The character U+FF5C in DeepSeek's special tokens is a fullwidth vertical bar.
 _PAIRS = (
     (_REASONING, "<think>", "</think>"),
@@ -47,7 +47,7 @@ def _signs(*texts: str) -> set[bytes]:
     return {sign.encode() for signs in texts for sign in signs.split()}
 
 
-#: Opening sign, such as `<think>` -> the channel that it opens, and its closing sign.
+#: Maps an opening sign, such as `<think>`, to the channel that it opens and the closing sign.
 _OPENS = {opening.encode(): (channel, closing.encode()) for channel, opening, closing in _PAIRS}
 _CLOSES = {closing for _, closing in _OPENS.values() if closing}
 _REASONING_CLOSES = tuple(closing for channel, closing in _OPENS.values() if channel == _REASONING)
@@ -57,7 +57,7 @@ _ROLE, _ROLE_ENDS = b"<|start_header_id|>", b"<|end_header_id|>"
 _LEADS = {_ROLE, *_signs("<\uff5ctool▁calls▁begin\uff5c> <|tool_calls_section_begin|>")}
 #: Special tokens that end a header or a section of tool calls; they neither open nor close a channel.
 _FILLS = {_ROLE_ENDS, *_signs("<\uff5ctool▁calls▁end\uff5c> <|tool_calls_section_end|>")}
-#: The special tokens in a header of harmony, `<|start|>assistant<|channel|>analysis<|message|>`; a header may begin at any of them.
+#: Special tokens at which a harmony header, such as `<|start|>assistant<|channel|>analysis<|message|>`, may begin.
 _MESSAGE = b"<|message|>"
 _HEADER = (b"<|start|>", b"<|channel|>", _MESSAGE)
 _TO, _ANALYSIS = re.compile(rb"\bto="), re.compile(rb"<\|channel\|>\s*+analysis")
@@ -129,11 +129,11 @@ class _Reader:
 
     def __init__(self, text: bytes, signs: list[Sign], prefilled: bool) -> None:
         self.text, self.signs, self.prefilled = text, signs, prefilled
-        self.channels: list[tuple[str, int, tuple[int, int] | None]] = []  # name, first byte, content or None if cut off
+        self.channels: list[tuple[str, int, tuple[int, int] | None]] = []  # each channel's name, first byte, content
         self.fault = 0
         self.unclaimed = 0  # the first byte that no channel has claimed yet
-        self.lead_start: int | None = None  # the first byte of special tokens that belong to the next channel
-        self.turn_end = 0  # the index in `signs` of the sign that ends this turn
+        self.lead_start: int | None = None  # where special tokens before the next channel begin
+        self.turn_end = 0  # `signs[turn_end]` ends the turn that is being read
         self.last_index: dict[bytes, int] = {}  # maps each sign to the index in `signs` of its last occurrence in this turn
 
     def run(self) -> None:
@@ -154,7 +154,7 @@ class _Reader:
             sign_index, self.unclaimed = turn_end + 1, end_sign.end
 
     def _read_sign(self, index: int) -> int:
-        """Read the sign (special token) at `index`, and any channel that it opens; return the index of the next sign to read."""
+        """Read the sign (special token) at `index`, with the channel that it may open, and return the index to read next."""
         sign = self.signs[index]
         if sign.written in _CLOSES:
             self.fault |= Fault.ORDER
@@ -190,7 +190,7 @@ class _Reader:
         self.fault |= 0 if is_complete else Fault.TRUNCATED
         end_index = index_of_first(self.signs, range(index + 1, self.turn_end), closings if is_complete else _NEXT)
         end_sign = self.signs[end_index]
-        if is_complete or end_sign.start > start:  # reasoning that the prompt opened does not count if it is empty
+        if is_complete or end_sign.start > start:  # skip empty reasoning that the prompt opened
             self._add(channel, start, (inner_start, end_sign.start) if is_complete else None)
         if any(sign.written in _ANY_OPENING for sign in self.signs[index + 1 : end_index]):
             self.fault |= Fault.NESTED
@@ -202,7 +202,7 @@ class _Reader:
         """Read a message in the format harmony (gpt-oss), whose header names its channel."""
         sign, end_sign = self.signs[index], self.signs[self.turn_end]
         body_index = index_of_first(self.signs, range(index, self.turn_end), (_MESSAGE,))
-        if body_index == self.turn_end:  # the turn ends inside the header, before `<|message|>`
+        if body_index == self.turn_end:  # the header was cut off before `<|message|>`
             self.fault |= Fault.TRUNCATED
             self.unclaimed = end_sign.start
             return self.turn_end

@@ -1,4 +1,4 @@
-"""A segmenter reads a completion (`Sample`) and claims bytes for parts of a layout (`Claim`); `cut` makes blocks of them."""
+"""Segmenters claim bytes of a completion (`Claim`) for the parts of a layout, and `cut` turns the claims into blocks."""
 
 from __future__ import annotations
 
@@ -133,10 +133,10 @@ SEGMENTERS: Registry[Segmenter] = Registry("segmenter", kinds=("segmenter",), gr
 class Pieces(NamedTuple):
     """One completion, cut into consecutive runs of bytes (pieces) that each belong to a block."""
 
-    blocks: tuple[int, ...]  # the block's number for each piece; a block may have several pieces
+    blocks: tuple[int, ...]  # for each piece, the index of its block in the layout
     starts: tuple[int, ...]  # the first byte of each piece, from 0 on; a piece ends where the next piece starts
     fault: int
-    contents: Mapping[tuple[int, str], Inner]  # maps (block, name of a part) to the part's content, if complete
+    contents: Mapping[tuple[int, str], Inner]  # maps (index of a block, key of a part) to the content of the part
 
 
 def assign(
@@ -146,7 +146,7 @@ def assign(
     surplus: Literal["keep", "report", "drop"],
     fault: int = 0,
 ) -> Found:
-    """Give the matches of each mark, in order, to the parts with this mark; `surplus` says what becomes of further matches."""
+    """Give the matches of each mark, in order, to the parts with this mark, and keep, report or drop surplus matches."""
     claims: list[Claim] = []
     match_count_of_mark = dict.fromkeys(parts_of, 0)
     for mark, start, stop, inner in matches:
@@ -193,10 +193,10 @@ def cut(layout: Layout, found: Iterable[Found], length: int) -> Pieces:
 
 
 def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list[tuple[int, int]], list[Claim]]:
-    """Cut a completion into pieces (first byte, block) by claims; also return the claims that partly overlap no earlier claim."""
+    """Return the pieces (first byte, block) into which claims cut a completion, and the claims that were not dropped."""
     block_pieces = [] if rest is None else [(0, rest)]
     claims_with_bytes = list[Claim]()
-    # A claim without a stop runs up to the next claim without a stop.
+    # A claim whose `stop` is None ends where the next such claim starts.
     stops_of_open_claims = iter([*[claim.start for claim in claims if claim.stop is None][1:], length])
     open_stops_and_blocks = [(length, rest)]
     for claim in claims:
@@ -212,7 +212,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
 
 
 def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:
-    """Pop the claims that end at or before a byte; return the pieces after them, which belong to the outer claims."""
+    """Pop the claims that end at or before a byte, and return the pieces in which the claims around them continue."""
     outer_pieces = []
     while len(stack) > 1 and stack[-1][0] <= byte:
         claim_stop = stack.pop()[0]

@@ -75,7 +75,7 @@ def sign_finder(signs: Collection[bytes], *, tokens_only: Collection[bytes] = ()
         token_ends = sample.end_t[sign_tokens].tolist()
         token_signs = [Sign(written, end - len(written), end) for written, end in zip(spellings, token_ends, strict=True)]
         token_starts = [sign.start for sign in token_signs]
-        # Drop signs found by their bytes that overlap an added token, because that token is a sign of its own.
+        # Drop a spelled sign that overlaps an added token, because the token is a sign by itself.
         separate_signs = [
             sign for sign in spelled_signs if bisect_left(token_starts, sign.end) == bisect_left(token_ends, sign.start + 1)
         ]
@@ -102,7 +102,7 @@ def signs_of(mark: str) -> tuple[str, str]:
 
 
 def _opens(mark: str) -> tuple[str, ...]:
-    """Return a mark's opening sign, which a prompt may end with, or nothing if the same sign also closes the part."""
+    """Return the opening sign of a mark, or nothing if the closing sign is the same."""
     opening_sign, closing_sign = signs_of(mark)
     return () if opening_sign == closing_sign else (opening_sign,)
 
@@ -149,7 +149,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
             if has_closing:
                 fault |= Fault.NESTED if inner_signs & mark_of_opening.keys() else 0
             else:
-                fault |= Fault.ORDER if inner_signs else 0  # these signs close other marks
+                fault |= Fault.ORDER if inner_signs else 0  # `inner_signs` holds only closing signs of other marks here
                 fault |= Fault.TRUNCATED if closing else 0
             content_place = None if closing and not has_closing else (sign.end, end_sign.start)
             pair_matches.append((mark, sign.start, end_sign.end if has_closing else end_sign.start, content_place))

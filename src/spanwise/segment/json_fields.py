@@ -39,30 +39,30 @@ from spanwise.segment.claims import Claim, Finder, Found
 from spanwise.types import Fault
 
 _DECODER = json.JSONDecoder()
-_MOST_STEPS = 20  # the most steps in a path that `paths` lists
+_MOST_STEPS = 20  # `paths` lists no path with more steps
 _KEYS = re.compile(r'"([^"\\\n]{1,60})"\s*:')
 _STEP = re.compile(r'(?:^|(?<=.)\.)([^.\[\]"]+)|\[(\d+|\*)\]|(?:(?<=.)\.)?\["((?:[^"\\]|\\.)*)"\]')
 # Possessive quantifiers keep the search linear in time: it reads each byte twice at most.
 _INSIDE = rb'(?:[^"\\\n]++|\\.)*+'
 #: Matches a bracket, a comma or a string of JSON; the groups are a string's text, its closing quote, and the colon after a key.
 _TOKEN = re.compile(rb'"(%b)(?:(")([ \t\r\n]*+:)?+)?+|[{}\[\],]' % _INSIDE, re.DOTALL)
-#: The last group of `_TOKEN` that matches: group 1 for a string without a closing quote, group 3 for a key.
+#: The values of `match.lastindex` for a string without a closing quote, and for a key.
 _BROKEN, _KEY = 1, 3
 _WHOLE = re.compile(rb'"%b"' % _INSIDE, re.DOTALL)
 _COMMA, _ARRAY, _ARRAY_END = b",[]"
 _SPACE = b" \t\r\n"
 _NESTED, _TRUNCATED, _DUPLICATE, _MORE = map(
     int, (Fault.NESTED, Fault.TRUNCATED, Fault.DUPLICATE, Fault.MORE)
-)  # plain integers, because enum flags are slow
+)  # integers, because operations on enum flags are slow
 
 
 @dataclass(eq=False)
 class Node:
-    """A JSON value that the layout's paths lead to: the part whose path ends here, and the nodes inside by key or index."""
+    """A JSON value on a path of the layout: the part whose path ends here, and the nodes of the values inside."""
 
     part: Part | None
     steps: dict[bytes | int, Node]
-    counted: bool  # whether each element of this array is a block of its own, up to the layout's `most` blocks
+    counted: bool  # whether each element of this array becomes a block of its own
 
 
 #: The node of every JSON value that no path of the layout leads to.
@@ -75,9 +75,9 @@ class _Open:
 
     node: Node
     array: bool
-    index: int = -1  # in an array, the index of the element that is being read
+    index: int = -1  # the index of the array's element that is being read
     seen: set[Node] = field(default_factory=set)
-    #: The node of the value that is being read, the first byte that its part claims, and the value's own first byte.
+    #: For the value that is being read: its node, the first byte to claim, and the first byte of the value itself.
     reading: tuple[Node, int, int] | None = None
 
 
@@ -104,7 +104,7 @@ class _Scan:
     def __init__(self, text: bytes, root: Node, from_key: bool) -> None:
         self.text, self.root, self.from_key = text, root, from_key
         self.stack: list[_Open] = []
-        self.open = [0, 0]  # how many objects and arrays the stack holds
+        self.open = [0, 0]  # the number of objects and the number of arrays on the stack
         self.claims: list[Claim] = []
         self.fault = 0
         self.done: set[Part] = set()
@@ -164,7 +164,7 @@ class _Scan:
 
     def _open_value(self, at: int, *, array: bool) -> None:
         """Open an object or array inside the value that is being read."""
-        if self.stack and not self.stack[-1].reading:  # no key stands before this value
+        if self.stack and not self.stack[-1].reading:  # the object or array follows no key
             self.fault |= _NESTED
             if array:
                 return
@@ -175,7 +175,7 @@ class _Scan:
         self._read_comma(at)
 
     def _close(self, at: int, *, array: bool | None = None) -> None:
-        """Close the innermost array or object and drop unclosed ones inside it; `array=None` drops all that are open."""
+        """Close the innermost array or object and all that is open inside it, or everything if `array` is None."""
         is_whole = self.stack[-1].array == array
         self.fault |= 0 if is_whole or array is None else _NESTED
         is_done = array is not None and not self.open[array]
@@ -186,7 +186,7 @@ class _Scan:
             is_done = container.array == array
 
     def _end_value(self, top: _Open, at: int, *, is_whole: bool = True) -> None:
-        """End the value that is being read; claim its bytes if it is a field of the layout, without content if it was cut off."""
+        """End the value that is being read, and claim its bytes if it is a field of the layout."""
         value_read, top.reading = top.reading, None
         if value_read is None:
             return
@@ -220,7 +220,7 @@ def _value_content(value_text: bytes, start: int) -> tuple[int, int] | bytes | N
 
 
 def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -> Node:
-    """Build the tree of nodes for some paths of the layout, each given as a part and the remaining steps of its path."""
+    """Build the tree of nodes for some parts of the layout, each with the remaining steps of its path."""
     parts_here = [part for part, steps_left in paths if not steps_left]
     if parts_here and len(paths) > 1:
         outer_part = parts_here[-1]
@@ -242,7 +242,7 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
 
 
 def _resolve_step(part: Part, step: str | int) -> bytes | int:
-    """Return a step of a part's path as the key of a node; the step `[*]` (-1) becomes the part's index, if the part has one."""
+    """Return a step of a part's path as the key of a node, with the part's index, if it has one, in place of `[*]` (-1)."""
     if isinstance(step, str):
         return step.encode()
     return part.index if step == -1 and part.index is not None else step

@@ -1,4 +1,4 @@
-"""The segmenters `markdown`, blocks by headings, and `code`, blocks by the syntax of a programming language, with tree-sitter.
+"""The segmenter `markdown` finds blocks by headings, and `code` finds them by a programming language's syntax.
 
 A mark of `markdown` is the title of a heading of any level, in small or capital letters, `Plan` for `## plan`; or `section`, any
 heading that no other mark names. A `#` in a fenced code block is none.
@@ -66,7 +66,7 @@ class Heading(NamedTuple):
 
 
 def outline(text: bytes) -> tuple[list[Fence], list[Heading]]:
-    """Return the fenced code blocks of a text, and the headings outside of them; a block that is never closed runs to the end."""
+    """Return the fenced code blocks of a text, and the headings outside of these blocks."""
     fences, headings, text_end = list[Fence](), list[Heading](), len(text)
     open_fence: re.Match[bytes] | None = None
     for match in _LINE.finditer(text):
@@ -121,10 +121,10 @@ def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
 def _section_stops(headings: Sequence[Heading], text_end: int) -> list[int]:
     """Return, for each heading, the byte at which its section ends."""
     stops: list[int] = []
-    stop_of_level = [text_end] * 8  # by level: the start of the next heading of this or a higher level
+    stop_of_level = [text_end] * 8  # where a section of each heading level ends
     for heading in reversed(headings):
         stops.append(stop_of_level[heading.level])
-        stop_of_level[heading.level :] = [heading.start] * (8 - heading.level)
+        stop_of_level[heading.level :] = [heading.start] * len(stop_of_level[heading.level :])
     return stops[::-1]
 
 
@@ -191,7 +191,7 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _syntax_fault(root: Any, last_line: int) -> int:
-    """Return the fault TRUNCATED if a syntax error reaches into the last line of code, and NESTED if one lies before it."""
+    """Return the faults of syntax errors: TRUNCATED for an error that reaches into the last line, NESTED for others."""
     fault = 0
     nodes_to_visit = [root] if root.has_error else []
     while nodes_to_visit:
@@ -228,8 +228,9 @@ def _build_matcher(grammar: Any, language: str, kind: str) -> _Matcher:
 
 
 def _match_outermost(root: Any, match: Callable[[Any], Any]) -> list[tuple[int, int, bool]]:
-    """Locate the outermost nodes of a syntax tree that match, in order; tree-sitter's own queries would take quadratic time."""
-    located_nodes, nodes_to_visit = list[tuple[int, int, bool]](), [root]
+    """Locate the outermost nodes of a syntax tree that match, in order."""
+    located_nodes = list[tuple[int, int, bool]]()
+    nodes_to_visit = [root]  # the queries of tree-sitter would take quadratic time
     while nodes_to_visit:
         node = nodes_to_visit.pop()
         matched_node = match(node)

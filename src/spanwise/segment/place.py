@@ -1,4 +1,4 @@
-"""`find_blocks` finds a layout's blocks in token ids, exact to the byte; the segmenter `tags` finds blocks by their tags."""
+"""Find a layout's blocks in token ids, exact to the byte, by tags or any other segmenter."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _segment_rows(
     vocabulary: Vocabulary,
     first_row: int,
 ) -> tuple[tuple[np.ndarray, ...], list[BlockText]]:
-    """Find the blocks of some completions; return the columns of `Spans` (start, end, block, fault, length), and the texts."""
+    """Return the columns of `Spans` (start, end, block, fault, length) for some completions, and their blocks' texts."""
     (n, t), block_count = valid_nt.shape, len(layout.names)
     row_t, column_t = np.nonzero(valid_nt)
     token_id_t = ids_nt[valid_nt]
@@ -272,7 +272,7 @@ class TagParser:
 
     def parse(self, text: bytes) -> tuple[Pieces, list[int | None]]:
         """Find the blocks of a text, and the byte at which each tag of the layout opens (None if it is not found)."""
-        texts_and_tags = self._pattern.split(text)  # alternately: text, tag, text, ..., text
+        texts_and_tags = self._pattern.split(text)  # text, tag, text, ..., tag, text
         offsets = [0, *accumulate(map(len, texts_and_tags))]
         tag_texts = tuple(texts_and_tags[1::2])
         parse_tags = self._parse_tags_cached if len(tag_texts) <= _LONGEST_CACHED else self._parse_tags
@@ -282,7 +282,7 @@ class TagParser:
         return pieces_in_bytes, [None if start is None else offsets[start] for start in part_starts]
 
     def _parse_tags(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
-        """Find blocks from the tags alone; in the result, 2i + 1 is the first byte of tag i, and 2i + 2 the byte after this tag."""
+        """Find blocks from the tags alone, with places as indices into the `offsets` of `parse`."""
         seen_tags = [*self._prefilled]
         for i, tag in enumerate(tags):
             closes = tag.startswith(b"</")
@@ -308,13 +308,13 @@ class TagParser:
     def _check_tags(
         self, tags: Sequence[_Tag], matched_indices: Collection[int], blocks: Sequence[int], starts: Sequence[int]
     ) -> tuple[int, set[str], dict[tuple[int, str], tuple[int, int]]]:
-        """Return the tags' faults, the names of tags out of order, and where each tag's content lies (in its last pair)."""
+        """Return the faults of the tags, the names of tags out of order, and the place of each part's content."""
         fault, open_names, misplaced_names = 0, set[str](), set[str]()
         seen: set[tuple[int, str]] = set()
         content_start: dict[tuple[int, str], int] = {}
         content_places: dict[tuple[int, str], tuple[int, int]] = {}
         for index, tag in enumerate(tags):
-            # A tag that the prompt opened has no bytes here; it is in the first block, even if the second also begins at byte 0.
+            # The tag that the prompt opened (its end is 0) is in the first block, even if the second also begins at byte 0.
             block_and_name = blocks[0 if tag.end == 0 else bisect_right(starts, tag.start) - 1], tag.name
             part_key = self._key_of.get(block_and_name)
             if tag.closes:

@@ -45,11 +45,11 @@ _SENTENCE = re.compile(
     + rb"\s*+|(?:\A|\n)[^\S\n]*+\n\s*+"
 )
 _SHORT_WORDS = ("Dr", "Mr", "Mrs", "Ms", "Prof", "St", "vs", "cf", "Fig", "Eq", "Sec", "No", "e.g", "i.e", "approx")
-#: The text before a full stop that ends no sentence: a short word, or a number of up to three digits that begins its line.
+#: Matches a short word, or a short number that begins its line, before a full stop that does not end a sentence.
 _NO_END = re.compile(
     rf"\b(?:{'|'.join(map(re.escape, _SHORT_WORDS))})(?=\.)|^[ \t\r\v\f]*+[0-9]{{1,3}}(?=\.)".encode(), re.MULTILINE
 )
-#: The start of a step: `Step 1`, `1.` or `1)`, also bold or as a heading; a list indented by four spaces lies inside a step.
+#: Matches the start of a step: `Step 1`, `1.` or `1)`, plain, bold or as a heading, indented by at most three spaces.
 _STEP = re.compile(
     rb"^ {0,3}(?:#{1,6} ++)?(?:\*\*)?(?:[Ss]tep ++[0-9]++\b|STEP ++[0-9]++\b|[0-9]{1,3}[.)](?=\s|\*\*))", re.MULTILINE
 )

@@ -1,4 +1,4 @@
-"""`Vocabulary`: the bytes that every token id stands for."""
+"""Map token ids to the bytes that they stand for, with the class `Vocabulary`."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ _BYTE_PIECE = re.compile("<0x([0-9a-fA-F]{2})>")
 def _byte_level(text: str) -> bytes:
     try:
         return bytes([_ALPHABET[character] for character in text])
-    except KeyError:  # like the tokenizer, keep a text with characters outside GPT-2's alphabet
+    except KeyError:  # the tokenizer, too, keeps a text with characters outside GPT-2's alphabet
         return text.encode()
 
 

@@ -69,7 +69,7 @@ def test_scores_go_through_the_file_and_older_files_have_none(tmp_path):
         ([-0.5, -0.1, 0.0, NAN], "every score is 0, after clipping"),
         ([1.5, 1.1, 1.0, NAN], "every score is 1, after clipping"),
         ([0.5, 0.5, 0.5, 0.5], "every completion has the same score"),
-        ([0.5, NAN, NAN, NAN], "few completions have a score, the others were cut off"),
+        ([0.5, NAN, NAN, NAN], "few completions have a score, because the others were cut off"),
     ],
 )
 def test_a_score_that_says_nothing_is_not_read_calmly(scores, why):
