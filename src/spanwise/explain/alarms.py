@@ -84,7 +84,8 @@ def alarms(figures: Mapping[str, float | int | None]) -> dict[str, str]:
     reason_of_figure: dict[str, str] = {}
     for name, alarm in EVALUATION:
         if name in known_figures and alarm.holds(known_figures[name]):
-            reason_of_figure = dict.fromkeys((name, *alarm.hollow), alarm.sentence) | reason_of_figure
+            for untrusted_figure in (name, *alarm.hollow):
+                reason_of_figure.setdefault(untrusted_figure, alarm.sentence)
     return {name: reason_of_figure[name] for name in known_figures if name in reason_of_figure}
 
 
@@ -98,8 +99,8 @@ def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
 
 def later_elements(names: Iterable[str]) -> set[str]:
     """Return the objectives of later list elements, such as `name[2]`: a list may be short, so they may lack rewards."""
-    name_set = set(names)
-    return {name for name in name_set if _LATER.search(name) and _LATER.sub("[0]", name) in name_set}
+    all_names = set(names)
+    return {name for name in all_names if _LATER.search(name) and _LATER.sub("[0]", name) in all_names}
 
 
 def _find_watched(
@@ -108,15 +109,15 @@ def _find_watched(
     """Yield each logged metric that has an alarm of the kind `when`: its key, its objective or block, and that alarm."""
     mode_metrics = (metric for mode in registered("mode").values() for metric in mode.metrics)
     logged_metrics = list(metrics_in(batches, [*CREDIT, *mode_metrics]))
-    optional_keys = {f"credit/{name}/reward_absent" for name in later_elements(name for _, name, _ in logged_metrics)}
+    ignored_keys = {f"credit/{name}/reward_absent" for name in later_elements(name for _, name, _ in logged_metrics)}
     for key, name, metric in logged_metrics:
-        if (alarm := getattr(metric, when)) and key not in optional_keys:
+        if (alarm := getattr(metric, when)) and key not in ignored_keys:
             yield key, name, alarm
 
 
 def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return a warning, with its usual cause, for each metric that shows a problem in `IN_A_ROW` or more batches in a row."""
-    sentence_of_key = {}
+    sentence_of_metric = {}
     for key, name, alarm in _find_watched(batches, "lasting"):
         if len(run := _longest_run(batches, key, name, alarm)) < IN_A_ROW:
             continue
@@ -125,8 +126,8 @@ def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         share_text = share_text.replace("%", " %")
         steps_text = f" (steps {run[0]['step']} to {run[-1]['step']})" if "step" in run[0] else ""
         problem_text = alarm.sentence.format(name=name)
-        sentence_of_key[key] = f"In {len(run)} batches in a row{steps_text} {share_text} {problem_text} {alarm.cause}"
-    return sentence_of_key
+        sentence_of_metric[key] = f"In {len(run)} batches in a row{steps_text} {share_text} {problem_text} {alarm.cause}"
+    return sentence_of_metric
 
 
 def _longest_run(batches: Sequence[Mapping[str, Any]], key: str, name: str, alarm: Alarm) -> list[Mapping[str, Any]]:
@@ -141,12 +142,12 @@ def _longest_run(batches: Sequence[Mapping[str, Any]], key: str, name: str, alar
 
 def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return warnings about problems of training batches that last, that show on average, or that show at the end."""
-    sentence_of_key = habits(batches)
+    sentence_of_metric = habits(batches)
     for key, name, alarm in _find_watched(batches, "overall"):
         metric_values = values_of(batches, key)
-        if key not in sentence_of_key and metric_values and alarm.holds(mean := sum(metric_values) / len(metric_values)):
-            sentence_of_key[key] = alarm.sentence.format(name=name, share=f"{100 * mean:.0f} %")
-    return [*sentence_of_key.values(), *end_alarms(batches).values()]
+        if key not in sentence_of_metric and metric_values and alarm.holds(mean := sum(metric_values) / len(metric_values)):
+            sentence_of_metric[key] = alarm.sentence.format(name=name, share=f"{100 * mean:.0f} %")
+    return [*sentence_of_metric.values(), *end_alarms(batches).values()]
 
 
 def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[str, str]:
@@ -154,17 +155,18 @@ def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[
 
     A metric that no batch has a value of (NaN, None) is wrong if its alarm says so.
     """
-    sentence_of_key = {}
+    sentence_of_metric = {}
     for key, name, alarm in _find_watched(batches, "at_end"):
         name_text = f" of '{name}'" if name else ""
         metric_values = values_of(batches, key)
-        last_values = metric_values[-min(last, max(1, len(metric_values) // 4)) :]
+        last_count = min(last, max(1, len(metric_values) // 4))
+        last_values = metric_values[-last_count:]
         if not last_values and alarm.unknown:
-            sentence_of_key[key] = alarm.unknown.format(of=name_text)
+            sentence_of_metric[key] = alarm.unknown.format(of=name_text)
         elif last_values and alarm.holds(mean := sum(last_values) / len(last_values)):
             batches_text = "the last batch" if len(last_values) == 1 else f"the last {len(last_values)} batches"
-            sentence_of_key[key] = alarm.sentence.format(of=name_text, value=mean, over=batches_text)
-    return sentence_of_key
+            sentence_of_metric[key] = alarm.sentence.format(of=name_text, value=mean, over=batches_text)
+    return sentence_of_metric
 
 
 def values_of(batches: Sequence[Mapping[str, Any]], key: str) -> list[float]:

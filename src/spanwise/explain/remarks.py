@@ -138,11 +138,11 @@ def cut_off(
     unclosed_count = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum())
     largest_length = int(length_n.max())
     longest_rows = (among_n & (length_n == largest_length)).nonzero().flatten().tolist() if largest_length else []
-    longest_count = len({text_of(n) for n in longest_rows})
+    distinct_text_count = len({text_of(n) for n in longest_rows})
     return max(
         (unclosed_count, "end inside an unclosed part"),
         (
-            longest_count * (longest_count > 1),
+            distinct_text_count * (distinct_text_count > 1),
             f"have exactly {largest_length} tokens, more than all others, and differ from each other",
         ),
     )
@@ -171,7 +171,8 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     """Warn about rewards given for a missing block: they are ignored, because the objective's `if_missing` replaces them."""
     if reading.scores.unused_nm is None:
         return ""
-    unused_n, if_missing = reading.scores.unused_nm[:, m], objective.if_missing
+    unused_n = reading.scores.unused_nm[:, m]
+    if_missing = objective.if_missing
     ignored_rewards = {n: number for n, number in enumerate(unused_n.tolist()) if number == number and number != if_missing}
     if not ignored_rewards:
         return ""
@@ -223,8 +224,8 @@ def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> in
     """Count the completions without any block that the objective rewards; return 0 if another objective charges for them."""
     paid_columns = [scheme.layout.names.index(name) for name in objective.pays]
     is_omitted_n = (reading.length_nk.sum(dim=1) > 0) & (reading.length_nk[:, paid_columns] == 0).all(dim=1)
-    is_charged = any(other.if_missing is not None and set(objective.pays) <= set(other.pays) for other in scheme.objectives)
-    return 0 if is_charged else int(is_omitted_n.sum())
+    has_cost = any(other.if_missing is not None and set(objective.pays) <= set(other.pays) for other in scheme.objectives)
+    return 0 if has_cost else int(is_omitted_n.sum())
 
 
 def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Scheme) -> dict[str, str]:

@@ -40,7 +40,8 @@ def curves(
     def draw(series_rows: Rows) -> alt.Chart:
         return _chart(series_rows).encode(x=_x("x", x), color=_color(names))
 
-    value_axis, low_axis = (_y(field, y, zero=y_zero, percent=percent) for field in ("value", "low"))
+    value_axis = _y("value", y, zero=y_zero, percent=percent)
+    low_axis = _y("low", y, zero=y_zero, percent=percent)
     if floor is not None and any(is_known(row["value"]) and row["value"] < floor for row in rows):
         value_axis = value_axis.scale(alt.Scale(zero=y_zero, domainMin=floor, clamp=True))
     chart_layers = []
@@ -87,15 +88,15 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str) -> Drawn:
     series_offset = alt.XOffset("series:N", scale=alt.Scale(domain=list(names)))
     base_chart = _chart(rows).encode(x=x_axis, xOffset=series_offset, color=_color(names))
     chart_layers = []
-    reference_at = {row["x"]: row["reference"] for row in rows if is_known(row.get("reference"))}
-    if reference_at:
-        reference_ticks = _chart([{"x": key, "value": value} for key, value in reference_at.items()])
+    reference_of_size = {row["x"]: row["reference"] for row in rows if is_known(row.get("reference"))}
+    if reference_of_size:
+        reference_ticks = _chart([{"x": key, "value": value} for key, value in reference_of_size.items()])
         reference_ticks = reference_ticks.mark_tick(style="reference", strokeDash=[1, 0], orient="horizontal", bandSize=60)
         chart_layers.append(reference_ticks.encode(x=x_axis, y=_y("value", y)))
     if any(is_known(row.get("low")) for row in rows):
         chart_layers.append(base_chart.mark_rule(strokeWidth=2).encode(y=_y("low", y), y2="high:Q"))
     chart_layers.append(_points(base_chart, 50).encode(y=_y("value", y), shape=_shape(names)))
-    exact_rows = [{"x": key, "series": "exact advantages", "value": value} for key, value in reference_at.items()]
+    exact_rows = [{"x": key, "series": "exact advantages", "value": value} for key, value in reference_of_size.items()]
     return _layered(250, *chart_layers, bands([*rows, *exact_rows], keys={"x": "group size G"}, x=x_axis))
 
 
@@ -170,7 +171,8 @@ def _points(chart: alt.Chart, size: int) -> alt.Chart:
 
 
 def _diagonal(scale: alt.Scale, **axis: Any) -> alt.Chart:
-    x_axis, y_axis = alt.X("a:Q", scale=scale, **axis), alt.Y("b:Q", scale=_UNIT)
+    x_axis = alt.X("a:Q", scale=scale, **axis)
+    y_axis = alt.Y("b:Q", scale=_UNIT)
     return _chart([{"a": 0, "b": 0}, {"a": 1, "b": 1}]).mark_line(style="reference").encode(x=x_axis, y=y_axis)
 
 
@@ -220,10 +222,10 @@ def value_text(row: Row, *, value: str = "value", percent: bool = False) -> str:
 def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.Chart:
     """Build an invisible band around each `x` of a chart, whose tooltip shows the values of all series there."""
     xs = sorted({row["x"] for row in rows})
-    first_edge, last_edge = (xs[0], xs[-1]) if len(xs) > 1 else (xs[0] - 0.5, xs[0] + 0.5)
-    band_edges = [first_edge, *((a + b) / 2 for a, b in pairwise(xs)), last_edge]
-    band_at = {place: {"left": left, "right": right} for place, (left, right) in zip(xs, pairwise(band_edges), strict=True)}
-    rows_with_edges = [{**row, **band_at[row["x"]]} for row in rows]
+    margin = 0 if len(xs) > 1 else 0.5
+    band_edges = [xs[0] - margin, *((a + b) / 2 for a, b in pairwise(xs)), xs[-1] + margin]
+    edges_at = {place: {"left": left, "right": right} for place, (left, right) in zip(xs, pairwise(band_edges), strict=True)}
+    rows_with_edges = [{**row, **edges_at[row["x"]]} for row in rows]
     return bands(rows_with_edges, keys={"x": title, "left": None, "right": None}, percent=percent, x=x, x2=alt.X2("right:Q"))
 
 
@@ -234,9 +236,10 @@ def bands(
     # Each series gets a numbered field, because its name may hold characters that are not allowed in a field's name.
     names = list(dict.fromkeys(str(row["series"]) for row in rows))
     band_rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    empty_fields = {f"s{n}": NOTHING for n in range(len(names))}
     for row in rows:
-        axis_row = {key: row[key] for key in keys}
-        band_row = band_rows.setdefault(tuple(axis_row.values()), axis_row | {f"s{n}": NOTHING for n in range(len(names))})
+        key_fields = {key: row[key] for key in keys}
+        band_row = band_rows.setdefault(tuple(key_fields.values()), key_fields | empty_fields)
         band_row[f"s{names.index(str(row['series']))}"] = value_text(row, value=value, percent=percent)
     title_of_key = {key: title for key, title in keys.items() if title is not None}
     axis_tips = [

@@ -52,7 +52,8 @@ def compare_report(
     max_seeds = max((interval.count for interval in comparison.cells.values()), default=0)
     clear_count = sum(d.verdict == "clear" for d in comparison.differences)
     pair_count = len(comparison.differences)
-    seeds_text = f"up to {max_seeds}" if len({len(by_seed) for by_seed in curves.values()}) > 1 else f"{max_seeds}"
+    seed_counts = {len(by_seed) for by_seed in curves.values()}
+    seeds_text = f"up to {max_seeds}" if len(seed_counts) > 1 else f"{max_seeds}"
     evaluation_points = [point for by_seed in curves.values() for lines in by_seed.values() for point in lines]
     curve_panels: list[Panel] = []
     for name in parts.figures_of(evaluation_points):
@@ -139,7 +140,8 @@ def _difference_panels(comparison: ArmComparison) -> list[Panel]:
     """Draw the differences between arms with their intervals, one panel for each figure."""
     panels = []
     for figure in comparison.figures:
-        chart_rows, table_rows = [], []
+        chart_rows = []
+        table_rows = []
         for d in (d for d in comparison.differences if d.figure == figure):
             pair = f"{d.a} - {d.b}"
             value = d.interval.value
@@ -170,15 +172,15 @@ def compare_finding(comparison: ArmComparison) -> str:
 def _figure_finding(comparison: ArmComparison, name: str) -> str:
     """State the clear differences in one figure, or else the difference that is closest to clear."""
     differences = [d for d in comparison.differences if d.figure == name]
-    meaningful_differences = [d for d in differences if not _is_hollow(comparison, d)]
+    meaningful_differences = [d for d in differences if not _is_meaningless(comparison, d)]
     figure_label = parts.figure_name(name)
     clear_ones = sorted((d for d in meaningful_differences if d.verdict == "clear"), key=lambda d: -abs(d.interval.value))
     sentences = [_state_better(d) for d in clear_ones[:2]]
     if len(clear_ones) > 2:
         sentences.append(f"{len(clear_ones) - 2} more differences in {figure_label} are beyond the noise.")
     if len(meaningful_differences) < len(differences):
-        hollow_arms = dict.fromkeys(arm for d in differences for arm in (d.a, d.b) if (arm, name) in comparison.wrong)
-        sentences.append(f"The {figure_label} of {' and '.join(hollow_arms)} means nothing.")
+        untrusted_arms = dict.fromkeys(arm for d in differences for arm in (d.a, d.b) if (arm, name) in comparison.wrong)
+        sentences.append(f"The {figure_label} of {' and '.join(untrusted_arms)} means nothing.")
     if meaningful_differences and not clear_ones:
         closest = [d for d in meaningful_differences if d.verdict == "borderline"][:2]
         if len(meaningful_differences) == 1 or {d.verdict for d in meaningful_differences} in ({"unknown"}, {"same"}):
@@ -187,7 +189,7 @@ def _figure_finding(comparison: ArmComparison, name: str) -> str:
     return " ".join(sentences)
 
 
-def _is_hollow(comparison: ArmComparison, d: Difference) -> bool:
+def _is_meaningless(comparison: ArmComparison, d: Difference) -> bool:
     """Return whether a warning about one of the two arms makes their difference in a figure meaningless."""
     reasons = [comparison.wrong[arm, d.figure] for arm in (d.a, d.b) if (arm, d.figure) in comparison.wrong]
     return any(d.figure in (*CALIBRATION, *SCORE_FIGURES) or why.startswith("most answers could not") for why in reasons)
@@ -197,7 +199,8 @@ def _state_better(d: Difference) -> str:
     """State a clear difference between two arms: the better arm comes first, or the higher one if no direction is better."""
     lower_is_better = d.figure in LOWER
     has_direction = lower_is_better or d.figure in HIGHER or d.figure.endswith("_accuracy") or "@" in d.figure
-    winner, loser = (d.a, d.b) if (d.interval.value > 0) != lower_is_better else (d.b, d.a)
+    a_is_higher = d.interval.value > 0
+    winner, loser = (d.b, d.a) if a_is_higher == lower_is_better else (d.a, d.b)
     low_bound, high_bound = sorted((abs(d.interval.low), abs(d.interval.high)))
     size_text = f"{abs(d.interval.value):.3f}" + (f" [{low_bound:.3f}, {high_bound:.3f}]" if low_bound == low_bound else "")
     adjective = "better" if has_direction else "higher"

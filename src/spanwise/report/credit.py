@@ -150,8 +150,8 @@ def _rows_by_objective(rows: Sequence[parts.Row]) -> list[parts.Row]:
 def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right: str) -> str:
     """Say in how many completions two methods push a block in opposite directions, and in which block most often."""
     right_credit_n = {name: column_n for name, column_n in credit.get(right, {}).items() if name != STOP}
-    left_n = {name: column_n for name, column_n in credit.get(left, {}).items() if name != STOP}
-    if not right_credit_n or not left_n:
+    left_credit_n = {name: column_n for name, column_n in credit.get(left, {}).items() if name != STOP}
+    if not right_credit_n or not left_credit_n:
         return ""
     completion_count = len(next(iter(right_credit_n.values())))
     if left == right:
@@ -159,8 +159,9 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
         credited_count = int(is_credited_n.sum())
         alarm_sentence = "" if credited_count else "Alarm: nothing would be learned. "
         return f"{alarm_sentence}{right} gives credit to {credited_count:,} of {completion_count:,} completions."
-    lone_n = next(iter(left_n.values())) if len(left_n) == 1 else None  # one number per completion is every block's credit
-    credit_pairs = {name: (left_n.get(name, lone_n), column_n) for name, column_n in right_credit_n.items()}
+    # A method with one number per completion gives each block this number.
+    common_n = next(iter(left_credit_n.values())) if len(left_credit_n) == 1 else None
+    credit_pairs = {name: (left_credit_n.get(name, common_n), column_n) for name, column_n in right_credit_n.items()}
     opposed_n = {name: a_n * b_n < 0 for name, (a_n, b_n) in credit_pairs.items() if a_n is not None}  # NaN gives False
     if not opposed_n:
         return ""

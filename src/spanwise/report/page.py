@@ -97,7 +97,8 @@ def render(
     """Render a report, with its charts, tables and scripts, as one HTML file."""
     filled_sections = [s for s in sections if s.panels or s.points or any(s.tables) or s.warnings or s.body is not None]
     has_charts = any(section.panels for section in filled_sections)
-    asset_names = ("report", *(_TOKEN_ASSETS if any(section.body is not None for section in filled_sections) else ()))
+    has_tokens = any(section.body is not None for section in filled_sections)
+    asset_names = ("report", *_TOKEN_ASSETS) if has_tokens else ("report",)
     scripts = [_static(f"{asset}.js") for asset in asset_names]
     script_texts = [*scripts, *([_vega()] if has_charts else [])]
     return template("page.html.j2").render(

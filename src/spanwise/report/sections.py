@@ -61,7 +61,9 @@ def _calibration_panels(name: str, kind: str, phrase: str, columns: Mapping[str,
     judged_count = sum(row["count"] for row in rows)
     completion_count = len(columns["correct"])
     count_note = f"{judged_count:,} of {completion_count:,} completions {phrase} and could be judged."
-    diagram_title = f"Accuracy by {kind}" if not name else f"{name}, by its score" if kind == "score" else name
+    diagram_title = name or f"Accuracy by {kind}"
+    if name and kind == "score":
+        diagram_title = f"{name}, by its score"
     bin_table: list[Row] = [
         {
             kind: "1" if row["low"] == row["high"] else f"{row['low']:.2g} to {row['high']:.2g}",
@@ -136,7 +138,7 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
     panels = list[Panel]()
     for block in block_names:
         rows = histogram_rows({method: credit[method][block] for method in methods if block in credit[method]})
-        bins = (row for row in rows if row["low"] < row["high"])
+        bins = (row for row in rows if row["low"] < row["high"])  # all but the empty last bin
         bin_rows = merged(({"from": row["low"], "to": row["high"], row["series"]: row["share"]} for row in bins), key="from")
         panels += [Panel(block, (histograms(rows, names=methods, height=220),), bin_rows)] if rows else []
     text_fields = {"of": of, "stop": f" {NOTES['stop']}" if STOP in block_names else ""}
@@ -153,7 +155,7 @@ def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, 
     # A small number is added, because rounding may put a confidence just below the border of its bin (.7 in float32).
     nudged_n = confidence_n.double() + 1e-7
     correct_values = {"right answers": 1.0, "wrong answers": 0.0}
-    bin_edges = [b / 10 for b in range(12)]
+    bin_edges = [b / 10 for b in range(12)]  # the last bin, from 1.0 to 1.1, holds exactly 1
     return _count_in_bins({series: nudged_n[correct_n == value] for series, value in correct_values.items()}, bin_edges)
 
 

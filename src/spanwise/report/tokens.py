@@ -62,7 +62,8 @@ class TokenView:
     def pair(self) -> tuple[str, str]:
         """Return the two methods that the page shows first: grpo if it is among them, and the run's own method."""
         left_method = "grpo" if "grpo" in self.methods else self.methods[0]
-        right_method = next((name for name in (self.own, *self.methods[1:]) if name and name in self.methods), left_method)
+        right_candidates = [name for name in (self.own, *self.methods[1:]) if name and name in self.methods]
+        right_method = next(iter(right_candidates), left_method)
         if left_method == right_method:
             left_method = next((name for name in self.methods if name != right_method), right_method)
         return left_method, right_method
@@ -90,7 +91,7 @@ def payload(view: TokenView) -> dict[str, Any]:
     objectives = list(dict.fromkeys(name for row in rows for name in row.rewards))
     judged = [name for name in objectives if name == view.outcome and any(row.rewards.get(name) in (0, 1) for row in rows)]
     rule_of_method = {method: view.rules.get(method, Rule()) for method in view.methods}
-    stating_objectives = {name for row in rows for name, value in row.stated.items() if _number(value) is not None}
+    confidence_objectives = {name for row in rows for name, value in row.stated.items() if _number(value) is not None}
     value_names = dict.fromkeys(name for row in rows for name in row.values)
     return {
         "methods": list(view.methods),
@@ -114,7 +115,7 @@ def payload(view: TokenView) -> dict[str, Any]:
         ],
         "segments": view.segments,
         "pair": [view.methods.index(name) for name in view.pair],
-        "openings": _coded([[opening(row, view.outcome, stating_objectives)] for row in rows]),
+        "openings": _coded([[opening(row, view.outcome, confidence_objectives)] for row in rows]),
         "clauses": [_coded([[clause(row, method, rule)] for row in rows]) for method, rule in rule_of_method.items()],
         "why": [[explained(row, method, rule) for method, rule in rule_of_method.items()] for row in rows],
         "credits": [[_round_all(credits(row, method, rule)) for method, rule in rule_of_method.items()] for row in rows],
@@ -146,7 +147,7 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
             f"Completion {number} has no advantages under '{missing_method}'; it has {', '.join(row.advantages) or 'none'}."
         )
     length = len(row.tokens)
-    token_columns = {f"values{' of ' if name else ''}{name}": values for name, values in row.values.items()}
+    token_columns = {f"values of {name}" if name else "values": values for name, values in row.values.items()}
     token_columns |= {f"advantages under '{method}'": row.advantages[method] for method in methods}
     token_columns |= {} if row.probabilities is None else {"probabilities": row.probabilities}
     for name, column in token_columns.items():
@@ -165,13 +166,15 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
         return None
     number_v = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
     finite_v = np.nan_to_num(number_v)
-    digits = FEW if np.count_nonzero(finite_v[1:] != finite_v[:-1]) > MANY else digits
+    change_count = np.count_nonzero(finite_v[1:] != finite_v[:-1])
+    digits = FEW if change_count > MANY else digits
     distinct_numbers, number_index = np.unique(number_v, return_inverse=True)
     rounded_numbers = [_number(value, digits) for value in distinct_numbers.tolist()]
     number_iterator = iter([rounded_numbers[place] for place in number_index.tolist()])
     # The 98th percentile of the absolute values gets the full colour, so that one outlier does not make all others pale.
     number_sizes = np.abs(number_v[np.isfinite(number_v) & (number_v != 0)])
-    full_colour_size = float(f"{np.quantile(number_sizes, 0.98, method='higher'):.{DIGITS}g}") if number_sizes.size else 0.0
+    usual_size = np.quantile(number_sizes, 0.98, method="higher") if number_sizes.size else 0.0
+    full_colour_size = float(f"{usual_size:.{DIGITS}g}")
     coded_columns = _coded([None if column is None else list(islice(number_iterator, len(column))) for column in columns])
     return {**coded_columns, "scale": full_colour_size, "rounded": digits == FEW}
 
@@ -182,7 +185,7 @@ def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
     if len(distinct_words) > _MOST_WORDS:
         distinct_words = [*distinct_words[: _MOST_WORDS - 1], "…"]
     code_of_word = {word: chr(32 + n + 2048 * (32 + n >= 0xD800)) for n, word in enumerate(distinct_words)}
-    unlisted_code = code_of_word[distinct_words[-1]] if distinct_words else ""
+    unlisted_code = code_of_word[distinct_words[-1]] if distinct_words else ""  # the code of "…", if it is needed
     return {
         "words": distinct_words,
         "codes": [None if row is None else "".join(code_of_word.get(word, unlisted_code) for word in row) for row in rows],

@@ -106,8 +106,9 @@ def train_report(
     interval_values = {name: i.value for name, i in intervals.items() if i is not None}
     # The values of `intervals` may rest on more samples, so they replace those of the last evaluation.
     evaluations = [*points[:-1], points[-1] | interval_values] if points else []
-    wrong = alarms({name: value for name, value in evaluations[-1].items() if name not in unmeasured}) if evaluations else {}
-    alarmed = by_sentence(wrong).items()
+    last_figures = evaluations[-1] if evaluations else {}
+    alarm_of_figure = alarms({name: value for name, value in last_figures.items() if name not in unmeasured})
+    figures_by_alarm = by_sentence(alarm_of_figure)
     learning_panels: list[Panel] = []
     for name in figures_of(points):
         rows = [*batch_curve(batch_rows, name, _BATCH), *seed_curves({0: points}, name, _HELD_OUT)]
@@ -139,11 +140,18 @@ def train_report(
         command=command,
         warnings=[
             *_unfinished(recipe, bool(summary) or any("final" in line for line in metrics), last_step, again=bool(command)),
-            *(f"{why[:1].upper()}{why[1:]} ({', '.join(map(figure_name, names))}). {CAUSES[why]}" for why, names in alarmed),
+            *(
+                f"{why[:1].upper()}{why[1:]} ({', '.join(map(figure_name, names))}). {CAUSES[why]}"
+                for why, names in figures_by_alarm.items()
+            ),
             *batch_alarms(batch_rows),
         ],
         notes=unmeasured_sentences(unmeasured),
-        headlines=[*_headlines(evaluations, intervals, unmeasured, wrong), *reward_headlines, *mode_headlines(batch_rows)],
+        headlines=[
+            *_headlines(evaluations, intervals, unmeasured, alarm_of_figure),
+            *reward_headlines,
+            *mode_headlines(batch_rows),
+        ],
         sections=sections,
         recipe=recipe,
     )
@@ -190,9 +198,13 @@ def _lead(recipe: Mapping[str, Any], summary: Mapping[str, Any], done: int) -> s
 
 
 def _headlines(
-    points: Lines, intervals: Mapping[str, Interval | None], unmeasured: Mapping[str, str], wrong: Mapping[str, str]
+    points: Lines,
+    intervals: Mapping[str, Interval | None],
+    unmeasured: Mapping[str, str],
+    alarm_of_figure: Mapping[str, str],
 ) -> list[Headline]:
-    last_point, first_point = (points[-1], points[0]) if points else ({}, {})
+    last_point = points[-1] if points else {}
+    first_point = points[0] if points else {}
     headlines = []
     for name in _HEADLINES:
         is_optional = name == "refusal_rate" or name.startswith(OF_SCORE)  # only some tasks have refusals or scores
@@ -204,7 +216,7 @@ def _headlines(
         interval = intervals.get(name)
         format_value = percent if is_share(name) else shown
         small_print = _note(interval, value_at_start if len(points) > 1 else None, format_value)
-        alarm = wrong.get("format_rate" if name == "malformed" else name, "")
+        alarm = alarm_of_figure.get("format_rate" if name == "malformed" else name, "")
         headlines.append(Headline(figure_name(name), None if value is None else format_value(value), small_print, alarm))
     return headlines
 
@@ -226,23 +238,26 @@ def train_finding(
     of_batches: bool = True,
 ) -> str:
     """Say how a run ended and where it started: by accuracy or, if that cannot be measured, by its rewards."""
-    intervals, unmeasured = intervals or {}, unmeasured or {}
-    earned = _of_rewards(rewards or {}, "in the last batch" if of_batches else "on held-out prompts")
+    intervals = intervals or {}
+    unmeasured = unmeasured or {}
+    rewards_clause = _of_rewards(rewards or {}, "in the last batch" if of_batches else "on held-out prompts")
     if not points:
-        rewards_sentence = f" {earned[0].upper()}{earned[1:]}." if earned else ""
+        rewards_sentence = f" {rewards_clause[0].upper()}{rewards_clause[1:]}." if rewards_clause else ""
         return f"{_steps(steps)} trained, but no evaluation shows whether the policy learned.{rewards_sentence}"
     last_point = points[-1]
     first_point = points[0] if len(points) > 1 else {}
     alarm_of_figure = alarms({name: last_point[name] for name in last_point if name not in unmeasured})
     when_text = f"After {_steps(last_point['step'])}" if last_point["step"] else "Before any training"
     if "accuracy" in unmeasured:
-        return f"{when_text} {earned}." if earned else f"{when_text} accuracy cannot be measured: {unmeasured['accuracy']}."
+        main_clause = rewards_clause or f"accuracy cannot be measured: {unmeasured['accuracy']}"
+        return f"{when_text} {main_clause}."
     accuracy = figure(last_point, "accuracy")
     before = figure(first_point, "accuracy")
     interval = intervals.get("accuracy")
     accuracy_clause = "accuracy was not measured"
     if accuracy is not None:
-        low_bound, high_bound = (math.nan, math.nan) if interval is None else (interval.low, interval.high)
+        low_bound = math.nan if interval is None else interval.low
+        high_bound = math.nan if interval is None else interval.high
         bounds_note = f" [{percent(low_bound)}, {percent(high_bound)}]" if low_bound == low_bound else ""
         change_note = ""
         if before is not None:
@@ -291,8 +306,9 @@ def batch_section(title: str, batches: Lines, names: Sequence[str] = ()) -> Sect
     panels: list[Panel] = []
     for chart in (Chart(**written) for written in SECTIONS[title]["charts"]):
         labels = {key.format(name): label.format(name) for key, label in chart.series.items() for name in names or ("",)}
-        y_zero = chart.y.startswith(("share", "mean |"))
-        panels += _panel(replace(chart, series=labels), batches, names, y_zero=y_zero, percent=chart.y.startswith("share"))
+        starts_at_zero = chart.y.startswith(("share", "mean |"))
+        in_percent = chart.y.startswith("share")
+        panels += _panel(replace(chart, series=labels), batches, names, y_zero=starts_at_zero, percent=in_percent)
     return parts.section(title, legend=names, panels=panels)
 
 
@@ -333,15 +349,18 @@ def _rewards_section(
     intervals: Mapping[str, Interval | None],
 ) -> Section:
     """Build the section on rewards: a curve per objective, and a table with each objective's blocks and reward change."""
-    panels, rows = list[Panel](), list[Row]()
+    panels = list[Panel]()
+    rows = list[Row]()
     blocks_of_objective = {
         str(entry.get("name") or entry.get("reward")): entry.get("pays") for entry in recipe.get("objectives") or ()
     }
     tenth_size = max(1, len(batches) // 10)
     for name in objectives:
         panels += _panel(Chart(f"Reward: {name}", {f"rewards/{name}/mean": name}, "mean reward"), batches, objectives)
-        early_and_late = (values_of(part, f"rewards/{name}/mean") for part in (batches[:tenth_size], batches[-tenth_size:]))
-        early_mean, late_mean = (sum(part) / len(part) if part else None for part in early_and_late)
+        early_rewards = values_of(batches[:tenth_size], f"rewards/{name}/mean")
+        late_rewards = values_of(batches[-tenth_size:], f"rewards/{name}/mean")
+        early_mean = sum(early_rewards) / len(early_rewards) if early_rewards else None
+        late_mean = sum(late_rewards) / len(late_rewards) if late_rewards else None
         paid_text = ", ".join(map(str, blocks_of_objective.get(name) or ())) or "unknown"
         change = None if early_mean is None or late_mean is None else f"{late_mean - early_mean:+.3f}"
         rows.append(
@@ -396,7 +415,8 @@ def mode_sections(batches: Lines) -> list[Section]:
 
 def mode_headlines(batches: Lines) -> list[Headline]:
     """Build headlines with the last value of each training mode's main metric, one for each output of a critic."""
-    headlines, alarm_by_metric = [], end_alarms(batches)
+    headlines = []
+    alarm_by_metric = end_alarms(batches)
     for _, page, prefix_of_value in _pages(batches):
         metric_name, label, alarm = page.headline
         for value, prefix in prefix_of_value.items():

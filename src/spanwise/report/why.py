@@ -41,13 +41,13 @@ class Rule:
 
 def rule_words(baseline: str | None, given: Sequence[str]) -> str:
     """Say in words which completions a reward baseline averages over."""
-    words_of_baseline = {
+    text_of_baseline = {
         "none": "nothing is subtracted",
         "batch": "all of the step",
         "outcome": "".join(["same prompt", *(f", same {name}" for name in given)]),
         "blended": f"same prompt blended with other prompts, same {' and '.join(given)}",
     }
-    return words_of_baseline.get(baseline or "", "same prompt")
+    return text_of_baseline.get(baseline or "", "same prompt")
 
 
 def shown(value: float | None, *, sign: bool = False) -> str:
@@ -129,7 +129,8 @@ def opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
 def clause(row: TokenRow, method: str, rule: Rule) -> str:
     """Say how one method treats a completion: `bae praises the solution (+1) and blames the confidence (−0.8)`."""
     advantages = [float(value) for value in row.advantages[method] if not math.isnan(value)]
-    credit, stop_credit = credits(row, method, rule), row.stop.get(method)
+    credit = credits(row, method, rule)
+    stop_credit = row.stop.get(method)
     if not advantages:
         return f"{method} trains none of its tokens"
     if not credit and not stop_credit:
@@ -180,13 +181,14 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
     credit_parts = list(row.parts.get(method, ()))
     if not paying_names or len(credit_parts) != 1:  # the only part may stand for all objectives together
         credit_parts = [part for part in credit_parts if part.objective in paying_names]
-    score_share, own_score = row.own.get(method, (0.0, 0.0)) if rule.verdict in paying_names else (0.0, 0.0)
+    score_of_method = row.own if rule.verdict in paying_names else {}
+    score_share, own_score = score_of_method.get(method, (0.0, 0.0))
     credit_terms: list[_Term] = []
     for part in credit_parts:
-        mixed_share = score_share if len(credit_parts) == 1 or part.objective == rule.verdict else 0.0
-        credit_terms.append(_term(1 - mixed_share, part.part, part.objective))
-        if mixed_share:
-            credit_terms.append(_term(mixed_share * part.weight, own_score, "its own score"))
+        part_score_share = score_share if len(credit_parts) == 1 or part.objective == rule.verdict else 0.0
+        credit_terms.append(_term(1 - part_score_share, part.part, part.objective))
+        if part_score_share:
+            credit_terms.append(_term(part_score_share * part.weight, own_score, "its own score"))
     terms_sum = math.fsum(amount for amount, *_ in credit_terms)
     adds_up = abs(terms_sum - credit) <= 1e-6 * (1 + abs(credit))
     token_share_text, tokens_text = _token_shares(row, method, block, credit)
@@ -242,7 +244,8 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
     objective_rule = rule.objectives.get(part.objective, {})
     baseline_text = rule_words(objective_rule["baseline"], objective_rule["given"]) if objective_rule.get("baseline") else ""
     if part.averaged:
-        peers = "others" if part.averaged < part.members else f"compared ({baseline_text})" if baseline_text else "compared"
+        peers = f"compared ({baseline_text})" if baseline_text else "compared"
+        peers = "others" if part.averaged < part.members else peers
         baseline_text = (
             "the reward of the only other one" if part.averaged == 1 else f"the mean of the {part.averaged} {peers}"
         )
@@ -258,11 +261,13 @@ def _token_shares(row: TokenRow, method: str, block: str, credit: float) -> tupl
     block_spans = row.spans.get(block)
     if block_spans is None:  # a method with a single block credits the whole completion
         block_spans = [(0, len(row.tokens))] if block == COMPLETION or len(row.credit[method]) == 1 else []
-    shares = [advantage_at[t] for t in sorted({t for piece in block_spans for t in range(*piece)} & advantage_at.keys())]
+    block_tokens = {t for span in block_spans for t in range(*span)}
+    shares = [advantage_at[t] for t in sorted(block_tokens & advantage_at.keys())]
     if not shares:
         return "", ""
     lowest, highest, total_share = min(shares), max(shares), math.fsum(shares)
-    total_text = shown(credit if math.isclose(total_share, credit, rel_tol=1e-5, abs_tol=1e-9) else total_share, sign=True)
+    is_whole_credit = math.isclose(total_share, credit, rel_tol=1e-5, abs_tol=1e-9)
+    total_text = shown(credit if is_whole_credit else total_share, sign=True)
     all_equal = math.isclose(lowest, highest, rel_tol=1e-5, abs_tol=1e-12)
     token_count = len(shares)
     each_text = "each of its" if all_equal else "its"
@@ -276,7 +281,8 @@ def _range(low: float, high: float) -> str:
 
 def _explain_stop(row: TokenRow, method: str, rule: Rule) -> str:
     """Explain the credit that the last token gets because blocks that an objective rewards are missing."""
-    stop_credit, credit = row.stop.get(method), row.credit.get(method, {})
+    stop_credit = row.stop.get(method)
+    credit = row.credit.get(method, {})
     if not stop_credit:
         return ""
     left_out_parts = []

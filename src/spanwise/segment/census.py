@@ -61,9 +61,11 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
         "'price' is in 0 of 8 completions; they do contain 'cost' (8)."
     """
     segmenter_entry = SEGMENTERS.find(segmenter)
-    list_marks, holds_mark = segmenter_entry.says, segmenter_entry.holds
+    list_marks = segmenter_entry.says
+    holds_mark = segmenter_entry.holds
     wanted_marks = dict.fromkeys(mark if segmenter == "tags" else any_index(mark) for mark in marks)
-    completion_count, count_of_mark = 0, Counter[str]()
+    completion_count = 0
+    count_of_mark = Counter[str]()
     for text in texts:
         completion_count += 1
         marks_of_text = set() if list_marks is None else set(list_marks(text))
@@ -72,9 +74,11 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
         count_of_mark.update(marks_of_text)
     if prefilled is not None:
         count_of_mark[prefilled] = completion_count
-    wanted = {mark: count_of_mark[mark] for mark in wanted_marks} if list_marks is not None or holds_mark is not None else {}
-    sorted_others = sorted((-count, mark) for mark, count in count_of_mark.items() if mark not in wanted)
-    return Census(completion_count, wanted, {mark: -count for count, mark in sorted_others}, segmenter)
+    can_count = list_marks is not None or holds_mark is not None
+    wanted = {mark: count_of_mark[mark] for mark in wanted_marks if can_count}
+    others = [(mark, count) for mark, count in count_of_mark.items() if mark not in wanted]
+    most_frequent_first = sorted(others, key=lambda entry: (-entry[1], entry[0]))
+    return Census(completion_count, wanted, dict(most_frequent_first), segmenter)
 
 
 def census_of(layout: Layout, texts: Sequence[str]) -> list[Census]:

@@ -141,17 +141,21 @@ class _Reader:
         turn_ends = [sign_index for sign_index, next_sign in enumerate(self.signs) if next_sign.written in _TURN_ENDS]
         sign_index = 0
         for turn_end in (*turn_ends, len(self.signs) - 1):
-            end_sign, self.turn_end, self.lead_start = self.signs[turn_end], turn_end, None
+            self.turn_end = turn_end
+            self.lead_start = None
+            end_sign = self.signs[turn_end]
             self.last_index = {self.signs[i].written: i for i in range(sign_index, turn_end)}
             next_sign = self.signs[sign_index]
             is_blank = not self.text[self.unclaimed : next_sign.start].strip()
             if self.prefilled and not (is_blank and (sign_index == turn_end or next_sign.written in _AT_ONCE)):
-                start, is_complete = self.unclaimed, end_sign.written == _MESSAGE_ENDS
+                start = self.unclaimed
+                is_complete = end_sign.written == _MESSAGE_ENDS
                 sign_index = self._read_channel(sign_index - 1, _REASONING, start, start, _REASONING_CLOSES, is_complete)
             while sign_index < turn_end:
                 sign_index = self._read_sign(sign_index)
             self._add_answer(end_sign.start)
-            sign_index, self.unclaimed = turn_end + 1, end_sign.end
+            self.unclaimed = end_sign.end
+            sign_index = turn_end + 1
 
     def _read_sign(self, index: int) -> int:
         """Read the sign (special token) at `index`, with the channel that it may open, and return the index to read next."""
@@ -188,7 +192,8 @@ class _Reader:
         """Read a channel up to its first closing sign, or up to the next opening sign if no closing sign follows."""
         is_complete = is_complete or any(self.last_index.get(closing, index) > index for closing in closings)
         self.fault |= 0 if is_complete else Fault.TRUNCATED
-        end_index = index_of_first(self.signs, range(index + 1, self.turn_end), closings if is_complete else _NEXT)
+        end_signs = closings if is_complete else _NEXT
+        end_index = index_of_first(self.signs, range(index + 1, self.turn_end), end_signs)
         end_sign = self.signs[end_index]
         if is_complete or end_sign.start > start:  # skip empty reasoning that the prompt opened
             self._add(channel, start, (inner_start, end_sign.start) if is_complete else None)
@@ -200,7 +205,8 @@ class _Reader:
 
     def _read_message(self, index: int) -> int:
         """Read a message in the format harmony (gpt-oss), whose header names its channel."""
-        sign, end_sign = self.signs[index], self.signs[self.turn_end]
+        sign = self.signs[index]
+        end_sign = self.signs[self.turn_end]
         body_index = index_of_first(self.signs, range(index, self.turn_end), (_MESSAGE,))
         if body_index == self.turn_end:  # the header was cut off before `<|message|>`
             self.fault |= Fault.TRUNCATED

@@ -150,7 +150,8 @@ def assign(
     claims: list[Claim] = []
     match_count_of_mark = dict.fromkeys(parts_of, 0)
     for mark, start, stop, inner in matches:
-        parts_with_mark, part_index = parts_of[mark], match_count_of_mark[mark]
+        parts_with_mark = parts_of[mark]
+        part_index = match_count_of_mark[mark]
         match_count_of_mark[mark] += 1
         last_part = parts_with_mark[-1]
         if part_index >= len(parts_with_mark) and last_part.index is not None:
@@ -174,7 +175,8 @@ def group_by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list
 
 def cut(layout: Layout, found: Iterable[Found], length: int) -> Pieces:
     """Cut a completion into blocks by the claims on it, by the rules in docs/segmenters.md."""
-    fault, claims = 0, list[Claim]()
+    fault = 0
+    claims = list[Claim]()
     for finding in found:
         fault |= finding.fault
         claims += finding.claims
@@ -197,7 +199,8 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
     block_pieces = [] if rest is None else [(0, rest)]
     claims_with_bytes = list[Claim]()
     # A claim whose `stop` is None ends where the next such claim starts.
-    stops_of_open_claims = iter([*[claim.start for claim in claims if claim.stop is None][1:], length])
+    open_claim_starts = [claim.start for claim in claims if claim.stop is None]
+    stops_of_open_claims = iter([*open_claim_starts[1:], length])
     open_stops_and_blocks = [(length, rest)]
     for claim in claims:
         claim_stop = next(stops_of_open_claims) if claim.stop is None else claim.stop
@@ -215,8 +218,8 @@ def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[
     """Pop the claims that end at or before a byte, and return the pieces in which the claims around them continue."""
     outer_pieces = []
     while len(stack) > 1 and stack[-1][0] <= byte:
-        claim_stop = stack.pop()[0]
-        outer_block = stack[-1][1]
+        claim_stop, _ = stack.pop()
+        _, outer_block = stack[-1]
         if outer_block is not None:
             outer_pieces.append((claim_stop, outer_block))
     return outer_pieces

@@ -127,11 +127,14 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
                 f"'{mark}' has the same opening sign as another mark; give each mark an opening sign of its own."
             )
         mark_of_opening[opening] = mark, closing
-    find_signs = sign_finder({*mark_of_opening, *(closing for _, closing in mark_of_opening.values() if closing)})
+    closing_signs = {closing for _, closing in mark_of_opening.values() if closing}
+    find_signs = sign_finder({*mark_of_opening, *closing_signs})
     prefilled_signs = [Sign(opening, 0, 0) for opening, (mark, _) in mark_of_opening.items() if mark == layout.prefilled]
 
     def find(sample: Sample) -> Found:
-        pair_matches, fault, signs = list[Match](), 0, [*prefilled_signs, *find_signs(sample)]
+        pair_matches = list[Match]()
+        fault = 0
+        signs = [*prefilled_signs, *find_signs(sample)]
         last_index_of = {sign.written: index for index, sign in enumerate(signs)}
         index = 0
         while index < len(signs) - 1:
@@ -166,7 +169,8 @@ def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
     marks_and_patterns = [(mark, _compile(mark)) for mark in parts_of]
 
     def find(sample: Sample) -> Found:
-        disjoint_matches, last_stop = list[Match](), 0
+        disjoint_matches = list[Match]()
+        last_stop = 0
         matches = [(mark, pattern, match) for mark, pattern in marks_and_patterns for match in pattern.finditer(sample.text)]
         for mark, pattern, match in sorted(matches, key=lambda entry: (entry[2].start(), -entry[2].end())):
             start = match.start()

@@ -141,7 +141,8 @@ class _Scan:
 
     def _read_key(self, match: re.Match[bytes]) -> None:
         """Read a key of the innermost open object, and begin the value that follows it."""
-        container, key = self.stack[-1], match[1]
+        container = self.stack[-1]
+        key = match[1]
         if container.reading:  # the comma before this key is missing
             self.fault |= _NESTED
             self._end_value(container, match.start(), is_whole=False)
@@ -187,7 +188,8 @@ class _Scan:
 
     def _end_value(self, top: _Open, at: int, *, is_whole: bool = True) -> None:
         """End the value that is being read, and claim its bytes if it is a field of the layout."""
-        value_read, top.reading = top.reading, None
+        value_read = top.reading
+        top.reading = None
         if value_read is None:
             return
         value_node, claim_start, value_start = value_read
@@ -195,8 +197,8 @@ class _Scan:
         is_extra_element = top.array and top.node.counted and top.index not in top.node.steps
         if value_part is None and not is_extra_element:
             return
-        spaced_text = self.text[value_start:at]
-        value_text = spaced_text.strip(_SPACE)
+        padded_text = self.text[value_start:at]
+        value_text = padded_text.strip(_SPACE)
         self.fault |= _MORE if is_extra_element and value_text else 0
         if value_part is None or (top.array and not value_text):
             return
@@ -205,7 +207,7 @@ class _Scan:
             return
         if value_part.index is not None or EACH not in value_part.mark:
             self.done.add(value_part)
-        text_start = value_start + len(spaced_text) - len(spaced_text.lstrip(_SPACE))
+        text_start = value_start + len(padded_text) - len(padded_text.lstrip(_SPACE))
         value_content = _value_content(value_text, text_start) if is_whole else None
         self.claims.append(Claim(value_part, claim_start, text_start + len(value_text), value_content))
 
@@ -237,7 +239,7 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
     for key in dict.fromkeys(step for step, _, _ in next_steps):
         matching_steps = {key, -1} if isinstance(key, int) else {key}
         inner_nodes[key] = _build_node([(part, left) for step, part, left in next_steps if step in matching_steps], layout)
-    has_counted_elements = any(steps_left and steps_left[0] == -1 != _resolve_step(part, -1) for part, steps_left in paths)
+    has_counted_elements = any(steps_left[:1] == [-1] and _resolve_step(part, -1) != -1 for part, steps_left in paths)
     return Node(parts_here[0] if parts_here else None, inner_nodes, has_counted_elements)
 
 

@@ -67,7 +67,9 @@ class Heading(NamedTuple):
 
 def outline(text: bytes) -> tuple[list[Fence], list[Heading]]:
     """Return the fenced code blocks of a text, and the headings outside of these blocks."""
-    fences, headings, text_end = list[Fence](), list[Heading](), len(text)
+    fences = list[Fence]()
+    headings = list[Heading]()
+    text_end = len(text)
     open_fence: re.Match[bytes] | None = None
     for match in _LINE.finditer(text):
         fence_sign, heading_sign, line_text = match[1], match[2], match[3].strip()
@@ -82,7 +84,8 @@ def outline(text: bytes) -> tuple[list[Fence], list[Heading]]:
             headings.append(Heading(match.start(), match.end(), len(heading_sign), heading_title.decode(errors="replace")))
         elif fence_sign[:1] == b"~" or b"`" not in line_text:
             open_fence = match
-            fence_language = b"".join(line_text.split(None, 1)[:1]).decode(errors="replace").lower()
+            words = line_text.split(None, 1)
+            fence_language = words[0].decode(errors="replace").lower() if words else ""
             language = _ALIASES.get(fence_language, fence_language)
             fences.append(Fence(match.start(), text_end, (match.end(), text_end), language, closed=False))
     return fences, headings
@@ -163,11 +166,14 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
             )
         language, kind = language_and_kind.groups()
         if language not in parsers:
-            parsers[language], matchers[language] = _load_parser(language), {}
+            parsers[language] = _load_parser(language)
+            matchers[language] = {}
         matchers[language][mark] = _build_matcher(parsers[language].language, language, kind)
 
     def find(sample: Sample) -> Found:
-        text, fault, code_matches = sample.text, 0, list[Match]()
+        text = sample.text
+        fault = 0
+        code_matches = list[Match]()
         code_fences, _ = outline(text)
         for fence in code_fences if "fence" in parts_of else ():
             fault |= 0 if fence.closed else Fault.TRUNCATED

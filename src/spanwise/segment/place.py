@@ -75,7 +75,8 @@ def find_blocks(
     logp_array = _check_logp(layout, logp_nt, valid_nt)
     cut_completions = _build_cutter(layout)
     rows_per_chunk = max(1, _TOKENS_AT_A_TIME // max(ids_array.shape[1], 1))
-    chunks, block_texts = [], []
+    chunks = []
+    block_texts = []
     for first_row in range(0, max(len(ids_array), 1), rows_per_chunk):
         row_slice = slice(first_row, first_row + rows_per_chunk)
         chunk_logp = None if logp_array is None else logp_array[row_slice]
@@ -114,7 +115,8 @@ def _segment_rows(
     first_row: int,
 ) -> tuple[tuple[np.ndarray, ...], list[BlockText]]:
     """Return the columns of `Spans` (start, end, block, fault, length) for some completions, and their blocks' texts."""
-    (n, t), block_count = valid_nt.shape, len(layout.names)
+    n, t = valid_nt.shape
+    block_count = len(layout.names)
     row_t, column_t = np.nonzero(valid_nt)
     token_id_t = ids_nt[valid_nt]
     logp_t = np.empty(0) if logp_nt is None else logp_nt[valid_nt]
@@ -207,7 +209,8 @@ def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Ma
     text_of_block: dict[str, dict[str, str | None] | None] = dict.fromkeys(keys)
     for k, (name, block_keys) in enumerate(keys.items()):
         if present_k[k]:
-            text_of_block[name] = block_text = dict[str, str | None]()
+            block_text = dict[str, str | None]()
+            text_of_block[name] = block_text
             for key in block_keys:
                 content_span = pieces.contents.get((k, key))
                 content_bytes = completion[slice(*content_span)] if isinstance(content_span, tuple) else content_span
@@ -276,7 +279,8 @@ class TagParser:
         offsets = [0, *accumulate(map(len, texts_and_tags))]
         tag_texts = tuple(texts_and_tags[1::2])
         parse_tags = self._parse_tags_cached if len(tag_texts) <= _LONGEST_CACHED else self._parse_tags
-        pieces, part_starts = parse_tags(tag_texts, offsets[1] == 0)
+        starts_with_tag = offsets[1] == 0
+        pieces, part_starts = parse_tags(tag_texts, starts_with_tag)
         contents = {key: (offsets[start], offsets[stop]) for key, (start, stop) in pieces.contents.items()}
         pieces_in_bytes = Pieces(pieces.blocks, tuple([offsets[start] for start in pieces.starts]), pieces.fault, contents)
         return pieces_in_bytes, [None if start is None else offsets[start] for start in part_starts]
@@ -309,19 +313,22 @@ class TagParser:
         self, tags: Sequence[_Tag], matched_indices: Collection[int], blocks: Sequence[int], starts: Sequence[int]
     ) -> tuple[int, set[str], dict[tuple[int, str], tuple[int, int]]]:
         """Return the faults of the tags, the names of tags out of order, and the place of each part's content."""
-        fault, open_names, misplaced_names = 0, set[str](), set[str]()
+        fault = 0
+        open_names = set[str]()
+        misplaced_names = set[str]()
         seen: set[tuple[int, str]] = set()
         content_start: dict[tuple[int, str], int] = {}
         content_places: dict[tuple[int, str], tuple[int, int]] = {}
         for index, tag in enumerate(tags):
             # The tag that the prompt opened (its end is 0) is in the first block, even if the second also begins at byte 0.
-            block_and_name = blocks[0 if tag.end == 0 else bisect_right(starts, tag.start) - 1], tag.name
+            block = blocks[0 if tag.end == 0 else bisect_right(starts, tag.start) - 1]
+            block_and_name = block, tag.name
             part_key = self._key_of.get(block_and_name)
             if tag.closes:
                 fault |= 0 if tag.name in open_names else Fault.ORDER
                 open_names.discard(tag.name)
                 if block_and_name in content_start and part_key is not None:
-                    content_places[block_and_name[0], part_key] = content_start.pop(block_and_name), tag.start
+                    content_places[block, part_key] = content_start.pop(block_and_name), tag.start
                 continue
             if block_and_name in seen and part_key is not None:
                 fault |= Fault.DUPLICATE

@@ -59,7 +59,8 @@ def _unit_finder(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) ->
     """Return a function that finds a completion's units, such as lines; `trimmed` leaves white space around them out."""
 
     def find(sample: Sample) -> Found:
-        text, unit_matches = sample.text, list[Match]()
+        text = sample.text
+        unit_matches = list[Match]()
         for start, stop in pairwise([*starts_of(sample), len(text)]):
             first_match = _NON_SPACE.search(text, start, stop) if trimmed else None
             if first_match is not None:
@@ -100,7 +101,8 @@ def _sentence_starts(sample: Sample) -> list[int]:
     brackets belong to it, and then the white space. A full stop after a short word, or after a number of up to three digits that
     begins its line, does not end it. CJK signs need no white space after them. An empty line always ends a sentence.
     """
-    text, sentence_starts = sample.text, [0]
+    text = sample.text
+    sentence_starts = [0]
     inner_full_stops = {match.end() for match in _NO_END.finditer(text)}
     for match in _SENTENCE.finditer(text):
         if match.start() not in inner_full_stops or _EMPTY_LINE.search(text, *match.span()):

@@ -118,7 +118,8 @@ class Vocabulary:
         piece_to_bytes, replace_characters = _compile_decoder(tokenizer_json.get("decoder"))
         added_tokens = {token["id"]: token for token in tokenizer_json.get("added_tokens", [])}
         id_of_token: Mapping[str, int] = fast_tokenizer.get_vocab(with_added_tokens=True)
-        bytes_of_id = [b""] * max(max(id_of_token.values(), default=-1) + 1, size or 0)
+        largest_id = max(id_of_token.values(), default=-1)
+        bytes_of_id = [b""] * max(largest_id + 1, size or 0)
         for text, index in id_of_token.items():
             if index in added_tokens:
                 bytes_of_id[index] = (text if added_tokens[index]["special"] else replace_characters(text)).encode()
@@ -154,7 +155,8 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str],
     encode_piece: Callable[[str], bytes] = str.encode
     is_fused = False
     for step in decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]:
-        step_type, precedes_encoding = step["type"], not is_fused and encode_piece is str.encode
+        step_type = step["type"]
+        precedes_encoding = not is_fused and encode_piece is str.encode
         if step_type == "Fuse":
             is_fused = True
         elif step_type == "Strip" and is_fused:
