@@ -71,6 +71,7 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence") -> tuple[Drawn, D
         x=confidence_axis, y=alt.Y("accuracy_low:Q", **accuracy_options), y2="accuracy_high:Q"
     )
     point_layer = _points(bin_chart, 70).encode(x=confidence_axis, y=alt.Y("accuracy:Q", **accuracy_options))
+    # A bin without width, of answers with confidence 1, is drawn 0.035 wide.
     bins = _chart([{**row, "high": row["high"] if row["high"] > row["low"] else row["low"] + 0.035} for row in filled_bins])
     bin_axis = alt.X("low:Q", title=by, scale=confidence_scale, axis=labelled_axis)
     count_axis = alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS_WIDTH, tickCount=3, format="~s"))

@@ -293,6 +293,7 @@ def _explain_stop(row: TokenRow, method: str, rule: Rule) -> str:
     equations = [text for part in left_out_parts if (text := equation(part))]
     if len(left_out_parts) > 1:
         equations = [added(stop_credit, [_term(1.0, part.part, part.objective) for part in left_out_parts]), *equations]
-    adds_up = abs(math.fsum(part.part for part in left_out_parts) - stop_credit) <= 1e-6 * (1 + abs(stop_credit))
+    left_out_sum = math.fsum(part.part for part in left_out_parts)
+    adds_up = abs(left_out_sum - stop_credit) <= 1e-6 * (1 + abs(stop_credit))
     arithmetic_text = f": {', where '.join(equations)}" if adds_up and equations else ""
     return f"{shown(stop_credit, sign=True)} on the last token{arithmetic_text}"

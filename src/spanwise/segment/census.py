@@ -30,7 +30,8 @@ class Census:
         if not self.lacking:
             return ""
         lacking_text = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
-        count_of_mark = {**{mark: count for mark, count in self.wanted.items() if mark not in self.lacking}, **self.others}
+        wanted_count = {mark: count for mark, count in self.wanted.items() if mark not in self.lacking}
+        count_of_mark = {**wanted_count, **self.others}
         counted_marks = [f"{self._show(mark)} ({count})" for mark, count in count_of_mark.items()]
         contents = "they contain no tags at all." if self.segmenter == "tags" else f"{self.segmenter} finds nothing in them."
         if counted_marks:

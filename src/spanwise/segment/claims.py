@@ -190,7 +190,8 @@ def cut(layout: Layout, found: Iterable[Found], length: int) -> Pieces:
     contents = {(claim.part.block, claim.part.key): claim.inner for claim in claims_with_bytes if claim.inner is not None}
     block_pieces[:1] = [(0, block_pieces[0][1] if block_pieces else 0)]
     # If several pieces (runs of bytes) start at the same byte, the last piece gets the byte.
-    block_at = {start: block for (_, before), (start, block) in pairwise([(-1, -1), *block_pieces]) if block != before}
+    pairs_of_pieces = pairwise([(-1, -1), *block_pieces])
+    block_at = {start: block for (_, block_before), (start, block) in pairs_of_pieces if block != block_before}
     return Pieces(tuple(block_at.values()), tuple(block_at), int(fault), contents)
 
 

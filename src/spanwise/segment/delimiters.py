@@ -154,7 +154,8 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
             else:
                 fault |= Fault.ORDER if inner_signs else 0  # `inner_signs` holds only closing signs of other marks here
                 fault |= Fault.TRUNCATED if closing else 0
-            content_place = None if closing and not has_closing else (sign.end, end_sign.start)
+            is_complete = has_closing or not closing
+            content_place = (sign.end, end_sign.start) if is_complete else None
             pair_matches.append((mark, sign.start, end_sign.end if has_closing else end_sign.start, content_place))
             index = end_index + has_closing
         return assign(pair_matches, parts_of, surplus="report", fault=fault)

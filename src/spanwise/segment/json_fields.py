@@ -147,7 +147,8 @@ class _Scan:
             self.fault |= _NESTED
             self._end_value(container, match.start(), is_whole=False)
         inner_nodes = container.node.steps
-        key_node = inner_nodes.get(key) or (inner_nodes.get(unescaped(key)) if b"\\" in key else None) or _NOWHERE
+        plain_key = unescaped(key) if b"\\" in key else key
+        key_node = inner_nodes.get(key) or inner_nodes.get(plain_key) or _NOWHERE
         if key_node in container.seen:
             self.fault |= _DUPLICATE
             key_node = _NOWHERE
@@ -301,7 +302,8 @@ def _add_paths(value: object, path: str, paths: dict[str, None], depth: int = 0)
     if isinstance(value, dict):
         for key, inner in value.items():
             is_plain_key = bool(key) and not set(key) & set('.[]"')
-            path_step = (f".{key}" if path else key) if is_plain_key else f"[{json.dumps(key)}]"
+            dotted_key = f".{key}" if path else key
+            path_step = dotted_key if is_plain_key else f"[{json.dumps(key)}]"
             _add_paths(inner, path + path_step, paths, depth + 1)
     elif isinstance(value, list):
         for inner in value:

@@ -80,7 +80,8 @@ def outline(text: bytes) -> tuple[list[Fence], list[Heading]]:
                 open_fence = None
         elif heading_sign:
             text_without_hashes = line_text.rstrip(b"#")
-            heading_title = text_without_hashes.rstrip() if text_without_hashes[-1:] in (b"", b" ", b"\t") else line_text
+            has_closing_hashes = text_without_hashes[-1:] in (b"", b" ", b"\t")
+            heading_title = text_without_hashes.rstrip() if has_closing_hashes else line_text
             headings.append(Heading(match.start(), match.end(), len(heading_sign), heading_title.decode(errors="replace")))
         elif fence_sign[:1] == b"~" or b"`" not in line_text:
             open_fence = match

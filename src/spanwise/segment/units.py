@@ -147,8 +147,12 @@ def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
     count_text, at_sign, limit_text = _single_mark(parts).partition("@")
     stride = int(_parse_number(count_text, parts, example="cuts:5@0.9"))
     logp_limit = math.log(_parse_number(limit_text if at_sign else "0.9", parts, example="cuts:5@0.9", probability=True))
-    list_starts = _start_at_tokens(lambda sample: np.flatnonzero(sample.logp_t < logp_limit)[stride - 1 :: stride] + 1)
-    return _unit_finder(parts, list_starts, trimmed=False)
+
+    def cuts_of(sample: Sample) -> np.ndarray:
+        unsure_tokens = np.flatnonzero(sample.logp_t < logp_limit)
+        return unsure_tokens[stride - 1 :: stride] + 1
+
+    return _unit_finder(parts, _start_at_tokens(cuts_of), trimmed=False)
 
 
 @register("low_probability", kind="segmenter", reads_logp=True)
