@@ -116,7 +116,8 @@ def _warn_missing_tags(reading: Reading, scheme: Scheme) -> str:
     pronoun = "it" if len(census.lacking) == 1 else "them"
     tags_text = "these tags" if census.segmenter == "tags" else "this"
     advice_text = f"Ask for {tags_text} in the prompt, or change the layout to what the model writes."
-    cut_off_count, cut_clause = cut_off(reading.fault_n, reading.length_nk.sum(dim=1), texts.__getitem__, among_n=missing_n)
+    length_n = reading.length_nk.sum(dim=1)
+    cut_off_count, cut_clause = cut_off(reading.fault_n, length_n, texts.__getitem__, among_n=missing_n)
     if cut_off_count * 2 >= len(reading):
         advice_text = (
             f"{cut_off_count} of {len(reading)} {cut_clause}. If they were cut off, raise the token limit of a completion "

@@ -184,7 +184,7 @@ def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
     distinct_words = [word for word, _ in Counter(word for row in rows for word in row or ()).most_common()]
     if len(distinct_words) > _MOST_WORDS:
         distinct_words = [*distinct_words[: _MOST_WORDS - 1], "…"]
-    code_of_word = {word: chr(32 + n + 2048 * (32 + n >= 0xD800)) for n, word in enumerate(distinct_words)}
+    code_of_word = {word: chr(32 + n + 2048 * (32 + n >= 0xD800)) for n, word in enumerate(distinct_words)}  # no surrogates
     unlisted_code = code_of_word[distinct_words[-1]] if distinct_words else ""  # the code of "…", if it is needed
     return {
         "words": distinct_words,

@@ -113,7 +113,8 @@ def channels(parts: Sequence[Part], *, layout: Layout) -> Finder:
     def find(sample: Sample) -> Found:
         reader = _Reader(sample.text, find_signs(sample), is_prefilled)
         reader.run()
-        channel_stops = [*(start for _, start, _ in reader.channels[1:]), len(sample.text)]
+        next_starts = [start for _, start, _ in reader.channels[1:]]
+        channel_stops = [*next_starts, len(sample.text)]
         channel_matches = [
             (channel, start, stop, inner)
             for (channel, start, inner), stop in zip(reader.channels, channel_stops, strict=False)

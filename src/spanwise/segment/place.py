@@ -80,12 +80,13 @@ def find_blocks(
     for first_row in range(0, max(len(ids_array), 1), rows_per_chunk):
         row_slice = slice(first_row, first_row + rows_per_chunk)
         chunk_logp = None if logp_array is None else logp_array[row_slice]
-        columns, chunk_texts = _segment_rows(
+        chunk_columns, chunk_texts = _segment_rows(
             ids_array[row_slice], valid_nt[row_slice], chunk_logp, layout, cut_completions, vocabulary, first_row
         )
-        chunks.append(columns)
+        chunks.append(chunk_columns)
         block_texts += chunk_texts
-    *columns, length_nk = (torch.from_numpy(np.concatenate(parts)).to(ids_nt.device) for parts in zip(*chunks, strict=True))
+    columns = [torch.from_numpy(np.concatenate(parts)).to(ids_nt.device) for parts in zip(*chunks, strict=True)]
+    length_nk = columns.pop()
     block_spans = Spans(layout.names, *columns)
     vars(block_spans)["length_nk"] = length_nk  # fills the cached property `Spans.length_nk`
     return block_spans, block_texts
@@ -212,8 +213,8 @@ def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Ma
             block_text = dict[str, str | None]()
             text_of_block[name] = block_text
             for key in block_keys:
-                content_span = pieces.contents.get((k, key))
-                content_bytes = completion[slice(*content_span)] if isinstance(content_span, tuple) else content_span
+                content = pieces.contents.get((k, key))
+                content_bytes = completion[slice(*content)] if isinstance(content, tuple) else content
                 block_text[key] = None if content_bytes is None else content_bytes.decode("utf-8", "replace")
             block_text[""] = b"".join(pieces_of_block[k]).decode("utf-8", "replace")
     # The blocks' texts, joined, are the whole text only if each block is one piece and they follow the layout's order.
@@ -298,7 +299,9 @@ class TagParser:
             if part.mark in opening_names[next_tag_index:]:
                 index_of_part[part] = opening_names.index(part.mark, next_tag_index)
                 next_tag_index = index_of_part[part] + 1
-        start_of_block = {part.block: seen_tags[index].start for part, index in reversed(index_of_part.items())}
+        start_of_block: dict[int, int] = {}
+        for part, index in index_of_part.items():
+            start_of_block.setdefault(part.block, seen_tags[index].start)
         if 0 in start_of_block or 0 not in start_of_block.values():
             start_of_block[0] = 0
         blocks, block_starts = zip(*sorted(start_of_block.items()), strict=True)

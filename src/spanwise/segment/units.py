@@ -80,7 +80,8 @@ def _register_unmarked(name: str, starts_of: _Starts, *, trimmed: bool = True) -
         for part in parts:
             block_name, part_mark = layout.names[part.block], part.mark
             if part_mark and block_name not in (part_mark, part_mark.replace(EACH, f"[{part.index}]", 1)):
-                example = f"{{'{part.segmenter.rstrip('s')}[*]': '{part.segmenter}:'}}"
+                unit = part.segmenter.rstrip("s")
+                example = f"{{'{unit}[*]': '{part.segmenter}:'}}"
                 raise LayoutError(
                     f"The segmenter '{part.segmenter}' takes no mark, but block '{block_name}' has '{part_mark}'; write {example}."
                 )
