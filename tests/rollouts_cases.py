@@ -151,7 +151,7 @@ def cases(draw):
             "start": {name: span[0] for name, span in spans.items()},
             "end": {name: span[1] for name, span in spans.items()},
             "status": {name: int(value) for name, value in status.items()},
-            "reward": {name: draw(DOUBLE) if value.has_number else NAN for name, value in status.items()},
+            "reward": {name: draw(DOUBLE) if value in (Status.OK, Status.BROKE) else NAN for name, value in status.items()},
         }
         for method in methods:
             cells[f"credit/{method}"] = {name: draw(st.just(NAN) | DOUBLE) for name in blocks}

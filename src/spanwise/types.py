@@ -88,11 +88,6 @@ class Status(IntEnum):
     UNSCORED = 5  # no reward was computed: a file lacks it, no criterion asks for it, or the objective's `only` excludes it
     BROKE = 6  # the completion made its own check fail twice, so it counts as wrong
 
-    @property
-    def has_number(self) -> bool:
-        """True if a reward with this status is a number; with every other status it is NaN."""
-        return self in (Status.OK, Status.BROKE)
-
 
 class Fault(IntFlag):
     """The faults in the form of a completion, as bits that add up; 0 means that it is well-formed."""

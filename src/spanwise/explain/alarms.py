@@ -150,8 +150,8 @@ def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*sentence_of_metric.values(), *end_alarms(batches).values()]
 
 
-def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[str, str]:
-    """Return a warning for each metric that is wrong on average over the last quarter of the batches (at most `last`).
+def end_alarms(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return a warning for each metric that is wrong over the last batches with a value: a quarter of them, at most 10.
 
     A metric that no batch has a value of (NaN, None) is wrong if its alarm says so.
     """
@@ -159,7 +159,7 @@ def end_alarms(batches: Sequence[Mapping[str, Any]], *, last: int = 10) -> dict[
     for key, name, alarm in _find_watched(batches, "at_end"):
         name_text = f" of '{name}'" if name else ""
         metric_values = values_of(batches, key)
-        last_count = min(last, max(1, len(metric_values) // 4))
+        last_count = min(10, max(1, len(metric_values) // 4))
         last_values = metric_values[-last_count:]
         if not last_values and alarm.unknown:
             sentence_of_metric[key] = alarm.unknown.format(of=name_text)

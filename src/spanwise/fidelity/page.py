@@ -43,11 +43,11 @@ def fidelity_rows(fidelity: Fidelity) -> list[Row]:
     ]
 
 
-def difference_rows(fidelity: Fidelity, one: str = "blended", other: str = "outcome") -> list[Row]:
-    """Return the differences between the figures of two baselines, paired over prompts, as rows of `fidelity.json`."""
+def difference_rows(fidelity: Fidelity) -> list[Row]:
+    """Return the figures of `blended` minus those of `outcome`, paired over prompts, as rows of `fidelity.json`."""
     return [
-        {"a": one, "b": other, "group_size": size, "figure": figure}
-        | _numbers(*fidelity.interval(one, size, figure, minus=other))
+        {"a": "blended", "b": "outcome", "group_size": size, "figure": figure}
+        | _numbers(*fidelity.interval("blended", size, figure, minus="outcome"))
         for figure, size in product(("correlation", "rmse_scaled", "gradient_noise"), fidelity.group_sizes)
     ]
 

@@ -72,13 +72,9 @@ def secret_fields() -> dict[str, Any]:
     return json.loads(os.environ.pop(SECRETS, "{}"))
 
 
-def changed(written: Path | Mapping[str, Any], asked: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
-    """List the fields in which two recipes differ: the new one (`asked`) and an old one (`written`), which may be a file."""
-    if isinstance(written, Path):
-        if not written.is_file():
-            return []
-        written = read_fields(written)
-    return changes(written, asked, but=but)
+def changed(file: Path, asked: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
+    """List the fields in which a new recipe (`asked`) differs from the one in a file; none if there is no file."""
+    return changes(read_fields(file), asked, but=but) if file.is_file() else []
 
 
 def without_nan(value: Any) -> Any:

@@ -13,7 +13,7 @@ from rich.console import Console
 from spanwise.commands.shared.fitted import say
 from spanwise.commands.shared.folder import changed, new_folder, newest_folder
 from spanwise.disk import refusal, unwritten
-from spanwise.engines.changes import MAY_CHANGE
+from spanwise.engines.changes import MAY_CHANGE, changes
 from spanwise.engines.checkpoints import check_contents, find_checkpoint, newest_checkpoint, read_manifest
 from spanwise.errors import DataError, RecipeError, SpanwiseError
 from spanwise.recipe import Recipe
@@ -64,9 +64,7 @@ def _run_of(checkpoint: Path) -> Path:
     return (checkpoint if len(checkpoint.parts) > 2 else checkpoint.resolve()).parent.parent
 
 
-def history_of(
-    checkpoint: Path, new_recipe: Mapping[str, Any], console: Console, *, per_batch: int
-) -> tuple[int, list[dict[str, Any]]]:
+def history_of(checkpoint: Path, new_recipe: Mapping[str, Any], *, per_batch: int) -> tuple[int, list[dict[str, Any]]]:
     """Return the step of a checkpoint and the metrics up to that step; refuse a checkpoint of another recipe."""
     recipe_file = _run_of(checkpoint) / "recipe.yaml"
     old_recipe = read_manifest(checkpoint)["settings"]
@@ -74,7 +72,7 @@ def history_of(
     has_schedule = not new_recipe["trainer"].get("lr_scheduler_type", "constant").startswith("constant")
     is_shorter = new_recipe["steps"] < old_recipe.get("steps", new_recipe["steps"])
     changeable_fields = set(MAY_CHANGE) - ({"steps"} if has_schedule or is_shorter else set())
-    if changed_fields := changed(old_recipe, new_recipe, but=changeable_fields):
+    if changed_fields := changes(old_recipe, new_recipe, but=changeable_fields):
         advice = f"Resume that run with its own recipe: spanwise train --resume {recipe_file.parent}; or leave out --resume."
         if changed(recipe_file, old_recipe):
             advice = f"'{recipe_file}' was edited later: undo the edit, or leave out --resume and give another --output."

@@ -73,9 +73,7 @@ def train(
         trainer_args = trainer_config(recipe, task)
         settings = resolved(recipe, scheme)
         updates_per_batch = int(trainer_args.logging_steps)  # optimizer steps per generation batch
-        step, history = (
-            (None, []) if checkpoint is None else history_of(checkpoint, settings, console, per_batch=updates_per_batch)
-        )
+        step, history = (None, []) if checkpoint is None else history_of(checkpoint, settings, per_batch=updates_per_batch)
         recorder = Recorder(recipe, task, folder, console, title, history, per_batch=updates_per_batch)
         trainer = recorder.trainer = SpanGRPOTrainer(
             model=task.model,
