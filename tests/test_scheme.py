@@ -284,6 +284,8 @@ PAIR = [Objective("correct", "solution"), Objective("brier", "confidence", given
         ("min_stratum is 1", "bae", {"min_stratum": 1}),
         ("ddof is 2", "grpo", {"ddof": 2}),
         ("eps is -1", "grpo", {"eps": -1}),
+        ("conflict is 1.5", "gdpo", {"conflict": 1.5}),
+        ("conflict is 0", "gdpo", {"conflict": 0}),
         ("Pass it as longest=", "dr_grpo", {"longest": None}),
         ("Did you mean 'bae'", "bea", {}),
         ("gives a completion one number", "rlcr", {"objectives": PAIR}),
