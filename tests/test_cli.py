@@ -82,7 +82,7 @@ def test_train_leaves_everything_behind(run):
     assert len(state["log_history"]) == 1  # metrics.jsonl holds the log; a run of weeks must not keep it in memory, too
     # q* of .7 at G = 4, by enumeration of the groups: .804 (docs/fidelity.md).
     assert (
-        "groups of 4 that hold right and wrong answers, the outcome baseline drives a confidence of .70 to .80;"
+        "groups of 4 that hold right and wrong answers, the outcome baseline drives a confidence of .70 to .80."
         in done.stdout
     )
 

@@ -178,10 +178,10 @@ def advantage(
             uncompared_n &= ~stand_in_reward_n.isnan()
     assert result is not None, "there is a first level"
     adv_n, comparison = result
-    stratum_n = comparison.stratum_nm[:, 0].clone()
-    in_stratum_n = stratum_n >= 0  # all others were compared with no completion
-    stratum_n[in_stratum_n] = group_index(stratum_n[in_stratum_n])
-    comparison = replace(comparison, stratum_nm=stratum_n[:, None])
+    stratum_n = comparison.stratum_nm[:, 0]
+    # -1 means "compared with no completion". `group_index` turns -1 into 0, so 1 is subtracted from all numbers.
+    dense_stratum_n = group_index(stratum_n) - (stratum_n < 0).any().long()
+    comparison = replace(comparison, stratum_nm=dense_stratum_n[:, None])
     is_singleton_n = ~lacks_reward_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
     return Advantage(adv_n.where(~lacks_reward_n, 0.0), adv_n.where(lacks_reward_n, 0.0), is_singleton_n, comparison)
 
@@ -289,7 +289,7 @@ def blended_baseline(
     outcome_code_n = refine(torch.zeros_like(group_n), outcome_no)  # equal outcomes get one number, an unknown outcome -1
     for code in outcome_code_n[outcome_code_n >= 0].unique().tolist():
         same_outcome_n = outcome_code_n == code
-        counterfactual_n = torch.full_like(baseline_n, torch.nan)  # what other completions would get for this outcome
+        counterfactual_n = None  # what other completions would get for this outcome
         if by_outcome_n2 is not None and (verdict := float(outcome_no[same_outcome_n, judged or 0][0])) in (0.0, 1.0):
             counterfactual_n = by_outcome_n2[:, int(verdict)].double()
         estimate_n = _estimate_for_outcome(reward_n.double(), group_n, outcome_code_n >= 0, same_outcome_n, counterfactual_n)
@@ -298,7 +298,7 @@ def blended_baseline(
 
 
 def _estimate_for_outcome(
-    reward_n: Tensor, group_n: Tensor, is_known_n: Tensor, same_outcome_n: Tensor, counterfactual_n: Tensor
+    reward_n: Tensor, group_n: Tensor, is_known_n: Tensor, same_outcome_n: Tensor, counterfactual_n: Tensor | None
 ) -> Tensor:
     """Estimate the blended baseline of the completions that `same_outcome_n` marks, which share all their outcomes."""
     present_rewards = reward_n[same_outcome_n & ~reward_n.isnan()]
@@ -307,11 +307,13 @@ def _estimate_for_outcome(
     above_lowest_n = torch.where(same_outcome_n, reward_n - lowest_reward, torch.nan)
     stratum_n = torch.unique(group_n, return_inverse=True)[1]
     prompt_stats = moments(above_lowest_n, stratum_n)
-    other_outcome_n = ~same_outcome_n & is_known_n & ~reward_n.isnan()
-    counterfactual_above_lowest_n = torch.where(other_outcome_n, counterfactual_n - lowest_reward, torch.nan)
+    mean_square = above_lowest_n.nan_to_num().square().mean()
+    if counterfactual_n is not None:
+        other_outcome_n = ~same_outcome_n & is_known_n & ~reward_n.isnan()
+        counterfactual_n = torch.where(other_outcome_n, counterfactual_n - lowest_reward, torch.nan)
+        mean_square = mean_square + counterfactual_n.nan_to_num().square().mean()
     # A variance of 0 would give an infinite weight, so a variance is at least a tiny share of the mean square.
-    mean_squares = [above_n.nan_to_num().square().mean() for above_n in (above_lowest_n, counterfactual_above_lowest_n)]
-    least_variance = 1e-12 * float(sum(mean_squares)) + 1e-24
+    least_variance = 1e-12 * float(mean_square) + 1e-24
     noise_variance_s = prompt_stats.pooled_variance_of_others().nan_to_num(nan=0.0)
 
     other_count_n = prompt_stats.count_n() - prompt_stats.member_n.double()
@@ -327,11 +329,14 @@ def _estimate_for_outcome(
     )
     batch_mean_variance_n = prompt_means_variance_s[stratum_n] + noise_variance_s[stratum_n] / elsewhere_count_n
 
-    other_stats = moments(counterfactual_above_lowest_n, stratum_n)
-    counterfactual_mean_n, counterfactual_variance_n = _average_counterfactuals(prompt_stats, other_stats, noise_variance_s)
-    estimate_en = torch.stack([prompt_mean_n, batch_mean_n, counterfactual_mean_n])
-    variance_en = torch.stack([prompt_mean_variance_n, batch_mean_variance_n, counterfactual_variance_n])
-    combined_estimate_n = average_by_precision(estimate_en, variance_en.clamp(min=least_variance))
+    estimates = [prompt_mean_n, batch_mean_n]
+    variances = [prompt_mean_variance_n, batch_mean_variance_n]
+    if counterfactual_n is not None:
+        other_stats = moments(counterfactual_n, stratum_n)
+        counterfactual_mean_n, variance_n = _average_counterfactuals(prompt_stats, other_stats, noise_variance_s)
+        estimates.append(counterfactual_mean_n)
+        variances.append(variance_n)
+    combined_estimate_n = average_by_precision(torch.stack(estimates), torch.stack(variances).clamp(min=least_variance))
     return torch.where(combined_estimate_n.isnan(), batch_mean_n, combined_estimate_n) + lowest_reward
 
 

@@ -221,7 +221,7 @@ def test_the_command_of_a_credit_report_asks_for_the_same(tmp_path, monkeypatch)
         "overrides": {"learning_rate": 1e-6, "prefilled": None, "calibration": "brier"},
     }  # fmt: skip
     html = exported(tmp_path, **options)
-    assert "2 of 4 completions are shown" in html
+    assert "The page shows 2 of 4 completions" in html
     assert report_folder(tmp_path / "out").read_text() == html
     command = unescape(re.search(r'<pre class="command"><code>(.*?)</code>', html, re.S)[1])
     called = run_command(monkeypatch, credit_module, "credit", command)

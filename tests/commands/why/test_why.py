@@ -189,4 +189,4 @@ def test_decisions_are_counted_and_the_delay_is_found(delay, lag, tmp_path):
 
 
 def test_a_critic_that_sees_nothing_is_said(tmp_path):
-    assert "the critic's value does not follow the reward" in why_text(sae_of_decisions(tmp_path, 0, blind=True))
+    assert "the critic's value does not change towards the reward" in why_text(sae_of_decisions(tmp_path, 0, blind=True))

@@ -134,7 +134,7 @@ CROSSED = STEP_REWARD, torch.tensor([0, 0, 0, 0, 0, 3]), TRAJECTORY, STEP, STATE
         (AlignmentError, "5 anchor states", lambda: gigpo(*WORKED[:4], STATE[:5])),
         (AlignmentError, "Trajectory 1", lambda: gigpo(*CROSSED)),
         (AlignmentError, "Trajectory 1", lambda: gagpo(*CROSSED)),
-        (RecipeError, "row 1 is a list", lambda: anchor_groups(TASK, ["a", ["b"], "c", "d", "e", "f"])),
+        (RecipeError, "row 1 is of type list", lambda: anchor_groups(TASK, ["a", ["b"], "c", "d", "e", "f"])),
         (RecipeError, "row 0 is of type int", lambda: anchor_groups(TASK, [1, 2, 3, 4, 5, 6], similarity=0.9)),
         (RecipeError, "is 0.0", lambda: anchor_groups(TASK, STATE, similarity=0.0)),
         (RecipeError, "is 1.0", lambda: anchor_groups(TASK, STATE, similarity=1.0)),

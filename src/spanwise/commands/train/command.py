@@ -10,7 +10,7 @@ from spanwise.errors import check_known
 
 
 def command(
-    recipe_path: Path | None = None,
+    recipe: Path | None = None,
     /,
     *,
     task: Literal["digits", "digits_twice", "digits_long", "fields", "invoices", "confidence", "two_attempts"] | None = None,
@@ -79,12 +79,12 @@ def command(
     from spanwise.commands.shared.folder import secret_fields
     from spanwise.recipe import load
 
-    if recipe_path is None and resume and (Path(resume) / "recipe.yaml").is_file():
-        recipe_path = Path(resume) / "recipe.yaml"
+    if recipe is None and resume and (Path(resume) / "recipe.yaml").is_file():
+        recipe = Path(resume) / "recipe.yaml"
     for role, column in column_roles(columns).items():
         check_known("role of --columns", role, ("question", "prompt", "answer"))
         given_fields[f"{role}_column"] = column
-    full_recipe = load(recipe_path, {**given_fields, **recipe_fields(set_), **secret_fields()})
+    full_recipe = load(recipe, {**given_fields, **recipe_fields(set_), **secret_fields()})
     from spanwise.commands.train.train import train
 
     train(full_recipe, console=Console(), resume=resume, overwrite=overwrite)
