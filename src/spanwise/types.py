@@ -109,7 +109,7 @@ class Zero(IntEnum):
     words: str
 
     def __new__(cls, number: int, words: str) -> Zero:
-        """Create a reason from its number and the words that explain it."""
+        """Create a member of `Zero` from its number and the words that explain it."""
         enum_member = int.__new__(cls, number)
         enum_member._value_, enum_member.words = number, words
         return enum_member

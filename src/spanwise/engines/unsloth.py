@@ -37,7 +37,7 @@ def packed(value_bt: Shaped[Tensor, "b t"], inputs: Mapping[str, Any], *, pad_id
     is_pad_bl = torch.cat([prompt_ids_bp, inputs["completion_ids"]], dim=1) == pad_id
     packed_value_bl = torch.cat([value_bt.new_zeros(prompt_ids_bp.shape), value_bt], dim=1)
     packed_value_bl = packed_value_bl.gather(1, is_pad_bl.to(torch.uint8).argsort(dim=1, stable=True))
-    # Log-probabilities that Unsloth computed before its loss have as many columns as the loss.
+    # Log-probabilities that Unsloth computed earlier have the number of columns that its loss expects.
     for name in ("old_per_token_logps", "ref_per_token_logps"):
         if inputs.get(name) is not None:
             return packed_value_bl[:, -inputs[name].shape[1] :]

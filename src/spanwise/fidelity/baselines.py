@@ -262,7 +262,7 @@ def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor,
 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
-    """Compute a baseline's figures, in the order of `FIGURES`, from the sums of its terms over completions."""
+    """Compute the figures that `FIGURES` names from sums over completions."""
     (count, error, wrong_count, wrong_error, right_count, right_error, alone_count, alone_error,
      *agreement_sums, phi_aa, phi_am, phi_mm, phi_s2) = sums.unbind(-1)  # fmt: skip
     errors_and_counts = ((error, count), (wrong_error, wrong_count), (right_error, right_count), (alone_error, alone_count))

@@ -15,7 +15,7 @@ from spanwise.errors import RecipeError
 from spanwise.fidelity.baselines import BASELINES, ScoreName, proper_score
 from spanwise.objective import BaselineName
 
-#: The confidences that the simulated policy states are 0, 1 / LEVELS, ..., 1.
+#: The simulated policy can state the confidences 0, 1 / LEVELS, ..., 1.
 LEVELS = 10
 #: The simulation needs at least this many completions with each outcome (right or wrong).
 _FEWEST = 100

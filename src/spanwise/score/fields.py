@@ -322,7 +322,7 @@ def json_schema(
 
 
 def _check_schema(*, schema: Any, tag: str = "", alone: bool = False, **_: Any) -> None:
-    """Refuse options of the reward `json_schema` with an invalid schema, or with both `alone` and a tag."""
+    """Refuse a reward `json_schema` with an invalid schema, or with both options `alone` and `tag`."""
     _schema_of_recipe(schema)
     if alone and tag:
         raise RecipeError(

@@ -271,7 +271,7 @@ LONG_SHARE = (0.44, 0.30, 0.06, 0.20)
 LONG_PLUS = 0.95
 #: Length in tokens of the long chain's longest completion: eight careful lines of 14 tokens, then tags, answer and end.
 LONGEST = MOST * 14 + 6
-#: The number of positions of the long chain's model: enough for a prompt and the longest completion.
+#: How many tokens the model of the task digits_long can process: a prompt and the longest completion.
 LONG_POSITIONS = 160
 
 #: The one block of a completion of a long digit chain.

@@ -101,8 +101,8 @@ def warm_up_progress(console: Console) -> Any:
 
 def _average_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Replace the figures of a reward's fields (`equals.a`, `equals.b`) by their mean; keep only a list's first element."""
-    value_by_label, later_element_names = dict[str, Any](), later_elements(values)
-    for label, part_names in families(name for name in values if name not in later_element_names).items():
+    value_by_label, hidden_names = dict[str, Any](), later_elements(values)
+    for label, part_names in families(name for name in values if name not in hidden_names).items():
         numbers = [values[name] for name in part_names if values[name] is not None]
         value_by_label[label] = values[label] if label in values else sum(numbers) / len(numbers) if numbers else None
     return value_by_label

@@ -126,7 +126,7 @@ def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[T
     log_ways_ab = _log_choose(right, right_with_ab) + _log_choose(wrong, wrong_with_ab)
     probability_ab = (log_ways_ab - _log_choose(completion_count, with_token_ab)).exp()
     p_value_ab = probability_ab  # the paper takes the probability of this table alone
-    if two_sided:  # the sum over all tables that are at most as probable and have the token in as many completions
+    if two_sided:  # as in Fisher's exact test, add up all tables with equal totals that are at most as probable
         p_value_ab = torch.zeros_like(probability_ab)
         for other_right in range(right + 1):
             other_wrong_ab = with_token_ab.long() - other_right

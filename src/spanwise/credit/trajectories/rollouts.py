@@ -50,7 +50,7 @@ class Timeline:
 
     def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
         """Return the row of each trajectory's last flagged step, or of its last step if no step is flagged."""
-        # flagged rows first, and among them late steps first; then the same order inside each trajectory
+        # The rows of each trajectory are sorted so that the wanted one is its first.
         row_order = (self.left_s + torch.where(flag_s, 0, len(flag_s))).argsort(stable=True)
         row_order = row_order[self.index_s[row_order].argsort(stable=True)]
         step_count_j = self.index_s.bincount()

@@ -184,9 +184,9 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             for name, value_nt in (("values", batch.value_nt), ("returns", return_nt)):
                 data[name] = torch.where(mask_nt, pad(value_nt, (0, 0, 0, len(mask_nt) - row_count)), 0.0)
         for name, part in self.parts.items():
-            mode_weight_n, target_logp_n, metrics = part.lesson(reading, self.scheme, self.global_step - 1, rows=row_count)
-            mode_weight_n = mode_weight_n * advantage_factor_n1[:row_count, 0]
-            for field, value_n in (("advantages", mode_weight_n), ("action_log_probs", target_logp_n)):
+            lesson_weight_n, target_logp_n, metrics = part.lesson(reading, self.scheme, self.global_step - 1, rows=row_count)
+            lesson_weight_n = lesson_weight_n * advantage_factor_n1[:row_count, 0]
+            for field, value_n in (("advantages", lesson_weight_n), ("action_log_probs", target_logp_n)):
                 data[field] = with_token(data[field], mode_token_columns[name], value_n)
             all_metrics |= metrics
         self.last_advantages = adv_nt[:row_count]

@@ -208,14 +208,14 @@ def read_rows(rows: Rows, uids: Sequence[Any], step: Step) -> tuple[UnpackedBatc
     unpacked = unpack([rows.packed[n] for n in rows.real], step.scheme, output_numbers)
     rollout_n = torch.arange(len(group_n)) if rows.session is None else group_index([rows.session[n] for n in rows.real])
     output_number_n = torch.zeros_like(rollout_n) if output_numbers is None else torch.tensor(output_numbers)
-    turn_steps = Steps(rollout_n, output_number_n, unpacked.anchor)
+    steps = Steps(rollout_n, output_number_n, unpacked.anchor)
     if unpacked.split_n.any():
-        turn_steps = steps_of_turns(turn_steps, unpacked.row_s, unpacked.step_s, unpacked.anchor)
+        steps = steps_of_turns(steps, unpacked.row_s, unpacked.step_s, unpacked.anchor)
     elif len(rollout_n.unique()) == len(rollout_n) and "steps" not in step.scheme.needs:
-        turn_steps = None
-    for mode in step.scheme.modes if turn_steps is not None else ():
+        steps = None
+    for mode in step.scheme.modes if steps is not None else ():
         mode.check_turns()
-    return unpacked, ReadBatch(Batch(group_n[unpacked.row_s], steps=turn_steps), unpacked.reading, len(group_n))
+    return unpacked, ReadBatch(Batch(group_n[unpacked.row_s], steps=steps), unpacked.reading, len(group_n))
 
 
 def credited(

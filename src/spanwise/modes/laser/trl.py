@@ -59,8 +59,8 @@ class SelfRewarding(TrlPart):
         policy_model = self.trainer.accelerator.unwrap_model(self.trainer.model)
         # A PEFT adapter has the model inside, and the hook must be on the model itself.
         inner_model = policy_model.get_base_model() if hasattr(policy_model, "get_base_model") else policy_model
-        reads_while_sampling = self.trainer.model.training and self._needed
-        with inner_model.register_forward_hook(self.hear, with_kwargs=True) if reads_while_sampling else nullcontext():
+        records_scores = self.trainer.model.training and self._needed
+        with inner_model.register_forward_hook(self.hear, with_kwargs=True) if records_scores else nullcontext():
             yield
 
     def hear(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
