@@ -82,7 +82,7 @@ def credit_datums(
     rollout_columns = {name: [values[g] for g in group_of_rollout] for name, values in columns.items()}
     batch, recorded_blocks = turn_batch(trajectories, columns=rollout_columns)
     if all(len(rollout) == 1 for rollout in rollouts):
-        batch = replace(batch, steps=None)  # each row is a whole rollout, so rows need no step numbers
+        batch = replace(batch, steps=None)  # rollouts of one turn need no turn numbers
     reading = read(batch, scheme, vocabulary, recorded=recorded_blocks)
     advantage_rows = iter(advantages(credit_batch(reading, batch, scheme), reading.spans, scheme).tolist())
     credited_rollouts = [[_credited(datum, next(advantage_rows)) for datum in rollout] for rollout in rollouts]
@@ -107,7 +107,10 @@ def _turn(datum: Any, rollout: int, number: int) -> Turn:
 
 
 def _credited(datum: Any, advantage_t: Sequence[float]) -> Any:
-    """Copy a datum of Tinker with new advantages in the container type of the old ones; `advantage_t` may be padded."""
+    """Copy a datum of Tinker with new advantages, stored in the same type of container as the old ones.
+
+    `advantage_t` may be longer than the datum, because of padding.
+    """
     loss_inputs = _get(datum, "loss_fn_inputs")
     target_tokens = _get(loss_inputs, "target_tokens")
     old_advantages = _get(loss_inputs, "advantages")
@@ -128,7 +131,7 @@ def _with(record: Any, name: str, value: Any) -> Any:
 
 
 def _values(numbers: Any) -> list[Any]:
-    """Convert a list, tensor, array or object with `data` to a list of its numbers; None becomes an empty list."""
+    """List the numbers of a list, a tensor, an array or an object with a field `data`; None has no numbers."""
     if isinstance(numbers, (Tensor, np.ndarray)):
         return numbers.tolist()
     number_data = _get(numbers, "data")
@@ -136,7 +139,7 @@ def _values(numbers: Any) -> list[Any]:
 
 
 def _like(numbers: Any, values: Sequence[float]) -> Any:
-    """Convert values to float32 in the container type of `numbers`: a tensor, an array, a list or an object with `data`."""
+    """Store values as float32 in the same type of container as `numbers`, for example a tensor or a list."""
     float_array = np.array(values, dtype=np.float32)
     if isinstance(numbers, Tensor):
         return torch.from_numpy(float_array)

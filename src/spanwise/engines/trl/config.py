@@ -1,4 +1,4 @@
-"""`SpanGRPOConfig`, TRL's `GRPOConfig` with a few more options; and the checks before a training with TRL starts."""
+"""Define `SpanGRPOConfig` (TRL's `GRPOConfig` with more options), and check all arguments before a training with TRL."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ _Class = TypeVar("_Class", bound=type)
 
 
 def no_type_check(cls: _Class) -> _Class:
-    """Return a class unchanged; jaxtyping's import hook skips classes that have a decorator of this name."""
-    # jaxtyping's checks would fail on TRL's loose annotations, and `typing.no_type_check` would hide type hints from TRL's parser.
+    """Return a class unchanged; a decorator of this name makes jaxtyping's import hook skip the class."""
+    # TRL's annotations are too loose to pass jaxtyping's checks.
+    # `typing.no_type_check` would skip them, too, but would hide the type hints from TRL's argument parser.
     return cls
 
 
@@ -119,7 +120,7 @@ class SpanGRPOConfig(GRPOConfig):
 
 
 def check_base(*, moves_columns: bool) -> None:
-    """Refuse Unsloth's `GRPOTrainer`, unless the trainer class moves advantages to the columns of Unsloth's loss."""
+    """Raise an error if Unsloth has replaced TRL's `GRPOTrainer` and the trainer class does not support Unsloth's loss."""
     if GRPOTrainer.__name__.startswith("Unsloth") and not moves_columns:
         raise RecipeError(
             "Unsloth has replaced TRL's trainer, and its loss has completions in other columns. Use UnslothSpanGRPOTrainer of "
@@ -157,7 +158,7 @@ def check_scheme(scheme: Any, critic: Any, options: Mapping[str, Any]) -> Scheme
 
 
 def _trl_arguments() -> list[str]:
-    """List the arguments of TRL's trainer, even if another package has wrapped it with `**kwargs`."""
+    """List the arguments of TRL's trainer, even if another package hides them behind `**kwargs`."""
     for base_class in GRPOTrainer.__mro__:
         parameters = inspect.signature(base_class.__init__).parameters
         if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -290,7 +291,7 @@ def check_prompts(prompts: Iterable[Any], *, template: bool) -> None:
 
 
 def check_prefilled(prompt: str, layout: Layout) -> None:
-    """Refuse a prompt that ends with an opening tag other than the layout's `prefilled`, and one that lacks the prefilled tag."""
+    """Check that a prompt ends with the layout's `prefilled` opening tag, or with no opening tag if nothing is prefilled."""
     prompt_end, prefilled = prompt.rstrip(), layout.prefilled or ""
     opening_tags_by_mark: dict[str, list[str]] = {}
     for part in layout.parts:

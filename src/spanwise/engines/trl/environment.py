@@ -12,7 +12,7 @@ from spanwise.score.event_loop import run
 
 
 def taken_from(trainer: Any, objectives: Sequence[Objective]) -> list[Any]:
-    """Move the reward functions of TRL's environments out of the trainer; refuse them if no objective uses them."""
+    """Remove the rewards of TRL's environments from the trainer and return them; refuse rewards that no objective uses."""
     objective_count = len(objectives)
     reward_functions = trainer.reward_funcs[objective_count:]
     environment_names = trainer.reward_func_names[objective_count:]

@@ -59,7 +59,10 @@ def pooled_logps(
 
 
 def clip_range(args: GRPOConfig) -> tuple[float, float]:
-    """Return how far an importance ratio may fall and rise before TRL clips it; DPPO uses the same numbers as its bounds."""
+    """Return how far an importance ratio may fall below 1 and rise above 1 before TRL clips it.
+
+    DPPO uses the same numbers as bounds on its divergence.
+    """
     return args.epsilon, args.epsilon if args.epsilon_high is None else args.epsilon_high
 
 
@@ -101,7 +104,10 @@ def kl_term(kl_bt: Float[Tensor, "b t"], mask_bt: Num[Tensor, "b t"]) -> Float[T
 
 
 def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], args: GRPOConfig) -> Float[Tensor, "b t"]:
-    """Compute the derivative of each token's surrogate by its log-probability at advantage 1; NaN where clipping may act."""
+    """Differentiate each token's surrogate by the token's log-probability, for an advantage of 1.
+
+    The result is NaN where clipping may act.
+    """
     old_logp_bt, (low, high) = inputs.get("old_per_token_logps"), clip_range(args)
     ratio_bt = torch.ones_like(logps_bt) if old_logp_bt is None else (logps_bt - old_logp_bt).exp()
     is_unclipped_bt = (ratio_bt > 1 - low) & (ratio_bt < min(1 + high, float("inf") if args.delta is None else args.delta))
@@ -112,7 +118,7 @@ def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], a
         temperature_bt = torch.where(inputs["advantages"] > 0, args.sapo_temperature_pos, args.sapo_temperature_neg)
         gate_bt = torch.sigmoid(temperature_bt * (ratio_bt - 1))
         slope_bt = 4 * gate_bt * (1 - gate_bt) * ratio_bt
-    if args.loss_type == "vespo":  # without importance ratios vespo weighs a completion by 1
+    if args.loss_type == "vespo":  # if there are no importance ratios, vespo weighs every completion by 1
         slope_bt = torch.full_like(logps_bt, 1.0 if old_logp_bt is None else torch.nan)
     return slope_bt * inputs.get("importance_sampling_ratio", 1.0)
 
@@ -131,9 +137,9 @@ def check_own_advantage(
 
     d/dA_t of sum_s w_s dL/dlogp_s = -height_t w_t mask_t / (b accumulation factor), w: test weights; no check at NaN heights
     """
-    # TRL gives all tokens of a completion one advantage, so a TRL release that averaged them would raise no error.
-    # The second derivative of the loss shows such an average without another forward pass.
-    # Every token gets a test weight in [1, 2) of its own: multiples of the golden ratio, modulo 1, never repeat.
+    # In TRL itself all tokens of a completion share one advantage, so a TRL release might average advantages unnoticed.
+    # The second derivative of the loss, by log-probabilities and advantages, shows which advantage weighs which token.
+    # Each token of a completion gets a different test weight in [1, 2), made from multiples of the golden ratio modulo 1.
     token_index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
     test_weight_bt = (1 + (token_index_t * 0.6180339887) % 1).to(advantages_bt.dtype).expand_as(advantages_bt)
     (logp_gradient_bt,) = torch.autograd.grad(loss, logps_bt, create_graph=True, allow_unused=True)
@@ -146,7 +152,8 @@ def check_own_advantage(
     loss_divisor_b1 = factor_b1 * advantages_bt.shape[0] * accumulation
     token_weight_bt = -advantage_gradient_bt * loss_divisor_b1
     expected_weight_bt = torch.where(mask_bt.bool(), test_weight_bt * height_bt, 0.0)
-    # Rounding to bfloat16 changes a weight by less than 0.05; a comparison with NaN is False.
+    # Rounding to bfloat16 changes a weight by less than 0.05.
+    # Tokens whose expected weight is NaN are not checked, because comparisons with NaN are False.
     is_wrong_bt = (token_weight_bt - expected_weight_bt).abs() > 0.05
     if bool(is_wrong_bt.any()):
         row, token = (int(index) for index in is_wrong_bt.nonzero()[0])
@@ -176,7 +183,7 @@ def check_loss(
             continue
         not_finite_bt = ~value_bt.isfinite()
         faulty_in_mask_bt = not_finite_bt & mask_bt.bool()
-        # A NaN outside the mask ruins the loss, too, because TRL multiplies it by 0.
+        # A NaN at a masked token makes the loss NaN, too, because TRL multiplies by the mask, and 0 times NaN is NaN.
         row, token = (faulty_in_mask_bt if bool(faulty_in_mask_bt.any()) else not_finite_bt).nonzero()[0].tolist()
         token_text = f"token {token}" if bool(mask_bt[row, token]) else f"masked token {token}"
         completion_ids = inputs["completion_ids"][row][mask_bt[row].bool()].tolist()

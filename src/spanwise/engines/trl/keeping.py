@@ -28,7 +28,7 @@ _CONSOLE_METRICS = re.compile(
 
 
 def few_in(callback_class: Any) -> TrainerCallback:
-    """Build a console callback of transformers (`callback_class`) that prints only a few of the metrics."""
+    """Build a callback like `callback_class`, a console callback of transformers, that prints only a few of the metrics."""
 
     class Few(callback_class):
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
@@ -96,7 +96,7 @@ class BatchCallback(TrainerCallback):
                 self.folder.write_rollouts(rollouts_of_ranks, step=batch_number)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
-        """Do nothing; a subclass can override this hook, which every process calls after a generation batch is used up."""
+        """Do nothing: a hook for subclasses, called in every process after the last step of a generation batch."""
 
 
 class Keeping(BatchCallback):

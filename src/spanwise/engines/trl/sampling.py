@@ -59,9 +59,9 @@ class DynamicSampling:
 
     def __init__(self, trainer: Any, criterion: str, rounds: int) -> None:
         self.trainer, self.criterion, self.rounds = trainer, criterion, rounds
-        # for the last batch: sampled groups divided by needed groups, and the share of groups that still teach nothing
+        # metrics of the last batch: sampled groups divided by needed groups, and the share of groups that teach nothing
         self.metrics: dict[str, float] = {}
-        # the completion ids of the last batch, if their rewards are already computed because no group was replaced
+        # the completion ids of the last batch, whose rewards are already computed; None if groups were sampled again
         self.scored: Any = None
 
     def fill(self, outputs: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> tuple[Any, ...]:
@@ -94,7 +94,10 @@ class DynamicSampling:
         return outputs
 
     def _useful(self, generated: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> Bool[Tensor, " g"]:
-        """Score sampled completions, and mark the groups that teach something: some completion gets credit, or rewards differ."""
+        """Score sampled completions, and return for each group whether it teaches something.
+
+        A group teaches something if a completion gets credit or, if `criterion` names an objective, if its rewards differ.
+        """
         extra_fields = next((part for part in generated if isinstance(part, dict)), {})
         for n, row in enumerate(rows):
             row.update({name: values[n] if isinstance(values, list) else values for name, values in extra_fields.items()})
@@ -106,12 +109,12 @@ class DynamicSampling:
             is_nan_gn = reward_gn.isnan()
             return reward_gn.masked_fill(is_nan_gn, -torch.inf).amax(1) > reward_gn.masked_fill(is_nan_gn, torch.inf).amin(1)
         useful_n = self.trainer.step.useful(scored_rows)
-        if scored_rows.turns is not None:  # one row per turn; a completion without a turn has no row
+        if scored_rows.turns is not None:  # each row is a turn, so copy the result of turns to completions
             useful_n = torch.zeros(scored_rows.completions, dtype=torch.bool).index_put((scored_rows.turns.row_s,), useful_n)
         return useful_n.view(-1, group_size).any(dim=1)
 
     def _fresh_rows(self) -> Any:
-        """Yield further rows of the dataset without end, in an order that depends on the step; processes get different rows."""
+        """Yield rows of the dataset in random order, without end; each process gets different rows."""
         trainer, dataset = self.trainer, self.trainer.train_dataset
         seed = trainer.args.seed * 1_000_003 + trainer.state.global_step  # a resumed run draws the same rows
         random_generator = torch.Generator().manual_seed(seed)
@@ -122,7 +125,7 @@ class DynamicSampling:
 
 
 def _replaced(old: Any, new: Any, old_rows: range, new_rows: range) -> Any:
-    """Replace `old_rows` in one output of TRL's `_generate` by `new_rows` from the same output of another call."""
+    """Replace the rows `old_rows` of `old` by the rows `new_rows` of `new`; both are outputs of TRL's `_generate`."""
     if isinstance(old, dict):
         row_lists = {name: values for name, values in old.items() if isinstance(values, list)}
         return {**old, **{name: _replaced(values, new[name], old_rows, new_rows) for name, values in row_lists.items()}}

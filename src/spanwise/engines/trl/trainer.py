@@ -95,7 +95,7 @@ class SpanGRPOTrainer(GRPOTrainer):
     num_generations: Any
     num_generations_eval: Any
     settings: Mapping[str, Any] | None
-    _moves_columns = False  # True if a subclass moves advantages to the columns of Unsloth's loss
+    _moves_columns = False  # True in a subclass that supports Unsloth's loss, whose columns differ from TRL's
 
     def __init__(
         self,
@@ -123,13 +123,13 @@ class SpanGRPOTrainer(GRPOTrainer):
         config.check_datasets(train_dataset, eval_dataset, scheme.objectives, options, needed=prompts_per_batch)
         check_sampling(args, scheme, dataset=train_dataset, options=options, modes=all_modes)
         self.scheme, self.settings = scheme, None
-        title, _, arxiv_id = scheme.entry.paper.rpartition(", arXiv ")  # TRL cites the paper in model cards
+        title, _, arxiv_id = scheme.entry.paper.rpartition(", arXiv ")  # TRL's model cards cite the paper of the method
         self._name = f"spanwise's method '{scheme.method}'"
         self._paper = {"title": title, "id": arxiv_id} if title else {}
         self.last_rollouts: Rollouts | None = None
         self.last_metrics: dict[str, float] = {}
         # The following attributes pass data from one hook of TRL to a later one.
-        self._sampled: list[list[int]] | None = None  # 1 for each sampled token; None: all are sampled
+        self._sampled: list[list[int]] | None = None  # 1 at the sampled tokens of each completion; None: everywhere
         self._reward_arguments: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
         criterion, round_count = (getattr(args, name, None) for name in ("dynamic_sampling", "dynamic_sampling_rounds"))
@@ -137,12 +137,12 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._scored_batch: ReadBatch | None = None
         self._read_seconds = 0.0
         self._done: set[str] = set()
-        # With off_policy_mask_threshold or top_entropy_quantile, only TRL's loss knows which tokens it masks.
+        # off_policy_mask_threshold and top_entropy_quantile mask tokens inside TRL's loss, so the canary lacks the mask.
         trl_masks_tokens = args.off_policy_mask_threshold is not None or args.top_entropy_quantile < 1.0
-        # The canary checks once that TRL's own loss weighs tokens by their advantages; DPPO is added outside of that loss.
+        # The canary checks once that TRL's loss weighs each token with its advantage; the DPPO loss is not TRL's.
         self._canary_due = getattr(args, "canary", True) and not trl_masks_tokens and args.loss_type not in fold.DPPO
         self._logps: Tensor | None = None
-        self._loss_inputs: dict[str, Any] = {}  # the loss's inputs while TRL computes a loss
+        self._loss_inputs: dict[str, Any] = {}  # the inputs of the loss that TRL is computing; empty at other times
         # TRL's importance_sampling_level "sequence" averages the advantages of a completion, so TRL always works at level "token".
         self._ratio_level = args.importance_sampling_level
         args.importance_sampling_level = "token"
@@ -208,7 +208,10 @@ class SpanGRPOTrainer(GRPOTrainer):
         return {**self.scheme.plain(), **critic_settings, **{name: getattr(self.args, name, None) for name in _LASTING}}
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Write TRL's checkpoint, then the list of its files as a sign that it is complete; only then delete older checkpoints."""
+        """Write TRL's checkpoint, mark it as complete, and only then delete older checkpoints.
+
+        The mark is a list of the checkpoint's files.
+        """
         folder = Path(self._get_output_dir(trial=trial))
         checkpoint = folder / f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
@@ -221,7 +224,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             self.args.save_total_limit = limit
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            # TRL has saved the arguments while the user's limit on checkpoints was removed, so they are saved again.
+            # TRL has just saved the arguments without the user's save_total_limit, so save them again.
             torch.save(self._written_args(), checkpoint / "training_args.bin")
             entry: Any = self.scheme.entry
             write_manifest(
@@ -317,7 +320,7 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def _logged_rewards(self, own: ReadBatch) -> Tensor:
         """Return the rewards of the completions of all processes for TRL's log, one column per objective."""
-        # A missing reward is logged as `if_missing`; a mean over the other completions would make omission look good.
+        # The log counts a missing reward as `if_missing`; to leave it out of the mean would make omission look good.
         return own.everyone.worth_nm(self.scheme).to(self.accelerator.device)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
@@ -375,7 +378,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         old_rollouts = self.last_rollouts
         old_step = self.step
         old_logs = self._logs
-        # A `Step` gives each warning once. A second `Step` for these samples leaves the training all its warnings.
+        # A `Step` gives each warning only once, so these samples must not use up the warnings of the training's `Step`.
         self.step, self._logs = Step(self.scheme, old_step.vocabulary), copy.deepcopy(old_logs)
         self.model.eval()
         try:
@@ -431,8 +434,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         advantages_bt.requires_grad_(is_canary_due)
         accumulation_steps = self.current_gradient_accumulation_steps if is_training else 1
         kl_weight, self._logps = self.beta, None
-        self.beta = 0.0  # TRL must not add its KL, whose division cannot be undone; `kl_term` is added below
-        self.loss_type = "sapo" if dppo_loss else self.loss_type  # DPPO is added below, and TRL's own loss is 0 then
+        self.beta = 0.0  # keeps TRL from adding its KL, whose normaliser cannot be undone; `kl_term` is added below
+        self.loss_type = "sapo" if dppo_loss else self.loss_type  # advantages of 0 make TRL's loss 0; DPPO is added below
         loss_inputs = self._loss_inputs = {**inputs, "advantages": advantages_bt}
         try:
             total_loss = super().compute_loss(model, loss_inputs, return_outputs, num_items_in_batch)
@@ -444,7 +447,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             dppo_value, dropped_share = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
             self._note({"dppo/dropped": float(dropped_share)})
             logged_losses = self._metrics["train" if is_training else "eval"]["policy_loss"]
-            if logged_losses:  # TRL logs a policy loss only with an entropy bonus
+            if logged_losses:  # TRL logs a policy loss only if there is an entropy bonus
                 logged_losses[-1] = float(dppo_value.detach())
             total_loss = total_loss + dppo_value / accumulation_steps
         fold.check_loss(total_loss, logps_bt, inputs, mask_bt, self._text_tokenizer, step=self.state.global_step)
@@ -463,7 +466,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             old_logp_bt = inputs.get("old_per_token_logps", logps_bt.detach()) if self.args.use_bias_correction_kl else None
             kl_bt = fold.token_kl(logps_bt, inputs["ref_per_token_logps"], mask_bt, old_bt=old_logp_bt)
             kl_and_token_sums = torch.stack([kl_bt.detach().sum(), mask_bt.sum().to(kl_bt.dtype)])
-            # Like TRL, log the KL over the tokens of all processes.
+            # Log the mean KL over the tokens of all processes, as TRL does.
             gathered_totals: Any = self.accelerator.reduce(kl_and_token_sums, reduction="sum")
             self._note({"kl": float(gathered_totals[0] / gathered_totals[1].clamp(min=1))})
             total_loss = total_loss + kl_weight * fold.kl_term(kl_bt, mask_bt) / accumulation_steps
@@ -481,7 +484,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         logp_outputs = compute_logps(*args, **kwargs)
         self._logps, loss_inputs = logp_outputs[0], self._loss_inputs
         old_logp_bt = loss_inputs.get("old_per_token_logps") if self._ratio_level != "token" else None
-        if old_logp_bt is not None:  # TRL reads old log-probabilities after this pass, so they can change here
+        if old_logp_bt is not None:  # TRL reads old log-probabilities only after this method, so they may change here
             mask_bt, block_bt = fold.loss_mask(loss_inputs), loss_inputs.get("block_numbers")
             loss_inputs["old_per_token_logps"] = fold.pooled_logps(logp_outputs[0], old_logp_bt, mask_bt, block_bt)
         return logp_outputs
@@ -495,7 +498,7 @@ class SpanGRPOTrainer(GRPOTrainer):
         """Run TRL's training step, and remove the policy's gradients while only a mode such as the critic trains."""
         loss = super().training_step(model, inputs, num_items_in_batch)
         if self._waits:
-            model.zero_grad(set_to_none=True)  # with gradients of 0, AdamW would still decay the weights
+            model.zero_grad(set_to_none=True)  # AdamW would still decay weights if their gradients were 0 instead of None
         return loss
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:

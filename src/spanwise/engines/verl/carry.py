@@ -1,4 +1,6 @@
-"""Pack blocks and rewards as text in verl's reward workers, and turn the text into advantages in its trainer; imports no verl.
+"""Pack blocks and rewards as text in verl's reward workers, and turn the text into advantages in verl's trainer.
+
+This module imports nothing of verl.
 
 Every token-level loss of verl depends on the advantage as A f(sign A, ratio), so a positive factor on A (`loss_factor`) scales the
 token's loss, and undoes the divisor of `actor.loss_agg_mode` without a copy of verl's loss.
@@ -45,7 +47,7 @@ class Rows:
     output_number: Sequence[int] | None = None  # the number of each row among the outputs of its rollout
     padding: Sequence[bool] = field(default=())  # True for rows that V1 trainers added as padding
     tokens: Mapping[str, Shaped[Tensor, "n t"]] = field(default_factory=dict)  # field of `Batch` -> its numbers per token
-    # mode -> for each row, the column of the token that the mode appended, or -1
+    # mode -> for each row, the column of the token that the mode appended, or -1 if it appended none
     places: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
 
     @cached_property
@@ -80,7 +82,7 @@ def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turn
 
 
 def _as_json(state: Any) -> Any:
-    """Convert an array in a turn's state to a list; refuse other objects, because equal objects may have different texts."""
+    """Convert an array in a turn's state to a list; refuse any other object that JSON cannot store."""
     if hasattr(state, "tolist"):
         return state.tolist()
     raise RecipeError(
@@ -93,9 +95,9 @@ def _as_json(state: Any) -> Any:
 class UnpackedBatch:
     """The blocks and rewards of a batch, unpacked from the texts that verl's reward workers wrote."""
 
-    reading: Reading  # one row per batch row or, if some batch row was read turn by turn, per turn; its `spans` is None
+    reading: Reading  # one row per batch row, or one per turn if some batch row was read turn by turn; `spans` is None
     row_s: Int[Tensor, " s"]  # for each row of `reading`: the number of its batch row
-    runs: Sequence[list[list[int]]]  # for each batch row: the block of each run of tokens, and the runs' lengths
+    runs: Sequence[list[list[int]]]  # for each batch row, run-length coded: the blocks of the runs, and their lengths
     masked_n: Bool[Tensor, " n"]  # True if the reward worker had the batch row's mask of sampled tokens
     split_n: Bool[Tensor, " n"]  # True if the batch row was read turn by turn
     anchor: list[Any] | None  # the state from which each row of `reading` starts; None: no states
@@ -108,7 +110,7 @@ class UnpackedBatch:
     @cached_property
     def step_s(self) -> Int[Tensor, " s"]:
         """The number of each turn within its batch row, from 0; 0 for a batch row that was read whole."""
-        first_turn_s = torch.searchsorted(self.row_s, self.row_s)  # `row_s` is sorted: finds the first turn of the same row
+        first_turn_s = torch.searchsorted(self.row_s, self.row_s)  # the first turn of the same row; `row_s` is sorted
         return torch.arange(len(self.row_s)) - first_turn_s
 
     def tokens(
@@ -150,7 +152,10 @@ class UnpackedBatch:
 
 
 def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] | None = None) -> UnpackedBatch:
-    """Unpack the blocks and rewards of all rows from their texts; `output_number` counts the outputs of a rollout."""
+    """Unpack the blocks and rewards of all rows from their texts.
+
+    `output_number`: the number of each row among the outputs of its rollout.
+    """
     rollout_by_text: dict[str, dict[str, Any]] = {}
     rollout_dicts, outputs = [], []
     for n, text in enumerate(packed):
@@ -164,7 +169,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
         rollout_dicts.append(rollout_by_text[text])
         outputs.append(rollout_by_text[text]["outputs"][0 if output_number is None else output_number[n]])
     is_split_n = [rollout["split"] for rollout in rollout_dicts]
-    # If rows were split into turns, a row without sampled tokens has no turn, so none of its blocks and rewards are read.
+    # If some row was split into turns, skip rows without sampled tokens, because they have no turn.
     has_sampled_n = [any(block >= 0 for block in output["runs"][0]) for output in outputs]
     read_indices = [n for n, has_sampled in enumerate(has_sampled_n) if has_sampled or not any(is_split_n)]
     table_rows = [row for n in read_indices for row in outputs[n]["table"]]
@@ -172,7 +177,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
     state_before_turn_s = [_hashable(anchor) for n in read_indices for anchor in outputs[n]["anchor"]]
     reading = Reading.unpack(reading_table, scheme)
     if any(outputs[n]["notes"] for n in read_indices):
-        # `pack` writes no notes for a rollout whose rewards all lack one, so add empty notes.
+        # `pack` writes no notes for a rollout if none of its rewards has a note, so add empty notes.
         no_notes: list[str | None] = [None] * len(scheme.objectives)
         reward_notes: list[list[str | None]] = []
         for n in read_indices:
@@ -189,7 +194,7 @@ def unpack(packed: Sequence[Any], scheme: Scheme, output_number: Sequence[int] |
 
 
 def _hashable(state: Any) -> Any:
-    """Replace the lists in a turn's state by tuples, at any depth, because equal states are found by their hash."""
+    """Replace all lists in a turn's state by tuples, so that the state can be hashed."""
     return tuple(map(_hashable, state)) if isinstance(state, list) else state
 
 
@@ -202,7 +207,7 @@ class Credited(NamedTuple):
 
 
 def read_rows(rows: Rows, uids: Sequence[Any], step: Step) -> tuple[UnpackedBatch, ReadBatch]:
-    """Unpack the blocks and rewards of a batch, and build a `ReadBatch` that still lacks the tokens of blocks."""
+    """Unpack the blocks and rewards of a batch, and build a `ReadBatch` whose `spans` are still None."""
     group_n = group_index([uids[n] for n in rows.real])
     output_numbers = None if rows.output_number is None else [rows.output_number[n] for n in rows.real]
     unpacked = unpack([rows.packed[n] for n in rows.real], step.scheme, output_numbers)
@@ -225,7 +230,7 @@ def credited(
     step: Step,
     *,
     value_lam: float = 1.0,
-    fields: Mapping[str, Tensor] = {},  # further fields of the `Batch`
+    fields: Mapping[str, Tensor] = {},  # fields that modes add to the `Batch`
     dtype: torch.dtype = torch.float32,
 ) -> Credited:
     """Compute the advantages of a batch and the targets of its critic, with 0 at masked tokens and in padding rows."""
@@ -266,7 +271,10 @@ class ChunkedCredit:
         return {n: number for number, n in enumerate(self.rows.real)}
 
     def split(self, tokens: int) -> list[range]:
-        """Split the rows into chunks of about `tokens` tokens; each chunk also gets some of the padding rows at the end."""
+        """Split the rows into chunks of about `tokens` tokens each.
+
+        A chunk takes every k-th row, so each chunk gets some of the padding rows at the end of the batch.
+        """
         row_count = len(self.rows.packed)
         padded_token_count = row_count * max(self.unpacked.length_n, default=0)
         chunk_count = min(row_count, math.ceil(padded_token_count / tokens)) or 1
@@ -308,7 +316,8 @@ def loss_factor(
             f"loss_agg_mode 'token-mean' divides each mini-batch by its own number of tokens. This batch of {row_count} rows has "
             f"mini-batches of {mini_batch}, so the same credit would weigh differently in each. {USE}"
         )
-    # verl divides by a fixed number of rows, so rows / rollouts corrects for padding and for rollouts of several rows.
+    # A batch has more rows than rollouts if it has padding, or rollouts of several rows.
+    # So this factor corrects verl's division by a number of rows.
     factor_n1 = token_count_n1.new_full(token_count_n1.shape, row_count / max(rollouts, 1))
     if mode == "token-sum":
         return factor_n1 / mini_batch

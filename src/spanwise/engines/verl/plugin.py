@@ -90,7 +90,7 @@ def _attach(module: ModuleType) -> None:
 
 
 def say(*sentences: str | None) -> None:
-    """Print each sentence and issue it as a warning, because Ray swallows one of these outputs and verl the other."""
+    """Print each sentence and also issue it as a warning, because Ray and verl each swallow one of the two."""
     for sentence in filter(None, sentences):
         print(f"[spanwise] {sentence}", file=sys.stderr, flush=True)
         warnings.warn(sentence, UserWarning, stacklevel=3)

@@ -42,7 +42,10 @@ class SpanRewardManager(RewardManagerBase):
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spanwise-reward")
 
     async def run_single(self, data: Any) -> dict[str, Any]:
-        """Score one rollout, whose outputs are the rows of `data`; slow rewards of many rollouts are awaited together."""
+        """Score one rollout, whose outputs are the rows of `data`.
+
+        Slow rewards of many rollouts are awaited together.
+        """
 
         def in_thread(function: Any, *arguments: Any) -> Any:
             return asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
@@ -121,7 +124,7 @@ def _own_manager(config: Any, scheme: Scheme, tokenizer: Any, router: dict[str, 
     if manager_config is None or not used_columns:
         return None
     is_configured = manager_config.name != "naive" or config.reward.custom_reward_function.path is not None
-    if not is_configured and "environment" not in used_columns:  # verl's manager gives only this reward
+    if not is_configured and "environment" not in used_columns:  # verl's default manager gives only the reward `environment`
         return None
     user_config = copy.deepcopy(config)
     with open_dict(user_config):

@@ -86,19 +86,22 @@ class VerlRun:
 
     @property
     def allows_chunks(self) -> bool:
-        """True if advantages can be computed for some rows at a time, as neither credit nor run folder needs the whole batch."""
+        """True if advantages can be computed in chunks of rows, because nothing needs all tokens of the batch at once."""
         correction_config = self.config.algorithm.get("rollout_correction") or {}
         needs_tokens = self.tokens or self.parts or "mask_nt" in self.scheme.needs
         return not (needs_tokens or self.record or correction_config.get("rollout_is_batch_normalize"))
 
     def credit_rows(self, rows: Rows, uids: Sequence[Any]) -> ChunkedCredit:
-        """Compute the credit of a batch before its tokens are fetched; `credit_chunk` then computes advantages of some rows."""
+        """Compute the credit of a batch before its tokens are fetched; `credit_chunk` turns it into advantages."""
         chunked_credit = ChunkedCredit.of(rows, uids, self.step)
         say(*chunked_credit.batch.warnings)
         return chunked_credit
 
     def credit_chunk(self, batch: ChunkedCredit, chunk: range, uids: Any, mask_nt: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the advantages of some of the rows, scaled for verl's loss; return them twice, as advantages and as returns."""
+        """Compute the advantages of some of the rows, scaled for verl's loss.
+
+        They are returned twice: as verl's advantages and as its returns.
+        """
         adv_nt = batch.advantages(chunk, mask_nt, self.scheme)
         adv_nt = adv_nt * self._loss_factor(batch.rows, mask_nt, batch.unpacked.reading)
         return adv_nt, adv_nt
@@ -129,7 +132,10 @@ class VerlRun:
 
     @contextmanager
     def training(self, trainer: Any, *, done: int | None = None) -> Iterator[None]:
-        """Lock the run folder during training, after a check that it holds no other run (skipped if `done` is None)."""
+        """Lock the run folder during training, and refuse a folder that holds another run.
+
+        `done`: the number of finished steps; None: the folder is not checked.
+        """
         if self.record is None:
             yield
             return

@@ -47,7 +47,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
 def attach(trainer_class: Any) -> None:
     """Let a trainer class of verl train with a recipe if the estimator is `spanwise`, and leave other runs unchanged."""
     trainer_class.spanwise = None  # a trainer that trains with a recipe has a `VerlRun` here
-    trainer_class.latest = getattr(trainer_class, "latest", None)  # the trainer built last, for functions without a trainer
+    trainer_class.latest = getattr(trainer_class, "latest", None)  # the newest trainer, for functions that get no trainer
 
     @around(trainer_class, "__init__")
     def create(original: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -118,7 +118,7 @@ def prepare(config: Any) -> VerlRun:
     with open_dict(config):
         spanwise_section.recipe = str(Path(spanwise_section.recipe).resolve())
         if config.trainer.get("use_v1"):
-            config.trainer.v1.trainer_mode = _trainer_mode(config)  # verl itself has no mode named spanwise_...
+            config.trainer.v1.trainer_mode = _trainer_mode(config)  # verl's own modes have no prefix spanwise_
         manager_config = config.reward.reward_manager
         if _manager_name(config) is not None:
             spanwise_section[OWN_MANAGER] = OmegaConf.to_container(manager_config)
@@ -198,7 +198,7 @@ def _manager_name(config: Any) -> str | None:
 
 
 def parts_in(config: Any, scheme: Scheme, get_model_config: Callable[[], Any]) -> dict[str, RowPart]:
-    """Build the object that runs each mode (such as laser) in verl, by mode name."""
+    """Map the name of each mode (such as laser) to a new object that runs the mode in verl."""
     verl_modes = [mode for mode in scheme.modes if "verl" in mode.parts]
     for mode in verl_modes:
         part_class(mode, "verl").check(mode, "verl", config)

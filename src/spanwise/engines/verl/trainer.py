@@ -76,7 +76,7 @@ def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, RowPart] 
     extra_fields = list(fetched_fields["extra_fields"])  # the TransferQueue may return an array instead of a list
     key_parts = [key.rsplit("_", 2) for key in batch.keys]
     token_column_by_mode = {}
-    for name, part in (parts or {}).items():  # the token that a mode appended ends its row and is masked
+    for name, part in (parts or {}).items():  # a token that a mode appended is the last of its row, and masked
         token_columns = [
             len(ids) - 1 if len(ids) > 1 and int(ids[-1]) == part.token and not mask[-1] else -1
             for ids, mask in zip(fetched_fields["responses"].unbind(), fetched_fields["response_mask"].unbind(), strict=True)
