@@ -66,7 +66,7 @@ class ArmRun:
 
     @property
     def file(self) -> Path:
-        """The YAML file beside the run's folder: its recipe without the fields that the method's preset adds."""
+        """The YAML file beside the run's folder, with the run's recipe but without fields that the method's preset adds."""
         return self.folder.with_name(f"{self.folder.name}.yaml")
 
     def asked(self) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def _train_waiting(unfinished_runs: Sequence[ArmRun], count: int, processes: int
     start_run = partial(_start, console=console)
     start_time = time.perf_counter()
     reason_by_failed_run = {}
-    # The loop holds the only reference to the iterator, so an error in the loop ends the running processes at once.
+    # Only the loop refers to this iterator, so an error in the loop closes it, which ends the running processes.
     for done_count, (run, status) in enumerate(side_by_side(unfinished_runs, process_count, start=start_run), 1):
         seconds_left = (time.perf_counter() - start_time) / done_count * (len(unfinished_runs) - done_count)
         if status == 0:

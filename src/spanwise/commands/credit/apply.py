@@ -51,10 +51,10 @@ class FileSpans:
     length_nk: Int[Tensor, "n k"]
     fault_n: Int[Tensor, " n"]
     block_v: Int[np.ndarray, " v"]  # the block index of every token of the file; -1 for tokens in no block
-    interleaved: bool  # whether other blocks' tokens stand between the tokens of some block
+    interleaved: bool  # whether tokens of another block interrupt the tokens of some block
 
     def spans(self, rows: Tensor | slice, index_rt: Int[np.ndarray, "r t"]) -> Spans:
-        """Return the block spans of some rows; `index_rt` holds the positions of the rows' tokens in the file."""
+        """Return the block spans of some rows; `index_rt` holds the position of each row's tokens in the file."""
         block_rt = gather(index_rt, self.block_v, -1)
         return Spans(self.names, self.start_nk[rows], self.end_nk[rows], block_rt, self.fault_n[rows])
 
@@ -86,13 +86,13 @@ class MethodCredit:
 
     @property
     def by_block(self) -> dict[str, Float[Tensor, " n"]]:
-        """Return the credit by block, NaN if a completion lacks the block; `stop` is the credit for omitting blocks."""
+        """Return each block's credit, NaN where the block is missing; the entry `stop` is the credit for omitting blocks."""
         credit_nk = self.credit.block_nk.masked_fill(self.file_spans.length_nk == 0, torch.nan)
         return {name: credit_nk[:, k] for k, name in enumerate(self.file_spans.names)} | stop_credit(self.credit.stop_n)
 
     @property
     def silent_n(self) -> Bool[Tensor, " n"]:
-        """Whether a completion gets no credit at all, for its blocks or for omitting blocks."""
+        """Whether a completion gets no credit, neither for its blocks nor for omitting blocks."""
         return (self.credit.block_nk == 0).all(dim=1) & (self.credit.stop_n == 0)
 
 
@@ -125,7 +125,7 @@ class CreditResult:
 def apply_arms(
     table: RolloutTable, arms: Arms, group_n: Int[Tensor, " n"], notes: Sequence[str], *, recorded: bool, must: bool
 ) -> CreditResult:
-    """Credit a file by every method; `recorded` adds the trainer's own credit, `must` makes its absence an error."""
+    """Credit a file by every method. `recorded` adds the credit that the trainer recorded; with `must`, a file needs it."""
     spans_by_layout, reading_by_layout = read_file(table, arms, also=[arms.layout] if recorded else [])
     schemes = arms.schemes
     credits = [
@@ -187,7 +187,7 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
     alarm_reasons: list[str] = []
     try:
         from spanwise.measure import figures
-    except ModuleNotFoundError:  # SciPy is missing, which the extra `cli` does not install
+    except ModuleNotFoundError:  # SciPy is missing: the extra `cli` does not install it
         pass
     else:
         figure_values = figures(score_n, correct_n, well_formed_n=has_score_n)
@@ -310,7 +310,7 @@ def apply_arm(
     max_tokens = AT_A_TIME if can_split and not any(mode.compares for mode in scheme.modes) else sys.maxsize
     credit_parts: list[tuple[Tensor, Credit]] = []
     for step in steps(table.step_n):
-        # the mean over the whole training step, though its completions are credited a few at a time
+        # The mean length covers the whole training step, though its completions are credited a few at a time.
         mean_length = file_spans.length_nk[step].sum(dim=1).double().mean()
         for first, last in fitting_runs(table.tokens.lengths[step.numpy()], max_tokens):
             row_indices = step[first:last]

@@ -58,7 +58,7 @@ def choose_arms(
     run_code: bool,
 ) -> Arms:
     """Build the requested methods for a file; by default, the usual methods and the recipe's own, if they fit the file."""
-    # In an objective with a name, `reward` may be a column of the rollout file.
+    # The `reward` of a named objective may be a column of the rollout file instead of a registered reward.
     column_by_objective = {
         str(entry["name"]): entry["reward"]
         for entry in recipe.objectives or ()
@@ -113,7 +113,7 @@ def choose_arms(
 
 
 def left_out_note(names: Sequence[str], reason: str) -> str:
-    """Say which methods are left out and why; the recipe's method is named only if no other method is left out."""
+    """Say which methods are left out and why; mention the recipe's own method only if it is the only one."""
     method_names = [name for name in names if name != "recipe"] or ["the recipe's own method"]
     return f"{' and '.join(method_names)} {'is' if len(method_names) == 1 else 'are'} left out: {reason}"
 
@@ -135,7 +135,7 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
 
 
 def _summed_rewards(table: RolloutTable, columns: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the recorded rewards that the trainer added up; none if the only one equals the verdict `correct`."""
+    """Return the recorded rewards that the trainer added up; none if there is only one and it equals `correct`."""
     reward_names = [name for name in (columns.get("correct"), *table.trained) if name is not None]
     reward_columns = [table.rewards[name].value_n.nan_to_num() for name in reward_names]
     only_repeats_correct = "correct" in columns and len(reward_columns) == 2 and torch.equal(*reward_columns)
@@ -161,7 +161,7 @@ def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTab
 
 @dataclass(frozen=True)
 class _Presets:
-    """Builds methods for the blocks of a file: presets whose objectives are replaced by those of the file or recipe."""
+    """Builds presets of methods for the blocks of a file, with the objectives of the file or recipe."""
 
     recipe: Recipe
     blocks: Blocks
@@ -170,7 +170,7 @@ class _Presets:
     summed: tuple[str, ...]  # the recorded rewards that methods for whole completions add up
 
     def with_each_baseline(self) -> Iterator[tuple[str, Scheme]]:
-        """Yield the recipe's method as a preset (name, scheme), first without a baseline, then with each baseline that fits."""
+        """Yield (name, scheme) for the recipe's method without a baseline, then with each baseline that fits."""
         for name in (self.recipe.method, *(f"{self.recipe.method}:{baseline}" for baseline in BASELINES)):
             with suppress(RecipeError, LayoutError):
                 yield name, self.build(name)
@@ -293,7 +293,7 @@ def _adapt_objectives(
         paid_blocks = objective.pays if credits_blocks else tuple(dict.fromkeys((*objective.pays, *block_names)))
         field_changes = {"pays": paid_blocks, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
         if entry.kind == "completion" and objective.reward == "equals" and objective.if_missing is None:
-            # Without a number, a completion whose JSON list lacks an element would have no sum of rewards.
+            # A method that adds up all rewards also needs a number for a missing element of a JSON list.
             field_changes["if_missing"] = 0.0
         adapted_objectives.append(replace(objective, **field_changes))
     if baseline and not any(objective.given for objective in objectives):
@@ -313,7 +313,7 @@ def _drop_tagless(
     if not tag_counts:
         return []
     tag_notes = [f"{count.sentence} The layout asks for {' and '.join(count.lacking)}." for count in tag_counts]
-    # A reward that reads a tag would call every completion wrong if none has the tag, so its method is left out.
+    # Methods are left out if their rewards read a tag that no completion has: every completion would be called wrong.
     missing_by_method = {name: tags for name, scheme in schemes.items() if (tags := _missing_tags(scheme, tag_counts[0]))}
     if not missing_by_method:
         return tag_notes

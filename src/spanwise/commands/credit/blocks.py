@@ -37,14 +37,14 @@ class Blocks:
     layout: Layout
     longest: int  # the largest possible number of tokens of a completion
     objectives: tuple[Objective, ...] | None = None  # the objectives that pay the blocks; None for the recipe's
-    note: str = ""  # tells the user how the blocks were chosen
+    note: str = ""  # a note for the user on how the blocks were chosen
     no_verdict: str = ""  # why right and wrong completions cannot be told apart; empty if they can
 
 
 def choose_blocks(
     usual: Blocks, recipe: Recipe, table: RolloutTable, texts: Sequence[str], *, asked: bool = False
 ) -> Blocks:
-    """Return the recipe's blocks (`usual`) if it sets any or spanwise wrote the file; else blocks found in the completions."""
+    """Return the recipe's blocks (`usual`) if it sets blocks or spanwise wrote the file; else search the completions."""
     if table.folder is not None or _BLOCK_FIELDS & recipe.model_fields_set:
         return usual
     common_tags, majority_count = usual_tags(texts)
@@ -57,7 +57,7 @@ def choose_blocks(
     lacks_verdict = bool(table.rewards) and not (asked or table.verdict is not None or "correct" in table.rewards)
     if found_blocks is None and not shows_usual_tags and lacks_verdict:
         return _pay_every_reward(usual, table, Layout({"completion": []}))
-    # The recipe's blocks also stay if none are found in the completions: `choose_arms` then says which methods fit.
+    # If the completions show no blocks, the recipe's blocks stay, and `choose_arms` says which methods fit.
     if found_blocks is None or (shows_usual_tags and set(common_tags) <= set(usual.layout.tags)):
         return usual
     if not common_tags:
@@ -185,7 +185,7 @@ def common_layout(texts: Sequence[str]) -> str:
 
 
 def layout_of(tags: Sequence[str]) -> Layout:
-    """Build one block per tag; if there is one tag, one block `completion`, or `text` and `confidence` for that tag."""
+    """Build one block per tag. A single tag gives a block `completion`; `confidence` gives `text` and `confidence`."""
     if list(tags) == ["confidence"]:
         return Layout({"text": [], "confidence": ["confidence"]})
     return Layout({tag: [tag] for tag in tags} if len(tags) > 1 else {"completion": list(tags)})
@@ -234,7 +234,7 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
 
 
 def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
-    """Cut groups of more than `size` completions in file order; a prompt drawn twice in a training step makes such groups."""
+    """Split groups, in file order, into groups of at most `size` completions. A prompt drawn twice makes larger groups."""
     seen_count_by_group, group_keys = Counter[int](), []
     for group in group_n.tolist():
         group_keys.append((group, seen_count_by_group[group] // size))

@@ -136,9 +136,9 @@ def as_names(names: str | Sequence[Any] | None) -> list[str]:
 
 
 def score_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
-    """Return (tau, z) of each completion: the share of its self-rewarding score in the credit, and that score within its group."""
+    """Return (tau, z) per completion: its self-rewarding score's weight in the credit, and that score within its group."""
     if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
-        return [(0.0, 0.0)] * len(table)  # the file holds no scores
+        return [(0.0, 0.0)] * len(table)  # the table holds no self-rewarding scores
     step_n = float_column(table, schema.STEP).nan_to_num().long()
     group_n = torch.unique(torch.stack([step_n, float_column(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]
     score_share_n, score_in_group_n = mode.opinion(float_column(table, schema.SCORE), group_n, step_n)

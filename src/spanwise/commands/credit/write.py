@@ -56,7 +56,7 @@ def write_result(folder: Path, result: CreditResult, options: Mapping[str, Any],
 
 
 def check_writable(result: CreditResult, method: str, folder: Path) -> None:
-    """Refuse `--write` if the method was not applied, or if the file is no trace with token ids or would be overwritten."""
+    """Refuse `--write` if the method was not applied, the file cannot hold token advantages, or it would be overwritten."""
     table = result.table
     method_names = [arm.name for arm in result.applied]
     check_known("method of --write", method, method_names)
@@ -193,5 +193,5 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def outcome_of(names: Collection[str], given: Iterable[str | None]) -> str | None:
-    """Return the reward that tells right from wrong completions: one that an objective is `given`, else `correct`."""
+    """Return the reward that tells right from wrong completions: the first of `given` that is in `names`, else `correct`."""
     return next((name for name in given if name in names), "correct" if "correct" in names else None)

@@ -38,7 +38,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo: the recipe fields of its arms, the `fixed` fields that users may not set, and functions that sum up its runs."""
+    """A demo: its arms' recipe fields, the fields that users may not set (`fixed`), and functions that sum up its runs."""
 
     name: str
     arms: Mapping[str, Mapping[str, Any]]
@@ -170,7 +170,7 @@ def shares_right(recipe: Recipe, names: Sequence[str]) -> list[dict[str, float]]
 
 
 def measured_fields(recipe: Recipe) -> tuple[str, ...]:
-    """Return the JSON fields that the demo counts: all that the prompt determines, but of each list only the first element."""
+    """Return the JSON fields that the demo counts: those that the prompt determines. Lists count by their first element."""
     return MEASURED if recipe.task == "invoices" else Fields(recipe.fields).knowable
 
 

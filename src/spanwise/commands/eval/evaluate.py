@@ -56,7 +56,7 @@ def evaluate(
     reward_by_objective = dict[str, Tensor]()
     if not is_digits:
         completion_ids = [ids_t[mask_t].tolist() for ids_t, mask_t in zip(ids_nt, mask_nt, strict=True)]
-        completion_columns = {  # as TRL does, reward functions get completions without the end token
+        completion_columns = {  # reward functions get completions without the end token, as in TRL
             "prompts": [prompt_rows["prompt"][row] for row in row_n.tolist()],
             "completions": tokenizer.batch_decode(completion_ids, skip_special_tokens=True),
             "completion_ids": completion_ids,

@@ -29,7 +29,7 @@ from spanwise.tasks import task_layout
 GROUP_SIZES = (4, 8, 16, 32)
 #: One of the Monte Carlo critics averages this many re-rolls per token, as many as a trainer could afford.
 FEW = 4
-#: The kinds of critics: `own` is saved with the model, `fitted` is trained here, and `mc` is the mean of further re-rolls.
+#: The kinds of critics: `own` was saved with the model, `fitted` is trained here, and `mc` averages further re-rolls.
 CRITICS = ("own", "fitted", "mc")
 #: The setting of SAE that is compared with the best GAE. It was chosen on samples that are not used here.
 SAE = "SAE start 0.5, 0"
@@ -110,7 +110,7 @@ def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
 
 
 def difference_table(fidelity: Fidelity) -> Table:
-    """Build the table of the figures of `blended` minus those of `outcome`, with paired intervals over prompts."""
+    """Build the table of differences between the baselines `blended` and `outcome`, with paired intervals over prompts."""
     figure_differences = difference_rows(fidelity)
     figure_names = dict.fromkeys(row["figure"].replace("_", " ") for row in figure_differences)
     cells_by_size: dict[int, list[str]] = {size: [str(size)] for size in fidelity.group_sizes}
@@ -120,7 +120,7 @@ def difference_table(fidelity: Fidelity) -> Table:
 
 
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
-    """Build the table of q*, the confidence that each baseline drives a policy to, for each honest probability p."""
+    """Build the table of the confidence q* that each baseline teaches a policy that is right with probability p."""
     honest_probabilities = list(dict.fromkeys(row["p"] for row in points))
     q_by_baseline = {("none, batch, group", "any"): honest_probabilities}
     for name in dict.fromkeys(row["baseline"] for row in points if row["baseline"] not in ("none", "batch", "group")):
@@ -148,7 +148,7 @@ def rolled_tokens(
     console: Console | None = None,
     **options: int,
 ) -> tuple[Trajectories, dict[str, torch.Tensor]]:
-    """Sample completions, with a Monte Carlo value before each token; return them and each critic's values (`CRITICS`)."""
+    """Return sampled completions with a Monte Carlo value before each token, and the values of each critic (`CRITICS`)."""
     if rerolls < 2:
         raise DataError(f"Monte Carlo values need at least 2 re-rolls to estimate their noise, but you asked for {rerolls}.")
     critic_folder = rolls.own_critic_folder(model_folder)
@@ -222,7 +222,7 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
 
 
 def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
-    """Build the table that compares SAE's correlation with Monte Carlo to that of another estimator, or of a family's best."""
+    """Build the table of SAE's lead in correlation with Monte Carlo over another estimator, or over the best of a family."""
     is_estimator = other in fidelity.estimators
     title = f"{kind} tokens: SAE's correlation minus that of {'' if is_estimator else 'the best '}{other} (95 % intervals)"
     table_rows = []

@@ -1,1 +1,1 @@
-"""`spanwise reference`: the probability of a reserved token before anything is trained."""
+"""The command `spanwise reference`, which measures the probability of a reserved token before training."""

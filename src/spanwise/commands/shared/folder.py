@@ -32,7 +32,7 @@ def newest_folder(name: str) -> Path | None:
 
 
 def check_no_run(path: str | Path) -> None:
-    """Refuse an output folder that holds a training run, whose `summary.json` or `report.html` would be overwritten."""
+    """Refuse an output folder that holds a training run: the run's `summary.json` or `report.html` would be overwritten."""
     if is_run(Path(path)):
         raise DataError(f"'{path}' holds a run, and its summary and report would be overwritten; give another --output.")
 

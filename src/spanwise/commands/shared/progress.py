@@ -35,7 +35,7 @@ class Live(Progress):
         self.start()
 
     def step(self, step: int, values: Mapping[str, Any]) -> None:
-        """Show the figures of a training step that are not None; a reward of several parts is shown as one mean."""
+        """Show the figures of a training step, except those that are None; average the parts of a reward."""
         text = "  ".join(f"{name} {short(value)}" for name, value in _average_parts(values).items() if value is not None)
         self.update(self._task, completed=step, figures=text)
         if not self.console.is_terminal and (step % 10 == 0 or step == self.steps):
@@ -100,7 +100,7 @@ def warm_up_progress(console: Console) -> Any:
 
 
 def _average_parts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the figures of a reward's fields (`equals.a`, `equals.b`) by their mean; keep only a list's first element."""
+    """Average a reward's figures over its JSON fields (`equals.a`, `equals.b`); of a list, only the first element counts."""
     value_by_label, hidden_names = dict[str, Any](), later_elements(values)
     for label, part_names in families(name for name in values if name not in hidden_names).items():
         numbers = [values[name] for name in part_names if values[name] is not None]

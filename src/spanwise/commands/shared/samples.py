@@ -79,7 +79,7 @@ class Samples:
         return {name: interval for name, interval in interval_by_reward.items() if interval.value == interval.value}
 
     def _apply_to_answers(self, work: Callable[..., Mapping[str, _Figure]]) -> dict[str, _Figure]:
-        """Compute figures of the first answer, the accuracy of later answers, and figures of self-rewarding scores."""
+        """Compute by `work` figures of the first answer, the accuracy of later ones, figures of self-rewarding scores."""
         format_columns = {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
         if not self.correct:
             unjudged_figures = work(self.confidence_n, torch.full_like(self.confidence_n, torch.nan), **format_columns)
@@ -155,7 +155,7 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     def only(parts: Sequence[str]) -> str:
         return f", only {', '.join(map(template.format, parts))}" if parts else ""
 
-    # A layout without `answer` and `confidence` belongs to another kind of task, so no missing part is named.
+    # A layout with neither `answer` nor `confidence` belongs to another kind of task, so all figures get one reason.
     if part_noun == "part" and {answer, confidence}.isdisjoint(part_names):
         reason = f"no block has the part '{answer}' or '{confidence}'"
         reason += "; if another part is the answer, name it in the objective 'correct'"

@@ -51,7 +51,7 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
 
 
 def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]) -> tuple[Path, Recipe]:
-    """Return a model's folder, and the recipe of the task to measure it on; a run or checkpoint brings both."""
+    """Return the folder of a model and the recipe whose task measures it, by default the recipe of the model's run."""
     run_folder = next((path for path in (folder, *run_above(folder)) if (path / "recipe.yaml").is_file()), None)
     model_folder = folder / "model" if (folder / "model").is_dir() else folder
     if run_folder == folder == model_folder and not (folder / "config.json").is_file():
@@ -67,7 +67,7 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
 
 
 def run_above(folder: Path) -> list[Path]:
-    """Return the run folder around a model folder or checkpoint as a list; an empty list for other folders."""
+    """Return a list with the run folder that holds a model folder or checkpoint; the list is empty for other folders."""
     return (
         [folder.parent] if folder.name == "model" else [folder.parent.parent] if folder.parent.name == "checkpoints" else []
     )

@@ -68,7 +68,7 @@ def history_of(checkpoint: Path, new_recipe: Mapping[str, Any], *, per_batch: in
     """Return the step of a checkpoint and the metrics up to that step; refuse a checkpoint of another recipe."""
     recipe_file = _run_of(checkpoint) / "recipe.yaml"
     old_recipe = read_manifest(checkpoint)["settings"]
-    # A learning rate schedule depends on the total number of steps.
+    # With a learning rate schedule, a resumed run must keep `steps`, because the schedule depends on it.
     has_schedule = not new_recipe["trainer"].get("lr_scheduler_type", "constant").startswith("constant")
     is_shorter = new_recipe["steps"] < old_recipe.get("steps", new_recipe["steps"])
     changeable_fields = set(MAY_CHANGE) - ({"steps"} if has_schedule or is_shorter else set())
@@ -102,7 +102,7 @@ def run_folder(
 
 
 def _clean_full_disk(run: Path, old_checkpoints: set[Path], error: Exception) -> str:
-    """Remove checkpoints that a full disk cut short; return a sentence on the unwritten file and how to go on."""
+    """Remove checkpoints that a full disk cut short; say which file was not written and how to go on."""
     last_checkpoint, checkpoint_faults = newest_checkpoint(run / "checkpoints")
     damaged_folders = (run / "checkpoints" / name for name in checkpoint_faults)
     half_written_folders = [folder for folder in damaged_folders if folder not in old_checkpoints]

@@ -65,7 +65,8 @@ def train(
     start_time = time.perf_counter()
     check_recipe(recipe)
     task_layout, max_length = task_shape(recipe)
-    scheme = scheme_of(recipe, answer_layout(recipe, task_layout), max_length)  # refuses bad recipes before the warm start
+    # Build the scheme before the warm start, so that a bad recipe is refused early.
+    scheme = scheme_of(recipe, answer_layout(recipe, task_layout), max_length)
     with run_folder(recipe, resume=resume, overwrite=overwrite, console=console) as (run_path, checkpoint):
         recipe = recipe.model_copy(update={"output": str(run_path)})
         folder = RunFolder(run_path)
@@ -222,7 +223,7 @@ class Recorder(BatchCallback):
     ) -> None:
         super().__init__(folder, per_batch=per_batch, keep_rollouts=recipe.keep_rollouts)
         self.recipe, self.task = recipe, task
-        # For each figure that this run's evaluations cannot measure: why not.
+        # The reason for each figure that this run's evaluations cannot measure.
         self.absent = unmeasured(task.layout, recipe.answer_tags, scored=recipe.is_scored)
         self.console, self.live = console, Live(console, title, recipe.steps)
         self.evaluations = [{"step": line["step"], **line["evaluation"]} for line in history if "evaluation" in line]
@@ -238,7 +239,7 @@ class Recorder(BatchCallback):
             self._evaluate(state.global_step // self.per_batch)
 
     def batch_ended(self, step: int, rollouts: Rollouts | None) -> None:
-        """After a generation batch, write the files of modes such as laser, keep the batch's scores, count its tokens."""
+        """Write the files of modes such as laser after a generation batch, keep the batch's scores, and count its tokens."""
         if self.trainer.accelerator.is_main_process:
             mode_files = {name: text for part in self.trainer.parts.values() for name, text in part.files.items()}
             for name in mode_files.keys() - self._written_files:

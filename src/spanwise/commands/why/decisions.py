@@ -11,7 +11,7 @@ from spanwise.credit.methods._gae import SaeSegments
 
 
 def decision_notes(result: CreditResult) -> Iterator[str]:
-    """Yield sentences on each method that, like SAE, cuts at unlikely tokens: the number of cuts, and the critic's delay."""
+    """Yield notes on each method that cuts at unlikely tokens as SAE does: how often it cuts, how late its critic reacts."""
     for name, scheme in result.arms.schemes.items():
         segments = SaeSegments.of(scheme.method, scheme.options)
         if segments is None:
@@ -39,7 +39,7 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
 def _cut_segments(
     result: CreditResult, segments: SaeSegments, logp: str, value: str
 ) -> tuple[list[int], list[np.ndarray], list[float]]:
-    """Return the number of decisions (cuts of SAE) of each completion, and the critic's values and reward of each segment."""
+    """Return each completion's number of decisions (cuts of SAE), and each segment's critic values and reward."""
     table = result.table
     decision_counts = list[int]()
     segment_values = list[np.ndarray]()
@@ -59,7 +59,7 @@ def _cut_segments(
 
 
 def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) -> str:
-    """Say after how many tokens the critic has reacted to half of the effect of a decision, or that it does not react."""
+    """Say how many tokens the critic needs for half of its reaction to a decision, or that it does not react."""
 
     def agreement(lag: int | None) -> np.ndarray:
         compared_positions = [len(value_t) - 1 if lag is None else min(lag, len(value_t) - 1) for value_t in values]
