@@ -144,13 +144,13 @@ def assign(
             ]
             block_credit_nk = torch.stack(block_mean_columns, dim=1)
             has_credit_n = (block_credit_nk != 0).any(dim=1) | (stop_credit_n != 0)
-            adv_nm = has_credit_n.double()[:, None]  # 1 for each completion that has credit, and else 0
+            adv_nm = has_credit_n.double()[:, None]
         else:
             advantage_n, reward_comparison = run_method(inputs, group_n.shape)
             adv_nm = advantage_n.double()[:, None]
             block_credit_nk = adv_nm * pays_block_mk.any(dim=0)
         if reward_comparison is None:
-            # A completion whose tokens have credit of their own has none as a whole.
+            # If the method credits tokens, the advantage of the whole completion is 0.
             completion_adv_nm = adv_nm if token_credit_nt is None else torch.zeros_like(adv_nm)
             reward_comparison = compare_in_strata(reward_n, group_n, min_stratum=min_stratum).comparison
             reward_comparison = reward_comparison.unexplained(completion_adv_nm)
@@ -184,7 +184,7 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
     reward_by_outcome_nm2 = scores.by_outcome_nmo.clone()
     judged_columns = [judged_column(objective) for objective in objectives]
     for m, objective in enumerate(objectives):
-        if judged_columns[m] is None:  # none of the outcomes decides this reward
+        if judged_columns[m] is None:  # none of the objective's outcomes decides its reward
             reward_by_outcome_nm2[:, m] = torch.nan
         for name in objective.outcomes if objective.baseline in ("outcome", "blended") else ():
             check_discrete(values_by_outcome[name][~values_by_outcome[name].isnan()].unique().tolist(), name)
@@ -204,7 +204,7 @@ def _collect_inputs(scores: Scores, objectives: Sequence[Objective]) -> dict[str
 def _run_over_streams(
     run_method: Callable[..., tuple[Tensor, Any]], inputs: Mapping[str, Any], streams: Streams | None, stop_n: Tensor
 ) -> tuple[Tensor, Float[Tensor, " n"]]:
-    """Run a token method on each of the critic's streams of rewards, and add up the weighted advantages."""
+    """Run a token method once for each value that the critic predicts, and add up the weighted advantages."""
     token_shape = inputs["block_nt"].shape
     if streams is None:
         return run_method(inputs, token_shape)[0], stop_n
@@ -314,7 +314,7 @@ def explain_sum(
     missing_reason_nm = _explain_missing(scores, truncated_n)
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)
     is_missing_nm = fill_missing(scores, objectives).isnan() & has_weight_m
-    # Of several missing rewards the one whose reason comes first in `Zero` is named.
+    # If several rewards are missing, the reason that comes first in `Zero` is named.
     first_missing_n = missing_reason_nm.where(is_missing_nm, len(Zero)).argmin(dim=1)
     # A missing reward makes the sum NaN, but GDPO may still credit the completion for its other rewards.
     sum_is_missing_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))

@@ -136,10 +136,10 @@ def advantage(
     outcome_no = _collect_outcomes(outcome_no, group_n, baseline)
     options: dict[str, Any] = {"leave_one_out": leave_one_out, "min_stratum": min_stratum, "voter_n": voter_n}
     options |= {"scale": scale, "ddof": ddof, "eps": eps, "stand_in_n": stand_in_reward_n}
-    result: Explained | None = None  # the advantages so far, and what they were compared with
+    result: Explained | None = None
     uncompared_n = torch.ones_like(lacks_reward_n)
-    all_in_one_n = torch.zeros_like(group_n, dtype=torch.long)  # the batch as one group
-    groupings: list[tuple[Tensor, int]] = []  # group ids, and how many outcomes split these groups further
+    all_in_one_n = torch.zeros_like(group_n, dtype=torch.long)  # the whole batch is one group
+    groupings: list[tuple[Tensor, int]] = []  # group ids, and the number of outcomes that split each group
     if baseline == "none":
         check_rewards(reward_n)  # the other baselines call `moments`, which checks the rewards
         advantage_n = worth_n.nan_to_num(nan=0.0)
@@ -159,13 +159,13 @@ def advantage(
         outcome_counts = range(outcome_count, -1, -1) if backs_off else [outcome_count]
         groupings = [(all_in_one_n if baseline == "batch" else group_n, count) for count in outcome_counts]
     last_level = len(groupings) - 1
-    # `if_missing` is compared with the group, or else the batch, if no completion with the same outcomes has a reward.
+    # If no completion with the same outcomes has a reward, `if_missing` is compared with the group, else with the batch.
     groupings += [(group_n, 0), (all_in_one_n, 0)]
     for level, (grouping_n, outcome_count) in enumerate(groupings):
         if result is not None and not bool(uncompared_n.any()):
             break
         stratum_n = refine(grouping_n, outcome_no[:, :outcome_count])
-        # The offset gives coarse and fine strata (sets of compared completions) different numbers.
+        # The offset keeps the stratum numbers of one level apart from those of all other levels.
         stratum_n = stratum_n.where(stratum_n < 0, stratum_n + level * len(stratum_n) ** 2)
         explained_level = compare_in_strata(reward_n, stratum_n, **options)
         if 0 < level <= last_level:
@@ -192,13 +192,13 @@ def compare_columns(
     by_column: Mapping[str, Sequence[Any] | None],
     **options: Any,
 ) -> Explained:
-    """Call `advantage` on each column of rewards; `by_column` holds the options that differ by column, `options` the others."""
+    """Call `advantage` on each column of rewards, with the options of that column (`by_column`) and the shared `options`."""
     given_options = {name: by_m for name, by_m in by_column.items() if by_m is not None}
     columns = [
         advantage(reward_nm[:, m], group_n, **{name: by_m[m] for name, by_m in given_options.items()}, **options)
         for m in range(reward_nm.shape[1])
     ]
-    # A reward that is there has `missing_n` 0, and an absent one has `advantage_n` 0.
+    # `advantage_n` is 0 where the reward is absent, and `missing_n` is 0 everywhere else, so their sum merges them.
     adv_nm = torch.stack([column.advantage_n + column.missing_n for column in columns], dim=1)
     return Explained(adv_nm, Comparison.joined([column.comparison for column in columns]))
 
@@ -289,7 +289,7 @@ def blended_baseline(
     outcome_code_n = refine(torch.zeros_like(group_n), outcome_no)  # equal outcomes get one number, an unknown outcome -1
     for code in outcome_code_n[outcome_code_n >= 0].unique().tolist():
         same_outcome_n = outcome_code_n == code
-        counterfactual_n = None  # what other completions would get for this outcome
+        counterfactual_n = None  # the reward that each completion would get for this outcome
         if by_outcome_n2 is not None and (verdict := float(outcome_no[same_outcome_n, judged or 0][0])) in (0.0, 1.0):
             counterfactual_n = by_outcome_n2[:, int(verdict)].double()
         estimate_n = _estimate_for_outcome(reward_n.double(), group_n, outcome_code_n >= 0, same_outcome_n, counterfactual_n)
@@ -344,9 +344,9 @@ def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_var
     """Estimate a baseline and its variance from what the prompt's other completions would get for the same outcomes."""
     counterfactual_variance_s = counterfactual.pooled_variance_of_others()
     counterfactual_variance_s = torch.where(counterfactual_variance_s.isnan(), noise_variance_s, counterfactual_variance_s)
-    prompt_gap_s = actual.mean_s - counterfactual.mean_s  # NaN for a prompt without actual or without counterfactual rewards
+    prompt_gap_s = actual.mean_s - counterfactual.mean_s  # NaN if a prompt has no actual or no counterfactual rewards
     other_count_s = (~prompt_gap_s.isnan()).sum() - (~prompt_gap_s.isnan()).double()
-    # A prompt's estimate is corrected by the mean gap of the other prompts, so that no reward enters its own baseline.
+    # The gap between actual and counterfactual rewards comes from other prompts, so that no reward enters its own baseline.
     other_prompts_gap_s = (prompt_gap_s.nansum() - prompt_gap_s.nan_to_num()) / other_count_s.clamp(min=1.0)
     noise_variance_sa = torch.stack([noise_variance_s, counterfactual_variance_s], dim=1)
     count_sa = torch.stack([actual.count_s, counterfactual.count_s], dim=1)

@@ -93,7 +93,7 @@ def _carry_back(term: Tensor, factor: Tensor, next_carry_n: Tensor) -> Tensor:
     carry_rows, factor_rows = carry_tn.unbind(0), factor.t().contiguous().unbind(0)
     for t in reversed(range(len(factor_rows))):
         carry_rows[t].addcmul_(factor_rows[t], carry_rows[t + 1])
-    next_carry_n.copy_(carry_rows[0])  # for the block of earlier tokens
+    next_carry_n.copy_(carry_rows[0])  # the recursion over earlier tokens starts from this carry
     return term.copy_(carry_tn[1:].t())
 
 

@@ -16,7 +16,7 @@ from spanwise.registry import Registry
 
 Kind = Literal["completion", "block", "token", "step", "refinement"]
 
-#: The properties of methods that `spanwise.testing.check_estimator` tests; a method's kind decides which of them.
+#: The properties that `spanwise.testing.check_estimator` tests; the kind of a method decides which ones apply to it.
 #: A method that breaks a property by design names it at registration: `exceptions={"shift": "the mean reward is a divisor"}`.
 PROPERTIES: Mapping[str, str] = {
     "result": "one finite number for every completion, block, token or step, as float64 or in the dtype of the inputs",
@@ -248,7 +248,7 @@ WORST_SCORE = {"brier": -1.0, "log_score": -4.605170185988091}
 
 
 def states_confidence(layout: Layout) -> bool:
-    """Return whether the last block of a layout states a confidence; otherwise the block is a second attempt."""
+    """Return True if the last block of a layout states a confidence, False if it is a second attempt."""
     return len(layout.names) == 1 or "confidence" in layout.keys[layout.names[-1]]
 
 

@@ -31,7 +31,7 @@ def left_out(scores: Scores) -> Bool[Tensor, "n m"]:
 
 
 def fill_missing(scores: Scores, objectives: Sequence[Objective]) -> Float[Tensor, "n m"]:
-    """Return the rewards, each reward that `left_out` marks replaced by the `if_missing` of its objective."""
+    """Return the rewards, with the objective's `if_missing` in place of each reward that `left_out` marks."""
     stand_ins = [torch.nan if objective.if_missing is None else objective.if_missing for objective in objectives]
     return torch.where(left_out(scores), scores.reward_nm.new_tensor(stand_ins), scores.reward_nm)
 
@@ -59,7 +59,7 @@ def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], dev
 
 
 def resolve_values(objectives: Sequence[Objective], values: ValuesName | None) -> ValuesName:
-    """Return `values`; if it is None, "objective" if the objectives pay different blocks, else "shared"."""
+    """Return what the critic predicts: `values` if given, else "objective" if objectives pay different blocks, else "shared"."""
     if values is not None:
         check_known("kind of values", values, get_args(ValuesName))
         return values
@@ -125,7 +125,7 @@ def reward_streams(
     values: ValuesName | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Streams:
-    """Put each reward on the last token of the last block that it credits, in one table for all objectives or one for each.
+    """Put each reward on the last token of the last block that it credits, in one table for all objectives or one per objective.
 
     With e that token:  shared: r[i, e] = sum of weight_m r[i, m] over the m with that e;   else: r_m[i, e] = r[i, m]
     """
@@ -155,7 +155,7 @@ def reward_streams(
         rewarded_row_i = (has_sum_n & has_token_n).nonzero().squeeze(1)
         position_im = reward_position_nm[rewarded_row_i]
         reward_im = weighted_reward_nm[rewarded_row_i]
-        for m in objective_numbers:  # the token with the reward of m gets the sum of all rewards that stand at it
+        for m in objective_numbers:  # several objectives may pay the same token, which gets the sum of their rewards
             is_at_token_im = position_im == position_im[:, m, None]
             reward_sum_i = torch.where(is_at_token_im, reward_im, 0.0).sum(dim=1)
             reward_snt[0, rewarded_row_i, position_im[:, m]] = reward_sum_i.to(dtype)
@@ -248,7 +248,7 @@ def spread(
     length_nk = spans.length_nk
     divisor_nk = _find_divisor(length_nk if credit.length_nk is None else credit.length_nk, per)
     credit_share_nk = torch.where(length_nk > 0, credit.block_nk / divisor_nk, 0.0)
-    credit_share_nk = pad(credit_share_nk, (1, 0)).to(dtype)  # column k + 1 is block k; column 0 is 0, for no block
+    credit_share_nk = pad(credit_share_nk, (1, 0)).to(dtype)  # column 0 is for tokens in no block
     advantage_nt = allocate(spans.block_nt.shape, dtype=dtype, device=credit_share_nk.device)
     row_chunks = (table.split(_ROWS) for table in (credit_share_nk, spans.block_nt, advantage_nt))
     for share_rows_nk, block_nt, out_nt in zip(*row_chunks, strict=True):
@@ -314,7 +314,7 @@ def to_tokens(
 
 
 def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
-    """Pad the table of spans to the width of the trainer's mask, and empty the spans of completions with no token in the mask."""
+    """Pad the spans to the width of the trainer's mask, and empty the spans of completions that the mask leaves out."""
     span_width, mask_width = spans.block_nt.shape[1], mask_nt.shape[1]
     if span_width > mask_width:
         raise AlignmentError(
@@ -334,7 +334,7 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
 
 
 def allocate(shape: tuple[int, ...] | torch.Size, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Allocate a tensor without filling it, on a CPU in memory that is fast to write to."""
+    """Allocate a tensor without filling it; on a CPU, in memory that is fast to write to."""
     # NumPy asks Linux for huge pages, so the first write to a large tensor takes a tenth of the time.
     if device.type == "cpu" and dtype in _NUMPY:
         return torch.from_numpy(np.empty(tuple(shape), dtype=_NUMPY[dtype]))

@@ -26,7 +26,7 @@ _Inputs = ParamSpec("_Inputs")
 
 
 def first_of(wrong: Tensor) -> list[int]:
-    """Return the indices of the first True in a mask of wrong entries; empty if no entry is wrong."""
+    """Return the indices of the first wrong entry (True in `wrong`), or an empty list."""
     return wrong.nonzero()[:1].flatten().tolist()
 
 
@@ -247,7 +247,7 @@ class Moments:
         return value_s[self.stratum_n.clamp(min=0)].masked_fill_(self.stratum_n < 0, nowhere)
 
     def pooled_variance_of_others(self) -> Float[Tensor, " s"]:
-        """Return for each stratum the variance inside all other strata, pooled; NaN if no other stratum has two values."""
+        """Return for each stratum the pooled variance inside all other strata; NaN if no other stratum has two values."""
         freedom_s = (self.count_s - 1).clamp(min=0.0)
         other_freedom_s = freedom_s.sum() - freedom_s
         other_square_sum_s = (self.square_s.sum() - self.square_s).clamp(min=0.0)
@@ -280,7 +280,7 @@ def moments(
             f"of ids of your own."
         )
     in_stratum_n = stratum_n >= 0
-    if highest_stratum > 16 * len(stratum_n):  # large numbers would need large tables: number from 0
+    if highest_stratum > 16 * len(stratum_n):  # tables have a row per number, so large numbers are renumbered
         stratum_n, highest_stratum = group_index(stratum_n).where(in_stratum_n, -1), len(stratum_n)
     member_n, table_row_n = in_stratum_n & ~value_n.isnan(), stratum_n.clamp(min=0).long()
     weight_n = member_n.double() if weight_n is None else weight_n.double().where(member_n, 0.0)
@@ -358,7 +358,7 @@ def compare_in_strata(
     baseline_n, divisor_n = worth_n - advantage_n, torch.ones_like(advantage_n)
     if scale != "none":
         scale_n = (mean_n if scale == "mean" else stratum_moments.std_n(ddof=ddof, stand_in_n=stand_in_n)) + eps
-        is_divided_n = (advantage_n != 0) | ((scale_n > 0) & ~stratum_moments.constant_n())  # not if all rewards are equal
+        is_divided_n = (advantage_n != 0) | ((scale_n > 0) & ~stratum_moments.constant_n())
         divisor_n = torch.where(is_divided_n, torch.where(scale_n > 0, scale_n, torch.nan), divisor_n)
         advantage_n = torch.where(scale_n > 0, advantage_n / torch.where(scale_n > 0, scale_n, 1.0), 0.0)
     is_compared_n = (stratum_moments.member_n & (count_n >= max(min_stratum, 2))) | uses_stand_in_n
@@ -381,7 +381,7 @@ def _compare_rollouts(
     value_n: Tensor, stratum_n: Tensor, rollout_n: Tensor, leave_one_out: bool, min_stratum: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compare each turn with its stratum, counting each rollout once; return rollout count, mean and advantages."""
-    # The turns of one rollout in one stratum count once, with their mean reward; j numbers these sets of turns.
+    # All turns of a rollout in the same stratum form one set (index j), which counts once with its mean reward.
     turn_set_n = torch.where(stratum_n >= 0, refine(stratum_n, group_index(rollout_n).double()), -1)
     set_moments = moments(value_n, turn_set_n)
     stratum_j = torch.full_like(set_moments.count_s, -1, dtype=torch.long)

@@ -86,9 +86,10 @@ def gdpo(
     adv_nm, comparison = compare_columns(reward_nm, group_n, {}, min_stratum=min_stratum, scale="std", ddof=ddof, eps=eps)
     weighted_adv_nm = adv_nm * weight_m
     adv_sum_n, adv_abs_sum_n = weighted_adv_nm.sum(dim=1), weighted_adv_nm.abs().sum(dim=1)
-    adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * adv_abs_sum_n, adv_sum_n, 0.0)  # advantages that cancel give exactly 0
+    # Advantages that cancel sum to exactly 0, without a rounding error.
+    adv_sum_n = torch.where(adv_sum_n.abs() > 1e-12 * adv_abs_sum_n, adv_sum_n, 0.0)
     adv_sum_n = torch.where(reward_nm.isnan().all(dim=1), torch.nan, adv_sum_n)
-    conflict_limit = conflict if len(weight_m) > 1 else None  # a conflict needs two rewards
+    conflict_limit = conflict if len(weight_m) > 1 else None  # a single reward has no other reward to conflict with
     if conflict_limit is not None:
         disagrees_n = (weighted_adv_nm > 1e-8).any(dim=1) & (weighted_adv_nm < -1e-8).any(dim=1)
         nearly_cancels_n = adv_sum_n.abs() < conflict_limit * (adv_abs_sum_n + 1e-6)
@@ -98,7 +99,8 @@ def gdpo(
     subtracts_mean = length_n is not None or conflict_limit is not None
     options: dict[str, Any] = {"shift": subtracts_mean, "ddof": ddof, "eps": eps, "eps_at": eps_at}
     adv_n, _, batch_divisor = standardise(adv_sum_n, weight_n=length_n, **options)
-    if len(weight_m) == 1 and batch_divisor > 0 and length_n is None:  # with one reward there is one baseline
+    if len(weight_m) == 1 and batch_divisor > 0 and length_n is None:
+        # The baseline of a single reward explains the whole advantage.
         worth_nm = weight_m * comparison.worth_nm
         baseline_nm = weight_m * comparison.baseline_nm
         comparison = replace(comparison, worth_nm=worth_nm, baseline_nm=baseline_nm)
@@ -227,7 +229,7 @@ def reinforce_plus_plus_baseline(
     adv_n1, has_tokens_n1 = adv_n[:, None], (length_n > 0)[:, None]
     scaled_comparison = comparison.rescaled(divisor=batch_divisor, shift=batch_mean).fitting(adv_n1)
     scaled_comparison = replace(scaled_comparison, averaged_nm=torch.zeros_like(comparison.averaged_nm))
-    zero_comparison = comparison.unexplained(adv_n1)  # where nothing is standardised and the advantage is 0
+    zero_comparison = comparison.unexplained(adv_n1)  # for completions that are not standardised and get 0
     zero_reason_n1 = torch.where(has_tokens_n1, int(Zero.NO_SCALE), int(Zero.EMPTY))
     is_at_baseline_n1 = zero_comparison.reason_nm == int(Zero.AT_BASELINE)
     reason_nm = torch.where(is_at_baseline_n1, zero_reason_n1, zero_comparison.reason_nm)

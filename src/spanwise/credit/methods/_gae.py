@@ -100,7 +100,7 @@ def value_target(
     lam: float | Float[Tensor, " n"] = 1.0,
     bootstrap_n: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n t"]:
-    r"""Compute the target that the critic is fitted to: its value plus the GAE, with a lambda of the critic's own.
+    r"""Compute the target that the critic is fitted to: its value plus a GAE with the critic's own lambda.
 
     Equation
         target[k] = V[k] + A_lam[k]; the return itself at lam = 1
@@ -190,7 +190,7 @@ class SaeSegments:
     """The rule by which SAE cuts a completion into segments: at tokens that are less probable than a threshold."""
 
     threshold: float = 0.2
-    boundary: Literal["start", "end"] = "start"  # whether a token below the threshold starts a segment or ends one
+    boundary: Literal["start", "end"] = "start"  # whether an unlikely token starts a segment or ends one
 
     def __post_init__(self) -> None:
         if not self.threshold >= 0:

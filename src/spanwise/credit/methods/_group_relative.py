@@ -241,7 +241,7 @@ def rlcr(
     leave_one_out: bool = False,
     min_stratum: int = 2,
 ) -> Explained:
-    r"""Compare the sum of correctness and calibration score with the group: one number for the whole completion.
+    r"""Compare a completion's sum of correctness and calibration score with its group: one number for the whole completion.
 
     Equation
         R[i] = c[i] + w s[i],  s = -(q - c)^2 for Brier;   A[i] = R[i] - mean_g R

@@ -1,4 +1,4 @@
-"""Refinements change token advantages: KTAE raises tokens that correct completions use, OAR those the answer depends on."""
+"""Methods that change token advantages: KTAE by how a token goes with correctness, OAR by its importance for the answer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ktae(
     b: float = 0.5,
     floor: float = 1e-5,
 ) -> Float[Tensor, "n t"]:
-    r"""Add to each token's advantage how strongly completions with that token tend to be correct, inside its group.
+    r"""Add to each token's advantage how strongly that token goes with correct completions of its group.
 
     Equation
         over the completions of a group, with T correct and F wrong ones, for each token id w:
@@ -111,7 +111,7 @@ def ktae(
 
 
 def _count_frequency(word_u: Tensor, is_on_side_u: Tensor, word_count: int, k1: float, b: float) -> Float[Tensor, " w"]:
-    """Compute each token id's BM25 term frequency among the marked tokens, those of right or of wrong completions."""
+    """Compute the BM25 term frequency of each token id in the right or in the wrong completions (`is_on_side_u`)."""
     share_of_word_w = torch.bincount(word_u[is_on_side_u], minlength=word_count).double() / is_on_side_u.sum().clamp(min=1)
     length_over_mean = float(is_on_side_u.sum()) / (len(is_on_side_u) / 2)
     return share_of_word_w * (k1 + 1) / (share_of_word_w + k1 * (1 - b + b * length_over_mean)).clamp(min=1e-300)
@@ -125,8 +125,8 @@ def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[T
     with_token_ab, completion_count = right_with_ab + wrong_with_ab, right + wrong
     log_ways_ab = _log_choose(right, right_with_ab) + _log_choose(wrong, wrong_with_ab)
     probability_ab = (log_ways_ab - _log_choose(completion_count, with_token_ab)).exp()
-    p_value_ab = probability_ab  # the paper takes the probability of this table alone
-    if two_sided:  # as in Fisher's exact test, add up all tables with equal totals that are at most as probable
+    p_value_ab = probability_ab  # the paper's p-value is the probability of the observed 2x2 table alone
+    if two_sided:  # Fisher's exact test adds up the probabilities of all tables no likelier than the observed one
         p_value_ab = torch.zeros_like(probability_ab)
         for other_right in range(right + 1):
             other_wrong_ab = with_token_ab.long() - other_right

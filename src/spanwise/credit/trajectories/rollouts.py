@@ -1,4 +1,4 @@
-"""Compute credit where rows are turns of rollouts: a rollout counts once, and each turn's tokens get their own credit.
+"""Compute credit for rollouts that are stored as one row per turn; each rollout counts once in its group.
 
 A reward is a fact of the rollout, which all its turns share, or of one turn; see `Objective.scope`.
 """
@@ -50,7 +50,7 @@ class Timeline:
 
     def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
         """Return the row of each trajectory's last flagged step, or of its last step if no step is flagged."""
-        # The rows of each trajectory are sorted so that the wanted one is its first.
+        # The rows are sorted so that each trajectory starts with its last flagged row, or else its last row.
         row_order = (self.left_s + torch.where(flag_s, 0, len(flag_s))).argsort(stable=True)
         row_order = row_order[self.index_s[row_order].argsort(stable=True)]
         step_count_j = self.index_s.bincount()
@@ -261,7 +261,7 @@ def _zero_other_weights(objectives: Sequence[Objective], has_weight_m: Tensor) -
 
 
 def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Objective], *, add_turns: bool) -> Scores:
-    """Return one score per rollout: that of its last turn with a reward, or with `add_turns` the sum of turn rewards."""
+    """Return one score per rollout: the last reward of its turns or, with `add_turns`, the sum of their rewards."""
     is_checked_sm = _mark_checked(scores)
     reward_row_jm = torch.stack([timeline.last_with(is_checked_s) for is_checked_s in is_checked_sm.T], dim=1)
     column_m = torch.arange(len(objectives), device=reward_row_jm.device)
@@ -269,7 +269,7 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
     for m, objective in enumerate(objectives):
         if add_turns and objective.scope == "turn":
             reward_s = fill_missing(scores, objectives)[:, m]
-            is_counted_s = is_checked_sm[:, m] | ~reward_s.isnan()  # the turn was checked, or has an `if_missing`
+            is_counted_s = is_checked_sm[:, m] | ~reward_s.isnan()  # checked, or replaced by `if_missing`
             reward_sum_j = timeline.sum_exactly(torch.where(is_counted_s, reward_s, 0.0))
             is_counted_j = timeline.add_up(is_counted_s) > 0
             tables["reward_nm"][:, m] = torch.where(is_counted_j, reward_sum_j, tables["reward_nm"][:, m])
@@ -285,7 +285,7 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
 
 
 def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Objective]) -> Scores:
-    """Return the scores of turns for a method that sums them over a rollout; a whole rollout's reward is put on its last turn."""
+    """Return the scores of turns for a method that adds them up; the last turn gets the rewards of the whole rollout."""
     reward_sm, status_sm = fill_missing(scores, objectives), scores.status_nm.clone()
     is_checked_sm = _mark_checked(scores)
     is_last_turn_s = timeline.left_s == 0
@@ -295,8 +295,8 @@ def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Object
             reward_row_s = timeline.last_with(is_checked_sm[:, m])[timeline.index_s]
             reward_sm[:, m] = torch.where(is_last_turn_s, filled_reward_s[reward_row_s], 0.0)
             status_sm[:, m] = status_sm[reward_row_s, m]
-        else:  # if no turn has the reward, it counts as absent once, at the last turn
-            # Without a scope, `if_missing` stands for the reward of the whole rollout, not of each turn.
+        else:  # a reward that no turn has counts as absent once, at the rollout's last turn
+            # For an objective without a scope, `if_missing` stands for the reward of the whole rollout, not of each turn.
             lacks_reward_s = ~is_checked_sm[:, m] & (filled_reward_s.isnan() | (objective.scope is None))
             rollout_has_reward_s = (timeline.add_up(~lacks_reward_s) > 0)[timeline.index_s]
             reward_sm[:, m] = torch.where(lacks_reward_s & (rollout_has_reward_s | ~is_last_turn_s), 0.0, filled_reward_s)
@@ -310,7 +310,7 @@ def _objective_tables(scores: Scores) -> dict[str, Tensor]:
 
 
 def _mark_checked(scores: Scores) -> Bool[Tensor, "s m"]:
-    """Mark the rewards that a turn was checked for, with or without success: those that are neither absent nor unscored."""
+    """Mark the rewards that are neither absent nor unscored: their turn was checked, even if the check failed."""
     return (scores.status_nm != int(Status.ABSENT)) & (scores.status_nm != int(Status.UNSCORED))
 
 
@@ -323,7 +323,7 @@ def keep_for_rollouts(
     block_names: Sequence[str],
     scope: ScopeName = "rollout",
 ) -> Scores:
-    """Restore a reward that was dropped because its turn lacks the paid block, if another turn of the rollout has it."""
+    """Restore a reward dropped because its turn lacks the paid block, if another turn of the rollout has that block."""
     if scores.unused_nm is None or not len(trajectory_s):
         return scores
     timeline = build_timeline(trajectory_s, torch.arange(len(trajectory_s)))
@@ -344,7 +344,7 @@ def keep_for_rollouts(
 def step_returns(
     reward_s: Float[Tensor, " s"], trajectory_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"], *, gamma: float = 0.95
 ) -> Float[Tensor, " s"]:
-    r"""Add up the rewards that follow each step, discounted by their distance.
+    r"""Add up the rewards at and after each step, discounted by their distance.
 
     Equation
         R[t] = sum over the steps k >= t of the trajectory of gamma^(k - t) r[k]

@@ -175,7 +175,7 @@ class Trajectory:
         return (*(i for turn in earlier_turns for i in (*turn.prompt_ids, *turn.response_ids)), *self.turns[t].prompt_ids)
 
     def _find_path(self, t: int, used_turns: Collection[int] = ()) -> list[int]:
-        """Return the chain of parents that ends with turn t; it starts after the last parent in `used_turns`, if there is one."""
+        """Return the chain of turns that leads to turn t, without turns in `used_turns` and the turns before those."""
         path: list[int] = []
         turn_index: int | None = t
         while turn_index is not None and turn_index not in used_turns:
@@ -297,7 +297,7 @@ def _check_rewards(rewards: Rewards, who: str) -> None:
 
 
 def _describe_token(ids: Sequence[int], position: int, vocabulary: Vocabulary) -> str:
-    """Format a token's id with its text, or say that the ids end before it."""
+    """Format a token's id with its text, or return "not there" if there are too few ids."""
     return f"{ids[position]} ({vocabulary.pieces[ids[position]]!r})" if position < len(ids) else "not there"
 
 
@@ -409,7 +409,7 @@ def step_rewards(reward_st: Float[Tensor, "s t"], mask_st: Shaped[Tensor, "s t"]
     check_shapes(reward_st=reward_st, mask_st=mask_st)
     check_rewards(reward_st, row="row")
     mask_bool_st = mask_st.bool()
-    has_started_st = mask_bool_st.cumsum(dim=1) > 0  # from the first trainable token on
+    has_started_st = mask_bool_st.cumsum(dim=1) > 0  # True from the row's first trainable token on
     is_counted_st = has_started_st & (mask_bool_st | ~reward_st.isnan())
     return torch.where(is_counted_st, reward_st.double(), 0.0).sum(dim=1)
 
