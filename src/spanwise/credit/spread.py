@@ -59,7 +59,7 @@ def paid_blocks(objectives: Sequence[Objective], block_names: Sequence[str], dev
 
 
 def resolve_values(objectives: Sequence[Objective], values: ValuesName | None) -> ValuesName:
-    """Return what the critic predicts: `values` if given, else "objective" if objectives pay different blocks, else "shared"."""
+    """Return what a critic predicts: `values`, or if None, "objective" if objectives pay different blocks, else "shared"."""
     if values is not None:
         check_known("kind of values", values, get_args(ValuesName))
         return values
@@ -125,7 +125,7 @@ def reward_streams(
     values: ValuesName | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Streams:
-    """Put each reward on the last token of the last block that it credits, in one table for all objectives or one per objective.
+    """Put each reward on the last token of the last block that it credits, in one shared table or one per objective.
 
     With e that token:  shared: r[i, e] = sum of weight_m r[i, m] over the m with that e;   else: r_m[i, e] = r[i, m]
     """
