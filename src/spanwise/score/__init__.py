@@ -1,4 +1,4 @@
-"""Turn the blocks of completions into rewards and outcomes; a status says why a reward is missing, or that it counts."""
+"""Turn the blocks of completions into rewards and outcomes; a reward's status says whether it counts, or why it is missing."""
 
 from spanwise.score.answers import MathVerifier, judge
 from spanwise.score.fields import count, equals, json_schema, listed, near, one_of

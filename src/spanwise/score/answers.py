@@ -1,4 +1,4 @@
-"""Compare answers: as text first, then, if that cannot decide, by Math-Verify in worker processes that can be killed.
+"""Compare answers with gold answers: as text, or by Math-Verify in worker processes if the text cannot decide.
 
 Math-Verify may hang, eat memory or take its process down on a hostile answer, and its own timeout works in a main thread only.
 """
@@ -16,7 +16,7 @@ from spanwise.score.worker import DELIMITERS, is_words
 from spanwise.score.workers import DEADLINE, Verdict, Workers, shared_workers
 from spanwise.types import Status
 
-#: The most characters that Math-Verify reads. It reads only the end of a longer answer, and only if that has a sign such as `$`.
+#: The most characters that Math-Verify reads; of a longer answer it reads only the end.
 LONGEST = 10_000
 
 # The quantifiers are possessive: to backtrack through an answer with a megabyte of digits would take quadratic time.
@@ -157,7 +157,7 @@ def _judge_text(gold: str, answer: str, verify: str) -> Verdict | None:
 
 
 def _shortened(text: str) -> str:
-    """Return the text, or its end if it is too long for Math-Verify; "" if that end has no sign of mathematics such as `$`."""
+    """Cut a text that is too long for Math-Verify to its end, or to "" if that end has no sign such as `$`."""
     if len(text) <= LONGEST:
         return text
     tail = text[-LONGEST:]
@@ -166,7 +166,7 @@ def _shortened(text: str) -> str:
 
 
 def _normalize(text: str) -> str | None:
-    """Return an integer without leading zeros, or words unchanged; None for a text that only Math-Verify can compare."""
+    """Return an integer or words in a form that `==` can compare; None if only Math-Verify can compare the text."""
     integer_match = _INTEGER.fullmatch(text)
     if integer_match:
         integer_digits = integer_match[2].lstrip("0") or "0"

@@ -79,7 +79,7 @@ def _read(rubric: Any, where: str, error_type: type[DataError] | type[RecipeErro
 
 
 def with_criteria(objective: Objective, layout: Layout) -> list[Objective]:
-    """Split an objective into one objective per criterion, or into one per paid block if a column holds the criteria."""
+    """Split an objective with a rubric into one objective per criterion, or per paid block if a column holds the rubric."""
     rubric = objective.criteria
     if rubric is None:
         return [objective]
@@ -126,7 +126,7 @@ def _check_reads(objective: Objective, option: str) -> None:
 
 
 def _check_criteria(criteria: Collection[Criterion], where: str, objective: Objective, layout: Layout) -> None:
-    """Refuse two criteria with the same name, and a criterion whose part does not fit the objective."""
+    """Refuse two criteria with one name, and a criterion whose `part` is missing, unknown or in conflict with `each`."""
     name_counts = Counter(criterion.name for criterion in criteria if criterion.name)
     for name, count in name_counts.items():
         refuse({f"The rubric {where} has two criteria called '{name}'. Give one of them another name.": count > 1})

@@ -109,7 +109,7 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], object]], ...] = 
     ("torch's seed", torch.initial_seed, torch.default_generator.manual_seed),
     ("the working directory", _working_directory, os.chdir),
 )
-#: Hash of (user's function, random state, texts) -> how often the function was called with them.
+#: How often a user's function was called with the same texts and random state, by a hash of all three.
 _calls: Counter[int] = Counter()
 
 
@@ -149,7 +149,7 @@ def restore_process(subject: str, text: Texts) -> Iterator[None]:
 
 
 def listed_values(result: Any, size: int, *, subject: str, noun: str) -> Sequence[Any]:
-    """Return a user's function result as a list; refuse a result of another length than `size`."""
+    """Return the result of a user's function as a list; refuse it if its length is not `size`."""
     if isinstance(result, (Tensor, np.ndarray)):
         if isinstance(result, Tensor) and result.is_meta:
             raise RewardError(f"{subject} returned a tensor on the device meta, which has no {noun}s. Return a list.")

@@ -25,7 +25,7 @@ def run(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 def once_per_loop(key: Any, make: Callable[[], _T]) -> _T:
-    """Return the object stored for the running loop under a key, such as a semaphore; it is made on first use."""
+    """Return the running loop's object for a key, such as a semaphore; the first call makes the object."""
     loop_objects = _objects.setdefault(asyncio.get_running_loop(), {})
     if key not in loop_objects:
         loop_objects[key] = make()

@@ -1,4 +1,4 @@
-"""Built-in rewards for one field (`equals`, `near`, `one_of`), from a column's numbers (`listed`), for JSON (`count`, ...)."""
+"""Built-in rewards: `equals`, `near`, `one_of` compare a field; `listed` reads a column; `count`, `json_schema` check JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from spanwise.types import BlockText, Status, whole_text
 _SIGNED = re.compile("[+-]?" + NUMBER.pattern)
 _DECODER = json.JSONDecoder()
 _INDEX = re.compile(r"\[(\d+)\]")
-#: Matches what stands before a JSON value (a colon, a comma, a bracket or nothing), and the quote of a string.
+#: Matches the end of the text before a JSON value: a colon, comma, bracket or nothing, then perhaps a quote.
 _BEFORE = re.compile(r'(?:^|[:\[,])\s*+("?)\Z')
 #: Stands for the gold value of an element that lies beyond the end of the gold list.
 _BEYOND = object()
@@ -187,7 +187,7 @@ def _judge_field(
 
 
 def gold_there(objective: Objective, columns: Columns) -> Bool[Tensor, " n"] | None:
-    """Return which completions have a gold value for an objective; None unless its reward compares a field with a column."""
+    """Return which completions have a gold value, if the objective's reward compares a field with a column; otherwise None."""
     reward_options = objective.options
     gold_cells = columns.get(reward_options.get("column", "answer"))
     if objective.reward not in ("equals", "near", "one_of") or gold_cells is None:
@@ -214,14 +214,14 @@ def _parse_cell(cell: Any) -> Any:
 
 
 def _value_at(value: Any, path: str) -> Any:
-    """Return the value at a path of a JSON object, `_BEYOND` past the end of a list, or `MISSING` if the path leads nowhere."""
+    """Return the value at a path of a JSON object; `MISSING` if there is none, `_BEYOND` if a list is too short."""
     if not isinstance(value, Mapping):
         return MISSING if value is None else value
     if path in value:
         return value[path]
     try:
         path_steps = steps(path)
-    except LayoutError:  # only the segmenter `json` needs tags that are paths
+    except LayoutError:  # the tag is not a valid path, so it leads nowhere
         return MISSING
     for step in path_steps:
         if isinstance(value, Mapping):

@@ -100,7 +100,7 @@ def part_text(blocks: BlockText, pays: Sequence[str], block: str | None) -> str:
 
 
 def rows_of(columns: Columns, size: int) -> list[dict[str, Any]]:
-    """Return each completion's dataset cells by column; leave out entries of `columns` that are no columns of the dataset."""
+    """Return one dict per completion, column name -> cell, from the entries of `columns` that hold one cell per completion."""
     cells_by_column = {
         name: cells
         for name, cells in columns.items()
@@ -191,7 +191,7 @@ def as_reward(objective: Objective, convention: Convention, results: Mapping[int
 
 
 def reward_of(numbers: Mapping[int, CallResult], size: int, *, measured: Sequence[Sequence[float]] | None = None) -> Reward:
-    """Return the rewards of all completions from the call results of some; any other completion has no reward (ABSENT)."""
+    """Return the rewards of all completions; a completion without a call result in `numbers` has no reward (ABSENT)."""
     absent_result = CallResult(status=Status.ABSENT)
     all_results = [numbers.get(n, absent_result) for n in range(size)]
     return Reward.of(

@@ -29,7 +29,7 @@ from spanwise.score.reward import NAN, Columns, Texts, built_in
 
 #: The most values that an outcome may take in one batch; with more, hardly any two completions share a value.
 MOST_VALUES = 16
-#: A string outcome is encoded as a whole number from this number up to twice this number, exact in float64.
+#: The smallest code of a string outcome; all codes are less than twice as large, so float64 holds them exactly.
 _STRING_CODES = 2**52
 
 
@@ -58,7 +58,7 @@ OUTCOMES: Registry[Outcome] = Registry("outcome", kinds=("outcome",), group="spa
 
 @register("complete", kind="outcome")
 def complete(text: Texts, *, columns: Columns) -> list[bool | None]:
-    """Return for each completion whether every tag of its first block has content; None without that block.
+    """Return for each completion whether every tag of its first block has content; None if it lacks that block.
 
     It tells "no answer" from "a wrong answer": `given: [correct, complete]`.
 
@@ -95,7 +95,7 @@ def find_outcome(entry: str | Callable[..., Any]) -> Callable[..., Any]:
 def read_outcomes(
     objectives: Sequence[Objective], text: Texts, *, columns: Columns
 ) -> tuple[tuple[str, ...], Float[Tensor, "n o"]]:
-    """Call each outcome function that the objectives name in `given` once; return the outcomes' names and values.
+    """Call each outcome function in the objectives' `given`, but only once; return the outcomes' names and values.
 
     Numbers stand for themselves (True is 1), a string for a code that is the same in every run and process, None is NaN.
     """
@@ -122,7 +122,7 @@ def check_discrete(values: Collection[float], name: str) -> None:
 
 
 def judge_of(objective: Objective) -> str | None:
-    """Return the name of the objective that decides how a confidence is scored, such as `correct`; None for other rewards.
+    """Return the name of the objective, such as `correct`, that judges a reward's confidences; None for other rewards.
 
     That is its option (`of`), else the only reward among what it is given, else `correct` if that is among them; `correct` too
     where it is given no reward at all.
@@ -145,7 +145,7 @@ def judge_of(objective: Objective) -> str | None:
 
 
 def judged_column(objective: Objective) -> int | None:
-    """Return the index, in an objective's `given`, of the outcome that decides its reward; None if no given outcome does.
+    """Return the index of the outcome in `objective.given` that decides the objective's reward; None if no outcome there does.
 
     A reward function of your own that fills in `by_outcome` is judged by the only outcome that it is given.
     """

@@ -1,11 +1,11 @@
-"""Run a completion's code and its tests in two processes, which `worker.py` starts and which ask each other in lines of JSON.
+"""Run a completion's code and its tests in two processes that exchange lines of JSON; `worker.py` starts both.
 
 The code has its end of the connection as standard input. The tests get code and tests there, and their end as an argument: they
 let the code start, and their exit status is the verdict. Plain values travel as copies, anything else as a `Handle`. The code is
 never asked how one of its objects compares with a plain value, and nothing that it sends is evaluated.
 """
 
-from __future__ import annotations  # compile() also applies `annotations` to the tested code and the tests
+from __future__ import annotations  # compile() passes this import on to the tested code and the tests
 
 import _thread
 import builtins
@@ -30,7 +30,7 @@ _COPIED: dict[str, Any] = {
     kind.__name__: kind
     for kind in (*_CONTAINERS, int, bytes, bytearray, complex, range, date, datetime, time, timedelta, Fraction, Decimal)
 }
-#: Methods of a `Handle` that its object's process runs; comparisons are not among them, because they decide tests.
+#: Methods of a `Handle` that run in the process of the real object; comparisons decide tests, so they are not here.
 _UNARY = {
     "__call__", "__len__", "__iter__", "__next__", "__reversed__", "__getitem__", "__setitem__", "__delitem__", "__bool__",
     "__hash__", "__str__", "__repr__", "__abs__", "__neg__", "__int__", "__float__", "__index__", "__enter__", "__exit__",
@@ -126,7 +126,7 @@ class Connection:
         sys.exit()
 
     def ask(self, what: str, target: Any, argument_values: Any = (), named: Any = None) -> Any:
-        """Ask the other process; return its result or raise its exception, and repeat its changes to lists, dicts and sets here."""
+        """Return the other process's result or raise its exception; repeat its changes to lists, dicts and sets here."""
         argument_values = [*argument_values, *(named or {}).values()]
         with self.lock:
             self.send(what, self.encode(target), [self.encode(item) for item in argument_values], list(named or {}))

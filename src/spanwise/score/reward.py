@@ -152,12 +152,12 @@ def column_of(columns: Columns, name: str, size: int) -> Sequence[Any]:
 
 
 def present(blocks: BlockText, names: Sequence[str]) -> list[str]:
-    """Return those of `names` whose block the completion has."""
+    """Return the names of those blocks that the completion has."""
     return [name for name in names if blocks.get(name) is not None]
 
 
 def block_with(blocks: BlockText, pays: Sequence[str], tag: str) -> Mapping[str, str | None] | None:
-    """Return the first of the blocks `pays` that has a tag; {} if none has it, None if the completion has none of these blocks."""
+    """Return the first paid block that has a tag; {} if none has it, None if the completion has no paid block."""
     paid_blocks = [block for name in pays if (block := blocks.get(name)) is not None]
     return next((block for block in paid_blocks if tag in block), {}) if paid_blocks else None
 
@@ -176,7 +176,7 @@ def judged(
     check: Callable[[list[Any]], list[Verdict]] | None = None,
 ) -> Reward:
     """Reward each completion by the verdict of a rule; one without any of the blocks `pays` has no reward (ABSENT)."""
-    # A verdict is a bool or a number, None if the completion cannot be judged, or a tuple: the request that `check` answers.
+    # `rule` returns a bool or number, None if it cannot judge, or a tuple: the request that `check` answers.
     verdicts: list[Any] = [Verdict(Status.ABSENT, NAN)] * len(text)
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):
         block = block_with(blocks, pays, tag)

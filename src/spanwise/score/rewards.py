@@ -235,7 +235,7 @@ def second_attempt(
 def _score_confidence(
     text: Texts, pays: Pays, tag: str, scored: Scored, of: str, rule: Callable[[float, float], float]
 ) -> Reward:
-    """Reward stated confidences q by a proper scoring rule (q, c) -> reward; c is the reward of the objective `of`."""
+    """Reward stated confidences q by a proper scoring rule `rule(q, c)`; c is the reward of the objective `of`."""
     check_known("objective scored before this one", of, scored)
     outcome_numbers = scored[of].value_n.tolist()
     outcome_statuses = scored[of].status_n.tolist()
@@ -259,7 +259,7 @@ def _score_confidence(
 
 
 class CodeRunner(Workers):
-    """Run completions' Python code and the tests of it, each in a process of its own, see `worker.py` and `program.py`."""
+    """Run the Python code of completions and its tests, each in its own process (`program.py`)."""
 
     kind = "code"
 

@@ -313,7 +313,7 @@ def _by_block(objective: Objective, layout: Layout) -> list[Objective]:
         return [replace(objective, pays=tuple(paid_names))]
     objectives: list[Objective] = []
     for block in layout.matching(objective.each):
-        # The reward of the nearest earlier block comes first, because `back_off` drops outcomes from the end.
+        # The nearest earlier block comes first, because `back_off` drops the last outcome first.
         earlier_names = tuple(other.name for other in reversed(objectives))
         outcome_lists = (earlier_names if entry == EARLIER else (entry,) for entry in objective.given)
         given_outcomes = tuple(chain.from_iterable(outcome_lists))
@@ -401,13 +401,13 @@ def _check_options(objective: Objective, entry: BuiltIn) -> None:
 
 
 def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None:
-    """Refuse a built-in reward that reads a block or tag which the layout lacks, or that does not fit a paid block's segmenter."""
+    """Refuse a built-in reward whose block or tag the layout lacks, or whose paid block has the wrong segmenter."""
     layout_tags, options = layout.keys, {**entry.options, **objective.options}
     named_blocks = [options[name] for name in entry.blocks]
     for block in named_blocks:
         if block not in layout_tags:
             raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, layout_tags)}")
-    # If options of a reward name blocks, the reward reads its tag in each of these blocks, else in one of those that it pays.
+    # If options name blocks, those and the first paid block need the tag; otherwise any one paid block needs it.
     read_blocks = [(block,) for block in (objective.pays[0], *named_blocks)] if named_blocks else [objective.pays]
     for tag, blocks in product((options[name] for name in entry.tags), read_blocks):
         block_tags = [key for block in blocks for key in layout_tags[block]]

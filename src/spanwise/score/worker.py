@@ -94,7 +94,7 @@ EXACT = json.JSONDecoder(
 
 
 def json_value(text: str, *, within: bool = False, decoder: json.JSONDecoder = EXACT) -> Any:
-    """Return the value of a JSON text, or of the JSON from its first brace on (`within`); `MISSING` if it is not JSON."""
+    """Return the value of a JSON text, or with `within` of the JSON at its first brace; `MISSING` if it is invalid."""
     try:
         return decoder.raw_decode(text, text.index("{"))[0] if within else decoder.decode(text)
     except (ValueError, RecursionError):
@@ -180,7 +180,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
 
 def redefinable_builtins(tests: str) -> list[str]:
-    """Return the builtins that the tests use; none if they also use a name that neither they nor Python define."""
+    """Return the builtins that the tests use; an empty list if the tests use a name that nothing defines."""
     try:
         module_table = symtable.symtable(tests, "tests", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -57,7 +57,7 @@ _all_workers: weakref.WeakSet[Workers] = weakref.WeakSet()
 
 
 class Deadlines:
-    """Watch `with` blocks from one thread, which calls a block's action if the block takes too long."""
+    """Call an action if a `with` block takes too long; one thread watches all such blocks."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -103,7 +103,7 @@ class Verdict(NamedTuple):
     """
 
     status: Status
-    value: float  # 1.0 or 0.0 with OK, 0.0 with BROKE, NaN with any other status
+    value: float  # 1.0 or 0.0 if the status is OK, 0.0 if it is BROKE, otherwise NaN
     why: str = ""
 
 
@@ -120,7 +120,7 @@ class Worker:
         self.started = self.failed = False
 
     def check(self, request: Request) -> tuple[Verdict, bool]:
-        """Check one request, twice if the first try fails; return the verdict, and whether the verdict may be cached."""
+        """Check one request, and once more if that fails; return the verdict, and whether it may be cached."""
         verdict, has_failed = self._check_once(request)
         if has_failed:
             # If a check fails in two processes but a harmless check succeeds, the answer is to blame.
@@ -177,7 +177,7 @@ class Worker:
 
     def ask(self, message: str | None, seconds: float) -> tuple[str, bool]:
         """Send a line to the process; return the line it replies, and whether it was killed because time ran out."""
-        worker_process: Any = self.process  # never None, because every caller starts the process first
+        worker_process: Any = self.process  # not None, because callers start the process first
         reply_line, start_time = "", time.monotonic()
         with DEADLINES.over(seconds, worker_process.kill), contextlib.suppress(OSError, ValueError):
             if message is not None:
@@ -191,7 +191,7 @@ class Worker:
         if worker_process is None:
             return None
         worker_process.kill()
-        with contextlib.suppress(OSError), worker_process:  # closes the pipes and waits for the process to end
+        with contextlib.suppress(OSError), worker_process:  # leaving the block closes the pipes and waits for the process
             pass
         return worker_process.returncode
 
@@ -199,7 +199,7 @@ class Worker:
 class Workers:
     """Check requests in worker processes with a deadline, and cache the verdicts; threads, asyncio and forks may share it."""
 
-    # The verdict of a request that hangs or crashes is cached too, but not if the process was killed from outside or did not start.
+    # Verdicts of requests that hang or crash are cached too, unless the process was killed from outside or never started.
     kind: str  # of `KINDS`
 
     def __init__(
@@ -302,7 +302,7 @@ def _after_fork() -> None:
     for workers in list(_all_workers):
         for worker in workers._workers:
             if worker.process is not None:
-                worker.process.returncode = 0  # marks it as ended: only the process that started a worker can wait for it
+                worker.process.returncode = 0  # marks it as ended, because a child cannot wait for its parent's worker
                 _inherited.append(worker.process)
                 worker.process = None
         workers._reset()

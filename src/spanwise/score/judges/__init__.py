@@ -1,1 +1,1 @@
-"""Rewards that ask a model: a judge behind an HTTP endpoint, by a template or a rubric; a reward model of `transformers`."""
+"""Rewards that a model gives: a judge behind an HTTP endpoint, or a reward model of `transformers`."""

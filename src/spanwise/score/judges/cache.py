@@ -36,7 +36,7 @@ class Cache:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             # On a slow disk another process may lock the file for many seconds.
             self._file = sqlite3.connect(path, timeout=60.0, isolation_level=None, check_same_thread=False)
-            # The garbage collector, perhaps in another thread, closes the file with the event loop that it was opened for.
+            # The file is closed when the garbage collector frees this object, perhaps in another thread.
             weakref.finalize(self, self._file.close).atexit = False
             self._file.executescript(_SET_UP)
             verdict_counts = dict(self._file.execute("SELECT prompt, COUNT(*) FROM judgements GROUP BY prompt"))

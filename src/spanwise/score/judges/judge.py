@@ -200,7 +200,7 @@ async def ask_judge(
     costs_nc = np.zeros((len(text), len(MEASURES)))
     for n, group in questions.items():
         verdicts = [(question.criterion, result_by_name[question.name]) for question in group]
-        if locate:  # nobody knows which block a question without a verdict is about
+        if locate:  # a question that failed names no block, so it counts for every block
             verdicts = [(entry, one) for entry, one in verdicts if one.error or one.value.block == (block or WHOLE)]
         result_by_index[n] = _sum(verdicts)
         for question in group:  # a question asked for several completions, or by another objective, is charged once
@@ -236,7 +236,7 @@ class _RequestForm:
     def question(
         self, blocks: BlockText, row: Mapping[str, Any], names: list[str], block: str | None, criterion: Criterion
     ) -> _Question:
-        """Build the request to the judge about the block `block`, or about all blocks in `names` if it is None."""
+        """Build the request to the judge about one block, or about all blocks in `names` if `block` is None."""
         part_names = names if self.locate else []
         if self.locate and block:
             part_names = [name for name in present(blocks, list(blocks)) if any_index(name) == any_index(block)]

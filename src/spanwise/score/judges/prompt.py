@@ -43,7 +43,7 @@ def as_plain_text(control_token: str) -> str:
 
 
 def fenced(text: str, name: str) -> str:
-    """Put a policy's text between two marks with a number that the policy could not know, so that it cannot write the marks."""
+    """Put a policy's text between two marks that it cannot forge, because they hold a number unknown to the policy."""
     plain_text = _CONTROL.sub(lambda match: as_plain_text(match[0]), text)
     fence_hash = sha256(plain_text.encode(errors="replace")).hexdigest()[:12]
     while fence_hash in plain_text:
@@ -69,7 +69,7 @@ def compiled(source: str) -> tuple[Any, frozenset[str]]:
 
 
 def load_template(prompt: str | None) -> str:
-    """Return the text of a judge's template: the default, the prompt itself if it has a placeholder, or the file it names."""
+    """Return a judge's template: the default for None, `prompt` itself if it contains `{{`, else the text of that file."""
     if prompt is None or "{{" in prompt:
         return DEFAULT if prompt is None else prompt
     template_advice = "Name a text file, or write a template with {{ part }} in it."

@@ -1,4 +1,4 @@
-"""The reward `reward_model`: a `transformers` classifier scores a part of a completion, or a process reward model every step."""
+"""The reward `reward_model`: a classifier of `transformers` scores a part of a completion, or each of its steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spanwise.score.judges.prompt import as_plain_text, prompt_of, question_of
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, is_number_table, present
 from spanwise.types import BlockText, PiecewiseText, Status
 
-#: For how many inputs a reward model remembers its numbers, so that several objectives of a batch share its passes.
+#: The most inputs whose numbers a reward model keeps, so that a second objective need not run the model again.
 _REMEMBERED = 65_536
 
 
@@ -181,7 +181,7 @@ class _RewardModel:
                     ),
                 }
             )
-            # A class that transformers does not know brings its own code.
+            # AutoModel loads a model whose class is not in transformers but comes with the model.
             auto_class = getattr(transformers, f"AutoModel{class_kind}", transformers.AutoModel)
             self.model = auto_class.from_pretrained(name, dtype=dtype, **load_options).to(device).eval()
         except RecipeError:
@@ -271,7 +271,7 @@ load_reader = lru_cache(maxsize=4)(_RewardModel)
 def _outputs(
     name: str, config: Any, tokenizer: Any, label: str | int | None, choices: Any
 ) -> tuple[list[int], Tensor | None]:
-    """Return the columns of the logits that make up the reward, and the number that each stands for (None: the logit itself)."""
+    """Return which logits make up the reward, and the number that each stands for; None if the logit is the reward."""
     if choices is not None:
         ids_of = {word: tokenizer(word, add_special_tokens=False)["input_ids"] for word, _ in choices}
         refuse({f"The reward model '{name}' has choices. Leave label out.": label is not None})

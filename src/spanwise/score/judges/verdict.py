@@ -19,7 +19,7 @@ class UnreadableReplyError(Exception):
 
 
 class Judgement(NamedTuple):
-    """A judge's verdict: its choice as a number, its reason, how many tokens the judge read and wrote, the block it is about."""
+    """A judge's verdict: its number, its reason, the tokens that the judge read and wrote, and the judged block."""
 
     value: float
     reason: str | None = None
@@ -81,7 +81,7 @@ def _read_content(content: str, choices: Mapping[str, float | int]) -> tuple[str
         texts = {key: field for key, field in reply_object.items() if isinstance(field, str)}
         return choice_of.get(str(reply_object["verdict"]).strip().lower()), texts.get("reason"), texts.get("part")
     exact_choice = choice_of.get(content.strip().strip('".').lower())
-    if exact_choice is not None or brace_index >= 0:  # words in an incomplete JSON object are no verdict
+    if exact_choice is not None or brace_index >= 0:  # a choice in the middle of an incomplete JSON object does not count
         return exact_choice, None, None
     choices_pattern = "|".join(map(re.escape, sorted(choices, key=len, reverse=True)))
     found_words = re.findall(rf"(?<!\w)(?:{choices_pattern})(?!\w)", content, re.IGNORECASE)
