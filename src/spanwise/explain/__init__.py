@@ -1,4 +1,4 @@
-"""Warn about problems of a batch, a training run or an evaluation by rules, each with a sentence and the usual cause."""
+"""Warn about problems of a batch, a training run or an evaluation, and name the usual cause of each."""
 
 from spanwise.explain.alarms import alarms
 from spanwise.explain.remarks import setup_warnings

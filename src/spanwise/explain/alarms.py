@@ -98,7 +98,7 @@ def by_sentence(sentences: Mapping[_Key, str]) -> dict[str, list[_Key]]:
 
 
 def later_elements(names: Iterable[str]) -> set[str]:
-    """Return the objectives of later list elements, such as `name[2]`: a list may be short, so they may lack rewards."""
+    """Return the objectives that reward an element after the first, such as `name[2]`, which a short list may lack."""
     all_names = set(names)
     return {name for name in all_names if _LATER.search(name) and _LATER.sub("[0]", name) in all_names}
 
@@ -106,7 +106,7 @@ def later_elements(names: Iterable[str]) -> set[str]:
 def _find_watched(
     batches: Sequence[Mapping[str, Any]], when: Literal["lasting", "overall", "at_end"]
 ) -> Iterator[tuple[str, str, Alarm]]:
-    """Yield each logged metric that has an alarm of the kind `when`: its key, its objective or block, and that alarm."""
+    """Yield each logged metric that sets the alarm `when`, as its key, its objective or block, and the alarm."""
     mode_metrics = (metric for mode in registered("mode").values() for metric in mode.metrics)
     logged_metrics = list(metrics_in(batches, [*CREDIT, *mode_metrics]))
     ignored_keys = {f"credit/{name}/reward_absent" for name in later_elements(name for _, name, _ in logged_metrics)}
@@ -141,7 +141,7 @@ def _longest_run(batches: Sequence[Mapping[str, Any]], key: str, name: str, alar
 
 
 def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return warnings about problems of training batches that last, that show on average, or that show at the end."""
+    """Return a warning for each training metric that is wrong for several batches, on average or at the end."""
     sentence_of_metric = habits(batches)
     for key, name, alarm in _find_watched(batches, "overall"):
         metric_values = values_of(batches, key)
@@ -151,9 +151,10 @@ def batch_alarms(batches: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def end_alarms(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return a warning for each metric that is wrong over the last batches with a value: a quarter of them, at most 10.
+    """Return a warning for each metric whose mean over the last batches is wrong.
 
-    A metric that no batch has a value of (NaN, None) is wrong if its alarm says so.
+    The last batches are a quarter of those with a value, at most 10. A metric without any value (NaN, None) is wrong if its alarm
+    says so.
     """
     sentence_of_metric = {}
     for key, name, alarm in _find_watched(batches, "at_end"):

@@ -31,7 +31,7 @@ _DRIFT = (
 
 
 def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
-    """Warn if completions lack the layout's tags, get no reward or leave out blocks at no cost: training would go wrong.
+    """Warn if completions lack the layout's tags, get no reward, or leave out blocks without a penalty.
 
     An engine says each sentence once (`Watch`): the keys stay the same, the numbers in a sentence do not.
 
@@ -82,7 +82,7 @@ class Watch:
         """Return a batch's new `setup_warnings`, and whether a missing tag or reward leaves some objective untrained."""
         warnings = setup_warnings(reading, self.scheme)
         new_sentences = self._take_new(warnings)
-        # Warnings about logged metrics would repeat some of these warnings, so mark them as given, too.
+        # Do not warn about the same problems again when the batch's metrics show them.
         for kind, _, name in (key.partition("/") for key in warnings):
             if kind == "tags":
                 self._given_keys.add("credit/malformed")
@@ -135,7 +135,7 @@ def cut_off(
     *,
     among_n: Bool[Tensor, " n"],
 ) -> tuple[int, str]:
-    """Count the completions that seem cut off, and say why: a block is unclosed, or several have the same largest length."""
+    """Count the completions that seem cut off, and say what shows it: an unclosed block or a shared largest length."""
     unclosed_count = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum())
     largest_length = int(length_n.max())
     longest_rows = (among_n & (length_n == largest_length)).nonzero().flatten().tolist() if largest_length else []
@@ -222,7 +222,10 @@ def _warn_free_omission(objective: Objective, reading: Reading, scheme: Scheme, 
 
 
 def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> int:
-    """Count the completions without any block that the objective rewards; return 0 if another objective charges for them."""
+    """Count the completions that leave out all blocks of an objective without a penalty.
+
+    The penalty may be the `if_missing` of any objective that pays these blocks.
+    """
     paid_columns = [scheme.layout.names.index(name) for name in objective.pays]
     is_omitted_n = (reading.length_nk.sum(dim=1) > 0) & (reading.length_nk[:, paid_columns] == 0).all(dim=1)
     has_cost = any(other.if_missing is not None and set(objective.pays) <= set(other.pays) for other in scheme.objectives)
@@ -230,7 +233,7 @@ def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> in
 
 
 def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Scheme) -> dict[str, str]:
-    """Merge the warnings about blocks left out at no cost if three or more objectives of one reward have such a warning."""
+    """Replace three or more warnings about omitted blocks by one if their objectives have the same reward."""
     free_objectives = [objective for objective in scheme.objectives if f"free/{objective.name}" in warnings]
     for family in dict.fromkeys(objective.name.partition(".")[0] for objective in free_objectives if "." in objective.name):
         family_objectives = [objective for objective in free_objectives if objective.name.startswith(f"{family}.")]

@@ -25,7 +25,7 @@ NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*|\s*[+-]?(inf
 
 
 def parse_numbers(values: Sequence[Any]) -> list[Any]:
-    """Convert a column of texts to numbers or booleans, "NaN" and the like to None; return it unchanged if it has other texts."""
+    """Convert a column's texts to numbers or booleans, with None for "NaN" and the like, if all can be converted."""
     values = [float(value) if isinstance(value, Decimal) else value for value in values]
     text_cells = [value for value in values if isinstance(value, str)]
     filled_texts = [text for text in text_cells if text.strip() not in NOTHING]
@@ -51,7 +51,7 @@ def is_number_text(value: Any) -> bool:
 
 
 def refuse_words(path: Path, name: str, values: Sequence[Any]) -> None:
-    """Refuse a word in a column that holds rewards."""
+    """Raise an error if a column of rewards holds a text that is no number."""
     for n, value in enumerate(values):
         if isinstance(value, str) and value.strip() not in NOTHING and not is_number_text(value):
             raise DataError(
@@ -124,7 +124,7 @@ def object_text(value: Any) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", str(value))
 
 
-#: The texts of a completion in order, each with True if the model wrote the text.
+#: The texts of a completion in order, each with a flag that says whether the model wrote it.
 Parts = Sequence[tuple[str, bool]]
 
 
@@ -197,7 +197,7 @@ def split_chat(chat: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:
 
 
 def completion_parts(completion: Any) -> Parts:
-    """Split a completion (a string or a list of messages) into texts, each with True if the model wrote the text."""
+    """Split a completion (a string or a list of messages) into texts, each with a flag: True if the model wrote it."""
     if isinstance(completion, (list, tuple)):
         return [(message_text(m), not isinstance(m, dict) or m.get("role", "assistant") == "assistant") for m in completion]
     return [(content_text(completion), True)]

@@ -25,7 +25,7 @@ from spanwise.rollouts.json_array import array_entries
 Parsed = TypeVar("Parsed")
 #: The suffixes of text tables, each with its delimiter; a CSV file may use another delimiter.
 SUFFIXES = {".csv": ",", ".tsv": "\t"}
-#: How many bytes of a text table Arrow reads at once: at first, and at most if a row is longer.
+#: How many bytes of a text table Arrow reads at once, and the limit to which this number grows for a long row.
 _BLOCK, _LARGEST_BLOCK = 2**20, 2**31 - 1
 #: The largest number of bytes in the heading of a text table.
 _LONGEST_HEADING = 2**20
@@ -71,7 +71,8 @@ class ReadingProgress:
     def add(self, size: int | float) -> None:
         """Add the number of bytes that have been read, which may be an estimate from the number of rows."""
         self._done += size
-        percent = int(100 * self._done / max(self.total, 1) + 1e-6)  # rounding may leave the sum just below a whole percent
+        # Sizes may be fractions, and their rounded sum may lie just below a whole percent.
+        percent = int(100 * self._done / max(self.total, 1) + 1e-6)
         if percent > self._percent:
             self._percent = percent
             self._report("reading", min(round(self._done), self.total), self.total)
@@ -103,7 +104,7 @@ def delimited_names(file: Path) -> tuple[list[str], str]:
 
 
 def read_delimited(file: Path) -> pa.Table:
-    """Read the columns of a CSV or TSV file as texts, where an empty cell is null and two quotes are an empty text."""
+    """Read the columns of a CSV or TSV file as texts, with null for an empty cell that has no quotes."""
     schema = pa.schema(dict.fromkeys(delimited_names(file)[0], pa.large_string()))
     return pa.Table.from_batches(read_batches(file, None, ReadingProgress([file])), schema)
 
@@ -186,7 +187,7 @@ def _array_entries(file: Path, stream: BufferedReader, progress: ReadingProgress
                 entry = next(entry_iterator)
         except StopIteration:
             return
-        except ValueError as error:  # also a UnicodeDecodeError, which is a ValueError
+        except ValueError as error:  # a file that is not UTF-8 raises UnicodeDecodeError, a ValueError
             raise _not_json(file, place, f"{error}") from None
         yield place, entry
 
@@ -207,7 +208,7 @@ def _parse_json(file: Path, place: str, text: bytes) -> Any:
     try:
         with at_place(f"{place} of '{file}'"):
             return json.loads(text)
-    except ValueError as error:  # also a UnicodeDecodeError, which is a ValueError
+    except ValueError as error:  # a file that is not UTF-8 raises UnicodeDecodeError, a ValueError
         error_text = str(error).removesuffix(".")
     if file.suffix.lower() == ".json" and place == "Line 1":
         raise DataError(

@@ -41,7 +41,7 @@ _SPECIAL_TOKEN = re.compile(
 
 
 def hidden(value: Any, stand_in: str | None = HIDDEN, *, within: str = "") -> Any:
-    """Replace the secrets in a recipe, such as `hub_token` in `trainer`, by `stand_in`; if it is None, drop them."""
+    """Replace the secrets in a recipe, such as `hub_token` in `trainer`, by `stand_in`; drop them if `stand_in` is None."""
     if isinstance(value, Mapping):
         secret_names = {name for name, field in value.items() if within and field and _is_secret(str(name), field, within)}
         return {
@@ -139,7 +139,10 @@ class RunFolder:
     def begin(
         self, recipe: Mapping[str, Any], *, step: int | None = None, history: Iterable[Mapping[str, Any]] = ()
     ) -> None:
-        """Remove the files of an earlier run, or those after `step` if it resumes; write the recipe and the metrics so far."""
+        """Remove the files of an earlier run, and write the recipe and the metrics so far.
+
+        A run that resumes from `step` keeps the files up to that step.
+        """
         with writing(self.path, f"The output folder '{self.path}'"):
             for path in (self.path / name for name in self.writes if step is None or name in RESULTS):
                 if path.is_dir() and not path.is_symlink():

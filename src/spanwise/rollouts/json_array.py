@@ -14,7 +14,7 @@ from typing import Any
 
 #: The fewest bytes to read at once; for a longer entry, each read doubles the text in memory.
 _PIECE = 2**20
-#: In this many last characters of the text, a parse error may only mean that a name or an escape is cut off.
+#: A parse error within this many characters of the text's end may only mean that a name or an escape is cut off.
 _CUT_OFF = 16
 _SPACE = re.compile(r"[ \t\n\r]*")
 
@@ -74,7 +74,7 @@ class _Text:
                 return ""
 
     def skip(self, character: str) -> bool:
-        """Skip the next character if it is `character`; return whether it was."""
+        """Skip the next character if it is `character`; return whether it was skipped."""
         is_next = self.next_character() == character
         self.position += is_next
         return is_next
@@ -110,7 +110,7 @@ class _Text:
                 if not (may_be_cut_off and self.read_more()):
                     raise ValueError(error.msg) from None
                 continue
-            # A number at the end of the text may lack digits that come next; other entries show where they end.
+            # A number's last digits may not have been read yet; every other entry shows where it ends.
             if isinstance(entry, int | float) and entry_end > len(self.text) - _CUT_OFF and self.read_more():
                 continue
             self.position += entry_end - entry_start

@@ -74,7 +74,7 @@ def read_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
 
 
 def credited_units(by_block: Mapping[str, Float[Tensor, " n"]], kind: str) -> dict[str, Float[Tensor, " n"]]:
-    """Return the credit by block; if a method of whole completions credits all blocks equally, as one `completion`."""
+    """Return the credit by block, or by `completion` if a method of that kind credits all blocks equally."""
     credit_of_block = {name: credit_n for name, credit_n in by_block.items() if name != schema.STOP}
     if kind != "completion" or not credit_of_block:
         return dict(by_block)
@@ -173,7 +173,7 @@ def token_rows(
     token_source = schema.TOKENS if schema.TOKENS in column_names else schema.IDS
     methods = schema.methods_in(column_names)
     stream_columns = schema.token_columns(column_names)
-    # If the table has no method, the error of `token_edges` names the missing column.
+    # If the table has no method, this stand-in makes `token_edges` report the missing column.
     advantage_columns = {method: schema.column("advantages", method) for method in methods or ["<method>"]}
     block_column = [schema.BLOCK] if schema.BLOCK in column_names else []
     token_column_names = [schema.TRAINABLE, *stream_columns, *advantage_columns.values(), *block_column]
@@ -228,7 +228,7 @@ def token_rows(
 
 
 def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray | None) -> dict[str, list[tuple[int, int]]]:
-    """Map each block to its token intervals: several if the file names the block of each token, otherwise one."""
+    """Map each block to its token intervals; there are several only if the file names each token's block."""
     if block_t is None:
         return {name: [(row[schema.column("start", name)], row[schema.column("end", name)])] for name in blocks}
     piece_edges = [0, *(np.flatnonzero(np.diff(block_t)) + 1).tolist(), len(block_t)]
@@ -240,7 +240,7 @@ def _pieces(row: Mapping[str, Any], blocks: Sequence[str], block_t: np.ndarray |
 
 
 def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | None) -> list[list[str]]:
-    """Return the token texts of each completion; if the vocabulary lacks one of them, a completion shows its ids instead."""
+    """Return the texts of each completion's tokens, or their ids if the vocabulary lacks one of them."""
     encoded_tokens = column.combine_chunks().flatten().dictionary_encode()
     distinct_tokens = encoded_tokens.dictionary.to_pylist()
     token_indices = encoded_tokens.indices.to_pylist()

@@ -81,15 +81,15 @@ _VERSION_KEY, _TOKENIZER_KEY = b"spanwise.rollouts", b"spanwise.tokenizer"
 
 @dataclass(frozen=True)
 class CreditPart:
-    """The credit that one objective gives a completion: `weight * (worth - baseline) / divisor`, where worth is the reward."""
+    """The credit that one objective gives a completion: `weight * (worth - baseline) / divisor`."""
 
     objective: str  # the name of an objective, or of several whose rewards are added up, joined by " + "
     worth: float | None  # the reward, or the number that replaces a missing one; None without either
-    baseline: float | None  # None, like the divisor, if another formula gave the part
+    baseline: float | None  # None if the credit has another formula; `divisor` is then None, too
     divisor: float | None
-    weight: float  # the weight of the objective
+    weight: float
     part: float  # the credit from this objective
-    stratum: int = -1  # the number of the set of rewards that the reward was compared with; -1 if with none
+    stratum: int = -1  # a number for the set of rewards that this reward was compared with; -1 without one
     members: int = 0  # how many rewards the stratum has
     averaged: int = 0  # how many rewards of the stratum the baseline averages; 0 if it is no plain mean, or unknown
     reason: str = ""  # why the part is exactly 0, as a `types.Zero` in lower case; "" if unknown or not 0
@@ -376,7 +376,7 @@ def write_rollouts(
                     writer.close()
                 finally:  # closing fails on a full disk, and would fail again in the writer's destructor
                     writer.is_open = False
-    pa.default_memory_pool().release_unused()  # gives freed memory back to the system, because it is not needed again
+    pa.default_memory_pool().release_unused()  # Arrow would keep the freed memory, which is not needed again
 
 
 @dataclass(frozen=True)
@@ -413,7 +413,9 @@ class Rollouts:
     more: Mapping[str, Tensor] = field(default_factory=dict)
 
     def recorded(self, *, step: int, rollout_n: Int[Tensor, " n"] | None = None) -> pa.Table:
-        """Return the batch as a table for the rollout file, without padding and with the dataset's column `answer` only.
+        """Return the batch as a table for the rollout file, with `answer` as the only column of the dataset.
+
+        The table holds no padding.
 
         Args:
             step: of training, which a batch may serve several optimiser steps of.
@@ -427,7 +429,7 @@ class Rollouts:
         assert batch.ids_nt is not None, "the batch of a trainer has token ids"
         assert batch.mask_nt is not None, "the batch of a trainer has a mask"
         mask_nt = batch.mask_nt.bool()
-        kept_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # drops the padding after the last sampled token
+        kept_nt = mask_nt.flip(1).cumsum(1).flip(1) > 0  # True for all tokens up to the last sampled one
         in_loss_n1 = (spans.block_nt >= 0).any(dim=1, keepdim=True)
         present_rows = [[text[name] is not None for name in spans.names] for text in texts]
         present_nk = torch.tensor(present_rows, dtype=torch.bool).reshape(-1, len(spans.names))

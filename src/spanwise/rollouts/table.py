@@ -106,7 +106,7 @@ class AsRecorded(NamedTuple):
     says: str  # a description of the numbers for the user
     value: Float[np.ndarray, " v"]  # one number per completion, or per token if `by_token`
     shares: bool = False  # True if each number is already one token's share of the credit
-    #: The credit of each block and of `stop`; `value` is the sum.
+    #: The recorded credit of each block and of `stop`, of which `value` is the sum.
     by_block: Mapping[str, Float[Tensor, " n"]] = MappingProxyType({})
     by_token: bool = False
 
@@ -229,7 +229,7 @@ def finite(value: Any) -> float | None:
     """Convert a finite number to a float, and anything else to None."""
     try:
         return float(value) if math.isfinite(value) else None
-    except (TypeError, OverflowError):  # raised for other types, and for integers too large for a float
+    except (TypeError, OverflowError):  # `value` is no number, or an integer too large for a float
         return None
 
 

@@ -69,7 +69,7 @@ class TokenRows:
     _streams: dict[str, DiskArray] = field(default_factory=dict)
 
     def append(self, ids: Any, trainable: Any, streams: Mapping[str, Sequence[float] | np.ndarray | None]) -> None:
-        """Add a completion's tokens; None in `streams` stands for numbers that it lacks."""
+        """Add a completion's tokens, with None for each entry of `streams` (such as `logprobs`) that the completion lacks."""
         for name, numbers in streams.items():
             if numbers is not None:
                 stream_array = self._streams.setdefault(name, DiskArray(np.float64 if name == "advantages" else np.float32))
@@ -85,7 +85,7 @@ class TokenRows:
         return np.cumsum(self.lengths, dtype=np.int64)
 
     def stream(self, name: str) -> Shaped[np.ndarray, " v"] | None:
-        """Return the numbers called `name`, one per token, NaN in a completion without them; None if all lack them."""
+        """Return the numbers `name` of all tokens, NaN where a completion lacks them; None if every completion does."""
         if name not in self._streams:
             return None
         self._streams[name].extend(np.full(len(self.ids) - len(self._streams[name]), np.nan))

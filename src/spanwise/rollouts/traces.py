@@ -43,14 +43,17 @@ class Trace:
 
 
 class NodeTokens(NamedTuple):
-    """The tokens of a node (a message) in a trace, and lists with a number for each token, 0 if no model sampled it."""
+    """The tokens of a node (a message) in a trace, and lists with a number for each token.
+
+    The number is 0 for a token that no model sampled.
+    """
 
     ids: list[int]
     mask: list[bool]
     streams: dict[str, list[float]]
 
     def stream(self, name: str) -> list[float]:
-        """Return a number for each token from a list such as `logprobs`; if the node lacks it, NaN for sampled tokens."""
+        """Return a list such as `logprobs`, one number per token; if the node lacks the list, NaN for sampled tokens."""
         return self.streams.get(name, [math.nan if flag else 0.0 for flag in self.mask])
 
 
@@ -161,7 +164,7 @@ def write_branches(file: Path, source: Path, advantage_rows: Iterator[Sequence[f
 
 
 def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: str, source: str | Path) -> None:
-    """Write the per-token numbers `entry` of every turn into the trace's nodes, as `advantages`."""
+    """Write the numbers under `entry` in each turn's `per_token` into the trace's nodes, as `advantages`."""
     nodes: dict[Any, dict[str, Any]] = dict(enumerate(trace["nodes"]))
     for t, turn in enumerate(trajectory.turns):
         turn_name = f"Turn {t} of trajectory {trajectory.id!r}"
@@ -205,7 +208,7 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
 
 
 def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list[int]]]:
-    """Yield, for each trained branch of a trace, the nodes of its context and the nodes that it adds to them.
+    """Yield the nodes of each trained branch of a trace: those of its context, and those that it adds.
 
     The first branch through a sampled node owns it; for other branches it is context. An attempt to shorten the history trains only
     if the agent continued from it.
@@ -261,12 +264,15 @@ def _of_length(length: int, values: list[Any], name: str, place: str, noun: str 
 
 
 def _where(trace: Trace, i: int) -> str:
-    """Return the words of an error that name a node and its trace."""
+    """Return the part of an error text that names a node and its trace."""
     return f"in node {i}" + (f" of trace {trace.raw['id']!r}" if trace.raw.get("id") else "")
 
 
 def trace_rewards(trace: Trace) -> dict[str, Any]:
-    """Return the rewards and metrics of a trace, and as `reward` the weighted sum of the rewards, None if none was scored."""
+    """Return the rewards and metrics of a trace; `reward` is the weighted sum of the rewards, unless the trace has one.
+
+    The sum is None if no reward was scored.
+    """
     rewards: dict[str, Any] = {}
     weighted_sum, is_scored = 0.0, False
     for name, reward in object_field(trace.raw, "rewards").items():
@@ -300,7 +306,7 @@ def _trajectories(record: Mapping[str, Any]) -> Iterator[Trajectory]:
 
 
 def _turns(trace: Trace) -> Iterator[Turn]:
-    """Yield each sampled node of a trace as a turn, whose prompt is the tokens since the previous sampled node."""
+    """Yield a turn for each sampled node of a trace; the tokens since the previous sampled node are its prompt."""
     nodes = trace.nodes
     tokens_of_node = {i: node_tokens(trace, i) for path in trace.paths for node_ids in path for i in node_ids}
     turn_of_node: dict[int, int] = {}

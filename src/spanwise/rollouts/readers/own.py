@@ -59,11 +59,12 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     if needs_text and schema.TEXT not in column_names:
         raise DataError(f"'{path}' holds token ids, but no text; give the folder of the tokenizer with --tokenizer.")
     if needs_text:
-        stream_columns, trained_columns = [], []  # the text is split into words, so numbers per token do not fit
+        # Without a tokenizer, texts are split into words, which the file's numbers per token do not fit.
+        stream_columns, trained_columns = [], []
     read_names = [name for name in column_names if name not in unread_columns]
     table = concatenate_tables(path, [pq.read_table(file, columns=read_names) for file in files])
     token_values = _read_tokens(files, token_source, stream_columns, trained_columns, keep=not needs_text)
-    if token_source == schema.TOKENS:  # every distinct token text has an id of its own
+    if token_source == schema.TOKENS:  # `_read_tokens` gives an id to each distinct token text
         vocabulary = Vocabulary(tuple(token_values.id_of_piece) or (b"",))
         token_note = "The file holds its tokens as text, without ids."
         tokens = TokenizedTexts(token_values.ids, token_values.trainable, vocabulary, token_note)
@@ -108,13 +109,13 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
 
 
 class _Tokens(NamedTuple):
-    """The columns of rollout files with a number for each token, end to end."""
+    """The tokens of rollout files, end to end: their ids, whether they are trainable, and numbers for each token."""
 
     ids: Ragged
     trainable: np.ndarray
     streams: dict[str, np.ndarray]
     trained: dict[str, np.ndarray]
-    id_of_piece: dict[bytes, int]  # the text of every id, if the file holds texts
+    id_of_piece: dict[bytes, int]  # the id of each token text, if the file holds texts instead of ids
 
 
 def _read_tokens(
@@ -148,7 +149,10 @@ def _read_tokens(
 
 
 def _batches(files: Sequence[Path], names: Sequence[str], *, check: bool = False) -> Iterator[pa.Table]:
-    """Yield some columns of rollout files piece by piece; with `check`, lists of one row must have equal lengths."""
+    """Yield some columns of rollout files, a few hundred rows at a time.
+
+    With `check`, refuse a row whose lists differ in length.
+    """
     progress = ReadingProgress(files)
     for file in files:
         for batch in read_row_batches(file, names, progress):
@@ -156,7 +160,7 @@ def _batches(files: Sequence[Path], names: Sequence[str], *, check: bool = False
             if check:
                 try:
                     schema.token_edges(batch_table, names, f"'{file}'")
-                except DataError:  # check the whole file, so that the error counts its rows instead of the batch's
+                except DataError:  # read the whole file, so that the error counts all its rows
                     schema.token_edges(pq.read_table(file, columns=names), names, f"'{file}'")
                     raise
             yield batch_table
@@ -168,7 +172,10 @@ def tokenizer_in(run: Path) -> Path | None:
 
 
 def _read_ids(path: Path, table: pa.Table, name: str) -> list[int] | None:
-    """Return a rollout file's column of group or rollout ids, None if it has none; refuse a column in which ids are missing."""
+    """Return the group ids or rollout ids of a rollout file; None if the file has no such column.
+
+    A column in which ids are missing is an error.
+    """
     if name not in table.column_names:
         return None
     if missing_count := table[name].null_count:
@@ -197,7 +204,7 @@ def _read_rewards(path: Path, table: pa.Table) -> dict[str, Reward]:
 
 
 def _find_learned(table: pa.Table, tokens: TokenizedTexts) -> torch.Tensor | None:
-    """Return which completions the loss used: it left out those that have sampled tokens but no block."""
+    """Return which completions the loss used: all but those with sampled tokens and no block."""
     block_ends = [table[schema.column("end", name)].to_numpy() for name in schema.family_names(table.column_names, "end")]
     if not block_ends:
         return None

@@ -50,7 +50,7 @@ _REWARD = ("reward", "rewards", "score", "scores", "advantage")
 
 
 class CompletionSource(NamedTuple):
-    """The source of a completion: its row in the table, its position in the row's list, the length of that list, and its prompt."""
+    """The source of a completion: its row, its position in the row's list, the list's length, and the prompt."""
 
     row: int
     position: int
@@ -158,10 +158,10 @@ def _read_columns(
 
 
 def _without_repeated(files: Sequence[Path]) -> list[Path]:
-    """Drop files that repeat the one before: TRL writes a batch once for each optimiser step that it serves."""
+    """Drop every file that repeats the previous one, because TRL writes a batch at each optimiser step that uses it."""
     kept_files = list(files[:1])
     for file in files[1:]:
-        for columns in (["prompt"], None):  # the prompts first: if they differ, the other columns need not be read
+        for columns in (["prompt"], None):  # if the prompts differ, the other columns need not be read
             table = pq.read_table(file, columns=columns)
             kept_table = pq.read_table(kept_files[-1], columns=columns)
             if not (table.column_names == kept_table.column_names and _drop_step(table).equals(_drop_step(kept_table))):

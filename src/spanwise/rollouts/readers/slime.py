@@ -77,11 +77,14 @@ class _Samples:
     fields: ColumnBuilder = field(default_factory=ColumnBuilder)
     columns: ColumnBuilder = field(default_factory=ColumnBuilder)
     rewards: ColumnBuilder = field(default_factory=ColumnBuilder)
-    #: The stream `advantages` exists only if `spanwise credit --write` added advantages to the dump.
+    #: The tokens have `advantages` only if `spanwise credit --write` added them to the dump.
     tokens: TokenRows = field(default_factory=TokenRows)
 
     def read(self, files: Sequence[Path], progress: ReadingProgress, *, keep_ids: bool) -> Iterator[cells.Parts]:
-        """Yield each response's text and collect its other fields; `keep_ids` allows tokens that no model sampled."""
+        """Yield the text of each response, and collect the other fields of its sample.
+
+        Without `keep_ids`, tokens that no model sampled are an error.
+        """
         for file in files:
             for row in _read_dump(file):
                 if not keep_ids and not row["mask"].all():
@@ -131,7 +134,7 @@ def _read_dump(file: Path) -> Iterator[dict[str, Any]]:
     samples = dump["samples"]
     rollout_step = dump["rollout_id"] if isinstance(dump.get("rollout_id"), int) else 0
     for n in range(len(samples)):
-        sample, samples[n] = samples[n], None  # frees a sample's memory as soon as it is read
+        sample, samples[n] = samples[n], None  # so that the memory of a sample is freed once it is read
         sample_place = f"Sample {n} of '{file}'"
         with cells.at_place(sample_place):
             sample_row = _parse_sample(sample)
@@ -184,7 +187,7 @@ def _to_array(sample: Mapping[str, Any], name: str, dtype: type[np.generic]) -> 
     try:
         numbers = np.asarray(sample[name])
         typed_numbers = numbers.astype(dtype)
-    except (TypeError, ValueError, OverflowError):  # raised for lists of different lengths and for entries without numbers
+    except (TypeError, ValueError, OverflowError):  # NumPy refuses uneven lists and entries without numbers
         numbers = typed_numbers = np.array(None)
     if numbers.ndim != 1 or numbers.dtype.kind not in "biuf" or (dtype is np.int32 and (typed_numbers != numbers).any()):
         raise cells.FieldError(f"has {reprlib.repr(sample[name])} as '{name}', which must be a list of numbers")

@@ -76,7 +76,7 @@ def _parse_verl(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-#: The numeric fields of `results.jsonl` that are not metrics, for records without `metrics`.
+#: The fields that are not metrics, even if numeric, in old records of `results.jsonl`, which have no field `metrics`.
 _LEGACY_FIELDS = ("answer", "reward", "example_id")
 
 
@@ -203,7 +203,10 @@ def _parse_episode(record: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str
 
 
 def _branch_rows(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row per trained branch of an episode; the completion starts at the first sampled token that no earlier branch has."""
+    """Yield a row for each trained branch of an episode.
+
+    The completion starts at the first sampled token that no earlier branch has.
+    """
     for trace in trained_traces(record):
         for n, (earlier_nodes, nodes) in enumerate(trace.paths):
             tokens_of_nodes = [node_tokens(trace, i) for i in nodes]
@@ -259,7 +262,7 @@ def _legacy_row(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _recorded_advantages(branches: _Branches, tokens: TokenizedTexts, *, has_ids: bool) -> AsRecorded | None:
-    """Return the recorded advantage of each token; if the file's ids are not used, each completion's mean."""
+    """Return the recorded advantage of each token, or its completion's mean if the file's token ids are not used."""
     branch_means = np.array(branches.mean_advantages)
     advantage_v = branches.tokens.stream("advantages") if has_ids else np.repeat(branch_means, tokens.ids.lengths)
     if advantage_v is None or np.isnan(branch_means).all():
