@@ -1,4 +1,4 @@
-"""Turn rows (dicts) of numbers into Altair charts; the report page adds the colours, light or dark, and the legend.
+"""Turn rows (dicts) of numbers into Altair charts, without colours and legends, which the report page adds.
 
 None and NaN are not drawn. The key `series` of a row selects the colour, in the order of `names`. As a thin mark is hard to hit,
 each chart has a layer of bands on top; the band under the pointer is highlighted and names the value of every series there.
@@ -14,7 +14,7 @@ import altair as alt
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Drawn = alt.Chart | alt.LayerChart
-#: The names of the report page's lists of colours; in "verdicts" all colours from the third on are grey.
+#: The names of the report page's two lists of colours. The list "verdicts" is grey from the third colour on.
 Palette = Literal["series", "verdicts"]
 
 #: What a chart's tooltip shows for a series without a value.
@@ -71,7 +71,7 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence") -> tuple[Drawn, D
         x=confidence_axis, y=alt.Y("accuracy_low:Q", **accuracy_options), y2="accuracy_high:Q"
     )
     point_layer = _points(bin_chart, 70).encode(x=confidence_axis, y=alt.Y("accuracy:Q", **accuracy_options))
-    # A bin without width, of answers with confidence 1, is drawn 0.035 wide.
+    # The bin of confidence 1 has no width (its `low` is its `high`), so it is drawn 0.035 wide.
     bins = _chart([{**row, "high": row["high"] if row["high"] > row["low"] else row["low"] + 0.035} for row in filled_bins])
     bin_axis = alt.X("low:Q", title=by, scale=confidence_scale, axis=labelled_axis)
     count_axis = alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS_WIDTH, tickCount=3, format="~s"))
@@ -102,7 +102,7 @@ def dodged(rows: Rows, *, names: Sequence[str], y: str) -> Drawn:
 
 
 def fixed_points(rows: Rows, *, names: Sequence[str]) -> Drawn:
-    """Draw the confidence that training with each baseline drives a policy to, against the true probability `x`."""
+    """Draw, for each baseline, the confidence at which training ends, against the true probability `x`."""
     chart = curves(rows, names=names, x="probability of being right, p", y="where its confidence ends, q*", height=270)
     chart.layer.insert(0, _diagonal(_UNIT))
     return chart
@@ -196,7 +196,7 @@ def _y(field: str, title: str, *, zero: bool = False, percent: bool = False) -> 
 
 
 def _color(names: Sequence[str], palette: Palette = "series") -> alt.Color:
-    colour_list_name = "category" if palette == "series" else "ordinal"  # colour lists in the page's Vega configuration
+    colour_list_name = "category" if palette == "series" else "ordinal"  # the page's Vega configuration defines both
     return alt.Color("series:N", scale=alt.Scale(domain=list(names), range=colour_list_name), legend=None)
 
 

@@ -13,7 +13,7 @@ from spanwise.report import sections as parts
 from spanwise.report.charts import forest
 from spanwise.report.page import Headline, Panel, render
 
-#: Figures for which lower is better, and those (besides all accuracies and votes) for which higher is better.
+#: Figures that are better when lower, and figures (besides all accuracies and votes) that are better when higher.
 LOWER = ("ece", "brier", "refusal_rate", "malformed", "laser_ece", "laser_brier")
 HIGHER = ("accuracy", "auroc", "coverage", "format_rate", "verdict_rate", "laser_auroc", "laser_coverage")
 VERDICTS = ("clear", "borderline", "noise")
@@ -98,7 +98,7 @@ def compare_report(
 
 
 def _warnings(comparison: ArmComparison) -> list[str]:
-    """Return the warnings about the arms' figures, with their usual causes, and about arms without any figure."""
+    """Return the comparison's warnings, with their usual causes, and a warning for each arm without any figure."""
     alarm_sentences = [
         f"{sentence} {next((cause for what, cause in CAUSES.items() if what in sentence), '')}".strip()
         for sentence in comparison.warnings()
@@ -196,7 +196,7 @@ def _is_meaningless(comparison: ArmComparison, d: Difference) -> bool:
 
 
 def _state_better(d: Difference) -> str:
-    """State a clear difference between two arms: the better arm comes first, or the higher one if no direction is better."""
+    """Say which arm is clearly better, and by how much; for figures without a better direction, say "higher"."""
     lower_is_better = d.figure in LOWER
     has_direction = lower_is_better or d.figure in HIGHER or d.figure.endswith("_accuracy") or "@" in d.figure
     a_is_higher = d.interval.value > 0

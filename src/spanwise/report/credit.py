@@ -92,7 +92,7 @@ def credit_report(
 
 
 def _headlines(rewards: Mapping[str, Tensor], statuses: Mapping[str, Mapping[str, int]]) -> list[Headline]:
-    """Build a headline for each objective: its mean reward, with the number of completions by status of the reward."""
+    """Build a headline for each objective: its mean reward, and a note that counts its rewards by status."""
     headlines = []
     for name, reward_n in rewards.items():
         status_count_texts = [

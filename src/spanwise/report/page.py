@@ -54,7 +54,7 @@ class Headline:
 class Panel:
     """A chart of a report page, or several charts above each other, with a table of the numbers that they show."""
 
-    title: str  # a screen reader reads it aloud in place of the charts
+    title: str  # the heading of the panel; a screen reader reads it in place of the charts
     charts: tuple[Drawn, ...]  # the charts of the panel, from top to bottom
     rows: Table  # a table of the numbers that the charts show
     note: str = ""  # a sentence under the charts
@@ -171,7 +171,7 @@ def _vega() -> str:
 
 
 def _inline(text: str) -> str:
-    """Return a text that is safe inside a script or style element, with the line ends that an HTML parser produces."""
+    """Check that a script or style can stand inside an HTML page, and give it Unix line ends."""
     for forbidden in ("</script", "</style", "<!--"):
         if forbidden in text.lower():
             raise ValueError(f"A script of the report holds '{forbidden}' and cannot be inlined.")

@@ -29,7 +29,7 @@ SHARES = ("accuracy", "refusal_rate", "malformed", "coverage")
 MOST = 100
 #: The options of a chart whose horizontal axis is the number of samples that vote.
 _BY_SAMPLES: Mapping[str, Any] = {"x": "samples n", "label": "n", "height": 280}
-#: The columns that hold a policy's confidence in its own answers, each with a verb phrase for a note on the page.
+#: Pairs of a confidence column and the words for it in a note, such as "80 completions have a score".
 _KINDS = (("confidence", "state a confidence"), ("score", "have a score"))
 #: The note on voting curves whose votes are weighed by the self-rewarding score.
 VOTES_BY_SCORE = "No confidence is stated, so votes are weighed by the score."
@@ -42,7 +42,7 @@ def section(title: str, words: Mapping[str, Any] | None = None, **parts: Any) ->
 
 
 def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: str = "") -> Section:
-    """Build the section of reliability diagrams, one per arm (method), with histograms if the page has a single arm ("")."""
+    """Build the section with a reliability diagram per arm (method); an arm named "" also gets histograms."""
     panels = []
     for name, columns in samples.items():
         for kind, kind_text in _KINDS:
@@ -54,7 +54,7 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
 
 
 def _calibration_panels(name: str, kind: str, phrase: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
-    """Build one arm's reliability diagram, with histograms of right and wrong answers if the page has a single arm."""
+    """Build an arm's reliability diagram and, for an arm named "", histograms of right and wrong answers."""
     rows = reliability(columns[kind], columns["correct"], prompts=columns.get("prompt"))
     if not rows:
         return []
@@ -102,7 +102,7 @@ def figure_panel(name: str, rows: list[Row], names: Sequence[str], **options: An
 def voting_section(
     votes: Mapping[str, Mapping[str, Curve]], samples: Mapping[str, Mapping[str, Tensor]], *, over: str = "prompts"
 ) -> Section:
-    """Build the section of voting curves, one panel per arm ("" for a single arm), with intervals over prompts or seeds."""
+    """Build the section with a panel of voting curves per arm; their intervals are over prompts or seeds."""
     arms_by_score = [
         name for name, columns in samples.items() if "score" in columns and bool(columns["confidence"].isnan().all())
     ]
@@ -138,7 +138,7 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
     panels = list[Panel]()
     for block in block_names:
         rows = histogram_rows({method: credit[method][block] for method in methods if block in credit[method]})
-        bins = (row for row in rows if row["low"] < row["high"])  # all but the empty last bin
+        bins = (row for row in rows if row["low"] < row["high"])  # leave out each histogram's empty last bin
         bin_rows = merged(({"from": row["low"], "to": row["high"], row["series"]: row["share"]} for row in bins), key="from")
         panels += [Panel(block, (histograms(rows, names=methods, height=220),), bin_rows)] if rows else []
     text_fields = {"of": of, "stop": f" {NOTES['stop']}" if STOP in block_names else ""}
@@ -146,13 +146,13 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
 
 
 def tokens_section(view: TokenView | None, *, title: str = "Tokens", note: str = "") -> Section:
-    """Build the section with the token view, empty without completions; `note` adds a sentence to its text."""
+    """Build the section with the token view, or an empty section if there are no completions."""
     return section(title, {"note": note}, body=token_view(view) if view is not None and view.completions else None)
 
 
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
     """Count how often right and wrong answers state each confidence, in steps of 0.1."""
-    # A small number is added, because rounding may put a confidence just below the border of its bin (.7 in float32).
+    # Rounding may put a confidence just below the border of its bin (0.7 in float32), so a small number is added.
     nudged_n = confidence_n.double() + 1e-7
     correct_values = {"right answers": 1.0, "wrong answers": 0.0}
     bin_edges = [b / 10 for b in range(12)]  # the last bin, from 1.0 to 1.1, holds exactly 1
@@ -160,7 +160,7 @@ def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, 
 
 
 def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
-    """Count each histogram's values in the bins between `edges`, and add an empty last bin, at which the drawn line ends."""
+    """Count each series' values in the bins between `edges`, and add an empty bin that ends a chart's line."""
     rows: list[Row] = []
     for series, value_n in values.items():
         finite_value_n = value_n[value_n.isfinite()].double().cpu()
@@ -171,7 +171,7 @@ def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list
 
 
 def voting_rows(votes: Mapping[str, Curve], *, over: str = "prompts") -> list[Row]:
-    """Return chart rows of accuracy by number of samples for each way of voting, without pass@1, which is constant."""
+    """Return chart rows of accuracy by number of samples for each way of voting, except the constant pass@1."""
     return [
         {"series": WAYS.get(name, name), "x": n, "value": i.value, "low": i.low, "high": i.high, over: i.count}
         for name, curve in votes.items()
@@ -189,7 +189,7 @@ def histogram_rows(values: Mapping[str, Float[Tensor, " n"]], *, bins: int = 41)
 
 
 def figures_of(points: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the names of the evaluation figures to draw: the usual ones, later accuracies, and figures of the score."""
+    """Return the names of the evaluation figures to draw: `FIGURES`, block accuracies, `SCORE_FIGURES`."""
     figure_names = dict.fromkeys(name for point in points for name in point)
     score_figures = (name for name in SCORE_FIGURES if name in figure_names)
     return list(dict.fromkeys([*FIGURES, *(name for name in figure_names if name.endswith("_accuracy")), *score_figures]))
@@ -215,7 +215,7 @@ def is_share(name: str) -> bool:
 
 
 def figure(point: Mapping[str, Any], name: str) -> float | None:
-    """Return a figure of an evaluation, or None; `malformed` may be computed from `format_rate`."""
+    """Return a figure of an evaluation, or None if it is missing or NaN."""
     if name == "malformed" and point.get("malformed") is None:
         format_rate = point.get("format_rate")
         return None if format_rate is None else 1.0 - format_rate

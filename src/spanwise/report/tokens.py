@@ -22,7 +22,7 @@ from spanwise.rollouts.rows import TokenRow
 
 # Few digits keep a page of 500 completions with 1,000 tokens each under 3 MB.
 COARSE = 3  # significant digits of token values and probabilities
-FEW = 2  # significant digits of a column that changes more than `MANY` times
+FEW = 2  # significant digits if a number changes from token to token more than `MANY` times
 MANY = 200_000
 
 #: The most distinct words that a compressed column can hold: one per code point from 32 on, without the 2,048 surrogates.
@@ -161,7 +161,7 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
 
 
 def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> dict[str, Any] | None:
-    """Encode columns of rounded numbers per token, with the absolute value that gets the full colour."""
+    """Compress columns with a number per token, and add the absolute value that gets the full colour."""
     if all(column is None for column in columns):
         return None
     number_v = np.concatenate([np.asarray(column, dtype=np.float64) for column in columns if column is not None])
@@ -185,7 +185,7 @@ def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
     if len(distinct_words) > _MOST_WORDS:
         distinct_words = [*distinct_words[: _MOST_WORDS - 1], "…"]
     code_of_word = {word: chr(32 + n + 2048 * (32 + n >= 0xD800)) for n, word in enumerate(distinct_words)}  # no surrogates
-    unlisted_code = code_of_word[distinct_words[-1]] if distinct_words else ""  # the code of "…", if it is needed
+    unlisted_code = code_of_word[distinct_words[-1]] if distinct_words else ""  # if words are left out, the last word is "…"
     return {
         "words": distinct_words,
         "codes": [None if row is None else "".join(code_of_word.get(word, unlisted_code) for word in row) for row in rows],

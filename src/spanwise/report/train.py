@@ -167,7 +167,7 @@ def _spoken(name: str) -> str:
 
 
 def _baseline(recipe: Mapping[str, Any]) -> str:
-    """Name the reward baseline of the last objective that sets one, or return an empty text if the method takes none."""
+    """Name the last reward baseline that an objective of the recipe sets; return "" if none is used."""
     method = METHODS.get(str(recipe.get("method")))
     takes_no_baseline = method is not None and "baseline" not in method.inputs
     baseline_names = [name for entry in recipe.get("objectives") or () if (name := entry.get("baseline"))]
@@ -389,7 +389,7 @@ def names_in(batches: Lines, metric: str) -> list[str]:
 
 
 def mode_sections(batches: Lines) -> list[Section]:
-    """Build a section for each training mode that describes one; it has no panels if no batch logs the mode's metrics."""
+    """Build the page section of each training mode that has one; its panels show the metrics that batches log."""
     sections = []
     for mode, page, prefix_of_value in _pages(batches):
         panels: list[Panel] = []
@@ -414,7 +414,7 @@ def mode_sections(batches: Lines) -> list[Section]:
 
 
 def mode_headlines(batches: Lines) -> list[Headline]:
-    """Build headlines with the last value of each training mode's main metric, one for each output of a critic."""
+    """Build headlines with the last value of each training mode's main metric; a critic gets one per output."""
     headlines = []
     alarm_by_metric = end_alarms(batches)
     for _, page, prefix_of_value in _pages(batches):
@@ -429,7 +429,7 @@ def mode_headlines(batches: Lines) -> list[Headline]:
 
 
 def _pages(batches: Lines) -> Iterator[tuple[type[Mode], Page, dict[str, str]]]:
-    """Yield each training mode that has a page section, with the section and the metric prefix of each critic output."""
+    """Yield (mode, page section, metric prefix by critic output) for each training mode that has a section."""
     for mode in MODES.values():
         if mode.page is not None:
             metric_name = mode.page.headline[0]

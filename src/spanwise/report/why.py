@@ -34,7 +34,7 @@ class Rule:
 
     kind: str = ""  # what the method credits: "block", "completion", "token" or "step"; "" if unknown
     about: str = ""  # a sentence about the method
-    #: Maps each objective's name to its recipe fields: `pays`, `weight`, `if_missing`, `baseline` and its `given`.
+    #: Maps each objective's name to its fields in the recipe, such as `pays`, `weight` and `baseline`.
     objectives: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     verdict: str = ""  # the objective that the self-rewarding score is mixed with, or ""
 
@@ -66,7 +66,7 @@ def _factor(value: float) -> str:
 
 
 def equation(part: CreditPart) -> str:
-    """Return one objective's credit as an equation of reward, baseline and divisor; an empty text without a baseline."""
+    """Return one objective's credit as an equation of reward, baseline and divisor, or "" if it has no baseline."""
     if part.worth is None or part.baseline is None or part.divisor is None:
         return ""
     difference_text = f"{shown(part.worth)} {_MINUS} {_factor(part.baseline)}"
@@ -104,7 +104,7 @@ def unit(rows: Sequence[TokenRow], method: str, rule: Rule) -> float:
 
 
 def opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
-    """Describe a completion: `Right with confidence 0.1`; a missing confidence is named only if others state one."""
+    """Describe a completion in words, such as `Right with confidence 0.1`."""
     phrases = ["cut off"] if "truncated" in row.fault else ["malformed"] if row.fault else []
     outcome_reward = row.rewards.get(outcome or "")
     outcome_status = row.statuses.get(outcome or "", "")
@@ -157,7 +157,7 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
 
 
 def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
-    """Explain a completion's credit under one method: the arithmetic of each block, or a note if the file does not hold it."""
+    """Explain the arithmetic of each block's credit under one method; if the file lacks it, say so in a note."""
     explained_blocks = {
         block: _explain_block(row, method, rule, block, credit) for block, credit in credits(row, method, rule).items()
     }
@@ -179,7 +179,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
     """Explain the credit of a block: the objectives' credits that add up to it, and the share of each token."""
     paying_names = [name for name, objective in rule.objectives.items() if block == COMPLETION or block in objective["pays"]]
     credit_parts = list(row.parts.get(method, ()))
-    if not paying_names or len(credit_parts) != 1:  # the only part may stand for all objectives together
+    if not paying_names or len(credit_parts) != 1:  # a single credit part may cover all objectives
         credit_parts = [part for part in credit_parts if part.objective in paying_names]
     score_of_method = row.own if rule.verdict in paying_names else {}
     score_share, own_score = score_of_method.get(method, (0.0, 0.0))
@@ -209,7 +209,7 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
 
 
 def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
-    """Describe the reward that is compared with a baseline, if it is a sum of rewards or an `if_missing`."""
+    """Explain the reward that is compared with a baseline, if it is a sum of rewards or comes from `if_missing`."""
     if part.worth is None:
         return ""
     if part.objective in row.statuses or part.objective in row.rewards or not rule.objectives:
@@ -222,7 +222,7 @@ def _name_worth(row: TokenRow, rule: Rule, part: CreditPart) -> str:
         if reward is None:
             return ""
         reward_terms.append(_term(objective.get("weight", 1.0), reward, f"{name}, left out" if is_left_out else name))
-    # In a rollout of several turns, the compared sum also covers rewards of other turns, so these terms may not add up to it.
+    # In a rollout of several turns, `part.worth` also sums the rewards of other turns, which these terms lack.
     is_same_sum = math.isclose(math.fsum(amount for amount, *_ in reward_terms), part.worth, rel_tol=1e-9, abs_tol=1e-9)
     return added(part.worth, reward_terms).removeprefix("+") if is_same_sum else ""
 
@@ -280,7 +280,7 @@ def _range(low: float, high: float) -> str:
 
 
 def _explain_stop(row: TokenRow, method: str, rule: Rule) -> str:
-    """Explain the credit that the last token gets because blocks that an objective rewards are missing."""
+    """Explain the credit that the last token gets for rewarded blocks that the completion left out."""
     stop_credit = row.stop.get(method)
     credit = row.credit.get(method, {})
     if not stop_credit:

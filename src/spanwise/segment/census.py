@@ -16,7 +16,7 @@ class Census:
 
     size: int  # the number of completions
     wanted: Mapping[str, int]  # maps each mark of the layout to the number of completions that hold it
-    others: Mapping[str, int]  # the same for all other marks, the most frequent first
+    others: Mapping[str, int]  # maps each other mark to the number of completions that hold it, most frequent first
     segmenter: str = "tags"  # the segmenter that the marks belong to
 
     @property

@@ -29,7 +29,7 @@ from spanwise.segment.delimiters import Sign, index_of_first, sign_finder
 from spanwise.types import Fault
 
 _REASONING, _CALL, _ANSWER = "reasoning", "tool_call", "answer"
-#: Channels with their opening and closing sign; without the latter, the next opening sign or the turn's end closes them.
+#: Channels with their opening and closing sign; "" means that the next opening sign or the turn's end closes the channel.
 # The character U+FF5C in DeepSeek's special tokens is a fullwidth vertical bar.
 _PAIRS = (
     (_REASONING, "<think>", "</think>"),
@@ -133,7 +133,7 @@ class _Reader:
         self.channels: list[tuple[str, int, tuple[int, int] | None]] = []  # each channel's name, first byte, content
         self.fault = 0
         self.unclaimed = 0  # the first byte that no channel has claimed yet
-        self.lead_start: int | None = None  # where special tokens before the next channel begin
+        self.lead_start: int | None = None  # the first byte of special tokens that belong to the next channel
         self.turn_end = 0  # `signs[turn_end]` ends the turn that is being read
         self.last_index: dict[bytes, int] = {}  # maps each sign to the index in `signs` of its last occurrence in this turn
 

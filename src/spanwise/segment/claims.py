@@ -18,7 +18,7 @@ from spanwise.types import Fault
 _BYTES = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
 #: The content of a part of a completion: its bytes [start, end), or its text if JSON escapes had to be resolved.
 Inner = tuple[int, int] | bytes
-#: One match of a mark (such as a tag): the mark, the first byte, the byte after the last one, and the content if complete.
+#: One match of a mark (such as a tag): the mark, the first byte, the byte after the last, and the content (None if incomplete).
 Match = tuple[str, int, int, Inner | None]
 
 
@@ -79,7 +79,7 @@ class Claim(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a segmenter found in one completion: claims that never overlap partly, and the completion's faults.
+    """What a segmenter found in one completion: claims, which are disjoint or nested, and the completion's faults.
 
     Example:
         >>> Found([]).fault
@@ -126,7 +126,7 @@ class Segmenter:
     opens: Callable[[str], Sequence[str]] | None = None
 
 
-#: All segmenters by name; `spanwise.testing.check_segmenter` checks a new one.
+#: All segmenters by name. Check a new one with `spanwise.testing.check_segmenter`.
 SEGMENTERS: Registry[Segmenter] = Registry("segmenter", kinds=("segmenter",), group="spanwise.segmenters", entry=Segmenter)
 
 
@@ -216,7 +216,7 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
 
 
 def _close_claims(stack: list[tuple[int, int | None]], byte: int) -> list[tuple[int, int]]:
-    """Pop the claims that end at or before a byte, and return the pieces in which the claims around them continue."""
+    """Pop the claims that end at or before a byte, and return the pieces of the outer claims that follow them."""
     outer_pieces = []
     while len(stack) > 1 and stack[-1][0] <= byte:
         claim_stop, _ = stack.pop()

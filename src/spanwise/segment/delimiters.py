@@ -152,7 +152,7 @@ def delimiters(parts: Sequence[Part], *, layout: Layout) -> Finder:
             if has_closing:
                 fault |= Fault.NESTED if inner_signs & mark_of_opening.keys() else 0
             else:
-                fault |= Fault.ORDER if inner_signs else 0  # `inner_signs` holds only closing signs of other marks here
+                fault |= Fault.ORDER if inner_signs else 0  # each of these signs closes another mark
                 fault |= Fault.TRUNCATED if closing else 0
             is_complete = has_closing or not closing
             content_place = (sign.end, end_sign.start) if is_complete else None

@@ -39,7 +39,7 @@ from spanwise.segment.claims import Claim, Finder, Found
 from spanwise.types import Fault
 
 _DECODER = json.JSONDecoder()
-_MOST_STEPS = 20  # `paths` lists no path with more steps
+_MOST_STEPS = 20  # `paths` leaves out every path with more steps than this
 _KEYS = re.compile(r'"([^"\\\n]{1,60})"\s*:')
 _STEP = re.compile(r'(?:^|(?<=.)\.)([^.\[\]"]+)|\[(\d+|\*)\]|(?:(?<=.)\.)?\["((?:[^"\\]|\\.)*)"\]')
 # Possessive quantifiers keep the search linear in time: it reads each byte twice at most.
@@ -166,7 +166,7 @@ class _Scan:
 
     def _open_value(self, at: int, *, array: bool) -> None:
         """Open an object or array inside the value that is being read."""
-        if self.stack and not self.stack[-1].reading:  # the object or array follows no key
+        if self.stack and not self.stack[-1].reading:  # no key stands before this object or array
             self.fault |= _NESTED
             if array:
                 return
@@ -177,7 +177,7 @@ class _Scan:
         self._read_comma(at)
 
     def _close(self, at: int, *, array: bool | None = None) -> None:
-        """Close the innermost array or object and all that is open inside it, or everything if `array` is None."""
+        """Close the innermost array or object, with all that is open inside it; close everything if `array` is None."""
         is_whole = self.stack[-1].array == array
         self.fault |= 0 if is_whole or array is None else _NESTED
         is_done = array is not None and not self.open[array]
@@ -235,7 +235,7 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
             f"one, or leave one of the two out."
         )
     next_steps = [(_resolve_step(part, steps_left[0]), part, steps_left[1:]) for part, steps_left in paths if steps_left]
-    # A path with `[*]` (-1) also leads to the elements that other paths name by index.
+    # `[*]` (-1) covers every element, also those that other paths name by index.
     inner_nodes: dict[bytes | int, Node] = {}
     for key in dict.fromkeys(step for step, _, _ in next_steps):
         matching_steps = {key, -1} if isinstance(key, int) else {key}
@@ -245,7 +245,7 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
 
 
 def _resolve_step(part: Part, step: str | int) -> bytes | int:
-    """Return a step of a part's path as the key of a node, with the part's index, if it has one, in place of `[*]` (-1)."""
+    """Return a step of a part's path as a node's key; the part's index, if any, replaces `[*]` (-1)."""
     if isinstance(step, str):
         return step.encode()
     return part.index if step == -1 and part.index is not None else step

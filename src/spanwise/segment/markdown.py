@@ -47,7 +47,7 @@ _LINE = re.compile(rb"^(?:[ \t]*+(`{3,}+|~{3,}+)| {0,3}+(#{1,6}+)(?![^ \t\r\n]))
 
 
 class Fence(NamedTuple):
-    """A fenced code block: its bytes with and without the fences, the language after the opening fence, whether it is closed."""
+    """A fenced code block: its bytes with and without fences, the language after the opening fence, and whether it is closed."""
 
     start: int
     stop: int
@@ -125,7 +125,7 @@ def markdown(parts: Sequence[Part], *, layout: Layout) -> Finder:
 def _section_stops(headings: Sequence[Heading], text_end: int) -> list[int]:
     """Return, for each heading, the byte at which its section ends."""
     stops: list[int] = []
-    stop_of_level = [text_end] * 8  # where a section of each heading level ends
+    stop_of_level = [text_end] * 8  # for each heading level, the byte at which a section of this level ends
     for heading in reversed(headings):
         stops.append(stop_of_level[heading.level])
         stop_of_level[heading.level :] = [heading.start] * len(stop_of_level[heading.level :])

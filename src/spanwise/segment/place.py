@@ -22,7 +22,7 @@ from spanwise.segment.vocabulary import Vocabulary
 from spanwise.types import BlockText, Fault, PiecewiseText, Spans
 
 _OPENING_TAG = re.compile(r"<([^\W\d][\w.-]* ?)>")
-#: Longer sequences of tags are not cached with their blocks, because they rarely repeat and would fill the memory.
+#: The largest number of tags in a sequence whose blocks are cached; longer sequences rarely repeat.
 _LONGEST_CACHED = 64
 #: Names of special tokens that look like tags, such as `<pad>`.
 _SPECIAL = frozenset(("bos", "eos", "mask", "pad", "s", "unk"))
@@ -126,7 +126,7 @@ def _segment_rows(
     except AlignmentError as error:
         bad_token_t = np.flatnonzero((token_id_t < 0) | (token_id_t >= len(vocabulary)))
         raise AlignmentError(f"Completion {row_t[bad_token_t[0]] + first_row}: {error}") from None
-    # Completion i has the tokens from `token_edge[i]` up to `token_edge[i + 1]`, and likewise its bytes in `byte_edge`.
+    # Completion i has the tokens [token_edge[i], token_edge[i + 1]) and the bytes [byte_edge[i], byte_edge[i + 1]).
     token_edge = np.concatenate(([0], np.cumsum(valid_nt.sum(axis=1))))
     byte_edge = np.concatenate(([0], end_t))[token_edge]
     row_edges = list(zip(pairwise(token_edge.tolist()), pairwise(byte_edge.tolist()), strict=True))
@@ -287,7 +287,7 @@ class TagParser:
         return pieces_in_bytes, [None if start is None else offsets[start] for start in part_starts]
 
     def _parse_tags(self, tags: tuple[bytes, ...], at_start: bool) -> tuple[Pieces, list[int | None]]:
-        """Find blocks from the tags alone, with places as indices into the `offsets` of `parse`."""
+        """Find blocks from the tags alone; all places are indices into the list `offsets` of `parse`."""
         seen_tags = [*self._prefilled]
         for i, tag in enumerate(tags):
             closes = tag.startswith(b"</")
@@ -315,7 +315,7 @@ class TagParser:
     def _check_tags(
         self, tags: Sequence[_Tag], matched_indices: Collection[int], blocks: Sequence[int], starts: Sequence[int]
     ) -> tuple[int, set[str], dict[tuple[int, str], tuple[int, int]]]:
-        """Return the faults of the tags, the names of tags out of order, and the place of each part's content."""
+        """Return the faults of the tags, the names of tags out of order, and the start and end of each part's content."""
         fault = 0
         open_names = set[str]()
         misplaced_names = set[str]()
@@ -323,7 +323,7 @@ class TagParser:
         content_start: dict[tuple[int, str], int] = {}
         content_places: dict[tuple[int, str], tuple[int, int]] = {}
         for index, tag in enumerate(tags):
-            # The tag that the prompt opened (its end is 0) is in the first block, even if the second also begins at byte 0.
+            # The prompt's tag ends at byte 0 and belongs to the first block, even if the second block also begins there.
             block = blocks[0 if tag.end == 0 else bisect_right(starts, tag.start) - 1]
             block_and_name = block, tag.name
             part_key = self._key_of.get(block_and_name)

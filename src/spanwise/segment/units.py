@@ -73,7 +73,7 @@ def _unit_finder(parts: Sequence[Part], starts_of: _Starts, *, trimmed: bool) ->
 
 
 def _register_unmarked(name: str, starts_of: _Starts, *, trimmed: bool = True) -> None:
-    """Register a segmenter that, like `lines`, has no mark to look for; a mark that repeats the block's name is allowed."""
+    """Register a segmenter, such as `lines`, that takes no mark; a mark that repeats the block's name is allowed."""
 
     def segmenter(parts: Sequence[Part], *, layout: Layout) -> Finder:
         """Find consecutive units, such as lines, by the rules at the top of the module `spanwise.segment.units`."""
@@ -140,7 +140,7 @@ def fixed(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 @register("cuts", kind="segmenter", reads_logp=True)
 def cuts(parts: Sequence[Part], *, layout: Layout) -> Finder:
-    """Cut after every so many unsure tokens: `cuts:5` after five tokens below probability 0.9, `cuts:5@0.8` below 0.8.
+    """Cut after every few unsure tokens: `cuts:5@0.8` cuts after five tokens of probability below 0.8 (without `@`: 0.9).
 
     Reference:
         "Segment Policy Optimization" 2025 (arXiv 2505.23564), SPO-chain: cutpoints below .9, five to a segment.
@@ -168,7 +168,7 @@ def low_probability(parts: Sequence[Part], *, layout: Layout) -> Finder:
 
 
 def _single_mark(parts: Sequence[Part]) -> str:
-    """Return the mark, such as `32` in `fixed:32`, that all parts of the layout share; refuse a layout with different ones."""
+    """Return the mark that all parts of the layout share, such as `32` in `fixed:32`; refuse different marks."""
     other_mark = next((part.mark for part in parts if part.mark != parts[0].mark), None)
     if other_mark is not None:
         raise LayoutError(

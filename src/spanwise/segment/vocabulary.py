@@ -160,7 +160,7 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str],
         if step_type == "Fuse":
             is_fused = True
         elif step_type == "Strip" and is_fused:
-            pass  # Strip removes a text's leading space, but a completion keeps it, as it continues a prompt
+            pass  # Strip drops a leading space, which a completion needs, because it continues a prompt
         elif step_type == "Replace" and precedes_encoding and "String" in step["pattern"]:
             replacements.append((step["pattern"]["String"], step["content"]))
         elif step_type == "Metaspace" and precedes_encoding:
@@ -179,7 +179,7 @@ def _compile_decoder(decoder: Mapping[str, Any] | None) -> tuple[Callable[[str],
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Map GPT-2's characters to bytes: printable Latin-1 stands for itself, characters from U+0100 on for all other bytes."""
+    """Map GPT-2's characters to bytes: printable Latin-1 to itself, and characters from U+0100 on to the other bytes."""
     printable_bytes = {*range(33, 127), *range(161, 173), *range(174, 256)}
     other_bytes = [byte for byte in range(256) if byte not in printable_bytes]
     return {chr(byte): byte for byte in printable_bytes} | {chr(256 + n): byte for n, byte in enumerate(other_bytes)}
@@ -192,7 +192,7 @@ _BYTE_PIECE = re.compile("<0x([0-9a-fA-F]{2})>")
 def _byte_level(text: str) -> bytes:
     try:
         return bytes([_ALPHABET[character] for character in text])
-    except KeyError:  # the tokenizer, too, keeps a text with characters outside GPT-2's alphabet
+    except KeyError:  # like the tokenizer, keep a text with characters outside GPT-2's alphabet
         return text.encode()
 
 
