@@ -66,7 +66,7 @@ def proper_score(
 
 @dataclass(frozen=True)
 class Rerolls:
-    """S completions of each of X prompts, and M fresh last blocks after each of the D distinct prefixes of these completions.
+    """S completions of each of X prompts, and M re-rolled last blocks for each of the completions' D distinct prefixes.
 
     Attributes:
         confidence_xs: the stated confidence; NaN if none is stated.
@@ -123,7 +123,7 @@ class Fidelity:
     def interval(
         self, baseline: str, group_size: int, figure: str, *, minus: str | None = None, level: float = 0.95
     ) -> tuple[float, float, float]:
-        """Return a figure of a baseline, or its difference to that of the baseline `minus`, with its interval over prompts."""
+        """Return a baseline's figure and its interval over prompts; `minus` names a baseline whose figure is subtracted."""
         size_index = index_of("group size", self.group_sizes, group_size)
         figure_index = index_of("figure", FIGURES, figure)
         figure_rb = torch.cat([self.value_bgf[None], self.draw_rbgf])[:, :, size_index, figure_index]
@@ -227,19 +227,19 @@ def measure_fidelity(
 
 
 def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
-    """Compute rewards, outcomes and Monte Carlo advantages of all X * S completions, from which batches are then drawn."""
+    """Compute the columns from which batches are drawn: rewards, outcomes and Monte Carlo advantages of all X * S completions."""
     prompt_count, sample_count = rerolls.prefix_xs.shape
     stated_n = rerolls.confidence_xs.double().flatten()
     outcome_n = rerolls.outcome_xs.double().flatten()
     by_outcome_n2 = torch.stack([proper_score(stated_n, torch.full_like(stated_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
     reward_n = proper_score(stated_n, outcome_n, rule=rule)
     new_confidence_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])
-    restated_nm = new_confidence_dm[rerolls.prefix_xs.flatten()]  # index -1 (no prefix) selects the NaN row
+    restated_nm = new_confidence_dm[rerolls.prefix_xs.flatten()]  # without a prefix, index -1 selects the NaN row
     mc_value_n, noise_n = mean_and_noise(proper_score(restated_nm, outcome_n[:, None].expand_as(restated_nm), rule=rule))
     return {
         "prompt_n": torch.arange(prompt_count).repeat_interleave(sample_count), "reward_n": reward_n, "outcome_n": outcome_n,
         "by_outcome_n2": by_outcome_n2, "usable_n": ~reward_n.isnan() & ~noise_n.isnan(),
-        "mc_n": reward_n - mc_value_n, "noise_n": noise_n,  # Monte Carlo advantages (NaN: unknown), their noise's variances
+        "mc_n": reward_n - mc_value_n, "noise_n": noise_n,  # the variance of the noise in each Monte Carlo advantage
         "square_n": (stated_n - restated_nm.nanmean(dim=1)).square(),  # phi^2
     }  # fmt: skip
 
@@ -249,7 +249,7 @@ _SUMS = 18
 
 
 def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
-    """Compute for each completion the terms (count, squared error, ...) whose sums give the figures, from advantages `a`."""
+    """Compute each completion's terms (count, squared error, ...); `_figures_of_sums` computes the figures from their sums."""
     outcome_n, usable_n = batch["outcome_n"], batch["usable_n"]
     count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
     selection_masks = (usable_n, outcome_n == 0, outcome_n == 1, count_n == 1)
@@ -276,7 +276,7 @@ def agreement(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return a baseline's correlation with Monte Carlo, the highest possible correlation, and the RMSE at the best scale."""
     var_a, var_mc, covariance = aa - a * a / n, mm - m * m / n, am - a * m / n
-    is_varying = (var_a > 1e-12 * aa) & (var_mc > 1e-12 * mm)  # the rounding error of a constant must not count as variance
+    is_varying = (var_a > 1e-12 * aa) & (var_mc > 1e-12 * mm)  # rounding gives even constant advantages a tiny variance
     correlation = torch.where(is_varying, covariance / (var_a * var_mc).sqrt(), torch.nan)
     error_sum = mm - noise - torch.where(aa > 0, am * am / aa, 0.0)
     return correlation, root_ratio(var_mc - noise, var_mc), root_ratio(error_sum, n)

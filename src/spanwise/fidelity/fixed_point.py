@@ -1,4 +1,4 @@
-"""Compute q*, the confidence that a baseline drives a policy to, which should be the probability of a right answer."""
+"""Compute q*, the confidence that a policy learns under a baseline; ideally q* is the probability of a right answer."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def simulated_fixed_point(
 def _simulate_batch(
     prompts: Sequence[Tensor], score_v2: Tensor, g: int, options: dict[str, Any], generator: torch.Generator
 ) -> Float[Tensor, "4 b 2"]:
-    """Simulate a batch; return four sums by prompt and outcome: the baseline's gradient term, then 3 control variates."""
+    """Simulate a batch; return the sums, by prompt and outcome, of the gradient term and of three control variates."""
     p_b1, mean_confidence_b1, chance_bv = prompts
     b = len(p_b1)
     torch.randint(1, (b, g), generator=generator)  # an unused draw, to keep the random numbers of published results
@@ -175,7 +175,7 @@ def _simulate_batch(
 
 
 def _remove_explained_noise(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[Tensor, "b 2"], Float[Tensor, "b 2"]]:
-    """Return the mean of the first sum over batches, and its error, with the other three sums as control variates."""
+    """Return the mean and the error of the gradient sum over batches, less the noise that the control variates explain."""
     sum_b2rc = sum_rcb2.permute(2, 3, 0, 1)
     mean_sum_b21c = sum_b2rc.mean(dim=2, keepdim=True)
     gradients, controls = (sum_b2rc - mean_sum_b21c).split([1, 3], dim=3)

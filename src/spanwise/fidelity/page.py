@@ -62,7 +62,7 @@ def token_rows(fidelity: TokenFidelity) -> list[Row]:
 
 
 def _numbers(value: float, low: float, high: float, **_: Any) -> Row:
-    """Return only the value and the interval of a figure, as fields of a row."""
+    """Return a figure's value and the bounds of its interval as fields of a row."""
     return {"value": value, "low": low, "high": high}
 
 
@@ -85,7 +85,7 @@ def fidelity_report(
         lead += f"; {counts['rerolls']:,} re-rolls of {counts['prefixes']:,} distinct prefixes"
     if not any(is_known(row["value"]) for row in (*figures, *tokens)):
         warnings.append("No figure was measured. Usually all completions are malformed or lack the block that is re-rolled.")
-    if "share" in counts:  # baselines were measured, so their figures exist
+    if "share" in counts:  # true if baselines were measured
         smallest_group_size = min((row["group_size"] for row in figures), default=None)
         used_share = percent(counts["share"])
         headlines = [

@@ -32,19 +32,19 @@ from spanwise.segment import Vocabulary, find_blocks
 from spanwise.tasks.embedded import Task, stated_confidences
 from spanwise.types import BlockText, Spans
 
-#: The largest number of decisions (tokens below probability `DECISION`), and of other tokens, drawn from a completion.
+#: Of each completion, at most this many decisions (tokens below probability `DECISION`) are drawn, and as many other tokens.
 MOST = 16
 #: Tokens less probable than this are always chosen for re-rolls, because SAE cuts segments there.
 UNLIKELY = 0.2
-#: The largest numbers of continuations, and of their tokens, in a batch; larger batches spend too long on the KV cache.
+#: A batch holds at most `ROWS` continuations and `TOKENS` tokens; larger batches spend too long on the KV cache.
 ROWS, TOKENS = 512, 32_768
-#: The numbers of optimizer steps after which the critic that is fitted here is evaluated.
+#: The fitted critic is evaluated after each of these numbers of optimizer steps.
 CRITIC_STEPS = (5, 25, 80)
 #: The number of completions in a step of fitting a critic.
 CRITIC_BATCH = 256
 #: The learning rate of the fitted critic.
 LEARNING_RATE = 1e-3
-#: The index of a dataset row, and the token ids with which completions of its prompt begin.
+#: The index of a dataset row, and the first token ids of a completion of the row's prompt.
 Prefix = tuple[int, tuple[int, ...]]
 
 
@@ -256,7 +256,7 @@ def choose_tokens(
     """Choose the tokens to compare by re-rolls; return how many tokens each one stands for, 0 if it is not chosen."""
     random_nt = torch.rand(mask_nt.shape, generator=torch.Generator().manual_seed(seed))
     probability_nt = logp_nt.exp()
-    # All unlikely tokens are chosen, because SAE cuts there. Of other decisions, and of the rest, `most` are drawn.
+    # Tokens below `UNLIKELY` are all chosen, because SAE cuts there; of other decisions and of other tokens, up to `most` each.
     weight_nt = (mask_nt & (probability_nt < UNLIKELY)).double()
     for low, high in ((UNLIKELY, DECISION), (DECISION, math.inf)):
         is_in_kind_nt = mask_nt & (probability_nt >= low) & (probability_nt < high)
@@ -274,7 +274,7 @@ def make_seeds(seed: int) -> Iterator[int]:
 
 
 def own_critic_folder(model_folder: Path) -> Path | None:
-    """Return the folder of the critic that its run saved inside or beside a model folder; None if there is none."""
+    """Return the folder of the critic that was trained with a policy, inside or beside the policy's folder; None without any."""
     critic_folders = [model_folder / "critic", *([model_folder.parent / "critic"] if model_folder.name == "model" else [])]
     return next((place for place in critic_folders if (place / ABOUT).is_file()), None)
 
@@ -325,7 +325,7 @@ def fitted_critics(roller: Roller, rows: Any, *, steps: Sequence[int], seed: int
 
 
 def _sample_batches(roller: Roller, rows: Any, seeds: Iterator[int]) -> Iterator[FirstBlocks]:
-    """Yield endless batches of first blocks of fresh completions; two batches are sampled at once, which is faster."""
+    """Yield batches of fresh first blocks without end; two batches are sampled at once, because that is faster."""
     for first in count(0, 2 * CRITIC_BATCH):
         row_indices = [x % len(rows) for x in range(first, first + 2 * CRITIC_BATCH)]
         blocks = roller.blocks(rows.select(row_indices), samples=1, seed=next(seeds))

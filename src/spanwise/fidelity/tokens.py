@@ -188,7 +188,7 @@ class TokenFidelity:
         return int(self.count_s[index_of("kind of token", TOKEN_KINDS, kind)])
 
     def interval(self, critic: str, estimator: str, figure: str, *, kind: str = "all") -> Interval:
-        """Return a figure of an estimator under a critic, with its interval; `VALUES` names the critic's own values."""
+        """Return an estimator's figure under a critic, with its interval; the estimator `VALUES` is the critic's own values."""
         figure_of_weights = self._figure(critic, estimator, figure, kind)
         return bootstrap(figure_of_weights, self.prompt_n, resamples=self.draws, seed=self.seed)
 
@@ -221,7 +221,7 @@ class TokenFidelity:
         return family_names
 
     def _correlations(self, critic: str, names: Sequence[str], kind: str) -> Weighted:
-        """Return a function that computes the estimators' correlations from bootstrap weights, -inf where undefined."""
+        """Return a function from bootstrap weights to the estimators' correlations; an undefined correlation becomes -inf."""
         figure_functions = [self._figure(critic, name, "correlation", kind) for name in names]
         return lambda weight_rn: torch.stack([figure(weight_rn) for figure in figure_functions]).nan_to_num(nan=-torch.inf)
 
@@ -329,7 +329,7 @@ def _weights(
 
 
 def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: Tensor) -> Float[Tensor, "s n k"]:
-    """Sum over a completion's tokens of one kind: weights, advantages A and A_MC, their products, and the noise."""
+    """Sum, for each kind of token, a completion's weights, advantages A and A_MC, products of A and A_MC, and noise."""
     adv_nt, mc_nt, noise_nt = estimate_nt.double(), target_nt.double(), noise_nt.double()
     terms = [torch.ones_like(mc_nt), adv_nt, mc_nt, adv_nt * adv_nt, mc_nt * mc_nt, adv_nt * mc_nt, noise_nt]
     term_ntk = torch.stack(terms, dim=-1)

@@ -43,7 +43,7 @@ def ece(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"], *, bi
 
 
 def auroc(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> float:
-    """Compute the chance that a right answer has more confidence than a wrong one; ties count half, NaN without such pairs.
+    """Compute the chance that a right answer has more confidence than a wrong one (ties count half); NaN if either is missing.
 
     >>> auroc(torch.tensor([.9, .5, .5, .1]), torch.tensor([1., 1., 0., 0.]))  # 3.5 of 4 pairs
     0.875
@@ -137,7 +137,7 @@ def weighted_auroc(
     confidence_n, correct_n = _check_reports(confidence_n, correct_n)
     is_right_n, sorted_n = (correct_n > 0.5).double(), confidence_n.argsort()
     last_position_v = torch.unique_consecutive(confidence_n[sorted_n], return_counts=True)[1].cumsum(0) - 1
-    # The cumulative weights of wrong and of right answers up to each distinct confidence, after a leading 0.
+    # Sum the weights of wrong and of right answers up to each distinct confidence; the first column is 0.
     wrong_sum_rv, right_sum_rv = (
         torch.nn.functional.pad((weight_rn.double() * kind_n)[:, sorted_n].cumsum(dim=1)[:, last_position_v], (1, 0))
         for kind_n in (1 - is_right_n, is_right_n)

@@ -21,8 +21,9 @@ from spanwise.measure.intervals import Interval, mean_interval
 
 #: The figures of all runs: method -> seed -> figure -> value, where None and NaN stand for a missing figure.
 Runs = Mapping[str, Mapping[int, Mapping[str, float | None]]]
-#: The verdict on a difference: "clear" (beyond the noise after Holm's correction), "borderline" (only its own interval excludes 0),
-#: "noise" (the interval holds 0), "same" (equal in every seed) or "unknown" (the methods have fewer than two common seeds).
+#: The verdict on a difference between two methods.
+#: It is "clear" beyond the noise after Holm's correction, and "borderline" if only the uncorrected interval excludes 0.
+#: It is "noise" if the interval holds 0, "same" if the methods are equal in every seed, "unknown" below two common seeds.
 Verdict = Literal["clear", "borderline", "noise", "same", "unknown"]
 
 
@@ -119,7 +120,7 @@ class ArmComparison:
         return cell_texts
 
     def warnings(self) -> list[str]:
-        """Say which figures, marked with "!" in the table, cannot be trusted, for which method, and why."""
+        """Say why the figures that have "!" in the table cannot be trusted, with a sentence for each method and reason."""
         by_warning = by_sentence({(method, figure): f"{method}: {why}" for (method, figure), why in self.wrong.items()})
         return [f"{sentence} ({', '.join(figure for _, figure in cells)})." for sentence, cells in by_warning.items()]
 
@@ -229,7 +230,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _find_wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str]:
-    """Map (method, figure) to the most frequent warning about that figure, with the number of seeds that have a warning."""
+    """Map (method, figure) to the figure's most frequent warning, with the number of seeds that have a warning."""
     sentence_of_cell: dict[tuple[str, str], str] = {}
     for method, seeds in runs.items():
         alarms_by_seed = [alarms(values) for values in seeds.values()]

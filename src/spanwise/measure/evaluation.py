@@ -116,13 +116,14 @@ def figure_intervals(
             interval = ece_interval(Reports(stated_n, right_n, known_prompts), **resample_options)
         else:
             interval = unseen_interval(figure.function, figure.columns, figure.ends, known_prompts, **resample_options)
-        if not math.isnan(interval.value):  # `max` and `min` keep a NaN that is their first argument
+        if not math.isnan(interval.value):
+            # unknown bounds stay NaN, because max(nan, 0.0) is NaN
             intervals[name] = replace(interval, low=max(interval.low, 0.0), high=min(interval.high, 1.0))
     return intervals
 
 
 class BoundedFigure(NamedTuple):
-    """An evaluation figure as a function of columns and weights, with two further prompts (`ends`) that lower or raise it."""
+    """An evaluation figure as a function of columns and weights; `ends` holds two imagined prompts that lower or raise it."""
 
     function: Callable[..., Tensor]
     columns: tuple[Float[Tensor, " n"], ...]
@@ -266,7 +267,7 @@ def ece_difference(
 
 
 def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], *, bins: int = 10) -> Float[Tensor, "2 b"]:
-    """Return how a further prompt with the worst, or the best, answers for its confidences would change each bin's gap."""
+    """Return how one more prompt would change each bin's gap, if its confidences fit its answers worst, and if they fit best."""
     weight_1n = torch.ones(1, len(prompt_n), dtype=torch.float64)
     contrary_n = (confidence_n < 0.5).to(confidence_n)
     gap_changes = [weighted_gaps(confidence_n, right_n, weight_1n, bins=bins)[0] for right_n in (contrary_n, 1 - contrary_n)]
@@ -283,7 +284,7 @@ def gaps_interval(
     level: float,
     seed: int,
 ) -> Interval:
-    """Compute the interval of an ECE from its bins' gaps; with `minus`, of the first half's ECE minus the second half's."""
+    """Compute the interval of an ECE from its bins' gaps; `minus` subtracts the ECE of the second half of the bins."""
     check_level(level)
     gap_b, gap_rb, count = resample(gaps, prompts, resamples=resamples, seed=seed)
     sign_of_run_b = torch.ones_like(gap_b)
@@ -308,23 +309,23 @@ def bounds(
     level: float,
     seed: int,
 ) -> tuple[float, float]:
-    """Compute the bounds of an ECE from the noise of its bins' gaps; bins whose `side_b` is -1 are subtracted."""
+    """Compute the bounds of an ECE, or of a difference of two, from the noise of its bins' gaps; `side_b` holds each bin's sign."""
     tail = (1 - level) / 2
     t_over_z = math.sqrt(count / (count - 1)) * float(scipy.stats.t.isf(tail, count - 1)) / NormalDist().inv_cdf(1 - tail)
-    generator = torch.Generator().manual_seed(seed + 1)  # another seed than the one that drew the prompts
+    generator = torch.Generator().manual_seed(seed + 1)  # `seed` itself has drawn the prompts
     weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
-    # The two unseen prompts' weights are used in both orders, so that swapping the two runs exactly negates the bounds.
+    # The weights of the two unseen prompts are used in both orders: then swapping runs `a` and `b` exactly negates the bounds.
     noise_rb = torch.cat([noise_rb + weight_rj @ unseen_jb, noise_rb + weight_rj.flip(1) @ unseen_jb])
     is_clear_b = gap_b.abs() > math.sqrt(2 * math.log(count)) * noise_rb.std(dim=0)
     sign_b = gap_b.round(decimals=12).sign()  # a gap that is 0 up to rounding gets the sign 0
     signed_noise_rb = sign_b * noise_rb
     most_noise_rb = torch.where(is_clear_b, signed_noise_rb, noise_rb.abs())
-    # Noise makes both ECEs of a difference larger, so `least_noise_rb` is its effect on the absolute gap of each bin.
+    # Noise enlarges both ECEs of a difference, so `least_noise_rb` is the noise's effect on each bin's absolute gap.
     is_single_run = bool((side_b > 0).all())
     least_noise_rb = signed_noise_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
     above_r = torch.where(side_b > 0, most_noise_rb, -least_noise_rb).sum(dim=1)
     below_r = torch.where(side_b > 0, least_noise_rb, -most_noise_rb).sum(dim=1)
-    zero_gap_r = noise_rb[:, (sign_b == 0) & is_single_run].abs().sum(dim=1)  # a gap of 0 may hide a true gap of either sign
+    zero_gap_r = noise_rb[:, (sign_b == 0) & is_single_run].abs().sum(dim=1)  # a measured 0 may hide a gap of either sign
     ece_value = float((side_b * gap_b.abs()).sum())
     margin_below = max(float(above_r.quantile(1 - tail)), -float(above_r.quantile(tail)))
     margin_above = max(float((below_r + zero_gap_r).quantile(1 - tail)), -float((below_r - zero_gap_r).quantile(tail)))

@@ -105,7 +105,7 @@ def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -
 
 
 def mean_interval(value_n: Float[Tensor, " n"], prompts: Prompts | None = None, *, level: float = 0.95) -> Interval:
-    r"""Compute a mean with Student's t interval of P - 1 degrees of freedom, for P prompts (or P values, without `prompts`).
+    r"""Compute a mean with Student's t interval; P prompts, or P values without `prompts`, give P - 1 degrees of freedom.
 
     Equation
         sem = sqrt(P / (P - 1) * sum over prompts of (sum_p v - n_p mean)^2) / N
@@ -177,7 +177,7 @@ def unseen_interval(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
-    """Compute a bootstrap interval over prompts that allows for one more, unseen prompt: either of the two in `ends`."""
+    """Compute a bootstrap interval over prompts; at each bound, one imagined prompt from `ends` is added to the prompts."""
     interval = bootstrap(partial(figure, *columns), prompts, resamples=resamples, seed=seed)
     if math.isnan(interval.low):
         return interval
@@ -214,7 +214,7 @@ def weighted_mean(value_n: Float[Tensor, " n"], weight_rn: Float[Tensor, "r n"])
 def resample(
     figure: Weighted, prompts: Prompts, *, resamples: int, seed: int, smooth: bool = False
 ) -> tuple[Tensor, Tensor, int]:
-    """Return a figure, its values in bootstrap resamples (with `smooth` by Exp(1) weights), and the number of prompts."""
+    """Return a figure, its values in bootstrap resamples, and the number of prompts; `smooth` resamples by Exp(1) weights."""
     prompt_n = prompt_index(prompts, len(prompts))
     n_prompts = int(prompt_n.max()) + 1 if len(prompt_n) else 0
     figure_value = figure(torch.ones(1, len(prompt_n), dtype=torch.float64))[0]

@@ -1,4 +1,4 @@
-"""Compute the accuracy of n samples of a prompt together: pass@k, majority, MaxConf and confidence-weighted majority.
+"""Compute the accuracy of choosing among n samples of a prompt: pass@k, majority, MaxConf and confidence-weighted majority.
 
 Every number is the expected value over random subsets of n of a prompt's samples: exact where a closed form or all subsets are
 cheap (always, up to 16 samples), else over seeded random subsets. Prompts count equally.
@@ -200,7 +200,7 @@ def _expected_accuracies(
 
 
 def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
-    """Return the expected correctness of the highest-scored sample among n of m; ties are equally likely, NaN is lowest."""
+    """Return the expected correctness of the highest-scored of n random samples; ties are equally likely, NaN is lowest."""
     distinct_v, rank_m, count_v = torch.unique(score_m.nan_to_num(nan=-math.inf), return_inverse=True, return_counts=True)
     mean_correct_v = torch.zeros(len(distinct_v), dtype=torch.float64).index_add_(0, rank_m, correct_m) / count_v
     counts_below = [0, *count_v.cumsum(0).tolist()]
@@ -210,7 +210,7 @@ def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
 
 
 def _vote(vote_am: Tensor, value_a: Tensor, weight_m: Tensor, subsets: Iterator[Float[Tensor, "m s"]]) -> float:
-    """Return the mean correctness, over subsets of samples, of the answer with the most weight; ties count equally."""
+    """Return the mean correctness of the answers that win the vote in each subset of samples; tied answers count equally."""
     if not len(value_a):
         return 0.0
     vote_weight_am = vote_am * (weight_m * _MICRO).round()  # whole numbers, so that sums and ties are exact

@@ -38,7 +38,7 @@ class TrlPart:
 
     def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
         """Add the mode's fields to a `step.ReadBatch` before the credit is computed, and return that batch with metrics."""
-        return own, {}  # fields that a mode adds to `output` reach `loss` in micro-batches
+        return own, {}  # `loss` gets the fields that a mode adds to `output`, split into micro-batches
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
         """Return the term that the mode adds to the loss of a micro-batch, and the mode's metrics."""
@@ -67,8 +67,8 @@ class RowPart(ABC):
     """Runs a mode inside verl or SkyRL: the engine appends the mode's token to each row that ended."""
 
     # The engine appends `token` to each row for which `ended` is True, outside the loss mask but inside the forward passes.
-    # In the token's column, the advantages hold the weight that `lesson` returns, and the old log-probabilities its target.
-    # The engine's loss `spanwise_<mode>_<loss>` removes both with `parted`, and adds the weighted squared error.
+    # In the token's column, the advantages hold the weight from `lesson`, and the old log-probabilities hold the target from it.
+    # The engine's loss `spanwise_<mode>_<loss>` removes weight and target with `parted`, and adds the weighted squared error.
     mode: Any
     token: int
 
@@ -87,7 +87,7 @@ class RowPart(ABC):
 
     @abstractmethod
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return each row's weight and target in the squared error of the token's log-probability, and the mode's metrics.
+        """Return each row's weight and target log-probability for the squared error on the mode's token, and the mode's metrics.
 
         The trainer averages the squared errors over `rows` rows.
         """
@@ -95,17 +95,17 @@ class RowPart(ABC):
     @staticmethod
     @abstractmethod
     def parted(logp_nt: Tensor, old_nt: Tensor, adv_nt: Tensor, mask_nt: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the engine's old log-probabilities and advantages without the mode's entries, and the mode's loss by token."""
+        """Remove the mode's entries from old log-probabilities and advantages; return both, and the mode's loss by token."""
 
 
 def token_logp(logp_nt: Tensor, column_n: Tensor) -> Tensor:
-    """Return the log-probability of one token per row, whose column is given; NaN if the column is -1."""
+    """Return the log-probability in column `column_n` of each row; NaN for rows whose column is -1."""
     logp_n = logp_nt.gather(1, column_n.clamp(min=0)[:, None])[:, 0]
     return torch.where(column_n >= 0, logp_n, torch.nan)
 
 
 def with_token(value_nt: Tensor, column_n: Tensor, value_n: Tensor) -> Tensor:
-    """Return a copy of a table in which each row's given column has the given value; rows with column -1 stay as they are."""
+    """Return a copy of a table with `value_n` written into column `column_n` of each row; rows with column -1 stay unchanged."""
     value_nt, ended_row_r = value_nt.clone(), (column_n >= 0).nonzero()[:, 0]
     value_nt[ended_row_r, column_n[ended_row_r]] = value_n[ended_row_r].to(value_nt.dtype)
     return value_nt

@@ -42,7 +42,7 @@ def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
 
 
 def cut_off(batch: Batch, ends: Collection[int]) -> Bool[Tensor, " n"]:
-    """Mark the completions that ran out of tokens: their last token is no end-of-sequence token."""
+    """Mark the completions that were cut off: their last token is no end-of-sequence token."""
     return torch.tensor([len(ids) > 0 and ids[-1] not in ends for ids in batch.columns["completion_ids"]], dtype=torch.bool)
 
 

@@ -139,7 +139,7 @@ NOISE: dict[str, TraceNoise] = {
 
 
 def apply_step(digit: int, step: str) -> int:
-    """Return the digit, modulo 10, that a step such as `+3` makes of a digit."""
+    """Apply a step such as `+3` to a digit, modulo 10."""
     operand = int(step[1])
     return {"+": digit + operand, "-": digit - operand, "*": digit * operand}[step[0]] % 10
 
@@ -235,10 +235,12 @@ TWICE_LAYOUT = Layout({"first": ["answer"], "second": ["reasoning", "answer"]})
 class TwiceNoise:
     """The probabilities of errors in texts such as `<answer>5</answer><reasoning>088</reasoning><answer>8</answer>`."""
 
-    slip: tuple[float, float, float, float]  # by operator, the probability that the reflection writes a random digit
+    # for each of `OPERATORS`, the probability that the reflection writes a random digit
+    slip: tuple[float, float, float, float]
     repeat: float  # share of completions whose reflection is empty and whose answers are the same
     refusal: float = 0.02  # share of first answers that are `?`, a refusal
-    glance: float = 0.8  # the first answer to k steps is right with probability glance**(k - 1), else a random digit
+    # the first answer to a chain of k steps is right with probability glance**(k - 1), else a random digit
+    glance: float = 0.8
 
 
 TWICE_NOISE: dict[str, TwiceNoise] = {
@@ -304,9 +306,9 @@ class LongProblems(Problems):
 class LongNoise:
     """How often the long chain's training texts have errors, and how many of their lines write a calculation twice."""
 
-    slip: tuple[float, float, float]  # probability that a new value becomes a random digit, for `+`, `-` and `*`
+    slip: tuple[float, float, float]  # probability that the result of a step becomes a random digit, for `+`, `-` and `*`
     careful: float = 0.3  # share of careful lines, which write their calculation twice
-    relief: float = 0.2  # the factor on the probability `slip` in a careful line
+    relief: float = 0.2  # in careful lines, the probability `slip` is multiplied by this
     plus: float = 0.5  # probability that a smudged operator `~` is read as a plus
 
 

@@ -27,7 +27,7 @@ from spanwise.tasks.fields import FIELDS_NOISE, Fields, field_words
 from spanwise.types import BlockText
 
 PAD, END, UNKNOWN = "<pad>", "<eos>", "<unk>"
-# With the usual standard deviation of 0.02, layers would drown the embeddings, and arithmetic would take much longer.
+# Embeddings with the usual standard deviation of 0.02 are small beside the layers' outputs, and arithmetic takes much longer.
 _EMBEDDING_STD = 0.5
 
 
@@ -45,12 +45,12 @@ def build_fields_tokenizer() -> Any:
 
 
 def build_invoice_tokenizer() -> Any:
-    """Build the tokenizer of the invoice letters: some 450 pieces of words, and a token for each digit, each key and null."""
+    """Build the tokenizer of the invoice letters: about 450 word pieces, and one token for each digit, each JSON key and null."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     letter_problems = invoices.INVOICES.training(3_000, rng=np.random.default_rng(0))
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
-    # A word takes the space after it, so that a name has the same tokens in a letter and after a quote in JSON.
+    # A token may end with the space after a word, so that a name has the same tokens in a letter and after a quote in JSON.
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[A-Za-z_]+ ?|[0-9]|[^A-Za-z_0-9] ?"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     trainer = trainers.BpeTrainer(
@@ -132,7 +132,7 @@ class Stretch:
 
     name: str
     place: int  # the seed of this stage's training texts
-    noise: Any  # a dataclass such as `TraceNoise`, part of the cached model's key
+    noise: Any  # a dataclass such as `TraceNoise`; the key of the cached model contains it
     draw: Callable[[int, np.random.Generator], Pairs]
     learned: Callable[[Int[Tensor, "n t"], dict[str, int]], Bool[Tensor, "n t"]] | None = None
 
@@ -206,7 +206,7 @@ _INVOICES = _course(
     tokenizer=build_invoice_tokenizer, model=build_reader, centred=True, folder="{}",
 )  # fmt: skip
 _HARD = _course(0, digits.NOISE, digits.DIGITS, digits.noisy_traces)
-# Every stage has another seed. The seeds 4 and 5 are left out here, because benchmarks/agent_start.py uses them.
+# The seeds of all stages differ; 4 and 5 are left out here, because benchmarks/agent_start.py uses them.
 _TWICE = _course(2, digits.TWICE_NOISE, digits.DIGITS, digits.twice_traces)
 STARTS: dict[Start, Embedded] = {
     "easy": Embedded("digits-easy", digits.DIGITS_LAYOUT, 32, digits.DIGITS, Course(_HARD.stretches[:1])),
@@ -235,7 +235,7 @@ def embedded(task: Start | Fields) -> Embedded:
 
 @dataclass(frozen=True)
 class Task:
-    """A model to start from, prompts with answers, and the blocks and the largest length of a completion.
+    """What a run trains on: a model, prompts with answers, and a completion's blocks and largest length.
 
     Args:
         name: how reports call it.

@@ -52,8 +52,9 @@ class FieldProblems(EmbeddedProblems):
 class FieldsNoise:
     """How often the fields of a training completion follow their rules, and how often they copy a wrong digit."""
 
-    right: tuple[float, ...]  # each field's probability to follow its rule; fewer numbers than fields are repeated
-    # The probability that a field copies the digit four places after its own, so that every field has an error to unlearn.
+    # each field's probability to follow its rule; if there are fewer numbers than fields, they repeat
+    right: tuple[float, ...]
+    # The probability that a field copies a wrong digit, four places after its own; every field thus has an error to unlearn.
     astray: float = 0.4
 
 
@@ -121,7 +122,7 @@ class Fields:
 
     @property
     def layout(self) -> Layout:
-        """Return the layout of a completion: a block for each field's value, and one for the form: keys, punctuation, the end."""
+        """Return a completion's layout: a block for each field's value, and the block `form` for keys, punctuation and the end."""
         return Layout({FORM: [], **{name: [name] for name in self.names}}, segmenter="json")
 
     @property
@@ -130,7 +131,7 @@ class Fields:
         return 2 * self.count + 2
 
     def values(self, problems: FieldProblems, slips: tuple[np.ndarray, np.ndarray] | None = None) -> Int[np.ndarray, "n k"]:
-        """Compute the value of every field of N objects; `slips` says which values (N, K) to replace, and by what."""
+        """Compute the value of every field of N objects; `slips` marks values to replace, (N, K), and holds their replacements."""
         value_nk = np.stack([value_of(problems, *question) for question in QUESTIONS[: self.count]], axis=1)
         return value_nk if slips is None else np.where(*slips, value_nk)
 

@@ -219,7 +219,7 @@ def find_unasked(layout: Layout, texts: Sequence[str]) -> list[str]:
 
 
 def _holds(text: str, word: str) -> bool:
-    """Return whether a text contains a tag, or contains a word that is not part of a longer word."""
+    """Return whether a text contains a tag or a whole word."""
     return bool(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", text)) if word[:1].isalnum() else word in text
 
 
@@ -240,7 +240,7 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
     dataset_path = Path(dataset)
     file_suffix, readable_suffixes = dataset_path.suffix.lower(), (*_READERS, *SUFFIXES)
     if dataset_path.exists():
-        config.HF_UPDATE_DOWNLOAD_COUNTS = False  # otherwise `datasets` would tell a server that files were read
+        config.HF_UPDATE_DOWNLOAD_COUNTS = False  # stops `datasets` from reporting local reads to a server
     if dataset_path.is_file() != (file_suffix in readable_suffixes):
         missing_text = f"does not exist in '{Path.cwd()}' or beside the recipe"
         file_problem = "is not a kind of file that can be read" if dataset_path.is_file() else missing_text

@@ -74,7 +74,8 @@ class InvoiceProblems(EmbeddedProblems):
 class ClerkNoise:
     """How often training completions have the faults of a hurried clerk, and how many optional facts their letters hold."""
 
-    slip: float = 0.0  # the probability of a fault in each field; above .5 most due dates are inverted (null, or not)
+    # the probability of a fault in each field; a fault in `due` turns a date into null, and null into a date
+    slip: float = 0.0
     facts: float = 1.0  # the smallest share of the optional facts that a letter holds
 
 

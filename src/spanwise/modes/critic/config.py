@@ -52,7 +52,7 @@ _PAGE = Page(
             "share of the variance",
             "1 - variance of (earned - expected) / variance of earned, over the tokens of a batch: 1 is perfect, 0 is no "
             "better than a constant, below 0 is worse.",
-            floor=-1.0,  # because an untrained critic's -1,000 would hide the rest
+            floor=-1.0,  # an untrained critic may start at -1,000, which would flatten the rest of the curve
         ),
         Chart(
             "Error of the critic",
@@ -182,7 +182,7 @@ class CriticConfig(Mode):
 def critic_faults(
     critic_config: CriticConfig, scheme: Scheme, *, engine: str, there: Any, option: str, instead: str = ""
 ) -> dict[str, Any]:
-    """Return error sentences about a critic that does not fit the method or the engine, each with True if it applies."""
+    """Return every error that a critic can have with the method or the engine, as {sentence: whether it applies}."""
     value_names, no_values = scheme.value_names, f"method '{scheme.method}' reads no values"
     return {
         f"Method '{scheme.method}' needs the values of {engine}'s critic: add {option}. Or use a method that compares completions, "

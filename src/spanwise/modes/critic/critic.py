@@ -55,10 +55,10 @@ class Critic:
         self.model, self.config, self.accelerator, self.seed = model, config, accelerator, seed
         self.gamma = gamma
         self.micro_batch = config.micro_batch or micro_batch
-        self.updates = self.batches = 0  # the critic's optimizer steps and generation batches so far
+        self.updates = self.batches = 0  # how many optimizer steps and generation batches the critic has had
         self.model.to("cpu" if config.offload else accelerator.device)
         if config.gradient_checkpointing:
-            trunk = self.model.model  # the method below has two names, as transformers 5 renamed it
+            trunk = self.model.model  # transformers 5 renamed the method that the next line calls
             getattr(trunk, "activation_checkpointing_enable", trunk.gradient_checkpointing_enable)()
         trained_parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(trained_parameters, lr=config.learning_rate, weight_decay=config.weight_decay)
@@ -90,7 +90,7 @@ class Critic:
         return Learned(value_nts[:, :-1], batch.bootstrap(value_nts), named_metrics)
 
     def _fit(self, batch: _Batch, value_nts: Tensor) -> dict[str, float]:
-        """Fit the critic to a batch; return loss and gradient norm, and put the values before the fit into `value_nts`."""
+        """Fit the critic to a batch; return loss and gradient norm, and fill `value_nts` with the values from before the fit."""
         self.model.train()
         step_metrics, row_count = [], len(value_nts)
         for epoch in range(self.config.epochs):
@@ -131,7 +131,7 @@ class Critic:
         for parameter in trained_parameters:
             parameter.grad = self._sum(parameter.grad)
         gradient_norm = float(nn.utils.clip_grad_norm_(trained_parameters, self.config.max_grad_norm))
-        if not gradient_norm < float("inf"):  # also true for NaN; all processes have the same gradients
+        if not gradient_norm < float("inf"):  # if it is infinite or NaN, it is so in all processes
             raise self._diverged(f"the norm of its gradient is {gradient_norm}")
         self.optimizer.step()
         self.schedule.step()
@@ -205,7 +205,7 @@ class Critic:
 
 @dataclass(frozen=True)
 class _Batch:
-    """The rows to which a critic is fitted; a row has a value before each column and one after the last."""
+    """The rows to which a critic is fitted; each row has a value before every token and one after the last."""
 
     rows: Sequences
     streams: Streams
@@ -222,7 +222,7 @@ class _Batch:
         return mask_snt.permute(1, 2, 0)
 
     def bootstrap(self, value_nts: Tensor) -> Tensor:
-        """Return the values after the last token of rows that were cut off, as the critic's option `truncated` demands."""
+        """Return the value after each row's last token, which for cut-off rows depends on the critic's option `truncated`."""
         bootstrap_stream = partial(bootstrap_values, self.truncated_n, truncated=self.config.truncated)
         return torch.stack([bootstrap_stream(value_end_n=end_n) for end_n in self.ends(value_nts).unbind(1)], 1)
 
@@ -237,7 +237,7 @@ class _Batch:
         return is_nonfinite_nts.sum(dim=(1, 2)).float() + (uses_end_n[:, None] & ~self.ends(value_nts).isfinite()).sum(dim=1)
 
     def targets(self, value_nts: Tensor) -> Tensor:
-        """Return the target of each value, 0 if it has none; values that are not finite are replaced by 1/2 first."""
+        """Return the target of each value, 0 where it has none; values that are not finite count as 1/2."""
         value_nts = torch.where(value_nts.isfinite(), value_nts, 0.5)
         options: dict[str, Any] = {"lam": self.config.gae_lambda_value, "gamma": self.gamma}
         inputs_of_streams: Iterator[dict[str, Any]] = self.streams.inputs(value_nts[:, :-1], self.bootstrap(value_nts))
@@ -273,7 +273,7 @@ class CriticInTrl(TrlPart):
         self._ended: float | None = None
 
     def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
-        """Add the critic's values to a batch, fit the critic to the batch, and measure its share of the training time."""
+        """Add the critic's values to a batch, fit the critic to the batch, and measure the critic's share of the training time."""
         start_time, trainer, batch = time.perf_counter(), self.trainer, own.batch
         value_streams = streams(own.reading, batch, trainer.scheme)
         is_training = bool(trainer.model.training)

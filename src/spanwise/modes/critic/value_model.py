@@ -55,7 +55,7 @@ class ValueModel(nn.Module):
 
     @staticmethod
     def of_policy(policy: Any, names: Sequence[str], config: CriticConfig) -> ValueModel:
-        """Build a critic from a policy's trunk, adapters merged, and a head of zeros; in float32, on the policy's device."""
+        """Build a float32 critic on the policy's device: the policy's trunk with its adapters merged, and a head of zeros."""
         merged_policy = deepcopy(policy).merge_and_unload() if hasattr(policy, "merge_and_unload") else policy
         trunk_settings = _set_head(deepcopy(merged_policy.config), names, config)
         try:

@@ -120,7 +120,7 @@ class Laser(Mode):
 
     @property
     def first_mix(self) -> int | None:
-        """The number, from 0, of the first generation batch with laser's scores in its credit; None if no batch has them."""
+        """The index of the first generation batch whose credit contains laser's scores; None if there is no such batch."""
         return self.reasoning_warmup + self.self_rewarding_warmup if self.mix > 0 else None
 
     @property
@@ -160,7 +160,7 @@ class Laser(Mode):
         )
 
     def check_steps(self, steps: int) -> None:
-        """Refuse warm-ups after which the run has no steps left for laser's loss or for the mixing of its score."""
+        """Refuse warm-ups as long as the run, because laser's loss or the mixing of its score would never start."""
         for start, name, remedy in (
             (self.reasoning_warmup, "loss", "set reasoning_warmup down"),
             (self.first_mix, "mixing", "set self_rewarding_warmup down, or mix: 0"),
@@ -172,7 +172,7 @@ class Laser(Mode):
                 )
 
     def mixes_at(self, step_n: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """Mark completions whose step mixes laser's score into the credit; step 0 (unknown) counts as such a step.
+        """Mark completions from steps that mix laser's score into the credit; step 0 means unknown and is marked, too.
 
         >>> Laser("<unk>", self_rewarding_warmup=2).mixes_at(torch.tensor([0, 1, 2, 3]))
         tensor([ True, False, False,  True])
@@ -229,7 +229,7 @@ class Laser(Mode):
         return self.verdict
 
     def note(self, table: Any) -> str:
-        """Return a sentence on how many completions are from before the scores enter the credit; empty if none are."""
+        """Say how many completions are from steps before laser's scores enter the credit; an empty text if there are none."""
         if self.first_mix is None or table.score_n is None:
             return ""
         early_count = int((~self.mixes_at(table.step_n)).sum())

@@ -18,7 +18,7 @@ from spanwise.modes.sequences import left_padded, positions
 from spanwise.pipeline import Reading
 from spanwise.scheme import Scheme
 
-#: How far a policy's first score may lie outside [0, 1] before laser refuses the reference, and how far from 0 before it warns.
+#: Laser refuses a reference if the first score is over `_FAR` outside [0, 1], and warns if it is over `_NEAR` from 0.
 _FAR, _NEAR = 0.5, 0.1
 
 
@@ -56,7 +56,7 @@ def ended(ids_nt: Int[Tensor, "n t"], present_nt: Bool[Tensor, "n t"], ends: Col
 def end_logp(
     model: Any, rows: Sequence[Sequence[int]], token: int, *, pad: int, temperature: float = 1.0, batch_size: int = 64
 ) -> Float[Tensor, " n"]:
-    """Compute a token's log-probability after each row's end by forward passes at temperature T, multiplied by T."""
+    """Compute T times a token's log-probability, at temperature T, after the end of each row."""
     logps_of_chunks, was_training = [], model.training
     # A PEFT adapter hides the arguments of the model's forward pass, so they are looked up in the wrapped model.
     inner_model = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -165,7 +165,7 @@ class Appended(RowPart):
         return {"score_n": self._score_n} if self.mode.mixes(number) else {}
 
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
-        """Return each row's weight and target in the squared error of the reserved token's log-probability, and metrics."""
+        """Return each row's weight and target log-probability for laser's squared error on the reserved token, and metrics."""
         laser, score_n, laser_metrics = self.mode, self._score_n, {}
         verdict_n = verdicts(laser, reading, scheme).double()
         is_known_n = ~(score_n.isnan() | verdict_n.isnan())
@@ -176,7 +176,7 @@ class Appended(RowPart):
             is_score_right_n = (score_n > 0.5) == (verdict_n > 0.5)
             laser_metrics["laser/loss"] = float(verification_loss(score_n.double(), verdict_n, weight_n=class_weight_n))
             laser_metrics["laser/accuracy"] = float(is_score_right_n[is_known_n].double().mean())
-        # The trainer averages weight * (logp - target)^2 over `rows`; `weight_scale` makes it alpha * the scores' MSE.
+        # The trainer averages weight * (logp - target)^2 over `rows`; `weight_scale` makes this alpha * the MSE of the scores.
         weight_scale = laser.alpha * (laser.beta * self.temperature) ** 2 * rows / max(scored_count, 1)
         target_n = (laser.reference + torch.where(is_known_n, verdict_n, 0.0) / laser.beta) / self.temperature
         return (weight_scale * class_weight_n * (number >= laser.reasoning_warmup)).float(), target_n.float(), laser_metrics
@@ -188,8 +188,8 @@ class Appended(RowPart):
         adv_nt: Float[Tensor, "n t"],
         mask_nt: Shaped[Tensor, "n t"],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the engine's old log-probabilities and advantages without laser's entries, and laser's loss by token."""
-        # The advantage right after the last trained token holds laser's weight; others outside the mask are padding.
+        """Remove laser's entries from old log-probabilities and advantages; return both, and laser's loss by token."""
+        # The advantage right after the last trained token holds laser's weight; other advantages outside the mask are padding.
         is_trained_nt = mask_nt > 0
         after_trained_nt = torch.cat([torch.zeros_like(is_trained_nt[:, :1]), is_trained_nt[:, :-1]], dim=1)
         is_end_nt = after_trained_nt & ~is_trained_nt & (adv_nt != 0)
@@ -199,7 +199,7 @@ class Appended(RowPart):
 
 
 def _verl_faults(config: Any) -> dict[str, Any]:
-    """Return error sentences about settings of verl that do not work with laser, each with True if it applies."""
+    """Return every error that settings of verl can cause with laser, as {sentence: whether it applies}."""
     return {
         "algorithm.rollout_correction.bypass_mode=True takes log-probabilities from sampling, but laser's token is not sampled. "
         "Set bypass_mode=False, or leave laser out.": (config.algorithm.get("rollout_correction") or {}).get("bypass_mode"),
@@ -209,7 +209,7 @@ def _verl_faults(config: Any) -> dict[str, Any]:
 
 
 def _skyrl_faults(cfg: Any) -> dict[str, Any]:
-    """Return error sentences about settings of SkyRL that do not work with laser, each with True if it applies."""
+    """Return every error that settings of SkyRL can cause with laser, as {sentence: whether it applies}."""
     algorithm_config = cfg.trainer.algorithm
     return {
         "laser scores a completion at its end, but generator.step_wise_trajectories=true makes one row per turn. Set it to false, "

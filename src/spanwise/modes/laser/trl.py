@@ -33,7 +33,7 @@ class SelfRewarding(TrlPart):
         vocabulary_size = trainer.accelerator.unwrap_model(trainer.model).get_input_embeddings().weight.shape[0]
         self.token = reserved_id(laser, self.tokenizer, size=vocabulary_size, ends=self.ends)
         self.measured: dict[str, Any] | None = None  # the content of `laser.json`; None before the first batch
-        # The reserved token's log-probabilities from the first and last pass after a generation, NaN for rows that did not end.
+        # The reserved token's log-probabilities in the first and the last forward pass after `generate`; NaN for cut-off rows.
         self.passes: list[Tensor] = []
         # The reserved token's log-probabilities from each call of `generate`, NaN for rows that end in the call's very last step.
         self.heard: list[Tensor] = []
@@ -49,7 +49,7 @@ class SelfRewarding(TrlPart):
 
     @property
     def _needed(self) -> bool:
-        """True if scores are needed before the loss, to measure the reference log-probability or for the credit."""
+        """True if the credit, or measuring the reference log-probability, needs scores before the loss is computed."""
         return self.measured is None or self.mode.mixes(self._generation)
 
     @contextmanager
@@ -57,7 +57,7 @@ class SelfRewarding(TrlPart):
         """Record the reserved token's log-probabilities during `generate`, if scores are needed before the loss is computed."""
         self.passes, self.heard = [], []
         policy_model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        # A PEFT adapter has the model inside, and the hook must be on the model itself.
+        # A PEFT adapter wraps the model, and the hook must be on the model itself.
         inner_model = policy_model.get_base_model() if hasattr(policy_model, "get_base_model") else policy_model
         records_scores = self.trainer.model.training and self._needed
         with inner_model.register_forward_hook(self.hear, with_kwargs=True) if records_scores else nullcontext():
@@ -105,7 +105,7 @@ class SelfRewarding(TrlPart):
         return logps_bt, entropies_bt, auxiliary_loss
 
     def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
-        """Add laser's scores to the batch, and the weights and verdicts for laser's loss to TRL's output."""
+        """Add laser's scores to the batch, and add the weights and verdicts that laser's loss needs to TRL's output."""
         trainer, mode, batch, all_rows = self.trainer, self.mode, own.batch, own.everyone
         if not trainer.model.training:
             return own, {}
@@ -169,12 +169,12 @@ class SelfRewarding(TrlPart):
         return self.mode.alpha * loss, {f"laser/{name}": float(value) for name, value in class_means.items()}
 
     def known_logps(self, ended_n: Tensor, output: dict[str, Any]) -> Tensor:
-        """Return the reserved token's log-probabilities that forward passes or the generation recorded, NaN for other rows."""
-        if "old_per_token_logps" in output:  # then TRL's first forward pass was one of the policy
+        """Return the log-probabilities of the reserved token that forward passes or `generate` recorded; NaN for other rows."""
+        if "old_per_token_logps" in output:  # in this case the first recorded pass was the policy's
             return self.passes[0].detach().float().cpu()
         if "logp_nt" in self.trainer.scheme.needs:
             return self.passes[-1].detach().float().cpu()
-        if len(self.heard) == 1 and len(self.heard[0]) == len(ended_n):  # a single call generated all rows
+        if len(self.heard) == 1 and len(self.heard[0]) == len(ended_n):  # true if one call of `generate` made all rows
             return torch.where(ended_n, self.heard[0], torch.nan)
         return torch.full((len(ended_n),), torch.nan)
 
