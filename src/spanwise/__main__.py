@@ -1,4 +1,4 @@
-"""The command line as `python -m spanwise`."""
+"""Run the command line with `python -m spanwise`."""
 
 from spanwise.cli import main
 

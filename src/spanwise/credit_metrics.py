@@ -29,11 +29,11 @@ class CreditedBatch:
     present_nk: Bool[Tensor, "n k"]
     scores: Scores
     scheme: Scheme
-    group_n: Shaped[Tensor, " n"] | None = None  # prompt ids; None leaves out the metrics of groups
+    group_n: Shaped[Tensor, " n"] | None = None  # the prompt id of each row; without it, metrics of groups are left out
 
     @cached_property
     def agreement(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """For objectives compared in groups: masks of groups with equal rewards, and of groups with two or more rewards."""
+        """Maps each objective compared in groups to two masks: groups with equal rewards, groups with two or more rewards."""
         if self.group_n is None or self.scheme.value_names:
             return {}
         group_n, reward_nm = group_index(self.group_n).cpu(), self.scores.reward_nm.cpu()
@@ -52,7 +52,7 @@ def _by_block(batch: CreditedBatch, compute: Callable[[Tensor], Tensor]) -> dict
 
 
 def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
-    """Divide each objective's count of completions (or rollouts) by the number that the objective scores."""
+    """Return each objective's count as a share of the completions, trajectories or turns that the objective scores."""
     if count_m is None:
         return {}
     total_m = torch.full_like(count_m, len(batch.fault_n)) if batch.credit.count_m is None else batch.credit.count_m
@@ -61,7 +61,7 @@ def _divide(batch: CreditedBatch, count_m: Tensor | None) -> dict[str, float]:
 
 
 def _measure_coarser(batch: CreditedBatch) -> dict[str, float]:
-    """Return for each objective given several outcomes the share of rewards whose baseline ignores some of the outcomes."""
+    """Return the share of rewards whose baseline ignores some outcomes, for each objective with several outcomes."""
     several_outcomes = {objective.name for objective in batch.scheme.objectives if len(objective.outcomes) > 1}
     return {name: share for name, share in _divide(batch, batch.credit.coarser_m).items() if name in several_outcomes}
 
@@ -87,19 +87,19 @@ def _add_up_costs(batch: CreditedBatch) -> dict[str, float]:
 
 
 def _measure_broke(batch: CreditedBatch) -> dict[str, float]:
-    """Return for each objective the share of completions that made its check fail twice, if there are any."""
+    """Return for each objective the share of completions with the status `BROKE`; leave out shares of 0."""
     broke_share_m = (batch.scores.status_nm == int(Status.BROKE)).double().mean(dim=0)
     return {name: share for name, share in zip(batch.scores.names, broke_share_m.tolist(), strict=True) if share > 0}
 
 
 def _measure_dead_strata(batch: CreditedBatch) -> dict[str, float]:
-    """Return for each comparison the share of strata (completions compared together) in which no completion gets credit."""
+    """Return the share of strata (completions compared together) without credit, for each objective or for all together."""
     strata_counts = dead_strata(batch.credit, batch.scheme)
     return {comparison: dead / strata if strata else math.nan for comparison, (strata, dead) in strata_counts.items()}
 
 
 def dead_strata(found: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None) -> dict[str, tuple[int, int]]:
-    """Count the strata (completions compared together) of each comparison, and those in which no completion gets credit."""
+    """Count all strata (completions compared together) and those without credit, for each objective or for all together."""
     if found.adv_nm is None or found.comparison is None:
         return {}
     column_by_name = {" + ".join(scheme.names): 0}

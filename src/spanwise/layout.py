@@ -25,7 +25,7 @@ class Part:
     segmenter: str  # the name of the segmenter that finds the mark
     mark: str  # a tag, a path or a pattern, as written in the layout
     key: str  # the name of the part in the block's text (`BlockText`)
-    index: int | None = None  # which match of the mark this part is, if the block is repeated; None: every match
+    index: int | None = None  # in a repeated block: which of the mark's matches this part takes; None: all matches
 
 
 @dataclass(frozen=True, init=False)
@@ -105,7 +105,7 @@ class Layout:
 
     @cached_property
     def keys(self) -> dict[str, tuple[str, ...]]:
-        """The name of each block -> the keys by which its parts are found in the text of the block (`BlockText`)."""
+        """Maps the name of each block to the keys of its parts in the text of the block (`BlockText`)."""
         return {name: tuple(p.key for p in self.parts if p.block == block) for block, name in enumerate(self.names)}
 
     @cached_property
@@ -185,7 +185,7 @@ class Layout:
                 f"'{first_block_tags[0] if first_block_tags else 'none'}'."
             )
         for segmenter in self.segmenters:
-            # Building the function that finds blocks refuses marks that cannot work; the function itself is not used here.
+            # This call builds a segmenter only because it then refuses marks that cannot work; the segmenter is not used.
             registered("segmenter").find(segmenter).function(self.parts_of(segmenter), layout=self)
 
 
@@ -203,7 +203,7 @@ def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
 
 
 def _check_block(name: str, marks: tuple[str, ...]) -> None:
-    """Refuse a block with an empty or reserved name, with a doubled mark, or repeated and without a mark."""
+    """Refuse a block whose name or marks cannot work, such as an empty name or the same mark twice."""
     tag_list = ", ".join(marks)
     possible_faults = {
         f"The block with the tags {tag_list or 'none'} has no name; write {{'solution': ['answer']}}.": not name.strip(),

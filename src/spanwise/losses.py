@@ -45,7 +45,7 @@ def aspo(
     clip_high: float = 0.2,
     cap: float = 3.0,
 ) -> Float[Tensor, "n t"]:
-    r"""Compute the ASPO loss: a token with a positive advantage weighs more the less its probability has grown.
+    r"""Compute the ASPO loss: a token with a positive advantage weighs more if its probability has grown less.
 
     Equation
         drop where A > 0 and rho > 1 + clip_high, or A < 0 and rho < 1 - clip_low
@@ -119,7 +119,7 @@ def dppo(
     p_nt = detached_logp_nt.exp()
     p_old_nt = logp_old_nt.exp()
     limit_nt = torch.where(adv_nt > 0, delta_high, delta_low)
-    gain_nt = (p_nt - p_old_nt) * adv_nt.sign()  # how far the probability moved the way that the advantage pushes it
+    gain_nt = (p_nt - p_old_nt) * adv_nt.sign()  # the change of the probability; positive if the advantage asks for it
     if divergence == "tv":
         is_kept_nt = gain_nt <= limit_nt
     elif divergence == "kl":
@@ -187,7 +187,7 @@ def value_loss(
 
 
 def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[float, float]) -> Float[Tensor, "n t b"]:
-    r"""Turn each target of a critic into probabilities of bins: the shares of a normal distribution around the target.
+    r"""Turn each target of a critic into probabilities of bins, taken from a normal distribution around the target.
 
     Equation
         p[b] = (Phi((e[b+1] - y) / sigma) - Phi((e[b] - y) / sigma)) / (Phi((e[B] - y) / sigma) - Phi((e[0] - y) / sigma))

@@ -37,10 +37,10 @@ class Metric:
     """A logged number; a name with a placeholder, such as `<block>`, stands for one number per block or objective."""
 
     name: str
-    of: Callable[[Any], Mapping[str, float]] | None = None  # returns {block or objective: number}; None: computed elsewhere
+    of: Callable[[Any], Mapping[str, float]] | None = None  # computes a number per block or objective; None: other code does
     lasting: Alarm | None = None  # raised if the metric is beyond its threshold in several training batches in a row
-    overall: Alarm | None = None  # raised if the metric's mean over a whole run is, and `lasting` was not raised
-    at_end: Alarm | None = None  # raised if the metric's mean over the last batches of a run is
+    overall: Alarm | None = None  # raised if the mean over a whole run is beyond the threshold, unless `lasting` was raised
+    at_end: Alarm | None = None  # raised if the mean over the last batches of a run is beyond the threshold
 
     def part(self, key: str) -> str | None:
         """Return the text that a key of the log has in place of the placeholder; None for another metric's key."""

@@ -22,7 +22,7 @@ class Chart:
     """A chart of a mode's metrics on the report page of a run."""
 
     title: str
-    series: Mapping[str, str]  # the metric's name without its prefix -> the label of its curve
+    series: Mapping[str, str]  # maps a metric's name without its prefix to the label of its curve
     y: str  # the label of the vertical axis
     note: str = ""  # a text that the report prints below the chart
     floor: float | None = None  # the chart draws values below this floor at the floor
@@ -61,7 +61,7 @@ class Mode:
     #: True if the mode is part of the rule of credit (`Scheme.modes`); False if an engine takes it as a separate argument.
     in_scheme: ClassVar[bool] = True
     adds: ClassVar[frozenset[str]] = frozenset()  # the fields of `Batch` that the mode's code in an engine fills in
-    #: Engine -> "module:Class" that runs the mode there; in other engines the mode changes neither forward pass nor loss.
+    #: Maps an engine to the class that runs the mode there, as "module:Class"; elsewhere, forward pass and loss stay as they are.
     parts: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
@@ -107,7 +107,7 @@ class Mode:
         """Raise a `RecipeError` for a run of too few steps for the mode to do anything."""
 
     def recorded(self, table: Any, rows: Any) -> Mapping[str, Tensor]:
-        """Return the fields of `Batch` that recorded rollouts hold for the mode; empty if the mode was still off."""
+        """Return the mode's fields of `Batch` from recorded rollouts; return none for rollouts from before the mode was on."""
         return {}
 
     @property
@@ -116,7 +116,7 @@ class Mode:
         return False
 
     def as_trained(self, places: Sequence[Path]) -> Mode:
-        """Return the mode with the numbers that a training run left in one of the folders, so that it can score completions."""
+        """Return the mode with numbers that a training run stored in one of the folders; the mode needs them to score."""
         return self
 
     @property
@@ -125,7 +125,7 @@ class Mode:
         return None
 
     def opinion(self, score_n: Tensor, group_n: Tensor, step_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Return for each completion the weight of the mode's score in the credit, and the score relative to the group."""
+        """Return how much the mode's score weighs in each completion's credit, and the score relative to the group."""
         return torch.zeros_like(score_n), torch.zeros_like(score_n)
 
     def columns(self, batch: Any) -> Mapping[str, Tensor]:
@@ -171,7 +171,7 @@ def part_class(mode: Mode | type[Mode], engine: str) -> Any:
 
 
 def parts_of(modes: Sequence[Mode], engine: str, *arguments: Any, **options: Any) -> dict[str, Any]:
-    """Build, by mode name, the objects that run modes inside an engine; modes without code for that engine are left out."""
+    """Build for each mode the object that runs it inside an engine, by name; skip modes without code for that engine."""
     return {mode.name: part_class(mode, engine)(mode, *arguments, **options) for mode in modes if engine in mode.parts}
 
 

@@ -214,7 +214,7 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def _several(names_or_functions: Any) -> Any:
-    """Return one name or function, or a list of them, as a tuple; None is the empty tuple, anything else stays as it is."""
+    """Turn one name or function, or a list of them, into a tuple; None becomes an empty tuple. Leave other values as they are."""
     if names_or_functions is None:
         return ()
     if isinstance(names_or_functions, str) or callable(names_or_functions):
@@ -244,7 +244,7 @@ def is_number(value: Any) -> bool:
 
 
 def families(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group objectives named `<reward>.<part>` by reward, if there are more than three parts; other names stay alone."""
+    """Group the names `<reward>.<part>` of each reward with more than three parts; any other name is a group of its own."""
     all_names, names_by_family = list(names), dict[str, list[str]]()
     part_counts = Counter(name.partition(".")[0] for name in all_names if "." in name)
     for name in all_names:

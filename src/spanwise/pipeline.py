@@ -89,7 +89,7 @@ class Reading(ByCompletion):
         outcome_names = scheme.outcome_names
         measure_names = scheme.measures
         column_counts = [m, m, 2 * m, m, len(outcome_names), len(measure_names), len(scheme.layout.names), 1]
-        if len(table_nc) == 0:  # a table without rows may have lost its columns as well
+        if len(table_nc) == 0:  # a table without rows may lack its columns, too
             table_nc = table_nc.new_zeros(0, sum(column_counts))
         if table_nc.shape[1] != sum(column_counts):
             raise AlignmentError(
@@ -194,7 +194,7 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
         raise AlignmentError(
             f"{len(reading)} completions were read and the batch has {len(batch.group_n)} group ids; give one id to each."
         )
-    mode_fields = {name for mode in scheme.modes for name in mode.adds}  # fields that a mode may fill in later
+    mode_fields = {name for mode in scheme.modes for name in mode.adds}  # modes may fill in these fields later
     scheme.check({*batch.provides, *mode_fields}, at_read=scheme.reads)
     inputs: dict[str, Any] = {
         name: getattr(batch, name) for name in ("mask_nt", "value_nt", "logp_nt", "bootstrap_n", "ids_nt")
@@ -224,7 +224,7 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
 
 
 def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
-    """Put the rewards on the tokens at which a scheme's critic learns them; refuse a scheme without a critic."""
+    """Put each reward on the last token that it credits, for the scheme's critic; refuse a scheme without a critic."""
     if not scheme.entry.reads_values:
         raise RecipeError(f"Method '{scheme.method}' uses no critic with a value for each token; use 'gae' or 'sae'.")
     if reading.spans is None or batch.mask_nt is None:
@@ -289,7 +289,7 @@ def advantages(
         adv_nt = spread_tokens(found.token_nt, spans, per=per, stop_n=found.stop_n, dtype=dtype)
     if found.refined_nt is not None:
         adv_nt = adv_nt + spread_tokens(found.refined_nt, spans, per=per, dtype=dtype)
-    adv_sum_n = adv_nt.sum(dim=1)  # a finite sum proves, with little memory, that a row is finite
+    adv_sum_n = adv_nt.sum(dim=1)  # if a row's sum is finite, so is the row; this test needs little memory
     if not adv_sum_n.isfinite().all() and (bad_token := first_of(~adv_nt.isfinite())):
         n, t = bad_token
         block_credits = ", ".join(f"{value:g}" for value in found.block_nk[n].tolist())

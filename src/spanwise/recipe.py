@@ -28,7 +28,7 @@ from spanwise.score.criteria import is_column
 EMBEDDED = ("digits", "digits_twice", "digits_long", "fields", "invoices")
 #: The tasks for which the recipe names a model and a dataset.
 _BY_NAME = ("confidence", "two_attempts", SCRIPT)
-#: Field -> the tasks that can use it; all tasks can use any other field.
+#: Maps some fields to the tasks that can use them; all tasks can use the other fields.
 _USED_BY: Mapping[str, tuple[str, ...]] = {
     "start": EMBEDDED[:1],
     **dict.fromkeys(("start_seed", "start_steps"), EMBEDDED),
@@ -380,7 +380,7 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
         return [each_field]  # each objective also credits keys and punctuation, because a wrong key loses the field
     paid_block_names = rest_block if by_block else layout.names
     if by_block:
-        # Only the two objectives below credit keys and punctuation; the fields' rewards together would outweigh theirs.
+        # Only the two objectives below credit keys and punctuation, because all fields together would outweigh these two.
         each_field |= {"pays": (OWN,), "if_missing": None}
     schema_options = {"schema": _invoice_schema(layout), "alone": True}
     return [
@@ -478,7 +478,7 @@ def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
     plain_scheme = scheme.plain()
     import_paths = [entry["reward"] for entry in recipe.objectives or () if ":" in str(entry["reward"])]
     for plain_objective, objective in zip(plain_scheme["objectives"], scheme.objectives, strict=True):
-        for path in import_paths:  # write the path as the recipe has it; the function may be defined in another module
+        for path in import_paths:  # keep the recipe's import path; the function may be defined in another module
             if not isinstance(objective.reward, str) and str(path).endswith(f":{objective.reward.__qualname__}"):
                 plain_objective["reward"] = path
     return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **plain_scheme}
@@ -511,7 +511,7 @@ def _build_objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collecti
         else:
             import_paths = [reward, *import_paths]
     elif isinstance(reward, str) and reward in recorded and not is_registered(reward, kind="reward"):
-        entry = {"name": reward, **entry, "reward": recorded_elsewhere}  # a column of the rollout file holds the reward
+        entry = {"name": reward, **entry, "reward": recorded_elsewhere}  # the rollout file has this reward as a column
     elif isinstance(reward, str) and recorded and not is_registered(reward, kind="reward"):
         raise RecipeError(f"Objective {position}: {unknown('reward', reward, [*recorded, *REWARDS])}")
     if import_paths and not run_code:
@@ -530,7 +530,7 @@ def _explain(error: ValidationError) -> str:
         fault_type = item["type"]
         wrong_value = item["input"]
         fault_context = item.get("ctx", {})
-        # Pydantic appends the type that it tried to a field's name; leave the type out.
+        # Pydantic may add the type that it tried to a field's path; this line drops the type.
         field_path = ".".join(str(name) for name in item["loc"] if name not in ("str", "float", "list[str]"))
         if fault_type == "invalid_key":
             faults.append(_no_field(field_path))
@@ -547,7 +547,7 @@ def _explain(error: ValidationError) -> str:
     return "; ".join(faults)
 
 
-#: Pydantic's name of a bound or a type -> the words of our error messages.
+#: Maps Pydantic's names of bounds and types to the words for them in spanwise's error messages.
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most"}
 _KINDS = {
     "int": "a whole number", "float": "a number", "finite": "a finite number", "bool": "true or false", "string": "text",

@@ -19,7 +19,7 @@ from spanwise.errors import RecipeError, unknown
 _Entry = TypeVar("_Entry")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _BY_KIND: dict[str, Registry[Any]] = {}
-#: Kind -> the module that creates the registry of this kind; `registered` imports it when it is needed.
+#: Maps each kind, such as "reward", to the module that creates its registry; `registered` imports the module when needed.
 _HOMES = {
     **dict.fromkeys(("completion", "block", "token", "step"), "spanwise.credit.registry"),
     "mode": "spanwise.modes",
@@ -132,7 +132,7 @@ def imported(path: str, *, what: str) -> Any:
             with _first(Path.cwd()):
                 module = import_module(module_name)
             if getattr(module, "__file__", None) is None and module.__spec__ is not None and module.__spec__.origin is None:
-                raise ModuleNotFoundError(name=module_name)  # Python imported a mere folder, which has no code
+                raise ModuleNotFoundError(name=module_name)  # the name stands for a folder without code
         else:
             module = _run(module_file, module_name)
     except (Exception, SystemExit) as error:  # a user's module may raise any error when it is imported, or exit

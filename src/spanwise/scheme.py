@@ -23,7 +23,7 @@ from spanwise.segment import SEGMENTERS
 
 #: The task that `recipe.yaml` names if a user's script drives the run; the file then holds the scheme and no prompts.
 SCRIPT = "own"
-#: The name of a method's option in NeMo-RL -> its name here.
+#: Maps NeMo-RL's names of method options to spanwise's names.
 _OTHER_NAMES = {"gae_lambda_policy": "lam"}
 
 
@@ -153,12 +153,12 @@ class Scheme:
 
     @property
     def stages(self) -> tuple[Any, ...]:
-        """The modes, then the refinement: they change the credit that the method gave, in this order."""
+        """The modes and then the refinement, in the order in which they change the method's credit."""
         return (*self.modes, *(() if self.refine is None else (self.refine,)))
 
     @cached_property
     def entry(self) -> Method:
-        """The registered method; if it remembers earlier batches, this scheme has a memory of its own."""
+        """The registered method; one that remembers earlier batches gets a memory for this scheme alone."""
         return method(self.method).of_a_run()
 
     @property
@@ -324,7 +324,7 @@ def _reads_logp(segmenter: str) -> bool:
 
 
 def _refuse(objectives: Sequence[Objective], find_fault: Callable[[Objective], Any], sentence: str) -> None:
-    """Refuse the first objective in which `find_fault` finds a fault; `{o}` and `{fault}` in the sentence name both."""
+    """Refuse the first objective with a fault; in `sentence`, `{o}` stands for the objective and `{fault}` for the fault."""
     for objective in objectives:
         if fault := find_fault(objective):
             raise RecipeError(f"Objective '{objective.name}' {sentence.format(o=objective, fault=fault)}")

@@ -39,7 +39,7 @@ class Ranks:
     """The processes of a distributed training, which hold equally many completions each."""
 
     rank: int  # the number of this process
-    gather: Callable[[Any], list[Any]]  # all processes call it together and get all arguments in rank order
+    gather: Callable[[Any], list[Any]]  # called by all processes at once; returns the arguments of all in rank order
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class ReadBatch:
     """A batch with what was read from its completions (a `Reading`): blocks, rewards and their statuses."""
 
     batch: Batch  # one row per completion, or one row per turn of a completion
-    reading: Reading  # the rows' blocks and rewards; rows of other processes have no text, and rarely spans
+    reading: Reading  # the blocks and rewards of the rows; rows of other processes lack text, and usually spans
     completions: int  # the number of completions
-    turns: Turns | None = None  # where each row lies in its completion; None: each row is a completion
-    gathered: ReadBatch | None = None  # the rows of all processes; None: there is one process
+    turns: Turns | None = None  # the place of each turn (row) in its completion; None: each row is a completion
+    gathered: ReadBatch | None = None  # the same for the rows of all processes; None: there is one process
     here: slice = field(default_factory=lambda: slice(None))  # the range of this process's rows in `gathered`
 
     @property
@@ -145,7 +145,7 @@ def _stack(tables: Sequence[Tensor]) -> Tensor:
 
 
 def wider(value_nt: Tensor, width: int, *, fill: float = 0.0) -> Tensor:
-    """Pad a table on the right to `width` tokens."""
+    """Pad a table with one column per token on the right, up to `width` columns."""
     return pad(value_nt, (*(0, 0) * (value_nt.dim() - 2), 0, width - value_nt.shape[1]), value=fill)
 
 
@@ -215,8 +215,8 @@ class StepResult:
 
     own: ReadBatch  # the rows of this process; `own.put` turns a table of rows into a table of completions
     advantages_nt: Float[Tensor, "n t"]  # the advantage of each token of the rows
-    spans: Spans  # the blocks of the rows, without those of completions that the trainer left out
-    credit: Credit  # the credit of the rows; its counters cover all processes
+    spans: Spans  # the blocks of the rows; rows that the trainer left out have none
+    credit: Credit  # the credit of this process's rows, but with counters over all processes
     metrics: dict[str, float]  # the metrics over the rows of all processes
     warnings: list[str]  # the warnings that no earlier batch had
     credits: Credit  # the credit of the rows of all processes
@@ -384,7 +384,7 @@ class Step:
         if "logp_nt" not in self.scheme.needs:
             batch = replace(batch, logp_nt=None)
         padding_by_field = {"ids_nt": 0.0, "mask_nt": 0.0, "value_nt": torch.nan, "logp_nt": torch.nan}
-        padded_tables: dict[str, Any] = {  # advantages may have more columns than the batch had in `read`
+        padded_tables: dict[str, Any] = {  # the fields need as many columns as the advantages
             name: wider(table, adv_nt.shape[1], fill=padding)
             for name, padding in padding_by_field.items()
             if (table := getattr(batch, name)) is not None

@@ -19,10 +19,10 @@ from torch import Tensor
 from spanwise.errors import AlignmentError, RecipeError, unknown
 
 #: The text of a completion by block and tag: `text["solution"]["answer"]` is what `<answer>` holds in that block.
-#: The text of an absent block is None; so is that of a tag which does not open, or does not close, in its block.
+#: An absent block has None, and so has a tag that does not open or does not close in its block.
 BlockText = Mapping[str, Mapping[str, str | None] | None]
 _Table = TypeVar("_Table", bound="ByCompletion")
-#: The number of completions of a table that are processed at a time, so that they stay in the processor's cache.
+#: Tables are processed this many completions at a time, so that the data stay in the processor's cache.
 _ROWS = 64
 
 
@@ -267,10 +267,10 @@ class Scores(ByCompletion):
 class Comparison(ByCompletion):
     """The parts of each advantage `(worth - baseline) / divisor`, and the rewards that its baseline comes from."""
 
-    worth_nm: Float[Tensor, "n m"]  # float64 reward, or `if_missing` if the completion left it out; NaN if there is neither
+    worth_nm: Float[Tensor, "n m"]  # the float64 reward, or else the objective's `if_missing`; NaN if there is neither
     #: The float64 number that is subtracted from the worth; NaN if the method subtracts no single number, or nothing.
     baseline_nm: Float[Tensor, "n m"]
-    #: The float64 divisor of worth minus baseline; 1 if nothing is divided, as when all rewards are equal; NaN without baseline.
+    #: The float64 number that divides worth minus baseline: 1 where nothing is divided, and NaN where there is no baseline.
     divisor_nm: Float[Tensor, "n m"]
     stratum_nm: Int[Tensor, "n m"]  # the number of the stratum (the rewards that are compared with each other); -1: none
     level_nm: Int[Tensor, "n m"]  # how many outcomes the stratum ignores, beginning with the last in the objective's `given`
@@ -291,7 +291,7 @@ class Comparison(ByCompletion):
         )
 
     def fitting(self, adv_nm: Float[Tensor, "n m"]) -> Comparison:
-        """Set the reasons anew for changed advantages: an advantage other than 0 counts as credited."""
+        """Update the reasons to changed advantages: every advantage other than 0 gets the reason `CREDITED`."""
         credited_reason = int(Zero.CREDITED)
         zero_reason_nm = torch.where(self.reason_nm == credited_reason, int(Zero.AT_BASELINE), self.reason_nm)
         return replace(self, reason_nm=torch.where(adv_nm != 0, credited_reason, zero_reason_nm))

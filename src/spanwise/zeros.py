@@ -38,8 +38,8 @@ class Count:
     reason: Zero
     objective: str  # the reward that the reason is about; empty if it is about none
     tokens: int
-    completions: int  # the completions without credit in which most tokens have this reason
-    rows: tuple[int, ...] = ()  # the first of these completions; if there are none, the first with any token of this reason
+    completions: int  # how many completions without credit have this reason at most of their tokens
+    rows: tuple[int, ...] = ()  # the first of these completions, or else the first with any token of this reason
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Zeros:
     """The reason for each token with the advantage 0 in N completions; the tokens of all completions form one list."""
 
     names: tuple[str, ...]  # the objectives
-    key_v: Int[Tensor, " v"]  # each token's reason and objective; `reason_of` and `objective` decode it
+    key_v: Int[Tensor, " v"]  # the key of each token's reason and objective; `reason_of` and `objective` decode it
     row_v: Int[Tensor, " v"]  # the completion of each token
     key_n: Int[Tensor, " n"]  # CREDITED if the completion has credit, else the reason of most of its tokens
 
@@ -94,13 +94,13 @@ def recorded_reasons(
     reward_n: Float[Tensor, " n"] | None = None,
     rollout_n: Int[Tensor, " n"] | None = None,
 ) -> Int[Tensor, "n k"]:
-    """Return why tokens get 0, as far as a trainer's recorded numbers show it, encoded by `key_of`.
+    """Return a key (see `key_of`) for the reason why tokens get 0, as far as a trainer's records show the reason.
 
     `credit_nk` is NaN where the trainer recorded no credit; `reward_n`, if given, shows which completions are right.
     """
     largest_credit_n = credit_nk.nan_to_num().abs().amax(dim=1) if credit_nk.shape[1] else torch.zeros(len(group_n))
     group_n = group_index(group_n)
-    same_reward_n = torch.ones_like(group_n).double()  # only the sizes of the groups count here
+    same_reward_n = torch.ones_like(group_n).double()  # any equal rewards do, because only the group sizes are used
     group_size_n = compare_in_strata(same_reward_n, group_n, voter_n=rollout_n).comparison.members_nm[:, 0]
     key_n = torch.full_like(group_n, key_of(Zero.ALL_EQUAL), dtype=torch.long)
     if reward_n is not None:

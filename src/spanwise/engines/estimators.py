@@ -36,7 +36,7 @@ def outcome_advantages(
     batch: Any = None,
     **rest: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Give all trained tokens of a completion the same advantage; return the advantages twice, also as returns."""
+    """Give all trained tokens of a completion the same advantage; return the advantages twice: as advantages and as returns."""
     algorithm_settings = config if hasattr(config, "get") else {}
     spanwise_section = algorithm_settings.get("spanwise") or {}
     ignored_key = next((key for key in spanwise_section if key != "options"), None)

@@ -107,7 +107,7 @@ class SpanEstimator:
         reply_adv_nt, metrics = self.run.finish(self.run.step.read(batch), mask_nt=trained_nt)
         self.last_metrics = {name: value for name, value in metrics.items() if value == value}
         adv_nt = torch.zeros_like(full_mask_nt).scatter(1, reply_column_nt, reply_adv_nt)[:, : mask.shape[1]]
-        # NeMo-RL weighs a rollout by the values of its mask, or by its loss multiplier if it has no reply to mask.
+        # NeMo-RL weighs a rollout by the values of its mask; a rollout without a reply is weighed by its loss multiplier.
         has_reply_n, rollout_weight_n = batch.mask_nt.any(dim=1), full_mask_nt.amax(dim=1)
         loss_multiplier_n = torch.as_tensor(repeated_batch["loss_multiplier"]).float().cpu()
         rollout_weight_n = torch.where(has_reply_n, rollout_weight_n, loss_multiplier_n)
@@ -169,5 +169,5 @@ def fold_factor(
 if __name__ == "__main__":
     sys.argv = sys.argv[1:] or sys.exit("Name NeMo-RL's script: python -m spanwise.engines.nemo_rl examples/run_grpo.py ...")
     attach()
-    sys.path[:1] = [sys.argv[0].rpartition("/")[0] or "."]  # lets the script import modules from its own folder
+    sys.path[:1] = [sys.argv[0].rpartition("/")[0] or "."]  # lets NeMo-RL's script import modules beside it
     runpy.run_path(sys.argv[0], run_name="__main__")

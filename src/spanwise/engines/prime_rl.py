@@ -53,7 +53,7 @@ def check(recipe: str, *, tokens: int | str) -> RecipeRule:
 
 
 async def credit_traces(traces: Sequence[Any], run: RecipeRun, *, tokens: int) -> list[list[float]]:
-    """Return a list per trace (rollout) of a group: the advantages of its sampled tokens, multiplied by `tokens`."""
+    """Return for each trace (rollout) of a group the advantages of its sampled tokens, multiplied by the number `tokens`."""
     nodes_by_trace = [[node for node in trace.nodes if any(node.mask)] for trace in traces]
     reward_columns = columns_of([{**_reward_inputs(trace), "prompts": _prompt(trace, run.tokenizer)} for trace in traces])
     trajectories = [

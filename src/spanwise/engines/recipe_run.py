@@ -68,11 +68,11 @@ class RecipeRun:
             columns, group_of_row = result.own.batch.columns, result.own.batch.group_n.tolist()
             prompt_by_group: dict[int, Any] = {}
             for group, prompt in zip(group_of_row, columns["prompts"], strict=True):
-                prompt_by_group.setdefault(group, prompt)  # later turns of a rollout have longer prompts
+                prompt_by_group.setdefault(group, prompt)  # keep the first prompt, because later turns have longer prompts
             row_prompts = [prompt_by_group[group] for group in group_of_row]
             return self.step.rollouts(result, number=self.batches, prompts=row_prompts, columns=columns)
 
-        batch = result.own.everyone.batch  # the rows of all processes
+        batch = result.own.everyone.batch  # this batch has the rows of all processes
         rollout_count = len(batch.group_n) if batch.steps is None else len(batch.steps.trajectory_s.unique())
         prompt_count = max(1, len(batch.group_n.unique()))
         batch_sizes = {"prompts": prompt_count, "group_size": max(2, rollout_count // prompt_count)}

@@ -24,13 +24,13 @@ def read_rule(
     *,
     engine: str,
     longest: int,  # the maximum number of tokens of a completion
-    get_setting: Callable[[str], Any],  # returns an engine's option by name, or None if it is not set
+    get_setting: Callable[[str], Any],  # returns the value of an engine's option, or None if it is not set
     faults: Mapping[str, Any],
-    fixed: Mapping[str, tuple[Any, str]],  # option -> its required value, and the reason
-    discounts: Mapping[str, str] = {},  # engine's option -> the credit method's option for the same discount
+    fixed: Mapping[str, tuple[Any, str]],  # maps an engine's option to its required value and the reason
+    discounts: Mapping[str, str] = {},  # maps an engine's option to the method's option for the same discount
     deviation: str = "",  # the option that turns the division by a group's standard deviation on or off
 ) -> tuple[RecipeRule, list[str]]:
-    """Return a recipe's rule and warnings about discounts; refuse settings of the engine that conflict with the recipe."""
+    """Return a recipe's rule of credit and warnings about discounts; refuse engine settings that conflict with the recipe."""
     required_value_faults = {
         f"{name} is {get_setting(name)}: {reason}. Leave {name} at {required}.": get_setting(name) not in (None, required)
         for name, (required, reason) in fixed.items()

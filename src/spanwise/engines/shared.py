@@ -52,7 +52,7 @@ def say(*sentences: str) -> None:
 
 
 def kl_fault(beta: float, loss_type: str, *, engine: str) -> dict[str, bool]:
-    """Map an error sentence about the KL term to whether it applies to these settings."""
+    """Return an error sentence about the KL term as a key, whose value says whether the settings have this fault."""
     error_sentence = (
         f"beta is {beta}, and under loss_type '{loss_type}' {engine} does not average the KL over the tokens of each completion. "
         f"Set loss_type to {' or '.join(KL_LOSS_TYPES)}, or beta to 0."
@@ -70,7 +70,7 @@ def fold_factor(
     steps_per_generation: int = 1,
 ) -> Float[Tensor, "b 1"]:
     """Compute the factor on a micro-batch's advantages that makes TRL's loss sum over tokens and average over rows."""
-    # TRL's loss divides by the factor returned here times the number of rows of the micro-batch.
+    # TRL's loss divides by the result of this function times the number of rows in the micro-batch.
     row_count = mask_bt.shape[0]
     token_count_b1 = mask_bt.sum(dim=1, keepdim=True).clamp(min=1).to(torch.float32)
     ones_b1 = torch.ones_like(token_count_b1)
@@ -165,7 +165,7 @@ class RunRecord:
         """Build the content of `recipe.yaml` from a scheme and from the trainer's settings that are not None."""
         given_settings = {name: value for name, value in settings.items() if value is not None}
         recipe = {"task": SCRIPT, **scheme.plain(), **given_settings, "keep_rollouts": self.keep, "report": self.report}
-        return json.loads(json.dumps(recipe))  # lists in place of tuples, as in a recipe read from a file
+        return json.loads(json.dumps(recipe))  # JSON turns tuples into lists, as in a recipe that is read from a file
 
     def check(self, recipe: Mapping[str, Any], *, step: int | None) -> None:
         """Refuse a folder that already holds another run or other files; `step` is None if the trainer numbers no batches."""
@@ -239,7 +239,7 @@ class RunRecord:
         self._line |= {"step": step, **{k: v for k, v in values.items() if isinstance(v, int | float) and v == v}}
 
     def add_update(self, logged: Mapping[str, Any], names: Mapping[str, str]) -> None:
-        """Add the trainer's metrics of the last policy update; `names` maps the report's names of metrics to the trainer's."""
+        """Add the trainer's metrics of the last policy update under the report's names, which are the keys of `names`."""
         if self._line:
             self.add(self._line["step"], {name: logged[key] for name, key in names.items() if key in logged})
 

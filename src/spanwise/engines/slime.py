@@ -106,13 +106,13 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
 
 
 def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
-    """Hook `--custom-advantage-function-path`: set the advantages of a rank's tokens.
+    """Set the advantages of a rank's tokens, as slime's hook `--custom-advantage-function-path`.
 
     Rewards without credit (the other hook is not set) raise a `RecipeError`; another number of log-probabilities than advantages
     an `AlignmentError`.
     """
     other_hook, this_hook = HOOKS
-    sample_credits = rollout_data["rewards"]  # the other hook returned credit as rewards
+    sample_credits = rollout_data["rewards"]  # `post_process_rewards` put credit into this field
     has_credit = all(isinstance(credit_t, Tensor) for credit_t in sample_credits)
     refuse({f"{this_hook} works only beside {other_hook}: {HOOKS[other_hook]}.": not has_credit})
     from slime.backends.megatron_utils.cp_utils import slice_log_prob_with_cp  # pyright: ignore[reportMissingImports]
@@ -136,7 +136,7 @@ def fold_factor(
 
     factor[i] = D[i], the trained tokens of i's rollout; with `calculate_per_token_loss` those of i's step / its rollouts
     """
-    # slime averages over the tokens of a rollout or, per token, of an optimizer step, which it fills with rollouts in order.
+    # slime averages over the tokens of one rollout or, if `per_token`, of one optimizer step (`batch_size` rollouts in order).
     rollouts_per_average = batch_size if per_token else 1
     average_index_n = rollout_n // rollouts_per_average
     token_count_n = trained_n.clamp(min=1).float() if per_token else trained_n.float()

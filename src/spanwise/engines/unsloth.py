@@ -32,7 +32,7 @@ _CANARY = f"Use unsloth 2026.10.9, or {_INSTEAD}."
 def packed(value_bt: Shaped[Tensor, "b t"], inputs: Mapping[str, Any], *, pad_id: int) -> Shaped[Tensor, "b u"]:
     """Move each completion token's value to the column that the token has in Unsloth's loss."""
     if any(inputs.get(name) is not None for name in ("pixel_values", "pixel_values_videos")):
-        return value_bt  # with images, Unsloth leaves padding and columns as they are
+        return value_bt  # if there are images, Unsloth moves no tokens to other columns
     prompt_ids_bp = inputs["prompt_ids"]
     is_pad_bl = torch.cat([prompt_ids_bp, inputs["completion_ids"]], dim=1) == pad_id
     packed_value_bl = torch.cat([value_bt.new_zeros(prompt_ids_bp.shape), value_bt], dim=1)
@@ -83,7 +83,7 @@ def check_gradient(gradient_bu: Float[Tensor, "b u"] | None, expected_bu: Float[
 
 
 class _Packed(GRPOTrainer):
-    """A class between `SpanGRPOTrainer` and Unsloth's trainer, which moves advantages to the columns of Unsloth's loss."""
+    """Moves advantages to the columns of Unsloth's loss; stands between `SpanGRPOTrainer` and Unsloth's trainer."""
 
     args: Any
     processing_class: Any
@@ -138,7 +138,7 @@ class UnslothSpanGRPOTrainer(SpanGRPOTrainer, _Packed):
             # Unsloth computes the gradient together with the loss, and stores it in the loss's `grad_fn`.
             saved_tensors = getattr(loss.grad_fn, "saved_tensors", ())
             advantage_bt = inputs["advantages"]
-            equal_logp_bt = torch.zeros_like(advantage_bt)  # as before an update, when every importance ratio is 1
+            equal_logp_bt = torch.zeros_like(advantage_bt)  # equal log-probabilities: every importance ratio is 1
             slope_bt = fold.surrogate_slope(equal_logp_bt, {"advantages": advantage_bt}, self.args)
             gradient_scale = 1.0 if self.accelerator.scaler is None else self.accelerator.scaler.get_scale()
             gradient_scale /= len(advantage_bt) * self.current_gradient_accumulation_steps

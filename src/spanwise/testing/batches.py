@@ -77,7 +77,7 @@ def take(columns: Mapping[str, Any], index: Sequence[int]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DrawnBatch:
-    """The inputs of one call of a function under test; `place_nt` has each trainable token's index, and -1 at masked tokens."""
+    """The inputs of one call of a function under test; `place_nt` says which trainable token each column has (-1: none)."""
 
     spec: tuple[Input, ...]
     group_n: Int[Tensor, " n"]  # the group of each row, even if the estimator gets no groups
@@ -112,7 +112,7 @@ class DrawnBatch:
 
 
 def placed(token_nt: Tensor, place_nt: Int[Tensor, "n t"], masked: float | int) -> Tensor:
-    """Move each trainable token's value to the column where `place_nt` has the token's index; fill the others with `masked`."""
+    """Put the values of trainable tokens into the columns that `place_nt` gives them; fill all other columns with `masked`."""
     return pad(token_nt, (0, 1), value=masked).gather(1, place_nt % (token_nt.shape[1] + 1))
 
 
@@ -194,7 +194,7 @@ def _draw_rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, li
     value_count = n * math.prod(axis_sizes)
     assert entry.entries is not None
     entry_values = draw(st.lists(entry.entries, min_size=value_count, max_size=value_count))
-    if not isinstance(entry_values[0], int | float):  # a state may be any hashable value
+    if not isinstance(entry_values[0], int | float):  # values that are no numbers, such as states, fit in no tensor
         return entry_values
     value_tensor = torch.tensor(entry_values, dtype=entry.dtype).reshape(n, *axis_sizes)
     if absent and entry.is_reward and entry.axes[0] == "n":

@@ -21,7 +21,7 @@ from spanwise.testing.search import ConformanceError, Suite, show
 from spanwise.types import Credit, Spans
 
 _IDS = ("group", "trajectory", "stratum", "anchor", "state")
-_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # most sums of these rewards are inexact in float32
+_LEVELS = (0.7, 1 / 3, 0.1, 0.806, -0.123456789, 1.0, 0.0)  # rewards to draw from; float32 rounds most of their sums
 _REWARD_NAMES = ("reward_n", "reward_nk", "reward_nm", "reward_nt", "reward_s")
 _NOT_NEGATIVE = st.sampled_from([0.0, 0.125, 0.5, 1.0, 2.0])
 _SAYS = {**PROPERTIES, "oracle": "it equals the slow oracle", "one block": "one block is the method for completions"}
@@ -146,7 +146,7 @@ class _Estimator(Suite):
         return [_row_indices(batch.group_n == group) for group in batch.group_n.unique()]
 
     def columns(self, result: Any) -> dict[str, Tensor]:
-        """Return the advantages in an estimator's result as its only column, which has no name."""
+        """Return the advantages from an estimator's result as one column, whose name is empty."""
         if isinstance(result, tuple) and result and isinstance(result[0], Tensor):
             result = result[0]  # the result is a NamedTuple whose first field is the advantage
         if not isinstance(result, Tensor):
@@ -208,7 +208,7 @@ class _Estimator(Suite):
 
     def constant(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that groups with equal rewards get exactly 0."""
-        # Step methods get rewards of 0: trajectories differ in length, so other equal rewards would have unequal sums.
+        # Step methods get rewards of 0, because other equal rewards have unequal sums over trajectories of different lengths.
         reward_levels = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
         reward_levels = [abs(level) if "negative" in self.method.exceptions else level for level in reward_levels]
         level_n = _draw_by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*reward_levels, NAN))
@@ -251,7 +251,7 @@ class _Estimator(Suite):
             self.refuse(batch, advantage_nt, "exactly 0 outside every block")
 
     def monotone(self, batch: DrawnBatch, draw: Draw) -> None:
-        """Check that the credit of a row, block, step or last token does not fall if its own reward rises."""
+        """Check that a higher reward never lowers the credit of the row, block, step or last token that the reward is for."""
         reward_names = [entry.name for entry in self.spec if entry.is_reward and entry.stem != "calibration"]
         row = draw(st.integers(0, len(batch) - 1))
         name = draw(st.sampled_from(reward_names))

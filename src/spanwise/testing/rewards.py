@@ -137,7 +137,7 @@ def _build_block(tags: tuple[str, ...], contents: Sequence[str | None]) -> dict[
 def _draw_completions(
     layout: Layout, contents: Sequence[str], *tables: Mapping[str, Sequence[Any]]
 ) -> SearchStrategy[DrawnCompletions]:
-    """Build a strategy for one to five completions, whose blocks have any contents or are missing."""
+    """Build a hypothesis strategy for one to five completions, whose blocks have any contents or are missing."""
     content = st.one_of(st.sampled_from([*contents, None]), st.text(max_size=5))
     blocks = {}
     for name, tags in layout.keys.items():
@@ -148,7 +148,7 @@ def _draw_completions(
 
 
 def _list_completions(layout: Layout, contents: Sequence[str], *tables: Mapping[str, Sequence[Any]]) -> DrawnCompletions:
-    """Pair every text with every dataset row, as completions that must get the same reward in each thread and process."""
+    """Pair every text with every dataset row; each pair must get the same reward in every thread and process."""
     row_count = max((len(values) for table in tables for values in table.values()), default=1)
     table_rows = [
         [{name: values[i % len(values)] for name, values in table.items()} for table in tables] for i in range(row_count)

@@ -16,7 +16,7 @@ from torch import Tensor
 from spanwise.errors import RecipeError, SpanwiseError, check_known
 from spanwise.testing.batches import NAN, Draw, DrawnBatch, left_padded, placed, rearranged, take
 
-#: A property that only one example must show, such as a negative result, is given at least this many examples.
+#: A property gets at least this many examples if some example must show a fact, such as a negative result.
 _LEAST_EXAMPLES = 60
 
 
@@ -37,12 +37,12 @@ class Suite:
     function: Callable[..., Any]
     sentences: Mapping[str, str]
     name: str = ""  # the name of the property that is checked
-    facts_shown: set[Any] = field(default_factory=set)  # what the property's examples have shown so far
+    facts_shown: set[Any] = field(default_factory=set)  # the facts that the property's examples have shown so far
     #: Maps a property to what its examples together must show, such as a positive and a negative result.
     facts_to_show: ClassVar[Mapping[str, frozenset[Any]]] = {}
     #: Maps each column with a number per token to the number that it must hold at masked tokens.
     by_token: ClassVar[Mapping[str, float]] = {}
-    #: Columns with an entry per row, which must stay the same if tokens move.
+    #: The columns of the result with one entry per row, which must not change if tokens move to other places.
     by_row: ClassVar[tuple[str, ...]] = ()
     crashes: ClassVar[str] = "raises"
 
@@ -66,7 +66,7 @@ class Suite:
         exceptions: Mapping[str, str] | None,
         examples: int,
     ) -> None:
-        """Search for the smallest example that breaks a property, for each requested property or all but the exceptions."""
+        """Check the requested properties, or all but the exceptions; report the smallest example that breaks a property."""
         for name in (*(asked or ()), *(exceptions or ())):
             check_known("property", name, self.sentences)
         for name in asked or self.sentences:
@@ -109,7 +109,7 @@ class Suite:
                 self.fail(example, f"Got {column_prefix}{show(result[column])}, expected {show(expected_value)}.")
 
     def alone(self, batch: Any, rows: list[int]) -> None:
-        """Fail the property if some rows get another result alone than together with the rest of the batch."""
+        """Fail the property if the result of some rows changes when the rest of the batch is left out."""
         if rows:
             self.same(batch, take(self.run(batch), rows), self.run(batch.take(rows)))
 

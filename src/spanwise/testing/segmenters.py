@@ -46,14 +46,14 @@ def small_vocabulary(tags: Sequence[str] = ("answer", "confidence"), *, signs: S
 
 
 def _tags_and_signs(tags: Sequence[str], signs: Sequence[str]) -> list[str]:
-    """Return each tag as it opens and as it closes, and the signs."""
+    """Return the opening and the closing form of each tag, and the signs."""
     return [f"<{slash}{tag}>" for tag in tags for slash in ("", "/")] + list(signs)
 
 
 def texts(
     tags: Sequence[str] = ("answer", "confidence"), *, most: int = 8, signs: Sequence[str] = ()
 ) -> SearchStrategy[str]:
-    """Build a strategy for completions as a policy may write them: whole and broken tags and signs in any order, and noise.
+    """Build a hypothesis strategy for completions of a policy: whole and broken tags and signs, and noise, in any order.
 
     Example:
         >>> from hypothesis import find
@@ -67,7 +67,7 @@ def texts(
 def token_rows(
     vocabulary: Vocabulary, tags: Sequence[str] = ("answer", "confidence"), *, signs: Sequence[str] = ()
 ) -> SearchStrategy[tuple[int, ...]]:
-    """Build a strategy for rows of token ids: a text drawn from `texts(tags)`, cut into any tokens of the vocabulary that fit.
+    """Build a hypothesis strategy for rows of token ids, which spell a text drawn from `texts(tags)` in any tokens that fit.
 
     Example:
         >>> from hypothesis import given
@@ -81,7 +81,7 @@ def token_rows(
 
 
 def cutter(vocabulary: Vocabulary) -> Callable[[bytes, Sequence[int]], tuple[int, ...]]:
-    """Return a function that cuts bytes into token ids; each number in `choices` picks a token that fits, 0 the longest."""
+    """Return a function that cuts bytes into token ids; its `choices` pick one of the tokens that fit, with 0 for the longest."""
     ids_by_first_byte: dict[int, list[int]] = {}
     for index in sorted(range(len(vocabulary)), key=lambda i: -len(vocabulary.pieces[i])):
         if vocabulary.pieces[index]:
@@ -211,7 +211,7 @@ class _Segmenter(Suite):
                 self.fail(batch, f"Completion {row} has the texts {block_texts}, but its blocks have tokens: {has_token}.")
             joined_texts = "".join(
                 str(block[""]) for block in block_texts if block is not None
-            )  # "": the block's whole text
+            )  # the key "" holds the block's whole text
             # A block inside one token (STRADDLED) has bytes but no token of its own, and so no text.
             is_straddled = int(result_columns["fault_n"][row]) & Fault.STRADDLED
             if not is_straddled and not _same_text(joined_texts, token_text, ordered=not _overlap(spans)):

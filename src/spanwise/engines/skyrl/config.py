@@ -138,7 +138,7 @@ def reads_turns(scheme: Scheme, *, stepwise: bool) -> bool:
 
 
 def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, Any]:
-    """Map error sentences about SkyRL's group filters to whether the configuration has the fault."""
+    """Return error sentences about SkyRL's group filters as keys, whose values say whether the configuration has the fault."""
     algorithm_config = cfg.trainer.algorithm
     mode_names = [mode.name for mode in scheme.modes if "skyrl" in mode.parts]
     sampling_type = algorithm_config.dynamic_sampling.type

@@ -18,7 +18,7 @@ _KNOWN = frozenset(GeneratorOutput.__annotations__)
 
 @dataclass(frozen=True)
 class SampledRows:
-    """The rows of a generator's output, and the place of each row in the rows that SkyRL trains on."""
+    """The rows that SkyRL's generator returned, and where each of them lies in the rows that SkyRL trains on."""
 
     output: Mapping[str, Any]  # the generator's output, before SkyRL merged its rows
     uids: Sequence[str]  # the prompt id of each row of the output
@@ -114,7 +114,7 @@ class SampledRows:
         turn_ranges = [(s, k, *token_range) for s, ranges in enumerate(ranges_s) for k, token_range in enumerate(ranges)]
 
         def value_of_turn(values: Sequence[Any], s: int, k: int) -> Any:
-            """Return a turn's value from one of the generator's lists, or the whole row's value if turns have none."""
+            """Return the value of turn `k` of row `s` from one of the generator's lists, or the row's value if turns have none."""
             has_turn_values = not self.stepwise and isinstance(values[s], list) and len(values[s]) == len(ranges_s[s])
             return values[s][k] if has_turn_values else values[s]
 

@@ -26,7 +26,7 @@ from spanwise.step import ReadBatch, Step, StepResult, in_useful_groups
 
 #: The key of the real rewards in a generator's output, while fake rewards tell SkyRL which groups to keep.
 _REWARDS = "spanwise_rewards"
-#: Metrics of a policy update: their names in spanwise's report, and SkyRL's names.
+#: Maps the names of an update's metrics in spanwise's report to their names in SkyRL.
 UPDATE = {
     "loss": "policy/final_loss",
     "entropy": "policy/policy_entropy",
@@ -75,7 +75,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             return await super().train()
 
     def postprocess_generator_output(self, generator_output: Any, uids: list[str], *more: Any, **rest: Any) -> Any:
-        """Store a rollout's turns before SkyRL merges them into a row, because merging loses the turns' rewards and ends."""
+        """Store the turns of rollouts before SkyRL merges them into rows, which lack the turns' rewards and end positions."""
         unmerged_output, turn_uids = dict(generator_output), list(uids)
         algorithm = self.cfg.trainer.algorithm
         # SkyRL's filter looks at the environment's reward, so it is off here; `_leave_out_useless` filters by credit later.
@@ -124,7 +124,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def _execute_forward_pass(self, model: str, batch: Any, key: str, mini_batch_boundaries: Any) -> Tensor:
         """Compute old log-probabilities or values, and prevent SkyRL from shifting them to other rows."""
-        # SkyRL would leave padding rows between mini-batches. Without boundaries it makes one pass, which needs no padding.
+        # With mini-batch boundaries, SkyRL would leave padding rows in the result; one pass over the batch needs no padding.
         rank_count = self.dispatch.get_lcm_dp_size()
         needs_padding = any((end - start) % rank_count for start, end in mini_batch_boundaries or ())
         return super()._execute_forward_pass(model, batch, key, None if needs_padding else mini_batch_boundaries or None)
@@ -169,7 +169,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         rollout_n = torch.tensor([rows.rollout_s[s] for s in rows.source_row_n])
         advantage_factor_n1 = fold_factor(
             data["loss_mask"],
-            pad(rollout_n, (0, len(mask_nt) - row_count), value=-1),  # padding rows, without a token in the loss, get -1
+            pad(rollout_n, (0, len(mask_nt) - row_count), value=-1),  # padding rows belong to no rollout, so they get -1
             loss_reduction=self.cfg.trainer.algorithm.loss_reduction,
             mini_batches=data.metadata["policy_mini_batch_boundaries"],
             prompts=data.metadata["policy_prompt_boundaries"],
