@@ -173,7 +173,7 @@ def by_turn(
 def pad_tokens(
     ids: Sequence[Sequence[int]], sampled: Sequence[Sequence[int]] | None = None
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
-    """Right-pad lists of token ids with 0; also return the mask of the sampled tokens (of all tokens if `sampled` is None)."""
+    """Right-pad lists of token ids with 0, and return the mask of the sampled tokens (all tokens if `sampled` is None)."""
     row_lengths = [len(row) for row in ids]
     for n, (length, flags) in enumerate(zip(row_lengths, sampled or (), strict=bool(sampled))):
         if length != len(flags):

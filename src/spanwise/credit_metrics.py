@@ -1,4 +1,4 @@
-"""The metrics of a batch's credit, the same in every engine, as a table with the function that computes each.
+"""The metrics of a batch's credit, which are the same in every engine, and the functions that compute them.
 
 A new one is a row of `CREDIT`, and a line of the docs.
 """
@@ -46,7 +46,7 @@ class CreditedBatch:
 
 
 def _by_block(batch: CreditedBatch, compute: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """Apply `compute` to the credits of each block, over the completions that have the block."""
+    """Apply `compute` to each block's credits in the completions that have the block."""
     numbered_blocks = enumerate(batch.scheme.layout.names)
     return {name: float(compute(batch.credit.block_nk[batch.present_nk[:, k], k])) for k, name in numbered_blocks}
 

@@ -36,7 +36,7 @@ class Page:
     text: str
     asks: str
     charts: tuple[Chart, ...]
-    # The metric's name without prefix, its title, and what the page says if the metric is bad at the end of a run.
+    # The metric's name without prefix, its title, and the page's sentence if the metric is bad at the end of a run.
     headline: tuple[str, str, str]
 
 
@@ -133,7 +133,7 @@ class Mode:
         return {}
 
     def note(self, table: Any) -> str:
-        """Return a sentence about completions from before the mode was switched on; empty if there are none."""
+        """Return a sentence about completions sampled before the mode was on, or an empty text without such completions."""
         return ""
 
     def credit(self, credit: Credit, reading: Any, batch: Any, scheme: Any) -> Credit:

@@ -17,7 +17,7 @@ BaselineName = Literal["none", "batch", "group", "outcome", "blended"]
 BASELINES: tuple[BaselineName, ...] = ("none", "batch", "group", "outcome", "blended")
 ScaleName = Literal["none", "std"]
 ScopeName = Literal["rollout", "turn"]
-#: Words for an objective that `each` repeats for every block: "own" means that block, "earlier" the blocks before it.
+#: In an objective that `each` repeats for every block, "own" means the current block and "earlier" the blocks before it.
 EARLIER, OWN = "earlier", "own"
 #: The text that saved files hold in place of a secret, such as an API key.
 HIDDEN = "<hidden>"

@@ -35,7 +35,7 @@ _USED_BY: Mapping[str, tuple[str, ...]] = {
     "fields": ("fields",),
     **dict.fromkeys(("split", "question_column", "prompt_column", "answer_column", "instruction"), _BY_NAME),
 }
-#: The defaults if the recipe names a model and a dataset; those in `Recipe` suit an embedded model of 0.4 M parameters.
+#: The defaults for recipes that name a model and a dataset; `Recipe` has those for an embedded model of 0.4 M parameters.
 HUB: Mapping[str, Any] = {
     "learning_rate": 1e-6, "warmup_steps": 20, "entropy": 0.0, "eval_every": 0, "eval_prompts": 100, "eval_samples": 4,
     "save_every": 40, "keep_rollouts": 20,
@@ -305,7 +305,7 @@ def _read(path: str | Path) -> dict[str, Any]:
     recipe_data = read_yaml(path, f"The recipe '{path}'")
     if recipe_data is not None and not isinstance(recipe_data, dict):
         raise RecipeError(f"The recipe '{path}' must hold 'field: value' lines, not a {type(recipe_data).__name__}.")
-    # A run's folder holds its recipe and its results, so the recipe's paths are not relative to that folder.
+    # Paths in the recipe of a run folder are not relative to that folder, because the run copied the recipe there.
     is_run_folder = (recipe_folder / "metrics.jsonl").is_file()
     return dict(recipe_data or {}) if is_run_folder else _resolve_paths(recipe_data or {}, recipe_folder)
 
@@ -453,7 +453,7 @@ def _choose_layout(recipe: Recipe, task_layout: Layout) -> Layout:
 def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
     """Return the layout that finds the answers in completions: the recipe's layout or the task's."""
     layout = _choose_layout(recipe, task_layout)
-    # If the layout is one block of the whole completion, models still write the task's blocks, so answers are looked for there.
+    # Models write the task's blocks even if the layout is one block, so the task's layout finds the answers.
     may_take_task_blocks = not layout.marks and (recipe.own_layout is None or recipe.task in EMBEDDED)
     if len(layout.names) == 1 and (may_take_task_blocks or layout.marks == task_layout.marks):
         segmenter = layout.segmenter if layout.marks else task_layout.segmenter

@@ -168,7 +168,7 @@ class Scheme:
 
     @property
     def outcome_names(self) -> tuple[str, ...]:
-        """The outcomes that baselines may depend on and that are not objectives, in the order of `Scores.outcome_names`."""
+        """The outcomes (objectives excepted) that baselines may depend on, in the order of `Scores.outcome_names`."""
         all_outcomes = [name for objective in self.objectives for name in objective.outcomes]
         return tuple(dict.fromkeys(name for name in all_outcomes if name not in self.names))
 
@@ -256,7 +256,7 @@ class Scheme:
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """The names, "<objective>/<measure>", of the numbers that rewards report in addition, such as their costs."""
+        """The names, "<objective>/<measure>", of further numbers that reward functions report, such as their costs."""
         return measures_of(self.objectives)
 
     def plain(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class ReadBatch:
         return self.reading.spans
 
     def take(self, value_nt: Shaped[Tensor, "n t"]) -> Shaped[Tensor, "s u"]:
-        """Turn a table with one row per completion into one row per turn; change nothing if the batch has no turns."""
+        """Turn a table with one row per completion into a table with one row per turn, unless the batch has no turns."""
         return value_nt if self.turns is None else self.turns.take(value_nt)
 
     def put(self, value_su: Shaped[Tensor, "s u"], *, width: int | None = None) -> Shaped[Tensor, "n t"]:
@@ -139,7 +139,7 @@ def gather_tokens(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
 
 
 def _stack(tables: Sequence[Tensor]) -> Tensor:
-    """Concatenate the rows of tables of different widths, padded with 0 on the right."""
+    """Concatenate the rows of tables with different widths; pad narrow tables with 0 on the right."""
     largest_width = max(table.shape[1] for table in tables)
     return torch.cat([wider(table, largest_width) for table in tables])
 
@@ -230,7 +230,7 @@ class StepResult:
         return self.own.put(block_nt + 1)
 
     def by_completion(self) -> tuple[Credit, Bool[Tensor, "n k"]]:
-        """Return the credit of each completion (the mean over its turns), and the mask of the blocks that it has."""
+        """Return the credit of each completion (the mean over its turns), and a mask of the blocks that the completion has."""
         all_rows = self.own.everyone
         if all_rows.batch.steps is None:
             return self.credits, all_rows.reading.present_nk

@@ -247,7 +247,7 @@ class Scores(ByCompletion):
             )
 
     def outcome(self, name: str) -> Float[Tensor, " n"]:
-        """Return the outcome called `name` of every completion; it may be a reward or a column of `outcome_no`.
+        """Return the outcome called `name` of every completion, which is a reward or a column of `outcome_no`.
 
         Raises:
             RecipeError: there is neither.
@@ -303,7 +303,7 @@ class Comparison(ByCompletion):
         return replace(self, baseline_nm=nan_nm, divisor_nm=nan_nm, averaged_nm=zero_nm).fitting(adv_nm)
 
     def rescaled(self, *, divisor: Float[Tensor, ...] | float, shift: float = 0.0) -> Comparison:
-        """Adapt baseline and divisor to advantages from which `shift` was subtracted, and which were then divided by `divisor`."""
+        """Adapt baseline and divisor to advantages that were changed to (advantage - `shift`) / `divisor`."""
         baseline_nm = self.baseline_nm + shift * self.divisor_nm
         return replace(self, baseline_nm=baseline_nm, divisor_nm=self.divisor_nm * divisor)
 

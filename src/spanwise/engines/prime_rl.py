@@ -101,7 +101,7 @@ def attach(recipe: str, *, tokens: int | str) -> None:
 
 
 def _reward_inputs(trace: Any) -> dict[str, Any]:
-    """Return what reward functions read of a prime-rl trace: the task's data, the trace's info, and its reward."""
+    """Return the data that reward functions get from a prime-rl trace: the task's data, the trace's info, and its reward."""
     task_data = trace.task.data
     task_fields = task_data if isinstance(task_data, Mapping) else task_data.model_dump()
     return {**task_fields, **(trace.info or {}), "environment": trace.reward}

@@ -25,7 +25,7 @@ class RecipeRun:
         vocabulary: Vocabulary,
         *,
         ranks: Ranks | None = None,
-        resumes: bool = False,  # whether the trainer numbers its batches, so that a resumed training can go on in its folder
+        resumes: bool = False,  # True if the trainer numbers its batches, so that a resumed run can use its old folder
         **settings: Any,  # the trainer's settings that the run folder's `recipe.yaml` lists
     ) -> None:
         recipe, self.scheme = rule

@@ -61,7 +61,7 @@ def continue_ids(
     ids_nt = torch.cat([pad(output, (0, max_length - output.shape[1]), value=int(end_token_ids[0])) for output in outputs])
     is_end_nt = torch.isin(ids_nt, end_token_ids).long()
     end_tokens_before_nt = is_end_nt.cumsum(dim=1) - is_end_nt
-    return ids_nt, end_tokens_before_nt == 0  # a completion includes its first end token, after which `generate` pads
+    return ids_nt, end_tokens_before_nt == 0  # a completion ends with its first end token; `generate` adds padding after it
 
 
 def prompt_ids(tokenizer: Any, prompts: Sequence[Any]) -> list[list[int]]:

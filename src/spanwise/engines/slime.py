@@ -171,7 +171,7 @@ def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, In
 
 
 def _columns(args: Any, sample: Any, ids: list[int]) -> dict[str, Any]:
-    """Return what reward functions read of a sample of slime: its metadata, its label, its text and slime's own reward."""
+    """Return the data that reward functions get from a slime sample: its metadata, its label, its text and slime's own reward."""
     reward_parts = sample.reward if isinstance(sample.reward, Mapping) else {}
     slime_reward = None if sample.reward is None else sample.get_reward_value(args)
     text_columns = {"prompts": sample.prompt, "completions": sample.response, "completion_ids": ids}

@@ -62,7 +62,7 @@ class DrawnCompletions:
 
 
 def _by_name(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """Turn rows with equal keys into one list for each key."""
+    """Turn a list of rows with the same keys into one list per key."""
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
@@ -163,7 +163,7 @@ def _list_completions(layout: Layout, contents: Sequence[str], *tables: Mapping[
 def score_completions(
     objective: Objective, *, text: Sequence[BlockText], columns: dict[str, Any], scored: dict[str, Any]
 ) -> list[tuple[float, str]]:
-    """Score completions; return rewards and statuses as plain pairs, which can be sent between processes."""
+    """Score completions; return pairs (reward, status) of plain values, which can be sent between processes."""
     earlier_rewards = {name: Reward.of(values) for name, values in scored.items()}
     scored_reward = score_one(objective, text, columns=columns, scored=earlier_rewards)
     status_names = [Status(code).name for code in scored_reward.status_n.tolist()]

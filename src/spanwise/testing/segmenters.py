@@ -219,7 +219,7 @@ class _Segmenter(Suite):
 
 
 def _intervals(result: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
-    """Return, for each completion, the first token of each block and the token after its last one."""
+    """Return for each completion the index of each block's first token, and the index after its last token."""
     start_end_pairs = zip(result["start_nk"].tolist(), result["end_nk"].tolist(), strict=True)
     return [list(zip(start_k, end_k, strict=True)) for start_k, end_k in start_end_pairs]
 
@@ -231,7 +231,7 @@ def _overlap(spans: Sequence[tuple[int, int]]) -> bool:
 
 
 def _same_text(joined: str, token_text: str, *, ordered: bool) -> bool:
-    """Return whether two texts are the same, apart from characters that a block's edge cut and that became U+FFFD."""
+    """Return whether two texts are equal, apart from characters that became U+FFFD because a block's edge cut them."""
     if "\ufffd" in joined:
         joined, token_text = (text.encode("ascii", "ignore").decode() for text in (joined, token_text))
     return joined == token_text if ordered else sorted(joined) == sorted(token_text)

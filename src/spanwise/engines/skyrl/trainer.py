@@ -150,7 +150,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         mask_nt, row_count = data["loss_mask"] > 0, len(rows.length_n)
         scored_batch = self._read(rows, width=mask_nt.shape[1], data=data)
         batch, reading = scored_batch.batch, scored_batch.reading
-        if self.scheme.value_names:  # the critic is not fitted to rows that the generator left out of the loss
+        if self.scheme.value_names:  # the critic does not learn from rows that the generator left out of the loss
             batch = replace(batch, mask_nt=mask_nt[:row_count])
         last_column = mask_nt.shape[1] - 1  # rows are right-aligned, so this column has the token that a mode appended
         mode_token_columns = {mode: torch.where(appended_n, last_column, -1) for mode, appended_n in self._appended.items()}
