@@ -24,12 +24,12 @@ import sys, pathlib
 root, out = map(pathlib.Path, sys.argv[1:3])
 sys.path[:0] = [str(root / "tests")]
 from plain_files import save
-from rollout_files import WELL_FORMED, episode, said, trace, trl_file, verl_rows, write_lines
+from rollout_files import WELL_FORMED, episode, tagged, trace, trl_file, verl_rows, write_lines
 (out / "trl" / "completions").mkdir(parents=True)
 trl_file(out / "trl" / "completions" / "completions_00001.parquet", WELL_FORMED, step=[1] * 4, correct=[1.0, 1.0, 1.0, 0.0],
          advantage=[0.5, 0.5, 0.5, -1.5])
 write_lines(out / "verl" / "9.jsonl", verl_rows())
-write_lines(out / "verifiers" / "traces.jsonl", [episode(trace(said(a, q), "4", {"correct": float(a == "4")}))
+write_lines(out / "verifiers" / "traces.jsonl", [episode(trace(tagged(a, q), "4", {"correct": float(a == "4")}))
                                                  for a, q in (("4", .9), ("4", .6), ("5", .8), ("5", .1))])
 save(out, [{"question": "2+2=", "response": text, "answer": "4"} for text in WELL_FORMED], "csv")
 """

@@ -39,7 +39,7 @@ class Count:
     objective: str  # the reward that the reason is about; empty if it is about none
     tokens: int
     completions: int  # how many completions without credit have this reason at most of their tokens
-    rows: tuple[int, ...] = ()  # the first of these completions, or else the first with any token of this reason
+    rows: tuple[int, ...] = ()  # the first of the counted completions; if none counts, of those with a token of the reason
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,8 @@ class Connection:
             result = self.encode(returned_value, as_plain=what == "plain")
         except BaseException as raised:
             if self.judging and isinstance(raised, AssertionError):
-                os._exit(1)  # an assertion of the tests failed, and the tested code that called it could catch the error
+                # A function of the tests failed its assertion. The tested code that called it must not catch the error.
+                os._exit(1)
             error, result = self.encode(type(raised)), self.encode((raised.args, vars(raised)))
         encoded_arguments = [self.encode(item) for item in arguments]
         self.send("reply", error, result, [] if encoded_arguments == values else encoded_arguments)

@@ -235,7 +235,7 @@ def second_attempt(
 def _score_confidence(
     text: Texts, pays: Pays, tag: str, scored: Scored, of: str, rule: Callable[[float, float], float]
 ) -> Reward:
-    """Reward stated confidences q by a proper scoring rule `rule(q, c)`; c is the reward of the objective `of`."""
+    """Reward stated confidences q by a proper scoring rule `rule(q, c)`, where c is 1 for a right answer."""
     check_known("objective scored before this one", of, scored)
     outcome_numbers = scored[of].value_n.tolist()
     outcome_statuses = scored[of].status_n.tolist()

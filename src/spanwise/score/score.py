@@ -1,4 +1,4 @@
-"""Score every completion by every objective; before a run, check the objectives and expand their `criteria` and `each`."""
+"""Check objectives before a run, and score every completion by every objective."""
 
 from __future__ import annotations
 
