@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from importlib.util import find_spec
 
-from spanwise.errors import DataError, check_known, refuse
+from spanwise.errors import DataError, check_known
 from spanwise.score.worker import DELIMITERS, is_words
 from spanwise.score.workers import DEADLINE, Verdict, Workers, shared_workers
 from spanwise.types import Status
@@ -61,8 +61,8 @@ class MathVerifier(Workers):
 def check_verify(verify: str) -> None:
     """Refuse a way to compare answers that does not exist, and `math` if Math-Verify is not installed."""
     check_known("verify", verify, ("auto", "math", "exact"))
-    no_package_text = "Comparing mathematics needs Math-Verify. Install 'spanwise[math]', or set verify: exact."
-    refuse({no_package_text: verify == "math" and find_spec("math_verify") is None}, DataError)
+    if verify == "math" and find_spec("math_verify") is None:
+        raise DataError("Comparing mathematics needs Math-Verify. Install 'spanwise[math]', or set verify: exact.")
 
 
 def shared_verifier(*, workers: int | None = None, deadline: float | int = DEADLINE) -> MathVerifier:
@@ -116,8 +116,7 @@ def judge(
 def bare(text: str) -> str:
     r"""Remove the white space, dollars and `\boxed{}` that enclose a whole answer."""
     start, end = _strip_interval(text, 0, len(text))
-    closing_brace_of = _match_braces(text) if "\\boxed{" in text else {}
-    dollar_count = text.count("$")
+    closing_brace_of, dollar_count = _match_braces(text) if "\\boxed{" in text else {}, text.count("$")
     # The loop moves two indices and copies no text, so that its time is linear even for a thousand nested boxes.
     while True:
         if end - start > 2 and dollar_count == 2 and text[start] == text[end - 1] == "$":

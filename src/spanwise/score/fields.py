@@ -343,8 +343,7 @@ def _field_json(block: Mapping[str, str | None], tag: str) -> str | None:
 def _in_quotes(field_text: str, block_text: str, tag: str) -> bool:
     """Return whether a field's value is in quotes in the text of its block."""
     value_start, key = field_text[:256], tag.rpartition(".")[2]
-    first_quote = None
-    value_index = block_text.find(value_start)
+    first_quote, value_index = None, block_text.find(value_start)
     while value_index >= 0:
         if opening := _BEFORE.search(block_text, max(0, value_index - 256), value_index):
             text_before = block_text[max(0, opening.start() - 256) : opening.start()].rstrip()

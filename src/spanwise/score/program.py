@@ -97,8 +97,7 @@ class Connection:
     """One end of the connection between the two processes; the tests' end is `judging` and trusts nothing that it reads."""
 
     def __init__(self, descriptor: int, namespace: dict[str, Any], *, judging: bool) -> None:
-        self.reader = os.fdopen(os.dup(descriptor), "rb")
-        self.writer = os.fdopen(os.dup(descriptor), "wb")
+        self.reader, self.writer = (os.fdopen(os.dup(descriptor), mode) for mode in ("rb", "wb"))
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if descriptor:
             os.close(descriptor)
@@ -164,8 +163,7 @@ class Connection:
             result = self.encode(returned_value, as_plain=what == "plain")
         except BaseException as raised:
             if self.judging and isinstance(raised, AssertionError):
-                # A function of the tests failed its assertion. The tested code that called it must not catch the error.
-                os._exit(1)
+                os._exit(1)  # the tested code must not catch an assertion of the tests that failed
             error, result = self.encode(type(raised)), self.encode((raised.args, vars(raised)))
         encoded_arguments = [self.encode(item) for item in arguments]
         self.send("reply", error, result, [] if encoded_arguments == values else encoded_arguments)
@@ -256,8 +254,7 @@ class Connection:
                 return pickle.loads(bytes.fromhex(payload[0]))
             case "dict":
                 return {self.decode(key): self.decode(item) for key, item in payload}
-        plain_type = _COPIED[value_tag]
-        contents = map(self.decode, payload)
+        plain_type, contents = _COPIED[value_tag], map(self.decode, payload)
         return plain_type(contents) if plain_type in _CONTAINERS else plain_type(*contents)
 
 

@@ -342,8 +342,7 @@ def _block_option(objective: Objective, block: str, layout: Layout) -> dict[str,
         return {"block": block}
     if not built_in_reward.tags or any(option in objective.options for option in built_in_reward.tags):
         return {}
-    block_tags = layout.keys[block]
-    tag_option = built_in_reward.tags[0]
+    block_tags, tag_option = layout.keys[block], built_in_reward.tags[0]
     if len(block_tags) != 1:
         raise RecipeError(
             f"Objective '{objective.name}' reads one tag of each block, but block '{block}' has "

@@ -196,8 +196,7 @@ async def ask_judge(
         is_error = isinstance(other, BaseException)
         result_by_name[name] = CallResult(status=Status.ERROR, error=other) if is_error else other[name]
     refuse_if_all_failed(result_by_name, "The judge", noun="questions")
-    result_by_index = dict[int, CallResult]()
-    costs_nc = np.zeros((len(text), len(MEASURES)))
+    result_by_index, costs_nc = dict[int, CallResult](), np.zeros((len(text), len(MEASURES)))
     for n, group in questions.items():
         verdicts = [(question.criterion, result_by_name[question.name]) for question in group]
         if locate:  # a question that failed names no block, so it counts for every block
