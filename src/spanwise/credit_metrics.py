@@ -156,8 +156,8 @@ CREDIT = (
         "credit/<objective>/broke",
         _measure_broke,
         lasting=Alarm(
-            "above", 0.1, "of the completions made the check of '{name}' crash twice, and count as wrong.",
-            "The policy may have learned to write such text. `spanwise why` names the completions that crash the check; read some.",
+            "above", 0.1, "of the completions made the check of '{name}' fail twice, and count as wrong.",
+            "The policy may have learned to write text that crashes the check. `spanwise why` names these completions; read some.",
         ),
     ),
     Metric("cost/<measure>", _add_up_costs),

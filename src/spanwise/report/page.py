@@ -45,7 +45,7 @@ class Headline:
     """A large number or word at the top of a report page, with a label and a note."""
 
     label: str
-    value: Cell
+    value: Cell  # None and NaN are shown as "not measured"
     note: str = ""  # lines of small print under the value, such as its interval
     wrong: str = ""  # an alarm: why the value must not be taken at face value
 

@@ -215,7 +215,7 @@ def is_share(name: str) -> bool:
 
 
 def figure(point: Mapping[str, Any], name: str) -> float | None:
-    """Return a figure of an evaluation, or None if it is missing or NaN."""
+    """Return a figure of an evaluation, or None without one; a missing `malformed` is 1 minus `format_rate`."""
     if name == "malformed" and point.get("malformed") is None:
         format_rate = point.get("format_rate")
         return None if format_rate is None else 1.0 - format_rate

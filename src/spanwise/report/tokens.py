@@ -62,8 +62,8 @@ class TokenView:
     def pair(self) -> tuple[str, str]:
         """Return the two methods that the page shows first: grpo if it is among them, and the run's own method."""
         left_method = "grpo" if "grpo" in self.methods else self.methods[0]
-        right_candidates = [name for name in (self.own, *self.methods[1:]) if name and name in self.methods]
-        right_method = next(iter(right_candidates), left_method)
+        right_candidates = (name for name in (self.own, *self.methods[1:]) if name and name in self.methods)
+        right_method = next(right_candidates, left_method)
         if left_method == right_method:
             left_method = next((name for name in self.methods if name != right_method), right_method)
         return left_method, right_method
@@ -173,8 +173,8 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
     number_iterator = iter([rounded_numbers[place] for place in number_index.tolist()])
     # The 98th percentile of the absolute values gets the full colour, so that one outlier does not make all others pale.
     number_sizes = np.abs(number_v[np.isfinite(number_v) & (number_v != 0)])
-    usual_size = np.quantile(number_sizes, 0.98, method="higher") if number_sizes.size else 0.0
-    full_colour_size = float(f"{usual_size:.{DIGITS}g}")
+    large_size = np.quantile(number_sizes, 0.98, method="higher") if number_sizes.size else 0.0
+    full_colour_size = float(f"{large_size:.{DIGITS}g}")
     coded_columns = _coded([None if column is None else list(islice(number_iterator, len(column))) for column in columns])
     return {**coded_columns, "scale": full_colour_size, "rounded": digits == FEW}
 

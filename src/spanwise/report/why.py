@@ -243,12 +243,12 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
         return f"{absence_reason} the completion gets no credit and enters no baseline"
     objective_rule = rule.objectives.get(part.objective, {})
     baseline_text = rule_words(objective_rule["baseline"], objective_rule["given"]) if objective_rule.get("baseline") else ""
-    if part.averaged:
-        peers = f"compared ({baseline_text})" if baseline_text else "compared"
-        peers = "others" if part.averaged < part.members else peers
-        baseline_text = (
-            "the reward of the only other one" if part.averaged == 1 else f"the mean of the {part.averaged} {peers}"
-        )
+    if part.averaged == 1:
+        baseline_text = "the reward of the only other one"
+    elif part.averaged:
+        compared = f"compared ({baseline_text})" if baseline_text else "compared"
+        peers = "others" if part.averaged < part.members else compared
+        baseline_text = f"the mean of the {part.averaged} {peers}"
     divisor_note = "" if part.divisor == 1.0 else f"; divided by {shown(part.divisor)}, the scale of the compared rewards"
     return f"baseline {shown(part.baseline)}{f': {baseline_text}' if baseline_text else ''}{divisor_note}"
 

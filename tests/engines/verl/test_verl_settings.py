@@ -98,7 +98,7 @@ WITH_RECIPE = {
     "misspelt": ("gae", "critic: {gae_lambda: 0.9}\n", [ON], "gae_lambda_value"),
     # The same file as in TRL: 20 steps of the critic alone are those before verl's step 21.
     "the policy waits": ("gae", WAITS, [ON, "trainer.critic_warmup=21"], None),
-    "the policy waits too short": ("gae", WAITS, [ON, "trainer.critic_warmup=20"], "Set it to 21"),
+    "the policy waits too short": ("gae", WAITS, [ON, "trainer.critic_warmup=20"], r"trainer\.critic_warmup is 20\. Set it to 21"),
     "two lambdas": ("gae", "options: {lam: 0.8}\n", [ON, "algorithm.lam=0.9"], r"the recipe has lam: 0\.8"),
     "no deviation, bae": ("bae", "", ["algorithm.norm_adv_by_std_in_grpo=False"], None),
     "no deviation, grpo": ("grpo", "", ["algorithm.norm_adv_by_std_in_grpo=False"], "Write method: dr_grpo"),

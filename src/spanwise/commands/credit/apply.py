@@ -327,8 +327,8 @@ def apply_arm(
                     batch_fields[batch_field] = torch.stack(token_values, dim=2).squeeze(2)
                 credit = credit_batch(rows_reading, Batch(group_n[row_indices], **batch_fields), scheme)
                 credit = replace(credit, mean_length_n=mean_length.expand(len(row_indices)))
-                adv_nt, is_token_rt = advantages(credit, rows_reading.spans, scheme), index_rt >= 0
-                adv_v[index_rt[is_token_rt]] = adv_nt.numpy()[is_token_rt]
+                is_token_rt = index_rt >= 0
+                adv_v[index_rt[is_token_rt]] = advantages(credit, rows_reading.spans, scheme).numpy()[is_token_rt]
             else:
                 if table.rollout_n is not None:
                     batch_fields["steps"] = Steps(table.rollout_n[row_indices], row_indices)

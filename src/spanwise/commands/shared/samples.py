@@ -145,10 +145,10 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
     if layout is None or not any(layout.keys.values()):
         return {}
     block_parts = layout.keys
-    part_names = list(dict.fromkeys(part for parts in layout.keys.values() for part in parts))
+    part_names = list(dict.fromkeys(part for parts in block_parts.values() for part in parts))
     part_noun, template = ("tag", "<{}>") if layout.segmenters == ("tags",) else ("part", "'{}'")
     last_block = list(block_parts)[-1]
-    (answer, confidence) = (tags["answer"], tags["confidence"])
+    answer, confidence = tags["answer"], tags["confidence"]
     judged_figures = ("accuracy", "refusal_rate", "verdict_rate")
     score_figures = SCORE_FIGURES[1:] if scored else ()
 

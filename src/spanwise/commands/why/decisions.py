@@ -73,7 +73,7 @@ def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) ->
         len(agreement_at_end) < 2
         or agreement_at_end.mean() <= 2 * agreement_at_end.std(ddof=1) / len(agreement_at_end) ** 0.5
     ):
-        return f"{name}: after a decision, the critic's value does not change towards the reward, so it ignores decisions."
+        return f"{name}: after a decision, the critic's value does not change towards the reward, so the critic ignores decisions."
     half_lag = next((lag for lag in (1, 2, 4, 8, 16, 32, 64) if agreement(lag).mean() >= agreement_at_end.mean() / 2), None)
     lag_text = "more than 64 tokens" if half_lag is None else f"{half_lag} token{'s' if half_lag > 1 else ''}"
     return f"{name}: the critic's value shows half of the effect of a decision after {lag_text}."
