@@ -98,6 +98,11 @@ HONEST = {
         "class P:\n    def __init__(self, x): pass\n    __repr__ = lambda self: 'P1'\nf = P",
     ),
     "a name that Python has": ("assert sum([1, 2]) == 3 and len([1]) == 1", "", "def sum(a): return 4"),
+    "private names of an object": (
+        "a = f()\nassert a._connection == 'sqlite' and a._line == 'L' and a._number == 7",
+        "class Db: _connection, _line, _number = 'sqlite', 'L', 7\nf = Db",
+        "class Db: _connection, _line, _number = 'sqlite', 'L', 8\nf = Db",
+    ),
     "unittest": (
         "import unittest\nclass T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(f(2), 4)\n"
         "        with self.assertRaises(ZeroDivisionError):\n            f(0)\nunittest.main()",

@@ -30,7 +30,7 @@ _COPIED: dict[str, Any] = {
     kind.__name__: kind
     for kind in (*_CONTAINERS, int, bytes, bytearray, complex, range, date, datetime, time, timedelta, Fraction, Decimal)
 }
-#: Methods of a `Handle` that run in the process of the real object; comparisons decide tests, so they are not here.
+#: Methods of a `Handle` that run in the process of its object, because none of them receives a value that a test expects.
 _UNARY = {
     "__call__", "__len__", "__iter__", "__next__", "__reversed__", "__getitem__", "__setitem__", "__delitem__", "__bool__",
     "__hash__", "__str__", "__repr__", "__abs__", "__neg__", "__int__", "__float__", "__index__", "__enter__", "__exit__",
@@ -50,30 +50,30 @@ class Ended(SystemExit):
 class Handle:
     """A stand-in for an object of the other process, which asks that process for attributes and calls."""
 
-    __slots__ = ("__weakref__", "_connection", "_number")
+    __slots__ = ("__weakref__", "_spanwise_connection", "_spanwise_number")  # names that no test reads
 
     def __getattr__(self, name: str) -> Any:
-        if self._connection.judging and name in _JUDGES:
+        if self._spanwise_connection.judging and name in _JUDGES:
             raise AttributeError(
                 f"Only plain values (numbers, texts, lists) have {name}, and this object of the tested code is not one."
             )
-        return self._connection.ask("getattr", self, (name,))
+        return self._spanwise_connection.ask("getattr", self, (name,))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._connection.ask("setattr", self, (name, value))
+        self._spanwise_connection.ask("setattr", self, (name, value))
 
     def __reduce__(self) -> Any:
         raise TypeError("The object lives in another process.")
 
 
 def _binary(name: str, *, swapped: bool = False) -> Any:
-    """Build a binary operator of `Handle`, such as `__eq__` or `__add__`."""
+    """Build an operator of `Handle`: the other process computes it for two handles, this process for a handle and a plain value."""
     operator_function = getattr(operator, name)
 
     def method(self: Any, other: Any) -> Any:
         if isinstance(other, Handle):
-            return self._connection.ask(name, self, (other,))
-        plain_value = self._connection.ask("plain", self)
+            return self._spanwise_connection.ask(name, self, (other,))
+        plain_value = self._spanwise_connection.ask("plain", self)
         if isinstance(plain_value, Handle):
             return NotImplemented
         return operator_function(other, plain_value) if swapped else operator_function(plain_value, other)
@@ -85,7 +85,7 @@ def _binary(name: str, *, swapped: bool = False) -> Any:
 def _handle_class(method_names: tuple[str, ...]) -> type[Handle]:
     """Build a subclass of `Handle` with the named methods, each of which runs in the other process."""
     remote_methods = {
-        name: lambda self, *values, _name=name, **named: self._connection.ask(_name, self, values, named)
+        name: lambda self, *values, _name=name, **named: self._spanwise_connection.ask(_name, self, values, named)
         for name in method_names
     }
     swapped_operators = {f"__r{name}__": _binary(f"__{name}__", swapped=True) for name in _ARITHMETIC}
@@ -171,9 +171,8 @@ class Connection:
     def do(self, what: str, target: Any, values: list[Any], named: dict[str, Any]) -> Any:
         """Carry out a request of the other process, such as to get an attribute; the tests' process refuses private attributes."""
         is_attribute = what in ("getattr", "setattr")
-        is_public = is_attribute and not values[0].startswith("_")
-        is_from_tests = type(target).__module__ == "__main__"
-        if self.judging and not ((is_public and is_from_tests) or what == "plain" or what in _UNARY | _BINARY):
+        is_public = type(target).__module__ == "__main__" and is_attribute and not values[0].startswith("_")
+        if self.judging and not (is_public or what == "plain" or what in _UNARY | _BINARY):
             raise AttributeError("The code can reach only public attributes of objects that the tests define.")
         if what == "name":
             return self.namespace[target]
@@ -181,16 +180,15 @@ class Connection:
             return target
         if is_attribute:
             return getattr(builtins, what)(target, *values, **named)
-        method = vars(operator).get(what) or getattr(type(target), what)
-        return method(target, *values, **named)
+        return (vars(operator).get(what) or getattr(type(target), what))(target, *values, **named)
 
     def encode(self, value: Any, *, as_plain: bool = False) -> Any:
-        """Encode a value for the other process: a plain value as JSON, any other object as a number that refers to it."""
+        """Encode a value as JSON; with `as_plain`, an object of a subclass of a plain type becomes one of that type."""
         value_type = type(value)
         if value_type in _SCALARS or (value_type is int and value.bit_length() < 64):
             return value
         if isinstance(value, Handle):
-            return ["yours", value._number]
+            return ["yours", value._spanwise_number]
         if isinstance(value, ModuleType):
             return ["module", value.__name__]
         if type in value_type.__mro__ and BaseException in value.__mro__:
@@ -236,8 +234,8 @@ class Connection:
                 number, method_names = payload
                 if number not in self.stand_ins:
                     handle = _handle_class(tuple(name for name in method_names if name in _UNARY))()
-                    object.__setattr__(handle, "_connection", self)
-                    object.__setattr__(handle, "_number", number)
+                    object.__setattr__(handle, "_spanwise_connection", self)
+                    object.__setattr__(handle, "_spanwise_number", number)
                     self.stand_ins[number] = handle
                 return self.stand_ins[number]
             case "error" if len(payload) == 1:
@@ -298,7 +296,7 @@ def _replace_main_module() -> dict[str, Any]:
 def code() -> None:
     """Run the tested code in this process, then answer the requests of the tests' process."""
     main_namespace = _replace_main_module()
-    connection = Connection(sys.stdin.fileno(), main_namespace, judging=False)
+    connection = Connection(0, main_namespace, judging=False)
     exec(compile(connection.receive()[0], "completion", "exec"), main_namespace)
     connection.send("ready")
     while True:
