@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from importlib.util import find_spec
+from typing import Any
 
 from spanwise.errors import DataError, check_known
 from spanwise.score.worker import DELIMITERS, is_words
@@ -54,14 +55,18 @@ class MathVerifier(Workers):
         out of memory. An answer that cannot be read is not equal: 0.0.
         """
         if pairs:
-            check_verify("math")
+            check_package({"verify": "math"})
         return self.check(pairs)
 
 
-def check_verify(verify: str) -> None:
-    """Refuse a way to compare answers that does not exist, and `math` if Math-Verify is not installed."""
-    check_known("verify", verify, ("auto", "math", "exact"))
-    if verify == "math" and find_spec("math_verify") is None:
+def check_verify(options: Mapping[str, Any]) -> None:
+    """Refuse a way to compare answers that does not exist."""
+    check_known("verify", options["verify"], ("auto", "math", "exact"))
+
+
+def check_package(options: Mapping[str, Any]) -> None:
+    """Refuse the comparison `math` if Math-Verify is not installed."""
+    if options["verify"] == "math" and find_spec("math_verify") is None:
         raise DataError("Comparing mathematics needs Math-Verify. Install 'spanwise[math]', or set verify: exact.")
 
 
@@ -96,13 +101,13 @@ def judge(
 
     Raises:
         RecipeError: `verify` is none of the three.
-        DataError: Math-Verify is not installed; under `auto` only if it has to decide.
+        DataError: Math-Verify has to decide and is not installed.
 
     Example:
         >>> [verdict.value for verdict in judge(["4", "4", 4], ["4", "04", None])]
         [1.0, 1.0, 0.0]
     """
-    check_verify(verify)
+    check_verify({"verify": verify})
     answer_pairs = [(_gold_text(gold), (answer or "").strip()) for gold, answer in zip(golds, answers, strict=True)]
     verdicts = {n: _judge_text(gold, answer, verify) for n, (gold, answer) in enumerate(answer_pairs)}
     undecided_pairs = {n: pair for n, pair in enumerate(answer_pairs) if verdicts[n] is None}

@@ -115,7 +115,7 @@ class Reward(ByCompletion):
         score_pairs = [None] * row_count if by_outcome is None else by_outcome
         if not row_count == len(statuses) == len(score_pairs):
             raise AlignmentError(
-                f"There are {row_count} values, {len(statuses)} statuses, {len(score_pairs)} outcome pairs; give one of each."
+                f"There are {row_count} values, {len(statuses)} statuses, {len(score_pairs)} outcome pairs; give one of each a row."
             )
         status_codes = [
             int(reason if value is None or reason == Status.BROKE else Status.OK)
@@ -207,6 +207,7 @@ class BuiltIn:
         blocks: the options that name a block.
         segmenters: the segmenters whose parts it understands; none: any.
         check: refuses options that cannot work (RecipeError); called before training with all of them.
+        ready: refuses options that need a missing package (DataError); called before training, but not for recorded rewards.
         measures: what it measures of itself for each completion (requests, tokens), summed over a batch in the log as
             `cost/<objective>/<measure>`.
         reads_ids: it reads the token ids of completions, the trainer's column `completion_ids`.
@@ -232,7 +233,8 @@ class BuiltIn:
     reads_ids: bool = False
     loads_model: bool = False
     judged_by: str | None = None
-    check: Callable[[Mapping[str, Any]], object] | None = None
+    check: Callable[[Mapping[str, Any]], object] = lambda options: None
+    ready: Callable[[Mapping[str, Any]], object] = lambda options: None
 
     @cached_property
     def options(self) -> dict[str, Any]:

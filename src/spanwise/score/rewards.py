@@ -15,7 +15,7 @@ from typing import Any
 
 from spanwise.errors import RecipeError, RewardError, check_known, check_number
 from spanwise.registry import register
-from spanwise.score.answers import MathVerifier, check_verify, judge, shared_verifier
+from spanwise.score.answers import MathVerifier, check_package, check_verify, judge, shared_verifier
 from spanwise.score.reward import Columns, Pays, Reward, Scored, Texts, column_of, judged, read_tag
 from spanwise.score.workers import DEADLINE, MEMORY, Verdict, Workers, shared_workers
 from spanwise.types import BlockText, Status
@@ -25,7 +25,7 @@ NUMBER = re.compile(r"(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]{1,3})
 _FENCED = re.compile(r"```[\w+-]*+[^\S\n]*+\n(.*?)```", re.DOTALL)
 
 
-@register("correct", kind="reward", tags=("tag",), check=lambda options: check_verify(options["verify"]))
+@register("correct", kind="reward", tags=("tag",), check=check_verify, ready=check_package)
 def correct(
     text: Texts,
     *,
@@ -182,9 +182,7 @@ def format_(
     return Reward.of(rewards)
 
 
-@register(
-    "second_attempt", kind="reward", tags=("tag",), blocks=("first",), check=lambda options: check_verify(options["verify"])
-)
+@register("second_attempt", kind="reward", tags=("tag",), blocks=("first",), check=check_verify, ready=check_package)
 def second_attempt(
     text: Texts,
     *,
@@ -224,7 +222,7 @@ def second_attempt(
     second_reward = correct(text, pays=pays[:1], columns=columns, scored=scored, **options)
     value_n = second_reward.value_n.clone()
     second_answers = [read_tag(blocks, pays[:1], tag) or "" for blocks in text]
-    wrong_indices = [n for n, answer in enumerate(second_answers) if value_n[n] == 0.0 and answer.strip()]
+    wrong_indices = [n for n in (value_n == 0.0).nonzero().flatten().tolist() if second_answers[n].strip()]
     first_answers = [read_tag(text[n], (first,), tag) for n in wrong_indices]
     repeat_verdicts = judge(first_answers, [second_answers[n] for n in wrong_indices], verify=verify, verifier=verifier)
     for n, repeat_verdict in zip(wrong_indices, repeat_verdicts, strict=True):
@@ -235,20 +233,19 @@ def second_attempt(
 def _score_confidence(
     text: Texts, pays: Pays, tag: str, scored: Scored, of: str, rule: Callable[[float, float], float]
 ) -> Reward:
-    """Reward stated confidences q by a proper scoring rule `rule(q, c)`, where c is 1 for a right answer."""
+    """Reward stated confidences q by a proper scoring rule `rule(q, c)`, where c is the reward (0 to 1) of the objective `of`."""
     check_known("objective scored before this one", of, scored)
     outcome_numbers = scored[of].value_n.tolist()
     outcome_statuses = scored[of].status_n.tolist()
-    for n, c in enumerate(outcome_numbers):
-        if c < 0.0 or c > 1.0:
+    for n, outcome in enumerate(outcome_numbers):
+        if outcome < 0.0 or outcome > 1.0:
             raise RewardError(
-                f"Objective '{of}' gives completion {n} the outcome {c}, but only an outcome in [0, 1] can judge a confidence. Set "
-                f"'given' to an objective that says right or wrong, or remove the score of the confidence."
+                f"Objective '{of}' gives completion {n} the outcome {outcome}, but only an outcome in [0, 1] can judge a "
+                f"confidence. Set 'given' to an objective that says right or wrong, or remove the score of the confidence."
             )
     stated_texts = [read_tag(blocks, pays, tag) for blocks in text]
     confidences = [None if stated is None else parse_confidence(stated) for stated in stated_texts]
-    outcome_pairs = zip(confidences, outcome_numbers, strict=True)
-    rewards = [None if q is None or math.isnan(outcome) else rule(q, outcome) for q, outcome in outcome_pairs]
+    rewards = [None if q is None or math.isnan(c) else rule(q, c) for q, c in zip(confidences, outcome_numbers, strict=True)]
     # If a confidence can be read but its outcome is unknown, the reward is missing for the same reason as the outcome.
     statuses = [
         Status.ABSENT if stated is None else Status.UNPARSABLE if q is None else Status(outcome_status)

@@ -142,7 +142,7 @@ def score_one(objective: Objective, text: Texts, *, columns: Columns, scored: Sc
 
 
 def _call(objective: Objective, text: Texts, columns: Columns, scored: Scored, call_results: dict[Any, Any]) -> Reward:
-    """Score every completion with an objective's reward function, which is not async."""
+    """Score every completion with a reward function that is not async; `call_results` are shared with other objectives."""
     convention = calling_convention(objective)
     if convention is None:
         batch_call, reward_label, advice = _batch_call(objective, text, columns, scored)
@@ -213,7 +213,7 @@ async def await_rewards(objectives: Sequence[Objective], text: Texts, columns: C
 
 
 async def _await_one(objective: Objective, text: Texts, columns: Columns, futures: dict[Any, asyncio.Future[Any]]) -> Reward:
-    """Score every completion with an objective's async reward function."""
+    """Score every completion with an async reward function; `futures` hold calls that several objectives share."""
     convention = calling_convention(objective)
     if convention is None:
         batch_call, reward_label, error_advice = _batch_call(objective, text, columns, {})
@@ -395,13 +395,13 @@ def _check_pays(objective: Objective, blocks: Collection[str]) -> None:
 def _check_options(objective: Objective, entry: BuiltIn) -> None:
     for option in objective.options:
         check_known(f"option of reward '{objective.reward}' called", option, entry.options)
-    if entry.check is not None:
-        entry.check({**entry.options, **objective.options})
+    entry.check({**entry.options, **objective.options})
 
 
 def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None:
-    """Refuse a built-in reward whose block or tag the layout lacks, or whose paid block has the wrong segmenter."""
+    """Refuse a built-in reward that lacks a package, its block or its tag, or whose paid block has the wrong segmenter."""
     layout_tags, options = layout.keys, {**entry.options, **objective.options}
+    entry.ready(options)
     named_blocks = [options[name] for name in entry.blocks]
     for block in named_blocks:
         if block not in layout_tags:
