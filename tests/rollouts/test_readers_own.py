@@ -4,6 +4,7 @@ import math
 import os
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -275,3 +276,6 @@ def test_files_that_cannot_be_shown_are_one_sentence(read, tmp_path):
         read(tmp_path / "a.parquet")
     with pytest.raises(DataError, match="cannot be read: No such file or directory"):
         read(tmp_path / "none.parquet")
+    pq.write_table(pa.table({"prompt": ["p"], "advantages": [[0.5]]}), tmp_path / "nameless.parquet")
+    with pytest.raises(DataError, match="without the name of a method"):
+        read(tmp_path / "nameless.parquet")

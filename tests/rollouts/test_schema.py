@@ -123,9 +123,16 @@ def test_a_file_says_its_version_and_one_made_by_hand_needs_none(tmp_path):
     assert read_rollouts(file).columns == {"answer": ["4"]}
 
 
-def test_another_version_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"a\.parquet' has version 2 .* reads version 1"):
-        read_rollouts(hand_made(tmp_path / "a.parquet", {"spanwise.rollouts": "2"}))
+@pytest.mark.parametrize(
+    ("metadata", "columns", "words"),
+    [
+        ({"spanwise.rollouts": "2"}, {}, r"a\.parquet' has version 2 .* reads version 1"),
+        (None, {"credit/solution": [0.5], "advantages": [[0.5]]}, "a column 'advantages' without the name of a method"),
+    ],
+)
+def test_another_version_and_advantages_of_no_method_are_refused(metadata, columns, words, tmp_path):
+    with pytest.raises(DataError, match=words):
+        read_rollouts(hand_made(tmp_path / "a.parquet", metadata, **columns))
 
 
 def test_columns_of_tokens_come_in_order():

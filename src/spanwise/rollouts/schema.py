@@ -85,7 +85,9 @@ class CreditPart:
 
     objective: str  # the name of an objective, or of several whose rewards are added up, joined by " + "
     worth: float | None  # the reward, or the number that replaces a missing one; None without either
-    baseline: float | None  # None if the credit has another formula; `divisor` is then None, too
+    baseline: (
+        float | None
+    )  # None (as is `divisor`) if nothing was compared, see `reason`, or if the credit has another formula
     divisor: float | None
     weight: float
     part: float  # the credit from this objective
@@ -168,12 +170,16 @@ def tokenizer_of(schema: pa.Schema) -> Path | None:
 
 
 def check_version(file: Path, schema: pa.Schema) -> None:
-    """Refuse a rollout file of another format version."""
+    """Refuse a rollout file of another format version, and a column `advantages` that names no method."""
     file_version = (schema.metadata or {}).get(_VERSION_KEY)
     if file_version not in (None, VERSION.encode()):
         raise DataError(
             f"'{file}' has version {file_version.decode(errors='replace')} of the rollout format, but this spanwise reads version "
             f"{VERSION}. Write the file again, or read it with the spanwise that wrote it."
+        )
+    if "advantages" in schema.names:
+        raise DataError(
+            f"'{file}' has a column 'advantages' without the name of a method. Rename the column to 'advantages/<method>'."
         )
 
 
