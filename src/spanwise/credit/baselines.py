@@ -161,10 +161,10 @@ def advantage(
     last_level = len(groupings) - 1
     # If no completion with the same outcomes has a reward, `if_missing` is compared with the group, else with the batch.
     groupings += [(group_n, 0), (all_in_one_n, 0)]
-    for level, (grouping_n, outcome_count) in enumerate(groupings):
+    for level, (grouping_n, used_outcomes) in enumerate(groupings):
         if result is not None and not bool(uncompared_n.any()):
             break
-        stratum_n = refine(grouping_n, outcome_no[:, :outcome_count])
+        stratum_n = refine(grouping_n, outcome_no[:, :used_outcomes])
         # The offset keeps the stratum numbers of one level apart from those of all other levels.
         stratum_n = stratum_n.where(stratum_n < 0, stratum_n + level * len(stratum_n) ** 2)
         explained_level = compare_in_strata(reward_n, stratum_n, **options)

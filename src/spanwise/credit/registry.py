@@ -23,7 +23,7 @@ PROPERTIES: Mapping[str, str] = {
     "pure": "it leaves its inputs unchanged, and a second call gives the same numbers",
     "precision": "rewards in float32 and float64 give the same numbers",
     "negative": "rewards may be negative",
-    "absent": "an absent reward (NaN) gives the advantage 0 and does not change the advantages of other rewards",
+    "absent": "an absent reward (NaN) gives exactly the advantage 0 and does not change the advantages of other rewards",
     "permutation": "reordered rows only reorder the result; renamed ids, whatever their sign and size, change nothing",
     "shift": "adding a constant to all rewards of a group changes nothing",
     "constant": "a group whose rewards are all equal, or a group of one, gets exactly 0",
@@ -32,7 +32,7 @@ PROPERTIES: Mapping[str, str] = {
     "poison": "what a masked token holds (NaN, 1e9, any id) is never read",
     "padding": "padding on the left and on the right give the same numbers",
     "conservation": "the shares of a block's tokens add up to the credit of the block; other tokens get exactly 0",
-    "monotone": "a higher reward never lowers the advantage of the completion, block, token or step that gets it",
+    "monotone": "a higher reward never lowers the advantage of the completion, block, step or last token that gets it",
     "signs": "over all examples, some credit is above 0 and some is below 0",
 }
 #: The keyword parameters of methods that the objectives or the batch fill in, so that a user cannot set them as options.
@@ -206,8 +206,8 @@ class Method:
                 raise RecipeError(f"The option {name} is {value!r}; {advice}.")
             if name in self.only_with and value != self.options[name]:
                 other_option, required_values = self.only_with[name]
-                other_value = {**self.options, **options}.get(other_option)
-                if not any(value in required_values for value in says.get(other_option, [other_value])):
+                chosen_values = says.get(other_option, [{**self.options, **options}.get(other_option)])
+                if not any(chosen in required_values for chosen in chosen_values):
                     raise RecipeError(
                         f"Option '{name}' of method '{self.name}' would change nothing here. It has an effect only if "
                         f"{other_option.removesuffix('_k')} is {' or '.join(map(str, required_values))}."

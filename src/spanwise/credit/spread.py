@@ -170,7 +170,9 @@ def reward_streams(
             rewarded_row_i = (rewards_stop_nm[:, m] | (has_paid_token_nm[:, m] & has_reward_nm[:, m])).nonzero().squeeze(1)
             reward_snt[m, rewarded_row_i, reward_position_nm[rewarded_row_i, m]] = reward_nm[rewarded_row_i, m].to(dtype)
         rewards_stop_sn, weight_s = rewards_stop_nm.T, weight_m.double()
-    includes_last_sn = mask_snt[:, torch.arange(len(last_n)), last_n] if mask_nt.shape[1] else rewards_stop_sn
+    includes_last_sn = rewards_stop_sn
+    if mask_nt.shape[1]:
+        includes_last_sn = mask_snt.gather(2, last_n.expand(len(mask_snt), -1)[..., None]).squeeze(2)
     return Streams(value_names, reward_snt, mask_snt, weight_s, rewards_stop_sn, includes_last_sn)
 
 

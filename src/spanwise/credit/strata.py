@@ -198,12 +198,13 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
     tensor([0, 1, 0])
     """
     stratum_n = group_index(group_n)
-    for column, outcome_n in enumerate(as_columns(outcome_no).T):
+    outcome_no = as_columns(outcome_no)
+    for column, outcome_n in enumerate(outcome_no.T):
         distinct_outcomes, outcome_id_n = torch.unique(outcome_n.nan_to_num(nan=0.0), return_inverse=True)
         # Before each further outcome the strata are renumbered from 0, so that their numbers stay small.
         dense_stratum_n = group_index(stratum_n) if column else stratum_n
         stratum_n = dense_stratum_n * len(distinct_outcomes) + outcome_id_n
-    return torch.where(as_columns(outcome_no).isnan().any(dim=1), -1, stratum_n)
+    return torch.where(outcome_no.isnan().any(dim=1), -1, stratum_n)
 
 
 @dataclass(frozen=True)

@@ -85,8 +85,8 @@ def credit_datums(
         batch = replace(batch, steps=None)  # rollouts of one turn need no turn numbers
     reading = read(batch, scheme, vocabulary, recorded=recorded_blocks)
     advantage_rows = iter(advantages(credit_batch(reading, batch, scheme), reading.spans, scheme).tolist())
-    credited_rollouts = [[_credited(datum, next(advantage_rows)) for datum in rollout] for rollout in rollouts]
-    return [[credited_rollouts.pop(0) for _ in group] for group in groups]
+    credited_rollouts = iter([[_credited(datum, next(advantage_rows)) for datum in rollout] for rollout in rollouts])
+    return [[next(credited_rollouts) for _ in group] for group in groups]
 
 
 def _turn(datum: Any, rollout: int, number: int) -> Turn:

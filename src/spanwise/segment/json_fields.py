@@ -147,8 +147,10 @@ class _Scan:
             self.fault |= _NESTED
             self._end_value(container, match.start(), is_whole=False)
         inner_nodes = container.node.steps
-        plain_key = unescaped(key) if b"\\" in key else key
-        key_node = inner_nodes.get(key) or inner_nodes.get(plain_key) or _NOWHERE
+        key_node = inner_nodes.get(key)
+        if key_node is None and b"\\" in key:
+            key_node = inner_nodes.get(unescaped(key))
+        key_node = key_node or _NOWHERE
         if key_node in container.seen:
             self.fault |= _DUPLICATE
             key_node = _NOWHERE

@@ -111,7 +111,7 @@ def check_reward(
     """
     objective = Objective(reward, pays=tuple(pays), given=given, options=dict(options or {}))
     layout = layout or Layout({"solution": ["answer"], "confidence": ["confidence"]})
-    contents = (*contents, *HOSTILE)
+    contents, tables = (*contents, *HOSTILE), (columns or {}, scored or {})
     reward_suite = _Reward(
         who=f"Reward '{objective.name}'",
         function=partial(score_completions, objective),
@@ -119,8 +119,8 @@ def check_reward(
         objective=objective,
         processes=processes,
     )
-    drawn_completions = _draw_completions(layout, contents, columns or {}, scored or {})
-    all_completions = st.just(_list_completions(layout, contents, columns or {}, scored or {}))
+    drawn_completions = _draw_completions(layout, contents, *tables)
+    all_completions = st.just(_list_completions(layout, contents, *tables))
 
     def strategy_of(name: str) -> SearchStrategy[DrawnCompletions]:
         return all_completions if name == "threads" else drawn_completions

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -39,9 +38,10 @@ def small_vocabulary(tags: Sequence[str] = ("answer", "confidence"), *, signs: S
     True
     """
     tokens = [b"So ", b"></", b"><", b">\n\n<", b"0.9", "日".encode() + b"\xe6"]
-    for sign in _tags_and_signs(tags, signs):
-        sign_bytes = sign.encode()
-        tokens += [sign_bytes, sign_bytes + b"4", b"." + sign_bytes[:3], sign_bytes[-2:] + b"<"]
+    whole_signs = [sign.encode() for sign in _tags_and_signs(tags, signs)]
+    tokens += whole_signs
+    for sign in whole_signs:
+        tokens += [sign + b"4", b"." + sign[:3], sign[-2:] + b"<"]
     return Vocabulary((*(bytes([byte]) for byte in range(256)), *dict.fromkeys(tokens), b""))
 
 
@@ -136,7 +136,7 @@ def check_segmenter(
     """
     vocabulary = vocabulary or small_vocabulary(tags, signs=signs)
     batches = batches_of(read_inputs(segmenter, entries=inputs), most=3, ids=token_rows(vocabulary, tags, signs=signs))
-    function = segmenter.func if isinstance(segmenter, partial) else segmenter
+    function = getattr(segmenter, "func", segmenter)
     who = f"Segmenter '{getattr(function, '__name__', 'segmenter')}'"
     segmenter_suite = _Segmenter(who=who, function=segmenter, sentences=SEGMENTER_PROPERTIES, vocabulary=vocabulary)
     segmenter_suite.check(lambda _: batches, asked=properties, exceptions=exceptions, examples=examples)
@@ -209,9 +209,8 @@ class _Segmenter(Suite):
             has_token = [spans[k][0] < spans[k][1] for k in block_order]
             if [block is not None for block in block_texts] != has_token:
                 self.fail(batch, f"Completion {row} has the texts {block_texts}, but its blocks have tokens: {has_token}.")
-            joined_texts = "".join(
-                str(block[""]) for block in block_texts if block is not None
-            )  # the key "" holds the block's whole text
+            # The key "" holds a block's whole text.
+            joined_texts = "".join(str(block[""]) for block in block_texts if block is not None)
             # A block inside one token (STRADDLED) has bytes but no token of its own, and so no text.
             is_straddled = int(result_columns["fault_n"][row]) & Fault.STRADDLED
             if not is_straddled and not _same_text(joined_texts, token_text, ordered=not _overlap(spans)):

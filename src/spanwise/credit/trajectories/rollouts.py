@@ -266,9 +266,10 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
     reward_row_jm = torch.stack([timeline.last_with(is_checked_s) for is_checked_s in is_checked_sm.T], dim=1)
     column_m = torch.arange(len(objectives), device=reward_row_jm.device)
     tables: dict[str, Any] = {name: table[reward_row_jm, column_m] for name, table in _objective_tables(scores).items()}
+    filled_reward_sm = fill_missing(scores, objectives)
     for m, objective in enumerate(objectives):
         if add_turns and objective.scope == "turn":
-            reward_s = fill_missing(scores, objectives)[:, m]
+            reward_s = filled_reward_sm[:, m]
             is_counted_s = is_checked_sm[:, m] | ~reward_s.isnan()  # checked, or replaced by `if_missing`
             reward_sum_j = timeline.sum_exactly(torch.where(is_counted_s, reward_s, 0.0))
             is_counted_j = timeline.add_up(is_counted_s) > 0

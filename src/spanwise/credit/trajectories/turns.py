@@ -158,7 +158,9 @@ class Trajectory:
                 raise AlignmentError(f"There are {len(rows)} rows and {len(column)} {name}; give one to each row.")
         for row, turn in enumerate(rows):
             if turn.parent is not None:
-                raise AlignmentError(f"Row {row} has a parent turn, which no row may have; use `rows()` of its trajectory.")
+                raise AlignmentError(
+                    f"Row {row} has a parent turn, but must hold its whole context; use `rows()` of its trajectory."
+                )
         timeline = build_timeline(trajectory, torch.tensor(step))
         timeline.groups(group)  # refuses a trajectory with rows of two prompts
         rows_of: dict[Hashable, list[int]] = {name: [] for name in trajectory}
@@ -293,7 +295,9 @@ def _check_rewards(rewards: Rewards, who: str) -> None:
     """Refuse a reward that is neither a finite number nor a `Status` that says why there is none."""
     for name, value in rewards.items():
         if not isinstance(value, Status) and not math.isfinite(value):
-            raise RewardError(f"{who} has {value} as reward '{name}'; give a finite number, or a Status that says why not.")
+            raise RewardError(
+                f"{who} has {value} as reward '{name}'; give a finite number, or a Status that says why there is none."
+            )
 
 
 def _describe_token(ids: Sequence[int], position: int, vocabulary: Vocabulary) -> str:

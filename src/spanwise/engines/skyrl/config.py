@@ -133,7 +133,7 @@ def check(cfg: Any) -> RecipeRule:
 
 
 def reads_turns(scheme: Scheme, *, stepwise: bool) -> bool:
-    """Return whether the credit is computed for single turns instead of whole rollouts."""
+    """Return whether credit is computed for single turns; methods that run over tokens need whole rollouts."""
     return scheme.entry.kind != "token" and (stepwise or "steps" in scheme.needs)
 
 

@@ -38,7 +38,8 @@ class SampledRows:
         for n, (prompt, response) in enumerate(zip(trained["prompt_token_ids"], trained["response_ids"], strict=True)):
             row_ids, first_turn = [*prompt, *response], len(place_s)
             matched_length, trajectory_id = len(prompt), output["trajectory_ids"][first_turn]
-            for turn_prompt, turn_response, turn_trajectory_id in sampled_turns[first_turn:]:
+            while len(place_s) < len(sampled_turns):
+                turn_prompt, turn_response, turn_trajectory_id = sampled_turns[len(place_s)]
                 if (
                     turn_trajectory_id != trajectory_id
                     or len(turn_prompt) < matched_length

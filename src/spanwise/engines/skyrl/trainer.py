@@ -101,8 +101,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """Let SkyRL sample further prompts until enough prompt groups have a completion with credit."""
         useful_uids = self._useful_uids(generator_output, uids)
         # SkyRL keeps groups whose rewards differ, so here one row of each useful group has reward 1 and all others have 0.
-        first_useful_rows = {uids.index(uid) for uid in useful_uids}
-        fake_rewards = [1.0 if row in first_useful_rows else 0.0 for row in range(len(uids))]
+        first_row_by_uid = {uid: row for row, uid in reversed(list(enumerate(uids)))}
+        fake_rewards = [float(uid in useful_uids and first_row_by_uid[uid] == row) for row, uid in enumerate(uids)]
         fake_output = {**generator_output, "rewards": fake_rewards, _REWARDS: generator_output["rewards"]}
         sampled_output, uids, keep_sampling = super().handle_dynamic_sampling(fake_output, uids)
         original_rewards = sampled_output.pop(_REWARDS)
@@ -212,7 +212,7 @@ class SpanRayPPOTrainer(RayPPOTrainer):
     def _columns(self, uids: Sequence[str]) -> dict[str, list[Any]]:
         """Return the dataset's columns for some prompts; nested mappings become columns such as `reward_spec.ground_truth`."""
         prompt_dataset: Any = self.train_dataset
-        # Only a prompt id of digits has columns: it is a row number of `PromptDataset`, whose third entry holds the columns.
+        # Only a prompt id of digits has columns: it is the number of a `PromptDataset` row, whose third entry is the columns.
         columns_by_uid = {uid: prompt_dataset[int(uid)][2] if uid.isdecimal() else {} for uid in set(uids)}
         return columns_of([columns_by_uid[uid] for uid in uids])
 
