@@ -115,16 +115,21 @@ def mutants(file: Path) -> Iterator[tuple[Path, int, str, str, str]]:
 
 
 class SlowTests:
-    """A plug-in of pytest that writes down which tests take longer than some seconds."""
+    """A plug-in of pytest that writes down which tests take longer than some seconds, and leaves out those in `left_out`."""
 
     def __init__(self, file: Path, seconds: float) -> None:
         self.file, self.seconds = file, seconds
+        self.left_out: set[str] = set()
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        """Leave out the slow tests, by their whole names."""
+        items[:] = [item for item in items if item.nodeid not in self.left_out]
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Write the name of a slow test."""
         if report.when == "call" and report.duration > self.seconds:
-            with self.file.open("a") as file:
-                file.write(f"{report.nodeid}\n")
+            with self.file.open("a", encoding="utf-8") as lines:
+                lines.write(f"{report.nodeid}\n")
 
 
 def tests_of(name: str) -> Iterator[str]:
@@ -134,7 +139,7 @@ def tests_of(name: str) -> Iterator[str]:
     return (str(file) for file in every if "browser" not in file.name)
 
 
-def killed(tests: list[str], seconds: int, *plugins: Any) -> bool:
+def killed(tests: list[str], seconds: int, plugin: SlowTests) -> bool:
     """Whether the tests of the copy fail, in a process that has the needed packages already."""
     child = os.fork()
     if child == 0:
@@ -145,7 +150,7 @@ def killed(tests: list[str], seconds: int, *plugins: Any) -> bool:
         words = ["-x", "-q", "--assert=plain", "-p", "no:cacheprovider", "-m", "not long", "-k", "not fresh_worker"]
         words += ["-W", "ignore::pytest.PytestAssertRewriteWarning", "--hypothesis-profile=ci", "--doctest-modules"]
         words += ["-o", "python_functions=[t]est test_*"]  # no function `tests` of a file that is asked for its doctests
-        code = pytest.main([*words, *tests], plugins=plugins)
+        code = pytest.main([*words, *tests], plugins=[plugin])
         os._exit(int(code))
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -171,6 +176,8 @@ def main() -> None:
     parser.add_argument("--slow", type=float, default=1.0, help="leave out tests that take longer; not with an engine")
     given = parser.parse_args()
     label, engine = " ".join(given.rooms), ENGINES.get(given.rooms[0])
+    if len(given.rooms) > 1 and ENGINES.keys() & {*given.rooms}:
+        parser.error("name one engine alone, or rooms")
     with tempfile.TemporaryDirectory() as place:
         clone = Path(place)
         for name in ("src", "tests", "docs", "recipes", "examples", "benchmarks"):
@@ -200,22 +207,26 @@ def main() -> None:
             ]
             files = [file for file in files if file.exists() and file.name != "__init__.py"]
         files = [sources / file for file in given.files] if given.files else files
+        if not files:
+            sys.exit(f"src/spanwise has no files of {label}.")
         every = [mutant for file in files for mutant in mutants(file)]
         chosen = random.Random(given.seed).sample(every, min(given.count, len(every)))
         slow = SlowTests(Path("slow.txt").absolute(), float("inf") if engine else given.slow)
-        if any(killed(tests, 10 * given.seconds, slow) for tests in [list(map(str, files)), *stages] if tests):
+        if any(
+            killed(tests, 10 * given.seconds, slow) for tests in [[] if engine else list(map(str, files)), *stages] if tests
+        ):
             sys.exit("The tests fail without any mutant.")
-        left_out = slow.file.read_text(encoding="utf-8").splitlines() if slow.file.exists() else []
-        print(f"Left out as slow: {len(left_out)} tests", flush=True)
+        slow.left_out = set(slow.file.read_text(encoding="utf-8").splitlines()) if slow.file.exists() else set()
+        print(f"Left out as slow: {len(slow.left_out)} tests", flush=True)
         sys.dont_write_bytecode, os.environ["PYTHONDONTWRITEBYTECODE"] = True, "1"
-        deselected = [f"--deselect={name}" for name in left_out]
         table: dict[str, list[bool]] = {}
         for file, line, before, after, text in chosen:
             original = file.read_text(encoding="utf-8")
             file.write_text(text, encoding="utf-8")
             nearest = [name for name in stages[0] if file.stem.strip("_") in name]
-            nearest_first = [[str(file), *nearest], [name for name in stages[0] if name not in nearest], *stages[1:]]
-            noticed = any(killed([*tests, *deselected], given.seconds) for tests in nearest_first if tests)
+            doctests = [] if engine else [str(file)]
+            nearest_first = [[*doctests, *nearest], [name for name in stages[0] if name not in nearest], *stages[1:]]
+            noticed = any(killed(tests, given.seconds, slow) for tests in nearest_first if tests)
             file.write_text(original, encoding="utf-8")
             shown = str(file.relative_to(sources))
             table.setdefault(shown, []).append(noticed)

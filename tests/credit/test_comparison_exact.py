@@ -14,7 +14,8 @@ import torch
 
 from helpers import NAN
 from spanwise import Objective
-from spanwise.credit import METHODS, assign, assign_turns, blended_baseline, group_index
+from spanwise.credit import METHODS, assign, assign_turns, blended_baseline, gdpo, group_index
+from spanwise.credit.spread import fill_missing
 from spanwise.types import Scores, Status, Zero
 
 BLOCKS = ("a", "b")
@@ -425,6 +426,8 @@ def test_several_rewards_of_gdpo_have_no_one_baseline(seed):
     rows = Rows(random.Random(seed), [None, F(1, 2)])
     objectives = [Objective("format", BLOCKS, name="right"), Objective("format", BLOCKS, name="said", if_missing=0.5)]
     credit = credited(rows, "gdpo", objectives)
+    reward_nm = fill_missing(rows.scores(), objectives)
+    assert torch.allclose(credit.adv_nm[:, 0], gdpo(reward_nm, torch.tensor(rows.group)), rtol=0, atol=1e-9)
     assert credit.comparison.baseline_nm.isnan().all()
     assert torch.equal(credit.comparison.reason_nm == int(Zero.CREDITED), credit.adv_nm != 0)
     assert bool((credit.adv_nm != 0).any())

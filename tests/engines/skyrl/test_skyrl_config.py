@@ -97,7 +97,7 @@ def test_what_gives_way_or_changes_nothing_is_said(data):
         check(small.config(data, recipe=small.BROADCAST, **of_algorithm(lambd=0.8)))
     recipe = GAE + "steps: 9\ncritic: {learning_rate: 1.0e-3, gae_lambda_value: 0.9, policy_training_start_step: 2}"
     cfg = small.config(data, recipe=recipe, **CRITIC)
-    with pytest.warns(UserWarning, match=r"recipe.s critic\.learning_rate, steps"):
+    with pytest.warns(UserWarning, match=r"ignores the recipe's critic\.learning_rate, steps and uses"):
         recipe_of_cfg = check(cfg).recipe
     assert critic_of(recipe_of_cfg).gae_lambda_value == 0.9
 

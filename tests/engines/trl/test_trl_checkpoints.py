@@ -74,7 +74,9 @@ def test_whatever_a_checkpoint_lacks_it_is_skipped_and_says_what(run, tmp_path):
 
 def test_a_list_that_is_not_one_and_a_file_of_the_right_size_that_is_not_one(copied):
     place, manifest = copied, (copied / MANIFEST).read_text()
-    unlisted = [json.dumps({**json.loads(manifest), name: None}) for name in ("digests", "settings")]
+    entries = json.loads(manifest)
+    unlisted = [json.dumps({**entries, name: None}) for name in ("digests", "settings")]
+    unlisted += [json.dumps({key: entries[key] for key in entries if key != name}) for name in ("digests", "settings")]
     for nonsense in ("", "{", "[]", "{}", '{"files": 3, "processes": 1, "resumable": true}', *unlisted):
         (place / MANIFEST).write_text(nonsense)
         assert checkpoint_fault(place) is not None, nonsense

@@ -157,7 +157,9 @@ def test_an_interrupted_run_has_its_data_and_a_report_that_says_so_and_is_gone_o
 def test_files_that_no_run_wrote_are_left_alone(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
-    with pytest.raises(DataError, match=rf"holds {name.split('/')[0]}, and a run would overwrite it"):
+    with pytest.raises(
+        DataError, match=rf"holds {name.split('/')[0]}, which no run of spanwise wrote, and a run would overwrite it"
+    ):
         trainer(tmp_path, **KEEP).train()
     assert (tmp_path / name).read_text() == "mine"
 

@@ -11,7 +11,7 @@ from spanwise import SpanwiseError
 from spanwise.engines.verl.settings import prepare
 
 RECIPE = "{{layout: {{all: [answer]}}, method: {}, objectives: [{{reward: {}, pays: [all]}}]}}"
-#: Names of settings in older scripts, and those of verl's V1.
+#: Prefix of a setting in older scripts -> the prefix in verl's V1.
 RENAMED = {"reward_model.": "reward.", "custom_reward_function.": "reward.custom_reward_function."}
 #: Options of programs that `main_ppo` does not read.
 ELSEWHERE = ("async_training.", "data.gen_batch_size")

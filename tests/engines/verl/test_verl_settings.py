@@ -98,7 +98,12 @@ WITH_RECIPE = {
     "misspelt": ("gae", "critic: {gae_lambda: 0.9}\n", [ON], "gae_lambda_value"),
     # The same file as in TRL: 20 steps of the critic alone are those before verl's step 21.
     "the policy waits": ("gae", WAITS, [ON, "trainer.critic_warmup=21"], None),
-    "the policy waits too short": ("gae", WAITS, [ON, "trainer.critic_warmup=20"], r"trainer\.critic_warmup is 20\. Set it to 21"),
+    "the policy waits too short": (
+        "gae",
+        WAITS,
+        [ON, "trainer.critic_warmup=20"],
+        r"trainer\.critic_warmup is 20\. Set it to 21",
+    ),
     "two lambdas": ("gae", "options: {lam: 0.8}\n", [ON, "algorithm.lam=0.9"], r"the recipe has lam: 0\.8"),
     "no deviation, bae": ("bae", "", ["algorithm.norm_adv_by_std_in_grpo=False"], None),
     "no deviation, grpo": ("grpo", "", ["algorithm.norm_adv_by_std_in_grpo=False"], "Write method: dr_grpo"),
@@ -137,11 +142,15 @@ def test_what_is_set(tmp_path, capsys):
 
 
 SAID = {
-    "recipe": ("", {"recipe": "steps: 50\nlearning_rate: 0.1\n" + RECIPE}, "recipe's learning_rate, steps"),
+    "recipe": (
+        "",
+        {"recipe": "steps: 50\nlearning_rate: 0.1\n" + RECIPE},
+        "ignores the recipe's learning_rate, steps and uses",
+    ),
     "critic": (
         "critic.enable=True",
         {"recipe": GAE.format("gae", "a", "critic: {learning_rate: 0.1, gae_lambda_value: 1.0}\n")},
-        "recipe's critic.learning_rate",
+        r"ignores the recipe's critic\.learning_rate and uses",
     ),
     "alone": ("actor_rollout_ref.rollout.n=1", {}, "nothing to compare"),
     "entropy": ("actor_rollout_ref.actor.entropy_coeff=0.01", {}, "weigh more the longer"),
