@@ -32,7 +32,7 @@ def module_name(path):
 
 
 def imported_names(tree):
-    """Yield every module that a file imports, and every imported name, which may be a module."""
+    """Return every module that a file imports, and every imported name, which may be a module."""
     names = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:

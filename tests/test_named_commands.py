@@ -49,7 +49,7 @@ def commands_of(text):
 
 
 def named():
-    """Return (page, words) of every command."""
+    """Yield (page, words) of every command."""
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         parts = [code for kind, _, code in FENCED.findall(text) if kind in ("", "bash", "sh", "console", "text")]
@@ -184,7 +184,7 @@ PARSED = sorted(
 
 
 class Parsed(BaseException):
-    """Check that the words were understood."""
+    """Raised when the words were understood."""
 
 
 @pytest.fixture

@@ -110,7 +110,8 @@ def refuse(faults: Mapping[str, Any], error: type[SpanwiseError] = RecipeError) 
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message without its full stop, or the error's type if it has no message."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(" .:")
+    lines = str(error).strip().splitlines()
+    return (lines[0].rstrip(" .:") if lines else "") or type(error).__name__
 
 
 def wrong_entries(entries: Any, kind: type) -> list[Any]:

@@ -107,7 +107,7 @@ class Mode:
         """Raise a `RecipeError` for a run of too few steps for the mode to do anything."""
 
     def recorded(self, table: Any, rows: Any) -> Mapping[str, Tensor]:
-        """Return the mode's fields of `Batch` from recorded rollouts; return none for rollouts from before the mode was on."""
+        """Return the mode's fields of `Batch` from recorded rollouts; return no fields for rollouts from before the mode was on."""
         return {}
 
     @property

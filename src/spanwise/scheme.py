@@ -23,7 +23,7 @@ from spanwise.segment import SEGMENTERS
 
 #: The task that `recipe.yaml` names if a user's script drives the run; the file then holds the scheme and no prompts.
 SCRIPT = "own"
-#: Maps NeMo-RL's names of method options to spanwise's names.
+#: Maps NeMo-RL's names of method options to spanwise's names; its `gae_lambda_value` is an option of the critic.
 _OTHER_NAMES = {"gae_lambda_policy": "lam"}
 
 

@@ -268,13 +268,13 @@ class Comparison(ByCompletion):
     """The parts of each advantage `(worth - baseline) / divisor`, and the rewards that its baseline comes from."""
 
     worth_nm: Float[Tensor, "n m"]  # the float64 reward, or else the objective's `if_missing`; NaN if there is neither
-    #: The float64 number that is subtracted from the worth; NaN if the method subtracts no single number, or nothing.
+    #: The float64 number subtracted from the worth; NaN if nothing could be compared, or if the method subtracts no single number.
     baseline_nm: Float[Tensor, "n m"]
     #: The float64 number that divides worth minus baseline: 1 where nothing is divided, and NaN where there is no baseline.
     divisor_nm: Float[Tensor, "n m"]
     stratum_nm: Int[Tensor, "n m"]  # the number of the stratum (the rewards that are compared with each other); -1: none
     level_nm: Int[Tensor, "n m"]  # how many outcomes the stratum ignores, beginning with the last in the objective's `given`
-    members_nm: Int[Tensor, "n m"]  # how many rewards the stratum has
+    members_nm: Int[Tensor, "n m"]  # how many rewards the stratum has, without `if_missing`
     averaged_nm: Int[Tensor, "n m"]  # how many rewards the baseline averages; 0 if it is no plain mean
     reason_nm: Int[Tensor, "n m"]  # why the advantage is exactly 0 (`Zero`), or `Zero.CREDITED`
     about_nm: Int[Tensor, "n m"]  # the objective that the reason is about; -1: all objectives together

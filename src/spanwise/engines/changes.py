@@ -15,8 +15,7 @@ MAY_CHANGE = ("output", "eval_every", "save_every", "keep_rollouts", "report", "
 def changes(old: Mapping[str, Any], new: Mapping[str, Any], *, but: Collection[str] = MAY_CHANGE) -> list[str]:
     """List the settings that differ between a checkpoint (`old`) and a resumed run (`new`), without secrets and names in `but`."""
     old, new = plain(old), plain(new)
-    compared_names = [name for name in new if name not in but]
-    changed_names = [name for name in compared_names if not _same(name, old.get(name), new[name])]
+    changed_names = [name for name in new if name not in but and not _same(name, old.get(name), new[name])]
     sentences = [f"{name} was {old.get(name)!r} and is {new[name]!r} now" for name in changed_names]
     return [text if len(text) < 100 else f"{name} differs" for name, text in zip(changed_names, sentences, strict=True)]
 

@@ -107,10 +107,9 @@ class SpanEstimator:
         reply_adv_nt, metrics = self.run.finish(self.run.step.read(batch), mask_nt=trained_nt)
         self.last_metrics = {name: value for name, value in metrics.items() if value == value}
         adv_nt = torch.zeros_like(full_mask_nt).scatter(1, reply_column_nt, reply_adv_nt)[:, : mask.shape[1]]
-        # NeMo-RL weighs a rollout by the values of its mask; a rollout without a reply is weighed by its loss multiplier.
-        has_reply_n, rollout_weight_n = batch.mask_nt.any(dim=1), full_mask_nt.amax(dim=1)
+        # NeMo-RL weighs a rollout by the values of its mask; one without a reply has no such value, but a loss multiplier.
         loss_multiplier_n = torch.as_tensor(repeated_batch["loss_multiplier"]).float().cpu()
-        rollout_weight_n = torch.where(has_reply_n, rollout_weight_n, loss_multiplier_n)
+        rollout_weight_n = torch.where(batch.mask_nt.any(dim=1), full_mask_nt.amax(dim=1), loss_multiplier_n)
         factor_n1 = fold_factor(mask.cpu(), rollout_weight_n, mini_batch=self.mini_batch, token_level=self.token_level)
         return (adv_nt * factor_n1).to(mask.device)
 

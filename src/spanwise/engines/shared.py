@@ -174,10 +174,9 @@ class RunRecord:
             check_free(folder_path, writes=WRITES)
             return
         if not step:
-            start_text = "the new run starts at step 0"
-            resume_text = ", or resume it from a checkpoint"
+            start_text, resume_text = "the new run starts at step 0", ", or resume it from a checkpoint"
             if step is None:
-                start_text, resume_text = "a resumed training counts its batches from 1 again here", ""
+                start_text, resume_text = "this trainer numbers its batches from 1 at every start", ""
             raise DataError(
                 f"'{folder_path}' already holds a run, and {start_text}. Give another {self.option}, or move the old run away"
                 f"{resume_text}."

@@ -39,7 +39,10 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "compute_advantages_and_returns": (True, "without it no token gets an advantage"),
     "custom_pg_loss_reducer_function_path": (None, "spanwise cannot undo the divisor of a reducer of your own"),
     "custom_convert_samples_to_train_data_path": (None, "your function would replace the step that computes credit"),
-    "mask_offpolicy_in_partial_rollout": (False, "the option masks the first tokens of some completions"),
+    "mask_offpolicy_in_partial_rollout": (
+        False,
+        "the option masks the first tokens of some completions, where their first block begins",
+    ),
 }
 #: slime's estimators whose losses work with any advantages.
 _ESTIMATORS = ("grpo", "gspo", "cispo")

@@ -123,7 +123,7 @@ def figure_intervals(
 
 
 class BoundedFigure(NamedTuple):
-    """An evaluation figure as a function of columns and weights; `ends` holds two imagined prompts that lower or raise it."""
+    """A figure as a function of columns and weights; `ends` holds imagined prompts that lower it, then those that raise it."""
 
     function: Callable[..., Tensor]
     columns: tuple[Float[Tensor, " n"], ...]

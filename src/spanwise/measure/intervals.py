@@ -177,7 +177,7 @@ def unseen_interval(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Interval:
-    """Compute a bootstrap interval over prompts; at each bound, one imagined prompt from `ends` is added to the prompts."""
+    """Compute a bootstrap interval over prompts; each bound adds the imagined prompts of one entry of `ends`."""
     interval = bootstrap(partial(figure, *columns), prompts, resamples=resamples, seed=seed)
     if math.isnan(interval.low):
         return interval

@@ -78,8 +78,8 @@ def check_free(path: str | Path, *, overwrite: bool = False, writes: Sequence[st
     if foreign_files:
         pronoun = "it" if len(foreign_files) == 1 else "them"
         raise DataError(
-            f"'{path}' holds {', '.join(foreign_files)}, and a run would overwrite {pronoun}. Give another --output, or "
-            f"move {pronoun} away."
+            f"'{path}' holds {', '.join(foreign_files)}, which no run of spanwise wrote, and a run would overwrite {pronoun}. Give "
+            f"another --output, or move {pronoun} away."
         )
 
 
@@ -141,7 +141,7 @@ class RunFolder:
     ) -> None:
         """Remove the files of an earlier run, and write the recipe and the metrics so far.
 
-        A run that resumes from `step` keeps the files up to that step.
+        A run that resumes from `step` removes only the results and the rollout files of later steps.
         """
         with writing(self.path, f"The output folder '{self.path}'"):
             for path in (self.path / name for name in self.writes if step is None or name in RESULTS):

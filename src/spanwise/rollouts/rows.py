@@ -74,7 +74,7 @@ def read_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
 
 
 def credited_units(by_block: Mapping[str, Float[Tensor, " n"]], kind: str) -> dict[str, Float[Tensor, " n"]]:
-    """Return the credit by block, or by `completion` if a method of that kind credits all blocks equally."""
+    """Return the credit by block, or once, as `completion`, if `kind` is "completion" and all blocks have equal credit."""
     credit_of_block = {name: credit_n for name, credit_n in by_block.items() if name != schema.STOP}
     if kind != "completion" or not credit_of_block:
         return dict(by_block)

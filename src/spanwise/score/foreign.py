@@ -24,7 +24,7 @@ class Convention:
     fits: Callable[[Any, frozenset[str]], bool]
     #: (text of a completion, its cells of the dataset) -> the arguments that the function may take, by name.
     arguments: Callable[[str, Mapping[str, Any]], dict[str, Any]]
-    #: A function's result -> its number (or a dict of numbers, or None) and a note (or None).
+    #: A function's result -> its number (or a dict of numbers, of which `key` chooses one, or None) and a note (or None).
     read: Callable[[Any], tuple[Any, str | None]] = lambda result: (result, None)
     #: function -> the callable that scores a completion: the function itself, or what it makes if it is a factory.
     prepare: Callable[[Any], Callable[..., Any]] = lambda function: function

@@ -50,7 +50,7 @@ _SAME_VALUE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else")
 
 
 def as_latex(text: str) -> str:
-    r"""Put dollars around a text without signs of mathematics, because Math-Verify reads a bare `\frac{1}{3}` as 3."""
+    r"""Put dollars around a text without signs of mathematics, or Math-Verify reads `\frac{1}{3}` as 3; words become `\text{}`."""
     text = text.strip()
     if any(sign in text for sign in DELIMITERS) or "\n" in text:
         return text
@@ -180,11 +180,11 @@ def read_schema(text: str) -> tuple[Any, bool]:
 
 
 def redefinable_builtins(tests: str) -> list[str]:
-    """Return the builtins that the tests use; an empty list if the tests use a name that nothing defines."""
+    """Return the builtins that the tested code may redefine: those that the tests use, if nothing else is undefined in them."""
     try:
         module_table = symtable.symtable(tests, "tests", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []  # invalid test code fails when it runs
+        return []  # invalid test code fails when it runs, so it needs no builtins
     symbol_tables = [module_table]
     for nested in symbol_tables:
         symbol_tables += nested.get_children()

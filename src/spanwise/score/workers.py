@@ -199,8 +199,8 @@ class Worker:
 class Workers:
     """Check requests in worker processes with a deadline, and cache the verdicts; threads, asyncio and forks may share it."""
 
-    # Verdicts of requests that hang or crash are cached too, unless the process was killed from outside or never started.
     kind: str  # of `KINDS`
+    # Verdicts of requests that hang or crash are cached too, unless the process was killed from outside or never started.
 
     def __init__(
         self, *, workers: int | None = None, deadline: float | int = DEADLINE, memory: int = MEMORY, cache: int = 65_536
@@ -277,7 +277,7 @@ _shared: dict[tuple[Any, ...], Workers] = {}
 
 
 def shared_workers(worker_class: type[_W], **limits: Any) -> _W:
-    """Return the `Workers` object that all callers with the same class and limits share."""
+    """Return the `Workers` of a class that all callers with the same limits share; they are closed when Python ends."""
     workers_key = (worker_class, *sorted(limits.items()))
     if workers_key not in _shared:
         _shared.setdefault(workers_key, worker_class(**limits))

@@ -130,7 +130,9 @@ class _Reader:
 
     def __init__(self, text: bytes, signs: list[Sign], prefilled: bool) -> None:
         self.text, self.signs, self.prefilled = text, signs, prefilled
-        self.channels: list[tuple[str, int, tuple[int, int] | None]] = []  # each channel's name, first byte, content
+        self.channels: list[
+            tuple[str, int, tuple[int, int] | None]
+        ] = []  # each channel's name, first byte, content (None: cut off)
         self.fault = 0
         self.unclaimed = 0  # the first byte that no channel has claimed yet
         self.lead_start: int | None = None  # the first byte of special tokens that belong to the next channel

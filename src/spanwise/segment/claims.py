@@ -136,7 +136,7 @@ class Pieces(NamedTuple):
     blocks: tuple[int, ...]  # for each piece, the index of its block in the layout
     starts: tuple[int, ...]  # the first byte of each piece, from 0 on; a piece ends where the next piece starts
     fault: int
-    contents: Mapping[tuple[int, str], Inner]  # maps (index of a block, key of a part) to the content of the part
+    contents: Mapping[tuple[int, str], Inner]  # (index of a block, key of a part) -> content, if the part is complete
 
 
 def assign(

@@ -44,7 +44,7 @@ class FieldProblems(EmbeddedProblems):
 
     @property
     def prompts(self) -> list[str]:
-        """The prompt texts: eight digits, each with a filler after it, and then `=`."""
+        """The prompt texts: eight digits, each with a filler so that all are equally far from their fields, and then `=`."""
         return [f"{''.join(f'{digit}{FILLER}' for digit in digits)}=" for digits in self.digit_nd.tolist()]
 
 

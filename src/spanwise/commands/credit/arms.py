@@ -218,7 +218,7 @@ class _Presets:
 
 
 def _build_own(presets: _Presets, run_code: bool) -> tuple[str, Scheme, _Presets]:
-    """Build the method that the recipe asks for; return its name, its scheme and its `_Presets`."""
+    """Build the recipe's method; return its name (an equal preset's, or "recipe"), its scheme and its `_Presets`."""
     recipe, blocks = presets.recipe, presets.blocks
     if blocks.objectives is None:
         scheme = scheme_of(recipe, blocks.layout, blocks.longest, recorded=presets.recorded_columns, run_code=run_code)

@@ -120,7 +120,7 @@ def verdict(figures: Mapping[str, Any]) -> str:
 
 def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
     for seed, arms in result["seeds"].items():
-        title = f"digit puzzle, paid for correctness and log score; same start for all arms, seed {seed}"
+        title = f"digit puzzle, paid for correctness and log score; same hard start for all arms, seed {seed}"
         verdict_texts = (f"{arm}: {verdict(figures)}" for arm, figures in arms.items())
         say(console, *figure_table(title, arms, absent=["spanwise_share"]), *verdict_texts)
     for run in trained:

@@ -160,7 +160,7 @@ def _votes(samples: Samples, block: str, *, resamples: int = 1000) -> dict[str, 
 def recorded_view(
     folder: Path, recipe: Mapping[str, Any], files: Sequence[Path]
 ) -> tuple[TokenView | None, dict[str, dict[str, Tensor]]]:
-    """Show the tokens of a run's completions, credited by the run's method and, for comparison, by `grpo` or `bae`."""
+    """Return the tokens of a run's completions and their credit by the run's method and, to compare, by `grpo` or `bae`."""
     if not files:
         return None, {}
     credit_table = pa.concat_tables(map(read_rows, files), promote_options="default")

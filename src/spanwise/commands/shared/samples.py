@@ -50,7 +50,7 @@ class Samples:
         return not bool(self.confidence_n.isnan().all())
 
     def by_score(self) -> "Samples | None":
-        """Replace each sample's confidence by its self-rewarding score, clipped to [0, 1]; None if no sample has a score."""
+        """Replace each sample's confidence by its self-rewarding score, clipped to [0, 1]; None if nothing was scored."""
         if self.score_n is None:
             return None
         return replace(self, confidence_n=self.score_n.clamp(0.0, 1.0), score_n=None)
@@ -79,7 +79,7 @@ class Samples:
         return {name: interval for name, interval in interval_by_reward.items() if interval.value == interval.value}
 
     def _apply_to_answers(self, work: Callable[..., Mapping[str, _Figure]]) -> dict[str, _Figure]:
-        """Compute by `work` figures of the first answer, the accuracy of later ones, figures of self-rewarding scores."""
+        """Call `work` for figures of the first answer, accuracies of later answers, and figures of self-rewarding scores."""
         format_columns = {"well_formed_n": self.well_formed_n, "refusal_n": self.refusal_n}
         if not self.correct:
             unjudged_figures = work(self.confidence_n, torch.full_like(self.confidence_n, torch.nan), **format_columns)

@@ -166,7 +166,8 @@ def trainer_config(recipe: Recipe, task: Task) -> SpanGRPOConfig:
     if len(task.train) < recipe.prompts:  # with fewer prompts than a step takes, TRL trains no step
         raise DataError(
             f"The dataset '{recipe.dataset}' has {len(task.train)} prompts to train on, but a step takes {recipe.prompts}. "
-            f"(A fifth of its prompts, at most 512, is kept for evaluation.) Add rows, or set --prompts to {len(task.train)}."
+            f"(A fifth of its prompts, at least 1 and at most 512, is kept for evaluation.) "
+            f"Add rows, or set --prompts to {len(task.train)}."
         )
     on_cpu = not torch.cuda.is_available()
     process_count = int(os.environ.get("WORLD_SIZE", "1"))

@@ -26,7 +26,7 @@ from spanwise.scheme import Scheme
 from spanwise.segment import SEGMENTERS
 
 _SCHEME = "scheme=Scheme.preset('bae', layout, objectives=[Objective(...), ...])"
-#: The allowed ranges of options whose values TRL does not check.
+#: The allowed ranges of options that TRL does not check: negative values reverse a term of the loss, huge ones drown the others.
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "beta": (0.0, 1e3), "epsilon": (0.0, 1.0), "epsilon_high": (0.0, 1e3), "entropy_coef": (0.0, 1e3),
     "temperature": (0.01, 100.0), "learning_rate": (0.0, 1e3), "num_iterations": (1, 1e4),

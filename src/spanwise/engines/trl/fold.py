@@ -75,7 +75,7 @@ def dppo_term(
     sampling_logp_bt = logps_bt.detach() if sampling_logp_bt is None else sampling_logp_bt
     in_loss_bt = mask_bt.bool()
     advantages_bt = inputs["advantages"]
-    (clip_low, clip_high) = clip_range(args)
+    clip_low, clip_high = clip_range(args)
     clip_options: dict[str, Any] = {"delta_low": clip_low, "delta_high": clip_high, "divergence": DPPO[args.loss_type]}
     loss_bt = dppo(logps_bt, sampling_logp_bt, advantages_bt, in_loss_bt, **clip_options)
     is_dropped_bt = in_loss_bt & (advantages_bt != 0) & (loss_bt == 0)

@@ -273,7 +273,7 @@ class ChunkedCredit:
     def split(self, tokens: int) -> list[range]:
         """Split the rows into chunks of about `tokens` tokens each.
 
-        A chunk takes every k-th row, so each chunk gets some of the padding rows at the end of the batch.
+        A chunk takes every k-th row, so that padding rows, which end the batch, are spread over the chunks.
         """
         row_count = len(self.rows.packed)
         padded_token_count = row_count * max(self.unpacked.length_n, default=0)
@@ -283,7 +283,7 @@ class ChunkedCredit:
     def advantages(self, chunk: range, mask_nt: Shaped[Tensor, "n t"], scheme: Scheme) -> Float[Tensor, "n t"]:
         """Compute the advantages of a chunk of rows, with 0 at masked tokens and in padding rows."""
         real_positions = [i for i, row in enumerate(chunk) if row in self._real_number_by_row]
-        real_numbers = [self._real_number_by_row[row] for row in chunk if row in self._real_number_by_row]
+        real_numbers = [self._real_number_by_row[chunk[i]] for i in real_positions]
         real_mask_nt = mask_nt[real_positions].bool()
         spans, _, turns, credit_indices = self.unpacked.tokens(scheme, real_mask_nt, real_numbers)
         adv_nt = advantages(self.batch.credits.take(credit_indices), spans, scheme)

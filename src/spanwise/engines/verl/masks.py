@@ -1,4 +1,4 @@
-"""Wrap verl's agent loop: it sends response masks to reward workers, and appends a token to finished responses."""
+"""Wrap verl's agent loop, so that reward workers get response masks, and a mode such as laser can append its token."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KEY = "spanwise_mask"
 
 
 def attach(agent_loop: Any) -> None:
-    """Wrap two methods of verl's agent loop: the one that asks for rewards, and the one that runs after it."""
+    """Let verl send response masks to the reward workers, and then append the token of a mode such as laser."""
 
     @around(agent_loop.AgentLoopWorker, "_compute_score")
     async def compute_score(original: Any, self: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:

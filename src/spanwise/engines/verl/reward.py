@@ -85,7 +85,7 @@ class SpanRewardManager(RewardManagerBase):
         packed_text = carry.pack(read_batch.reading, length_n, masked=masked, turns=read_batch.turns, anchor=anchor_s)
         # verl logs the rewards of the last turn, with `if_missing` for a missing one.
         objectives = self.scheme.objectives
-        reward_nm = fill_missing(read_batch.reading.scores, self.scheme.objectives)
+        reward_nm = fill_missing(read_batch.reading.scores, objectives)
         last_reward_m = reward_nm[-1].tolist() if len(reward_nm) else [math.nan] * len(objectives)
         reward_pairs = list(zip(objectives, last_reward_m, strict=True))
         total_reward = sum(objective.weight * reward for objective, reward in reward_pairs if reward == reward)
@@ -124,7 +124,8 @@ def _own_manager(config: Any, scheme: Scheme, tokenizer: Any, router: dict[str, 
     if manager_config is None or not used_columns:
         return None
     is_configured = manager_config.name != "naive" or config.reward.custom_reward_function.path is not None
-    if not is_configured and "environment" not in used_columns:  # verl's default manager gives only the reward `environment`
+    # Without a manager of the user's, verl's agent loop itself fills all columns but `environment`.
+    if not is_configured and "environment" not in used_columns:
         return None
     user_config = copy.deepcopy(config)
     with open_dict(user_config):

@@ -57,9 +57,11 @@ def attach(v1: Any) -> None:
 
 
 def _in_chunks(aggregator: Any, original: Any, batch: Any, metrics: dict[str, Any], rows: Rows, run: VerlRun) -> Any:
-    """Let verl compute advantages for some rows of a batch at a time, because a table of all tokens may be huge."""
-    uids = [uid for uid, _ in rows.session or ()]
-    chunked_credit = run.credit_rows(rows, uids)
+    """Let verl compute advantages for some rows at a time, because a table of all tokens may be huge.
+
+    Its metrics of the chunks are joined like those of its mini-batches.
+    """
+    chunked_credit = run.credit_rows(rows, [uid for uid, _ in rows.session or ()])
     credited_chunks, joined_metrics = [], aggregator()
     for chunk in chunked_credit.split(CHUNK_TOKENS):
         chunk_metrics: dict[str, Any] = {}

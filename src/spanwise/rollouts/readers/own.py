@@ -47,8 +47,8 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
         tokenizer = (run_folder and tokenizer_in(run_folder)) or schema.tokenizer_of(arrow_schema)
     stream_columns = schema.token_columns(column_names)
     # The advantages that training used are those called `recorded`, or those of the only method in the file.
-    trained_methods = [schema.RECORDED] if schema.RECORDED in methods else methods
-    trained_methods = trained_methods if len(trained_methods) == 1 else []
+    candidates = [schema.RECORDED] if schema.RECORDED in methods else methods
+    trained_methods = candidates if len(candidates) == 1 else []
     trained_columns = [name for method in trained_methods if (name := schema.column("advantages", method)) in column_names]
     # Columns of credit, spans and text are not read: they are computed again from the tokens and rewards.
     unread_columns = {x for method in methods for x in schema.method_columns(method, column_names)} - {*trained_columns}

@@ -29,7 +29,7 @@ _NO_REWARDS = ("gts", "answer", "uid", "request_id")
 
 
 def read_verl(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
-    """Read verl's dump; completions form groups by `uid`, or by their prompts if the uids form no groups."""
+    """Read verl's dump; the prompt id in `uid` forms the groups, or the prompt does if the uids form none."""
     rows = ColumnBuilder()
     tokens = tokenize(_read_outputs(files, rows), tokenizer)
     row_columns = rows.columns

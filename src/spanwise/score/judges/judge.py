@@ -164,8 +164,7 @@ async def ask_judge(
     result_by_name = {name: CallResult(judgement) for name, judgement in from_cache.items()}
     costs_by_name = {name: {"cached": 1.0} for name in from_cache}
     requests_at_once = requests_per_process(max_concurrent)
-    client_count = 1 + (requests_at_once - 1) // _CONNECTIONS
-    client_settings = (base_url, key, timeout, retries, client_count)
+    client_settings = (base_url, key, timeout, retries, 1 + (requests_at_once - 1) // _CONNECTIONS)
     client_cycle = cycle(once_per_loop(client_settings, lambda: _clients(*client_settings)))
 
     async def ask(name: str) -> Judgement:

@@ -46,7 +46,7 @@ def fenced(text: str, name: str) -> str:
     """Put a policy's text between two marks that it cannot forge, because they hold a number unknown to the policy."""
     plain_text = _CONTROL.sub(lambda match: as_plain_text(match[0]), text)
     fence_hash = sha256(plain_text.encode(errors="replace")).hexdigest()[:12]
-    while fence_hash in plain_text:
+    while fence_hash in plain_text:  # hardly any text contains its own hash
         fence_hash = sha256(fence_hash.encode()).hexdigest()[:12]
     return f"<{name} {fence_hash}>\n{plain_text}\n</{name} {fence_hash}>"
 

@@ -287,7 +287,7 @@ def _outputs(
         refuse({f"The reward model '{name}' has one label, whose number is the reward. Leave label out.": label is not None})
         return [0], None
     index_of: dict[Any, int] = {key: index for index, name in enumerate(label_names) for key in (name, index)}
-    label_index = len(label_names) - 1 if label is None else index_of.get(label)
+    label_index = index_of.get(len(label_names) - 1 if label is None else label)
     if label_index is None:
         raise RecipeError(f"The reward model '{name}': {unknown('label', str(label), label_names)}")
     return list(range(len(label_names))), torch.nn.functional.one_hot(torch.tensor(label_index), len(label_names)).double()
