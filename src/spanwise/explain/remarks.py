@@ -50,7 +50,7 @@ def setup_warnings(reading: Reading, scheme: Scheme) -> dict[str, str]:
         >>> batch = Batch.jagged([[3, 1], [3, 1]], [0, 0], columns={"answer": ["4", "4"]})
         >>> scheme = Scheme.preset("grpo", Layout({"all": ["answer"]}))
         >>> print(setup_warnings(read(batch, scheme, vocabulary), scheme)["tags"])
-        <answer> is in 0 of 2 completions; they do contain <plan> (2). The layout asks for answer...
+        <answer> is in 0 of 2 completions; they do contain <plan> (2). The layout asks for <answer>...
     """
     if not len(reading):
         return {}
@@ -124,7 +124,7 @@ def _warn_missing_tags(reading: Reading, scheme: Scheme) -> str:
             f"(max_completion_length, in verl data.max_response_length), or ask for shorter completions; otherwise "
             f"ask for {tags_text} in the prompt."
         )
-    asked_text = f"The layout asks for {' and '.join(census.lacking)}, so rewards that read {pronoun} are missing."
+    asked_text = f"The layout asks for {census.lacking_text}, so rewards that read {pronoun} are missing."
     return f"{census.sentence} {asked_text} {advice_text}"
 
 

@@ -25,6 +25,11 @@ class Census:
         return tuple(tag for tag, count in self.wanted.items() if count * 100 < self.size)
 
     @property
+    def lacking_text(self) -> str:
+        """Return the lacking marks as a reader of the completions knows them: `<answer> and <think>`."""
+        return " and ".join(map(self._show, self.lacking))
+
+    @property
     def sentence(self) -> str:
         """Say which of the layout's marks are lacking, and which marks the completions hold instead; "" if none is lacking."""
         if not self.lacking:

@@ -150,7 +150,7 @@ SAID = {
     "critic": (
         "critic.enable=True",
         {"recipe": GAE.format("gae", "a", "critic: {learning_rate: 0.1, gae_lambda_value: 1.0}\n")},
-        r"ignores the recipe's critic\.learning_rate and uses",
+        "ignores the recipe's critic.learning_rate and uses",
     ),
     "alone": ("actor_rollout_ref.rollout.n=1", {}, "nothing to compare"),
     "entropy": ("actor_rollout_ref.actor.entropy_coeff=0.01", {}, "weigh more the longer"),

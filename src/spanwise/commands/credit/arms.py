@@ -312,7 +312,7 @@ def _drop_tagless(
     tag_counts = [count for count in census_by_sentence.values() if count.lacking]
     if not tag_counts:
         return []
-    tag_notes = [f"{count.sentence} The layout asks for {' and '.join(count.lacking)}." for count in tag_counts]
+    tag_notes = [f"{count.sentence} The layout asks for {count.lacking_text}." for count in tag_counts]
     # Methods are left out if their rewards read a tag that no completion has: every completion would be called wrong.
     missing_by_method = {name: tags for name, scheme in schemes.items() if (tags := _missing_tags(scheme, tag_counts[0]))}
     if not missing_by_method:
