@@ -1,8 +1,6 @@
 """Memory: reading keeps the ids of tokens and no text, and credit keeps nothing more of a token."""
 
-import csv
 import gc
-import json
 import tracemalloc
 
 import pyarrow as pa
@@ -10,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from rollout_files import write_lines
+from plain_files import save
+from rollout_files import node, write_lines
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.rollouts import columns, files, json_array, read_rollouts
 from tokenizers_small import byte_level
@@ -44,11 +43,9 @@ def ids_of(row):
 
 def traces(row):
     ids = ids_of(row)
-    streams = {"token_ids": ids, "mask": [True] * len(ids), "logprobs": [-0.1 - i for i in range(len(ids))]}
-    nodes = [
-        {"parent": None, "message": {"role": "user", "content": row["prompt"]}},
-        {"parent": 0, "message": chat("")[0], "sampled": True, **streams},
-    ]
+    logprobs = [-0.1 - i for i in range(len(ids))]
+    reply = node("assistant", "", parent=0, sampled=True, ids=ids, mask=[True] * len(ids), logprobs=logprobs)
+    nodes = [node("user", row["prompt"], parent=None), reply]
     return {"group": {"id": row["prompt"]}, "traces": [{"nodes": nodes, "rewards": {"score": row["score"]}}]}
 
 
@@ -73,22 +70,9 @@ def own_file(folder):
     return folder / "a.parquet"
 
 
-def csv_file(folder):
-    with (folder / "a.csv").open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, list(ROWS[0]))
-        writer.writeheader()
-        writer.writerows(ROWS)
-    return folder / "a.csv"
-
-
 def parquet_file(folder):
     pq.write_table(pa.Table.from_pylist(ROWS), folder / "a.parquet", row_group_size=50)
     return folder / "a.parquet"
-
-
-def array_file(folder):
-    (folder / "a.json").write_text(json.dumps(ROWS, indent=1))
-    return folder / "a.json"
 
 
 #: What writes the file of a format, and what is kept of a token beside its id and mask: a log-probability takes four bytes.
@@ -100,8 +84,8 @@ FILES = {
         0,
     ),
     "messages": (lambda f: write_lines(f / "1.jsonl", [agent(row) for row in ROWS]), 0),
-    "array": (array_file, 0),
-    "csv": (csv_file, 0),
+    "array": (lambda f: save(f, ROWS, "json"), 0),
+    "csv": (lambda f: save(f, ROWS, "csv"), 0),
     "parquet": (parquet_file, 0),
     "lm-eval": (lambda f: write_lines(f / "samples_a.jsonl", [lm_eval(row, n) for n, row in enumerate(ROWS)]), 0),
     "traces": (lambda f: write_lines(f / "traces.jsonl", [traces(row) for row in ROWS]), 4),

@@ -229,7 +229,6 @@ REFUSED = {
         [{"prompt": "p", "completions": CHAT[1:] * 2}], {}, "that may be one conversation or several completions; for one, write"
     ),
     "numbers in a list": ([{"prompt": "p", "completions": [{"a": 1}]}], {}, "a completion is a text, or a list of messages"),
-    "no chat": ([{"messages": "hi"}], {}, "no column of completions, so the cell must hold"),
 }  # fmt: skip
 
 

@@ -11,6 +11,10 @@ from spanwise.rollouts import read_rollouts
 from spanwise.types import Status
 
 
+def read_episodes(folder, *episodes, **options):
+    return read_rollouts(write_lines(folder / "traces.jsonl", episodes), **options)
+
+
 def test_ids_of_verifiers_with_the_tokenizer(tmp_path):
     tokenizer = trl_small.tokenizer()
     tokenizer.save_pretrained(tmp_path / "model")
@@ -20,7 +24,7 @@ def test_ids_of_verifiers_with_the_tokenizer(tmp_path):
                  mask=[False, *[True] * 5], logprobs=[-0.1, -0.2, -0.3, -0.4, -0.5])  # fmt: skip
     record = trace("", "4", {"exact": {"score": 1.0, "weight": 1.0}})
     record["nodes"] = [node("user", "2+2=", parent=None, ids=[7, 8], mask=[False, False]), reply]
-    table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [episode(record)]), tokenizer=tmp_path / "model")
+    table = read_episodes(tmp_path, episode(record), tokenizer=tmp_path / "model")
     assert table.has_ids
     assert table.tokens.slice(0, 1).tolist() == ids
     assert [table.vocabulary.pieces[i].decode() for i in table.tokens.slice(0, 1)] == pieces
@@ -30,9 +34,7 @@ def test_ids_of_verifiers_with_the_tokenizer(tmp_path):
 def test_every_branch_that_trains_is_a_row_of_one_rollout(tmp_path):
     other = node("assistant", tagged("9", "0.1"), parent=0, sampled=True)
     record = trace(tagged("4", "0.9"), "4", {"right": 1.0}, extra=[other])
-    table = read_rollouts(
-        write_lines(tmp_path / "traces.jsonl", [episode(record), episode(trace(tagged("5", "0.9"), "4", {"right": 0}))])
-    )
+    table = read_episodes(tmp_path, episode(record), episode(trace(tagged("5", "0.9"), "4", {"right": 0})))
     assert texts(table) == [tagged("4", "0.9"), tagged("9", "0.1"), tagged("5", "0.9")]
     assert (table.rollout_n.tolist(), table.group_n.tolist()) == ([0, 0, 1], [0, 0, 0])
     assert table.rewards["right"].value_n.tolist() == [1.0, 1.0, 0.0]
@@ -49,7 +51,7 @@ def test_a_message_that_branches_share_is_trained_in_the_first_and_the_prompt_of
         node("assistant", "five", parent=4, sampled=True),
         node("tool", "bye", parent=1),  # an end that no model spoke at
     ]
-    table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [episode(trace("", "4", {}) | {"nodes": nodes})]))
+    table = read_episodes(tmp_path, episode(trace("", "4", {}) | {"nodes": nodes}))
     assert texts(table) == ["hmgofour", "five"]
     assert table.trainable.tolist() == [True, False, True, True]
     assert table.prompts == ["[user] 2+2=", "[user] 2+2=\n[assistant] hm\n[tool] stop"]
@@ -62,7 +64,7 @@ def test_an_attempt_to_shorten_the_history_trains_if_the_agent_went_on_from_it(t
     after = node("assistant", "done", parent=None, sampled=True)
     after["semantic_parents"] = [{"node": 2, "type": "compaction"}] if accepted else []
     record = trace("long", "4", {}, extra=[attempt, after])
-    table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [episode(record)]))
+    table = read_episodes(tmp_path, episode(record))
     assert texts(table) == (["long", "short", "done"] if accepted else ["long", "done"])
 
 
@@ -81,7 +83,7 @@ def test_results_of_verifiers_before_1_0(tmp_path):
 def test_a_score_that_is_not_there_is_a_failure_of_the_scoring(tmp_path):
     weights = {"weight": 0.5}, {"score": None}, {"score": 1.0, "weight": None}
     rewards = [{"a": a, "b": b} for a, b in zip(weights, (1.0, 0.0, 1.0), strict=True)]
-    table = read_rollouts(write_lines(tmp_path / "traces.jsonl", [small_episode("x", row) for row in rewards]))
+    table = read_episodes(tmp_path, *(small_episode("x", row) for row in rewards))
     assert table.rewards["a"].status_n.tolist() == [UNSCORED, UNSCORED, OK]
     assert table.rewards["reward"].value_n.tolist() == [1.0, 0.0, 2.0]  # a weight that is not written is 1
 
@@ -91,7 +93,7 @@ WRITTEN = Path(__file__).with_name("written")
 
 def test_failed_rollouts_beside_others_are_counted(tmp_path):
     lines = [small_episode("a", {}), small_episode("b", {}) | {"traces": [], "errors": [{"type": "Timeout"}]}]
-    note = read_rollouts(write_lines(tmp_path / "traces.jsonl", lines)).note
+    note = read_episodes(tmp_path, *lines).note
     assert "1 of 2 episodes hold no message that a trained model sampled. 1 of them failed with Timeout." in note
     none = [{"prompt": "2+2=", "completion": [], "reward": 0.0, "error": "RateLimit"}] * 2
     note = read_rollouts(write_lines(tmp_path / "results.jsonl", none)).note
