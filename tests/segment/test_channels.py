@@ -130,7 +130,7 @@ QWEN = """{%- for m in messages %}
 {%- elif m.role == 'tool' %}{{ '<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response><|im_end|>\\n' }}
 {%- else %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% if opened %}{{ '<think>\\n' }}{% endif %}{% endif %}"""
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n<think>\\n' }}{% endif %}"""
 
 LLAMA = """{%- for m in messages %}
 {%- if m.role == 'assistant' %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
@@ -162,11 +162,11 @@ OSS_SIGNS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call
 LAYOUT = ["reasoning", "tool_call[*]", "answer"]
 
 
-def row(tokenizer, **template):
+def row(tokenizer):
     """The prompt, and the rest of the conversation with what the model itself sampled of it."""
 
     def rendered(messages, *, opening):
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opening, **template)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opening)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
     prompt, conversation = rendered(MESSAGES[:1], opening=True), rendered(MESSAGES, opening=False)
@@ -183,24 +183,18 @@ def row(tokenizer, **template):
 
 CONVERSATIONS = {
     "Qwen3, thinking opened by the prompt": (
-        byte_level(special=QWEN_SIGNS, tokens=QWEN_WORDS), QWEN, {"opened": True},
+        byte_level(special=QWEN_SIGNS, tokens=QWEN_WORDS), QWEN, "reasoning",
         {"reasoning": "I ask.\n</think>\n\nSo 4.\n</think>", "tool_call[0]": '<tool_call>\n{"n": 2}\n</tool_call><|im_end|>',
          "answer": "\n\nIt is 4.<|im_end|>"},
         {"reasoning": "So 4.\n", "tool_call[0]": '\n{"n": 2}\n', "answer": "\n\nIt is 4."},
     ),
-    "Qwen3, thinking opened by the model": (
-        byte_level(special=QWEN_SIGNS, tokens=QWEN_WORDS), QWEN, {"opened": False},
-        {"reasoning": "<think>\nI ask.\n</think>\n\n<think>\nSo 4.\n</think>",
-         "tool_call[0]": '<tool_call>\n{"n": 2}\n</tool_call><|im_end|>', "answer": "\n\nIt is 4.<|im_end|>"},
-        {"reasoning": "\nSo 4.\n", "tool_call[0]": '\n{"n": 2}\n', "answer": "\n\nIt is 4."},
-    ),
     "Llama 3": (
-        byte_level(special=LLAMA_SIGNS), LLAMA, {},
+        byte_level(special=LLAMA_SIGNS), LLAMA, None,
         {"tool_call[0]": '<|python_tag|>{"n": 2}<|eom_id|>', "answer": "It is 4.<|eot_id|>"},
         {"tool_call[0]": '{"n": 2}', "answer": "It is 4."},
     ),
     "gpt-oss": (
-        byte_level(special=OSS_SIGNS), HARMONY, {},
+        byte_level(special=OSS_SIGNS), HARMONY, None,
         {"reasoning": "<|channel|>analysis<|message|>I ask.<|end|><|channel|>analysis<|message|>So 4.<|end|>",
          "tool_call[0]": '<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"n": 2}<|call|>',
          "answer": "<|start|>assistant<|channel|>final<|message|>It is 4.<|return|>"},
@@ -211,10 +205,10 @@ CONVERSATIONS = {
 
 @pytest.mark.parametrize("case", CONVERSATIONS)
 def test_a_conversation_with_a_tool(case):
-    tokenizer, template, options, tokens, parts = CONVERSATIONS[case]
+    tokenizer, template, prefilled, tokens, parts = CONVERSATIONS[case]
     tokenizer.chat_template = template
-    prompt, ids, mask = row(tokenizer, **options)
-    layout = Layout(LAYOUT, segmenter="channels", prefilled="reasoning" if options.get("opened") else None, most=1)
+    prompt, ids, mask = row(tokenizer)
+    layout = Layout(LAYOUT, segmenter="channels", prefilled=prefilled, most=1)
     check_prefilled(prompt, layout)
     vocabulary = Vocabulary.from_tokenizer(tokenizer)
     spans, texts = find_blocks(ids, mask, layout=layout, vocabulary=vocabulary)

@@ -4,15 +4,12 @@ import ast
 import random
 
 import pytest
-import torch
 
 from segment_small import segment
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout
 from spanwise.segment import SEGMENTERS, Sample
 from spanwise.types import Fault
-
-torch.set_num_threads(1)
 
 
 def claims_of(text, blocks, most=16):

@@ -3,7 +3,6 @@
 import random
 
 import pytest
-import torch
 from markdown_it import MarkdownIt
 
 from segment_small import segment
@@ -13,7 +12,6 @@ from spanwise.segment import SEGMENTERS, Sample
 from spanwise.segment.markdown import outline
 from spanwise.types import Fault
 
-torch.set_num_threads(1)
 PLAN = Layout({"plan": "markdown:Plan", "answer": "markdown:Answer", "rest": []})
 
 

@@ -12,7 +12,6 @@ from spanwise.segment import SEGMENTERS, Sample, Vocabulary, find_blocks, place
 from spanwise.types import Fault
 from tokenizers_small import byte_level, sentencepiece
 
-torch.set_num_threads(1)
 BYTES = Vocabulary.from_tokenizer(byte_level(), size=400)
 TWO = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 OPEN = Layout({"solution": ["reasoning", "answer"], "confidence": ["confidence"]}, prefilled="reasoning")
@@ -150,7 +149,6 @@ def test_a_segmenter_of_ones_own_may_look_for_tags():
     assert [(claim.part.block, claim.start) for claim in find(Sample.of(b"<x>1</x><y>1</y>")).claims] == [(0, 0), (1, 8)]
 
 
-torch.set_num_threads(1)
 TOKENIZERS = [byte_level(), byte_level(special=("<a>", "</confidence>")), sentencepiece()]
 VOCABULARIES = [Vocabulary.from_tokenizer(tokenizer, size=len(tokenizer) + 1) for tokenizer in TOKENIZERS]
 LAYOUTS = [
