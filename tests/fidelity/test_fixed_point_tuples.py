@@ -116,15 +116,6 @@ def test_the_simulation_finds_the_closed_form(options, rule):
     assert float(simulated.error_bz.max()) < 0.015
 
 
-def test_the_simulation_of_triples_finds_the_closed_form():
-    options = {"group_size": 4, "baseline": "outcome", "judged": 2}
-    simulated = simulated_fixed_point(tensor(TRIPLES)[:, None], copies=60, batches=120, rounds=1, seed=2, **options)
-    off = float((simulated.point_bz[:, 0] - fixed_point(tensor(TRIPLES), **options)).abs())
-    assert off <= 4 * float(simulated.error_bz)
-    # Backing off by the last outcome first: judged by that one, it is pulled elsewhere than by the first one's rule.
-    assert off < abs(float(fixed_point(tensor(TRIPLES), **{**options, "back_off": False})) - 0.4375)
-
-
 def test_contexts_share_the_strata_of_their_prompt():
     # A policy that sees half of its answers as likely (.9) and half as unlikely (.5) right; P(right) of the group is .7.
     simulated = simulated_fixed_point(
@@ -156,23 +147,6 @@ def test_blended_keeps_the_honest_probability(chances, judged):
     simulated = simulated_fixed_point(tensor(chances)[:, None], group_size=4, **options)
     assert float(simulated.error_bz) < 0.007
     assert abs(float(simulated.point_bz) - honest) < 0.005 + 3 * float(simulated.error_bz)
-
-
-@long_simulation
-def test_alone_in_the_batch_blended_is_outcome_without_itself():
-    chance, options = tensor(PAIRS)[:, None], {"group_size": 4, "batches": 200, "rounds": 1}
-    blended = simulated_fixed_point(chance, baseline="blended", **options)
-    outcome = simulated_fixed_point(chance, baseline="outcome", leave_one_out=True, back_off=False, **options)
-    assert float(blended.point_bz) == pytest.approx(float(outcome.point_bz), abs=1e-12)
-
-
-@long_simulation
-def test_one_outcome_written_as_a_table_is_the_same_simulation():
-    p_bz = torch.tensor([[0.2], [0.5]], dtype=torch.float64)
-    options = {"group_size": 4, "baseline": "blended", "copies": 8, "batches": 60}
-    short, long = simulated_fixed_point(p_bz, **options), simulated_fixed_point(torch.stack([1 - p_bz, p_bz], 2), **options)
-    assert torch.equal(short.point_bz, long.point_bz)
-    assert torch.equal(short.error_bz, long.error_bz)
 
 
 @pytest.mark.parametrize("find", [fixed_point, simulated_fixed_point])
