@@ -1,7 +1,6 @@
 """Batches that several tests of credit share: worked examples, random batches of completions, tokens and steps."""
 
 import math
-from typing import NamedTuple
 
 import torch
 from hypothesis import HealthCheck, settings
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from helpers import NAN, double
 from spanwise.credit.contrib._unconfirmed import gagpo
 from spanwise.credit.methods._gigpo import gigpo
-from spanwise.credit.trajectories.rollouts import Timeline, build_timeline
 from spanwise.types import Scores
 
 
@@ -103,34 +101,29 @@ def step_batches(draw, absent=True):
     return torch.tensor(reward), torch.tensor(task), torch.tensor(trajectory), torch.tensor(step), list(state)
 
 
+PROMPTS = (-9_000_000_000_000_000_000, -3, -1, 0, 5)  # hashes of prompts may be negative, -1 included
+
+
+def _exact(value):
+    """Rewards that are equal on paper are equal numbers: .3^2 and (1 - .7)^2 differ in the last bit."""
+    return (value * 1e6).round() / 1e6
+
+
 @st.composite
-def scored_batches(draw):
-    """Ragged groups in any order, some rewards absent, reports on a coarse grid so that ties happen."""
-    n = draw(st.integers(1, 24))
-    group = draw(st.lists(st.integers(0, 4), min_size=n, max_size=n))
-    report = draw(st.lists(st.integers(0, 10), min_size=n, max_size=n))
-    correct = draw(st.lists(st.sampled_from([0.0, 1.0]), min_size=n, max_size=n))
+def report_batches(draw):
+    """Ragged groups in any order, one to three outcomes of which some are unknown, some rewards absent; rewards are exact."""
+    n, columns = draw(st.integers(1, 18)), draw(st.integers(1, 3))
+    group = draw(st.lists(st.sampled_from(PROMPTS), min_size=n, max_size=n))
+    value = st.sampled_from([0.0, 0.0, 1.0, 1.0, 1.0, NAN])
+    outcome = draw(st.lists(st.lists(value, min_size=columns, max_size=columns), min_size=n, max_size=n))
+    report = draw(st.lists(st.integers(0, 8), min_size=n, max_size=n))
     absent = draw(st.lists(st.sampled_from([False, False, False, True]), min_size=n, max_size=n))
-    q = torch.tensor(report, dtype=torch.float64) / 10
-    c = torch.tensor(correct, dtype=torch.float64)
-    reward = torch.where(torch.tensor(absent), NAN, -((q - c) ** 2))
-    by_outcome = torch.stack([-(q**2), -((q - 1) ** 2)], dim=1)
-    by_outcome[torch.tensor(absent)] = NAN
-    return reward, torch.tensor(group), c, by_outcome
+    judged = draw(st.integers(0, columns - 1))
+    q, outcome = torch.tensor(report).double() / 8, torch.tensor(outcome).double()
+    c = outcome[:, judged].nan_to_num(nan=0.5)
+    reward = torch.where(torch.tensor(absent), NAN, _exact(-((q - c) ** 2)))
+    by_outcome = _exact(torch.stack([-(q**2), -((q - 1) ** 2)], dim=1))
+    return reward, torch.tensor(group), outcome, by_outcome, judged
 
 
 PAIR, SAME = torch.tensor([0.0, 2.0], dtype=torch.float64), torch.tensor([0, 0])
-
-
-class Outcomes(NamedTuple):
-    """One reward and one prompt of each trajectory, and where its steps stand."""
-
-    reward_j: torch.Tensor
-    group_j: torch.Tensor
-    line: Timeline
-
-
-def trajectory_outcomes(reward_s, group_s, trajectory_s, step_s, *, reward="last"):
-    """What an episode method compares: each trajectory with its reward."""
-    line = build_timeline(trajectory_s, step_s, reward_s=reward_s, group_s=group_s)
-    return Outcomes(line.outcome(reward_s, reward), line.groups(group_s), line)

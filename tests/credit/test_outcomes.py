@@ -8,13 +8,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from credit_batches import report_batches
 from helpers import NAN, double
 from spanwise.credit import advantage, assign, blended_baseline
 from spanwise.errors import AlignmentError, RecipeError
 from spanwise.objective import Objective
 from spanwise.types import Scores
-
-GROUPS = (-9_000_000_000_000_000_000, -3, -1, 0, 5)  # hashes of prompts may be negative, -1 included
 
 
 def exactly(*values):
@@ -74,28 +73,6 @@ def test_hand_numbers_of_rewards_that_are_missing():
     assert_same(scaled.advantage_n, exactly(2 / right, -2 / right, 0, 2 / unjoined, -2 / unjoined, 0, 0))
 
 
-def _exact(value):
-    """Rewards that are equal on paper are equal numbers: .3^2 and (1 - .7)^2 differ in the last bit."""
-    return (value * 1e6).round() / 1e6
-
-
-@st.composite
-def batches(draw):
-    """Ragged groups in any order, one to three outcomes of which some are unknown, some rewards absent; rewards are exact."""
-    n, columns = draw(st.integers(1, 18)), draw(st.integers(1, 3))
-    group = draw(st.lists(st.sampled_from(GROUPS), min_size=n, max_size=n))
-    value = st.sampled_from([0.0, 0.0, 1.0, 1.0, 1.0, NAN])
-    outcome = draw(st.lists(st.lists(value, min_size=columns, max_size=columns), min_size=n, max_size=n))
-    report = draw(st.lists(st.integers(0, 8), min_size=n, max_size=n))
-    absent = draw(st.lists(st.sampled_from([False, False, False, True]), min_size=n, max_size=n))
-    judged = draw(st.integers(0, columns - 1))
-    q, outcome = torch.tensor(report).double() / 8, torch.tensor(outcome).double()
-    c = outcome[:, judged].nan_to_num(nan=0.5)
-    reward = torch.where(torch.tensor(absent), NAN, _exact(-((q - c) ** 2)))
-    by_outcome = _exact(torch.stack([-(q**2), -((q - 1) ** 2)], dim=1))
-    return reward, torch.tensor(group), outcome, by_outcome, judged
-
-
 def slow_blended(batch):
     """The blended baseline over tuples, as loops over completions."""
     reward, group, outcome, by_outcome, judged = (v.tolist() if isinstance(v, torch.Tensor) else v for v in batch)
@@ -153,7 +130,7 @@ def slow_blended(batch):
     return exactly(*result)
 
 
-@given(batch=batches())
+@given(batch=report_batches())
 @settings(max_examples=200, deadline=None)
 def test_blended_equals_the_slow_oracle(batch):
     reward, group, outcome, by_outcome, judged = batch
@@ -204,7 +181,7 @@ def close(actual, expected):
 
 
 @pytest.mark.parametrize("baseline", BASELINES)
-@given(batch=batches(), data=st.data())
+@given(batch=report_batches(), data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_other_codes_of_the_outcomes_change_nothing(batch, baseline, data):
     outcome = batch[2].clone()
@@ -217,7 +194,7 @@ def test_other_codes_of_the_outcomes_change_nothing(batch, baseline, data):
 
 
 @pytest.mark.parametrize("baseline", BASELINES)
-@given(batch=batches(), shift=st.floats(-50, 50))
+@given(batch=report_batches(), shift=st.floats(-50, 50))
 @settings(max_examples=40, deadline=None)
 def test_shifting_all_rewards_changes_nothing(batch, baseline, shift):
     moved = (batch[0] + shift, batch[1], batch[2], batch[3] + shift, batch[4])
@@ -225,7 +202,7 @@ def test_shifting_all_rewards_changes_nothing(batch, baseline, shift):
 
 
 @pytest.mark.parametrize("baseline", BASELINES)
-@given(batch=batches(), poison=st.sampled_from([NAN, 0.0, 1.0, 1e9, math.inf]))
+@given(batch=report_batches(), poison=st.sampled_from([NAN, 0.0, 1.0, 1e9, math.inf]))
 @settings(max_examples=40, deadline=None)
 def test_an_absent_reward_is_as_if_deleted_whatever_else_is_said_of_it(batch, baseline, poison):
     reward, group, outcome, by_outcome, judged = batch
@@ -238,7 +215,7 @@ def test_an_absent_reward_is_as_if_deleted_whatever_else_is_said_of_it(batch, ba
     assert result[gone].abs().sum() == 0
 
 
-@given(batch=batches())
+@given(batch=report_batches())
 @settings(max_examples=60, deadline=None)
 def test_alone_under_blended_is_having_no_baseline(batch):
     reward, group, outcome, by_outcome, judged = batch
@@ -259,7 +236,7 @@ def lopsided():
     return -((q - outcome[:, 1]) ** 2), torch.tensor([4, 4, -1, -1, 9, 9]), outcome, by_outcome, 1
 
 
-@given(batch=batches())
+@given(batch=report_batches())
 @example(batch=lopsided())
 @settings(max_examples=40, deadline=None)
 def test_assign_rescores_by_what_the_report_is_judged_by(batch):

@@ -6,8 +6,8 @@ import itertools
 import pytest
 import torch
 
-from credit_batches import trajectory_outcomes
 from spanwise.credit import METHODS, HistoryWeight, advantage, blended_baseline, step_returns, value_target
+from spanwise.credit.trajectories.rollouts import build_timeline
 from spanwise.credit.trajectories.turns import step_rewards
 from spanwise.errors import AlignmentError, RewardError
 
@@ -93,7 +93,7 @@ def test_what_stands_beside_the_methods():
         lambda: blended_baseline(reward_n, DATA["group_n"], DATA["correct_n"]),
         lambda: HistoryWeight()(reward_n, DATA["group_n"]),
         lambda: step_returns(reward_s, trajectory_s, step_s),
-        lambda: trajectory_outcomes(reward_s, DATA["group_s"], trajectory_s, step_s, reward="sum"),
+        lambda: build_timeline(trajectory_s, step_s, reward_s=reward_s),
         lambda: step_rewards(reward_nt, ONES),
         lambda: value_target(reward_nt, DATA["value_nt"], ONES),
     ):

@@ -6,40 +6,8 @@ import torch
 from credit_batches import PAIR, SAME
 from helpers import NAN, assert_close, double
 from spanwise.credit import advantage, centred, moments, refine
-from spanwise.credit.baselines import average_by_precision, excess_variance_of_others
-from spanwise.credit.strata import compare_in_strata, standardise, standardise_tokens, weighted
+from spanwise.credit.strata import compare_in_strata, standardise, standardise_tokens
 from spanwise.errors import AlignmentError, RecipeError
-
-
-def test_precision_mean():
-    # (1/1 + 4/2) / (1/1 + 1/2) = 2; an estimate or a variance that is absent leaves the other one, both leave nothing.
-    estimate_en, variance_en = double([[1, 1, 1, NAN], [4, NAN, 4, 2]]), double([[1, 1, 1, 1], [2, 1, NAN, NAN]])
-    assert_close(average_by_precision(estimate_en, variance_en), [2.0, 1.0, 1.0, NAN], equal_nan=True)
-
-
-def test_excess_variance_of_the_other_strata():
-    # The others of 9 are 1 and 3: (var 2 - noise 0.5 / 2) (1 + 1/2) = 2.625; those of 1 are 9 and 3, those of 3 are 9 and 1.
-    noise_sa, count_sa = torch.full((3, 1), 0.5), torch.full((3, 1), 2.0)
-    excess_s = excess_variance_of_others(torch.tensor([9.0, 1.0, 3.0]), noise_sa, count_sa)
-    assert_close(excess_s.double(), [2.625, 26.625, 47.625], 1e-5)
-    assert excess_variance_of_others(torch.tensor([9.0, 1.0, NAN]), noise_sa, count_sa)[:2].isnan().all()
-
-
-def test_a_reward_of_weight_0_adds_0_even_if_it_is_absent():
-    weighted_nm = weighted(torch.tensor([[1.0, NAN], [NAN, 2.0]]), torch.tensor([0.5, 0.0]))
-    assert weighted_nm[0].tolist() == [0.5, 0.0]
-    assert weighted_nm[1, 0].isnan()
-    assert weighted_nm[1, 1] == 0
-
-
-def test_standardised_with_weights_and_tokens():
-    # The mean is (3 + 3) / 4 = 1.5 and the variance (3 x 0.25 + 2.25) / 4 = 0.75.
-    assert_close(
-        standardise(torch.tensor([1.0, 3.0]), weight_n=torch.tensor([3.0, 1.0]), ddof=0)[0], [-0.5774, 1.7321], 1e-4
-    )
-    mask_nt = torch.tensor([[True, False], [True, True]])
-    token_nt = standardise_tokens(torch.tensor([[1.0, 9.0], [0.0, 0.0]]), mask_nt, ddof=0)
-    assert_close(token_nt.double(), [[1.4142, 0.0], [-0.7071, -0.7071]], 1e-4)
 
 
 def test_token_whitening_over_many_rows_survives_an_offset_and_poison():
@@ -62,14 +30,6 @@ def test_token_whitening_over_many_rows_survives_an_offset_and_poison():
     assert result_nt.dtype == torch.float32
     torch.testing.assert_close(result_nt.double(), expected_nt, atol=1e-5, rtol=0)
     assert standardise_tokens(small_nt, torch.zeros_like(mask_nt)).abs().sum() == 0
-
-
-def test_weighted_mean():
-    values, weight_n = (torch.tensor([1.0, 4, NAN, 2]), torch.tensor([0, 0, 0, -1])), torch.tensor([1.0, 2, 9, 0])
-    mean_n = moments(*values, weight_n=weight_n).mean_n()
-    assert_close(mean_n[:3], [3.0, 3.0, 3.0], 1e-12)
-    assert mean_n[3].isnan()
-    assert moments(torch.tensor([2.0]), torch.tensor([0]), weight_n=torch.tensor([0.0])).mean_n().isnan().all()
 
 
 def test_numbers_of_strata_may_be_large_and_leave_gaps():

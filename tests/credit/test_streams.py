@@ -2,29 +2,19 @@
 
 import math
 from dataclasses import replace
-from fractions import Fraction
+from fractions import Fraction as F
 
 import pytest
 import torch
 
+from credit_batches import scores_of
 from helpers import NAN, assert_close, double
 from oracles import slow_streams
-from spanwise import (
-    AlignmentError,
-    Batch,
-    Layout,
-    Objective,
-    Reading,
-    RecipeError,
-    Scheme,
-    Scores,
-    Spans,
-    advantages,
-    credit_batch,
-)
-from spanwise.credit import gae, value_target
+from spanwise import Batch, Layout, Objective, Reading, Scheme, Spans, advantages, credit_batch
+from spanwise.credit import value_target
 from spanwise.credit.assign import assign
-from spanwise.credit.spread import put_on_last_token, reward_streams, sum_rewards
+from spanwise.credit.spread import reward_streams
+from spanwise.errors import AlignmentError, RecipeError
 from spanwise.pipeline import metrics, streams
 from spanwise.types import Status
 
@@ -39,10 +29,9 @@ TOKENS = torch.tensor([[0, 0, -1, 1, 1]])
 
 
 def reading_of(block_nt, reward_nm, status_nm=None, *, names=("solution", "confidence"), rewards=("correct", "brier")):
-    reward_nm = torch.as_tensor(reward_nm, dtype=torch.float64)
-    status_nm = torch.where(reward_nm.isnan(), ABSENT, OK) if status_nm is None else torch.as_tensor(status_nm)
-    unknown_nm2 = torch.full((*reward_nm.shape, 2), NAN, dtype=torch.float64)
-    scores = Scores(tuple(rewards), reward_nm, status_nm.to(torch.int8), unknown_nm2)
+    scores = scores_of(reward_nm, tuple(rewards))
+    if status_nm is not None:
+        scores.status_nm[:] = status_nm
     spans = Spans.of_blocks(names, block_nt.to(torch.int8))
     return Reading(scores, spans.length_nk, spans.fault_n, spans)
 
@@ -57,10 +46,8 @@ def run(scheme, block_nt, reward_nm, value_nt, status_nm=None, *, mask_nt=None, 
 
 
 def fractions(tensor):
-    return [[Fraction(x).limit_denominator(4096) for x in row] for row in tensor.tolist()]
+    return [[F(x).limit_denominator(4096) for x in row] for row in tensor.tolist()]
 
-
-F = Fraction
 
 # By hand: gamma 1, lam 1/2, right (1), a Brier score of -1/4 that weighs 2
 
@@ -232,24 +219,10 @@ def test_what_stands_outside_a_stream_is_never_read(method, values, poison, whit
     assert not bool(dirty[~mask_nt].any() | dirty[~mask_nt].signbit().any())
 
 
-@pytest.mark.parametrize(("count", "dtype"), [(1, torch.float32), (3, torch.bfloat16), (7, torch.float32)])
-def test_one_reward_for_all_blocks_is_what_it_was(count, dtype):
-    """Bit by bit: the sum of the rewards on the last trainable token, whatever the number of objectives."""
-    g = torch.Generator().manual_seed(count)
-    objectives = [Objective("format", THREE.names, weight=0.1 * m + 0.3, name=f"r{m}") for m in range(count)]
-    scheme = Scheme("gae", THREE, objectives, "completion")
-    block_nt, *_, value_nts, _, _ = draw_case(count, count, 1)
-    reward_nm = torch.rand(24, count, generator=g, dtype=torch.float64)
-    reading = reading_of(block_nt, reward_nm, names=THREE.names, rewards=scheme.names)
-    reading.scores.reward_nm[3, 0], reading.scores.status_nm[3, 0] = NAN, ERROR
-    value_nt = value_nts[..., 0].to(dtype)
-    sum_n = sum_rewards(reading.scores, objectives)
-    mask_nt = (block_nt >= 0) & ~sum_n.isnan()[:, None]
-    before_nt = gae(put_on_last_token(sum_n, mask_nt), value_nt, mask_nt)
-    for critic_nt in (value_nt, value_nt[..., None]):
-        credit = credit_batch(reading, Batch(torch.zeros(24).long(), mask_nt=block_nt >= 0, value_nt=critic_nt), scheme)
-        assert credit.token_nt.dtype == before_nt.dtype
-        assert torch.equal(credit.token_nt, before_nt)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_credit_of_tokens_is_as_wide_as_float32_at_least(dtype):
+    credit, _ = run(Scheme("gae", BLOCKS, PAIR, values="shared"), TOKENS, [[1, -0.25]], torch.zeros(1, 5, dtype=dtype))
+    assert credit.token_nt.dtype == torch.float32
 
 
 # What a critic is fitted to, and what fits nowhere

@@ -76,12 +76,6 @@ def test_gae_equals_the_slow_oracle(blocks, batch, gamma, lam):
     assert not bool(adv[~mask].any())
 
 
-def test_absent_completions_get_zero_and_their_own_values_as_targets():
-    reward, value = double([[0, NAN], [0, 1]]), double([[0.2, 0.3], [0.5, 0.5]])
-    assert_close(gae(reward, value, all_of(2, 2), lam=1.0), [[0, 0], [0.5, 0.5]], 1e-12)
-    assert_close(value_target(reward, value, all_of(2, 2)), [[0.2, 0.3], [1, 1]], 1e-12)
-
-
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 5), k=st.integers(1, 4), t=st.integers(1, 9))
 @settings(max_examples=60, deadline=None)
 def test_gae_over_spans_is_vineppo(seed, n, k, t):
@@ -131,12 +125,11 @@ def test_sae_equals_the_slow_oracle(blocks, boundary, batch, gamma, threshold):
     torch.testing.assert_close(adv, expected, atol=1e-10, rtol=0)
 
 
-@given(batch=token_batches(), data=st.data())
+@given(batch=token_batches(), lam=st.sampled_from([0.3, 0.95]))
 @settings(max_examples=40, deadline=None)
-def test_relations_between_the_recursions(batch, data):
+def test_relations_between_the_recursions(batch, lam):
     reward, value, logp, mask, end = batch
     logp = torch.where(mask, logp, 0.0)
-    lam = data.draw(st.sampled_from([0.3, 0.95]))
     every, none = (sae(reward, value, logp, mask, lam=lam, threshold=p, bootstrap_n=end) for p in (2.0, 0.0))
     torch.testing.assert_close(every, gae(reward, value, mask, lam=lam, bootstrap_n=end), atol=1e-12, rtol=0)
     torch.testing.assert_close(none, gae(reward, value, mask, lam=1.0, bootstrap_n=end), atol=1e-12, rtol=0)
@@ -147,9 +140,6 @@ def test_relations_between_the_recursions(batch, data):
     torch.testing.assert_close(
         value_target(reward, value, mask), torch.where(rewarded, returns, torch.where(mask, value, 0.0)), atol=1e-10, rtol=0
     )
-    order = torch.tensor(data.draw(st.permutations(range(len(reward)))))
-    shuffled = gae(reward[order], value[order], mask[order], lam=lam, bootstrap_n=None if end is None else end[order])
-    torch.testing.assert_close(shuffled, gae(reward, value, mask, lam=lam, bootstrap_n=end)[order], atol=0, rtol=0)
 
 
 def test_sae_with_a_weight_of_each_length():
@@ -200,6 +190,5 @@ def test_what_reshapers_refuse(unchecked_shapes, error, sentence, call):
 
 @pytest.mark.usefixtures("unchecked_shapes")  # they cost four fifths of the time
 @pytest.mark.parametrize("method", ["gae", "sae"])
-@pytest.mark.parametrize("options", [{"length_adaptive_alpha": 0.4}, {"lam": 0.6, "gamma": 0.9}])
-def test_what_the_suite_asks_of_every_method_with_a_critic(method, options):
-    check_estimator(method, options=options, optional=["bootstrap_n"], examples=15)
+def test_what_the_suite_asks_of_every_method_with_a_critic(method):
+    check_estimator(method, options={"length_adaptive_alpha": 0.4}, optional=["bootstrap_n"], examples=15)

@@ -1,7 +1,6 @@
 """Trajectories in rows, merged or with branches: fewer tokens to read, the same tokens to train, the same gradient."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spanwise.credit import Trajectory, Turn, merge_counts
-from spanwise.errors import AlignmentError, RewardError
+from spanwise.errors import AlignmentError
 from spanwise.segment import Vocabulary
 from spanwise.types import Status
 
@@ -215,36 +214,17 @@ def test_thirty_two_turns_cost_a_tenth_and_give_the_same_gradient():
     assert (once - plain).norm() < 1e-6 * plain.norm()
 
 
-def test_a_broken_history_opens_a_branch():
-    turns = chat(8)
-    turns[4] = replace(turns[4], prompt_ids=[5, *turns[4].prompt_ids[1:]])
-    turns[6] = replace(turns[6], prompt_ids=[*turns[2].prompt_ids, *turns[2].response_ids, 7])  # back to an earlier point
-    merged = rows(*turns).merged()
-    assert parents(merged) == [None, 0, 1, 2, None, 3, 2, 5]
-    assert [branch.turns for branch in merged.branches()] == [(4,), (0, 1, 2, 6), (3, 5, 7)]
-
-
 TWO = [turn([1], [2]), turn([1, 2], [2])]
 
 
 @pytest.mark.parametrize(
-    ("error", "sentence", "call"),
+    ("sentence", "call"),
     [
-        (AlignmentError, "2 .* 1 .*'mask'", lambda: rows(turn([1], [2]), turn([1], [2, 2], [1]))),
-        (AlignmentError, "1 .* 2 .*'logp'", lambda: rows(turn([1], [2], per_token={"logp": [0.0, 0.0]}))),
-        (AlignmentError, "turn 0", lambda: rows(turn([1], [2], parent=0))),
-        (RewardError, "nan as reward 'ok'", lambda: rows(turn([1], [2], rewards={"ok": math.nan}))),
-        (
-            RewardError,
-            "'ok'",
-            lambda: Trajectory("a", 0, (turn([1], [2], rewards={"ok": 1.0}),), rewards={"ok": Status.ERROR}),
-        ),
-        (AlignmentError, "Rows 0 and 1 .* 3 ", lambda: Trajectory.of_rows(TWO, ["a", "a"], [3, 3], [0, 0])),
-        (AlignmentError, "'x' .* 'y'", lambda: Trajectory.of_rows(TWO, ["a", "a"], [3, 2], ["y", "x"])),
-        (AlignmentError, "2 rows and 1 groups", lambda: Trajectory.of_rows(TWO, ["a", "a"], [3, 2], ["y"])),
-        (AlignmentError, "Row 0", lambda: Trajectory.of_rows([turn([1], [2], parent=0)], ["a"], [0], [0])),
+        ("2 .* 1 .*'mask'", lambda: rows(turn([1], [2]), turn([1], [2, 2], [1]))),
+        ("2 rows and 1 groups", lambda: Trajectory.of_rows(TWO, ["a", "a"], [3, 2], ["y"])),
+        ("Row 0", lambda: Trajectory.of_rows([turn([1], [2], parent=0)], ["a"], [0], [0])),
     ],
 )
-def test_what_does_not_fit_is_refused(error, sentence, call):
-    with pytest.raises(error, match=sentence):
+def test_what_does_not_fit_is_refused(sentence, call):
+    with pytest.raises(AlignmentError, match=sentence):
         call()

@@ -7,26 +7,23 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from credit_batches import STEP, STEP_REWARD, TRAJECTORY, WORKED, step_batches
+from credit_batches import STEP, STEP_REWARD, TRAJECTORY, scores_of, step_batches
 from helpers import NAN, assert_close
 from oracles import slow_returns
-from spanwise import AlignmentError, Batch, Layout, Objective, RecipeError, Scheme, Scores, Spans, Status, Steps
-from spanwise.credit import assign_turns, centred, dr_grpo, gagpo, gigpo, split_turns, spread, step_returns
+from spanwise import AlignmentError, Batch, Layout, Objective, RecipeError, Scheme, Spans, Status, Steps
+from spanwise.credit import assign_turns, centred, dr_grpo, gigpo, split_turns, spread, step_returns
 from spanwise.pipeline import Reading, credit_batch, metrics
 from spanwise.types import Zero
 
 BLOCKS = ("call", "note")
-OK, ABSENT, ERROR = int(Status.OK), int(Status.ABSENT), int(Status.ERROR)
 
 
-def scores(columns, names=None):
+def scores(columns, names):
     """Rewards by objective; None is absent, "failed" a check that died."""
-    status = [[ABSENT if v is None else ERROR if v == "failed" else OK for v in column] for column in columns]
-    value = [[NAN if v is None or v == "failed" else float(v) for v in column] for column in columns]
-    value_nm = torch.tensor(value, dtype=torch.float64).T.contiguous()
-    names = names or tuple(f"r{m}" for m in range(len(columns)))
-    unknown = torch.full((*value_nm.shape, 2), NAN, dtype=torch.float64)
-    return Scores(tuple(names), value_nm, torch.tensor(status).T.contiguous().to(torch.int8), unknown)
+    rows = list(zip(*columns, strict=True))
+    by_objective = scores_of([[NAN if v in (None, "failed") else v for v in row] for row in rows], tuple(names))
+    by_objective.status_nm[torch.tensor([[v == "failed" for v in row] for row in rows])] = int(Status.ERROR)
+    return by_objective
 
 
 def turns(columns, group, trajectory, step, objectives, length=None, **more):
@@ -85,7 +82,7 @@ def test_a_turn_pays_for_what_it_leaves_out():
 # Against loops
 
 
-def loop(rewards, group, trajectory, *, leave_one_out=False):
+def loop(rewards, group, trajectory):
     """Turn rewards, compared with the mean over the rollouts of the group of the mean over their turns."""
     compared = []
     for s, value in enumerate(rewards):
@@ -97,8 +94,6 @@ def loop(rewards, group, trajectory, *, leave_one_out=False):
         if value != value or len(means) < 2:
             compared.append(0.0)
             continue
-        if leave_one_out:
-            means.pop(trajectory[s])
         compared.append(value - sum(means.values()) / len(means))
     return compared
 
@@ -290,16 +285,6 @@ def test_rows_without_a_sampled_token_have_no_turn():
 def test_step_returns():
     assert_close(step_returns(STEP_REWARD, TRAJECTORY, STEP), [9.025, 9.5, 10, 0, 0, 0], 1e-12)
     assert_close(step_returns(STEP_REWARD, TRAJECTORY, STEP, gamma=1.0), [10, 10, 10, 0, 0, 0], 1e-12)
-
-
-def test_absent_reward_reaches_back_to_the_start_and_no_further():
-    reward = torch.tensor([0.0, NAN, 10, 0, 0, 0])
-    assert step_returns(reward, TRAJECTORY, STEP).isnan().tolist() == [True, True, False, False, False, False]
-    # s0 and s1 are left to b, whose returns are all 0; a's episode is absent, so nobody is left to compare b with but itself
-    assert gigpo(reward, *WORKED[1:]).tolist() == [0.0] * 6
-    assert gagpo(reward, *WORKED[1:]).tolist() == [0.0] * 6
-    with_last = gigpo(reward, *WORKED[1:], reward="last")
-    assert_close(with_last, [5, 5, 5, -5, -5, -5], 1e-12)
 
 
 @given(batch=step_batches(), gamma=st.sampled_from([0.0, 0.5, 0.95, 1.0]))

@@ -1,76 +1,16 @@
-"""Turns as rows: a rollout's credit reaches every trainable token of each of its turns, through each row's own mask."""
+"""Turns as rows: the reward of a rollout, rewards of steps at masked tokens, batches of whole prompts."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from credit_batches import trajectory_outcomes
-from helpers import NAN, assert_close
-from spanwise import Objective
-from spanwise.credit import assign_turns, prompt_mini_batches
-from spanwise.credit.registry import METHODS, outcome_methods
-from spanwise.credit.spread import to_tokens
+from helpers import NAN
+from spanwise.credit import prompt_mini_batches
+from spanwise.credit.registry import outcome_methods
+from spanwise.credit.trajectories.rollouts import build_timeline
 from spanwise.credit.trajectories.turns import step_rewards
 from spanwise.errors import AlignmentError, RecipeError
-from spanwise.types import Scores, Status
-
-
-def stepwise(name, reward_s, group_s, trajectory_s, step_s, mask_st, dtype=torch.float32, **options):
-    """The credit of whole rollouts on the tokens of their turns."""
-    status = torch.where(reward_s.isnan(), int(Status.UNSCORED), int(Status.OK)).to(torch.int8)[:, None]
-    blank = torch.full((len(reward_s), 1, 2), NAN, dtype=torch.float64)
-    credit = assign_turns(
-        Scores(("correct",), reward_s.double()[:, None], status, blank), group_s, mask_st.sum(dim=1)[:, None],
-        trajectory_s=trajectory_s, step_s=step_s, objectives=[Objective("correct", pays="all")], block_names=["all"],
-        method=name, **options,
-    )  # fmt: skip
-    return to_tokens(credit.block_nk[:, 0], mask_st, dtype=dtype)
-
-
-def realistic(seed, side, observations=True):
-    """Trajectories of one to six steps with prompts and responses of different lengths, padded to one batch; responses hold
-    observation tokens at their end. Every prompt has four trajectories, two of which succeed at their last step."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(low, high):
-        return int(torch.randint(low, high + 1, (1,), generator=generator))
-
-    rows = []
-    for j in range(12):
-        steps = draw(1, 6)
-        for step in range(steps):
-            written, observed = draw(1, 9), draw(0, 4) if observations else 0
-            reward = float(j % 2) if step == steps - 1 else 0.0
-            rows.append((j // 4, j, step, reward, [True] * written + [False] * observed))
-    width = max(len(row[-1]) for row in rows)
-
-    def pad(mask):
-        blank = [False] * (width - len(mask))
-        return mask + blank if side == "left" else blank + mask
-
-    group, trajectory, step, reward, masks = zip(*rows, strict=True)
-    return {
-        "reward_s": torch.tensor(reward),
-        "group_s": torch.tensor(group),
-        "trajectory_s": torch.tensor(trajectory),
-        "step_s": torch.tensor(step),
-        "mask_st": torch.tensor([pad(mask) for mask in masks]),
-    }
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo"])
-def test_every_trainable_token_of_every_step_gets_its_trajectorys_credit(side, seed, name):
-    batch = realistic(seed, side)
-    outcome = trajectory_outcomes(*(batch[key] for key in ("reward_s", "group_s", "trajectory_s", "step_s")))
-    adv_j = METHODS[name].estimator(outcome.reward_j, outcome.group_j)
-    assert bool((adv_j != 0).all())
-    expected_st = adv_j[batch["trajectory_s"], None] * batch["mask_st"]
-    assert_close(stepwise(name, **batch, dtype=torch.float64), expected_st, 1e-12)
-    wider = {**batch, "mask_st": torch.nn.functional.pad(batch["mask_st"], (3, 2))}
-    assert torch.equal(stepwise(name, **wider), torch.nn.functional.pad(stepwise(name, **batch), (3, 2)))
 
 
 def test_methods_that_are_no_outcome_methods():
@@ -81,16 +21,11 @@ def test_methods_that_are_no_outcome_methods():
 def test_last_and_sum():
     reward_s, step_s = torch.tensor([1.0, 5.0, 2.0, 4.0]), torch.tensor([0, 1, 1, 0])
     group_s, trajectory_s = torch.tensor([3, 3, 3, 3]), torch.tensor([9, 9, 4, 4])
-    last = trajectory_outcomes(reward_s, group_s, trajectory_s, step_s)
-    assert last.reward_j.tolist() == [2.0, 5.0]
-    assert last.group_j.tolist() == [0, 0]
-    assert last.line.index_s.tolist() == [1, 1, 0, 0]
-    assert trajectory_outcomes(reward_s, group_s, trajectory_s, step_s, reward="sum").reward_j.tolist() == [6.0, 6.0]
-
-
-def test_every_trainable_token_gets_the_advantage_of_its_row():
-    adv_nt = to_tokens(torch.tensor([0.5, -1.0]), torch.tensor([[1, 1, 0], [0, 1, 0]]))
-    assert adv_nt.tolist() == [[0.5, 0.5, 0], [0, -1, 0]]
+    timeline = build_timeline(trajectory_s, step_s)
+    assert timeline.outcome(reward_s, "last").tolist() == [2.0, 5.0]
+    assert timeline.outcome(reward_s, "sum").tolist() == [6.0, 6.0]
+    assert timeline.groups(group_s).tolist() == [0, 0]
+    assert timeline.index_s.tolist() == [1, 1, 0, 0]
 
 
 def test_step_rewards_at_masked_tokens():

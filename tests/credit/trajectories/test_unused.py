@@ -1,14 +1,12 @@
 """An outcome that stands at a turn without the block it pays: the rollout has the block, so it has the reward."""
 
 import pytest
-import torch
 
 from spanwise import Layout, Objective, Scheme, credit_batch, read
 from spanwise.credit import Trajectory, Turn
-from spanwise.credit.trajectories.rollouts import keep_for_rollouts
 from spanwise.segment import Vocabulary
 from spanwise.trajectories import turn_batch
-from spanwise.types import Scores, Status
+from spanwise.types import Status
 
 VOCABULARY = Vocabulary((b"<answer>", b"4", b"</answer>", b"<confidence>", b"</confidence>", b"x"))
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
@@ -54,17 +52,3 @@ def test_a_reward_of_turns_keeps_to_its_turn():
     scores, block_sk = block_credit([talk("a", 1.0), talk("b", 0.0)], scope="turn")
     assert scores.status_nm.flatten().tolist() == [Status.UNSCORED, Status.ABSENT] * 2
     assert block_sk.abs().sum() == 0
-
-
-def test_numbers_that_were_never_set_aside_stay_as_they_are():
-    nan = torch.nan
-    present_sk, trajectory_s = torch.tensor([[True], [False]]), torch.tensor([0, 0])
-    rule = {"objectives": [Objective(paid, pays="a")], "block_names": ["a"]}
-    plain = Scores(("paid",), torch.tensor([[1.0], [nan]]), torch.tensor([[0], [1]]), torch.zeros(2, 1, 2))
-    assert keep_for_rollouts(plain, present_sk, trajectory_s, **rule) is plain
-    kept = keep_for_rollouts(
-        Scores(plain.names, plain.reward_nm, plain.status_nm, plain.by_outcome_nmo, unused_nm=torch.full((2, 1), nan)),
-        present_sk, trajectory_s, **rule,
-    )  # fmt: skip
-    torch.testing.assert_close(kept.reward_nm, plain.reward_nm, equal_nan=True)
-    assert kept.status_nm.tolist() == [[0], [1]]
