@@ -7,7 +7,7 @@ import torch
 
 from helpers import NAN, assert_close
 from spanwise.credit import spread
-from spanwise.credit.spread import spread_tokens
+from spanwise.credit.spread import spread_tokens, to_tokens
 from spanwise.errors import AlignmentError, RecipeError, RewardError
 from spanwise.types import Credit, Spans
 
@@ -142,3 +142,8 @@ def test_tokens_of_a_method_fit_their_spans():
         assert spread_tokens(torch.tensor([row]), spans).tolist() == [[1.5, 2.0, 0.0]]
     with pytest.raises(AlignmentError):
         spread_tokens(torch.tensor([[3.0, 4.0, 9.0, 1.0]]), spans)
+
+
+def test_every_trainable_token_gets_the_advantage_of_its_row():
+    adv_nt = to_tokens(torch.tensor([0.5, -1.0]), torch.tensor([[1, 1, 0], [0, 1, 0]]))
+    assert adv_nt.tolist() == [[0.5, 0.5, 0], [0, -1, 0]]

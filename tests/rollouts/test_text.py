@@ -1,5 +1,7 @@
 """Texts without ids: cut into pieces that keep every byte, or encoded with a tokenizer."""
 
+import math
+
 import torch
 from tokenizers import Tokenizer
 
@@ -7,6 +9,7 @@ import trl_small
 from rollout_files import texts, write_lines
 from spanwise.layout import Layout
 from spanwise.rollouts import read_rollouts
+from spanwise.rollouts.cells import answer_text, whole_number
 from spanwise.rollouts.table import AT_ONCE, gather, tokenize
 from spanwise.segment import find_blocks
 
@@ -58,3 +61,8 @@ def test_completions_encoded_some_at_a_time_are_each_encoded_as_alone(tmp_path):
         assert cut.ids.slice(n, n + 1).tolist() == [token for token, _ in alone]
         assert cut.ids.with_values(cut.trainable).slice(n, n + 1).tolist() == [sampled for _, sampled in alone]
     assert not tokenize([], tmp_path / "model").trainable.size
+
+
+def test_cells_become_text_and_whole_numbers():
+    assert [answer_text(cell) for cell in (4, {"city": "Rome"}, math.nan, "04")] == ["4", '{"city": "Rome"}', None, "04"]
+    assert (whole_number(None, "step"), whole_number(3.0, "step")) == (0, 3)
