@@ -1,5 +1,7 @@
 """A wrong or unusual set-up and the sentence it gets: the sentence is a line of docs/border.md, what a user did stands here."""
 
+import functools
+import inspect
 import io
 import re
 import warnings
@@ -33,7 +35,18 @@ def plain(cell: str) -> str:
     return re.sub(r"\\([<|*])", r"\1", cell.strip())
 
 
-def check(title: str, cases: Mapping[str, Callable[[Path], str | None]]):
+def case(run: Callable[..., object]) -> Callable[..., Callable[[Path], object]]:
+    """Let calls of a function be cases: `run(x)` happens later, in the folder of its test, which a parameter `folder` gets."""
+    takes_folder = "folder" in inspect.signature(run).parameters
+
+    @functools.wraps(run)
+    def later(*arguments: object, **options: object) -> Callable[[Path], object]:
+        return lambda folder: run(*((folder, *arguments) if takes_folder else arguments), **options)
+
+    return later
+
+
+def check(title: str, cases: Mapping[str, Callable[[Path], object]]):
     """The test of a section of docs/border.md.
 
     Args:
@@ -84,7 +97,16 @@ def command(*words: str, code: int = 2) -> str:
     return seen
 
 
+@case
 def trained(folder: Path, *options: str, **recipe: object) -> str:
     """What `spanwise train OPTIONS` prints of a recipe."""
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     return command("train", "recipe.yaml", "--output", str(folder / "run"), *QUICK, *options)
+
+
+def write_recipe(folder: Path, method: str = "bae", more: str = "", *, objective: str = "") -> Path:
+    """Write the recipe of a door: one block, which the environment pays; `objective` and `more` are added to it."""
+    file = folder / "recipe.yaml"
+    rewards = f"objectives: [{{reward: environment, pays: solution{objective}}}]"
+    file.write_text(f"layout: {{solution: [answer]}}\nmethod: {method}\n{rewards}\n{more}")
+    return file

@@ -12,15 +12,15 @@ def of_other_values(folder):
     (folder / "critic").mkdir()
     about = {"values": ["correct", "brier"], "head": "scalar", "bins": 51, "value_range": [0.0, 1.0], "tokenizer": "0"}
     (folder / "critic" / "critic.json").write_text(json.dumps(about))
-    return trained(folder, **GAE, critic={"model": "critic"})
+    return trained(**GAE, critic={"model": "critic"})(folder)
 
 
 CASES = {
-    "`method: gae` without `critic`": lambda folder: trained(folder, **GAE),
-    "`method: bae` with a `critic`": lambda folder: trained(folder, method="bae", critic={}),
-    "`critic: {lerning_rate: 0.001}`": lambda folder: trained(folder, **GAE, critic={"lerning_rate": 1e-3}),
-    "`critic: {gae_lambda_policy: 0.95}`": lambda folder: trained(folder, **GAE, critic={"gae_lambda_policy": 0.95}),
-    "`critic: {model: nowhere}`": lambda folder: trained(folder, **GAE, critic={"model": "nowhere"}),
+    "`method: gae` without `critic`": trained(**GAE),
+    "`method: bae` with a `critic`": trained(method="bae", critic={}),
+    "`critic: {lerning_rate: 0.001}`": trained(**GAE, critic={"lerning_rate": 1e-3}),
+    "`critic: {gae_lambda_policy: 0.95}`": trained(**GAE, critic={"gae_lambda_policy": 0.95}),
+    "`critic: {model: nowhere}`": trained(**GAE, critic={"model": "nowhere"}),
     "`critic: {model: runs/pre/critic}`, whose values are of other objectives": of_other_values,
 }
 

@@ -1,11 +1,12 @@
 """Fields, repeated blocks and rewards of each block that cannot be what was meant."""
 
+import functools
 import json
 
 import pytest
 
 import trl_small
-from border.case import check, command
+from border.case import case, check, command
 from rollout_files import trl_file
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, read
 from spanwise.explain import setup_warnings
@@ -17,24 +18,27 @@ PAIR = Layout(["name", "price"], segmenter="json")
 WRITTEN = '{"title": "tea", "cost": 3}'
 
 
-def laid_out(blocks, **more):
-    return lambda folder: Layout(blocks, **more)
+laid_out = case(Layout)
+fields = functools.partial(laid_out, segmenter="json")
+PRICE, WHOLE = Layout(["price"], segmenter="json"), Layout({"all": ["answer"]})
 
 
-def scheme(reward="equals", layout=PAIR, **fields):
-    return lambda folder: Scheme("bae", layout, [Objective(reward, **{"pays": "price", **fields})])
+@case
+def scheme(reward="equals", layout=PAIR, **options):
+    return Scheme("bae", layout, [Objective(reward, **{"pays": "price", **options})])
 
 
+def json_schema(schema, **options):
+    return scheme("json_schema", options={"schema": schema, **options})
+
+
+@case
 def remarked(written=WRITTEN, gold='{"name": "tea", "price": 3}', layout=PAIR):
     """What is said of the first batch of completions."""
-
-    def run(folder):
-        rule = Scheme("bae", layout, [Objective("equals", each="*")])
-        texts = [written] * 4 if isinstance(written, str) else written
-        batch = Batch.jagged([list(text.encode()) for text in texts], [0] * 4, columns={"answer": [gold] * 4})
-        return "\n".join(setup_warnings(read(batch, rule, BYTES), rule).values())
-
-    return run
+    rule = Scheme("bae", layout, [Objective("equals", each="*")])
+    texts = [written] * 4 if isinstance(written, str) else written
+    batch = Batch.jagged([list(text.encode()) for text in texts], [0] * 4, columns={"answer": [gold] * 4})
+    return "\n".join(setup_warnings(read(batch, rule, BYTES), rule).values())
 
 
 def trained(folder):
@@ -49,12 +53,10 @@ def credited(folder):
     return command("credit", file, "--recipe", folder / "recipe.yaml", "--methods", "recipe", "--output", "out")
 
 
-def resolved(text):
-    def run(folder):
-        (folder / "recipe.yaml").write_text(text)
-        return command("train", folder / "recipe.yaml")
-
-    return run
+@case
+def resolved(folder, text):
+    (folder / "recipe.yaml").write_text(text)
+    return command("train", folder / "recipe.yaml")
 
 
 def one_number(blocks):
@@ -65,33 +67,25 @@ EACH = [{"reward": "equals", "each": "*"}]
 OF_FIELDS = "start_steps: 1\nlayout: [name, price]\nsegmenter: json\nobjectives:\n"
 
 CASES = {
-    'Layout(["price"], segmenter="json"), and completions that call it `cost`': remarked(
-        layout=Layout(["price"], segmenter="json"), gold='{"price": 3}'
-    ),
+    'Layout(["price"], segmenter="json"), and completions that call it `cost`': remarked(layout=PRICE, gold='{"price": 3}'),
     "JSON that ends before it closes, at the first batch": remarked(
-        written='{"name": "tea and', layout=Layout(["price"], segmenter="json"), gold='{"price": 3}'
+        written='{"name": "tea and', layout=PRICE, gold='{"price": 3}'
     ),
     "completions that were cut off before they write any tag, at the first batch": remarked(
-        written=[f"I add {n} and 2" for n in range(4)], layout=Layout({"all": ["answer"]})
+        written=[f"I add {n} and 2" for n in range(4)], layout=WHOLE
     ),
-    'Layout({"all": ["answer"]}), and completions that write <ответ>': remarked(
-        written="<ответ>4</ответ>", layout=Layout({"all": ["answer"]})
-    ),
+    'Layout({"all": ["answer"]}), and completions that write <ответ>': remarked(written="<ответ>4</ответ>", layout=WHOLE),
     "The same in `spanwise credit`, of two fields": credited,
     "A layout of fields for a model that writes tags, at the first batch of a training": trained,
     "A gold column whose objects never have the path of a field": remarked(
         written='{"name": "tea", "price": 3}', gold='{"name": "tea", "cost": 3}'
     ),
-    'Layout({"buyer": "buyer", "name": "buyer.name"}, segmenter="json")': laid_out(
-        {"buyer": "buyer", "name": "buyer.name"}, segmenter="json"
-    ),
-    'Layout({"one": "price", "other": "price"}, segmenter="json")': laid_out(
-        {"one": "price", "other": "price"}, segmenter="json"
-    ),
-    'Layout(["price."], segmenter="json")': laid_out(["price."], segmenter="json"),
+    'Layout({"buyer": "buyer", "name": "buyer.name"}, segmenter="json")': fields({"buyer": "buyer", "name": "buyer.name"}),
+    'Layout({"one": "price", "other": "price"}, segmenter="json")': fields({"one": "price", "other": "price"}),
+    'Layout(["price."], segmenter="json")': fields(["price."]),
     'Layout({"step[*]": []}), nothing to look for': laid_out({"step[*]": []}),
-    'Layout(["items[*].parts[*]"], segmenter="json")': laid_out(["items[*].parts[*]"], segmenter="json"),
-    'Layout(["items[*]"], segmenter="json", most=0)': laid_out(["items[*]"], segmenter="json", most=0),
+    'Layout(["items[*].parts[*]"], segmenter="json")': fields(["items[*].parts[*]"]),
+    'Layout(["items[*]"], segmenter="json", most=0)': fields(["items[*]"], most=0),
     "`most: 0` in a recipe": resolved("most: 0\n"),
     'Layout({"plan": "plan", "code": "code"}, prefilled="code")': laid_out(
         {"plan": "plan", "code": "code"}, prefilled="code"
@@ -110,25 +104,17 @@ CASES = {
     ),
     "`runs`, which executes what the model wrote, without permission": scheme("runs", options={"tag": "price"}),
     "`overlong` without its lengths": scheme("overlong"),
-    "`json_schema` with a schema that is none": scheme(
-        "json_schema", options={"schema": {"properties": {"price": {"type": "nubmer"}}}}
+    "`json_schema` with a schema that is none": json_schema({"properties": {"price": {"type": "nubmer"}}}),
+    "`json_schema` of one field that must stand alone": json_schema({"type": "object"}, tag="price", alone=True),
+    "`json_schema` with a `$ref` to another machine": json_schema({"$ref": "https://example.com/order.json"}),
+    "`json_schema` with a pattern that is none, in a part that a `$ref` leads to": json_schema(
+        {"items": {"$ref": "#/code"}, "code": {"pattern": "[a-"}}
     ),
-    "`json_schema` of one field that must stand alone": scheme(
-        "json_schema", options={"schema": {"type": "object"}, "tag": "price", "alone": True}
+    "`json_schema` with patterns of keys that are none together": json_schema(
+        {"patternProperties": {"(?P<key>a)": {}, "(?P<key>b)": {}}}
     ),
-    "`json_schema` with a `$ref` to another machine": scheme(
-        "json_schema", options={"schema": {"$ref": "https://example.com/order.json"}}
-    ),
-    "`json_schema` with a pattern that is none, in a part that a `$ref` leads to": scheme(
-        "json_schema", options={"schema": {"items": {"$ref": "#/code"}, "code": {"pattern": "[a-"}}}
-    ),
-    "`json_schema` with patterns of keys that are none together": scheme(
-        "json_schema", options={"schema": {"patternProperties": {"(?P<key>a)": {}, "(?P<key>b)": {}}}}
-    ),
-    "`json_schema` with a `$ref` that leads back to itself": scheme(
-        "json_schema", options={"schema": {"anyOf": [{"$ref": "#"}]}}
-    ),
-    "`json_schema` with a file that is not there": scheme("json_schema", options={"schema": "order.json"}),
+    "`json_schema` with a `$ref` that leads back to itself": json_schema({"anyOf": [{"$ref": "#"}]}),
+    "`json_schema` with a file that is not there": json_schema("order.json"),
 }
 
 test = check(__doc__, CASES)

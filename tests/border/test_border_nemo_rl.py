@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from border.case import check
+from border.case import case, check, write_recipe
 from spanwise.engines.nemo_rl import SpanEstimator
 from spanwise.engines.nemo_rl import check as check_settings
 from spanwise.engines.recipe_run import RecipeRun
@@ -15,18 +15,14 @@ from spanwise.recipe import RecipeRule, load
 from spanwise.scheme import Scheme
 from spanwise.segment import Vocabulary
 
-RECIPE = "layout: {solution: [answer]}\nmethod: METHOD\nobjectives: [{reward: environment, pays: solution}]\n"
 
-
-def checked(method="bae", more="", *, recipe="recipe.yaml", grpo=None, data_plane=False, **loss_fn):
-    def run(folder):
-        (folder / "recipe.yaml").write_text(RECIPE.replace("METHOD", method) + more)
-        options = {"adv_estimator": {"name": "spanwise", "recipe": recipe, "normalize_rewards": True}, **(grpo or {})}
-        policy = {"generation": {"max_new_tokens": 64}}
-        parts = {"grpo": options, "policy": policy, "loss_fn": loss_fn, "data_plane": {"enabled": data_plane}}
-        return check_settings(SimpleNamespace(**parts)).scheme.method
-
-    return run
+@case
+def checked(folder, method="bae", more="", *, recipe="recipe.yaml", grpo=None, data_plane=False, **loss_fn):
+    write_recipe(folder, method, more)
+    options = {"adv_estimator": {"name": "spanwise", "recipe": recipe, "normalize_rewards": True}, **(grpo or {})}
+    policy = {"generation": {"max_new_tokens": 64}}
+    parts = {"grpo": options, "policy": policy, "loss_fn": loss_fn, "data_plane": {"enabled": data_plane}}
+    return check_settings(SimpleNamespace(**parts)).scheme.method
 
 
 def without_messages(folder):

@@ -1,6 +1,6 @@
 """Presets and the price of malformed tags, asked for in ways that cannot be meant."""
 
-from border.case import check, command, output_of
+from border.case import case, check, command
 from spanwise import Layout, Objective, Scheme
 from spanwise.recipe import load, scheme_of
 from spanwise.tasks import DIGITS_LAYOUT
@@ -8,12 +8,17 @@ from spanwise.tasks import DIGITS_LAYOUT
 FORMAT = {"reward": "format", "pays": ["confidence"], "weight": 0.25}
 
 
-def recipe_with(entry, **fields):
-    def run(folder):
-        objectives = [{"reward": "correct", "pays": ["solution"]}, entry]
-        return output_of(lambda: scheme_of(load(None, {"objectives": objectives, **fields}), DIGITS_LAYOUT, 32))
+@case
+def recipe(objective=None, **fields):
+    """The scheme of a recipe, with one objective more than the price of a right answer."""
+    objectives = {} if objective is None else {"objectives": [{"reward": "correct", "pays": ["solution"]}, objective]}
+    return scheme_of(load(None, {**objectives, **fields}), DIGITS_LAYOUT, 32)
 
-    return run
+
+def under_one_name(folder):
+    return Scheme(
+        "bae", Layout({"plan": ["plan"], "code": ["code"]}), [Objective("format", "plan"), Objective("format", "code")]
+    )
 
 
 CASES = {
@@ -21,26 +26,16 @@ CASES = {
     "`spanwise compare --arms rlcr,rlcr-paper`": lambda folder: command(
         "compare", "--arms", "rlcr,rlcr-paper", "--output", folder
     ),
-    "`method: rlcr_paper` with `baseline: group`": lambda folder: output_of(
-        lambda: scheme_of(load(None, {"method": "rlcr_paper", "baseline": "group"}), DIGITS_LAYOUT, 32)
-    ),
-    "a price on malformed tags with a misspelt option, `emtpy: true`": recipe_with({**FORMAT, "options": {"emtpy": True}}),
-    "a price on malformed tags that pays no block of the task, `pays: [report]`": recipe_with(
-        {**FORMAT, "pays": ["report"]}
-    ),
-    "a price for each block under one name": lambda folder: output_of(
-        lambda: Scheme(
-            "bae", Layout({"plan": ["plan"], "code": ["code"]}), [Objective("format", "plan"), Objective("format", "code")]
-        )
-    ),
-    "one number for everything (rlcr) with a price on the confidence alone": recipe_with(FORMAT, method="rlcr"),
-    "a price without end, `weight: .inf`": recipe_with({**FORMAT, "weight": float("inf")}),
-    "an objective with `pay` in place of `pays`": recipe_with({"reward": "brier", "pay": ["confidence"]}),
-    "an objective without `pays`": recipe_with({"reward": "brier"}),
-    "the usual objectives and a layout without a confidence": lambda folder: output_of(
-        lambda: scheme_of(load(None, {"layout": {"solution": ["answer"]}}), DIGITS_LAYOUT, 32)
-    ),
-    "`options: {baseline: group}`, which objectives say": recipe_with(FORMAT, options={"baseline": "group"}),
+    "`method: rlcr_paper` with `baseline: group`": recipe(method="rlcr_paper", baseline="group"),
+    "a price on malformed tags with a misspelt option, `emtpy: true`": recipe({**FORMAT, "options": {"emtpy": True}}),
+    "a price on malformed tags that pays no block of the task, `pays: [report]`": recipe({**FORMAT, "pays": ["report"]}),
+    "a price for each block under one name": under_one_name,
+    "one number for everything (rlcr) with a price on the confidence alone": recipe(FORMAT, method="rlcr"),
+    "a price without end, `weight: .inf`": recipe({**FORMAT, "weight": float("inf")}),
+    "an objective with `pay` in place of `pays`": recipe({"reward": "brier", "pay": ["confidence"]}),
+    "an objective without `pays`": recipe({"reward": "brier"}),
+    "the usual objectives and a layout without a confidence": recipe(layout={"solution": ["answer"]}),
+    "`options: {baseline: group}`, which objectives say": recipe(FORMAT, options={"baseline": "group"}),
 }
 
 test = check(__doc__, CASES)

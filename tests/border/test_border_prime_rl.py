@@ -3,22 +3,17 @@
 from types import ModuleType, SimpleNamespace
 from unittest import mock
 
-from border.case import check
+from border.case import case, check, write_recipe
 from spanwise.engines import prime_rl
 
-RECIPE = "layout: {solution: [answer]}\nmethod: METHOD\nobjectives: [{reward: environment, pays: solution MORE}]\n"
 
-
-def checked(method="bae", objective="", more="", *, tokens=512):
-    def run(folder):
-        (folder / "recipe.yaml").write_text(RECIPE.replace("METHOD", method).replace(" MORE", objective) + more)
-        return prime_rl.check("recipe.yaml", tokens=tokens).scheme.method
-
-    return run
+@case
+def checked(folder, method="bae", more="", *, objective="", tokens=512):
+    return prime_rl.check(str(write_recipe(folder, method, more, objective=objective)), tokens=tokens).scheme.method
 
 
 def with_length_penalty(folder):
-    checked()(folder)
+    write_recipe(folder)
     algo, base = ModuleType("algo"), ModuleType("base")
     vars(algo).update(Algorithm=object, ALGORITHM_CLASSES={})
     vars(base)["iter_trainable_traces"] = iter

@@ -2,7 +2,6 @@
 
 import json
 import math
-import warnings
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -14,8 +13,7 @@ import yaml
 from datasets import Dataset
 
 import trl_small
-from border.case import check, command
-from spanwise.engines.trl import SpanGRPOTrainer
+from border.case import case, check, command
 from spanwise.scheme import Scheme
 from spanwise.tasks.embedded import build_model, build_tokenizer
 
@@ -51,7 +49,7 @@ def recipe(folder: Path, name: str = "recipe.yaml", **fields) -> Path:
         "prompts": 2,
         "group_size": 4,
         "steps": 1,
-        "output": str(folder / "run"),
+        "output": f"{folder / 'run'}",
     }
     file = folder / name
     file.write_text(yaml.safe_dump({**usual, **fields}, sort_keys=False))
@@ -69,25 +67,19 @@ def own_cache(folder: Path):
         datasets.config.HF_DATASETS_CACHE = before
 
 
-def trains(cells=ROWS, *words, **fields):
+@case
+def trains(folder: Path, cells=ROWS, *words, **fields) -> str:
     """`spanwise train` of a recipe on rows."""
-
-    def run(folder: Path) -> str:
-        rows(folder, cells)
-        with own_cache(folder):
-            return command("train", recipe(folder, **fields), *words)
-
-    return run
+    rows(folder, cells)
+    with own_cache(folder):
+        return command("train", recipe(folder, **fields), *words)
 
 
-def refused(text: str, *words):
+@case
+def refused(folder: Path, text: str) -> str:
     """`spanwise train` of a recipe file that says `text`."""
-
-    def run(folder: Path) -> str:
-        (folder / "recipe.yaml").write_text(text)
-        return command("train", folder / "recipe.yaml", *words)
-
-    return run
+    (folder / "recipe.yaml").write_text(text)
+    return command("train", folder / "recipe.yaml")
 
 
 def elsewhere(folder: Path) -> str:
@@ -99,23 +91,17 @@ def elsewhere(folder: Path) -> str:
         return command("train", recipe(folder / "project", objectives=objectives))
 
 
-def own_code(text: str, reward: str):
+@case
+def own_code(folder: Path, text: str, reward: str):
     """A train.py beside the recipe, with a reward that it should have."""
-
-    def run(folder: Path) -> str:
-        (folder / "train.py").write_text(text)
-        return trains(objectives=[{"reward": reward, "pays": ["solution"]}])(folder)
-
-    return run
+    (folder / "train.py").write_text(text)
+    return trains(objectives=[{"reward": reward, "pays": ["solution"]}])(folder)
 
 
-def table(text: str):
-    def run(folder: Path) -> str:
-        (folder / "data.csv").write_text(text)
-        with own_cache(folder):
-            return command("train", recipe(folder, dataset="data.csv"))
-
-    return run
+@case
+def table(folder: Path, text: str) -> str:
+    (folder / "data.csv").write_text(text)
+    return trains(dataset="data.csv")(folder)
 
 
 def tokenless(folder: Path) -> str:
@@ -124,32 +110,17 @@ def tokenless(folder: Path) -> str:
     return trains(model="weights")(folder)
 
 
-def trainer(scripts=trl_small.SAID, **extra):
+@case
+def trainer(folder: Path, **extra):
     """A `train.py` of the user's own."""
-
-    def run(folder: Path) -> str:
-        trl_small.trainer(folder, scripts=scripts, extra=extra).train()
-        return ""
-
-    return run
+    trl_small.trainer(folder, extra=extra).train()
 
 
-def real_trainer(*prompts):
+@case
+def real_trainer(folder: Path, *prompts):
     """A `train.py` whose completions are really sampled, for these prompts."""
-
-    def run(folder: Path) -> str:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            SpanGRPOTrainer(
-                trl_small.policy(),
-                args=trl_small.config(folder),
-                train_dataset=Dataset.from_dict({"prompt": list(prompts), "answer": ["4"] * len(prompts)}),
-                processing_class=trl_small.tokenizer(),
-                scheme=trl_small.scheme(),
-            )
-        return ""
-
-    return run
+    dataset = Dataset.from_dict({"prompt": list(prompts), "answer": ["4"] * len(prompts)})
+    trl_small.trainer(folder, extra={"train_dataset": dataset, "rollout_func": None})
 
 
 def compared_as(verify):

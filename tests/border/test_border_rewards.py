@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from border.case import check, command
+from border.case import case, check, command
 from rollout_files import WELL_FORMED, trl_file
 from spanwise import Layout, Objective, Scheme, score_all
 from spanwise.score import custom
@@ -20,6 +20,7 @@ WHOLE = {"solution": {"": "4", "answer": "4"}, "confidence": {"": "0.9", "confid
 SILENT = {**WHOLE, "confidence": None}
 
 
+@case
 def scored(reward, *, text=(WHOLE, WHOLE), **fields):
     """A scheme with one reward of the user's, and what it makes of some completions."""
     objectives = [Objective(reward, **{"pays": "solution", **fields})]
@@ -27,6 +28,7 @@ def scored(reward, *, text=(WHOLE, WHOLE), **fields):
     score_all(objectives, list(text), columns={"answer": ["4"] * len(text)})
 
 
+@case
 def compare_given(outcome, size=2):
     """A scheme whose confidence is compared given the outcome, and what it makes of some completions."""
     objectives = [SOLVED, Objective("brier", pays="confidence", given=["correct", outcome], baseline="outcome")]
@@ -52,17 +54,9 @@ def minus_one_without_a_confidence(blocks):
     return [-1.0 if block["confidence"] is None else 0.5 for block in blocks]
 
 
-def never(blocks):
-    return [None for _ in blocks]
-
-
 def fails(blocks, answer):
     gold = {"4": 1.0}
     return [gold[text] for text in answer]
-
-
-def reads_what_is_not_there(blocks):
-    return [float(block["confidence"]["confidence"]) for block in blocks]
 
 
 class Judge:
@@ -78,14 +72,6 @@ def two_scores(data_source, solution_str, ground_truth):
     return {"score": 1.0, "form": 0.0}
 
 
-def misnamed(block):
-    return [1.0 for _ in block]
-
-
-def short(blocks, limit=5):
-    return [1.0 for _ in blocks]
-
-
 def of_blocks(blocks):
     return [True for _ in blocks]
 
@@ -98,7 +84,7 @@ def seeds(blocks):
 def sleepy(folder):
     usual, custom.SLOW = custom.SLOW, 0.05
     try:
-        scored(lambda blocks: time.sleep(0.3) or [1.0, 1.0], name="sleepy")
+        scored(lambda blocks: time.sleep(0.3) or [1.0, 1.0], name="sleepy")(folder)
     finally:
         custom.SLOW = usual
 
@@ -117,43 +103,41 @@ def recipe_with_words(folder):
 
 
 CASES = {
-    'Objective("corect", pays="solution")': lambda folder: scored("corect"),
-    'Objective("correct", pays="solutoin")': lambda folder: scored("correct", pays="solutoin"),
-    'Objective("correct", pays="solution", weight="2")': lambda folder: scored("correct", weight="2"),
-    "A class as a reward, not an object of it": lambda folder: scored(Judge),
-    "An `async def` reward that fails for every completion": lambda folder: scored(compute_score),
-    "A `key` of a function that returns a list": lambda folder: scored(of_blocks, key="format"),
-    "A `key` that the function does not return": lambda folder: scored(two_scores, key="from"),
+    'Objective("corect", pays="solution")': scored("corect"),
+    'Objective("correct", pays="solutoin")': scored("correct", pays="solutoin"),
+    'Objective("correct", pays="solution", weight="2")': scored("correct", weight="2"),
+    "A class as a reward, not an object of it": scored(Judge),
+    "An `async def` reward that fails for every completion": scored(compute_score),
+    "A `key` of a function that returns a list": scored(of_blocks, key="format"),
+    "A `key` that the function does not return": scored(two_scores, key="from"),
     "A function in verl's signature without the right answer": lambda folder: score_all(
         [Objective(two_scores, pays="solution")], [WHOLE], columns={}
     ),
-    "`timeout` of a function that is not async": lambda folder: scored(two_scores, options={"timeout": 5}),
+    "`timeout` of a function that is not async": scored(two_scores, options={"timeout": 5}),
     'Layout({"solution": ["answer"]}, segmenter="tag")': lambda folder: Layout({"solution": ["answer"]}, segmenter="tag"),
     'Scheme("bae", {"solution": ["answer"]}, objectives)': lambda folder: Scheme("bae", {"solution": ["answer"]}, [SOLVED]),
     "One objective in the place of a list": lambda folder: Scheme("bae", LAYOUT, SOLVED),
-    "An option that the reward function has no parameter for": lambda folder: scored(short, options={"limt": 9}),
-    "A reward function with a parameter that is no column": lambda folder: scored(misnamed),
+    "An option that the reward function has no parameter for": scored(
+        lambda blocks, limit=5: [1.0] * limit, name="short", options={"limt": 9}
+    ),
+    "A reward function with a parameter that is no column": scored(lambda block: block, name="misnamed"),
     "A reward function that raises": lambda folder: trained(folder, Objective(fails, pays="solution")),
-    "A reward function that reads a block which a completion left out": lambda folder: scored(
-        reads_what_is_not_there, text=[WHOLE, SILENT]
+    "A reward function that reads a block which a completion left out": scored(
+        lambda blocks: [block["confidence"]["confidence"] for block in blocks], text=[WHOLE, SILENT]
     ),
     "A reward function that sleeps for minutes": sleepy,
-    "A reward function that returns one text": lambda folder: scored(returning("good")),
+    "A reward function that returns one text": scored(returning("good")),
     "A reward function of a recipe that returns words": recipe_with_words,
-    "A reward function that returns numbers as text": lambda folder: scored(returning(["1.0", "0.0"])),
-    "A reward function that returns an array of the shape (N, 1)": lambda folder: scored(returning(np.ones((2, 1)))),
-    "A reward function that returns the mean of the batch": lambda folder: scored(returning(torch.tensor(0.5))),
-    "A reward function that returns a dict, one entry per completion": lambda folder: scored(returning({0: 1.0, 1: 0.0})),
-    "A reward function that yields": lambda folder: scored(returning(value for value in (1.0, 0.0))),
-    "A reward function that returns too few": lambda folder: scored(returning([1.0])),
-    "A reward function that returns NaN": lambda folder: scored(returning([1.0, float("nan")])),
-    "A reward function that returns 1e308": lambda folder: scored(returning([1.0, 1e308])),
-    "A reward function that returns a tensor on the device meta": lambda folder: scored(
-        returning(torch.ones(2, device="meta"))
-    ),
-    "A reward function that sets a seed, the default dtype, gradients or the working directory": lambda folder: scored(
-        seeds
-    ),
+    "A reward function that returns numbers as text": scored(returning(["1.0", "0.0"])),
+    "A reward function that returns an array of the shape (N, 1)": scored(returning(np.ones((2, 1)))),
+    "A reward function that returns the mean of the batch": scored(returning(torch.tensor(0.5))),
+    "A reward function that returns a dict, one entry per completion": scored(returning({0: 1.0, 1: 0.0})),
+    "A reward function that yields": scored(returning(value for value in (1.0, 0.0))),
+    "A reward function that returns too few": scored(returning([1.0])),
+    "A reward function that returns NaN": scored(returning([1.0, float("nan")])),
+    "A reward function that returns 1e308": scored(returning([1.0, 1e308])),
+    "A reward function that returns a tensor on the device meta": scored(returning(torch.ones(2, device="meta"))),
+    "A reward function that sets a seed, the default dtype, gradients or the working directory": scored(seeds),
     "A reward function that returns -1.0 where the block is left out": lambda folder: trained(
         folder, Objective(minus_one_without_a_confidence, pays="confidence", name="mine")
     ),
@@ -161,13 +145,13 @@ CASES = {
         folder, Objective(minus_one_without_a_confidence, pays="confidence", name="mine", if_missing=0.0)
     ),
     "A reward function that returns None for every completion": lambda folder: trained(
-        folder, Objective(never, pays="solution")
+        folder, Objective(lambda blocks: [None for _ in blocks], pays="solution", name="never")
     ),
-    "An outcome function of other parameters": lambda folder: compare_given(of_blocks),
-    "An outcome function that returns a number of tokens": lambda folder: compare_given(
+    "An outcome function of other parameters": compare_given(of_blocks),
+    "An outcome function that returns a number of tokens": compare_given(
         lambda text, columns: list(range(len(text))), size=20
     ),
-    "An outcome function that returns lists": lambda folder: compare_given(lambda text, columns: [[1] for _ in text]),
+    "An outcome function that returns lists": compare_given(lambda text, columns: [[1] for _ in text]),
     'given: "brier", a score that is different in every completion': lambda folder: Scheme(
         "bae",
         LAYOUT,
@@ -177,7 +161,7 @@ CASES = {
             Objective("format", pays="confidence", given="brier", baseline="outcome"),
         ],
     ),
-    'given: "corect"': lambda folder: compare_given("corect"),
+    'given: "corect"': compare_given("corect"),
 }
 
 test = check(__doc__, CASES)

@@ -9,7 +9,7 @@ import torch
 import yaml
 from rich.console import Console
 
-from border.case import QUICK, check, command, trained
+from border.case import QUICK, case, check, command, trained
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.display import interval_table
 from spanwise.commands.shared.samples import Samples
@@ -45,8 +45,28 @@ def untrained(folder):
     return folder
 
 
-def evaluated(folder, *words):
-    return command("eval", str(untrained(folder / "m")), "--prompts", "2", "--samples", "2", *QUICK[:2], *words, code=0)
+@case
+def measured(folder, *words, by="eval", code=0):
+    """What `spanwise eval`, or another command, says of a model that has learned nothing."""
+    return command(by, str(untrained(folder / "m")), "--prompts", "2", "--samples", "2", *QUICK[:2], *words, code=code)
+
+
+@case
+def ran(*words):
+    """`spanwise WORDS` in an empty folder, which is refused."""
+    return command(*words)
+
+
+@case
+def beside(folder, *words, checkpoint=True, **fields):
+    """`spanwise WORDS` beside a run in the folder A that has not ended; the word RUN is the path of A."""
+    run = begun(folder / "A", checkpoint=checkpoint, **fields)
+    return command(*(str(run) if word == "RUN" else word for word in words))
+
+
+@case
+def of_bytes(folder, name):
+    return command(name, str(byte_model(folder / "mine")))
 
 
 def of_two_processes(folder):
@@ -57,6 +77,11 @@ def of_two_processes(folder):
 def own_model(folder):
     untrained(folder / "mine" / "model")
     return command("train", "--output", "mine", "--overwrite", *QUICK)
+
+
+def below_a_file(folder):
+    (folder / "notes").write_text("")
+    return command("train", "--output", "notes/run", *QUICK)
 
 
 def in_use(folder):
@@ -94,11 +119,6 @@ def unanimous(folder):
     return console.export_text()
 
 
-def of_secrets(folder, *options, **fields):
-    """A recipe that a run has written, with what stands in it for a secret."""
-    return trained(folder, *options, **fields)
-
-
 def cut_through(folder):
     run = begun(folder / "A")
     with (run / "metrics.jsonl").open("a") as file:
@@ -107,83 +127,62 @@ def cut_through(folder):
 
 
 CASES = {
-    "the recipe.yaml of a run whose reward had an api_key, trained again": lambda folder: of_secrets(
-        folder, objectives=[{"reward": "correct", "pays": ["solution"], "options": {"api_key": "<hidden>"}}]
+    "the recipe.yaml of a run whose reward had an api_key, trained again": trained(
+        objectives=[{"reward": "correct", "pays": ["solution"], "options": {"api_key": "<hidden>"}}]
     ),
-    "the recipe.yaml of a run whose trainer had a hub_token, trained again (and no run to go on with)": lambda folder: (
-        of_secrets(folder, "--resume", "last", trainer={"hub_token": "<hidden>"})
+    "the recipe.yaml of a run whose trainer had a hub_token, trained again (and no run to go on with)": trained(
+        "--resume", "last", trainer={"hub_token": "<hidden>"}
     ),
     "a metrics.jsonl whose last line was cut off by an interruption": cut_through,
-    "`spanwise train --output A --method rlcr` where A holds a run of bae": lambda folder: command(
-        "train", "--output", str(begun(folder / "A")), "--method", "rlcr", *QUICK
+    "`spanwise train --output A --method rlcr` where A holds a run of bae": beside(
+        "train", "--output", "RUN", "--method", "rlcr", *QUICK
     ),
-    "`spanwise train --output A --method rlcr --resume last` where A holds a run of bae": lambda folder: command(
-        "train", "--output", str(begun(folder / "A")), "--method", "rlcr", "--resume", "last", "--steps", "1", *QUICK
+    "`spanwise train --output A --method rlcr --resume last` where A holds a run of bae": beside(
+        "train", "--output", "RUN", "--method", "rlcr", "--resume", "last", "--steps", "1", *QUICK
     ),
-    "a run is to be trained for fewer steps than its recipe says": lambda folder: command(
-        "train", "--resume", str(begun(folder / "A", steps=200)), "--steps", "1"
+    "a run is to be trained for fewer steps than its recipe says": beside(
+        "train", "--resume", "RUN", "--steps", "1", steps=200
     ),
-    "`spanwise train --resume last` where nothing was trained": lambda folder: command("train", "--resume", "last"),
-    "`--resume last` on a run without checkpoints": lambda folder: command(
-        "train", "--output", str(begun(folder / "A", checkpoint=False)), "--resume", "last"
-    ),
-    "`--resume` and `--overwrite` together": lambda folder: command(
-        "train", "--resume", str(begun(folder / "A")), "--overwrite"
-    ),
+    "`spanwise train --resume last` where nothing was trained": ran("train", "--resume", "last"),
+    "`--resume last` on a run without checkpoints": beside("train", "--output", "RUN", "--resume", "last", checkpoint=False),
+    "`--resume` and `--overwrite` together": beside("train", "--resume", "RUN", "--overwrite"),
     "`--overwrite` on a folder of one's own that has a model/ in it": own_model,
-    "`--overwrite` on the run that the new one starts from": lambda folder: command(
-        *("train", "--model", str(begun(folder / "A") / "checkpoints"), "--dataset", "d.jsonl"),
-        *("--output", str(folder / "A"), "--overwrite"),
+    "`--overwrite` on the run that the new one starts from": beside(
+        "train", "--model", "A/checkpoints", "--dataset", "d.jsonl", "--output", "RUN", "--overwrite"
     ),
     "a second training into a folder while the first one goes on": in_use,
-    "an output below a file": lambda folder: (
-        ((folder / "notes").write_text("") and "") or command("train", "--output", "notes/run", *QUICK)
-    ),
+    "an output below a file": below_a_file,
     "torchrun without an output folder": of_two_processes,
-    "`report_to: wanb`": lambda folder: command("train", "--report-to", "wanb"),
-    "`--set stepz=3`": lambda folder: command("train", "--set", "stepz=3"),
+    "`report_to: wanb`": ran("train", "--report-to", "wanb"),
+    "`--set stepz=3`": ran("train", "--set", "stepz=3"),
     "a mean reward that is the same for every prompt, evaluated": unanimous,
-    "`spanwise eval` on a model of something else than the embedded task, without a recipe": lambda folder: command(
-        "eval", str(byte_model(folder / "mine"))
+    "`spanwise eval` on a model of something else than the embedded task, without a recipe": of_bytes("eval"),
+    "`spanwise fidelity` on a model of something else than the embedded task": of_bytes("fidelity"),
+    "`spanwise fidelity` on a layout without a confidence": measured(
+        *QUICK[2:], "--set", "layout={draft: [reasoning, answer]}", by="fidelity", code=2
     ),
-    "`spanwise fidelity` on a model of something else than the embedded task": lambda folder: command(
-        "fidelity", str(byte_model(folder / "mine"))
+    "`spanwise fidelity` with a run folder as its output": beside("fidelity", "RUN", "--output", "RUN"),
+    "`spanwise eval` on a run that has not ended": beside("eval", "RUN"),
+    "`spanwise eval --samples 0`": ran("eval", "anything", "--samples", "0"),
+    "`spanwise eval` under a layout without the tags <answer> and <confidence>": measured(
+        "--set", "layout={draft: [reasoning, analysis]}"
     ),
-    "`spanwise fidelity` on a layout without a confidence": lambda folder: command(
-        "fidelity",
-        str(untrained(folder / "m")),
-        "--prompts",
-        "2",
-        "--samples",
-        "2",
-        *QUICK,
-        "--set",
-        "layout={draft: [reasoning, answer]}",
+    "`spanwise eval` under a layout of JSON fields without them": measured(
+        "--set", "layout=[g, h]", "--set", "segmenter=json"
     ),
-    "`spanwise fidelity` with a run folder as its output": lambda folder: command(
-        "fidelity", str(begun(folder / "A")), "--output", str(folder / "A")
-    ),
-    "`spanwise eval` on a run that has not ended": lambda folder: command("eval", str(begun(folder / "A"))),
-    "`spanwise eval --samples 0`": lambda folder: command("eval", "anything", "--samples", "0"),
-    "`spanwise eval` under a layout without the tags <answer> and <confidence>": lambda folder: evaluated(
-        folder, "--set", "layout={draft: [reasoning, analysis]}"
-    ),
-    "`spanwise eval` under a layout of JSON fields without them": lambda folder: evaluated(
-        folder, "--set", "layout=[g, h]", "--set", "segmenter=json"
-    ),
-    "`spanwise eval` of a model that answers nothing": evaluated,
+    "`spanwise eval` of a model that answers nothing": measured(),
     "the report of a policy that refuses everything, whose ECE is beautiful": collapsed,
-    "`spanwise report` on an empty folder": lambda folder: command("report", str(folder)),
-    "`spanwise compare --arms outcome,blendd`": lambda folder: command("compare", "--arms", "outcome,blendd"),
-    "`spanwise compare --set seed=3`": lambda folder: command("compare", "--set", "seed=3"),
-    "`spanwise compare` into the folder of a run": lambda folder: command("compare", "--output", str(begun(folder / "A"))),
-    "`spanwise demo --seeds one`": lambda folder: command("demo", "--seeds", "one"),
-    "`spanwise demo --seeds 1,1`": lambda folder: command("demo", "--seeds", "1,1"),
-    "`spanwise demo --set method=grpo`": lambda folder: command("demo", "--set", "method=grpo"),
-    "`spanwise train missing.yaml`": lambda folder: command("train", "missing.yaml"),
-    "`spanwise train --resume nowhere`": lambda folder: command("train", "--resume", "nowhere"),
-    "`spanwise eval nowhere`": lambda folder: command("eval", "nowhere"),
-    "`spanwise fidelity nowhere`": lambda folder: command("fidelity", "nowhere"),
+    "`spanwise report` on an empty folder": ran("report", "."),
+    "`spanwise compare --arms outcome,blendd`": ran("compare", "--arms", "outcome,blendd"),
+    "`spanwise compare --set seed=3`": ran("compare", "--set", "seed=3"),
+    "`spanwise compare` into the folder of a run": beside("compare", "--output", "RUN"),
+    "`spanwise demo --seeds one`": ran("demo", "--seeds", "one"),
+    "`spanwise demo --seeds 1,1`": ran("demo", "--seeds", "1,1"),
+    "`spanwise demo --set method=grpo`": ran("demo", "--set", "method=grpo"),
+    "`spanwise train missing.yaml`": ran("train", "missing.yaml"),
+    "`spanwise train --resume nowhere`": ran("train", "--resume", "nowhere"),
+    "`spanwise eval nowhere`": ran("eval", "nowhere"),
+    "`spanwise fidelity nowhere`": ran("fidelity", "nowhere"),
 }
 
 test = check(__doc__, CASES)

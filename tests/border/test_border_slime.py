@@ -2,21 +2,17 @@
 
 from argparse import Namespace
 
-from border.case import check
+from border.case import case, check, write_recipe
 from spanwise.engines.slime import HOOKS, set_advantages
 from spanwise.engines.slime import check as check_arguments
 
-RECIPE = "layout: {solution: [answer]}\nmethod: METHOD\nobjectives: [{reward: environment, pays: solution}]\n"
 
-
-def arguments(folder, method="bae", more="", **changes):
-    (folder / "recipe.yaml").write_text(RECIPE.replace("METHOD", method) + more)
+@case
+def checked(folder, method="bae", more="", **changes):
+    write_recipe(folder, method, more)
     usual = {"spanwise_recipe": "recipe.yaml", "advantage_estimator": "grpo", "rollout_max_response_len": 64}
-    return Namespace(**{**usual, "n_samples_per_prompt": 8, "grpo_std_normalization": True, **HOOKS, **changes})
-
-
-def checked(method="bae", more="", **changes):
-    return lambda folder: check_arguments(arguments(folder, method, more, **changes)).scheme.method
+    usual |= {"n_samples_per_prompt": 8, "grpo_std_normalization": True, **HOOKS}
+    return check_arguments(Namespace(**{**usual, **changes})).scheme.method
 
 
 CASES = {

@@ -1,9 +1,8 @@
 """Settings of ms-swift that would change the credit, or have no place for it."""
 
-from border.case import check
+from border.case import case, check, write_recipe
 from spanwise.engines.swift import check as check_settings
 
-RECIPE = "layout: {solution: [answer]}\nmethod: METHOD\nobjectives: [{reward: environment, pays: solution}]\n"
 #: Of `swift rlhf`, where nothing is set.
 USUAL = {
     "loss_type": "dr_grpo", "beta": 0.0, "importance_sampling_level": "token", "teacher": False, "dynamic_num_samples": False,
@@ -12,12 +11,9 @@ USUAL = {
 }  # fmt: skip
 
 
-def checked(method="bae", more="", **changes):
-    def run(folder):
-        (folder / "recipe.yaml").write_text(RECIPE.replace("METHOD", method) + more)
-        check_settings(folder / "recipe.yaml", {**USUAL, **changes}, longest=64)
-
-    return run
+@case
+def checked(folder, method="bae", more="", **changes):
+    check_settings(write_recipe(folder, method, more), {**USUAL, **changes}, longest=64)
 
 
 CASES = {

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from border.case import check, command
+from border.case import case, check, command
 from rollout_files import WELL_FORMED, trl_file
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit_batch, read
 from spanwise.batch import Steps, by_turn
@@ -16,6 +16,7 @@ WHOLE = Layout({"all": ["answer"]})
 FIRST, SECOND = Turn([1], [0, 1, 3], [1, 1, 1]), Turn([1, 0, 1, 3, 2], [2], [1])
 
 
+@case
 def credited(method="grpo", *, trajectory=(0, 0), step=(0, 1), anchor=None, group=(0, 0), steps=True, **options):
     """Two rows under a method, as turns of trajectories or on their own."""
     its_steps = Steps(torch.tensor(trajectory), torch.tensor(step), anchor) if steps else None
@@ -24,27 +25,30 @@ def credited(method="grpo", *, trajectory=(0, 0), step=(0, 1), anchor=None, grou
     return f"{credit_batch(read(batch, scheme, VOCABULARY), batch, scheme)}"
 
 
+@case
 def of_turns(*turns, **options):
     return f"{Trajectory('a', 0, turns, **options)}"
 
 
+@case
 def by_rows(step=(0, 1), group=(0, 0)):
     return f"{Trajectory.of_rows([FIRST, SECOND], ['a', 'a'], step, group)}"
 
 
+@case
 def with_scope(scope, method="grpo", **options):
-    return credited(method, objectives=[Objective("correct", "all", scope=scope)], **options)
+    return credited(method, objectives=[Objective("correct", "all", scope=scope)], **options)(None)
 
 
 CASES = {
-    "two turns of one trajectory in different groups": lambda folder: credited(group=(0, 1)),
-    "the same, as rows of `Trajectory.of_rows`": lambda folder: by_rows(group=(0, 1)),
-    "two rows that are the same turn of one trajectory": lambda folder: credited(step=(1, 1)),
-    "one turn twice among the rows of `Trajectory.of_rows`": lambda folder: by_rows(step=(1, 1)),
-    "`reinforce++`, which runs over the tokens of a rollout, on a row per turn": lambda folder: credited("reinforce++"),
-    "`gigpo` on completions that are no turns": lambda folder: credited("gigpo", steps=False),
-    "`gigpo` on turns without the state that each starts from": lambda folder: credited("gigpo"),
-    "`gigpo` that compares states by their likeness, and the states are numbers": lambda folder: credited(
+    "two turns of one trajectory in different groups": credited(group=(0, 1)),
+    "the same, as rows of `Trajectory.of_rows`": by_rows(group=(0, 1)),
+    "two rows that are the same turn of one trajectory": credited(step=(1, 1)),
+    "one turn twice among the rows of `Trajectory.of_rows`": by_rows(step=(1, 1)),
+    "`reinforce++`, which runs over the tokens of a rollout, on a row per turn": credited("reinforce++"),
+    "`gigpo` on completions that are no turns": credited("gigpo", steps=False),
+    "`gigpo` on turns without the state that each starts from": credited("gigpo"),
+    "`gigpo` that compares states by their likeness, and the states are numbers": credited(
         "gigpo", anchor=[4, 7], similarity=0.9
     ),
     "`gigpo` in TRL on a task of one turn": lambda folder: command(
@@ -53,21 +57,19 @@ CASES = {
     "`gigpo` on a file of rollouts": lambda folder: command(
         "why", trl_file(folder / "a.parquet", WELL_FORMED), "--methods", "gigpo"
     ),
-    "an objective with `scope: step`": lambda folder: with_scope("step"),
-    "an objective with `scope: turn` where completions are no turns": lambda folder: with_scope("turn", steps=False),
-    "`scope: turn` with a method that runs over the tokens of a rollout": lambda folder: with_scope("turn", "reinforce++"),
-    "`scope: turn` with a method that knows no trajectories": lambda folder: with_scope("turn", "dcpo"),
+    "an objective with `scope: step`": with_scope("step"),
+    "an objective with `scope: turn` where completions are no turns": with_scope("turn", steps=False),
+    "`scope: turn` with a method that runs over the tokens of a rollout": with_scope("turn", "reinforce++"),
+    "`scope: turn` with a method that knows no trajectories": with_scope("turn", "dcpo"),
     "a merge of turns whose history was tokenised again": lambda folder: (
         f"{Trajectory('a', 0, (FIRST, Turn([1, 4, 5, 1, 3, 2], [2], [1]))).merged(VOCABULARY)}"
     ),
-    "a turn with two tokens and one advantage": lambda folder: of_turns(
-        Turn([1], [0, 1], [1, 1], per_token={"advantages": [0.5]})
-    ),
-    "a reward that the turn has and the trajectory too": lambda folder: of_turns(
+    "a turn with two tokens and one advantage": of_turns(Turn([1], [0, 1], [1, 1], per_token={"advantages": [0.5]})),
+    "a reward that the turn has and the trajectory too": of_turns(
         Turn([1], [0], [1], rewards={"won": 1.0}), rewards={"won": 1.0}
     ),
-    "a turn whose reward is NaN": lambda folder: of_turns(Turn([1], [0], [1], rewards={"won": float("nan")})),
-    "a turn that goes on from a later one": lambda folder: of_turns(Turn([1], [0], [1], parent=3)),
+    "a turn whose reward is NaN": of_turns(Turn([1], [0], [1], rewards={"won": float("nan")})),
+    "a turn that goes on from a later one": of_turns(Turn([1], [0], [1], parent=3)),
     "`adv_estimator=spanwise` in a trainer of verl that passes rewards alone": lambda folder: (
         f"{recipe_advantages(torch.zeros(1, 2), torch.ones(1, 2), index=['a'])}"
     ),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from border.case import check
+from border.case import case, check
 from spanwise.engines import unsloth as door
 from spanwise.engines.trl import config as trl_config
 from spanwise.modes.critic.config import CriticConfig
@@ -18,6 +18,7 @@ class UnslothGRPOTrainer(trl_config.GRPOTrainer):
     """What Unsloth calls the trainer that it writes in the place of TRL's."""
 
 
+@case
 def script(folder, *, replaced=None, variables=(), imported=True, **options):
     """A script with Unsloth's trainer and some arguments `replaced`; `imported`: Unsloth was imported first."""
     usual = {"train_dataset": prompts(), "processing_class": tokenizer(), "rollout_func": scripted(), "scheme": scheme()}
@@ -36,16 +37,14 @@ def of_trl(folder):
 
 
 CASES = {
-    "trl or spanwise imported before unsloth": lambda folder: script(folder, imported=False),
+    "trl or spanwise imported before unsloth": script(imported=False),
     "SpanGRPOTrainer of spanwise.engines.trl after `import unsloth`": of_trl,
-    "loss_type='dppo_tv' under Unsloth": lambda folder: script(folder, loss_type="dppo_tv"),
-    "beta=0.1 with the usual loss_type under Unsloth": lambda folder: script(folder, beta=0.1),
-    "importance_sampling_level='block' under Unsloth": lambda folder: script(folder, importance_sampling_level="block"),
-    "a layout that cuts by log-probabilities under Unsloth": lambda folder: script(folder, replaced={"scheme": CUTS}),
-    "a critic under Unsloth": lambda folder: script(folder, replaced={"critic": CriticConfig(learning_rate=1e-3)}),
-    "UNSLOTH_GRPO_LOSS_AGGREGATION=prompt": lambda folder: script(
-        folder, variables=[("UNSLOTH_GRPO_LOSS_AGGREGATION", "prompt")]
-    ),
+    "loss_type='dppo_tv' under Unsloth": script(loss_type="dppo_tv"),
+    "beta=0.1 with the usual loss_type under Unsloth": script(beta=0.1),
+    "importance_sampling_level='block' under Unsloth": script(importance_sampling_level="block"),
+    "a layout that cuts by log-probabilities under Unsloth": script(replaced={"scheme": CUTS}),
+    "a critic under Unsloth": script(replaced={"critic": CriticConfig(learning_rate=1e-3)}),
+    "UNSLOTH_GRPO_LOSS_AGGREGATION=prompt": script(variables=[("UNSLOTH_GRPO_LOSS_AGGREGATION", "prompt")]),
 }
 
 test = check(__doc__, CASES)

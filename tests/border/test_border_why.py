@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from border.case import check, command
+from border.case import case, check, command
 from packages_small import package
 from rollout_files import WELL_FORMED, episode, node, trace, trl_file, verl_file, write_lines
 from spanwise.recipe import scheme_at
@@ -12,17 +12,18 @@ from spanwise.recipe import scheme_at
 LAYOUT = ("--set", "layout={solution: [answer], confidence: [confidence]}")
 
 
-def why(folder, *words, acc=(1.0, 1.0, 0.0, 0.0), code=2, **columns):
-    file = verl_file(folder / "1.jsonl", WELL_FORMED, acc=acc, **columns)
-    return command("why", file, *LAYOUT, *words, code=code)
+@case
+def why(folder, *words, texts=WELL_FORMED, acc=(1.0, 1.0, 0.0, 0.0), code=2):
+    return command("why", verl_file(folder / "1.jsonl", texts, acc=acc), *LAYOUT, *words, code=code)
 
 
-def doctor(path, *, code):
-    """The doctor in a process of its own, with packages that this test installed."""
-    command_ = [sys.executable, "-m", "spanwise.commands.doctor"]
-    done = subprocess.run(command_, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+@case
+def doctor(folder, *installed, command="spanwise.commands.doctor", code, **about):
+    """The doctor in a process of its own, with a package that this test installed."""
+    environment = {**os.environ, "PYTHONPATH": package(folder, *installed, **about)}
+    done = subprocess.run([sys.executable, "-m", *command.split()], env=environment, capture_output=True, text=True)
     assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout
+    return done.stdout + done.stderr
 
 
 def streams(folder):
@@ -31,46 +32,31 @@ def streams(folder):
     return write_lines(folder / "traces.jsonl", [episode(trace("4", "4", {"correct": 1.0}, extra=[more]))])
 
 
-def recipe(folder, text):
-    (folder / "recipe.yaml").write_text(text)
+def without_layout(folder):
+    (folder / "recipe.yaml").write_text("method: grpo\n")
     return f"{scheme_at(folder / 'recipe.yaml', longest=64)}"
 
 
 CASES = {
-    "`why` for a completion that the file does not have": lambda folder: why(folder, "--completion", "9"),
-    "`why` with no example at all": lambda folder: why(folder, "--examples", "0"),
+    "`why` for a completion that the file does not have": why("--completion", "9"),
+    "`why` with no example at all": why("--examples", "0"),
     "`why` of what a trainer recorded, in a file that records nothing of the kind": lambda folder: command(
         "why", trl_file(folder / "a.parquet", WELL_FORMED), *LAYOUT, "--methods", "recorded"
     ),
     "a trace with more sampled tokens than log-probabilities": lambda folder: command("why", streams(folder)),
-    "`why` under a method that needs a critic": lambda folder: why(folder, "--methods", "gae"),
-    "`why` for a prompt whose answers are all wrong, half of them cut off": lambda folder: command(
-        "why",
-        verl_file(folder / "1.jsonl", ["<answer>5</answer>", "<answer>6"] * 2, acc=[0.0] * 4),
-        *LAYOUT,
-        "--methods",
-        "grpo",
-        code=0,
+    "`why` under a method that needs a critic": why("--methods", "gae"),
+    "`why` for a prompt whose answers are all wrong, half of them cut off": why(
+        "--methods", "grpo", texts=["<answer>5</answer>", "<answer>6"] * 2, acc=[0.0] * 4, code=0
     ),
-    "`why` for a prompt that has one completion": lambda folder: command(
-        "why", verl_file(folder / "1.jsonl", WELL_FORMED[:1], acc=[1.0]), *LAYOUT, "--methods", "grpo", code=0
+    "`why` for a prompt that has one completion": why("--methods", "grpo", texts=WELL_FORMED[:1], acc=[1.0], code=0),
+    "`doctor` where a package under an engine cannot be imported": doctor(
+        "datasets", "raise ImportError('built for another Python')\n", code=1
     ),
-    "`doctor` where a package under an engine cannot be imported": lambda folder: doctor(
-        package(folder, "datasets", "raise ImportError('built for another Python')\n"), code=1
+    "`doctor` beside a version of an engine that nobody has tried": doctor("trl", None, version="2.3.0", code=0),
+    "the command line without its packages": doctor(
+        "rich", "raise ModuleNotFoundError('', name='rich')\n", command="spanwise.cli doctor", code=1
     ),
-    "`doctor` beside a version of an engine that nobody has tried": lambda folder: doctor(
-        package(folder, "trl", None, version="2.3.0"), code=0
-    ),
-    "the command line without its packages": lambda folder: (
-        subprocess.run(
-            [sys.executable, "-m", "spanwise.cli", "doctor"],
-            check=False,
-            text=True,
-            capture_output=True,
-            env={**os.environ, "PYTHONPATH": package(folder, "rich", "raise ModuleNotFoundError('', name='rich')\n")},
-        ).stderr
-    ),
-    "a recipe without a layout for verl or SkyRL": lambda folder: recipe(folder, "method: grpo\n"),
+    "a recipe without a layout for verl or SkyRL": without_layout,
 }
 
 test_why = check(__doc__, CASES)

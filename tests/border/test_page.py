@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from border.case import plain, sections
+from border.case import sections
 
 
 def test_every_section_is_a_file_of_cases():
@@ -18,7 +18,3 @@ def test_no_setup_stands_on_the_page_twice():
     assert len(setups) >= 40
     assert len(set(setups)) == len(setups)
     assert all(len(setup) < 100 for setup in setups)
-
-
-def test_cells_keep_tags_and_columns():
-    assert plain(r" `a\|b` says \<answer> \| 2 ") == "`a|b` says <answer> | 2"
