@@ -1,8 +1,8 @@
 """Writes the section of docs/reliability.md on faults from the tests of this folder: python tests/faults/faults_page.py."""
 
-import importlib.util
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -15,21 +15,11 @@ the mistake as it was made there, and passes on spanwise (`pytest tests/faults`)
 """
 
 
-def loaded(file):
-    """A module of this folder."""
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def tests():
     """Number -> (where it was seen, what happened, name of the test), from the docstrings."""
     by_number = {}
     for file in sorted(HERE.glob("test_faults_*.py")):
-        for name, function in vars(loaded(file)).items():
+        for name, function in vars(import_module(f"faults.{file.stem}")).items():
             if number := re.match(r"test_f(\d\d)_", name):
                 by_number.setdefault(int(number[1]), []).append((*function.__doc__.split(". ", 1), name))
     return by_number
@@ -37,7 +27,7 @@ def tests():
 
 def not_ours():
     """Number, where it was seen, what happened, why it cannot happen here."""
-    return loaded(HERE / "not_ours.py").NOT_OURS
+    return import_module("faults.not_ours").NOT_OURS
 
 
 def cell(text):

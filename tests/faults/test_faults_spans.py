@@ -40,16 +40,19 @@ PLAIN = [1, 5, 2, 3, 6, 4, 0]  # <answer>4</answer><confidence>.9</confidence><e
 STRADDLING = [1, 5, 8, 9, 6, 4, 0]  # the third token closes the answer and opens the confidence
 
 
-def blocks_of(ids, layout=LAYOUT, vocabulary=VOCABULARY):
-    """The block of each token."""
+def located(ids, layout=LAYOUT, vocabulary=VOCABULARY):
+    """The spans and the texts of one completion."""
     rows = torch.tensor([ids])
-    return find_blocks(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)[0].block_nt[0].tolist()
+    return find_blocks(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)
 
 
-def by_bytes(ids, layout=LAYOUT, vocabulary=VOCABULARY):
-    """The block of each token, byte by byte."""
-    tokens = [vocabulary.pieces[i] for i in ids]
-    return owners_of_tokens(tokens, slow_segment(b"".join(tokens), layout)[0])
+def blocks_of(ids, vocabulary=VOCABULARY):
+    """The block of each token."""
+    return located(ids, vocabulary=vocabulary)[0].block_nt[0].tolist()
+
+
+def format_reward(texts):
+    return score_one(Objective("format", "solution"), texts, columns={}, scored={}).value_n.tolist()
 
 
 WORDS = Vocabulary((b"he", b"llo", b"hello", b"Hi?", b"yes", b"\n"))
@@ -97,8 +100,9 @@ def test_f27_boundaries_are_in_bytes_of_tokens_and_not_in_characters():
     for i in ids:  # bytes counted against characters
         in_characters.append(int(at >= cut))
         at += len(PIECES[i])
-    assert by_bytes(ids) == [0] * 7 + [1] * 4
-    catches(equals(by_bytes(ids)), blocks_of(ids), in_characters)
+    tokens = [PIECES[i] for i in ids]
+    assert owners_of_tokens(tokens, slow_segment(b"".join(tokens), LAYOUT)[0]) == [0] * 7 + [1] * 4
+    catches(equals([0] * 7 + [1] * 4), blocks_of(ids), in_characters)
 
 
 def wholly_inside(ids):
@@ -163,8 +167,7 @@ def test_f31_an_inverted_mask_and_unbalanced_tags_are_told():
         raise AssertionError("the states were trained")
 
     catches(check, restrict, lambda spans, mask_nt: replace(spans, block_nt=mask_nt.long() - 1))
-    open_nt = torch.tensor([[1, 5, 3, 6, 4]])
-    fault = find_blocks(open_nt, torch.ones_like(open_nt), layout=LAYOUT, vocabulary=VOCABULARY)[0].fault_n
+    fault = located([1, 5, 3, 6, 4])[0].fault_n
     assert int(fault[0]) & int(Fault.TRUNCATED | Fault.NESTED)
 
 
@@ -219,8 +222,7 @@ def test_f38_tags_that_are_special_tokens_are_read():
     tags = ("<answer>", "</answer>", "<confidence>", "</confidence>")
     tokenizer = byte_level(special=tags)
     ids = tokenizer.encode("<answer>4</answer><confidence>0.9</confidence>", add_special_tokens=False)
-    rows, vocabulary = torch.tensor([ids]), Vocabulary.from_tokenizer(tokenizer)
-    _, (text,) = find_blocks(rows, torch.ones_like(rows), layout=LAYOUT, vocabulary=vocabulary)
+    _, (text,) = located(ids, vocabulary=Vocabulary.from_tokenizer(tokenizer))
     decoded = re.findall("<answer>(.*?)</answer>", tokenizer.decode(ids, skip_special_tokens=True))
     catches(equals(["4"]), [text["solution"]["answer"]], decoded)
 
@@ -228,14 +230,10 @@ def test_f38_tags_that_are_special_tokens_are_read():
 def test_f39_a_tag_that_the_prompt_opens_counts():
     """huggingface/trl#6966, open-r1#560. With <think> in the prompt the format reward was 0 for every completion."""
     vocabulary = Vocabulary((b"so", b"</think>", b"<answer>", b"4", b"</answer>"))
-    rows = torch.tensor([[0, 1, 2, 3, 4]])
 
     def rewarded(prefilled):
-        layout = Layout({"solution": ["think", "answer"]}, prefilled=prefilled)
-        spans, text = find_blocks(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)
-        return int(spans.fault_n[0]), score_one(
-            Objective("format", "solution"), text, columns={}, scored={}
-        ).value_n.tolist()
+        spans, texts = located([0, 1, 2, 3, 4], Layout({"solution": ["think", "answer"]}, prefilled=prefilled), vocabulary)
+        return int(spans.fault_n[0]), format_reward(texts)
 
     catches(equals((0, [1.0])), rewarded("think"), rewarded(None))
 
@@ -254,9 +252,7 @@ def test_f40_repeated_nested_and_misplaced_tags_earn_no_format_reward():
     layout = Layout({"solution": ["think", "answer"]})
 
     def ours(text):
-        rows = torch.tensor([list(text.encode())])
-        texts = find_blocks(rows, torch.ones_like(rows), layout=layout, vocabulary=vocabulary)[1]
-        return float(score_one(Objective("format", "solution"), texts, columns={}, scored={}).value_n[0])
+        return format_reward(located(list(text.encode()), layout, vocabulary)[1])[0]
 
     def pattern(text):
         return float(bool(re.search(r"<think>.*</think>.*<answer>.*</answer>", text)))

@@ -6,7 +6,7 @@ import pytest
 import segmenters
 from checks import Cell, check, kept
 from hostile import LAYOUTS, families, giants, rows
-from linear import READERS, SHAPES, exponent
+from linear import READERS, SHAPES
 
 FAMILIES = families()
 COUNT = 10_000 // (len(FAMILIES) * len(LAYOUTS)) + 1
@@ -51,7 +51,3 @@ def test_time_is_proportional_to_length(reader):
         start = time.process_time()
         READERS[reader](text)
         assert time.process_time() - start < 2.0, shape
-
-
-def test_the_exponent_is_the_slope():
-    assert exponent([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
