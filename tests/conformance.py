@@ -126,28 +126,16 @@ def flat_rows():
 def field_rows():
     rows = []
     for group, a, elements, more in JSON:
-        pieces, blocks = list(more.get("before", "")), [REST] * len(more.get("before", ""))
-
-        def write(piece, block, pieces=pieces, blocks=blocks):
-            pieces.append(piece)
-            blocks.append(block)
-
+        written = [(sign, REST) for sign in more.get("before", "")]
         if a is not None:
-            write('{"a":', REST)
-            for sign in more.get("tool", ""):
-                write(sign, NOBODY)
-            write(a, A)
-            write(",", REST)
+            written += [('{"a":', REST), *((sign, NOBODY) for sign in more.get("tool", "")), (a, A), (",", REST)]
         else:
-            write("=", REST)
-            write('{"a":', REST)  # no value: a key follows, so this field holds nothing
-        write('"n":[', REST)
+            written += [("=", REST), ('{"a":', REST)]  # no value: a key follows, so this field holds nothing
+        written.append(('"n":[', REST))
         for number, element in enumerate(elements):
-            if number:
-                write(",", REST)
-            write(element, FIRST + number)
-        for piece in () if more.get("cut") else ("]", "}", "<eos>"):
-            write(piece, REST)
+            written += [*[(",", REST)] * (number > 0), (element, FIRST + number)]
+        written += [] if more.get("cut") else [("]", REST), ("}", REST), ("<eos>", REST)]
+        pieces, blocks = map(list, zip(*written, strict=True))
         right = [float(gold == element) for gold, element in zip("12", elements, strict=False)]
         if more.get("cut"):
             right[-1] = 0.0  # the element has no end, so it holds nothing
@@ -192,8 +180,9 @@ def shared(row, credit, sizes, stop=0.0):
     return tokens
 
 
-def blocks_advantages(rows):
-    advantages = []
+def blocks_credit(rows):
+    """The credit of the solution, of the confidence, and of stopping."""
+    credit = []
     for row in rows:
         group = [mate for mate in rows if mate["group"] == row["group"]]
         solution = row["right"] - average([mate["right"] for mate in group]) if len(group) > 1 else 0.0
@@ -204,12 +193,19 @@ def blocks_advantages(rows):
         ]
         scores = [value for value in brier if value is not None]
         everyone = [-((mate["confidence"] - mate["right"]) ** 2) for mate in group if mate["confidence"] is not None]
-        sizes = [max(row["blocks"].count(block), 1) for block in (SOLUTION, CONFIDENCE)]
         if row["confidence"] is None:  # compared with its stratum, or with the group if the stratum is empty
-            advantages.append(shared(row, [solution, 0.0], sizes, stop=-1.0 - average(scores or everyone)))
+            credit.append((solution, 0.0, -1.0 - average(scores or everyone)))
         else:
             score = -((row["confidence"] - row["right"]) ** 2)
-            advantages.append(shared(row, [solution, score - average(scores) if len(scores) > 1 else 0.0], sizes))
+            credit.append((solution, score - average(scores) if len(scores) > 1 else 0.0, 0.0))
+    return credit
+
+
+def blocks_advantages(rows):
+    advantages = []
+    for row, (*parts, stop) in zip(rows, blocks_credit(rows), strict=True):
+        sizes = [max(row["blocks"].count(block), 1) for block in (SOLUTION, CONFIDENCE)]
+        advantages.append(shared(row, parts, sizes, stop=stop))
     return advantages
 
 

@@ -27,9 +27,6 @@ def outcome_tokens(reward_n, length_n, dtype=torch.float64):
     return reward_nt, mask_nt
 
 
-ONE_PROMPT = torch.zeros(8, dtype=torch.long)
-
-
 @st.composite
 def completion_batches(draw, low=0):
     """Ragged groups in any order, some rewards absent, rewards and lengths on coarse grids so that ties happen."""

@@ -1,12 +1,11 @@
 """A question a small critic can learn, and the fit of a critic written out as an ordinary torch loop."""
 
-import math
-
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from transformers import GPT2Config, LlamaConfig, Qwen2Config
 
+from oracles import textbook
 from spanwise.credit.spread import Streams
 from spanwise.modes.critic.critic import Critic, Sequences, ValueModel
 
@@ -105,15 +104,13 @@ def equal(left, right):
 
 
 def slow_targets(value_nt, streams, s, lam):
-    """V + GAE by the definition: a sum over all later tokens of the stream, completion by completion."""
+    """V + GAE by the textbook loop over the tokens of the stream, completion by completion."""
     target = torch.zeros_like(value_nt)
     for n in range(len(value_nt)):
-        place = [t for t in range(value_nt.shape[1]) if streams.mask_snt[s, n, t]]
-        v = [float(value_nt[n, t]) for t in place] + [0.0]
-        r = [float(streams.reward_snt[s, n, t]) for t in place]
-        delta = [r[k] + v[k + 1] - v[k] for k in range(len(place))]
-        for k, t in enumerate(place):
-            target[n, t] = v[k] + math.fsum(lam ** (j - k) * delta[j] for j in range(k, len(place)))
+        kept = streams.mask_snt[s, n].nonzero().flatten().tolist()
+        rewards = {t: float(streams.reward_snt[s, n, t]) for t in kept}
+        advantage = textbook(kept, rewards, value_nt[n], 0.0, 1.0, lambda k, after: lam)
+        target[n, kept] = value_nt[n, kept] + torch.tensor(advantage, dtype=value_nt.dtype)
     return target
 
 

@@ -2,14 +2,14 @@
 
 import re
 from functools import partial
-from pathlib import Path
 
 import torch
 
+from pages import DOCS
 from spanwise.credit.registry import method
 from spanwise.credit.strata import group_index, moments, standardise, standardise_tokens
 
-PAGE = Path(__file__).parents[1] / "docs" / "compat.md"
+PAGE = DOCS / "compat.md"
 #: How the page writes a deviation with its epsilon -> where epsilon stands, see `spanwise.credit.strata.standardise`.
 EPS_AT = {r"std \+ (.+)": "std", r"sqrt\(var \+ (.+)\)": "variance", r"sqrt\(max\(var, (.+)\)\)": "floor"}
 

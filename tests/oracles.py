@@ -55,11 +55,8 @@ def slow_whitened(value, weight, ddof, eps, eps_at="variance", shift=True):
     variance = sum(weight[i] * (value[i] - mean) ** 2 for i in used) / (total - ddof)
     if variance < 1e-24:
         return [0.0] * len(value)
-    divisor = {
-        "std": math.sqrt(variance) + eps,
-        "variance": math.sqrt(variance + eps),
-        "floor": math.sqrt(max(variance, eps)),
-    }[eps_at]
+    under_root = {"std": variance, "variance": variance + eps, "floor": max(variance, eps)}[eps_at]
+    divisor = math.sqrt(under_root) + (eps if eps_at == "std" else 0.0)
     return [(value[i] - (mean if shift else 0.0)) / divisor if i in used else 0.0 for i in range(len(value))]
 
 
@@ -78,22 +75,11 @@ def slow_gdpo(batch, weights, length, ddof):
 
 
 def slow_reinforce_plus_plus(reward_nt, mask_nt, gamma, ddof):
-    n, t = reward_nt.shape
-    reward, mask = reward_nt.tolist(), mask_nt.tolist()
-    returns = [[None] * t for _ in range(n)]
-    for i in range(n):
-        trainable = [k for k in range(t) if mask[i][k]]
-        if any(math.isnan(reward[i][k]) for k in trainable):
-            continue
-        value = {k: reward[i][k] for k in trainable}
-        for k in range(t):
-            before = [j for j in trainable if j < k]
-            if not mask[i][k] and before and not math.isnan(reward[i][k]):
-                value[before[-1]] += reward[i][k]
-        for position, k in enumerate(trainable):
-            returns[i][k] = sum(gamma**away * value[j] for away, j in enumerate(trainable[position:]))
-    flat = slow_whitened([value for row in returns for value in row], [1] * (n * t), ddof, 1e-8)
-    return torch.tensor(flat, dtype=torch.float64).reshape(n, t)
+    """The returns of the tokens, whitened over the batch; a completion whose reward is absent takes no part."""
+    returns = slow_recursion(reward_nt, torch.zeros_like(reward_nt), mask_nt, gamma=gamma, lam_after=lambda *_: 1.0)
+    known_nt = mask_nt & ~(reward_nt.isnan() & mask_nt).any(dim=1, keepdim=True)
+    flat = [value if known else None for value, known in zip(returns.flatten().tolist(), known_nt.flatten(), strict=True)]
+    return double(slow_whitened(flat, [1] * len(flat), ddof, 1e-8)).reshape(reward_nt.shape)
 
 
 def slow_recursion(reward, value, mask, *, gamma, lam_after, bootstrap=None):
@@ -212,13 +198,19 @@ def columns(batch):
     return [value if isinstance(value, list) else value.tolist() for value in batch]
 
 
+def from_step(i, trajectory, step):
+    """The rows of a trajectory from row i on, in the order of their steps."""
+    return sorted(
+        (k for k in range(len(step)) if trajectory[k] == trajectory[i] and step[k] >= step[i]), key=lambda k: step[k]
+    )
+
+
 def slow_returns(batch, gamma):
     reward, _, trajectory, step, _ = columns(batch)
     result = []
     for i in range(len(reward)):
-        later = sorted((step[k], k) for k in range(len(reward)) if trajectory[k] == trajectory[i] and step[k] >= step[i])
         total = 0.0
-        for _, k in reversed(later):
+        for k in reversed(from_step(i, trajectory, step)):
             total = reward[k] + gamma * total
         result.append(total)
     return result
@@ -269,10 +261,7 @@ def slow_gagpo(batch, gamma, lam):
 
     result = []
     for i in range(n):
-        later = [
-            k for _, k in sorted((step[k], k) for k in range(n) if trajectory[k] == trajectory[i] and step[k] >= step[i])
-        ]
-        total = 0.0
+        later, total = from_step(i, trajectory, step), 0.0
         for distance, k in enumerate(later):
             following = value(later[distance + 1]) if distance + 1 < len(later) else 0.0
             total += (gamma * lam) ** distance * (rewards[k] + gamma * following - value(k))
@@ -293,11 +282,6 @@ def slow_loss(name, logp, old, adv):
     distance = q * math.log(q / p) + (1 - q) * math.log((1 - q + 1e-8) / (1 - p + 1e-8))
     back = (p < q) if adv > 0 else (p > q)
     return -adv * min(r, 2) * (back or distance <= (0.03 if adv > 0 else 0.05))
-
-
-def variance(values):
-    mean = sum(values) / len(values)
-    return sum((v - mean) ** 2 for v in values) / (len(values) - 1)
 
 
 def slow_fidelity(data, score, name):
@@ -326,7 +310,7 @@ def slow_fidelity(data, score, name):
     for (_, q, c, r, rerolls), a, single in zip(rows, advantages, alone, strict=True):
         if r == r and len(rerolls) >= 2:
             values = [score(v, c) for v in rerolls]
-            target, noise = r - sum(values) / len(values), variance(values) / len(values)
+            target, noise = r - average(values), deviation(values, 1) ** 2 / len(values)
             use.append((a, target, noise, (q - sum(rerolls) / len(rerolls)) ** 2, c, single))
 
     def rmse(keep):
@@ -492,11 +476,8 @@ def slow_token_fidelity(trajectories, value_nt, name, *, decision=0.97, cut=None
                 for j in range(k, len(places)):
                     weight *= lam if j > k and j in cuts else 1.0
                     a += weight * (v[j + 1] - v[j])
-            start, stop, weight = (
-                k,
-                k + 1,
-                1.0 if trajectories.weight_nt is None else float(trajectories.weight_nt[n, places[k]]),
-            )
+            start, stop = k, k + 1
+            weight = 1.0 if trajectories.weight_nt is None else float(trajectories.weight_nt[n, places[k]])
             if cut is not None:
                 cuts, weight = _slow_boundaries(p, *cut), 1.0
                 start = max((j for j in range(k + 1) if j in cuts), default=0)

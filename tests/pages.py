@@ -11,6 +11,11 @@ PAGES = [README, *sorted(page for page in DOCS.rglob("*.md") if not MADE & set(p
 FENCED = re.compile(r"^ *```(\w*) *([^\n]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 
 
+def page_id(page):
+    """The name of a page in the ids of tests: folders and name."""
+    return page.relative_to(ROOT).with_suffix("").as_posix()
+
+
 def blocks(page, language, about=""):
     """The code of a page in one language; `about` is what stands behind the name of the language."""
     fenced = FENCED.findall(page.read_text(encoding="utf-8"))

@@ -2,7 +2,7 @@
 
 import torch
 
-from oracles import slow_ktae, slow_oar
+from oracles import slow_ktae, slow_oar, z_scores
 
 RECIPE = """
 layout: {{all: [answer]}}
@@ -18,9 +18,7 @@ TEXTS = [
 
 
 def grpo(right):
-    mean = sum(right) / len(right)
-    deviation = (sum((r - mean) ** 2 for r in right) / (len(right) - 1)) ** 0.5
-    return [(r - mean) / (deviation + 1e-6) for r in right]
+    return z_scores(right, 1, 1e-6)
 
 
 def rows_of(tokenizer, texts):

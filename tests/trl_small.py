@@ -19,6 +19,7 @@ with warnings.catch_warnings():
     from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
     from trl import GRPOConfig
 
+import conformance
 from spanwise.engines.trl import SpanGRPOConfig, SpanGRPOTrainer
 from spanwise.layout import Layout
 from spanwise.objective import Objective
@@ -40,7 +41,6 @@ GROUP = 4
 
 # What the policy "said": pieces with the block each belongs to (-1: written by a tool), and the facts a reader sees:
 # whether the answer is right and the confidence (None: the block is missing). Two prompts, 2+2= and 1+2=, four each.
-S, C, TOOL = 0, 1, -1
 
 
 @dataclass
@@ -53,11 +53,7 @@ class Said:
 
 def say(thought, answer, confidence, right, tool=""):
     """<answer> after a thought, a tool's output in between, and a confidence."""
-    solution = [*thought, *(f"{tool}"), "<answer>", answer, "</answer>"]
-    blocks = [S] * len(thought) + [TOOL] * len(tool) + [S] * 3
-    report = [] if confidence is None else ["<confidence>", *str(confidence), "</confidence>"]
-    last = S if confidence is None else C
-    return Said([*solution, *report, "<eos>"], [*blocks, *[C] * len(report), last], right, confidence)
+    return Said(*conformance.completion(thought, answer, confidence, tool=tool), right, confidence)
 
 
 #: Thought, answer, confidence, whether it is right, and what a tool writes in between if there is one.
@@ -213,29 +209,19 @@ def mean(values):
     return sum(values) / len(values) if values else None
 
 
+def rows_of(scripts, size):
+    """The completions as `conformance` has them, group by group."""
+    return [{**vars(script), "group": i // size} for i, script in enumerate(scripts)]
+
+
 def token_advantages(scripts, size=GROUP):
     """Per completion and token: the credit of its block over the block's tokens, and that of stopping on the last one."""
-    rows = []
-    for script, (*parts, stop) in zip(scripts, credit(scripts, size), strict=True):
-        row = [parts[block] / script.blocks.count(block) if block >= 0 else 0.0 for block in script.blocks]
-        row[max(t for t, block in enumerate(script.blocks) if block >= 0)] += stop
-        rows.append(row)
-    return rows
+    return conformance.blocks_advantages(rows_of(scripts, size))
 
 
 def credit(scripts, size=GROUP):
     """Per completion: the credit of the solution, of the confidence, and of stopping. Loops over the definitions."""
-    rows = []
-    brier = [None if script.confidence is None else -((script.confidence - script.right) ** 2) for script in scripts]
-    for i, script in enumerate(scripts):
-        group = range(i // size * size, i // size * size + size)
-        solution = script.right - mean([scripts[j].right for j in group])
-        peers = [brier[j] for j in group if scripts[j].right == script.right and brier[j] is not None]
-        if brier[i] is None:
-            rows.append((solution, 0.0, -1.0 - mean(peers)))
-        else:
-            rows.append((solution, brier[i] - mean(peers) if len(peers) > 1 else 0.0, 0.0))
-    return rows
+    return conformance.blocks_credit(rows_of(scripts, size))
 
 
 def log_probs(model, scripts, asked):

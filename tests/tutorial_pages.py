@@ -22,7 +22,13 @@ def run(text, name):
 
 
 def agree(expected, printed, *, about):
-    """Whether an output is the one on the page; `about` lets numbers of a training differ by .15, as between processors."""
+    """Whether an output is the one on the page; `about` lets numbers of a training differ by .15, as between processors.
+
+    >>> [agree("a 1.00", printed, about=about) for about in (None, " about") for printed in ("a 1.00", "a 1.01", "a 1.20")]
+    [True, False, False, True, True, False]
+    >>> [agree("a 1.00 2.00", printed, about=" about") for printed in ("b 1.00 2.00", "a 1.00")]
+    [False, False]
+    """
     if not about:
         return expected == printed
     pairs = list(zip(NUMBER.findall(expected), NUMBER.findall(printed), strict=False))
