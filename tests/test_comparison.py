@@ -1,15 +1,15 @@
 """docs/comparison.md: what TRL's own trainer gives the four completions, and what the table says."""
 
 import re
-from pathlib import Path
 
 import pytest
 from trl import GRPOTrainer
 
+from pages import DOCS
 from trl_small import THIRD_PARTY, config, plain, policy, prompts, say, scripted, tokenizer
 
 pytestmark = THIRD_PARTY
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "comparison.md"
+PAGE = DOCS / "comparison.md"
 FOUR = [say("", "4", 0.9, 1.0), say("", "4", 0.1, 1.0), say("", "3", 0.9, 0.0), say("", "3", 0.1, 0.0)]
 
 
@@ -37,14 +37,8 @@ def brier(completions, answer, **columns):
 )
 def test_trls_own_advantages_are_those_of_the_table(tmp_path, aggregation, row):
     args = config(tmp_path, per_device_train_batch_size=4, multi_objective_aggregation=aggregation)
-    run = GRPOTrainer(
-        model=policy(),
-        reward_funcs=[right, brier],
-        args=plain(args),
-        train_dataset=prompts(1),
-        processing_class=tokenizer(),
-        rollout_func=scripted(FOUR),
-    )
+    usual = {"train_dataset": prompts(1), "processing_class": tokenizer(), "rollout_func": scripted(FOUR)}
+    run = GRPOTrainer(model=policy(), reward_funcs=[right, brier], args=plain(args), **usual)
     run.train()
     assert list(run._logs["advantages"]) == pytest.approx(table()[row], abs=0.006)
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import trl_small
-from pages import DOCS, PAGES, README, ROOT, blocks, named, rows
-from spanwise import Batch, Objective, Reading, Scheme, Scores, assign, credit_batch
+from credit_batches import scores_of
+from pages import DOCS, PAGES, README, ROOT, blocks, named, page_id, rows
+from spanwise import Batch, Objective, Reading, Scheme, assign, credit_batch
 from spanwise.batch import Steps
 from spanwise.credit import METHODS, Method
 from spanwise.credit.registry import FACTS, PROPERTIES
@@ -28,11 +29,6 @@ HOWTO = DOCS / "howto"
 RUN_HERE = [page for page in PAGES if page.parent.name != "tutorials"]  # those are run by test_tutorials, outputs and all
 REGISTRIES = (METHODS, REWARDS, OUTCOMES, SEGMENTERS, MODES)
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")
-
-
-def named_page(page):
-    """Return the name of a page in the ids of tests: folders and name."""
-    return page.relative_to(ROOT).with_suffix("").as_posix()
 
 
 @cache
@@ -64,7 +60,7 @@ def page_runs():
             del registry[name]
 
 
-@pytest.mark.parametrize("page", [p for p in RUN_HERE if blocks(p, "python") or blocks(p, "yaml")], ids=named_page)
+@pytest.mark.parametrize("page", [p for p in RUN_HERE if blocks(p, "python") or blocks(p, "yaml")], ids=page_id)
 def test_python_blocks_run_and_yaml_blocks_are_recipes(page, page_runs, tmp_path):
     page_runs(page)  # a page may register the method that its recipe names
     for text in blocks(page, "yaml"):
@@ -73,7 +69,7 @@ def test_python_blocks_run_and_yaml_blocks_are_recipes(page, page_runs, tmp_path
         assert scheme_of(load(recipe), DIGITS_LAYOUT, 32).objectives
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=named_page)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=page_id)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text(encoding="utf-8")):
         path, _, anchor = target.partition("#")
@@ -251,9 +247,7 @@ def test_the_example_method_is_short_and_runs_from_a_recipe(page_runs, tmp_path)
     assert scheme.options == {"quantile": 0.25}
     # It is really called: the lower quartile of 3 1 0 2 is .75, which no other method subtracts.
     nothing_n1 = torch.zeros(4, 1)
-    scores = Scores(
-        ("correct",), torch.tensor([[3.0], [1.0], [0.0], [2.0]]).double(), nothing_n1.long(), torch.zeros(4, 1, 2)
-    )
+    scores = scores_of([[3.0], [1.0], [0.0], [2.0]], ("correct",))
     credit = credit_batch(Reading(scores, nothing_n1.long() + 5, torch.zeros(4).long()), Batch(["q"] * 4), scheme)
     assert credit.block_nk.flatten().tolist() == [2.25, 0.25, -0.75, 1.25]
 
@@ -294,9 +288,8 @@ def test_a_method_is_handed_the_facts_that_the_table_says(kind):
     inputs = {"mask_nt": ones_nt.bool(), "block_nt": ones_nt.long() - 1, "bootstrap_n": torch.zeros(2)}
     if kind == "block":  # no other kind compares the rows of one rollout
         inputs["voter_n"] = torch.zeros(2).long()
-    scores = Scores(("correct",), torch.tensor([[1.0], [0.0]]).double(), torch.zeros(2, 1).long(), torch.zeros(2, 1, 2))
     assign(
-        scores,
+        scores_of([[1.0], [0.0]], ("correct",)),
         torch.tensor([0, 0]),
         torch.ones(2, 1).bool(),
         objectives=[Objective("correct", pays="all")],

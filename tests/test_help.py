@@ -22,13 +22,9 @@ CLI = ("cyclopts", "rich", "pydantic", "pyyaml", "pyarrow", "filelock")
 
 
 def helped(*words):
-    done = subprocess.run(
-        [sys.executable, "-m", "spanwise", *words],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "COLUMNS": "80"},
-    )
+    environment = {**os.environ, "COLUMNS": "80"}
+    command = [sys.executable, "-m", "spanwise", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert max(map(len, done.stdout.splitlines())) <= 80
     return done.stdout
 

@@ -14,8 +14,8 @@ import yaml
 
 import spanwise
 from installed import installed
+from pages import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 tools = pytest.mark.skipif(
     not all(map(installed, ("build", "hatch-fancy-pypi-readme", "twine"))), reason="they are of the group dist"

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from credit_batches import scores_of
 from spanwise import (
     AlignmentError,
     Batch,
@@ -99,10 +100,7 @@ def test_outcomes_travel_with_the_table():
 
 
 def reading_of(reward_n, present_nk, fault_n):
-    reward_nm = torch.tensor(reward_n).double()[:, None]
-    status_nm = reward_nm.isnan().to(torch.int8)
-    scores = Scores(("r",), reward_nm, status_nm, torch.full((len(reward_n), 1, 2), math.nan).double())
-    return Reading(scores, torch.tensor(present_nk).long(), torch.tensor(fault_n))
+    return Reading(scores_of([[r] for r in reward_n], ("r",)), torch.tensor(present_nk).long(), torch.tensor(fault_n))
 
 
 def test_metrics_of_a_block_nobody_has():

@@ -6,7 +6,7 @@ import yaml
 from spanwise.credit import METHODS, bae, grpo, rlcr
 from spanwise.errors import RecipeError
 from spanwise.layout import Layout
-from spanwise.recipe import _parse_descriptions, answer_layout, load, resolved, scheme_of
+from spanwise.recipe import answer_layout, load, resolved, scheme_of
 
 LAYOUT = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
 
@@ -15,36 +15,25 @@ def filled(**fields):
     return scheme_of(load(None, fields), LAYOUT, 32)
 
 
-def test_default_is_blockwise_with_the_outcome_baseline():
-    scheme = filled()
-    correct, brier, *_ = scheme.objectives
+def test_default_is_blockwise_and_pays_each_block_for_its_own_tags_and_the_papers_method_does_not():
+    scheme, bare = filled(), filled(method="bae_paper")
+    assert (scheme.method, scheme.per, scheme.options) == ("bae", "block", {})
+    assert bare.entry.estimator is scheme.entry.estimator is bae
+    correct, brier, *formats = scheme.objectives
+    assert bare.objectives == (correct, brier)
     assert (correct.reward, correct.pays, correct.baseline) == ("correct", ("solution",), "group")
     assert (brier.reward, brier.pays, brier.given, brier.baseline) == ("brier", ("confidence",), ("correct",), "outcome")
     assert brier.if_missing == -1.0
-    assert (scheme.method, scheme.per, scheme.options) == ("bae", "block", {})
-
-
-def test_default_pays_each_block_for_its_own_tags_and_the_papers_method_does_not():
-    bare, priced = filled(method="bae_paper"), filled()
-    assert bare.entry.estimator is priced.entry.estimator is bae
-    assert priced.objectives[:2] == bare.objectives
-    assert [o.name for o in bare.objectives] == ["correct", "brier"]
-    formats = priced.objectives[2:]
-    assert [(o.name, o.reward, o.pays, o.baseline, o.weight, o.if_missing) for o in formats] == [
-        ("solution_format", "format", ("solution",), "group", 0.25, None),
-        ("confidence_format", "format", ("confidence",), "group", 0.25, None),
-    ]
-    assert all(o.options == {"empty": True} for o in formats)
+    for objective, block in zip(formats, LAYOUT.names, strict=True):
+        assert (objective.name, objective.pays, objective.baseline) == (f"{block}_format", (block,), "group")
+        assert (objective.reward, objective.weight, objective.if_missing) == ("format", 0.25, None)
+        assert objective.options == {"empty": True}
 
 
 def test_rlcr_pays_every_block():
     scheme = filled(method="rlcr", calibration="log_score")
     assert scheme.entry.estimator is rlcr
-    assert [o.pays for o in scheme.objectives] == [
-        ("solution", "confidence"),
-        ("confidence", "solution"),
-        ("solution", "confidence"),
-    ]
+    assert [o.pays for o in scheme.objectives] == [LAYOUT.names, LAYOUT.names[::-1], LAYOUT.names]
     assert scheme.objectives[1].if_missing == pytest.approx(-4.60517, abs=1e-5)  # log .01, the worst a clipped score can be
     formed = scheme.objectives[2]
     assert (formed.reward, formed.weight, formed.if_missing, formed.baseline) == ("format", 0.25, 0.0, None)
@@ -110,8 +99,9 @@ def test_a_preset_that_is_written_out_is_not_changed_in_vain(overrides, words, t
     assert scheme == scheme_of(load(None, overrides), LAYOUT, 32)
 
 
-def test_a_model_by_name_does_not_start_from_the_toys_learning_rate(tmp_path):
+def test_a_model_by_name_means_the_real_task_and_not_the_toys_learning_rate(tmp_path):
     names = {"model": "m", "dataset": "d"}
+    assert load(None, names).task == "confidence"
     assert (load(None, names).learning_rate, load(None).learning_rate) == (1e-6, 4e-4)
     assert load(None, {**names, "learning_rate": 3e-6}).learning_rate == 3e-6
     path = tmp_path / "recipe.yaml"
@@ -119,7 +109,7 @@ def test_a_model_by_name_does_not_start_from_the_toys_learning_rate(tmp_path):
     assert (load(path).learning_rate, load(path).eval_prompts) == (2e-6, 100)
 
 
-TAGGED = {"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]}
+TAGGED = dict(LAYOUT.blocks)
 
 
 @pytest.mark.parametrize(
@@ -136,10 +126,6 @@ TAGGED = {"solution": ["reasoning", "answer"], "confidence": ["analysis", "confi
 )
 def test_completions_are_read_by_the_recipes_blocks(fields, blocks, prefilled):
     assert answer_layout(load(None, fields), LAYOUT) == Layout(blocks, prefilled=prefilled)
-
-
-def test_a_model_name_means_the_real_task():
-    assert load(None, {"model": "m", "dataset": "d"}).task == "confidence"
 
 
 def test_what_values_are_of_is_read_and_written():
@@ -173,8 +159,3 @@ def test_the_rule_the_tags_and_the_modes_of_a_recipe():
     tagged = load(None, {"objectives": [{"reward": "correct", "pays": "a", "options": {"tag": "x"}}]})
     assert tagged.answer_tags == {"answer": "x", "confidence": "confidence"}
     assert [mode.name for mode in load(None, {"laser": {"token": "<unk>"}}).scheme_modes] == ["laser"]
-
-
-def test_descriptions_of_attributes():
-    docstring = "A point.\n\n    Attributes:\n        x: to the right,\n            if above 0.\n        y: up."
-    assert _parse_descriptions(docstring) == {"x": "to the right, if above 0.", "y": "up."}

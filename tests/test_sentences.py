@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pages import PAGES, ROOT
+from pages import PAGES, page_id
 
 LONGEST, MEAN = 35, 16
 
@@ -47,7 +47,7 @@ code = "is. None of it."
     assert [len(sentence.split()) for sentence in sentences(page)] == [3, 3, 3, 4, 6, 3]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_no_sentence_is_long(page):
     long = [sentence for sentence in sentences(page.read_text(encoding="utf-8")) if len(sentence.split()) > LONGEST]
     assert not long, "\n".join(f"{len(sentence.split())} words: {sentence}" for sentence in long)

@@ -5,15 +5,13 @@ import doctest
 import importlib
 import io
 import re
-from pathlib import Path
 
 import pytest
 
 import concepts_pictures
 import site_links
+from pages import DOCS, ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
-DOCS = ROOT / "docs"
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 

@@ -36,18 +36,6 @@ def credited(rollouts, scheme=SCHEME, columns=None):
     )
 
 
-def credit_per_turn(rollouts):
-    return [[list(turn.per_token["credit"]) for turn in rollout.turns] for rollout in rollouts]
-
-
-def test_a_turn_that_branches_share_gets_the_credit_of_one_turn():
-    shared, left, right = Turn([7], [4, 4], [1, 1]), Turn([5], [4], [1], parent=0), Turn([6], [4], [1], parent=0)
-    tree = Trajectory("tree", 0, (shared, left, right), rewards={"correct": 1.0})
-    rollouts = credited([tree, trajectory("b", 0, [4], 0.0)])
-    assert credit_per_turn(rollouts) == [[[0.25, 0.25], [0.25], [0.25]], [[-0.25] * 4]]
-    assert sum(sum(branch.per_token["credit"]) for branch in rollouts[0].branches()) == 1.0
-
-
 def step_ok(**columns):
     raise AssertionError("it is recorded")
 
@@ -87,9 +75,9 @@ def test_the_credit_of_a_trajectory_does_not_depend_on_its_rows(sizes):
     """Splitting trajectories into turns changes no sum of credit: it is that of whole completions of as many tokens."""
     many = [trajectory(n, group, turns, float(n % 3)) for n, (group, turns) in enumerate(sizes)]
     whole = [trajectory(n, group, [sum(turns)], float(n % 3)) for n, (group, turns) in enumerate(sizes)]
-    for split, other in zip(credit_per_turn(credited(many)), credit_per_turn(credited(whole)), strict=True):
-        flat = [value for turn in split for value in turn]
-        assert flat == pytest.approx(other[0])
+    for split, other in zip(credited(many), credited(whole), strict=True):
+        credit = [value for turn in split.turns for value in turn.per_token["credit"]]
+        assert credit == pytest.approx(other.turns[0].per_token["credit"])
 
 
 def test_sentences():

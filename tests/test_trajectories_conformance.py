@@ -1,16 +1,16 @@
 """The rollouts of `conformance.json` get its advantages as trajectories, in files and as datums."""
 
-import json
 from dataclasses import replace
+from itertools import compress
 
 import pytest
 import torch
 
 import conformance
+from rollout_files import node, write_lines
 from spanwise import advantages, credit_batch, read
 from spanwise.credit import Trajectory, Turn, merge_counts
 from spanwise.engines.tinker import credit_datums
-from spanwise.recipe import scheme_at
 from spanwise.rollouts import read_traces, write_traces
 from spanwise.segment import Vocabulary
 from spanwise.trajectories import onto_turns, turn_batch
@@ -20,24 +20,12 @@ VOCABULARY = Vocabulary(tuple(piece.encode() for piece in SAVED["pieces"]))
 ROWS = SAVED["rollouts"]["turns"]
 
 
-def scheme(tmp_path, name):
-    (tmp_path / "recipe.yaml").write_text(SAVED["recipes"][name])
-    return scheme_at(tmp_path / "recipe.yaml", longest=32)
-
-
 def by_rollout(name):
     """Trajectories of the rows, what the environment paid with the turns; the outcome of the last turn where the recipe has it."""
-    turns = [
-        Turn(
-            row["prompt"],
-            row["ids"],
-            row["sampled"],
-            anchor=row["anchor"],
-            rewards={"environment": row["paid"]},
-            extra={"row": n},
-        )
-        for n, row in enumerate(ROWS)
-    ]
+    turns = []
+    for n, row in enumerate(ROWS):
+        about = {"anchor": row["anchor"], "rewards": {"environment": row["paid"]}, "extra": {"row": n}}
+        turns.append(Turn(row["prompt"], row["ids"], row["sampled"], **about))
     last = {row["rollout"]: {"correct": row["right"]} for row in ROWS} if name == "turns" else {}
     shuffled = sorted(range(len(ROWS)), key=lambda n: (ROWS[n]["step"], -n))
     columns = ([ROWS[n][key] for n in shuffled] for key in ("rollout", "step", "group"))
@@ -59,13 +47,10 @@ def test_every_layout_gives_each_row_its_credit(tmp_path, name, layout, dtype, t
     if layout != "rows":
         rollouts = [rollout.merged(VOCABULARY) for rollout in rollouts]
         assert merge_counts(rollouts)["branches"] < merge_counts(rollouts)["rows"]
-    paid = credited(rollouts, scheme(tmp_path, name), dtype)
+    paid = credited(rollouts, conformance.scheme(name, tmp_path), dtype)
     if layout == "graph":  # what is trained: the tokens of every branch
         by_row = [
-            (
-                rollout.turns[t].extra["row"],
-                [v for v, at in zip(branch.per_token["advantages"], branch.turn, strict=True) if at == t],
-            )
+            (rollout.turns[t].extra["row"], [*compress(branch.per_token["advantages"], (at == t for at in branch.turn))])
             for rollout in paid
             for branch in rollout.branches()
             for t in branch.turns
@@ -78,7 +63,7 @@ def test_every_layout_gives_each_row_its_credit(tmp_path, name, layout, dtype, t
 
 
 def test_layouts_agree_bit_for_bit(tmp_path):
-    rollouts, rule = by_rollout("turns"), scheme(tmp_path, "turns")
+    rollouts, rule = by_rollout("turns"), conformance.scheme("turns", tmp_path)
     merged = credited([rollout.merged() for rollout in rollouts], rule)
     assert [rollout.rows() for rollout in merged] == credited(rollouts, rule)
 
@@ -90,11 +75,10 @@ def traces(rollouts):
         for t, turn in enumerate(rollout.turns):
             parent = None if turn.parent is None else at[turn.parent]
             if turn.prompt_ids:
-                nodes.append({"parent": parent, "message": {"role": "user", "content": ""}, "token_ids": list(turn.prompt_ids),
-                              "mask": [False] * len(turn.prompt_ids)})  # fmt: skip
+                nodes.append(node("user", "", parent=parent, ids=turn.prompt_ids, mask=[False] * len(turn.prompt_ids)))
                 parent = len(nodes) - 1
-            nodes.append({"parent": parent, "message": {"role": "assistant", "content": ""}, "sampled": True,
-                          "token_ids": list(turn.response_ids), "mask": [bool(flag) for flag in turn.mask]})  # fmt: skip
+            flags = map(bool, turn.mask)
+            nodes.append(node("assistant", "", parent=parent, sampled=True, ids=turn.response_ids, mask=flags))
             at[t] = len(nodes) - 1
         trace = {"id": rollout.id, "agent": {"name": "a"}, "nodes": nodes, "rewards": {"right": rollout.rewards["correct"]}}
         yield {"group": {"id": rollout.group}, "run": {"work": {"step": 1}}, "traces": [trace]}
@@ -103,8 +87,7 @@ def traces(rollouts):
 def test_the_file_road_gives_the_same(tmp_path):
     """A trace has no field for the rewards of turns, so the test puts them back."""
     merged = [rollout.merged() for rollout in by_rollout("turns")]
-    file = tmp_path / "traces.jsonl"
-    file.write_text("".join(json.dumps(record) + "\n" for record in traces(merged)))
+    file = write_lines(tmp_path / "traces.jsonl", traces(merged))
     read_back = [
         replace(
             rollout,
@@ -116,7 +99,7 @@ def test_the_file_road_gives_the_same(tmp_path):
     assert [[(t.prompt_ids, t.response_ids, t.mask, t.parent) for t in rollout.turns] for rollout in read_back] == [
         [(t.prompt_ids, t.response_ids, t.mask, t.parent) for t in rollout.turns] for rollout in merged
     ]
-    write_traces(file, file, credited(read_back, scheme(tmp_path, "turns")))
+    write_traces(file, file, credited(read_back, conformance.scheme("turns", tmp_path)))
     for rollout, before in zip(read_traces(file), merged, strict=True):
         for turn, old in zip(rollout.turns, before.turns, strict=True):
             assert turn.per_token["advantages"] == pytest.approx(SAVED["advantages"]["turns"][old.extra["row"]], abs=1e-12)
@@ -125,10 +108,9 @@ def test_the_file_road_gives_the_same(tmp_path):
 def test_datums_get_the_credit_of_blocks(tmp_path):
     """Ragged groups, tool output, missing blocks, a completion that was cut off: float32, as the wire is."""
     flat = SAVED["rollouts"]["flat"]
-    groups = {
-        name: [n for n, row in enumerate(flat) if row["group"] == name]
-        for name in dict.fromkeys(row["group"] for row in flat)
-    }
+    groups = {}
+    for n, row in enumerate(flat):
+        groups.setdefault(row["group"], []).append(n)
 
     def datum(row):
         target = [*row["prompt"][1:], *row["ids"]]
@@ -137,7 +119,7 @@ def test_datums_get_the_credit_of_blocks(tmp_path):
 
     datums = credit_datums(
         [[datum(flat[n]) for n in rows] for rows in groups.values()],
-        scheme(tmp_path, "blocks"),
+        conformance.scheme("blocks", tmp_path),
         VOCABULARY,
         columns={"answer": [flat[rows[0]]["answer"] for rows in groups.values()]},
     )

@@ -1,19 +1,18 @@
 """docs/howto/troubleshooting.md has a heading for every reason and every metric that warns, and names none that does not exist."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
+from pages import DOCS
 from spanwise import Batch, Layout, Objective, Scheme, Vocabulary, credit_batch, metrics, read, setup_warnings
 from spanwise.credit_metrics import CREDIT
 from spanwise.explain.alarms import SHOWN_BY
 from spanwise.losses import critic_error
 from spanwise.zeros import Zero
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "howto" / "troubleshooting.md"
-TEXT = PAGE.read_text(encoding="utf-8")
+TEXT = (DOCS / "howto" / "troubleshooting.md").read_text(encoding="utf-8")
 SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)*)", TEXT, re.MULTILINE))
 
 

@@ -41,12 +41,3 @@ def test_each_step_prints_what_the_page_shows(page, tmp_path, monkeypatch):
         for name in set(METHODS) - before:
             del METHODS[name]
     assert 5 <= steps <= 12
-
-
-def test_another_output_is_seen():
-    assert tutorial_pages.agree("a 1.00\n", "a 1.00\n", about=None)
-    assert not tutorial_pages.agree("a 1.00\n", "a 1.01\n", about=None)
-    assert tutorial_pages.agree("a 1.00\n", "a 1.01\n", about=" about")
-    assert not tutorial_pages.agree("a 1.00\n", "a 1.20\n", about=" about")
-    assert not tutorial_pages.agree("a 1.00\n", "b 1.00\n", about=" about")
-    assert not tutorial_pages.agree("a 1.00 2.00\n", "a 1.00\n", about=" about")

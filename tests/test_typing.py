@@ -9,23 +9,19 @@ from pathlib import Path
 import pytest
 
 from installed import installed
+from pages import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 CODE = Path(__file__).with_name("typed") / "user_code.py"
 pytestmark = [pytest.mark.skipif(not installed("pyright"), reason="pyright is of the dev group"), pytest.mark.long]
 
 
-@pytest.fixture(scope="module")
-def diagnostics(tmp_path_factory):
+def diagnostics(folder):
     """What pyright reports of the code, and of the code without its comments: the lines and rules of each."""
-    folder, text = tmp_path_factory.mktemp("typed"), CODE.read_text()
+    text = CODE.read_text()
     (folder / "commented.py").write_text(text)
     (folder / "bare.py").write_text(re.sub(r"  # pyright: ignore.*", "", text))
-    settings = {
-        "extraPaths": [str(ROOT / "src")],
-        "reportUnnecessaryTypeIgnoreComment": "error",
-        "typeCheckingMode": "standard",
-    }
+    settings = {"extraPaths": [str(ROOT / "src")], "typeCheckingMode": "standard"}
+    settings |= {"reportUnnecessaryTypeIgnoreComment": "error"}
     (folder / "pyrightconfig.json").write_text(json.dumps(settings))
     command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -37,11 +33,9 @@ def diagnostics(tmp_path_factory):
 
 
 @pytest.mark.timeout(1800)
-def test_right_code_passes_and_every_mistake_is_reported(diagnostics):
-    assert diagnostics["commented"] == []
-
-
-def test_without_the_comments_each_mistake_is_an_error(diagnostics):
+def test_right_code_passes_and_every_mistake_is_reported(tmp_path):
+    reported = diagnostics(tmp_path)
+    assert reported["commented"] == []
     wrong = [number for number, line in enumerate(CODE.read_text().splitlines()) if "pyright: ignore" in line]
-    assert {line for line, _ in diagnostics["bare"]} == set(wrong)
+    assert {line for line, _ in reported["bare"]} == set(wrong)
     assert len(wrong) >= 10
