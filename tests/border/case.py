@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -35,12 +36,12 @@ def plain(cell: str) -> str:
     return re.sub(r"\\([<|*])", r"\1", cell.strip())
 
 
-def case(run: Callable[..., object]) -> Callable[..., Callable[[Path], object]]:
+def case(run: Callable[..., object]) -> Callable[..., Callable[..., Any]]:
     """Let calls of a function be cases: `run(x)` happens later, in the folder of its test, which a parameter `folder` gets."""
     takes_folder = "folder" in inspect.signature(run).parameters
 
     @functools.wraps(run)
-    def later(*arguments: object, **options: object) -> Callable[[Path], object]:
+    def later(*arguments: object, **options: object) -> Callable[..., Any]:
         return lambda folder: run(*((folder, *arguments) if takes_folder else arguments), **options)
 
     return later
