@@ -65,14 +65,20 @@ def test_a_file_here_goes_before_an_installed_module_of_its_name(tmp_path, monke
     assert find("train:paid")(["a"]) == [4.0], "and so does what lies beside it"
 
 
-def test_files_of_one_name_in_two_folders_are_two(tmp_path, monkeypatch):
-    for folder, value in (("one", 1.0), ("two", 2.0)):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "train.py").write_text(REWARD.format(value=value))
+@pytest.mark.parametrize("beside", ["", "shared_bits.py", "shared_bits/__init__.py", "shared_bits/of_reward.py"])
+def test_files_of_one_name_in_two_folders_are_two(tmp_path, monkeypatch, beside):
+    module = beside.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    for folder, value in (("one", 1.0), ("two", 2.0), ("three", 3.0)):
+        reward_file = tmp_path / folder / (beside or "train.py")
+        reward_file.parent.mkdir(parents=True)
+        (tmp_path / folder / "train.py").write_text(f"from {module} import paid\n")
+        reward_file.write_text(REWARD.format(value=value))
     monkeypatch.chdir(tmp_path / "one")
-    assert find("train:paid")(["a"]) == [1.0]
-    monkeypatch.chdir(tmp_path / "two")
-    assert find("train:paid")(["a"]) == [2.0]
+    first = find("train:paid")
+    for folder, value in (("two", 2.0), ("three", 3.0), ("one", 1.0)):
+        monkeypatch.chdir(tmp_path / folder)
+        assert find("train:paid")(["a"]) == [value]
+    assert find("train:paid") is first
 
 
 def test_a_module_that_runs_already_is_not_run_again():

@@ -208,16 +208,41 @@ def _run(file: Path, module_name: str) -> ModuleType:
         assert module_spec is not None, "a file ending in .py has a loader"
         assert module_spec.loader is not None, "a file ending in .py has a loader"
         module = module_from_spec(module_spec)
-        sys.modules.setdefault(module_name, module)  # dataclasses and pickle look up a class's module in `sys.modules`
-        try:
-            with _first(file.parent):
+        with _first(file.parent), _without_twins(file.parent):
+            sys.modules.setdefault(module_name, module)  # dataclasses and pickle look up a class's module in `sys.modules`
+            try:
                 module_spec.loader.exec_module(module)
-        except BaseException:
-            if sys.modules.get(module_name) is module:
-                del sys.modules[module_name]
-            raise
+            except BaseException:
+                if sys.modules.get(module_name) is module:
+                    del sys.modules[module_name]
+                raise
         _FILES[file.resolve()] = module
     return _FILES[file.resolve()]
+
+
+@contextmanager
+def _without_twins(folder: Path) -> Iterator[None]:
+    """Set aside modules that were imported beside users' files in other folders and have the name of one in this folder."""
+    other_folders = {file.parent for file in _FILES} - {folder.resolve()}
+    own_names = {path.stem for path in folder.iterdir() if path.suffix == ".py" or path.is_dir()}
+
+    def is_twin(name: str, module: Any) -> bool:
+        package_name = name.partition(".")[0]
+        if package_name not in own_names:
+            return False
+        module_file = Path(getattr(module, "__file__", None) or ".").resolve()
+        return any(
+            module_file == other / f"{package_name}.py" or other / package_name in module_file.parents
+            for other in other_folders
+        )
+
+    twins = {name: module for name, module in list(sys.modules.items()) if is_twin(name, module)}
+    for name in twins:
+        del sys.modules[name]
+    try:
+        yield
+    finally:
+        sys.modules.update(twins)
 
 
 @contextmanager
