@@ -13,7 +13,6 @@ from spanwise.types import Status
 
 PIECES = [b"<answer>", b"4", b"5", b"</answer>", b"<confidence>", b".9", b".5", b"</confidence>", b"?", b"#"]
 VOCABULARY = Vocabulary(tuple(PIECES))
-BAE = Scheme.preset("bae", Layout({"solution": ["answer"], "confidence": ["confidence"]}))
 RLOO = Scheme.preset("rloo", Layout({"all": ["answer"]}), per="completion")
 
 
@@ -39,25 +38,11 @@ def numbers(datum):
     return [float(value) for value in (adv if isinstance(adv, torch.Tensor | np.ndarray) else getattr(adv, "data", adv))]
 
 
-def test_blocks_are_credited_apart_and_shared_out_over_their_tokens():
-    """Right .9, right .5, wrong .9, wrong .5: correct is +-.5; Brier -.01 -.25 and -.81 -.25, against its own outcome's mean."""
-    group = [as_dict(*ids_of(answer, confidence)) for answer in (1, 2) for confidence in (5, 6)]
-    (credited,) = credit_datums([group], BAE, VOCABULARY, columns={"answer": ["4"]})
-    expected = [(0.5, 0.12), (0.5, -0.12), (-0.5, -0.28), (-0.5, 0.28)]
-    for rollout, (solution, confidence) in zip(credited, expected, strict=True):
-        (datum,) = rollout
-        assert numbers(datum) == pytest.approx([0.0] + [solution / 3] * 3 + [confidence / 3] * 3, abs=1e-6)
-    for (datum,), original in zip(credited, group, strict=True):
-        assert {**datum["loss_fn_inputs"], "advantages": None} == {**original["loss_fn_inputs"], "advantages": None}
-    assert numbers(group[0]) == [0.0] * 7  # the input is not changed
-
-
 @pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")  # leaving list elements out is free
 @pytest.mark.parametrize("name", ["blocks", "waits", "fields"])
-def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name):
+def test_it_gives_every_token_the_advantage_of_the_file_and_changes_nothing_else(tmp_path, name):
     """The file's other recipes pay turns, which Tinker's datums do not have."""
-    cases = conformance.load()
-    rows, expected = cases["rollouts"][conformance.ROWS[name]], cases["advantages"][name]
+    rows, expected = conformance.expected(name)
     groups = {group: [n for n, row in enumerate(rows) if row["group"] == group] for group in ("g4", "g3", "g2", "g1")}
     datums = [as_dict(row["prompt"] + row["ids"], [0] * len(row["prompt"]) + row["sampled"]) for row in rows]
     results = credit_datums(
@@ -69,6 +54,9 @@ def test_it_gives_every_token_the_advantage_of_the_file(tmp_path, name):
     for members, credited in zip(groups.values(), results, strict=True):
         for n, (datum,) in zip(members, credited, strict=True):
             assert numbers(datum)[len(rows[n]["prompt"]) - 1 :] == pytest.approx(expected[n], abs=1e-6)
+            assert not any(numbers(datums[n]))  # the input is not changed
+            inputs, original = ({**part["loss_fn_inputs"], "advantages": None} for part in (datum, datums[n]))
+            assert inputs == original
 
 
 def test_a_rollout_of_several_datums_has_one_vote():

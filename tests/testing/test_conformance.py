@@ -3,7 +3,6 @@
 import importlib
 import inspect
 import pkgutil
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -27,7 +26,6 @@ from spanwise.testing import (
     texts,
     token_rows,
 )
-from spanwise.testing.batches import batches_of, read_inputs, rearranged
 from spanwise.testing.estimators import BY_KIND
 
 for module in pkgutil.iter_modules(credit.__path__):  # every file of the room, exported or not
@@ -148,26 +146,21 @@ def test_segmenters_by_probability(mark):
     check_segmenter(partial(cut_by_probability, layout=layout), exceptions={}, examples=3)
 
 
-CORRECT = {"columns": {"answer": ["4", "0.7", "nan", "\\frac{1}{2}"]}, "options": {"verify": "exact"}}
+EXACT = {"options": {"verify": "exact"}}
 CONFIDENCE = {"pays": ["confidence"], "scored": {"correct": [0.0, 1.0, None]}}
 TWO = Layout({"first": ["answer"], "second": ["answer"]})
+REWARDS = {
+    "correct": {"columns": {"answer": ["4", "0.7", "nan", "\\frac{1}{2}"]}, **EXACT},
+    "brier": CONFIDENCE,
+    "log_score": CONFIDENCE,
+    "format": {"pays": ["solution", "confidence"]},
+    "second_attempt": {"pays": ["second"], "layout": TWO, "columns": {"answer": ["4", "5"]}, **EXACT},
+}
 
 
-@pytest.mark.parametrize(
-    ("reward", "settings_"),
-    [
-        ("correct", CORRECT),
-        ("brier", CONFIDENCE),
-        ("log_score", CONFIDENCE),
-        ("format", {"pays": ["solution", "confidence"]}),
-        (
-            "second_attempt",
-            {"pays": ["second"], "layout": TWO, "columns": {"answer": ["4", "5"]}, "options": {"verify": "exact"}},
-        ),
-    ],
-)
-def test_reward(reward, settings_):
-    check_reward(reward, processes=reward == "brier", examples=25, **settings_)
+@pytest.mark.parametrize("reward", REWARDS)
+def test_reward(reward):
+    check_reward(reward, processes=reward == "brier", examples=25, **REWARDS[reward])
 
 
 def test_unknown_names_are_sentences():
@@ -193,29 +186,6 @@ def test_unknown_names_are_sentences():
 
 def test_every_property_belongs_to_a_kind():
     assert {name for names in BY_KIND.values() for name in names} | {"negative"} == set(PROPERTIES)
-
-
-def inputs_of(names):
-    """Batches of inputs that an estimator with these parameters would need."""
-    named = {name: inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names}
-    estimator = lambda: None  # noqa: E731
-    estimator.__signature__ = inspect.Signature(named.values())
-    return batches_of(read_inputs(estimator), absent=True)
-
-
-@given(batch=inputs_of(["reward_n", "group_n"]), tokens=inputs_of(["reward_nt", "value_nt", "ids_nt"]), data=st.data())
-@settings(max_examples=50, deadline=None)
-def test_strategies_make_what_they_say(batch, tokens, data):
-    reward_n, group_n = batch.rows["reward_n"], batch.rows["group_n"]
-    assert reward_n.shape == group_n.shape
-    assert reward_n.dtype == torch.float64
-    place_nt = rearranged(tokens, data.draw)
-    inputs, mask_nt = replace(tokens, place_nt=place_nt, fill=float("nan")).inputs(), place_nt >= 0
-    assert {value.shape for value in inputs.values()} == {mask_nt.shape}
-    assert bool(inputs["value_nt"][~mask_nt].isnan().all())
-    assert not bool(inputs["value_nt"][mask_nt].isnan().any())
-    assert inputs["reward_nt"][~mask_nt].abs().sum() == 0
-    assert bool((inputs["ids_nt"][~mask_nt] == -100).all())
 
 
 @given(ids=token_rows(small_vocabulary()), text=texts(["a"]))

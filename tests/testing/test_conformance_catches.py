@@ -12,10 +12,9 @@ from jaxtyping import Int
 
 from spanwise.credit import centred, dr_grpo, group_index, grpo
 from spanwise.layout import Layout
-from spanwise.score.reward import NAN, Reward
 from spanwise.segment import find_blocks
 from spanwise.testing import ConformanceError, check_estimator, check_reward, check_segmenter, small_vocabulary
-from spanwise.types import Spans, Status
+from spanwise.types import Spans
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # they cost four fifths of the time
 CALLS = itertools.count(1)
@@ -307,12 +306,6 @@ def test_a_reward_that_fails_in_another_process():
         check_reward(other_process, properties=["threads"])
     with pytest.raises(Exception, match="another process"):
         check_reward(lambda blocks: right_or_wrong(blocks), properties=["threads"])
-
-
-def test_absent_is_neither_zero_nor_failed():
-    reward = Reward.of([0.0, None, None], status=[Status.OK, Status.ABSENT, Status.TIMEOUT])
-    assert reward.status_n.tolist() == [0, 1, 3]
-    assert repr(reward.value_n.tolist()) == repr([0.0, NAN, NAN])
 
 
 #: (how it is checked, the property that it breaks, what is wrong), by name.
