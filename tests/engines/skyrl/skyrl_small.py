@@ -161,8 +161,8 @@ def one_talk(*rows, **more):
     return output_of(*rows, trajectory_ids=[TrajectoryID("0", 0)] * len(rows), is_last_step=last, **more)
 
 
-def ragged(seed, *, prompts=4, samples=3, keep_history=True):
-    """Rollouts of one to six turns with contexts and responses of many lengths; some turns end with the environment's words."""
+def ragged(seed, *, prompts=4, samples=3, turns=6):
+    """Rollouts of one to `turns` turns with contexts and responses of many lengths; some turns end with the environment's words."""
     draw = random.Random(seed)
     output = {key: [] for key in (*FIELDS, "trajectory_ids", "is_last_step")}
 
@@ -172,16 +172,16 @@ def ragged(seed, *, prompts=4, samples=3, keep_history=True):
     for prompt in range(prompts):
         opening = words(2, 6)
         for sample in range(samples):
-            history, turns = list(opening), draw.randint(1, 6)
-            for turn in range(turns):
+            history, last = list(opening), draw.randint(1, turns) - 1
+            for turn in range(last + 1):
                 reply, heard = words(1, 7), words(0, 3)
                 output["prompt_token_ids"].append(list(history))
                 output["response_ids"].append(reply + heard)
                 output["loss_masks"].append([1] * len(reply) + [0] * len(heard))
-                output["rewards"].append(float(draw.randrange(3)) if turn == turns - 1 else 0.0)
+                output["rewards"].append(float(draw.randrange(3)) if turn == last else 0.0)
                 output["trajectory_ids"].append(TrajectoryID(str(prompt), sample))
-                output["is_last_step"].append(turn == turns - 1)
-                history = history + reply + heard + words(0, 2) if keep_history else words(2, 9)
+                output["is_last_step"].append(turn == last)
+                history = history + reply + heard + words(0, 2)
     return {**output, **BARE}
 
 
@@ -255,7 +255,11 @@ def batch_of(ppo_trainer):
     size = ppo_trainer.cfg.generator.n_samples_per_prompt
     request, uids = prepare_generator_input(prompts, size, {}, "signs", "train", 1)
     output = asyncio.run(ppo_trainer.generate(request))
-    if ppo_trainer.cfg.generator.step_wise_trajectories:
-        uids = [trajectory.instance_id for trajectory in output["trajectory_ids"]]
-    output, uids = ppo_trainer.postprocess_generator_output(output, uids)
-    return ppo_trainer.fwd_logprobs_values_reward(ppo_trainer.convert_to_training_input(output, uids))
+    return up_to_values(ppo_trainer, output, None if ppo_trainer.cfg.generator.step_wise_trajectories else uids)[0]
+
+
+def up_to_values(ppo_trainer, output, uids=None):
+    """The batch that `train` makes of a generator's output, before its advantages, and the rows it trains on."""
+    uids = [trajectory.instance_id for trajectory in output["trajectory_ids"]] if uids is None else uids
+    trained, uids = ppo_trainer.postprocess_generator_output(dict(output), uids)
+    return ppo_trainer.fwd_logprobs_values_reward(ppo_trainer.convert_to_training_input(trained, uids)), trained

@@ -8,6 +8,7 @@ import skyrl_small as small
 import torch
 from skyrl.train.generators.utils import merge_stepwise_output
 
+from oracles import textbook
 from spanwise.errors import RewardError
 
 HEAD = "layout: {turn: []}\nobjectives: [{reward: environment, pays: turn}]\n"
@@ -24,21 +25,14 @@ def config(data, recipe=ONE, *, layout="merged", prompts=4, samples=3, **changes
     return small.config(data, recipe=recipe, layout=layout, prompts=prompts, samples=samples, **{**critic, **changes})
 
 
-def generated(layout, seed=0, **shape):
+def generated(layout):
     """Rollouts of several turns as a generator returns them, and the prompt of each row."""
-    output = small.ragged(seed, **shape)
+    output = small.ragged(0)
+    output = dict(merge_stepwise_output(output)) if layout == "flat" else output
+    uids = [trajectory.instance_id for trajectory in output["trajectory_ids"]]
     if layout == "flat":
-        output = dict(merge_stepwise_output(output))
-        uids = [trajectory.instance_id for trajectory in output.pop("trajectory_ids")]
-        del output["is_last_step"]
-        return output, uids
-    return output, [trajectory.instance_id for trajectory in output["trajectory_ids"]]
-
-
-def up_to_values(trainer, output, uids):
-    """The batch that `train` makes of a generator's output, before its advantages, and the rows it trains on."""
-    trained, uids = trainer.postprocess_generator_output(dict(output), uids)
-    return trainer.fwd_logprobs_values_reward(trainer.convert_to_training_input(trained, uids)), trained
+        del output["trajectory_ids"], output["is_last_step"]
+    return output, uids
 
 
 @pytest.mark.parametrize(("dp", "mini_batch"), [(1, 4), (4, 4), (4, 2)])
@@ -47,7 +41,7 @@ def test_every_value_lies_on_its_own_token(data, layout, dp, mini_batch):
     """The value before a token is the critic's for the row alone, without padding, also if mini-batches are filled up."""
     cfg = config(data, layout=layout, **{"trainer.critic_mini_batch_size": mini_batch})
     trainer = small.trainer(cfg, dp=dp)
-    batch, trained = up_to_values(trainer, *generated(layout))
+    batch, trained = small.up_to_values(trainer, *generated(layout))
     critic = trainer.dispatch.critic.model.eval()
     assert len(trained["response_ids"]) == 12
     for n, (prompt, reply) in enumerate(zip(trained["prompt_token_ids"], trained["response_ids"], strict=True)):
@@ -64,14 +58,10 @@ def recipe_of(method, **changes):
 
 
 def backwards(reward, values, lams, gamma):
-    """A[k] = r[k] + gamma V[k+1] - V[k] + gamma lam[k+1] A[k+1], over a list of tokens."""
-    adv_t, ahead = [], 0.0
-    for k in reversed(range(len(values))):
-        last = k == len(values) - 1
-        surprise = (reward if last else gamma * values[k + 1]) - values[k]
-        ahead = surprise + (0.0 if last else gamma * lams[k + 1] * ahead)
-        adv_t.insert(0, ahead)
-    return adv_t
+    """The textbook's recursion with one reward at the end; lams[k] weighs A[k] in the advantage before it."""
+    places = [*range(len(values))]
+    rewards = {**dict.fromkeys(places, 0.0), places[-1]: reward}
+    return textbook(places, rewards, values, 0.0, gamma, lambda _, later: lams[later])
 
 
 LAMBDAS = {
@@ -87,7 +77,7 @@ def test_advantages_and_returns_are_those_of_loops(data, layout, name):
     """Only tokens that the model sampled are steps; the environment's tokens are skipped and their values never read."""
     options, lams = LAMBDAS[name]
     trainer = small.trainer(config(data, recipe_of(name[:3], **options), layout=layout), dp=2)
-    batch, trained = up_to_values(trainer, *generated(layout))
+    batch, trained = small.up_to_values(trainer, *generated(layout))
     before, gamma = batch["values"].clone(), options.get("gamma", 1.0)
     critic_lam = options.get("critic", {}).get("gae_lambda_value", 1.0)
     trainer.compute_advantages_and_returns(batch)
@@ -114,11 +104,11 @@ def test_without_an_inner_mask_it_is_skyrls_own_gae(data):
     output["loss_masks"] = [[1] * len(mask) for mask in output["loss_masks"]]
     settings = {"advantage_estimator": "gae", "gamma": 0.9, "lambd": 0.7}
     changes = {f"trainer.algorithm.{name}": value for name, value in settings.items()}
-    theirs, _ = up_to_values(small.trainer(config(data, None, layout="flat", **changes)), output, uids)
+    theirs, _ = small.up_to_values(small.trainer(config(data, None, layout="flat", **changes)), output, uids)
     expected = small.trainer(config(data, None, layout="flat", **changes)).compute_advantages_and_returns(theirs)
     recipe = recipe_of("gae", gamma=0.9, lam=0.7, whiten=True, critic={"gae_lambda_value": 0.7})
     trainer = small.trainer(config(data, recipe, layout="flat"))
-    ours, _ = up_to_values(trainer, output, uids)
+    ours, _ = small.up_to_values(trainer, output, uids)
     trainer.compute_advantages_and_returns(ours)
     mask_nt = expected["response_mask"] > 0
     found_nt = trainer.last_advantages * mask_nt.sum(dim=1, keepdim=True)
@@ -138,7 +128,7 @@ def test_what_stands_at_masked_tokens_changes_nothing(data, method, layout, pois
     for value in (None, poison):
         recipe = recipe_of(method, lam=0.5, whiten=True) if method == "gae" else recipe_of(method)
         trainer = small.trainer(config(data, recipe, layout=layout))
-        batch, _ = up_to_values(trainer, output, uids)
+        batch, _ = small.up_to_values(trainer, output, uids)
         for field in ("values", "action_log_probs"):
             if value is not None:
                 batch[field] = torch.where(batch["loss_mask"] > 0, batch[field], value)
@@ -152,7 +142,7 @@ def test_what_stands_at_masked_tokens_changes_nothing(data, method, layout, pois
 
 def test_a_value_that_is_not_finite_stops_before_anything_is_trained(data):
     trainer = small.trainer(config(data))
-    batch, _ = up_to_values(trainer, *generated("merged"))
+    batch, _ = small.up_to_values(trainer, *generated("merged"))
     row, token = (int(x) for x in torch.nonzero(batch["loss_mask"])[5])
     batch["values"][row, token] = float("nan")
     with pytest.raises(RewardError, match=f"completion {row} is nan at trainable token {token}"):
@@ -165,7 +155,7 @@ def test_a_rollout_without_its_reward_moves_neither(data):
     output["paid"] = [None if t.instance_id == "1" else 1.0 for t in output["trajectory_ids"]]
     recipe = recipe_of("gae").replace("pays: turn", "pays: turn, options: {column: paid}")
     trainer = small.trainer(config(data, recipe))
-    batch, trained = up_to_values(trainer, output, uids)
+    batch, trained = small.up_to_values(trainer, output, uids)
     trainer.compute_advantages_and_returns(batch)
     silent_n = torch.tensor([t.instance_id == "1" for t in trained["trajectory_ids"]])
     assert int(silent_n.sum()) == 3

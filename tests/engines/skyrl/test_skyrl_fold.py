@@ -9,29 +9,20 @@ from skyrl.train.dataset.preprocess import compute_prompt_boundaries, compute_pr
 from spanwise.engines.skyrl.config import REDUCTIONS
 from spanwise.engines.skyrl.trainer import fold_factor
 
-WIDTH = 9
+WIDTH = 10
 
 
-def ragged(seed, *, prompts=4, samples=3, stepwise=True, pads=2):
+def ragged(seed, *, stepwise):
     """Rows of turns of different lengths, right-aligned, one of them left out of the loss, and SkyRL's padding behind them."""
-    draw = torch.Generator().manual_seed(seed)
-
-    def number(least, most):
-        return int(torch.randint(least, most + 1, (1,), generator=draw))
-
-    uids, rollouts, lengths = [], [], []
-    for prompt in range(prompts):
-        for sample in range(samples):
-            turns = number(1, 6) if stepwise else 1
-            uids += [str(prompt)] * turns
-            rollouts += [prompt * samples + sample] * turns
-            lengths += [number(1, WIDTH) for _ in range(turns)]
+    output = small.ragged(seed, turns=6 if stepwise else 1)
+    uids, samples = zip(*((t.instance_id, t.repetition_id) for t in output["trajectory_ids"]), strict=True)
+    lengths = [*map(len, output["response_ids"]), 0, 0]
     lengths[3] = 0
-    lengths += [0] * pads
     mask_nt = (torch.arange(WIDTH) >= WIDTH - torch.tensor(lengths)[:, None]).float()
-    mini = compute_prompt_mini_batch_boundaries(uids, 2, prompts, stepwise, samples)
-    adv_nt = torch.randn(mask_nt.shape, generator=draw) * mask_nt
-    return adv_nt, mask_nt, torch.tensor([*rollouts, *[-1] * pads]), mini, compute_prompt_boundaries(uids)
+    mini = compute_prompt_mini_batch_boundaries(list(uids), 2, 4, stepwise, 3)
+    adv_nt = torch.randn(mask_nt.shape, generator=torch.Generator().manual_seed(seed)) * mask_nt
+    rollouts = [3 * int(uid) + sample for uid, sample in zip(uids, samples, strict=True)]
+    return adv_nt, mask_nt, torch.tensor([*rollouts, -1, -1]), mini, compute_prompt_boundaries(list(uids))
 
 
 def reduced(data, name, adv_nt, mask_nt, mini, prompts):

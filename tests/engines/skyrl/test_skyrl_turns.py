@@ -19,8 +19,7 @@ def through(data, recipe, output, *, merged=False, dp=1, **changes):
     prompts = len({trajectory.instance_id for trajectory in output["trajectory_ids"]})
     layout = "merged" if merged else "stepwise"
     trainer = small.trainer(small.config(data, recipe=recipe, layout=layout, prompts=prompts, samples=3, **changes), dp=dp)
-    trained, uids = trainer.postprocess_generator_output(dict(output), [t.instance_id for t in output["trajectory_ids"]])
-    batch = trainer.fwd_logprobs_values_reward(trainer.convert_to_training_input(trained, uids))
+    batch, trained = small.up_to_values(trainer, output)
     return trainer, trainer.compute_advantages_and_returns(batch), trained
 
 
@@ -149,8 +148,7 @@ def test_old_log_probabilities_of_several_mini_batches(data, ours):
         trainer, batch, _ = through(data, OUTCOME, output, dp=3, **changes)
     else:
         trainer = small.trainer(small.config(data, layout="stepwise", prompts=4, samples=3, **changes), dp=3)
-        trained, uids = trainer.postprocess_generator_output(dict(output), [t.instance_id for t in output["trajectory_ids"]])
-        batch = trainer.fwd_logprobs_values_reward(trainer.convert_to_training_input(trained, uids))
+        batch, _ = small.up_to_values(trainer, output)
     first = batch.metadata["policy_mini_batch_boundaries"][0][1]
     assert first % 3
     now = trainer.dispatch.forward("policy", batch).loss_fn_outputs
