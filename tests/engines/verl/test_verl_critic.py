@@ -9,6 +9,8 @@ from legacy_small import trainer_of as v0_trainer_of
 from queue_small import fetch, filled, put, trainer_of
 from verl_small import V0, config_of, manager_of
 
+from oracles import slow_recursion
+
 GAMMA, LAM, VALUE_LAM, THRESHOLD = 0.97, 0.8, 0.9, 0.2
 PAIR = """
 layout: {solution: [reasoning, answer], confidence: [analysis, confidence]}
@@ -38,16 +40,15 @@ TOLD = [
 
 
 def completions_of(tokenizer):
-    """Ids, mask and rewards of each completion; a reward's key is the number of the model's own token that it lies on."""
+    """Ids, mask and the rewards of the tokens of each completion: of the answer, and half a Brier score at the last own token."""
     rows = []
     for parts, right, stated in TOLD:
-        ids, mask, count, rewards = [], [], 0, {}
+        ids, mask, rewards = [], [], []
         for mine, text in parts:
             piece = tokenizer(text, add_special_tokens=False)["input_ids"]
-            ids, mask, count = [*ids, *piece], [*mask, *[mine] * len(piece)], count + mine * len(piece)
-            if "</answer>" in text:
-                rewards[count - 1] = right
-        rewards[count - 1] = rewards.get(count - 1, 0.0) + 0.5 * (-1.0 if stated is None else -((stated - right) ** 2))
+            ids, mask, rewards = [*ids, *piece], [*mask, *[mine] * len(piece)], [*rewards, *[0.0] * len(piece)]
+            rewards[-1] = right if "</answer>" in text else 0.0
+        rewards[len(mask) - 1 - mask[::-1].index(1)] += 0.5 * (-1.0 if stated is None else -((stated - right) ** 2))
         rows.append((ids, mask, rewards))
     return rows
 
@@ -66,24 +67,17 @@ def critics(rows, *, poison, seed=0):
 
 def loops(row, value, logp, name):
     """Advantages and targets over the model's own tokens, by the definitions; 0 elsewhere."""
-    _, mask, rewards = row
-    places = [t for t, mine in enumerate(mask) if mine]
-    v, p = [float(value[t]) for t in places], [math.exp(float(logp[t])) for t in places]
+    mask_1t, reward_1t = torch.tensor([row[1]]).bool(), torch.tensor([row[2]]).double()
 
-    def run(weight):
-        sums, ahead = [0.0] * len(places), 0.0
-        for k in reversed(range(len(places))):
-            later = v[k + 1] if k + 1 < len(places) else 0.0
-            ahead = rewards.get(k, 0.0) + GAMMA * later - v[k] + GAMMA * weight(k) * ahead
-            sums[k] = ahead
-        return sums
+    def lam_after(_, place, later):
+        return 1.0 if name == "sae" and math.exp(float(logp[later])) >= THRESHOLD else LAM
 
-    cut = [k + 1 < len(places) and p[k + 1] < THRESHOLD for k in range(len(places))]
-    adv = run((lambda k: LAM if cut[k] else 1.0) if name == "sae" else (lambda k: LAM))
-    target = [a + b for a, b in zip(run(lambda k: VALUE_LAM), v, strict=True)]
-    result = torch.zeros(2, len(mask), dtype=torch.float64)
-    result[:, places] = torch.tensor([adv, target], dtype=torch.float64)
-    return result[0] / len(places), result[1]  # per: completion
+    adv_1t, critic_1t = (
+        slow_recursion(reward_1t, value[None], mask_1t, gamma=GAMMA, lam_after=lam)
+        for lam in (lam_after, lambda *_: VALUE_LAM)
+    )
+    target_1t = torch.where(mask_1t, critic_1t + value, 0.0)
+    return adv_1t[0] / mask_1t.sum(), target_1t[0]  # per: completion
 
 
 @pytest.mark.usefixtures("queue")
