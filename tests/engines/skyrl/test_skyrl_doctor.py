@@ -3,10 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
-pytest.importorskip("skyrl")
-
 
 def test_this_skyrl_has_the_entrypoint_and_the_names():
     command = [sys.executable, "-m", "spanwise.commands.doctor"]

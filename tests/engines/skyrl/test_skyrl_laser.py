@@ -82,18 +82,14 @@ def by_hand(trainer, data):
 def test_what_ended_has_one_more_token_that_nothing_trains(signs):
     trainer = trainer_of(signs)
     data = small.batch_of(trainer)
-    ended = [row[-1] == EOS for row in trainer.generator.outputs[-1]["response_ids"]]
+    output = trainer.generator.outputs[-1]
+    ids, uids = output["response_ids"], [str(n) for n, _ in enumerate(output["response_ids"])]
+    ended = [row[-1] == EOS for row in ids]
     assert 0 < sum(ended) < len(ended)
     assert (data["sequences"][:, -1] == TOKEN).tolist() == ended
     assert (data["loss_mask"][:, -1] == 0).tolist() == ended
-    assert all(TOKEN not in row for row in trainer.generator.outputs[-1]["response_ids"])
-
-
-def test_the_token_behind_an_end_earns_nothing_and_was_not_sampled(signs):
-    trainer = trainer_of(signs)
-    small.batch_of(trainer)
-    output = trainer.generator.outputs[-1]
-    ids, uids = output["response_ids"], [str(n) for n, _ in enumerate(output["response_ids"])]
+    assert all(TOKEN not in row for row in ids)
+    # It earns nothing, and was not sampled.
     filled = {**output, "rollout_logprobs": [[-0.5] * len(row) for row in ids], "stop_reasons": None, "rollout_metrics": {}}
     trained, _ = trainer.postprocess_generator_output(filled, uids)
     for n, row in enumerate(ids):
