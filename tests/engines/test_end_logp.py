@@ -2,28 +2,17 @@
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from critic_small import TRUNKS, policy
 from spanwise.modes.laser.logps import end_logp
 
-SMALL = {
-    "llama": lambda: LlamaForCausalLM(
-        LlamaConfig(vocab_size=16, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
-    ),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=16, n_embd=16, n_layer=2, n_head=2, n_positions=16)),
-}
 ROWS = [[5, 6, 7, 8, 9, 1], [5, 1], [3, 4, 1]]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", TRUNKS)
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_padding_changes_nothing(name, temperature):
-    torch.manual_seed(0)
-    model = SMALL[name]()
-    with torch.no_grad():
-        for weights in model.parameters():  # at the usual size every position looks alike
-            weights.normal_(std=0.3)
-    model.eval()
+    model = policy(name).eval()
     unpadded = []
     for row in ROWS:
         logits = model(input_ids=torch.tensor([row])).logits[0, -1].detach()
@@ -38,8 +27,7 @@ def test_padding_changes_nothing(name, temperature):
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_an_adapter_does_not_hide_positions():
     peft = pytest.importorskip("peft")
-    torch.manual_seed(0)
-    model = SMALL["gpt2"]()
+    model = policy("gpt2")
     with torch.no_grad():
         model.transformer.wpe.weight.normal_()
     unpadded = [float(end_logp(model, [row], 2, pad=0)) for row in ROWS]
