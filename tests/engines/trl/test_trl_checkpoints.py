@@ -14,9 +14,8 @@ from spanwise.engines.trl import trainer as room
 from spanwise.errors import DataError, RecipeError
 from spanwise.scheme import Scheme
 from trl_critic_small import fast, with_critic
-from trl_small import LAYOUT, THIRD_PARTY, prompts, sampling, trainer, weights
+from trl_small import LAYOUT, prompts, sampling, trainer, weights
 
-pytestmark = [*THIRD_PARTY, pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")]
 #: All that a run with a critic and an entropy target needs to go on as if nothing had happened.
 NEEDED = {
     "model.safetensors", "config.json", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json",

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import conformance
-import trl_small as small
 from spanwise.pipeline import advantages
 from trl_conformance_small import CASES, assert_defined, trained
 
@@ -12,7 +11,7 @@ from trl_conformance_small import CASES, assert_defined, trained
 UNUSED = pytest.mark.filterwarnings("ignore:.*Such rewards are ignored:UserWarning")
 #: Lists of different lengths: leaving the last element out is free.
 SHORT = pytest.mark.filterwarnings("ignore:.*leave out n:UserWarning")
-pytestmark = [*small.THIRD_PARTY, UNUSED, SHORT]
+pytestmark = [UNUSED, SHORT]
 
 
 @pytest.mark.parametrize(("recipe", "group"), CASES, ids=[f"{recipe}-{group[0][0]['group']}" for recipe, group in CASES])

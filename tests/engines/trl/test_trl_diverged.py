@@ -8,9 +8,7 @@ import torch
 from spanwise.engines.trl.fold import GradientGuard
 from spanwise.errors import DivergedError
 from spanwise.objective import Objective
-from trl_small import LAYOUT, THIRD_PARTY, policy, prompts, trainer, weights
-
-pytestmark = THIRD_PARTY
+from trl_small import LAYOUT, policy, prompts, trainer, weights
 
 
 def adam(folder, *, extra=None, **options):

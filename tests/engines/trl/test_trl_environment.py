@@ -11,7 +11,7 @@ from spanwise import Layout, Objective, Scheme
 from spanwise.errors import RecipeError
 from tokenizers_small import byte_level
 
-pytestmark = [*small.THIRD_PARTY, pytest.mark.filterwarnings("ignore:You are using 'environment_factory'")]
+pytestmark = pytest.mark.filterwarnings("ignore:You are using 'environment_factory'")
 LAYOUT = Layout({"all": []})
 
 

@@ -6,9 +6,8 @@ import torch
 from helpers import assert_close
 from oracles import slow_ktae, slow_oar
 from spanwise.objective import Objective
-from trl_small import GROUP, LAYOUT, SAID, THIRD_PARTY, trainer
+from trl_small import GROUP, LAYOUT, SAID, trainer
 
-pytestmark = THIRD_PARTY
 GROUP_N = torch.arange(len(SAID)) // GROUP
 CORRECT = [Objective("correct", pays=LAYOUT.names, if_missing=0.0, options={"verify": "exact"})]
 

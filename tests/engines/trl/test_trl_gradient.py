@@ -8,8 +8,6 @@ import trl_small as small
 from spanwise.engines.trl.fold import LOSS_TYPES, RATIO_LEVELS, dppo_term
 from spanwise.errors import RecipeError
 
-pytestmark = small.THIRD_PARTY
-
 
 @pytest.mark.parametrize("beta", [0.0, 0.3], ids=["plain", "tools and KL"])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)

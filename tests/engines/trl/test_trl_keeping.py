@@ -1,7 +1,6 @@
 """A user's own script leaves the folder of `spanwise train`: same files and columns, credit by hand, however it ends."""
 
 import importlib.util
-import io
 import json
 from collections import deque
 
@@ -12,18 +11,16 @@ import yaml
 from rich.console import Console
 from transformers import TrainerCallback
 
+import opened_folder
 from spanwise.commands.credit.credit import credit_rollouts
 from spanwise.commands.shared.task import make_task
-from spanwise.commands.why.why import why
 from spanwise.engines.trl.keeping import log_credit, steps_per_batch
 from spanwise.errors import DataError, RecipeError
 from spanwise.objective import Objective
 from spanwise.recipe import load
-from spanwise.rollouts import read_rollouts
 from spanwise.types import Credit
-from trl_small import LAYOUT, SAID, THIRD_PARTY, config, credit, plain, scheme, trainer, weights
+from trl_small import LAYOUT, SAID, config, credit, plain, scheme, token_advantages, trainer, weights
 
-pytestmark = THIRD_PARTY
 KEEP = {"max_steps": 3, "learning_rate": 0.01, "keep_rollouts": 1}
 
 
@@ -69,8 +66,8 @@ def test_the_recipe_reads_back_as_the_rule_it_was_trained_with(ran):
     assert list(yaml.safe_load((ran / "recipe.yaml").read_text())["layout"]) == ["solution", "confidence"]
 
 
-def test_the_credit_of_every_block_is_that_of_the_definitions(ran):
-    table = pq.read_table(ran / "rollouts" / "step_000002.parquet").to_pylist()
+def test_the_credit_of_every_block_is_that_of_the_definitions_and_every_command_reads_it(ran):
+    table = opened_folder.check(ran, token_advantages(SAID), [[1] * len(said.blocks) for said in SAID], step=3)
     for row, completion, (solution, confidence, stop) in zip(table, SAID, credit(SAID), strict=True):
         assert row["credit/bae/solution"] == pytest.approx(solution, abs=1e-6)
         recorded = row["credit/bae/confidence"]
@@ -79,16 +76,8 @@ def test_the_credit_of_every_block_is_that_of_the_definitions(ran):
         assert row["text"] == "".join(piece for piece in completion.pieces)
 
 
-def test_every_command_reads_it(ran):
-    table = read_rollouts(ran)
-    assert (table.source, table.has_ids, len(table)) == ("spanwise", True, 8)
-    bae = {arm.name: arm for arm in credit_rollouts(ran, methods=["bae"]).applied}["bae"]
-    by_hand = torch.tensor([solution for solution, _, _ in credit(SAID)], dtype=torch.float64)
-    assert bae.credit.block_nk[:, 0].double() == pytest.approx(by_hand, abs=1e-6)
-    printed = io.StringIO()
-    why(ran, methods=["bae"], console=Console(file=printed, width=100))
-    assert "credited" in printed.getvalue()
-    with pytest.raises(RecipeError, match="only that script knows its prompts"):
+def test_only_the_script_knows_its_prompts(ran):
+    with pytest.raises(RecipeError, match="script"):
         make_task(load(ran / "recipe.yaml"), Console(quiet=True))
 
 

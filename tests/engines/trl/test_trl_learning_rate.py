@@ -10,9 +10,8 @@ import pytest
 from trl import GRPOTrainer
 
 from spanwise.objective import Objective
-from trl_small import THIRD_PARTY, beside_a_reference, config, largest_difference, plain, policy, say, step, trainer
+from trl_small import beside_a_reference, config, largest_difference, plain, policy, say, step, trainer
 
-pytestmark = THIRD_PARTY
 TOKENS, LONGEST, BLOCKS = 12, 16, 2
 SAID = [
     say(f"{thought}a", answer, confidence, right)

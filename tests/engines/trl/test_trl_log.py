@@ -9,9 +9,8 @@ from transformers import PrinterCallback, TrainerCallback
 from transformers.integrations import MLflowCallback
 
 from spanwise.objective import Objective
-from trl_small import OBJECTIVES, SAID, THIRD_PARTY, trainer
+from trl_small import OBJECTIVES, SAID, trainer
 
-pytestmark = THIRD_PARTY
 #: Those of docs/options.md that this run can have.
 FEW = {
     "loss", "grad_norm", "learning_rate", "epoch", "reward", "rewards/correct/mean", "rewards/brier/mean",

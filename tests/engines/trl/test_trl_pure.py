@@ -10,9 +10,6 @@ from spanwise.engines.trl.config import SpanGRPOConfig, check_prefilled, check_u
 from spanwise.engines.trl.fold import check_own_advantage, fold_factor, kl_term, surrogate_slope, token_kl
 from spanwise.errors import SpanwiseError
 from spanwise.layout import Layout
-from trl_small import THIRD_PARTY
-
-pytestmark = THIRD_PARTY
 
 
 def test_an_empty_batch_divides_by_one():

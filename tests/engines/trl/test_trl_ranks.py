@@ -17,7 +17,7 @@ from two_ranks_critic import CASES as CRITICS
 from two_ranks_steps import CASES as LONGER
 from two_ranks_steps import GROUP, PROMPTS, STEPS
 
-pytestmark = [*small.THIRD_PARTY, pytest.mark.long, pytest.mark.timeout(1000)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1000)]
 BATCH = GROUP * PROMPTS
 #: The weights are float64; the advantages and the norms inside the model are float32.
 ROUNDING = 1e-7

@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 
 from spanwise import Objective
-from trl_small import OBJECTIVES, SAID, THIRD_PARTY, prompts, say, scripted, step, tokenizer, trainer
-
-pytestmark = THIRD_PARTY
+from trl_small import OBJECTIVES, SAID, prompts, say, scripted, step, tokenizer, trainer
 
 #: A group in which no block gets credit: all right, all equally sure.
 USELESS = [SAID[0]] * 4

@@ -13,8 +13,6 @@ from spanwise.errors import AlignmentError, DataError
 from spanwise.tasks.embedded import build_model, build_tokenizer
 from trl_turns_small import SCHEMES, TALKS, gradient, scripted, talks_of, trainer
 
-pytestmark = small.THIRD_PARTY
-
 
 @pytest.mark.parametrize("name", SCHEMES)
 def test_one_step_is_the_gradient_of_the_objective(tmp_path, name):

@@ -15,9 +15,8 @@ from spanwise.layout import Layout
 from spanwise.objective import Objective
 from spanwise.scheme import Scheme
 from tokenizers_small import byte_level
-from trl_small import THIRD_PARTY, config, largest_difference, many_a, plain, weights
+from trl_small import config, largest_difference, many_a, plain, weights
 
-pytestmark = THIRD_PARTY
 TEMPLATE = (
     "{% for message in messages %}{% if message['content'] is string %}{{ message['content'] }}{% else %}"
     "{% for part in message['content'] %}{{ '<image>' if part['type'] == 'image' else part['text'] }}{% endfor %}"
