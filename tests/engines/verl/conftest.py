@@ -15,6 +15,7 @@ collect_ignore = (
 )
 
 if installed("verl"):
+    sys.path.append(str(Path(__file__).parent / "cpu"))
     with warnings.catch_warnings():  # verl and its imports warn of engines that are not here
         warnings.simplefilter("ignore")
         import verl.trainer.main_ppo
@@ -40,7 +41,6 @@ def queue():
 @pytest.fixture(scope="session")
 def whole_run(tmp_path_factory):
     """Name -> the whole run of that name, made when it is first asked for."""
-    sys.path.insert(0, str(Path(__file__).parent / "cpu"))
     from verl_runs import whole
 
     return cache(lambda name: whole(name, tmp_path_factory.mktemp(name)))

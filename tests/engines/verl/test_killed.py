@@ -5,11 +5,8 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("transfer_queue", reason="whole runs need verl: make test-verl")
-
 import psutil
+import pytest
 
 HERE = Path(__file__).parent
 SCRIPT = """

@@ -7,40 +7,19 @@ credit computed from the rollouts that verl dumped.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-pytest.importorskip("transfer_queue", reason="whole runs need verl: make test-verl")
-sys.path.insert(0, str(Path(__file__).parent / "cpu"))
-
 from safetensors.torch import load_file
-from verl_runs import GROUP, KEPT, LONGEST, PROMPTS, RUNS, STEPS, whole
+from verl_runs import GROUP, KEPT, LONGEST, PROMPTS, RUNS, STEPS, read_again, whole
 
 import spanwise
 from spanwise import pipeline
-from spanwise.batch import Batch
-from spanwise.layout import Layout
-from spanwise.objective import Objective
 from spanwise.rollouts import read_rollouts
-from spanwise.scheme import Scheme
-from spanwise.segment import Vocabulary
 
 pytestmark = pytest.mark.timeout(900)
 
 #: The modes whose rollouts come from weights one step old; their loss sums over tokens.
 LATE = ("colocate_async", "separate_async")
-#: The same rule, written out without the recipe.
-SCHEME = Scheme(
-    "bae_paper",
-    Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]}),
-    (
-        Objective("correct", pays=("solution",), baseline="group", if_missing=0.0),
-        Objective("brier", pays=("confidence",), given="correct", baseline="outcome", if_missing=-1.0),
-    ),
-)
 
 
 @pytest.fixture(scope="module", params=list(RUNS))
@@ -53,25 +32,18 @@ def test_what_runs_is_the_installed_wheel():
 
 
 def test_every_token_was_trained_with_what_the_dumped_rollouts_say(finished):
-    vocabulary = Vocabulary.from_tokenizer(finished.tokenizer)
     seen_blocks = torch.zeros(2)
     for step in range(1, STEPS + 1):
-        rows, dumped = finished.trained(step), finished.dumped(step)
-        texts = [(row["prompt"], finished.tokenizer.decode(row["ids"], skip_special_tokens=True)) for row in rows]
-        assert sorted(texts) == sorted((line["input"], line["output"]) for line in dumped)
-
-        answer = {line["input"]: line["gts"] for line in dumped}
-        prompts = [row["prompt"] for row in rows]
-        batch = Batch.jagged([row["ids"] for row in rows], prompts, columns={"answer": [answer[p] for p in prompts]})
-        reading = pipeline.read(batch, SCHEME, vocabulary)
-        credit = pipeline.credit_batch(reading, batch, SCHEME)
-        expected_nt = pipeline.advantages(credit, reading.spans, SCHEME)
+        rows = finished.trained(step)
+        batch, reading, scheme = read_again(finished, rows, step)
+        credit = pipeline.credit_batch(reading, batch, scheme)
+        expected_nt = pipeline.advantages(credit, reading.spans, scheme)
         for row, expected_t in zip(rows, expected_nt, strict=True):
             undone = 1 if finished.name in LATE else len(row["ids"])  # of a loss that averages over its tokens
             expected = expected_t[: len(row["ids"])] * undone
             torch.testing.assert_close(torch.tensor(row["advantages"]), expected, atol=1e-6, rtol=1e-6)
 
-        logged, metrics = finished.metrics[step - 1], pipeline.metrics(credit, reading, SCHEME)
+        logged, metrics = finished.metrics[step - 1], pipeline.metrics(credit, reading, scheme)
         assert {name: logged[name] for name in metrics} == pytest.approx(metrics, abs=1e-9)
         seen_blocks += (credit.block_nk.abs() > 1e-6).float().sum(dim=0)
     assert (seen_blocks > 0).all(), "both blocks were paid at least once, or this test has compared zeros"
@@ -94,9 +66,8 @@ def test_the_weights_moved_and_the_next_rollouts_came_from_them(finished):
 def test_the_console_and_the_dump_carry_the_blocks(finished):
     for name in ("credit/solution/mean_abs", "credit/confidence/mean_abs", "credit/malformed"):
         assert f"{name}:" in finished.log
-    table = read_rollouts(finished.folder / "rollouts", tokenizer=finished.folder / "model")
-    counts = torch.as_tensor(table.group_n).bincount()
-    assert counts.tolist() == [GROUP] * (STEPS * PROMPTS)
+    groups = read_rollouts(finished.folder / "rollouts", tokenizer=finished.folder / "model").group_n
+    assert groups.bincount().tolist() == [GROUP] * (STEPS * PROMPTS)
     weighted = [line["score"] for step in range(1, STEPS + 1) for line in finished.dumped(step)]
     assert min(weighted) < 0 < max(weighted)  # correctness minus a Brier score, not the answer alone
 

@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-pytest.importorskip("transfer_queue", reason="whole runs need verl: make test-verl")
-sys.path.insert(0, str(Path(__file__).parent / "cpu"))
-
 from safetensors.torch import load_file
-from verl_runs import CRITIC_RUNS, STEPS, with_critic
+from verl_runs import CRITIC_RUNS, STEPS, read_again, with_critic
 
 from spanwise import pipeline
-from spanwise.batch import Batch
 from spanwise.credit import value_target
-from spanwise.layout import Layout
-from spanwise.objective import Objective
-from spanwise.scheme import Scheme
-from spanwise.segment import Vocabulary
 
 pytestmark = pytest.mark.timeout(900)
 
 WARM_UP, VALUE_LAM = 2, 0.9
-
-
-def scheme(method):
-    """The same rule, written out without the recipe."""
-    objectives = (
-        Objective("correct", pays=("solution",), if_missing=0.0),
-        Objective("brier", pays=("confidence",), given="correct", if_missing=-1.0),
-    )
-    layout = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
-    return Scheme(method, layout, objectives, "completion", {"lam": 0.8}, values="shared")
 
 
 @pytest.fixture(scope="module", params=list(CRITIC_RUNS))
@@ -49,25 +27,19 @@ def calls(finished):
 
 def expected(finished, rows, step):
     """Advantages (1 / length of the completion times the recursion's) and targets, by the dumped rollouts and the values."""
-    answer = {line["input"]: line["gts"] for line in finished.dumped(step)}
-    ids, prompts = [row["ids"] for row in rows], [row["prompt"] for row in rows]
     tokens = {
         field: torch.nn.utils.rnn.pad_sequence([torch.tensor(row[name]) for row in rows], True)
         for field, name in (("value_nt", "values"), ("logp_nt", "old_log_probs"))
     }
-    batch = Batch.jagged(ids, prompts, columns={"answer": [answer[prompt] for prompt in prompts]}, **tokens)
-    rule = scheme(finished.name)
-    reading = pipeline.read(batch, rule, Vocabulary.from_tokenizer(finished.tokenizer))
-    adv_nt = pipeline.advantages(pipeline.credit_batch(reading, batch, rule), reading.spans, rule)
-    (part,) = pipeline.streams(reading, batch, rule).inputs(batch.value_nt)
+    batch, reading, scheme = read_again(finished, rows, step, **tokens)
+    adv_nt = pipeline.advantages(pipeline.credit_batch(reading, batch, scheme), reading.spans, scheme)
+    (part,) = pipeline.streams(reading, batch, scheme).inputs(batch.value_nt)
     return adv_nt, value_target(**part, lam=VALUE_LAM)
 
 
 def test_every_token_was_trained_with_what_the_critics_values_say(finished):
     for call, step in enumerate(calls(finished), 1):
         rows = finished.seen("actor", call)
-        texts = [(row["prompt"], finished.tokenizer.decode(row["ids"], skip_special_tokens=True)) for row in rows]
-        assert sorted(texts) == sorted((line["input"], line["output"]) for line in finished.dumped(step))
         adv_nt, _ = expected(finished, rows, step)
         for row, adv_t in zip(rows, adv_nt, strict=True):
             length = len(row["ids"])  # verl's loss divides by it

@@ -4,11 +4,8 @@ import json
 import math
 import random
 
-import pytest
-
-pytest.importorskip("transfer_queue", reason="needs verl: make test-verl")
-
 import numpy as np
+import pytest
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 
 from rollout_files import texts

@@ -2,10 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("verl", reason="needs verl: make test-verl")
-
 from hydra import compose, initialize_config_module
 
 from launch_file import python_arguments
