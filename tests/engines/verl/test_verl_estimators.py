@@ -14,7 +14,7 @@ from verl import DataProto
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, get_policy_loss_fn
 from verl_small import actor_config
 
-from spanwise import RecipeError, dr_grpo
+from spanwise import RecipeError
 from spanwise.engines.estimators import outcome_advantages
 
 #: The names of our estimators, and of verl's.
@@ -109,8 +109,7 @@ def test_a_reward_on_tool_output_counts():
 def test_options_of_the_method():
     config = {"spanwise": {"options": {"leave_one_out": True}}}
     found_nt = run("spanwise_dr_grpo", data_of(rewards=torch.tensor([1.0, 0.0]), groups=["a", "a"]), config)
-    assert found_nt[:, 0].tolist() == [1.0, -1.0]
-    assert dr_grpo(torch.tensor([1.0, 0.0]), torch.tensor([0, 0])).tolist() == [0.5, -0.5]  # without the option
+    assert found_nt[:, 0].tolist() == [1.0, -1.0]  # without the option: .5 and -.5
 
 
 def test_what_verl_tells_its_own_grpo_alone_is_refused():

@@ -9,7 +9,7 @@ import transfer_queue as tq
 from queue_small import advantages_of, fetch, filled, put, trainer_of
 from transformers import LlamaConfig, LlamaForCausalLM
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-from verl_small import config_of, manager_of, outputs_of, worker_of
+from verl_small import RECIPE, config_of, manager_of, outputs_of, worker_of
 
 from spanwise import Batch, advantages, credit_batch, read
 from spanwise.engines.verl.settings import prepare
@@ -19,14 +19,6 @@ from spanwise.modes.laser.logps import end_logp
 LASER = {
     "token": "<|z|>", "reference": -7.0, "beta": 0.25, "alpha": 0.3, "mix": 0.4, "threshold": 0.0, "self_rewarding_warmup": 0,
 }  # fmt: skip
-RECIPE = """
-layout: {solution: [answer], confidence: [confidence]}
-method: bae
-objectives:
-  - {reward: correct, pays: [solution], if_missing: 0.0}
-  - {reward: brier, pays: [confidence], given: correct, baseline: outcome, if_missing: -1.0}
-laser: %s
-"""
 TEXTS = [
     ["<answer>4</answer><confidence>0.9</confidence>", "<answer>5</answer>", "<answer>4</answer>"],
     ["<confidence>0.9</confidence>", "<answer>4</answer>"],
@@ -54,7 +46,7 @@ def configured(folder, *overrides, **laser):
     shape.save_pretrained(folder / "model")
     fields = {name: value for name, value in {**LASER, **laser}.items() if value is not None}
     temperature = f"actor_rollout_ref.rollout.temperature={TEMPERATURE}"
-    config = config_of(folder, temperature, *overrides, recipe=RECIPE % json.dumps(fields))
+    config = config_of(folder, temperature, *overrides, recipe=f"{RECIPE}laser: {json.dumps(fields)}\n")
     return config, model, tokenizer
 
 

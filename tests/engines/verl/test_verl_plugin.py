@@ -115,18 +115,7 @@ def test_a_plug_in_that_verl_swallows_is_heard(tmp_path):
     result = doctor(path)
     assert result.returncode == 1
     assert "The plug-in 'early' is broken, and verl does not say so: RuntimeError: verl is not whole yet" in result.stdout
-
-
-@INSTALLED
-def test_a_plug_in_that_is_broken_is_heard_where_verl_loads_it(tmp_path):
-    entries = {"verl.plugins": "mine = broken_plugin\nfine = fine_plugin"}
-    path = package(tmp_path, "broken_plugin", "def go():\n    raise KeyError('no such loss')\ngo()\n", entry_points=entries)
-    (tmp_path / "fine_plugin.py").write_text("DONE = True\n")
-    place = f"KeyError: 'no such loss' ({tmp_path / 'broken_plugin.py'}, line 2)"
-    printed = doctor(path).stdout
-    assert f"The plug-in 'mine' is broken, and verl does not say so: {place}" in printed
-    assert "'fine'" not in printed
-    assert "no such loss" not in doctor(path, VERL_USE_EXTERNAL_PLUGINS="fine,spanwise").stdout
+    assert "not whole" not in doctor(path, VERL_USE_EXTERNAL_PLUGINS="spanwise").stdout
 
 
 @INSTALLED
