@@ -160,6 +160,15 @@ def data_of(html: str, view: int | None = None) -> Any:
     return json.loads(zlib.decompress(base64.b64decode(json.loads(packed[view or 0])["deflate"])))
 
 
+def decoded(column: Any, n: int) -> list[Any] | None:
+    """Decode the n-th text of a column of the token view slowly, from the description of the format alone."""
+    if column is None or column["codes"][n] is None:
+        return None
+    points = [ord(character) for character in column["codes"][n]]
+    assert not any(0xD800 <= point <= 0xDFFF for point in points)
+    return [column["words"][point - 32 - (2048 if point > 0xDFFF else 0)] for point in points]
+
+
 class Page(HTMLParser):
     """What an HTML parser sees: elements, texts by the element they stand in, scripts."""
 

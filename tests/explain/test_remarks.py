@@ -1,5 +1,7 @@
 """Warnings about a batch: tags nobody writes, rewards nobody gets, blocks that are left out for free."""
 
+import re
+
 import pytest
 
 from spanwise import Batch, Layout, Objective, Reading, Scheme, Vocabulary, credit_batch, metrics, read, setup_warnings
@@ -29,44 +31,41 @@ def scheme(**changes):
     return Scheme("bae", LAYOUT, [Objective("correct", "solution", if_missing=0.0), Objective("brier", "report", **report)])
 
 
-def warnings_of(ids, rule=None, layout=None):
+def reading_of(ids, rule, **options):
+    """The reading of completions of one group whose gold answer is 4."""
+    return read(Batch.jagged(ids, [0] * len(ids), columns={"answer": ["4"] * len(ids)}), rule, VOCABULARY, **options)
+
+
+def warnings_of(ids, rule=None):
     rule = rule or scheme()
-    batch = Batch.jagged(ids, [0] * len(ids), columns={"answer": ["4"] * len(ids)})
-    return setup_warnings(read(batch, rule, VOCABULARY), rule)
+    return setup_warnings(reading_of(ids, rule), rule)
 
 
 def test_other_tags_than_the_layouts():
-    warnings = warnings_of([PLAN, PLAN, []])
-    assert warnings["tags"].startswith("<answer> is in 0 and <sure> is in 0 of 3 completions; they do contain <plan> (2).")
-    assert list(warnings) == ["tags"], "what follows from it is not said again"
+    assert list(warnings_of([PLAN, PLAN, []])) == ["tags"], "what follows from it is not said again"
 
 
 def test_completions_that_were_cut_off_are_not_told_to_change_the_prompt():
     """Different completions that all end at one length were cut off there; equal ones, or ones of many lengths, were not."""
-    assert " 2 of 3 end inside an unclosed part. If they were cut off, " in warnings_of([[0, 4], [0, 4], PLAN])["tags"]
+    assert " 2 of 3 end inside " in warnings_of([[0, 4], [0, 4], PLAN])["tags"]
     assert "cut off" not in warnings_of([[0, 4], PLAN, PLAN])["tags"], "most write something else"
-    warning = warnings_of([[4, 4, 5], [4, 5, 4], [5, 4, 4], [4, 5]])["tags"]
-    assert (
-        " 3 of 4 have exactly 3 tokens, more than all others, and differ from each other. If they were cut off, raise"
-        in warning
-    )
-    assert warning.endswith(" or ask for shorter completions; otherwise ask for these tags in the prompt.")
-    for ids in ([[4, 4, 5]] * 4, [[4], [4, 5], [4, 5, 4], [4, 5, 4, 4]]):
-        assert "Ask for these tags in the prompt, or change the layout" in warnings_of(ids)["tags"]
+    assert " 3 of 4 have exactly 3 tokens, " in warnings_of([[4, 4, 5], [4, 5, 4], [5, 4, 4], [4, 5]])["tags"]
+    for ids in ([[4, 4, 5]] * 2, [[4], [4, 5], [4, 5, 4], [4, 5, 4, 4]]):
+        assert "cut off" not in warnings_of(ids)["tags"]
 
 
 @pytest.mark.parametrize(
-    ("ids", "start"),
+    ("ids", "counts"),
     [
-        ([WHOLE, SILENT, []], "1 of 3 completions leave out report, but objective 'brier' has no if_missing"),
-        ([WHOLE, VAGUE], "1 of 2 completions write report unreadably, but objective 'brier' has no if_missing"),
-        ([WHOLE, SILENT, VAGUE], "1 of 3 completions leave out report and 1 of 3 completions write report unreadably, but"),
+        ([WHOLE, SILENT, []], ["1 of 3 completions leave out"]),
+        ([WHOLE, VAGUE], ["1 of 2 completions write"]),
+        ([WHOLE, SILENT, VAGUE], ["1 of 3 completions leave out", "1 of 3 completions write"]),
     ],
 )
-def test_leaving_a_block_out_costs_nothing_without_if_missing(ids, start):
+def test_leaving_a_block_out_costs_nothing_without_if_missing(ids, counts):
     warnings = warnings_of(ids)
     assert list(warnings) == ["free/brier"]
-    assert warnings["free/brier"].startswith(start)
+    assert re.findall(r"\d of \d completions (?:leave out|write)", warnings["free/brier"]) == counts
     assert warnings_of(ids, scheme(if_missing=-1.0)) == {}
 
 
@@ -81,14 +80,9 @@ def test_parts_of_one_reward_that_are_left_out_have_one_sentence():
 
     rule = Scheme("bae", layout, [Objective(reward_of(name), name, name=f"own.{name}") for name in layout.names])
     watch, completions = Watch(rule), [[0, 4, 1], [2, 6, 3], [7, 4, 8]]
-
-    def sentences_of(ids):
-        batch = Batch.jagged(ids, [0] * len(ids))
-        return watch.of_reading(read(batch, rule, VOCABULARY))[0]
-
-    (sentence,) = sentences_of(completions)
-    assert sentence.startswith("Up to 2 of 3 completions leave out one of answer, sure, plan, but the objectives 'own'")
-    assert sentences_of([*completions, [0, 4, 1]]) == [], "neither again, nor of a part alone"
+    ((sentence,), _) = watch.of_reading(reading_of(completions, rule))
+    assert sentence.startswith("Up to 2 of 3 completions leave out one of answer, sure, plan, ")
+    assert watch.of_reading(reading_of([*completions, [0, 4, 1]], rule))[0] == [], "neither again, nor of a part alone"
 
 
 def test_what_another_objective_charges_and_what_is_empty_leaves_nothing_out():
@@ -109,10 +103,10 @@ def with_function(function, **changes):
 @pytest.mark.parametrize(
     ("values", "if_missing", "says"),
     [
-        ((0.5, -1.0, -1.0), None, "returned -1 for 2 of 3 completions without report (completion 1 first)"),
-        ((0.5, 0, None), None, "returned 0 for 1 of 3 completions without report (completion 1 first)"),
-        ((0.5, -1.0, -0.25), -1.0, "returned -0.25 for 1 of 3 completions without report (completion 2 first)"),
-        ((0.5, -2.0, 7.5), 0.0, "returned -2 to 7.5 for 2 of 3 completions without report (completion 1 first)"),
+        ((0.5, -1.0, -1.0), None, r" -1 for 2 of 3 .*\(completion 1 first\)"),
+        ((0.5, 0, None), None, r" 0 for 1 of 3 .*\(completion 1 first\)"),
+        ((0.5, -1.0, -0.25), -1.0, r" -0.25 for 1 of 3 .*\(completion 2 first\)"),
+        ((0.5, -2.0, 7.5), 0.0, r" -2 to 7.5 for 2 of 3 .*\(completion 1 first\)"),
         ((0.5, -1.0, -1.0), -1.0, None),
         ((0.5, None, -1.0), -1.0, None),
         ((0.5, None, None), 0.0, None),
@@ -121,19 +115,18 @@ def with_function(function, **changes):
 def test_a_number_for_a_block_that_is_not_there(values, if_missing, says):
     warnings = warnings_of([WHOLE, SILENT, SILENT], with_function(paying(*values), if_missing=if_missing))
     assert list(warnings) == ([] if says is None else ["unused/mine"])
-    assert says is None or says in warnings["unused/mine"]
+    assert says is None or re.search(says, warnings["unused/mine"])
 
 
 def test_a_recorded_number_for_a_block_that_is_not_there():
     rule = Scheme("bae", LAYOUT, [Objective(paying(), "report", name="mine")], recorded=frozenset({"mine"}))
-    batch = Batch.jagged([WHOLE, SILENT], [0, 0], columns={})
-    reading = read(batch, rule, VOCABULARY, recorded={"mine": Reward.of([1.0, 0.0])})
+    reading = reading_of([WHOLE, SILENT], rule, recorded={"mine": Reward.of([1.0, 0.0])})
     assert "the reward recorded is 0 for 1 of 2 completions" in setup_warnings(reading, rule)["unused/mine"]
 
 
 def test_what_is_not_kept_is_not_said():
     rule = with_function(paying(0.5, -1.0))
-    reading = read(Batch.jagged([WHOLE, SILENT], [0, 0], columns={}), rule, VOCABULARY)
+    reading = reading_of([WHOLE, SILENT], rule)
     assert list(setup_warnings(Reading.unpack(reading.pack(), rule), rule)) == ["free/mine"]
 
 
@@ -146,7 +139,7 @@ def test_an_objective_that_scores_nobody():
 def test_an_objective_whose_check_failed_for_everybody(status):
     rule = Scheme("bae", LAYOUT, [Objective(paying(), "report", name="mine")], recorded=frozenset({"mine"}))
     failed = Reward.of([None, None], status=[status] * 2)
-    reading = read(Batch.jagged([WHOLE, WHOLE], [0, 0], columns={}), rule, VOCABULARY, recorded={"mine": failed})
+    reading = reading_of([WHOLE, WHOLE], rule, recorded={"mine": failed})
     assert "The check itself failed" in setup_warnings(reading, rule)["scored/mine"]
 
 
@@ -170,26 +163,21 @@ def line(step, **shares):
 
 
 @pytest.mark.parametrize(
-    ("metric", "share", "calm", "sentence"),
+    ("metric", "share", "calm", "problem"),
     [
-        ("malformed", 0.51, 0.5, "of the completions are malformed: tags or fields are missing"),
-        (
-            "brier__reward_absent",
-            0.51,
-            0.5,
-            "of the completions have no reward 'brier'. Usually the completions leave out the block",
-        ),
-        ("unanimous", 0.91, 0.9, "of the groups are unanimous: under no objective does a completion differ"),
+        ("malformed", 0.51, 0.5, "of the completions are malformed"),
+        ("brier__reward_absent", 0.51, 0.5, "of the completions have no reward 'brier'"),
+        ("unanimous", 0.91, 0.9, "of the groups are unanimous"),
         ("brier__dead_strata", 0.96, 0.95, "of the strata (compared sets) of 'brier' are dead"),
-        ("no_signal", 1.0, 0.0, "of the batches taught nothing: every advantage is 0."),
+        ("no_signal", 1.0, 0.0, "of the batches taught nothing"),
     ],
 )
-def test_what_lasts_for_three_batches_is_said_with_its_cause(metric, share, calm, sentence):
+def test_what_lasts_for_three_batches_is_said_with_its_cause(metric, share, calm, problem):
     beyond = [line(step, **{metric: share}) for step in range(4)]
     key = f"credit/{metric.replace('__', '/')}"
     assert list(habits(beyond)) == [key]
     assert habits(beyond)[key].startswith(f"In 4 batches in a row (steps 0 to 3) {share:.0%}".replace("%", " %"))
-    assert sentence in habits(beyond)[key]
+    assert problem in habits(beyond)[key]
     assert habits(beyond[:2]) == {}
     assert habits([*beyond[:2], line(2, **{metric: calm}), *beyond[2:]]) == {}, "two, a calm one, two"
     assert habits([*beyond[:2], line(2), *beyond[2:]]) == {}, "a batch that does not say ends them too"
@@ -223,8 +211,7 @@ def test_unanimous_groups_and_dead_strata_are_counted_by_hand():
 
 def test_what_a_remark_said_is_not_said_again_as_a_habit():
     watch = Watch(scheme())
-    batch = Batch.jagged([PLAN, PLAN], [0, 0], columns={"answer": ["4"] * 2})
-    sentences, unscored = watch.of_reading(read(batch, scheme(), VOCABULARY))
+    sentences, unscored = watch.of_reading(reading_of([PLAN, PLAN], scheme()))
     assert (len(sentences), unscored) == (1, True)
     assert [watch.of_batch({"credit/malformed": 1.0}, step=step) for step in range(4)] == [[]] * 4
 

@@ -2,13 +2,14 @@
 
 # ruff: noqa: E501, RUF001 sentences are whole, and the page writes − and · where it means them
 
-import math
 from types import MappingProxyType
 
 import pyarrow.parquet as pq
 import pytest
 
 from arithmetic import holds
+from helpers import NAN
+from report_pages import decoded
 from rollout_files import quiet, tagged, verl_file
 from spanwise.commands.credit.credit import credit
 from spanwise.report import TokenView
@@ -16,8 +17,6 @@ from spanwise.report.tokens import payload
 from spanwise.report.why import Rule, equation, explained, rule_words, shown
 from spanwise.rollouts.rows import TokenRow, token_rows
 from spanwise.rollouts.schema import CreditPart, family_names
-
-NAN = math.nan
 
 
 def row(**changes):
@@ -34,7 +33,7 @@ def sentence(case, left="grpo", right="bae", rows=(), **view):
     data = payload(TokenView(("grpo", "bae"), [case, *rows], "correct", **view))  # joined as the page does it
     methods = [data["methods"].index(name) for name in dict.fromkeys((left, right))]
     columns = (data["openings"], *(data["clauses"][m] for m in methods))
-    opening, *clauses = (column["words"][ord(column["codes"][0]) - 32] for column in columns)
+    opening, *clauses = (decoded(column, 0)[0] for column in columns)
     return f"{opening}: {', '.join(clauses)}."
 
 
