@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import quickly
 from spanwise.commands.credit.blocks import layout_of, usual_fields, usual_tags
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.credit.page import credit_page
@@ -75,9 +74,7 @@ def test_pairs_are_those_of_the_pattern(text):
     assert usual_tags([text]) == expected
 
 
-def test_tags_that_never_close_are_looked_at_once_and_very_many_are_no_layout():
-    assert quickly(usual_tags, ["<answer>" * 10_000]) == ((), 0)
-    assert quickly(usual_tags, ["".join(f"<t{n}>" for n in range(10_000))]) == ((), 0)
+def test_very_many_tags_are_no_layout():
     text = "".join(f"<t{n}>4</t{n}>" for n in range(33))
     assert usual_tags([text]) == ((), 0)
     assert usual_tags([text[: text.index("<t32>")]]) == (tuple(f"t{n}" for n in range(32)), 1)

@@ -85,17 +85,14 @@ def test_a_preset_that_is_written_out_is_the_preset(tmp_path):
 BROKEN = [*OBJECTIVES[1:2], {"reward": "train_of_nobody:code_correct", "pays": ["code"]}]
 
 
-@pytest.mark.parametrize("methods", [[], ["grpo"]])
-def test_a_recipe_that_cannot_be_built_is_an_error(methods, file, tmp_path):
-    named = {"recipe": recipe_in(tmp_path, objectives=BROKEN)}
-    for options in (named, {"overrides": {"layout": BLOCKS, "objectives": BROKEN}}):
-        with pytest.raises(RecipeError, match="train_of_nobody"):
-            credit_rollouts(file, **options, methods=methods)
+def test_a_recipe_that_cannot_be_built_is_an_error_whatever_methods_are_asked_for(file):
+    with pytest.raises(RecipeError, match="train_of_nobody"):
+        credit_rollouts(file, overrides={"layout": BLOCKS, "objectives": BROKEN}, methods=["grpo"])
 
 
 def test_a_run_of_ours_whose_reward_is_elsewhere_keeps_the_usual_methods(tmp_path):
     run = own_run(tmp_path, rewards=[1.0, 0.0, 1.0, 1.0], status=["ok"] * 4)
-    objectives = json.loads("[" + json.dumps(BROKEN[1]).replace('"code"', '"solution"') + "]")
+    objectives = [{**BROKEN[1], "pays": ["solution"]}]
     (run / "recipe.yaml").write_text(json.dumps({"layout": LAYOUT, "prompts": 2, "group_size": 2, "objectives": objectives}))
     result = credit_rollouts(run)
     assert [arm.name for arm in result.applied] == ["grpo", "rlcr", "bae"]
@@ -107,7 +104,6 @@ def test_a_reward_function_sees_no_end_token(tmp_path):
     write_lines(tmp_path / "rows.jsonl", rows)
     (tmp_path / "digit.py").write_text("def last(completions, **_):\n    return [float(text[-1]) for text in completions]\n")
     objectives = [{"reward": f"{tmp_path / 'digit.py'}:last", "name": "last", "pays": ["all"]}]
-    result = credit_rollouts(
-        tmp_path / "rows.jsonl", methods=["bae"], overrides={"layout": {"all": []}, "objectives": objectives}
-    )
+    overrides = {"layout": {"all": []}, "objectives": objectives}
+    result = credit_rollouts(tmp_path / "rows.jsonl", methods=["bae"], overrides=overrides)
     assert result.scores.reward_nm[:, result.scores.names.index("last")].tolist() == [4.0, 5.0]
