@@ -38,6 +38,15 @@ def records(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+def timeless_metrics(folder):
+    """The lines of a run's metrics, without what a clock or the machine says."""
+    timed = ("seconds", "time", "share", "memory", "per_second")
+    return [
+        {name: value for name, value in line.items() if not any(word in name for word in timed)}
+        for line in records(folder / "metrics.jsonl")
+    ]
+
+
 def check_written_by_hand(source, written):
     """`verifiers_branches` with leave-one-out of a right and a wrong rollout, shared by 20 sampled tokens; all else as before."""
     for old, new, sign in zip(records(source), records(written), (1.0, -1.0), strict=True):
@@ -112,14 +121,15 @@ WELL_FORMED = [tagged("4", "0.9"), tagged("4", "0.8"), tagged("4", "0.7"), tagge
 
 
 def write_own(path, ids, *, key="completion_ids", **columns):
-    """Completions in our own columns, all of them right unless a column says otherwise; None leaves a column out."""
+    """Completions in our own columns, all right unless `columns` say otherwise; those stand last, and None leaves one out."""
     size = len(ids)
     usual = {
         "step": [1] * size, "prompt": ["2+2="] * size, key: ids, "trainable": [[True] * len(row) for row in ids],
         "reward/correct": [1.0] * size, "status/correct": ["ok"] * size,
     }  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({name: column for name, column in {**usual, **columns}.items() if column is not None}), path)
+    others = {name: column for name, column in usual.items() if name not in columns}
+    pq.write_table(pa.table({name: column for name, column in {**others, **columns}.items() if column is not None}), path)
     return path
 
 

@@ -10,6 +10,7 @@ import yaml
 from rich.console import Console
 
 import trl_small
+from rollout_files import records, write_lines
 from spanwise.commands.eval.evaluate import evaluate_folder
 from spanwise.commands.shared.samples import read_samples
 from spanwise.commands.train.train import train
@@ -45,7 +46,7 @@ def project(tmp_path, monkeypatch):
     tokenizer.save_pretrained(folder / "base")
     conversation = [{"role": "user", "content": "{total}"}]
     rows = [{"prompt": conversation, "answer": json.dumps({"total": n}), "tests": ["a"]} for n in range(10)]
-    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(folder / "problems.jsonl", rows)
     (folder / "train.py").write_text(TRAIN)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
     monkeypatch.chdir(tmp_path)
@@ -57,7 +58,7 @@ def test_it_trains_is_measured_by_what_it_is_trained_for_and_evaluated_by_its_ow
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an untrained model writes no JSON, which is said
         summary = train(load("project/recipe.yaml"), console=console)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = records(tmp_path / "run" / "metrics.jsonl")
     assert [line["rewards/tested/mean"] for line in lines if "loss" in line] == [
         0.25
     ]  # of a column that the function asks for

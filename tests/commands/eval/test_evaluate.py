@@ -33,13 +33,9 @@ PROMPTS = ["7+3*4____=", "2-5="]
 LASER = Laser("<unk>", reference=-12.0)
 
 
-def small():
-    tokenizer = build_tokenizer()
-    return build_model(tokenizer, 0), tokenizer
-
-
 def test_scores_are_those_of_each_completion_by_itself():
-    model, tokenizer = small()
+    tokenizer = build_tokenizer()
+    model = build_model(tokenizer, 0)
     rows = Dataset.from_dict({"prompt": PROMPTS, "answer": ["0", "1"]})
     task = Task("digits", "", rows, rows, DIGITS_LAYOUT, 6)
     options = {"samples": 8, "seed": 3}

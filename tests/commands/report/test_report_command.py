@@ -6,8 +6,6 @@ import re
 import shlex
 from html import unescape
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
@@ -17,8 +15,9 @@ import spanwise.commands.credit.credit as credit_module
 import spanwise.commands.fidelity.fidelity as fidelity_module
 import trl_small
 from helpers import NAN
-from report_pages import RECIPE, Page, data_of, start
-from rollout_files import LAYOUT, quiet
+from measure_small import rolled
+from report_pages import RECIPE, Page, data_of, decoded, start
+from rollout_files import LAYOUT, quiet, sae_run, verl_file, write_own
 from spanwise import cli
 from spanwise.commands.credit.credit import credit
 from spanwise.commands.credit.write import outcome_of
@@ -29,7 +28,7 @@ from spanwise.commands.shared.options import recipe_fields
 from spanwise.commands.shared.samples import Samples
 from spanwise.commands.shared.task import run_or_model
 from spanwise.errors import DataError
-from spanwise.fidelity import Rerolls, measure_fidelity
+from spanwise.fidelity import measure_fidelity
 from spanwise.fidelity.fixed_point import fixed_point_rows
 from spanwise.fidelity.page import fidelity_rows, written_baselines
 from spanwise.layout import Layout
@@ -58,13 +57,8 @@ def make_run(folder, *, seed=0, accuracy=0.5, evaluation=True):
 
 def test_report_of_a_run_folder(tmp_path):
     folder = make_run(tmp_path / "run", accuracy=0.625)
-    (folder / "rollouts").mkdir()
-    rollouts = {
-        "step": [2], "prompt": ["1+1="], "completion_ids": [[5, 6]], "trainable": [[True, True]], "fault": [0],
-        "start/solution": [0], "end/solution": [2], "reward/correct": [1.0], "status/correct": ["ok"],
-        "advantages/bae": [[0.5, 0.5]],
-    }  # fmt: skip
-    pq.write_table(pa.table(rollouts), folder / "rollouts" / "step_000002.parquet")
+    columns = {"fault": [0], "start/solution": [0], "end/solution": [2], "advantages/bae": [[0.5, 0.5]]}
+    write_own(folder / "rollouts" / "step_000002.parquet", [[5, 6]], **columns)
     path = report_folder(folder)
     assert path == folder / "report.html"
     page = Page(path.read_text())
@@ -96,14 +90,10 @@ def test_report_of_a_comparison_folder(tmp_path):
 
 
 def test_report_of_a_fidelity_folder(tmp_path):
-    generator = torch.Generator().manual_seed(0)
-    confidence_xs = torch.rand(16, 4, generator=generator, dtype=torch.float64)
-    outcome_xs = (torch.arange(4) % 2).double().expand(16, 4)
-    prefix_xs = 2 * torch.arange(16)[:, None] + outcome_xs.long()
-    rolled = Rerolls(confidence_xs, outcome_xs, prefix_xs, torch.rand(32, 8, generator=generator, dtype=torch.float64))
-    fidelity = measure_fidelity(rolled, group_sizes=[4], resamples=2, draws=10)
+    rerolls = rolled(16, 4, 8, own_prefix=False)
+    fidelity = measure_fidelity(rerolls, group_sizes=[4], resamples=2, draws=10)
     points = fixed_point_rows(group_sizes=[4], probabilities=[0.1, 0.2], batches=8)
-    measured = written_baselines(fidelity, rolled)
+    measured = written_baselines(fidelity, rerolls)
     write_fidelity(tmp_path / "f", source="runs/bae", recipe=RECIPE, points=points, **measured)
     page = Page(report_folder(tmp_path / "f").read_text())
     assert page.headline("blended, G = 4") == shown(fidelity.interval("blended", 4, "correlation")[0])
@@ -120,7 +110,6 @@ def test_folders_that_no_report_can_be_made_of(tmp_path):
         with pytest.raises(DataError, match=words):
             report_folder(folder)
 
-    refused(tmp_path, "Give a folder that spanwise train")
     refused(tmp_path, "no summary of a comparison", summary_json="{}")
     refused(tmp_path, r"summary\.json.* not a JSON object", summary_json="{")
     refused(make_run(tmp_path / "run"), r"Line 2 .*metrics\.jsonl", metrics_jsonl='{"step": 0}\nnonsense\n')
@@ -159,20 +148,17 @@ SAID = [
 ]  # fmt: skip
 
 
-def rollouts(path, **extra):
+def rollouts(path):
     """spanwise's own columns; the tokenizer lies elsewhere."""
     tokenizer = trl_small.tokenizer()
     ids = [tokenizer.convert_tokens_to_ids(reply.pieces) for reply in SAID]
     columns = {
-        "step": [1] * 4, "prompt": [*["2+2="] * 2, *['[{"role": "user", "content": "1+2="}]'] * 2],
-        "completion_ids": ids, "trainable": [[True] * len(row) for row in ids], "text": ["".join(reply.pieces) for reply in SAID],
-        "reward/correct": [reply.right for reply in SAID], "status/correct": ["ok"] * 4,
-        "logprobs": [[-0.1 * (t + 1) for t in range(len(row))] for row in ids], **extra,
+        "prompt": [*["2+2="] * 2, *['[{"role": "user", "content": "1+2="}]'] * 2],
+        "text": ["".join(reply.pieces) for reply in SAID], "reward/correct": [reply.right for reply in SAID],
+        "logprobs": [[-0.1 * (t + 1) for t in range(len(row))] for row in ids],
     }  # fmt: skip
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table(columns), path)
     tokenizer.save_pretrained(path.parent / "elsewhere")
-    return path
+    return write_own(path, ids, **columns)
 
 
 def run_command(monkeypatch, module, name, command):
@@ -205,10 +191,9 @@ def test_another_model_folder_is_never_taken_for_the_tokenizer(tmp_path, monkeyp
 
 def test_texts_that_a_tokenizer_cuts_inside_characters_survive(tmp_path):
     byte_level().save_pretrained(tmp_path / "model")
-    row = {"input": "q", "output": "<answer>日本語</answer>", "gts": "日本語", "score": 1.0, "step": 1}
-    (tmp_path / "1.jsonl").write_text(json.dumps(row) + "\n")
+    file = verl_file(tmp_path / "1.jsonl", ["<answer>日本語</answer>"], gts=["日本語"], score=[1.0])
     options = {"methods": ["grpo"], "tokenizer": tmp_path / "model", "overrides": {"layout": LAYOUT}}
-    credit(tmp_path / "1.jsonl", output=tmp_path / "out", console=quiet(), **options)
+    credit(file, output=tmp_path / "out", console=quiet(), **options)
     first = (tmp_path / "out" / "report.html").read_text()
     assert report_folder(tmp_path / "out").read_text() == first
     assert "\udcaa" in data_of(first)["tokens"]["words"]  # a byte of 語
@@ -268,7 +253,6 @@ def test_the_outcome_of_an_export_is_that_of_its_objectives(objective, place, tm
 
 def trained(folder, *, ids, size, **fields):
     """A run folder with one kept completion of a real byte-level tokenizer; the config says how many ids the model has."""
-    (folder / "rollouts").mkdir(parents=True)
     byte_level().save_pretrained(folder / "model")
     (folder / "model" / "config.json").write_text(json.dumps({"vocab_size": size}))
     recipe = load(None, {"layout": {"solution": ["answer"]}, "method": "grpo", **fields})
@@ -276,13 +260,11 @@ def trained(folder, *, ids, size, **fields):
     (folder / "recipe.yaml").write_text(yaml.safe_dump(filled, sort_keys=False))
     (folder / "metrics.jsonl").write_text('{"step": 0, "evaluation": {"accuracy": 0.5}}\n')
     columns = {
-        "step": [2], "prompt": ["1+1="], "completion_ids": [ids], "trainable": [[True] * len(ids)], "fault": [0], "answer": ["2"],
+        "reward/format": [1.0], "status/format": ["ok"], "reward/correct": [0.0], "status/correct": ["ok"], "fault": [0],
         "start/solution": [0], "end/solution": [len(ids)], f"credit/{recipe.method}/solution": [0.5],
-        f"credit/{recipe.method}/stop": [-0.25],
-        "reward/format": [1.0], "status/format": ["ok"], "reward/correct": [0.0], "status/correct": ["ok"],
-        f"advantages/{recipe.method}": [[0.5] * len(ids)],
+        f"credit/{recipe.method}/stop": [-0.25], f"advantages/{recipe.method}": [[0.5] * len(ids)],
     }  # fmt: skip
-    pq.write_table(pa.table(columns), folder / "rollouts" / "step_000002.parquet")
+    write_own(folder / "rollouts" / "step_000002.parquet", [ids], **columns)
     return folder
 
 
@@ -294,8 +276,9 @@ def test_an_id_beyond_the_tokenizer_aborts_no_report(beyond, padded, form, tmp_p
     ids = [*text, len(tokenizer) + beyond]
     html = report_folder(trained(tmp_path / "run", ids=ids, size=len(tokenizer) + padded)).read_text()
     data = data_of(html)
-    words = [data["tokens"]["words"][ord(code) - 32] for code in data["tokens"]["codes"][0]]
-    assert words == ([*tokenizer.convert_ids_to_tokens(text), ""] if form == "text" else [f"⟨{index}⟩" for index in ids])
+    assert decoded(data["tokens"], 0) == (
+        [*tokenizer.convert_ids_to_tokens(text), ""] if form == "text" else [f"⟨{index}⟩" for index in ids]
+    )
 
 
 def test_the_outcome_of_a_run_is_not_its_first_reward(tmp_path):
@@ -360,31 +343,21 @@ def test_the_command_of_a_fidelity_report_measures_the_same(place, tmp_path, mon
     assert called["output"] == tmp_path / "out-again"
 
 
-def sae_run(path, options, **columns):
-    """A run of SAE on solutions: two completions of five tokens, the fourth of the first a tool's."""
-    tokenizer = trl_small.tokenizer()
-    tokenizer.save_pretrained(path / "model")
-    ids = tokenizer.convert_tokens_to_ids(["<answer>", "4", "</answer>", "a", "b"])
-    trainable = [[True, True, True, False, True], [True] * 5]
+#: Chances of two completions of five tokens, the fourth of the first a tool's.
+CHANCES = [[0.1, 0.9, 0.1, None, 0.9], [0.9, 0.3, 0.9, 0.9, 0.1]]
+
+
+def critic_run(path, options, **columns):
+    """A run of SAE with a critic that explains nothing."""
+    trl_small.tokenizer().save_pretrained(path / "model")
+    ids = trl_small.tokenizer().convert_tokens_to_ids(["<answer>", "4", "</answer>", "a", "b"])
     cells = {
-        "step": [1] * 2, "group": [0] * 2, "prompt": ["2+2="] * 2, "completion_ids": [ids] * 2, "trainable": trainable,
-        "text": ["<answer>4</answer>b", "<answer>4</answer>ab"], "fault": [0, 0], "start/solution": [0, 0], "end/solution": [5, 5],
-        "reward/correct": [1.0, 1.0], "status/correct": ["ok"] * 2,
-        "values": [[0.5, 0.25, 0.75, None, 1.0], [0.5] * 5],
-        "logprobs": [[math.log(p) if p else None for p in row] for row in ([0.1, 0.9, 0.1, None, 0.9], [0.9, 0.3, 0.9, 0.9, 0.1])],
-        "credit/sae/solution": [0.5, 0.25], "credit/sae/stop": [0.0, 0.0],
-        "advantages/sae": [[0.1 * flag for flag in row] for row in trainable], **columns,
+        "completion_ids": [ids] * 2, "trainable": [[True, True, True, False, True], [True] * 5],
+        "text": ["<answer>4</answer>b", "<answer>4</answer>ab"], "values": [[0.5, 0.25, 0.75, None, 1.0], [0.5] * 5],
+        "logprobs": [[p and math.log(p) for p in row] for row in CHANCES], **columns,
     }  # fmt: skip
-    (path / "rollouts").mkdir(parents=True)
-    present = {name: column for name, column in cells.items() if column is not None}
-    pq.write_table(pa.table(present), path / "rollouts" / "step_000001.parquet")
-    objective = "{reward: correct, pays: solution, if_missing: 0.0}"
-    recipe = f"method: sae\nlayout: {{solution: [answer]}}\nobjectives: [{objective}]\noptions: {json.dumps(options)}\n"
-    (path / "recipe.yaml").write_text(recipe + "prompts: 1\ngroup_size: 2\n")
-    metrics = {"explained_variance": -0.5, "error_mean": 0.25, "error_within": 0.125}
-    line = {"step": 1, "loss": 0.5, **{f"critic/{name}": value for name, value in metrics.items()}}
-    (path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    return path
+    metrics = {"loss": 0.5, "critic/explained_variance": -0.5, "critic/error_mean": 0.25, "critic/error_within": 0.125}
+    return sae_run(path, options, metrics=metrics, **cells)
 
 
 @pytest.mark.parametrize(
@@ -397,7 +370,7 @@ def sae_run(path, options, **columns):
     ],
 )
 def test_the_segments_of_a_run_are_those_of_its_recipe(options, opens, words, tmp_path):
-    html = report_folder(sae_run(tmp_path, options)).read_text()
+    html = report_folder(critic_run(tmp_path, options)).read_text()
     assert html.count("The critic knows nothing: its explained variance is -0.50 at the end") == 2
     assert '<section id="critic">' in html
     data = data_of(html)
@@ -406,23 +379,23 @@ def test_the_segments_of_a_run_are_those_of_its_recipe(options, opens, words, tm
     assert data["methods"][0] == "sae"
     (column,) = data["values"]
     assert column["name"] == ""
-    assert [column["words"][ord(code) - 32] for code in column["codes"][0]] == [0.5, 0.25, 0.75, None, 1]
+    assert decoded(column, 0) == [0.5, 0.25, 0.75, None, 1]
 
 
 def test_values_by_objective_have_a_line_each(tmp_path):
     named = {"values/correct": [[0.5] * 3 + [None, 0.25], [0.5] * 5], "values/short": [[None] * 4 + [0.25], [None] * 5]}
-    data = data_of(report_folder(sae_run(tmp_path, {"boundary": "end"}, **named, values=None)).read_text())
+    data = data_of(report_folder(critic_run(tmp_path, {"boundary": "end"}, **named, values=None)).read_text())
     assert [column["name"] for column in data["values"]] == ["correct", "short"]
     assert data["opens"] == [{"correct": [1, 4], "short": []}, {"correct": [], "short": []}]  # each in its own tokens
 
 
 def test_a_run_without_values_is_shown_as_before(tmp_path):
-    data = data_of(report_folder(sae_run(tmp_path, {}, values=None, logprobs=None)).read_text())
+    data = data_of(report_folder(critic_run(tmp_path, {}, values=None, logprobs=None)).read_text())
     assert (data["values"], data["opens"], data["probabilities"]) == ([], [{}, {}], None)
 
 
 def test_an_export_shows_the_segments_of_the_method_it_applied(tmp_path):
-    folder = sae_run(tmp_path / "run", {"boundary": "end"})
+    folder = critic_run(tmp_path / "run", {"boundary": "end"})
     options = {"methods": ["sae", "grpo"], "output": tmp_path / "out", "console": quiet()}
     credit(folder, **options)
     first = (tmp_path / "out" / "report.html").read_text()

@@ -1,12 +1,11 @@
 """A group of completions of one held-out prompt at every evaluation: credited as in training, which goes on as without it."""
 
-import json
-
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
 from report_pages import data_of
+from rollout_files import timeless_metrics
 from spanwise.commands.train.train import train
 from spanwise.recipe import load
 from spanwise.rollouts.folder import RunFolder
@@ -22,19 +21,12 @@ METHODS = {
 }
 
 
-def metrics_of(folder):
-    """The lines of a run's metrics, without its clocks."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timed = ("seconds", "share", "time")
-    return [{name: value for name, value in line.items() if not any(word in name for word in timed)} for line in lines]
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_one_prompt_is_kept_at_each_evaluation_and_training_is_the_same(tmp_path, name):
     for folder, keep in (("kept", 1), ("bare", 0)):
         recipe = load(None, {**SMALL, **METHODS[name], "keep_rollouts": keep, "output": str(tmp_path / folder)})
         train(recipe, console=Console(quiet=True))
-    assert metrics_of(tmp_path / "kept") == metrics_of(tmp_path / "bare")
+    assert timeless_metrics(tmp_path / "kept") == timeless_metrics(tmp_path / "bare")
     assert not (tmp_path / "bare" / "one_prompt").exists()
     files = sorted((tmp_path / "kept" / "one_prompt").iterdir())
     assert [file.name for file in files] == ["step_000000.parquet", "step_000001.parquet", "step_000002.parquet"]

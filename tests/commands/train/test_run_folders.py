@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import yaml
 from rich.console import Console
 
 from full_disk import full_disk
+from rollout_files import records, timeless_metrics
 from spanwise.commands.demo.demo import DIGITS, run_demo
 from spanwise.commands.report.report import report_folder
 from spanwise.commands.shared.folder import new_folder, newest_folder
@@ -91,11 +91,10 @@ def test_a_run_without_an_output_gets_a_folder_that_says_nothing_of_where_it_is(
         assert str(first) not in file.read_text(errors="replace")
 
 
-@pytest.mark.parametrize("method", ["bae", "rlcr"])
-def test_a_used_folder_is_refused_and_untouched(run, method):
+def test_a_used_folder_is_refused_and_untouched(run):
     before = files_of(run)
     with pytest.raises(DataError, match="holds a run already"):
-        retrain(method=method, output=str(run))
+        retrain(output=str(run))
     assert files_of(run) == before
 
 
@@ -155,37 +154,29 @@ def test_a_fault_in_the_objectives_is_met_before_anything_is_built(tmp_path, mon
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("changes", "difference"),
-    [
-        ({"method": "rlcr"}, "method was 'bae' and is 'rlcr' now, objectives differs"),
-        ({"steps": 1}, "steps was 2 and is 1 now"),
-        ({"learning_rate": 1e-3}, "learning_rate was 0.0004 and is 0.001 now"),
-        ({"trainer": {"beta": 0.1}}, "trainer was {} and is"),
-    ],
-)
-def test_a_run_goes_on_under_its_own_recipe_only(run, changes, difference):
+@pytest.mark.parametrize("changes", [{"method": "rlcr"}, {"steps": 1}, {"learning_rate": 1e-3}, {"trainer": {"beta": 0.1}}])
+def test_a_run_goes_on_under_its_own_recipe_only(run, changes):
     before = files_of(run)
     for output, resume in ((str(run), "last"), ("elsewhere", str(run / "checkpoints" / "checkpoint-1"))):
-        with pytest.raises(DataError, match=re.escape(f"another recipe ({difference}")):
+        with pytest.raises(DataError, match=rf"another recipe \({next(iter(changes))} was "):
             retrain(**changes, output=output, resume=resume)
     assert files_of(run) == before
 
 
 @pytest.mark.parametrize(
-    ("edit", "difference"),
+    "edit",
     [
-        ({"seed": 7}, "seed was 0 and is 7 now"),
-        ({"learning_rate": 1e-3}, "learning_rate was 0.0004 and is 0.001 now"),
-        ({"objectives": [{"reward": "correct", "pays": ["solution"], "weight": 0.5}]}, "objectives differs"),
-        ({"trainer": {"lr_scheduler_type": "linear"}, "steps": 3}, "steps was 2 and is 3 now, trainer was "),
+        {"seed": 7},
+        {"objectives": [{"reward": "correct", "pays": ["solution"], "weight": 0.5}]},
+        {"steps": 3, "trainer": {"lr_scheduler_type": "linear"}},
     ],
 )
-def test_a_recipe_that_was_edited_in_its_folder_is_refused(run, edit, difference):
+def test_a_recipe_that_was_edited_in_its_folder_is_refused(run, edit):
     file = run / "recipe.yaml"
     file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **edit}, sort_keys=False))
     before = files_of(run)
-    with pytest.raises(DataError, match=rf"checkpoint-2' .*{re.escape(f'another recipe ({difference}')}.*was edited later"):
+    differences = ".*".join(edit)
+    with pytest.raises(DataError, match=rf"checkpoint-2' .*another recipe \({differences}.*was edited later"):
         train(load(file, {"output": str(run)}), console=Console(quiet=True), resume=str(run))
     assert files_of(run) == before
 
@@ -201,7 +192,7 @@ def test_a_file_of_another_checkpoint_is_refused(run):
 
 def test_more_steps_may_be_asked_for(run):
     train(load(None, {**SMALL, "steps": 3}), console=Console(quiet=True), resume=str(run))
-    assert [line["step"] for line in map(json.loads, (run / "metrics.jsonl").open()) if "loss" in line] == [1, 2, 3]
+    assert [line["step"] for line in records(run / "metrics.jsonl") if "loss" in line] == [1, 2, 3]
     manifest = json.loads((run / "checkpoints" / "checkpoint-3" / "spanwise.json").read_text())
     assert manifest["settings"]["steps"] == 3
 
@@ -237,10 +228,8 @@ def test_a_full_disk_ends_a_run_in_one_sentence_and_takes_nothing_with_it(run):
     """No file can have more than a megabyte: the weights have 1.6, all other files of this run less."""
     shutil.rmtree(run / "checkpoints" / "checkpoint-2")
     files = files_of(run / "checkpoints")
-    with full_disk(1_000_000), pytest.raises(DataError) as raised:
+    with full_disk(1_000_000), pytest.raises(DataError, match=r"^'.*/checkpoint-2' .* Resume from checkpoint-1: "):
         retrain(output=str(run), resume="last")
-    assert str(raised.value).startswith(f"'{run}/checkpoints/checkpoint-2' cannot be written: File too large; ")
-    assert str(raised.value).endswith(f"Make room there. Resume from checkpoint-1: spanwise train --resume {run}.")
     assert files_of(run / "checkpoints") == files
     assert not [path.name for path in run.glob(".*") if path.name != ".lock"]
     assert not (run / "summary.json").exists()
@@ -251,13 +240,7 @@ def test_a_step_is_a_generation_batch_however_often_it_is_passed_over(tmp_path):
     twice = {"mini_batches": 2, "trainer": {"num_iterations": 2}, "eval_every": 1, "output": str(tmp_path / "run")}
     summary = retrain(**twice)
     place = tmp_path / "run"
-
-    def lines():
-        parsed = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
-        clocks = ("seconds", "time", "share", "per_second", "runtime")
-        return [{k: v for k, v in line.items() if not any(word in k for word in clocks)} for line in parsed]
-
-    expected = lines()
+    expected = timeless_metrics(place)
     kinds = [(line["step"], next((k for k in ("evaluation", "final") if k in line), "batch")) for line in expected]
     assert kinds == [(0, "evaluation"), (1, "batch"), (1, "evaluation"), (2, "batch"), (2, "final")]
     assert [batch["step"] for batch in summary["batches"]] == [1, 2]
@@ -270,14 +253,10 @@ def test_a_step_is_a_generation_batch_however_often_it_is_passed_over(tmp_path):
     assert summary["tokens_per_second"] * summary["step_seconds"] == pytest.approx(tokens)
     shutil.rmtree(place / "checkpoints" / "checkpoint-8")
     retrain(**twice, resume="last")
-    assert lines() == expected
-    for wrong, message in (
-        ({"max_steps": 3}, "own field instead: steps"),
-        ({"num_iterations": 0}, "num_iterations is 0"),
-        ({"gradient_accumulation_steps": 3}, "a positive multiple of 3"),
-    ):
-        with pytest.raises(RecipeError, match=message):
-            retrain(output=str(tmp_path / "other"), trainer=wrong)
+    assert timeless_metrics(place) == expected
+    for name, number in (("num_iterations", 0), ("gradient_accumulation_steps", 3)):
+        with pytest.raises(RecipeError, match=f"{number}"):
+            retrain(output=str(tmp_path / "other"), trainer={name: number})
         assert not (tmp_path / "other").exists()
 
 
