@@ -28,8 +28,8 @@ from spanwise.recipe import RecipeRule
 _OTHER = ("message_log", "extra_env_info", "total_reward", "filtered_reward", "unshaped_total_reward", "baseline", "std")
 #: Options of NeMo-RL that would change the credit or do nothing, each with its required value and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
-    "grpo.advantage_clip_low": (None, "the option clips advantages, which spanwise scales up to undo the loss's mean"),
-    "grpo.advantage_clip_high": (None, "the option clips advantages, which spanwise scales up to undo the loss's mean"),
+    "grpo.advantage_clip_low": (None, "the option would clip advantages after spanwise has scaled them for the loss"),
+    "grpo.advantage_clip_high": (None, "the option would clip advantages after spanwise has scaled them for the loss"),
     "grpo.invalid_tool_call_advantage": (None, "the option overwrites the credit of a whole message"),
     "grpo.malformed_thinking_advantage": (None, "the option overwrites the credit of a whole message"),
     "loss_fn.use_kl_in_reward": (False, "spanwise ignores the changed reward; set reference_policy_kl_penalty instead"),
@@ -71,7 +71,10 @@ def check(master_config: Any) -> RecipeRule:
         deviation="grpo.adv_estimator.normalize_rewards",
     )
     if get_option("grpo.use_dynamic_sampling"):
-        notes += ["grpo.use_dynamic_sampling drops groups with equal environment rewards, although their blocks may differ."]
+        notes.append(
+            "grpo.use_dynamic_sampling drops groups with equal environment rewards, although their blocks may have different "
+            "rewards."
+        )
     return check_rule(recipe_path, rule, engine="NeMo-RL", notes=notes)
 
 

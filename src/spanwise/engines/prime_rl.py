@@ -36,8 +36,9 @@ def check(recipe: str, *, tokens: int | str) -> RecipeRule:
             "passes one group at a time. Use 'group' or 'outcome'.": objective.baseline in ("batch", "blended")
             for objective in scheme.objectives
         },
-        "per: batch needs several groups, but prime-rl passes one. Use block, completion or a number.": scheme.per
-        == "batch",
+        "per: batch needs several groups, but prime-rl passes one. Use per: block, per: completion or a number.": (
+            scheme.per == "batch"
+        ),
         f"Method '{scheme.method}' whitens over the batch, but prime-rl passes one group at a time. Use another method.": (
             {**scheme.entry.options, **scheme.options}.get("whiten")
         ),

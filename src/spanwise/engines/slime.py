@@ -37,7 +37,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "kl_coef": (0, "the option changes a reward that spanwise does not use; set use_kl_loss instead"),
     "loss_type": ("policy_loss", "only slime's own policy loss uses the advantages of each token"),
     "compute_advantages_and_returns": (True, "without it no token gets an advantage"),
-    "custom_pg_loss_reducer_function_path": (None, "spanwise cannot undo the divisor of a reducer of your own"),
+    "custom_pg_loss_reducer_function_path": (None, "spanwise cannot undo the division in your own loss reducer"),
     "custom_convert_samples_to_train_data_path": (None, "your function would replace the step that computes credit"),
     "mask_offpolicy_in_partial_rollout": (
         False,
@@ -78,7 +78,7 @@ def check(args: Any) -> RecipeRule:
         deviation="" if get_argument("n_samples_per_prompt") == 1 else "grpo_std_normalization",
     )
     if (filter_path := get_argument("dynamic_sampling_filter_path")) is not None:
-        notes.append(f"{filter_path} drops groups by slime's own reward, although the blocks of a dropped group may differ.")
+        notes.append(f"{filter_path} drops groups by slime's own reward, although their blocks may have different rewards.")
     return check_rule(recipe_path, rule, engine="slime", notes=notes)
 
 

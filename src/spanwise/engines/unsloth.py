@@ -57,8 +57,8 @@ def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
         **kl_fault(beta, loss_type, engine="Unsloth"),
         f"importance_sampling_level is '{ratio_level}', which needs log-probabilities from inside Unsloth's loss. Leave it at "
         f"'token', or {_INSTEAD}.": ratio_level != "token",
-        "The scheme reads log-probabilities (logp_nt), but Unsloth moves them to other columns than their tokens. Use "
-        f"another method, or {_INSTEAD}.": "logp_nt" in needed_fields,
+        "The scheme reads log-probabilities (logp_nt), but Unsloth shifts them to the columns of other tokens. Use another "
+        f"method, or {_INSTEAD}.": "logp_nt" in needed_fields,
         f"Mode '{''.join(mode_names[:1])}' is not tested with models of Unsloth. Leave it out, or {_INSTEAD}.": mode_names,
     }
     for name, values_off in _WEIGHTS.items():

@@ -121,5 +121,5 @@ def test_asynchronous_training_keeps_the_groups_with_credit(tmp_path):
 def test_the_release_that_loses_columns_is_refused(data, monkeypatch):
     monkeypatch.setattr("spanwise.engines.skyrl.config.version", lambda package: "0.3.0")
     sampling = {f"{ALGORITHM}dynamic_sampling.type": "filter"}
-    with pytest.raises(RecipeError, match=r"loses a generator's columns in SkyRL 0\.3\.0.*Install skyrl 0\.4"):
+    with pytest.raises(RecipeError, match=r"Under SkyRL 0\.3\.0, .* drops the columns.*Install skyrl 0\.4"):
         check(small.config(data, recipe=small.BY_TURN, **sampling))

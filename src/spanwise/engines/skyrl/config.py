@@ -75,9 +75,10 @@ def check(cfg: Any) -> RecipeRule:
         "There is no recipe; add trainer.algorithm.spanwise.recipe=recipe.yaml.": spanwise_options.recipe is None,
         unknown("trainer.algorithm.advantage_estimator", estimator_name, ESTIMATORS): estimator_name not in ESTIMATORS,
         unknown("trainer.algorithm.loss_reduction", reduction, REDUCTIONS): reduction not in REDUCTIONS,
-        f"trainer.algorithm.loss_reduction is 'token_mean_legacy', which drops the last rows of each mini-batch, because "
-        f"{mini_batch_rows} rows do not divide into micro-batches of {micro_batch_rows}. Use token_mean, which gives the same "
-        "loss here.": reduction == "token_mean_legacy" and mini_batch_rows % micro_batch_rows,
+        f"trainer.algorithm.loss_reduction 'token_mean_legacy' drops the last rows of each mini-batch: {mini_batch_rows} rows do "
+        f"not fill whole micro-batches of {micro_batch_rows}. Use token_mean, which gives the same loss here.": (
+            reduction == "token_mean_legacy" and mini_batch_rows % micro_batch_rows
+        ),
         "trainer.algorithm.policy_loss_type is 'cross_entropy', a loss without advantages. Use 'regular'.": (
             loss_name == "cross_entropy"
         ),
@@ -146,8 +147,8 @@ def _group_faults(cfg: Any, scheme: Scheme, *, skyrl_version: str) -> dict[str, 
     filter_setting = f"trainer.algorithm.dynamic_sampling.type={sampling_type}" if sampling_type else filter_setting
     computed_after_sampling = sorted({"logp_nt", "value_nt"} & scheme.needs) or mode_names
     return {
-        f"{filter_setting} loses a generator's columns in SkyRL {skyrl_version}. Install skyrl 0.4 or newer, or remove the "
-        "setting.": sampling_type is not None and Version(skyrl_version) < Version("0.4"),
+        f"Under SkyRL {skyrl_version}, {filter_setting} drops the columns that the generator adds to its output. Install skyrl 0.4 "
+        "or newer, or remove the setting.": sampling_type is not None and Version(skyrl_version) < Version("0.4"),
         f"{filter_setting} counts rows, but in step-wise training a row is one turn, not a rollout. Remove the setting.": (
             sampling_type is not None and cfg.generator.step_wise_trajectories
         ),

@@ -211,7 +211,7 @@ def check_use(
     can_load_reference = has_adapters or isinstance(model, str) or bool(path_in_config)
     installed_version = Version(trl_version)
     faults = {
-        f"trl {installed_version} divides some losses by numbers that spanwise cannot undo. Install trl 1.10 or newer.": (
+        f"trl {installed_version} divides some losses in a way that spanwise cannot undo. Install trl 1.10 or newer.": (
             installed_version < Version("1.10")
         ),
         f"trl {installed_version} cannot run GRPO without triton, for example on CPU. Install trl 1.14.2, or 1.16 or newer.": (

@@ -59,12 +59,13 @@ def log_credit(logs: Mapping[str, Any], credit: Credit, present_nk: Bool[Tensor,
 
 def steps_per_batch(args: GRPOConfig) -> int:
     """Return the number of optimizer steps per generation batch; refuse a batch that fills no whole number of steps."""
-    pass_count, micro_batch_count = args.num_iterations, args.steps_per_generation or 1
+    pass_count = args.num_iterations
+    micro_batch_count = args.steps_per_generation or 1
     if pass_count < 1 or (micro_batch_count * pass_count) % args.gradient_accumulation_steps:
         raise RecipeError(
-            f"{micro_batch_count} micro-batches (steps_per_generation) times {pass_count} passes "
-            f"(num_iterations) must be a positive multiple of {args.gradient_accumulation_steps} "
-            "(gradient_accumulation_steps), so that a generation batch fills whole optimizer steps."
+            f"steps_per_generation ({micro_batch_count}) times num_iterations ({pass_count}) must be a positive multiple of "
+            f"gradient_accumulation_steps ({args.gradient_accumulation_steps}), so that a generation batch fills whole "
+            "optimizer steps."
         )
     return micro_batch_count * pass_count // args.gradient_accumulation_steps
 

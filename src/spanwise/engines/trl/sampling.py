@@ -135,7 +135,7 @@ def _replaced(old: Any, new: Any, old_rows: range, new_rows: range) -> Any:
         return replaced_list
     if old is not None and new is not None:
         raise SpanwiseError(
-            f"TRL's _generate returned a {type(old).__name__}, whose groups dynamic_sampling cannot replace. Install trl 1.16, or "
-            "leave dynamic_sampling out."
+            f"dynamic_sampling cannot replace groups in the {type(old).__name__} that TRL's _generate returned. Install trl 1.16, "
+            "or leave dynamic_sampling out."
         )
     return old

@@ -86,8 +86,8 @@ def _as_json(state: Any) -> Any:
     if hasattr(state, "tolist"):
         return state.tolist()
     raise RecipeError(
-        f"The state of a turn is or holds a {type(state).__name__}, which verl's reward workers cannot hand to its trainer; "
-        f"give text, numbers, or lists of them."
+        f"The state of a turn contains a {type(state).__name__}, which verl's reward workers cannot send to the trainer; use "
+        f"text, numbers, or lists of them."
     )
 
 
@@ -138,9 +138,9 @@ class UnpackedBatch:
             if self.masked_n[rows[n]] and not (mask_nt[n] & ~sampled_nt[n]).any():
                 continue  # verl's rejection sampling may have masked sampled tokens
             raise AlignmentError(
-                f"Row {rows[n]}: verl trains {int(mask_nt[n].sum())} tokens, but the reward worker took {int(sampled_nt[n].sum())} "
-                f"for sampled, so tool output would be scored as the model's. Let agent loops set AgentLoopOutput.response_mask, "
-                f"and do not override AgentLoopWorker._compute_score."
+                f"Row {rows[n]}: verl trains {int(mask_nt[n].sum())} tokens, but the reward worker counted "
+                f"{int(sampled_nt[n].sum())} tokens as sampled, so tool output would be scored as the model's. Let agent loops set "
+                f"AgentLoopOutput.response_mask, and do not override AgentLoopWorker._compute_score."
             )
         if self.split_n.any():
             # A turn is a run of sampled tokens, or all sampled tokens of a row that was read as one turn.

@@ -144,7 +144,7 @@ def _replace_loss_mode(config: Any) -> str | None:
         actor.loss_agg_mode = MODES[0]
         if critic_loss_mode is not None:  # by default the critic would copy the actor's new loss_agg_mode
             config.critic.loss_agg_mode = critic_loss_mode
-    change_reason = "with several mini-batches, each would divide by its own number of tokens"
+    change_reason = "token-mean would divide the loss of each mini-batch by another number of tokens"
     change_reason = "sapo supports no other mode" if is_sapo else change_reason
     kl_note = " KL and entropy are averaged the same way." if actor.use_kl_loss or actor.entropy_coeff else ""
     return f"loss_agg_mode is set from token-mean to {MODES[0]}: {change_reason}. The policy loss stays the same.{kl_note}"
@@ -232,13 +232,13 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
         f"actor_rollout_ref.actor.loss_scale_factor to the longest response. Or: {USE}": (
             loss_agg_mode == "seq-mean-token-sum-norm" and not actor_config.get("loss_scale_factor")
         ),
-        f"policy_loss.loss_mode '{loss_mode}' averages advantages, picks tokens by advantage, or adds a term that advantages do "
-        f"not scale. Use vanilla, cispo, gspo or sapo.": loss_mode in ("geo_mean", "clip_cov", "kl_cov", "dro"),
+        f"policy_loss.loss_mode '{loss_mode}' does not weigh each token by its own advantage alone. Use vanilla, cispo, gspo or "
+        f"sapo.": loss_mode in ("geo_mean", "clip_cov", "kl_cov", "dro"),
         f"policy_loss.loss_mode 'sapo' always averages as seq-mean-token-mean. {USE}": (
             loss_mode == "sapo" and loss_agg_mode != MODES[0]
         ),
-        "rollout_correction.bypass_mode with rollout_rs rejects tokens inside the loss, after spanwise has counted them. Use "
-        "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum.": (
+        "With rollout_correction.bypass_mode, rollout_rs rejects tokens inside the loss, so the loss divides by fewer tokens than "
+        "spanwise counted. Use actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum.": (
             correction_config.get("bypass_mode") and correction_config.get("rollout_rs") and loss_agg_mode == MODES[0]
         ),
         "algorithm.spanwise.options is for estimators of one reward. Write the options in the recipe.": "options" in section,
