@@ -146,7 +146,8 @@ def whole_checkpoint(args: Any, requested: str | bool | None, settings: Mapping[
     if requested is None or requested is False:
         return None
     checkpoint, resume_note = find_checkpoint(args.output_dir, None if requested is True else str(requested))
-    manifest, notes = read_manifest(checkpoint), [resume_note]
+    manifest = read_manifest(checkpoint)
+    notes = [resume_note]
     if settings is not None:
         if changed := changes(manifest["settings"], settings):
             raise DataError(

@@ -140,7 +140,7 @@ class SpanEstimator:
             "environment": rewards.tolist(),
         }
         prompt_numbers = batch.get("idx")  # tells apart prompts with the same words but different images
-        prompt_number_n = [0] * len(reply_ids) if prompt_numbers is None else map(int, prompt_numbers)
+        prompt_number_n = [0] * len(reply_ids) if prompt_numbers is None else [int(number) for number in prompt_numbers]
         return Batch.jagged(
             reply_ids,
             list(zip(map(tuple, prompt_ids.tolist()), prompt_number_n, strict=True)),

@@ -28,7 +28,8 @@ class RecipeRun:
         resumes: bool = False,  # True if the trainer numbers its batches, so that a resumed run can use its old folder
         **settings: Any,  # the trainer's settings that the run folder's `recipe.yaml` lists
     ) -> None:
-        recipe, self.scheme = rule
+        recipe = rule.recipe
+        self.scheme = rule.scheme
         self.tokenizer, self.settings = tokenizer, settings
         self.step = Step(self.scheme, vocabulary, ranks=ranks)
         self.batches = 0
@@ -65,7 +66,8 @@ class RecipeRun:
         """Write the metrics of a batch to the run folder, and the rollouts if they are due."""
 
         def rollouts() -> Rollouts:
-            columns, group_of_row = result.own.batch.columns, result.own.batch.group_n.tolist()
+            columns = result.own.batch.columns
+            group_of_row = result.own.batch.group_n.tolist()
             prompt_by_group: dict[int, Any] = {}
             for group, prompt in zip(group_of_row, columns["prompts"], strict=True):
                 prompt_by_group.setdefault(group, prompt)  # keep the first prompt, because later turns have longer prompts

@@ -33,8 +33,10 @@ def continue_ids(
     batch_size: int = 512,
 ) -> tuple[Int[Tensor, "n t"], Bool[Tensor, "n t"]]:
     """Sample `samples` continuations of each list of token ids, in adjacent rows; restore the random state afterwards."""
-    was_training, end_token_ids = model.training, torch.tensor(end_ids(model, tokenizer))
-    prefixes_per_chunk, outputs = max(1, batch_size // samples), []
+    was_training = model.training
+    end_token_ids = torch.tensor(end_ids(model, tokenizer))
+    prefixes_per_chunk = max(1, batch_size // samples)
+    outputs = []
     model.eval()
     try:
         with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
@@ -58,7 +60,8 @@ def continue_ids(
     finally:
         model.train(was_training)
     max_length = max(output.shape[1] for output in outputs)
-    ids_nt = torch.cat([pad(output, (0, max_length - output.shape[1]), value=int(end_token_ids[0])) for output in outputs])
+    pad_id = int(end_token_ids[0])
+    ids_nt = torch.cat([pad(output, (0, max_length - output.shape[1]), value=pad_id) for output in outputs])
     is_end_nt = torch.isin(ids_nt, end_token_ids).long()
     end_tokens_before_nt = is_end_nt.cumsum(dim=1) - is_end_nt
     return ids_nt, end_tokens_before_nt == 0  # a completion ends with its first end token; `generate` adds padding after it

@@ -88,7 +88,7 @@ def fold_factor(
 def model_vocabulary_size(path: str | None) -> int | None:
     """Return the vocabulary size in a model's config, which often exceeds that of its tokenizer; None if unknown."""
     try:
-        model_config, _ = PretrainedConfig.get_config_dict(path) if path else ({}, {})
+        model_config = PretrainedConfig.get_config_dict(path)[0] if path else {}
     except (OSError, ValueError):
         return None
     return {**model_config, **(model_config.get("text_config") or {})}.get("vocab_size")
@@ -182,7 +182,8 @@ class RunRecord:
                 f"{resume_text}."
             )
         saved_recipe = yaml.safe_load((folder_path / "recipe.yaml").read_text(encoding="utf-8")) or {}
-        saved_rule, new_rule = (hidden({name: content.get(name) for name in RULE}) for content in (saved_recipe, recipe))
+        saved_rule = hidden({name: saved_recipe.get(name) for name in RULE})
+        new_rule = hidden({name: recipe.get(name) for name in RULE})
         changed_names = [name for name in RULE if saved_rule[name] != new_rule[name]]
         if changed_names:
             raise DataError(
@@ -214,7 +215,8 @@ class RunRecord:
         With several processes, all of them must call this together; the first one writes the rows of all.
         """
         gather = (lambda own: [own]) if ranks is None else ranks.gather
-        is_writer, all_rows = ranks is None or ranks.rank == 0, result.own.everyone
+        is_writer = ranks is None or ranks.rank == 0
+        all_rows = result.own.everyone
         if self._recipe is None:
             self.check(recipe, step=step - 1)
             gather(None)  # no process writes before all have checked the folder
@@ -253,7 +255,8 @@ class RunRecord:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Lock the run folder during training, and complete its files even if training fails."""
-        start_time, has_finished = time.perf_counter(), False
+        start_time = time.perf_counter()
+        has_finished = False
         with sole_writer(self.folder.path):
             try:
                 yield
@@ -276,7 +279,8 @@ def _make_report(folder: Path) -> None:
     report_command = [sys.executable, "-m", "spanwise.cli", "report", str(folder)]
     process = subprocess.run(report_command, capture_output=True, text=True, errors="replace", check=False)
     if process.returncode:
-        reason = (process.stderr.strip().splitlines() or [f"exit status {process.returncode}"])[-1].removeprefix("Error: ")
+        error_lines = process.stderr.strip().splitlines() or [f"exit status {process.returncode}"]
+        reason = error_lines[-1].removeprefix("Error: ")
         warnings.warn(
             f"report.html of '{folder}' could not be made: {reason} All data is saved; try again with: spanwise report {folder}",
             UserWarning,

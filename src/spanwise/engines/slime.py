@@ -94,7 +94,8 @@ def post_process_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float]
     from slime.observability import logging_utils, metric_utils  # pyright: ignore[reportMissingImports]
     from slime.rollout import sample_hooks  # pyright: ignore[reportMissingImports]
 
-    run, rollout_number = _RUNS[args.spanwise_recipe], sample_hooks._current_rollout_id
+    run = _RUNS[args.spanwise_recipe]
+    rollout_number = sample_hooks._current_rollout_id
     batch, rollout_n, trained_nt = _batch(args, samples, run.scheme)
     adv_nt, metrics = run.finish(run.step.read(batch), mask_nt=trained_nt, number=rollout_number + 1)
     factor_n = fold_factor(
@@ -114,10 +115,10 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
     Rewards without credit (the other hook is not set) raise a `RecipeError`; another number of log-probabilities than advantages
     an `AlignmentError`.
     """
-    other_hook, this_hook = HOOKS
+    reward_hook, advantage_hook = HOOKS
     sample_credits = rollout_data["rewards"]  # `post_process_rewards` put credit into this field
     has_credit = all(isinstance(credit_t, Tensor) for credit_t in sample_credits)
-    refuse({f"{this_hook} works only beside {other_hook}: {HOOKS[other_hook]}.": not has_credit})
+    refuse({f"{advantage_hook} works only beside {reward_hook}: {HOOKS[reward_hook]}.": not has_credit})
     from slime.backends.megatron_utils.cp_utils import slice_log_prob_with_cp  # pyright: ignore[reportMissingImports]
 
     advantages_by_sample = []
@@ -127,7 +128,8 @@ def set_advantages(args: Any, rollout_data: dict[str, Any]) -> None:
         if adv_t.shape != kl.shape:
             raise AlignmentError(f"Sample {n} of this rank has {len(adv_t)} advantages but {len(kl)} log-probabilities.")
         advantages_by_sample.append(adv_t)
-    rollout_data["advantages"], rollout_data["returns"] = advantages_by_sample, list(advantages_by_sample)
+    rollout_data["advantages"] = advantages_by_sample
+    rollout_data["returns"] = list(advantages_by_sample)
     # slime logs the field `rewards`, which held credit until here, so slime's own rewards are put back.
     rollout_data["rewards"] = rollout_data["local_raw_reward"]
 
@@ -158,7 +160,7 @@ def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, In
     rollout_ids = [("sample", n) if sample.rollout_id is None else sample.rollout_id for n, sample in enumerate(samples)]
     rollout_n = group_index(rollout_ids)
     has_turns = len(rollout_n.unique()) < len(samples)
-    rollout_logps = [sample.rollout_log_probs for sample in samples] if "logp_nt" in scheme.needs else [None]
+    has_logps = "logp_nt" in scheme.needs and all(sample.rollout_log_probs is not None for sample in samples)
     batch = Batch.jagged(
         completion_ids,
         [sample.group_index for sample in samples],
@@ -166,9 +168,10 @@ def _batch(args: Any, samples: Sequence[Any], scheme: Scheme) -> tuple[Batch, In
         sampled=[mask if any(mask) else [1] * len(mask) for mask in loss_masks],
         columns=columns_of([_columns(args, sample, row) for sample, row in zip(samples, completion_ids, strict=True)]),
         steps=Steps(rollout_n, torch.arange(len(samples))) if has_turns else None,
-        logp_nt=None if None in rollout_logps else pad_sequence([torch.tensor(logp) for logp in rollout_logps], True),
+        logp_nt=pad_sequence([torch.tensor(sample.rollout_log_probs) for sample in samples], True) if has_logps else None,
     )
-    is_left_out_n = torch.tensor([one.remove_sample or not any(mask) for one, mask in zip(samples, loss_masks, strict=True)])
+    samples_with_masks = zip(samples, loss_masks, strict=True)
+    is_left_out_n = torch.tensor([sample.remove_sample or not any(mask) for sample, mask in samples_with_masks])
     assert batch.mask_nt is not None
     return batch, rollout_n, batch.mask_nt & ~is_left_out_n[:, None]
 

@@ -61,7 +61,8 @@ def credit_datums(
         >>> [datum["loss_fn_inputs"]["advantages"] for rollout in credited[0] for datum in rollout]
         [[0.0, 1.0], [0.0, -1.0]]
     """
-    rewards, columns = rewards or {}, columns or {}
+    rewards = rewards or {}
+    columns = columns or {}
     rollouts = [list(datums) if isinstance(datums, (list, tuple)) else [datums] for group in groups for datums in group]
     group_of_rollout = [g for g, group in enumerate(groups) for _ in group]
     group_sizes = [len(group) for group in groups]
@@ -84,9 +85,11 @@ def credit_datums(
     if all(len(rollout) == 1 for rollout in rollouts):
         batch = replace(batch, steps=None)  # rollouts of one turn need no turn numbers
     reading = read(batch, scheme, vocabulary, recorded=recorded_blocks)
-    advantage_rows = iter(advantages(credit_batch(reading, batch, scheme), reading.spans, scheme).tolist())
-    credited_rollouts = iter([[_credited(datum, next(advantage_rows)) for datum in rollout] for rollout in rollouts])
-    return [[next(credited_rollouts) for _ in group] for group in groups]
+    adv_nt = advantages(credit_batch(reading, batch, scheme), reading.spans, scheme)
+    advantage_rows = iter(adv_nt.tolist())
+    credited_rollouts = [[_credited(datum, next(advantage_rows)) for datum in rollout] for rollout in rollouts]
+    remaining_rollouts = iter(credited_rollouts)
+    return [[next(remaining_rollouts) for _ in group] for group in groups]
 
 
 def _turn(datum: Any, rollout: int, number: int) -> Turn:

@@ -46,9 +46,11 @@ def packed(value_bt: Shaped[Tensor, "b t"], inputs: Mapping[str, Any], *, pad_id
 
 def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
     """Refuse settings and schemes that do not work with Unsloth's loss."""
-    loss_type, beta = getattr(args, "loss_type", "dr_grpo"), getattr(args, "beta", 0.0)
+    loss_type = getattr(args, "loss_type", "dr_grpo")
+    beta = getattr(args, "beta", 0.0)
     ratio_level = getattr(args, "importance_sampling_level", "token")
-    needed_fields, scheme_modes = (scheme.needs, scheme.modes) if isinstance(scheme, Scheme) else ((), ())
+    needed_fields = scheme.needs if isinstance(scheme, Scheme) else ()
+    scheme_modes = scheme.modes if isinstance(scheme, Scheme) else ()
     mode_names = [mode.name for mode in (critic, *scheme_modes) if mode is not None]
     faults: dict[str, Any] = {
         "Unsloth has not replaced TRL's trainer. Write `import unsloth` as the first line of the script, before trl and "
@@ -103,7 +105,8 @@ class _Packed(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         output = super()._generate_and_score_completions(inputs)
         mask_nt = output["completion_mask"]
-        is_before_last_nt = torch.arange(mask_nt.shape[1], device=mask_nt.device) < mask_nt.sum(dim=1, keepdim=True) - 1
+        last_column_n1 = mask_nt.sum(dim=1, keepdim=True) - 1
+        is_before_last_nt = torch.arange(mask_nt.shape[1], device=mask_nt.device) < last_column_n1
         has_inner_padding_n = (is_before_last_nt & (output["completion_ids"] == self._pad_id)).any(dim=1)
         # Unsloth moves tokens after a padding token but not their mask, so completions with inner padding are left out of the loss.
         if bool(has_inner_padding_n.any()):

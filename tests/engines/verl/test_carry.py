@@ -190,7 +190,7 @@ def test_what_cannot_be_read():
     with pytest.raises(AlignmentError, match="the same scheme"):
         unpack([packed(TEXTS[0])], other)
     with pytest.raises(AlignmentError, match="has only 3"):
-        unpack([packed(TEXTS[0])], SCHEME).tokens(SCHEME, torch.ones(1, 3).bool(), range(1))
+        unpack([packed(TEXTS[0])], SCHEME).blocks_of(SCHEME, torch.ones(1, 3).bool(), range(1))
 
 
 def test_what_a_judge_says_of_a_reward_is_carried_beside_it():

@@ -48,7 +48,7 @@ def test_a_completion_is_scored_and_its_reading_arrives(config, manager):
     assert set(output.extra_fields) == {"reward_extra_info"}  # the mask for the reward worker is gone again
     carried = carry.unpack([info[carry.KEY]], manager.scheme)
     mask_nt, masked_n = torch.arange(80)[None] < len(output.response_ids), carried.masked_n
-    block_nt = carried.tokens(manager.scheme, mask_nt, [0])[0].block_nt
+    block_nt = carried.blocks_of(manager.scheme, mask_nt, [0])[0].block_nt
     assert carried.reading.scores.reward_nm.tolist() == [[1.0, pytest.approx(-0.01)]]
     assert masked_n.tolist() == [True]
     text = manager.tokenizer.decode([i for i, b in zip(output.response_ids, block_nt[0].tolist(), strict=False) if b])

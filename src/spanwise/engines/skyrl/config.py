@@ -122,8 +122,8 @@ def check(cfg: Any) -> RecipeRule:
         part_class(mode, "skyrl").check(mode, "skyrl", cfg)
     row_fields = {"logp_nt", "value_nt"}  # SkyRL computes these two fields for its own rows, not for single turns
     provided_fields = {"group_n", "ids_nt", "mask_nt", "columns", "steps", *row_fields, *added_by(scheme.modes, "skyrl")}
-    fields_lacking_at_read = row_fields if reads_turns(scheme, stepwise=stepwise) else set()
-    scheme.check(provided_fields, at_read=provided_fields - fields_lacking_at_read)
+    fields_missing_at_read = row_fields if reads_turns(scheme, stepwise=stepwise) else set()
+    scheme.check(provided_fields, at_read=provided_fields - fields_missing_at_read)
     say(idle_fields(spanwise_options.recipe, engine="SkyRL"))
     if estimator_name not in ("spanwise", scheme.method):
         say(f"trainer.algorithm.advantage_estimator={estimator_name} is not used: the recipe's method is '{scheme.method}'.")

@@ -36,8 +36,9 @@ class SampledRows:
         sampled_turns = list(zip(output["prompt_token_ids"], output["response_ids"], output["trajectory_ids"], strict=True))
         place_s: list[tuple[int, int]] = []
         for n, (prompt, response) in enumerate(zip(trained["prompt_token_ids"], trained["response_ids"], strict=True)):
-            row_ids, first_turn = [*prompt, *response], len(place_s)
-            matched_length, trajectory_id = len(prompt), output["trajectory_ids"][first_turn]
+            row_ids = [*prompt, *response]
+            matched_length = len(prompt)
+            trajectory_id = output["trajectory_ids"][len(place_s)]
             while len(place_s) < len(sampled_turns):
                 turn_prompt, turn_response, turn_trajectory_id = sampled_turns[len(place_s)]
                 if (
@@ -83,9 +84,11 @@ class SampledRows:
             row_columns["completion_ids"] = list(self.output["response_ids"])
         uids = [self.uids[s] for s in source_rows]
         row_count = len(source_rows)
-        named_columns = columns(uids) | {name: [column[s] for s in source_rows] for name, column in row_columns.items()}
+        trained_columns = {name: [column[s] for s in source_rows] for name, column in row_columns.items()}
+        named_columns = columns(uids) | trained_columns
         if data is None:
-            responses, loss_masks = self.output["response_ids"], self.output["loss_masks"]
+            responses = self.output["response_ids"]
+            loss_masks = self.output["loss_masks"]
             sampled_masks = [mask if any(mask) else [1] * len(mask) for mask in loss_masks]
             return Batch.jagged(responses, uids, sampled=sampled_masks, columns=named_columns)
         response_width = data["loss_mask"].shape[1]
@@ -109,10 +112,12 @@ class SampledRows:
         self, columns: Callable[[Sequence[str]], dict[str, list[Any]]], *, width: int, anchored: bool = False
     ) -> tuple[Batch, Turns]:
         """Build a batch with one row per turn (an unbroken run of sampled tokens), and the turns' places in SkyRL's rows."""
-        prompts, responses, loss_masks = (self.output[name] for name in ("prompt_token_ids", "response_ids", "loss_masks"))
+        prompts = self.output["prompt_token_ids"]
+        responses = self.output["response_ids"]
+        loss_masks = self.output["loss_masks"]
         responses_with_masks = zip(responses, loss_masks, strict=True)
         ranges_s = [[(0, len(response))] if self.stepwise else _runs(mask) for response, mask in responses_with_masks]
-        turn_ranges = [(s, k, *token_range) for s, ranges in enumerate(ranges_s) for k, token_range in enumerate(ranges)]
+        turn_ranges = [(s, k, start, end) for s, ranges in enumerate(ranges_s) for k, (start, end) in enumerate(ranges)]
 
         def value_of_turn(values: Sequence[Any], s: int, k: int) -> Any:
             """Return the value of turn `k` of row `s` from one of the generator's lists, or the row's value if turns have none."""
@@ -151,7 +156,8 @@ class SampledRows:
 
     def _turn_reward(self, s: int, ranges: Sequence[tuple[int, int]], k: int) -> float | None:
         """Return the environment's reward of a turn: the sum of the row's token rewards up to the start of the next turn."""
-        row_reward, is_last = self.output["rewards"][s], k == len(ranges) - 1
+        row_reward = self.output["rewards"][s]
+        is_last = k == len(ranges) - 1
         if not isinstance(row_reward, list):
             return float(row_reward) if is_last else None
         return float(sum(row_reward[ranges[k][0] if k else 0 : None if is_last else ranges[k + 1][0]]))

@@ -46,7 +46,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         self.critic_config = critic_of(recipe)
         register()
         super().__init__(cfg, *args, **kwargs)
-        algorithm, policy_path = cfg.trainer.algorithm, cfg.trainer.policy.model.path
+        algorithm = cfg.trainer.algorithm
+        policy_path = cfg.trainer.policy.model.path
         vocabulary_size = model_vocabulary_size(policy_path)
         self.vocabulary = Vocabulary.from_tokenizer(self.tokenizer, size=vocabulary_size)
         try:
@@ -76,7 +77,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
 
     def postprocess_generator_output(self, generator_output: Any, uids: list[str], *more: Any, **rest: Any) -> Any:
         """Store the turns of rollouts before SkyRL merges them into rows, which lack the turns' rewards and end positions."""
-        unmerged_output, turn_uids = dict(generator_output), list(uids)
+        unmerged_output = dict(generator_output)
+        turn_uids = list(uids)
         algorithm = self.cfg.trainer.algorithm
         # SkyRL's filter looks at the environment's reward, so it is off here; `_leave_out_useless` filters by credit later.
         filter_setting, algorithm.zero_variance_filter = algorithm.zero_variance_filter, False
@@ -87,12 +89,12 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         is_stepwise = self.cfg.generator.step_wise_trajectories
         self.last_rows = SampledRows.of(unmerged_output, turn_uids, merged_output, stepwise=is_stepwise)
         for name, part in self.parts.items():
-            ended_n = list(map(part.ended, merged_output["response_ids"], merged_output["loss_masks"]))
-            self._appended[name] = torch.tensor(ended_n)
+            has_ended_n = list(map(part.ended, merged_output["response_ids"], merged_output["loss_masks"]))
+            self._appended[name] = torch.tensor(has_ended_n)
             appended_value_by_field = {"response_ids": part.token, "loss_masks": 0, "rewards": 0.0, "rollout_logprobs": 0.0}
             for field, token_value in appended_value_by_field.items():
                 if merged_output.get(field) is not None:
-                    rows_with_flags = zip(merged_output[field], ended_n, strict=True)
+                    rows_with_flags = zip(merged_output[field], has_ended_n, strict=True)
                     new_rows = [[*row, token_value] if has_ended else row for row, has_ended in rows_with_flags]
                     merged_output = {**merged_output, field: new_rows}
         return merged_output, uids
@@ -101,8 +103,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """Let SkyRL sample further prompts until enough prompt groups have a completion with credit."""
         useful_uids = self._useful_uids(generator_output, uids)
         # SkyRL keeps groups whose rewards differ, so here one row of each useful group has reward 1 and all others have 0.
-        first_row_by_uid = {uid: row for row, uid in reversed(list(enumerate(uids)))}
-        fake_rewards = [float(uid in useful_uids and first_row_by_uid[uid] == row) for row, uid in enumerate(uids)]
+        rewarded_rows = {uids.index(uid) for uid in useful_uids}
+        fake_rewards = [1.0 if row in rewarded_rows else 0.0 for row in range(len(uids))]
         fake_output = {**generator_output, "rewards": fake_rewards, _REWARDS: generator_output["rewards"]}
         sampled_output, uids, keep_sampling = super().handle_dynamic_sampling(fake_output, uids)
         original_rewards = sampled_output.pop(_REWARDS)
@@ -147,9 +149,11 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         data = super().compute_advantages_and_returns(data)
         rows = self.last_rows
         assert rows is not None, "SkyRL postprocesses rows before it trains on them"
-        mask_nt, row_count = data["loss_mask"] > 0, len(rows.length_n)
+        mask_nt = data["loss_mask"] > 0
+        row_count = len(rows.length_n)
         scored_batch = self._read(rows, width=mask_nt.shape[1], data=data)
-        batch, reading = scored_batch.batch, scored_batch.reading
+        batch = scored_batch.batch
+        reading = scored_batch.reading
         if self.scheme.value_names:  # the critic does not learn from rows that the generator left out of the loss
             batch = replace(batch, mask_nt=mask_nt[:row_count])
         last_column = mask_nt.shape[1] - 1  # rows are right-aligned, so this column has the token that a mode appended
@@ -184,9 +188,9 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             for name, value_nt in (("values", batch.value_nt), ("returns", return_nt)):
                 data[name] = torch.where(mask_nt, pad(value_nt, (0, 0, 0, len(mask_nt) - row_count)), 0.0)
         for name, part in self.parts.items():
-            lesson_weight_n, target_logp_n, metrics = part.lesson(reading, self.scheme, self.global_step - 1, rows=row_count)
-            lesson_weight_n = lesson_weight_n * advantage_factor_n1[:row_count, 0]
-            for field, value_n in (("advantages", lesson_weight_n), ("action_log_probs", target_logp_n)):
+            mode_weight_n, target_logp_n, metrics = part.lesson(reading, self.scheme, self.global_step - 1, rows=row_count)
+            mode_weight_n = mode_weight_n * advantage_factor_n1[:row_count, 0]
+            for field, value_n in (("advantages", mode_weight_n), ("action_log_probs", target_logp_n)):
                 data[field] = with_token(data[field], mode_token_columns[name], value_n)
             all_metrics |= metrics
         self.last_advantages = adv_nt[:row_count]
@@ -203,7 +207,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
         """Take groups without credit out of the loss (KL and entropy too), as SkyRL's zero-variance filter does."""
         tolerance = self.cfg.trainer.algorithm.zero_variance_filter_tol
         group_n = result.own.batch.group_n
-        useful_uids = _prompts_of(rows.uids, group_n[in_useful_groups(result.credit, group_n, tolerance=tolerance)])
+        is_useful_n = in_useful_groups(result.credit, group_n, tolerance=tolerance)
+        useful_uids = _prompts_of(rows.uids, group_n[is_useful_n])
         for n, s in enumerate(rows.source_row_n):
             if rows.uids[s] not in useful_uids:
                 data["loss_mask"][n] = 0
@@ -225,7 +230,8 @@ class SpanRayPPOTrainer(RayPPOTrainer):
             row_prompts = [prompt_by_group[group] for group in result.own.batch.group_n.tolist()]
             return self.step.rollouts(result, number=self.global_step, prompts=row_prompts)
 
-        trainer_config, generator_config = self.cfg.trainer, self.cfg.generator
+        trainer_config = self.cfg.trainer
+        generator_config = self.cfg.generator
         recipe = record.recipe(
             self.scheme,
             model=trainer_config.policy.model.path,
@@ -261,7 +267,8 @@ def fold_factor(
     length_n = loss_mask_nt.sum(dim=1).float()
     factor_n = torch.ones_like(length_n)
     for start, end in mini_batches:
-        mini_batch_slice, mini_batch_rows = slice(start, end), end - start
+        mini_batch_slice = slice(start, end)
+        mini_batch_rows = end - start
         prompt_slices = [slice(first, last) for first, last in prompts if start <= first < end]
         micro_slices = [slice(first, first + micro_batch_size) for first in range(start, end, micro_batch_size)]
         slices_by_reduction = {"prompt_mean": prompt_slices, "token_mean_legacy": micro_slices}

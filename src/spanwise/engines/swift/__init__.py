@@ -62,10 +62,12 @@ class NoReward:
 
 def check(recipe: Path, settings: Mapping[str, Any], *, longest: int) -> RecipeRule:
     """Load a recipe; refuse settings of ms-swift that do not work with it."""
-    loss_type, level = settings["loss_type"], settings["importance_sampling_level"]
+    loss_type = settings["loss_type"]
+    ratio_level = settings["importance_sampling_level"]
     faults = {
         f"Under ms-swift: {unknown('loss_type', loss_type, LOSS_TYPES)}": loss_type not in LOSS_TYPES,
-        f"Under ms-swift: {unknown('importance_sampling_level', level, RATIO_LEVELS)}": level not in RATIO_LEVELS,
+        f"Under ms-swift: {unknown('importance_sampling_level', ratio_level, RATIO_LEVELS)}": ratio_level
+        not in RATIO_LEVELS,
         **kl_fault(settings["beta"], loss_type, engine="ms-swift"),
         NO_TEACHER: settings["teacher"],
         "The rollout server returns a changing number of samples per prompt, as servers with several turns do. Use single "

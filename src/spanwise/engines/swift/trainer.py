@@ -50,8 +50,9 @@ class SwiftSpanTrainer(GRPOTrainer):
         refuse({adapter.NO_TEACHER: any(micro_batch.teacher_per_token_logps is not None for micro_batch in micro_batches)})
         completion_ids, sampled_masks, logp_rows, column_ranges = [], [], [], []
         for micro_batch, encoded in zip(micro_batches, batch_encoded_inputs, strict=True):
-            row_tables = micro_batch.completion_mask, encoded["model_inputs"]["input_ids"], micro_batch.old_per_token_logps
-            for mask_t, ids_l, logp_t in zip(*row_tables, strict=True):
+            input_ids = encoded["model_inputs"]["input_ids"]
+            rows = zip(micro_batch.completion_mask, input_ids, micro_batch.old_per_token_logps, strict=True)
+            for mask_t, ids_l, logp_t in rows:
                 trained_columns = mask_t.nonzero()[:, 0].tolist()
                 column_range = slice(trained_columns[0], trained_columns[-1] + 1) if trained_columns else slice(0, 0)
                 completion_ids.append(ids_l[-len(mask_t) :][column_range].tolist())
@@ -63,7 +64,8 @@ class SwiftSpanTrainer(GRPOTrainer):
         columns = self._columns(ordered_samples)
         logp_nt = pad_sequence(logp_rows, batch_first=True)
         batch = Batch.jagged(completion_ids, group_n, sampled=sampled_masks, columns=columns, logp_nt=logp_nt)
-        scored_batch, mask_nt = self.recipe_run.step.read(batch), batch.mask_nt
+        scored_batch = self.recipe_run.step.read(batch)
+        mask_nt = batch.mask_nt
         assert mask_nt is not None
         if self.overlong_filter:
             mask_nt = mask_nt & ~torch.cat([micro_batch.truncated_mask for micro_batch in micro_batches]).cpu()[:, None]

@@ -260,7 +260,8 @@ def _check_dataset(
     """Refuse an object that is no dataset, and a dataset that lacks prompts or the gold answers of built-in rewards."""
     split_names = list(dataset) if isinstance(dataset, Mapping) else []
     known_columns = getattr(dataset, "column_names", None) if not split_names else None
-    type_name, column_names = type(dataset).__name__, known_columns or ["none"]
+    column_names = known_columns or ["none"]
+    type_name = type(dataset).__name__
     faults: dict[str, Any] = {
         f"{argument} holds the splits {', '.join(split_names)}; pass one of them: "
         f"{argument}=data[{next(iter(split_names), '')!r}].": split_names,
@@ -292,14 +293,15 @@ def check_prompts(prompts: Iterable[Any], *, template: bool) -> None:
 
 def check_prefilled(prompt: str, layout: Layout) -> None:
     """Check that a prompt ends with the layout's `prefilled` opening tag, or with no opening tag if nothing is prefilled."""
-    prompt_end, prefilled = prompt.rstrip(), layout.prefilled or ""
+    prompt_end = prompt.rstrip()
+    prefilled = layout.prefilled or ""
     opening_tags_by_mark: dict[str, list[str]] = {}
     for part in layout.parts:
         list_opening_tags = SEGMENTERS.find(part.segmenter).opens
         opening_tags = [] if list_opening_tags is None else list_opening_tags(part.mark)
         opening_tags_by_mark[part.mark] = [tag.strip() for tag in opening_tags if tag.strip()]
-    mark_and_tag_pairs = [(mark, tag) for mark, tags in opening_tags_by_mark.items() for tag in tags]
-    opened_mark, opened_tag = next((pair for pair in mark_and_tag_pairs if prompt_end.endswith(pair[1])), ("", ""))
+    opened_pairs = [(mark, tag) for mark, tags in opening_tags_by_mark.items() for tag in tags if prompt_end.endswith(tag)]
+    opened_mark, opened_tag = opened_pairs[0] if opened_pairs else ("", "")
     prefilled_tags = opening_tags_by_mark.get(prefilled, [])
     faults = {
         f"The prompt already opens {opened_tag}, so no completion will hold that {_noun(opened_mark, opened_tag)}. Write "

@@ -108,12 +108,14 @@ def surrogate_slope(logps_bt: Float[Tensor, "b t"], inputs: Mapping[str, Any], a
 
     The result is NaN where clipping may act.
     """
-    old_logp_bt, (low, high) = inputs.get("old_per_token_logps"), clip_range(args)
+    old_logp_bt = inputs.get("old_per_token_logps")
+    clip_low, clip_high = clip_range(args)
     ratio_bt = torch.ones_like(logps_bt) if old_logp_bt is None else (logps_bt - old_logp_bt).exp()
-    is_unclipped_bt = (ratio_bt > 1 - low) & (ratio_bt < min(1 + high, float("inf") if args.delta is None else args.delta))
+    highest_ratio = 1 + clip_high if args.delta is None else min(1 + clip_high, args.delta)
+    is_unclipped_bt = (ratio_bt > 1 - clip_low) & (ratio_bt < highest_ratio)
     slope_bt = torch.where(is_unclipped_bt, ratio_bt, torch.nan)
     if args.loss_type == "cispo":
-        slope_bt = ratio_bt.clamp(max=high)
+        slope_bt = ratio_bt.clamp(max=clip_high)
     if args.loss_type == "sapo":
         temperature_bt = torch.where(inputs["advantages"] > 0, args.sapo_temperature_pos, args.sapo_temperature_neg)
         gate_bt = torch.sigmoid(temperature_bt * (ratio_bt - 1))
@@ -182,9 +184,10 @@ def check_loss(
         if value_bt is None or bool(value_bt.isfinite().all()):
             continue
         not_finite_bt = ~value_bt.isfinite()
-        faulty_in_mask_bt = not_finite_bt & mask_bt.bool()
+        faulty_bt = not_finite_bt & mask_bt.bool()
         # A NaN at a masked token makes the loss NaN, too, because TRL multiplies by the mask, and 0 times NaN is NaN.
-        row, token = (faulty_in_mask_bt if bool(faulty_in_mask_bt.any()) else not_finite_bt).nonzero()[0].tolist()
+        faulty_bt = faulty_bt if bool(faulty_bt.any()) else not_finite_bt
+        row, token = faulty_bt.nonzero()[0].tolist()
         token_text = f"token {token}" if bool(mask_bt[row, token]) else f"masked token {token}"
         completion_ids = inputs["completion_ids"][row][mask_bt[row].bool()].tolist()
         completion_text = repr(tokenizer.decode(completion_ids, skip_special_tokens=False)[:200])

@@ -30,7 +30,8 @@ def check_sampling(args: Any, scheme: Scheme, *, dataset: Any, options: Mapping[
     check_known("dynamic_sampling", criterion, (CREDIT, *scheme.names))
     computed_after_sampling = sorted({"logp_nt", "value_nt"} & scheme.needs) if criterion == CREDIT else []
     column_names = getattr(dataset, "column_names", None) or []
-    advice, round_count = "Leave dynamic_sampling out.", args.dynamic_sampling_rounds
+    advice = "Leave dynamic_sampling out."
+    round_count = args.dynamic_sampling_rounds
     has_environment = options.get("environment_factory") is not None
     refuse(
         {
@@ -66,11 +67,13 @@ class DynamicSampling:
 
     def fill(self, outputs: tuple[Any, ...], prompts: list[Any], rows: list[dict[str, Any]]) -> tuple[Any, ...]:
         """Replace the groups of a generated batch that teach nothing; this changes `prompts` and `rows` in place."""
-        trainer, group_size = self.trainer, self.trainer.num_generations
+        group_size = self.trainer.num_generations
         fresh_rows = self._fresh_rows()
-        useless_groups = (~self._useful(outputs, prompts, rows)).nonzero()[:, 0].tolist()
+        is_useful_g = self._useful(outputs, prompts, rows)
+        useless_groups = (~is_useful_g).nonzero()[:, 0].tolist()
         group_rows = [range(first, first + group_size) for first in range(0, len(rows), group_size)]
-        group_count = sampled_group_count = len(group_rows)
+        group_count = len(group_rows)
+        sampled_group_count = group_count
         self.scored = outputs[1]
         for _ in range(self.rounds):
             # Every process samples as many groups as the process that needs the most groups.
@@ -81,12 +84,14 @@ class DynamicSampling:
             sampled_rows = [next(fresh_rows) for _ in range(group_count_to_sample)]
             candidate_rows = [dict(row) for row in sampled_rows for _ in range(group_size)]
             candidate_prompts = [row["prompt"] for row in candidate_rows]
-            candidates = trainer._sample(candidate_prompts)
+            candidates = self.trainer._sample(candidate_prompts)
             sampled_group_count += group_count_to_sample
             is_useful_g = self._useful(candidates, candidate_prompts, candidate_rows)
             for group in is_useful_g.nonzero()[:, 0].tolist()[: len(useless_groups)]:
-                old_rows, new_rows = group_rows[useless_groups.pop(0)], group_rows[group]
-                outputs = tuple(_replaced(*pair, old_rows, new_rows) for pair in zip(outputs, candidates, strict=True))
+                old_rows = group_rows[useless_groups.pop(0)]
+                new_rows = group_rows[group]
+                output_pairs = zip(outputs, candidates, strict=True)
+                outputs = tuple(_replaced(old, new, old_rows, new_rows) for old, new in output_pairs)
                 for old_row, new_row in zip(old_rows, new_rows, strict=True):
                     prompts[old_row], rows[old_row] = candidate_prompts[new_row], candidate_rows[new_row]
         useless_share = len(useless_groups) / group_count
@@ -101,24 +106,28 @@ class DynamicSampling:
         extra_fields = next((part for part in generated if isinstance(part, dict)), {})
         for n, row in enumerate(rows):
             row.update({name: values[n] if isinstance(values, list) else values for name, values in extra_fields.items()})
-        scored_rows, scheme = self.trainer._read(generated, prompts, rows), self.trainer.scheme
+        scored_rows = self.trainer._read(generated, prompts, rows)
+        scheme = self.trainer.scheme
         group_size = self.trainer.num_generations
         if self.criterion != CREDIT:
             objective_index = scheme.names.index(self.criterion)
             reward_gn = scored_rows.worth_nm(scheme)[:, objective_index].view(-1, group_size)
             is_nan_gn = reward_gn.isnan()
             return reward_gn.masked_fill(is_nan_gn, -torch.inf).amax(1) > reward_gn.masked_fill(is_nan_gn, torch.inf).amin(1)
-        useful_n = self.trainer.step.useful(scored_rows)
+        is_useful_n = self.trainer.step.useful(scored_rows)
         if scored_rows.turns is not None:  # each row is a turn, so copy the result of turns to completions
-            useful_n = torch.zeros(scored_rows.completions, dtype=torch.bool).index_put((scored_rows.turns.row_s,), useful_n)
-        return useful_n.view(-1, group_size).any(dim=1)
+            false_n = torch.zeros(scored_rows.completions, dtype=torch.bool)
+            is_useful_n = false_n.index_put((scored_rows.turns.row_s,), is_useful_n)
+        return is_useful_n.view(-1, group_size).any(dim=1)
 
     def _fresh_rows(self) -> Any:
         """Yield rows of the dataset in random order, without end; each process gets different rows."""
-        trainer, dataset = self.trainer, self.trainer.train_dataset
+        trainer = self.trainer
+        dataset = trainer.train_dataset
         seed = trainer.args.seed * 1_000_003 + trainer.state.global_step  # a resumed run draws the same rows
         random_generator = torch.Generator().manual_seed(seed)
-        rank, rank_count = trainer.accelerator.process_index, trainer.accelerator.num_processes
+        rank = trainer.accelerator.process_index
+        rank_count = trainer.accelerator.num_processes
         while True:
             for index in torch.randperm(len(dataset), generator=random_generator).tolist()[rank::rank_count] or [0]:
                 yield dataset[index]

@@ -132,7 +132,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._sampled: list[list[int]] | None = None  # 1 at the sampled tokens of each completion; None: everywhere
         self._reward_arguments: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
-        criterion, round_count = (getattr(args, name, None) for name in ("dynamic_sampling", "dynamic_sampling_rounds"))
+        criterion = getattr(args, "dynamic_sampling", None)
+        round_count = getattr(args, "dynamic_sampling_rounds", None)
         self.sampling = None if criterion is None else DynamicSampling(self, criterion, round_count or 0)
         self._scored_batch: ReadBatch | None = None
         self._read_seconds = 0.0
@@ -162,8 +163,8 @@ class SpanGRPOTrainer(GRPOTrainer):
             config.check_prompts(train_dataset["prompt"], template=has_template)
         # With these weights TRL logs the same weighted sum of rewards as training uses.
         self.reward_weights = torch.tensor([objective.weight for objective in scheme.objectives], dtype=torch.float32)
-        is_distributed = self.accelerator.num_processes > 1
-        ranks = Ranks(self.accelerator.process_index, lambda local: gather_object([local])) if is_distributed else None
+        process_ranks = Ranks(self.accelerator.process_index, lambda local: gather_object([local]))
+        ranks = process_ranks if self.accelerator.num_processes > 1 else None
         self.step: Step = Step(scheme, Vocabulary.of(self._text_tokenizer, self.model), ranks=ranks)
         self.parts = parts_of(all_modes, "trl", self)
         self.critic = None if critic is None else self.parts[critic.name].critic
@@ -189,7 +190,8 @@ class SpanGRPOTrainer(GRPOTrainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """Run TRL's training, from the newest checkpoint if asked, and complete the run folder even if training fails."""
-        checkpoint = whole_checkpoint(self.args, resume_from_checkpoint, self._lasting if self.settings is None else None)
+        lasting_settings = self._lasting if self.settings is None else None
+        checkpoint = whole_checkpoint(self.args, resume_from_checkpoint, lasting_settings)
         run_writer = self.keeping if self.accelerator.is_main_process else None
         try:
             with nullcontext() if run_writer is None else run_writer.record.running():
@@ -217,7 +219,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         if self.args.should_save:
             (checkpoint / MANIFEST).unlink(missing_ok=True)
         self.accelerator.wait_for_everyone()
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
+        limit = self.args.save_total_limit
+        self.args.save_total_limit = None
         try:
             super()._save_checkpoint(model, trial)
         finally:
@@ -304,7 +307,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         if self.sampling is not None and self._scored_batch is not None and self.sampling.scored is completion_ids_list:
             return self._logged_rewards(self._scored_batch)
         super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        start_time, columns = time.perf_counter(), self._reward_arguments
+        start_time = time.perf_counter()
+        columns = self._reward_arguments
         trl_arguments = {key: columns.pop(key) for key in _TRL_KWARGS if key in columns}
         if self._environment_rewards:
             columns["environment"] = environment_rewards(self._environment_rewards, trl_arguments["environments"])
@@ -326,7 +330,8 @@ class SpanGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         self._rows, self._read_seconds = inputs, 0.0
         output = super()._generate_and_score_completions(inputs)
-        scored_batch, is_training = self._scored_batch, self.model.training
+        scored_batch = self._scored_batch
+        is_training = self.model.training
         assert scored_batch is not None, "TRL asks for rewards"
         batch = scored_batch.batch
         all_rows = scored_batch.everyone
@@ -337,7 +342,8 @@ class SpanGRPOTrainer(GRPOTrainer):
         for part in self.parts.values():
             scored_batch, metrics = part.fill(scored_batch, output)
             self._note(metrics)
-        start_time, mask_nt = time.perf_counter(), fold.loss_mask(output).bool().cpu()
+        start_time = time.perf_counter()
+        mask_nt = fold.loss_mask(output).bool().cpu()
         step_result = self.step.finish(scored_batch, mask_nt=mask_nt, learn=is_training, number=step_number)
         advantage_nt = scored_batch.put(step_result.advantages_nt, width=mask_nt.shape[1])
         output["advantages"] = advantage_nt.to(output["completion_ids"].device)
@@ -429,19 +435,24 @@ class SpanGRPOTrainer(GRPOTrainer):
             steps_per_generation=self.args.steps_per_generation if is_training else 1,
         )
         dppo_loss = self.loss_type if self.loss_type in fold.DPPO else None
-        advantages_bt = inputs["advantages"] * factor_b1 if dppo_loss is None else torch.zeros_like(inputs["advantages"])
+        advantages_bt = inputs["advantages"] * factor_b1
+        if dppo_loss is not None:
+            advantages_bt = torch.zeros_like(inputs["advantages"])
         is_canary_due = self._canary_due and is_training and torch.is_grad_enabled()
         advantages_bt.requires_grad_(is_canary_due)
         accumulation_steps = self.current_gradient_accumulation_steps if is_training else 1
-        kl_weight, self._logps = self.beta, None
+        self._logps = None
+        kl_weight = self.beta
         self.beta = 0.0  # keeps TRL from adding its KL, whose normaliser cannot be undone; `kl_term` is added below
         self.loss_type = "sapo" if dppo_loss else self.loss_type  # advantages of 0 make TRL's loss 0; DPPO is added below
-        loss_inputs = self._loss_inputs = {**inputs, "advantages": advantages_bt}
+        loss_inputs = {**inputs, "advantages": advantages_bt}
+        self._loss_inputs = loss_inputs
         try:
             total_loss = super().compute_loss(model, loss_inputs, return_outputs, num_items_in_batch)
         finally:
             self.beta, self._loss_inputs = kl_weight, {}
-            logps_bt, self._logps = self._logps, None
+            logps_bt = self._logps
+            self._logps = None
             self.loss_type = dppo_loss or self.loss_type
         if dppo_loss is not None and logps_bt is not None:
             dppo_value, dropped_share = fold.dppo_term(logps_bt, inputs, mask_bt, self.args)
@@ -463,7 +474,9 @@ class SpanGRPOTrainer(GRPOTrainer):
             )
             self._canary_due = False
         if kl_weight != 0.0 and logps_bt is not None:
-            old_logp_bt = inputs.get("old_per_token_logps", logps_bt.detach()) if self.args.use_bias_correction_kl else None
+            old_logp_bt = None
+            if self.args.use_bias_correction_kl:
+                old_logp_bt = inputs.get("old_per_token_logps", logps_bt.detach())
             kl_bt = fold.token_kl(logps_bt, inputs["ref_per_token_logps"], mask_bt, old_bt=old_logp_bt)
             kl_and_token_sums = torch.stack([kl_bt.detach().sum(), mask_bt.sum().to(kl_bt.dtype)])
             # Log the mean KL over the tokens of all processes, as TRL does.
@@ -482,10 +495,12 @@ class SpanGRPOTrainer(GRPOTrainer):
         for part in self.parts.values():
             compute_logps = partial(part.forward, compute_logps)
         logp_outputs = compute_logps(*args, **kwargs)
-        self._logps, loss_inputs = logp_outputs[0], self._loss_inputs
+        self._logps = logp_outputs[0]
+        loss_inputs = self._loss_inputs
         old_logp_bt = loss_inputs.get("old_per_token_logps") if self._ratio_level != "token" else None
         if old_logp_bt is not None:  # TRL reads old log-probabilities only after this method, so they may change here
-            mask_bt, block_bt = fold.loss_mask(loss_inputs), loss_inputs.get("block_numbers")
+            mask_bt = fold.loss_mask(loss_inputs)
+            block_bt = loss_inputs.get("block_numbers")
             loss_inputs["old_per_token_logps"] = fold.pooled_logps(logp_outputs[0], old_logp_bt, mask_bt, block_bt)
         return logp_outputs
 

@@ -64,7 +64,8 @@ class Rows:
 def pack(reading: Reading, length_n: Sequence[int], *, masked: bool, turns: Turns | None = None, anchor: Any = None) -> str:
     """Pack a rollout's blocks and rewards as text, because verl's V0 trainer carries no other data of uneven length."""
     assert reading.spans is not None, "a reading of this process has spans"
-    block_nt, note_nm = reading.spans.block_nt, reading.scores.note_nm
+    block_nt = reading.spans.block_nt
+    note_nm = reading.scores.note_nm
     if turns is not None:
         block_nt = turns.put(block_nt + 1, rows=len(length_n)) - 1
     outputs: list[dict[str, list[Any]]] = []
@@ -113,14 +114,15 @@ class UnpackedBatch:
         first_turn_s = torch.searchsorted(self.row_s, self.row_s)  # the first turn of the same row; `row_s` is sorted
         return torch.arange(len(self.row_s)) - first_turn_s
 
-    def tokens(
+    def blocks_of(
         self, scheme: Scheme, mask_nt: Bool[Tensor, "n t"], rows: Sequence[int]
     ) -> tuple[Spans, Bool[Tensor, "n t"], Turns | None, Int[Tensor, " s"]]:
         """Return the blocks and the mask of sampled tokens for some rows of a batch.
 
         `rows` ascend; `mask_nt`: the tokens that verl trains. Also return turns (None: not split) and indices in `reading`.
         """
-        run_blocks, run_lengths, width = [], [], mask_nt.shape[1]
+        width = mask_nt.shape[1]
+        run_blocks, run_lengths = [], []
         for n in rows:
             blocks_of_runs, lengths_of_runs = self.runs[n]
             if self.length_n[n] > width:
@@ -130,7 +132,8 @@ class UnpackedBatch:
             run_blocks += [*blocks_of_runs, -1]
             run_lengths += [*lengths_of_runs, width - self.length_n[n]]
         dtype = np.int8 if len(scheme.layout.names) < 128 else np.int16
-        block_nt = torch.from_numpy(np.repeat(np.array(run_blocks, dtype=dtype), run_lengths).reshape(len(rows), width))
+        block_by_token = np.repeat(np.array(run_blocks, dtype=dtype), run_lengths)
+        block_nt = torch.from_numpy(block_by_token.reshape(len(rows), width))
         sampled_nt = block_nt >= 0
         row_turns = None
         row_n = torch.tensor(rows, dtype=torch.int64)
@@ -211,7 +214,8 @@ def read_rows(rows: Rows, uids: Sequence[Any], step: Step) -> tuple[UnpackedBatc
     group_n = group_index([uids[n] for n in rows.real])
     output_numbers = None if rows.output_number is None else [rows.output_number[n] for n in rows.real]
     unpacked = unpack([rows.packed[n] for n in rows.real], step.scheme, output_numbers)
-    rollout_n = torch.arange(len(group_n)) if rows.session is None else group_index([rows.session[n] for n in rows.real])
+    rollout_ids = rows.real if rows.session is None else [rows.session[n] for n in rows.real]
+    rollout_n = group_index(rollout_ids)
     output_number_n = torch.zeros_like(rollout_n) if output_numbers is None else torch.tensor(output_numbers)
     steps = Steps(rollout_n, output_number_n, unpacked.anchor)
     if unpacked.split_n.any():
@@ -234,10 +238,11 @@ def credited(
     dtype: torch.dtype = torch.float32,
 ) -> Credited:
     """Compute the advantages of a batch and the targets of its critic, with 0 at masked tokens and in padding rows."""
-    scheme, real_indices = step.scheme, rows.real
+    scheme = step.scheme
+    real_indices = rows.real
     unpacked, scored_rows = read_rows(rows, uids, step)
     real_mask_nt = mask_nt[real_indices].bool()
-    spans, sampled_nt, turns, _ = unpacked.tokens(scheme, real_mask_nt, range(len(real_indices)))
+    spans, sampled_nt, turns, _ = unpacked.blocks_of(scheme, real_mask_nt, range(len(real_indices)))
     scored_rows = replace(scored_rows, reading=replace(scored_rows.reading, spans=spans), turns=turns)
     token_fields: dict[str, Any] = {name: scored_rows.take(value_nt[real_indices]) for name, value_nt in rows.tokens.items()}
     batch = replace(scored_rows.batch, mask_nt=scored_rows.take(sampled_nt), **token_fields, **fields)
@@ -266,8 +271,8 @@ class ChunkedCredit:
         return ChunkedCredit(rows, unpacked, step.credit(scored_rows))
 
     @cached_property
-    def _real_number_by_row(self) -> dict[int, int]:
-        """Maps the index of a row to its number among the rows that are not padding."""
+    def _unpacked_row_by_row(self) -> dict[int, int]:
+        """Maps the index of a row to its number among the rows that are not padding, which `unpacked` has."""
         return {n: number for number, n in enumerate(self.rows.real)}
 
     def split(self, tokens: int) -> list[range]:
@@ -282,10 +287,10 @@ class ChunkedCredit:
 
     def advantages(self, chunk: range, mask_nt: Shaped[Tensor, "n t"], scheme: Scheme) -> Float[Tensor, "n t"]:
         """Compute the advantages of a chunk of rows, with 0 at masked tokens and in padding rows."""
-        real_positions = [i for i, row in enumerate(chunk) if row in self._real_number_by_row]
-        real_numbers = [self._real_number_by_row[chunk[i]] for i in real_positions]
+        real_positions = [i for i, row in enumerate(chunk) if row in self._unpacked_row_by_row]
+        unpacked_rows = [self._unpacked_row_by_row[chunk[i]] for i in real_positions]
         real_mask_nt = mask_nt[real_positions].bool()
-        spans, _, turns, credit_indices = self.unpacked.tokens(scheme, real_mask_nt, real_numbers)
+        spans, _, turns, credit_indices = self.unpacked.blocks_of(scheme, real_mask_nt, unpacked_rows)
         adv_nt = advantages(self.batch.credits.take(credit_indices), spans, scheme)
         adv_nt = adv_nt if turns is None else turns.put(adv_nt, rows=len(real_positions))
         return to_all_rows(adv_nt, real_positions, mask_nt)
@@ -294,7 +299,8 @@ class ChunkedCredit:
 def to_all_rows(value_nt: Float[Tensor, "n t"], real: Sequence[int], mask_nt: Shaped[Tensor, "m t"]) -> Float[Tensor, "m t"]:
     """Add padding rows of 0 to a table, and set the tokens that verl does not train to 0."""
     if len(real) < len(mask_nt):
-        value_nt = value_nt.new_zeros(mask_nt.shape).index_copy_(0, torch.tensor(real, dtype=torch.int64), value_nt)
+        real_rows = torch.tensor(real, dtype=torch.int64)
+        value_nt = value_nt.new_zeros(mask_nt.shape).index_copy_(0, real_rows, value_nt)
     return value_nt.masked_fill_(~mask_nt.bool(), 0.0)
 
 

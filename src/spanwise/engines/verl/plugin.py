@@ -68,7 +68,8 @@ class _AttachOnImport(MetaPathFinder):
         if fullname not in PATCHES:
             return None
         finders = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        found_spec = next((candidate for finder in finders if (candidate := finder.find_spec(fullname, path, target))), None)
+        specs = (finder.find_spec(fullname, path, target) for finder in finders)
+        found_spec = next(filter(None, specs), None)
         if found_spec is not None and found_spec.loader is not None:
 
             @around(found_spec.loader, "exec_module")

@@ -88,7 +88,7 @@ class SpanRewardManager(RewardManagerBase):
         reward_nm = fill_missing(read_batch.reading.scores, objectives)
         last_reward_m = reward_nm[-1].tolist() if len(reward_nm) else [math.nan] * len(objectives)
         reward_pairs = list(zip(objectives, last_reward_m, strict=True))
-        total_reward = sum(objective.weight * reward for objective, reward in reward_pairs if reward == reward)
+        total_reward = sum(objective.weight * reward for objective, reward in reward_pairs if not math.isnan(reward))
         extra_info = {**{objective.name: reward for objective, reward in reward_pairs}, carry.KEY: packed_text}
         if self.marks_rewards:
             extra_info[ANY_REWARD] = _hash_rewards(read_batch.reading.scores, objectives)

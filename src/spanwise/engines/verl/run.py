@@ -69,19 +69,23 @@ class VerlRun:
 
     def credit(self, rows: Rows, number: int, uids: Sequence[Any], mask_nt: Tensor) -> tuple[Tensor, Tensor]:
         """Compute the advantages of a batch, scaled to undo the normaliser of verl's loss, and the critic's targets."""
-        real_indices, mode_fields, all_mode_metrics = rows.real, {}, {}
+        real_indices = rows.real
+        mode_fields, all_mode_metrics = {}, {}
         for name, part in self.parts.items():
             mode_fields |= part.fields(token_logp(rows.tokens["logp_nt"], rows.places[name])[real_indices], number)
-        adv_nt, return_nt, result = credited(rows, uids, mask_nt, self.step, value_lam=self.value_lam, fields=mode_fields)
-        say(*result.warnings)
-        reading = result.own.reading
+        adv_nt, return_nt, step_result = credited(
+            rows, uids, mask_nt, self.step, value_lam=self.value_lam, fields=mode_fields
+        )
+        say(*step_result.warnings)
+        reading = step_result.own.reading
         adv_nt = adv_nt * self._loss_factor(rows, mask_nt, reading)
         return_nt = adv_nt if return_nt is None else return_nt
         for name, part in self.parts.items():
-            mode_weight_n, self.targets[name], mode_metrics = part.lesson(reading, self.scheme, number, rows=len(mask_nt))
+            mode_weight_n, target_logp_n, mode_metrics = part.lesson(reading, self.scheme, number, rows=len(mask_nt))
+            self.targets[name] = target_logp_n
             adv_nt[real_indices] = with_token(adv_nt[real_indices], rows.places[name][real_indices], mode_weight_n)
             all_mode_metrics |= mode_metrics
-        self.result = replace(result, metrics={**result.metrics, **all_mode_metrics})
+        self.result = replace(step_result, metrics={**step_result.metrics, **all_mode_metrics})
         return adv_nt, return_nt
 
     @property
@@ -109,7 +113,7 @@ class VerlRun:
     def _loss_factor(self, rows: Rows, mask_nt: Tensor, reading: Reading) -> Tensor:
         """Compute the factor on the advantages of all or some rows that undoes the normaliser of verl's loss."""
         # verl's V0 divides its loss by the tokens left after rejection sampling, V1 by all sampled tokens.
-        token_count = int((mask_nt if rows.session is None else reading.length_nk).sum())
+        token_count = int(mask_nt.sum()) if rows.session is None else int(reading.length_nk.sum())
         return loss_factor(mask_nt, rollouts=rows.rollouts, tokens=token_count, rows=len(rows.packed), **self.reduction)
 
     def save_memory(self, step: int) -> None:
@@ -148,7 +152,8 @@ class VerlRun:
         """Write the metrics of the last credited batch, and its rollouts if they are due, to the run folder."""
         if self.record is None or self.result is None:
             return
-        step_result, tokenizer = self.result, trainer.tokenizer
+        step_result = self.result
+        tokenizer = trainer.tokenizer
         batch_number = (trainer.global_steps - 1) * _updates(trainer) + getattr(trainer, "local_trigger_step", 0) + 1
 
         def rollouts() -> Rollouts:
@@ -170,7 +175,8 @@ class VerlRun:
             reading = replace(scored_batch.reading, text=block_text)
             completed_batch = replace(scored_batch, batch=replace(scored_batch.batch, ids_nt=ids_nt), reading=reading)
             # `prompt_texts` takes the prompt from a uid's first row, which must be a rollout's first output.
-            row_order = sorted(rows.real, key=lambda n: 0 if rows.output_number is None else rows.output_number[n])
+            output_numbers = [0] * len(rows.packed) if rows.output_number is None else rows.output_number
+            row_order = sorted(rows.real, key=lambda n: output_numbers[n])
             uids = [sampled_rows.uids[n] for n in row_order]
             prompt_ids = [sampled_rows.prompts[n] for n in row_order]
             prompt_by_uid = prompt_texts(tokenizer, uids, prompt_ids)
@@ -192,7 +198,8 @@ class VerlRun:
     def _recipe(self, trainer: Any) -> dict[str, Any]:
         """Build the content of the run's `recipe.yaml` from the rule of credit and verl's configuration."""
         assert self.record is not None, "there is a folder"
-        rollout_config, data_config = self.config.actor_rollout_ref.rollout, self.config.data
+        rollout_config = self.config.actor_rollout_ref.rollout
+        data_config = self.config.data
         return self.record.recipe(
             self.scheme,
             model=self.config.actor_rollout_ref.model.path,

@@ -53,7 +53,8 @@ def attach(trainer_class: Any) -> None:
     def create(original: Any, self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         estimator_name, trainer_mode = config.algorithm.adv_estimator, _trainer_mode(config)
         if estimator_name == "spanwise":
-            self.spanwise, trainer_class.latest = prepare(config), self
+            self.spanwise = prepare(config)
+            trainer_class.latest = self
         elif (config.algorithm.get("spanwise") or {}).get("recipe"):
             raise RecipeError(
                 f"algorithm.spanwise.recipe only works with algorithm.adv_estimator=spanwise, but yours is '{estimator_name}'. Set "
@@ -88,7 +89,8 @@ def attach(trainer_class: Any) -> None:
 
 def prepare(config: Any) -> VerlRun:
     """Load the recipe, refuse verl's settings that do not work with it, and set verl's reward manager and loss."""
-    (recipe, scheme), discount_notes = _rule_in(config)
+    rule, discount_notes = _rule_in(config)
+    recipe, scheme = rule
     actor_config = config.actor_rollout_ref.actor
     spanwise_section = config.algorithm.spanwise
     critic_settings = recipe.modes.get("critic") or CriticConfig()
@@ -135,9 +137,10 @@ def _replace_loss_mode(config: Any) -> str | None:
     The policy loss is the same under every mode whose divisor is undone; only KL and entropy change.
     """
     actor = config.actor_rollout_ref.actor
-    has_mini_batches = config.data.train_batch_size > actor.ppo_mini_batch_size and _trainer_mode(config) != "separate_async"
+    is_batch_split = config.data.train_batch_size > actor.ppo_mini_batch_size
+    has_several_mini_batches = is_batch_split and _trainer_mode(config) != "separate_async"
     is_sapo = actor.policy_loss.get("loss_mode", "vanilla") == "sapo"
-    if actor.loss_agg_mode != "token-mean" or not (has_mini_batches or is_sapo):
+    if actor.loss_agg_mode != "token-mean" or not (has_several_mini_batches or is_sapo):
         return None
     critic_loss_mode = OmegaConf.select(config, "critic.loss_agg_mode")
     with open_dict(config):
@@ -220,12 +223,14 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
     manager_name = _manager_name(config)
     function_path = OmegaConf.select(config, "reward.custom_reward_function.path")
     reads_environment = any(objective.reward == "environment" for objective in scheme.objectives)
-    actor_config, trainer_config = config.actor_rollout_ref.actor, config.trainer
+    actor_config = config.actor_rollout_ref.actor
+    trainer_config = config.trainer
     loss_mode = actor_config.policy_loss.get("loss_mode", "vanilla")
     loss_agg_mode = actor_config.loss_agg_mode
     section = config.algorithm.spanwise
     correction_config = config.algorithm.get("rollout_correction") or {}
-    run_folder, dump_folder = section.get("folder"), trainer_config.get("rollout_data_dir")
+    run_folder = section.get("folder")
+    dump_folder = trainer_config.get("rollout_data_dir")
     return {
         f"{unknown('loss_agg_mode', loss_agg_mode, MODES)} {USE}": loss_agg_mode not in MODES,
         f"loss_agg_mode '{loss_agg_mode}' divides by the width of each micro-batch, and widths differ. Set "

@@ -56,13 +56,14 @@ def attach(v1: Any) -> None:
         return computed_metrics
 
 
-def _in_chunks(aggregator: Any, original: Any, batch: Any, metrics: dict[str, Any], rows: Rows, run: VerlRun) -> Any:
+def _in_chunks(metrics_class: Any, original: Any, batch: Any, metrics: dict[str, Any], rows: Rows, run: VerlRun) -> Any:
     """Let verl compute advantages for some rows at a time, because a table of all tokens may be huge.
 
     Its metrics of the chunks are joined like those of its mini-batches.
     """
     chunked_credit = run.credit_rows(rows, [uid for uid, _ in rows.session or ()])
-    credited_chunks, joined_metrics = [], aggregator()
+    credited_chunks = []
+    joined_metrics = metrics_class()
     for chunk in chunked_credit.split(CHUNK_TOKENS):
         chunk_metrics: dict[str, Any] = {}
         with carrying(partial(run.credit_chunk, chunked_credit, chunk)):
@@ -74,7 +75,8 @@ def _in_chunks(aggregator: Any, original: Any, batch: Any, metrics: dict[str, An
 
 def rows_of(batch: Any, tokens: Mapping[str, str], parts: Mapping[str, RowPart] | None = None) -> Rows:
     """Fetch the packed blocks and rewards of the rows of a batch, and the numbers per token that the method needs."""
-    fetched_fields = _fetch(batch, "extra_fields", *tokens.values(), *(["responses", "response_mask"] if parts else []))
+    response_fields = ["responses", "response_mask"] if parts else []
+    fetched_fields = _fetch(batch, "extra_fields", *tokens.values(), *response_fields)
     extra_fields = list(fetched_fields["extra_fields"])  # the TransferQueue may return an array instead of a list
     key_parts = [key.rsplit("_", 2) for key in batch.keys]
     token_column_by_mode = {}
