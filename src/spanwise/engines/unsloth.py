@@ -65,7 +65,8 @@ def check_use(args: Any, scheme: Any, *, critic: Any = None) -> None:
     }
     for name, values_off in _WEIGHTS.items():
         value = os.environ.get(name, "").strip()
-        faults[f"{name}={value} makes Unsloth weigh completions by their rewards. Unset {name}."] = value not in values_off
+        fault = f"{name}={value} makes Unsloth weigh completions by their rewards. Unset {name}."
+        faults[fault] = value not in values_off
     refuse(faults)
 
 

@@ -70,7 +70,8 @@ class SwiftSpanTrainer(GRPOTrainer):
         if self.overlong_filter:
             mask_nt = mask_nt & ~torch.cat([micro_batch.truncated_mask for micro_batch in micro_batches]).cpu()[:, None]
         micro_batches_per_generation = self.args.steps_per_generation * self.num_iterations
-        batch_number = self.state.global_step * self.args.gradient_accumulation_steps // micro_batches_per_generation + 1
+        finished_micro_batches = self.state.global_step * self.args.gradient_accumulation_steps
+        batch_number = finished_micro_batches // micro_batches_per_generation + 1
         batch_number = max(batch_number, self.recipe_run.batches + 1)  # batches of one optimizer step get different numbers
         adv_nt, metrics = self.recipe_run.finish(scored_batch, mask_nt=mask_nt, learn=is_training, number=batch_number)
         ranges_and_advantages = zip(column_ranges, adv_nt, strict=True)

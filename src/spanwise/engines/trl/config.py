@@ -279,7 +279,8 @@ def _check_dataset(
             f"{prefix}Objective '{objective.name}' reads the dataset column '{column}', which does not exist; the columns are "
             f"{', '.join(column_names)}. Rename the column, or set options: {{column: NAME}} in the objective."
         )
-        faults[missing_column_fault] = objective.reward in ("correct", "second_attempt") and column not in column_names
+        reads_column = objective.reward in ("correct", "second_attempt")
+        faults[missing_column_fault] = reads_column and column not in column_names
     refuse(faults, DataError)
 
 

@@ -143,7 +143,8 @@ def check_own_advantage(
     # The second derivative of the loss, by log-probabilities and advantages, shows which advantage weighs which token.
     # Each token of a completion gets a different test weight in [1, 2), made from multiples of the golden ratio modulo 1.
     token_index_t = torch.arange(advantages_bt.shape[1], device=advantages_bt.device, dtype=torch.float64)
-    test_weight_bt = (1 + (token_index_t * 0.6180339887) % 1).to(advantages_bt.dtype).expand_as(advantages_bt)
+    test_weight_t = 1 + (token_index_t * 0.6180339887) % 1
+    test_weight_bt = test_weight_t.to(advantages_bt.dtype).expand_as(advantages_bt)
     (logp_gradient_bt,) = torch.autograd.grad(loss, logps_bt, create_graph=True, allow_unused=True)
     advantage_gradient_bt = None
     if logp_gradient_bt is not None and logp_gradient_bt.requires_grad:
