@@ -104,7 +104,8 @@ class Keeping(BatchCallback):
     """Writes the run folder of a `SpanGRPOTrainer` into its `output_dir`, with one line of metrics per generation batch."""
 
     def __init__(self, trainer: Any) -> None:
-        self.trainer, args = trainer, trainer.args
+        self.trainer = trainer
+        args = trainer.args
         self.record = RunRecord(args.output_dir, keep_rollouts=args.keep_rollouts, report=args.report, option="output_dir")
         super().__init__(self.record.folder, per_batch=steps_per_batch(args), keep_rollouts=args.keep_rollouts)
 
