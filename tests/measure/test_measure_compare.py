@@ -57,7 +57,7 @@ def test_noise_is_called_noise():
     result = compare_arms(runs(a=[0.1, 0.2, 0.3], b=[0.2, 0.1, 0.31]))
     (sentence,) = result.sentences()
     assert "inside the noise; a difference of this size would need" in sentence
-    assert result.summary() == "Beyond the noise: none of 1 differences; these runs do not order the methods."
+    assert result.summary() == "Beyond the noise: none of 1 differences; these runs do not show which method is better."
     assert result.sentences("clear") == []
 
 

@@ -240,7 +240,7 @@ def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
         "prompt_n": torch.arange(prompt_count).repeat_interleave(sample_count), "reward_n": reward_n, "outcome_n": outcome_n,
         "by_outcome_n2": by_outcome_n2, "usable_n": ~reward_n.isnan() & ~noise_n.isnan(),
         "mc_n": reward_n - mc_value_n, "noise_n": noise_n,  # the variance of the noise in each Monte Carlo advantage
-        "square_n": (stated_n - restated_nm.nanmean(dim=1)).square(),  # phi^2
+        "phi_square_n": (stated_n - restated_nm.nanmean(dim=1)).square(),
     }  # fmt: skip
 
 
@@ -248,38 +248,46 @@ def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
 _SUMS = 18
 
 
-def _terms(batch: Mapping[str, Tensor], a: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
+def _terms(batch: Mapping[str, Tensor], adv_n: Float[Tensor, " n"]) -> Float[Tensor, "n k"]:
     """Compute each completion's terms (count, squared error, ...); `_figures_of_sums` computes the figures from their sums."""
     outcome_n, usable_n = batch["outcome_n"], batch["usable_n"]
     count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
     selection_masks = (usable_n, outcome_n == 0, outcome_n == 1, count_n == 1)
-    mc_n, noise_n, phi_square_n = batch["mc_n"], batch["noise_n"], batch["square_n"]
-    error_n = (a - mc_n).square() - noise_n
+    mc_n, noise_n, phi_square_n = batch["mc_n"], batch["noise_n"], batch["phi_square_n"]
+    error_n = (adv_n - mc_n).square() - noise_n
     sum_terms = [term for selection in selection_masks for term in (selection.double(), selection * error_n)]
-    sum_terms += [a, mc_n, a * a, mc_n * mc_n, a * mc_n, noise_n]
-    sum_terms += [phi_square_n * a * a, phi_square_n * a * mc_n, phi_square_n * mc_n * mc_n, phi_square_n * noise_n]
+    sum_terms += [adv_n, mc_n, adv_n * adv_n, mc_n * mc_n, adv_n * mc_n, noise_n]
+    sum_terms += [phi_square_n * adv_n * adv_n, phi_square_n * adv_n * mc_n]
+    sum_terms += [phi_square_n * mc_n * mc_n, phi_square_n * noise_n]
     return torch.where(usable_n[:, None], torch.stack(sum_terms, dim=1), 0.0)
 
 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute the figures that `FIGURES` names from sums over completions."""
-    (count, error, wrong_count, wrong_error, right_count, right_error, alone_count, alone_error,
-     *agreement_sums, phi_aa, phi_am, phi_mm, phi_s2) = sums.unbind(-1)  # fmt: skip
-    errors_and_counts = ((error, count), (wrong_error, wrong_count), (right_error, right_count), (alone_error, alone_count))
-    rmses = [root_ratio(error_sum, terms) for error_sum, terms in errors_and_counts]
-    gradient_noise = root_ratio(phi_mm - phi_s2 - torch.where(phi_aa > 0, phi_am * phi_am / phi_aa, 0.0), phi_mm - phi_s2)
-    return torch.stack([*rmses, *agreement(count, *agreement_sums), gradient_noise], dim=-1)
+    columns = sums.unbind(-1)
+    # Columns 0 to 7 are pairs: a count of completions, and the sum of their squared errors. Columns 14 to 17 contain phi^2.
+    rmses = [root_ratio(error_sum, count) for count, error_sum in zip(columns[0:8:2], columns[1:8:2], strict=True)]
+    adv_square_sum, product_sum, mc_square_sum, noise_sum = columns[14:]
+    exact_square_sum = mc_square_sum - noise_sum
+    explained_sum = torch.where(adv_square_sum > 0, product_sum * product_sum / adv_square_sum, 0.0)
+    gradient_noise = root_ratio(exact_square_sum - explained_sum, exact_square_sum)
+    return torch.stack([*rmses, *agreement(columns[0], *columns[8:14]), gradient_noise], dim=-1)
 
 
 def agreement(
-    n: Tensor, a: Tensor, m: Tensor, aa: Tensor, mm: Tensor, am: Tensor, noise: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+    count: Tensor, adv_sum: Tensor, mc_sum: Tensor, adv_square_sum: Tensor, mc_square_sum: Tensor, product_sum: Tensor,
+    noise_sum: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return a baseline's correlation with Monte Carlo, the highest possible correlation, and the RMSE at the best scale."""
-    var_a, var_mc, covariance = aa - a * a / n, mm - m * m / n, am - a * m / n
-    is_varying = (var_a > 1e-12 * aa) & (var_mc > 1e-12 * mm)  # rounding gives even constant advantages a tiny variance
-    correlation = torch.where(is_varying, covariance / (var_a * var_mc).sqrt(), torch.nan)
-    error_sum = mm - noise - torch.where(aa > 0, am * am / aa, 0.0)
-    return correlation, root_ratio(var_mc - noise, var_mc), root_ratio(error_sum, n)
+    var_adv = adv_square_sum - adv_sum * adv_sum / count
+    var_mc = mc_square_sum - mc_sum * mc_sum / count
+    covariance = product_sum - adv_sum * mc_sum / count
+    # Rounding gives even constant advantages a tiny variance.
+    is_varying = (var_adv > 1e-12 * adv_square_sum) & (var_mc > 1e-12 * mc_square_sum)
+    correlation = torch.where(is_varying, covariance / (var_adv * var_mc).sqrt(), torch.nan)
+    explained_sum = torch.where(adv_square_sum > 0, product_sum * product_sum / adv_square_sum, 0.0)
+    scaled_rmse = root_ratio(mc_square_sum - noise_sum - explained_sum, count)
+    return correlation, root_ratio(var_mc - noise_sum, var_mc), scaled_rmse
 
 
 def mean_and_noise(reward_dm: Float[Tensor, "d m"]) -> tuple[Tensor, Tensor]:

@@ -121,22 +121,25 @@ def simulated_fixed_point(
     completion_count = batches * copies * group_size
     if (rarest_count := completion_count * float(chance_b2.min())) < _FEWEST:
         raise RecipeError(
-            f"In {batches} batches the rarest outcome occurs {rarest_count:.0f} times; raise batches, or set p nearer 0.5."
+            f"In {batches} batches only {rarest_count:.0f} completions have the rarer outcome (right or wrong); raise batches, or "
+            "set p nearer 0.5."
         )
     level_v = torch.arange(LEVELS + 1, dtype=torch.float64)
     stated_v = level_v / LEVELS
     score_v2 = torch.stack([proper_score(stated_v, torch.full_like(stated_v, o), rule=rule) for o in (0.0, 1.0)], dim=1)
     advantage_options = {"baseline": baseline, "leave_one_out": leave_one_out}
-    q_b, weight_b2, weight_error_b2 = p_b, chance_b2, torch.zeros_like(chance_b2)
+    q_b, weight_b2 = p_b, chance_b2
+    weight_error_b2 = torch.zeros_like(chance_b2)
     for _ in range(2):
         mean_stated_b = q_b.clamp(1e-3, 1 - 1e-3)
         chance_bv = torch.distributions.Binomial(LEVELS, probs=mean_stated_b[:, None]).log_prob(level_v).exp()
         generator = torch.Generator().manual_seed(seed)
         prompt_columns = [x.repeat(copies, 1) for x in (p_b[:, None], mean_stated_b[:, None], chance_bv)]
         sums = [_simulate_batch(prompt_columns, score_v2, group_size, advantage_options, generator) for _ in range(batches)]
-        lost_b2, lost_error_b2 = _remove_explained_noise(torch.stack(sums).unflatten(2, (copies, len(p_b))).sum(dim=2))
+        sum_rcb2 = torch.stack(sums).unflatten(2, (copies, len(p_b))).sum(dim=2)
+        lost_gradient_b2, lost_error_b2 = _remove_explained_noise(sum_rcb2)
         full_gradient_b2 = chance_b2 * copies * group_size * ((chance_bv * (stated_v - mean_stated_b[:, None])) @ score_v2)
-        weight_b2 = chance_b2 * (1 - lost_b2 / full_gradient_b2)
+        weight_b2 = chance_b2 * (1 - lost_gradient_b2 / full_gradient_b2)
         weight_error_b2 = (lost_error_b2 / full_gradient_b2).abs()
         q_b = weight_b2[:, 1] / weight_b2.sum(dim=1)
     crossed_error_b = (weight_b2 * weight_error_b2.flip(1) * chance_b2.flip(1)).square().sum(dim=1).sqrt()
@@ -152,7 +155,8 @@ def _simulate_batch(
     torch.randint(1, (b, g), generator=generator)  # an unused draw, to keep the random numbers of published results
     uniform_2bg = torch.rand(2, b, g, generator=generator, dtype=torch.float64)
     outcome_bg = (uniform_2bg[0] < p_b1).long()
-    level_bg = (uniform_2bg[1][..., None] > chance_bv.cumsum(dim=1)[:, None]).sum(dim=2).clamp(max=LEVELS)
+    cumulative_bv = chance_bv.cumsum(dim=1)
+    level_bg = (uniform_2bg[1][..., None] > cumulative_bv[:, None]).sum(dim=2).clamp(max=LEVELS)
     score_by_outcome_bg2 = score_v2[level_bg]
     reward_bg = score_by_outcome_bg2.gather(2, outcome_bg[..., None])[..., 0]
     credit_n = advantage(
@@ -182,7 +186,8 @@ def _remove_explained_noise(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[T
     coefficient = torch.linalg.pinv(controls.mT @ controls, hermitian=True) @ (controls.mT @ gradients)
     residual = (gradients - controls @ coefficient)[..., 0]
     batch_count = residual.shape[-1]
-    mean_b2 = (mean_sum_b21c[..., :1] - mean_sum_b21c[..., 1:] @ coefficient)[..., 0, 0]
+    mean_gradient, mean_controls = mean_sum_b21c.split([1, 3], dim=3)
+    mean_b2 = (mean_gradient - mean_controls @ coefficient)[..., 0, 0]
     return mean_b2, (residual.square().sum(dim=-1) / (batch_count - 1) / batch_count).sqrt()
 
 
@@ -195,16 +200,18 @@ def fixed_point_rows(
     seed: int = 0,
 ) -> list[dict[str, Any]]:
     """Return the rows (baseline, group size, p, q*) of the q* table; only `blended` is simulated, in batches of 512."""
-    p_b, table_rows = torch.tensor(probabilities, dtype=torch.float64), []
+    p_b = torch.tensor(probabilities, dtype=torch.float64)
+    table_rows: list[dict[str, Any]] = []
     for size, (name, options) in product(group_sizes, BASELINES.items()):
         if name == "blended":
             copies = max(1, 512 // (size * len(p_b)))
             confidences_and_errors = simulated_fixed_point(
                 p_b, group_size=size, rule=rule, copies=copies, batches=batches, seed=seed, **options
             )
-            q_b, error_b = (x.tolist() for x in confidences_and_errors)
+            confidences, errors = (column_b.tolist() for column_b in confidences_and_errors)
         else:
-            q_b, error_b = fixed_point(p_b, group_size=size, **options).tolist(), [None] * len(p_b)
-        points = zip(probabilities, q_b, error_b, strict=True)
+            confidences = fixed_point(p_b, group_size=size, **options).tolist()
+            errors = [None] * len(p_b)
+        points = zip(probabilities, confidences, errors, strict=True)
         table_rows += [{"baseline": name, "group_size": size, "p": p, "q": q, "error": error} for p, q, error in points]
     return table_rows

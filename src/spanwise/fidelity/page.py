@@ -84,7 +84,7 @@ def fidelity_report(
     if "rerolls" in counts:
         lead += f"; {counts['rerolls']:,} re-rolls of {counts['prefixes']:,} distinct prefixes"
     if not any(is_known(row["value"]) for row in (*figures, *tokens)):
-        warnings.append("No figure was measured. Usually all completions are malformed or lack the block that is re-rolled.")
+        warnings.append("Nothing was measured. Usually all completions are malformed or lack the block that is re-rolled.")
     if "share" in counts:  # true if baselines were measured
         smallest_group_size = min((row["group_size"] for row in figures), default=None)
         used_share = percent(counts["share"])
@@ -177,7 +177,8 @@ def _forest(title: str, rows: Rows, columns: Mapping[str, str], *, x: str, prefi
     """Build a panel with a table of the rows, and a forest plot of their values with intervals."""
     first_column, *_ = columns.values()
     chart_rows: list[Row] = [{"name": f"{prefix}{row[first_column]}", "series": "", **_numbers(**row)} for row in rows]
-    table_rows = [{label: row[name] for label, name in {**columns, "from": "low", "to": "high"}.items()} for row in rows]
+    field_of_label = {**columns, "from": "low", "to": "high"}
+    table_rows = [{label: row[field] for label, field in field_of_label.items()} for row in rows]
     return Panel(title, (forest(chart_rows, names=("",), x=x),), table_rows)
 
 

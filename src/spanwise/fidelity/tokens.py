@@ -108,7 +108,8 @@ def monte_carlo_advantage(
     width = mask_nt.shape[1]
     position_t = torch.arange(width)
     segment_start_nt = torch.where(opens_segment_nt, position_t, 0).cummax(dim=1).values
-    later_start_nt = torch.where(opens_segment_nt, position_t, width).flip(1).cummin(dim=1).values.flip(1)
+    start_or_width_nt = torch.where(opens_segment_nt, position_t, width)
+    later_start_nt = start_or_width_nt.flip(1).cummin(dim=1).values.flip(1)  # the first start at or after each token
     next_start_nt = torch.cat([later_start_nt[:, 1:], later_start_nt.new_full((len(later_start_nt), 1), width)], dim=1)
     end_value_n1 = trajectories.reward_n.double()[:, None]
     value_nt = torch.cat([trajectories.value_nt.double(), end_value_n1], dim=1)
@@ -132,8 +133,8 @@ def _group_mean(trajectories: Trajectories, value_nt: Tensor) -> Tensor:
 
 
 def _prompt_value(trajectories: Trajectories, value_nt: Tensor) -> Tensor:
-    first_n1 = trajectories.mask_nt.long().argmax(dim=1, keepdim=True)
-    return (trajectories.reward_n.double()[:, None] - value_nt.gather(1, first_n1)).expand_as(value_nt)
+    first_index_n1 = trajectories.mask_nt.long().argmax(dim=1, keepdim=True)
+    return (trajectories.reward_n.double()[:, None] - value_nt.gather(1, first_index_n1)).expand_as(value_nt)
 
 
 #: The advantage estimators that are compared. SAE is named by boundary, threshold and lambda, adaptive GAE by its alpha.
@@ -195,7 +196,8 @@ class TokenFidelity:
     def best(self, critic: str, among: str, *, kind: str = "all") -> str:
         """Return the estimator with the highest correlation among those whose names start with `among`."""
         family_names = self._family(among)
-        correlations = self._correlations(critic, family_names, kind)(torch.ones(1, len(self.prompt_n)).double())
+        unit_weight_1n = torch.ones(1, len(self.prompt_n)).double()
+        correlations = self._correlations(critic, family_names, kind)(unit_weight_1n)
         return family_names[int(correlations.argmax())]
 
     def lead(self, critic: str, one: str, other: str, *, kind: str = "all") -> Interval:
@@ -289,7 +291,8 @@ def token_fidelity(
         After the advantage-quality protocol of "Segmental Advantage Estimation" 2026 (arXiv 2601.07320), whose reference is that of
         `segments`, with SAE's own; without them there is a reference for every token, which favours nobody.
     """
-    mask_nt, is_known_n = trajectories.mask_nt, ~trajectories.reward_n.isnan()
+    mask_nt = trajectories.mask_nt
+    is_known_n = ~trajectories.reward_n.isnan()
     for name, value_nt in critics.items():
         if value_nt.shape != mask_nt.shape:
             raise AlignmentError(
@@ -299,13 +302,14 @@ def token_fidelity(
     target_nt, noise_nt = monte_carlo_advantage(trajectories)
     unit_weight_nt = torch.ones_like(target_nt)
     picked_weight_nt = unit_weight_nt if trajectories.weight_nt is None else trajectories.weight_nt.double()
-    picked_weight_snt = weight_snt = _weights(trajectories, picked_weight_nt, is_known_n, target_nt, noise_nt)
+    picked_weight_snt = _weights(trajectories, picked_weight_nt, is_known_n, target_nt, noise_nt)
+    weight_snt = picked_weight_snt
     if segments is not None:
         target_nt, noise_nt = monte_carlo_advantage(trajectories, segments)
         weight_snt = _weights(trajectories, unit_weight_nt, is_known_n, target_nt, noise_nt)
     if not critics or not bool((weight_snt > 0).any()):
         raise DataError(
-            "No token has a reward, a critic's value and Monte Carlo values before and after it; nothing can be compared."
+            "No token can be compared: each needs a reward, a critic's value, and Monte Carlo values before and after the token."
         )
     critic_sums = []
     for value_nt in critics.values():
@@ -339,7 +343,8 @@ def _sums(estimate_nt: Tensor, target_nt: Tensor, noise_nt: Tensor, weight_snt: 
 def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     """Compute an estimator's figures, in the order of `TOKEN_FIGURES`, from its sums over completions."""
     columns = sums.unbind(-1)
-    count, _, _, adv_square_sum, mc_square_sum, product_sum, noise_sum = columns
+    adv_square_sum, mc_square_sum, product_sum, noise_sum = columns[3:]
     correlation, ceiling, scaled_rmse = agreement(*columns)
-    rmse = root_ratio(adv_square_sum - 2 * product_sum + mc_square_sum - noise_sum, count)
+    error_sum = adv_square_sum - 2 * product_sum + mc_square_sum - noise_sum
+    rmse = root_ratio(error_sum, columns[0])  # column 0 is the count
     return torch.stack([correlation, ceiling, rmse, scaled_rmse], dim=-1)

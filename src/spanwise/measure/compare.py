@@ -139,13 +139,14 @@ class ArmComparison:
         clear_names = [f"{diff.figure} ({diff.a} and {diff.b})" for diff in self.differences if diff.verdict == "clear"]
         total = len(self.differences)
         if not clear_names:
-            return f"Beyond the noise: none of {total} differences; these runs do not order the methods."
-        others_text = f"; the other {total - len(clear_names)} do not order the methods" if total > len(clear_names) else ""
+            return f"Beyond the noise: none of {total} differences; these runs do not show which method is better."
+        other_count = total - len(clear_names)
+        others_text = f"; the other {other_count} do not show which method is better" if other_count else ""
         figure_count = len({diff.figure for diff in self.differences})
         return (
             f"Beyond the noise: {len(clear_names)} of {total} differences, {', '.join(clear_names)}{others_text}. Noise is "
-            "the spread between seeds on the same held-out prompts. Holm corrects within one figure, so over "
-            f"{figure_count} figures up to {figure_count * (1 - self.level):.2g} of these differences may be luck."
+            "the spread between seeds on the same held-out prompts. Holm's correction covers each figure alone: with "
+            f"{figure_count} figures, up to {figure_count * (1 - self.level):.2g} of these differences may be luck."
         )
 
 

@@ -176,14 +176,14 @@ def _check_asked(layout: Layout, prompts: list[str], *, instruction: str | None,
     usual_list = ", ".join(f"<{tag}>" for tag in dict.fromkeys(LAYOUTS[usual].tags))
     if instruction is None and not whole:
         raise RecipeError(
-            f"The layout has {missing_list}, but no prompt asks for them: the usual instruction of '{usual}' asks for "
+            f"The layout has {missing_list}, but no prompt asks for them: the default instruction of '{usual}' asks for "
             f"{usual_list}. Set instruction to a text that asks for the layout's tags, prompt_column to a column of whole "
             "prompts, or instruction='' for a model that writes them by itself."
         )
     noun = "tags" if missing_words[0].startswith("<") else "keys"
     warnings.warn(
-        f"None of the first {len(prompts)} prompts holds {missing_list} of the layout. A model that has not learnt these {noun} "
-        "before will not write them; ask for them in the prompts. If it knows them, set instruction=''.",
+        f"None of the first {len(prompts)} prompts asks for the layout's {noun} {missing_list}. A model writes them only if it is "
+        "asked to or has learnt to. Ask for them in the prompts, or set instruction='' for a model that has learnt to.",
         UserWarning,
         stacklevel=3,
     )
@@ -302,15 +302,15 @@ def check_cells(rows: Any, dataset: str, columns: DatasetColumns, *, template: b
     needed_columns = [(columns.prompt, "prompt_column", "")]
     if not columns.whole:
         needed_columns = [
-            (columns.prompt, "question_column", ", or a column of whole prompts with --set prompt_column=NAME")
+            (columns.prompt, "question_column", " For a column of whole prompts, write --set prompt_column=NAME.")
         ]
     if columns.answer is not None:
-        needed_columns.append((columns.answer, "answer_column", ", or set answer_column=null if there are no answers"))
+        needed_columns.append((columns.answer, "answer_column", " If there are no answers, write --set answer_column=null."))
     for name, option, advice in needed_columns:
         if name not in rows.column_names:
             raise DataError(
                 f"The dataset '{dataset}' has no column '{name}'; its columns are {', '.join(rows.column_names)}. "
-                f"Name the right one with --set {option}=NAME{advice}."
+                f"Name the right one with --set {option}=NAME.{advice}"
             )
         for row, cell in enumerate(rows[name]):
             is_empty = cell is None or not str(cell).strip()

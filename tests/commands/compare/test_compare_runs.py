@@ -92,7 +92,7 @@ def test_the_table_is_student_t_over_seeds(output, capsys):
     assert summary["recipe"]["steps"] == 1
     assert "method" not in summary["recipe"]
     assert "| rlcr | 0.625" in (output / "comparison.md").read_text()
-    assert "do not order the methods" in printed
+    assert "do not show which method is better" in printed
 
 
 def test_the_evaluation_can_be_worked_out_again(finished):

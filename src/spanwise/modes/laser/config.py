@@ -79,7 +79,7 @@ class Laser(Mode):
     """
 
     about: ClassVar[str] = (
-        "a policy's confidence as the probability of a reserved token, for any method; fields of `Laser`: token, beta, ..."
+        "the policy's confidence in its answer, as the probability of a reserved token; fields of `Laser`: token, beta, ..."
     )
     adds: ClassVar[frozenset[str]] = frozenset({"score_n"})
     parts: ClassVar[Mapping[str, str]] = {
@@ -112,7 +112,7 @@ class Laser(Mode):
         """Refuse a reference log-probability so high that no score can reach 1, because no log-probability is above 0."""
         if -self.beta * reference < 1:
             needed_beta = math.inf if reference >= 0 else math.ceil(-100 / reference) / 100
-            remedy_text = f"set beta to {needed_beta:.2f} or more" if reference < 0 else "a log-probability is below 0"
+            remedy_text = f"set beta to {needed_beta:.2f} or more" if reference < 0 else "set a reference below 0"
             raise RecipeError(
                 f"laser: with beta {self.beta:g} and the reference {reference:.3g} no score can exceed "
                 f"{-self.beta * reference:.2g}, so no answer could be called right; {remedy_text}."
@@ -207,7 +207,8 @@ class Laser(Mode):
 
     def as_trained(self, places: Sequence[Path]) -> Laser:
         """Return laser with the reference log-probability that a run measured, if the recipe sets none."""
-        reference_file = next((reference_file for place in places if (reference_file := place / FILE).is_file()), None)
+        possible_files = (place / FILE for place in places)
+        reference_file = next((file for file in possible_files if file.is_file()), None)
         if reference_file is None:
             if self.reference is None:
                 raise DataError(
@@ -234,8 +235,8 @@ class Laser(Mode):
             return ""
         early_count = int((~self.mixes_at(table.step_n)).sum())
         early_note = (
-            f"laser mixes the score into the credit from step {self.first_mix + 1} on; {early_count:,} of {len(table):,} "
-            f"completions are from earlier steps (self_rewarding_warmup)."
+            f"laser's score is part of the credit from step {self.first_mix + 1} on (self_rewarding_warmup); {early_count:,} of "
+            f"{len(table):,} completions are from earlier steps."
         )
         return early_note if early_count else ""
 
@@ -245,18 +246,22 @@ class Laser(Mode):
             return credit
         if batch.steps is not None:
             self.check_turns()
-        m = scheme.names.index(self.verdict)
-        is_paid_k = torch.tensor([name in scheme.objectives[m].pays for name in scheme.layout.names])
+        verdict_index = scheme.names.index(self.verdict)
+        objective = scheme.objectives[verdict_index]
+        is_paid_k = torch.tensor([name in objective.pays for name in scheme.layout.names])
         is_paid_nk = reading.present_nk & is_paid_k.to(reading.length_nk.device)
-        share_n1, relative_n1 = (x_n[:, None] for x_n in self._compared(batch.score_n, batch.group_n))
+        share_n, relative_score_n = self._compared(batch.score_n, batch.group_n)
+        share_n1, relative_n1 = share_n[:, None], relative_score_n[:, None]
         # If the credit of each objective is known, change only the part that comes from the objective `verdict`.
         if scheme.entry.kind == "block" and credit.adv_nm is not None:
-            credit_change_n1 = scheme.objectives[m].weight * share_n1 * (relative_n1 - credit.adv_nm[:, m : m + 1].double())
+            verdict_adv_n1 = credit.adv_nm[:, verdict_index, None].double()
+            credit_change_n1 = objective.weight * share_n1 * (relative_n1 - verdict_adv_n1)
             return replace(credit, block_nk=credit.block_nk + torch.where(is_paid_nk, credit_change_n1, 0.0))
         block_credit_nk = credit.block_nk + torch.where(is_paid_nk, share_n1 * (relative_n1 - credit.block_nk), 0.0)
-        token_credit_nt, block_spans = credit.token_nt, reading.spans
-        if token_credit_nt is not None and block_spans is not None:
-            is_paid_nt = torch.gather(is_paid_nk, 1, block_spans.block_nt.long().clamp(min=0)) & (block_spans.block_nt >= 0)
+        token_credit_nt = credit.token_nt
+        if token_credit_nt is not None and reading.spans is not None:
+            block_nt = reading.spans.block_nt.long()
+            is_paid_nt = is_paid_nk.gather(1, block_nt.clamp(min=0)) & (block_nt >= 0)
             credit_change_nt = torch.where(is_paid_nt, share_n1 * (relative_n1 - token_credit_nt.double()), 0.0)
             token_credit_nt = token_credit_nt + credit_change_nt.to(token_credit_nt.dtype)
         return replace(credit, block_nk=block_credit_nk, token_nt=token_credit_nt)

@@ -24,12 +24,13 @@ _FAR, _NEAR = 0.5, 0.1
 
 def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int]) -> int:
     """Return the id of laser's reserved token; refuse a token that the policy may write."""
-    vocabulary, token_setting = tokenizer.get_vocab(), f"laser.token '{laser.token}'"
+    vocabulary = tokenizer.get_vocab()
+    token_setting = f"laser.token '{laser.token}'"
     used_ids = {*ends, tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.bos_token_id}
     free_ids = {token: vocabulary[token] for token in tokenizer.all_special_tokens if token in vocabulary}
     free_ids |= {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     free_ids = {token: number for token, number in free_ids.items() if number not in used_ids}
-    any_id_example = f"or an id from {len(tokenizer)} to {size - 1}, if there is one"
+    any_id_example = f"or an id that no token has, if there is one from {len(tokenizer)} to {size - 1}"
     free_id_examples = f"such as {', '.join(list(free_ids)[:3])}" if free_ids else any_id_example
     token_id = vocabulary.get(laser.token) if isinstance(laser.token, str) else laser.token
     if token_id is None or not 0 <= token_id < size:
@@ -37,10 +38,10 @@ def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int
             f"{token_setting} is not in the vocabulary of {len(tokenizer)} tokens; name one that is, {free_id_examples}."
         )
     if token_id in used_ids:
-        raise RecipeError(f"{token_setting} begins, ends or pads a completion; name an unused one, {free_id_examples}.")
+        raise RecipeError(f"{token_setting} begins, ends or pads a completion; name an unused token, {free_id_examples}.")
     if token_id in set(vocabulary.values()) - set(free_ids.values()):
         raise RecipeError(
-            f"{token_setting} is text that the policy writes, so it can be sampled; name a special one, {free_id_examples}."
+            f"{token_setting} is text that the policy writes, so it can be sampled; name a special token, {free_id_examples}."
         )
     return token_id
 
@@ -57,7 +58,8 @@ def end_logp(
     model: Any, rows: Sequence[Sequence[int]], token: int, *, pad: int, temperature: float = 1.0, batch_size: int = 64
 ) -> Float[Tensor, " n"]:
     """Compute T times a token's log-probability, at temperature T, after the end of each row."""
-    logps_of_chunks, was_training = [], model.training
+    was_training = model.training
+    logps_of_chunks: list[Tensor] = []
     # A PEFT adapter hides the arguments of the model's forward pass, so they are looked up in the wrapped model.
     inner_model = model.get_base_model() if hasattr(model, "get_base_model") else model
     try:
@@ -89,7 +91,8 @@ class ScoreReader:
         temperature: float,
     ) -> Float[Tensor, " n"]:
         """Return the reserved token's log-probability after each completion, NaN for completions that did not end."""
-        ended_n, pad_id = ended(ids_nt, present_nt, self.ends), int(self.tokenizer.pad_token_id)
+        ended_n = ended(ids_nt, present_nt, self.ends)
+        pad_id = int(self.tokenizer.pad_token_id)
         ended_rows = [[*prompts[n], *ids_nt[n][present_nt[n]].tolist()] for n in ended_n.nonzero()[:, 0].tolist()]
         logp_n = torch.full((len(ids_nt),), torch.nan)
         logp_n[ended_n.cpu()] = end_logp(self.model, ended_rows, self.token, pad=pad_id, temperature=temperature)
@@ -120,16 +123,16 @@ def measured(
         laser = replace(laser, reference=mean_logp)
     else:
         first_self_reward = laser.beta * (mean_logp - laser.reference)
-        start_sentence = (
+        first_score_text = (
             f"laser.reference is {laser.reference:g}, and the starting policy gives '{laser.token}' {mean_logp:.4g} nats "
             f"(+- {std_logp:.2g}), so its answers start at a score of {first_self_reward:.2g}"
         )
         if not -_FAR <= first_self_reward <= 1 + _FAR:
             raise RecipeError(
-                f"{start_sentence}. The reference belongs to another model or token. Remove it, and spanwise measures it."
+                f"{first_score_text}. This reference is of another model or token. Remove laser.reference: spanwise measures it."
             )
         if abs(first_self_reward) > _NEAR:
-            warning = f"{start_sentence}. This is right only if laser has trained this policy before. If not, remove the reference."
+            warning = f"{first_score_text}. Is this a policy that laser has trained before? If not, remove laser.reference."
     measurement = {"token": laser.token, "id": token, "reference": laser.reference, "mean": mean_logp, "std": std_logp}
     return laser, {**measurement, "completions": len(present_n), "temperature": temperature}, warning
 
@@ -166,7 +169,8 @@ class Appended(RowPart):
 
     def lesson(self, reading: Reading, scheme: Scheme, number: int, *, rows: int) -> tuple[Tensor, Tensor, dict[str, float]]:
         """Return each row's weight and target log-probability for laser's squared error on the reserved token, and metrics."""
-        laser, score_n, laser_metrics = self.mode, self._score_n, {}
+        laser, score_n = self.mode, self._score_n
+        laser_metrics: dict[str, float] = {}
         verdict_n = verdicts(laser, reading, scheme).double()
         is_known_n = ~(score_n.isnan() | verdict_n.isnan())
         verdict_n = torch.where(is_known_n, verdict_n, torch.nan)

@@ -60,7 +60,8 @@ def own_opinion(
         >>> [round(a, 7) for a in ((1 - share_n) * centred(verdict_n, one_n, scale="std") + share_n * own_n).tolist()]
         [1.4595445, -0.3952277, -0.5047723, -0.5595445]
     """
-    score_n, group_index_n = self_reward_n.double().clamp(0.0, 1.0), group_index(group_n)
+    score_n = self_reward_n.double().clamp(0.0, 1.0)
+    group_index_n = group_index(group_n)
     group_std_n = moments(score_n, group_index_n).std_n(ddof=1)
     mix_share_n = mix * (~score_n.isnan() & (group_std_n > 0) & (group_std_n >= threshold)).double()
     return mix_share_n, centred(score_n, group_index_n, scale=scale, ddof=1)

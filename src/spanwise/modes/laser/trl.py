@@ -115,12 +115,14 @@ class SelfRewarding(TrlPart):
         new_warnings: list[str | None] = []
         if bool(wrote_token_n.any()) and not self._written:
             count_text = f"{int(wrote_token_n.sum())} of {len(wrote_token_n)} completions"
-            fault_text = f"laser.token '{mode.token}' (id {self.token}) was sampled in {count_text}"
+            sampled_text = f"laser.token '{mode.token}' (id {self.token}) was sampled in {count_text}"
             if self.measured is None:
-                raise RecipeError(f"{fault_text} of the first batch. Set laser.token to one that the policy never writes.")
+                raise RecipeError(
+                    f"{sampled_text} of the first batch. Set laser.token to a token that the policy never writes."
+                )
             self._written = True
             new_warnings.append(
-                f"{fault_text}, so training the score makes the policy write it. Set beta or alpha down, or name another token."
+                f"{sampled_text}: laser's loss makes the policy write this token. Set beta or alpha down, or name another token."
             )
         ended_n = sampled_end(batch, self.ends)
         logp_n = self.known_logps(ended_n, output)
@@ -150,9 +152,11 @@ class SelfRewarding(TrlPart):
         """Return laser's loss on a micro-batch, and fill in the scores of its rows that were still unknown."""
         if "laser_weight" not in inputs:
             return 0.0, {}
-        verdict_b, score_b = inputs["laser_verdict"], self._scores(self.passes[-1])
+        verdict_b = inputs["laser_verdict"]
+        score_b = self._scores(self.passes[-1])
         loss = verification_loss(score_b, verdict_b, weight_n=inputs["laser_weight"], count=float(len(verdict_b)))
-        detached_score_b, class_sums = score_b.detach(), []
+        detached_score_b = score_b.detach()
+        class_sums: list[Tensor] = []
         for verdict in (1, 0):
             is_of_class_b = verdict_b == verdict
             class_sums += [
@@ -181,10 +185,11 @@ class SelfRewarding(TrlPart):
     def _read_ends(self, batch: Batch, output: dict[str, Any], wanted_n: Tensor) -> Tensor:
         """Compute the reserved token's missing log-probabilities by a forward pass, with equally many rows in every process."""
         sequence_rows = sequences(output, batch)
-        row_count = int(self.gather(wanted_n.sum()[None]).max())
-        row_r = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)[:row_count]
-        wanted_rows = sequence_rows.take(row_r.to(sequence_rows.ids_nl.device))
-        row_pairs = zip(wanted_rows.ids_nl, wanted_rows.attention_nl, strict=True)
+        most_wanted_count = int(self.gather(wanted_n.sum()[None]).max())
+        wanted_first_n = wanted_n.to(torch.uint8).argsort(descending=True, stable=True)
+        row_r = wanted_first_n[:most_wanted_count]
+        chosen_rows = sequence_rows.take(row_r.to(sequence_rows.ids_nl.device))
+        row_pairs = zip(chosen_rows.ids_nl, chosen_rows.attention_nl, strict=True)
         token_lists = [ids_l[attention_l.bool()].tolist() for ids_l, attention_l in row_pairs]
         batch_size = self.trainer.args.per_device_train_batch_size
         pad_id = int(self.tokenizer.pad_token_id)
