@@ -99,7 +99,7 @@ def test_a_clerk_without_faults_writes_the_gold_object_and_one_with_faults_what_
     rng = np.random.default_rng(0)
     assert clerk_traces(LETTERS, ClerkNoise(), rng=rng) == answers(LETTERS)
     wrong = [json.loads(trace) for trace in clerk_traces(LETTERS, ClerkNoise(slip=1.0), rng=rng)]
-    for record, gold, other in zip(wrong, LETTERS.gold_n, LETTERS.other_n, strict=True):
+    for record, gold, other in zip(wrong, LETTERS.gold_n, LETTERS.misleading_n, strict=True):
         assert record["invoice"] == other["invoice"]
         assert (record["due"] is None) == (gold["due"] is not None or (other["date"] or gold["date"]) is None)
         assert all(

@@ -219,8 +219,8 @@ def measure_fidelity(
             outcome_options = {"outcome_no": batch_columns["outcome_n"], "by_outcome_n2": batch_columns["by_outcome_n2"]}
             advantage_n = advantage(reward_n, prompt_n, **outcome_options, **options).advantage_n
             sum_bgxk[b, g].index_add_(0, prompt_n, _terms(batch_columns, advantage_n))
-    drawn_rx = torch.multinomial(torch.ones(n_prompts), draws * n_prompts, True, generator=generator).reshape(draws, -1)
-    weight_rx = torch.nn.functional.one_hot(drawn_rx, n_prompts).sum(dim=1).double()
+    prompt_rx = torch.multinomial(torch.ones(n_prompts), draws * n_prompts, True, generator=generator).reshape(draws, -1)
+    weight_rx = torch.nn.functional.one_hot(prompt_rx, n_prompts).sum(dim=1).double()
     draw_rbgf = _figures_of_sums(torch.einsum("rx,bgxk->rbgk", weight_rx, sum_bgxk))
     usable_share = float(completion_columns["usable_n"].double().mean())
     return Fidelity(tuple(baselines), tuple(group_sizes), _figures_of_sums(sum_bgxk.sum(dim=2)), draw_rbgf, usable_share)
@@ -233,8 +233,8 @@ def _prepare_columns(rerolls: Rerolls, rule: ScoreName) -> dict[str, Tensor]:
     outcome_n = rerolls.outcome_xs.double().flatten()
     by_outcome_n2 = torch.stack([proper_score(stated_n, torch.full_like(stated_n, o), rule=rule) for o in (0.0, 1.0)], dim=1)
     reward_n = proper_score(stated_n, outcome_n, rule=rule)
-    new_confidence_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])
-    restated_nm = new_confidence_dm[rerolls.prefix_xs.flatten()]  # without a prefix, index -1 selects the NaN row
+    rerolled_confidence_dm = torch.cat([rerolls.again_dm.double(), torch.full((1, rerolls.again_dm.shape[1]), torch.nan)])
+    restated_nm = rerolled_confidence_dm[rerolls.prefix_xs.flatten()]  # without a prefix, index -1 selects the NaN row
     mc_value_n, noise_n = mean_and_noise(proper_score(restated_nm, outcome_n[:, None].expand_as(restated_nm), rule=rule))
     return {
         "prompt_n": torch.arange(prompt_count).repeat_interleave(sample_count), "reward_n": reward_n, "outcome_n": outcome_n,

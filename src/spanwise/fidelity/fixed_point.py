@@ -65,12 +65,13 @@ def fixed_point(
         return p_b
     chance_b2 = torch.stack([1 - p_b, p_b], dim=1)
     if leave_one_out:
-        kept_share_b2 = -torch.expm1((group_size - 1) * torch.log1p(-chance_b2))
+        gradient_share_b2 = -torch.expm1((group_size - 1) * torch.log1p(-chance_b2))
     else:
         expected_count_b2 = group_size * chance_b2
-        paid_count_b2 = (expected_count_b2 + torch.expm1(group_size * torch.log1p(-chance_b2))).clamp(min=0.0)
-        kept_share_b2 = (paid_count_b2 / expected_count_b2).nan_to_num(nan=0.0)  # an outcome of probability 0 gives 0 / 0
-    wrong_weight_b, right_weight_b = (chance_b2 * kept_share_b2).unbind(dim=1)
+        at_least_one_b2 = -torch.expm1(group_size * torch.log1p(-chance_b2))  # the probability of one or more
+        beyond_first_b2 = (expected_count_b2 - at_least_one_b2).clamp(min=0.0)
+        gradient_share_b2 = (beyond_first_b2 / expected_count_b2).nan_to_num(nan=0.0)  # 0 / 0 if the probability is 0
+    wrong_weight_b, right_weight_b = (chance_b2 * gradient_share_b2).unbind(dim=1)
     return right_weight_b / (right_weight_b + wrong_weight_b)
 
 
@@ -142,20 +143,20 @@ def simulated_fixed_point(
         weight_b2 = chance_b2 * (1 - lost_gradient_b2 / full_gradient_b2)
         weight_error_b2 = (lost_error_b2 / full_gradient_b2).abs()
         q_b = weight_b2[:, 1] / weight_b2.sum(dim=1)
-    crossed_error_b = (weight_b2 * weight_error_b2.flip(1) * chance_b2.flip(1)).square().sum(dim=1).sqrt()
-    return q_b, crossed_error_b / weight_b2.sum(dim=1).square()
+    propagated_error_b = (weight_b2 * weight_error_b2.flip(1) * chance_b2.flip(1)).square().sum(dim=1).sqrt()
+    return q_b, propagated_error_b / weight_b2.sum(dim=1).square()
 
 
 def _simulate_batch(
     prompts: Sequence[Tensor], score_v2: Tensor, g: int, options: dict[str, Any], generator: torch.Generator
 ) -> Float[Tensor, "4 b 2"]:
     """Simulate a batch; return the sums, by prompt and outcome, of the gradient term and of three control variates."""
-    p_b1, mean_confidence_b1, chance_bv = prompts
+    p_b1, mean_confidence_b1, level_chance_bv = prompts
     b = len(p_b1)
     torch.randint(1, (b, g), generator=generator)  # an unused draw, to keep the random numbers of published results
     uniform_2bg = torch.rand(2, b, g, generator=generator, dtype=torch.float64)
     outcome_bg = (uniform_2bg[0] < p_b1).long()
-    cumulative_bv = chance_bv.cumsum(dim=1)
+    cumulative_bv = level_chance_bv.cumsum(dim=1)
     level_bg = (uniform_2bg[1][..., None] > cumulative_bv[:, None]).sum(dim=2).clamp(max=LEVELS)
     score_by_outcome_bg2 = score_v2[level_bg]
     reward_bg = score_by_outcome_bg2.gather(2, outcome_bg[..., None])[..., 0]
@@ -163,19 +164,19 @@ def _simulate_batch(
         reward_bg.flatten(), torch.arange(b).repeat_interleave(g), outcome_no=outcome_bg.flatten().double(),
         by_outcome_n2=score_by_outcome_bg2.reshape(-1, 2), **options,
     ).advantage_n  # fmt: skip
-    value_bg = (chance_bv @ score_v2).gather(1, outcome_bg)
-    same_bgg = ((outcome_bg[:, :, None] == outcome_bg[:, None, :]) & ~torch.eye(g, dtype=torch.bool)).double()
+    value_bg = (level_chance_bv @ score_v2).gather(1, outcome_bg)
+    same_outcome_bgg = ((outcome_bg[:, :, None] == outcome_bg[:, None, :]) & ~torch.eye(g, dtype=torch.bool)).double()
     others_score_bg2 = score_by_outcome_bg2.sum(dim=1, keepdim=True) - score_by_outcome_bg2
     terms_4bg = torch.stack([
         reward_bg - credit_n.reshape(b, g) - value_bg,
         torch.ones_like(reward_bg),
-        (same_bgg @ reward_bg[..., None])[..., 0] / same_bgg.sum(dim=2).clamp(min=1),  # the others' mean; 0 if alone
+        (same_outcome_bgg @ reward_bg[..., None])[..., 0] / same_outcome_bgg.sum(dim=2).clamp(min=1),  # the others' mean, or 0
         others_score_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
-    cell_index_bg = torch.arange(b)[:, None] * 2 + outcome_bg
-    phi_bg = level_bg.double() / LEVELS - mean_confidence_b1
+    prompt_outcome_bg = torch.arange(b)[:, None] * 2 + outcome_bg
+    excess_confidence_bg = level_bg.double() / LEVELS - mean_confidence_b1
     sum_4c = torch.zeros(4, b * 2, dtype=torch.float64)
-    return sum_4c.index_add_(1, cell_index_bg.flatten(), (terms_4bg * phi_bg).flatten(1)).reshape(4, b, 2)
+    return sum_4c.index_add_(1, prompt_outcome_bg.flatten(), (terms_4bg * excess_confidence_bg).flatten(1)).reshape(4, b, 2)
 
 
 def _remove_explained_noise(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[Tensor, "b 2"], Float[Tensor, "b 2"]]:

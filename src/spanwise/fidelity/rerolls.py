@@ -104,10 +104,10 @@ class Roller:
             self.model, self.tokenizer, [[*prompts[row], *prefix] for row, prefix in prefixes], samples=rerolls,
             max_new_tokens=max(1, self.limit - shortest_prefix), temperature=self.temperature, seed=seed, batch_size=batch_size,
         )  # fmt: skip
-        started_prefixes = [prefix for _, prefix in prefixes for _ in range(rerolls)]
+        repeated_prefixes = [prefix for _, prefix in prefixes for _ in range(rerolls)]
         input_ids = [
             [*start, *new_t[mask_t].tolist()][: self.limit]
-            for start, new_t, mask_t in zip(started_prefixes, new_ids_nt, new_mask_nt, strict=True)
+            for start, new_t, mask_t in zip(repeated_prefixes, new_ids_nt, new_mask_nt, strict=True)
         ]
         return self.read(*pad_tokens(input_ids))[1]
 
@@ -132,7 +132,8 @@ class Roller:
             ids_nt, mask_nt, row_n = self.completions(rows, samples=samples, seed=seed)
         spans, block_texts = self.read(ids_nt, mask_nt)
         in_first_block_nt = spans.block_nt == 0
-        kept_width = int(in_first_block_nt.any(dim=0).nonzero().max()) + 1 if bool(in_first_block_nt.any()) else 1
+        used_columns = in_first_block_nt.any(dim=0).nonzero()
+        kept_width = int(used_columns.max()) + 1 if len(used_columns) else 1
         ids_of_prompts = [ids for ids in prompt_ids(self.tokenizer, rows["prompt"][:]) for _ in range(samples)]
         reward_n = self.rewards(rows, block_texts, row_n.tolist())
         return FirstBlocks(row_n, ids_of_prompts, ids_nt[:, :kept_width], in_first_block_nt[:, :kept_width], reward_n)
@@ -158,7 +159,8 @@ class Roller:
     @contextmanager
     def _ending_at_later_blocks(self) -> Iterator[None]:
         """Let sampling also end at a one-token opening tag of a later block, because the first block is complete there."""
-        generation_config, vocabulary = self.model.generation_config, self.tokenizer.get_vocab()
+        generation_config = self.model.generation_config
+        vocabulary = self.tokenizer.get_vocab()
         (_, first_tags), *later_blocks = self.task.layout.blocks
         later_tags = (f"<{tag}>" for _, tags in later_blocks for tag in tags if tag not in first_tags)
         old_end_ids = generation_config.eos_token_id
@@ -181,7 +183,8 @@ class Roller:
 
 def collect_last_blocks(roller: Roller, rows: Any, *, samples: int = 32, rerolls: int = 32, seed: int = 0) -> Rerolls:
     """Sample completions, then re-roll last blocks after each distinct prefix (prompt and tokens before the last block)."""
-    layout, last_name = roller.task.layout, roller.task.layout.names[-1]
+    layout = roller.task.layout
+    last_name = layout.names[-1]
     if "confidence" not in layout.keys[last_name]:
         raise RecipeError(
             f"Fidelity re-rolls stated confidences, but the last block '{last_name}' has no tag 'confidence'. To measure token "
@@ -223,7 +226,8 @@ def collect_tokens(
         raise DataError(
             f"None of {len(blocks.heads)} completions has the block '{roller.task.layout.names[0]}'; there is nothing to re-roll."
         )
-    logp_nt, reroll_seed = roller.logp(blocks), next(seeds)
+    logp_nt = roller.logp(blocks)
+    reroll_seed = next(seeds)
     weight_nt = choose_tokens(logp_nt, mask_nt, most=most, seed=reroll_seed)
     if sets > 1 and bool((mask_nt & (weight_nt == 0)).any()):
         raise DataError(
@@ -233,11 +237,12 @@ def collect_tokens(
     last_trainable_nt = torch.where(mask_nt, torch.arange(mask_nt.shape[1]), -1).cummax(dim=1).values
     # The index of the last trainable token before each token; -1 if there is none.
     previous_index_nt = torch.nn.functional.pad(last_trainable_nt[:, :-1], (1, 0), value=-1)
-    follows_chosen_nt = (previous_index_nt < 0) | (weight_nt > 0).gather(1, previous_index_nt.clamp(min=0))
+    is_chosen_nt = weight_nt > 0
+    follows_chosen_nt = (previous_index_nt < 0) | is_chosen_nt.gather(1, previous_index_nt.clamp(min=0))
     index_of_prefix: dict[Prefix, int] = {}
     # Index -1 marks tokens that are not re-rolled; it selects the last row of the rewards, which is NaN.
     prefix_index_nt = torch.full(blocks.ids_nt.shape, -1)
-    for n, t in (mask_nt & ((weight_nt > 0) | follows_chosen_nt)).nonzero().tolist():
+    for n, t in (mask_nt & (is_chosen_nt | follows_chosen_nt)).nonzero().tolist():
         prompt_and_prefix = int(blocks.prompt_n[n]), tuple(blocks.ids_nt[n, :t].tolist())
         prefix_index_nt[n, t] = index_of_prefix.setdefault(prompt_and_prefix, len(index_of_prefix))
     reward_dm = roller.rewards_from(rows, list(index_of_prefix), rerolls=sets * rerolls, seed=reroll_seed)
@@ -275,8 +280,9 @@ def make_seeds(seed: int) -> Iterator[int]:
 
 def own_critic_folder(model_folder: Path) -> Path | None:
     """Return the folder of the critic that was trained with a policy, inside or beside the policy's folder; None without any."""
-    critic_folders = [model_folder / "critic", *([model_folder.parent / "critic"] if model_folder.name == "model" else [])]
-    return next((place for place in critic_folders if (place / ABOUT).is_file()), None)
+    parents = [model_folder, model_folder.parent] if model_folder.name == "model" else [model_folder]
+    critic_folders = (parent / "critic" for parent in parents)
+    return next((folder for folder in critic_folders if (folder / ABOUT).is_file()), None)
 
 
 def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[ValueModel, int]:

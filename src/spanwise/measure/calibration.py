@@ -82,9 +82,11 @@ def reliability(
     is_known_n = ~(confidence_n.isnan() | correct_n.isnan())
     confidence_i, correct_i = _check_reports(confidence_n[is_known_n], correct_n[is_known_n])
     bin_n = bin_index(confidence_n[is_known_n], bins)
-    prompt_n = prompt_index(range(len(is_known_n)) if prompts is None else prompts, len(is_known_n))[is_known_n.cpu()]
+    prompt_ids = range(len(is_known_n)) if prompts is None else prompts
+    prompt_n = prompt_index(prompt_ids, len(is_known_n))[is_known_n.cpu()]
     count_b = torch.bincount(bin_n)
-    confidence_b, accuracy_b = (torch.bincount(bin_n, weights=value_n) / count_b for value_n in (confidence_i, correct_i))
+    confidence_b = torch.bincount(bin_n, weights=confidence_i) / count_b
+    accuracy_b = torch.bincount(bin_n, weights=correct_i) / count_b
     bin_rows = []
     for b in count_b.nonzero().flatten().tolist():
         trial_count = _effective_trials(correct_i[bin_n == b], prompt_n[bin_n == b])
@@ -98,7 +100,8 @@ def reliability(
 
 def _effective_trials(correct_n: Tensor, prompt_n: Tensor) -> float:
     """Return how many independent completions would give the same standard error as these, which are clustered by prompt."""
-    accuracy, prompt_interval = float(correct_n.mean()), mean_interval(correct_n, prompt_n)
+    accuracy = float(correct_n.mean())
+    prompt_interval = mean_interval(correct_n, prompt_n)
     sem, prompt_count = prompt_interval.sem, prompt_interval.count
     return float(min(max(accuracy * (1 - accuracy) / sem**2, prompt_count), len(correct_n)) if sem > 0 else prompt_count)
 
@@ -135,11 +138,13 @@ def weighted_auroc(
     [0.5, 1.0]
     """
     confidence_n, correct_n = _check_reports(confidence_n, correct_n)
-    is_right_n, sorted_n = (correct_n > 0.5).double(), confidence_n.argsort()
-    last_position_v = torch.unique_consecutive(confidence_n[sorted_n], return_counts=True)[1].cumsum(0) - 1
+    is_right_n = (correct_n > 0.5).double()
+    order_n = confidence_n.argsort()
+    _, count_v = torch.unique_consecutive(confidence_n[order_n], return_counts=True)
+    last_position_v = count_v.cumsum(0) - 1
     # Sum the weights of wrong and of right answers up to each distinct confidence; the first column is 0.
     wrong_sum_rv, right_sum_rv = (
-        torch.nn.functional.pad((weight_rn.double() * kind_n)[:, sorted_n].cumsum(dim=1)[:, last_position_v], (1, 0))
+        torch.nn.functional.pad((weight_rn.double() * kind_n)[:, order_n].cumsum(dim=1)[:, last_position_v], (1, 0))
         for kind_n in (1 - is_right_n, is_right_n)
     )
     wrong_rv, right_rv = wrong_sum_rv.diff(dim=1), right_sum_rv.diff(dim=1)

@@ -113,7 +113,7 @@ class ArmComparison:
         cell_texts = []
         for figure in self.figures:
             interval = self.cells[method, figure]
-            alarm_mark = " !" * ((method, figure) in self.wrong)
+            alarm_mark = " !" if (method, figure) in self.wrong else ""
             half_width = "" if math.isnan(interval.low) else f" ± {(interval.high - interval.low) / 2:.3f}"
             count_text = "" if interval.count == most else f" (n={interval.count})"
             cell_texts.append(("-" if interval.count == 0 else f"{interval.value:.3f}{half_width}{count_text}") + alarm_mark)
@@ -204,7 +204,8 @@ def compare_arms(
         }
         cells |= {(method, name): _over_seeds(by_seed.values(), level) for method, by_seed in values_by_method.items()}
         value_pairs = [(values_by_method[a], values_by_method[b]) for a, b in method_pairs]
-        difference_intervals = [_over_seeds([a_s[s] - b_s[s] for s in a_s if s in b_s], level) for a_s, b_s in value_pairs]
+        paired_differences = [[of_a[seed] - of_b[seed] for seed in of_a if seed in of_b] for of_a, of_b in value_pairs]
+        difference_intervals = [_over_seeds(values, level) for values in paired_differences]
         p_values = [_p_value(interval) for interval in difference_intervals]
         for (a, b), interval, p, adjusted in zip(method_pairs, difference_intervals, p_values, holm(p_values), strict=True):
             needed_seeds = None
@@ -238,7 +239,8 @@ def _find_wrong(runs: Runs, figures: Sequence[str]) -> dict[tuple[str, str], str
         for figure in figures:
             if reasons := [alarms_of_seed[figure] for alarms_of_seed in alarms_by_seed if figure in alarms_of_seed]:
                 seed_count_text = f"{len(reasons)} of {len(seeds)} seeds" if len(seeds) > 1 else "its seed"
-                sentence_of_cell[method, figure] = f"{max(dict.fromkeys(reasons), key=reasons.count)} in {seed_count_text}"
+                most_frequent_reason = max(reasons, key=reasons.count)
+                sentence_of_cell[method, figure] = f"{most_frequent_reason} in {seed_count_text}"
     return sentence_of_cell
 
 
@@ -270,5 +272,5 @@ def seeds_needed(difference: float, sd: float, *, alpha: float, power: float = 0
         # The lower tail is computed as an upper tail, because SciPy's nct.cdf is NaN if its noncentrality is large.
         return float(sum(scipy.stats.nct.sf(critical_t, n - 1, side) for side in (noncentrality, -noncentrality))) >= power
 
-    seed_count = bisect_left(range(most + 1), True, lo=2, key=is_enough)
+    seed_count = bisect_left(range(most + 1), True, lo=2, key=is_enough)  # the smallest number that is enough
     return seed_count if seed_count <= most else None

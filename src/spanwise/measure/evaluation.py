@@ -144,7 +144,7 @@ def build_figures(
     judged = (confidence_n.cpu()[judged_n], correct_n.cpu()[judged_n])
     stated_i, right_i = judged
     mean_stated = float(stated_i.double().mean())
-    extreme_prompts = (([0.0],), ([1.0],))
+    extreme_prompts = (([0.0],), ([1.0],))  # an imagined prompt with the value 0, and one with 1
 
     def share(column_n: Tensor | None) -> BoundedFigure | None:
         if column_n is None:
@@ -270,7 +270,8 @@ def unseen_gaps(confidence_n: Float[Tensor, " n"], prompt_n: Int[Tensor, " n"], 
     """Return how one more prompt would change each bin's gap, if its confidences fit its answers worst, and if they fit best."""
     weight_1n = torch.ones(1, len(prompt_n), dtype=torch.float64)
     contrary_n = (confidence_n < 0.5).to(confidence_n)
-    gap_changes = [weighted_gaps(confidence_n, right_n, weight_1n, bins=bins)[0] for right_n in (contrary_n, 1 - contrary_n)]
+    agreeing_n = 1 - contrary_n
+    gap_changes = [weighted_gaps(confidence_n, right_n, weight_1n, bins=bins)[0] for right_n in (contrary_n, agreeing_n)]
     return torch.stack(gap_changes) / len(prompt_n.unique())
 
 
@@ -315,18 +316,21 @@ def bounds(
     generator = torch.Generator().manual_seed(seed + 1)  # `seed` itself has drawn the prompts
     weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
     # The weights of the two unseen prompts are used in both orders: then swapping runs `a` and `b` exactly negates the bounds.
-    noise_rb = torch.cat([noise_rb + weight_rj @ unseen_jb, noise_rb + weight_rj.flip(1) @ unseen_jb])
+    unseen_noises = [order_rj @ unseen_jb for order_rj in (weight_rj, weight_rj.flip(1))]
+    noise_rb = torch.cat([noise_rb + unseen_noise_rb for unseen_noise_rb in unseen_noises])
     is_clear_b = gap_b.abs() > math.sqrt(2 * math.log(count)) * noise_rb.std(dim=0)
     sign_b = gap_b.round(decimals=12).sign()  # a gap that is 0 up to rounding gets the sign 0
     signed_noise_rb = sign_b * noise_rb
-    most_noise_rb = torch.where(is_clear_b, signed_noise_rb, noise_rb.abs())
-    # Noise enlarges both ECEs of a difference, so `least_noise_rb` is the noise's effect on each bin's absolute gap.
+    upper_error_rb = torch.where(is_clear_b, signed_noise_rb, noise_rb.abs())
+    # Noise enlarges both ECEs of a difference, so `lower_error_rb` is the noise's effect on each bin's absolute gap.
     is_single_run = bool((side_b > 0).all())
-    least_noise_rb = signed_noise_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
-    above_r = torch.where(side_b > 0, most_noise_rb, -least_noise_rb).sum(dim=1)
-    below_r = torch.where(side_b > 0, least_noise_rb, -most_noise_rb).sum(dim=1)
+    lower_error_rb = signed_noise_rb if is_single_run else (gap_b + noise_rb).abs() - gap_b.abs()
+    upper_error_r = torch.where(side_b > 0, upper_error_rb, -lower_error_rb).sum(dim=1)
+    lower_error_r = torch.where(side_b > 0, lower_error_rb, -upper_error_rb).sum(dim=1)
     zero_gap_r = noise_rb[:, (sign_b == 0) & is_single_run].abs().sum(dim=1)  # a measured 0 may hide a gap of either sign
     ece_value = float((side_b * gap_b.abs()).sum())
-    margin_below = max(float(above_r.quantile(1 - tail)), -float(above_r.quantile(tail)))
-    margin_above = max(float((below_r + zero_gap_r).quantile(1 - tail)), -float((below_r - zero_gap_r).quantile(tail)))
+    margin_below = max(float(upper_error_r.quantile(1 - tail)), -float(upper_error_r.quantile(tail)))
+    margin_above = max(
+        float((lower_error_r + zero_gap_r).quantile(1 - tail)), -float((lower_error_r - zero_gap_r).quantile(tail))
+    )
     return ece_value - t_over_z * margin_below, ece_value + t_over_z * margin_above

@@ -97,10 +97,11 @@ def wilson(successes: int | float, count: int | float, *, level: float = 0.95) -
         raise RecipeError(f"There are {successes} successes in {count} trials.")
     if count == 0:
         return 0.0, 1.0
-    rate, z_square = successes / count, z**2 / count
-    half_width = z * math.sqrt(rate * (1 - rate) / count + z_square / (4 * count))
-    low = (rate + z_square / 2 - half_width) / (1 + z_square)
-    high = (rate + z_square / 2 + half_width) / (1 + z_square)
+    rate = successes / count
+    scaled_z_square = z**2 / count
+    half_width = z * math.sqrt(rate * (1 - rate) / count + scaled_z_square / (4 * count))
+    low = (rate + scaled_z_square / 2 - half_width) / (1 + scaled_z_square)
+    high = (rate + scaled_z_square / 2 + half_width) / (1 + scaled_z_square)
     return (0.0 if successes == 0 else low), (1.0 if successes == count else high)
 
 
@@ -183,7 +184,8 @@ def unseen_interval(
         return interval
     prompt_n = prompt_index(prompts, len(prompts))
     samples_per_prompt = math.ceil(len(prompts) / interval.count)
-    extended_prompt_n = torch.cat([prompt_n, interval.count + torch.arange(len(ends[0][0])).repeat(samples_per_prompt)])
+    imagined_prompt_n = interval.count + torch.arange(len(ends[0][0])).repeat(samples_per_prompt)
+    extended_prompt_n = torch.cat([prompt_n, imagined_prompt_n])
     extended_columns = [
         [
             torch.cat([column_n.cpu(), column_n.new_tensor(end_values).cpu().repeat(samples_per_prompt)])
@@ -218,7 +220,8 @@ def resample(
     prompt_n = prompt_index(prompts, len(prompts))
     n_prompts = int(prompt_n.max()) + 1 if len(prompt_n) else 0
     figure_value = figure(torch.ones(1, len(prompt_n), dtype=torch.float64))[0]
-    values = [figure(times_rp[:, prompt_n]) for times_rp in draw_weights(n_prompts, len(prompt_n), resamples, seed, smooth)]
+    weight_chunks = draw_weights(n_prompts, len(prompt_n), resamples, seed, smooth)
+    values = [figure(weight_rp[:, prompt_n]) for weight_rp in weight_chunks]
     return figure_value, torch.cat(values) if values else figure_value.new_zeros(0, *figure_value.shape), n_prompts
 
 
@@ -244,7 +247,8 @@ def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
     prompt_ids = list_ids(prompts)
     # Ids of different types are sorted by the name of their type first.
     sort_key_of_id = {id: (type(id).__name__, id if isinstance(id, int | float | str) else repr(id)) for id in prompt_ids}
-    index_of_prompt = {prompt: index for index, prompt in enumerate(sorted(sort_key_of_id, key=sort_key_of_id.__getitem__))}
+    sorted_ids = sorted(sort_key_of_id, key=sort_key_of_id.__getitem__)
+    index_of_prompt = {prompt: index for index, prompt in enumerate(sorted_ids)}
     return torch.tensor([index_of_prompt[prompt] for prompt in prompt_ids], dtype=torch.long)
 
 

@@ -164,8 +164,9 @@ def _build_curve(
     """Build a curve with the bootstrap interval of the mean over prompts at each number of samples."""
     intervals = []
     for value_p in value_pb.unbind(dim=1):
-        known_i = value_p[~value_p.isnan()]
-        intervals.append(bootstrap(partial(weighted_mean, known_i), range(len(known_i)), resamples=resamples, seed=seed))
+        known_value_i = value_p[~value_p.isnan()]
+        mean_of_weights = partial(weighted_mean, known_value_i)
+        intervals.append(bootstrap(mean_of_weights, range(len(known_value_i)), resamples=resamples, seed=seed))
     return Curve(budgets, value_pb, prompts, tuple(intervals))
 
 
@@ -187,7 +188,8 @@ def _expected_accuracies(
     is_judged_m = ~correct_m.isnan()
     accuracy_a = vote_am @ correct_m.nan_to_num(nan=0.0) / (vote_am @ is_judged_m.double()).clamp_(min=1)
     correct_m = torch.where(is_judged_m, correct_m, vote_am.T @ accuracy_a)
-    right_count, weight_m = int((correct_m > 0.5).sum()), confidence_m.nan_to_num(nan=0.0)
+    right_count = int((correct_m > 0.5).sum())
+    weight_m = confidence_m.nan_to_num(nan=0.0)
     accuracy_of_way: dict[str, Callable[[int], float]] = {
         "pass@1": lambda n: float(correct_m.mean()),
         "pass@k": lambda n: 1 - math.comb(total - right_count, n) / math.comb(total, n),
@@ -218,8 +220,8 @@ def _vote(vote_am: Tensor, value_a: Tensor, weight_m: Tensor, subsets: Iterator[
     for subset_ms in subsets:
         has_vote_as = vote_am @ subset_ms > 0
         answer_weight_as = vote_weight_am @ subset_ms
-        is_best_as = (has_vote_as & (answer_weight_as == answer_weight_as.amax(dim=0))).double()
-        correct_sum += float((value_a @ is_best_as / is_best_as.sum(dim=0).clamp_(min=1)).sum())
+        winner_as = (has_vote_as & (answer_weight_as == answer_weight_as.amax(dim=0))).double()
+        correct_sum += float((value_a @ winner_as / winner_as.sum(dim=0).clamp_(min=1)).sum())
         subset_count += subset_ms.shape[1]
     return correct_sum / subset_count
 

@@ -106,6 +106,7 @@ def token_logp(logp_nt: Tensor, column_n: Tensor) -> Tensor:
 
 def with_token(value_nt: Tensor, column_n: Tensor, value_n: Tensor) -> Tensor:
     """Return a copy of a table with `value_n` written into column `column_n` of each row; rows with column -1 stay unchanged."""
-    value_nt, ended_row_r = value_nt.clone(), (column_n >= 0).nonzero()[:, 0]
+    value_nt = value_nt.clone()
+    ended_row_r = (column_n >= 0).nonzero()[:, 0]
     value_nt[ended_row_r, column_n[ended_row_r]] = value_n[ended_row_r].to(value_nt.dtype)
     return value_nt

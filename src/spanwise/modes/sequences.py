@@ -27,14 +27,15 @@ class Sequences(ByCompletion):
     def end_n(self) -> Int[Tensor, " n"]:
         """The length of each completion, up to its last token that is not padding."""
         token_number_l = torch.arange(1, self.ids_nl.shape[1] + 1, device=self.ids_nl.device)
-        last_number_n = (token_number_l * (self.attention_nl > 0)).amax(dim=1)
-        return (last_number_n - (self.ids_nl.shape[1] - self.width)).clamp(min=0)
+        last_token_number_n = (token_number_l * (self.attention_nl > 0)).amax(dim=1)
+        return (last_token_number_n - (self.ids_nl.shape[1] - self.width)).clamp(min=0)
 
 
 def sequences(output: Mapping[str, Any], batch: Batch) -> Sequences:
     """Join the prompts and completions of a generation batch of TRL into the sequences that the model saw."""
     assert batch.ids_nt is not None, "the batch of a trainer has token ids"
-    width, device = batch.ids_nt.shape[1], output["prompt_ids"].device
+    width = batch.ids_nt.shape[1]
+    device = output["prompt_ids"].device
     length_n = torch.tensor([len(ids) for ids in batch.columns["completion_ids"]], device=device)
     present_nt = torch.arange(width, device=device) < length_n[:, None]
     ids_nl = torch.cat([output["prompt_ids"], output["completion_ids"][:, :width]], dim=1)

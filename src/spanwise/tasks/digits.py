@@ -55,7 +55,8 @@ class Source(Generic[AnyProblems]):
         problem_chunks = list[AnyProblems]()
         missing_count = size
         while missing_count:
-            candidate_problems, new_indices = self.draw_any(missing_count, rng), list[int]()
+            candidate_problems = self.draw_any(missing_count, rng)
+            new_indices: list[int] = []
             for row, prompt in enumerate(candidate_problems.prompts):
                 if prompt not in excluded_prompts:
                     new_indices.append(row)
@@ -148,7 +149,8 @@ def run_chain(
     problems: Problems, slip_ns: Bool[np.ndarray, "n s"], slipped_ns: Int[np.ndarray, "n s"]
 ) -> Int[np.ndarray, "n s"]:
     """Return the digit after every step of N chains; where `slip_ns` is true, take the wrong digit from `slipped_ns`."""
-    digit_n, digits_after_step = problems.start_n, list[np.ndarray]()
+    digit_n = problems.start_n
+    digits_after_step: list[np.ndarray] = []
     is_plus_ns = np.broadcast_to(problems.plus_n.reshape(len(problems), -1), problems.operator_ns.shape)
     for step in range(problems.operator_ns.shape[1]):
         operator_n, operand_n = problems.operator_ns[:, step], problems.operand_ns[:, step]
@@ -171,7 +173,8 @@ def slipping_chain(problems: Problems, slip: tuple[float, ...], rng: np.random.G
 def success_probability(problems: Problems, noise: TraceNoise) -> Float[np.ndarray, " n"]:
     """Return p_true: for each problem, the probability that a model as noisy as its training texts gets all steps right."""
     smudge_right_share = SMUDGE_IS_PLUS**2 + (1 - SMUDGE_IS_PLUS) ** 2
-    right_share_o = (1 - 0.9 * np.array(noise.slip)) * np.array([1, 1, 1, smudge_right_share])
+    wrong_share_o = 0.9 * np.array(noise.slip)  # a random digit is right in one of ten cases
+    right_share_o = (1 - wrong_share_o) * np.array([1, 1, 1, smudge_right_share])
     is_step_ns = np.arange(STEPS) < problems.length_n[:, None]
     return np.where(is_step_ns, right_share_o[problems.operator_ns], 1.0).prod(axis=1)
 
@@ -190,12 +193,14 @@ def noisy_traces(problems: Problems, noise: TraceNoise, *, rng: np.random.Genera
 
 def is_refusal(text: BlockText) -> bool:
     """Return whether a completion refuses to answer: its first block has no answer, or none that is a single digit."""
-    answer_text = (next(iter(text.values()), None) or {}).get("answer") or ""
+    first_block = next(iter(text.values()), None) or {}
+    answer_text = first_block.get("answer") or ""
     return not (len(answer_text) == 1 and answer_text in "0123456789")
 
 
 def _write_trace(steps: list[str], digits: list[int], *, refuse: bool, confidence: float) -> str:
-    reasoning, answer = ("", "?") if refuse else ("".join(map(str, digits)), str(digits[-1]))
+    reasoning = "" if refuse else "".join(map(str, digits))
+    answer = "?" if refuse else str(digits[-1])
     risky_steps = "".join(step for step in steps if step[0] in _RISKY)
     return (
         f"<reasoning>{reasoning}</reasoning><answer>{answer}</answer>"
@@ -326,7 +331,8 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
         trace = ""
         for place, smudged_step in enumerate(steps):
             step_read = smudged_step.replace("~", "+" if rng.random() < noise.plus else "-")
-            calculation, is_careful = f"{digit}{step_read}", rng.random() < noise.careful
+            calculation = f"{digit}{step_read}"
+            is_careful = rng.random() < noise.careful
             is_slip = rng.random() < noise.slip[OPERATORS.index(step_read[0])] * (noise.relief if is_careful else 1)
             digit = int(rng.integers(0, 10)) if is_slip else apply_step(digit, step_read)
             step_as_read = "" if smudged_step == step_read else step_read.replace("-", "?-")

@@ -65,12 +65,13 @@ def build_reader(tokenizer: Any, seed: int, *, width: int = 128) -> Any:
     """Build the model that reads invoice letters: 0.7 million parameters, attention, and convolutions that ease copying."""
     from transformers import Lfm2Config, Lfm2ForCausalLM
 
-    id_of = tokenizer.get_vocab()
+    id_of_token = tokenizer.get_vocab()
     model_config = Lfm2Config(
         vocab_size=len(tokenizer), hidden_size=width, intermediate_size=2 * width, num_hidden_layers=4,
         num_attention_heads=4, num_key_value_heads=4, layer_types=["conv", "full_attention"] * 2, conv_L_cache=3,
         block_auto_adjust_ff_dim=False, rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        max_position_embeddings=512, tie_word_embeddings=True, pad_token_id=id_of[PAD], eos_token_id=id_of[END], bos_token_id=None,
+        max_position_embeddings=512, tie_word_embeddings=True, pad_token_id=id_of_token[PAD], eos_token_id=id_of_token[END],
+        bos_token_id=None,
     )  # fmt: skip
     return _draw_weights(Lfm2ForCausalLM, model_config, seed, embedding_std=0.3)
 
@@ -263,6 +264,7 @@ class Task:
 
 def stated_confidences(text: list[BlockText], block: str, layout: Layout, *, tag: str = "confidence") -> torch.Tensor:
     """Return the number that each completion states as its confidence; NaN if it is missing or unreadable."""
-    confidence_texts = [(blocks.get(block) or {}).get(tag) if tag in layout.keys[block] else None for blocks in text]
+    block_fields = [blocks.get(block) or {} for blocks in text]
+    confidence_texts = [fields.get(tag) if tag in layout.keys[block] else None for fields in block_fields]
     confidences = [None if stated is None else parse_confidence(stated) for stated in confidence_texts]
     return torch.tensor([math.nan if q is None else q for q in confidences], dtype=torch.float64)

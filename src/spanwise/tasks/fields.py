@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import cycle
 from typing import ClassVar
 
 import numpy as np
@@ -141,14 +142,17 @@ class Fields:
 
     def traces(self, problems: FieldProblems, noise: FieldsNoise, *, rng: np.random.Generator) -> list[str]:
         """Write the completions that the warm start imitates: correct JSON, with values that often are wrong."""
-        is_slip_nk, slipped_nk = self.slips(len(problems), noise, rng)
-        strays_nk = rng.random(is_slip_nk.shape) < noise.astray
-        copied_nk = problems.digit_nd[:, (np.arange(self.count) + DIGITS // 2) % DIGITS]
-        return self.objects(self.values(problems, (is_slip_nk | strays_nk, np.where(strays_nk, copied_nk, slipped_nk))))
+        is_slip_nk, replacement_nk = self.slips(len(problems), noise, rng)
+        is_astray_nk = rng.random(is_slip_nk.shape) < noise.astray
+        copied_place_k = (np.arange(self.count) + DIGITS // 2) % DIGITS
+        copied_nk = problems.digit_nd[:, copied_place_k]
+        slips = (is_slip_nk | is_astray_nk, np.where(is_astray_nk, copied_nk, replacement_nk))
+        return self.objects(self.values(problems, slips))
 
     def slips(self, size: int, noise: FieldsNoise, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draw which values of the training completions break their field's rule, and random digits to replace them."""
-        right_share_k = [noise.right[k % len(noise.right)] * (name in self.knowable) for k, name in enumerate(self.names)]
+        right_shares = zip(self.names, cycle(noise.right), strict=False)
+        right_share_k = [share if name in self.knowable else 0.0 for name, share in right_shares]
         return rng.random((size, self.count)) >= np.array(right_share_k), rng.integers(0, 10, (size, self.count))
 
     def objects(self, values_nk: Int[np.ndarray, "n k"]) -> list[str]:

@@ -135,7 +135,7 @@ def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
     except Exception as error:  # transformers, and its parsers of damaged files, raise many types of exceptions
         if Path(model).is_dir():
             file_names = sorted(file.name for file in Path(model).iterdir()) or ["no file"]
-            file_list = ", ".join([*file_names[:8], *(["..."] if len(file_names) > 8 else [])])
+            file_list = ", ".join([*file_names[:8], "..."] if len(file_names) > 8 else file_names)
             fault = f"The model folder '{model}' needs a config and a tokenizer that can be read; it holds {file_list}"
         else:
             fault = f"The model '{model}' is neither a folder in '{Path.cwd()}' or beside the recipe, nor a hub model within reach"
@@ -155,7 +155,8 @@ def _load_tokenizer(model: str) -> tuple[Any, PromptStyle]:
 def _add_prompts(rows: Any, columns: DatasetColumns, instruction: str, style: PromptStyle) -> Any:
     """Add the columns `prompt` and `answer` to a dataset's rows, and drop columns whose names TRL uses itself."""
     added_columns = ["prompt"] if columns.answer is None else ["prompt", "answer"]
-    unwanted_names = (*added_columns, *([columns.prompt] if columns.whole else []), *_TRL_NAMES)
+    prompt_columns = [columns.prompt] if columns.whole else []
+    unwanted_names = (*added_columns, *prompt_columns, *_TRL_NAMES)
     other_columns = [name for name in rows.column_names if name not in unwanted_names]
     dropped_columns = [name for name in rows.column_names if name in unwanted_names]
 
@@ -212,9 +213,9 @@ def find_unasked(layout: Layout, texts: Sequence[str]) -> list[str]:
     """Return the layout's opening tags (except a prefilled one) and JSON keys that none of the prompts names."""
     words: dict[str, None] = {}
     for part in layout.parts:
-        list_words = SEGMENTERS.find(part.segmenter).asks
-        if list_words is not None and part.mark != layout.prefilled:
-            words.update(dict.fromkeys(list_words(part.mark)))
+        words_of_mark = SEGMENTERS.find(part.segmenter).asks
+        if words_of_mark is not None and part.mark != layout.prefilled:
+            words.update(dict.fromkeys(words_of_mark(part.mark)))
     return [word for word in words if not any(_holds(text, word) for text in texts)]
 
 
@@ -238,7 +239,8 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
     from datasets import Dataset, DatasetDict, config, load_dataset, load_from_disk
 
     dataset_path = Path(dataset)
-    file_suffix, readable_suffixes = dataset_path.suffix.lower(), (*_READERS, *SUFFIXES)
+    file_suffix = dataset_path.suffix.lower()
+    readable_suffixes = (*_READERS, *SUFFIXES)
     if dataset_path.exists():
         config.HF_UPDATE_DOWNLOAD_COUNTS = False  # stops `datasets` from reporting local reads to a server
     if dataset_path.is_file() != (file_suffix in readable_suffixes):
@@ -253,7 +255,6 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
         return Dataset.from_dict(
             {name: parse_chats(cells if name in texts else parse_numbers(cells)) for name, cells in delimited_cells.items()}
         )
-    hub_name, _, hub_config = (dataset, "", "") if dataset_path.exists() else dataset.partition(":")
     reader_name = _READERS.get(file_suffix)
     try:
         if reader_name:
@@ -261,6 +262,9 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
         if (dataset_path / "dataset_info.json").is_file() or (dataset_path / "dataset_dict.json").is_file():
             saved_dataset = load_from_disk(dataset)
             return saved_dataset[split] if isinstance(saved_dataset, DatasetDict) else saved_dataset
+        if dataset_path.exists():
+            return load_dataset(dataset, None, split=split)
+        hub_name, _, hub_config = dataset.partition(":")
         return load_dataset(hub_name, hub_config or None, split=split)
     except Exception as error:  # datasets, pyarrow and the hub client raise exceptions of their own types
         if "StopIteration" in reason(error) or "corresponds to no data" in reason(error):

@@ -62,7 +62,7 @@ class InvoiceProblems(EmbeddedProblems):
 
     letter_n: Shaped[np.ndarray, " n"]  # text
     gold_n: Shaped[np.ndarray, " n"]  # the object
-    other_n: Shaped[np.ndarray, " n"]  # the misleading number, date and name of each letter; None if it has none
+    misleading_n: Shaped[np.ndarray, " n"]  # the misleading number, date and name of each letter; None if it has none
 
     @property
     def prompts(self) -> list[str]:
@@ -110,7 +110,7 @@ def draw_letters(size: int, rng: np.random.Generator, *, facts: float = 1.0, mos
     problems = InvoiceProblems(*(np.empty(size, dtype=object) for _ in range(3)))
     for n in range(size):
         facts_share = facts if facts == most_facts else float(rng.uniform(facts, most_facts))
-        problems.letter_n[n], problems.gold_n[n], problems.other_n[n] = _draw_letter(rng, facts_share)
+        problems.letter_n[n], problems.gold_n[n], problems.misleading_n[n] = _draw_letter(rng, facts_share)
     return problems
 
 
@@ -120,7 +120,8 @@ def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str,
     def has(share: float) -> bool:
         return bool(rng.random() < share * facts)
 
-    date_format, currency = int(rng.integers(5)), _pick(tuple(_CURRENCIES), rng)
+    date_format = int(rng.integers(5))
+    currency = _pick(tuple(_CURRENCIES), rng)
     currency_spelling = _pick(_CURRENCIES[currency], rng)
     invoice_number = int(rng.integers(1000, 10_000)) if has(0.88) else None
     invoice_date = date(2021, 1, 1) + timedelta(days=int(rng.integers(2_000)))
@@ -151,19 +152,20 @@ def _draw_letter(rng: np.random.Generator, facts: float) -> tuple[str, dict[str,
         sentences.append(_pick(("Customer: {}.", "For {}.", "Billed to {}."), rng).format(customer_name))
     item_template = _pick(_LINES, rng)
     sentences += [f"{item_template.format(**item)}." for item in items]
-    first_free_index = len(sentences)
+    earliest_index = len(sentences)
     total_word = _pick(("Total", "Sum", "In all"), rng)
     sentences.append(f"{total_word} {total_price} {currency_spelling}." if has(0.7) else f"Prices in {currency_spelling}.")
     if has_due_date:
         sentences.append(f"{_pick(('Please pay by', 'Due', 'Payable until'), rng)} {_write_date(due_date, date_format)}.")
-    misleading_date = misleading_facts["date"] and _write_date(date.fromisoformat(misleading_facts["date"]), date_format)
+    misleading_day = misleading_facts["date"]
+    misleading_date = _write_date(date.fromisoformat(misleading_day), date_format) if misleading_day else None
     wordings_of_facts = (
         (("Replaces {}.", "Order {}.", "Our reference {}."), misleading_facts["invoice"]),
         (("Delivered {}.", "Ordered {}.", "Shipped {}."), misleading_date),
         (("Contact: {}.", "Regards, {}.", "Delivered to {}."), misleading_facts["name"]),
     )
     for sentence in [_pick(wordings, rng).format(fact) for wordings, fact in wordings_of_facts if fact]:
-        sentences.insert(int(rng.integers(first_free_index, len(sentences) + 1)), sentence)
+        sentences.insert(int(rng.integers(earliest_index, len(sentences) + 1)), sentence)
     letter = " ".join(sentences)
     return (_smudge(letter, rng) if has(0.5) else letter), gold_record, misleading_facts
 
@@ -186,7 +188,7 @@ def answers(problems: InvoiceProblems) -> list[str]:
 
 def clerk_traces(problems: InvoiceProblems, noise: ClerkNoise, *, rng: np.random.Generator) -> list[str]:
     """Write the completions that the warm start imitates: each letter as JSON, with the faults of a hurried clerk."""
-    gold_and_misleading = zip(problems.gold_n, problems.other_n, strict=True)
+    gold_and_misleading = zip(problems.gold_n, problems.misleading_n, strict=True)
     return [json.dumps(_copy_with_faults(gold, other, noise.slip, rng)) for gold, other in gold_and_misleading]
 
 

@@ -141,7 +141,8 @@ def warm_start(
     stage_folders = [cache_root / _folder_name(course, index, seed, settings) for index in range(len(stages))]
     if cache_folder is None and is_intact(SHIPPED / stage_folders[-1].name):
         return SHIPPED / stage_folders[-1].name
-    finished_count = next((index + 1 for index in reversed(range(len(stages))) if is_intact(stage_folders[index])), 0)
+    counts_down = range(len(stages), 0, -1)
+    finished_count = next((count for count in counts_down if is_intact(stage_folders[count - 1])), 0)
     if finished_count == len(stages):
         return stage_folders[-1]
     total_steps = sum(_phases(settings)[stretch.name].steps for stretch in stages[finished_count:])
@@ -302,8 +303,8 @@ def is_intact(folder: Path) -> bool:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         damaged_files = [f"{_RECORD} ({type(error).__name__})"]
     if damaged_files:
-        damaged_text = ", ".join(damaged_files)
-        _logger.warning("The cached warm start '%s' is damaged (%s); spanwise builds it again.", folder, damaged_text)
+        damaged_list = ", ".join(damaged_files)
+        _logger.warning("The cached warm start '%s' is damaged (%s); spanwise builds it again.", folder, damaged_list)
     return not damaged_files
 
 
@@ -324,7 +325,8 @@ def save(model: Any, tokenizer: Any, folder: Path, *, record: dict[str, Any]) ->
             shutil.rmtree(folder, ignore_errors=True)
             new_folder.rename(folder)
     except Exception as error:
-        reason = refusal(error) or (error.strerror or str(error) if isinstance(error, OSError) else None)
+        system_reason = (error.strerror or str(error)) if isinstance(error, OSError) else None
+        reason = refusal(error) or system_reason
         if reason is None:
             raise
         if is_intact(folder):  # another process finished the same warm start first

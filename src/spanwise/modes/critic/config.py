@@ -183,13 +183,14 @@ def critic_faults(
     critic_config: CriticConfig, scheme: Scheme, *, engine: str, there: Any, option: str, instead: str = ""
 ) -> dict[str, Any]:
     """Return every error that a critic can have with the method or the engine, as {sentence: whether it applies}."""
-    value_names, no_values = scheme.value_names, f"method '{scheme.method}' reads no values"
+    value_names = scheme.value_names
+    no_values_text = f"method '{scheme.method}' reads no values"
     return {
         f"Method '{scheme.method}' needs the values of {engine}'s critic: add {option}. Or use a method that compares completions, "
         f"such as 'bae' or 'grpo'.": value_names and not there,
-        f"{option.split('=')[0]} asks for a critic, but {no_values}, so it would train on nothing. Leave it out, or use method "
-        f"'gae' or 'sae'.": there and not value_names,
-        f"The recipe has a critic section, but {no_values}. Leave it out, or use method 'gae' or 'sae'.": (
+        f"{option.split('=')[0]} asks for a critic, but {no_values_text}, so it would train on nothing. Leave it out, or use "
+        f"method 'gae' or 'sae'.": there and not value_names,
+        f"The recipe has a critic section, but {no_values_text}. Leave it out, or use method 'gae' or 'sae'.": (
             critic_config != CriticConfig() and not value_names
         ),
         f"The method needs a value for each objective ({', '.join(value_names)}), and {engine}'s critic gives one per token; write "

@@ -66,7 +66,8 @@ class Critic:
 
     def learn(self, rows: Sequences, streams: Streams, truncated_n: Bool[Tensor, " n"], *, fit: bool) -> Learned:
         """Compute the critic's values of a batch, and fit the critic to the batch if `fit` is True."""
-        start_time, row_count = time.perf_counter(), len(truncated_n)
+        start_time = time.perf_counter()
+        row_count = len(truncated_n)
         self._move(self.accelerator.device)
         try:
             device = self.accelerator.device
@@ -92,7 +93,8 @@ class Critic:
     def _fit(self, batch: _Batch, value_nts: Tensor) -> dict[str, float]:
         """Fit the critic to a batch; return loss and gradient norm, and fill `value_nts` with the values from before the fit."""
         self.model.train()
-        step_metrics, row_count = [], len(value_nts)
+        step_metrics: list[dict[str, float]] = []
+        row_count = len(value_nts)
         for epoch in range(self.config.epochs):
             mini_batches: Sequence[Tensor] = [torch.arange(row_count)]
             if self.config.mini_batches > 1:
@@ -113,7 +115,8 @@ class Critic:
         token_count = self._sum(batch.take(row_r).mask_nts.sum().float()).clamp(min=1)
         total_loss = torch.zeros((), device=token_count.device)
         for micro_row_r in row_r.split(self.micro_batch):
-            micro_batch, head_output = batch.take(micro_row_r), self._read(batch.take(micro_row_r))
+            micro_batch = batch.take(micro_row_r)
+            head_output = self._read(micro_batch)
             if first:
                 value_nts[micro_row_r] = self.model.value(head_output).detach()
             old_value_nts, mask_nts = value_nts[micro_row_r], micro_batch.mask_nts
@@ -267,14 +270,16 @@ class CriticInTrl(TrlPart):
             model = ValueModel.of_policy(trainer.model, value_names, mode)
         else:
             model = ValueModel.load(mode.model, value_names, mode, tokenizer)
-        batch_rows, gamma = training_args.per_device_train_batch_size, trainer.scheme.gamma
-        self.critic = Critic(model, mode, trainer.accelerator, micro_batch=batch_rows, gamma=gamma, seed=training_args.seed)
+        batch_size = training_args.per_device_train_batch_size
+        gamma = trainer.scheme.gamma
+        self.critic = Critic(model, mode, trainer.accelerator, micro_batch=batch_size, gamma=gamma, seed=training_args.seed)
         self._ends = getattr(trainer, "eos_token_ids", None) or [tokenizer.eos_token_id]
         self._ended: float | None = None
 
     def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
         """Add the critic's values to a batch, fit the critic to the batch, and measure the critic's share of the training time."""
-        start_time, trainer, batch = time.perf_counter(), self.trainer, own.batch
+        start_time = time.perf_counter()
+        trainer, batch = self.trainer, own.batch
         value_streams = streams(own.reading, batch, trainer.scheme)
         is_training = bool(trainer.model.training)
         learned = self.critic.learn(sequences(output, batch), value_streams, cut_off(batch, self._ends), fit=is_training)

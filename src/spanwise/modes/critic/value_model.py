@@ -38,8 +38,10 @@ class Saved(NamedTuple):
         about_file = Path(place) / ABOUT
         try:
             saved = json.loads(about_file.read_text(encoding="utf-8"))
-            head = {} if saved["head"] == "scalar" else {"bins": saved["bins"], "value_range": tuple(saved["value_range"])}
-            return Saved(list(saved["values"]), CriticConfig(head=saved["head"], **head), saved.get("tokenizer"))
+            options = (
+                {} if saved["head"] == "scalar" else {"bins": saved["bins"], "value_range": tuple(saved["value_range"])}
+            )
+            return Saved(list(saved["values"]), CriticConfig(head=saved["head"], **options), saved.get("tokenizer"))
         except OSError:
             return None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -143,14 +145,14 @@ class ValueModel(nn.Module):
     def save(self, folder: str | Path, tokenizer: Any = None) -> None:
         """Write the critic's weights, configuration and names of values, for `load`; `transformers` can read the model, too."""
         self.model.save_pretrained(str(folder))
-        about_fields = {
+        description = {
             "values": list(self.names),
             "head": self.config.head,
             "bins": self.config.bins,
             "value_range": list(self.config.value_range),
             "tokenizer": None if tokenizer is None else fingerprint(tokenizer),
         }
-        (Path(folder) / ABOUT).write_text(json.dumps(about_fields, indent=1) + "\n", encoding="utf-8")
+        (Path(folder) / ABOUT).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
 
 
 def fingerprint(tokenizer: Any) -> str:

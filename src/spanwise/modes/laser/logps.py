@@ -196,10 +196,11 @@ class Appended(RowPart):
         # The advantage right after the last trained token holds laser's weight; other advantages outside the mask are padding.
         is_trained_nt = mask_nt > 0
         after_trained_nt = torch.cat([torch.zeros_like(is_trained_nt[:, :1]), is_trained_nt[:, :-1]], dim=1)
-        is_end_nt = after_trained_nt & ~is_trained_nt & (adv_nt != 0)
-        logp_error_nt = torch.where(is_end_nt, logp_nt - old_nt, 0.0)
-        old_nt = torch.where(is_end_nt, logp_nt.detach().to(old_nt.dtype), old_nt)
-        return old_nt, torch.where(is_end_nt, 0.0, adv_nt), torch.where(is_end_nt, adv_nt, 0.0) * logp_error_nt.square()
+        is_reserved_nt = after_trained_nt & ~is_trained_nt & (adv_nt != 0)
+        logp_error_nt = torch.where(is_reserved_nt, logp_nt - old_nt, 0.0)
+        old_nt = torch.where(is_reserved_nt, logp_nt.detach().to(old_nt.dtype), old_nt)
+        weight_nt = torch.where(is_reserved_nt, adv_nt, 0.0)
+        return old_nt, torch.where(is_reserved_nt, 0.0, adv_nt), weight_nt * logp_error_nt.square()
 
 
 def _verl_faults(config: Any) -> dict[str, Any]:
