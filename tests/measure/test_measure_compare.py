@@ -129,8 +129,8 @@ def test_equal_differences_are_judged_by_their_signs(seeds, verdict):
     assert first.p == pytest.approx(stats.binomtest(seeds, seeds).pvalue)
     assert first.seeds_needed is None
     if verdict == "clear":
-        assert "2 of 3 differences, ece (a and b), ece (b and c); the other 1 do not" in result.summary()
-        assert "over 1 figures up to 0.05 of" in result.summary()
+        assert "2 of 3 differences, ece (a and b), ece (b and c). Not clear: the other 1." in result.summary()
+        assert "over all figures (1) up to 0.05 of" in result.summary()
 
 
 def test_rounding_is_no_difference_and_seeds_needed_are_those_of_the_observed_one():

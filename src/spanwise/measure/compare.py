@@ -141,12 +141,12 @@ class ArmComparison:
         if not clear_names:
             return f"Beyond the noise: none of {total} differences; these runs do not show which method is better."
         other_count = total - len(clear_names)
-        others_text = f"; the other {other_count} do not show which method is better" if other_count else ""
+        others_text = f". Not clear: the other {other_count}" if other_count else ""
         figure_count = len({diff.figure for diff in self.differences})
         return (
             f"Beyond the noise: {len(clear_names)} of {total} differences, {', '.join(clear_names)}{others_text}. Noise is "
-            "the spread between seeds on the same held-out prompts. Holm's correction covers each figure alone: with "
-            f"{figure_count} figures, up to {figure_count * (1 - self.level):.2g} of these differences may be luck."
+            "the spread between seeds on the same held-out prompts. Holm's correction covers each figure alone, so over all "
+            f"figures ({figure_count}) up to {figure_count * (1 - self.level):.2g} of these differences may be luck."
         )
 
 
