@@ -94,7 +94,7 @@ def test_sentences(unchecked_shapes):
     for call, sentence in (
         (lambda: fixed_point(half, group_size=4, baseline="blended"), "simulated_fixed_point"),
         (lambda: fixed_point(half, **alone), "group of 1 "),
-        (lambda: simulated_fixed_point(half, group_size=4, baseline="blended", batches=10), "10 batches .* 20 times"),
+        (lambda: simulated_fixed_point(half, group_size=4, baseline="blended", batches=10), "10 batches .* 20 completions"),
         (lambda: proper_score(half, torch.tensor([1.0]), rule="briar"), "'briar'"),
     ):
         with pytest.raises(RecipeError, match=sentence):

@@ -120,9 +120,9 @@ def simulated_fixed_point(
     p_b = p_b.double()
     chance_b2 = torch.stack([1 - p_b, p_b], dim=1)
     completion_count = batches * copies * group_size
-    if (rarest_count := completion_count * float(chance_b2.min())) < _FEWEST:
+    if (rarer_count := completion_count * float(chance_b2.min())) < _FEWEST:
         raise RecipeError(
-            f"In {batches} batches only {rarest_count:.0f} completions have the rarer outcome (right or wrong); raise batches, or "
+            f"In {batches} batches only {rarer_count:.0f} completions have the rarer outcome (right or wrong); raise batches, or "
             "set p nearer 0.5."
         )
     level_v = torch.arange(LEVELS + 1, dtype=torch.float64)
@@ -135,11 +135,13 @@ def simulated_fixed_point(
         mean_stated_b = q_b.clamp(1e-3, 1 - 1e-3)
         chance_bv = torch.distributions.Binomial(LEVELS, probs=mean_stated_b[:, None]).log_prob(level_v).exp()
         generator = torch.Generator().manual_seed(seed)
-        prompt_columns = [x.repeat(copies, 1) for x in (p_b[:, None], mean_stated_b[:, None], chance_bv)]
+        columns_of_kinds = (p_b[:, None], mean_stated_b[:, None], chance_bv)
+        prompt_columns = [column.repeat(copies, 1) for column in columns_of_kinds]
         sums = [_simulate_batch(prompt_columns, score_v2, group_size, advantage_options, generator) for _ in range(batches)]
         sum_rcb2 = torch.stack(sums).unflatten(2, (copies, len(p_b))).sum(dim=2)
         lost_gradient_b2, lost_error_b2 = _remove_explained_noise(sum_rcb2)
-        full_gradient_b2 = chance_b2 * copies * group_size * ((chance_bv * (stated_v - mean_stated_b[:, None])) @ score_v2)
+        excess_bv = stated_v - mean_stated_b[:, None]
+        full_gradient_b2 = chance_b2 * copies * group_size * ((chance_bv * excess_bv) @ score_v2)
         weight_b2 = chance_b2 * (1 - lost_gradient_b2 / full_gradient_b2)
         weight_error_b2 = (lost_error_b2 / full_gradient_b2).abs()
         q_b = weight_b2[:, 1] / weight_b2.sum(dim=1)
@@ -152,31 +154,33 @@ def _simulate_batch(
 ) -> Float[Tensor, "4 b 2"]:
     """Simulate a batch; return the sums, by prompt and outcome, of the gradient term and of three control variates."""
     p_b1, mean_confidence_b1, level_chance_bv = prompts
-    b = len(p_b1)
-    torch.randint(1, (b, g), generator=generator)  # an unused draw, to keep the random numbers of published results
-    uniform_2bg = torch.rand(2, b, g, generator=generator, dtype=torch.float64)
+    prompt_count = len(p_b1)
+    # An unused draw, to keep the random numbers of published results.
+    torch.randint(1, (prompt_count, g), generator=generator)
+    uniform_2bg = torch.rand(2, prompt_count, g, generator=generator, dtype=torch.float64)
     outcome_bg = (uniform_2bg[0] < p_b1).long()
     cumulative_bv = level_chance_bv.cumsum(dim=1)
     level_bg = (uniform_2bg[1][..., None] > cumulative_bv[:, None]).sum(dim=2).clamp(max=LEVELS)
     score_by_outcome_bg2 = score_v2[level_bg]
     reward_bg = score_by_outcome_bg2.gather(2, outcome_bg[..., None])[..., 0]
     credit_n = advantage(
-        reward_bg.flatten(), torch.arange(b).repeat_interleave(g), outcome_no=outcome_bg.flatten().double(),
+        reward_bg.flatten(), torch.arange(prompt_count).repeat_interleave(g), outcome_no=outcome_bg.flatten().double(),
         by_outcome_n2=score_by_outcome_bg2.reshape(-1, 2), **options,
     ).advantage_n  # fmt: skip
     value_bg = (level_chance_bv @ score_v2).gather(1, outcome_bg)
     same_outcome_bgg = ((outcome_bg[:, :, None] == outcome_bg[:, None, :]) & ~torch.eye(g, dtype=torch.bool)).double()
     others_score_bg2 = score_by_outcome_bg2.sum(dim=1, keepdim=True) - score_by_outcome_bg2
     terms_4bg = torch.stack([
-        reward_bg - credit_n.reshape(b, g) - value_bg,
+        reward_bg - credit_n.reshape(prompt_count, g) - value_bg,
         torch.ones_like(reward_bg),
         (same_outcome_bgg @ reward_bg[..., None])[..., 0] / same_outcome_bgg.sum(dim=2).clamp(min=1),  # the others' mean, or 0
         others_score_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
-    prompt_outcome_bg = torch.arange(b)[:, None] * 2 + outcome_bg
+    prompt_outcome_bg = torch.arange(prompt_count)[:, None] * 2 + outcome_bg
     excess_confidence_bg = level_bg.double() / LEVELS - mean_confidence_b1
-    sum_4c = torch.zeros(4, b * 2, dtype=torch.float64)
-    return sum_4c.index_add_(1, prompt_outcome_bg.flatten(), (terms_4bg * excess_confidence_bg).flatten(1)).reshape(4, b, 2)
+    sum_4c = torch.zeros(4, prompt_count * 2, dtype=torch.float64)
+    sum_4c.index_add_(1, prompt_outcome_bg.flatten(), (terms_4bg * excess_confidence_bg).flatten(1))
+    return sum_4c.reshape(4, prompt_count, 2)
 
 
 def _remove_explained_noise(sum_rcb2: Float[Tensor, "r c b 2"]) -> tuple[Float[Tensor, "b 2"], Float[Tensor, "b 2"]]:

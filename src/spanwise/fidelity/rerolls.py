@@ -293,9 +293,9 @@ def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[
     value_names = saved_critic.names
     objective_name = value_names[0] if len(value_names) == len(objectives) == 1 else "correct"
     if objective_name not in value_names:
-        paid_words = " + ".join(objectives) if len(value_names) == 1 else ", ".join(value_names)
+        value_text = " + ".join(objectives) if len(value_names) == 1 else ", ".join(value_names)
         raise RecipeError(
-            f"The critic '{place}' gives the value of {paid_words}, but only the reward 'correct' is re-rolled. Train with "
+            f"The critic '{place}' gives the value of {value_text}, but only the reward 'correct' is re-rolled. Train with "
             "values: objective, or use other critics: --critics fitted,mc."
         )
     return ValueModel.load(str(place), value_names, saved_critic.config, tokenizer).eval(), value_names.index(objective_name)

@@ -210,8 +210,8 @@ class TokenFidelity:
 
         def difference(weight_rn: Tensor) -> Tensor:
             best_correlation_2r = torch.stack([correlations(weight_rn).amax(dim=0) for correlations in family_correlations])
-            best_correlation_r, other_correlation_r = best_correlation_2r.masked_fill(best_correlation_2r.isinf(), torch.nan)
-            return best_correlation_r - other_correlation_r
+            one_correlation_r, other_correlation_r = best_correlation_2r.masked_fill(best_correlation_2r.isinf(), torch.nan)
+            return one_correlation_r - other_correlation_r
 
         return bootstrap(difference, self.prompt_n, resamples=self.draws, seed=self.seed)
 

@@ -143,12 +143,12 @@ def weighted_auroc(
     _, count_v = torch.unique_consecutive(confidence_n[order_n], return_counts=True)
     last_position_v = count_v.cumsum(0) - 1
     # Sum the weights of wrong and of right answers up to each distinct confidence; the first column is 0.
-    wrong_sum_rv, right_sum_rv = (
-        torch.nn.functional.pad((weight_rn.double() * kind_n)[:, order_n].cumsum(dim=1)[:, last_position_v], (1, 0))
-        for kind_n in (1 - is_right_n, is_right_n)
-    )
-    wrong_rv, right_rv = wrong_sum_rv.diff(dim=1), right_sum_rv.diff(dim=1)
-    return (right_rv * (wrong_sum_rv[:, :-1] + wrong_rv / 2)).sum(dim=1) / (right_rv.sum(dim=1) * wrong_rv.sum(dim=1))
+    kind_weights = (weight_rn.double() * kind_n for kind_n in (1 - is_right_n, is_right_n))
+    running_sums = (kind_weight_rn[:, order_n].cumsum(dim=1)[:, last_position_v] for kind_weight_rn in kind_weights)
+    wrong_sum_rv, right_sum_rv = (torch.nn.functional.pad(sum_rv, (1, 0)) for sum_rv in running_sums)
+    wrong_weight_rv, right_weight_rv = wrong_sum_rv.diff(dim=1), right_sum_rv.diff(dim=1)
+    won_pairs_r = (right_weight_rv * (wrong_sum_rv[:, :-1] + wrong_weight_rv / 2)).sum(dim=1)
+    return won_pairs_r / (right_weight_rv.sum(dim=1) * wrong_weight_rv.sum(dim=1))
 
 
 def bin_index(confidence_n: Tensor, bins: int) -> Int[Tensor, " n"]:

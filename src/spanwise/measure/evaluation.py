@@ -141,8 +141,8 @@ def build_figures(
             f"The columns of an evaluation have {', '.join(map(str, column_lengths))} entries; give one to each completion."
         )
     judged_n = (~correct_n.isnan() & ~confidence_n.isnan()).cpu()
-    judged = (confidence_n.cpu()[judged_n], correct_n.cpu()[judged_n])
-    stated_i, right_i = judged
+    columns = (confidence_n.cpu()[judged_n], correct_n.cpu()[judged_n])
+    stated_i, right_i = columns
     mean_stated = float(stated_i.double().mean())
     extreme_prompts = (([0.0],), ([1.0],))  # an imagined prompt with the value 0, and one with 1
 
@@ -160,9 +160,9 @@ def build_figures(
         "verdict_rate": share(~correct_n.isnan()),
         "mean_confidence": BoundedFigure(weighted_mean, (stated_i.double(),), judged_n, extreme_prompts),
         "sharpness": BoundedFigure(_variance, (stated_i,), judged_n, (([mean_stated],), ([float(mean_stated < 0.5)],))),
-        "ece": BoundedFigure(weighted_ece, judged, judged_n, ((), ())),
+        "ece": BoundedFigure(weighted_ece, columns, judged_n, ((), ())),
         "brier": BoundedFigure(weighted_mean, ((stated_i.double() - right_i.double()).square(),), judged_n, extreme_prompts),
-        "auroc": BoundedFigure(weighted_auroc, judged, judged_n, (([1.0, 0.0], [0.0, 1.0]), ([1.0, 0.0], [1.0, 0.0]))),
+        "auroc": BoundedFigure(weighted_auroc, columns, judged_n, (([1.0, 0.0], [0.0, 1.0]), ([1.0, 0.0], [1.0, 0.0]))),
     }
 
 
@@ -312,7 +312,8 @@ def bounds(
 ) -> tuple[float, float]:
     """Compute the bounds of an ECE, or of a difference of two, from the noise of its bins' gaps; `side_b` holds each bin's sign."""
     tail = (1 - level) / 2
-    t_over_z = math.sqrt(count / (count - 1)) * float(scipy.stats.t.isf(tail, count - 1)) / NormalDist().inv_cdf(1 - tail)
+    t_quantile = float(scipy.stats.t.isf(tail, count - 1))
+    width_factor = math.sqrt(count / (count - 1)) * t_quantile / NormalDist().inv_cdf(1 - tail)
     generator = torch.Generator().manual_seed(seed + 1)  # `seed` itself has drawn the prompts
     weight_rj = torch.empty(len(noise_rb), 2, dtype=torch.float64).exponential_(generator=generator) - 1
     # The weights of the two unseen prompts are used in both orders: then swapping runs `a` and `b` exactly negates the bounds.
@@ -333,4 +334,4 @@ def bounds(
     margin_above = max(
         float((lower_error_r + zero_gap_r).quantile(1 - tail)), -float((lower_error_r - zero_gap_r).quantile(tail))
     )
-    return ece_value - t_over_z * margin_below, ece_value + t_over_z * margin_above
+    return ece_value - width_factor * margin_below, ece_value + width_factor * margin_above

@@ -178,12 +178,15 @@ def _expected_accuracies(
     A sample is an answer, its correctness and its confidence; `seed` differs between prompts, so that their errors average out.
     """
     # Random subsets take samples by position, so the samples are sorted to make their order irrelevant.
-    samples = sorted(samples, key=lambda sample: (sample[0], *((x != x, 0.0 if x != x else x) for x in sample[1:])))
+    samples = sorted(
+        samples, key=lambda sample: (sample[0], *((math.isnan(x), 0.0 if math.isnan(x) else x) for x in sample[1:]))
+    )
     total = len(samples)
     answer_texts = [text for text, *_ in samples]
-    number_of_answer = {text: a for a, text in enumerate(dict.fromkeys(filter(None, answer_texts)))}
-    answer_number_m = torch.tensor([number_of_answer.get(text, -1) for text in answer_texts])
-    vote_am = (torch.arange(len(number_of_answer))[:, None] == answer_number_m).double()
+    distinct_answers = dict.fromkeys(filter(None, answer_texts))
+    index_of_answer = {text: index for index, text in enumerate(distinct_answers)}
+    answer_index_m = torch.tensor([index_of_answer.get(text, -1) for text in answer_texts])
+    vote_am = (torch.arange(len(index_of_answer))[:, None] == answer_index_m).double()
     correct_m, confidence_m = torch.tensor([sample[1:] for sample in samples], dtype=torch.float64).unbind(dim=1)
     is_judged_m = ~correct_m.isnan()
     accuracy_a = vote_am @ correct_m.nan_to_num(nan=0.0) / (vote_am @ is_judged_m.double()).clamp_(min=1)
@@ -203,7 +206,8 @@ def _expected_accuracies(
 
 def _choose_highest(correct_m: Tensor, score_m: Tensor, n: int) -> float:
     """Return the expected correctness of the highest-scored of n random samples; ties are equally likely, NaN is lowest."""
-    distinct_v, rank_m, count_v = torch.unique(score_m.nan_to_num(nan=-math.inf), return_inverse=True, return_counts=True)
+    known_score_m = score_m.nan_to_num(nan=-math.inf)
+    distinct_v, rank_m, count_v = torch.unique(known_score_m, return_inverse=True, return_counts=True)
     mean_correct_v = torch.zeros(len(distinct_v), dtype=torch.float64).index_add_(0, rank_m, correct_m) / count_v
     counts_below = [0, *count_v.cumsum(0).tolist()]
     subset_counts = [math.comb(high, n) - math.comb(low, n) for low, high in pairwise(counts_below)]

@@ -333,7 +333,8 @@ def long_traces(problems: LongProblems, noise: LongNoise, *, rng: np.random.Gene
             step_read = smudged_step.replace("~", "+" if rng.random() < noise.plus else "-")
             calculation = f"{digit}{step_read}"
             is_careful = rng.random() < noise.careful
-            is_slip = rng.random() < noise.slip[OPERATORS.index(step_read[0])] * (noise.relief if is_careful else 1)
+            slip_rate = noise.slip[OPERATORS.index(step_read[0])] * (noise.relief if is_careful else 1)
+            is_slip = rng.random() < slip_rate
             digit = int(rng.integers(0, 10)) if is_slip else apply_step(digit, step_read)
             step_as_read = "" if smudged_step == step_read else step_read.replace("-", "?-")
             trace += f"{place}.{smudged_step}{step_as_read}_{calculation}{f'_{calculation}' if is_careful else ''}={digit}_"

@@ -117,7 +117,8 @@ def load_task(
         rows = rows.select(range(min(limit, len(rows))))
     usual_layout, usual_instruction = LAYOUTS[prompt_format], INSTRUCTIONS[prompt_format]
     instruction_text = usual_instruction if instruction is None else instruction
-    train_rows, eval_rows = (_add_prompts(part, columns, instruction_text, prompt_style) for part in (rows, held_out_rows))
+    train_rows = _add_prompts(rows, columns, instruction_text, prompt_style)
+    eval_rows = _add_prompts(held_out_rows, columns, instruction_text, prompt_style)
     layout = layout or usual_layout
     rendered_prompts = [render(prompt, tokenizer) for prompt in train_rows["prompt"][:_SEARCHED_PROMPTS]]
     _check_asked(layout, rendered_prompts, instruction=instruction, whole=columns.whole, usual=prompt_format)
@@ -355,5 +356,6 @@ def reason(error: BaseException) -> str:
     """Return the first line of the innermost cause of an error."""
     while error.__cause__ is not None:
         error = error.__cause__
-    type_name, line = type(error).__name__, first_line(error)
-    return line if line == type_name else f"{type_name}: {line}"
+    type_name = type(error).__name__
+    message = first_line(error)
+    return message if message == type_name else f"{type_name}: {message}"

@@ -63,7 +63,8 @@ def own_opinion(
     score_n = self_reward_n.double().clamp(0.0, 1.0)
     group_index_n = group_index(group_n)
     group_std_n = moments(score_n, group_index_n).std_n(ddof=1)
-    mix_share_n = mix * (~score_n.isnan() & (group_std_n > 0) & (group_std_n >= threshold)).double()
+    is_mixed_n = ~score_n.isnan() & (group_std_n > 0) & (group_std_n >= threshold)
+    mix_share_n = mix * is_mixed_n.double()
     return mix_share_n, centred(score_n, group_index_n, scale=scale, ddof=1)
 
 

@@ -72,7 +72,8 @@ class SelfRewarding(TrlPart):
         if input_ids.shape[1] != 1 or not self.heard or len(input_ids) != len(self.heard[-1]):
             self.heard.append(torch.full((len(input_ids),), torch.nan))
             return
-        ended_row_r = (torch.isin(input_ids[:, 0].cpu(), torch.tensor(self.ends)) & self.heard[-1].isnan()).nonzero()[:, 0]
+        is_end_n = torch.isin(input_ids[:, 0].cpu(), torch.tensor(self.ends))
+        ended_row_r = (is_end_n & self.heard[-1].isnan()).nonzero()[:, 0]
         scaled_logits_rv = logits[ended_row_r.to(logits.device), -1].float() / self.temperature
         self.heard[-1][ended_row_r] = self.temperature * scaled_logits_rv.log_softmax(dim=-1)[:, self.token].cpu()
 
@@ -89,7 +90,8 @@ class SelfRewarding(TrlPart):
         """Run a forward pass with the reserved token appended to each ended row, and remove that token from the result."""
         present_bt = attention_mask[:, -logits_to_keep:].bool()
         ended_b = ended(input_ids[:, -logits_to_keep:], present_bt, self.ends)
-        end_column_b = torch.where(ended_b, present_bt.long().cumsum(dim=1).argmax(dim=1) + 1, -1)
+        last_index_b = present_bt.long().cumsum(dim=1).argmax(dim=1)
+        end_column_b = torch.where(ended_b, last_index_b + 1, -1)
         is_end_token_bt = torch.arange(logits_to_keep + 1, device=input_ids.device) == end_column_b[:, None]
         ids_bl, mask_bl = pad(input_ids, (0, 1)), pad(attention_mask, (0, 1))
         ids_bl[:, -logits_to_keep - 1 :].masked_fill_(is_end_token_bt, self.token)
