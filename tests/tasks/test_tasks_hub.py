@@ -220,9 +220,9 @@ def test_a_question_wins_over_a_prompt_and_that_is_said(models, tmp_path) -> Non
 def test_tags_that_no_prompt_asks_for_are_refused_or_said(models, jsonl, tmp_path) -> None:
     with pytest.raises(RecipeError, match="has <code>, but"):
         load_task(models["system"], jsonl, layout=Layout({"a": ["answer"], "b": ["code"]}))
-    with pytest.warns(UserWarning, match="first 8 prompts holds <code> of"):
+    with pytest.warns(UserWarning, match="first 8 prompts asks for the layout's tags <code>"):
         load_task(models["system"], jsonl, layout=PLAN, instruction="Write <plan>, then code.")
-    with pytest.warns(UserWarning, match="first 4 prompts holds <plan>, <code> of"):
+    with pytest.warns(UserWarning, match="first 4 prompts asks for the layout's tags <plan>, <code>"):
         load_task(models["system"], file_of(tmp_path, [{"prompt": "Sort a list.", "answer": "4"}] * 5), layout=PLAN)
 
 
@@ -253,7 +253,7 @@ def test_keys_of_fields_must_be_asked_for_as_tags_must(models, tmp_path) -> None
     layout = Layout(["total", "items[*].subtotal"], segmenter="json", most=2)
     with pytest.raises(RecipeError, match="has items, subtotal, but"):
         load_task(models["system"], file_of(tmp_path, rows), layout=layout)
-    with pytest.warns(UserWarning, match="holds subtotal of.*these keys"):
+    with pytest.warns(UserWarning, match="the layout's keys subtotal"):
         load_task(models["system"], file_of(tmp_path, rows), layout=layout, instruction="JSON with items.")
 
 
