@@ -253,12 +253,12 @@ def _terms(batch: Mapping[str, Tensor], adv_n: Float[Tensor, " n"]) -> Float[Ten
     outcome_n, usable_n = batch["outcome_n"], batch["usable_n"]
     count_n = moments(batch["reward_n"], refine(batch["prompt_n"], outcome_n)).count_n()
     selection_masks = (usable_n, outcome_n == 0, outcome_n == 1, count_n == 1)
-    mc_n, noise_n, phi_square_n = batch["mc_n"], batch["noise_n"], batch["phi_square_n"]
-    error_n = (adv_n - mc_n).square() - noise_n
+    mc_adv_n, noise_n, phi_square_n = batch["mc_n"], batch["noise_n"], batch["phi_square_n"]
+    error_n = (adv_n - mc_adv_n).square() - noise_n
     sum_terms = [term for selection in selection_masks for term in (selection.double(), selection * error_n)]
-    sum_terms += [adv_n, mc_n, adv_n * adv_n, mc_n * mc_n, adv_n * mc_n, noise_n]
-    sum_terms += [phi_square_n * adv_n * adv_n, phi_square_n * adv_n * mc_n]
-    sum_terms += [phi_square_n * mc_n * mc_n, phi_square_n * noise_n]
+    sum_terms += [adv_n, mc_adv_n, adv_n * adv_n, mc_adv_n * mc_adv_n, adv_n * mc_adv_n, noise_n]
+    sum_terms += [phi_square_n * adv_n * adv_n, phi_square_n * adv_n * mc_adv_n]
+    sum_terms += [phi_square_n * mc_adv_n * mc_adv_n, phi_square_n * noise_n]
     return torch.where(usable_n[:, None], torch.stack(sum_terms, dim=1), 0.0)
 
 

@@ -161,7 +161,8 @@ class Roller:
         """Let sampling also end at a one-token opening tag of a later block, because the first block is complete there."""
         generation_config = self.model.generation_config
         vocabulary = self.tokenizer.get_vocab()
-        (_, first_tags), *later_blocks = self.task.layout.blocks
+        first_block, *later_blocks = self.task.layout.blocks
+        _, first_tags = first_block
         later_tags = (f"<{tag}>" for _, tags in later_blocks for tag in tags if tag not in first_tags)
         old_end_ids = generation_config.eos_token_id
         try:

@@ -186,13 +186,11 @@ def unseen_interval(
     samples_per_prompt = math.ceil(len(prompts) / interval.count)
     imagined_prompt_n = interval.count + torch.arange(len(ends[0][0])).repeat(samples_per_prompt)
     extended_prompt_n = torch.cat([prompt_n, imagined_prompt_n])
-    extended_columns = [
-        [
-            torch.cat([column_n.cpu(), column_n.new_tensor(end_values).cpu().repeat(samples_per_prompt)])
-            for column_n, end_values in zip(columns, end, strict=True)
-        ]
-        for end in ends
-    ]
+
+    def extend(column_n: Tensor, end_values: Sequence[float]) -> Tensor:
+        return torch.cat([column_n.cpu(), column_n.new_tensor(end_values).cpu().repeat(samples_per_prompt)])
+
+    extended_columns = [[extend(*pair) for pair in zip(columns, end, strict=True)] for end in ends]
     low_figure_r, high_figure_r = resample(
         lambda weight_rn: torch.stack([figure(*columns_of_end, weight_rn) for columns_of_end in extended_columns], dim=1),
         extended_prompt_n, resamples=resamples, seed=seed, smooth=True,

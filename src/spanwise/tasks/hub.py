@@ -270,9 +270,10 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
     except Exception as error:  # datasets, pyarrow and the hub client raise exceptions of their own types
         if "StopIteration" in reason(error) or "corresponds to no data" in reason(error):
             raise DataError(_NO_ROWS.format(dataset)) from error
-        file_or_folder = "file" if reader_name else "folder" if dataset_path.is_dir() else "name"
+        folder_or_name = "folder" if dataset_path.is_dir() else "name"
+        kind_of_dataset = "file" if reader_name else folder_or_name
         raise DataError(
-            f"Split '{split}' of the dataset {file_or_folder} '{dataset}' cannot be read ({reason(error)}). "
+            f"Split '{split}' of the dataset {kind_of_dataset} '{dataset}' cannot be read ({reason(error)}). "
             f"Check --dataset (a file, a folder, or a hub name such as 'owner/name' or 'owner/name:config') and --set split=NAME."
         ) from error
 

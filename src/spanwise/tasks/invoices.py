@@ -107,7 +107,8 @@ def _write_date(day: date, form: int) -> str:
 
 def draw_letters(size: int, rng: np.random.Generator, *, facts: float = 1.0, most_facts: float = 1.0) -> InvoiceProblems:
     """Draw letters and their JSON objects; a letter's share of optional facts is drawn between `facts` and `most_facts`."""
-    problems = InvoiceProblems(*(np.empty(size, dtype=object) for _ in range(3)))
+    empty_columns = [np.empty(size, dtype=object) for _ in range(3)]
+    problems = InvoiceProblems(*empty_columns)
     for n in range(size):
         facts_share = facts if facts == most_facts else float(rng.uniform(facts, most_facts))
         problems.letter_n[n], problems.gold_n[n], problems.misleading_n[n] = _draw_letter(rng, facts_share)

@@ -119,7 +119,8 @@ class Critic:
             head_output = self._read(micro_batch)
             if first:
                 value_nts[micro_row_r] = self.model.value(head_output).detach()
-            old_value_nts, mask_nts = value_nts[micro_row_r], micro_batch.mask_nts
+            old_value_nts = value_nts[micro_row_r]
+            mask_nts = micro_batch.mask_nts
             target_nts = micro_batch.targets(old_value_nts)
             stream_losses = (
                 self.model.loss(head_output[:, :-1, s], target_nts[..., s], mask_nts[..., s], old_value_nts[:, :-1, s]).sum()

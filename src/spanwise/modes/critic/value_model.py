@@ -38,9 +38,9 @@ class Saved(NamedTuple):
         about_file = Path(place) / ABOUT
         try:
             saved = json.loads(about_file.read_text(encoding="utf-8"))
-            options = (
-                {} if saved["head"] == "scalar" else {"bins": saved["bins"], "value_range": tuple(saved["value_range"])}
-            )
+            options: dict[str, Any] = {}
+            if saved["head"] != "scalar":
+                options = {"bins": saved["bins"], "value_range": tuple(saved["value_range"])}
             return Saved(list(saved["values"]), CriticConfig(head=saved["head"], **options), saved.get("tokenizer"))
         except OSError:
             return None

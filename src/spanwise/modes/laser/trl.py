@@ -108,7 +108,8 @@ class SelfRewarding(TrlPart):
 
     def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
         """Add laser's scores to the batch, and add the weights and verdicts that laser's loss needs to TRL's output."""
-        trainer, mode, batch, all_rows = self.trainer, self.mode, own.batch, own.everyone
+        trainer, mode = self.trainer, self.mode
+        batch, all_rows = own.batch, own.everyone
         if not trainer.model.training:
             return own, {}
         if batch.steps is not None:
