@@ -81,7 +81,7 @@ class Batch:
             if field_tensor is None:
                 continue
             needed_shape = ids_shape if dims == 2 else None
-            most_dims = dims + (name in ("value_nt", "bootstrap_n"))  # a critic that gives several values adds a dimension
+            most_dims = dims + 1 if name in ("value_nt", "bootstrap_n") else dims  # a critic may give several values
             has_fitting_shape = dims <= field_tensor.dim() <= most_dims and len(field_tensor) == count
             if not has_fitting_shape or (needed_shape is not None and tuple(field_tensor.shape[:2]) != needed_shape):
                 ids_shape_note = "" if needed_shape is None else f" and token ids {needed_shape}"
@@ -180,7 +180,8 @@ def pad_tokens(
             raise AlignmentError(
                 f"Completion {n} has {length} tokens and a tool mask of {len(flags)}; give one mask value to each token."
             )
-    is_token_nt = torch.arange(max(row_lengths, default=0)) < torch.tensor(row_lengths, dtype=torch.long)[:, None]
+    length_n1 = torch.tensor(row_lengths, dtype=torch.long)[:, None]
+    is_token_nt = torch.arange(max(row_lengths, default=0)) < length_n1
     ids_nt = torch.zeros(is_token_nt.shape, dtype=torch.long)
     ids_nt[is_token_nt] = torch.tensor(list(chain.from_iterable(ids)), dtype=torch.long)
     if sampled is None:

@@ -41,7 +41,8 @@ class CreditedBatch:
         for m, objective in enumerate(self.scheme.objectives):
             if objective.baseline not in ("none", "batch"):
                 group_moments = moments(reward_nm[:, m], group_n)
-                agreement_by_objective[objective.name] = group_moments.square_s == 0, group_moments.count_s > 1
+                is_unanimous_g = group_moments.square_s == 0
+                agreement_by_objective[objective.name] = is_unanimous_g, group_moments.count_s > 1
         return agreement_by_objective
 
 
@@ -76,14 +77,16 @@ def _measure_all_unanimous(batch: CreditedBatch) -> dict[str, float]:
     # An objective that is not compared in groups may give credit to a group of equal rewards, so no share is returned.
     if len(batch.agreement) < len(batch.scheme.objectives):
         return {}
-    is_unanimous_mg, is_compared_mg = map(torch.stack, zip(*batch.agreement.values(), strict=True))
-    return {"": float(is_unanimous_mg.all(dim=0)[is_compared_mg.any(dim=0)].double().mean())}
+    unanimous_masks, compared_masks = zip(*batch.agreement.values(), strict=True)
+    is_unanimous_g = torch.stack(unanimous_masks).all(dim=0)
+    is_compared_g = torch.stack(compared_masks).any(dim=0)
+    return {"": float(is_unanimous_g[is_compared_g].double().mean())}
 
 
 def _add_up_costs(batch: CreditedBatch) -> dict[str, float]:
     """Add up over the batch the costs that the reward functions report, such as tokens and seconds."""
-    measure_names, measured_nc = batch.scores.measures, batch.scores.measured_nc
-    return {} if measured_nc is None else dict(zip(measure_names, measured_nc.sum(dim=0).tolist(), strict=True))
+    measured_nc = batch.scores.measured_nc
+    return {} if measured_nc is None else dict(zip(batch.scores.measures, measured_nc.sum(dim=0).tolist(), strict=True))
 
 
 def _measure_broke(batch: CreditedBatch) -> dict[str, float]:
@@ -108,7 +111,8 @@ def dead_strata(found: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] 
     stratum_nm = found.comparison.stratum_nm if group_n is None else group_n[:, None]
     strata_counts = {}
     for name, m in column_by_name.items():
-        stratum_n, has_credit_n = stratum_nm[:, m], found.adv_nm[:, m] != 0
+        stratum_n = stratum_nm[:, m]
+        has_credit_n = found.adv_nm[:, m] != 0
         in_stratum_n = stratum_n >= 0
         stratum_count = len(stratum_n[in_stratum_n].unique())
         alive_count = len(stratum_n[in_stratum_n & has_credit_n].unique())
@@ -137,10 +141,7 @@ CREDIT = (
             "above", 0.99, "of the batches taught nothing: every advantage is 0.",
             "Run `spanwise why` on the rollouts: it counts why advantages are 0.",
         ),
-        overall=Alarm(
-            "above", 0.5,
-            "In {share} of the training batches nothing was learned: no completion differed from what it is compared with.",
-        ),
+        overall=Alarm("above", 0.5, "In {share} of the training batches nothing was learned: every advantage was 0."),
     ),
     Metric(
         "credit/<objective>/reward_absent",
@@ -168,7 +169,7 @@ CREDIT = (
         "credit/unanimous",
         _measure_all_unanimous,
         lasting=Alarm(
-            "above", 0.9, "of the groups are unanimous: under no objective does a completion differ from the others, so nothing is "
+            "above", 0.9, "of the groups are unanimous: their completions have equal rewards under every objective, so nothing is "
             "learned from them.",
             "Usually the prompts are too easy or too hard for the policy, or the temperature is too low.",
         ),

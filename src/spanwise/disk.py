@@ -32,10 +32,12 @@ def refusal(error: BaseException) -> str | None:
         current_cause = current_cause.__cause__ or current_cause.__context__
     for cause in causes:
         os_error_match = re.search(r"\(os error (\d+)\)", str(cause))
-        error_number = cause.errno if isinstance(cause, OSError) else int(os_error_match[1]) if os_error_match else None
+        number_in_text = int(os_error_match[1]) if os_error_match else None
+        error_number = cause.errno if isinstance(cause, OSError) else number_in_text
         if error_number in (*_NO_ROOM, errno.EROFS):
             return os.strerror(error_number)
-    is_torch_error = any(isinstance(cause, RuntimeError) and phrase in str(cause) for cause in causes for phrase in _TORCH)
+    runtime_error_texts = [str(cause) for cause in causes if isinstance(cause, RuntimeError)]
+    is_torch_error = any(phrase in text for text in runtime_error_texts for phrase in _TORCH)
     return "a file ended before all of it was written" if is_torch_error else None
 
 
@@ -49,7 +51,8 @@ def unwritten(place: Path, error: Exception, what: str | None = None) -> str:
     with suppress(OSError, StopIteration):  # some systems do not say how much space is free
         existing_folder = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
         free_bytes = shutil.disk_usage(existing_folder).free
-        unit_bytes, unit_name = next(((size, unit) for size, unit in _UNITS if free_bytes >= size / 10), (1, "bytes"))
+        fitting_units = [(size, unit) for size, unit in _UNITS if free_bytes >= size / 10]
+        unit_bytes, unit_name = fitting_units[0] if fitting_units else (1, "bytes")
         error_sentence += f"; {free_bytes / unit_bytes:.{int(unit_bytes > 1)}f} {unit_name} are free there"
     return f"{error_sentence}. Make room there."
 

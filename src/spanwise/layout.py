@@ -204,12 +204,13 @@ def together(columns: Mapping[str, _T]) -> dict[str, list[_T]]:
 
 def _check_block(name: str, marks: tuple[str, ...]) -> None:
     """Refuse a block whose name or marks cannot work, such as an empty name or the same mark twice."""
-    tag_list, repeats_mark = ", ".join(marks), len(set(marks)) < len(marks)
+    tag_list = ", ".join(marks)
+    has_repeated_mark = len(set(marks)) < len(marks)
     possible_faults = {
         f"The block with the tags {tag_list or 'none'} has no name; write {{'solution': ['answer']}}.": not name.strip(),
         "No block can be called 'stop': metrics and files use this name for the decision to stop.": name == "stop",
         f"Block '{name}' has [*] twice; write one of the two as a number, such as items[0].parts[*].": name.count(EACH) > 1,
-        f"Block '{name}' names a tag twice: {tag_list}. Give each use of the tag its own block.": repeats_mark,
+        f"Block '{name}' names a tag twice: {tag_list}. Give each use of the tag its own block.": has_repeated_mark,
         f"The repeated block '{name}' has no mark; give it one, such as {name}: [step].": EACH in name and not marks,
     }
     refuse(possible_faults, LayoutError)

@@ -32,7 +32,8 @@ def zero_masked(mask_nt: Tensor, **inputs: Tensor) -> list[Tensor]:
             raise AlignmentError(f"mask_nt is {tuple(mask_nt.shape)} but {name} is {tuple(value.shape)}.")
     check_mask(mask_nt)
     first_input, *other_inputs = inputs.values()
-    return [torch.where(mask_nt, value, 0.0) for value in (first_input, *(other.detach() for other in other_inputs))]
+    detached_inputs = [other.detach() for other in other_inputs]
+    return [torch.where(mask_nt, value, 0.0) for value in (first_input, *detached_inputs)]
 
 
 def aspo(
@@ -345,7 +346,8 @@ def critic_error(
         "Value Flattening" (SP3O) 2026 (arXiv 2609.18708): the decomposition.
     """
     value_nt, target_nt = zero_masked(mask_nt, value_nt=value_nt.detach().double(), target_nt=target_nt.double())
-    error_nt, length_n = target_nt - value_nt, mask_nt.sum(dim=1)
+    error_nt = target_nt - value_nt
+    length_n = mask_nt.sum(dim=1)
     mean_error_n = error_nt.sum(dim=1) / length_n.clamp(min=1)
     deviation_nt = torch.where(mask_nt, error_nt - mean_error_n[:, None], 0.0)
     within_error_n = deviation_nt.square().sum(dim=1) / length_n.clamp(min=1)
@@ -354,10 +356,10 @@ def critic_error(
 
     def moments(number_nt: Tensor) -> tuple[float, float]:
         """Return the mean and variance over tokens; equal numbers have a variance of exactly 0."""
-        number_u = number_nt[mask_nt]
-        shifted_u = number_u - number_u[:1]
-        variance = (shifted_u - shifted_u.mean()).square().mean()
-        return float((number_u[:1] + shifted_u.mean()).mean()), float(variance)
+        unmasked_u = number_nt[mask_nt]
+        minus_first_u = unmasked_u - unmasked_u[:1]
+        variance = (minus_first_u - minus_first_u.mean()).square().mean()
+        return float((unmasked_u[:1] + minus_first_u.mean()).mean()), float(variance)
 
     value_mean, _ = moments(value_nt)
     target_mean, target_variance = moments(target_nt)

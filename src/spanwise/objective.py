@@ -147,7 +147,7 @@ class Objective:
             "each": (isinstance(self.each, str) and self.each != "", "write a block or a pattern: 'items[*]'"),
             "criteria": (
                 criteria_are_valid,
-                "name a file or a column, or write a list: [{text: It names a figure., part: plan}]",
+                "write a list of criteria, [{text: It names a figure., part: plan}], or name a file or a column that holds one",
             ),
             "only": (isinstance(self.only, str), "name an earlier objective: 'correct'"),
             "weight": (is_number(self.weight), "write a finite number"),
@@ -198,8 +198,9 @@ def hidden_names(settings: Any, prefix: str = "") -> list[str]:
     """Return the paths in nested settings, such as `judge.key`, that hold `HIDDEN`, the text in place of a secret."""
     if settings == HIDDEN:
         return [prefix]
-    is_list, is_mapping = isinstance(settings, list), isinstance(settings, Mapping)
-    setting_entries = enumerate(settings) if is_list else settings.items() if is_mapping else ()
+    setting_entries: Iterable[tuple[Any, Any]] = enumerate(settings) if isinstance(settings, list) else ()
+    if isinstance(settings, Mapping):
+        setting_entries = settings.items()
     return [path for name, setting in setting_entries for path in hidden_names(setting, f"{prefix}.{name}".lstrip("."))]
 
 
@@ -245,7 +246,8 @@ def is_number(value: Any) -> bool:
 
 def families(names: Iterable[str]) -> dict[str, list[str]]:
     """Group the names `<reward>.<part>` of each reward with more than three parts; any other name is a group of its own."""
-    all_names, names_by_family = list(names), dict[str, list[str]]()
+    all_names = list(names)
+    names_by_family: dict[str, list[str]] = {}
     part_counts = Counter(name.partition(".")[0] for name in all_names if "." in name)
     for name in all_names:
         reward_name = name.partition(".")[0]

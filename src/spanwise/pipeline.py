@@ -88,7 +88,7 @@ class Reading(ByCompletion):
         m = len(scheme.objectives)
         outcome_names = scheme.outcome_names
         measure_names = scheme.measures
-        column_counts = [m, m, 2 * m, m, len(outcome_names), len(measure_names), len(scheme.layout.names), 1]
+        column_counts = [m, m, 2 * m, m, len(outcome_names), len(measure_names), len(scheme.layout.names), 1]  # as in `pack`
         if len(table_nc) == 0:  # a table without rows may lack its columns, too
             table_nc = table_nc.new_zeros(0, sum(column_counts))
         if table_nc.shape[1] != sum(column_counts):
@@ -228,7 +228,7 @@ def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
     if not scheme.entry.reads_values:
         raise RecipeError(f"Method '{scheme.method}' uses no critic with a value for each token; use 'gae' or 'sae'.")
     if reading.spans is None or batch.mask_nt is None:
-        raise RecipeError("A critic learns token by token; give the batch with its mask and the reading with its spans.")
+        raise RecipeError("A critic learns a value for each token; pass a batch with mask_nt and a reading with spans.")
     dtype = torch.float32 if batch.value_nt is None else torch.promote_types(batch.value_nt.dtype, torch.float32)
     token_tables = reading.spans.block_nt, batch.mask_nt
     return reward_streams(
@@ -295,8 +295,8 @@ def advantages(
         block_credits = ", ".join(f"{value:g}" for value in found.block_nk[n].tolist())
         raise DivergedError(
             f"The advantage of completion {n} of {len(adv_nt)} at token {t} is {float(adv_nt[n, t])}; its blocks are credited with "
-            f"{block_credits}. Training stopped before this updated the model. Check the size of this completion's rewards, of "
-            f"weight and if_missing, and of the critic's values."
+            f"{block_credits}. Training stopped before this updated the model. Look for very large numbers: this completion's "
+            f"rewards, the objectives' `weight` and `if_missing`, and the critic's values."
         )
     return adv_nt
 

@@ -182,7 +182,8 @@ class Recipe(BaseModel):
     def _known_limits(cls, limits: dict[str, Any]) -> dict[str, Any]:
         for name, limit in limits.items():
             check_known("field of verifier", name, ("workers", "deadline"))
-            types, expected_text = ((int,), "a whole number") if name == "workers" else ((int, float), "a number of seconds")
+            types = (int,) if name == "workers" else (int, float)
+            expected_text = "a whole number" if name == "workers" else "a number of seconds"
             if isinstance(limit, bool) or not isinstance(limit, types):
                 raise ValueError(f"verifier.{name} is {limit!r}, and must be {expected_text}.")
         MathVerifier(**limits)  # raises if a limit is wrong; starts no worker process
@@ -220,9 +221,9 @@ class Recipe(BaseModel):
         batch_size = self.prompts * self.group_size
         if batch_size % self.mini_batches or (batch_size // self.mini_batches) % (self.micro_batch or 1):
             raise ValueError(
-                f"{self.prompts} prompts x {self.group_size} completions = {batch_size} cannot be cut into {self.mini_batches} "
-                f"mini-batches of whole micro-batches of {self.micro_batch or batch_size // self.mini_batches}; choose numbers "
-                f"that divide it."
+                f"{self.prompts} prompts x {self.group_size} completions = {batch_size} completions, which cannot be cut into "
+                f"{self.mini_batches} equal mini-batches that consist of micro-batches of "
+                f"{self.micro_batch or batch_size // self.mini_batches}; choose numbers that divide {batch_size}."
             )
         return self
 
@@ -275,7 +276,8 @@ class Recipe(BaseModel):
 
 def _parse_descriptions(docstring: str | None) -> dict[str, str]:
     """Read the description of each attribute from the section `Attributes` of a docstring."""
-    attribute_entries = re.split(r"\n {4}(?=\w)", cleandoc(docstring or "").partition("Attributes:")[2])
+    _, _, attributes_text = cleandoc(docstring or "").partition("Attributes:")
+    attribute_entries = re.split(r"\n {4}(?=\w)", attributes_text)
     return {name: " ".join(text.split()) for name, _, text in (entry.partition(": ") for entry in attribute_entries[1:])}
 
 
@@ -372,14 +374,15 @@ def _task_objectives(recipe: Recipe, layout: Layout) -> list[dict[str, Any]] | N
     if recipe.task not in ("fields", "invoices"):
         return None
     method_entry = method(recipe.method)
-    by_block = method_entry.kind == "block"
+    credits_blocks = method_entry.kind == "block"
     rest_block = () if layout.rest is None else (layout.names[layout.rest],)
     shared_fields = {"if_missing": 0.0, **({"baseline": "group"} if "baseline" in method_entry.inputs else {})}
-    each_field = {"reward": "equals", "each": "*", "pays": (OWN, *rest_block) if by_block else layout.names, **shared_fields}
+    blocks_of_field = (OWN, *rest_block) if credits_blocks else layout.names
+    each_field = {"reward": "equals", "each": "*", "pays": blocks_of_field, **shared_fields}
     if recipe.task == "fields":
         return [each_field]  # each objective also credits keys and punctuation, because a wrong key loses the field
-    paid_block_names = rest_block if by_block else layout.names
-    if by_block:
+    paid_block_names = rest_block if credits_blocks else layout.names
+    if credits_blocks:
         # Only the two objectives below credit keys and punctuation, because all fields together would outweigh these two.
         each_field |= {"pays": (OWN,), "if_missing": None}
     schema_options = {"schema": _invoice_schema(layout), "alone": True}
@@ -452,18 +455,19 @@ def _choose_layout(recipe: Recipe, task_layout: Layout) -> Layout:
 
 def answer_layout(recipe: Recipe, task_layout: Layout) -> Layout:
     """Return the layout that finds the answers in completions: the recipe's layout or the task's."""
-    layout = _choose_layout(recipe, task_layout)
+    used_layout = _choose_layout(recipe, task_layout)
     # Models write the task's blocks even if the layout is one block, so the task's layout finds the answers.
-    may_take_task_blocks = not layout.marks and (recipe.own_layout is None or recipe.task in EMBEDDED)
-    if len(layout.names) == 1 and (may_take_task_blocks or layout.marks == task_layout.marks):
-        segmenter = layout.segmenter if layout.marks else task_layout.segmenter
-        return Layout(dict(task_layout.blocks), prefilled=layout.prefilled, segmenter=segmenter, most=task_layout.most)
-    return layout
+    may_take_task_blocks = not used_layout.marks and (recipe.own_layout is None or recipe.task in EMBEDDED)
+    if len(used_layout.names) == 1 and (may_take_task_blocks or used_layout.marks == task_layout.marks):
+        segmenter = used_layout.segmenter if used_layout.marks else task_layout.segmenter
+        return Layout(dict(task_layout.blocks), prefilled=used_layout.prefilled, segmenter=segmenter, most=task_layout.most)
+    return used_layout
 
 
 def check_written(recipe: Recipe, task_layout: Layout) -> None:
     """Refuse a layout with tags that the tiny model of the embedded task has not learnt to write."""
-    layout, learnt_tags = recipe.own_layout, dict.fromkeys(task_layout.tags)
+    layout = recipe.own_layout
+    learnt_tags = dict.fromkeys(task_layout.tags)
     recipe_tags = layout.tags if layout and layout.segmenter == "tags" else ()
     unknown_tags = [f"<{tag}>" for tag in recipe_tags if tag not in learnt_tags]
     if unknown_tags:
@@ -516,8 +520,8 @@ def _build_objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collecti
         raise RecipeError(f"Objective {position}: {unknown('reward', reward, [*recorded, *REWARDS])}")
     if import_paths and not run_code:
         raise RecipeError(
-            f"Objective {position} needs the function '{import_paths[0]}', and its values are not recorded. spanwise does not run "
-            "code that a folder names. If you trust this code, name the recipe: --recipe FILE."
+            f"Objective {position} needs the function '{import_paths[0]}', and its values are not recorded. spanwise runs no code "
+            "only because a run folder's recipe names it. If you trust this code, name the recipe: --recipe FILE."
         )
     return Objective(**entry)
 
@@ -539,9 +543,9 @@ def _explain(error: ValidationError) -> str:
         elif fault_type == "literal_error":
             faults.append(unknown(field_path, wrong_value, re.findall(r"'([^']*)'", fault_context["expected"])))
         else:
-            bound_text = next((f"{words} {fault_context[k]}" for k, words in _BOUNDS.items() if k in fault_context), None)
+            bound_texts = [f"{words} {fault_context[name]}" for name, words in _BOUNDS.items() if name in fault_context]
             purpose_text = f" ({Recipe.model_fields[field_path].description})" if field_path in Recipe.model_fields else ""
-            allowed_text = bound_text or _KINDS.get(fault_type.split("_")[0], item["msg"])
+            allowed_text = bound_texts[0] if bound_texts else _KINDS.get(fault_type.split("_")[0], item["msg"])
             bounds_of.setdefault((f"{field_path} is {wrong_value!r}", purpose_text), []).append(allowed_text)
     faults += [f"{start}, and must be {' or '.join(bounds)}{purpose}" for (start, purpose), bounds in bounds_of.items()]
     return "; ".join(faults)

@@ -233,8 +233,8 @@ class Scheme:
             _refuse(
                 self.objectives,
                 lambda o: o.scope == "turn",
-                "has scope: turn, but here completions are not turns of rollouts (Batch.steps). Leave it out: each "
-                "completion is one turn.",
+                "Objective '{o.name}' has scope: turn, but the completions here are not split into turns (Batch.steps is None). "
+                "Leave scope out.",
             )
 
     def check_forgets(self, engine: str) -> None:
@@ -327,7 +327,7 @@ def _refuse(objectives: Sequence[Objective], find_fault: Callable[[Objective], A
     """Refuse the first objective with a fault; in `sentence`, `{o}` stands for the objective and `{fault}` for the fault."""
     for objective in objectives:
         if fault := find_fault(objective):
-            raise RecipeError(f"Objective '{objective.name}' {sentence.format(o=objective, fault=fault)}")
+            raise RecipeError(sentence.format(o=objective, fault=fault))
 
 
 def _check_objectives_used(scheme: Scheme) -> None:
@@ -340,14 +340,14 @@ def _check_objectives_used(scheme: Scheme) -> None:
             _refuse(
                 objectives,
                 lambda o, name=name: getattr(o, name) is not None,
-                f"has the {name} '{{o.{name}}}', but {method_name} has its own way of comparing, so it would change nothing. Leave "
-                f"it out, or use method 'bae'.",
+                f"Objective '{{o.name}}' has the {name} '{{o.{name}}}', but {method_name} has its own way of comparing, so it "
+                f"would change nothing. Leave it out, or use method 'bae'.",
             )
     _refuse(
         objectives,
         lambda o: o.baseline not in ("outcome", "blended") and next((n for n in o.outcomes if n != judge_of(o)), None),
-        "is given the outcome '{fault}', but neither its reward nor its baseline uses it. Use baseline 'outcome' or 'blended', or "
-        "leave it out.",
+        "Objective '{o.name}' is given the outcome '{fault}', but neither its reward nor its baseline uses it. Use baseline "
+        "'outcome' or 'blended', or leave it out.",
     )
     if method_entry.kind != "block" and not method_entry.reads_values:
         first_objective = objectives[0]
@@ -362,23 +362,29 @@ def _check_objectives_used(scheme: Scheme) -> None:
         _refuse(
             objectives,
             lambda o: o.only,
-            f"has only: {{o.only}}, but {method_name} adds up all rewards, so a completion without this reward would get nothing "
-            f"at all. Leave it out, or use method 'bae'.",
+            f"Objective '{{o.name}}' has 'only: {{o.only}}', but {method_name} adds up all rewards, so a completion without this "
+            f"reward would get nothing at all. Leave 'only' out, or use method 'bae'.",
         )
-    why_no_turns = {
-        "token": "runs over the tokens of whole rollouts, with one reward at the end. Leave it out, or use method 'gigpo'.",
-        "block": "cannot tell which rows are turns of one rollout: a rollout of many turns would have many votes. Leave it out, or "
-        "use method 'bae'.",
-    }
-    if method_entry.kind == "token" or (method_entry.kind == "block" and "voter_n" not in method_entry.inputs):
+    if method_entry.kind == "token":
         _refuse(
-            objectives, lambda o: o.scope == "turn", f"has scope: turn, but {method_name} {why_no_turns[method_entry.kind]}"
+            objectives,
+            lambda o: o.scope == "turn",
+            f"Objective '{{o.name}}' has scope: turn, but {method_name} gives a whole rollout one reward, at its end. Leave scope "
+            f"out, or use method 'gigpo'.",
+        )
+    if method_entry.kind == "block" and "voter_n" not in method_entry.inputs:
+        _refuse(
+            objectives,
+            lambda o: o.scope == "turn",
+            f"Objective '{{o.name}}' has scope: turn, but {method_name} does not know which turns are of one rollout, so a rollout "
+            f"of many turns would count many times. Leave scope out, or use method 'bae'.",
         )
     if method_entry.kind != "block" and "reward_nm" in method_entry.inputs and "weight_m" not in method_entry.inputs:
         _refuse(
             objectives,
             lambda o: o.weight != 1.0,
-            f"has the weight {{o.weight}}, but {method_name} takes no weights, so it would change nothing. Leave it out.",
+            f"Objective '{{o.name}}' has the weight {{o.weight}}, but {method_name} takes no weights, so it would change nothing. "
+            f"Leave it out.",
         )
 
 

@@ -167,7 +167,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
     all_single_turns = bool((turns.step_s == 0).all())
     if turn_descriptions is None:  # the column `anchor` may name the state from which a completion of one turn starts
         anchor_column = turn_batch.columns.get("anchor") if all_single_turns else None
-        turn_facts: list[Mapping[str, Any]] = [{"anchor": state} for state in anchor_column or [None] * len(turns.row_s)]
+        turn_mappings: list[Mapping[str, Any]] = [{"anchor": state} for state in anchor_column or [None] * len(turns.row_s)]
     else:
         turn_counts = turns.row_s.bincount(minlength=len(turn_descriptions)).tolist()
         for n, (entry, count) in enumerate(zip(turn_descriptions, turn_counts, strict=True)):
@@ -180,10 +180,10 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
                     f"Completion {n} has {len(entry)} entries in '{TURNS}' and its mask has {count} runs of tokens that the "
                     "model wrote; give one entry to each turn, and let a token of the environment (mask 0) stand between two turns."
                 )
-        turn_facts = [turn for of_completion in turn_descriptions for turn in of_completion]
-    fact_names = dict.fromkeys(name for turn in turn_facts for name in turn)
-    fact_columns = {name: [turn.get(name) for turn in turn_facts] for name in fact_names if name != "anchor"}
-    turn_anchors = [turn.get("anchor") for turn in turn_facts]
+        turn_mappings = [turn for turn_list in turn_descriptions for turn in turn_list]
+    turn_keys = dict.fromkeys(key for turn in turn_mappings for key in turn)
+    turn_columns = {key: [turn.get(key) for turn in turn_mappings] for key in turn_keys if key != "anchor"}
+    turn_anchors = [turn.get("anchor") for turn in turn_mappings]
     if "anchor_s" in scheme.entry.needs and all(anchor is None for anchor in turn_anchors):
         raise DataError(
             f"Method '{scheme.method}' compares turns that start from the same state, but no turn names its state. Let your "
@@ -191,7 +191,7 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
         )
     anchor_s = turn_anchors if any(anchor is not None for anchor in turn_anchors) else None
     steps_with_anchors = steps_of_turns(batch.steps, turns.row_s, turns.step_s, anchor_s)
-    return replace(turn_batch, columns={**turn_batch.columns, **fact_columns}, steps=steps_with_anchors), turns
+    return replace(turn_batch, columns={**turn_batch.columns, **turn_columns}, steps=steps_with_anchors), turns
 
 
 def steps_of_turns(outer: Steps | None, row_s: Int[Tensor, " s"], step_s: Int[Tensor, " s"], anchor_s: Any) -> Steps:
@@ -224,7 +224,8 @@ class StepResult:
     @property
     def blocks_nt(self) -> Int[Tensor, "n t"]:
         """The block number of each token of the completions, from 1 and different in every turn; 0 outside of blocks."""
-        block_nt, turns = self.spans.block_nt, self.own.turns  # if there are turns, each row is a turn
+        block_nt = self.spans.block_nt
+        turns = self.own.turns  # if there are turns, each row is a turn
         if turns is not None:
             block_nt = torch.where(block_nt >= 0, block_nt + len(self.spans.names) * turns.step_s[:, None], -1)
         return self.own.put(block_nt + 1)
@@ -234,7 +235,8 @@ class StepResult:
         all_rows = self.own.everyone
         if all_rows.batch.steps is None:
             return self.credits, all_rows.reading.present_nk
-        trajectory_s, credit = all_rows.batch.steps.trajectory_s, self.credits
+        trajectory_s = all_rows.batch.steps.trajectory_s
+        credit = self.credits
         present_sk = all_rows.reading.present_nk.to(credit.block_nk.dtype)
         turn_count_nk = present_sk.new_zeros((all_rows.completions, present_sk.shape[1])).index_add(
             0, trajectory_s, present_sk
@@ -287,17 +289,19 @@ class Step:
         if not awaited_objectives:
             return await in_thread(self.read, batch)
         rows, turns = self._rows(batch)
-        located_blocks = await in_thread(locate, rows, self.scheme, self.vocabulary)
-        awaited_rewards = await await_rewards(awaited_objectives, located_blocks[1], {**rows.columns, **rows.extras})
-        finish_reading = partial(read, rows, self.scheme, self.vocabulary, recorded=awaited_rewards, located=located_blocks)
+        spans, block_texts = await in_thread(locate, rows, self.scheme, self.vocabulary)
+        rewards = await await_rewards(awaited_objectives, block_texts, {**rows.columns, **rows.extras})
+        finish_reading = partial(read, rows, self.scheme, self.vocabulary, recorded=rewards, located=(spans, block_texts))
         return ReadBatch(rows, await in_thread(finish_reading), len(batch.group_n), turns)
 
     def _rows(self, batch: Batch) -> tuple[Batch, Turns | None]:
         """Split completions into one row per turn if the scheme or the rollouts ask for it, else return them unchanged."""
         turn_lists = batch.columns.get(TURNS)
         # A method that runs over tokens credits a whole conversation as one sequence.
-        splits_turns = turn_lists is not None and self.scheme.entry.kind != "token" and all(map(says_turns, turn_lists))
-        return turn_rows(batch, self.scheme) if "steps" in self.scheme.needs or splits_turns else (batch, None)
+        has_turns_to_split = (
+            turn_lists is not None and self.scheme.entry.kind != "token" and all(map(says_turns, turn_lists))
+        )
+        return turn_rows(batch, self.scheme) if "steps" in self.scheme.needs or has_turns_to_split else (batch, None)
 
     def finish(
         self,
@@ -317,9 +321,11 @@ class Step:
             number: number of the step, for warnings.
             dtype: dtype of the advantages.
         """
-        own = own if self.ranks is None else gather_tokens(own, self.scheme, self.ranks)
+        if self.ranks is not None:
+            own = gather_tokens(own, self.scheme, self.ranks)
         batch_credit = self.credit(own, learn=learn, number=number)
-        own_credit, spans = batch_credit.credits.take(own.here), own.spans
+        own_credit = batch_credit.credits.take(own.here)
+        spans = own.spans
         if mask_nt is not None:
             mask_su = own.take(mask_nt)
             if int(mask_su.sum()) != int(mask_nt.sum()):
@@ -380,7 +386,8 @@ class Step:
         learn: bool = True,
     ) -> Rollouts:
         """Return the rows of this process as a table of rollouts; prompts, completions and columns have one entry per row."""
-        batch, adv_nt = result.own.batch, result.advantages_nt
+        batch = result.own.batch
+        adv_nt = result.advantages_nt
         if "logp_nt" not in self.scheme.needs:
             batch = replace(batch, logp_nt=None)
         padding_by_field = {"ids_nt": 0.0, "mask_nt": 0.0, "value_nt": torch.nan, "logp_nt": torch.nan}

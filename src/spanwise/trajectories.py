@@ -46,12 +46,13 @@ def turn_batch(
     """
     if without_turns := [trajectory.id for trajectory in trajectories if not trajectory.turns]:
         raise AlignmentError(
-            f"Trajectory {without_turns[0]!r} has no turn, so it would have no row and no part in a baseline; give it a turn "
-            f"without tokens, or leave it out."
+            f"Trajectory {without_turns[0]!r} has no turn, so it would be missing from the batch and from its group's baseline; "
+            f"give it a turn without tokens, or leave it out."
         )
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     turn_index_pairs = [(j, t) for j, trajectory in enumerate(trajectories) for t in range(len(trajectory.turns))]
-    trajectory_s, step_s = torch.tensor(turn_index_pairs, dtype=torch.long).reshape(-1, 2).unbind(1)
+    trajectory_s = torch.tensor([j for j, _ in turn_index_pairs], dtype=torch.long)
+    step_s = torch.tensor([t for _, t in turn_index_pairs], dtype=torch.long)
     turn_columns: dict[str, Sequence[Any]] = {"truncated": [turn.truncated for turn in turns]}
     for name, column in (columns or {}).items():
         if len(column) != len(trajectories):

@@ -132,7 +132,7 @@ class Zero(IntEnum):
     AT_BASELINE = 15, "at the baseline: the reward equals the baseline, its expected value"
     CANCELLED = 16, "cancelled: several objectives add up to 0"
     RECORDED = 17, "recorded as 0, though others of the group got credit"
-    NO_SCALE = 18, "no scale: the difference would be divided by 0"
+    NO_SCALE = 18, "no scale: the reward minus its baseline would be divided by 0"
     NO_WEIGHT = 19, "no weight: the objective is only logged"
 
 
@@ -195,8 +195,8 @@ class Spans:
     def interleaved(self) -> bool:
         """True if a block of some completion lies in several pieces, with tokens of other blocks between them."""
         for block_nt in self.block_nt.split(_ROWS):
-            highest_before_nt = torch.cat([torch.full_like(block_nt[:, :1], -1), block_nt], dim=1).cummax(dim=1).values
-            goes_back_n = ((block_nt >= 0) & (block_nt < highest_before_nt[:, :-1])).any(dim=1)
+            highest_block_nt = block_nt.cummax(dim=1).values  # the highest block number up to each token
+            goes_back_n = ((block_nt >= 0) & (block_nt < highest_block_nt)).any(dim=1)
             for row in goes_back_n.nonzero().flatten().tolist():
                 block_order = block_nt[row][block_nt[row] >= 0].unique_consecutive()
                 if len(block_order) > len(block_order.unique()):
@@ -358,10 +358,11 @@ class Credit(ByCompletion):
 
     def signal_n(self, *, tolerance: float = 0.0) -> Bool[Tensor, " n"]:
         """Mark the completions in which a block, a token or the decision to stop has more credit than the tolerance."""
-        credits = (self.block_nk if self.token_nt is None else self.token_nt, self.stop_n[:, None], self.refined_nt)
+        block_or_token_credit = self.block_nk if self.token_nt is None else self.token_nt
+        credit_tables = (block_or_token_credit, self.stop_n[:, None], self.refined_nt)
         # Testing both bounds needs less memory than a table of absolute values, and NaN counts as beyond the tolerance.
         without_credit_n = [
-            ((table <= tolerance) & (table >= -tolerance)).all(dim=1) for table in credits if table is not None
+            ((table <= tolerance) & (table >= -tolerance)).all(dim=1) for table in credit_tables if table is not None
         ]
         return ~torch.stack(without_credit_n).all(dim=0)
 

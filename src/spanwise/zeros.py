@@ -59,10 +59,11 @@ class Zeros:
         """Count the tokens and completions of each reason, in the order of `Zero`, with a few rows as examples."""
         counts: list[Count] = []
         for key in torch.cat([self.key_v, self.key_n]).unique().tolist():
-            has_key_v, has_key_n = self.key_v == key, self.key_n == key
-            row_indices = has_key_n.nonzero().flatten() if bool(has_key_n.any()) else self.row_v[has_key_v].unique()
+            has_key_v = self.key_v == key
+            has_key_n = self.key_n == key
+            example_rows = has_key_n.nonzero().flatten() if bool(has_key_n.any()) else self.row_v[has_key_v].unique()
             token_count, completion_count = int(has_key_v.sum()), int(has_key_n.sum())
-            first_rows = tuple(row_indices[:examples].tolist())
+            first_rows = tuple(example_rows[:examples].tolist())
             counts.append(Count(reason_of(key), self.objective(key), token_count, completion_count, first_rows))
         return counts
 
@@ -72,7 +73,8 @@ def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
 
     If several objectives pay a block, the reason is the first in the order of `Zero`, then in the order of the objectives.
     """
-    comparison, cancelled_key = found.explained[1], key_of(Zero.CANCELLED)
+    _, comparison = found.explained
+    cancelled_key = key_of(Zero.CANCELLED)
     reason_key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1
     # If an objective credits a block whose summed credit is 0, the other objectives cancel that credit.
     reason_key_nm = torch.where(comparison.reason_nm == int(Zero.CREDITED), cancelled_key, reason_key_nm)
@@ -100,12 +102,14 @@ def recorded_reasons(
     """
     largest_credit_n = credit_nk.nan_to_num().abs().amax(dim=1) if credit_nk.shape[1] else torch.zeros(len(group_n))
     group_n = group_index(group_n)
-    same_reward_n = torch.ones_like(group_n).double()  # any equal rewards do, because only the group sizes are used
-    group_size_n = compare_in_strata(same_reward_n, group_n, voter_n=rollout_n).comparison.members_nm[:, 0]
+    placeholder_reward_n = torch.ones_like(group_n).double()  # any rewards do, because only the group sizes are used
+    group_comparison = compare_in_strata(placeholder_reward_n, group_n, voter_n=rollout_n).comparison
+    group_size_n = group_comparison.members_nm[:, 0]
     key_n = torch.full_like(group_n, key_of(Zero.ALL_EQUAL), dtype=torch.long)
     if reward_n is not None:
-        reward_n = reward_n.double().where(reward_n.isfinite(), torch.nan)
-        reward_moments, has_reward_n = moments(reward_n, group_n), ~reward_n.isnan()
+        reward_n = torch.where(reward_n.isfinite(), reward_n.double(), torch.nan)
+        reward_moments = moments(reward_n, group_n)
+        has_reward_n = ~reward_n.isnan()
         reward_comparison = compare_in_strata(reward_n, group_n, voter_n=rollout_n).comparison
         is_unanimous_n = reward_moments.constant_n() & (reward_comparison.members_nm[:, 0] == group_size_n)
         verdict_key_n = torch.where(reward_moments.mean_n() == 1, key_of(Zero.ALL_RIGHT, 0), key_of(Zero.ALL_WRONG, 0))
@@ -137,7 +141,8 @@ def tally_zeros(
             f"There are {len(advantage_v)} advantages for {len(block_v)} blocks and {len(row_v)} rows; give one of each per token."
         )
     trainable_v = block_v >= 0 if trainable_v is None else trainable_v
-    block_key_v = block_nk[row_v, block_v.long().clamp(min=0)] if block_nk.shape[1] else torch.zeros_like(row_v)
+    block_index_v = block_v.long().clamp(min=0)  # the next lines overwrite the reason of tokens without a block
+    block_key_v = block_nk[row_v, block_index_v] if block_nk.shape[1] else torch.zeros_like(row_v)
     key_v = torch.where(block_v >= 0, block_key_v, key_of(Zero.UNPAID))
     for applies_v, reason in (
         (advantage_v.isnan(), Zero.UNSCORED),
@@ -151,9 +156,9 @@ def tally_zeros(
         row_key_pair_p, count_p = torch.unique(torch.stack([row_v, key_v], dim=1), dim=0, return_counts=True)
         row_p, key_p = row_key_pair_p.T
         # A completion is MASKED only if all its tokens are, and CREDITED if any token has credit.
-        rank_p = torch.where(key_p == key_of(Zero.MASKED), 0, count_p)
-        rank_p = torch.where(key_p == key_of(Zero.CREDITED), len(key_v) + 1, rank_p)
-        highest_rank_n = torch.zeros_like(key_n).scatter_reduce(0, row_p, rank_p, "amax")
-        has_highest_rank_p = rank_p == highest_rank_n[row_p]
-        key_n = key_n.scatter_reduce(0, row_p[has_highest_rank_p], key_p[has_highest_rank_p], "amin", include_self=False)
+        priority_p = torch.where(key_p == key_of(Zero.MASKED), 0, count_p)
+        priority_p = torch.where(key_p == key_of(Zero.CREDITED), len(key_v) + 1, priority_p)
+        highest_priority_n = torch.zeros_like(key_n).scatter_reduce(0, row_p, priority_p, "amax")
+        is_highest_p = priority_p == highest_priority_n[row_p]
+        key_n = key_n.scatter_reduce(0, row_p[is_highest_p], key_p[is_highest_p], "amin", include_self=False)
     return Zeros(tuple(names), key_v, row_v, key_n)

@@ -37,9 +37,7 @@ def test_batches_that_teach_nothing():
     assert batch_alarms([line] * 3) == []
     assert batch_alarms([]) == []
     silent = [{"credit/no_signal": value} for value in (1.0, 1.0, 0.25, None)]
-    assert batch_alarms(silent) == [
-        "In 75 % of the training batches nothing was learned: no completion differed from what it is compared with."
-    ]
+    assert batch_alarms(silent) == ["In 75 % of the training batches nothing was learned: every advantage was 0."]
     assert batch_alarms([{"credit/no_signal": 1.0}, {"credit/no_signal": 0.0}]) == []
     never = [{**line, "credit/brier/reward_absent": 1.0}] * 2
     assert batch_alarms(never) == ["No completion of any training batch has the reward 'brier'."]

@@ -151,17 +151,22 @@ def batches_of(
 ) -> DrawnBatch:
     """Draw random batches with these inputs: 1 to `most` rows, groups of any sizes in any order, right-padded tokens."""
     input_stems = {entry.stem for entry in spec}
-    n = draw(st.sampled_from([*range(1, most + 1), *range((most + 3) // 2, most + 1)]))  # larger batches come up more often
+    large_sizes = range((most + 3) // 2, most + 1)
+    n = draw(st.sampled_from([*range(1, most + 1), *large_sizes]))  # large batches come up more often
     group_of_row = draw(st.lists(st.sampled_from([0, 0, 1, 1, 2]), min_size=n, max_size=n))
-    trajectory = draw(st.lists(st.integers(0, 4), min_size=n, max_size=n)) if "trajectory" in input_stems else list(range(n))
+    trajectory_of_row = list(range(n))
+    if "trajectory" in input_stems:
+        trajectory_of_row = draw(st.lists(st.integers(0, 4), min_size=n, max_size=n))
     # All rows of a trajectory belong to one group.
-    group_of_row = [group_of_row[trajectory.index(j)] for j in trajectory] if "group" in input_stems else trajectory
+    first_rows = [trajectory_of_row.index(j) for j in trajectory_of_row]
+    group_of_row = [group_of_row[row] for row in first_rows] if "group" in input_stems else trajectory_of_row
     ids_strategy = st.lists(st.none(), max_size=4).map(tuple) if ids is None else ids
     id_rows = draw(st.lists(ids_strategy, min_size=n, max_size=n))
     has_tokens = any(entry.by_token for entry in spec)
     row_lengths = [len(row) if has_tokens else 0 for row in id_rows]
     k = draw(st.integers(1, 3))
-    row_structure = {"group": group_of_row, "trajectory": trajectory, **({"length": row_lengths} if has_tokens else {})}
+    token_structure = {"length": row_lengths} if has_tokens else {}
+    row_structure = {"group": group_of_row, "trajectory": trajectory_of_row, **token_structure}
     input_rows: dict[str, Any] = {}
     for entry in spec:
         if not entry.by_token:
@@ -190,7 +195,8 @@ def _draw_rows(draw: Draw, entry: Input, n: int, k: int, structure: dict[str, li
     if entry.stem == "step":  # step numbers have gaps, because only their order counts
         trajectory_of_row = structure["trajectory"]
         return torch.tensor([3 * trajectory_of_row[:i].count(j) for i, j in enumerate(trajectory_of_row)], dtype=entry.dtype)
-    axis_sizes = [k if axis == "k" else 2 if axis == "m" else int(axis) for axis in entry.axes[1:]]
+    size_of_letter = {"k": k, "m": 2}
+    axis_sizes = [size_of_letter[axis] if axis in size_of_letter else int(axis) for axis in entry.axes[1:]]
     value_count = n * math.prod(axis_sizes)
     assert entry.entries is not None
     entry_values = draw(st.lists(entry.entries, min_size=value_count, max_size=value_count))

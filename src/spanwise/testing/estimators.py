@@ -160,9 +160,10 @@ class _Estimator(Suite):
     def result(self, batch: DrawnBatch, _: Draw) -> None:
         advantages = self.advantages(batch)
         reward_shape = batch.inputs()[self.spec[0].name].shape
-        shape = batch.place_nt.shape if self.of_tokens else reward_shape if self.method.kind == "block" else reward_shape[:1]
-        if advantages.shape != shape:
-            self.refuse(batch, advantages, f"the shape {tuple(shape)}")
+        row_shape = reward_shape if self.method.kind == "block" else reward_shape[:1]
+        expected_shape = batch.place_nt.shape if self.of_tokens else row_shape
+        if advantages.shape != expected_shape:
+            self.refuse(batch, advantages, f"the shape {tuple(expected_shape)}")
         if advantages.dtype != torch.float64:
             self.refuse(batch, advantages, f"torch.float64 (the rewards are float64), not {advantages.dtype}")
         if not bool(advantages.isfinite().all()):
@@ -189,13 +190,13 @@ class _Estimator(Suite):
     def permutation(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that another order of the rows, with other ids of groups and trajectories, only reorders the result."""
         # New step numbers are sorted, so that the steps of a trajectory keep their order.
-        new_labels = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}
+        new_ids_of_stem = {**dict.fromkeys(_IDS, LABELS), "step": sorted(LABELS)}
         id_inputs = [
-            entry for entry in self.spec if entry.stem in new_labels and isinstance(batch.rows.get(entry.name), Tensor)
+            entry for entry in self.spec if entry.stem in new_ids_of_stem and isinstance(batch.rows.get(entry.name), Tensor)
         ]
         row_order = draw(st.permutations(range(len(batch))))
         new_ids = {
-            entry.name: torch.tensor(new_labels[entry.stem])[batch.rows[entry.name].unique(return_inverse=True)[1]]
+            entry.name: torch.tensor(new_ids_of_stem[entry.stem])[batch.rows[entry.name].unique(return_inverse=True)[1]]
             for entry in id_inputs
         }
         reordered_batch = batch.put(new_ids).take(row_order)
@@ -209,9 +210,9 @@ class _Estimator(Suite):
     def constant(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that groups with equal rewards get exactly 0."""
         # Step methods get rewards of 0, because other equal rewards have unequal sums over trajectories of different lengths.
-        reward_levels = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
-        reward_levels = [abs(level) if "negative" in self.method.exceptions else level for level in reward_levels]
-        level_n = _draw_by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*reward_levels, NAN))
+        reward_choices = (0.0, 1.0) if any(entry.stem == "correct" for entry in self.spec) else _LEVELS
+        reward_choices = [abs(reward) if "negative" in self.method.exceptions else reward for reward in reward_choices]
+        level_n = _draw_by_group(batch, draw, (0.0,) if self.method.kind == "step" else (*reward_choices, NAN))
         constant_inputs = {}
         for name in [entry.name for entry in self.spec if entry.is_reward or entry.stem in ("confidence", "report")]:
             old_values = batch.rows[name]
@@ -259,10 +260,11 @@ class _Estimator(Suite):
         reward_values = batch.rows[name]
         reward_index: tuple[int, ...] = (row,)
         if reward_values.ndim > 1:
-            reward_count = int((batch.place_nt[row] >= 0).sum()) if self.of_tokens else reward_values.shape[1]
-            if not reward_count:
+            column_count = int((batch.place_nt[row] >= 0).sum()) if self.of_tokens else reward_values.shape[1]
+            if not column_count:
                 return
-            reward_index = (row, reward_count - 1 if self.of_tokens else draw(st.integers(0, reward_count - 1)))
+            column = column_count - 1 if self.of_tokens else draw(st.integers(0, column_count - 1))
+            reward_index = (row, column)
         raised_reward = reward_values.clone()
         raised_reward[reward_index] += increase
         raised_batch = batch.put({name: raised_reward})
@@ -270,7 +272,7 @@ class _Estimator(Suite):
         credit_index = reward_index[: result_after.ndim]
         credit_before = float(result_before[credit_index])
         if not bool(result_after[credit_index] >= credit_before - 1e-9):
-            expected_text = f"at least {credit_before} at {credit_index}, as {name} was only raised there by {increase:g}"
+            expected_text = f"{credit_before} or more at {credit_index}, because only {name} rose there, by {increase:g}"
             self.refuse(raised_batch, result_after, expected_text)
 
     def signs(self, batch: DrawnBatch, _: Draw) -> None:

@@ -53,7 +53,7 @@ class DrawnCompletions:
 
     def inputs(self) -> dict[str, Any]:
         """Return the reward's arguments by name, as copies."""
-        block_texts, column_rows, scored_rows = copy.deepcopy(list(zip(*self.rows, strict=True)))
+        block_texts, column_rows, scored_rows = zip(*copy.deepcopy(self.rows), strict=True)
         return {"text": list(block_texts), "columns": _by_name(column_rows), "scored": _by_name(scored_rows)}
 
     def take(self, index: Sequence[int]) -> DrawnCompletions:
@@ -111,7 +111,8 @@ def check_reward(
     """
     objective = Objective(reward, pays=tuple(pays), given=given, options=dict(options or {}))
     layout = layout or Layout({"solution": ["answer"], "confidence": ["confidence"]})
-    contents, tables = (*contents, *HOSTILE), (columns or {}, scored or {})
+    contents = (*contents, *HOSTILE)
+    tables = (columns or {}, scored or {})
     reward_suite = _Reward(
         who=f"Reward '{objective.name}'",
         function=partial(score_completions, objective),
@@ -143,7 +144,8 @@ def _draw_completions(
     for name, tags in layout.keys.items():
         block = st.tuples(*[content] * len(tags)).map(partial(_build_block, tags))
         blocks[name] = st.one_of(block, block, st.none())
-    rows = [st.fixed_dictionaries({name: st.sampled_from(list(values)) for name, values in t.items()}) for t in tables]
+    column_strategies = [{name: st.sampled_from(list(values)) for name, values in table.items()} for table in tables]
+    rows = map(st.fixed_dictionaries, column_strategies)
     return st.lists(st.tuples(st.fixed_dictionaries(blocks), *rows), min_size=1, max_size=5).map(DrawnCompletions)
 
 
@@ -182,7 +184,7 @@ class _Reward(Suite):
         self.run(batch)
 
     def absent(self, batch: DrawnCompletions, _: Draw) -> None:
-        has_paid_block_n = [any(text[name] is not None for name in self.objective.pays) for text, *_ in batch.rows]
+        has_paid_block_n = [any(blocks[name] is not None for name in self.objective.pays) for blocks, *_ in batch.rows]
         for n, (has_block, value_and_status) in enumerate(zip(has_paid_block_n, self.run(batch)[""], strict=True)):
             if not has_block and value_and_status[1] != Status.ABSENT.name:
                 self.fail(batch, f"Completion {n} has none of the paid blocks and gets {value_and_status}.")

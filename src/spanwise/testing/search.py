@@ -72,7 +72,8 @@ class Suite:
         for name in asked or self.sentences:
             if name not in (exceptions or ()):
                 self.name = name
-                self.facts_shown, required_facts = set(), self.facts_to_show.get(name, frozenset())
+                self.facts_shown = set()
+                required_facts = self.facts_to_show.get(name, frozenset())
                 example_count = max(examples, _LEAST_EXAMPLES) if required_facts else examples
                 _search(getattr(self, name.replace(" ", "_")), strategy_of(name), examples=example_count)
                 if not required_facts <= self.facts_shown:
@@ -144,14 +145,15 @@ class Suite:
 
     def poison(self, batch: DrawnBatch, draw: Draw) -> None:
         """Check that the values at masked tokens (NaN, 1e9) change no number of the result."""
-        clean_batch = replace(batch, place_nt=rearranged(batch, draw))
+        rearranged_batch = replace(batch, place_nt=rearranged(batch, draw))
         for fill in (NAN, 1e9):
-            poisoned_batch = replace(clean_batch, fill=fill)
-            self.same(poisoned_batch, self.run(poisoned_batch), self.run(clean_batch))
+            poisoned_batch = replace(rearranged_batch, fill=fill)
+            self.same(poisoned_batch, self.run(poisoned_batch), self.run(rearranged_batch))
 
     def _check_moved_tokens(self, batch: DrawnBatch, place_nt: Tensor) -> None:
         """Check that trainable tokens get the same numbers if they stand at other columns of their row."""
-        moved_batch, result_before = replace(batch, place_nt=place_nt), self.run(batch)
+        moved_batch = replace(batch, place_nt=place_nt)
+        result_before = self.run(batch)
         expected = {column: result_before[column] for column in self.by_row}
         expected |= {column: placed(result_before[column], place_nt, masked) for column, masked in self.by_token.items()}
         result_after = self.run(moved_batch)
@@ -199,7 +201,8 @@ def differ(actual: Any, expected: Any, *, tolerance: float) -> bool:
     """Return whether two results differ, tensors by more than `tolerance` of the largest expected number; NaN differs from all."""
     if not isinstance(expected, Tensor):
         return repr(actual) != repr(expected)
-    largest_number = float(expected.abs().nan_to_num(nan=0.0, posinf=0.0).max()) if expected.numel() else 1.0
+    finite_sizes = expected.abs().nan_to_num(nan=0.0, posinf=0.0)
+    largest_number = float(finite_sizes.max()) if expected.numel() else 1.0
     return actual.shape != expected.shape or not bool(
         ((actual - expected).abs() <= tolerance * max(1.0, largest_number)).all()
     )

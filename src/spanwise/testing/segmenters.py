@@ -17,16 +17,16 @@ from spanwise.types import Fault, Spans
 
 #: Maps each property of segmenters to its meaning.
 SEGMENTER_PROPERTIES: Mapping[str, str] = {
-    "partition": "every trainable token belongs to exactly one block, other tokens to none, and the blocks' intervals agree",
+    "partition": "every trainable token is in one block, other tokens in none; intervals run from a block's first to its last token",
     "contiguous": "the intervals of two blocks do not overlap",
-    "text": "the texts of the blocks, joined in order if blocks are contiguous, are the bytes of the trainable tokens",
+    "text": "the blocks' texts together are the text of the trainable tokens, in the same order unless blocks overlap",
     "pure": "the inputs stay unchanged, and a second call gives the same spans",
     "permutation": "another order of the completions only reorders the result",
     "split": "a completion alone is segmented as in a batch",
     "masking": "masked tokens, wherever they stand, change nothing at other tokens",
     "poison": "the values at masked tokens (an impossible id, NaN, 1e9) are never read",
     "padding": "padding on the left and on the right give the same spans",
-    "seen": "if there are several blocks, a token of some example is outside the first block",
+    "seen": "if there are several blocks, at least one example has a token in a block other than the first",
 }
 _NOISE = ("4", " ", "So ", ".", "0.9", "é", "日本", "🙂", "<", ">", "</", "< a>", "\n\n", "<<")
 
@@ -38,10 +38,10 @@ def small_vocabulary(tags: Sequence[str] = ("answer", "confidence"), *, signs: S
     True
     """
     tokens = [b"So ", b"></", b"><", b">\n\n<", b"0.9", "日".encode() + b"\xe6"]
-    whole_signs = [sign.encode() for sign in _tags_and_signs(tags, signs)]
-    tokens += whole_signs
-    for sign in whole_signs:
-        tokens += [sign + b"4", b"." + sign[:3], sign[-2:] + b"<"]
+    whole_tokens = [text.encode() for text in _tags_and_signs(tags, signs)]
+    tokens += whole_tokens
+    for token in whole_tokens:
+        tokens += [token + b"4", b"." + token[:3], token[-2:] + b"<"]
     return Vocabulary((*(bytes([byte]) for byte in range(256)), *dict.fromkeys(tokens), b""))
 
 
@@ -153,12 +153,12 @@ class _Segmenter(Suite):
 
     def columns(self, result: Any) -> dict[str, Any]:
         """Return the tensors of a segmenter's spans, and the texts if it returns texts."""
-        spans, texts_n = result if isinstance(result, tuple) else (result, None)
+        spans, returned_texts = result if isinstance(result, tuple) else (result, None)
         if not isinstance(spans, Spans):
             raise ConformanceError(f"{self.who} returns {type(spans).__name__}; return Spans, or Spans and texts.")
         n = len(spans.block_nt)
         result_columns = {name: getattr(spans, name) for name in ("start_nk", "end_nk", "fault_n")}
-        text_n = [None] * n if texts_n is None else list(texts_n)
+        text_n = [None] * n if returned_texts is None else list(returned_texts)
         return {**result_columns, "block_nt": spans.block_nt.long(), "text": text_n, "names": [spans.names] * n}
 
     def show_example(self, example: DrawnBatch) -> str:
@@ -178,14 +178,15 @@ class _Segmenter(Suite):
             self.fail(batch, f"block_nt is {tuple(block_nt.shape)}, the mask {tuple(masked_nt.shape)}.")
         if bool((block_nt[masked_nt] != -1).any()):
             self.fail(batch, f"A masked token has a block: {show(block_nt)}.")
-        block_t, block_names = block_nt[~masked_nt], result["names"][0]
-        if bool(((block_t < 0) | (block_t >= len(block_names))).any()):
+        trainable_block_u = block_nt[~masked_nt]
+        block_names = result["names"][0]
+        if bool(((trainable_block_u < 0) | (trainable_block_u >= len(block_names))).any()):
             self.fail(batch, f"A trainable token has none of the {len(block_names)} blocks: {show(block_nt)}.")
         expected_spans = Spans.of_blocks(block_names, block_nt)
         is_right_nk = (start_nk == expected_spans.start_nk) & (end_nk == expected_spans.end_nk)
         if not bool((is_right_nk | (~expected_spans.present_nk & (start_nk == end_nk))).all()):
-            interval_text = f"from {show(start_nk)} to {show(end_nk)}"
-            self.fail(batch, f"The intervals of the blocks go {interval_text}, but the tokens' blocks are {show(block_nt)}.")
+            interval_text = f"start_nk {show(start_nk)} and end_nk {show(end_nk)}"
+            self.fail(batch, f"The intervals of blocks, {interval_text}, do not fit the blocks of tokens: {show(block_nt)}.")
 
     def seen(self, batch: DrawnBatch, _: Draw) -> None:
         result_columns = self.run(batch)
@@ -214,7 +215,7 @@ class _Segmenter(Suite):
             # A block inside one token (STRADDLED) has bytes but no token of its own, and so no text.
             is_straddled = int(result_columns["fault_n"][row]) & Fault.STRADDLED
             if not is_straddled and not _same_text(joined_texts, token_text, ordered=not _overlap(spans)):
-                self.fail(batch, f"The blocks of completion {row} hold {joined_texts!r}, its tokens {token_text!r}.")
+                self.fail(batch, f"The blocks of completion {row} hold {joined_texts!r}, but its tokens {token_text!r}.")
 
 
 def _intervals(result: Mapping[str, Any]) -> list[list[tuple[int, int]]]:
@@ -232,5 +233,6 @@ def _overlap(spans: Sequence[tuple[int, int]]) -> bool:
 def _same_text(joined: str, token_text: str, *, ordered: bool) -> bool:
     """Return whether two texts are equal, apart from characters that became U+FFFD because a block's edge cut them."""
     if "\ufffd" in joined:
-        joined, token_text = (text.encode("ascii", "ignore").decode() for text in (joined, token_text))
+        joined = joined.encode("ascii", "ignore").decode()
+        token_text = token_text.encode("ascii", "ignore").decode()
     return joined == token_text if ordered else sorted(joined) == sorted(token_text)
