@@ -298,10 +298,8 @@ class Step:
         """Split completions into one row per turn if the scheme or the rollouts ask for it, else return them unchanged."""
         turn_lists = batch.columns.get(TURNS)
         # A method that runs over tokens credits a whole conversation as one sequence.
-        has_turns_to_split = (
-            turn_lists is not None and self.scheme.entry.kind != "token" and all(map(says_turns, turn_lists))
-        )
-        return turn_rows(batch, self.scheme) if "steps" in self.scheme.needs or has_turns_to_split else (batch, None)
+        must_split = turn_lists is not None and self.scheme.entry.kind != "token" and all(map(says_turns, turn_lists))
+        return turn_rows(batch, self.scheme) if "steps" in self.scheme.needs or must_split else (batch, None)
 
     def finish(
         self,

@@ -17,7 +17,7 @@ from spanwise.types import Fault, Spans
 
 #: Maps each property of segmenters to its meaning.
 SEGMENTER_PROPERTIES: Mapping[str, str] = {
-    "partition": "every trainable token is in one block, other tokens in none; intervals run from a block's first to its last token",
+    "partition": "every trainable token is in one block, other tokens in none; an interval runs from a block's first to last token",
     "contiguous": "the intervals of two blocks do not overlap",
     "text": "the blocks' texts together are the text of the trainable tokens, in the same order unless blocks overlap",
     "pure": "the inputs stay unchanged, and a second call gives the same spans",
