@@ -154,7 +154,8 @@ def by_turn(
         raise AlignmentError(f"There are {len(anchor_s)} anchor states for {len(turns.row_s)} turns; give one to each.")
     bootstrap_s = None
     if batch.bootstrap_n is not None:  # only a completion's last turn can be cut off
-        is_last_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], torch.ones_like(turns.row_s[:1], dtype=torch.bool)])
+        end_of_batch = torch.ones_like(turns.row_s[:1], dtype=torch.bool)
+        is_last_s = torch.cat([turns.row_s[1:] != turns.row_s[:-1], end_of_batch])
         value_s = batch.bootstrap_n[turns.row_s]
         bootstrap_s = torch.where(is_last_s.reshape(-1, *(1 for _ in value_s.shape[1:])), value_s, 0.0)
     return Batch(

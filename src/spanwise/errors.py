@@ -151,9 +151,10 @@ def check_number(
     """Refuse a value that is no finite number, or that lies outside the bounds; with `whole` it must be a whole number."""
     is_valid = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not is_valid or not value > above or not least <= value <= most:
-        bound_text = f" above {above:g}" if above > -math.inf else f", at least {least:g}" if least > -math.inf else ""
-        kind = "whole number" if whole else "number"
-        requirement = f"lie between {least:g} and {most:g}" if most < math.inf else f"be a {kind}{bound_text}"
+        least_text = f", at least {least:g}" if least > -math.inf else ""
+        bound_text = f" above {above:g}" if above > -math.inf else least_text
+        number_noun = "whole number" if whole else "number"
+        requirement = f"lie between {least:g} and {most:g}" if most < math.inf else f"be a {number_noun}{bound_text}"
         raise RecipeError(f"{called} is {value!r}; it must {requirement}.")
 
 

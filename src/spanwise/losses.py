@@ -224,7 +224,8 @@ def hl_gauss(target_nt: Float[Tensor, "n t"], *, bins: int, value_range: tuple[f
     """
     bin_edge_e, bin_width = _edges(bins, value_range, target_nt)
     lowest_value, highest_value = value_range
-    in_range_nt = (target_nt >= lowest_value - _ROUNDING * bin_width) & (target_nt <= highest_value + _ROUNDING * bin_width)
+    tolerance = _ROUNDING * bin_width
+    in_range_nt = (target_nt >= lowest_value - tolerance) & (target_nt <= highest_value + tolerance)
     if not bool(in_range_nt.all()):
         n, t = (int(x) for x in (~in_range_nt).nonzero()[0])
         raise RewardError(

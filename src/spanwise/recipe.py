@@ -359,7 +359,7 @@ def scheme_of(
         "name": recipe.method,
         "layout": _choose_layout(recipe, task_layout),
         "objectives": objective_entries
-        and [_build_objective(numbered, recorded, run_code) for numbered in enumerate(objective_entries, 1)],
+        and [_build_objective(position, entry, recorded, run_code) for position, entry in enumerate(objective_entries, 1)],
         **{field: getattr(recipe, field) for field in ("calibration", "baseline", "per", "values")},
         "modes": recipe.scheme_modes,
         "refine": recipe.refinement,
@@ -493,9 +493,8 @@ def recorded_elsewhere(**_: Any) -> list[float]:
     raise RecipeError("This reward function belongs to the run that recorded it; only its recorded values are known here.")
 
 
-def _build_objective(numbered: tuple[int, Mapping[str, Any]], recorded: Collection[str], run_code: bool) -> Objective:
+def _build_objective(position: int, entry: Mapping[str, Any], recorded: Collection[str], run_code: bool) -> Objective:
     """Build an objective from its entry in a recipe; import its function only if the reward is not recorded and code may run."""
-    position, entry = numbered
     for key in entry:
         if key not in Objective.__dataclass_fields__:
             raise RecipeError(f"Objective {position}: {unknown('field', str(key), Objective.__dataclass_fields__)}")
