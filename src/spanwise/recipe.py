@@ -519,8 +519,8 @@ def _build_objective(position: int, entry: Mapping[str, Any], recorded: Collecti
         raise RecipeError(f"Objective {position}: {unknown('reward', reward, [*recorded, *REWARDS])}")
     if import_paths and not run_code:
         raise RecipeError(
-            f"Objective {position} needs the function '{import_paths[0]}', and its values are not recorded. spanwise runs no code "
-            "only because a run folder's recipe names it. If you trust this code, name the recipe: --recipe FILE."
+            f"Objective {position} needs the function '{import_paths[0]}', and its values are not recorded. spanwise does not run "
+            "code just because the recipe in a run folder names it. If you trust this code, name the recipe: --recipe FILE."
         )
     return Objective(**entry)
 
