@@ -148,7 +148,7 @@ def test_an_adaptive_lambda_that_is_zero_for_most_completions():
     layout = [0, *[4] * 3, 1]  # 5 tokens: 1 - 1 / (.2 * 5) = 0
     longer = [0, *[4] * 4, 1]  # 6 tokens: 1/6
     assert warnings_of([layout, layout, [4], longer, []], critic)["lambda"].startswith(
-        "length_adaptive_alpha=0.2 gives lambda 0 to 3 of 4 completions, those of 5 tokens and fewer (median 5). "
+        "length_adaptive_alpha=0.2 sets lambda to 0 for completions of at most 5 tokens, here 3 of 4 (median length 5). "
     )
     assert "lambda" not in warnings_of([layout, longer], critic)
     fixed = Scheme("gae", LAYOUT, [Objective("correct", "solution")], options={"lam": 0.0})

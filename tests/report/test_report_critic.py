@@ -50,7 +50,7 @@ def test_the_charts_show_the_metrics():
     )}  # fmt: skip
     assert points(error) | points(level) == same
     assert (explained.legend, error.legend) == ((), ["of a completion's mean", "within a completion"])
-    assert "This mode took 25.0 % of other work's time (median)." in section.text
+    assert "This mode adds 25.0 % to the time of a step (median)." in section.text
     assert [row["step"] for row in explained.rows] == [1, 3]
 
 

@@ -77,7 +77,7 @@ def test_many_rewards_have_one_mean_and_the_largest_and_smallest_change():
     sentence = train_finding([{"step": 2}], steps=2, unmeasured={"accuracy": "x"}, rewards=rewards, of_batches=False)
     assert sentence == (
         "After 2 steps the mean of 5 rewards on held-out prompts is 0.500 (was 0.200); "
-        "it moved most by +1.000 in a and least by -0.500 in e."
+        "the changes go from -0.500 (e) to +1.000 (a)."
     )
 
 

@@ -34,14 +34,14 @@ def test_a_panel_for_each_and_headlines_for_the_score():
     assert page.headline("ECE of its score") == "0.157"  # (.1 + .1 + .3 + .2 + .4) / 7 of the samples, not the line's .5
     assert page.headline("AUROC of its score") == "1"
     assert all(title in page.text for title in ("Has a score", "Score of right and wrong answers", "Accuracy by score"))
-    assert "votes are weighed by the score" not in page.text
+    assert "votes are weighed by the self-rewarding score" not in page.text
 
 
 def test_the_score_alone():
     page = page_of(NOTHING)
     assert "state a confidence and could" not in page.text
     assert "7 of 8 completions have a score and could be judged." in page.text
-    assert "No confidence is stated, so votes are weighed by the score." in page.text
+    assert "No completion states a confidence, so votes are weighed by the self-rewarding score." in page.text
 
 
 def test_votes_by_the_score_have_a_name_of_their_own():
@@ -63,7 +63,7 @@ def test_an_arm_with_a_score_beside_one_without():
     page = Page(compare_report(title="Two", recipe={}, comparison=compare_arms(runs), curves={}, samples=samples))
     assert "with, by its score" in page.text
     assert "without, by its score" not in page.text
-    assert "with: no confidence is stated, so votes are weighed by the score." not in page.text  # there are no votes
+    assert "with: no completion states a confidence, so votes are weighed" not in page.text  # there are no votes
     rows = {row[0]: row[1:] for row in page.cells if row and row[0] in runs}
     assert rows["with"] == ["0.100", "0.200"]
     assert rows["without"][0] == "0.100"

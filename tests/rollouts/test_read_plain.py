@@ -224,7 +224,7 @@ REFUSED = {
     "no row": ([{"prompt": "p", "completion": None}], {}, "holds no completions. 1 of 1 rows hold no completion and are left out."),
     "an id that is not there": ([{**ONE, "group_id": 1}, ONE], {}, "1 of 2 completions of '{}' have no 'group_id'"),
     "a step of words": ([{**ONE, "step": "x"}], {}, "Row 0 of '{}' has 'x' as 'step', which must be a whole number."),
-    "two of one reward": ([{**ONE, "acc": 1, "rewards/acc": 0}], {}, "two columns for the reward 'acc', one of them 'rewards/acc'"),
+    "two of one reward": ([{**ONE, "acc": 1, "rewards/acc": 0}], {}, "a second column for the reward 'acc', called 'rewards/acc'"),
     "one or several": (
         [{"prompt": "p", "completions": CHAT[1:] * 2}], {}, "that may be one conversation or several completions; for one, write"
     ),

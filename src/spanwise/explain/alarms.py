@@ -21,7 +21,7 @@ OF_REWARD = "reward/"
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]
 _OUT_OF_REACH = (
-    "Usually the score is not trained yet (reasoning_warmup, alpha), or laser.reference belongs to another model or token."
+    "Usually the score is not trained yet (reasoning_warmup, alpha), or laser.reference is that of another model or token."
 )
 #: Pairs of an evaluation figure and its alarm, in order; a figure's warning comes from its first alarm that holds.
 EVALUATION = (
@@ -41,7 +41,7 @@ EVALUATION = (
         "Usually a missing confidence costs nothing (if_missing), or completions are cut off before it.", hollow=CALIBRATION,
     )),
     ("sharpness", Alarm("below", 1e-4, "every completion states the same confidence",
-        "Usually the confidence gets the answer's credit, or all completions of a group are alike.", hollow=CALIBRATION,
+        "Usually the confidence is trained with the answer's credit, or all completions of a group are alike.", hollow=CALIBRATION,
     )),
     ("format_rate", Alarm("below", 0.9, "many completions are malformed",
         "Usually nothing pays for the tags (format), or completions are cut off at the token limit.",

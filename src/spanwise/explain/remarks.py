@@ -261,9 +261,9 @@ def _warn_zero_lambda(reading: Reading, scheme: Scheme) -> str:
     if int(is_short_n.sum()) * 2 <= len(length_n):
         return ""
     return (
-        f"length_adaptive_alpha={alpha:g} gives lambda 0 to {int(is_short_n.sum())} of {len(length_n)} completions, those of "
-        f"{int(1 / alpha)} tokens and fewer (median {int(length_n.median())}). Then each token is credited with one step of the "
-        f"critic, and only the last token sees the reward. Set a larger alpha, or remove it and set lam near 1."
+        f"length_adaptive_alpha={alpha:g} sets lambda to 0 for completions of at most {int(1 / alpha)} tokens, here "
+        f"{int(is_short_n.sum())} of {len(length_n)} (median length {int(length_n.median())}). With lambda 0 the reward credits "
+        f"only the last token. Set a larger alpha, or remove it and set lam near 1."
     )
 
 

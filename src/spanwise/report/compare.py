@@ -108,7 +108,8 @@ def _warnings(comparison: ArmComparison) -> list[str]:
         if not any(comparison.cells[arm, figure].count for figure in comparison.figures)
     ]  # fmt: skip
     return alarm_sentences + [
-        f"{arm}: no run of this arm has a figure. Run spanwise compare again; finished runs are kept." for arm in empty_arms
+        f"{arm}: no run of this arm has measured a figure. Run spanwise compare again; finished runs are kept."
+        for arm in empty_arms
     ]
 
 

@@ -32,7 +32,7 @@ _BY_SAMPLES: Mapping[str, Any] = {"x": "samples n", "label": "n", "height": 280}
 #: Pairs of a confidence column and the words for it in a note, such as "80 completions have a score".
 _KINDS = (("confidence", "state a confidence"), ("score", "have a score"))
 #: The note on voting curves whose votes are weighed by the self-rewarding score.
-VOTES_BY_SCORE = "No confidence is stated, so votes are weighed by the score."
+VOTES_BY_SCORE = "No completion states a confidence, so votes are weighed by the self-rewarding score."
 
 
 def section(title: str, words: Mapping[str, Any] | None = None, **parts: Any) -> Section:

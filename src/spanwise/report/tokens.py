@@ -134,7 +134,7 @@ def payload(view: TokenView) -> dict[str, Any]:
 def _own_score(score: float | None) -> str | None:
     """Describe the self-rewarding score of a completion, which rates its own answer."""
     if score is None or math.isnan(score):
-        return None if score is None else "no score of its own: the completion was cut off"
+        return None if score is None else "no self-rewarding score, because the completion was cut off"
     clipped_score = min(max(score, 0.0), 1.0)
     return f"says of itself {clipped_score:.2f}" + (f" ({score:.2g}, clipped)" if clipped_score != score else "")
 

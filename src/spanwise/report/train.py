@@ -102,7 +102,9 @@ def train_report(
     shown_steps = {row.step for row in view.completions if row.step is not None} if view else set()
     step_note = f", of step {shown_steps.pop()}" if len(shown_steps) == 1 else ""
     trained_method, *other_methods = view.methods if view else ("",)
-    methods_note = f"The run was trained with {trained_method}; compare the credit that {' and '.join(other_methods)}"
+    methods_note = (
+        f"The run was trained with {trained_method}; compare what {' and '.join(other_methods)} would have credited."
+    )
     interval_values = {name: i.value for name, i in intervals.items() if i is not None}
     # The values of `intervals` may rest on more samples, so they replace those of the last evaluation.
     evaluations = [*points[:-1], points[-1] | interval_values] if points else []
@@ -128,7 +130,7 @@ def train_report(
         *mode_sections(batch_rows),
         parts.credit_section(list(credit), credit, of=f"these rollouts{step_note}"),
         batch_section("Optimiser", batch_rows),
-        parts.tokens_section(view, note=f"{methods_note} would have given the same tokens." if other_methods else ""),
+        parts.tokens_section(view, note=methods_note if other_methods else ""),
         parts.tokens_section(one_prompt, title="One prompt, step by step"),
     ]
     return render(
@@ -193,7 +195,7 @@ def _lead(recipe: Mapping[str, Any], summary: Mapping[str, Any], done: int) -> s
     task_text = f" on {recipe.get('model') or recipe.get('task')}" if recipe.get("task") else ""
     duration_text = f", in {summary['seconds']:,.0f} s" if summary.get("seconds") else ""
     spanwise_share = summary.get("spanwise_share")
-    share_text = f"; segmenting, scoring and crediting took {percent(spanwise_share)} of the steps" if spanwise_share else ""
+    share_text = f"; segmenting, scoring and crediting took {percent(spanwise_share)} of the time" if spanwise_share else ""
     return f"{steps_text}{batch_text}{task_text}, seed {recipe.get('seed', 'unknown')}{duration_text}{share_text}."
 
 
@@ -261,7 +263,8 @@ def train_finding(
         bounds_note = f" [{percent(low_bound)}, {percent(high_bound)}]" if low_bound == low_bound else ""
         change_note = ""
         if before is not None:
-            change_note = f" (was {percent(before)}{': no clear change' if low_bound <= before <= high_bound else ''})"
+            is_unclear = low_bound <= before <= high_bound
+            change_note = f" (was {percent(before)}: no clear change)" if is_unclear else f" (was {percent(before)})"
         accuracy_clause = f"accuracy is {percent(accuracy)}{bounds_note}{change_note}"
     refusal_rate = figure(last_point, "refusal_rate")
     refusal_clause = "" if refusal_rate is None else f" and the refusal rate {percent(refusal_rate)}"
@@ -274,7 +277,7 @@ def train_finding(
         main_sentence += "; ECE was not measured"
     alarm_texts = dict.fromkeys(alarm_of_figure.values())
     alarm_sentence = f"Alarm: {' and '.join(alarm_texts)}. " if alarm_texts else ""
-    lone_evaluation_note = "" if len(points) > 1 else " There is no other evaluation to compare it with."
+    lone_evaluation_note = "" if len(points) > 1 else " There is no other evaluation to compare this one with."
     return f"{alarm_sentence}{main_sentence}.{lone_evaluation_note} This is one seed."
 
 
@@ -293,8 +296,8 @@ def _of_rewards(rewards: Mapping[str, Sequence[float]], where: str) -> str:
     top_name = max(change_of, key=change_of.__getitem__)
     low_name = min(change_of, key=change_of.__getitem__)
     mean_at_start = mean_at_end - math.fsum(change_of.values()) / len(change_of)
-    change_text = f"most by {change_of[top_name]:+.3f} in {top_name} and least by {change_of[low_name]:+.3f} in {low_name}"
-    return f"{mean_text} (was {mean_at_start:.3f}); it moved {change_text}"
+    change_text = f"the changes go from {change_of[low_name]:+.3f} ({low_name}) to {change_of[top_name]:+.3f} ({top_name})"
+    return f"{mean_text} (was {mean_at_start:.3f}); {change_text}"
 
 
 def _steps(count: int) -> str:
@@ -407,7 +410,7 @@ def mode_sections(batches: Lines) -> list[Section]:
                 label_of_metric = {prefix + metric_name: name for metric_name, name in chart.series.items()}
                 panels += _panel(replace(chart, title=title, note=chart_note, series=label_of_metric), batches, y_zero=True)
         time_shares = values_of(batches, f"{mode.name}/share")
-        time_text = f" This mode took {percent(median(time_shares))} of other work's time (median)." if time_shares else ""
+        time_text = f" This mode adds {percent(median(time_shares))} to the time of a step (median)." if time_shares else ""
         alarm_sentences = [sentence for key, sentence in end_alarms(batches).items() if key.startswith(f"{mode.name}/")]
         sections.append(Section(page.title, page.text + time_text, warnings=alarm_sentences, panels=panels, asks=page.asks))
     return sections

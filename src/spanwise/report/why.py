@@ -23,8 +23,8 @@ _Term = tuple[float, str, str]
 LEFT_OUT = ("absent", "unparsable")
 #: Maps a reason in `CreditPart.reason` to words that say why a reward has no baseline.
 _NO_BASELINE = {
-    "singleton": "nobody to compare it with",
-    "no_scale": "there is no spread to divide the difference by",
+    "singleton": "there is no other completion to compare this one with",
+    "no_scale": "the compared rewards have no spread to divide by",
 }
 
 
@@ -45,7 +45,7 @@ def rule_words(baseline: str | None, given: Sequence[str]) -> str:
         "none": "nothing is subtracted",
         "batch": "all of the step",
         "outcome": "".join(["same prompt", *(f", same {name}" for name in given)]),
-        "blended": f"same prompt blended with other prompts, same {' and '.join(given)}",
+        "blended": f"same prompt, blended with other prompts of the same {' and '.join(given)}",
     }
     return text_of_baseline.get(baseline or "", "same prompt")
 
@@ -113,7 +113,7 @@ def opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
     elif outcome_status in LEFT_OUT:
         phrases.append("no answer that can be read")
     elif outcome_status not in ("", "ok"):
-        phrases.append(f"neither right nor wrong, as the check failed ({outcome_status})")
+        phrases.append(f"not judged, because the check failed ({outcome_status})")
     opening_text = ", ".join(phrases) or f"{len(row.tokens)} token{'' if len(row.tokens) == 1 else 's'}"
     phrase_of_status = {"absent": " without a confidence", "unparsable": " with a confidence that cannot be read"}
     for name, value in row.stated.items():
@@ -150,9 +150,10 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
         clauses.append(f"gives {zero_text} 0")
     elif zero_blocks:
         is_alone = {part.reason for part in row.parts.get(method, ())} == {"singleton"}
-        clauses.append(f"gives it exactly 0{', with no completion to compare it with' if is_alone else ''}")
+        clauses.append(f"gives the completion exactly 0{', with no other one to compare it with' if is_alone else ''}")
     if stop_credit:
-        clauses.append(f"{'charges' if stop_credit < 0 else 'pays'} {shown(stop_credit, sign=True)} for the missing blocks")
+        stop_verb = "charges" if stop_credit < 0 else "pays"
+        clauses.append(f"{stop_verb} {shown(stop_credit, sign=True)} for the blocks that the completion lacks")
     return f"{method} {' and '.join(clauses)}{', on average over tokens' if rule.kind == 'token' else ''}"
 
 
@@ -235,12 +236,12 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
             return f"No single baseline gives this number. {rule.about}".strip()
         if part.reason in _NO_BASELINE:
             return f"{_NO_BASELINE[part.reason]}, so the credit is exactly 0"
-        absence_reason = "a reward is absent, so"
+        absence_reason = "a reward is absent"
         if reward_status in LEFT_OUT:
-            absence_reason = f"the reward is {reward_status} and has no if_missing, so"
+            absence_reason = f"the reward is {reward_status} and has no if_missing"
         elif reward_status != "ok":
-            absence_reason = f"the check failed ({reward_status}), so there is no reward;"
-        return f"{absence_reason} the completion gets no credit and enters no baseline"
+            absence_reason = f"the check of the reward failed ({reward_status})"
+        return f"{absence_reason}, so the completion gets no credit and no baseline counts it"
     objective_rule = rule.objectives.get(part.objective, {})
     baseline_text = rule_words(objective_rule["baseline"], objective_rule["given"]) if objective_rule.get("baseline") else ""
     if part.averaged == 1:

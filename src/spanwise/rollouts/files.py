@@ -95,7 +95,7 @@ def delimited_names(file: Path) -> tuple[list[str], str]:
     if re.fullmatch(r"\s*[\[{]\s*([{\"].*)?", heading_line):
         raise DataError(f"'{file}' looks like JSON; rename it to '.json' or '.jsonl'.")
     if {"\0", "\ufffd"} & {*heading_line}:
-        raise DataError(f"'{file}' is no text in UTF-8; save it as CSV in UTF-8.")
+        raise DataError(f"'{file}' is not UTF-8 text; save it as CSV in UTF-8.")
     delimiters = (SUFFIXES.get(file.suffix.lower(), ","), ";", "\t")
     names_by_delimiter = {sign: next(csv.reader([heading_line], delimiter=sign)) for sign in delimiters}
     delimiter = next((sign for sign in delimiters if len(names_by_delimiter[sign]) > 1), delimiters[0])
@@ -142,7 +142,7 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
     elif counts := re.search(r"Expected (\d+) columns, got (\d+)", format_fault):
         format_fault = f"{format_fault[0].lower()}{format_fault[1:]}; text with a comma or a line break must stand in quotes"
         if int(counts[2]) < int(counts[1]):
-            format_fault += "; or was the file cut off while it was written?"
+            format_fault += ". Or was the file cut off while it was written?"
     raise DataError(f"'{file}' cannot be read as CSV: {format_fault}{'' if format_fault.endswith('?') else '.'}")
 
 

@@ -38,10 +38,11 @@ class Census:
         wanted_count = {mark: count for mark, count in self.wanted.items() if mark not in self.lacking}
         count_of_mark = {**wanted_count, **self.others}
         counted_marks = [f"{self._show(mark)} ({count})" for mark, count in count_of_mark.items()]
-        contents = "they contain no tags at all." if self.segmenter == "tags" else f"{self.segmenter} finds nothing in them."
+        more_text = ", ..." if len(counted_marks) > 6 else ""
         if counted_marks:
-            contents = f"they do contain {', '.join(counted_marks[:6])}{', ...' if len(counted_marks) > 6 else ''}."
-        return f"{lacking_text} of {self.size} completions; {contents}"
+            return f"{lacking_text} of {self.size} completions; they do contain {', '.join(counted_marks[:6])}{more_text}."
+        finding = "they contain no tags at all" if self.segmenter == "tags" else f"{self.segmenter} finds nothing in them"
+        return f"{lacking_text} of {self.size} completions; {finding}."
 
     def _show(self, mark: str) -> str:
         return f"<{mark:.40}>" if self.segmenter == "tags" else f"'{mark:.60}'"

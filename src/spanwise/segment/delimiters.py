@@ -39,10 +39,10 @@ _BETWEEN = "..."
 _TAG = re.compile(r"<(/?)([A-Za-z_][\w.:-]{0,59})>")
 #: Maps the start of an error message of the pattern library RE2 to our advice.
 _ADVICE = {
-    "invalid perl operator: (?": "it uses lookaround, which no linear-time search supports; match the text around it too "
-    "and put the part you want into a group, such as 'Answer: (?P<value>[0-9]+)'",
-    "invalid escape sequence: \\": "RE2 has neither this escape nor back-references; write out the text that may repeat, or "
-    "use the segmenter delimiters",
+    "invalid perl operator: (?": "RE2 does not support lookaround; let the pattern match the surrounding text, too, and put "
+    "the part that you want into a group, such as 'Answer: (?P<value>[0-9]+)'",
+    "invalid escape sequence: \\": "RE2 supports neither this escape sequence nor back-references; write out the text that may "
+    "repeat, or use the segmenter delimiters",
 }
 
 

@@ -173,12 +173,12 @@ def _check_logp(layout: Layout, logp_nt: Tensor | None, valid_nt: np.ndarray) ->
     if segmenter is None:
         return None
     if logp_nt is None:
-        raise RecipeError(f"The segmenter '{segmenter}' cuts by log-probabilities, but you passed none; pass logp_nt.")
+        raise RecipeError(f"The segmenter '{segmenter}' reads log-probabilities, but you passed none; pass logp_nt.")
     _check_shape(logp_nt, valid_nt.shape, "logp_nt")
     logp_array = logp_nt.detach().float().cpu().numpy()
     for n, t in np.argwhere(np.isnan(logp_array) & valid_nt)[:1].tolist():
         raise AlignmentError(
-            f"The log-probability of completion {n} is nan at trainable token {t}, and the segmenter '{segmenter}' cuts by it. "
+            f"The log-probability of completion {n} is nan at trainable token {t}, where the segmenter '{segmenter}' needs it. "
             f"Pass the log-probability of every sampled token."
         )
     return logp_array

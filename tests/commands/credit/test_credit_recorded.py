@@ -120,7 +120,7 @@ def test_trl_with_notes_and_reply(other_tags, tmp_path):
     assert list(arms) == ["grpo", "bae", "recorded"]
     assert result.file_spans.names == ("notes", "reply")
     assert "correct from the file's 'accuracy_reward'." in result.note
-    assert "1 of 2 files repeat the batch before them" in result.note
+    assert "1 of 2 files repeat the batch of the previous file" in result.note
     # By hand: answers 4 4 4 5 to 2+2= are 1 1 1 0 (mean .75), 3 7 5 5 to 1+2= are 1 0 0 0 (mean .25).
     expected_n = torch.tensor([0.25, 0.25, 0.25, -0.75, 0.75, -0.25, -0.25, -0.25], dtype=torch.float64)
     arms["dr_grpo"] = credit_rollouts(tmp_path, methods=["dr_grpo"]).applied[0]

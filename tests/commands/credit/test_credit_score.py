@@ -80,7 +80,7 @@ def test_the_score_is_shown_as_a_confidence(tmp_path):
     assert text in page.text
     assert data_of(html)["scores"] == [
         "says of itself 1.00 (1.4, clipped)", "says of itself 0.20", "says of itself 0.00 (-0.3, clipped)",
-        "no score of its own: the completion was cut off",
+        "no self-rewarding score, because the completion was cut off",
     ]  # fmt: skip
     assert report_folder(tmp_path / "out").read_text() == html
     exported = read_rollouts(tmp_path / "out" / "credit.parquet")

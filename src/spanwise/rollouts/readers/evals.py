@@ -99,7 +99,7 @@ def _read_samples(files: Sequence[Path]) -> Iterator[Any]:
         from pydantic import ValidationError
     except ImportError as error:
         raise DataError(
-            f"'{files[0]}' is a log of Inspect; to read it, install Inspect's package: pip install inspect_ai. Or write its "
+            f"'{files[0]}' is a log of Inspect; to read it, install Inspect's package (pip install inspect_ai), or write its "
             "samples as JSON lines, each with the prompt, the completion and its rewards as numbers."
         ) from error
     progress = ReadingProgress(files)
@@ -193,7 +193,7 @@ def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None
         metric if len(filter_names) == 1 else f"{metric},{name}": column for (metric, name), column in rows.rewards.items()
     }
     shared_note = (
-        f"{sum(unscored_counts)} responses have no reward, because lm-eval gives one number for all responses to a document."
+        f"{sum(unscored_counts)} responses have no reward, because lm-eval scores all responses to a document with one number."
         if unscored_counts
         else ""
     )

@@ -152,7 +152,7 @@ def _read_columns(
     is_trl = all(_is_trl(pq.read_schema(file)) for file in files)
     kept_files = _without_repeated(files) if is_trl else files
     if repeated_count := len(files) - len(kept_files):
-        repeated_note = f"{repeated_count} of {len(files)} files repeat the batch before them and are left out."
+        repeated_note = f"{repeated_count} of {len(files)} files repeat the batch of the previous file and are left out."
     read_pieces = partial(parquet_pieces, path, kept_files)
     return "TRL" if is_trl else "parquet", read_columns(read_pieces, long_names), repeated_note
 
@@ -375,7 +375,7 @@ def _name_rewards(path: Path, columns: Mapping[str, Sequence[Any]]) -> dict[str,
         reward_name = name.removeprefix(reward_prefix)
         if reward_name in reward_columns or (reward_prefix and reward_name in columns):
             raise DataError(
-                f"'{path}' has two columns for the reward '{reward_name}', one of them '{name}'; remove one of the columns."
+                f"'{path}' has a second column for the reward '{reward_name}', called '{name}'; remove one of the two columns."
             )
         if reward_prefix or (
             name in _REWARD and any(isinstance(value, int | float) or cells.is_number_text(value) for value in values)

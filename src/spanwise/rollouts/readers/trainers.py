@@ -107,8 +107,8 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
     trace_count = sum(fields["is_first_branch"])
     branched_count = int((rollout_n.bincount() > 1).sum())
     branch_note = (
-        f"{branched_count} of {trace_count} traces have several branches. Each branch is a row; its prompt is the part that it "
-        "shares with an earlier branch. All branches of a trace together count once in a baseline."
+        f"{branched_count} of {trace_count} traces have several branches. Each branch is a row; its prompt is what it shares with "
+        "an earlier branch. A baseline counts all branches of a trace as one completion."
     )
     task_columns = branches.columns.columns
     rollout_table = RolloutTable.of(
