@@ -112,7 +112,11 @@ def test_a_score_of_its_own_is_a_term():
 @pytest.mark.parametrize(
     ("part", "status", "words"),
     [
-        (CreditPart("brier", None, None, None, 1.0, 0.0), "timeout", "the check failed (timeout), so there is no reward"),
+        (
+            CreditPart("brier", None, None, None, 1.0, 0.0),
+            "timeout",
+            "the check of the reward failed (timeout), so the completion gets no credit",
+        ),
         (CreditPart("brier", None, None, None, 1.0, 0.0), "absent", "the reward is absent and has no if_missing"),
         (
             CreditPart("brier", -0.5, None, None, 1.0, 0.0, reason="singleton"),

@@ -109,7 +109,8 @@ def _find_watched(
     """Yield each logged metric that sets the alarm `when`, as its key, its objective or block, and the alarm."""
     mode_metrics = (metric for mode in registered("mode").values() for metric in mode.metrics)
     logged_metrics = list(metrics_in(batches, [*CREDIT, *mode_metrics]))
-    ignored_keys = {f"credit/{name}/reward_absent" for name in later_elements(name for _, name, _ in logged_metrics)}
+    later_names = later_elements(name for _, name, _ in logged_metrics)
+    ignored_keys = {f"credit/{name}/reward_absent" for name in later_names}
     for key, name, metric in logged_metrics:
         if (alarm := getattr(metric, when)) and key not in ignored_keys:
             yield key, name, alarm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -138,7 +139,8 @@ def cut_off(
     """Count the completions that seem cut off, and say what shows it: an unclosed block or a shared largest length."""
     unclosed_count = int((among_n & ((fault_n & int(Fault.TRUNCATED)) != 0)).sum())
     largest_length = int(length_n.max())
-    longest_rows = (among_n & (length_n == largest_length)).nonzero().flatten().tolist() if largest_length else []
+    is_longest_n = among_n & (length_n == largest_length)
+    longest_rows = is_longest_n.nonzero().flatten().tolist() if largest_length else []
     distinct_text_count = len({text_of(n) for n in longest_rows})
     return max(
         (unclosed_count, "end inside an unclosed part"),
@@ -158,7 +160,8 @@ def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: in
         if Status.TIMEOUT in count_of_status or Status.ERROR in count_of_status
         else "Absent: the reward function returned None, or the part or column that it reads is missing"
     )
-    options = REWARDS.find(objective.reward).options | dict(objective.options) if isinstance(objective.reward, str) else {}
+    reward = objective.reward
+    options = REWARDS.find(reward).options | dict(objective.options) if isinstance(reward, str) else {}
     if "column" in options and Status.ERROR in count_of_status:
         tag_text = f" for '{options['tag']}'" if options.get("tag") else ""
         cause_text = f"The column '{options['column']}' holds no readable value{tag_text}"
@@ -174,7 +177,8 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
         return ""
     unused_n = reading.scores.unused_nm[:, m]
     if_missing = objective.if_missing
-    ignored_rewards = {n: number for n, number in enumerate(unused_n.tolist()) if number == number and number != if_missing}
+    unused_rewards = {n: number for n, number in enumerate(unused_n.tolist()) if not math.isnan(number)}
+    ignored_rewards = {n: number for n, number in unused_rewards.items() if number != if_missing}
     if not ignored_rewards:
         return ""
     first_row = min(ignored_rewards)

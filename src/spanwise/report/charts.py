@@ -72,15 +72,18 @@ def reliability_diagram(rows: Rows, *, by: str = "confidence") -> tuple[Drawn, D
     )
     point_layer = _points(bin_chart, 70).encode(x=confidence_axis, y=alt.Y("accuracy:Q", **accuracy_options))
     # The bin of confidence 1 has no width (its `low` is its `high`), so it is drawn 0.035 wide.
-    bins = _chart([{**row, "high": row["high"] if row["high"] > row["low"] else row["low"] + 0.035} for row in filled_bins])
+    drawn_rows = [row if row["high"] > row["low"] else {**row, "high": row["low"] + 0.035} for row in filled_bins]
+    drawn_bins = _chart(drawn_rows)
     bin_axis = alt.X("low:Q", title=by, scale=confidence_scale, axis=labelled_axis)
     count_axis = alt.Y("count:Q", title="count", axis=alt.Axis(minExtent=_AXIS_WIDTH, tickCount=3, format="~s"))
-    bar_layer = bins.mark_bar(binSpacing=1).encode(x=bin_axis, x2="high:Q", y=count_axis, y2=alt.datum(0))
+    bar_layer = drawn_bins.mark_bar(binSpacing=1).encode(x=bin_axis, x2="high:Q", y=count_axis, y2=alt.datum(0))
     titles = {"confidence": f"mean {by}", "accuracy": "accuracy", "accuracy_low": "95 % from", "accuracy_high": "95 % to"}
     tooltip = _tooltip(filled_bins, low="from", high="to", **titles, count="completions")
-    hover = highlight(bins, x=alt.X("low:Q", scale=confidence_scale, axis=unlabelled_axis), x2="high:Q", tooltip=tooltip)
+    hover = highlight(
+        drawn_bins, x=alt.X("low:Q", scale=confidence_scale, axis=unlabelled_axis), x2="high:Q", tooltip=tooltip
+    )
     diagram_chart = _layered(250, _diagonal(confidence_scale, axis=unlabelled_axis), whisker_layer, point_layer, hover)
-    return diagram_chart, _layered(115, bar_layer, highlight(bins, x=bin_axis, x2="high:Q", tooltip=tooltip))
+    return diagram_chart, _layered(115, bar_layer, highlight(drawn_bins, x=bin_axis, x2="high:Q", tooltip=tooltip))
 
 
 def dodged(rows: Rows, *, names: Sequence[str], y: str) -> Drawn:
@@ -223,9 +226,10 @@ def value_text(row: Row, *, value: str = "value", percent: bool = False) -> str:
 def nearest(rows: Rows, *, x: alt.X, title: str, percent: bool = False) -> alt.Chart:
     """Build an invisible band around each `x` of a chart, whose tooltip shows the values of all series there."""
     xs = sorted({row["x"] for row in rows})
-    margin = 0 if len(xs) > 1 else 0.5
-    band_edges = [xs[0] - margin, *((a + b) / 2 for a, b in pairwise(xs)), xs[-1] + margin]
-    edges_at = {place: {"left": left, "right": right} for place, (left, right) in zip(xs, pairwise(band_edges), strict=True)}
+    outer_margin = 0 if len(xs) > 1 else 0.5
+    band_edges = [xs[0] - outer_margin, *((a + b) / 2 for a, b in pairwise(xs)), xs[-1] + outer_margin]
+    bands_of_xs = zip(xs, pairwise(band_edges), strict=True)
+    edges_at = {place: {"left": left, "right": right} for place, (left, right) in bands_of_xs}
     rows_with_edges = [{**row, **edges_at[row["x"]]} for row in rows]
     return bands(rows_with_edges, keys={"x": title, "left": None, "right": None}, percent=percent, x=x, x2=alt.X2("right:Q"))
 

@@ -116,11 +116,11 @@ def _warnings(comparison: ArmComparison) -> list[str]:
 def _best_arm_headlines(comparison: ArmComparison) -> list[Headline]:
     """Build a headline for accuracy and one for ECE, each with the arms that no other arm clearly beats."""
     headlines = []
-    for figure, sign in (("accuracy", 1), ("ece", -1)):
+    for figure, better_sign in (("accuracy", 1), ("ece", -1)):
         if figure not in comparison.figures:
             continue
         clear_differences = [d for d in comparison.differences if d.figure == figure and d.verdict == "clear"]
-        worse_arms = {d.b if sign * d.interval.value > 0 else d.a for d in clear_differences}
+        worse_arms = {d.b if better_sign * d.interval.value > 0 else d.a for d in clear_differences}
         best_arms = [arm for arm in comparison.methods if arm not in worse_arms and comparison.cells[arm, figure].count]
         warnings = "; ".join(f"{arm}: {why}" for arm in best_arms if (why := comparison.wrong.get((arm, figure))))
         count_text = f"{len(best_arms)} of {len(comparison.methods)}"
@@ -180,7 +180,8 @@ def _figure_finding(comparison: ArmComparison, name: str) -> str:
     if len(clear_ones) > 2:
         sentences.append(f"{len(clear_ones) - 2} more differences in {figure_label} are beyond the noise.")
     if len(meaningful_differences) < len(differences):
-        untrusted_arms = dict.fromkeys(arm for d in differences for arm in (d.a, d.b) if (arm, name) in comparison.wrong)
+        arms = dict.fromkeys(arm for d in differences for arm in (d.a, d.b))
+        untrusted_arms = [arm for arm in arms if (arm, name) in comparison.wrong]
         sentences.append(f"The {figure_label} of {' and '.join(untrusted_arms)} means nothing.")
     if meaningful_differences and not clear_ones:
         closest = [d for d in meaningful_differences if d.verdict == "borderline"][:2]
@@ -200,8 +201,8 @@ def _state_better(d: Difference) -> str:
     """Say which arm is clearly better, and by how much; for figures without a better direction, say "higher"."""
     lower_is_better = d.figure in LOWER
     has_direction = lower_is_better or d.figure in HIGHER or d.figure.endswith("_accuracy") or "@" in d.figure
-    a_is_higher = d.interval.value > 0
-    winner, loser = (d.b, d.a) if a_is_higher == lower_is_better else (d.a, d.b)
+    a_is_better = (d.interval.value > 0) != lower_is_better
+    winner, loser = (d.a, d.b) if a_is_better else (d.b, d.a)
     low_bound, high_bound = sorted((abs(d.interval.low), abs(d.interval.high)))
     size_text = f"{abs(d.interval.value):.3f}" + (f" [{low_bound:.3f}, {high_bound:.3f}]" if low_bound == low_bound else "")
     adjective = "better" if has_direction else "higher"

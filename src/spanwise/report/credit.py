@@ -59,7 +59,7 @@ def credit_report(
         >>> "rollouts.parquet" in page
         True
     """
-    count = max((len(n) for columns in (rewards, *credit.values()) for n in columns.values()), default=0)
+    count = max((len(value_n) for columns in (rewards, *credit.values()) for value_n in columns.values()), default=0)
     finding_text = credit_finding(credit, *view.pair)
     credit = {method: parts.grouped(columns) for method, columns in credit.items()}
     rewards = parts.grouped(rewards)
@@ -109,7 +109,8 @@ def _summary_tables(methods: Sequence[str], credit: Mapping[str, Mapping[str, Te
     for method in methods:
         for block, credit_n in credit[method].items():
             credit_figures = summarise_credit(credit_n)
-            row = {"method and block": f"{method}: {block}"} | {_FIGURES[key]: credit_figures[key] for key in _FIGURES}
+            figure_cells = {heading: credit_figures[key] for key, heading in _FIGURES.items()}
+            row = {"method and block": f"{method}: {block}", **figure_cells}
             rows_by_blocks.setdefault(frozenset(credit[method].keys() - {STOP}), []).append(row)
     return list(rows_by_blocks.values())
 
@@ -160,8 +161,8 @@ def credit_finding(credit: Mapping[str, Mapping[str, Tensor]], left: str, right:
         alarm_sentence = "" if credited_count else "Alarm: nothing would be learned. "
         return f"{alarm_sentence}{right} gives credit to {credited_count:,} of {completion_count:,} completions."
     # A method with one number per completion gives each block this number.
-    common_n = next(iter(left_credit_n.values())) if len(left_credit_n) == 1 else None
-    credit_pairs = {name: (left_credit_n.get(name, common_n), column_n) for name, column_n in right_credit_n.items()}
+    single_credit_n = next(iter(left_credit_n.values())) if len(left_credit_n) == 1 else None
+    credit_pairs = {name: (left_credit_n.get(name, single_credit_n), column_n) for name, column_n in right_credit_n.items()}
     opposed_n = {name: a_n * b_n < 0 for name, (a_n, b_n) in credit_pairs.items() if a_n is not None}  # NaN gives False
     if not opposed_n:
         return ""

@@ -141,8 +141,8 @@ def credit_section(methods: Sequence[str], credit: Mapping[str, Mapping[str, Ten
         bins = (row for row in rows if row["low"] < row["high"])  # leave out each histogram's empty last bin
         bin_rows = merged(({"from": row["low"], "to": row["high"], row["series"]: row["share"]} for row in bins), key="from")
         panels += [Panel(block, (histograms(rows, names=methods, height=220),), bin_rows)] if rows else []
-    text_fields = {"of": of, "stop": f" {NOTES['stop']}" if STOP in block_names else ""}
-    return section("Credit by block", text_fields, legend=methods, panels=panels)
+    stop_note = f" {NOTES['stop']}" if STOP in block_names else ""
+    return section("Credit by block", {"of": of, "stop": stop_note}, legend=methods, panels=panels)
 
 
 def tokens_section(view: TokenView | None, *, title: str = "Tokens", note: str = "") -> Section:
@@ -153,10 +153,10 @@ def tokens_section(view: TokenView | None, *, title: str = "Tokens", note: str =
 def confidence_rows(confidence_n: Float[Tensor, " n"], correct_n: Float[Tensor, " n"]) -> list[Row]:
     """Count how often right and wrong answers state each confidence, in steps of 0.1."""
     # Rounding may put a confidence just below the border of its bin (0.7 in float32), so a small number is added.
-    nudged_n = confidence_n.double() + 1e-7
+    confidence_n = confidence_n.double() + 1e-7
     correct_values = {"right answers": 1.0, "wrong answers": 0.0}
     bin_edges = [b / 10 for b in range(12)]  # the last bin, from 1.0 to 1.1, holds exactly 1
-    return _count_in_bins({series: nudged_n[correct_n == value] for series, value in correct_values.items()}, bin_edges)
+    return _count_in_bins({series: confidence_n[correct_n == value] for series, value in correct_values.items()}, bin_edges)
 
 
 def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list[Row]:
@@ -164,7 +164,7 @@ def _count_in_bins(values: Mapping[str, Tensor], edges: Sequence[float]) -> list
     rows: list[Row] = []
     for series, value_n in values.items():
         finite_value_n = value_n[value_n.isfinite()].double().cpu()
-        bin_counts = [*np.histogram(finite_value_n, edges)[0].tolist(), 0]
+        bin_counts = [*np.histogram(finite_value_n, edges)[0].tolist(), 0]  # 0: the empty last bin
         for low, high, count in zip(edges, [*edges[1:], edges[-1]], bin_counts, strict=True) if len(finite_value_n) else ():
             rows.append({"series": series, "low": low, "high": high, "share": count / len(finite_value_n), "count": count})
     return rows

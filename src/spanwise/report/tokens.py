@@ -89,14 +89,15 @@ def payload(view: TokenView) -> dict[str, Any]:
     for number, row in enumerate(rows, start=1):
         _check(row, number, view.methods)
     objectives = list(dict.fromkeys(name for row in rows for name in row.rewards))
-    judged = [name for name in objectives if name == view.outcome and any(row.rewards.get(name) in (0, 1) for row in rows)]
+    outcome = view.outcome or ""
+    is_judged = any(row.rewards.get(outcome) in (0, 1) for row in rows)
     rule_of_method = {method: view.rules.get(method, Rule()) for method in view.methods}
     confidence_objectives = {name for row in rows for name, value in row.stated.items() if _number(value) is not None}
     value_names = dict.fromkeys(name for row in rows for name in row.values)
     return {
         "methods": list(view.methods),
         "objectives": objectives,
-        "outcome": objectives.index(judged[0]) if judged else None,
+        "outcome": objectives.index(outcome) if is_judged else None,
         "prompts": _coded([[row.prompt] for row in rows]),
         "steps": [row.step for row in rows],
         "by_step": view.by_step,
@@ -170,12 +171,12 @@ def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> di
     digits = FEW if change_count > MANY else digits
     distinct_numbers, number_index = np.unique(number_v, return_inverse=True)
     rounded_numbers = [_number(value, digits) for value in distinct_numbers.tolist()]
-    number_iterator = iter([rounded_numbers[place] for place in number_index.tolist()])
+    remaining_numbers = iter([rounded_numbers[place] for place in number_index.tolist()])
     # The 98th percentile of the absolute values gets the full colour, so that one outlier does not make all others pale.
     number_sizes = np.abs(number_v[np.isfinite(number_v) & (number_v != 0)])
     large_size = np.quantile(number_sizes, 0.98, method="higher") if number_sizes.size else 0.0
     full_colour_size = float(f"{large_size:.{DIGITS}g}")
-    coded_columns = _coded([None if column is None else list(islice(number_iterator, len(column))) for column in columns])
+    coded_columns = _coded([None if column is None else list(islice(remaining_numbers, len(column))) for column in columns])
     return {**coded_columns, "scale": full_colour_size, "rounded": digits == FEW}
 
 
@@ -184,7 +185,8 @@ def _coded(rows: Sequence[Sequence[Hashable] | None]) -> dict[str, Any]:
     distinct_words = [word for word, _ in Counter(word for row in rows for word in row or ()).most_common()]
     if len(distinct_words) > _MOST_WORDS:
         distinct_words = [*distinct_words[: _MOST_WORDS - 1], "…"]
-    code_of_word = {word: chr(32 + n + 2048 * (32 + n >= 0xD800)) for n, word in enumerate(distinct_words)}  # no surrogates
+    code_points = (point for point in range(32, 0x110000) if not 0xD800 <= point <= 0xDFFF)  # without surrogates
+    code_of_word = {word: chr(point) for word, point in zip(distinct_words, code_points, strict=False)}
     unlisted_code = code_of_word[distinct_words[-1]] if distinct_words else ""  # if words are left out, the last word is "…"
     return {
         "words": distinct_words,

@@ -80,7 +80,7 @@ def train_report(
     intervals = intervals or {}
     votes = votes or {}
     credit = credit or {}
-    samples_by_arm = {"": samples} if samples else {}
+    samples_by_arm = {"": samples} if samples else {}  # a run has no arms, so its samples have no name
     batch_rows = [line for line in metrics if "evaluation" not in line and "final" not in line]
     points = [{"step": line["step"], **line[kind]} for line in metrics for kind in ("evaluation", "final") if kind in line]
     last_step = max((line["step"] for line in (*batch_rows, *points)), default=0)
@@ -425,7 +425,8 @@ def mode_headlines(batches: Lines) -> list[Headline]:
         for value, prefix in prefix_of_value.items():
             metric_values = values_of(batches, prefix + metric_name)
             small_print = f"{metric_values[0]:.2f} in the first batch" if len(metric_values) > 1 else ""
-            warning = ("no batch tells" if not metric_values else alarm) if prefix + metric_name in alarm_by_metric else ""
+            alarm_text = alarm if metric_values else "no batch tells"
+            warning = alarm_text if prefix + metric_name in alarm_by_metric else ""
             last_value_text = f"{metric_values[-1]:.2f}" if metric_values else None
             headlines.append(Headline(label + (f": {value}" if value else ""), last_value_text, small_print, warning))
     return headlines

@@ -105,7 +105,8 @@ def unit(rows: Sequence[TokenRow], method: str, rule: Rule) -> float:
 
 def opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
     """Describe a completion in words, such as `Right with confidence 0.1`."""
-    phrases = ["cut off"] if "truncated" in row.fault else ["malformed"] if row.fault else []
+    fault_phrase = "cut off" if "truncated" in row.fault else "malformed"
+    phrases = [fault_phrase] if row.fault else []
     outcome_reward = row.rewards.get(outcome or "")
     outcome_status = row.statuses.get(outcome or "", "")
     if outcome_reward is not None:
@@ -149,7 +150,8 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
         zero_text = f"the {' and the '.join(zero_blocks)}" if len(zero_blocks) <= _NAMED else f"{len(zero_blocks)} blocks"
         clauses.append(f"gives {zero_text} 0")
     elif zero_blocks:
-        is_alone = {part.reason for part in row.parts.get(method, ())} == {"singleton"}
+        reasons = {part.reason for part in row.parts.get(method, ())}
+        is_alone = reasons == {"singleton"}
         clauses.append(f"gives the completion exactly 0{', with no other one to compare it with' if is_alone else ''}")
     if stop_credit:
         stop_verb = "charges" if stop_credit < 0 else "pays"
@@ -167,9 +169,9 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
         note = f"{method} credits each {rule.kind} by itself; the credit of a block is the mean over its tokens."
     elif method == "recorded":
         note = "recorded is the credit that the trainer wrote into the file; the file does not say how it was computed."
-    has_note = explained_blocks and not any(block["terms"] for block in explained_blocks.values())
+    has_terms = any(block["terms"] for block in explained_blocks.values())
     return {
-        "note": f"{note} {rule.about}".strip() if has_note else "",
+        "note": f"{note} {rule.about}".strip() if explained_blocks and not has_terms else "",
         "blocks": explained_blocks,
         "stop": _explain_stop(row, method, rule),
         "strata": {part.objective: part.stratum for part in row.parts.get(method, ()) if part.stratum >= 0},
@@ -182,11 +184,12 @@ def _explain_block(row: TokenRow, method: str, rule: Rule, block: str, credit: f
     credit_parts = list(row.parts.get(method, ()))
     if not paying_names or len(credit_parts) != 1:  # a single credit part may cover all objectives
         credit_parts = [part for part in credit_parts if part.objective in paying_names]
-    score_of_method = row.own if rule.verdict in paying_names else {}
-    score_share, own_score = score_of_method.get(method, (0.0, 0.0))
+    scores_of_methods = row.own if rule.verdict in paying_names else {}
+    score_share, own_score = scores_of_methods.get(method, (0.0, 0.0))
     credit_terms: list[_Term] = []
     for part in credit_parts:
-        part_score_share = score_share if len(credit_parts) == 1 or part.objective == rule.verdict else 0.0
+        has_score = len(credit_parts) == 1 or part.objective == rule.verdict
+        part_score_share = score_share if has_score else 0.0
         credit_terms.append(_term(1 - part_score_share, part.part, part.objective))
         if part_score_share:
             credit_terms.append(_term(part_score_share * part.weight, own_score, "its own score"))

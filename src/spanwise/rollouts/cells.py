@@ -19,7 +19,7 @@ from spanwise.errors import DataError
 
 #: The texts that pandas, R, SQL and spreadsheets write for a missing number.
 NOTHING = frozenset({"", "NA", "N/A", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "none"})
-_BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_BOOLEAN_OF_TEXT = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 #: Matches a text that is a number.
 NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*|\s*[+-]?(inf|Inf|Infinity|infinity|nan|NaN)\s*")
 
@@ -36,8 +36,8 @@ def parse_numbers(values: Sequence[Any]) -> list[Any]:
         or not all(isinstance(value, (bool, int, float)) for value in other_values)
     ):
         return values
-    if filled_texts and all(text in _BOOLEANS for text in filled_texts):
-        number_by_text = _BOOLEANS
+    if filled_texts and all(text in _BOOLEAN_OF_TEXT for text in filled_texts):
+        number_by_text = _BOOLEAN_OF_TEXT
     elif all(map(NUMBER.fullmatch, filled_texts)):
         number_by_text = {text: int(text) if text.strip().lstrip("+-").isdecimal() else float(text) for text in filled_texts}
     else:

@@ -47,7 +47,8 @@ class Shared:
         if isinstance(value, str):
             return self._texts.setdefault(value, value)
         if cells.is_chat(value):
-            chat = self._chats.setdefault(hash(json.dumps(value, default=str)), value)
+            chat_hash = hash(json.dumps(value, default=str))
+            chat = self._chats.setdefault(chat_hash, value)
             return chat if chat == value else value
         return value
 

@@ -74,7 +74,7 @@ def check_free(path: str | Path, *, overwrite: bool = False, writes: Sequence[st
             f"'{path}' holds a run already. Leave out --output for a new folder, give another one, resume that run with "
             "--resume last, or replace it with --overwrite."
         )
-    foreign_files = [name for name in writes if not is_run(folder) and is_filled(folder / name)]
+    foreign_files = [] if is_run(folder) else [name for name in writes if is_filled(folder / name)]
     if foreign_files:
         pronoun = "it" if len(foreign_files) == 1 else "them"
         raise DataError(

@@ -54,7 +54,8 @@ class _Text:
     def read_more(self) -> bool:
         """Drop the parsed text and read more from the stream; return False at the end of the stream."""
         self.text, self.position = self.text[self.position :], 0
-        new_text, is_last = "", False
+        new_text = ""
+        is_last = False
         while not new_text and not is_last:
             new_bytes = self.stream.read(max(len(self.text), _PIECE))
             self.count(len(new_bytes))

@@ -112,14 +112,16 @@ def _choose_reader(
     """Return the function that reads a file's format; None for a plain table, or if the user names columns."""
     if file.suffix.lower() in SUFFIXES:
         return None
-    reader, format_name = None, ""
+    reader = None
+    format_name = ""
     with readable(file):
         if file.suffix == ".pt":
             reader, format_name = read_slime, "a dump of slime"
         elif is_inspect(file):
             reader, format_name = read_inspect, "a log of Inspect"
         elif holds_json(file):
-            file, _, first_record = next(read_records(files), (file, "", None))
+            no_record = (file, "", None)
+            file, _, first_record = next(read_records(files), no_record)
             if first_record is None:
                 raise DataError(f"'{file}' holds no completions.")
             field_names = {*first_record}
@@ -151,7 +153,8 @@ def _check_parquet(file: Path) -> None:
     if first_bytes.startswith(b"PAR1"):
         return
     # Bytes that are not text become surrogates, which are not printable.
-    first_line = "".join(first_bytes.decode(errors="surrogateescape").splitlines()[:1])[:60]
+    first_lines = first_bytes.decode(errors="surrogateescape").splitlines()
+    first_line = first_lines[0][:60] if first_lines else ""
     if first_bytes.startswith(b"PK"):
         raise DataError(f"'{file}' is a zip archive; unpack it, or call it '.eval' if it is a log of Inspect.")
     if not (first_line and first_line.isprintable()):

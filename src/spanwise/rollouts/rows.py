@@ -68,8 +68,8 @@ def read_credit(table: pa.Table) -> dict[str, dict[str, Tensor]]:
     for method in schema.methods_in(table.column_names):
         block_names = schema.family_names(table.column_names, "credit", method)
         block_credit = {block: schema.float_column(table, schema.column("credit", method, block)) for block in block_names}
-        stop_n = block_credit.pop(schema.STOP, torch.zeros(0))
-        credit_of_method[method] = block_credit | stop_credit(stop_n)
+        stop_credit_n = block_credit.pop(schema.STOP, torch.zeros(0))
+        credit_of_method[method] = block_credit | stop_credit(stop_credit_n)
     return credit_of_method
 
 

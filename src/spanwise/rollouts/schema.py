@@ -356,7 +356,7 @@ def write_rollouts(
         ('2 + 2?', [1.0, 0.0])
     """
     bytes_of_id = [*(pieces or ()), b""]
-    empty_id = len(bytes_of_id) - 1
+    empty_id = len(bytes_of_id) - 1  # stands in for numbers that are not ids
     try:
         token_text_array = pa.array([piece.decode() for piece in bytes_of_id], pa.string())
     except UnicodeDecodeError:  # a token may be part of a UTF-8 character
@@ -368,8 +368,9 @@ def write_rollouts(
                 file_table = part.replace_schema_metadata(metadata(tokenizer))
                 if pieces is not None:
                     id_lists = part[IDS].combine_chunks()
-                    ids = id_lists.values.to_numpy()  # a masked token may hold a number that is not an id
-                    token_texts = token_text_array.take(pa.array(np.where((ids >= 0) & (ids < empty_id), ids, empty_id)))
+                    ids = id_lists.values.to_numpy()
+                    is_id = (ids >= 0) & (ids < empty_id)  # False only for masked tokens
+                    token_texts = token_text_array.take(pa.array(np.where(is_id, ids, empty_id)))
                     ids_position = part.schema.get_field_index(IDS)
                     token_lists = pa.ListArray.from_arrays(id_lists.offsets, token_texts)
                     file_table = file_table.set_column(ids_position, TOKENS, token_lists)

@@ -206,7 +206,7 @@ class RolloutTable:
         a trainer compared is the column `score` or `reward` (`scores`, `rewards`), else the sum of those `trained`.
         """
         reward_columns = parse_rewards({name: values for name, values in rewards.items() if not is_computed(name)})
-        main_reward = [name for name in ("score", "reward", "scores", "rewards") if name in reward_columns][:1]
+        compared_names = [name for name in ("score", "reward", "scores", "rewards") if name in reward_columns][:1]
         return RolloutTable(
             source,
             path,
@@ -221,7 +221,7 @@ class RolloutTable:
             rewards=reward_columns,
             keyed=keys is not None,
             as_recorded=training_record(reward_columns, columns),
-            trained=tuple(name for name in main_reward or trained if name in reward_columns),
+            trained=tuple(name for name in compared_names or trained if name in reward_columns),
         )
 
 
@@ -241,8 +241,8 @@ def parse_rewards(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
     rewards: dict[str, Reward] = {}
     for name, values in columns.items():
         reward_floats = [finite(value) for value in values]
-        other_values = (value for value in values if not (value is None or isinstance(value, (bool, int, float))))
-        are_numbers = all(map(is_number_text, other_values))
+        non_numbers = (value for value in values if not (value is None or isinstance(value, (bool, int, float))))
+        are_numbers = all(map(is_number_text, non_numbers))
         if are_numbers and any(value is not None for value in reward_floats):
             rewards[name] = Reward.of(reward_floats, status=[Status.UNSCORED] * len(reward_floats))
     return rewards
@@ -322,9 +322,10 @@ def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) 
         split_note += f", which changes {changed_count} of {len(text_lengths)} texts." if changed_count else "."
     text_edges = np.cumsum([0, *text_lengths])
     completion_edges = text_edges[np.cumsum([0, *text_counts])]
-    sampled = np.array(text_flags, np.bool_)
+    sampled_flags = np.array(text_flags, np.bool_)
     # Usually the model wrote every token; then a broadcast view of one flag saves memory.
-    trainable = np.broadcast_to(np.True_, completion_edges[-1]) if sampled.all() else np.repeat(sampled, text_lengths)
+    all_trainable = np.broadcast_to(np.True_, completion_edges[-1])
+    trainable = all_trainable if sampled_flags.all() else np.repeat(sampled_flags, text_lengths)
     return TokenizedTexts(Ragged(flat_ids.read(), completion_edges), trainable, vocabulary, split_note)
 
 

@@ -203,7 +203,8 @@ def trained_traces(record: Mapping[str, Any]) -> Iterator[Trace]:
             nodes = list_field(raw_trace, "nodes", Mapping, "objects")
             trace = Trace(raw_trace, nodes, place, "", step, bool(group_id), object_field(task, "data"), list(_paths(nodes)))
             task_key = task.get("key") or task.get("hash")
-            key = group_id or task_key or trace.prompt(trace.paths[0][0] if trace.paths else ())
+            prompt_nodes = trace.paths[0][0] if trace.paths else ()
+            key = group_id or task_key or trace.prompt(prompt_nodes)
             yield replace(trace, key=f"{key} {agent_fields.get('name', '')}")
 
 
@@ -220,10 +221,10 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
     links = [list_field(node, "semantic_parents", Mapping, "objects") for node in nodes]
     continued_ids = {link.get("node") for node_links in links for link in node_links if link.get("type") == "compaction"}
     leaves = sorted(set(range(len(nodes))).difference(parent for parent in parents if parent is not None))
-    attempts = {i for i in leaves if any(link.get("type") == "compaction_attempt" for link in links[i])}
-    rejected_attempts = attempts - continued_ids
+    attempt_ids = {i for i in leaves if any(link.get("type") == "compaction_attempt" for link in links[i])}
+    rejected_ids = attempt_ids - continued_ids
     used_nodes: set[int] = set()
-    for leaf in [leaf for leaf in leaves if leaf not in rejected_attempts] or leaves:
+    for leaf in [leaf for leaf in leaves if leaf not in rejected_ids] or leaves:
         path: list[int] = []
         node_id: int | None = leaf
         while node_id is not None:
@@ -274,7 +275,8 @@ def trace_rewards(trace: Trace) -> dict[str, Any]:
     The sum is None if no reward was scored.
     """
     rewards: dict[str, Any] = {}
-    weighted_sum, is_scored = 0.0, False
+    weighted_sum = 0.0
+    is_scored = False
     for name, reward in object_field(trace.raw, "rewards").items():
         score = reward.get("score") if isinstance(reward, Mapping) else reward
         raw_weight = reward.get("weight") if isinstance(reward, Mapping) else None

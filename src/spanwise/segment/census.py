@@ -83,8 +83,8 @@ def census(texts: Iterable[str], marks: Collection[str], *, segmenter: str = "ta
         count_of_mark[prefilled] = completion_count
     can_count = list_marks is not None or holds_mark is not None
     wanted = {mark: count_of_mark[mark] for mark in wanted_marks} if can_count else {}
-    others = [(mark, count) for mark, count in count_of_mark.items() if mark not in wanted]
-    most_frequent_first = sorted(others, key=lambda entry: (-entry[1], entry[0]))
+    other_counts = [(mark, count) for mark, count in count_of_mark.items() if mark not in wanted]
+    most_frequent_first = sorted(other_counts, key=lambda entry: (-entry[1], entry[0]))
     return Census(completion_count, wanted, dict(most_frequent_first), segmenter)
 
 

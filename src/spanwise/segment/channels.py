@@ -217,7 +217,8 @@ class _Reader:
             return self.turn_end
         next_index = index_of_first(self.signs, range(body_index + 1, self.turn_end), _HEADER)
         channel = _channel_of_header(self.text[sign.start : self.signs[body_index].start])
-        is_complete = channel != _REASONING or (next_index == self.turn_end and end_sign.written != b"")
+        ends_with_turn = next_index == self.turn_end and end_sign.written != b""
+        is_complete = channel != _REASONING or ends_with_turn
         self.fault |= 0 if is_complete else Fault.TRUNCATED
         self.unclaimed = self.signs[next_index].start
         self._add(channel, sign.start, (self.signs[body_index].end, self.unclaimed) if is_complete else None)

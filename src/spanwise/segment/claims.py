@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -148,11 +147,11 @@ def assign(
 ) -> Found:
     """Give the matches of each mark, in order, to the parts with this mark, and keep, report or drop surplus matches."""
     claims: list[Claim] = []
-    match_count_of_mark = dict.fromkeys(parts_of, 0)
+    next_part_of_mark = dict.fromkeys(parts_of, 0)
     for mark, start, stop, inner in matches:
         parts_with_mark = parts_of[mark]
-        part_index = match_count_of_mark[mark]
-        match_count_of_mark[mark] += 1
+        part_index = next_part_of_mark[mark]
+        next_part_of_mark[mark] += 1
         last_part = parts_with_mark[-1]
         if part_index >= len(parts_with_mark) and last_part.index is not None:
             fault |= Fault.MORE
@@ -190,8 +189,9 @@ def cut(layout: Layout, found: Iterable[Found], length: int) -> Pieces:
     contents = {(claim.part.block, claim.part.key): claim.inner for claim in claims_with_bytes if claim.inner is not None}
     block_pieces[:1] = [(0, block_pieces[0][1] if block_pieces else 0)]
     # If several pieces (runs of bytes) start at the same byte, the last piece gets the byte.
-    pairs_of_pieces = pairwise([(-1, -1), *block_pieces])
-    block_at = {start: block for (_, block_before), (start, block) in pairs_of_pieces if block != block_before}
+    previous_blocks = [-1, *(block for _, block in block_pieces)]
+    pieces_with_previous = zip(block_pieces, previous_blocks, strict=False)
+    block_at = {start: block for (start, block), previous_block in pieces_with_previous if block != previous_block}
     return Pieces(tuple(block_at.values()), tuple(block_at), int(fault), contents)
 
 
@@ -206,7 +206,8 @@ def _carve(claims: Sequence[Claim], rest: int | None, length: int) -> tuple[list
     for claim in claims:
         claim_stop = next(stops_of_open_claims) if claim.stop is None else claim.stop
         block_pieces += _close_claims(open_stops_and_blocks, claim.start)
-        smallest_stop = claim.stop or (claim.inner[1] if isinstance(claim.inner, tuple) else claim.start)
+        content_stop = claim.inner[1] if isinstance(claim.inner, tuple) else claim.start
+        smallest_stop = claim.stop or content_stop
         if smallest_stop <= open_stops_and_blocks[-1][0]:  # drop a claim that reaches past the end of the claim around it
             block_pieces.append((claim.start, claim.part.block))
             open_stops_and_blocks.append((min(claim_stop, open_stops_and_blocks[-1][0]), claim.part.block))

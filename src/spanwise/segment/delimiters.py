@@ -177,7 +177,8 @@ def regex(parts: Sequence[Part], *, layout: Layout) -> Finder:
             start = match.start()
             if last_stop <= start < match.end():
                 last_stop = match.end()
-                content_place = match.span(pattern.groupindex.get(b"value", min(pattern.groups, 1)))
+                content_group = pattern.groupindex.get(b"value", min(pattern.groups, 1))  # group 0 is the whole match
+                content_place = match.span(content_group)
                 disjoint_matches.append((mark, start, last_stop, content_place if content_place[0] >= 0 else None))
         return assign(disjoint_matches, parts_of, surplus="keep")
 

@@ -180,13 +180,13 @@ class _Scan:
 
     def _close(self, at: int, *, array: bool | None = None) -> None:
         """Close the innermost array or object, with all that is open inside it; close everything if `array` is None."""
-        is_whole = self.stack[-1].array == array
-        self.fault |= 0 if is_whole or array is None else _NESTED
+        closes_innermost = self.stack[-1].array == array
+        self.fault |= 0 if closes_innermost or array is None else _NESTED
         is_done = array is not None and not self.open[array]
         while self.stack and not is_done:
             container = self.stack.pop()
             self.open[container.array] -= 1
-            self._end_value(container, at, is_whole=is_whole)
+            self._end_value(container, at, is_whole=closes_innermost)
             is_done = container.array == array
 
     def _end_value(self, top: _Open, at: int, *, is_whole: bool = True) -> None:
@@ -229,7 +229,8 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
     parts_here = [part for part, steps_left in paths if not steps_left]
     if parts_here and len(paths) > 1:
         outer_part = parts_here[-1]
-        inner_part = next((part for part, steps_left in paths if steps_left), parts_here[0])
+        inner_parts = [part for part, steps_left in paths if steps_left]
+        inner_part = inner_parts[0] if inner_parts else parts_here[0]
         relation = "is the same as" if inner_part.mark == outer_part.mark else "lies inside"
         raise LayoutError(
             f"Blocks '{layout.names[inner_part.block]}' and '{layout.names[outer_part.block]}' overlap: '{inner_part.mark}' "

@@ -128,7 +128,8 @@ def _section_stops(headings: Sequence[Heading], text_end: int) -> list[int]:
     stop_of_level = [text_end] * 8  # for each heading level, the byte at which a section of this level ends
     for heading in reversed(headings):
         stops.append(stop_of_level[heading.level])
-        stop_of_level[heading.level :] = [heading.start] * len(stop_of_level[heading.level :])
+        for level in range(heading.level, len(stop_of_level)):
+            stop_of_level[level] = heading.start
     return stops[::-1]
 
 

@@ -128,12 +128,14 @@ def _segment_rows(
         raise AlignmentError(f"Completion {row_t[bad_token_t[0]] + first_row}: {error}") from None
     # Completion i has the tokens [token_edge[i], token_edge[i + 1]) and the bytes [byte_edge[i], byte_edge[i + 1]).
     token_edge = np.concatenate(([0], np.cumsum(valid_nt.sum(axis=1))))
-    byte_edge = np.concatenate(([0], end_t))[token_edge]
-    row_edges = list(zip(pairwise(token_edge.tolist()), pairwise(byte_edge.tolist()), strict=True))
-    completion_bytes = [all_bytes[start:stop] for _, (start, stop) in row_edges]
+    first_byte_t = np.concatenate(([0], end_t))
+    byte_edge = first_byte_t[token_edge]
+    token_spans = pairwise(token_edge.tolist())
+    byte_spans = list(pairwise(byte_edge.tolist()))
+    completion_bytes = [all_bytes[start:stop] for start, stop in byte_spans]
     samples = (
         Sample(text, token_id_t[low:high], end_t[low:high] - start, column_t[low:high], logp_t[low:high], vocabulary)
-        for text, ((low, high), (start, _)) in zip(completion_bytes, row_edges, strict=True)
+        for text, (low, high), (start, _) in zip(completion_bytes, token_spans, byte_spans, strict=True)
     )
     pieces_n = cutter(completion_bytes, samples)
 
@@ -143,10 +145,11 @@ def _segment_rows(
     first_byte_p = np.array([byte for pieces in pieces_n for byte in pieces.starts], dtype=np.int64) + byte_edge[row_p]
     # If a piece begins inside token j, its first token is j + 1, because token j belongs to the block of its first byte.
     first_token_p = np.searchsorted(end_t, first_byte_p, side="right")
-    first_token_p += np.concatenate(([0], end_t))[first_token_p] != first_byte_p
+    first_token_p += first_byte_t[first_token_p] != first_byte_p
     first_token_p = np.minimum(first_token_p, token_edge[row_p + 1])
     # The first piece of a completion begins with its first token, even if that token has no bytes.
-    first_token_p[np.flatnonzero(np.diff(row_p, prepend=-1))] = token_edge[:-1]
+    first_piece_n = np.flatnonzero(np.diff(row_p, prepend=-1))
+    first_token_p[first_piece_n] = token_edge[:-1]
     token_count_p = np.diff(first_token_p, append=len(end_t))
     byte_count_p = np.diff(first_byte_p, append=byte_edge[-1])
     block_nt = np.full((n, t), -1, dtype=np.int8 if block_count <= 127 else np.int16)
@@ -162,9 +165,10 @@ def _segment_rows(
     fault_n = np.array([pieces.fault for pieces in pieces_n], dtype=np.int64)
     fault_n[row_p[(byte_count_p > 0) & (length_nk[row_p, block_p] == 0)]] |= int(Fault.STRADDLED)
     fault_n[np.diff(token_edge) == 0] = int(Fault.EMPTY)
-    present_nk = length_nk > 0
-    block_texts = [_text(*row, layout.keys) for row in zip(completion_bytes, pieces_n, present_nk.tolist(), strict=True)]
-    return (np.where(present_nk, start_nk, 0), end_nk, block_nt, fault_n, length_nk), block_texts
+    has_tokens_nk = length_nk > 0
+    rows = zip(completion_bytes, pieces_n, has_tokens_nk.tolist(), strict=True)
+    block_texts = [_text(completion, pieces, has_tokens_k, layout.keys) for completion, pieces, has_tokens_k in rows]
+    return (np.where(has_tokens_nk, start_nk, 0), end_nk, block_nt, fault_n, length_nk), block_texts
 
 
 def _check_logp(layout: Layout, logp_nt: Tensor | None, valid_nt: np.ndarray) -> np.ndarray | None:
@@ -214,7 +218,7 @@ def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Ma
             text_of_block[name] = block_text
             for key in block_keys:
                 content = pieces.contents.get((k, key))
-                content_bytes = completion[slice(*content)] if isinstance(content, tuple) else content
+                content_bytes = completion[content[0] : content[1]] if isinstance(content, tuple) else content
                 block_text[key] = None if content_bytes is None else content_bytes.decode("utf-8", "replace")
             block_text[""] = b"".join(pieces_of_block[k]).decode("utf-8", "replace")
     # The blocks' texts, joined, are the whole text only if each block is one piece and they follow the layout's order.
@@ -324,14 +328,15 @@ class TagParser:
         content_places: dict[tuple[int, str], tuple[int, int]] = {}
         for index, tag in enumerate(tags):
             # The prompt's tag ends at byte 0 and belongs to the first block, even if the second block also begins there.
-            block = blocks[0 if tag.end == 0 else bisect_right(starts, tag.start) - 1]
+            block_index = 0 if tag.end == 0 else bisect_right(starts, tag.start) - 1
+            block = blocks[block_index]
             block_and_name = block, tag.name
             part_key = self._key_of.get(block_and_name)
             if tag.closes:
                 fault |= 0 if tag.name in open_names else Fault.ORDER
                 open_names.discard(tag.name)
                 if block_and_name in content_start and part_key is not None:
-                    content_places[block, part_key] = content_start.pop(block_and_name), tag.start
+                    content_places[block, part_key] = (content_start.pop(block_and_name), tag.start)
                 continue
             if block_and_name in seen and part_key is not None:
                 fault |= Fault.DUPLICATE

@@ -181,7 +181,8 @@ def _parse_number(written: str, parts: Sequence[Part], *, example: str, probabil
     """Parse the number in a mark such as `fixed:32`: a whole number from 1 on, or a probability above 0 and up to 1."""
     expected = "a probability above 0 and up to 1" if probability else "a whole number of tokens from 1 on"
     try:
-        number = float(written) if probability else int(written) if written.isascii() and written.isdecimal() else 0
+        is_whole_number = written.isascii() and written.isdecimal()
+        number = float(written) if probability else int(written if is_whole_number else 0)
     except ValueError:
         number = 0
     if number > 0 and (number <= 1 or not probability):

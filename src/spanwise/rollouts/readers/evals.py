@@ -26,8 +26,8 @@ LM_EVAL_REQUIRED = frozenset({"doc_id", "resps", "arguments"})
 def is_inspect(file: Path) -> bool:
     """Return whether a file is a log of Inspect, by its suffix or by the first fields of its JSON."""
     with file.open("rb") as stream:
-        first_bytes = b"".join(stream.read(200).split())
-    return file.suffix.lower() == ".eval" or (first_bytes.startswith(b'{"version":') and b'"status":' in first_bytes)
+        first_json = b"".join(stream.read(200).split())  # without white space
+    return file.suffix.lower() == ".eval" or (first_json.startswith(b'{"version":') and b'"status":' in first_json)
 
 
 def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None) -> RolloutTable:
@@ -179,7 +179,8 @@ def _score_values(scores: Mapping[str, Any]) -> dict[str, Any]:
     for name, score in scores.items():
         score_entries = score.value if isinstance(score.value, Mapping) else {"": score.value}
         for key, value in score_entries.items():
-            reward_values[f"{name}.{key}" if key else name] = _LETTERS.get(value, value) if isinstance(value, str) else value
+            reward_name = f"{name}.{key}" if key else name
+            reward_values[reward_name] = _LETTERS.get(value, value) if isinstance(value, str) else value
     return reward_values
 
 
@@ -226,7 +227,8 @@ def _parse_lm_eval(record: Mapping[str, Any]) -> dict[str, Any]:
         if name not in record:
             raise cells.missing_field(name, record)
     response_lists = cells.list_field(record, "resps", (list, str), "responses")
-    responses = [text for response in response_lists for text in (response if isinstance(response, list) else [response])]
+    text_lists = [response if isinstance(response, list) else [response] for response in response_lists]
+    responses = [text for texts in text_lists for text in texts]
     if prompt_field is None or not all(isinstance(text, str) for text in responses):
         raise cells.FieldError(
             "holds no text that a model wrote, as in tasks that score given choices; give samples of a generation task"

@@ -44,14 +44,16 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
     if token_source == schema.TOKENS and tokenizer is not None:
         raise DataError(f"'{path}' holds its tokens as text, so --tokenizer has nothing to read; leave --tokenizer out.")
     if token_source == schema.IDS and tokenizer is None:
-        tokenizer = (run_folder and tokenizer_in(run_folder)) or schema.tokenizer_of(arrow_schema)
+        run_tokenizer = None if run_folder is None else tokenizer_in(run_folder)
+        tokenizer = run_tokenizer or schema.tokenizer_of(arrow_schema)
     stream_columns = schema.token_columns(column_names)
     # The advantages that training used are those called `recorded`, or those of the only method in the file.
     candidates = [schema.RECORDED] if schema.RECORDED in methods else methods
     trained_methods = candidates if len(candidates) == 1 else []
     trained_columns = [name for method in trained_methods if (name := schema.column("advantages", method)) in column_names]
     # Columns of credit, spans and text are not read: they are computed again from the tokens and rewards.
-    unread_columns = {x for method in methods for x in schema.method_columns(method, column_names)} - {*trained_columns}
+    unread_columns = {name for method in methods for name in schema.method_columns(method, column_names)}
+    unread_columns -= {*trained_columns}
     unread_columns |= {schema.column("start", block) for block in schema.family_names(column_names, "end")}
     # The lists of tokens and the texts are read piece by piece.
     unread_columns |= {schema.TEXT, *(field.name for field in arrow_schema if pa.types.is_nested(field.type))}
@@ -77,8 +79,8 @@ def read_own(path: Path, files: Sequence[Path], tokenizer: str | Path | None) ->
             "There is no tokenizer beside the file; credit is shown per word. Give the tokenizer's folder with --tokenizer."
         )
         text_columns = (batch[schema.TEXT] for batch in _batches(files, [schema.TEXT]))
-        text_parts = ([(text or "", True)] for column in text_columns for text in column.to_pylist())
-        tokens = tokenize(text_parts)._replace(note=token_note)
+        texts = (text or "" for column in text_columns for text in column.to_pylist())
+        tokens = tokenize([(text, True)] for text in texts)._replace(note=token_note)
     shared_text = Shared()
     scalar_names = [field.name for field in table.schema if not pa.types.is_list(field.type)]
     rollout_ids = _read_ids(path, table, schema.ROLLOUT)
@@ -125,10 +127,10 @@ def _read_tokens(
     dtypes = {token_source: np.int32, schema.TRAINABLE: np.bool_}
     dtypes |= {**dict.fromkeys(streams, np.float32), **dict.fromkeys(trained, np.float64)}
     flat_columns = {name: DiskArray(dtype) for name, dtype in dtypes.items()}
-    lengths_after_zero = array("q", [0])
+    zero_and_token_counts = array("q", [0])
     id_of_piece: dict[bytes, int] = {}
     for table in _batches(files, [*dtypes], check=True):
-        lengths_after_zero.extend(np.diff(schema.offsets(table[token_source])).tolist())
+        zero_and_token_counts.extend(np.diff(schema.offsets(table[token_source])).tolist())
         for name, flat_column in flat_columns.items() if keep else ():
             if name == schema.TOKENS:
                 token_texts = table[name].combine_chunks().flatten().dictionary_encode()
@@ -140,7 +142,7 @@ def _read_tokens(
             flat_column.extend(flat_values)
     values_by_column = {name: flat_column.read() for name, flat_column in flat_columns.items()}
     return _Tokens(
-        Ragged(values_by_column[token_source], np.cumsum(lengths_after_zero, dtype=np.int64)),
+        Ragged(values_by_column[token_source], np.cumsum(zero_and_token_counts, dtype=np.int64)),
         values_by_column[schema.TRAINABLE],
         {name: values_by_column[name] for name in streams},
         {name: values_by_column[name] for name in trained},
@@ -209,8 +211,8 @@ def _find_learned(table: pa.Table, tokens: TokenizedTexts) -> torch.Tensor | Non
     if not block_ends:
         return None
     is_sampled = tokens.ids.with_values(tokens.trainable)
-    has_sampled_n = np.fromiter((is_sampled.slice(n, n + 1).any() for n in range(len(is_sampled))), np.bool_)
-    return torch.from_numpy((np.max(block_ends, axis=0) > 0) | ~has_sampled_n)
+    has_sampled_token_n = np.fromiter((is_sampled.slice(n, n + 1).any() for n in range(len(is_sampled))), np.bool_)
+    return torch.from_numpy((np.max(block_ends, axis=0) > 0) | ~has_sampled_token_n)
 
 
 def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -> None:

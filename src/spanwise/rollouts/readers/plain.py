@@ -91,7 +91,8 @@ def read_plain(
     sources = plain_table.sources
     empty_count = row_count - len({source.row for source in sources})
     columns_n = plain_table.expand_columns()
-    step_column = cells.parse_numbers(plain_table.table[roles["step"]]) if "step" in roles else [None] * row_count
+    step_cells = plain_table.table[roles["step"]] if "step" in roles else [None] * row_count
+    step_column = cells.parse_numbers(step_cells)
     step_of_row = cells.read_steps(path, (None if cells.is_empty(step) else step for step in step_column))
     reward_columns = _name_rewards(path, {name: column for name, column in columns_n.items() if name not in roles.values()})
     noun_of_role = {role: role.removesuffix("s") for role in ("prompt", "completion", "completions", "answer", "group")}
@@ -205,10 +206,10 @@ def _check_roles(role_columns: Mapping[str, str]) -> Mapping[str, str]:
 def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str]) -> dict[str, str]:
     """Map each role, such as prompt, to the column that the user gave, or else to a column with a usual name."""
     more_text = f" and {len(names) - 12} more" if len(names) > 12 else ""
-    problem = f"'{path}' has the columns {', '.join(map(str, names[:12])) or '(none)'}{more_text}"
+    found_text = f"'{path}' has the columns {', '.join(map(str, names[:12])) or '(none)'}{more_text}"
     for role, name in role_columns.items():
         if name not in names:
-            raise DataError(f"--columns {role}={name}: {problem}. {unknown('column', name, names).split(' Known: ')[0]}")
+            raise DataError(f"--columns {role}={name}: {found_text}. {unknown('column', name, names).split(' Known: ')[0]}")
     used_names = {name for role, name in role_columns.items() if role != "group"}  # one column may be both group and prompt
     roles = dict(role_columns)
     for role in ("prompt", "completion", "answer", "group", "step"):
@@ -226,12 +227,12 @@ def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str
     if not roles.keys() & {"completion", "completions"} and roles.get("prompt") != "messages":
         usual_names = [*NAMES["completion"], *NAMES["completions"]]
         raise DataError(
-            f"{problem}, and none of them is called {', '.join(usual_names[:-1])} or {usual_names[-1]}. Say which column "
+            f"{found_text}, and none of them is called {', '.join(usual_names[:-1])} or {usual_names[-1]}. Say which column "
             f"holds the completions: {_HOW.format(role='completion')}. Known formats: {FORMATS}."
         )
     if not roles.keys() & {"prompt", "group"}:
         raise DataError(
-            f"{problem}, and none of them says which completions belong to one prompt. Say which column holds the prompts: "
+            f"{found_text}, and none of them says which completions belong to one prompt. Say which column holds the prompts: "
             f"{_HOW.format(role='prompt')}; or an id that the completions of a prompt share: --columns group=NAME."
         )
     return roles
@@ -323,8 +324,8 @@ class _PlainTable:
                 column = [cells.parse_literal(cell) for cell in column]
             values_n = [column[source.row] for source in self.sources]
             if has_list_cells and self.has_entry_per_completion(name, column):
-                pairs = zip(values_n, self.sources, strict=True)
-                values_n = [value[source.position] if isinstance(value, list) else value for value, source in pairs]
+                with_sources = zip(values_n, self.sources, strict=True)
+                values_n = [value[source.position] if isinstance(value, list) else value for value, source in with_sources]
             reward_objects = [value if isinstance(value, dict) else {} for value in values_n] if name in _REWARD else []
             reward_columns = {f"rewards/{key}": entries for key, entries in cells.by_column(reward_objects).items()}
             columns_n |= {key: cells.parse_numbers(entries) for key, entries in (reward_columns or {name: values_n}).items()}
@@ -334,7 +335,8 @@ class _PlainTable:
         """Return whether every list in a column has one numeric entry (or dict of rewards) per completion of its row."""
         count_at_row = {source.row: source.siblings for source in self.sources if isinstance(column[source.row], list)}
         is_reward = name in _REWARD or name.startswith(REWARD_STARTS)
-        entry_types = (bool, int, float, type(None), *((dict,) if is_reward else ()))
+        number_types = (bool, int, float, type(None))
+        entry_types = (*number_types, dict) if is_reward else number_types
         if not all(isinstance(value, entry_types) for row in count_at_row for value in column[row]):
             return False
         wrong_row = next((row for row, count in count_at_row.items() if len(column[row]) != count), None)

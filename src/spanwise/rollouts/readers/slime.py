@@ -106,7 +106,8 @@ def write_samples(file: Path, source: Path, advantage_rows: Iterator[Sequence[fl
     """Copy a dump of slime and add advantages to the metadata of its samples, one for each token of the response."""
     dump = _load(source)
     for sample in dump["samples"]:
-        sample["metadata"] = {**(sample.get("metadata") or {}), _ADVANTAGES: list(next(advantage_rows))}
+        metadata = sample.get("metadata") or {}
+        sample["metadata"] = {**metadata, _ADVANTAGES: list(next(advantage_rows))}
     with whole_file(file) as temporary:
         torch.save(dump, temporary)
 
@@ -134,7 +135,8 @@ def _read_dump(file: Path) -> Iterator[dict[str, Any]]:
     samples = dump["samples"]
     rollout_step = dump["rollout_id"] if isinstance(dump.get("rollout_id"), int) else 0
     for n in range(len(samples)):
-        sample, samples[n] = samples[n], None  # so that the memory of a sample is freed once it is read
+        sample = samples[n]
+        samples[n] = None  # frees the memory of the sample once it is read
         sample_place = f"Sample {n} of '{file}'"
         with cells.at_place(sample_place):
             sample_row = _parse_sample(sample)

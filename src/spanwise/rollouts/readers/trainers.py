@@ -103,14 +103,15 @@ def read_verifiers(path: Path, files: Sequence[Path], tokenizer: str | Path | No
         tokens = tokens._replace(note=word_note)
     logp_v = branches.tokens.stream("logprobs") if has_ids and branches.all_logprobs else None
     fields = defaultdict(list, branches.fields.columns)
-    rollout_n = torch.tensor(fields["is_first_branch"], dtype=torch.long).cumsum(dim=0) - 1
+    is_first_branch_n = torch.tensor(fields["is_first_branch"], dtype=torch.long)
+    rollout_n = is_first_branch_n.cumsum(dim=0) - 1  # the branches of a trace share a number
     trace_count = sum(fields["is_first_branch"])
     branched_count = int((rollout_n.bincount() > 1).sum())
     branch_note = (
         f"{branched_count} of {trace_count} traces have several branches. Each branch is a row; its prompt is what it shares with "
         "an earlier branch. A baseline counts all branches of a trace as one completion."
     )
-    task_columns = branches.columns.columns
+    task_columns = branches.task_columns.columns
     rollout_table = RolloutTable.of(
         "verifiers",
         path,
@@ -137,7 +138,7 @@ class _Branches:
     """Collects the trained branches of verifiers' traces: tokens on disk, everything else by column."""
 
     fields: ColumnBuilder = field(default_factory=ColumnBuilder)
-    columns: ColumnBuilder = field(default_factory=ColumnBuilder)
+    task_columns: ColumnBuilder = field(default_factory=ColumnBuilder)
     rewards: ColumnBuilder = field(default_factory=ColumnBuilder)
     tokens: TokenRows = field(default_factory=TokenRows)
     #: The mean of each branch's recorded advantages, NaN if none is recorded.
@@ -155,7 +156,7 @@ class _Branches:
             for row in episode_rows:
                 text_parts, ids = row.pop("parts"), row.pop("ids")
                 mask, streams = row.pop("mask"), row.pop("streams")
-                self.columns.append(row.pop("columns"))
+                self.task_columns.append(row.pop("columns"))
                 self.rewards.append(row.pop("rewards"))
                 self.fields.append(row)
                 self.all_ids = self.all_ids and bool(ids)
@@ -190,7 +191,8 @@ def _unanswered_note(errors: Sequence[str | None]) -> str:
 def _first_error(record: Mapping[str, Any]) -> str:
     """Return the first error of an episode or its traces as text; empty if there is none."""
     episode_and_traces = [record, *(trace for trace in record.get("traces") or () if isinstance(trace, Mapping))]
-    errors = (error for entry in episode_and_traces for error in (*(entry.get("errors") or ()), entry.get("error")))
+    error_lists = ((*(entry.get("errors") or ()), entry.get("error")) for entry in episode_and_traces)
+    errors = (error for listed_errors in error_lists for error in listed_errors)
     failure = next(filter(None, errors), "")
     error_texts = [failure.get(key) for key in ("type", "error", "message")] if isinstance(failure, Mapping) else [failure]
     return ": ".join(str(text) for text in error_texts if text)
