@@ -126,8 +126,8 @@ def attempts_section(votes: Mapping[str, Mapping[str, Curve]]) -> Section:
         if votes[name] and votes[name]["majority"].prompts == votes[first_attempt]["majority"].prompts
     }
     difference_names = list(curve_of_difference)
-    y_options = {"y": "difference in accuracy", "y_zero": True, **_BY_SAMPLES}
-    panels = curve_panel("Later attempt minus the first", voting_rows(curve_of_difference), difference_names, **y_options)
+    options = {"y": "difference in accuracy", "y_zero": True, **_BY_SAMPLES}
+    panels = curve_panel("Later attempt minus the first", voting_rows(curve_of_difference), difference_names, **options)
     return section("Attempts", legend=difference_names, panels=panels)
 
 

@@ -260,7 +260,7 @@ def train_finding(
     if accuracy is not None:
         low_bound = math.nan if interval is None else interval.low
         high_bound = math.nan if interval is None else interval.high
-        bounds_note = f" [{percent(low_bound)}, {percent(high_bound)}]" if low_bound == low_bound else ""
+        bounds_note = f" [{percent(low_bound)}, {percent(high_bound)}]" if not math.isnan(low_bound) else ""
         change_note = ""
         if before is not None:
             is_unclear = low_bound <= before <= high_bound

@@ -92,7 +92,8 @@ def credits(row: TokenRow, method: str, rule: Rule) -> dict[str, float]:
     """Return the credit of each block in a completion, or of the whole completion if the method gives it one number."""
     credit = row.credit.get(method, {})
     block_credit = {block: value for block, value in credit.items() if value is not None and math.isfinite(value)}
-    all_pay_every_block = all(block_credit.keys() <= set(objective["pays"]) for objective in rule.objectives.values())
+    paid_blocks = (set(objective["pays"]) for objective in rule.objectives.values())
+    all_pay_every_block = all(block_credit.keys() <= paid for paid in paid_blocks)
     is_one_number = rule.kind == "completion" and block_credit and all_pay_every_block
     return {COMPLETION: next(iter(block_credit.values()))} if is_one_number else block_credit
 

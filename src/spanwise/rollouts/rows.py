@@ -175,8 +175,8 @@ def token_rows(
     stream_columns = schema.token_columns(column_names)
     # If the table has no method, this stand-in makes `token_edges` report the missing column.
     advantage_columns = {method: schema.column("advantages", method) for method in methods or ["<method>"]}
-    block_column = [schema.BLOCK] if schema.BLOCK in column_names else []
-    token_column_names = [schema.TRAINABLE, *stream_columns, *advantage_columns.values(), *block_column]
+    block_columns = [schema.BLOCK] if schema.BLOCK in column_names else []
+    token_column_names = [schema.TRAINABLE, *stream_columns, *advantage_columns.values(), *block_columns]
     edges = schema.token_edges(table, [token_source, *token_column_names], "the rollouts")
     flat_values = {name: schema.flat_values(table[name], np.float64) for name in token_column_names}
     texts = _texts(table[token_source], edges, vocabulary)
@@ -247,10 +247,10 @@ def _texts(column: pa.ChunkedArray, edges: np.ndarray, vocabulary: Vocabulary | 
     id_pieces = () if vocabulary is None else vocabulary.pieces
     distinct_texts: list[str | None] = []
     for token in distinct_tokens:
-        token_piece = token
+        piece_or_text = token
         if isinstance(token, int):
-            token_piece = id_pieces[token] if 0 <= token < len(id_pieces) else None
-        distinct_texts.append(token_text(token_piece) if isinstance(token_piece, bytes) else token_piece)
+            piece_or_text = id_pieces[token] if 0 <= token < len(id_pieces) else None
+        distinct_texts.append(token_text(piece_or_text) if isinstance(piece_or_text, bytes) else piece_or_text)
     text_lists = []
     for first, last in pairwise(edges.tolist()):
         row_indices = token_indices[first:last]

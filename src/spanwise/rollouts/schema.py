@@ -258,9 +258,9 @@ def credit_columns(
 
 def _part_lists(credit: Credit) -> pa.Array:
     """Build the column `parts/<method>`: for each completion a list with one struct (`CreditPart`) per objective."""
-    adv_nm, reward_comparison = credit.explained
+    advantage_nm, reward_comparison = credit.explained
     assert credit.weight_m is not None, "it compares objectives"
-    completion_count, objective_count = adv_nm.shape
+    completion_count, objective_count = advantage_nm.shape
     values_of_field = {
         name.removesuffix("_nm"): table_nm.flatten().numpy() for name, table_nm in vars(reward_comparison).items()
     }
@@ -268,7 +268,7 @@ def _part_lists(credit: Credit) -> pa.Array:
     values_of_field |= {
         "objective": list(credit.names) * completion_count,
         "weight": np.tile(credit.weight_m.double().numpy(), completion_count),
-        "part": (credit.weight_m * adv_nm).flatten().numpy(),
+        "part": (credit.weight_m * advantage_nm).flatten().numpy(),
         "reason": reason_names[values_of_field["reason"]],
     }
     field_arrays = [pa.array(values_of_field[entry.name], entry.type, from_pandas=True) for entry in PART]

@@ -225,7 +225,8 @@ def _check_spelling(file: Path, vocabulary: Vocabulary, tokenizer: str | Path) -
     rows = [] if first_batch is None else first_batch.to_pylist()
     wrong_count = 0
     for row in rows:
-        sampled_ids = np.array(row[schema.IDS], dtype=np.int64)[np.array(row[schema.TRAINABLE], dtype=np.bool_)]
+        is_sampled = np.array(row[schema.TRAINABLE], dtype=np.bool_)
+        sampled_ids = np.array(row[schema.IDS], dtype=np.int64)[is_sampled]
         known_ids = sampled_ids[(sampled_ids >= 0) & (sampled_ids < len(vocabulary))]
         known_text = vocabulary.join(known_ids)[0].decode(errors="replace")
         wrong_count += len(known_ids) < len(sampled_ids) or known_text != row[schema.TEXT]
