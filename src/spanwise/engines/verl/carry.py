@@ -87,7 +87,7 @@ def _as_json(state: Any) -> Any:
     if hasattr(state, "tolist"):
         return state.tolist()
     raise RecipeError(
-        f"The state of a turn contains a {type(state).__name__}, which verl's reward workers cannot send to the trainer; use "
+        f"The state of a turn contains a value of the type {type(state).__name__}, which verl's reward workers cannot send to the trainer; use "
         f"text, numbers, or lists of them."
     )
 
