@@ -87,8 +87,8 @@ def _as_json(state: Any) -> Any:
     if hasattr(state, "tolist"):
         return state.tolist()
     raise RecipeError(
-        f"The state of a turn contains a value of the type {type(state).__name__}, which verl's reward workers cannot send to the trainer; use "
-        f"text, numbers, or lists of them."
+        f"The state of a turn contains a value of the type {type(state).__name__}, which verl's reward workers cannot send to the "
+        f"trainer; use text, numbers, or lists of them."
     )
 
 
