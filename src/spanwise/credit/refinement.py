@@ -28,7 +28,9 @@ class Refinement:
     def __post_init__(self) -> None:
         if self.entry.kind != "refinement":
             valid_names = " or ".join(sorted(name for name, entry in METHODS.items() if entry.kind == "refinement"))
-            raise RecipeError(f"refine: '{self.method}' credits {self.entry.kind}s and refines nothing; use {valid_names}.")
+            raise RecipeError(
+                f"refine: '{self.method}' is a method for {self.entry.kind}s, not a refinement; use {valid_names}."
+            )
         if not isinstance(self.options, Mapping):
             raise RecipeError(f"refine: the options are {self.options!r}; write each with its name, such as {{form: code}}.")
         if self.correct is not None and "correct_n" not in self.entry.inputs:

@@ -28,7 +28,7 @@ PROPERTIES: Mapping[str, str] = {
     "shift": "adding a constant to all rewards of a group changes nothing",
     "constant": "a group whose rewards are all equal, or a group of one, gets exactly 0",
     "split": "a group gets the same numbers alone in a batch and together with other groups",
-    "masking": "masked tokens get exactly 0, and the other tokens get what they would get without them",
+    "masking": "masked tokens get exactly 0, and without them the other tokens would get the same numbers",
     "poison": "what a masked token holds (NaN, 1e9, any id) is never read",
     "padding": "padding on the left and on the right give the same numbers",
     "conservation": "the shares of a block's tokens add up to the credit of the block; other tokens get exactly 0",

@@ -101,16 +101,16 @@ class Streams:
     def _arrange_by_stream(self, value: Tensor, what: str, shape: tuple[int, ...]) -> Tensor:
         """Return a critic's values with one entry per predicted value on the last axis; refuse any other shape."""
         if tuple(value.shape[: len(shape)]) != shape or value.dim() > len(shape) + 1:
-            raise AlignmentError(f"{what} is {tuple(value.shape)}, but the batch is {shape}; give one value to each entry.")
+            raise AlignmentError(
+                f"{what} has the shape {tuple(value.shape)}, but the batch has {shape}; give a value to every entry of the batch."
+            )
         value = value if value.dim() > len(shape) else value[..., None]
         value_count = value.shape[-1]
         if value_count != len(self.names):
             unit_noun = "completion" if what.endswith("_n") else "token"
-            values_text = f"{value_count} value{'' if value_count == 1 else 's'} per {unit_noun}"
-            needed_text = f"the critic predicts {len(self.names)} value{'' if len(self.names) == 1 else 's'}"
             raise AlignmentError(
-                f"{what} holds {values_text}, but {needed_text} ({', '.join(self.names)}). Give one of each, in this order."
-                f"{' For a critic with one value, set values: shared.' if value_count == 1 else ''}"
+                f"{what} must hold one number per {unit_noun} for each value of the critic ({', '.join(self.names)}), in this "
+                f"order; it holds {value_count}.{' If the critic has one value, set values: shared.' if value_count == 1 else ''}"
             )
         return value
 
@@ -235,7 +235,7 @@ def spread(
     """
     if credit.block_nk.shape != spans.start_nk.shape:
         raise AlignmentError(
-            f"The credit has {tuple(credit.block_nk.shape)} completions and blocks, and the spans have "
+            f"The credit has the shape {tuple(credit.block_nk.shape)} (completions, blocks), but the spans have "
             f"{tuple(spans.start_nk.shape)}; pass the credit and the spans of the same completions."
         )
     start_nk, end_nk, token_width = spans.start_nk, spans.end_nk, spans.block_nt.shape[1]
@@ -273,8 +273,8 @@ def spread_tokens(
     missing_width = spans.block_nt.shape[1] - adv_nt.shape[1]
     if len(adv_nt) != len(spans.block_nt) or (missing_width < 0 and bool((adv_nt[:, missing_width:] != 0).any())):
         raise AlignmentError(
-            f"The advantages have {tuple(adv_nt.shape)} completions and tokens, and the spans have "
-            f"{tuple(spans.block_nt.shape)}; pass those of the same completions."
+            f"The advantages have the shape {tuple(adv_nt.shape)} (completions, tokens), but the spans have "
+            f"{tuple(spans.block_nt.shape)}; pass the advantages and the spans of the same completions."
         )
     divisor_nk = _find_divisor(spans.length_nk, per)
     is_per_block = isinstance(per, str) and per == "block"

@@ -115,7 +115,7 @@ class Reward(ByCompletion):
         score_pairs = [None] * row_count if by_outcome is None else by_outcome
         if not row_count == len(statuses) == len(score_pairs):
             raise AlignmentError(
-                f"There are {row_count} values, {len(statuses)} statuses, {len(score_pairs)} outcome pairs; give one of each a row."
+                f"{row_count} values have {len(statuses)} statuses and {len(score_pairs)} pairs by_outcome; give each one of both."
             )
         status_codes = [
             int(reason if value is None or reason == Status.BROKE else Status.OK)

@@ -264,9 +264,9 @@ def check_objectives(objectives: Sequence[Objective], layout: Layout, *, recorde
         judged_outcome = next((name for name in objective.outcomes if judge_by_objective.get(name) is not None), None)
         if judged_outcome is not None:
             raise RecipeError(
-                f"Objective '{objective.name}' compares completions with the same reward '{judged_outcome}', and hardly any two "
-                f"have the same. Set given: {judge_by_objective[judged_outcome]}, the outcome that decides this reward, or set "
-                f"baseline: group."
+                f"Objective '{objective.name}' compares only completions with the same reward '{judged_outcome}', but hardly any "
+                f"two have the same. Set given: {judge_by_objective[judged_outcome]}, the outcome that this reward depends on, or "
+                f"set baseline: group."
             )
         built_in_reward = built_in(objective)
         if built_in_reward is None:
@@ -335,8 +335,8 @@ def _block_option(objective: Objective, block: str, layout: Layout) -> dict[str,
         sees_part = calling_convention(objective) is not None and objective.options.get("sees") == "part"
         if not sees_part and "block" not in objective.options and not takes(objective, "block"):
             raise RecipeError(
-                f"Objective '{objective.name}' is for each block, but its reward function cannot know which: all blocks would get "
-                f"the same number. Give it a parameter 'block', the name of the block: def f(blocks, block)."
+                f"Objective '{objective.name}' has each, but its reward function does not take the name of the block, so all "
+                f"blocks would get the same number. Give it a parameter 'block': def f(blocks, block)."
             )
     if built_in_reward is None or "block" in built_in_reward.options:
         return {"block": block}
@@ -361,8 +361,8 @@ def _check_order(objectives: Sequence[Objective]) -> None:
         _check_given(objective, objective_names[:position])
         if objective.only is not None and objective.only not in objective_names[:position]:
             raise RecipeError(
-                f"Objective '{objective.name}' has only: {objective.only}, which is no objective before it. The ones before it "
-                f"are: {', '.join(objective_names[:position]) or 'none'}."
+                f"Objective '{objective.name}' has only: {objective.only}, but no earlier objective has this name. The earlier "
+                f"ones are: {', '.join(objective_names[:position]) or 'none'}."
             )
         ambiguous_name = next((name for name in objective.outcomes if name in objective_names and name in OUTCOMES), None)
         if ambiguous_name is not None:
@@ -419,7 +419,7 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
     unfit_part = next((part for part in paid_parts if entry.segmenters and part.segmenter not in entry.segmenters), None)
     if unfit_part is not None:
         raise RecipeError(
-            f"Objective '{objective.name}': the reward '{objective.reward}' works with the segmenter "
-            f"{' and '.join(entry.segmenters)}, but {unfit_part.segmenter} finds block '{layout.names[unfit_part.block]}'. Use a "
-            f"reward of the block's content, such as json_schema, or a function of your own."
+            f"Objective '{objective.name}': the reward '{objective.reward}' reads only blocks of the segmenter "
+            f"{' or '.join(entry.segmenters)}, but block '{layout.names[unfit_part.block]}' is one of {unfit_part.segmenter}. Use "
+            f"a reward of the block's content, such as json_schema, or a function of your own."
         )

@@ -159,7 +159,7 @@ class Trajectory:
         for row, turn in enumerate(rows):
             if turn.parent is not None:
                 raise AlignmentError(
-                    f"Row {row} has a parent turn, but must hold its whole context; use `rows()` of its trajectory."
+                    f"Row {row} leaves out the context of its parent turn; pass the turns that `rows()` of its trajectory returns."
                 )
         timeline = build_timeline(trajectory, torch.tensor(step))
         timeline.groups(group)  # refuses a trajectory with rows of two prompts
@@ -232,10 +232,9 @@ class Trajectory:
             old_token_text = _describe_token(context_ids, position, vocabulary)
             new_token_text = _describe_token(prompt, position, vocabulary)
             raise AlignmentError(
-                f"The prompt of turn {t} of trajectory {self.id!r} repeats the text up to the end of turn {p} in other tokens, so "
-                f"the two cannot be one sequence: token {position} was {old_token_text}, and in the prompt it is {new_token_text}. "
-                f"Pass sampled tokens on as ids, not as text to tokenise again. Or merge without a vocabulary: then the turn "
-                f"starts its own sequence."
+                f"The prompt of turn {t} of trajectory {self.id!r} repeats the text up to the end of turn {p} in other tokens: "
+                f"token {position} was {old_token_text}, and in the prompt it is {new_token_text}. So the turns cannot be one "
+                f"sequence. Pass the sampled token ids on instead of their text, or merge without a vocabulary."
             )
 
     def branches(self) -> list[Branch]:

@@ -36,7 +36,7 @@ def _check(options: Mapping[str, Any]) -> None:
                 marker is not None and options["sees"] != "part"
             ),
             f"The reward model's choices are {choices!r}. Write two or more tokens with their numbers, {{'+': 1, '-': 0}}, and set "
-            f"the option marker: behind the marker the model writes one of the tokens.": (
+            f"the option 'marker', after which the model writes one of these tokens.": (
                 choices is not None and (marker is None or not is_number_table(choices))
             ),
         }
@@ -168,8 +168,8 @@ class _RewardModel:
             subject = f"The reward model '{name}' is {class_name}"
             refuse(
                 {
-                    f"{subject}, which gives each row one number. Leave marker out. With 'sees: prefix' the model reads a step and "
-                    f"the text before it.": class_kind == "ForSequenceClassification" and marker is not None,
+                    f"{subject}, which gives each text one number. Leave marker out. To score each step with the text before it, "
+                    f"set sees: prefix.": class_kind == "ForSequenceClassification" and marker is not None,
                     f"{subject}, which gives every token a number. Set the option 'marker' to the text that follows each step.": (
                         class_kind == "ForTokenClassification" and marker is None
                     ),
