@@ -93,8 +93,10 @@ def assign(
     _check_sizes(scores, group_n, present_nk, objectives, block_names)
     pays_block_mk = paid_blocks(objectives, block_names, present_nk.device)
     group_n = group_index(group_n)  # methods rely on group ids that run from 0 without gaps
-    inputs, filled_reward_nm = dict(inputs or {}), fill_missing(scores, objectives)
-    truncated_n, mask_nt = inputs.pop("truncated_n", None), inputs.get("mask_nt")
+    inputs = dict(inputs or {})
+    filled_reward_nm = fill_missing(scores, objectives)
+    truncated_n = inputs.pop("truncated_n", None)
+    mask_nt = inputs.get("mask_nt")
     run_method = partial(_run_method, method_entry, group_n, options)
     min_stratum = options.get("min_stratum", 2)
     stop_credit_n = torch.zeros(len(group_n), dtype=torch.float64, device=present_nk.device)
@@ -120,14 +122,16 @@ def assign(
             stop_credit_n += torch.where(present_nk[:, paid_k].any(dim=1) | ~reward_left_out_nm[:, m], 0.0, weighted_adv_n)
         explained_comparison = explain_objectives(reward_comparison, scores, objectives, reward_nm, truncated_n=truncated_n)
     else:
-        reward_n, reward_comparison = sum_rewards(scores, objectives), None
+        reward_n = sum_rewards(scores, objectives)
+        reward_comparison = None
         reward_nm, weight_m = reward_n[:, None], weights(objectives, reward_n)
         inputs |= {"reward_n": reward_n, "reward_s": reward_n, "reward_nm": filled_reward_nm, "weight_m": weight_m}
         if mask_nt is not None:  # a completion without a reward takes no part: its tokens are masked
             inputs["mask_nt"] = mask_nt.bool() & ~reward_n.isnan()[:, None]
             inputs["reward_nt"] = put_on_last_token(reward_n, inputs["mask_nt"])
         if method_entry.kind == "token":
-            block_nt, streams = inputs.get("block_nt"), None
+            streams = None
+            block_nt = inputs.get("block_nt")
             if block_nt is None:
                 raise RecipeError(
                     f"Method '{method_entry.name}' credits each token separately, so it needs the block of each token. Pass "
@@ -242,8 +246,8 @@ def call(chosen: Method, group_n: Tensor, inputs: Mapping[str, Any], options: Ma
         raise RecipeError(f"Method '{chosen.name}' needs {' and '.join(missing_inputs)}, which this batch does not have.")
     chosen.check_names(options)
     takes_all_inputs = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(chosen.estimator).parameters.values())
-    optional_inputs = [*inputs] if takes_all_inputs else [name for name in FACTS if name in chosen.settings]
-    input_names = {*chosen.required, *(name for name in optional_inputs if available_inputs.get(name) is not None)}
+    optional_names = list(inputs) if takes_all_inputs else [name for name in FACTS if name in chosen.settings]
+    input_names = {*chosen.required, *(name for name in optional_names if available_inputs.get(name) is not None)}
     return call_explained(chosen.estimator, **{name: available_inputs[name] for name in input_names}, **options)
 
 
@@ -281,8 +285,8 @@ def explain_objectives(
         reason_nm[:, m] = _specify_all_equal(objective, reward_nm[:, m], reason_nm[:, m], comparison.worth_nm[:, m])
         if objective.weight == 0:
             reason_nm[:, m] = int(Zero.NO_WEIGHT)
-    reason_objective_nm = torch.arange(len(objectives), device=reason_nm.device).expand_as(reason_nm)
-    return replace(comparison, reason_nm=reason_nm, about_nm=reason_objective_nm)
+    objective_index_nm = torch.arange(len(objectives), device=reason_nm.device).expand_as(reason_nm)
+    return replace(comparison, reason_nm=reason_nm, about_nm=objective_index_nm)
 
 
 def explain_sum(
@@ -296,7 +300,8 @@ def explain_sum(
 ) -> Comparison:
     """Find the exact reason why the credit for a sum of rewards is 0, and the objective that the reason is about."""
     compared_set_n = group_n if in_groups else torch.zeros_like(group_n)
-    reason_n, reason_objective_n = comparison.reason_nm[:, 0], comparison.about_nm[:, 0]
+    reason_n = comparison.reason_nm[:, 0]
+    objective_index_n = comparison.about_nm[:, 0]
     sum_moments = moments(comparison.worth_nm[:, 0], compared_set_n)
     if not in_groups:
         zero_reason_n = torch.where(sum_moments.constant_n(), int(Zero.ALL_EQUAL), int(Zero.AT_BASELINE))
@@ -307,20 +312,20 @@ def explain_sum(
         reward_n = scores.reward_nm[:, m]
         reward_moments = moments(reward_n, compared_set_n)
         exact_reason_n = _specify_all_equal(objectives[m], reward_n, all_equal_reason_n, reward_moments.mean_n())
-        is_unanimous_n = reward_moments.constant_n() & (reward_moments.count_n() == sum_moments.count_n())
-        is_all_right_or_wrong_n = is_all_equal_n & is_unanimous_n & (exact_reason_n != all_equal_reason_n)
+        is_same_for_all_n = reward_moments.constant_n() & (reward_moments.count_n() == sum_moments.count_n())
+        is_all_right_or_wrong_n = is_all_equal_n & is_same_for_all_n & (exact_reason_n != all_equal_reason_n)
         reason_n = torch.where(is_all_right_or_wrong_n, exact_reason_n, reason_n)
-        reason_objective_n = torch.where(is_all_right_or_wrong_n, m, reason_objective_n)
+        objective_index_n = torch.where(is_all_right_or_wrong_n, m, objective_index_n)
     missing_reason_nm = _explain_missing(scores, truncated_n)
     has_weight_m = torch.tensor([objective.weight != 0 for objective in objectives], device=reason_n.device)
     is_missing_nm = fill_missing(scores, objectives).isnan() & has_weight_m
     # If several rewards are missing, the reason that comes first in `Zero` is named.
-    first_missing_n = missing_reason_nm.where(is_missing_nm, len(Zero)).argmin(dim=1)
+    missing_objective_n = missing_reason_nm.where(is_missing_nm, len(Zero)).argmin(dim=1)
     # A missing reward makes the sum NaN, but GDPO may still credit the completion for its other rewards.
     sum_is_missing_n = comparison.worth_nm[:, 0].isnan() & (reason_n != int(Zero.CREDITED))
-    reason_n = torch.where(sum_is_missing_n, missing_reason_nm.gather(1, first_missing_n[:, None])[:, 0], reason_n)
-    reason_objective_n = torch.where(sum_is_missing_n, first_missing_n, reason_objective_n)
-    return replace(comparison, reason_nm=reason_n[:, None], about_nm=reason_objective_n[:, None])
+    reason_n = torch.where(sum_is_missing_n, missing_reason_nm.gather(1, missing_objective_n[:, None])[:, 0], reason_n)
+    objective_index_n = torch.where(sum_is_missing_n, missing_objective_n, objective_index_n)
+    return replace(comparison, reason_nm=reason_n[:, None], about_nm=objective_index_n[:, None])
 
 
 def _explain_missing(scores: Scores, truncated_n: Tensor | None) -> Int[Tensor, "n m"]:

@@ -156,8 +156,8 @@ def advantage(
     else:
         outcome_count = outcome_no.shape[1]
         backs_off = outcome_count > 1 if back_off is None else back_off
-        outcome_counts = range(outcome_count, -1, -1) if backs_off else [outcome_count]
-        groupings = [(all_in_one_n if baseline == "batch" else group_n, count) for count in outcome_counts]
+        used_outcome_counts = reversed(range(outcome_count + 1)) if backs_off else [outcome_count]
+        groupings = [(all_in_one_n if baseline == "batch" else group_n, count) for count in used_outcome_counts]
     last_level = len(groupings) - 1
     # If no completion with the same outcomes has a reward, `if_missing` is compared with the group, else with the batch.
     groupings += [(group_n, 0), (all_in_one_n, 0)]
@@ -180,8 +180,8 @@ def advantage(
     adv_n, comparison = result
     stratum_n = comparison.stratum_nm[:, 0]
     # -1 means "compared with no completion". `group_index` turns -1 into 0, so 1 is subtracted from all numbers.
-    dense_stratum_n = group_index(stratum_n) - (stratum_n < 0).any().long()
-    comparison = replace(comparison, stratum_nm=dense_stratum_n[:, None])
+    renumbered_stratum_n = group_index(stratum_n) - (stratum_n < 0).any().long()
+    comparison = replace(comparison, stratum_nm=renumbered_stratum_n[:, None])
     is_singleton_n = ~lacks_reward_n & (comparison.reason_nm[:, 0] == int(Zero.SINGLETON))
     return Advantage(adv_n.where(~lacks_reward_n, 0.0), adv_n.where(lacks_reward_n, 0.0), is_singleton_n, comparison)
 
@@ -321,13 +321,13 @@ def _estimate_for_outcome(
     prompt_mean_n = torch.where(other_count_n > 0, (prompt_sum_n - above_lowest_n.nan_to_num()) / other_count_n, torch.nan)
     prompt_mean_variance_n = noise_variance_s[stratum_n] / other_count_n.clamp(min=1.0)
 
-    elsewhere_count_n = prompt_stats.count_s.sum() - prompt_stats.count_n()
+    other_prompts_count_n = prompt_stats.count_s.sum() - prompt_stats.count_n()
     batch_sum = (prompt_stats.mean_s * prompt_stats.count_s).nansum()
-    batch_mean_n = torch.where(elsewhere_count_n > 0, (batch_sum - prompt_sum_n) / elsewhere_count_n, torch.nan)
+    batch_mean_n = torch.where(other_prompts_count_n > 0, (batch_sum - prompt_sum_n) / other_prompts_count_n, torch.nan)
     prompt_means_variance_s = excess_variance_of_others(
         prompt_stats.mean_s, noise_variance_s[:, None], prompt_stats.count_s[:, None]
     )
-    batch_mean_variance_n = prompt_means_variance_s[stratum_n] + noise_variance_s[stratum_n] / elsewhere_count_n
+    batch_mean_variance_n = prompt_means_variance_s[stratum_n] + noise_variance_s[stratum_n] / other_prompts_count_n
 
     estimates = [prompt_mean_n, batch_mean_n]
     variances = [prompt_mean_variance_n, batch_mean_variance_n]
@@ -347,13 +347,13 @@ def _average_counterfactuals(actual: Moments, counterfactual: Moments, noise_var
     prompt_gap_s = actual.mean_s - counterfactual.mean_s  # NaN if a prompt has no actual or no counterfactual rewards
     other_count_s = (~prompt_gap_s.isnan()).sum() - (~prompt_gap_s.isnan()).double()
     # The gap between actual and counterfactual rewards comes from other prompts, so that no reward enters its own baseline.
-    other_prompts_gap_s = (prompt_gap_s.nansum() - prompt_gap_s.nan_to_num()) / other_count_s.clamp(min=1.0)
+    mean_gap_of_others_s = (prompt_gap_s.nansum() - prompt_gap_s.nan_to_num()) / other_count_s.clamp(min=1.0)
     noise_variance_sa = torch.stack([noise_variance_s, counterfactual_variance_s], dim=1)
     count_sa = torch.stack([actual.count_s, counterfactual.count_s], dim=1)
     gap_variance_s = excess_variance_of_others(prompt_gap_s, noise_variance_sa, count_sa)
     prompt_n = actual.stratum_n
     estimate_variance_n = gap_variance_s[prompt_n] + counterfactual_variance_s[prompt_n] / counterfactual.count_n()
-    return counterfactual.mean_n() + other_prompts_gap_s[prompt_n], estimate_variance_n
+    return counterfactual.mean_n() + mean_gap_of_others_s[prompt_n], estimate_variance_n
 
 
 def excess_variance_of_others(
@@ -370,8 +370,8 @@ def excess_variance_of_others(
     other_sum_s = centred_s.sum() - centred_s
     other_square_sum_s = centred_s.square().sum() - centred_s.square()
     other_variance_s = (other_square_sum_s - other_sum_s.square() / other_count_s) / (other_count_s - 1)
-    other_inverse_sum_sa = inverse_count_sa.sum(dim=0) - inverse_count_sa
-    sampling_noise_s = (noise_sa * other_inverse_sum_sa).sum(dim=1) / other_count_s
+    inverse_sum_of_others_sa = inverse_count_sa.sum(dim=0) - inverse_count_sa
+    sampling_noise_s = (noise_sa * inverse_sum_of_others_sa).sum(dim=1) / other_count_s
     excess_variance_s = (other_variance_s - sampling_noise_s).clamp(min=0.0) * (1 + 1 / other_count_s)
     return torch.where(other_count_s >= 2, excess_variance_s, torch.nan)
 

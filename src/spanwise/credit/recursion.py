@@ -41,8 +41,8 @@ def lambda_advantage(
     check_mask(mask_nt)
     lam = lam if alpha is None else length_adaptive_lambda(mask_nt.sum(dim=1), alpha=alpha)
     for name, option in (("gamma", gamma), ("lam", lam)):
-        numbers = torch.as_tensor(option, dtype=torch.float64)
-        bad_numbers = numbers[~((numbers >= 0) & (numbers <= 1))]  # the condition is negated so that it also refuses NaN
+        entries = torch.as_tensor(option, dtype=torch.float64)
+        bad_numbers = entries[~((entries >= 0) & (entries <= 1))]  # the condition is negated so that it also refuses NaN
         if len(bad_numbers):
             raise RecipeError(f"{name} is {float(bad_numbers[0]):g}; it must lie between 0 and 1.")
     dtype = reward_nt.dtype if value_nt is None else torch.promote_types(reward_nt.dtype, value_nt.dtype)
@@ -90,7 +90,8 @@ def _cut_blocks(completions: int, tokens: int) -> Iterator[tuple[slice, slice]]:
 def _carry_back(term: Tensor, factor: Tensor, next_carry_n: Tensor) -> Tensor:
     """Compute carry[t] = term[t] + factor[t] carry[t+1] from the last token to the first; return carry[t+1] in `term`."""
     carry_tn = torch.cat([term.t(), next_carry_n[None]])
-    carry_rows, factor_rows = carry_tn.unbind(0), factor.t().contiguous().unbind(0)
+    carry_rows = carry_tn.unbind(0)
+    factor_rows = factor.t().contiguous().unbind(0)
     for t in reversed(range(len(factor_rows))):
         carry_rows[t].addcmul_(factor_rows[t], carry_rows[t + 1])
     next_carry_n.copy_(carry_rows[0])  # the recursion over earlier tokens starts from this carry

@@ -201,9 +201,10 @@ class Method:
         """
         self.check_names(options)
         for name, value in options.items():
-            is_valid_value, advice = _VALUES.get(name, (lambda _: True, ""))
-            if not is_valid_value(value):
-                raise RecipeError(f"The option {name} is {value!r}; {advice}.")
+            if name in _VALUES:
+                is_valid_value, advice = _VALUES[name]
+                if not is_valid_value(value):
+                    raise RecipeError(f"The option {name} is {value!r}; {advice}.")
             if name in self.only_with and value != self.options[name]:
                 other_option, required_values = self.only_with[name]
                 chosen_values = says.get(other_option, [{**self.options, **options}.get(other_option)])
@@ -283,27 +284,28 @@ def preset_objectives(
     """
     check_known("calibration score", calibration, WORST_SCORE)
     first_block, last_block = layout.names[0], layout.names[-1]
-    preset, takes_baseline = chosen.preset or Preset(), "baseline" in chosen.inputs
+    preset = chosen.preset or Preset()
+    takes_baseline = "baseline" in chosen.inputs
     by_block = chosen.kind == "block"
-    correct_baseline = "group" if takes_baseline else None
-    second_baseline = (baseline or "outcome") if takes_baseline else None
+    baseline_of_correct = "group" if takes_baseline else None
+    baseline_of_second = (baseline or "outcome") if takes_baseline else None
     # A reward reads the text of the first block in `pays`, so the block that it judges must stand first.
     blocks_paid_by_correct = (first_block,) if by_block else layout.names
-    objectives = [Objective("correct", pays=blocks_paid_by_correct, baseline=correct_baseline, if_missing=0.0)]
+    objectives = [Objective("correct", pays=blocks_paid_by_correct, baseline=baseline_of_correct, if_missing=0.0)]
     if preset.calibrated:
         has_confidence = states_confidence(layout)
         second_objective = Objective(
             calibration if has_confidence else "second_attempt",
             pays=(last_block,) if by_block else tuple(dict.fromkeys((last_block, *layout.names))),
-            given="correct" if has_confidence or second_baseline in ("outcome", "blended") else (),
-            baseline=second_baseline,
+            given="correct" if has_confidence or baseline_of_second in ("outcome", "blended") else (),
+            baseline=baseline_of_second,
             if_missing=WORST_SCORE[calibration] if has_confidence else 0.0,
             options={} if has_confidence else {"first": first_block},
         )
         objectives.append(second_objective)
     # The format objectives let a tag be empty, because other objectives judge its text.
     if preset.format and layout.segmenters == ("tags",):
-        tag_options: dict[str, Any] = {"weight": preset.format, "baseline": correct_baseline, "options": {"empty": True}}
+        tag_options: dict[str, Any] = {"weight": preset.format, "baseline": baseline_of_correct, "options": {"empty": True}}
         format_objectives = [Objective("format", name, name=f"{name}_format", **tag_options) for name in layout.names]
         objectives += format_objectives if by_block else [Objective("format", layout.names, if_missing=0.0, **tag_options)]
     return tuple(objectives)

@@ -149,7 +149,7 @@ def reward_streams(
         weighted_reward_nm = weighted(reward_nm, weight_m)
         has_sum_n = ~weighted_reward_nm.sum(dim=1).isnan()  # the sum is NaN (unknown) if any reward with a weight is absent
         mask_snt = (is_trained_nt & has_sum_n[:, None])[None]
-        rewards_stop_sn = torch.zeros_like(has_sum_n)[None]
+        pays_stop_sn = torch.zeros_like(has_sum_n)[None]
         weight_s = torch.ones(1, dtype=torch.float64, device=mask_nt.device)
         reward_snt = torch.zeros((1, *mask_nt.shape), dtype=dtype, device=mask_nt.device)
         rewarded_row_i = (has_sum_n & has_token_n).nonzero().squeeze(1)
@@ -161,19 +161,20 @@ def reward_streams(
             reward_snt[0, rewarded_row_i, position_im[:, m]] = reward_sum_i.to(dtype)
     else:
         has_reward_nm = ~reward_nm.isnan()
-        rewards_stop_nm = has_reward_nm & left_out(scores) & ~has_paid_token_nm & has_token_n[:, None]
+        pays_stop_nm = has_reward_nm & left_out(scores) & ~has_paid_token_nm & has_token_n[:, None]
         reward_snt = torch.zeros(is_paid_mnt.shape, dtype=dtype, device=mask_nt.device)
         mask_snt = is_paid_mnt & has_reward_nm.T[..., None]
         for m in objective_numbers:
-            stop_row_i = rewards_stop_nm[:, m].nonzero().squeeze(1)
+            stop_row_i = pays_stop_nm[:, m].nonzero().squeeze(1)
             mask_snt[m, stop_row_i, last_n[stop_row_i]] = True
-            rewarded_row_i = (rewards_stop_nm[:, m] | (has_paid_token_nm[:, m] & has_reward_nm[:, m])).nonzero().squeeze(1)
+            rewarded_row_i = (pays_stop_nm[:, m] | (has_paid_token_nm[:, m] & has_reward_nm[:, m])).nonzero().squeeze(1)
             reward_snt[m, rewarded_row_i, reward_position_nm[rewarded_row_i, m]] = reward_nm[rewarded_row_i, m].to(dtype)
-        rewards_stop_sn, weight_s = rewards_stop_nm.T, weight_m.double()
-    includes_last_sn = rewards_stop_sn
+        pays_stop_sn = pays_stop_nm.T
+        weight_s = weight_m.double()
+    includes_last_sn = torch.zeros_like(pays_stop_sn)
     if mask_nt.shape[1]:
         includes_last_sn = mask_snt.gather(2, last_n.expand(len(mask_snt), -1)[..., None]).squeeze(2)
-    return Streams(value_names, reward_snt, mask_snt, weight_s, rewards_stop_sn, includes_last_sn)
+    return Streams(value_names, reward_snt, mask_snt, weight_s, pays_stop_sn, includes_last_sn)
 
 
 def find_last_token(flag_nt: Tensor) -> tuple[Int[Tensor, " n"], Bool[Tensor, " n"]]:
@@ -252,8 +253,8 @@ def spread(
     credit_share_nk = torch.where(length_nk > 0, credit.block_nk / divisor_nk, 0.0)
     credit_share_nk = pad(credit_share_nk, (1, 0)).to(dtype)  # column 0 is for tokens in no block
     advantage_nt = allocate(spans.block_nt.shape, dtype=dtype, device=credit_share_nk.device)
-    row_chunks = (table.split(_ROWS) for table in (credit_share_nk, spans.block_nt, advantage_nt))
-    for share_rows_nk, block_nt, out_nt in zip(*row_chunks, strict=True):
+    row_chunks = zip(credit_share_nk.split(_ROWS), spans.block_nt.split(_ROWS), advantage_nt.split(_ROWS), strict=True)
+    for share_rows_nk, block_nt, out_nt in row_chunks:
         torch.gather(share_rows_nk, 1, (block_nt + 1).long(), out=out_nt)
     return _add_stops(advantage_nt, spans, credit.stop_n)
 

@@ -58,8 +58,9 @@ def check_shapes(**tensors: Tensor | None) -> None:
     """Refuse tensors whose sizes disagree along an index that their names share, such as n in `value_nt` and `reward_nk`."""
     given_tensors = [(name, tensor) for name, tensor in tensors.items() if tensor is not None]
     first_name, first_tensor = given_tensors[0]
+    first_axes = first_name.rpartition("_")[2]  # such as "nt"
     for name, tensor in given_tensors[1:]:
-        axis_pairs = zip(first_name.rpartition("_")[2], name.rpartition("_")[2], strict=False)
+        axis_pairs = zip(first_axes, name.rpartition("_")[2], strict=False)
         shared_axis_count = sum(first_axis == axis for first_axis, axis in axis_pairs)
         if tensor.shape[:shared_axis_count] != first_tensor.shape[:shared_axis_count]:
             raise AlignmentError(f"{first_name} is {tuple(first_tensor.shape)} but {name} is {tuple(tensor.shape)}.")
@@ -202,8 +203,8 @@ def refine(group_n: Int[Tensor, " n"], outcome_no: Float[Tensor, " n *o"]) -> In
     for column, outcome_n in enumerate(outcome_no.T):
         distinct_outcomes, outcome_id_n = torch.unique(outcome_n.nan_to_num(nan=0.0), return_inverse=True)
         # Before each further outcome the strata are renumbered from 0, so that their numbers stay small.
-        dense_stratum_n = group_index(stratum_n) if column else stratum_n
-        stratum_n = dense_stratum_n * len(distinct_outcomes) + outcome_id_n
+        renumbered_stratum_n = group_index(stratum_n) if column > 0 else stratum_n
+        stratum_n = renumbered_stratum_n * len(distinct_outcomes) + outcome_id_n
     return torch.where(outcome_no.isnan().any(dim=1), -1, stratum_n)
 
 
@@ -249,10 +250,10 @@ class Moments:
 
     def pooled_variance_of_others(self) -> Float[Tensor, " s"]:
         """Return for each stratum the pooled variance inside all other strata; NaN if no other stratum has two values."""
-        freedom_s = (self.count_s - 1).clamp(min=0.0)
-        other_freedom_s = freedom_s.sum() - freedom_s
+        degrees_of_freedom_s = (self.count_s - 1).clamp(min=0.0)
+        other_degrees_of_freedom_s = degrees_of_freedom_s.sum() - degrees_of_freedom_s
         other_square_sum_s = (self.square_s.sum() - self.square_s).clamp(min=0.0)
-        return torch.where(other_freedom_s > 0, other_square_sum_s / other_freedom_s, torch.nan)
+        return torch.where(other_degrees_of_freedom_s > 0, other_square_sum_s / other_degrees_of_freedom_s, torch.nan)
 
 
 def moments(
@@ -274,7 +275,7 @@ def moments(
     """
     check_counts(value_n, "rewards", stratum_n, "group ids", advice="one id to each completion")
     check_rewards(value_n)
-    lowest_stratum, highest_stratum = (int(end) for end in stratum_n.aminmax()) if len(stratum_n) else (-1, -1)
+    lowest_stratum, highest_stratum = map(int, stratum_n.aminmax()) if len(stratum_n) else (-1, -1)
     if lowest_stratum < -1:
         raise AlignmentError(
             f"stratum_n holds {lowest_stratum}; strata are numbered from 0, and -1 means no stratum. Pass group_index(ids) instead "
@@ -282,8 +283,10 @@ def moments(
         )
     in_stratum_n = stratum_n >= 0
     if highest_stratum > 16 * len(stratum_n):  # tables have a row per number, so large numbers are renumbered
-        stratum_n, highest_stratum = group_index(stratum_n).where(in_stratum_n, -1), len(stratum_n)
-    member_n, table_row_n = in_stratum_n & ~value_n.isnan(), stratum_n.clamp(min=0).long()
+        stratum_n = group_index(stratum_n).where(in_stratum_n, -1)
+        highest_stratum = len(stratum_n)
+    member_n = in_stratum_n & ~value_n.isnan()
+    table_row_n = stratum_n.clamp(min=0).long()
     weight_n = member_n.double() if weight_n is None else weight_n.double().where(member_n, 0.0)
     value_n = value_n.double().where(member_n, torch.inf)
     zeros_s = torch.zeros(max(highest_stratum, 0) + 1, dtype=torch.float64, device=value_n.device)
@@ -341,7 +344,8 @@ def compare_in_strata(
         tensor([ 0.6667,  0.6667, -0.3333, -0.3333], dtype=torch.float64)
     """
     check_known("scale", scale, ("none", "std", "mean"))
-    stratum_moments, worth_n = moments(value_n, stratum_n), value_n.double()
+    stratum_moments = moments(value_n, stratum_n)
+    worth_n = value_n.double()
     stand_in_n = torch.full_like(worth_n, torch.nan) if stand_in_n is None else stand_in_n.double()
     if voter_n is None:
         count_n = stratum_moments.count_n()
@@ -356,11 +360,12 @@ def compare_in_strata(
     uses_stand_in_n = ~stratum_moments.member_n & ~stand_in_n.isnan() & (count_n > 0)
     advantage_n = torch.where(uses_stand_in_n, stand_in_n - mean_n, advantage_n)
     worth_n = torch.where(worth_n.isnan(), stand_in_n, worth_n)
-    baseline_n, divisor_n = worth_n - advantage_n, torch.ones_like(advantage_n)
+    baseline_n = worth_n - advantage_n
+    divisor_n = torch.ones_like(advantage_n)
     if scale != "none":
         scale_n = (mean_n if scale == "mean" else stratum_moments.std_n(ddof=ddof, stand_in_n=stand_in_n)) + eps
-        is_divided_n = (advantage_n != 0) | ((scale_n > 0) & ~stratum_moments.constant_n())
-        divisor_n = torch.where(is_divided_n, torch.where(scale_n > 0, scale_n, torch.nan), divisor_n)
+        has_divisor_n = (advantage_n != 0) | ((scale_n > 0) & ~stratum_moments.constant_n())
+        divisor_n = torch.where(has_divisor_n, torch.where(scale_n > 0, scale_n, torch.nan), divisor_n)
         advantage_n = torch.where(scale_n > 0, advantage_n / torch.where(scale_n > 0, scale_n, 1.0), 0.0)
     is_compared_n = (stratum_moments.member_n & (count_n >= max(min_stratum, 2))) | uses_stand_in_n
     advantage_n = torch.where(is_compared_n, advantage_n, 0.0)
@@ -446,16 +451,16 @@ def _measure_tokens(value_nt: Tensor, mask_nt: Tensor) -> tuple[float, float, in
     running_mean, square_sum, token_count = 0.0, 0.0, 0
     # A few rows at a time are copied to float64, so that the copies stay in the processor's cache.
     for value, mask in zip(value_nt.split(_ROWS), mask_nt.split(_ROWS), strict=True):
-        new_count = int(torch.count_nonzero(mask))
-        if new_count == 0:
+        chunk_token_count = int(torch.count_nonzero(mask))
+        if chunk_token_count == 0:
             continue
         if token_count == 0:  # subtracting the first value makes a constant batch exactly 0
             running_mean = float(value.flatten()[mask.flatten().int().argmax()])
         deviation = (value.double() - running_mean).masked_fill_(~mask, 0.0).flatten()
         deviation_sum = float(deviation.sum())
-        square_sum += float(deviation.dot(deviation)) - deviation_sum**2 / (token_count + new_count)
-        running_mean = running_mean + deviation_sum / (token_count + new_count)
-        token_count = token_count + new_count
+        square_sum += float(deviation.dot(deviation)) - deviation_sum**2 / (token_count + chunk_token_count)
+        running_mean = running_mean + deviation_sum / (token_count + chunk_token_count)
+        token_count = token_count + chunk_token_count
     return running_mean, max(square_sum, 0.0), token_count
 
 

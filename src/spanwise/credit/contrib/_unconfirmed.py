@@ -215,8 +215,8 @@ def grpo_verif(
     weight_k = torch.full((reward_nk.shape[1],), weight, dtype=torch.float64, device=reward_nk.device)
     weight_k[:1] = 1.0
     adv_nk = standardised.advantages * weight_k
-    divisor_k = 1 / torch.where(weight_k == 0, torch.nan, weight_k)
-    comparison = standardised.comparison.rescaled(divisor=divisor_k).fitting(adv_nk)
+    inverse_weight_k = 1 / torch.where(weight_k == 0, torch.nan, weight_k)
+    comparison = standardised.comparison.rescaled(divisor=inverse_weight_k).fitting(adv_nk)
     return Explained(adv_nk, comparison)
 
 

@@ -210,7 +210,8 @@ def opo(
     Reference:
         Hao et al. 2025, "On-Policy RL with Optimal Reward Baseline" (arXiv 2505.23585), as verl has it.
     """
-    reward_n, stratum_n = reward_n.double(), group_index(group_n)
+    reward_n = reward_n.double()
+    stratum_n = group_index(group_n)
     unweighted_comparison = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum).comparison
     baseline_n = moments(reward_n, stratum_n, weight_n=length_n.double()).mean_n()
     reason_n = unweighted_comparison.reason_nm[:, 0]

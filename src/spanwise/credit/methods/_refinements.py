@@ -77,11 +77,12 @@ def ktae(
     check_mask(mask_nt)
     check_rewards(correct_n)
     check_known("form of KTAE", form, ("paper", "code"))
-    result_nt = torch.where(mask_nt, adv_nt, 0.0)
+    refined_adv_nt = torch.where(mask_nt, adv_nt, 0.0)
     group_index_n = torch.where(correct_n.isnan(), -1, group_index(group_n))
     for g in group_index_n[group_index_n >= 0].unique():
         row_i = (group_index_n == g).nonzero().squeeze(1)
-        mask_it, is_right_i = mask_nt[row_i], correct_n[row_i] > 0
+        mask_it = mask_nt[row_i]
+        is_right_i = correct_n[row_i] > 0
         if bool(is_right_i.all()) or not bool(is_right_i.any()) or not bool(mask_it.any()):
             continue
         token_id_w, id_index_u = torch.unique(ids_nt[row_i][mask_it], return_inverse=True)
@@ -104,17 +105,17 @@ def ktae(
         association_w = right_share_w.sqrt().asin() - wrong_share_w.sqrt().asin() + h3 * frequency_gap_w
         added_advantage_it = torch.zeros(mask_it.shape, dtype=torch.float64, device=adv_nt.device)
         evidence_w = evidence_ab[right_count_w, wrong_count_w]
-        term_w = torch.sigmoid(evidence_w * association_w) - 0.5
-        added_advantage_it[mask_it] = (term_w if form == "paper" else 2 * top * term_w)[id_index_u]
-        result_nt[row_i] = (result_nt[row_i] + added_advantage_it).to(adv_nt.dtype)
-    return result_nt
+        token_advantage_w = torch.sigmoid(evidence_w * association_w) - 0.5
+        added_advantage_it[mask_it] = (token_advantage_w if form == "paper" else 2 * top * token_advantage_w)[id_index_u]
+        refined_adv_nt[row_i] = (refined_adv_nt[row_i] + added_advantage_it).to(adv_nt.dtype)
+    return refined_adv_nt
 
 
 def _count_frequency(word_u: Tensor, is_on_side_u: Tensor, word_count: int, k1: float, b: float) -> Float[Tensor, " w"]:
     """Compute the BM25 term frequency of each token id in the right or in the wrong completions (`is_on_side_u`)."""
     share_of_word_w = torch.bincount(word_u[is_on_side_u], minlength=word_count).double() / is_on_side_u.sum().clamp(min=1)
-    length_over_mean = float(is_on_side_u.sum()) / (len(is_on_side_u) / 2)
-    return share_of_word_w * (k1 + 1) / (share_of_word_w + k1 * (1 - b + b * length_over_mean)).clamp(min=1e-300)
+    relative_length = float(is_on_side_u.sum()) / (len(is_on_side_u) / 2)
+    return share_of_word_w * (k1 + 1) / (share_of_word_w + k1 * (1 - b + b * relative_length)).clamp(min=1e-300)
 
 
 @lru_cache(maxsize=256)
@@ -122,7 +123,8 @@ def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[T
     """Tabulate how strongly a token goes with correctness, by how many right and how many wrong completions have it."""
     right_with_ab = torch.arange(right + 1, dtype=torch.float64)[:, None].expand(right + 1, wrong + 1)
     wrong_with_ab = torch.arange(wrong + 1, dtype=torch.float64).expand(right + 1, wrong + 1)
-    with_token_ab, completion_count = right_with_ab + wrong_with_ab, right + wrong
+    with_token_ab = right_with_ab + wrong_with_ab
+    completion_count = right + wrong
     log_ways_ab = _log_choose(right, right_with_ab) + _log_choose(wrong, wrong_with_ab)
     probability_ab = (log_ways_ab - _log_choose(completion_count, with_token_ab)).exp()
     p_value_ab = probability_ab  # the paper's p-value is the probability of the observed 2x2 table alone
@@ -144,8 +146,8 @@ def _tabulate_evidence(right: int, wrong: int, two_sided: bool) -> tuple[Float[T
 
 def _log_choose(n: int, k: Tensor) -> Tensor:
     """Compute the logarithm of "n choose k" for each entry of k."""
-    tensor_of_n = torch.full_like(k, n)
-    return (tensor_of_n + 1).lgamma() - (k + 1).lgamma() - (tensor_of_n - k + 1).lgamma()
+    n_like_k = torch.full_like(k, n)
+    return (n_like_k + 1).lgamma() - (k + 1).lgamma() - (n_like_k - k + 1).lgamma()
 
 
 def _compute_entropy(x: Tensor, y: Tensor) -> Tensor:
@@ -221,7 +223,8 @@ def _weigh_tokens(importance_u: Tensor, quantile: float, beta: float, floor: flo
     lowest_log, highest_log = log_u.aminmax()
     log_u = (log_u - lowest_log) / (highest_log - lowest_log if highest_log > lowest_log else 1.0)
     quantile_rank = quantile * (len(log_u) - 1)  # torch.quantile would do the same, but refuses long inputs
-    sorted_log_u, rank_below = log_u.sort().values, int(quantile_rank)
+    sorted_log_u = log_u.sort().values
+    rank_below = int(quantile_rank)
     next_rank = min(rank_below + 1, len(log_u) - 1)
     quantile_log = torch.lerp(sorted_log_u[rank_below], sorted_log_u[next_rank], quantile_rank - rank_below)
     shrunk_weight_u = (log_u / (quantile_log + eps)).clamp(min=floor)

@@ -51,7 +51,8 @@ class Timeline:
     def last_with(self, flag_s: Bool[Tensor, " s"]) -> Int[Tensor, " j"]:
         """Return the row of each trajectory's last flagged step, or of its last step if no step is flagged."""
         # The rows are sorted so that each trajectory starts with its last flagged row, or else its last row.
-        row_order = (self.left_s + torch.where(flag_s, 0, len(flag_s))).argsort(stable=True)
+        sort_key_s = self.left_s + torch.where(flag_s, 0, len(flag_s))
+        row_order = sort_key_s.argsort(stable=True)
         row_order = row_order[self.index_s[row_order].argsort(stable=True)]
         step_count_j = self.index_s.bincount()
         return row_order[step_count_j.cumsum(dim=0) - step_count_j]
@@ -85,9 +86,11 @@ class Timeline:
 
     def groups(self, group_s: Int[Tensor, " s"] | Sequence[Hashable]) -> Int[Tensor, " j"]:
         """Return the number of each trajectory's group; refuse a trajectory with rows of two groups."""
-        group_index_s, last_row_s = group_index(group_s), self.last_j[self.index_s]
+        group_index_s = group_index(group_s)
+        last_row_s = self.last_j[self.index_s]
         if bad_rows := first_of(group_index_s != group_index_s[last_row_s]):
-            bad_row, group_ids = bad_rows[0], list_ids(group_s)
+            bad_row = bad_rows[0]
+            group_ids = list_ids(group_s)
             raise AlignmentError(
                 f"Trajectory {self.names[bad_row]!r} has rows of prompt {group_ids[bad_row]!r} and of prompt "
                 f"{group_ids[int(last_row_s[bad_row])]!r}; give the trajectories of different prompts different ids."
@@ -105,7 +108,8 @@ def build_timeline(
         check_shapes(**rows, trajectory_s=trajectory_s)
         check_rewards(rows["reward_s"], row="row")
     check_counts(trajectory_s, "trajectory ids", step_s, "step numbers", advice="one of each to every row")
-    trajectory_index_s, trajectory_ids = group_index(trajectory_s), list_ids(trajectory_s)
+    trajectory_index_s = group_index(trajectory_s)
+    trajectory_ids = list_ids(trajectory_s)
     row_order = step_s.argsort(stable=True)
     row_order = row_order[trajectory_index_s[row_order].argsort(stable=True)]
     trajectory_o, step_o = trajectory_index_s[row_order], step_s[row_order]
@@ -177,8 +181,10 @@ def assign_turns(
         (tensor([ 0.5000,  0.5000, -0.5000], dtype=torch.float64), tensor([2, 2, 1]))
     """
     method_entry = find(method) if isinstance(method, str) else method
-    timeline, present_sk = build_timeline(trajectory_s, step_s), length_sk > 0
-    group_j, length_jk = timeline.groups(group_s), timeline.add_up(length_sk)
+    timeline = build_timeline(trajectory_s, step_s)
+    present_sk = length_sk > 0
+    group_j = timeline.groups(group_s)
+    length_jk = timeline.add_up(length_sk)
     inputs = dict(inputs or {})
     options = {"block_names": block_names, "method": method_entry, **options}
     truncated_s = inputs.get("truncated_n")
@@ -204,7 +210,8 @@ def assign_turns(
         inputs = {"length_n": length_jk.sum(dim=1), "truncated_n": truncated_j}
         rollout_objectives = _zero_other_weights(objectives, ~is_turn_objective_m)
         credit = assign(rollout_scores, group_j, length_jk > 0, objectives=rollout_objectives, inputs=inputs, **options)
-        credit, has_tokens_s = credit.take(timeline.index_s), length_sk.sum(dim=1) > 0
+        credit = credit.take(timeline.index_s)
+        has_tokens_s = length_sk.sum(dim=1) > 0
         carries_stop_s = torch.zeros_like(has_tokens_s)
         carries_stop_s[timeline.last_with(has_tokens_s)] = True
         credit = replace(
@@ -243,8 +250,8 @@ def _refuse_split(timeline: Timeline, entry: Method) -> None:
 
 def _add_credits(rollouts: Credit, turns: Credit, is_turn_m: Bool[Tensor, " m"]) -> Credit:
     """Add the credit of the objectives that judge whole rollouts to that of the objectives that judge single turns."""
-    names = ("adv_nm", "singleton_m", "absent_m", "coarser_m", "weight_m")
-    tables: dict[str, Any] = {name: torch.where(is_turn_m, getattr(turns, name), getattr(rollouts, name)) for name in names}
+    fields = ("adv_nm", "singleton_m", "absent_m", "coarser_m", "weight_m")
+    tables: dict[str, Any] = {name: torch.where(is_turn_m, getattr(turns, name), getattr(rollouts, name)) for name in fields}
     return replace(
         rollouts,
         block_nk=rollouts.block_nk + turns.block_nk,
@@ -256,8 +263,10 @@ def _add_credits(rollouts: Credit, turns: Credit, is_turn_m: Bool[Tensor, " m"])
 
 def _zero_other_weights(objectives: Sequence[Objective], has_weight_m: Tensor) -> list[Objective]:
     """Return the objectives, with weight 0 for each objective that `has_weight_m` does not mark."""
-    objectives_and_flags = zip(objectives, has_weight_m.tolist(), strict=True)
-    return [objective if has_weight else replace(objective, weight=0.0) for objective, has_weight in objectives_and_flags]
+    return [
+        objective if has_weight else replace(objective, weight=0.0)
+        for objective, has_weight in zip(objectives, has_weight_m.tolist(), strict=True)
+    ]
 
 
 def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Objective], *, add_turns: bool) -> Scores:
@@ -298,7 +307,9 @@ def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Object
             status_sm[:, m] = status_sm[reward_row_s, m]
         else:  # a reward that no turn has counts as absent once, at the rollout's last turn
             # For an objective without a scope, `if_missing` stands for the reward of the whole rollout, not of each turn.
-            lacks_reward_s = ~is_checked_sm[:, m] & (filled_reward_s.isnan() | (objective.scope is None))
+            lacks_reward_s = ~is_checked_sm[:, m]
+            if objective.scope is not None:
+                lacks_reward_s &= filled_reward_s.isnan()
             rollout_has_reward_s = (timeline.add_up(~lacks_reward_s) > 0)[timeline.index_s]
             reward_sm[:, m] = torch.where(lacks_reward_s & (rollout_has_reward_s | ~is_last_turn_s), 0.0, filled_reward_s)
     return replace(scores, reward_nm=reward_sm, status_nm=torch.where(reward_sm.isnan(), status_sm, int(Status.OK)))
