@@ -30,8 +30,7 @@ class MathVerifier(Workers):
     """Check answers against gold answers with Math-Verify, in worker processes with a deadline; see `spanwise.score.workers`.
 
     Args:
-        workers: how many processes check at a time; None: one for each core of this process. They start on first use, and no more
-            of them than there are checks to make.
+        workers: how many processes check at a time; None: one for each core. They start on first use, at most one per check.
         deadline: seconds of processor time one check may take. By the clock it may take four times that and ten seconds more.
         memory: address space of a worker in bytes, 0 for no limit (not enforced on Windows).
         cache: how many verdicts are kept, by (gold, answer).
@@ -80,13 +79,11 @@ def judge(
 ) -> list[Verdict]:
     r"""Judge whether each answer equals its gold answer, as text or as mathematics.
 
-    Rule, in this order: no gold answer (None, blank) is ERROR; no answer (None, blank) is wrong; equal text, outer spaces aside,
-    is right; then by `verify`:
+    Rule, in this order: no gold answer (None, blank) is ERROR; no answer is wrong; equal stripped text is right; then by `verify`:
 
     - `exact`: wrong.
     - `auto`: outer `$` and `\boxed{}` fall away and the text is compared again; signs alone are wrong; integers are compared as
-      integers and words as text; whatever is left goes to Math-Verify. "0.50" equals "1/2", and no process starts for "4"
-      against "7".
+      integers and words as text; whatever is left goes to Math-Verify. "0.50" equals "1/2".
     - `math`: everything left goes to Math-Verify, which also takes "paris" for "Paris".
 
     Of an answer of more than 10,000 characters (`LONGEST`) Math-Verify reads the end, from a line's start on where it has lines,
@@ -121,7 +118,8 @@ def judge(
 def bare(text: str) -> str:
     r"""Remove the white space, dollars and `\boxed{}` that enclose a whole answer."""
     start, end = _strip_interval(text, 0, len(text))
-    closing_brace_of, dollar_count = _match_braces(text) if "\\boxed{" in text else {}, text.count("$")
+    closing_brace_of = _match_braces(text) if "\\boxed{" in text else {}
+    dollar_count = text.count("$")
     # The loop moves two indices and copies no text, so that its time is linear even for a thousand nested boxes.
     while True:
         if end - start > 2 and dollar_count == 2 and text[start] == text[end - 1] == "$":

@@ -122,8 +122,7 @@ def restore_process(subject: str, text: Texts) -> Iterator[None]:
     state_hash = hash(python_state[1]) & 0xFFFFFFFF
     call_hash = crc32(seed_text.encode(errors="replace"), state_hash)
     _calls[call_hash] += 1
-    call_number = str(_calls[call_hash])
-    call_seed = crc32(call_number.encode(), call_hash)
+    call_seed = crc32(str(_calls[call_hash]).encode(), call_hash)
     with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):
         random.seed(call_seed)
         np.random.seed(call_seed)  # noqa: NPY002
@@ -143,7 +142,6 @@ def restore_process(subject: str, text: Texts) -> Iterator[None]:
                 warnings.warn(
                     f"{subject} changed {', '.join(changes)} for the whole process. This is undone after each call. Change it in "
                     f"your own script, or use a generator of your own (random.Random, torch.Generator).",
-                    UserWarning,
                     stacklevel=2,
                 )
 
@@ -170,8 +168,8 @@ def place_of(error: BaseException) -> str:
     """Return the sentence that names the line of a user's file where an error arose; "" if there is no such line."""
     all_frames = traceback.extract_tb(error.__traceback__)
     user_frames = [frame for frame in all_frames if not frame.filename.startswith(_CALLER_FILES)]
-    last_frame = next((frame for frame in reversed(user_frames) if frame.filename == user_frames[0].filename), None)
-    return f" It happened in {last_frame.filename}, line {last_frame.lineno}." if last_frame is not None else ""
+    file_frames = [frame for frame in user_frames if frame.filename == user_frames[0].filename]
+    return f" It happened in {file_frames[-1].filename}, line {file_frames[-1].lineno}." if file_frames else ""
 
 
 def reward_call(objective: Objective, text: Texts, columns: Columns) -> partial[Any]:
@@ -207,8 +205,8 @@ def label_of_function(objective: Objective) -> str:
 def arguments_for(parameters: Parameters, offered: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     """Return those of the offered arguments that a function takes, and its first required parameter that none of them fills."""
     default_of, takes_any_keyword = parameters
-    missing = (name for name, default in default_of.items() if default is inspect.Parameter.empty and name not in offered)
-    return {name: value for name, value in offered.items() if takes_any_keyword or name in default_of}, next(missing, None)
+    unfilled = (name for name, default in default_of.items() if default is inspect.Parameter.empty and name not in offered)
+    return {name: value for name, value in offered.items() if takes_any_keyword or name in default_of}, next(unfilled, None)
 
 
 def checked_reward(result: Any, objective: Objective, size: int) -> Reward:

@@ -162,7 +162,8 @@ def listed(text: Texts, *, pays: Pays, columns: Columns, scored: Scored, block: 
     index_match = _INDEX.search(judged_block)
 
     def rule(_: BlockText, __: Mapping[str, str | None], cell: Any) -> Verdict | float | None:
-        numbers_by_block, block_entry = _parse_cell(cell), MISSING
+        numbers_by_block = _parse_cell(cell)
+        block_entry = MISSING
         if isinstance(numbers_by_block, Mapping):
             block_entry = numbers_by_block.get(judged_block, MISSING)
         elif isinstance(numbers_by_block, list | tuple) and index_match and int(index_match[1]) < len(numbers_by_block):
@@ -285,8 +286,7 @@ def json_schema(
     exponent beyond every float as infinite, a multiple of nothing. NaN and Infinity are no JSON. No paid block: ABSENT.
     A schema of the dataset that is missing or no schema: ERROR. A `$ref` leads to a place in the schema itself; nothing is ever
     fetched. Where a schema has keywords whose time may grow faster than the value (`pattern`, `patternProperties`, `uniqueItems`,
-    `$ref` and any that is not known to be linear), a process that can be killed checks it, and past its deadline the completion
-    has no reward: TIMEOUT.
+    `$ref` and any not known to be linear), a separate process checks it; past its deadline there is no reward: TIMEOUT.
 
     Args:
         text, pays, columns, scored: see `spanwise.score.rewards`.
@@ -342,8 +342,10 @@ def _field_json(block: Mapping[str, str | None], tag: str) -> str | None:
 
 def _in_quotes(field_text: str, block_text: str, tag: str) -> bool:
     """Return whether a field's value is in quotes in the text of its block."""
-    value_start, key = field_text[:256], tag.rpartition(".")[2]
-    first_quote, value_index = None, block_text.find(value_start)
+    value_start = field_text[:256]
+    key = tag.rpartition(".")[2]
+    first_quote = None
+    value_index = block_text.find(value_start)
     while value_index >= 0:
         if opening := _BEFORE.search(block_text, max(0, value_index - 256), value_index):
             text_before = block_text[max(0, opening.start() - 256) : opening.start()].rstrip()

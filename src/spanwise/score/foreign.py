@@ -60,8 +60,8 @@ def _verl_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:
             f"A function in verl's signature needs the right answer, but no column holds it. Add a column {', '.join(_GOLD)} or "
             f"reward_model with a ground_truth; the columns are {', '.join(sorted(row)) or 'none'}."
         )
-    absent_columns = {"data_source": None, "extra_info": {}}
-    return {**absent_columns, **row, "solution_str": text, "ground_truth": _first_cell(gold_cells, *_GOLD)}
+    default_columns = {"data_source": None, "extra_info": {}}
+    return {**default_columns, **row, "solution_str": text, "ground_truth": _first_cell(gold_cells, *_GOLD)}
 
 
 def _is_scorer(function: Any, parameters: frozenset[str]) -> bool:
@@ -95,10 +95,10 @@ def _read_score(score: Any) -> tuple[Any, str | None]:
 
     if score is None:
         return None, None
-    score_to_float, score_value = value_to_float(), score.value
-    if isinstance(score_value, dict):
-        return {key: score_to_float(part) for key, part in score_value.items()}, score.explanation
-    return score_to_float(score_value), score.explanation
+    score_to_float = value_to_float()
+    if isinstance(score.value, dict):
+        return {key: score_to_float(part) for key, part in score.value.items()}, score.explanation
+    return score_to_float(score.value), score.explanation
 
 
 def _rubric_arguments(text: str, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,7 +118,8 @@ def calling_convention(objective: Objective) -> Convention | None:
 
 def check_call(objective: Objective, convention: Convention | None) -> None:
     """Refuse call options that cannot work, such as `timeout` for a plain function, and `key` for a function of the whole batch."""
-    subject, options = f"Objective '{objective.name}'", objective.options
+    subject = f"Objective '{objective.name}'"
+    options = objective.options
     if convention is None:
         if objective.key is not None:
             raise RecipeError(
@@ -149,8 +150,8 @@ def item_calls(objective: Objective, convention: Convention, text: Texts, column
     for n, (blocks, row) in enumerate(zip(text, rows_of(columns, len(text)), strict=True)):
         if not present(blocks, objective.pays):
             continue
-        sees_part, block = call_options["sees"] == "part", call_options["block"]
-        shown_text = part_text(blocks, objective.pays, block) if sees_part else completion_text(blocks)
+        sees_part = call_options["sees"] == "part"
+        shown_text = part_text(blocks, objective.pays, call_options["block"]) if sees_part else completion_text(blocks)
         arguments, missing_column = arguments_for(parameters, convention.arguments(shown_text, row) | function_options)
         if missing_column is not None:
             raise DataError(f"Objective '{objective.name}': {unknown('column', missing_column, row)}")
@@ -180,7 +181,8 @@ async def await_items(objective: Objective, calls: Mapping[int, Callable[[], Any
 
 def as_reward(objective: Objective, convention: Convention, results: Mapping[int, CallResult], size: int) -> Reward:
     """Return the rewards of all completions from the results of their calls; raise RewardError if every call failed."""
-    function_label, checked_results = label_of_function(objective), dict(results)
+    function_label = label_of_function(objective)
+    checked_results = dict(results)
     refuse_if_all_failed(results, function_label, with_place=True)
     for n, result in results.items():
         if result.error is None:
@@ -192,8 +194,7 @@ def as_reward(objective: Objective, convention: Convention, results: Mapping[int
 
 def reward_of(numbers: Mapping[int, CallResult], size: int, *, measured: Sequence[Sequence[float]] | None = None) -> Reward:
     """Return the rewards of all completions; a completion without a call result in `numbers` has no reward (ABSENT)."""
-    absent_result = CallResult(status=Status.ABSENT)
-    all_results = [numbers.get(n, absent_result) for n in range(size)]
+    all_results = [numbers.get(n, CallResult(status=Status.ABSENT)) for n in range(size)]
     return Reward.of(
         [result.value for result in all_results],
         status=[result.status for result in all_results],

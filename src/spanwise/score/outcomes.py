@@ -1,8 +1,7 @@
 """Outcomes: discrete facts on the text before a block, such as a right answer; completions with equal outcomes are compared.
 
-An outcome is the reward of an earlier objective, or a function `(text, *, columns)` of the blocks of every completion and the
-dataset's columns that returns one bool, number, string or None (unknown) per completion. It must not depend on the blocks that the
-objective pays, or the comparison would cancel their credit.
+An outcome is the reward of an earlier objective, or a function `(text, *, columns)` that returns one bool, number, string or None
+(unknown) per completion. It must not depend on the blocks that the objective pays, or the comparison would cancel their credit.
 """
 
 from __future__ import annotations
@@ -124,8 +123,7 @@ def check_discrete(values: Collection[float], name: str) -> None:
 def judge_of(objective: Objective) -> str | None:
     """Return the name of the objective, such as `correct`, that judges a reward's confidences; None for other rewards.
 
-    That is its option (`of`), else the only reward among what it is given, else `correct` if that is among them; `correct` too
-    where it is given no reward at all.
+    That is its option (`of`), else the only reward that it is given, else `correct` if it is given that or no reward at all.
     """
     built_in_reward = built_in(objective)
     if built_in_reward is None or built_in_reward.judged_by is None:

@@ -154,7 +154,8 @@ class Connection:
 
     def serve(self, what: str, target: Any, values: list[Any], names: list[str]) -> None:
         """Answer one request of the other process."""
-        error, result, arguments = None, None, []
+        error = result = None
+        arguments = []
         try:
             arguments = [self.decode(item) for item in values]
             positional_count = len(arguments) - len(names)
@@ -168,19 +169,19 @@ class Connection:
         encoded_arguments = [self.encode(item) for item in arguments]
         self.send("reply", error, result, [] if encoded_arguments == values else encoded_arguments)
 
-    def do(self, what: str, target: Any, values: list[Any], named: dict[str, Any]) -> Any:
+    def do(self, action: str, target: Any, values: list[Any], named: dict[str, Any]) -> Any:
         """Carry out a request of the other process, such as to get an attribute; the tests' process refuses private attributes."""
-        is_attribute = what in ("getattr", "setattr")
+        is_attribute = action in ("getattr", "setattr")
         is_public = type(target).__module__ == "__main__" and is_attribute and not values[0].startswith("_")
-        if self.judging and not (is_public or what == "plain" or what in _UNARY | _BINARY):
+        if self.judging and not (is_public or action == "plain" or action in _UNARY | _BINARY):
             raise AttributeError("The code can reach only public attributes of objects that the tests define.")
-        if what == "name":
+        if action == "name":
             return self.namespace[target]
-        if what == "plain":
+        if action == "plain":
             return target
         if is_attribute:
-            return getattr(builtins, what)(target, *values, **named)
-        return (vars(operator).get(what) or getattr(type(target), what))(target, *values, **named)
+            return getattr(builtins, action)(target, *values, **named)
+        return (vars(operator).get(action) or getattr(type(target), action))(target, *values, **named)
 
     def encode(self, value: Any, *, as_plain: bool = False) -> Any:
         """Encode a value as JSON; with `as_plain`, an object of a subclass of a plain type becomes one of that type."""
@@ -216,11 +217,8 @@ class Connection:
                 if b"__main__" not in pickled_value:
                     return ["pickle", pickled_value.hex()]
         self.own_objects[id(value)] = value
-        return [
-            "object",
-            id(value),
-            [base_name for base_name in sorted(_UNARY) if any(base_name in vars(base) for base in value_type.__mro__)],
-        ]
+        unary_names = [name for name in sorted(_UNARY) if any(name in vars(base) for base in value_type.__mro__)]
+        return ["object", id(value), unary_names]
 
     def decode(self, value: Any) -> Any:
         """Return the value that the other process encoded, or a stand-in for it."""
@@ -231,13 +229,13 @@ class Connection:
             case "yours":
                 return self.own_objects[payload[0]]
             case "object":
-                number, method_names = payload
-                if number not in self.stand_ins:
+                object_number, method_names = payload
+                if object_number not in self.stand_ins:
                     handle = _handle_class(tuple(name for name in method_names if name in _UNARY))()
                     object.__setattr__(handle, "_spanwise_connection", self)
-                    object.__setattr__(handle, "_spanwise_number", number)
-                    self.stand_ins[number] = handle
-                return self.stand_ins[number]
+                    object.__setattr__(handle, "_spanwise_number", object_number)
+                    self.stand_ins[object_number] = handle
+                return self.stand_ins[object_number]
             case "error" if len(payload) == 1:
                 return Ended if payload[0] == "SystemExit" else _error(payload[0])
             case "error":
@@ -252,8 +250,8 @@ class Connection:
                 return pickle.loads(bytes.fromhex(payload[0]))
             case "dict":
                 return {self.decode(key): self.decode(item) for key, item in payload}
-        plain_type, contents = _COPIED[value_tag], map(self.decode, payload)
-        return plain_type(contents) if plain_type in _CONTAINERS else plain_type(*contents)
+        plain_type = _COPIED[value_tag]
+        return plain_type(map(self.decode, payload)) if plain_type in _CONTAINERS else plain_type(*map(self.decode, payload))
 
 
 def _constructor_arguments(kind: Any, value: Any) -> tuple[Any, ...]:
@@ -306,7 +304,8 @@ def code() -> None:
 def tests(descriptor: int) -> None:
     """Run the tests in this process, and exit with status 0 if they reach their end."""
     program_text, test_code, redefined_names = json.loads(sys.stdin.buffer.read())
-    sys.argv, exit_status = ["tests"], 1
+    sys.argv = ["tests"]
+    exit_status = 1
     main_namespace = _replace_main_module()
     connection = Connection(descriptor, main_namespace, judging=True)
     kept_builtins = {name: value for name, value in vars(builtins).items() if name not in redefined_names}

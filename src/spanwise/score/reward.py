@@ -112,10 +112,10 @@ class Reward(ByCompletion):
         """
         row_count = len(values)
         statuses = [Status.ABSENT] * row_count if status is None else status
-        score_pairs = [None] * row_count if by_outcome is None else by_outcome
-        if not row_count == len(statuses) == len(score_pairs):
+        value_pairs = [None] * row_count if by_outcome is None else by_outcome
+        if not row_count == len(statuses) == len(value_pairs):
             raise AlignmentError(
-                f"{row_count} values have {len(statuses)} statuses and {len(score_pairs)} pairs by_outcome; give each one of both."
+                f"{row_count} values have {len(statuses)} statuses and {len(value_pairs)} pairs by_outcome; give each one of both."
             )
         status_codes = [
             int(reason if value is None or reason == Status.BROKE else Status.OK)
@@ -124,7 +124,7 @@ class Reward(ByCompletion):
         return Reward(
             _as_numbers(values),
             torch.tensor(status_codes, dtype=torch.long),
-            torch.tensor([(NAN, NAN) if pair is None else pair for pair in score_pairs], dtype=torch.float64).reshape(-1, 2),
+            torch.tensor([(NAN, NAN) if pair is None else pair for pair in value_pairs], dtype=torch.float64).reshape(-1, 2),
             None if stated is None else _as_numbers(stated),
             note_n=None if notes is None else np.array(notes, dtype=object),
             measured_nc=None if measured is None else torch.tensor(measured, dtype=torch.float64).reshape(row_count, -1),
@@ -208,8 +208,7 @@ class BuiltIn:
         segmenters: the segmenters whose parts it understands; none: any.
         check: refuses options that cannot work (RecipeError); called before training with all of them.
         ready: refuses options that need a missing package (DataError); called before training, but not for recorded rewards.
-        measures: what it measures of itself for each completion (requests, tokens), summed over a batch in the log as
-            `cost/<objective>/<measure>`.
+        measures: what it counts for each completion (requests, tokens), summed in the log as `cost/<objective>/<measure>`.
         reads_ids: it reads the token ids of completions, the trainer's column `completion_ids`.
         loads_model: it loads a model of its own, for which the reward workers of verl and SkyRL have no device.
         judged_by: the option that names the objective whose reward is the outcome, see `judge_of`; None if there is none.

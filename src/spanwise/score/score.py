@@ -342,7 +342,8 @@ def _block_option(objective: Objective, block: str, layout: Layout) -> dict[str,
         return {"block": block}
     if not built_in_reward.tags or any(option in objective.options for option in built_in_reward.tags):
         return {}
-    block_tags, tag_option = layout.keys[block], built_in_reward.tags[0]
+    block_tags = layout.keys[block]
+    tag_option = built_in_reward.tags[0]
     if len(block_tags) != 1:
         raise RecipeError(
             f"Objective '{objective.name}' reads one tag of each block, but block '{block}' has "
@@ -400,16 +401,16 @@ def _check_options(objective: Objective, entry: BuiltIn) -> None:
 
 def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None:
     """Refuse a built-in reward that lacks a package, its block or its tag, or whose paid block has the wrong segmenter."""
-    layout_tags, options = layout.keys, {**entry.options, **objective.options}
+    options = {**entry.options, **objective.options}
     entry.ready(options)
     named_blocks = [options[name] for name in entry.blocks]
     for block in named_blocks:
-        if block not in layout_tags:
-            raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, layout_tags)}")
+        if block not in layout.keys:
+            raise RecipeError(f"Objective '{objective.name}' reads block '{block}'. {unknown('block', block, layout.keys)}")
     # If options name blocks, those and the first paid block need the tag; otherwise any one paid block needs it.
     read_blocks = [(block,) for block in (objective.pays[0], *named_blocks)] if named_blocks else [objective.pays]
     for tag, blocks in product((options[name] for name in entry.tags), read_blocks):
-        block_tags = [key for block in blocks for key in layout_tags[block]]
+        block_tags = [key for block in blocks for key in layout.keys[block]]
         if tag and tag not in block_tags:
             raise RecipeError(
                 f"Objective '{objective.name}' reads the tag '{tag}' in {' or '.join(blocks)}, which has "

@@ -82,8 +82,7 @@ def equals_as_math(gold: str, answer: str) -> bool | None:
 
 def exact(text: str) -> int | Fraction:
     """Return a JSON number as an exact int or Fraction, so that remainders are exact; ValueError for NaN and Infinity."""
-    shortest_decimal = repr(float(text))
-    fraction = Fraction(shortest_decimal)
+    fraction = Fraction(repr(float(text)))  # `repr` writes the shortest decimal
     return fraction.numerator if fraction.denominator == 1 else fraction
 
 
@@ -215,7 +214,8 @@ def run(code: str, tests: str | None, *, deadline: float, clock: float, memory: 
             return process
 
         if tests is None:
-            judging_process, code_request = start(stdin=subprocess.PIPE), [code]
+            judging_process = start(stdin=subprocess.PIPE)
+            code_request = [code]
         else:
             test_end, code_end = socket.socketpair()
             with test_end, code_end:

@@ -178,7 +178,8 @@ class Worker:
     def ask(self, message: str | None, seconds: float) -> tuple[str, bool]:
         """Send a line to the process; return the line it replies, and whether it was killed because time ran out."""
         worker_process: Any = self.process  # not None, because callers start the process first
-        reply_line, start_time = "", time.monotonic()
+        reply_line = ""
+        start_time = time.monotonic()
         with DEADLINES.over(seconds, worker_process.kill), contextlib.suppress(OSError, ValueError):
             if message is not None:
                 print(message, file=worker_process.stdin, flush=True)

@@ -46,7 +46,6 @@ class Cache:
             warnings.warn(
                 f"The judge's cache '{name}' holds {sum(verdict_counts.values())} verdicts, all of another prompt, model or "
                 f"choices. So the judge is asked every question anew. If you did not mean that, undo what you changed.",
-                UserWarning,
                 stacklevel=2,
             )
 

@@ -195,7 +195,8 @@ async def ask_judge(
         is_error = isinstance(other, BaseException)
         result_by_name[name] = CallResult(status=Status.ERROR, error=other) if is_error else other[name]
     refuse_if_all_failed(result_by_name, "The judge", noun="questions")
-    result_by_index, costs_nc = dict[int, CallResult](), np.zeros((len(text), len(MEASURES)))
+    result_by_index = dict[int, CallResult]()
+    costs_nc = np.zeros((len(text), len(MEASURES)))
     for n, group in questions.items():
         verdicts = [(question.criterion, result_by_name[question.name]) for question in group]
         if locate:  # a question that failed names no block, so it counts for every block
@@ -239,7 +240,8 @@ class _RequestForm:
         if self.locate and block:
             part_names = [name for name in present(blocks, list(blocks)) if any_index(name) == any_index(block)]
         block = criterion.part or block
-        part_name, part_content = block or ", ".join(names), part_text(blocks, names, block)
+        part_name = block or ", ".join(names)
+        part_content = part_text(blocks, names, block)
         if part_names:
             part_name = ", ".join(part_names)
             part_content = "\n".join(fenced(part_text(blocks, [name], name), name) for name in part_names)

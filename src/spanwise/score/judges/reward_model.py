@@ -164,7 +164,7 @@ class _RewardModel:
             model_config = transformers.AutoConfig.from_pretrained(name, **load_options)
             self.tokenizer = tokenizer = transformers.AutoTokenizer.from_pretrained(name, **load_options)
             class_name = (model_config.architectures or ["a model without a class"])[0]
-            class_kind = class_name[class_name.rfind("For") :]
+            class_kind = "For" + class_name.rpartition("For")[2]
             subject = f"The reward model '{name}' is {class_name}"
             refuse(
                 {
@@ -216,7 +216,9 @@ class _RewardModel:
 
     def _write_row(self, prompt: Any, question: str, text_pieces: Sequence[str]) -> _Row:
         """Encode prompt and completion by the reward model's chat template; control tokens in a completion become plain text."""
-        tokenizer, has_steps, token_types = self.tokenizer, self.marker is not None, ()
+        tokenizer = self.tokenizer
+        has_steps = self.marker is not None
+        token_types = ()
         for token in self.control_tokens:
             text_pieces = [piece.replace(token, as_plain_text(token)) for piece in text_pieces]
         if tokenizer.chat_template is not None:
@@ -228,7 +230,8 @@ class _RewardModel:
             token_types = encoded.get("token_type_ids", ())
         else:
             encoded = tokenizer(question if has_steps else question + text_pieces[0])
-        row_ids, marker_places = list(encoded["input_ids"]), []
+        row_ids = list(encoded["input_ids"])
+        marker_places = []
         for piece in text_pieces if has_steps else ():
             # The step and the marker are encoded apart, so that no token belongs to both.
             row_ids += [id for part in (piece, self.marker) for id in tokenizer(part, add_special_tokens=False)["input_ids"]]
@@ -255,10 +258,9 @@ class _RewardModel:
             model_inputs["token_type_ids"] = [row.types for row in rows]
         for name, lists in model_inputs.items():
             padding_value = (self.model.config.pad_token_id or 0) if name == "input_ids" else 0
-            padded_table = pad_sequence(list(map(torch.tensor, lists)), batch_first=True, padding_value=padding_value)
+            padded_table = pad_sequence([torch.tensor(ids) for ids in lists], batch_first=True, padding_value=padding_value)
             model_inputs[name] = padded_table.to(self.model.device)
-        all_logits = self.model(**model_inputs)[0]
-        for row, logits in zip(rows, all_logits, strict=True):
+        for row, logits in zip(rows, self.model(**model_inputs)[0], strict=True):
             logits_pv = logits[list(row.places)] if row.places else logits[None]
             logits_pc = logits_pv[:, self.outputs].double().cpu()
             yield logits_pc[:, 0].tolist() if self.worths is None else (logits_pc.softmax(dim=-1) @ self.worths).tolist()
@@ -287,7 +289,7 @@ def _outputs(
         refuse({f"The reward model '{name}' has one label, whose number is the reward. Leave label out.": label is not None})
         return [0], None
     index_of: dict[Any, int] = {key: index for index, name in enumerate(label_names) for key in (name, index)}
-    label_index = index_of.get(len(label_names) - 1 if label is None else label)
+    label_index = index_of.get(label_names[-1] if label is None else label)
     if label_index is None:
         raise RecipeError(f"The reward model '{name}': {unknown('label', str(label), label_names)}")
     return list(range(len(label_names))), torch.nn.functional.one_hot(torch.tensor(label_index), len(label_names)).double()
