@@ -216,7 +216,8 @@ def _collect_outcomes(outcome_no: Tensor | None, group_n: Tensor, baseline: str)
 def _subtract_blend(reward_n: Tensor, worth_n: Tensor, baseline_n: Tensor, group_n: Tensor, outcome_no: Tensor) -> Explained:
     """Subtract the blended baseline from each reward, or from the number that stands for a missing reward."""
     prompt_comparison = compare_in_strata(reward_n, refine(group_n, outcome_no)).comparison
-    batch_comparison = compare_in_strata(reward_n, refine(torch.zeros_like(group_n), outcome_no)).comparison
+    same_outcome_n = refine(torch.zeros_like(group_n), outcome_no)
+    batch_comparison = compare_in_strata(reward_n, same_outcome_n).comparison
     advantage_n = (worth_n - baseline_n).nan_to_num(nan=0.0)
     reason_n = torch.where(prompt_comparison.members_nm > 1, prompt_comparison.reason_nm, batch_comparison.reason_nm)[:, 0]
     return Explained(advantage_n, build_comparison(

@@ -59,7 +59,8 @@ def lambda_advantage(
     if bootstrap_n is not None:
         lacks_reward_n |= bootstrap_n.isnan()
         next_carry_n.copy_(bootstrap_n.nan_to_num(nan=0.0)).mul_(gamma)
-    value_factor_n = gamma * (1 - torch.as_tensor(lam, dtype=exact_dtype, device=reward_nt.device).expand(len(reward_nt)))
+    lam_n = torch.as_tensor(lam, dtype=exact_dtype, device=reward_nt.device).expand(len(reward_nt))
+    value_factor_n = gamma * (1 - lam_n)
     for rows, cols in _cut_blocks(*reward_nt.shape):
         mask_block, reward_block = mask_nt[rows, cols], reward_nt[rows, cols].to(exact_dtype)
         mask_factor = mask_block.to(exact_dtype)

@@ -239,7 +239,8 @@ def spread(
             f"The credit has the shape {tuple(credit.block_nk.shape)} (completions, blocks), but the spans have "
             f"{tuple(spans.start_nk.shape)}; pass the credit and the spans of the same completions."
         )
-    start_nk, end_nk, token_width = spans.start_nk, spans.end_nk, spans.block_nt.shape[1]
+    start_nk, end_nk = spans.start_nk, spans.end_nk
+    token_width = spans.block_nt.shape[1]
     if bad_entry := first_of((end_nk != start_nk) & ((end_nk < start_nk) | (end_nk > token_width) | (start_nk < 0))):
         n, k = bad_entry
         raise AlignmentError(

@@ -226,7 +226,8 @@ def reinforce_plus_plus_baseline(
     centred_n, comparison = compare_in_strata(reward_n, stratum_n, min_stratum=min_stratum)
     options: dict[str, Any] = {"weight_n": length_n, "ddof": ddof, "eps": eps, "eps_at": eps_at}
     adv_n, batch_mean, batch_divisor = standardise(torch.where(is_compared_n, centred_n, torch.nan), **options)
-    adv_n1, has_tokens_n1 = adv_n[:, None], (length_n > 0)[:, None]
+    adv_n1 = adv_n[:, None]
+    has_tokens_n1 = (length_n > 0)[:, None]
     scaled_comparison = comparison.rescaled(divisor=batch_divisor, shift=batch_mean).fitting(adv_n1)
     scaled_comparison = replace(scaled_comparison, averaged_nm=torch.zeros_like(comparison.averaged_nm))
     zero_comparison = comparison.unexplained(adv_n1)  # for completions that are not standardised and get 0

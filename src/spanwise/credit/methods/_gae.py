@@ -214,7 +214,8 @@ class SaeSegments:
             raise RewardError(
                 f"The log-probability of completion {row} is nan at trainable token {t}; give a number for every sampled token."
             )
-        unlikely_nt = logp_nt < (math.log(self.threshold) if self.threshold > 0 else -math.inf)
+        lowest_logp = math.log(self.threshold) if self.threshold > 0 else -math.inf
+        unlikely_nt = logp_nt < lowest_logp
         return unlikely_nt if self.boundary == "start" else _move_to_next(unlikely_nt, mask_nt)
 
     def opens(self, logp_nt: Float[Tensor, "n t"], mask_nt: Bool[Tensor, "n t"]) -> Bool[Tensor, "n t"]:

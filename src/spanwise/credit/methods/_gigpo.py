@@ -125,8 +125,9 @@ def anchor_groups(group_s: Int[Tensor, " s"], anchor_s: Anchors, *, similarity: 
     text_id_of: dict[tuple[int, Any], int] = {}
     for row, (prompt, state) in enumerate(prompt_states):
         if state is not None and not isinstance(state, Hashable if similarity is None else str):
-            advice = "Turn each state into a string or a tuple, so that states can be compared."
-            advice = advice if similarity is None else "Only texts have a similarity; use similarity=None."
+            advice = "Only texts have a similarity; use similarity=None."
+            if similarity is None:
+                advice = "Turn each state into a string or a tuple, so that states can be compared."
             raise RecipeError(f"The anchor state of row {row} is of type {type(state).__name__}. {advice}")
         if similarity is not None and state is not None and (prompt, state) not in text_id_of:
             prompt_matchers = matchers_by_prompt.setdefault(prompt, [])

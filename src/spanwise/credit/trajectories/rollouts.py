@@ -296,7 +296,8 @@ def _score_rollouts(scores: Scores, timeline: Timeline, objectives: Sequence[Obj
 
 def _score_steps(scores: Scores, timeline: Timeline, objectives: Sequence[Objective]) -> Scores:
     """Return the scores of turns for a method that adds them up; the last turn gets the rewards of the whole rollout."""
-    reward_sm, status_sm = fill_missing(scores, objectives), scores.status_nm.clone()
+    reward_sm = fill_missing(scores, objectives)
+    status_sm = scores.status_nm.clone()
     is_checked_sm = _mark_checked(scores)
     is_last_turn_s = timeline.left_s == 0
     for m, objective in enumerate(objectives):
