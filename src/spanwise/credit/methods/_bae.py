@@ -84,7 +84,7 @@ def bae(
     column_count = reward_nk.shape[1]
     outcome_no = reward_nk[:, :1] if outcome_no is None else outcome_no
     if given_k is None:
-        given_k = [(), *[range(outcome_no.shape[1])] * (column_count - 1)]
+        given_k = [range(outcome_no.shape[1]) if column > 0 else () for column in range(column_count)]
     options_by_column = {
         "baseline": ["group", *[baseline] * (column_count - 1)] if isinstance(baseline, str) else baseline,
         "outcome_no": [outcome_no[:, list(given)] if len(given) else None for given in given_k],
