@@ -115,7 +115,7 @@ class Reward(ByCompletion):
         value_pairs = [None] * row_count if by_outcome is None else by_outcome
         if not row_count == len(statuses) == len(value_pairs):
             raise AlignmentError(
-                f"There are {row_count} values, {len(statuses)} statuses and {len(value_pairs)} pairs by_outcome; give each value one."
+                f"There are {row_count} values, {len(statuses)} statuses and {len(value_pairs)} outcome pairs; give each row one."
             )
         status_codes = [
             int(reason if value is None or reason == Status.BROKE else Status.OK)
