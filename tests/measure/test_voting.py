@@ -123,6 +123,13 @@ def test_sixteen_samples_are_exact():
     assert len(curve_values(run(rows * 2))["pass@k"]) == 16
 
 
+def test_exactly_so_many_subsets_are_drawn():
+    rows = [("1", 1, 9)] * 13 + [("2", 0, 3)] * 7
+    accuracy = curve_values(run(rows, budgets=[5], subsets=5000))["majority"][0]
+    right_votes = accuracy * 5000  # five votes for two answers have one winner
+    assert right_votes == pytest.approx(round(right_votes), abs=1e-6)
+
+
 def test_paired_difference_of_curves():
     rows = [("4", 0, 2), ("4", 0, 2), ("7", 1, 9)] * 5
     curves = run(rows, prompts=[i // 3 for i in range(15)], resamples=200)
