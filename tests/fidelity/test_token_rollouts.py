@@ -255,7 +255,7 @@ def test_a_run_of_one_block_with_its_own_critic(tabular, tmp_path, monkeypatch, 
     critic = ValueModel.of_policy(tabular[0], ("correct",), CriticConfig())
     torch.nn.init.normal_(critic.model.score.weight)
     critic.save(run / "critic", tabular[1])
-    for reference, words in (("token", "over each token"), ("segment", "which favours SAE with these segments")):
+    for reference, words in (("token", "over the token."), ("segment", "favours SAE with these segments")):
         fidelity(run, critics="own", reference=reference, **sizes)
         output = " ".join(capsys.readouterr().out.split())
         assert words in output

@@ -365,8 +365,8 @@ def critic_run(path, options, **columns):
     [
         ({}, [[2], [4]], "below 0.2 opens a segment"),  # the first token has none before it
         ({"threshold": 0.4}, [[2], [1, 4]], "below 0.4 opens a segment"),
-        ({"boundary": "end"}, [[1, 4], []], "below 0.2 has closed a segment"),  # the tool's token is as if deleted
-        ({"boundary": "end", "threshold": 0.4, "lam": 0.9}, [[1, 4], [2]], "below 0.4 has closed a segment"),
+        ({"boundary": "end"}, [[1, 4], []], "below 0.2 closes a segment"),  # the tool's token is as if deleted
+        ({"boundary": "end", "threshold": 0.4, "lam": 0.9}, [[1, 4], [2]], "below 0.4 closes a segment"),
     ],
 )
 def test_the_segments_of_a_run_are_those_of_its_recipe(options, opens, words, tmp_path):
@@ -401,7 +401,7 @@ def test_an_export_shows_the_segments_of_the_method_it_applied(tmp_path):
     first = (tmp_path / "out" / "report.html").read_text()
     data = data_of(first)
     assert data["opens"] == [{"": [1, 4]}, {"": []}]
-    assert "has closed a segment" in data["segments"]
+    assert "closes a segment" in data["segments"]
     assert report_folder(tmp_path / "out").read_text() == first  # from its files alone
     credit(folder, **{**options, "methods": ["gae"], "output": tmp_path / "gae"})
     data = data_of((tmp_path / "gae" / "report.html").read_text())

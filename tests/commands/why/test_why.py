@@ -155,7 +155,7 @@ def sae_of_decisions(path, delay, *, blind=False, seed=0):
 def test_decisions_are_counted_and_the_delay_is_found(delay, lag, tmp_path):
     """.95^(1/8) is .9936; the last stretch ends with the completion, a token short."""
     text = printed(sae_of_decisions(tmp_path, delay))
-    assert "sae: 6 decisions (tokens less likely than 0.2) per completion, 7.83 tokens apart" in text
+    assert "sae: 6 decisions (tokens less likely than 0.2) per completion. Decisions are 7.83 tokens apart" in text
     assert "lambda 0.9935 at each token looks as far ahead" in text
     assert f"half of the effect of a decision after {lag}" in text
 

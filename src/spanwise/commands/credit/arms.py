@@ -332,11 +332,11 @@ def advise_tagless(table: RolloutTable, texts: Sequence[str], name: str = "corre
     """Say what to do if completions lack the layout's tags, with options that can be copied as they are."""
     rewards_text = f" The file records {', '.join(table.rewards)}." if table.rewards else ""
     layout_text = f" (most are made of {layout})" if (layout := common_layout(texts)) else ""
-    advice = f"{rewards_text} Give the layout of the completions{layout_text}, or credit whole completions with"
-    if table.rewards:
-        return f"{advice} --methods grpo --reward {name}={table.verdict or next(iter(table.rewards))}"
     objective_text = '{reward: correct, pays: [completion], options: {tag: ""}}'
-    return f"{advice} --methods recipe --set 'layout={{completion: []}}' --set 'objectives=[{objective_text}]'"
+    options = f"--methods recipe --set 'layout={{completion: []}}' --set 'objectives=[{objective_text}]'"
+    if table.rewards:
+        options = f"--methods grpo --reward {name}={table.verdict or next(iter(table.rewards))}"
+    return f"{rewards_text} Give the layout of the completions{layout_text}, or credit whole completions with {options}"
 
 
 def _missing_tags(scheme: Scheme, tag_census: Census) -> list[str]:

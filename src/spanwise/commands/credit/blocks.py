@@ -64,10 +64,10 @@ def choose_blocks(
         return found_blocks
     layout_note = f"You gave no layout, and the usual layout does not fit the file. {tag_census.sentence}".strip()
     tags_text = " ".join(f"<{tag}>" for tag in common_tags)
-    majority_text = f"{majority_count} of {len(texts)} completions consist of {tags_text}, in this order, so"
+    majority_text = f"{majority_count} of {len(texts)} completions consist of {tags_text}, in this order."
     if lacks_verdict and set(common_tags).isdisjoint(usual.layout.tags):
         found_blocks = _pay_every_reward(usual, table, found_blocks.layout)
-        return replace(found_blocks, note=f"{layout_note} {majority_text} the blocks are its tags. {found_blocks.note}")
+        return replace(found_blocks, note=f"{layout_note} {majority_text} The blocks are these tags. {found_blocks.note}")
     answer_sentence = census(texts, ["answer"]).sentence
     no_verdict_sentence = (
         f"Nothing says which completions of '{table.path}' are right: {answer_sentence}" if answer_sentence else ""
@@ -112,7 +112,7 @@ def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks
     """Build a block per tag; as in `bae_paper`, `correct` pays all blocks except a last one with a confidence."""
     tag_layout = layout_of(tags)
     blocks = tag_layout.names
-    note = f"the blocks are {', '.join(blocks)}; for other blocks, edit and give: --set 'layout={_layout_json(tag_layout)}'."
+    note = f"The blocks are {', '.join(blocks)}. For other blocks, edit and give: --set 'layout={_layout_json(tag_layout)}'."
     correct_objective, calibration_objective = preset_objectives(
         method("bae_paper"), tag_layout, calibration=recipe.calibration or "brier"
     )

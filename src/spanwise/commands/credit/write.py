@@ -32,9 +32,10 @@ AT_A_TIME = 1_000_000
 #: The functions that write a file again with advantages, by the format of the file.
 _WRITERS = {"verifiers": write_branches, "slime": write_samples}
 _CAPTION = (
-    "Exactly 0: of the completions that have the block, the share that gets no credit for it. "
-    "No signal: completions without credit on any token. Dead strata: comparisons in which no completion gets credit. "
-    "Stop: the credit on the last token of a completion that has none of the paid blocks."
+    "Exactly 0 is the share of the completions with the block that get no credit for it. "
+    "No signal is the share of completions without credit on any token. "
+    "Dead strata are the share of comparisons in which no completion gets credit. "
+    "Stop is the credit on the last token of a completion that has none of the paid blocks."
 )
 
 
@@ -86,10 +87,11 @@ def write_again(result: CreditResult, method: str, folder: Path, console: Consol
         for row in np.split(arm.advantages(file_table, first, last), np.cumsum(file_table.tokens.lengths[first : last - 1]))
     )
     scheme = result.arms.schemes.get(method)
-    spread_note = "" if scheme is None else f" (shared with per: {scheme.per}; train with a loss that sums over tokens)"
     for file in rollout_files(file_table.path):
         _WRITERS[file_table.source](folder / file.name, file, advantages_by_row)
-        say(console, f"Written with the advantages of {method}{spread_note}: {folder / file.name}")
+        say(console, f"Written with the advantages of {method}: {folder / file.name}")
+    if scheme is not None:
+        say(console, f"The credit is shared over tokens by per: {scheme.per}, so train with a loss that sums over tokens.")
 
 
 def credited_parts(result: CreditResult) -> Iterator[pa.Table]:

@@ -120,7 +120,7 @@ def verdict(figures: Mapping[str, Any]) -> str:
 
 def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
     for seed, arms in result["seeds"].items():
-        title = f"digit puzzle, paid for correctness and log score; same hard start for all arms, seed {seed}"
+        title = f"digit puzzle, seed {seed}: all arms start from one model and are paid for correctness and log score"
         verdict_texts = (f"{arm}: {verdict(figures)}" for arm, figures in arms.items())
         say(console, *figure_table(title, arms, absent=["spanwise_share"]), *verdict_texts)
     for run in trained:
@@ -148,7 +148,7 @@ def _sum_up_fields(trained: Sequence[Trained]) -> dict[str, Any]:
 
 
 def _show_fields(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:
-    title = f"share of {len(measured_fields(trained[-1].recipe))} fields that are right, means of {WINDOW} batches"
+    title = f"share of the {len(measured_fields(trained[-1].recipe))} fields that are right, averaged over {WINDOW} batches"
     say(console, *figure_table(title, result["arms"]), text_plot(result["curves"]))
 
 

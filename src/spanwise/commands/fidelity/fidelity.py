@@ -105,7 +105,7 @@ def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
             other_cells = (_decimals(fidelity.interval(name, size, figure)[0]) for figure in other_figures)
             table_rows.append([name, _decimals(rmse), "-".join(map(_decimals, rmse_bounds)), *other_cells])
         ceiling_correlation, *_ = fidelity.interval(fidelity.baselines[0], size, "ceiling")
-        title = f"G = {size}: advantages against Monte Carlo (exact advantages would correlate {ceiling_correlation:.3f})"
+        title = f"Groups of {size}: advantages against Monte Carlo (exact advantages correlate {ceiling_correlation:.3f})"
         yield _table(title, ("", "RMSE", "95 %", "wrong", "right", "alone", "corr", "scaled", "noise"), table_rows)
 
 
@@ -132,7 +132,9 @@ def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
         "q*: the confidence to which training drives a policy that is right with probability p", headings, table_rows
     )
     largest_error = max(row["error"] or 0.0 for row in points)
-    q_table.caption = f"baseline outcome: exact; baseline blended: simulated, standard error at most {largest_error:.4f}"
+    q_table.caption = (
+        f"Baseline outcome is exact. Baseline blended is simulated, standard error at most {largest_error:.4f}."
+    )
     return q_table
 
 
@@ -189,7 +191,7 @@ def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *,
     token_count, decision_count = (fidelity.count(kind) for kind in TOKEN_KINDS)
     console.print(
         f"{token_count} tokens of the first blocks of {sample_counts['completions']} completions of {sample_counts['prompts']} "
-        f"prompts; {decision_count} of the tokens are decisions (p < .97). {reference_words(segments)}",
+        f"prompts are compared; {decision_count} of them are decisions (probability below .97). {reference_words(segments)}",
         highlight=False,
     )
     say(console, *(_correlation_table(fidelity, kind) for kind in TOKEN_KINDS))
@@ -200,10 +202,10 @@ def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *,
 def reference_words(segments: SaeSegments | None) -> str:
     """Describe the Monte Carlo reference that token advantages are compared with."""
     if segments is None:
-        return "Advantages are compared with the change of the Monte Carlo value over each token."
+        return "Each token's advantage is compared with the change of the Monte Carlo value over the token."
     return (
-        f"Advantages are compared with the change of the Monte Carlo value over a segment ({segments.boundary}, "
-        f"p < {segments.threshold:g}). All tokens of a segment share it, which favours SAE with these segments."
+        "Each token's advantage is compared with the change of the Monte Carlo value over the token's segment of SAE "
+        f"({segments.boundary}, p < {segments.threshold:g}). This reference favours SAE with these segments."
     )
 
 
@@ -224,7 +226,8 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
 def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
     """Build the table of SAE's lead in correlation with Monte Carlo over another estimator, or over the best of a family."""
     is_estimator = other in fidelity.estimators
-    title = f"{kind} tokens: SAE's correlation minus that of {'' if is_estimator else 'the best '}{other} (95 % intervals)"
+    other_text = other if is_estimator else f"the best {other}"
+    title = f"{kind} tokens: SAE's correlation minus that of {other_text} (95 % intervals)"
     table_rows = []
     for critic in fidelity.critics:
         other_name, sae_name = (_short_name(fidelity.best(critic, name, kind=kind), name) for name in (other, "SAE"))

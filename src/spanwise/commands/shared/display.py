@@ -90,10 +90,10 @@ def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
     )
     if abs(driven_confidence - 0.7) < 0.05:
         return None
+    confidence_text = f"{driven_confidence:.2f}".removeprefix("0")
     return (
-        f"In groups of {group_size} that hold right and wrong answers, the outcome baseline drives a confidence of .70 to "
-        f"{driven_confidence:.2f}".replace(" 0.", " .")
-        + ". Larger groups shift this confidence less, and baseline: blended or group does not shift it (docs/fidelity.md)."
+        f"If a policy is right with probability .70, the outcome baseline in groups of {group_size} teaches it the confidence "
+        f"{confidence_text}. Larger groups bring it nearer to .70. With baseline: blended or group it is .70 (docs/fidelity.md)."
     )
 
 

@@ -30,8 +30,8 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
         relative_deviation = segment_lengths.std() / mean_length
         lambda_per_token = scheme.options.get("lam", 0.95) ** (1 / mean_length)
         yield (
-            f"{count_text}, {mean_length:.3g} tokens apart (relative standard deviation {relative_deviation:.2g}). "
-            f"GAE with lambda {lambda_per_token:.4g} at each token looks as far ahead as '{name}'; docs/critic.md compares the two."
+            f"{count_text}. Decisions are {mean_length:.3g} tokens apart, with a relative standard deviation of "
+            f"{relative_deviation:.2g}. GAE with lambda {lambda_per_token:.4g} at each token looks as far ahead as '{name}'."
         )
         yield _describe_delay(name, segment_values, np.array(segment_rewards))
 

@@ -92,8 +92,8 @@ def _reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: in
     counts_table = plain_table(
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
         title=result.title,
-        caption="Each token has one reason. Completions: those without credit whose tokens have mostly this reason. "
-        "Rows: some of these completions, else some with such a token; --completion ROW shows one of them.",
+        caption="Each token has one reason. A completion without credit counts for the reason that most of its tokens have. "
+        "The rows are such completions, or else completions with such a token; --completion ROW shows one of them.",
     )  # fmt: skip
     for name, tally in zeros.items():
         for position, count in enumerate(tally.counts(examples)):
