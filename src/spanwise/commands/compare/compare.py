@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, product
+from math import isnan
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -156,7 +157,7 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
         for row in differences:
             interval = row.interval
             seeds_text = "-" if row.seeds_needed is None or row.verdict == "clear" else str(row.seeds_needed)
-            bounds_text = f" [{interval.low:+.3f}, {interval.high:+.3f}]" if interval.low == interval.low else ""
+            bounds_text = "" if isnan(interval.low) else f" [{interval.low:+.3f}, {interval.high:+.3f}]"
             interval_text = f"{interval.value:+.3f}{bounds_text}"
             difference_rows.append([f"  {row.a} - {row.b}", interval_text, row.verdict, seeds_text])
     difference_columns = (Column(name, no_wrap=True) for name in ("difference", "verdict", "seeds"))
@@ -215,8 +216,9 @@ def train_command(run: ArmRun, *, resume: bool) -> list[str]:
 def _start(run: ArmRun, console: Console) -> subprocess.Popen[bytes]:
     """Start the process that trains one run, from its newest intact checkpoint if it has one."""
     recipe_fields = run.asked()
-    write_text(run.file, yaml.safe_dump(hidden(recipe_fields), sort_keys=False))
-    secrets = {name: value for name, value in recipe_fields.items() if hidden({name: value}) != {name: value}}
+    hidden_fields = hidden(recipe_fields)
+    write_text(run.file, yaml.safe_dump(hidden_fields, sort_keys=False))
+    secrets = {name: value for name, value in recipe_fields.items() if hidden_fields[name] != value}
     checkpoint, checkpoint_faults = newest_checkpoint(run.folder / "checkpoints")
     if checkpoint_faults:
         faults_text = "; ".join(f"{name}: {fault}" for name, fault in checkpoint_faults.items())
@@ -310,7 +312,8 @@ def plan_runs(
     first_run = runs[0]
     for run in runs[: len(arm_names)]:
         for field in _SAME:
-            first_value, other_value = getattr(first_run.recipe, field), getattr(run.recipe, field)
+            first_value = getattr(first_run.recipe, field)
+            other_value = getattr(run.recipe, field)
             if first_value != other_value:
                 raise RecipeError(
                     f"Arm '{first_run.arm}' has the {field} {first_value} but arm '{run.arm}' has {other_value}, so their figures "

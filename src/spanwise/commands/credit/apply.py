@@ -126,7 +126,7 @@ def apply_arms(
     table: RolloutTable, arms: Arms, group_n: Int[Tensor, " n"], notes: Sequence[str], *, recorded: bool, must: bool
 ) -> CreditResult:
     """Credit a file by every method. `recorded` adds the credit that the trainer recorded; with `must`, a file needs it."""
-    spans_by_layout, reading_by_layout = read_file(table, arms, also=[arms.layout] if recorded else [])
+    spans_by_layout, reading_by_layout = read_file(table, arms, extra_layouts=[arms.layout] if recorded else [])
     schemes = arms.schemes
     credits = [
         apply_arm(table, name, scheme, reading_by_layout[name], spans_by_layout[scheme.layout], group_n)
@@ -181,7 +181,8 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
     correct_n = scores.outcome(judge_name).double() if judge_name in scores.names else torch.full_like(score_n, torch.nan)
     correct_n = correct_n.masked_fill((correct_n != 0) & (correct_n != 1), torch.nan)
     is_judged = not bool(correct_n.isnan().all())
-    score_count, coverage = int(has_score_n.sum()), float(has_score_n.double().mean())
+    score_count = int(has_score_n.sum())
+    coverage = float(has_score_n.double().mean())
     fields: dict[str, Any] = {"completions": score_count, "coverage": coverage, "verdict": judge_name if is_judged else None}
     score_sentence = f"Self-rewarding score (laser): {score_count:,} completions have a score ({100 * coverage:.3g} %)"
     alarm_reasons: list[str] = []
@@ -242,10 +243,10 @@ def _describe_sums(schemes: Mapping[str, Scheme]) -> str:
 
 
 def read_file(
-    table: RolloutTable, arms: Arms, *, also: Sequence[Layout] = ()
+    table: RolloutTable, arms: Arms, *, extra_layouts: Sequence[Layout] = ()
 ) -> tuple[dict[Layout, FileSpans], dict[str, Reading]]:
     """Find blocks and rewards of all completions; return a `FileSpans` per layout, and the rewards (`Reading`) per method."""
-    layouts = (*(scheme.layout for scheme in arms.schemes.values()), *also)
+    layouts = (*(scheme.layout for scheme in arms.schemes.values()), *extra_layouts)
     parts_by_layout: dict[Layout, list[tuple[Tensor, ...]]] = {layout: [] for layout in layouts}
     interleaved_layouts: set[Layout] = set()
     block_v_by_layout = {
@@ -263,7 +264,8 @@ def read_file(
         # No file records what a reward would be if the answer were right or wrong, so `read` computes that from the text.
         recorded_rewards = {name: table.rewards[column].take(row_range) for name, column in arms.recorded_columns.items()}
         for layout, spans_parts in parts_by_layout.items():
-            spans, block_texts = blocks_and_texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)
+            blocks_and_texts = find_blocks(ids_rt, mask_rt, layout=layout, vocabulary=table.vocabulary)
+            spans, block_texts = blocks_and_texts
             if spans.interleaved:
                 interleaved_layouts.add(layout)
             block_v_by_layout[layout][index_rt[is_token_rt]] = spans.block_nt.numpy()[is_token_rt]
@@ -307,14 +309,16 @@ def apply_arm(
     adv_v = disk_zeros(len(table.tokens.values) if credits_tokens else 0, np.float32)
     # A method that compares tokens across a training step is given the whole step at once.
     can_split = scheme.entry.kind == "token" and "split" not in scheme.entry.exceptions and not scheme.options.get("whiten")
-    max_tokens = AT_A_TIME if can_split and not any(mode.compares for mode in scheme.modes) else sys.maxsize
+    can_split = can_split and not any(mode.compares for mode in scheme.modes)
+    max_tokens = AT_A_TIME if can_split else sys.maxsize
     credit_parts: list[tuple[Tensor, Credit]] = []
-    for step in steps(table.step_n):
+    for step in rows_by_number(table.step_n):
         # The mean length covers the whole training step, though its completions are credited a few at a time.
         mean_length = file_spans.length_nk[step].sum(dim=1).double().mean()
         for first, last in fitting_runs(table.tokens.lengths[step.numpy()], max_tokens):
             row_indices = step[first:last]
-            rows_reading, batch_fields = reading.take(row_indices), dict[str, Any]()
+            rows_reading = reading.take(row_indices)
+            batch_fields: dict[str, Any] = {}
             for mode in scheme.modes:
                 batch_fields |= mode.recorded(table, row_indices)
             if credits_tokens:
@@ -323,8 +327,8 @@ def apply_arm(
                 batch_fields["ids_nt"] = gather(index_rt, table.tokens.values, 0)
                 batch_fields["mask_nt"] = gather(index_rt, table.trainable, False)
                 for batch_field, column_names in token_columns(scheme).items():
-                    token_values = [gather(index_rt, table.token_values[column], 0.0) for column in column_names]
-                    batch_fields[batch_field] = torch.stack(token_values, dim=2).squeeze(2)
+                    columns_rt = [gather(index_rt, table.token_values[column], 0.0) for column in column_names]
+                    batch_fields[batch_field] = torch.stack(columns_rt, dim=2).squeeze(2)
                 credit = credit_batch(rows_reading, Batch(group_n[row_indices], **batch_fields), scheme)
                 credit = replace(credit, mean_length_n=mean_length.expand(len(row_indices)))
                 is_token_rt = index_rt >= 0
@@ -338,7 +342,7 @@ def apply_arm(
             credit_parts.append((row_indices, credit))
     credit = _join_credit(credit_parts)
     strata_counts = dead_strata(credit, scheme, group_n=group_n if credits_tokens else None)
-    dead_share_by_objective = {objective: silent / total for objective, (total, silent) in strata_counts.items() if total}
+    dead_share_by_objective = {name: dead / total for name, (total, dead) in strata_counts.items() if total}
     spread_credit = partial(advantages, scheme=scheme)
     return MethodCredit(name, file_spans, credit, spread_credit, adv_v if credits_tokens else None, dead_share_by_objective)
 
@@ -346,7 +350,8 @@ def apply_arm(
 def _join_credit(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
     """Join the credit of sets of rows in file order, and renumber the strata (completions compared with each other)."""
     row_order = torch.cat([rows for rows, _ in parts]).argsort()
-    renumbered_credits, first_stratum = [], 0
+    renumbered_credits = []
+    first_stratum = 0
     for _, credit in parts:
         assert credit.comparison is not None, "it was credited here"
         stratum_nm = credit.comparison.stratum_nm
@@ -356,10 +361,11 @@ def _join_credit(parts: Sequence[tuple[Tensor, Credit]]) -> Credit:
     return join_rows(renumbered_credits).take(row_order)
 
 
-def steps(step_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
-    """Yield the row indices of each training step (or of each group, if given group numbers), in ascending order."""
-    row_order = torch.argsort(step_n, stable=True)
-    yield from torch.split(row_order, torch.unique_consecutive(step_n[row_order], return_counts=True)[1].tolist())
+def rows_by_number(number_n: Int[Tensor, " n"]) -> Iterator[Int[Tensor, " r"]]:
+    """Yield the indices of the rows with the same number (of a training step or group), from the smallest number on."""
+    row_order = torch.argsort(number_n, stable=True)
+    _, row_counts = torch.unique_consecutive(number_n[row_order], return_counts=True)
+    yield from torch.split(row_order, row_counts.tolist())
 
 
 def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCredit, str]:
@@ -374,7 +380,8 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
     token_count_n = file_spans.length_nk.sum(dim=1).double()
     if table.rollout_n is not None:
         token_count_n = torch.bincount(table.rollout_n, weights=token_count_n)[table.rollout_n]
-    stop_n, adv_v = torch.zeros(len(table)).double(), None
+    stop_n = torch.zeros(len(table)).double()
+    adv_v = None
     if recorded_numbers.by_block:
         no_credit_n = torch.zeros(len(table))
         credit_nk = torch.stack([recorded_numbers.by_block.get(name, no_credit_n) for name in file_spans.names], dim=1)
@@ -388,7 +395,8 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
         credit_nk = credit_nk.double().nan_to_num()
         stop_n = recorded_numbers.by_block.get(STOP, stop_n).nan_to_num()
     elif recorded_numbers.by_token:
-        sum_parts, adv_v = list[Tensor](), disk_zeros(len(table.tokens.values), np.float32)
+        sum_parts: list[Tensor] = []
+        adv_v = disk_zeros(len(table.tokens.values), np.float32)
         for first, last in fitting_runs(table.tokens.lengths, AT_A_TIME):
             index_rt = table.tokens.places(slice(first, last))
             block_column_rt = file_spans.spans(slice(first, last), index_rt).block_nt.long() + 1
@@ -397,7 +405,8 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
                 credit_sum_rk.scatter_add_(1, block_column_rt, gather(index_rt, recorded_numbers.value, 0.0))[:, 1:]
             )
             is_token_rt = index_rt >= 0
-            index_s, in_block_s = index_rt[is_token_rt], block_column_rt.numpy()[is_token_rt] > 0
+            index_s = index_rt[is_token_rt]
+            in_block_s = block_column_rt.numpy()[is_token_rt] > 0
             adv_s = recorded_numbers.value[index_s]
             if not recorded_numbers.shares:
                 adv_s = adv_s / np.repeat(token_count_n[first:last].numpy(), table.tokens.lengths[first:last])
@@ -408,7 +417,8 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
     else:
         credit_nk = torch.from_numpy(recorded_numbers.value)[:, None].expand(present_nk.shape)
     empty_m = torch.zeros(0, dtype=torch.long)
-    credit = Credit(torch.where(present_nk, credit_nk, 0.0), stop_n, empty_m, empty_m, mean_length_n=token_count_n)
+    block_nk = torch.where(present_nk, credit_nk, 0.0)
+    credit = Credit(block_nk, stop_n, singleton_m=empty_m, absent_m=empty_m, mean_length_n=token_count_n)
     spread_unit = "block" if recorded_numbers.by_block else "completion"
     spread_text = "token by token" if recorded_numbers.shares else f"spread over the tokens of the {spread_unit}"
     recorded_note = f"'{RECORDED}' shows the trainer's own numbers: {recorded_numbers.says}, {spread_text}."
@@ -419,7 +429,8 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
 def _spread_recorded(credit: Credit, spans: Spans, *, by_block: bool) -> Float[Tensor, "n t"]:
     """Spread recorded credit over the tokens of each block or rollout; a row without credit gets NaN."""
     finite_credit = replace(credit, block_nk=credit.block_nk.nan_to_num())
-    adv_nt = spread(finite_credit, spans, per="block" if by_block or credit.mean_length_n is None else credit.mean_length_n)
+    per = "block" if by_block or credit.mean_length_n is None else credit.mean_length_n
+    adv_nt = spread(finite_credit, spans, per=per)
     return adv_nt.masked_fill(credit.block_nk.isnan().any(dim=1, keepdim=True), torch.nan)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from spanwise.commands.credit.blocks import Blocks, common_layout
-from spanwise.credit import METHODS, Method, Preset, method
+from spanwise.credit import METHODS, Method, method
 from spanwise.credit.registry import states_confidence
 from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, refuse, unknown
 from spanwise.layout import Layout
@@ -66,9 +66,10 @@ def choose_arms(
         if not is_registered(entry["reward"], kind="reward")
     } | dict(rewards or {})
     recorded_columns = choose_columns(table, column_by_objective)
-    if blocks.no_verdict:
-        tagless_advice = advise_tagless(table, texts) if common_layout(texts) else ""
-        blocks = replace(blocks, no_verdict="" if "correct" in recorded_columns else f"{blocks.no_verdict}{tagless_advice}")
+    if blocks.no_verdict and "correct" in recorded_columns:
+        blocks = replace(blocks, no_verdict="")
+    elif blocks.no_verdict and common_layout(texts):
+        blocks = replace(blocks, no_verdict=f"{blocks.no_verdict}{advise_tagless(table, texts)}")
     own_scheme: Scheme | SpanwiseError
     wants_summed_rewards = table.folder is None and recipe.objectives is None and "correct" not in column_by_objective
     summed_rewards = _summed_rewards(table, recorded_columns) if wants_summed_rewards else ()
@@ -107,7 +108,8 @@ def choose_arms(
             raise RecipeError(unknown("objective", objective, objective_names))
     notes = [blocks.note, *(left_out_note(names, reason) for reason, names in methods_by_reason.items())]
     if schemes and texts:
-        required_methods = schemes if methods else [own_method_name] if must_fit else []
+        required_by_default = [own_method_name] if must_fit else []
+        required_methods = schemes if methods else required_by_default
         notes += _drop_tagless(schemes, table, texts, required=required_methods)
     return Arms(blocks.layout, schemes, own_method_name if own_method_name in schemes else None, recorded_columns, notes)
 
@@ -130,8 +132,9 @@ def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str,
                 raise RecipeError(f"--reward {objective}={column}: '{table.path}' records no rewards at all.")
             raise RecipeError(unknown(f"reward in '{table.path}' called", column, table.rewards))
     # A verdict that the trainer recorded is preferred to one computed from the text, unless the user asks for "text".
-    chosen_columns = {"correct": table.verdict or "text"} | {name: name for name in table.rewards} | dict(rewards)
-    return {name: column for name, column in chosen_columns.items() if column != "text"}
+    same_names = {name: name for name in table.rewards}
+    column_by_objective = {"correct": table.verdict or "text", **same_names, **rewards}
+    return {name: column for name, column in column_by_objective.items() if column != "text"}
 
 
 def _summed_rewards(table: RolloutTable, columns: Mapping[str, str]) -> tuple[str, ...]:
@@ -152,10 +155,8 @@ def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTab
             problem = f"needs gold answers, but '{table.path}' has no column '{answer_column}'"
             reward_option = f"--reward {name}={next(iter(table.rewards), '')}"
             advice = f"The file records {', '.join(table.rewards)}: take one with {reward_option}, or add the column."
-            has_columns_but_no_answer = answer_column == "answer" and table.columns
-            columns_hint = (
-                f" If another column has them: --columns {answer_column}=NAME." if has_columns_but_no_answer else ""
-            )
+            another_column_may_fit = answer_column == "answer" and table.columns
+            columns_hint = f" If another column has them: --columns {answer_column}=NAME." if another_column_may_fit else ""
             raise DataError(f"Reward '{name}' {problem}. {advice if table.rewards else 'Add the column.'}{columns_hint}")
 
 
@@ -198,7 +199,7 @@ class _Presets:
         method_entry = method(method_name)
         layout = self.blocks.layout
         objectives = self.objectives
-        is_calibrated = (method_entry.preset or Preset()).calibrated
+        is_calibrated = method_entry.preset is None or method_entry.preset.calibrated
         scheme_fields: dict[str, Any] = {"baseline": baseline or None}
         if method_entry.kind == "completion" and not is_calibrated and self.summed:
             objectives = tuple(Objective(recorded_elsewhere, layout.names, name=name) for name in self.summed)
@@ -278,19 +279,23 @@ def _adapt_objectives(
     entry: Method, objectives: Sequence[Objective], block_names: tuple[str, ...], baseline: str
 ) -> tuple[Objective, ...]:
     """Return copies of objectives with the blocks, outcomes and baselines that a method's preset prescribes."""
-    if (entry.preset or Preset()).calibrated and len(objectives) == 1 and entry.kind != "block":
+    is_calibrated = entry.preset is None or entry.preset.calibrated
+    if is_calibrated and len(objectives) == 1 and entry.kind != "block":
         raise RecipeError(
             f"Method '{entry.name}' adds up several objectives, but there is only '{objectives[0].name}'; use grpo."
         )
-    credits_blocks, takes_baseline = entry.kind == "block", "baseline" in entry.inputs
+    credits_blocks = entry.kind == "block"
+    takes_baseline = "baseline" in entry.inputs
     adapted_objectives = []
     for objective in objectives:
         judge_name = judge_of(objective)
-        used_baseline = ((baseline or "outcome") if objective.given else "group") if takes_baseline else None
+        fitting_baseline = (baseline or "outcome") if objective.given else "group"
+        used_baseline = fitting_baseline if takes_baseline else None
         verdict_outcomes = tuple(outcome for outcome in objective.given if outcome == judge_name)
         outcomes = objective.given if used_baseline in ("outcome", "blended") else verdict_outcomes
         # If a method adds up all rewards, each objective pays every block; the blocks that it names come first.
-        paid_blocks = objective.pays if credits_blocks else tuple(dict.fromkeys((*objective.pays, *block_names)))
+        all_blocks = tuple(dict.fromkeys((*objective.pays, *block_names)))
+        paid_blocks = objective.pays if credits_blocks else all_blocks
         field_changes = {"pays": paid_blocks, "given": outcomes, "baseline": used_baseline, "scale": None, "back_off": None}
         if entry.kind == "completion" and objective.reward == "equals" and objective.if_missing is None:
             # A method that adds up all rewards also needs a number for a missing element of a JSON list.
@@ -341,7 +346,8 @@ def advise_tagless(table: RolloutTable, texts: Sequence[str], name: str = "corre
 
 def _missing_tags(scheme: Scheme, tag_census: Census) -> list[str]:
     """Return the tags and special tokens that a method needs and no completion has."""
-    layout, rewarded_keys = scheme.layout, set[str]()
+    layout = scheme.layout
+    rewarded_keys: set[str] = set()
     for objective in scheme.objectives:
         if objective.name not in scheme.recorded and isinstance(objective.reward, str):
             reward_entry = REWARDS[objective.reward]

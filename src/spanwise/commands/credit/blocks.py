@@ -52,9 +52,10 @@ def choose_blocks(
     json_fields = usual_fields(texts) if table.trainable.all() else ()
     found_blocks = _blocks_by_tag(common_tags, recipe, usual) if common_tags else _blocks_by_field(json_fields, table, usual)
     tag_census = census(texts, usual.layout.tags)
-    all_or_any = all if common_tags else any
-    shows_usual_tags = all_or_any(any(tag_census.wanted[tag] for tag in block_tags) for _, block_tags in usual.layout.blocks)
-    lacks_verdict = bool(table.rewards) and not (asked or table.verdict is not None or "correct" in table.rewards)
+    block_appears = [any(tag_census.wanted[tag] for tag in block_tags) for _, block_tags in usual.layout.blocks]
+    shows_usual_tags = all(block_appears) if common_tags else any(block_appears)
+    has_verdict = asked or table.verdict is not None or "correct" in table.rewards
+    lacks_verdict = bool(table.rewards) and not has_verdict
     if found_blocks is None and not shows_usual_tags and lacks_verdict:
         return _pay_every_reward(usual, table, Layout({"completion": []}))
     # If the completions show no blocks, the recipe's blocks stay, and `choose_arms` says which methods fit.
@@ -168,7 +169,8 @@ def _outermost_tags(text: str) -> tuple[str, ...]:
     """Return the tags of a text that lie in no other tag, in order; tags that are never closed are left out."""
     tag_matches = list(_TAG.finditer(text))
     last_close_by_tag = {match[2]: match.start() for match in tag_matches if match[1]}
-    outermost_tags, open_tag = list[str](), None
+    outermost_tags: list[str] = []
+    open_tag = None
     for match in tag_matches:
         if open_tag is None and not match[1] and last_close_by_tag.get(match[2], -1) > match.start():
             open_tag = match[2]
@@ -220,7 +222,8 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
     # Groups are split to the group size of the spanwise run that wrote the file, or to a size that the user gives.
     if run is None and "group_size" not in recipe.model_fields_set:
         return group_r[rollout_n], [] if table.keyed else _note_uneven_groups(step_r, group_r)
-    size, notes = (run or recipe).group_size, []
+    size = (run or recipe).group_size
+    notes = []
     group_r = split_groups(group_r, size)
     if small_groups := int((group_r.unique(return_counts=True)[1] < size).sum()):
         notes.append(f"{small_groups} groups have fewer than {size} completions; their credit may differ from training.")
@@ -235,7 +238,8 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
 
 def split_groups(group_n: Int[Tensor, " n"], size: int) -> Int[Tensor, " n"]:
     """Split groups, in file order, into groups of at most `size` completions. A prompt drawn twice makes larger groups."""
-    seen_count_by_group, group_keys = Counter[int](), []
+    seen_count_by_group = Counter[int]()
+    group_keys = []
     for group in group_n.tolist():
         group_keys.append((group, seen_count_by_group[group] // size))
         seen_count_by_group[group] += 1

@@ -51,7 +51,7 @@ def credit_rollouts(
             own_recipe_file, {name: overrides[name] for name in ("group_size", "prompts") if name in overrides}
         )
     # A recipe, method or objective from the user must fit the file; a default that does not fit is left out.
-    must_fit = recipe is not None or not {"method", "objectives"}.isdisjoint(overrides)
+    must_fit = recipe is not None or "method" in overrides or "objectives" in overrides
     task_layout, max_length = task_shape(full_recipe)
     usual_layout = answer_layout(full_recipe, task_layout)
     # A run of spanwise names its tags in the recipe, so the completions are not searched for tags.
@@ -61,7 +61,8 @@ def credit_rollouts(
     # Reward functions are run only if the user named the recipe, not if it merely lies beside the file.
     runs_code = recipe is not None or "objectives" in overrides
     arms = choose_arms(file_table, full_recipe, blocks, methods, reward, texts=texts, must_fit=must_fit, run_code=runs_code)
-    shows_recorded = RECORDED in methods if methods else own_recipe_file is None and file_table.as_recorded is not None
+    is_from_another_trainer = own_recipe_file is None and file_table.as_recorded is not None
+    shows_recorded = RECORDED in methods if methods else is_from_another_trainer
     return apply_arms(file_table, arms, group_n, group_notes, recorded=shows_recorded, must=bool(methods))
 
 

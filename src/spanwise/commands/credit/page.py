@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from spanwise.commands.credit.apply import opening_tokens, steps
+from spanwise.commands.credit.apply import opening_tokens, rows_by_number
 from spanwise.commands.shared.folder import EXPORT, MOST, again_command, read_fields
 from spanwise.credit import METHODS
 from spanwise.credit.methods._gae import SaeSegments
@@ -41,7 +41,8 @@ def credit_page(folder: Path) -> str:
         if shown_count < row_count
         else ""
     )
-    verdict_column = schema.column("reward", (summary.get("score") or {}).get("verdict") or "correct")
+    verdict_name = (summary.get("score") or {}).get("verdict") or "correct"
+    verdict_column = schema.column("reward", verdict_name)
     score_samples = None
     if {schema.SCORE, verdict_column} <= set(table.column_names):
         verdict_n = float_column(table, verdict_column)
@@ -68,7 +69,7 @@ def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:
     """Choose at most `count` rows (completions) to show, spread evenly over the file, in whole groups."""
     if len(group_n) <= count:
         return list(range(len(group_n)))
-    rows_of_groups = sorted(steps(group_n), key=lambda rows: int(rows[0]))
+    rows_of_groups = sorted(rows_by_number(group_n), key=lambda rows: int(rows[0]))
     chosen_groups: list[Tensor] = []
     for group_count in range(max(1, count * len(rows_of_groups) // len(group_n)), 0, -1):
         chosen_groups = [rows_of_groups[int(position)] for position in np.linspace(0, len(rows_of_groups) - 1, group_count)]
@@ -141,6 +142,7 @@ def score_shares(table: pa.Table, mode: Mode) -> list[tuple[float, float]]:
     if not {schema.SCORE, schema.GROUP} <= set(table.column_names):
         return [(0.0, 0.0)] * len(table)  # the table holds no self-rewarding scores
     step_n = float_column(table, schema.STEP).nan_to_num().long()
-    group_n = torch.unique(torch.stack([step_n, float_column(table, schema.GROUP).long()]), dim=1, return_inverse=True)[1]
-    score_share_n, score_in_group_n = mode.opinion(float_column(table, schema.SCORE), group_n, step_n)
+    step_and_group_2n = torch.stack([step_n, float_column(table, schema.GROUP).long()])
+    _, group_in_step_n = torch.unique(step_and_group_2n, dim=1, return_inverse=True)
+    score_share_n, score_in_group_n = mode.opinion(float_column(table, schema.SCORE), group_in_step_n, step_n)
     return list(zip(score_share_n.tolist(), score_in_group_n.where(score_share_n > 0, 0.0).tolist(), strict=True))

@@ -99,9 +99,11 @@ def credited_parts(result: CreditResult) -> Iterator[pa.Table]:
     file_table, file_spans = result.table, result.file_spans
     token_columns = {schema.IDS: file_table.tokens.values, schema.TRAINABLE: file_table.trainable, **file_table.token_values}
     for first, last in fitting_runs(file_table.tokens.lengths, AT_A_TIME):
-        rows, token_offsets = slice(first, last), file_table.tokens.offsets[first : last + 1]
-        learned_n1 = torch.ones(last - first, 1).bool() if file_table.learned_n is None else file_table.learned_n[rows, None]
-        not_learned_v = np.repeat(~learned_n1[:, 0].numpy(), np.diff(token_offsets))
+        rows = slice(first, last)
+        token_offsets = file_table.tokens.offsets[first : last + 1]
+        learned_n = torch.ones(last - first).bool() if file_table.learned_n is None else file_table.learned_n[rows]
+        learned_n1 = learned_n[:, None]
+        not_learned_v = np.repeat(~learned_n.numpy(), np.diff(token_offsets))
         columns: dict[str, Any] = {
             schema.STEP: file_table.step_n[rows],
             schema.GROUP: result.group_n[rows],
@@ -183,7 +185,8 @@ def _figures_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
         ]
         dead_strata_cells = [f"{name} {share:.0%}" for name, share in figures["dead_strata"].items()]
         for position, (cells, dead) in enumerate(zip_longest(block_cells, dead_strata_cells)):
-            method_cell, signal_cell = ("", "") if position else (method, _cell(figures["no_signal_share"], ".1%"))
+            method_cell = "" if position else method
+            signal_cell = "" if position else _cell(figures["no_signal_share"], ".1%")
             table_rows.append([method_cell, *(cells or ("", "", "")), signal_cell, dead or ""])
     return plain_table(
         "method", "block", "mean |credit|", "exactly 0", "no signal", "dead strata", rows=table_rows, right=(2, 3, 4)

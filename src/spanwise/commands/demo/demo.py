@@ -58,7 +58,8 @@ def run_demo(
     console: Console | None = None,
 ) -> dict[str, Any]:
     """Train each arm of a demo with each seed; `choices` sets recipe fields for all arms. Return the content of `summary.json`."""
-    console, start_time = console or Console(), time.perf_counter()
+    console = console or Console()
+    start_time = time.perf_counter()
     if len(set(seeds)) < len(seeds):
         raise RecipeError(f"Give each seed once; got {', '.join(map(str, seeds))}.")
     for field in choices.keys() & set(demo.fixed):
@@ -91,7 +92,8 @@ def _sum_up_digits(trained: Sequence[Trained]) -> dict[str, Any]:
     """Return each arm's figures in the digits demo (accuracy, refusals, ...) by seed, and their means over seeds."""
     figures_by_seed: dict[str, dict[str, dict[str, Any]]] = {}
     for run in trained:
-        evaluation_points, final_figures = run.summary["curve"], run.summary["final"]
+        evaluation_points = run.summary["curve"]
+        final_figures = run.summary["final"]
         figures_by_seed.setdefault(str(run.recipe.seed), {})[run.arm] = {
             **{name: final_figures[name] for name in ("accuracy", "refusal_rate")},
             "peak_refusal_rate": max(point["refusal_rate"] for point in evaluation_points),
@@ -102,8 +104,10 @@ def _sum_up_digits(trained: Sequence[Trained]) -> dict[str, Any]:
     means_by_arm: dict[str, dict[str, float | None]] = {}
     for arm in DIGITS.arms:
         seed_figures = [arms[arm] for arms in figures_by_seed.values()]
-        numbers_by_figure = {name: [row[name] for row in seed_figures if row[name] is not None] for name in seed_figures[0]}
-        means_by_arm[arm] = {name: sum(known) / len(known) if known else None for name, known in numbers_by_figure.items()}
+        means_by_arm[arm] = {}
+        for name in seed_figures[0]:
+            numbers = [figures[name] for figures in seed_figures if figures[name] is not None]
+            means_by_arm[arm][name] = sum(numbers) / len(numbers) if numbers else None
     return {
         "arms": means_by_arm,
         "seeds": figures_by_seed,
@@ -133,8 +137,8 @@ def _sum_up_fields(trained: Sequence[Trained]) -> dict[str, Any]:
     """Return each run's curve of the share of right fields, and its figures (completions until `GOAL`, ...)."""
     figures_by_run, curve_by_run = dict[str, dict[str, Any]](), dict[str, list[float]]()
     for run in trained:
-        field_names = measured_fields(run.recipe)
-        share_curve = running_mean([sum(shares.values()) / len(shares) for shares in shares_right(run.recipe, field_names)])
+        batch_shares = shares_right(run.recipe, measured_fields(run.recipe))
+        share_curve = running_mean([sum(shares.values()) / len(shares) for shares in batch_shares])
         goal_batch = next((batch for batch, value in enumerate(share_curve, start=1) if value >= GOAL), None)
         figures_by_run[run.title] = {
             "right at the end": share_curve[-1],

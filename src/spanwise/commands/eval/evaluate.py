@@ -38,7 +38,8 @@ def evaluate(
     scored: Mode | None = None,
 ) -> Samples:
     """Sample completions of the first `prompts` held-out prompts, or of all if there are fewer, and judge their answers."""
-    answer_tags, keys_by_block = recipe.answer_tags, task.layout.keys
+    answer_tags = recipe.answer_tags
+    keys_by_block = task.layout.keys
     prompt_rows = task.evaluation.select(range(min(prompts, len(task.evaluation))))
     max_tokens = recipe.max_completion_length or task.max_completion_length
     is_digits = task.name.startswith("digits")  # for a digits task, the other figures already show all rewards
@@ -47,7 +48,8 @@ def evaluate(
     spans, texts = roller.read(ids_nt, mask_nt)
     answering_blocks = [name for name in task.layout.names if answer_tags["answer"] in keys_by_block[name]]
     options = {"tag": answer_tags["answer"], **recipe.verifier}
-    correct_by_block = dict.fromkeys(answering_blocks, torch.full((len(texts),), torch.nan, dtype=torch.float64))
+    unjudged_n = torch.full((len(texts),), torch.nan, dtype=torch.float64)
+    correct_by_block = dict.fromkeys(answering_blocks, unjudged_n)
     for name in answering_blocks if "answer" in prompt_rows.column_names else ():
         correct_n = roller.rewards(prompt_rows, texts, row_n.tolist(), Objective("correct", pays=(name,), options=options))
         # A completion without the answer's block counts as wrong.
@@ -65,7 +67,8 @@ def evaluate(
         reward_by_objective = _compute_rewards(scheme_of(recipe, task.layout, max_tokens).objectives, texts, reward_columns)
     score_n = None
     if scored is not None:
-        score_reader = part_class(scored, "model")(scored, model, tokenizer, end_ids(model, tokenizer))
+        reader_class = part_class(scored, "model")
+        score_reader = reader_class(scored, model, tokenizer, end_ids(model, tokenizer))
         prompt_ids_n = [ids for ids in prompt_ids(tokenizer, prompt_rows["prompt"][:]) for _ in range(samples)]
         score_n = score_reader.scores(prompt_ids_n, ids_nt, mask_nt, temperature=recipe.temperature).double()
     return Samples(
@@ -88,8 +91,9 @@ def _compute_rewards(objectives: Sequence[Objective], text: Texts, columns: Colu
     for m, objective in enumerate(objectives):
         in_gold_n = gold_there(objective, columns) if any_index(objective.name) != objective.name else None
         if in_gold_n is not None:
-            is_omitted_n = filled_reward_nm[:, m].isnan() & (reward_scores.status_nm[:, m] == int(Status.ABSENT))
-            filled_reward_nm[:, m] = filled_reward_nm[:, m].masked_fill(is_omitted_n, 0.0).masked_fill(~in_gold_n, torch.nan)
+            reward_n = filled_reward_nm[:, m]
+            is_omitted_n = reward_n.isnan() & (reward_scores.status_nm[:, m] == int(Status.ABSENT))
+            filled_reward_nm[:, m] = reward_n.masked_fill(is_omitted_n, 0.0).masked_fill(~in_gold_n, torch.nan)
     return dict(zip(reward_scores.names, filled_reward_nm.T, strict=True))
 
 

@@ -121,13 +121,13 @@ def difference_table(fidelity: Fidelity) -> Table:
 
 def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
     """Build the table of the confidence q* that each baseline teaches a policy that is right with probability p."""
-    honest_probabilities = list(dict.fromkeys(row["p"] for row in points))
-    q_by_baseline = {("none, batch, group", "any"): honest_probabilities}
+    right_probabilities = list(dict.fromkeys(row["p"] for row in points))
+    q_by_baseline_and_size = {("none, batch, group", "any"): right_probabilities}
     for name in dict.fromkeys(row["baseline"] for row in points if row["baseline"] not in ("none", "batch", "group")):
         for row in (row for row in points if row["baseline"] == name):
-            q_by_baseline.setdefault((name, str(row["group_size"])), []).append(row["q"])
-    table_rows = ([*names, *map(_decimals, q_values)] for names, q_values in q_by_baseline.items())
-    headings = ("", "G", *(f"{p:g}" for p in honest_probabilities))
+            q_by_baseline_and_size.setdefault((name, str(row["group_size"])), []).append(row["q"])
+    table_rows = ([name, size, *map(_decimals, q_values)] for (name, size), q_values in q_by_baseline_and_size.items())
+    headings = ("", "G", *(f"{p:g}" for p in right_probabilities))
     q_table = _table(
         "q*: the confidence to which training drives a policy that is right with probability p", headings, table_rows
     )
@@ -163,14 +163,14 @@ def rolled_tokens(
             "or measure a run whose recipe has a critic."
         )
     # The fitted critic reads each training prompt once, so that it cannot memorise any.
-    recipe_sizes = {"steps": max(steps, default=1), "prompts": rolls.CRITIC_BATCH} if "fitted" in critic_kinds else {}
-    roller = roller_of(model_folder, recipe.model_copy(update=recipe_sizes), console)
+    training_sizes = {"steps": max(steps, default=1), "prompts": rolls.CRITIC_BATCH} if "fitted" in critic_kinds else {}
+    roller = roller_of(model_folder, recipe.model_copy(update=training_sizes), console)
     task = roller.task
     row_order = torch.randperm(len(task.evaluation), generator=torch.Generator().manual_seed(seed)).tolist()
     prompt_rows = task.evaluation.select(row_order[:prompts])
-    set_count = 2 if "mc" in critic_kinds else 1
+    reroll_sets = 2 if "mc" in critic_kinds else 1
     blocks, trajectories, reward_ntm = rolls.collect_tokens(
-        roller, prompt_rows, rerolls=rerolls, sets=set_count, seed=seed, **options
+        roller, prompt_rows, rerolls=rerolls, sets=reroll_sets, seed=seed, **options
     )
     critic_values: dict[str, torch.Tensor] = {}
     if "own" in critic_kinds and critic_folder is not None:
@@ -188,7 +188,8 @@ def rolled_tokens(
 def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *, console: Console) -> dict[str, Any]:
     """Print token estimators' correlations with Monte Carlo, and SAE's lead over GAE and GRPO; return correlations and counts."""
     sample_counts = {"completions": len(fidelity.prompt_n), "prompts": len(fidelity.prompt_n.unique())}
-    token_count, decision_count = (fidelity.count(kind) for kind in TOKEN_KINDS)
+    token_count = fidelity.count("all")
+    decision_count = fidelity.count("decision")
     console.print(
         f"{token_count} tokens of the first blocks of {sample_counts['completions']} completions of {sample_counts['prompts']} "
         f"prompts are compared; {decision_count} of them are decisions (probability below .97). {reference_words(segments)}",
@@ -216,8 +217,8 @@ def _correlation_table(fidelity: TokenFidelity, kind: str) -> Table:
     for heading, name, figure in [("RMSE of the values", VALUES, "rmse"), *estimator_rows]:
         critic_values = (fidelity.interval(critic, name, figure, kind=kind).value for critic in fidelity.critics)
         table_rows.append([heading, *map(_decimals, critic_values)])
-    ceiling = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)
-    title = f"{kind} tokens: correlation (of the exact advantage: {_decimals(ceiling.value)})"
+    ceiling_interval = fidelity.interval(fidelity.critics[0], fidelity.estimators[0], "ceiling", kind=kind)
+    title = f"{kind} tokens: correlation (of the exact advantage: {_decimals(ceiling_interval.value)})"
     correlation_table = _table(title, ("", *fidelity.critics), table_rows)
     correlation_table.rows[0].end_section = True
     return correlation_table
@@ -230,8 +231,10 @@ def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
     title = f"{kind} tokens: SAE's correlation minus that of {other_text} (95 % intervals)"
     table_rows = []
     for critic in fidelity.critics:
-        other_name, sae_name = (_short_name(fidelity.best(critic, name, kind=kind), name) for name in (other, "SAE"))
-        sae_lead, best_sae_lead = (_format_lead(fidelity.lead(critic, name, other, kind=kind)) for name in (SAE, "SAE"))
+        other_name = _short_name(fidelity.best(critic, other, kind=kind), other)
+        sae_name = _short_name(fidelity.best(critic, "SAE", kind=kind), "SAE")
+        sae_lead = _format_lead(fidelity.lead(critic, SAE, other, kind=kind))
+        best_sae_lead = _format_lead(fidelity.lead(critic, "SAE", other, kind=kind))
         table_rows.append([critic, *([] if is_estimator else [other_name]), sae_lead, sae_name, best_sae_lead])
     headings = ("critic", *([] if is_estimator else [f"best {other}"]), _short_name(SAE, "SAE"), "best SAE", "its lead")
     return _table(title, headings, table_rows)
@@ -254,5 +257,4 @@ def _short_name(name: str, family: str) -> str:
 
 def _format_lead(interval: Interval) -> str:
     """Format a difference with its interval, as in `+.046 (+.032,+.059)`."""
-    value, low, high = (f"{number:+.3f}".replace("0.", ".") for number in (interval.value, interval.low, interval.high))
-    return f"{value} ({low},{high})"
+    return f"{interval.value:+.3f} ({interval.low:+.3f},{interval.high:+.3f})".replace("0.", ".")

@@ -38,7 +38,8 @@ def show_methods(name: str | None = None) -> None:
 def _name_source(entry: Method) -> str:
     """Name the source of a method's formula, or the module of a plug-in that states no source."""
     module_name = entry.estimator.__module__
-    states_source = module_name.partition(".")[0] == "spanwise" or entry.source != Method.source
+    is_plugin = module_name.partition(".")[0] != "spanwise"
+    states_source = not is_plugin or entry.source != Method.source
     return entry.source if states_source else f"{module_name}, which is no part of spanwise"
 
 

@@ -31,7 +31,7 @@ def command(
     from spanwise.recipe import load
 
     check_sizes(prompts=prompts, samples=samples)
-    sources = {name: value for name, value in (("model", model), ("dataset", dataset)) if value is not None}
+    sources = {name: value for name, value in {"model": model, "dataset": dataset}.items() if value is not None}
     console = Console()
     reference = measure(load(recipe, {**recipe_fields(set_), **sources}), prompts=prompts, samples=samples, console=console)
     console.print(

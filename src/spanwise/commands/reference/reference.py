@@ -22,7 +22,8 @@ def reference(recipe: Recipe, *, prompts: int, samples: int, console: Console) -
             "The recipe has no laser section, so there is no reference to measure; write laser: {token: NAME}."
         )
     torch.set_num_threads(recipe.threads)
-    laser, task = replace(laser, reference=None), make_task(recipe, console)
+    laser = replace(laser, reference=None)
+    task = make_task(recipe, console)
     model: Any = AutoModelForCausalLM.from_pretrained(task.model, trust_remote_code=False)
     tokenizer = AutoTokenizer.from_pretrained(task.model, padding_side="left", trust_remote_code=False)
     reader = ScoreReader(laser, model, tokenizer, end_ids(model, tokenizer))

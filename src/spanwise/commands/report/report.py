@@ -51,7 +51,8 @@ def train_page(folder: Path) -> str:
     """Build the report of a training run from the files of its folder."""
     samples = read_samples(folder) if (folder / FILE).is_file() else None
     recipe_fields = read_fields(folder / "recipe.yaml")
-    batch_files, one_prompt_files = (sorted((folder / kind).glob("step_*.parquet")) for kind in (TRAINING, ONE_PROMPT))
+    batch_files = sorted((folder / TRAINING).glob("step_*.parquet"))
+    one_prompt_files = sorted((folder / ONE_PROMPT).glob("step_*.parquet"))
     token_view, credit_by_method = recorded_view(folder, recipe_fields, batch_files[-1:])
     return train_report(
         recipe={name: value for name, value in recipe_fields.items() if (name, value) != ("task", SCRIPT)},
@@ -92,7 +93,8 @@ def compare_page(folder: Path) -> str:
     options = summary_fields.get("options")
     folders_by_arm = {arm: {seed: folder / f"{arm}-{seed}" for seed in seeds} for arm in arm_names}
     summaries_by_arm, samples, figures_by_arm = ended_runs(folders_by_arm)
-    measured_figures = {name for runs in figures_by_arm.values() for run_figures in runs.values() for name in run_figures}
+    figures_of_runs = [figures for runs in figures_by_arm.values() for figures in runs.values()]
+    measured_figures = {name for figures in figures_of_runs for name in figures}
     if not measured_figures:
         raise DataError("No run of this comparison exists; run spanwise compare again.")
     figure_names = [name for name in next(iter(summary_fields["figures"].values()), {}) if name in measured_figures]
@@ -129,9 +131,11 @@ def over_seeds(votes: Mapping[int, Mapping[str, Curve]]) -> dict[str, Curve]:
     mean_curves = {}
     for way, budgets in {way: curve.budgets for curves in votes.values() for way, curve in curves.items()}.items():
         # A seed whose completions state no confidence has no vote weighted by confidence.
-        curves = {seed: ways[way] for seed, ways in votes.items() if way in ways and ways[way].budgets == budgets}
-        accuracy_sb = torch.tensor([[i.value for i in curve.intervals] for curve in curves.values()], dtype=torch.float64)
-        mean_curves[way] = Curve(budgets, accuracy_sb, tuple(curves), tuple(map(mean_interval, accuracy_sb.T)))
+        curve_by_seed = {seed: curves[way] for seed, curves in votes.items() if way in curves}
+        equal_curves = {seed: curve for seed, curve in curve_by_seed.items() if curve.budgets == budgets}
+        accuracies = [[interval.value for interval in curve.intervals] for curve in equal_curves.values()]
+        accuracy_sb = torch.tensor(accuracies, dtype=torch.float64)
+        mean_curves[way] = Curve(budgets, accuracy_sb, tuple(equal_curves), tuple(map(mean_interval, accuracy_sb.T)))
     return mean_curves
 
 

@@ -31,7 +31,9 @@ def figure_table(
     }
     table_rows = []
     for name in figure_names:
-        figure_cells = (short(figures.get(name)) + " !" * (name in alarms_by_run[run]) for run, figures in columns.items())
+        figure_cells = (
+            short(column.get(name)) + (" !" if name in alarms_by_run[run] else "") for run, column in columns.items()
+        )
         table_rows.append([name.replace("_", " ").replace(OF_REWARD, "mean reward, "), *figure_cells])
     yield Text(title, style="italic")
     # A "!" beside a figure points to a sentence under the table (`explain.alarms`).
@@ -59,7 +61,7 @@ def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
     """Build a table of voting accuracy: a row per way of voting, a column per number of samples (1, 2, 4, ...)."""
     budgets = next(iter(votes.values())).budgets
     # Only the largest number of samples and powers of two get a column.
-    budget_indices = [i for i, budget in enumerate(budgets) if budget & (budget - 1) == 0 or budget == budgets[-1]]
+    budget_indices = [i for i, budget in enumerate(budgets) if budget.bit_count() == 1 or budget == budgets[-1]]
     table_rows = [
         [
             f"{name.removeprefix(OF_SCORE)} by score" if name.startswith(OF_SCORE) else name,
@@ -103,8 +105,9 @@ def text_plot(series: Mapping[str, Sequence[float | None]], *, height: int = 4) 
     plot_lines = []
     for name, values in series.items():
         for row in range(height - 1, -1, -1):
-            levels = (0 if value is None else round(min(max(value * height - row, 0.0), 1.0) * 8) for value in values)
+            filled_rows = (0.0 if value is None else value * height - row for value in values)
+            levels = (round(min(max(filled, 0.0), 1.0) * 8) for filled in filled_rows)
             line_label = name if row == height - 1 else ""
-            axis_label = {height - 1: "1", 0: "0"}.get(row, " ")
+            axis_label = "0" if row == 0 else "1" if row == height - 1 else " "
             plot_lines.append(f"{line_label:<{label_width}}  {axis_label} |{''.join(_LEVELS[n] for n in levels)}".rstrip())
     return "\n".join(plot_lines)

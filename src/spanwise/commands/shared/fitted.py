@@ -34,17 +34,20 @@ def plain_table(
 
 def fitted(table: Table, console: Console, keep: int = 1) -> Iterator[Table | Text]:
     """Cut a table into tables that fit the terminal; each of them repeats the first `keep` columns."""
-    terminal_width, keep = console.width, min(keep, max(len(table.columns) - 1, 0))
+    terminal_width = console.width
+    keep = min(keep, max(len(table.columns) - 1, 0))
     min_width_c, full_width_c = list[int](), list[int]()
     for column in table.columns:
         unwrapped_options = console.options.update(max_width=2**31)
         sizes = [Measurement.get(console, unwrapped_options, cell) for cell in (column.header, *column.cells)]
-        unbroken = [column.no_wrap, *[column.no_wrap or column.justify == "right"] * (len(sizes) - 1)]
+        are_cells_unbroken = column.no_wrap or column.justify == "right"
+        unbroken = [column.no_wrap] + [are_cells_unbroken] * (len(sizes) - 1)
         min_width_c.append(max(size.maximum if line else size.minimum for size, line in zip(sizes, unbroken, strict=True)))
         full_width_c.append(max(size.maximum for size in sizes))
     column_groups: list[list[int]] = [list(range(keep))]
     for c in range(keep, len(table.columns)):
-        new_width = sum(min_width_c[i] for i in (*column_groups[-1], c)) + _padding_width(table, len(column_groups[-1]) + 1)
+        wider_group = [*column_groups[-1], c]
+        new_width = sum(min_width_c[i] for i in wider_group) + _padding_width(table, len(wider_group))
         if len(column_groups[-1]) > keep and new_width > terminal_width:
             column_groups.append(list(range(keep)))
         column_groups[-1].append(c)

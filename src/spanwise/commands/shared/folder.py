@@ -26,9 +26,9 @@ def new_folder(name: str) -> Path:
 
 def newest_folder(name: str) -> Path | None:
     """Return the `runs/<name>-<n>` with the largest n; None if there is none."""
-    name_parts_by_folder = {folder: folder.name.rpartition("-") for folder in RUNS.glob("*") if folder.is_dir()}
-    numbers = {folder: int(n) for folder, (start, _, n) in name_parts_by_folder.items() if start == name and n.isdecimal()}
-    return max(numbers, key=numbers.__getitem__, default=None)
+    name_parts = {folder: folder.name.rpartition("-") for folder in RUNS.glob("*") if folder.is_dir()}
+    number_by_folder = {folder: int(n) for folder, (stem, _, n) in name_parts.items() if stem == name and n.isdecimal()}
+    return max(number_by_folder, key=number_by_folder.__getitem__, default=None)
 
 
 def check_no_run(path: str | Path) -> None:

@@ -101,7 +101,8 @@ def warm_up_progress(console: Console) -> Any:
 
 def _average_parts(values: Mapping[str, Any]) -> dict[str, Any]:
     """Average a reward's figures over its JSON fields (`equals.a`, `equals.b`); of a list, only the first element counts."""
-    value_by_label, hidden_names = dict[str, Any](), later_elements(values)
+    value_by_label: dict[str, Any] = {}
+    hidden_names = later_elements(values)
     for label, part_names in families(name for name in values if name not in hidden_names).items():
         numbers = [values[name] for name in part_names if values[name] is not None]
         value_by_label[label] = values[label] if label in values else sum(numbers) / len(numbers) if numbers else None

@@ -92,22 +92,25 @@ class Samples:
         }
         score_samples = self.by_score()
         score_figures = {} if score_samples is None else score_samples._apply_to_answers(work)
-        laser_figures = {name: score_figures[name.removeprefix(OF_SCORE)] for name in SCORE_FIGURES if score_figures}
+        laser_names = SCORE_FIGURES if score_figures else ()
+        laser_figures = {name: score_figures[name.removeprefix(OF_SCORE)] for name in laser_names}
         return {**figures_by_block[self.first], **later_accuracies, **laser_figures}
 
     def votes(
         self, block: str | None = None, *, budgets: Sequence[int] | None = None, resamples: int = 1000
     ) -> dict[str, Curve]:
         """Compute curves of voting accuracy over the number of samples, for the answers of one block (by default the first)."""
-        block_name, score_samples = block or self.first, self.by_score()
+        block_name = block or self.first
+        score_samples = self.by_score()
         if score_samples is not None and not self.stated:  # without confidences, the self-rewarding score weights the votes
             return score_samples.votes(block, budgets=budgets, resamples=resamples)
         prompt_indices = self.prompt_n.tolist()
-        answers, correct_n = self.answers[block_name], self.correct[block_name]
+        answers = self.answers[block_name]
+        correct_n = self.correct[block_name]
         curves = voting(answers, self.confidence_n, correct_n, prompts=prompt_indices, budgets=budgets, resamples=resamples)
         if score_samples is not None:
-            score_curves = score_samples.votes(block, budgets=budgets, resamples=resamples)
-            curves |= {f"{OF_SCORE}{way}": score_curves[way] for way in ("weighted", "maxconf") if way in score_curves}
+            laser_curves = score_samples.votes(block, budgets=budgets, resamples=resamples)
+            curves |= {f"{OF_SCORE}{way}": laser_curves[way] for way in ("weighted", "maxconf") if way in laser_curves}
         return curves
 
     def figures_and_votes(self) -> dict[str, float | None]:
@@ -146,7 +149,8 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
         return {}
     block_parts = layout.keys
     part_names = list(dict.fromkeys(part for parts in block_parts.values() for part in parts))
-    part_noun, template = ("tag", "<{}>") if layout.segmenters == ("tags",) else ("part", "'{}'")
+    part_noun = "tag" if layout.segmenters == ("tags",) else "part"
+    template = "<{}>" if part_noun == "tag" else "'{}'"
     last_block = list(block_parts)[-1]
     answer, confidence = tags["answer"], tags["confidence"]
     judged_figures = ("accuracy", "refusal_rate", "verdict_rate")
@@ -202,7 +206,9 @@ def ended_runs(
     places: Mapping[str, Mapping[int, Path]],
 ) -> tuple[ByArm[dict[str, Any]], ByArm[Samples], ByArm[dict[str, float | None]]]:
     """Read the summary, samples and final figures (with votes) of each finished run of a comparison, by arm and seed."""
-    summaries_by_arm, samples_by_arm, figures_by_arm = ({arm: {} for arm in places} for _ in range(3))
+    summaries_by_arm: ByArm[dict[str, Any]] = {arm: {} for arm in places}
+    samples_by_arm: ByArm[Samples] = {arm: {} for arm in places}
+    figures_by_arm: ByArm[dict[str, float | None]] = {arm: {} for arm in places}
     for arm, seed, folder in ((arm, seed, folder) for arm, seeds in places.items() for seed, folder in seeds.items()):
         if (folder / "summary.json").is_file():
             summaries_by_arm[arm][seed] = read_fields(folder / "summary.json")

@@ -26,7 +26,8 @@ def make_task(recipe: Recipe, console: Console, *, model: Path | None = None) ->
             "A script trained this run, and only that script knows its prompts. Say which prompts to use: "
             "--set task=confidence --set dataset=FILE, or --recipe FILE."
         )
-    warm_start, layout = task_start(recipe), task_layout(recipe)
+    warm_start = task_start(recipe)
+    layout = task_layout(recipe)
     if warm_start is not None:
         check_written(recipe, layout)
         task = digits_task(
@@ -60,7 +61,8 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
         raise DataError(f"The run in '{folder}' has no model yet, because it has not ended; {checkpoint_text}.")
     recipe_file = recipe or (None if run_folder is None else run_folder / "recipe.yaml")
     recipe_changes = dict(overrides)
-    has_own_prompts = recipe_changes.get("dataset") or recipe_changes.get("task", EMBEDDED[0]) not in EMBEDDED
+    names_other_task = "task" in recipe_changes and recipe_changes["task"] not in EMBEDDED
+    has_own_prompts = recipe_changes.get("dataset") or names_other_task
     if recipe_file is None and "model" not in recipe_changes and has_own_prompts:
         recipe_changes["model"] = str(model_folder)
     return model_folder, load(recipe_file, recipe_changes)

@@ -52,7 +52,8 @@ def _choose_folder(recipe: Recipe, resume: str | None, overwrite: bool, console:
         resumed_run = folder or newest_folder(run_name)
         if resumed_run is None:
             raise DataError(f"There is no run 'runs/{run_name}-<n>' to resume; name a run with --resume FOLDER.")
-    checkpoint, resume_note = find_checkpoint((resumed_run or Path()) / "checkpoints", None if resumed_run else resume)
+    checkpoints_folder = (resumed_run or Path()) / "checkpoints"
+    checkpoint, resume_note = find_checkpoint(checkpoints_folder, None if resumed_run else resume)
     if resume_note:
         say(console, resume_note)
     checkpoint_run = _run_of(checkpoint)
@@ -70,8 +71,8 @@ def history_of(checkpoint: Path, new_recipe: Mapping[str, Any], *, per_batch: in
     old_recipe = read_manifest(checkpoint)["settings"]
     # With a learning rate schedule, a resumed run must keep `steps`, because the schedule depends on it.
     has_schedule = not new_recipe["trainer"].get("lr_scheduler_type", "constant").startswith("constant")
-    is_shorter = new_recipe["steps"] < old_recipe.get("steps", new_recipe["steps"])
-    changeable_fields = set(MAY_CHANGE) - ({"steps"} if has_schedule or is_shorter else set())
+    must_keep_steps = has_schedule or new_recipe["steps"] < old_recipe.get("steps", new_recipe["steps"])
+    changeable_fields = set(MAY_CHANGE) - {"steps"} if must_keep_steps else set(MAY_CHANGE)
     if changed_fields := changes(old_recipe, new_recipe, but=changeable_fields):
         advice = f"Resume that run with its own recipe: spanwise train --resume {recipe_file.parent}; or leave out --resume."
         if changed(recipe_file, old_recipe):
@@ -107,7 +108,8 @@ def _clean_full_disk(run: Path, old_checkpoints: set[Path], error: Exception) ->
     damaged_folders = (run / "checkpoints" / name for name in checkpoint_faults)
     half_written_folders = [folder for folder in damaged_folders if folder not in old_checkpoints]
     error_file = error.filename if isinstance(error, OSError) else None
-    unwritten_file = Path(error_file) if isinstance(error_file, str) else (*half_written_folders, run)[0]
+    unwritten_folder = half_written_folders[0] if half_written_folders else run
+    unwritten_file = Path(error_file) if isinstance(error_file, str) else unwritten_folder
     sentence = str(error) if isinstance(error, SpanwiseError) else unwritten(unwritten_file, error)
     for folder in half_written_folders:
         shutil.rmtree(folder, ignore_errors=True)

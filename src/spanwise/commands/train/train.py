@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
-from math import gcd
+from math import gcd, isnan
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,8 @@ def train(
         trainer.settings = settings
         for callback_class in (PrinterCallback, ProgressCallback) if trainer_args.log_metrics == "few" else ():
             trainer.remove_callback(callback_class)  # the recorder shows the progress in place of TRL's callbacks
-        is_main_process, critic = trainer.accelerator.is_main_process, trainer.critic
+        is_main_process = trainer.accelerator.is_main_process
+        critic = trainer.critic
         if is_main_process:
             folder.begin(settings, step=step, history=history)
             if critic is not None:
@@ -247,9 +248,10 @@ class Recorder(BatchCallback):
                 write_text(self.folder.path / name, mode_files[name])
             self._written_files |= mode_files.keys()
         if rollouts is not None:
-            rank_results = gather_object([(rollouts.reading.scores, int((rollouts.batch.mask_nt != 0).sum()))])
-            self._scores = join_rows([scores for scores, _ in rank_results])
-            self.tokens += sum(tokens for _, tokens in rank_results)
+            rank_token_count = int((rollouts.batch.mask_nt != 0).sum())
+            scores_and_counts = gather_object([(rollouts.reading.scores, rank_token_count)])
+            self._scores = join_rows([scores for scores, _ in scores_and_counts])
+            self.tokens += sum(token_count for _, token_count in scores_and_counts)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Write and show the metrics of a training step, and evaluate the policy every `eval_every` steps."""
@@ -271,7 +273,8 @@ class Recorder(BatchCallback):
         """Evaluate the final model, and return the content of the run's `summary.json`."""
         final_samples = self._measure(self.recipe.eval_samples)
         step_count = self.trainer.state.global_step // self.per_batch
-        final_figures, final_intervals = final_samples.figures(), _intervals(final_samples)
+        final_figures = final_samples.figures()
+        final_intervals = _intervals(final_samples)
         curve_names = ("step", "malformed", "accuracy", "ece")
         batch_figures = [
             {k: v for k, v in line.items() if k in curve_names or (k.startswith("rewards/") and k.endswith("/mean"))}
@@ -282,7 +285,8 @@ class Recorder(BatchCallback):
             final_samples.write(self.folder.path)
             self.folder.add_metrics({"step": step_count, "final": final_figures, **final_intervals})
             self._keep_one_prompt(step_count)
-        start_figures, training_seconds = self.evaluations[0], max(self.step_seconds, 1e-9)
+        start_figures = self.evaluations[0]
+        training_seconds = max(self.step_seconds, 1e-9)
         return {
             **{name: getattr(self.recipe, name) for name in ("method", "seed")},
             "steps": step_count,
@@ -340,14 +344,15 @@ class Recorder(BatchCallback):
 
 def _intervals(samples: Samples) -> dict[str, dict[str, list[float]]]:
     """Return the intervals of the mean rewards as a field for a line of `metrics.jsonl`; empty without rewards."""
-    bounds_by_reward = {name: [mean.low, mean.high] for name, mean in samples.mean_rewards().items() if mean.low == mean.low}
+    bounds_by_reward = {name: [mean.low, mean.high] for name, mean in samples.mean_rewards().items() if not isnan(mean.low)}
     return {"intervals": bounds_by_reward} if bounds_by_reward else {}
 
 
-def _batch_ece(scores: Scores, correct: int, report: int) -> float | None:
+def _batch_ece(scores: Scores, correct_index: int, confidence_index: int) -> float | None:
     """Compute the ECE of a batch from its verdicts and stated confidences; None if it lacks either."""
     if scores.stated_nm is None:
         return None
-    verdict_n, confidence_n = scores.reward_nm[:, correct], scores.stated_nm[:, report]
+    verdict_n = scores.reward_nm[:, correct_index]
+    confidence_n = scores.stated_nm[:, confidence_index]
     is_known_n = ~(verdict_n.isnan() | confidence_n.isnan())
     return ece(confidence_n[is_known_n], verdict_n[is_known_n]) if bool(is_known_n.any()) else None

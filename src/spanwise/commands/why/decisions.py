@@ -37,7 +37,7 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
 
 
 def _cut_segments(
-    result: CreditResult, segments: SaeSegments, logp: str, value: str
+    result: CreditResult, segments: SaeSegments, logp_column: str, value_column: str
 ) -> tuple[list[int], list[np.ndarray], list[float]]:
     """Return each completion's number of decisions (cuts of SAE), and each segment's critic values and reward."""
     table = result.table
@@ -48,7 +48,8 @@ def _cut_segments(
     for n in range(len(table)):
         token_range = slice(int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1]))
         is_sampled = np.asarray(table.trainable[token_range])
-        logp_t, value_t = (table.token_values[column][token_range][is_sampled] for column in (logp, value))
+        logp_t = table.token_values[logp_column][token_range][is_sampled]
+        value_t = table.token_values[value_column][token_range][is_sampled]
         decision_positions = opening_tokens(segments, logp_t, np.ones(len(logp_t), dtype=bool))
         decision_counts.append(len(decision_positions))
         for first, last in pairwise([*decision_positions, len(value_t) - 1]):
@@ -61,19 +62,17 @@ def _cut_segments(
 def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) -> str:
     """Say how many tokens the critic needs for half of its reaction to a decision, or that it does not react."""
 
-    def agreement(lag: int | None) -> np.ndarray:
-        compared_positions = [len(value_t) - 1 if lag is None else min(lag, len(value_t) - 1) for value_t in values]
-        value_changes = np.array(
-            [value_t[last] - value_t[0] for value_t, last in zip(values, compared_positions, strict=True)]
-        )
+    def agreement(lag: int) -> np.ndarray:
+        value_changes = np.array([value_t[min(lag, len(value_t) - 1)] - value_t[0] for value_t in values])
         return (value_changes - value_changes.mean()) * (rewards - rewards.mean())
 
-    agreement_at_end = agreement(None)
+    agreement_at_end = agreement(max(map(len, values)))
     if (
         len(agreement_at_end) < 2
         or agreement_at_end.mean() <= 2 * agreement_at_end.std(ddof=1) / len(agreement_at_end) ** 0.5
     ):
         return f"{name}: after a decision, the critic's value does not change towards the reward, so the critic ignores decisions."
-    half_lag = next((lag for lag in (1, 2, 4, 8, 16, 32, 64) if agreement(lag).mean() >= agreement_at_end.mean() / 2), None)
+    half_agreement = agreement_at_end.mean() / 2
+    half_lag = next((lag for lag in (1, 2, 4, 8, 16, 32, 64) if agreement(lag).mean() >= half_agreement), None)
     lag_text = "more than 64 tokens" if half_lag is None else f"{half_lag} token{'s' if half_lag > 1 else ''}"
     return f"{name}: the critic's value shows half of the effect of a decision after {lag_text}."

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -61,12 +62,12 @@ def reasons(result: CreditResult) -> dict[str, Zeros]:
     """Return for each method why tokens of a rollout file have the advantage 0, and how often."""
     table, scheme_by_method = result.table, result.arms.schemes
     row_index_v = torch.from_numpy(np.repeat(np.arange(len(table)), table.tokens.lengths))
-    # The column of the file that says which completions are right, if there is one.
-    verdict_column = result.arms.recorded_columns.get("correct", "")
-    verdict_name = verdict_column
-    reward_n = table.rewards[verdict_column].value_n if verdict_column else None
     if "correct" in result.scores.names:
-        verdict_name, reward_n = "correct", result.scores.outcome("correct")
+        verdict_name = "correct"
+        reward_n = result.scores.outcome("correct")
+    else:  # a column of the file may say which completions are right
+        verdict_name = result.arms.recorded_columns.get("correct", "")
+        reward_n = table.rewards[verdict_name].value_n if verdict_name else None
 
     zeros_by_method = {}
     for arm in result.applied:
@@ -110,13 +111,15 @@ def _reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: in
 def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: int) -> list[Table | str]:
     """Return the table of why tokens got no credit, and sentences about malformed completions and missing blocks."""
     lines: list[Table | str] = [_reason_table(result, zeros, examples)]
-    fault_n, present_nk = result.file_spans.fault_n, result.file_spans.length_nk > 0
+    fault_n = result.file_spans.fault_n
+    present_nk = result.file_spans.length_nk > 0
     all_wrong_n = torch.zeros(len(result.table), dtype=torch.bool)
     for tally in zeros.values():
         all_wrong_n |= torch.tensor([reason_of(key) is Zero.ALL_WRONG for key in tally.key_n.tolist()])
     faulty_n = all_wrong_n & (fault_n != 0)
     if bool(faulty_n.any()):
-        tokens, length_n = result.table.tokens, result.file_spans.length_nk.sum(dim=1)
+        tokens = result.table.tokens
+        length_n = result.file_spans.length_nk.sum(dim=1)
         cut_count, cut_off_reason = cut_off(fault_n, length_n, lambda n: tokens.slice(n, n + 1).tobytes(), among_n=faulty_n)
         cut_off_text = f"; {cut_count} of them {cut_off_reason}" if cut_count else ""
         wrong_count, faulty_count = int(all_wrong_n.sum()), int(faulty_n.sum())
@@ -147,11 +150,12 @@ def _describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: in
     if fault_names:
         description.append(f"Its tags: {', '.join(fault_names)}.")
     for m, name in enumerate(scores.names):
-        own_reward, *other_rewards = scores.reward_nm[[n, *group_rows[:_MATES]], m].tolist()
-        reward_text = f"{own_reward:g}" if own_reward == own_reward else Status(int(scores.status_nm[n, m])).name.lower()
-        other_rewards_text = " ".join(f"{value:g}" if value == value else "-" for value in other_rewards)
+        own_reward = float(scores.reward_nm[n, m])
+        group_rewards = scores.reward_nm[group_rows[:_MATES], m].tolist()
+        reward_text = Status(int(scores.status_nm[n, m])).name.lower() if isnan(own_reward) else f"{own_reward:g}"
+        group_rewards_text = " ".join("-" if isnan(reward) else f"{reward:g}" for reward in group_rewards)
         ellipsis = " ..." if len(group_rows) > _MATES else ""
-        description.append(f"Reward {name}: {reward_text}; of all rows compared: {other_rewards_text}{ellipsis}")
+        description.append(f"Reward {name}: {reward_text}; of all rows compared: {group_rewards_text}{ellipsis}")
     return [*description, *(_token_table(table, arm, zeros[arm.name], n) for arm in result.applied), SHARING]
 
 
@@ -160,18 +164,19 @@ def _token_table(table: RolloutTable, arm: MethodCredit, tally: Zeros, n: int) -
     first_token, end_token = int(table.tokens.offsets[n]), int(table.tokens.offsets[n + 1])
     completion_ids = table.tokens.slice(n, n + 1).astype(np.int64)
     token_advantages = arm.advantages(table, n, n + 1).tolist()
-    token_blocks, reason_keys = (v[first_token:end_token].tolist() for v in (arm.file_spans.block_v, tally.key_v))
+    token_blocks = arm.file_spans.block_v[first_token:end_token].tolist()
+    reason_keys = tally.key_v[first_token:end_token].tolist()
     credit_cells = [f"{credit:.4g}" for credit in arm.credit.block_nk[n].tolist()]
     token_facts = [(token_blocks[t], reason_keys[t], f"{token_advantages[t]:.6g}") for t in range(end_token - first_token)]
     table_rows = []
     for (block, key, _), positions in groupby(range(end_token - first_token), key=token_facts.__getitem__):
-        run_indices = list(positions)
-        run_text = table.vocabulary.join(completion_ids[run_indices])[0].decode(errors="replace")
-        text_cell = repr(run_text) if len(run_text) <= 60 else f"{run_text[:28]!r} ... {run_text[-28:]!r}"
+        token_indices = list(positions)
+        joined_text = table.vocabulary.join(completion_ids[token_indices])[0].decode(errors="replace")
+        text_cell = repr(joined_text) if len(joined_text) <= 60 else f"{joined_text[:28]!r} ... {joined_text[-28:]!r}"
         table_rows.append([
-            f"{run_indices[0]}-{run_indices[-1]}" if len(run_indices) > 1 else f"{run_indices[0]}", escape(text_cell),
+            f"{token_indices[0]}-{token_indices[-1]}" if len(token_indices) > 1 else f"{token_indices[0]}", escape(text_cell),
             escape(arm.file_spans.names[block]) if block >= 0 else "-", credit_cells[block] if block >= 0 else "-",
-            f"{token_advantages[run_indices[0]]:.4g}",
+            f"{token_advantages[token_indices[0]]:.4g}",
             _reason_words(reason_of(key), tally.objective(key)),
         ])  # fmt: skip
     headings = ("tokens", "text", "block", "credit", "per token", "why")
