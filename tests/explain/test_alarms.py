@@ -55,4 +55,6 @@ def test_a_comparison_says_which_arm_and_in_how_many_seeds():
     assert scalar.count(" ! |") == 2
     assert all(f"(scalar: {why})" in sentence for sentence in comparison.sentences())
     assert compare_arms({"alone": {0: bad}}).wrong["alone", "ece"] == "most completions refuse to answer in its seed"
-    assert compare_arms({"two": {0: bad, 1: GOOD}}).wrong["two", "ece"] == "most completions refuse to answer in 1 of 2 seeds"
+    assert (
+        compare_arms({"two": {0: bad, 1: GOOD}}).wrong["two", "ece"] == "most completions refuse to answer in 1 of 2 seeds"
+    )

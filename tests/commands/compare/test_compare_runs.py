@@ -150,6 +150,7 @@ def test_a_share_without_verdicts_shows_in_the_table_and_without_any_there_is_no
         assert samples.figures()["accuracy"] is None
     comparison, _ = run(output, capsys)
     assert [name for name in comparison.figures if name == "accuracy" or "@" in name] == []
+    assert comparison.cells["group", "verdict_rate"].value == 0.0
 
 
 def by_commands(monkeypatch, code):

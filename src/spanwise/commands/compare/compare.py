@@ -168,7 +168,7 @@ def _measured_figures(arms: Mapping[str, Mapping[int, Mapping[str, float | None]
     """Return the names of the figures (accuracy, ECE, ...) that at least one run has, in the order of the comparison table."""
     figures_of_runs = [figures for seeds in arms.values() for figures in seeds.values()]
     figure_names = dict.fromkeys(name for figures in figures_of_runs for name, value in figures.items() if value is not None)
-    has_unjudged_runs = any((figures.get("verdict_rate") or 1.0) < 1 for figures in figures_of_runs)
+    has_unjudged_runs = any(figures.get("verdict_rate", 1.0) not in (None, 1.0) for figures in figures_of_runs)
     score_figures = (f"{OF_SCORE}{name}" for name in ("auroc", "ece", "brier", "coverage"))
     table_figures = [*FIGURES, *(["verdict_rate"] if has_unjudged_runs else []), *score_figures]
     other_figures = [name for name in figure_names if "@" in name or name.endswith("_accuracy")]
