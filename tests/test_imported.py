@@ -81,6 +81,35 @@ def test_files_of_one_name_in_two_folders_are_two(tmp_path, monkeypatch, beside)
     assert find("train:paid") is first
 
 
+def test_two_files_of_the_second_folder_share_their_neighbour(tmp_path, monkeypatch):
+    for folder in ("one", "two"):
+        (tmp_path / folder / "shared_bits").mkdir(parents=True)
+        (tmp_path / folder / "shared_bits" / "__init__.py").write_text("calls = []\n")
+        (tmp_path / folder / "shared_bits" / f"of_{folder}.py").write_text(f"folder = {folder!r}\n")
+        for name in ("first_reward", "second_reward"):
+            (tmp_path / folder / f"{name}.py").write_text(f"from shared_bits import calls, of_{folder}\n")
+    calls = {}
+    for folder in ("one", "two"):
+        monkeypatch.chdir(tmp_path / folder)
+        calls[folder] = find("first_reward:calls")
+        assert find("second_reward:calls") is calls[folder]
+        assert find(f"second_reward:of_{folder}.folder") == folder
+    assert calls["one"] is not calls["two"]
+
+
+def test_a_neighbour_of_a_linked_file_is_that_of_its_folder(tmp_path, monkeypatch):
+    for folder, value in (("real", 1.0), ("one", 2.0), ("two", 3.0)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "shared_bits.py").write_text(REWARD.format(value=value))
+    for folder in ("one", "two"):
+        (tmp_path / folder / "rewards.py").write_text("from shared_bits import paid\n")
+    (tmp_path / "one" / "rewards.py").rename(tmp_path / "real" / "rewards.py")
+    (tmp_path / "one" / "rewards.py").symlink_to(tmp_path / "real" / "rewards.py")
+    for folder, value in (("one", 2.0), ("two", 3.0)):
+        monkeypatch.chdir(tmp_path / folder)
+        assert find("rewards:paid")(["a"]) == [value]
+
+
 def test_a_module_that_runs_already_is_not_run_again():
     assert find(f"{__name__}:find") is find
 

@@ -223,7 +223,8 @@ class Recipe(BaseModel):
             raise ValueError(
                 f"{self.prompts} prompts x {self.group_size} completions = {batch_size} completions, which cannot be cut into "
                 f"{self.mini_batches} equal mini-batches that consist of micro-batches of "
-                f"{self.micro_batch or batch_size // self.mini_batches}; choose numbers that divide {batch_size}."
+                f"{self.micro_batch or batch_size // self.mini_batches}; choose mini_batches and micro_batch so that their product "
+                f"divides {batch_size}."
             )
         return self
 

@@ -28,6 +28,8 @@ _HOMES = {
     "segmenter": "spanwise.segment.claims",
 }
 _FILES: dict[Path, ModuleType] = {}
+#: Maps a folder to the modules that users' files imported from it although another folder's modules have their names.
+_BESIDE: dict[Path, dict[str, ModuleType]] = {}
 _SHOWN: set[tuple[str, Path | None]] = set()
 
 
@@ -222,13 +224,13 @@ def _run(file: Path, module_name: str) -> ModuleType:
 
 @contextmanager
 def _without_twins(folder: Path) -> Iterator[None]:
-    """Set aside modules that were imported beside users' files in other folders and have the name of one in this folder."""
-    other_folders = {file.parent for file in _FILES} - {folder.resolve()}
-    own_names = {path.stem for path in folder.iterdir() if path.suffix == ".py" or path.is_dir()}
+    """Set aside modules of users' other folders that have the name of one in this folder, while the `with` block runs."""
+    folder = folder.resolve()
+    other_folders = {Path(module.__file__ or ".").parent.resolve() for module in _FILES.values()} - {folder}
 
     def is_twin(name: str, module: Any) -> bool:
         package_name = name.partition(".")[0]
-        if package_name not in own_names:
+        if not ((folder / f"{package_name}.py").is_file() or (folder / package_name).is_dir()):
             return False
         module_file = Path(getattr(module, "__file__", None) or ".").resolve()
         return any(
@@ -236,12 +238,16 @@ def _without_twins(folder: Path) -> Iterator[None]:
             for other in other_folders
         )
 
-    twins = {name: module for name, module in list(sys.modules.items()) if is_twin(name, module)}
+    twins = {name: module for name, module in list(sys.modules.items()) if other_folders and is_twin(name, module)}
+    package_names = {name.partition(".")[0] for name in twins}
     for name in twins:
         del sys.modules[name]
+    sys.modules.update(_BESIDE.get(folder, {}))
     try:
         yield
     finally:
+        own_names = [name for name in sys.modules if name.partition(".")[0] in package_names]
+        _BESIDE.setdefault(folder, {}).update({name: sys.modules.pop(name) for name in own_names})
         sys.modules.update(twins)
 
 

@@ -266,8 +266,9 @@ def _warn_zero_lambda(reading: Reading, scheme: Scheme) -> str:
         return ""
     return (
         f"length_adaptive_alpha={alpha:g} sets lambda to 0 for completions of at most {int(1 / alpha)} tokens, here "
-        f"{int(is_short_n.sum())} of {len(length_n)} (median length {int(length_n.median())}). With lambda 0 the reward credits "
-        f"only the last token. Set a larger alpha, or remove it and set lam near 1."
+        f"{int(is_short_n.sum())} of {len(length_n)} (median length {int(length_n.median())}). With lambda 0 each token is "
+        f"credited with one step of the critic, and only the last token sees the reward. Set a larger alpha, or remove it and set "
+        f"lam near 1."
     )
 
 

@@ -267,9 +267,9 @@ def _figures_of_sums(sums: Float[Tensor, "*r k"]) -> Float[Tensor, "*r f"]:
     columns = sums.unbind(-1)
     # Columns 0 to 7 are pairs: a count of completions, and the sum of their squared errors. Columns 14 to 17 contain phi^2.
     rmses = [root_ratio(error_sum, count) for count, error_sum in zip(columns[0:8:2], columns[1:8:2], strict=True)]
-    adv_square_sum, product_sum, mc_square_sum, noise_sum = columns[14:]
-    exact_square_sum = mc_square_sum - noise_sum
-    explained_sum = torch.where(adv_square_sum > 0, product_sum * product_sum / adv_square_sum, 0.0)
+    phi_adv_square_sum, phi_product_sum, phi_mc_square_sum, phi_noise_sum = columns[14:]
+    exact_square_sum = phi_mc_square_sum - phi_noise_sum
+    explained_sum = torch.where(phi_adv_square_sum > 0, phi_product_sum * phi_product_sum / phi_adv_square_sum, 0.0)
     gradient_noise = root_ratio(exact_square_sum - explained_sum, exact_square_sum)
     return torch.stack([*rmses, *agreement(columns[0], *columns[8:14]), gradient_noise], dim=-1)
 

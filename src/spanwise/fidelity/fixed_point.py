@@ -173,7 +173,7 @@ def _simulate_batch(
     terms_4bg = torch.stack([
         reward_bg - credit_n.reshape(prompt_count, g) - value_bg,
         torch.ones_like(reward_bg),
-        (same_outcome_bgg @ reward_bg[..., None])[..., 0] / same_outcome_bgg.sum(dim=2).clamp(min=1),  # the others' mean, or 0
+        (same_outcome_bgg @ reward_bg[..., None])[..., 0] / same_outcome_bgg.sum(dim=2).clamp(min=1),  # others' mean; 0 if alone
         others_score_bg2.gather(2, outcome_bg[..., None])[..., 0],
     ])  # fmt: skip
     prompt_outcome_bg = torch.arange(prompt_count)[:, None] * 2 + outcome_bg

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -204,6 +205,8 @@ def _state_better(d: Difference) -> str:
     a_is_better = (d.interval.value > 0) != lower_is_better
     winner, loser = (d.a, d.b) if a_is_better else (d.b, d.a)
     low_bound, high_bound = sorted((abs(d.interval.low), abs(d.interval.high)))
-    size_text = f"{abs(d.interval.value):.3f}" + (f" [{low_bound:.3f}, {high_bound:.3f}]" if low_bound == low_bound else "")
+    size_text = f"{abs(d.interval.value):.3f}" + (
+        f" [{low_bound:.3f}, {high_bound:.3f}]" if not math.isnan(low_bound) else ""
+    )
     adjective = "better" if has_direction else "higher"
     return f"{winner} is {adjective} than {loser} in {parts.figure_name(d.figure)} by {size_text} over {d.interval.count} seeds."

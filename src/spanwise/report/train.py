@@ -195,7 +195,7 @@ def _lead(recipe: Mapping[str, Any], summary: Mapping[str, Any], done: int) -> s
     task_text = f" on {recipe.get('model') or recipe.get('task')}" if recipe.get("task") else ""
     duration_text = f", in {summary['seconds']:,.0f} s" if summary.get("seconds") else ""
     spanwise_share = summary.get("spanwise_share")
-    share_text = f"; segmenting, scoring and crediting took {percent(spanwise_share)} of the time" if spanwise_share else ""
+    share_text = f"; segmenting, scoring and crediting took {percent(spanwise_share)} of training" if spanwise_share else ""
     return f"{steps_text}{batch_text}{task_text}, seed {recipe.get('seed', 'unknown')}{duration_text}{share_text}."
 
 
@@ -260,7 +260,7 @@ def train_finding(
     if accuracy is not None:
         low_bound = math.nan if interval is None else interval.low
         high_bound = math.nan if interval is None else interval.high
-        bounds_note = f" [{percent(low_bound)}, {percent(high_bound)}]" if not math.isnan(low_bound) else ""
+        bounds_note = "" if math.isnan(low_bound) else f" [{percent(low_bound)}, {percent(high_bound)}]"
         change_note = ""
         if before is not None:
             is_unclear = low_bound <= before <= high_bound

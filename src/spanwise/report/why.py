@@ -45,7 +45,7 @@ def rule_words(baseline: str | None, given: Sequence[str]) -> str:
         "none": "nothing is subtracted",
         "batch": "all of the step",
         "outcome": "".join(["same prompt", *(f", same {name}" for name in given)]),
-        "blended": f"same prompt, blended with other prompts of the same {' and '.join(given)}",
+        "blended": f"same prompt, blended with completions of other prompts, same {' and '.join(given)}",
     }
     return text_of_baseline.get(baseline or "", "same prompt")
 

@@ -30,7 +30,7 @@ class MathVerifier(Workers):
     """Check answers against gold answers with Math-Verify, in worker processes with a deadline; see `spanwise.score.workers`.
 
     Args:
-        workers: how many processes check at a time; None: one for each core. They start on first use, at most one per check.
+        workers: how many processes check at a time, at most one per check; None: one for each core of this process.
         deadline: seconds of processor time one check may take. By the clock it may take four times that and ten seconds more.
         memory: address space of a worker in bytes, 0 for no limit (not enforced on Windows).
         cache: how many verdicts are kept, by (gold, answer).
@@ -79,11 +79,11 @@ def judge(
 ) -> list[Verdict]:
     r"""Judge whether each answer equals its gold answer, as text or as mathematics.
 
-    Rule, in this order: no gold answer (None, blank) is ERROR; no answer is wrong; equal stripped text is right; then by `verify`:
+    Rules in this order: no gold (None, blank): ERROR; no answer (None, blank) is wrong; equal stripped text is right; by `verify`:
 
     - `exact`: wrong.
     - `auto`: outer `$` and `\boxed{}` fall away and the text is compared again; signs alone are wrong; integers are compared as
-      integers and words as text; whatever is left goes to Math-Verify. "0.50" equals "1/2".
+      integers and words as text; whatever is left goes to Math-Verify. "0.50" equals "1/2"; "4" against "7" starts no process.
     - `math`: everything left goes to Math-Verify, which also takes "paris" for "Paris".
 
     Of an answer of more than 10,000 characters (`LONGEST`) Math-Verify reads the end, from a line's start on where it has lines,

@@ -194,7 +194,8 @@ def as_reward(objective: Objective, convention: Convention, results: Mapping[int
 
 def reward_of(numbers: Mapping[int, CallResult], size: int, *, measured: Sequence[Sequence[float]] | None = None) -> Reward:
     """Return the rewards of all completions; a completion without a call result in `numbers` has no reward (ABSENT)."""
-    all_results = [numbers.get(n, CallResult(status=Status.ABSENT)) for n in range(size)]
+    absent_result = CallResult(status=Status.ABSENT)
+    all_results = [numbers.get(n, absent_result) for n in range(size)]
     return Reward.of(
         [result.value for result in all_results],
         status=[result.status for result in all_results],

@@ -38,7 +38,7 @@ class Outcome:
 
     Attributes:
         name: as in recipes.
-        function: `(text, *, columns) -> Sequence[bool | int | float | str | None]`.
+        function: `(text, *, columns) -> Sequence[bool | int | float | str | None]`, of all blocks and the dataset's columns.
         kind: "outcome".
 
     Example:

@@ -154,8 +154,7 @@ class Connection:
 
     def serve(self, what: str, target: Any, values: list[Any], names: list[str]) -> None:
         """Answer one request of the other process."""
-        error = result = None
-        arguments = []
+        error, result, arguments = None, None, []
         try:
             arguments = [self.decode(item) for item in values]
             positional_count = len(arguments) - len(names)

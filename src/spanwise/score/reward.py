@@ -208,7 +208,7 @@ class BuiltIn:
         segmenters: the segmenters whose parts it understands; none: any.
         check: refuses options that cannot work (RecipeError); called before training with all of them.
         ready: refuses options that need a missing package (DataError); called before training, but not for recorded rewards.
-        measures: what it counts for each completion (requests, tokens), summed in the log as `cost/<objective>/<measure>`.
+        measures: what it counts for each completion (requests, tokens), summed over a batch as `cost/<objective>/<measure>`.
         reads_ids: it reads the token ids of completions, the trainer's column `completion_ids`.
         loads_model: it loads a model of its own, for which the reward workers of verl and SkyRL have no device.
         judged_by: the option that names the objective whose reward is the outcome, see `judge_of`; None if there is none.

@@ -126,9 +126,9 @@ def log_score(
     if not 0.0 < clip < 0.5:
         raise RecipeError(f"The option 'clip' of reward 'log_score' is {clip}. It must lie above 0 and below 0.5.")
 
-    def rule(confidence: float, c: float) -> float:
-        confidence = min(max(confidence, clip), 1.0 - clip)
-        return c * math.log(confidence) + (1.0 - c) * math.log(1.0 - confidence)
+    def rule(q: float, c: float) -> float:
+        q = min(max(q, clip), 1.0 - clip)
+        return c * math.log(q) + (1.0 - c) * math.log(1.0 - q)
 
     return _score_confidence(text, pays, tag, scored, of, rule)
 

@@ -34,15 +34,15 @@ class Census:
         """Say which of the layout's marks are lacking, and which marks the completions hold instead; "" if none is lacking."""
         if not self.lacking:
             return ""
-        lacking_text = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
+        counts_text = " and ".join(f"{self._show(mark)} is in {self.wanted[mark]}" for mark in self.lacking)
         wanted_count = {mark: count for mark, count in self.wanted.items() if mark not in self.lacking}
         count_of_mark = {**wanted_count, **self.others}
         counted_marks = [f"{self._show(mark)} ({count})" for mark, count in count_of_mark.items()]
         more_text = ", ..." if len(counted_marks) > 6 else ""
         if counted_marks:
-            return f"{lacking_text} of {self.size} completions; they do contain {', '.join(counted_marks[:6])}{more_text}."
+            return f"{counts_text} of {self.size} completions; they do contain {', '.join(counted_marks[:6])}{more_text}."
         finding = "they contain no tags at all" if self.segmenter == "tags" else f"{self.segmenter} finds nothing in them"
-        return f"{lacking_text} of {self.size} completions; {finding}."
+        return f"{counts_text} of {self.size} completions; {finding}."
 
     def _show(self, mark: str) -> str:
         return f"<{mark:.40}>" if self.segmenter == "tags" else f"'{mark:.60}'"

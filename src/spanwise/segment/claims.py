@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -189,9 +190,8 @@ def cut(layout: Layout, found: Iterable[Found], length: int) -> Pieces:
     contents = {(claim.part.block, claim.part.key): claim.inner for claim in claims_with_bytes if claim.inner is not None}
     block_pieces[:1] = [(0, block_pieces[0][1] if block_pieces else 0)]
     # If several pieces (runs of bytes) start at the same byte, the last piece gets the byte.
-    previous_blocks = [-1, *(block for _, block in block_pieces)]
-    pieces_with_previous = zip(block_pieces, previous_blocks, strict=False)
-    block_at = {start: block for (start, block), previous_block in pieces_with_previous if block != previous_block}
+    pairs_of_pieces = pairwise([(-1, -1), *block_pieces])
+    block_at = {start: block for (_, previous_block), (start, block) in pairs_of_pieces if block != previous_block}
     return Pieces(tuple(block_at.values()), tuple(block_at), int(fault), contents)
 
 

@@ -181,8 +181,8 @@ def _parse_number(written: str, parts: Sequence[Part], *, example: str, probabil
     """Parse the number in a mark such as `fixed:32`: a whole number from 1 on, or a probability above 0 and up to 1."""
     expected = "a probability above 0 and up to 1" if probability else "a whole number of tokens from 1 on"
     try:
-        is_whole_number = written.isascii() and written.isdecimal()
-        number = float(written) if probability else int(written if is_whole_number else 0)
+        whole_number = int(written) if written.isascii() and written.isdecimal() else 0
+        number = float(written) if probability else whole_number
     except ValueError:
         number = 0
     if number > 0 and (number <= 1 or not probability):

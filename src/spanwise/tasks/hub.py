@@ -264,7 +264,7 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
             saved_dataset = load_from_disk(dataset)
             return saved_dataset[split] if isinstance(saved_dataset, DatasetDict) else saved_dataset
         if dataset_path.exists():
-            return load_dataset(dataset, None, split=split)
+            return load_dataset(dataset, split=split)
         hub_name, _, hub_config = dataset.partition(":")
         return load_dataset(hub_name, hub_config or None, split=split)
     except Exception as error:  # datasets, pyarrow and the hub client raise exceptions of their own types
@@ -293,8 +293,8 @@ def find_columns(
         )
     if prompt is None and instruction is None and "prompt" in names and question != "prompt":
         warnings.warn(
-            f"The dataset has a column 'prompt' beside '{question}', and the model sees '{question}' after the usual instruction. "
-            "Set prompt_column=prompt to use your prompts unchanged instead.",
+            f"The dataset has a column 'prompt' beside '{question}', and the model sees '{question}' after the default "
+            "instruction. Set prompt_column=prompt to use your prompts unchanged instead.",
             UserWarning,
             stacklevel=3,
         )

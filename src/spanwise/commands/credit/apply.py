@@ -308,8 +308,8 @@ def apply_arm(
     credits_tokens = scheme.entry.kind == "token" or scheme.refine is not None
     adv_v = disk_zeros(len(table.tokens.values) if credits_tokens else 0, np.float32)
     # A method that compares tokens across a training step is given the whole step at once.
-    can_split = scheme.entry.kind == "token" and "split" not in scheme.entry.exceptions and not scheme.options.get("whiten")
-    can_split = can_split and not any(mode.compares for mode in scheme.modes)
+    compares_tokens = scheme.options.get("whiten") or any(mode.compares for mode in scheme.modes)
+    can_split = scheme.entry.kind == "token" and "split" not in scheme.entry.exceptions and not compares_tokens
     max_tokens = AT_A_TIME if can_split else sys.maxsize
     credit_parts: list[tuple[Tensor, Credit]] = []
     for step in rows_by_number(table.step_n):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from spanwise.commands.credit.blocks import Blocks, common_layout
-from spanwise.credit import METHODS, Method, method
+from spanwise.credit import METHODS, Method, Preset, method
 from spanwise.credit.registry import states_confidence
 from spanwise.errors import DataError, LayoutError, RecipeError, SpanwiseError, refuse, unknown
 from spanwise.layout import Layout
@@ -199,7 +199,7 @@ class _Presets:
         method_entry = method(method_name)
         layout = self.blocks.layout
         objectives = self.objectives
-        is_calibrated = method_entry.preset is None or method_entry.preset.calibrated
+        is_calibrated = (method_entry.preset or Preset()).calibrated
         scheme_fields: dict[str, Any] = {"baseline": baseline or None}
         if method_entry.kind == "completion" and not is_calibrated and self.summed:
             objectives = tuple(Objective(recorded_elsewhere, layout.names, name=name) for name in self.summed)
@@ -279,7 +279,7 @@ def _adapt_objectives(
     entry: Method, objectives: Sequence[Objective], block_names: tuple[str, ...], baseline: str
 ) -> tuple[Objective, ...]:
     """Return copies of objectives with the blocks, outcomes and baselines that a method's preset prescribes."""
-    is_calibrated = entry.preset is None or entry.preset.calibrated
+    is_calibrated = (entry.preset or Preset()).calibrated
     if is_calibrated and len(objectives) == 1 and entry.kind != "block":
         raise RecipeError(
             f"Method '{entry.name}' adds up several objectives, but there is only '{objectives[0].name}'; use grpo."
@@ -337,10 +337,11 @@ def advise_tagless(table: RolloutTable, texts: Sequence[str], name: str = "corre
     """Say what to do if completions lack the layout's tags, with options that can be copied as they are."""
     rewards_text = f" The file records {', '.join(table.rewards)}." if table.rewards else ""
     layout_text = f" (most are made of {layout})" if (layout := common_layout(texts)) else ""
-    objective_text = '{reward: correct, pays: [completion], options: {tag: ""}}'
-    options = f"--methods recipe --set 'layout={{completion: []}}' --set 'objectives=[{objective_text}]'"
     if table.rewards:
         options = f"--methods grpo --reward {name}={table.verdict or next(iter(table.rewards))}"
+    else:
+        objective_text = '{reward: correct, pays: [completion], options: {tag: ""}}'
+        options = f"--methods recipe --set 'layout={{completion: []}}' --set 'objectives=[{objective_text}]'"
     return f"{rewards_text} Give the layout of the completions{layout_text}, or credit whole completions with {options}"
 
 

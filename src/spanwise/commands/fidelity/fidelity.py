@@ -206,7 +206,8 @@ def reference_words(segments: SaeSegments | None) -> str:
         return "Each token's advantage is compared with the change of the Monte Carlo value over the token."
     return (
         "Each token's advantage is compared with the change of the Monte Carlo value over the token's segment of SAE "
-        f"({segments.boundary}, p < {segments.threshold:g}). This reference favours SAE with these segments."
+        f"({segments.boundary}, p < {segments.threshold:g}). All tokens of a segment share this reference, which favours SAE with "
+        "these segments."
     )
 
 

@@ -58,8 +58,8 @@ def train(
     if secret_names := hidden_names({"trainer": recipe.trainer, "objectives": recipe.objectives}):
         hidden_note = f"The recipe holds {HIDDEN} in place of {' and '.join(secret_names)}."
         if [name for name in secret_names if not name.startswith("trainer.")]:
-            raise RecipeError(f"{hidden_note} A reward would run without it. Write the secret into the recipe again.")
-        say(console, f"{hidden_note} TRL trains without it. If the run needs it, write it into the recipe again, or log in.")
+            raise RecipeError(f"{hidden_note} A reward would run without its secret. Set objectives again, with the secret.")
+        say(console, f"{hidden_note} TRL gets no secret. If the run needs it, set trainer again with the secret, or log in.")
         recipe = recipe.model_copy(update={"trainer": _drop_hidden(recipe.trainer)})
     torch.set_num_threads(recipe.threads)
     start_time = time.perf_counter()

@@ -234,7 +234,8 @@ class Trajectory:
             raise AlignmentError(
                 f"The prompt of turn {t} of trajectory {self.id!r} repeats the text up to the end of turn {p} in other tokens: "
                 f"token {position} was {old_token_text}, and in the prompt it is {new_token_text}. So the turns cannot be one "
-                f"sequence. Pass the sampled token ids on instead of their text, or merge without a vocabulary."
+                f"sequence. Pass the sampled token ids on instead of their text. Or merge without a vocabulary: then the turn "
+                f"starts its own sequence."
             )
 
     def branches(self) -> list[Branch]:

@@ -185,9 +185,9 @@ def check_loss(
         if value_bt is None or bool(value_bt.isfinite().all()):
             continue
         not_finite_bt = ~value_bt.isfinite()
-        faulty_bt = not_finite_bt & mask_bt.bool()
+        trained_bt = not_finite_bt & mask_bt.bool()
         # A NaN at a masked token makes the loss NaN, too, because TRL multiplies by the mask, and 0 times NaN is NaN.
-        faulty_bt = faulty_bt if bool(faulty_bt.any()) else not_finite_bt
+        faulty_bt = trained_bt if bool(trained_bt.any()) else not_finite_bt
         row, token = faulty_bt.nonzero()[0].tolist()
         token_text = f"token {token}" if bool(mask_bt[row, token]) else f"masked token {token}"
         completion_ids = inputs["completion_ids"][row][mask_bt[row].bool()].tolist()

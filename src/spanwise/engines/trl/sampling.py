@@ -116,8 +116,8 @@ class DynamicSampling:
             return reward_gn.masked_fill(is_nan_gn, -torch.inf).amax(1) > reward_gn.masked_fill(is_nan_gn, torch.inf).amin(1)
         is_useful_n = self.trainer.step.useful(scored_rows)
         if scored_rows.turns is not None:  # each row is a turn, so copy the result of turns to completions
-            false_n = torch.zeros(scored_rows.completions, dtype=torch.bool)
-            is_useful_n = false_n.index_put((scored_rows.turns.row_s,), is_useful_n)
+            no_completion_n = torch.zeros(scored_rows.completions, dtype=torch.bool)
+            is_useful_n = no_completion_n.index_put((scored_rows.turns.row_s,), is_useful_n)
         return is_useful_n.view(-1, group_size).any(dim=1)
 
     def _fresh_rows(self) -> Any:

@@ -435,9 +435,7 @@ class SpanGRPOTrainer(GRPOTrainer):
             steps_per_generation=self.args.steps_per_generation if is_training else 1,
         )
         dppo_loss = self.loss_type if self.loss_type in fold.DPPO else None
-        advantages_bt = inputs["advantages"] * factor_b1
-        if dppo_loss is not None:
-            advantages_bt = torch.zeros_like(inputs["advantages"])
+        advantages_bt = inputs["advantages"] * factor_b1 if dppo_loss is None else torch.zeros_like(inputs["advantages"])
         is_canary_due = self._canary_due and is_training and torch.is_grad_enabled()
         advantages_bt.requires_grad_(is_canary_due)
         accumulation_steps = self.current_gradient_accumulation_steps if is_training else 1

@@ -214,8 +214,7 @@ def read_rows(rows: Rows, uids: Sequence[Any], step: Step) -> tuple[UnpackedBatc
     group_n = group_index([uids[n] for n in rows.real])
     output_numbers = None if rows.output_number is None else [rows.output_number[n] for n in rows.real]
     unpacked = unpack([rows.packed[n] for n in rows.real], step.scheme, output_numbers)
-    rollout_ids = rows.real if rows.session is None else [rows.session[n] for n in rows.real]
-    rollout_n = group_index(rollout_ids)
+    rollout_n = torch.arange(len(group_n)) if rows.session is None else group_index([rows.session[n] for n in rows.real])
     output_number_n = torch.zeros_like(rollout_n) if output_numbers is None else torch.tensor(output_numbers)
     steps = Steps(rollout_n, output_number_n, unpacked.anchor)
     if unpacked.split_n.any():
@@ -272,7 +271,7 @@ class ChunkedCredit:
 
     @cached_property
     def _unpacked_row_by_row(self) -> dict[int, int]:
-        """Maps the index of a row to its number among the rows that are not padding, which `unpacked` has."""
+        """Maps the index of a row to its index in `unpacked`, which has no padding rows."""
         return {n: number for number, n in enumerate(self.rows.real)}
 
     def split(self, tokens: int) -> list[range]:

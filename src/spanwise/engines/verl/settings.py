@@ -147,7 +147,7 @@ def _replace_loss_mode(config: Any) -> str | None:
         actor.loss_agg_mode = MODES[0]
         if critic_loss_mode is not None:  # by default the critic would copy the actor's new loss_agg_mode
             config.critic.loss_agg_mode = critic_loss_mode
-    change_reason = "token-mean would divide the loss of each mini-batch by another number of tokens"
+    change_reason = "with several mini-batches, token-mean would divide the loss of each by a different number of tokens"
     change_reason = "sapo supports no other mode" if is_sapo else change_reason
     kl_note = " KL and entropy are averaged the same way." if actor.use_kl_loss or actor.entropy_coeff else ""
     return f"loss_agg_mode is set from token-mean to {MODES[0]}: {change_reason}. The policy loss stays the same.{kl_note}"

@@ -79,7 +79,8 @@ class Laser(Mode):
     """
 
     about: ClassVar[str] = (
-        "the policy's confidence in its answer, as the probability of a reserved token; fields of `Laser`: token, beta, ..."
+        "for any method: the policy's confidence in its answer, as the probability of a reserved token; fields of `Laser`: token, "
+        "beta, ..."
     )
     adds: ClassVar[frozenset[str]] = frozenset({"score_n"})
     parts: ClassVar[Mapping[str, str]] = {

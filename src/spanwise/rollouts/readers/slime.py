@@ -121,8 +121,8 @@ def _load(file: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # torch, pickle and zipfile each raise their own exceptions
         raise DataError(
-            f"'{file}' is not a dump of slime, or it is damaged: torch refuses to load it, because loading could run code. Give a "
-            "file of slime's --save-debug-rollout-data."
+            f"'{file}' is not a dump of slime, or it is damaged: torch cannot load it as plain data, that is, without running "
+            "code in it. Give a file of slime's --save-debug-rollout-data."
         ) from error
     if not isinstance(dump, dict) or not isinstance(dump.get("samples"), list):
         raise DataError(f"'{file}' holds no list 'samples'; give a file of slime's --save-debug-rollout-data.")

@@ -164,7 +164,7 @@ class _RewardModel:
             model_config = transformers.AutoConfig.from_pretrained(name, **load_options)
             self.tokenizer = tokenizer = transformers.AutoTokenizer.from_pretrained(name, **load_options)
             class_name = (model_config.architectures or ["a model without a class"])[0]
-            class_kind = "For" + class_name.rpartition("For")[2]
+            class_kind = class_name[class_name.rfind("For") :]
             subject = f"The reward model '{name}' is {class_name}"
             refuse(
                 {
@@ -289,7 +289,7 @@ def _outputs(
         refuse({f"The reward model '{name}' has one label, whose number is the reward. Leave label out.": label is not None})
         return [0], None
     index_of: dict[Any, int] = {key: index for index, name in enumerate(label_names) for key in (name, index)}
-    label_index = index_of.get(label_names[-1] if label is None else label)
+    label_index = len(label_names) - 1 if label is None else index_of.get(label)
     if label_index is None:
         raise RecipeError(f"The reward model '{name}': {unknown('label', str(label), label_names)}")
     return list(range(len(label_names))), torch.nn.functional.one_hot(torch.tensor(label_index), len(label_names)).double()
