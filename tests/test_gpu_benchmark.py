@@ -92,7 +92,11 @@ def test_arms_are_compared_at_completions_that_both_have():
         "by_field": {"curve": by_field, "completions": 136, "seconds": 10.2, "bytes": 2_340_000_000, "format": 1.0},
     }
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in gpu_training.table_lines(arms)]
-    assert [row[0] for row in rows if "after" in row[0]] == [f"fields right after {n} completions" for n in (0, 36, 64, 128)]
+    assert [row[0] for row in rows] == [
+        "held-out prompts", "---", *(f"fields right after {n} completions" for n in (0, 36, 64, 128)),
+        "fields right at the end of its time", "well-formed objects at the end", "completions", "seconds of steps",
+        "peak memory, GB",
+    ]  # fmt: skip
     figures = [[float(cell) for cell in row[1:]] for row in rows[2:]]
     assert figures == [
         [0.1, 0.1], [0.15, 0.22], [0.2, 0.3], [0.25, 0.4], [0.3, 0.45], [0.5, 1], [160, 136], [10, 10], [2, 2.34],

@@ -334,6 +334,8 @@ def test_a_function_that_is_not_of_its_kind_is_named(kind, function, sizes):
 @pytest.mark.parametrize(
     ("parts", "sentence"),
     [
+        ({"layout": "answer"}, "layout is 'answer'"),
+        ({"objectives": "correct"}, "got 'correct'"),
         ({"objectives": [SOLVED, "brier"]}, "got 'brier'"),
         ({"objectives": [{"reward": "correct", "pays": "solution"}]}, "got {'reward'"),
         ({"options": None}, "options are None"),

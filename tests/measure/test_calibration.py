@@ -83,6 +83,17 @@ def test_what_is_no_report_is_refused(q, c, names, unchecked_shapes):
         figures(torch.ones(2), torch.ones(1), well_formed_n=torch.ones(1, dtype=torch.bool))
 
 
+@pytest.mark.parametrize("bins", [5, 15])
+def test_ece_against_torchmetrics(bins):
+    classification = pytest.importorskip("torchmetrics.functional.classification")
+    rng = np.random.default_rng(bins)
+    q = torch.tensor([*((rng.integers(0, 97, 150) + 0.5) / 97), 1.0, 1.0, 1.0], dtype=torch.float64)
+    c = torch.tensor((rng.random(153) < 0.6).astype(float))
+    theirs = classification.binary_calibration_error(q, c.long(), n_bins=bins, norm="l1")
+    assert ece(q, c, bins=bins) == pytest.approx(float(theirs), abs=1e-6)
+    assert auroc(q, c) == pytest.approx(float(classification.binary_auroc(q, c.long())), abs=1e-6)
+
+
 @given(REPORTS, BINNINGS)
 @settings(max_examples=80, deadline=None)
 def test_the_table_says_what_the_ece_says(pairs, binning):

@@ -2,14 +2,16 @@
 
 import json
 import random
+from functools import partial
 
 import pytest
 
 from json_oracle import slow_json, walked
 from spanwise.errors import LayoutError
 from spanwise.layout import Layout
-from spanwise.segment import SEGMENTERS, Sample
+from spanwise.segment import SEGMENTERS, Sample, find_blocks
 from spanwise.segment.json_fields import paths, steps
+from spanwise.testing import check_segmenter, small_vocabulary
 from spanwise.types import Fault
 
 ITEMS = Layout(["name", "items[*].price"], segmenter="json", most=2)
@@ -145,6 +147,22 @@ def test_agrees_with_the_standard_library_on_what_is_whole():
             assert inner.decode() == gold if isinstance(gold, str) else json.loads(inner) == gold
             seen += 1
     assert seen > 300
+
+
+@pytest.mark.parametrize("layout", LAYOUTS[:3], ids=["no rest", "rest", "pieces"])
+def test_has_the_properties_of_segmenters(layout):
+    vocabulary = small_vocabulary((), signs=FRAGMENTS)
+    check_segmenter(
+        partial(find_blocks, layout=layout, vocabulary=vocabulary),
+        vocabulary=vocabulary,
+        tags=(),
+        signs=["{", *FRAGMENTS],
+        exceptions={
+            "contiguous": "a part with [*], and the rest, lie in pieces; fields stand in any order",
+            "seen": "a soup of fragments has these fields too rarely; the oracles above meet them",
+        },
+        examples=5,
+    )
 
 
 @pytest.mark.parametrize("path", ["", ".a", "a.", "a..b", "a[", "a[x]", "a[-1]", 'a["b]', "[0].a", "[*]", 'a"b', "a]b"])

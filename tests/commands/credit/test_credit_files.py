@@ -115,10 +115,10 @@ def test_values_of_other_streams_are_not_taken_for_what_is_asked(tmp_path):
     bare, single, several = own_file(tmp_path / "0"), own_file(tmp_path / "1", values=True), two_streams(tmp_path / "2")
     pair = {"methods": ["recipe"], "recipe": several / "recipe.yaml"}
     for folder, options, needs in (
-        (single, pair, "correct, brier"),
-        (several, {"methods": ["gae"]}, "correct, brier"),
-        (bare, {"methods": ["gae"]}, "values"),
-        (bare, {"methods": ["sae"]}, "log-probabilities"),
+        (single, pair, "for correct, brier, but .* holds one value"),
+        (several, {"methods": ["gae"]}, r"for return, but .* holds those of correct, brier\."),
+        (bare, {"methods": ["gae"]}, "values of a critic of"),
+        (bare, {"methods": ["sae"]}, "and log-probabilities"),
         (bare, {"methods": ["gigpo"]}, "trajectory_s, step_s"),
     ):
         with pytest.raises(RecipeError, match=needs):
@@ -196,12 +196,12 @@ def test_rows_of_the_report_keep_groups_together(size, count):
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({"methods": ["bea"]}, "bae"),
-        ({"methods": ["bae:bach"]}, "'bach'"),
-        ({"methods": ["grpo:batch"]}, "'grpo'"),
-        ({"reward": {"correct": "ac"}}, "'acc'"),
-        ({"reward": {"corect": "acc"}}, "'correct'"),
-        ({"tokenizer": "nowhere"}, "'nowhere'"),
+        ({"methods": ["bea"]}, "Did you mean 'bae'"),
+        ({"methods": ["bae:bach"]}, "Baseline 'bach' .* choose from none, batch, group, outcome, blended"),
+        ({"methods": ["grpo:batch"]}, "Method 'grpo' takes no baseline"),
+        ({"reward": {"correct": "ac"}}, "Did you mean 'acc'"),
+        ({"reward": {"corect": "acc"}}, "Did you mean 'correct'"),
+        ({"tokenizer": "nowhere"}, "'nowhere' holds no tokenizer.json"),
     ],
 )
 def test_a_wrong_option_is_refused(options, names, tmp_path):

@@ -85,9 +85,12 @@ def test_a_preset_that_is_written_out_is_the_preset(tmp_path):
 BROKEN = [*OBJECTIVES[1:2], {"reward": "train_of_nobody:code_correct", "pays": ["code"]}]
 
 
-def test_a_recipe_that_cannot_be_built_is_an_error_whatever_methods_are_asked_for(file):
-    with pytest.raises(RecipeError, match="train_of_nobody"):
-        credit_rollouts(file, overrides={"layout": BLOCKS, "objectives": BROKEN}, methods=["grpo"])
+@pytest.mark.parametrize("methods", [[], ["grpo"]])
+def test_a_recipe_that_cannot_be_built_is_an_error_whatever_methods_are_asked_for(methods, file, tmp_path):
+    named = {"recipe": recipe_in(tmp_path, objectives=BROKEN)}
+    for options in (named, {"overrides": {"layout": BLOCKS, "objectives": BROKEN}}):
+        with pytest.raises(RecipeError, match="train_of_nobody"):
+            credit_rollouts(file, **options, methods=methods)
 
 
 def test_a_run_of_ours_whose_reward_is_elsewhere_keeps_the_usual_methods(tmp_path):

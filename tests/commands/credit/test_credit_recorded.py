@@ -59,13 +59,22 @@ def test_verl_with_plan_code_and_confidence():
     ends = np.cumsum([len(result.table.vocabulary.pieces[i]) for i in result.table.tokens.slice(4, 5)])
     assert [0, *(int(ends[end - 1]) for end in result.file_spans.end_nk[4])] == cuts
     assert "correct from the file's 'acc', brier from the text" in result.note
-    # The second group by hand. acc 1 1 0 0: mean .5. Brier -.09 -.25 -.16 -.04.
+    # The second group by hand. acc 1 1 0 0: mean .5, deviation .5774. Brier -.09 -.25 -.16 -.04.
     expected = [[0.5, 0.5, 0.08], [0.5, 0.5, -0.08], [-0.5, -0.5, -0.06], [-0.5, -0.5, 0.06]]  # strata: means -.17, -.1
     assert_close(arms["bae"].credit.block_nk[4:], expected)
+    rlcr = [[one] * 3 for one in (0.545, 0.385, -0.525, -0.405)]  # sums .91 .75 -.16 -.04, mean .365
+    assert_close(arms["rlcr"].credit.block_nk[4:], rlcr)
+    assert arms["grpo"].credit.block_nk[4:, 0].tolist() == pytest.approx([0.866, 0.866, -0.866, -0.866], abs=1e-4)
     for n, number in enumerate(SCORE):
         by_arm, size = sampled(result, n)
         np.testing.assert_allclose(by_arm["recorded"], number / size, rtol=1e-6)
     assert "recorded" not in summary(result, {})["statuses"]
+
+
+def test_a_file_of_one_reward_has_no_rlcr():
+    result = credit_rollouts(WRITTEN / "verifiers")
+    assert list(by_name(result)) == ["grpo", "bae", "recorded"]
+    assert "rlcr is left out: " in result.note
 
 
 @pytest.fixture
@@ -287,6 +296,15 @@ def trace_options(tmp_path):
     """Options for the traces that verifiers wrote."""
     trl_small.tokenizer().save_pretrained(tmp_path / "model")
     return {"tokenizer": tmp_path / "model", "recipe": recipe(tmp_path), "reward": {"correct": "exact"}}
+
+
+def test_what_the_trainer_gave_stands_beside_what_another_method_would(trace_options):
+    result = credit_rollouts(WRITTEN / "verifiers_branches", methods=["grpo", "recorded"], **trace_options)
+    grpo, recorded = result.applied
+    assert recorded.credit.block_nk[:, 1].tolist() == [0.5, 0.5, -0.5, -0.5]
+    ours, theirs = (arm.advantages(result.table, 0, 4) for arm in (grpo, recorded))
+    np.testing.assert_allclose(ours, 2**0.5 * theirs, rtol=1e-3)  # token by token, 0 where no model sampled
+    np.testing.assert_allclose(np.abs(theirs[theirs != 0]), 0.5 / 20, rtol=1e-6)  # 20 tokens of a rollout share one vote
 
 
 def test_an_export_remembers_whose_a_row_is(trace_options, tmp_path):

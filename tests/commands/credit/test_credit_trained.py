@@ -138,7 +138,12 @@ def test_the_report_of_a_run_shows_grpo_beside_its_own(variant, trained, scripte
                 assert page_credit == recorded
             else:  # the one number of a completion stands, whatever it leaves out
                 assert recorded is None if trained == "rlcr" else np.isnan(page_credit)
-    assert any(page.advantages["grpo"][0] != page.advantages[trained][0] for page in view.completions)
+    # One number: correctness against the mean of the group, four of them in file order.
+    right_gn = np.array([row["reward/correct"] for row in rows]).reshape(4, 4)
+    expected = np.sign((right_gn - right_gn.mean(axis=1, keepdims=True)).round(9)).flatten()
+    grpo = [page.advantages["grpo"][row["start/solution"]] for row, page in zip(rows, view.completions, strict=True)]
+    np.testing.assert_array_equal(np.sign(np.round(grpo, 9)), expected)
+    assert (expected != 0).sum() > 8
 
 
 def test_a_run_whose_rollouts_cannot_be_credited_again_shows_its_own_method(scripted, tmp_path):

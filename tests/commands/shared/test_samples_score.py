@@ -97,17 +97,17 @@ def test_the_reference_is_that_of_the_run(place, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("measured", "token"),
+    ("measured", "token", "names"),
     [
-        (None, "<unk>"),
-        (MEASURED, "<pad>"),
-        (MEASURED | {"reference": -3.0}, "<unk>"),
-        ({"token": "<unk>", "id": 2}, "<unk>"),
+        (None, "<unk>", "there is no laser.json .* Set laser.reference"),
+        (MEASURED, "<pad>", r"'<pad>', .* says that the run trained '<unk>' \(id 2\)"),
+        (MEASURED | {"reference": -3.0}, "<unk>", "no score can exceed"),
+        ({"token": "<unk>", "id": 2}, "<unk>", "it has no reference"),
     ],
     ids=["no reference", "of another token", "out of reach", "half a file"],
 )
-def test_no_reference_another_token_or_out_of_reach(measured, token, tmp_path):
+def test_no_reference_another_token_or_out_of_reach(measured, token, names, tmp_path):
     if measured is not None:
         (tmp_path / "laser.json").write_text(json.dumps(measured))
-    with pytest.raises((DataError, RecipeError), match=r"laser|reference"):
+    with pytest.raises((DataError, RecipeError), match=names):
         laser_of(tmp_path, token=token)
