@@ -1,4 +1,4 @@
-"""Readings as text and back, and the advantages that come of them; no verl needed."""
+"""Readings as text and back, the advantages that come of them, and the factor that undoes an average; no verl needed."""
 
 from dataclasses import replace
 
@@ -6,7 +6,17 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spanwise import AlignmentError, Batch, Layout, Objective, RecipeError, Scheme, Vocabulary, read
+from spanwise import (
+    AlignmentError,
+    Batch,
+    Layout,
+    Objective,
+    RecipeError,
+    RewardError,
+    Scheme,
+    Vocabulary,
+    read,
+)  # fmt: skip
 from spanwise.credit import split_turns
 from spanwise.engines.verl.carry import ChunkedCredit, Rows, credited, loss_factor, pack, unpack
 from spanwise.score import Reward
@@ -176,6 +186,13 @@ def test_padding_is_no_completion_of_a_critic():
     assert not padded.return_nt[2].any()
 
 
+def test_a_critic_that_has_diverged_stops_the_run():
+    rows, mask_nt = critic_rows(SURE_AND_WRONG, SURE_AND_RIGHT)
+    rows.tokens["value_nt"][1, 2] = torch.nan
+    with pytest.raises(RewardError, match="value"):
+        credited(rows, ["u"] * 2, mask_nt, Step(PPO))
+
+
 def test_a_rollout_of_several_outputs_is_no_sequence():
     text, mask_nt = packed(SURE_AND_WRONG, SURE_AND_RIGHT, scheme=PPO), batch_of(SURE_AND_WRONG, SURE_AND_RIGHT).mask_nt
     rows = Rows([text, text], session=["x", "x"], output_number=[0, 1], tokens={"value_nt": torch.zeros(mask_nt.shape)})
@@ -203,7 +220,22 @@ def test_what_a_judge_says_of_a_reward_is_carried_beside_it():
     assert unpack(texts[2:], SCHEME).reading.scores.note_nm is None
 
 
-def test_a_mean_over_the_tokens_of_several_mini_batches_cannot_be_undone():
-    """test_verl_weights holds the factors that undo an average against verl's own averages."""
+# The factor that undoes how verl's loss averages, against the average written out.
+MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 0, 1], [0, 0, 0, 0]])
+
+
+def factor(mode, mask_nt=MASK, **more):
+    return loss_factor(mask_nt, **{"mode": mode, "rollouts": 3, "mini_batch": 4, "tokens": 7, **more})
+
+
+def test_by_hand():
+    assert factor("seq-mean-token-sum").flatten().tolist() == pytest.approx([4 / 3] * 4)
+    assert factor("seq-mean-token-mean").flatten().tolist() == pytest.approx([4.0, 4 / 3, 4.0, 0.0])
+    assert factor("seq-mean-token-sum-norm", horizon=512).flatten().tolist() == pytest.approx([512 * 4 / 3] * 4)
+    assert factor("token-sum").flatten().tolist() == pytest.approx([1 / 3] * 4)
+    assert factor("token-mean").flatten().tolist() == pytest.approx([7 / 3] * 4)
+
+
+def test_several_mini_batches():
     with pytest.raises(RecipeError, match=r"4 rows has mini-batches of 2.*seq-mean-token-mean"):
-        loss_factor(torch.ones(4, 4), mode="token-mean", rollouts=3, mini_batch=2, tokens=7)
+        factor("token-mean", mini_batch=2)
