@@ -50,7 +50,7 @@ class ReadBatch:
     reading: Reading  # the blocks and rewards of the rows; rows of other processes lack text, and usually spans
     completions: int  # the number of completions
     turns: Turns | None = None  # the place of each turn (row) in its completion; None: each row is a completion
-    gathered: ReadBatch | None = None  # the same for the rows of all processes; None: there is one process
+    gathered: ReadBatch | None = None  # the batch of all processes; None: there is one process
     here: slice = field(default_factory=lambda: slice(None))  # the range of this process's rows in `gathered`
 
     @property

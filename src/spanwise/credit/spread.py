@@ -99,7 +99,7 @@ class Streams:
             yield {"reward_nt": self.reward_snt[s], "mask_nt": self.mask_snt[s], **stream_tables}
 
     def _arrange_by_stream(self, value: Tensor, what: str, shape: tuple[int, ...]) -> Tensor:
-        """Return a critic's values with one entry per predicted value on the last axis; refuse any other shape."""
+        """Return a critic's values with a last axis for the objectives whose value it predicts; refuse any other shape."""
         if tuple(value.shape[: len(shape)]) != shape or value.dim() > len(shape) + 1:
             raise AlignmentError(
                 f"{what} has the shape {tuple(value.shape)}, but the batch has {shape}; give a value to every entry of the batch."

@@ -52,7 +52,7 @@ def say(*sentences: str) -> None:
 
 
 def kl_fault(beta: float, loss_type: str, *, engine: str) -> dict[str, bool]:
-    """Return an error sentence about the KL term as a key, whose value says whether the settings have this fault."""
+    """Map the error sentence on a KL term that is averaged otherwise to whether the settings have this fault."""
     error_sentence = (
         f"beta is {beta}, and under loss_type '{loss_type}' {engine} does not average the KL over the tokens of each completion. "
         f"Set loss_type to {' or '.join(KL_LOSS_TYPES)}, or beta to 0."

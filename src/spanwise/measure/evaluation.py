@@ -143,7 +143,7 @@ def build_figures(
     judged_n = (~correct_n.isnan() & ~confidence_n.isnan()).cpu()
     columns = (confidence_n.cpu()[judged_n], correct_n.cpu()[judged_n])
     stated_i, right_i = columns
-    mean_stated = float(stated_i.double().mean())
+    mean_confidence = float(stated_i.double().mean())
     extreme_prompts = (([0.0],), ([1.0],))  # an imagined prompt with the value 0, and one with 1
 
     def share(column_n: Tensor | None) -> BoundedFigure | None:
@@ -159,7 +159,9 @@ def build_figures(
         "coverage": share(~confidence_n.isnan()),
         "verdict_rate": share(~correct_n.isnan()),
         "mean_confidence": BoundedFigure(weighted_mean, (stated_i.double(),), judged_n, extreme_prompts),
-        "sharpness": BoundedFigure(_variance, (stated_i,), judged_n, (([mean_stated],), ([float(mean_stated < 0.5)],))),
+        "sharpness": BoundedFigure(
+            _variance, (stated_i,), judged_n, (([mean_confidence],), ([float(mean_confidence < 0.5)],))
+        ),
         "ece": BoundedFigure(weighted_ece, columns, judged_n, ((), ())),
         "brier": BoundedFigure(weighted_mean, ((stated_i.double() - right_i.double()).square(),), judged_n, extreme_prompts),
         "auroc": BoundedFigure(weighted_auroc, columns, judged_n, (([1.0, 0.0], [0.0, 1.0]), ([1.0, 0.0], [1.0, 0.0]))),
@@ -255,10 +257,10 @@ def ece_difference(
             f"{len(set(ids_a) & set(ids_b))} of them in both; prompt {unpaired_prompt!r} is missing in the "
             f"{'second' if unpaired_prompt in ids_a else 'first'} run."
         )
-    gaps_of_a, gaps_of_b = (partial(weighted_gaps, run.confidence_n, run.correct_n, bins=bins) for run in (a, b))
+    resample_gaps_a, resample_gaps_b = (partial(weighted_gaps, run.confidence_n, run.correct_n, bins=bins) for run in (a, b))
 
     def gaps(weight_rn: Float[Tensor, "r n"]) -> Float[Tensor, "r b"]:
-        return torch.cat([gaps_of_a(weight_rn[:, : len(ids_a)]), gaps_of_b(weight_rn[:, len(ids_a) :])], dim=1)
+        return torch.cat([resample_gaps_a(weight_rn[:, : len(ids_a)]), resample_gaps_b(weight_rn[:, len(ids_a) :])], dim=1)
 
     unseen_gap_jb = torch.cat([
         unseen_gaps(a.confidence_n, prompt_a, bins=bins), unseen_gaps(b.confidence_n, prompt_b, bins=bins).flip(0)

@@ -175,7 +175,7 @@ def judged(
     rule: Rule,
     check: Callable[[list[Any]], list[Verdict]] | None = None,
 ) -> Reward:
-    """Reward each completion by the verdict of a rule; one without any of the blocks `pays` has no reward (ABSENT)."""
+    """Reward each completion by the verdict of a rule; a completion that lacks all blocks in `pays` has no reward (ABSENT)."""
     # `rule` returns a bool or number, None if it cannot judge, or a tuple: the request that `check` answers.
     verdicts: list[Any] = [Verdict(Status.ABSENT, NAN)] * len(text)
     for n, (blocks, cell) in enumerate(zip(text, cells, strict=True)):

@@ -56,6 +56,7 @@ def command(
         say(
             console,
             gain_table(
-                f"accuracy of the majority of '{block}' minus that of '{results.first}', paired by prompt", gain_curve
+                f"accuracy of the majority vote in block '{block}' minus that in block '{results.first}', paired by prompt",
+                gain_curve,
             ),
         )
