@@ -37,7 +37,7 @@ PACKAGES = ("hypothesis", "scipy.stats", "transformers", "altair", "openai", "tr
 ENGINES = {
     "skyrl": (
         ("skyrl.train.trainer", "skyrl.train.generators.base"),
-        ("fold", "conformance", "turns", "estimators", "critic_conformance", "config", "keeping", "laser"),
+        ("fold", "conformance", "turns", "estimators", "critic", "config", "keeping", "laser"),
     ),
     "trl": (("trl", "transformers", "datasets"), ("conformance", "estimators", "turns", "keeping", "gradient", "critic")),
     "verl": (  # what verl imports, without verl, which would load our plug-in from the copy before it is mutated
@@ -182,7 +182,7 @@ def main() -> None:
         clone = Path(place)
         for name in ("src", "tests", "docs", "recipes", "examples", "benchmarks"):
             shutil.copytree(ROOT / name, clone / name, ignore=shutil.ignore_patterns("__pycache__", "_build"))
-        for name in ("README.md", "conftest.py"):
+        for name in ("README.md", "CITATION.cff", "conftest.py"):
             shutil.copy(ROOT / name, clone)
         settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8").splitlines()
         settings = ['addopts = "--strict-markers"' if line.startswith("addopts") else line for line in settings]
