@@ -14,12 +14,24 @@ from verl_runs import GROUP, KEPT, LONGEST, PROMPTS, RUNS, STEPS, read_again, wh
 
 import spanwise
 from spanwise import pipeline
+from spanwise.layout import Layout
+from spanwise.objective import Objective
 from spanwise.rollouts import read_rollouts
+from spanwise.scheme import Scheme
 
 pytestmark = pytest.mark.timeout(900)
 
 #: The modes whose rollouts come from weights one step old; their loss sums over tokens.
 LATE = ("colocate_async", "separate_async")
+#: The same rule, written out without the recipe.
+SCHEME = Scheme(
+    "bae_paper",
+    Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]}),
+    (
+        Objective("correct", pays=("solution",), baseline="group", if_missing=0.0),
+        Objective("brier", pays=("confidence",), given="correct", baseline="outcome", if_missing=-1.0),
+    ),
+)
 
 
 @pytest.fixture(scope="module", params=list(RUNS))
@@ -35,15 +47,15 @@ def test_every_token_was_trained_with_what_the_dumped_rollouts_say(finished):
     seen_blocks = torch.zeros(2)
     for step in range(1, STEPS + 1):
         rows = finished.trained(step)
-        batch, reading, scheme = read_again(finished, rows, step)
-        credit = pipeline.credit_batch(reading, batch, scheme)
-        expected_nt = pipeline.advantages(credit, reading.spans, scheme)
+        batch, reading = read_again(finished, rows, step, SCHEME)
+        credit = pipeline.credit_batch(reading, batch, SCHEME)
+        expected_nt = pipeline.advantages(credit, reading.spans, SCHEME)
         for row, expected_t in zip(rows, expected_nt, strict=True):
             undone = 1 if finished.name in LATE else len(row["ids"])  # of a loss that averages over its tokens
             expected = expected_t[: len(row["ids"])] * undone
             torch.testing.assert_close(torch.tensor(row["advantages"]), expected, atol=1e-6, rtol=1e-6)
 
-        logged, metrics = finished.metrics[step - 1], pipeline.metrics(credit, reading, scheme)
+        logged, metrics = finished.metrics[step - 1], pipeline.metrics(credit, reading, SCHEME)
         assert {name: logged[name] for name in metrics} == pytest.approx(metrics, abs=1e-9)
         seen_blocks += (credit.block_nk.abs() > 1e-6).float().sum(dim=0)
     assert (seen_blocks > 0).all(), "both blocks were paid at least once, or this test has compared zeros"

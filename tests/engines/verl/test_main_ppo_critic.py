@@ -9,10 +9,23 @@ from verl_runs import CRITIC_RUNS, STEPS, read_again, with_critic
 
 from spanwise import pipeline
 from spanwise.credit import value_target
+from spanwise.layout import Layout
+from spanwise.objective import Objective
+from spanwise.scheme import Scheme
 
 pytestmark = pytest.mark.timeout(900)
 
 WARM_UP, VALUE_LAM = 2, 0.9
+
+
+def scheme_of(method):
+    """The same rule, written out without the recipe."""
+    objectives = (
+        Objective("correct", pays=("solution",), if_missing=0.0),
+        Objective("brier", pays=("confidence",), given="correct", if_missing=-1.0),
+    )
+    layout = Layout({"solution": ["reasoning", "answer"], "confidence": ["analysis", "confidence"]})
+    return Scheme(method, layout, objectives, "completion", {"lam": 0.8}, values="shared")
 
 
 @pytest.fixture(scope="module", params=list(CRITIC_RUNS))
@@ -31,7 +44,8 @@ def expected(finished, rows, step):
         field: torch.nn.utils.rnn.pad_sequence([torch.tensor(row[name]) for row in rows], True)
         for field, name in (("value_nt", "values"), ("logp_nt", "old_log_probs"))
     }
-    batch, reading, scheme = read_again(finished, rows, step, **tokens)
+    scheme = scheme_of(finished.name)
+    batch, reading = read_again(finished, rows, step, scheme, **tokens)
     adv_nt = pipeline.advantages(pipeline.credit_batch(reading, batch, scheme), reading.spans, scheme)
     (part,) = pipeline.streams(reading, batch, scheme).inputs(batch.value_nt)
     return adv_nt, value_target(**part, lam=VALUE_LAM)

@@ -18,6 +18,7 @@ from spanwise.engines.verl.estimators import carrying, recipe_advantages
 from spanwise.engines.verl.settings import prepare
 from spanwise.engines.verl.trainer import rows_of, sampled_of
 from spanwise.errors import AlignmentError, DataError, RecipeError
+from spanwise.rollouts import read_rollouts
 from spanwise.segment import Vocabulary
 
 OWN = "+algorithm.spanwise."
@@ -228,3 +229,7 @@ class TestWholeRuns:
             assert {ours: line.get(ours) for ours in pairs} == {ours: logged[theirs] for ours, theirs in pairs.items()}
             assert line["grad_norm"] > 0
             assert line["completions/mean_length"] > 1
+
+    def test_the_commands_read_it(self, finished):
+        table = read_rollouts(finished.folder / "run")
+        assert (table.source, table.has_ids, len(table)) == ("spanwise", True, STEPS * PROMPTS * GROUP)

@@ -3,7 +3,6 @@
 from run_verl import Run, options, run, write_task
 
 from spanwise import Batch, Vocabulary, pipeline
-from spanwise.recipe import scheme_at
 from spanwise.tasks import digits_task
 
 STEPS, PROMPTS, GROUP, LONGEST = 5, 8, 4, 20
@@ -70,16 +69,15 @@ def with_critic(name, folder):
     return whole(name, folder, recipe=CRITIC_RECIPE.format(name), **critic, **CRITIC_RUNS[name])
 
 
-def read_again(finished, rows, step, **tokens):
-    """Batch, reading and scheme of the rows that a loss took: they are the completions that verl dumped, with its answers."""
+def read_again(finished, rows, step, scheme, **tokens):
+    """Batch and reading of the rows that a loss took: they are the completions that verl dumped, with its answers."""
     texts = [(row["prompt"], finished.tokenizer.decode(row["ids"], skip_special_tokens=True)) for row in rows]
     dumped = finished.dumped(step)
     assert sorted(texts) == sorted((line["input"], line["output"]) for line in dumped)
     answer = {line["input"]: line["gts"] for line in dumped}
     prompts, ids = [row["prompt"] for row in rows], [row["ids"] for row in rows]
     batch = Batch.jagged(ids, prompts, columns={"answer": [answer[prompt] for prompt in prompts]}, **tokens)
-    scheme = scheme_at(finished.folder / "recipe.yaml", longest=LONGEST)
-    return batch, pipeline.read(batch, scheme, Vocabulary.from_tokenizer(finished.tokenizer)), scheme
+    return batch, pipeline.read(batch, scheme, Vocabulary.from_tokenizer(finished.tokenizer))
 
 
 def whole(name, folder, *, recipe=RECIPE, steps=STEPS, **more):
