@@ -85,10 +85,8 @@ class CreditPart:
 
     objective: str  # the name of an objective, or of several whose rewards are added up, joined by " + "
     worth: float | None  # the reward, or the number that replaces a missing one; None without either
-    baseline: (
-        float | None
-    )  # None (as is `divisor`) if nothing was compared, see `reason`, or if the credit has another formula
-    divisor: float | None
+    baseline: float | None  # None if nothing was compared (see `reason`), or if the credit has another formula
+    divisor: float | None  # None with the baseline
     weight: float
     part: float  # the credit from this objective
     stratum: int = -1  # a number for the set of rewards that this reward was compared with; -1 without one

@@ -130,9 +130,8 @@ class _Reader:
 
     def __init__(self, text: bytes, signs: list[Sign], prefilled: bool) -> None:
         self.text, self.signs, self.prefilled = text, signs, prefilled
-        self.channels: list[
-            tuple[str, int, tuple[int, int] | None]
-        ] = []  # each channel's name, first byte, content (None: cut off)
+        #: Each channel's name, its first byte, and where its content lies; None if the channel is cut off.
+        self.channels: list[tuple[str, int, tuple[int, int] | None]] = []
         self.fault = 0
         self.unclaimed = 0  # the first byte that no channel has claimed yet
         self.lead_start: int | None = None  # the first byte of special tokens that belong to the next channel

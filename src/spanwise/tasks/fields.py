@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from itertools import cycle
 from typing import ClassVar
 
 import numpy as np
@@ -151,8 +150,9 @@ class Fields:
 
     def slips(self, size: int, noise: FieldsNoise, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draw which values of the training completions break their field's rule, and random digits to replace them."""
-        right_shares = zip(self.names, cycle(noise.right), strict=False)
-        right_share_k = [share if name in self.knowable else 0.0 for name, share in right_shares]
+        right_share_k = [
+            noise.right[k % len(noise.right)] if name in self.knowable else 0.0 for k, name in enumerate(self.names)
+        ]
         return rng.random((size, self.count)) >= np.array(right_share_k), rng.integers(0, 10, (size, self.count))
 
     def objects(self, values_nk: Int[np.ndarray, "n k"]) -> list[str]:

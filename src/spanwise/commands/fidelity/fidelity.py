@@ -188,7 +188,7 @@ def rolled_tokens(
 def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *, console: Console) -> dict[str, Any]:
     """Print token estimators' correlations with Monte Carlo, and SAE's lead over GAE and GRPO; return correlations and counts."""
     sample_counts = {"completions": len(fidelity.prompt_n), "prompts": len(fidelity.prompt_n.unique())}
-    token_count = fidelity.count("all")
+    token_count = fidelity.count()
     decision_count = fidelity.count("decision")
     console.print(
         f"{token_count} tokens of the first blocks of {sample_counts['completions']} completions of {sample_counts['prompts']} "

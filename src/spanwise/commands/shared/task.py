@@ -61,8 +61,7 @@ def run_or_model(folder: Path, recipe: Path | None, overrides: Mapping[str, Any]
         raise DataError(f"The run in '{folder}' has no model yet, because it has not ended; {checkpoint_text}.")
     recipe_file = recipe or (None if run_folder is None else run_folder / "recipe.yaml")
     recipe_changes = dict(overrides)
-    names_other_task = "task" in recipe_changes and recipe_changes["task"] not in EMBEDDED
-    has_own_prompts = recipe_changes.get("dataset") or names_other_task
+    has_own_prompts = recipe_changes.get("dataset") or recipe_changes.get("task", EMBEDDED[0]) not in EMBEDDED
     if recipe_file is None and "model" not in recipe_changes and has_own_prompts:
         recipe_changes["model"] = str(model_folder)
     return model_folder, load(recipe_file, recipe_changes)
