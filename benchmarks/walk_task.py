@@ -107,6 +107,7 @@ class WalkNoise:
 
 _PHASE = Phase(steps=250, learning_rate=3e-3, matrix_learning_rate=0.02)
 _LONGER = Phase(steps=350, learning_rate=3e-3, matrix_learning_rate=0.02)
+_LONGEST = Phase(steps=600, learning_rate=3e-3, matrix_learning_rate=0.02)
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class WalkSettings(WarmStartSettings):
     batch: int = 32
     walk: Phase = _PHASE
     walk_long: Phase = _PHASE
-    walk_longest: Phase = _PHASE
+    walk_longest: Phase = _LONGEST
     walk_uneven: Phase = _LONGER
     walk_uneven_long: Phase = _LONGER
 
