@@ -101,18 +101,20 @@ def _measure_dead_strata(batch: CreditedBatch) -> dict[str, float]:
     return {comparison: dead / strata if strata else math.nan for comparison, (strata, dead) in strata_counts.items()}
 
 
-def dead_strata(found: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None) -> dict[str, tuple[int, int]]:
+def dead_strata(
+    credit: Credit, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None
+) -> dict[str, tuple[int, int]]:
     """Count all strata (completions compared together) and those without credit, for each objective or for all together."""
-    if found.adv_nm is None or found.comparison is None:
+    if credit.adv_nm is None or credit.comparison is None:
         return {}
     column_by_name = {" + ".join(scheme.names): 0}
     if scheme.entry.kind == "block" and group_n is None:
         column_by_name = {objective.name: m for m, objective in enumerate(scheme.objectives) if objective.baseline != "none"}
-    stratum_nm = found.comparison.stratum_nm if group_n is None else group_n[:, None]
+    stratum_nm = credit.comparison.stratum_nm if group_n is None else group_n[:, None]
     strata_counts = {}
     for name, m in column_by_name.items():
         stratum_n = stratum_nm[:, m]
-        has_credit_n = found.adv_nm[:, m] != 0
+        has_credit_n = credit.adv_nm[:, m] != 0
         in_stratum_n = stratum_n >= 0
         stratum_count = len(stratum_n[in_stratum_n].unique())
         alive_count = len(stratum_n[in_stratum_n & has_credit_n].unique())

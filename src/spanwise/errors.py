@@ -120,9 +120,9 @@ def wrong_entries(entries: Any, kind: type) -> list[Any]:
     return [entry for entry in entries if not isinstance(entry, kind)] if is_list else [entries]
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+def unknown(kind: str, name: str, valid_names: Iterable[str]) -> str:
     """Build the error message for an unknown name: it suggests the nearest known name, and lists the known names."""
-    known_names = sorted(known)
+    known_names = sorted(valid_names)
     nearest_names = get_close_matches(str(name), known_names, n=3)
     suggestion = f" Did you mean '{nearest_names[0]}'?" if nearest_names else ""
     if len(known_names) <= _MOST:
@@ -133,9 +133,9 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     return f"There is no {kind} '{name}'.{suggestion} {name_list}"
 
 
-def check_known(kind: str, name: Any, known: Iterable[str]) -> None:
+def check_known(kind: str, name: Any, valid_names: Iterable[str]) -> None:
     """Refuse an unknown name; `kind` is what the error message calls it, such as "baseline"."""
-    if name not in (names := tuple(known)):
+    if name not in (names := tuple(valid_names)):
         raise RecipeError(unknown(kind, name, names))
 
 

@@ -56,7 +56,7 @@ class Metric:
         return re.sub(r"<\w+>", part, re.sub(r"\[\w+/\]", f"{part}/" if part else "", self.name))
 
 
-def metrics_in(batches: Sequence[Mapping[str, Any]], known: Sequence[Metric]) -> Iterator[tuple[str, str, Metric]]:
+def metrics_in(batches: Sequence[Mapping[str, Any]], known_metrics: Sequence[Metric]) -> Iterator[tuple[str, str, Metric]]:
     """Find the known metrics in a log; yield each key of the log, the block or objective in it, and the metric."""
     for key in dict.fromkeys(key for line in batches for key in line):
-        yield from ((key, part, metric) for metric in known if (part := metric.part(key)) is not None)
+        yield from ((key, part, metric) for metric in known_metrics if (part := metric.part(key)) is not None)

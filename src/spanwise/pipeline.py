@@ -237,7 +237,7 @@ def streams(reading: Reading, batch: Batch, scheme: Scheme) -> Streams:
 
 
 def advantages(
-    found: Credit,
+    credit: Credit,
     spans: Spans | None,
     scheme: Scheme,
     *,
@@ -247,7 +247,7 @@ def advantages(
     """Give every token its share of its block's credit, so that a plain sum over tokens is the training objective.
 
     Args:
-        found: credit of the completions of `spans`.
+        credit: the credit of the completions of `spans`.
         spans: the tokens of their blocks.
         scheme: its `per` is the length that a credit is divided by.
         mask_nt: the trainer's final mask, as wide or wider; completions that it leaves out get 0 and change no other's share.
@@ -266,9 +266,9 @@ def advantages(
 
         >>> from spanwise import Layout
         >>> nothing = torch.zeros(1)
-        >>> found = Credit(torch.tensor([[0.5, -0.25]]).double(), nothing.double(), nothing.long(), nothing.long())
+        >>> credit = Credit(torch.tensor([[0.5, -0.25]]).double(), nothing.double(), nothing.long(), nothing.long())
         >>> scheme = Scheme.preset("bae", Layout({"solution": ["answer"], "confidence": ["confidence"]}))
-        >>> advantages(found, Spans.of_blocks(scheme.layout.names, torch.tensor([[0, 0, 1, -1]])), scheme).tolist()
+        >>> advantages(credit, Spans.of_blocks(scheme.layout.names, torch.tensor([[0, 0, 1, -1]])), scheme).tolist()
         [[0.25, 0.25, -0.25, 0.0]]
     """
     if spans is None:
@@ -277,22 +277,22 @@ def advantages(
             "spans of the reading that `read` returned for these completions."
         )
     spans = spans if mask_nt is None else restrict(spans, mask_nt)
-    per: Any = found.mean_length_n if scheme.per == "batch" else scheme.per
+    per: Any = credit.mean_length_n if scheme.per == "batch" else scheme.per
     if per is None:
         raise RecipeError(
             "per is 'batch', but this credit does not hold the mean length of its batch. Take a credit from "
             "pipeline.credit_batch, or set its mean_length_n."
         )
-    if found.token_nt is None:
-        adv_nt = spread(found, spans, per=per, dtype=dtype)
+    if credit.token_nt is None:
+        adv_nt = spread(credit, spans, per=per, dtype=dtype)
     else:
-        adv_nt = spread_tokens(found.token_nt, spans, per=per, stop_n=found.stop_n, dtype=dtype)
-    if found.refined_nt is not None:
-        adv_nt = adv_nt + spread_tokens(found.refined_nt, spans, per=per, dtype=dtype)
+        adv_nt = spread_tokens(credit.token_nt, spans, per=per, stop_n=credit.stop_n, dtype=dtype)
+    if credit.refined_nt is not None:
+        adv_nt = adv_nt + spread_tokens(credit.refined_nt, spans, per=per, dtype=dtype)
     adv_sum_n = adv_nt.sum(dim=1)  # if a row's sum is finite, so is the row; this test needs little memory
     if not adv_sum_n.isfinite().all() and (bad_token := first_of(~adv_nt.isfinite())):
         n, t = bad_token
-        block_credits = ", ".join(f"{value:g}" for value in found.block_nk[n].tolist())
+        block_credits = ", ".join(f"{value:g}" for value in credit.block_nk[n].tolist())
         raise DivergedError(
             f"The advantage of completion {n} of {len(adv_nt)} at token {t} is {float(adv_nt[n, t])}; its blocks are credited with "
             f"{block_credits}. Training stopped before this updated the model. Look for very large numbers: this completion's "
@@ -302,12 +302,13 @@ def advantages(
 
 
 def metrics(
-    found: Credit, reading: Reading, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None
+    credit: Credit, reading: Reading, scheme: Scheme, *, group_n: Shaped[Tensor, " n"] | None = None
 ) -> dict[str, float]:
     """Compute the metrics of the credit of a batch, gathered from all processes; `spanwise.credit_metrics.CREDIT` lists them.
 
     Args:
-        found, reading, scheme: see `credit_batch`.
+        credit: the credit that `credit_batch` returns.
+        reading, scheme: see `credit_batch`.
         group_n: prompt ids; without them there are no metrics of unanimous groups.
 
     Returns:
@@ -323,7 +324,7 @@ def metrics(
         >>> logged["credit/malformed"], logged["credit/all/mean_abs"]
         (0.5, 1.0)
     """
-    credited = CreditedBatch(found, reading.fault_n, reading.present_nk, reading.scores, scheme, group_n)
+    credited = CreditedBatch(credit, reading.fault_n, reading.present_nk, reading.scores, scheme, group_n)
     return {
         metric.key(part): value for metric in CREDIT if metric.of is not None for part, value in metric.of(credited).items()
     }

@@ -100,42 +100,44 @@ def in_useful_groups(credit: Credit, group_n: Shaped[Tensor, " n"], *, tolerance
     return torch.isin(group_n, group_n[credit.signal_n(tolerance=tolerance)])
 
 
-def gather_rows(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
+def gather_rows(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     """Gather the rewards, group ids and turns of the rows of all processes, since several processes may share a group."""
-    turn_steps = own.batch.steps
+    turn_steps = read_batch.batch.steps
     own_steps = None if turn_steps is None else (turn_steps.trajectory_s.cpu(), turn_steps.step_s.cpu(), turn_steps.anchor_s)
-    gathered_parts = ranks.gather((own.reading.pack(), own.batch.group_n.cpu(), own_steps))
+    gathered_parts = ranks.gather((read_batch.reading.pack(), read_batch.batch.group_n.cpu(), own_steps))
     packed_readings, groups_of_ranks, steps_of_ranks = zip(*gathered_parts, strict=True)
     rows_per_rank = [len(packed_reading) for packed_reading in packed_readings]
     batch = Batch(torch.cat(groups_of_ranks))
     if turn_steps is not None:
         trajectories_of_ranks, step_numbers_of_ranks, anchors_of_ranks = zip(*steps_of_ranks, strict=True)
-        trajectory_s = torch.cat([own_s + rank * own.completions for rank, own_s in enumerate(trajectories_of_ranks)])
+        trajectory_s = torch.cat([own_s + rank * read_batch.completions for rank, own_s in enumerate(trajectories_of_ranks)])
         anchor_s = None
         if any(states is not None for states in anchors_of_ranks):
             anchor_s = []
             for anchors, row_count in zip(anchors_of_ranks, rows_per_rank, strict=True):
                 anchor_s += [None] * row_count if anchors is None else list_ids(anchors)
         batch = replace(batch, steps=Steps(trajectory_s, torch.cat(step_numbers_of_ranks), anchor_s))
-    all_rows = ReadBatch(batch, Reading.unpack(torch.cat(packed_readings), scheme), len(rows_per_rank) * own.completions)
+    all_rows = ReadBatch(
+        batch, Reading.unpack(torch.cat(packed_readings), scheme), len(rows_per_rank) * read_batch.completions
+    )
     first_own_row = sum(rows_per_rank[: ranks.rank])
-    return replace(own, gathered=all_rows, here=slice(first_own_row, first_own_row + len(own.reading)))
+    return replace(read_batch, gathered=all_rows, here=slice(first_own_row, first_own_row + len(read_batch.reading)))
 
 
-def gather_tokens(own: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
+def gather_tokens(read_batch: ReadBatch, scheme: Scheme, ranks: Ranks) -> ReadBatch:
     """Gather blocks, values and log-probabilities of the tokens of all processes, if the credit method needs them."""
-    all_rows = own.everyone
+    all_rows = read_batch.everyone
     if all_rows.batch.steps is not None or "mask_nt" not in scheme.needs:
-        return own
-    own_tensors = {name: getattr(own.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
+        return read_batch
+    own_tensors = {name: getattr(read_batch.batch, name) for name in ("value_nt", "logp_nt", "bootstrap_n", "ids_nt")}
     # Tables are padded with 0, so each block number is sent plus 1; 0 stands for padding and for tokens of no block.
-    blocks_of_ranks, tensors_of_ranks = zip(*ranks.gather((own.spans.block_nt + 1, own_tensors)), strict=True)
+    blocks_of_ranks, tensors_of_ranks = zip(*ranks.gather((read_batch.spans.block_nt + 1, own_tensors)), strict=True)
     block_nt = _stack(blocks_of_ranks) - 1
     filled_fields = [name for name, table in own_tensors.items() if table is not None]
     gathered_tensors = {name: _stack([of_rank[name] for of_rank in tensors_of_ranks]) for name in filled_fields}
     spans = Spans.of_blocks(scheme.layout.names, block_nt, all_rows.reading.fault_n)
     batch = replace(all_rows.batch, mask_nt=block_nt >= 0, **gathered_tensors)
-    return replace(own, gathered=replace(all_rows, reading=replace(all_rows.reading, spans=spans), batch=batch))
+    return replace(read_batch, gathered=replace(all_rows, reading=replace(all_rows.reading, spans=spans), batch=batch))
 
 
 def _stack(tables: Sequence[Tensor]) -> Tensor:
@@ -303,7 +305,7 @@ class Step:
 
     def finish(
         self,
-        own: ReadBatch,
+        read_batch: ReadBatch,
         *,
         mask_nt: Bool[Tensor, "n t"] | None = None,
         learn: bool = True,
@@ -320,12 +322,12 @@ class Step:
             dtype: dtype of the advantages.
         """
         if self.ranks is not None:
-            own = gather_tokens(own, self.scheme, self.ranks)
-        batch_credit = self.credit(own, learn=learn, number=number)
-        own_credit = batch_credit.credits.take(own.here)
-        spans = own.spans
+            read_batch = gather_tokens(read_batch, self.scheme, self.ranks)
+        batch_credit = self.credit(read_batch, learn=learn, number=number)
+        own_credit = batch_credit.credits.take(read_batch.here)
+        spans = read_batch.spans
         if mask_nt is not None:
-            mask_su = own.take(mask_nt)
+            mask_su = read_batch.take(mask_nt)
             if int(mask_su.sum()) != int(mask_nt.sum()):
                 raise AlignmentError(
                     f"The trainer's mask has {int(mask_nt.sum())} tokens, but only {int(mask_su.sum())} of them lie in a turn, so "
@@ -333,14 +335,16 @@ class Step:
                 )
             spans = restrict(spans, mask_su)
         adv_nt = advantages(own_credit, spans, self.scheme, dtype=dtype)
-        return StepResult(own, adv_nt, spans, own_credit, batch_credit.metrics, batch_credit.warnings, batch_credit.credits)
+        return StepResult(
+            read_batch, adv_nt, spans, own_credit, batch_credit.metrics, batch_credit.warnings, batch_credit.credits
+        )
 
-    def credit(self, own: ReadBatch, *, learn: bool = True, number: int | None = None) -> BatchCredit:
+    def credit(self, read_batch: ReadBatch, *, learn: bool = True, number: int | None = None) -> BatchCredit:
         """Compute the credit of the rows of all processes as `finish` does, but no advantages of tokens, which need spans."""
-        all_rows = own.everyone
+        all_rows = read_batch.everyone
         batch_credits = self._credit(all_rows, learn=learn)
         batch_metrics = metrics(batch_credits, all_rows.reading, self.scheme, group_n=all_rows.batch.group_n)
-        new_warnings, has_unscored = self._watch.of_reading(own.reading)
+        new_warnings, has_unscored = self._watch.of_reading(read_batch.reading)
         if learn:
             new_warnings += self._watch.of_batch({**self._noted, **batch_metrics}, step=number)
             self._noted.clear()
@@ -368,10 +372,10 @@ class Step:
             entry.estimator.load_state_dict(state_before)
         return batch_credits
 
-    def useful(self, own: ReadBatch) -> Bool[Tensor, " n"]:
+    def useful(self, read_batch: ReadBatch) -> Bool[Tensor, " n"]:
         """Mark the rows of groups in which some completion gets credit, without a change to the credit method's state."""
-        all_rows = (own if self.ranks is None else gather_tokens(own, self.scheme, self.ranks)).everyone
-        return in_useful_groups(self._credit(all_rows, learn=False), all_rows.batch.group_n)[own.here]
+        all_rows = (read_batch if self.ranks is None else gather_tokens(read_batch, self.scheme, self.ranks)).everyone
+        return in_useful_groups(self._credit(all_rows, learn=False), all_rows.batch.group_n)[read_batch.here]
 
     def rollouts(
         self,

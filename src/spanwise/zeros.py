@@ -68,12 +68,12 @@ class Zeros:
         return counts
 
 
-def zero_reasons(found: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
+def zero_reasons(credit: Credit, scheme: Scheme) -> Int[Tensor, "n k"]:
     """Return for each block the reason why its tokens may have the advantage 0, encoded by `key_of`.
 
     If several objectives pay a block, the reason is the first in the order of `Zero`, then in the order of the objectives.
     """
-    _, comparison = found.explained
+    _, comparison = credit.explained
     cancelled_key = key_of(Zero.CANCELLED)
     reason_key_nm = comparison.reason_nm * _OBJECTIVES + comparison.about_nm + 1
     # If an objective credits a block whose summed credit is 0, the other objectives cancel that credit.

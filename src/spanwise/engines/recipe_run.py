@@ -47,20 +47,20 @@ class RecipeRun:
         return RecipeRun(rule, loaded_tokenizer, vocabulary, model=model, **options)
 
     def finish(
-        self, own: ReadBatch, *, number: int | None = None, learn: bool = True, **options: Any
+        self, read_batch: ReadBatch, *, number: int | None = None, learn: bool = True, **options: Any
     ) -> tuple[Float[Tensor, "n t"], dict[str, float]]:
         """Compute the credit of a scored batch, issue the warnings and write the run folder; return advantages and metrics.
 
-        `own` has the prompt of each row in the column `prompts`; without the trainer's `number` the batches are counted from 1.
+        `read_batch` has each row's prompt in the column `prompts`; without the trainer's `number` the batches are counted from 1.
         """
-        result = self.step.finish(own, learn=learn, number=number, **options)
+        result = self.step.finish(read_batch, learn=learn, number=number, **options)
         if self.step.ranks is None or self.step.ranks.rank == 0:
             say(*result.warnings)
         if learn:
             self.batches = self.batches + 1 if number is None else number
             if self.record is not None:
                 self._keep(self.record, result)
-        return own.put(result.advantages_nt), result.metrics
+        return read_batch.put(result.advantages_nt), result.metrics
 
     def _keep(self, record: RunRecord, result: StepResult) -> None:
         """Write the metrics of a batch to the run folder, and the rollouts if they are due."""

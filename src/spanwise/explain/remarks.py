@@ -93,9 +93,9 @@ class Watch:
                         self._given_keys |= {f"free/{objective}", f"credit/{objective}/reward_absent"}
         return new_sentences, any(key.startswith(("tags", "scored/")) for key in warnings)
 
-    def of_batch(self, shown: Mapping[str, float], *, step: int | None = None) -> list[str]:
+    def of_batch(self, batch_metrics: Mapping[str, float], *, step: int | None = None) -> list[str]:
         """Return the new warnings about problems that last several batches, given the latest batch's metrics."""
-        self._batches.append({**({} if step is None else {"step": step}), **shown})
+        self._batches.append({**({} if step is None else {"step": step}), **batch_metrics})
         return self._take_new(habits(self._batches))
 
     def _take_new(self, warnings: Mapping[str, str]) -> list[str]:

@@ -135,9 +135,9 @@ class Fidelity:
         return float(figure_r[0]), low, high
 
 
-def index_of(kind: str, known: Sequence[Any], name: Any) -> int:
+def index_of(kind: str, known_values: Sequence[Any], name: Any) -> int:
     """Return the index of a name among the known names; refuse an unknown name with an error that lists the known ones."""
-    check_known(kind, str(name), names := [str(entry) for entry in known])
+    check_known(kind, str(name), names := [str(entry) for entry in known_values])
     return names.index(str(name))
 
 

@@ -36,9 +36,9 @@ class TrlPart:
         """Call `score`, TRL's `_get_per_token_logps_and_entropies`, with the arguments that TRL gave; a mode may change them."""
         return score(*args, **kwargs)
 
-    def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
+    def fill(self, read_batch: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
         """Add the mode's fields to a `step.ReadBatch` before the credit is computed, and return that batch with metrics."""
-        return own, {}  # `loss` gets the fields that a mode adds to `output`, split into micro-batches
+        return read_batch, {}  # `loss` gets the fields that a mode adds to `output`, split into micro-batches
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
         """Return the term that the mode adds to the loss of a micro-batch, and the mode's metrics."""

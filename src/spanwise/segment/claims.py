@@ -173,11 +173,11 @@ def group_by_mark(parts: Sequence[Part], *, bare: bool = True) -> dict[str, list
     return parts_of
 
 
-def cut(layout: Layout, found: Iterable[Found], length: int) -> Pieces:
+def cut(layout: Layout, findings: Iterable[Found], length: int) -> Pieces:
     """Cut a completion into blocks by the claims on it, by the rules in docs/segmenters.md."""
     fault = 0
     claims = list[Claim]()
-    for finding in found:
+    for finding in findings:
         fault |= finding.fault
         claims += finding.claims
     # Sort outer claims before the claims inside them.

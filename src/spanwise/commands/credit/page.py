@@ -80,7 +80,7 @@ def choose_rows(group_n: Int[Tensor, " n"], count: int) -> list[int]:
 
 def credited_view(
     table: pa.Table,
-    shown: pa.Table,
+    shown_table: pa.Table,
     rows: Sequence[int],
     *,
     rules: Mapping[str, Mapping[str, Any]],
@@ -88,7 +88,7 @@ def credited_view(
     own: str | None,
     tokenizer: Path | None,
 ) -> tuple[TokenView, dict[str, dict[str, Tensor]]]:
-    """Build the token view of the completions `rows` from their table `shown`; also return the credit of all rows."""
+    """Build the token view of the completions `rows` from their table `shown_table`; also return the credit of all rows."""
     kind_by_method = {name: METHODS[rule["method"]].kind for name, rule in rules.items() if rule["method"] in METHODS}
     credits = {name: credited_units(columns, kind_by_method.get(name, "")) for name, columns in read_credit(table).items()}
     segments_of_methods = (SaeSegments.of(rule["method"], rule.get("options")) for rule in rules.values())
@@ -101,9 +101,9 @@ def credited_view(
     mode_by_method = {name: scoring_mode(rule) for name, rule in rules.items()}
     score_shares_by_method = {name: score_shares(table, mode) for name, mode in mode_by_method.items() if mode is not None}
     token_view = TokenView(
-        tuple(schema.methods_in(shown.column_names)),
+        tuple(schema.methods_in(shown_table.column_names)),
         token_rows(
-            shown,
+            shown_table,
             read_vocabulary(tokenizer),
             None if sae_segments is None else partial(opening_tokens, sae_segments),
             {name: [by_row[n] for n in rows] for name, by_row in score_shares_by_method.items()},

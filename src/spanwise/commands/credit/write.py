@@ -197,6 +197,6 @@ def _cell(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def outcome_of(names: Collection[str], given: Iterable[str | None]) -> str | None:
-    """Return the reward that tells right from wrong completions: the first of `given` that is in `names`, else `correct`."""
-    return next((name for name in given if name in names), "correct" if "correct" in names else None)
+def outcome_of(names: Collection[str], given_names: Iterable[str | None]) -> str | None:
+    """Return the reward that tells right from wrong completions: the first of `given_names` that is in `names`, else `correct`."""
+    return next((name for name in given_names if name in names), "correct" if "correct" in names else None)

@@ -24,9 +24,9 @@ def recipe_fields(pairs: Sequence[str] | None) -> dict[str, Any]:
     return field_values
 
 
-def column_roles(given: Sequence[str] | None) -> dict[str, str]:
+def column_roles(arguments: Sequence[str] | None) -> dict[str, str]:
     """Parse the `role=column` pairs of `--columns` (roles: prompt, answer, ...) into a mapping; commas may join pairs."""
-    entries = [entry for piece in given or [] for entry in piece.split(",") if entry.strip()]
+    entries = [entry for piece in arguments or [] for entry in piece.split(",") if entry.strip()]
     role_pairs = [key_value(entry, "--columns", "role=column, such as completion=output,answer=gold") for entry in entries]
     roles = [role for role, _ in role_pairs]
     repeated_role = next((role for role in roles if roles.count(role) > 1), None)

@@ -103,7 +103,7 @@ def check(cfg: Any) -> RecipeRule:
                 critic,
                 scheme,
                 engine="SkyRL",
-                there=cfg.trainer.critic.model.path,
+                has_critic=cfg.trainer.critic.model.path,
                 option="trainer.critic.model.path=MODEL",
                 instead=" generator.apply_overlong_filtering=true leaves cut-off rollouts out of the loss.",
             ),

@@ -322,10 +322,10 @@ class SpanGRPOTrainer(GRPOTrainer):
         self._read_seconds += time.perf_counter() - start_time
         return reward_nm
 
-    def _logged_rewards(self, own: ReadBatch) -> Tensor:
+    def _logged_rewards(self, read_batch: ReadBatch) -> Tensor:
         """Return the rewards of the completions of all processes for TRL's log, one column per objective."""
         # The log counts a missing reward as `if_missing`; to leave it out of the mean would make omission look good.
-        return own.everyone.worth_nm(self.scheme).to(self.accelerator.device)
+        return read_batch.everyone.worth_nm(self.scheme).to(self.accelerator.device)
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         self._rows, self._read_seconds = inputs, 0.0

@@ -100,7 +100,7 @@ def prepare(config: Any) -> VerlRun:
     critic_warmup = config.trainer.critic_warmup
     refuse(
         {
-            **critic_faults(critic_settings, scheme, engine="verl", there=has_critic, option=critic_option),
+            **critic_faults(critic_settings, scheme, engine="verl", has_critic=has_critic, option=critic_option),
             f"The recipe trains only the critic for {policy_start_step} steps (critic.policy_training_start_step), but "
             f"trainer.critic_warmup is {critic_warmup}. Set it to {policy_start_step + 1}, the first step of the policy.": (
                 policy_start_step and critic_warmup != policy_start_step + 1

@@ -180,16 +180,16 @@ class CriticConfig(Mode):
 
 
 def critic_faults(
-    critic_config: CriticConfig, scheme: Scheme, *, engine: str, there: Any, option: str, instead: str = ""
+    critic_config: CriticConfig, scheme: Scheme, *, engine: str, has_critic: Any, option: str, instead: str = ""
 ) -> dict[str, Any]:
     """Return every error that a critic can have with the method or the engine, as {sentence: whether it applies}."""
     value_names = scheme.value_names
     no_values_text = f"method '{scheme.method}' reads no values"
     return {
         f"Method '{scheme.method}' needs the values of {engine}'s critic: add {option}. Or use a method that compares completions, "
-        f"such as 'bae' or 'grpo'.": value_names and not there,
+        f"such as 'bae' or 'grpo'.": value_names and not has_critic,
         f"{option.split('=')[0]} asks for a critic, but {no_values_text}, so it would train on nothing. Leave it out, or use "
-        f"method 'gae' or 'sae'.": there and not value_names,
+        f"method 'gae' or 'sae'.": has_critic and not value_names,
         f"The recipe has a critic section, but {no_values_text}. Leave it out, or use method 'gae' or 'sae'.": (
             critic_config != CriticConfig() and not value_names
         ),

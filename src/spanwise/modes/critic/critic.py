@@ -277,11 +277,11 @@ class CriticInTrl(TrlPart):
         self._ends = getattr(trainer, "eos_token_ids", None) or [tokenizer.eos_token_id]
         self._ended: float | None = None
 
-    def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
+    def fill(self, read_batch: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
         """Add the critic's values to a batch, fit the critic to the batch, and measure the critic's share of the training time."""
         start_time = time.perf_counter()
-        trainer, batch = self.trainer, own.batch
-        value_streams = streams(own.reading, batch, trainer.scheme)
+        trainer, batch = self.trainer, read_batch.batch
+        value_streams = streams(read_batch.reading, batch, trainer.scheme)
         is_training = bool(trainer.model.training)
         learned = self.critic.learn(sequences(output, batch), value_streams, cut_off(batch, self._ends), fit=is_training)
         metrics = dict(learned.metrics)
@@ -293,7 +293,7 @@ class CriticInTrl(TrlPart):
             self._ended = end_time
         if value_streams.names != ("return",):  # an objective's value means nothing outside the objective's blocks
             value_nts = value_nts.masked_fill(~value_streams.mask_snt.permute(1, 2, 0), torch.nan)
-        return replace(own, batch=replace(batch, value_nt=value_nts, bootstrap_n=learned.bootstrap_ns)), metrics
+        return replace(read_batch, batch=replace(batch, value_nt=value_nts, bootstrap_n=learned.bootstrap_ns)), metrics
 
     @property
     def waits(self) -> bool:

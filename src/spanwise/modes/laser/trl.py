@@ -106,12 +106,12 @@ class SelfRewarding(TrlPart):
         )
         return logps_bt, entropies_bt, auxiliary_loss
 
-    def fill(self, own: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
+    def fill(self, read_batch: Any, output: dict[str, Any]) -> tuple[Any, dict[str, float]]:
         """Add laser's scores to the batch, and add the weights and verdicts that laser's loss needs to TRL's output."""
         trainer, mode = self.trainer, self.mode
-        batch, all_rows = own.batch, own.everyone
+        batch, all_rows = read_batch.batch, read_batch.everyone
         if not trainer.model.training:
-            return own, {}
+            return read_batch, {}
         if batch.steps is not None:
             mode.check_turns()
         wrote_token_n = self.gather(((output["completion_ids"] == self.token) & output["completion_mask"].bool()).any(dim=1))
@@ -144,12 +144,12 @@ class SelfRewarding(TrlPart):
             weight_scale = len(verdict_n) / max(int((~verdict_n.isnan()).sum()), 1)
             weight_n = class_weights(verdict_n, balanced=mode.balanced) * weight_scale
             output_device = output["completion_ids"].device
-            output["laser_verdict"] = verdict_n[own.here].float().to(output_device)
-            output["laser_weight"] = weight_n[own.here].float().to(output_device)
+            output["laser_verdict"] = verdict_n[read_batch.here].float().to(output_device)
+            output["laser_weight"] = weight_n[read_batch.here].float().to(output_device)
             output["laser_row"] = torch.arange(len(ended_n), device=output_device)
         if mode.mixes(self._generation):
             all_rows = replace(all_rows, batch=replace(all_rows.batch, score_n=self.gather(score_n)))
-        return replace(own, batch=replace(batch, score_n=score_n), gathered=all_rows), {}
+        return replace(read_batch, batch=replace(batch, score_n=score_n), gathered=all_rows), {}
 
     def loss(self, inputs: Mapping[str, Any]) -> tuple[Tensor | float, dict[str, float]]:
         """Return laser's loss on a micro-batch, and fill in the scores of its rows that were still unknown."""
