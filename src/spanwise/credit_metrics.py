@@ -131,16 +131,17 @@ CREDIT = (
         "credit/malformed",
         lambda batch: {"": float((batch.fault_n != 0).double().mean())},
         lasting=Alarm(
-            "above", 0.5, "of the completions are malformed: tags or fields are missing, doubled, nested, out of order or cut off.",
-            "Usually the prompt does not ask for tags or fields, completions are cut off at the longest length, or no reward pays "
-            "for the format: add `format` (tags) or `json_schema` (fields).",
+            "above", 0.5,
+            "{share} of the completions are malformed: tags or fields are missing, doubled, nested, out of order or cut off.",
+            "Usually the prompt does not ask for tags or fields, or completions are cut off at the token limit. If no reward pays "
+            "for the format, add the reward `format` (tags) or `json_schema` (fields).",
         ),
     ),
     Metric(
         "credit/no_signal",
         lambda batch: {"": float(not batch.credit.has_signal)},
         lasting=Alarm(
-            "above", 0.99, "of the batches taught nothing: every advantage is 0.",
+            "above", 0.99, "{share} of the batches taught nothing: every advantage is 0.",
             "Run `spanwise why` on the rollouts: it counts why advantages are 0.",
         ),
         overall=Alarm("above", 0.5, "In {share} of the training batches nothing was learned: every advantage was 0."),
@@ -149,9 +150,9 @@ CREDIT = (
         "credit/<objective>/reward_absent",
         lambda batch: _divide(batch, batch.credit.absent_m),
         lasting=Alarm(
-            "above", 0.5, "of the completions have no reward '{name}'.",
-            "Usually the completions leave out the block, which costs nothing without if_missing; or the reward function returns "
-            "None, or its check times out.",
+            "above", 0.5, "{share} of the completions have no reward '{name}'.",
+            "Usually the completions leave out the block, because this costs nothing without if_missing. Or the reward function "
+            "returns None or times out.",
         ),
         overall=Alarm("at least", 1.0, "No completion of any training batch has the reward '{name}'."),
     ),
@@ -159,7 +160,7 @@ CREDIT = (
         "credit/<objective>/broke",
         _measure_broke,
         lasting=Alarm(
-            "above", 0.1, "of the completions made the check of '{name}' fail twice, and count as wrong.",
+            "above", 0.1, "{share} of the completions made the check of '{name}' fail twice, and count as wrong.",
             "The policy may have learned to write text that crashes the check. `spanwise why` names these completions; read some.",
         ),
     ),
@@ -171,8 +172,8 @@ CREDIT = (
         "credit/unanimous",
         _measure_all_unanimous,
         lasting=Alarm(
-            "above", 0.9, "of the groups are unanimous: their completions have equal rewards under every objective, so nothing is "
-            "learned from them.",
+            "above", 0.9, "{share} of the groups are unanimous: their completions have equal rewards under every objective, so "
+            "nothing is learned from them.",
             "Usually the prompts are too easy or too hard for the policy, or the temperature is too low.",
         ),
     ),
@@ -180,8 +181,8 @@ CREDIT = (
         "credit/<comparison>/dead_strata",
         _measure_dead_strata,
         lasting=Alarm(
-            "above", 0.95, "of the strata (compared sets) of '{name}' are dead: no completion in them gets credit, though "
-            "rewards differ within groups.",
+            "above", 0.95, "{share} of the strata (compared sets) of '{name}' are dead: no completion in them gets credit, "
+            "though rewards differ within groups.",
             "Usually groups are too small to be split by these outcomes: raise group_size, or use baseline: blended.",
             unless="credit/{name}/unanimous",
         ),

@@ -165,7 +165,7 @@ class Layout:
         registered("segmenter").find(self.segmenter)
         if isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < 1:
             raise LayoutError(
-                f"most is {self.most!r}, and must be a whole number of 1 or more: how often a repeated block may occur."
+                f"most is {self.most!r}, but it must be a whole number of 1 or more: it says how often a repeated block may occur."
             )
         for block_name, marks in self.blocks:
             _check_block(block_name, marks)

@@ -14,7 +14,7 @@ _BEYOND = {"above": operator.gt, "below": operator.lt, "at least": operator.ge, 
 
 @dataclass(frozen=True)
 class Alarm:
-    """A sentence to print if a metric is beyond a threshold; `{name}` in it is the block or objective of the metric."""
+    """A sentence to print if a metric is beyond a threshold: `{name}` is its block or objective, `{share}` its value as a share."""
 
     side: Literal["above", "below", "at least", "at most"]
     threshold: float

@@ -228,8 +228,8 @@ def test_from_a_folder_to_tables(tabular, tmp_path, monkeypatch):
     assert f"{measured.interval('MC 6', 'SAE start 0.5, 0', 'correlation').value:.3f}" in text
     for words in (
         "18 completions of 6 prompts",
-        "decision tokens: SAE's correlation minus that of the best GAE",
-        "all tokens: SAE's correlation minus that of GRPO c - group mean",
+        "decision tokens: correlation of SAE minus correlation of the best GAE",
+        "all tokens: correlation of SAE minus correlation of GRPO c - group mean",
         "GRPO c - V(prompt)",
     ):
         assert words in text
@@ -250,7 +250,7 @@ def test_a_run_of_one_block_with_its_own_critic(tabular, tmp_path, monkeypatch, 
     for part in tabular:
         part.save_pretrained(run / "model")
     sizes = {"tokens": True, "token_prompts": 6, "rerolls": 6, "output": tmp_path / "out"}
-    with pytest.raises(DataError, match="There is no critic with the model in"):
+    with pytest.raises(DataError, match="has no critic: there is no folder 'critic'"):
         fidelity(run, critics="own", **sizes)
     critic = ValueModel.of_policy(tabular[0], ("correct",), CriticConfig())
     torch.nn.init.normal_(critic.model.score.weight)

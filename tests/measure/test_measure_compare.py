@@ -56,8 +56,8 @@ def test_holm_against_its_definition(p_values):
 def test_noise_is_called_noise():
     result = compare_arms(runs(a=[0.1, 0.2, 0.3], b=[0.2, 0.1, 0.31]))
     (sentence,) = result.sentences()
-    assert "inside the noise; a difference of this size would need" in sentence
-    assert result.summary() == "Beyond the noise: none of 1 differences; these runs do not show which method is better."
+    assert "inside the noise. This difference would be clear with" in sentence
+    assert result.summary() == "None of 1 differences is beyond the noise: these runs do not show which method is better."
     assert result.sentences("clear") == []
 
 
@@ -72,9 +72,9 @@ def test_many_pairs_make_a_difference_borderline():
     first = next(d for d in among.differences if (d.a, d.b) == ("a", "b"))
     assert first.interval == alone.interval
     assert first.verdict == "borderline"
-    assert "this may be luck, because several pairs are compared (Holm p = 0.07)" in first.sentence()
+    assert "Several pairs are compared, so this may be luck (Holm p = 0.07)" in first.sentence()
     assert first.seeds_needed > alone.seeds_needed  # each of three pairs has a third of the 5 %
-    assert "would need" in first.sentence()
+    assert "would be clear with" in first.sentence()
     # With a reference there are two pairs instead of three.
     to_b = compare_arms(runs(a=a, b=b, c=c), reference="b")
     assert [(d.a, d.b) for d in to_b.differences] == [("a", "b"), ("c", "b")]
@@ -115,7 +115,7 @@ def test_the_table():
         f"| a | 0.500 ± 0.000 | 0.150 ± {half:.3f} |",
         "| b | - | 0.300 ± 0.000 |",
         "",
-        "Mean ± half of the 95 % interval (Student's t) over 2 seeds.",
+        "Mean ± half the width of the 95 % interval (Student's t) over 2 seeds.",
     ]
 
 

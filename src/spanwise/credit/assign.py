@@ -259,8 +259,8 @@ def _check_sizes(
     present_shape = (len(group_n), len(block_names))
     if scores.reward_nm.shape != reward_shape or present_nk.shape != present_shape:
         raise AlignmentError(
-            f"reward_nm must be {reward_shape} (completions, objectives), present_nk {present_shape} (completions, blocks); "
-            f"they are {tuple(scores.reward_nm.shape)} and {tuple(present_nk.shape)}."
+            f"reward_nm must have the shape {reward_shape} (completions, objectives), and present_nk {present_shape} (completions, "
+            f"blocks), but they have {tuple(scores.reward_nm.shape)} and {tuple(present_nk.shape)}."
         )
     if bad_entry := first_of((scores.status_nm == int(Status.OK)) & ~scores.reward_nm.isfinite()):
         row, column = bad_entry

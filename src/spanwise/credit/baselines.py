@@ -127,7 +127,9 @@ def advantage(
     if back_off is not None and baseline != "outcome":
         raise RecipeError(f"back_off needs the baseline 'outcome', but the baseline is '{baseline}'; leave back_off out.")
     if scale != "none" and baseline in ("none", "blended"):
-        raise RecipeError(f"Baseline '{baseline}' compares no rewards, so there is no deviation; use scale='none'.")
+        raise RecipeError(
+            f"Baseline '{baseline}' compares no rewards, so there is no deviation to divide by; use scale='none'."
+        )
     lacks_reward_n = reward_n.isnan()
     stand_in_reward_n = torch.full_like(reward_n, torch.nan, dtype=torch.float64)
     if if_missing is not None:

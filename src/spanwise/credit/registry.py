@@ -19,8 +19,8 @@ Kind = Literal["completion", "block", "token", "step", "refinement"]
 #: The properties that `spanwise.testing.check_estimator` tests; the kind of a method decides which ones apply to it.
 #: A method that breaks a property by design names it at registration: `exceptions={"shift": "the mean reward is a divisor"}`.
 PROPERTIES: Mapping[str, str] = {
-    "result": "one finite number for every completion, block, token or step, as float64 or in the dtype of the inputs",
-    "pure": "it leaves its inputs unchanged, and a second call gives the same numbers",
+    "result": "the result is one finite number per completion, block, token or step, as float64 or in the dtype of the inputs",
+    "pure": "the method leaves its inputs unchanged, and a second call gives the same numbers",
     "precision": "rewards in float32 and float64 give the same numbers",
     "negative": "rewards may be negative",
     "absent": "an absent reward (NaN) gives exactly the advantage 0 and does not change the advantages of other rewards",

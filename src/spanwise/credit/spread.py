@@ -108,9 +108,10 @@ class Streams:
         value_count = value.shape[-1]
         if value_count != len(self.names):
             unit_noun = "completion" if what.endswith("_n") else "token"
+            advice = " If the critic has one value, set values: shared." if value_count == 1 else ""
             raise AlignmentError(
-                f"{what} must hold one number per {unit_noun} for each value of the critic ({', '.join(self.names)}), in this "
-                f"order; it holds {value_count}.{' If the critic has one value, set values: shared.' if value_count == 1 else ''}"
+                f"{what} holds {value_count} numbers per {unit_noun}, but the critic needs one for each of its values "
+                f"({', '.join(self.names)}), in this order.{advice}"
             )
         return value
 
@@ -322,7 +323,7 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
     span_width, mask_width = spans.block_nt.shape[1], mask_nt.shape[1]
     if span_width > mask_width:
         raise AlignmentError(
-            f"The spans are {span_width} tokens wide and the trainer's mask {mask_width}; pass the same completions to both."
+            f"The spans are {span_width} tokens wide, but the trainer's mask only {mask_width}; pass the same completions to both."
         )
     block_nt = pad(spans.block_nt, (0, mask_width - span_width), value=-1)
     is_in_loss_n = mask_nt.any(dim=1)

@@ -20,9 +20,7 @@ OF_REWARD = "reward/"
 #: The evaluation figures that are computed from the self-rewarding score, by which a policy rates its own answer.
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]
-_OUT_OF_REACH = (
-    "Usually the score is not trained yet (reasoning_warmup, alpha), or laser.reference is that of another model or token."
-)
+_OUT_OF_REACH = "Usually laser has not trained the score yet (reasoning_warmup, alpha), or laser.reference is from another model or token."
 #: Pairs of an evaluation figure and its alarm, in order; a figure's warning comes from its first alarm that holds.
 EVALUATION = (
     ("refusal_rate", Alarm("above", 0.5, "most completions refuse to answer",
@@ -30,7 +28,7 @@ EVALUATION = (
         "by blocks (method: bae), or start from a better policy.", hollow=("accuracy", *CALIBRATION, *_SCORED),
     )),
     ("accuracy", Alarm("below", 0.05, "hardly any answer is right",
-        "Usually the prompts are too hard for this policy, or answers are read from the wrong place.",
+        "Usually the prompts are too hard for this policy, or the answer is read from the wrong tag or block.",
         hollow=(*CALIBRATION, *_SCORED),
     )),
     ("verdict_rate", Alarm("below", 0.5, "most answers could not be judged",
@@ -44,7 +42,7 @@ EVALUATION = (
         "Usually the confidence is trained with the answer's credit, or all completions of a group are alike.", hollow=CALIBRATION,
     )),
     ("format_rate", Alarm("below", 0.9, "many completions are malformed",
-        "Usually nothing pays for the tags (format), or completions are cut off at the token limit.",
+        "Usually no reward pays for the tags (such as `format`), or completions are cut off at the token limit.",
     )),
     (f"{OF_SCORE}coverage", Alarm("below", 0.5, "few completions have a score, because the others were cut off",
         "Usually the token limit of a completion is too low for this policy.", hollow=_SCORED,
@@ -126,8 +124,8 @@ def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         share_text = f"{shares[0]:.0%}" if shares[0] == shares[-1] else f"{shares[0]:.0%} to {shares[-1]:.0%}"
         share_text = share_text.replace("%", " %")
         steps_text = f" (steps {run[0]['step']} to {run[-1]['step']})" if "step" in run[0] else ""
-        problem_text = alarm.sentence.format(name=name)
-        sentence_of_metric[key] = f"In {len(run)} batches in a row{steps_text} {share_text} {problem_text} {alarm.cause}"
+        problem_text = alarm.sentence.format(name=name, share=share_text)
+        sentence_of_metric[key] = f"In {len(run)} batches in a row{steps_text} {problem_text} {alarm.cause}"
     return sentence_of_metric
 
 

@@ -26,8 +26,8 @@ SHARING = (
 )
 #: The end of a warning that completions can leave out a block at no cost.
 _DRIFT = (
-    "this costs nothing, so training may drift towards it. Set if_missing, the reward to count for such a completion: "
-    "Objective(..., if_missing=-1.0)."
+    "So a missing or unreadable block costs nothing, and training may drift towards it. Set if_missing, the reward for such a "
+    "completion: Objective(..., if_missing=-1.0)."
 )
 
 
@@ -114,18 +114,17 @@ def _warn_missing_tags(reading: Reading, scheme: Scheme) -> str:
     census = next((census for census in census_of(scheme.layout, texts) if census.lacking), None)
     if census is None:
         return ""
-    pronoun = "it" if len(census.lacking) == 1 else "them"
-    tags_text = "these tags" if census.segmenter == "tags" else "this"
+    tags_text = "these tags" if census.segmenter == "tags" else "these parts"
     advice_text = f"Ask for {tags_text} in the prompt, or change the layout to what the model writes."
     length_n = reading.length_nk.sum(dim=1)
     cut_off_count, cut_clause = cut_off(reading.fault_n, length_n, texts.__getitem__, among_n=missing_n)
     if cut_off_count * 2 >= len(reading):
         advice_text = (
-            f"{cut_off_count} of {len(reading)} {cut_clause}. If they were cut off, raise the token limit of a completion "
-            f"(max_completion_length, in verl data.max_response_length), or ask for shorter completions; otherwise "
+            f"Of {len(reading)} completions, {cut_off_count} {cut_clause}. If they were cut off, raise the token limit of a "
+            f"completion (max_completion_length, in verl data.max_response_length), or ask for shorter completions. Otherwise "
             f"ask for {tags_text} in the prompt."
         )
-    asked_text = f"The layout asks for {census.lacking_text}, so rewards that read {pronoun} are missing."
+    asked_text = f"The layout asks for {census.lacking_text}. Rewards that read a missing part are missing, too."
     return f"{census.sentence} {asked_text} {advice_text}"
 
 
@@ -146,7 +145,7 @@ def cut_off(
         (unclosed_count, "end inside an unclosed part"),
         (
             distinct_text_count * (distinct_text_count > 1),
-            f"have exactly {largest_length} tokens, more than all others, and differ from each other",
+            f"have the maximal {largest_length} tokens and different texts",
         ),
     )
 
@@ -185,12 +184,12 @@ def _warn_unused(objective: Objective, reading: Reading, scheme: Scheme, m: int)
     lowest = min(ignored_rewards.values())
     highest = max(ignored_rewards.values())
     numbers_text = f"{lowest:g}" if lowest == highest else f"{lowest:g} to {highest:g}"
-    source_clause = "the reward recorded is" if objective.name in scheme.recorded else "its reward function returned"
+    source_text = "recorded in the file" if objective.name in scheme.recorded else "from its reward function"
     missing_rule = "has no reward and costs nothing" if if_missing is None else f"counts as its if_missing, {if_missing:g}"
     return (
-        f"Objective '{objective.name}': {source_clause} {numbers_text} for {len(ignored_rewards)} of {len(reading)} completions "
-        f"without {' and '.join(objective.pays)} (completion {first_row} first). Such rewards are ignored: a missing block "
-        f"{missing_rule}. To make them count, write if_missing={ignored_rewards[first_row]:g}."
+        f"Objective '{objective.name}' has the reward {numbers_text} ({source_text}) for {len(ignored_rewards)} of {len(reading)} "
+        f"completions without {' and '.join(objective.pays)}, first for completion {first_row}. Such rewards are ignored: a "
+        f"missing block {missing_rule}. To make them count, write if_missing={ignored_rewards[first_row]:g}."
     )
 
 
@@ -222,7 +221,7 @@ def _warn_free_omission(objective: Objective, reading: Reading, scheme: Scheme, 
     counted_clauses = [f"{count} of {len(reading)} {clause}" for clause, count in count_of_clause.items() if count]
     if not counted_clauses:
         return ""
-    return f"{' and '.join(counted_clauses)}, but objective '{objective.name}' has no if_missing: {_DRIFT}"
+    return f"{' and '.join(counted_clauses)}, but objective '{objective.name}' has no if_missing. {_DRIFT}"
 
 
 def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> int:
@@ -249,7 +248,7 @@ def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Sc
         block_list = ", ".join(dict.fromkeys(block for objective in family_objectives for block in objective.pays))
         warnings[f"free/{family}"] = (
             f"Up to {max(omitted_counts)} of {len(reading)} completions leave out one of {block_list}, but the objectives "
-            f"'{family}' have no if_missing: {_DRIFT}"
+            f"'{family}' have no if_missing. {_DRIFT}"
         )
     return warnings
 
@@ -265,8 +264,8 @@ def _warn_zero_lambda(reading: Reading, scheme: Scheme) -> str:
     if int(is_short_n.sum()) * 2 <= len(length_n):
         return ""
     return (
-        f"length_adaptive_alpha={alpha:g} sets lambda to 0 for completions of at most {int(1 / alpha)} tokens, here "
-        f"{int(is_short_n.sum())} of {len(length_n)} (median length {int(length_n.median())}). With lambda 0 each token is "
+        f"length_adaptive_alpha={alpha:g} sets lambda to 0 for completions of at most {int(1 / alpha)} tokens. Here these "
+        f"are {int(is_short_n.sum())} of {len(length_n)} (median length {int(length_n.median())}). With lambda 0, each token is "
         f"credited with one step of the critic, and only the last token sees the reward. Set a larger alpha, or remove it and set "
         f"lam near 1."
     )

@@ -68,11 +68,11 @@ class Difference:
         finding = f"{subject}: {interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}] over {interval.count} seeds"
         if self.verdict == "clear":
             return f"{finding}, beyond the noise."
-        seeds_hint = "" if self.seeds_needed is None else f"; a difference of this size would need {self.seeds_needed} seeds"
+        seeds_hint = "" if self.seeds_needed is None else f" This difference would be clear with {self.seeds_needed} seeds."
         if self.verdict == "borderline":
-            luck_text = f"this may be luck, because several pairs are compared (Holm p = {self.p_adjusted:.2f})"
-            return f"{finding}; the interval excludes 0, but {luck_text}{seeds_hint}."
-        return f"{finding}, inside the noise{seeds_hint}."
+            luck_text = f"Several pairs are compared, so this may be luck (Holm p = {self.p_adjusted:.2f})."
+            return f"{finding}; the interval excludes 0. {luck_text}{seeds_hint}"
+        return f"{finding}, inside the noise.{seeds_hint}"
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class ArmComparison:
         table_lines = ["| method | " + " | ".join(self.figures) + " |", "|---|" + "---|" * len(self.figures)]
         table_lines += [f"| {method} | " + " | ".join(self.row(method, most_seeds)) + " |" for method in self.methods]
         table_lines += ["", *(f"! {sentence}" for sentence in self.warnings()), *[""] * bool(self.wrong)]
-        caption = f"Mean ± half of the {100 * self.level:g} % interval (Student's t) over {most_seeds} seeds."
+        caption = f"Mean ± half the width of the {100 * self.level:g} % interval (Student's t) over {most_seeds} seeds."
         return "\n".join([*table_lines, caption])
 
     def row(self, method: str, most: int) -> list[str]:
@@ -139,14 +139,14 @@ class ArmComparison:
         clear_names = [f"{diff.figure} ({diff.a} and {diff.b})" for diff in self.differences if diff.verdict == "clear"]
         total = len(self.differences)
         if not clear_names:
-            return f"Beyond the noise: none of {total} differences; these runs do not show which method is better."
+            return f"None of {total} differences is beyond the noise: these runs do not show which method is better."
         other_count = total - len(clear_names)
         others_text = f". Not clear: the other {other_count}" if other_count else ""
         figure_count = len({diff.figure for diff in self.differences})
         return (
-            f"Beyond the noise: {len(clear_names)} of {total} differences, {', '.join(clear_names)}{others_text}. Noise is "
-            "the spread between seeds on the same held-out prompts. Holm's correction covers each figure alone, so over all "
-            f"figures ({figure_count}) up to {figure_count * (1 - self.level):.2g} of these differences may be luck."
+            f"Of {total} differences, {len(clear_names)} are beyond the noise: {', '.join(clear_names)}{others_text}. Noise is "
+            "the spread between seeds on the same held-out prompts. Holm's correction treats each figure alone. Over all "
+            f"{figure_count} figures, up to {figure_count * (1 - self.level):.2g} of these differences may be luck."
         )
 
 
@@ -183,7 +183,7 @@ def compare_arms(
         >>> for sentence in result.sentences():
         ...     print(sentence)
         ece of a minus b: -0.057 [-0.062, -0.052] over 4 seeds, beyond the noise.
-        ece of a minus c: -0.008 [-0.028, +0.012] over 4 seeds, inside the noise; a difference of this size would need 20 seeds.
+        ece of a minus c: -0.008 [-0.028, +0.012] over 4 seeds, inside the noise. This difference would be clear with 20 seeds.
         ece of b minus c: +0.049 [+0.028, +0.070] over 4 seeds, beyond the noise.
     """
     if not runs or not any(runs.values()):

@@ -151,8 +151,8 @@ def curve_difference(a: Curve, b: Curve) -> Curve:
     """
     if a.budgets != b.budgets or a.prompts != b.prompts:
         raise AlignmentError(
-            "A paired difference needs curves of the same prompts and budgets; these have "
-            f"{len(a.prompts)} and {len(b.prompts)} prompts ({'equal' if a.prompts == b.prompts else 'different'} ids) and the "
+            "A paired difference needs curves of the same prompts and budgets. These curves have "
+            f"{len(a.prompts)} and {len(b.prompts)} prompts ({'equal' if a.prompts == b.prompts else 'different'} ids), and the "
             f"budgets {list(a.budgets)} and {list(b.budgets)}."
         )
     return _build_curve(a.budgets, a.value_pb - b.value_pb, a.prompts)

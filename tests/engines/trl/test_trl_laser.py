@@ -204,7 +204,7 @@ GRADED = (*CORRECT, Objective("brier", pays=("confidence",), baseline="group", i
     ("error", "match", "mine", "more"),
     [
         (RecipeError, r"sampled in 1 of 8", {}, {"scripts": WRITES}),
-        (RecipeError, r"no score can exceed 0\.1", {"beta": 0.1}, {}),  # with the reference that it measured
+        (RecipeError, r"the score is at most 0\.1", {"beta": 0.1}, {}),  # with the reference that it measured
         (DataError, r"none of the 8", {}, {"scripts": [small.cut(reply) for reply in small.SAID]}),
         (ValueError, r"whose reward is 1 or 0", {"verdict": "brier"}, {"objectives": GRADED}),
     ],

@@ -102,7 +102,7 @@ def test_this_verl_has_the_estimator_and_the_modes():
     assert result.returncode == 0, result.stdout
     assert "verl's registry has the estimator spanwise" in result.stdout
     assert (
-        "main_ppo uses V1 (trainer.use_v1: true). Credit by block works with V0, and with these modes of V1: "
+        "main_ppo uses V1 (trainer.use_v1: true). Credit by block works with trainer V0, and with these modes of V1: "
         in result.stdout
     )
 

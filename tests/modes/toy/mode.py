@@ -18,7 +18,8 @@ class Brevity(Mode):
     parts: ClassVar[dict[str, str]] = {"trl": "modes.toy.trl:BrevityInTrl"}
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric(
-            "brevity/sure", lasting=Alarm("above", 0.9, "of the ends are foregone conclusions.", "Usually bonus is large.")
+            "brevity/sure",
+            lasting=Alarm("above", 0.9, "{share} of the ends are foregone conclusions.", "Usually bonus is large."),
         ),
     )
     page: ClassVar[Page] = Page(

@@ -141,7 +141,9 @@ def compare(
 def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     """Yield a table of the arms' figures, the warnings of the comparison, and a table of differences paired by seed."""
     seed_count = max(interval.count for interval in comparison.cells.values())
-    title = Text(f"Mean over {seed_count} seeds ± half of the {100 * comparison.level:g} % interval", style="italic")
+    title = Text(
+        f"Mean over {seed_count} seeds ± half the width of the {100 * comparison.level:g} % interval", style="italic"
+    )
     figure_columns = (Column(name.replace("_", " "), no_wrap=True) for name in comparison.figures)
     figure_rows = ([arm, *comparison.row(arm, seed_count)] for arm in comparison.methods)
     yield plain_table("", *figure_columns, rows=figure_rows, title=title)
@@ -149,7 +151,8 @@ def comparison_tables(comparison: ArmComparison) -> Iterator[RenderableType]:
     if not comparison.differences:
         return
     yield Text(
-        "\nPaired differences by seed (Holm-corrected), and how many seeds would make each difference clear", style="italic"
+        "\nDifferences paired by seed (Holm-corrected), each with the number of seeds that would show it clearly",
+        style="italic",
     )
     difference_rows: list[list[str | Text]] = []
     for figure, differences in groupby(comparison.differences, key=lambda d: d.figure):

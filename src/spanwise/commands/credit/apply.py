@@ -200,7 +200,7 @@ def _measure_score(table: RolloutTable, schemes: Iterable[Scheme], scores: Score
             figures_text = ", ".join(f"{label} {'-' if value is None else f'{value:.3f}'}" for label, value in figure_pairs)
             score_sentence = f"{score_sentence}, and against {judge_name} {figures_text}"
     if not is_judged:
-        return fields, f"{score_sentence}; the file does not say which completions are right."
+        return fields, f"{score_sentence}. The file does not say which completions are right."
     return fields, f"{score_sentence}." + "".join(f" {reason[:1].upper()}{reason[1:]}." for reason in alarm_reasons)
 
 
@@ -238,8 +238,11 @@ def _describe_sums(schemes: Mapping[str, Scheme]) -> str:
         if scheme.entry.kind == "completion":
             weight_by_label = _by_family({term.name: term.weight for term in scheme.objectives})
             weighted_names = (f"{'' if weight == 1 else f'{weight:g} '}{label}" for label, weight in weight_by_label.items())
-            sum_texts.append(f"{name}: {' + '.join(weighted_names)}{'' if len(scheme.objectives) > 1 else ' alone'}")
-    return f"Rewards that a method adds up to one number per completion: {'; '.join(sum_texts)}." if sum_texts else ""
+            alone_text = "" if len(scheme.objectives) > 1 else " alone"
+            sum_texts.append(f"{name}: {' + '.join(weighted_names)}{alone_text}")
+    return (
+        f"Each of these methods adds rewards up to one number per completion: {'; '.join(sum_texts)}." if sum_texts else ""
+    )
 
 
 def read_file(
@@ -389,8 +392,8 @@ def apply_recorded(table: RolloutTable, file_spans: FileSpans) -> tuple[MethodCr
         if missing_names := [name for name in present_names if name not in recorded_numbers.by_block]:
             block_names = ", ".join(name for name in recorded_numbers.by_block if name != STOP)
             raise RecipeError(
-                f"'{table.path}' records credit of the blocks {block_names}, but the layout also has {', '.join(missing_names)}; "
-                f"give the trainer's layout to see its credit under '{RECORDED}'."
+                f"'{table.path}' records only the credit of the blocks {block_names}, but the layout also has "
+                f"{', '.join(missing_names)}. To see the recorded credit under '{RECORDED}', give the trainer's layout."
             )
         credit_nk = credit_nk.double().nan_to_num()
         stop_n = recorded_numbers.by_block.get(STOP, stop_n).nan_to_num()

@@ -117,7 +117,8 @@ def choose_arms(
 def left_out_note(names: Sequence[str], reason: str) -> str:
     """Say which methods are left out and why; mention the recipe's own method only if it is the only one."""
     method_names = [name for name in names if name != "recipe"] or ["the recipe's own method"]
-    return f"{' and '.join(method_names)} {'is' if len(method_names) == 1 else 'are'} left out: {reason}"
+    verb = "is" if len(method_names) == 1 else "are"
+    return f"{' and '.join(method_names)} {verb} left out: {reason}"
 
 
 def choose_columns(table: RolloutTable, rewards: Mapping[str, str]) -> dict[str, str]:
@@ -152,12 +153,15 @@ def _check_answers(scheme: Scheme, columns: Mapping[str, str], table: RolloutTab
         options = {**REWARDS[objective.reward].options, **objective.options} if isinstance(objective.reward, str) else {}
         answer_column = None if name in columns else options.get("column")
         if answer_column is not None and not any(value is not None for value in table.columns.get(answer_column, ())):
-            problem = f"needs gold answers, but '{table.path}' has no column '{answer_column}'"
             reward_option = f"--reward {name}={next(iter(table.rewards), '')}"
-            advice = f"The file records {', '.join(table.rewards)}: take one with {reward_option}, or add the column."
+            recorded_names = ", ".join(table.rewards)
+            advice = f"The file records {recorded_names}: use one with {reward_option}, or add the column '{answer_column}'."
             another_column_may_fit = answer_column == "answer" and table.columns
             columns_hint = f" If another column has them: --columns {answer_column}=NAME." if another_column_may_fit else ""
-            raise DataError(f"Reward '{name}' {problem}. {advice if table.rewards else 'Add the column.'}{columns_hint}")
+            raise DataError(
+                f"Reward '{name}' needs gold answers, but '{table.path}' has no column '{answer_column}'. "
+                f"{advice if table.rewards else 'Add the column.'}{columns_hint}"
+            )
 
 
 @dataclass(frozen=True)
@@ -247,9 +251,9 @@ def check_file(scheme: Scheme, table: RolloutTable) -> None:
     """Refuse a method if the file lacks the numbers per token that it needs, or holds rollouts in several rows."""
     has_several_rows = table.rollout_n is not None
     refuse({
-        f"Method '{scheme.method}' goes through a rollout from its end, but rollouts of '{table.path}' have several rows "
+        f"Method '{scheme.method}' needs each rollout in one row, but rollouts of '{table.path}' have several rows "
         "(branches). Use a method that needs rewards only (grpo, rlcr, bae).": has_several_rows and scheme.entry.kind == "token",
-        f"refine changes the credit of whole rollouts, but rollouts of '{table.path}' have several rows. Remove refine.": (
+        f"refine needs each rollout in one row, but rollouts of '{table.path}' have several rows. Remove refine.": (
             has_several_rows and scheme.refine is not None
         ),
     })  # fmt: skip

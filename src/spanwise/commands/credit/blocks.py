@@ -113,7 +113,10 @@ def _blocks_by_tag(tags: Sequence[str], recipe: Recipe, usual: Blocks) -> Blocks
     """Build a block per tag; as in `bae_paper`, `correct` pays all blocks except a last one with a confidence."""
     tag_layout = layout_of(tags)
     blocks = tag_layout.names
-    note = f"The blocks are {', '.join(blocks)}. For other blocks, edit and give: --set 'layout={_layout_json(tag_layout)}'."
+    note = (
+        f"The blocks are {', '.join(blocks)}. For other blocks, edit this option and add it: "
+        f"--set 'layout={_layout_json(tag_layout)}'."
+    )
     correct_objective, calibration_objective = preset_objectives(
         method("bae_paper"), tag_layout, calibration=recipe.calibration or "brier"
     )
@@ -135,16 +138,14 @@ def _blocks_by_field(field_names: tuple[str, ...], table: RolloutTable, usual: B
     no_verdict_sentence = ""
     blocks_note = (
         f"You gave no layout, and most completions hold JSON, so the blocks are its fields {', '.join(field_names)}. "
-        f"For other blocks, edit and give: --set 'layout=[{', '.join(field_names)}]' --set segmenter=json."
+        f"For other blocks, edit these options and add them: --set 'layout=[{', '.join(field_names)}]' --set segmenter=json."
     )
     if gold_answers and all(isinstance(gold, Mapping) or str(gold).lstrip().startswith("{") for gold in gold_answers):
         objective = Objective("equals", each="*", if_missing=0.0)
     else:
         objective = Objective("correct", pays="*", if_missing=0.0, options={"tag": ""})
         if table.verdict is None:
-            no_verdict_sentence = (
-                f"Nothing says which completions of '{table.path}' are right: no column 'answer' holds JSON objects."
-            )
+            no_verdict_sentence = f"Nothing says which completions of '{table.path}' are right: it has no column 'answer' with right JSON objects."
     return Blocks(json_layout, usual.longest, written_out([objective], json_layout), blocks_note, no_verdict_sentence)
 
 
@@ -231,7 +232,7 @@ def compared_groups(table: RolloutTable, recipe: Recipe, run: Recipe | None) -> 
     if run is not None and bool((step_sizes != run.prompts * size).any()):
         notes.append(
             f"The file has {int(step_sizes.min())} to {int(step_sizes.max())} completions per step, but the run trained on "
-            f"{run.prompts * size}. If a method compares a completion with its whole batch, its credit may differ from training."
+            f"{run.prompts * size}. Methods that compare completions with a whole batch may give other credit than in training."
         )
     return group_r[rollout_n], notes
 

@@ -96,8 +96,10 @@ def credited_view(
     segments_sentence = ""
     if sae_segments is not None:
         segment_verb = "opens" if sae_segments.boundary == "start" else "closes"
-        unlikely_text = f"A token with a probability below {sae_segments.threshold:g}"
-        segments_sentence = f"A tick marks the start of a segment. {unlikely_text} {segment_verb} a segment."
+        segments_sentence = (
+            "A tick marks the start of a segment. "
+            f"A token with a probability below {sae_segments.threshold:g} {segment_verb} a segment."
+        )
     mode_by_method = {name: scoring_mode(rule) for name, rule in rules.items()}
     score_shares_by_method = {name: score_shares(table, mode) for name, mode in mode_by_method.items() if mode is not None}
     token_view = TokenView(

@@ -32,10 +32,10 @@ AT_A_TIME = 1_000_000
 #: The functions that write a file again with advantages, by the format of the file.
 _WRITERS = {"verifiers": write_branches, "slime": write_samples}
 _CAPTION = (
-    "Exactly 0 is the share of the completions with the block that get no credit for it. "
-    "No signal is the share of completions without credit on any token. "
-    "Dead strata are the share of comparisons in which no completion gets credit. "
-    "Stop is the credit on the last token of a completion that has none of the paid blocks."
+    "'Exactly 0' is the share of the completions with the block that get no credit for it. "
+    "'No signal' is the share of completions without credit on any token. "
+    "'Dead strata' is the share of comparisons in which no completion gets credit. "
+    "'Stop' is the credit on the last token of a completion that has none of the paid blocks."
 )
 
 
@@ -91,7 +91,10 @@ def write_again(result: CreditResult, method: str, folder: Path, console: Consol
         _WRITERS[file_table.source](folder / file.name, file, advantages_by_row)
         say(console, f"Written with the advantages of {method}: {folder / file.name}")
     if scheme is not None:
-        say(console, f"The credit is shared over tokens by per: {scheme.per}, so train with a loss that sums over tokens.")
+        say(
+            console,
+            f"These advantages are already divided among tokens (per: {scheme.per}). Train with a loss that sums over tokens.",
+        )
 
 
 def credited_parts(result: CreditResult) -> Iterator[pa.Table]:

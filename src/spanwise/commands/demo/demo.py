@@ -119,7 +119,8 @@ def verdict(figures: Mapping[str, Any]) -> str:
     """Say whether a run kept answering or collapsed into refusals, and whether it recovered."""
     if figures["peak_refusal_rate"] < 0.5:
         return "kept answering"
-    return f"collapsed into refusing and {'stayed there' if figures['refusal_rate'] > 0.5 else 'came back'}"
+    stays_refusing = figures["refusal_rate"] > 0.5
+    return "collapsed into refusing and stayed there" if stays_refusing else "collapsed into refusing and came back"
 
 
 def _show_digits(console: Console, trained: Sequence[Trained], result: Mapping[str, Any]) -> None:

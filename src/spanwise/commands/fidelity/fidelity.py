@@ -53,7 +53,7 @@ def show(checkpoint: Path, recipe: Recipe, *, output: Path, console: Console, op
         measured |= show_tokens(fidelity, sae_segments, console=console)
     layout = answer_layout(recipe, task_layout(recipe))
     if "tokens" in options and "confidence" not in layout.keys[layout.names[-1]]:
-        say(console, "The last block states no confidence, so only tokens are compared.")
+        say(console, "The layout's last block has no confidence, so only token advantages are compared, not the baselines.")
     else:
         measured |= show_baselines(checkpoint, recipe, console, options)
     write_fidelity(output, source=str(checkpoint), recipe=recipe.model_dump(mode="json"), **measured)
@@ -87,7 +87,7 @@ def show_baselines(checkpoint: Path, recipe: Recipe, console: Console, options: 
     sample_counts = report_fields["counts"]
     console.print(
         f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts, {sample_counts['rerolls']} re-rolls of "
-        f"{sample_counts['prefixes']} distinct prefixes; {fidelity.share:.1%} of the completions were usable.",
+        f"{sample_counts['prefixes']} distinct prefixes. {fidelity.share:.1%} of the completions could be compared.",
         highlight=False,
     )
     say(console, *fidelity_tables(fidelity), difference_table(fidelity))
@@ -105,7 +105,9 @@ def fidelity_tables(fidelity: Fidelity) -> Iterator[Table]:
             other_cells = (_decimals(fidelity.interval(name, size, figure)[0]) for figure in other_figures)
             table_rows.append([name, _decimals(rmse), "-".join(map(_decimals, rmse_bounds)), *other_cells])
         ceiling_correlation, *_ = fidelity.interval(fidelity.baselines[0], size, "ceiling")
-        title = f"Groups of {size}: advantages against Monte Carlo (exact advantages correlate {ceiling_correlation:.3f})"
+        title = (
+            f"Groups of {size}: advantages against Monte Carlo (correlation of exact advantages: {ceiling_correlation:.3f})"
+        )
         yield _table(title, ("", "RMSE", "95 %", "wrong", "right", "alone", "corr", "scaled", "noise"), table_rows)
 
 
@@ -133,7 +135,8 @@ def fixed_point_table(points: Sequence[Mapping[str, Any]]) -> Table:
     )
     largest_error = max(row["error"] or 0.0 for row in points)
     q_table.caption = (
-        f"Baseline outcome is exact. Baseline blended is simulated, standard error at most {largest_error:.4f}."
+        "For baseline outcome, q* is exact. For baseline blended, it is simulated with a standard error of at most "
+        f"{largest_error:.4f}."
     )
     return q_table
 
@@ -159,7 +162,7 @@ def rolled_tokens(
         check_known("kind of critic", kind, CRITICS)
     if "own" in critic_kinds and critic_folder is None:
         raise DataError(
-            f"There is no critic with the model in '{model_folder}' (a folder 'critic' with {ABOUT}). Remove own from --critics, "
+            f"The model in '{model_folder}' has no critic: there is no folder 'critic' with {ABOUT}. Remove own from --critics, "
             "or measure a run whose recipe has a critic."
         )
     # The fitted critic reads each training prompt once, so that it cannot memorise any.
@@ -191,8 +194,9 @@ def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *,
     token_count = fidelity.count()
     decision_count = fidelity.count("decision")
     console.print(
-        f"{token_count} tokens of the first blocks of {sample_counts['completions']} completions of {sample_counts['prompts']} "
-        f"prompts are compared; {decision_count} of them are decisions (probability below .97). {reference_words(segments)}",
+        f"{token_count} tokens are compared: those in the first blocks of {sample_counts['completions']} completions of "
+        f"{sample_counts['prompts']} prompts. {decision_count} of them are decisions (probability below .97). "
+        f"{reference_words(segments)}",
         highlight=False,
     )
     say(console, *(_correlation_table(fidelity, kind) for kind in TOKEN_KINDS))
@@ -229,7 +233,7 @@ def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
     """Build the table of SAE's lead in correlation with Monte Carlo over another estimator, or over the best of a family."""
     is_estimator = other in fidelity.estimators
     other_text = other if is_estimator else f"the best {other}"
-    title = f"{kind} tokens: SAE's correlation minus that of {other_text} (95 % intervals)"
+    title = f"{kind} tokens: correlation of SAE minus correlation of {other_text} (95 % intervals)"
     table_rows = []
     for critic in fidelity.critics:
         other_name = _short_name(fidelity.best(critic, other, kind=kind), other)

@@ -161,8 +161,10 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
 
     # A layout with neither `answer` nor `confidence` belongs to another kind of task, so all figures get one reason.
     if part_noun == "part" and {answer, confidence}.isdisjoint(part_names):
-        lack = f"no block has the part '{answer}' or '{confidence}'"
-        reason = f"{lack}; if another part is the answer, name it in the objective 'correct'"
+        reason = (
+            f"no block has the part '{answer}' or '{confidence}'; "
+            "if another part is the answer, name it in the objective 'correct'"
+        )
         return dict.fromkeys((*judged_figures, "coverage", *CALIBRATION, *score_figures), reason)
     reason_by_figure: dict[str, str] = {}
     if confidence not in block_parts[last_block]:
@@ -172,8 +174,8 @@ def unmeasured(layout: Layout | None, tags: Mapping[str, str], *, scored: bool =
         reason += "; the figures of the score are measured" if scored and answer in part_names else ""
         reason_by_figure = dict.fromkeys(("coverage", *CALIBRATION), reason)
     if answer not in part_names:
-        lack = f"no block has the {part_noun} {template.format(answer)}{only(part_names)}"
-        reason = f"{lack}; name the {part_noun} of the answer in the objective 'correct'"
+        answer_part = template.format(answer) + only(part_names)
+        reason = f"no block has the {part_noun} {answer_part}; name the {part_noun} of the answer in the objective 'correct'"
         reason_by_figure |= dict.fromkeys((*judged_figures, *CALIBRATION, *score_figures), reason)
     return reason_by_figure
 

@@ -74,7 +74,7 @@ def history_of(checkpoint: Path, new_recipe: Mapping[str, Any], *, per_batch: in
     must_keep_steps = has_schedule or new_recipe["steps"] < old_recipe.get("steps", new_recipe["steps"])
     changeable_fields = set(MAY_CHANGE) - {"steps"} if must_keep_steps else set(MAY_CHANGE)
     if changed_fields := changes(old_recipe, new_recipe, but=changeable_fields):
-        advice = f"Resume that run with its own recipe: spanwise train --resume {recipe_file.parent}; or leave out --resume."
+        advice = f"Resume the run with its own recipe: spanwise train --resume {recipe_file.parent}; or leave out --resume."
         if changed(recipe_file, old_recipe):
             advice = f"'{recipe_file}' was edited later: undo the edit, or leave out --resume and give another --output."
         raise DataError(f"'{checkpoint}' belongs to a run of another recipe ({', '.join(changed_fields[:3])}). {advice}")
@@ -114,7 +114,7 @@ def _clean_full_disk(run: Path, old_checkpoints: set[Path], error: Exception) ->
     for folder in half_written_folders:
         shutil.rmtree(folder, ignore_errors=True)
     if (run / "summary.json").is_file():
-        return f"{sentence} The rest of the run is complete: spanwise report {run} writes its report."
+        return f"{sentence} All other files of the run are complete. To write its report: spanwise report {run}."
     if last_checkpoint is None:
         return (
             f"{sentence} There is no checkpoint to resume from (--save-every 10 writes some): train again with --overwrite."

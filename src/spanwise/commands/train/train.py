@@ -157,7 +157,7 @@ def check_recipe(recipe: Recipe) -> None:
         check_known("trainer option", name, SpanGRPOConfig.__dataclass_fields__)
         if name in _OWN_FIELD:
             raise RecipeError(
-                f"trainer: {{{name}: {recipe.trainer[name]}}} would make the run's counts wrong. Use the "
+                f"trainer: {{{name}: {recipe.trainer[name]}}} is not possible, because the run sets {name} itself. Use the "
                 f"recipe's own field instead: {_OWN_FIELD[name]}."
             )
 

@@ -76,4 +76,4 @@ def _describe_delay(name: str, values: list[np.ndarray], rewards: np.ndarray) ->
     half_agreement = agreement_at_end.mean() / 2
     half_lag = next((lag for lag in (1, 2, 4, 8, 16, 32, 64) if agreement(lag).mean() >= half_agreement), None)
     lag_text = "more than 64 tokens" if half_lag is None else f"{half_lag} token{'s' if half_lag > 1 else ''}"
-    return f"{name}: the critic's value shows half of the effect of a decision after {lag_text}."
+    return f"{name}: the critic's value needs {lag_text} to show half of the effect of a decision."

@@ -93,8 +93,8 @@ def _reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: in
     counts_table = plain_table(
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
         title=result.title,
-        caption="Each token has one reason. A completion without credit counts for the reason that most of its tokens have. "
-        "The rows are such completions, or else completions with such a token; --completion ROW shows one of them.",
+        caption="Each token has one reason. A completion without credit counts under the commonest reason of its tokens. "
+        "The column 'rows' lists such completions, or else completions with such a token. --completion ROW shows one of them.",
     )  # fmt: skip
     for name, tally in zeros.items():
         for position, count in enumerate(tally.counts(examples)):
@@ -136,7 +136,10 @@ def _describe_file(result: CreditResult, zeros: Mapping[str, Zeros], examples: i
     if len(missing_rows) > _NAMED:
         missing_names = ", ".join(f"{name} in {len(rows)}" for name, rows in missing_rows.items())
         missing_sentences = [f"Of {len(missing_nk)} completions some lack a block ({missing_names})"]
-    return [*lines, *(f"{lack}, so the objectives that pay it have no token to credit." for lack in missing_sentences)]
+    return [
+        *lines,
+        *(f"{lack}. Objectives that pay a missing block have no token to credit there." for lack in missing_sentences),
+    ]
 
 
 def _describe_completion(result: CreditResult, zeros: Mapping[str, Zeros], n: int) -> list[Table | str]:

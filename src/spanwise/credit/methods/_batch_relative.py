@@ -175,7 +175,7 @@ def reinforce_plus_plus(
     preset=Preset(whole=True, per="length", calibrated=False),
     exceptions={
         "split": "standardised over the tokens of the batch",
-        "constant": "a group of equal rewards gets minus the mean over the batch's tokens; zero_constant_groups gives it 0",
+        "constant": "the batch's mean is subtracted from groups of equal rewards, too, unless zero_constant_groups is set",
     },
 )
 @explains

@@ -36,22 +36,22 @@ _EXPLAINED = Metric(
         "at most",
         0.0,
         "The critic{of} knows nothing: its explained variance is {value:.2f} at the end (mean of {over}).",
-        unknown="The critic{of} cannot be judged: no batch has an explained variance, because all tokens earned the same.",
+        unknown="The critic{of} cannot be judged: no batch has an explained variance, because all returns are equal.",
     ),
 )
 #: The critic's section on the report page of a run.
 _PAGE = Page(
     "Critic",
-    "GAE and SAE credit a token with what the critic expects after it minus what it expected before: they are as good "
-    "as its values.",
+    "GAE and SAE credit a token with the critic's value after the token minus the value before it. So they are only as good "
+    "as these values.",
     "Does the critic know anything?",
     (
         Chart(
             "Explained variance",
             {"explained_variance": "critic"},
             "share of the variance",
-            "1 - variance of (earned - expected) / variance of earned, over the tokens of a batch: 1 is perfect, 0 is no "
-            "better than a constant, below 0 is worse.",
+            "1 - variance of (earned - expected) / variance of earned, over the tokens of a batch. 1 is perfect, 0 is no "
+            "better than a constant, and below 0 is worse.",
             floor=-1.0,  # an untrained critic may start at -1,000, which would flatten the rest of the curve
         ),
         Chart(
@@ -59,8 +59,8 @@ _PAGE = Page(
             {"error_mean": "of a completion's mean", "error_within": "within a completion"},
             "squared error",
             "The squared error has two parts: the error of a completion's mean value, and the error around that mean within "
-            "a completion. If all reward comes at the end, a critic that gives every token the same value has no error "
-            "within a completion, although it cannot tell states apart.",
+            "a completion. Suppose that all reward comes at the end. Then the second part is 0 for a critic that gives every "
+            "token the same value, although it cannot tell states apart.",
         ),
         Chart(
             "Expected and earned",
@@ -149,15 +149,12 @@ class CriticConfig(Mode):
                     f"critic.{name} is {getattr(self, name)}, but the scalar head has no bins. Set head to hl_gauss, or remove "
                     f"critic.{name}."
                 )
-        clip_message = f"critic.value_clip is {self.value_clip}, but"
         refuse(
             {
-                f"{clip_message} a categorical head (hl_gauss) has no clipped loss. Remove value_clip.": (
-                    self.value_clip and self.head == "hl_gauss"
-                ),
-                f"{clip_message} every value is fitted only once, so no change is clipped; set epochs up.": (
-                    self.value_clip and self.epochs == 1
-                ),
+                f"critic.value_clip is {self.value_clip}, but the categorical head hl_gauss has no clipped loss. Remove "
+                "value_clip.": self.value_clip and self.head == "hl_gauss",
+                f"critic.value_clip is {self.value_clip}, but with critic.epochs 1 no value changes twice, so nothing is clipped. "
+                "Raise critic.epochs, or remove value_clip.": self.value_clip and self.epochs == 1,
             }
         )
 

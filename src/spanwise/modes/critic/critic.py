@@ -155,8 +155,8 @@ class Critic:
     def _diverged(self, problem: str) -> DivergedError:
         self.optimizer.zero_grad()
         return DivergedError(
-            f"The critic has diverged: after {self.updates} updates {problem}. No weight was updated. Set "
-            f"critic.learning_rate ({self.config.learning_rate:g}) down, or resume from an earlier checkpoint."
+            f"The critic has diverged after {self.updates} updates: {problem}. This step updated no weight. Lower "
+            f"critic.learning_rate ({self.config.learning_rate:g}), or resume from an earlier checkpoint."
         )
 
     def _sum(self, value: Any) -> Any:

@@ -75,7 +75,7 @@ class Laser(Mode):
         200
         >>> Laser("<unk>", reference=-4.2)
         Traceback (most recent call last):
-        spanwise.errors.RecipeError: laser: with beta 0.1 and the reference -4.2 no score can exceed 0.42, ... beta to 0.24 or more.
+        spanwise.errors.RecipeError: laser: with beta 0.1 and reference -4.2, the score is at most 0.42, ... beta to 0.24 or more.
     """
 
     about: ClassVar[str] = (
@@ -115,8 +115,8 @@ class Laser(Mode):
             needed_beta = math.inf if reference >= 0 else math.ceil(-100 / reference) / 100
             remedy_text = f"set beta to {needed_beta:.2f} or more" if reference < 0 else "set a reference below 0"
             raise RecipeError(
-                f"laser: with beta {self.beta:g} and the reference {reference:.3g} no score can exceed "
-                f"{-self.beta * reference:.2g}, so no answer could be called right; {remedy_text}."
+                f"laser: with beta {self.beta:g} and reference {reference:.3g}, the score is at most "
+                f"{-self.beta * reference:.2g}, but a score of 1 means right; {remedy_text}."
             )
 
     @property
@@ -163,13 +163,13 @@ class Laser(Mode):
     def check_steps(self, steps: int) -> None:
         """Refuse warm-ups as long as the run, because laser's loss or the mixing of its score would never start."""
         for start, name, remedy in (
-            (self.reasoning_warmup, "loss", "set reasoning_warmup down"),
-            (self.first_mix, "mixing", "set self_rewarding_warmup down, or mix: 0"),
+            (self.reasoning_warmup, "loss", "lower reasoning_warmup"),
+            (self.first_mix, "mixing", "lower self_rewarding_warmup, or set mix: 0"),
         ):
             if start is not None and start >= steps:
                 raise RecipeError(
-                    f"laser: the {name} begins after {start} generation batches and the run has {steps}, so it does nothing; "
-                    f"{remedy}."
+                    f"laser: the {name} begins after {start} generation batches, but the run has only {steps}, so the {name} never "
+                    f"begins; {remedy}."
                 )
 
     def mixes_at(self, step_n: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:

@@ -30,7 +30,7 @@ def reserved_id(laser: Laser, tokenizer: Any, *, size: int, ends: Collection[int
     free_ids = {token: vocabulary[token] for token in tokenizer.all_special_tokens if token in vocabulary}
     free_ids |= {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     free_ids = {token: number for token, number in free_ids.items() if number not in used_ids}
-    any_id_example = f"or an id that no token has, if there is one from {len(tokenizer)} to {size - 1}"
+    any_id_example = f"or an unused id from {len(tokenizer)} to {size - 1}, if there is one"
     free_id_examples = f"such as {', '.join(list(free_ids)[:3])}" if free_ids else any_id_example
     token_id = vocabulary.get(laser.token) if isinstance(laser.token, str) else laser.token
     if token_id is None or not 0 <= token_id < size:
@@ -113,7 +113,7 @@ def measured(
     if not len(present_n):
         raise DataError(
             f"laser: none of the {len(logp_n)} completions of the first batch ended, but laser reads '{laser.token}' after the "
-            "end. Set max_completion_length up."
+            "end. Raise max_completion_length."
         )
     mean_logp = float(present_n.mean())
     std_logp = float(present_n.std()) if len(present_n) > 1 else 0.0
@@ -124,12 +124,12 @@ def measured(
     else:
         first_self_reward = laser.beta * (mean_logp - laser.reference)
         first_score_text = (
-            f"laser.reference is {laser.reference:g}, and the starting policy gives '{laser.token}' {mean_logp:.4g} nats "
-            f"(+- {std_logp:.2g}), so its answers start at a score of {first_self_reward:.2g}"
+            f"laser.reference is {laser.reference:g}, but the starting policy gives '{laser.token}' the log-probability "
+            f"{mean_logp:.4g} (+- {std_logp:.2g}), so answers start with the score {first_self_reward:.2g}"
         )
         if not -_FAR <= first_self_reward <= 1 + _FAR:
             raise RecipeError(
-                f"{first_score_text}. This reference is of another model or token. Remove laser.reference: spanwise measures it."
+                f"{first_score_text}. The reference is from another model or token. Remove it; then spanwise measures one."
             )
         if abs(first_self_reward) > _NEAR:
             warning = f"{first_score_text}. Is this a policy that laser has trained before? If not, remove laser.reference."
