@@ -184,8 +184,8 @@ class Objective:
         if self.scope == "turn" and (self.baseline == "blended" or self.scale == "std"):
             unsupported_field = "baseline: blended" if self.baseline == "blended" else "scale: std"
             raise RecipeError(
-                f"Objective '{self.name}' has scope: turn and {unsupported_field}, which works with whole rollouts only; leave one "
-                f"of them out."
+                f"Objective '{self.name}' has scope: turn, but {unsupported_field} works with whole rollouts only; leave one "
+                f"of the two out."
             )
         if self.back_off is not None and self.baseline != "outcome":
             raise RecipeError(

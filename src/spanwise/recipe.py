@@ -221,9 +221,9 @@ class Recipe(BaseModel):
         batch_size = self.prompts * self.group_size
         if batch_size % self.mini_batches or (batch_size // self.mini_batches) % (self.micro_batch or 1):
             raise ValueError(
-                f"{self.prompts} prompts x {self.group_size} completions = {batch_size} completions, which cannot be cut into "
-                f"{self.mini_batches} equal mini-batches that consist of micro-batches of "
-                f"{self.micro_batch or batch_size // self.mini_batches}; choose mini_batches and micro_batch so that their product "
+                f"{self.prompts} prompts x {self.group_size} completions = {batch_size} completions. They cannot be cut into "
+                f"{self.mini_batches} equal mini-batches of whole micro-batches of "
+                f"{self.micro_batch or batch_size // self.mini_batches}. Choose mini_batches and micro_batch so that their product "
                 f"divides {batch_size}."
             )
         return self
@@ -346,8 +346,8 @@ def _check_presets(from_file: Mapping[str, Any], changes: Mapping[str, Any]) -> 
         if kept_fields:
             reset_options = " ".join(f"--set {name}=null" for name in kept_fields)
             raise RecipeError(
-                f"The recipe has its own {' and '.join(kept_fields)}, so changing {field} to {changes[field]} would have only part "
-                f"of its effect, or none. Edit the recipe, or drop its own {' and '.join(kept_fields)}: {reset_options}."
+                f"The recipe sets {' and '.join(kept_fields)} itself, so changing {field} to {changes[field]} would have only part "
+                f"of its effect, or none. Edit the recipe, or reset {' and '.join(kept_fields)}: {reset_options}."
             )
 
 

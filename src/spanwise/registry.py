@@ -141,8 +141,10 @@ def imported(path: str, *, what: str) -> Any:
         failure_reason = f"{type(error).__name__}: {error}"
         if isinstance(error, ModuleNotFoundError) and module_file is None and f"{module_name}.".startswith(f"{error.name}."):
             file_or_module = "file" if module_name.endswith(".py") else "module"
-            searched_places = f"in the current folder '{Path.cwd()}', beside the recipe or among installed packages"
-            failure_reason = f"there is no {file_or_module} '{module_name}' {searched_places}"
+            failure_reason = (
+                f"there is no {file_or_module} '{module_name}' in the current folder '{Path.cwd()}', beside the recipe or among "
+                "installed packages"
+            )
         raise RecipeError(f"{what} '{path}' cannot be imported: {failure_reason}.") from error
     try:
         return attrgetter(attribute_path)(module)

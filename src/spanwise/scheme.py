@@ -134,9 +134,9 @@ class Scheme:
         if objectives is None:
             layout, objectives = preset_rule(method_entry, layout, calibration, baseline)
         elif calibration is not None or baseline is not None:
-            unused_option = f"calibration is '{calibration}'" if calibration is not None else f"baseline is '{baseline}'"
+            name, setting = ("calibration", calibration) if calibration is not None else ("baseline", baseline)
             raise RecipeError(
-                f"{unused_option}, but the objectives are given, so it would change nothing; set it in the objectives instead."
+                f"{name} is '{setting}', but the objectives are given, so {name} would change nothing. Set it in the objectives."
             )
         per = method_entry.preset.per if per is None else per
         if per == "length":
@@ -340,8 +340,8 @@ def _check_objectives_used(scheme: Scheme) -> None:
             _refuse(
                 objectives,
                 lambda o, name=name: getattr(o, name) is not None,
-                f"Objective '{{o.name}}' has the {name} '{{o.{name}}}', but {method_name} has its own way of comparing, so it "
-                f"would change nothing. Leave it out, or use method 'bae'.",
+                f"Objective '{{o.name}}' has the {name} '{{o.{name}}}', but {method_name} has its own way of comparing, so "
+                f"the {name} would change nothing. Leave it out, or use method 'bae'.",
             )
     _refuse(
         objectives,

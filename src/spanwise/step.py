@@ -179,8 +179,8 @@ def turn_rows(batch: Batch, scheme: Scheme) -> tuple[Batch, Turns]:
                 )
             if len(entry) != count:
                 raise AlignmentError(
-                    f"Completion {n} has {len(entry)} entries in '{TURNS}' and its mask has {count} runs of tokens that the "
-                    "model wrote; give one entry to each turn, and let a token of the environment (mask 0) stand between two turns."
+                    f"Completion {n} has {len(entry)} entries in '{TURNS}', but its mask has {count} turns (runs of sampled "
+                    "tokens). Give one entry to each turn, and let a token of the environment (mask 0) stand between two turns."
                 )
         turn_mappings = [turn for turn_list in turn_descriptions for turn in turn_list]
     turn_keys = dict.fromkeys(key for turn in turn_mappings for key in turn)
@@ -356,10 +356,10 @@ class Step:
                 objective_names = ", ".join(map(repr, self.scheme.names))
                 step_label = "" if number is None else f" at step {number}"
                 cause_text = "the prompts are too easy or too hard, or a reward is constant"
+                cause_text = "the previous warning says why" if has_unscored else cause_text
                 new_warnings.append(
-                    f"Every advantage of the batch{step_label} is zero, so nothing is learned from it: no completion differs from "
-                    f"its baseline in any reward ({objective_names}). If this lasts (see credit/no_signal), "
-                    f"{'the warning before this one says why' if has_unscored else cause_text}."
+                    f"Every advantage of the batch{step_label} is zero, so nothing is learned from it. No completion differs from "
+                    f"its baseline in any reward ({objective_names}). If this lasts (see credit/no_signal), {cause_text}."
                 )
         return BatchCredit(batch_credits, batch_metrics, new_warnings)
 

@@ -42,8 +42,8 @@ def test_a_run_that_learned_and_one_that_may_not_have(before, sentence):
 @pytest.mark.parametrize(
     ("points", "steps", "sentence"),
     [
-        ([], 3, "3 steps trained, but no evaluation shows whether the policy learned."),
-        ([], 1, "1 step trained, but no evaluation shows whether the policy learned."),
+        ([], 3, "The policy trained for 3 steps, but no evaluation shows whether it learned."),
+        ([], 1, "The policy trained for 1 step, but no evaluation shows whether it learned."),
         (
             [{"step": 0, **GOOD}],
             0,
@@ -77,7 +77,7 @@ def test_many_rewards_have_one_mean_and_the_largest_and_smallest_change():
     sentence = train_finding([{"step": 2}], steps=2, unmeasured={"accuracy": "x"}, rewards=rewards, of_batches=False)
     assert sentence == (
         "After 2 steps the mean of 5 rewards on held-out prompts is 0.500 (was 0.200); "
-        "the changes go from -0.500 (e) to +1.000 (a)."
+        "the rewards changed by -0.500 (e) to +1.000 (a)."
     )
 
 

@@ -28,7 +28,7 @@ def page_of(confidence_n, **changes):
 
 def test_a_panel_for_each_and_headlines_for_the_score():
     page = page_of(double([0.75] * 8))
-    assert "8 of 8 completions state a confidence and could be judged." in page.text
+    assert "8 of 8 completions have a confidence and could be judged." in page.text
     assert "7 of 8 completions have a score and could be judged." in page.text
     assert "one reserved token (laser) is after the answer, clipped to between 0 and 1" in page.text
     assert page.headline("ECE of its score") == "0.157"  # (.1 + .1 + .3 + .2 + .4) / 7 of the samples, not the line's .5

@@ -54,10 +54,10 @@ def sentence(case, left="grpo", right="bae", rows=(), **view):
         ({"credit": {"grpo": {"completion": 0.0}, "bae": {}}}, "grpo gives the completion exactly 0, bae gives its tokens −0.8 to +0.5."),
         ({"credit": {"grpo": {}, "bae": {"solution": 0.0, "confidence": -0.8}}}, "bae blames the confidence (−0.8) and gives the solution 0."),
         ({"credit": {"grpo": {}, "bae": {"solution": 0.5, "confidence": None}}, "stop": {"bae": -0.7}},
-         "bae praises the solution (+0.5) and charges −0.7 for the blocks that the completion lacks."),
+         "bae praises the solution (+0.5) and charges −0.7 for missing blocks."),
         ({"credit": {"grpo": {}, "bae": {f"f{n}": n - 1.5 for n in range(8)}}}, "praises 6 blocks, most of all f7 (+5.5)"),
         ({"credit": {"grpo": {}, "bae": {"solution": 0.0}}, "parts": {"bae": [CreditPart("correct", 1.0, None, None, 1.0, 0.0, reason="singleton")]}},
-         "bae gives the completion exactly 0, with no other one to compare it with."),
+         "bae gives it exactly 0, because its group has no other."),
     ],
 )  # fmt: skip
 def test_the_sentence_is_true(changes, words):
@@ -137,7 +137,9 @@ def test_methods_per_token_and_what_is_recorded_have_a_sentence():
     assert why["note"].startswith("bae credits each token by itself; the credit of a block is the mean over its tokens.")
     case = row(credit={"recorded": {"solution": 1.0}}, advantages={"recorded": [1.0] * 3})
     note = explained(case, "recorded", Rule())["note"]
-    assert note == "recorded is the credit that the trainer wrote into the file; the file does not say how it was computed."
+    assert (
+        note == "'recorded' is the credit that the trainer wrote into the file; the file does not say how it was computed."
+    )
 
 
 def test_what_a_baseline_is_the_mean_of_is_looked_up():

@@ -215,7 +215,7 @@ def test_a_folder_of_tables(tmp_path):
 ONE = {"prompt": "p", "completion": "a"}
 CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 REFUSED = {
-    "no prompts": ([{"completion": "a", "acc": 1}], {}, "none of them says which completions belong to one prompt"),
+    "no prompts": ([{"completion": "a", "acc": 1}], {}, "No column says which completions belong to one prompt"),
     "alpaca": ([{"instruction": "p", "input": "a", "output": "b"}], {}, "input and instruction, and each may hold the prompt"),
     "one and several": ([{**ONE, "completions": ["a"]}], {}, "has the columns completion and completions, and each may hold"),
     "two answers": ([{**ONE, "gold": "a", "target": "b"}], {}, "gold and target, and each may hold the answer. Choose one"),
@@ -223,10 +223,10 @@ REFUSED = {
     "an empty prompt": ([ONE, {"prompt": None, "completion": "a"}], {}, "Row 1 of '{}' has nothing in column 'prompt'"),
     "no row": ([{"prompt": "p", "completion": None}], {}, "holds no completions. 1 of 1 rows hold no completion and are left out."),
     "an id that is not there": ([{**ONE, "group_id": 1}, ONE], {}, "1 of 2 completions of '{}' have no 'group_id'"),
-    "a step of words": ([{**ONE, "step": "x"}], {}, "Row 0 of '{}' has 'x' as 'step', which must be a whole number."),
+    "a step of words": ([{**ONE, "step": "x"}], {}, "Row 0 of '{}': 'step' is 'x', but it must be a whole number."),
     "two of one reward": ([{**ONE, "acc": 1, "rewards/acc": 0}], {}, "a second column for the reward 'acc', called 'rewards/acc'"),
     "one or several": (
-        [{"prompt": "p", "completions": CHAT[1:] * 2}], {}, "that may be one conversation or several completions; for one, write"
+        [{"prompt": "p", "completions": CHAT[1:] * 2}], {}, "may be one conversation or several completions. For one, write"
     ),
     "numbers in a list": ([{"prompt": "p", "completions": [{"a": 1}]}], {}, "a completion is a text, or a list of messages"),
 }  # fmt: skip

@@ -103,7 +103,7 @@ def test_sentences(tmp_path):
     assert list(tmp_path.iterdir()) == []
     record = records(FILE)[0]
     record["traces"][0]["nodes"][1] |= {"token_ids": [], "mask": []} | dict.fromkeys(ANSWER[:5]) | {"loss_weights": None}
-    with pytest.raises(DataError, match=r"Line 1 of .* has no token ids in node 1 of trace 't0'"):
+    with pytest.raises(DataError, match=r"Line 1 of .*: node 1 of trace 't0' has no token ids"):
         read_traces(write_lines(tmp_path / "t.jsonl", [record]))
 
 

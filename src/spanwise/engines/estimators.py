@@ -46,8 +46,8 @@ def outcome_advantages(
             "Estimator 'spanwise_grpo' ignores grpo_norm_by_std=False and norm_adv_by_std_in_grpo=False; use spanwise_dr_grpo.": (
                 name == "grpo" and rest.get("grpo_norm_by_std", algorithm_settings.get("norm_adv_by_std_in_grpo")) is False
             ),
-            f"algorithm.spanwise.{ignored_key} only works with algorithm.adv_estimator=spanwise: the estimator "
-            f"'spanwise_{name}' sees one reward and no completion. Leave the option out.": ignored_key,
+            f"algorithm.spanwise.{ignored_key} only works with algorithm.adv_estimator=spanwise. The estimator "
+            f"'spanwise_{name}' gets only one reward per completion, not its tokens. Leave the option out.": ignored_key,
         }
     )
     uids = index.tolist() if hasattr(index, "tolist") else list(index)

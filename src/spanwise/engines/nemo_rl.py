@@ -28,10 +28,10 @@ from spanwise.recipe import RecipeRule
 _OTHER = ("message_log", "extra_env_info", "total_reward", "filtered_reward", "unshaped_total_reward", "baseline", "std")
 #: Options of NeMo-RL that would change the credit or do nothing, each with its required value and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
-    "grpo.advantage_clip_low": (None, "the option would clip advantages after spanwise has scaled them for the loss"),
-    "grpo.advantage_clip_high": (None, "the option would clip advantages after spanwise has scaled them for the loss"),
-    "grpo.invalid_tool_call_advantage": (None, "the option overwrites the credit of a whole message"),
-    "grpo.malformed_thinking_advantage": (None, "the option overwrites the credit of a whole message"),
+    "grpo.advantage_clip_low": (None, "NeMo-RL would clip advantages after spanwise has scaled them for the loss"),
+    "grpo.advantage_clip_high": (None, "NeMo-RL would clip advantages after spanwise has scaled them for the loss"),
+    "grpo.invalid_tool_call_advantage": (None, "NeMo-RL would overwrite the credit of a whole message"),
+    "grpo.malformed_thinking_advantage": (None, "NeMo-RL would overwrite the credit of a whole message"),
     "loss_fn.use_kl_in_reward": (False, "spanwise ignores the changed reward; set reference_policy_kl_penalty instead"),
     "data_plane.enabled": (False, "NeMo-RL's trainer then gives estimators no token ids"),
 }

@@ -32,16 +32,16 @@ HOOKS = {
 }
 #: Arguments of slime that would change the credit or do nothing, each with its required value and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
-    "normalize_advantages": (False, "the option subtracts one mean of all tokens from the advantages of every block"),
+    "normalize_advantages": (False, "slime would subtract one mean of all tokens from the advantages of every block"),
     "rewards_normalization": (True, "the recipe decides what a reward is compared with"),
-    "kl_coef": (0, "the option changes a reward that spanwise does not use; set use_kl_loss instead"),
+    "kl_coef": (0, "slime would change a reward that spanwise does not use; set use_kl_loss instead"),
     "loss_type": ("policy_loss", "only slime's own policy loss uses the advantages of each token"),
     "compute_advantages_and_returns": (True, "without it no token gets an advantage"),
     "custom_pg_loss_reducer_function_path": (None, "spanwise cannot undo the division in your own loss reducer"),
     "custom_convert_samples_to_train_data_path": (None, "your function would replace the step that computes credit"),
     "mask_offpolicy_in_partial_rollout": (
         False,
-        "the option masks the first tokens of some completions, where their first block begins",
+        "slime would mask the first tokens of some completions, where the first block begins",
     ),
 }
 #: slime's estimators whose losses work with any advantages.

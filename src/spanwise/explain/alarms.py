@@ -20,7 +20,10 @@ OF_REWARD = "reward/"
 #: The evaluation figures that are computed from the self-rewarding score, by which a policy rates its own answer.
 SCORE_FIGURES = tuple(f"{OF_SCORE}{name}" for name in ("coverage", *CALIBRATION))
 _SCORED = SCORE_FIGURES[1:]
-_OUT_OF_REACH = "Usually laser has not trained the score yet (reasoning_warmup, alpha), or laser.reference is from another model or token."
+_OUT_OF_REACH = (
+    "Usually laser has not trained the score yet (reasoning_warmup, alpha), or laser.reference belongs to another model or "
+    "token."
+)
 #: Pairs of an evaluation figure and its alarm, in order; a figure's warning comes from its first alarm that holds.
 EVALUATION = (
     ("refusal_rate", Alarm("above", 0.5, "most completions refuse to answer",

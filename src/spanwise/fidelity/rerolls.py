@@ -296,7 +296,7 @@ def own_critic(place: Path, tokenizer: Any, objectives: Sequence[str]) -> tuple[
     if objective_name not in value_names:
         value_text = " + ".join(objectives) if len(value_names) == 1 else ", ".join(value_names)
         raise RecipeError(
-            f"The critic '{place}' gives the value of {value_text}, but only the reward 'correct' is re-rolled. Train with "
+            f"The critic '{place}' predicts {value_text}, but only the reward 'correct' is measured by re-rolls. Train with "
             "values: objective, or use other critics: --critics fitted,mc."
         )
     return ValueModel.load(str(place), value_names, saved_critic.config, tokenizer).eval(), value_names.index(objective_name)

@@ -29,8 +29,8 @@ SHARES = ("accuracy", "refusal_rate", "malformed", "coverage")
 MOST = 100
 #: The options of a chart whose horizontal axis is the number of samples that vote.
 _BY_SAMPLES: Mapping[str, Any] = {"x": "samples n", "label": "n", "height": 280}
-#: Pairs of a confidence column and the words for it in a note, such as "80 completions have a score".
-_KINDS = (("confidence", "state a confidence"), ("score", "have a score"))
+#: The columns whose values are read as confidences.
+_KINDS = ("confidence", "score")
 #: The note on voting curves whose votes are weighed by the self-rewarding score.
 VOTES_BY_SCORE = "No completion states a confidence, so votes are weighed by the self-rewarding score."
 
@@ -45,22 +45,22 @@ def calibration_section(samples: Mapping[str, Mapping[str, Tensor]], *, note: st
     """Build the section with a reliability diagram per arm (method); an arm named "" also gets histograms."""
     panels = []
     for name, columns in samples.items():
-        for kind, kind_text in _KINDS:
+        for kind in _KINDS:
             if kind in columns:
-                panels += _calibration_panels(name, kind, kind_text, columns, note)
+                panels += _calibration_panels(name, kind, columns, note)
     has_scores = any("score" in columns for columns in samples.values())
     kind_text = "confidence or have the same score" if has_scores else "confidence"
     return section("Reliability", {"kinds": kind_text, "score": f" {NOTES['score']}" if has_scores else ""}, panels=panels)
 
 
-def _calibration_panels(name: str, kind: str, phrase: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
+def _calibration_panels(name: str, kind: str, columns: Mapping[str, Tensor], note: str) -> list[Panel]:
     """Build an arm's reliability diagram and, for an arm named "", histograms of right and wrong answers."""
     rows = reliability(columns[kind], columns["correct"], prompts=columns.get("prompt"))
     if not rows:
         return []
     judged_count = sum(row["count"] for row in rows)
     completion_count = len(columns["correct"])
-    count_note = f"{judged_count:,} of {completion_count:,} completions {phrase} and could be judged."
+    count_note = f"{judged_count:,} of {completion_count:,} completions have a {kind} and could be judged."
     diagram_title = name or f"Accuracy by {kind}"
     if name and kind == "score":
         diagram_title = f"{name}, by its score"

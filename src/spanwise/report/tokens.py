@@ -158,7 +158,9 @@ def _check(row: TokenRow, number: int, methods: Sequence[str]) -> None:
     token_spans += [("A segment", min(tokens), max(tokens) + 1) for tokens in row.opens.values() if len(tokens)]
     for label, start, end in token_spans:
         if start < end and not 0 <= start < end <= length:
-            raise AlignmentError(f"{label} of completion {number} spans tokens [{start}, {end}) of only {length} tokens.")
+            raise AlignmentError(
+                f"{label} of completion {number} spans tokens [{start}, {end}), but the completion has only {length} tokens."
+            )
 
 
 def _coded_numbers(columns: Sequence[Sequence[float] | None], digits: int) -> dict[str, Any] | None:

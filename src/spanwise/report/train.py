@@ -103,7 +103,7 @@ def train_report(
     step_note = f", of step {shown_steps.pop()}" if len(shown_steps) == 1 else ""
     trained_method, *other_methods = view.methods if view else ("",)
     methods_note = (
-        f"The run was trained with {trained_method}; compare what {' and '.join(other_methods)} would have credited."
+        f"The run was trained with {trained_method}. Compare the credit that {' and '.join(other_methods)} would have given."
     )
     interval_values = {name: i.value for name, i in intervals.items() if i is not None}
     # The values of `intervals` may rest on more samples, so they replace those of the last evaluation.
@@ -195,8 +195,8 @@ def _lead(recipe: Mapping[str, Any], summary: Mapping[str, Any], done: int) -> s
     task_text = f" on {recipe.get('model') or recipe.get('task')}" if recipe.get("task") else ""
     duration_text = f", in {summary['seconds']:,.0f} s" if summary.get("seconds") else ""
     spanwise_share = summary.get("spanwise_share")
-    share_text = f"; segmenting, scoring and crediting took {percent(spanwise_share)} of training" if spanwise_share else ""
-    return f"{steps_text}{batch_text}{task_text}, seed {recipe.get('seed', 'unknown')}{duration_text}{share_text}."
+    share_text = f" Segmenting, scoring and crediting took {percent(spanwise_share)} of training." if spanwise_share else ""
+    return f"{steps_text}{batch_text}{task_text}, seed {recipe.get('seed', 'unknown')}{duration_text}.{share_text}"
 
 
 def _headlines(
@@ -245,7 +245,7 @@ def train_finding(
     rewards_clause = _of_rewards(rewards or {}, "in the last batch" if of_batches else "on held-out prompts")
     if not points:
         rewards_sentence = f" {rewards_clause[0].upper()}{rewards_clause[1:]}." if rewards_clause else ""
-        return f"{_steps(steps)} trained, but no evaluation shows whether the policy learned.{rewards_sentence}"
+        return f"The policy trained for {_steps(steps)}, but no evaluation shows whether it learned.{rewards_sentence}"
     last_point = points[-1]
     first_point = points[0] if len(points) > 1 else {}
     alarm_of_figure = alarms({name: last_point[name] for name in last_point if name not in unmeasured})
@@ -296,8 +296,8 @@ def _of_rewards(rewards: Mapping[str, Sequence[float]], where: str) -> str:
     top_name = max(change_of, key=change_of.__getitem__)
     low_name = min(change_of, key=change_of.__getitem__)
     mean_at_start = mean_at_end - math.fsum(change_of.values()) / len(change_of)
-    change_text = f"the changes go from {change_of[low_name]:+.3f} ({low_name}) to {change_of[top_name]:+.3f} ({top_name})"
-    return f"{mean_text} (was {mean_at_start:.3f}); {change_text}"
+    change_text = f"{change_of[low_name]:+.3f} ({low_name}) to {change_of[top_name]:+.3f} ({top_name})"
+    return f"{mean_text} (was {mean_at_start:.3f}); the rewards changed by {change_text}"
 
 
 def _steps(count: int) -> str:

@@ -45,7 +45,7 @@ def rule_words(baseline: str | None, given: Sequence[str]) -> str:
         "none": "nothing is subtracted",
         "batch": "all of the step",
         "outcome": "".join(["same prompt", *(f", same {name}" for name in given)]),
-        "blended": f"same prompt, blended with completions of other prompts, same {' and '.join(given)}",
+        "blended": f"same prompt, blended with completions of other prompts that have the same {' and '.join(given)}",
     }
     return text_of_baseline.get(baseline or "", "same prompt")
 
@@ -120,7 +120,8 @@ def opening(row: TokenRow, outcome: str | None, stating: set[str]) -> str:
     phrase_of_status = {"absent": " without a confidence", "unparsable": " with a confidence that cannot be read"}
     for name, value in row.stated.items():
         if name in stating and value is not None and not math.isnan(value):
-            opening_text += f" with confidence {f'{value:.1f}' if value in (0, 1) else shown(value)}"
+            confidence_text = f"{value:.1f}" if value in (0, 1) else shown(value)
+            opening_text += f" with confidence {confidence_text}"
             break
         if name in stating and row.statuses.get(name) in phrase_of_status:
             opening_text += phrase_of_status[row.statuses[name]]
@@ -142,7 +143,8 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
         blocks = {block: value for block, value in credit.items() if value * sign > 0}
         if len(blocks) > _NAMED:
             top_block = max(blocks, key=lambda block: abs(blocks[block]))
-            clauses.append(f"{verb} {len(blocks)} blocks, most of all {top_block} ({shown(blocks[top_block], sign=True)})")
+            top_text = f"{top_block} ({shown(blocks[top_block], sign=True)})"
+            clauses.append(f"{verb} {len(blocks)} blocks, most of all {top_text}")
         elif blocks:
             block_texts = (f"the {block} ({shown(value, sign=True)})" for block, value in blocks.items())
             clauses.append(f"{verb} {' and '.join(block_texts)}")
@@ -153,11 +155,14 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
     elif zero_blocks:
         reasons = {part.reason for part in row.parts.get(method, ())}
         is_alone = reasons == {"singleton"}
-        clauses.append(f"gives the completion exactly 0{', with no other one to compare it with' if is_alone else ''}")
+        clauses.append(
+            "gives it exactly 0, because its group has no other" if is_alone else "gives the completion exactly 0"
+        )
     if stop_credit:
         stop_verb = "charges" if stop_credit < 0 else "pays"
-        clauses.append(f"{stop_verb} {shown(stop_credit, sign=True)} for the blocks that the completion lacks")
-    return f"{method} {' and '.join(clauses)}{', on average over tokens' if rule.kind == 'token' else ''}"
+        clauses.append(f"{stop_verb} {shown(stop_credit, sign=True)} for missing blocks")
+    average_note = ", on average over tokens" if rule.kind == "token" else ""
+    return f"{method} {' and '.join(clauses)}{average_note}"
 
 
 def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
@@ -169,7 +174,7 @@ def explained(row: TokenRow, method: str, rule: Rule) -> dict[str, Any]:
     if rule.kind in ("token", "step"):
         note = f"{method} credits each {rule.kind} by itself; the credit of a block is the mean over its tokens."
     elif method == "recorded":
-        note = "recorded is the credit that the trainer wrote into the file; the file does not say how it was computed."
+        note = "'recorded' is the credit that the trainer wrote into the file; the file does not say how it was computed."
     has_terms = any(block["terms"] for block in explained_blocks.values())
     return {
         "note": f"{note} {rule.about}".strip() if explained_blocks and not has_terms else "",
@@ -254,7 +259,7 @@ def _baseline_note(row: TokenRow, rule: Rule, part: CreditPart) -> str:
         compared = f"compared ({baseline_text})" if baseline_text else "compared"
         peers = "others" if part.averaged < part.members else compared
         baseline_text = f"the mean of the {part.averaged} {peers}"
-    divisor_note = "" if part.divisor == 1.0 else f"; divided by {shown(part.divisor)}, the scale of the compared rewards"
+    divisor_note = "" if part.divisor == 1.0 else f"; divided by the rewards' scale, {shown(part.divisor)}"
     return f"baseline {shown(part.baseline)}{f': {baseline_text}' if baseline_text else ''}{divisor_note}"
 
 

@@ -219,7 +219,7 @@ def whole_number(value: Any, key: str) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if not isinstance(value, int) or not -(2**63) <= value < 2**63:
-        raise FieldError(f"has {short_repr(value)} as '{key}', which must be a whole number")
+        raise FieldError(f"'{key}' is {short_repr(value)}, but it must be a whole number")
     return int(value)
 
 
@@ -229,7 +229,7 @@ def object_field(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if field_value is None:
         return {}
     if not isinstance(field_value, Mapping):
-        raise FieldError(f"has {short_repr(field_value)} as '{key}', which must be an object")
+        raise FieldError(f"'{key}' is {short_repr(field_value)}, but it must be an object")
     return field_value
 
 
@@ -239,10 +239,10 @@ def list_field(record: Mapping[str, Any], key: str, entry_type: type | tuple[typ
     if field_value is None:
         return []
     if not isinstance(field_value, list):
-        raise FieldError(f"has {short_repr(field_value)} as '{key}', which must be a list of {words}")
+        raise FieldError(f"'{key}' is {short_repr(field_value)}, but it must be a list of {words}")
     for entry in field_value:
         if not isinstance(entry, entry_type):
-            raise FieldError(f"has {short_repr(entry)} in '{key}', which must be a list of {words}")
+            raise FieldError(f"'{key}' contains {short_repr(entry)}, but it must be a list of {words}")
     return field_value
 
 
@@ -252,9 +252,9 @@ def at_place(place: str) -> Iterator[None]:
     try:
         yield
     except FieldError as error:
-        raise DataError(f"{place} {error}.") from None
+        raise DataError(f"{place}: {error}.") from None
     except RecursionError:
-        raise DataError(f"{place} is nested too deeply to be read; remove the deeply nested field.") from None
+        raise DataError(f"{place}: a field is nested too deeply to be read; remove that field.") from None
 
 
 def read_steps(path: Path, values: Iterable[Any]) -> list[int]:
@@ -274,7 +274,7 @@ def by_column(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def missing_field(key: str, record: Mapping[str, Any]) -> FieldError:
     """Return the error for a record without a required field."""
-    return FieldError(f"has no '{key}'; it has {', '.join(map(str, record)) or 'nothing'}")
+    return FieldError(f"'{key}' is missing; the fields are {', '.join(map(str, record)) or 'none'}")
 
 
 def short_repr(value: Any) -> str:

@@ -140,10 +140,10 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
     if "utf8" in format_fault.lower() or "utf-8" in format_fault.lower():
         format_fault = "it is not UTF-8; save it in UTF-8"
     elif counts := re.search(r"Expected (\d+) columns, got (\d+)", format_fault):
-        format_fault = f"{format_fault[0].lower()}{format_fault[1:]}; text with a comma or a line break must stand in quotes"
+        format_fault = f"{format_fault[0].lower()}{format_fault[1:]}. Put text with a comma or a line break in quotes"
         if int(counts[2]) < int(counts[1]):
-            format_fault += ". Or was the file cut off while it was written?"
-    raise DataError(f"'{file}' cannot be read as CSV: {format_fault}{'' if format_fault.endswith('?') else '.'}")
+            format_fault += ", or write the file again if it was cut off"
+    raise DataError(f"'{file}' cannot be read as CSV: {format_fault}.")
 
 
 def parse_records(files: Sequence[Path], parse: Callable[[Mapping[str, Any]], Parsed]) -> Iterator[Parsed]:

@@ -78,8 +78,8 @@ def check_free(path: str | Path, *, overwrite: bool = False, writes: Sequence[st
     if foreign_files:
         pronoun = "it" if len(foreign_files) == 1 else "them"
         raise DataError(
-            f"'{path}' holds {', '.join(foreign_files)}, which no run of spanwise wrote, and a run would overwrite {pronoun}. Give "
-            f"another --output, or move {pronoun} away."
+            f"'{path}' holds {', '.join(foreign_files)}. No run of spanwise wrote {pronoun}, but a run would overwrite {pronoun}. "
+            f"Give another --output, or move {pronoun} away."
         )
 
 
@@ -186,6 +186,6 @@ def metrics_until(run: Path, step: int) -> list[dict[str, Any]]:
             break
         records.append(parsed_line)
     if damaged_count:
-        damage_text = f"{damaged_count} of {len(line_texts)} lines of '{log_file}' cannot be read"
-        warnings.warn(f"{damage_text} and {'is' if damaged_count == 1 else 'are'} left out.", UserWarning, stacklevel=2)
+        warning = f"{damaged_count} of {len(line_texts)} lines of '{log_file}' cannot be read. Such lines are left out."
+        warnings.warn(warning, UserWarning, stacklevel=2)
     return records

@@ -22,9 +22,11 @@ from spanwise.rollouts.table import RolloutTable
 
 #: Error texts for file types that spanwise cannot read, by suffix.
 _REFUSED = {
-    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"), "is compressed; unpack it first."),
-    **dict.fromkeys((".xls", ".xlsx", ".ods"), "is a spreadsheet; save it as CSV in UTF-8."),
-    **dict.fromkeys((".pkl", ".pickle"), "is a pickle, and reading it could run code; write its completions as JSON lines."),
+    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"), "'{file}' is compressed; unpack it first."),
+    **dict.fromkeys((".xls", ".xlsx", ".ods"), "'{file}' is a spreadsheet; save it as CSV in UTF-8."),
+    **dict.fromkeys(
+        (".pkl", ".pickle"), "'{file}' is a pickle, and reading it could run code; write its completions as JSON lines."
+    ),
 }
 #: The patterns of rollout files in a folder; the first pattern that matches a file is taken.
 _PLACES = (
@@ -78,7 +80,7 @@ def read_rollouts(
         if str(file) != clean(str(file)):  # a name that is not valid UTF-8 cannot be printed
             raise DataError(f"The name of '{clean(str(file))}' is not valid UTF-8; rename it.")
         if file.suffix.lower() in _REFUSED and file.is_file():
-            raise DataError(f"'{file}' {_REFUSED[file.suffix.lower()]}")
+            raise DataError(_REFUSED[file.suffix.lower()].format(file=file))
     if rollouts_path.is_file() and rollouts_path.stat().st_size == 0:
         raise DataError(f"'{rollouts_path}' is empty.")
     read_table = partial(read_plain, columns=columns, parts=parts)
@@ -159,6 +161,6 @@ def _check_parquet(file: Path) -> None:
         raise DataError(f"'{file}' is a zip archive; unpack it, or call it '.eval' if it is a log of Inspect.")
     if not (first_line and first_line.isprintable()):
         raise DataError(f"'{file}' is neither parquet nor text. Known formats: {FORMATS}.")
-    problem = f"is text in no known format. Known formats: {FORMATS}"
-    problem = "looks like CSV; rename it to '.csv' (or '.tsv')" if "," in first_line or "\t" in first_line else problem
-    raise DataError(f"'{file}' {problem} (it begins {first_line!r}).")
+    if "," in first_line or "\t" in first_line:
+        raise DataError(f"'{file}' looks like CSV; rename it to '.csv' (or '.tsv'). It begins {first_line!r}.")
+    raise DataError(f"'{file}' is text in no known format. Known formats: {FORMATS}. The file begins {first_line!r}.")

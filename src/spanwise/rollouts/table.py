@@ -275,7 +275,7 @@ def missing_note(rewards: Mapping[str, Reward]) -> str:
     if len(phrases) > 4:
         phrases[4:] = [f"of {len(phrases) - 4} more columns"]
     return (
-        f"{' and '.join(phrases)} are missing or not finite. These completions are unscored, and no baseline counts them."
+        f"Missing or not finite are {' and '.join(phrases)}. These completions are unscored, and no baseline counts them."
         if phrases
         else ""
     )

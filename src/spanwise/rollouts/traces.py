@@ -217,7 +217,7 @@ def _paths(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[int], list
     parents = [None if node.get("parent") is None else whole_number(node["parent"], "parent") for node in nodes]
     for i, parent in enumerate(parents):
         if parent is not None and not 0 <= parent < i:
-            raise FieldError(f"has node {i} with the parent {parent}; the parent must come before the node")
+            raise FieldError(f"node {i} has the parent {parent}, but a parent must come before its node")
     links = [list_field(node, "semantic_parents", Mapping, "objects") for node in nodes]
     continued_ids = {link.get("node") for node_links in links for link in node_links if link.get("type") == "compaction"}
     leaves = sorted(set(range(len(nodes))).difference(parent for parent in parents if parent is not None))
@@ -260,13 +260,13 @@ def node_tokens(trace: Trace, i: int) -> NodeTokens:
 def _of_length(length: int, values: list[Any], name: str, place: str, noun: str = "token") -> list[Any]:
     """Return the values of a node, or raise an error if there are not `length` of them."""
     if len(values) != length:
-        raise FieldError(f"has {length} {noun}s and {len(values)} values of {name} {place}; each {noun} must have one")
+        raise FieldError(f"{place} has {length} {noun}s but {len(values)} values of {name}; each {noun} must have one")
     return values
 
 
 def _where(trace: Trace, i: int) -> str:
     """Return the part of an error text that names a node and its trace."""
-    return f"in node {i}" + (f" of trace {trace.raw['id']!r}" if trace.raw.get("id") else "")
+    return f"node {i}" + (f" of trace {trace.raw['id']!r}" if trace.raw.get("id") else "")
 
 
 def trace_rewards(trace: Trace) -> dict[str, Any]:
@@ -284,7 +284,7 @@ def trace_rewards(trace: Trace) -> dict[str, Any]:
         reward_number = finite(score)
         reward_weight = 1.0 if raw_weight is None else finite(raw_weight)
         if reward_weight is None:
-            raise FieldError(f"has {raw_weight!r} as 'weight' of the reward '{name}', which must be a number")
+            raise FieldError(f"the weight of the reward '{name}' is {raw_weight!r}, but it must be a number")
         if reward_number is not None:
             weighted_sum += reward_number * reward_weight
             is_scored = True
@@ -315,7 +315,7 @@ def _turns(trace: Trace) -> Iterator[Turn]:
     for i in sorted({i for _, own_nodes in trace.paths for i in own_nodes if nodes[i].get("sampled")}):
         token_ids, mask, streams = tokens_of_node[i]
         if not token_ids:
-            raise FieldError(f"has no token ids {_where(trace, i)}, so none of its tokens can be credited")
+            raise FieldError(f"{_where(trace, i)} has no token ids, so none of its tokens can be credited")
         first_sampled = mask.index(True) if True in mask else len(mask)
         prompt_ids = token_ids[:first_sampled]
         parent_node = nodes[i].get("parent")

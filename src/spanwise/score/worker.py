@@ -159,7 +159,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
                 try:
                     resolved_target = resolver.lookup(contents[key])
                 except Unresolvable:
-                    advice = "nothing is fetched, so put that schema under $defs"
+                    advice = "put that schema under $defs (none is fetched)"
                     raise ValueError(f"its {key} {contents[key]!r} refers to a missing schema; {advice}") from None
                 check(resolved_target.contents)
                 subschema_ids[id(contents)].append(id(resolved_target.contents))

@@ -234,8 +234,8 @@ def _build_node(paths: Sequence[tuple[Part, list[str | int]]], layout: Layout) -
         relation = "is the same as" if inner_part.mark == outer_part.mark else "lies inside"
         raise LayoutError(
             f"Blocks '{layout.names[inner_part.block]}' and '{layout.names[outer_part.block]}' overlap: '{inner_part.mark}' "
-            f"{relation} '{outer_part.mark}', and a token belongs to one block. Name the fields of '{outer_part.mark}' one by "
-            f"one, or leave one of the two out."
+            f"{relation} '{outer_part.mark}', but a token can belong to one block only. Name the fields of '{outer_part.mark}' one "
+            f"by one, or leave one of the two blocks out."
         )
     next_steps = [(_resolve_step(part, steps_left[0]), part, steps_left[1:]) for part, steps_left in paths if steps_left]
     # `[*]` (-1) covers every element, also those that other paths name by index.

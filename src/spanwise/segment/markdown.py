@@ -163,8 +163,8 @@ def code(parts: Sequence[Part], *, layout: Layout) -> Finder:
         language_and_kind = _MARK.fullmatch(mark)
         if language_and_kind is None:
             raise LayoutError(
-                f"The segmenter 'code' does not know the mark '{mark}'; write fence, or a language and a kind, such as "
-                f"python.function."
+                f"The segmenter 'code' does not know the mark '{mark}'. Write 'fence' for a whole code block, or a language and a "
+                f"kind, such as python.function."
             )
         language, kind = language_and_kind.groups()
         if language not in parsers:

@@ -203,7 +203,7 @@ def _check_mask(ids_nt: Tensor, mask_nt: Tensor) -> Bool[np.ndarray, "n t"]:
 
 def _check_shape(values_nt: Tensor, shape: tuple[int, ...], name: str) -> None:
     if tuple(values_nt.shape) != shape:
-        raise AlignmentError(f"{name} has shape {tuple(values_nt.shape)} and ids_nt {shape}; give one value per token.")
+        raise AlignmentError(f"{name} has shape {tuple(values_nt.shape)}, but ids_nt has {shape}; give one value per token.")
 
 
 def _text(completion: bytes, pieces: Pieces, present_k: Sequence[bool], keys: Mapping[str, Sequence[str]]) -> BlockText:

@@ -19,7 +19,7 @@ PROBE = "Hi <answer>42</answer>\n naïve Σ→∞ 日本語 🙂🏽!"
 
 _REMEDY = (
     "spanwise reads ByteLevel decoders (Qwen, Llama 3, GPT-2), SentencePiece-style ones (Replace or Metaspace, with or "
-    "without ByteFallback) and Fuse over literal pieces; for another one build Vocabulary(pieces) from the bytes of each id."
+    "without ByteFallback) and Fuse over literal pieces. For other decoders, build Vocabulary(pieces) from the bytes of each id."
 )
 
 

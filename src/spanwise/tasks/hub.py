@@ -245,7 +245,7 @@ def read_rows(dataset: str, split: str, *, texts: Collection[str | None] = ()) -
     if dataset_path.exists():
         config.HF_UPDATE_DOWNLOAD_COUNTS = False  # stops `datasets` from reporting local reads to a server
     if dataset_path.is_file() != (file_suffix in readable_suffixes):
-        missing_text = f"does not exist in '{Path.cwd()}' or beside the recipe"
+        missing_text = f"is neither in '{Path.cwd()}' nor beside the recipe"
         file_problem = "is not a kind of file that can be read" if dataset_path.is_file() else missing_text
         suffix_list = ", ".join(readable_suffixes)
         raise DataError(

@@ -63,7 +63,7 @@ def test_report_of_a_run_folder(tmp_path):
     assert path == folder / "report.html"
     page = Page(path.read_text())
     assert page.headline("accuracy") == "62.5 %"
-    assert "15 of 16 completions state a confidence and could be judged." in page.text
+    assert "15 of 16 completions have a confidence and could be judged." in page.text
     assert {"Learning", "Reliability", "Voting", "Tokens", "Recipe"} <= set(page.texts)
     assert f"spanwise train {folder}/recipe.yaml --output {folder}-again" in page.text
 

@@ -147,7 +147,7 @@ def test_files_that_no_run_wrote_are_left_alone(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
     with pytest.raises(
-        DataError, match=rf"holds {name.split('/')[0]}, which no run of spanwise wrote, and a run would overwrite it"
+        DataError, match=rf"holds {name.split('/')[0]}. No run of spanwise wrote it, but a run would overwrite it"
     ):
         trainer(tmp_path, **KEEP).train()
     assert (tmp_path / name).read_text() == "mine"

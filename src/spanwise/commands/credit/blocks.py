@@ -145,7 +145,10 @@ def _blocks_by_field(field_names: tuple[str, ...], table: RolloutTable, usual: B
     else:
         objective = Objective("correct", pays="*", if_missing=0.0, options={"tag": ""})
         if table.verdict is None:
-            no_verdict_sentence = f"Nothing says which completions of '{table.path}' are right: it has no column 'answer' with right JSON objects."
+            no_verdict_sentence = (
+                f"Nothing says which completions of '{table.path}' are right: it has no column 'answer' with the right JSON "
+                "objects."
+            )
     return Blocks(json_layout, usual.longest, written_out([objective], json_layout), blocks_note, no_verdict_sentence)
 
 

@@ -45,7 +45,7 @@ SpanwiseTrainConfig = make_config(algorithm_cls=SpanwiseAlgorithmConfig)
 _FIXED: dict[str, tuple[Any, str]] = {
     "trainer.algorithm.advantage_batch_normalize": (
         False,
-        "the option subtracts one mean of all tokens, padding included, from the advantages of every block",
+        "SkyRL would subtract one mean of all tokens, padding included, from the advantages of every block",
     ),
     "trainer.algorithm.use_kl_in_reward": (False, "spanwise ignores the changed reward; set use_kl_loss=true instead"),
 }

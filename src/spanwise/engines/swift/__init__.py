@@ -18,14 +18,14 @@ RATIO_LEVELS = ("token", "sequence_token")
 NO_TEACHER = "ms-swift's teacher would change the advantages. Leave teacher_model and the column teacher_prompt out."
 #: Options of ms-swift that would change the credit, each with its required value and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
-    "kl_in_reward": (False, "the option changes a reward that spanwise does not use"),
-    "dynamic_sample": (False, "the option chooses groups by ms-swift's rewards and not by the recipe's"),
-    "off_policy_sequence_mask_delta": (None, "the option masks whole completions by their mean advantage"),
+    "kl_in_reward": (False, "ms-swift would change a reward that spanwise does not use"),
+    "dynamic_sample": (False, "ms-swift would choose groups by its own rewards, not by the recipe's"),
+    "off_policy_sequence_mask_delta": (None, "ms-swift would mask whole completions by their mean advantage"),
     "advantage_reweight": (None, "the option lets a teacher change advantages"),
     "sdar_loss_coef": (0.0, "the option needs a teacher"),
     "use_liger_kernel": (False, "the option's loss takes one advantage per completion"),
-    "padding_free": (False, "the option packs several completions into one row, but spanwise needs a row for each"),
-    "sequence_parallel_size": (1, "the option spreads the tokens of a completion over several processes"),
+    "padding_free": (False, "ms-swift would pack several completions into one row, but spanwise needs a row for each"),
+    "sequence_parallel_size": (1, "ms-swift would spread the tokens of a completion over several processes"),
 }
 #: The path of the recipe with which trainers in this process train; `install` sets it.
 installed_recipe = Path("recipe.yaml")

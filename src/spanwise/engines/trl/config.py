@@ -123,8 +123,8 @@ def check_base(*, moves_columns: bool) -> None:
     """Raise an error if Unsloth has replaced TRL's `GRPOTrainer` and the trainer class does not support Unsloth's loss."""
     if GRPOTrainer.__name__.startswith("Unsloth") and not moves_columns:
         raise RecipeError(
-            "Unsloth has replaced TRL's trainer, and its loss has completions in other columns. Use UnslothSpanGRPOTrainer of "
-            "spanwise.engines.unsloth."
+            "Unsloth has replaced TRL's trainer, and Unsloth's loss has completions in other columns than TRL's. Use "
+            "UnslothSpanGRPOTrainer of spanwise.engines.unsloth."
         )
 
 

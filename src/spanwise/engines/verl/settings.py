@@ -33,12 +33,14 @@ ANY_REWARD = "any_reward"
 #: The fields of `algorithm.spanwise` that a user may set if verl's advantage estimator is `spanwise`.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
 #: The advice for a reward that verl's configuration sets and no objective of the recipe uses.
-_UNUSED = "No objective uses verl's reward. Add {reward: environment, pays: [...]} to the recipe, or remove the setting."
+_UNUSED = (
+    "No objective uses this reward. Add {reward: environment, pays: [...]} to the recipe, or remove the setting of verl."
+)
 #: Options of verl that would change the credit or do nothing, each with its required value and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (
         False,
-        "the option adds the KL to a reward that spanwise does not use; set actor_rollout_ref.actor.use_kl_loss=True instead",
+        "verl would add the KL to a reward that spanwise does not use; set actor_rollout_ref.actor.use_kl_loss=True instead",
     ),
     "algorithm.use_pf_ppo": (False, "verl ignores the option unless adv_estimator is gae"),
 }
@@ -246,7 +248,7 @@ def _faults(config: Any, scheme: Scheme) -> dict[str, Any]:
         "spanwise counted. Use actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum.": (
             correction_config.get("bypass_mode") and correction_config.get("rollout_rs") and loss_agg_mode == MODES[0]
         ),
-        "algorithm.spanwise.options is for estimators of one reward. Write the options in the recipe.": "options" in section,
+        "algorithm.spanwise.options is for runs without a recipe. Write the options in the recipe.": "options" in section,
         **{
             f"algorithm.spanwise.{name} is no option. Use {', '.join(_KNOWN)}.": name not in (*_KNOWN, OWN_MANAGER)
             for name in section

@@ -231,7 +231,7 @@ def _parse_lm_eval(record: Mapping[str, Any]) -> dict[str, Any]:
     responses = [text for texts in text_lists for text in texts]
     if prompt_field is None or not all(isinstance(text, str) for text in responses):
         raise cells.FieldError(
-            "holds no text that a model wrote (a task with given choices has none); give samples of a generation task"
+            "the sample holds no text that a model wrote, as in a task with given choices; give samples of a generation task"
         )
     metric_names = cells.list_field(record, "metrics", str, "names")
     metric_values = {(name, str(record.get("filter"))): record.get(name) for name in metric_names}

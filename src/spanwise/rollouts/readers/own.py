@@ -181,8 +181,9 @@ def _read_ids(path: Path, table: pa.Table, name: str) -> list[int] | None:
     if name not in table.column_names:
         return None
     if missing_count := table[name].null_count:
-        problem = f"{missing_count} of {len(table)} completions of '{path}' have no '{name}'"
-        raise DataError(f"{problem}; fill in every row, or remove the column.")
+        raise DataError(
+            f"{missing_count} of {len(table)} completions of '{path}' have no '{name}'; fill in every row, or remove the column."
+        )
     return table[name].to_pylist()
 
 

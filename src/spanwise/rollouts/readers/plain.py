@@ -130,7 +130,7 @@ def _join_parts(path: Path, table: Mapping[str, Any], parts: Sequence[str]) -> d
             for part, text in filled_cells.items():
                 if any(tag in text for tag in part_tags):
                     raise DataError(
-                        f"Row {row} of '{path}' has a tag of {', '.join(parts)} in column '{part}'; remove the tag."
+                        f"Row {row} of '{path}' has one of the tags {' '.join(part_tags)} in column '{part}'; remove the tag."
                     )
             tagged_texts = [f"<{part}>{text}</{part}>" for part, text in filled_cells.items()]
             yield "\n".join(tagged_texts) if tagged_texts else None
@@ -227,13 +227,13 @@ def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str
     if not roles.keys() & {"completion", "completions"} and roles.get("prompt") != "messages":
         usual_names = [*NAMES["completion"], *NAMES["completions"]]
         raise DataError(
-            f"{found_text}, and none of them is called {', '.join(usual_names[:-1])} or {usual_names[-1]}. Say which column "
+            f"{found_text}. No column is called {', '.join(usual_names[:-1])} or {usual_names[-1]}. Say which column "
             f"holds the completions: {_HOW.format(role='completion')}. Known formats: {FORMATS}."
         )
     if not roles.keys() & {"prompt", "group"}:
         raise DataError(
-            f"{found_text}, and none of them says which completions belong to one prompt. Say which column holds the prompts: "
-            f"{_HOW.format(role='prompt')}; or an id that the completions of a prompt share: --columns group=NAME."
+            f"{found_text}. No column says which completions belong to one prompt. Say which column holds the prompts: "
+            f"{_HOW.format(role='prompt')}. Or name an id that the completions of a prompt share: --columns group=NAME."
         )
     return roles
 
@@ -243,8 +243,8 @@ def _list_completions(cell: Any) -> list[Any]:
     if cells.is_chat(cell):
         if len(cell) > 1 and all(message["role"] == "assistant" for message in cell):
             raise cells.FieldError(
-                "that may be one conversation or several completions; for one, write its text; for several, write a list of "
-                "texts or of lists of messages"
+                "the list of messages may be one conversation or several completions. For one, write its text; for several, write "
+                "a list of texts or of lists of messages"
             )
         return [cell]
     items = cell if isinstance(cell, (list, tuple)) else [cell]
@@ -289,7 +289,7 @@ class _PlainTable:
             table[completion_column], cells.is_list if "completions" in roles else cells.is_chat_or_message
         )
         for n, (prompt, cell) in enumerate(zip(prompts, completion_cells, strict=False)):
-            with cells.at_place(f"Row {n} of '{self.path}' has {cell!r:.80} in column '{completion_column}';"):
+            with cells.at_place(f"Row {n} of '{self.path}' has {cell!r:.80} in column '{completion_column}'"):
                 prompt, completions = _split_conversation(cell) if is_conversation else (prompt, _list_completions(cell))
             filled_completions = [
                 (k, completion) for k, completion in enumerate(completions) if not cells.is_empty(completion)
@@ -357,14 +357,16 @@ class _PlainTable:
         raw_group_ids = [self.table[id_column][source.row] for source in self.sources]
         missing_count = sum(map(cells.is_empty, raw_group_ids))
         if missing_count:
-            missing_text = f"{missing_count} of {len(raw_group_ids)} completions of '{self.path}' have no '{id_column}'"
-            raise DataError(f"{missing_text}; fill in every row, or group by prompt with --columns group=PROMPT_COLUMN.")
+            raise DataError(
+                f"{missing_count} of {len(raw_group_ids)} completions of '{self.path}' have no '{id_column}'. Fill in every "
+                "row, or group by prompt with --columns group=PROMPT_COLUMN."
+            )
         group_ids = [str(group_id) for group_id in raw_group_ids]
         if len(set(group_ids)) == len(group_ids) > prompt_count and "group" not in asked:
             raise DataError(
-                f"The column '{id_column}' of '{self.path}' has a different value in each of {len(group_ids)} rows, which "
-                f"have only {prompt_count} prompts, so nothing would be compared. Say what the completions of one prompt share: "
-                f"{_HOW.format(role='group')}, such as group={self.roles.get('prompt', 'NAME')}."
+                f"The column '{id_column}' of '{self.path}' has a different value in each of {len(group_ids)} rows, although the "
+                f"rows have only {prompt_count} prompts. So no completions would be compared. Name a column that the completions "
+                f"of one prompt share: {_HOW.format(role='group')}, such as group={self.roles.get('prompt', 'NAME')}."
             )
         return group_ids
 

@@ -89,8 +89,8 @@ class _Samples:
             for row in _read_dump(file):
                 if not keep_ids and not row["mask"].all():
                     raise DataError(
-                        f"{row['place']} holds tokens that no model sampled, and only its token ids say which; give the folder of "
-                        "the policy's tokenizer with --tokenizer."
+                        f"{row['place']} holds tokens that no model sampled. Only the token ids say which these are; give the "
+                        "folder of the policy's tokenizer with --tokenizer."
                     )
                 self.fields.append({name: row[name] for name in ("prompt", "step", "group", "rollout", "learned")})
                 self.columns.append(row["columns"])
@@ -121,8 +121,8 @@ def _load(file: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # torch, pickle and zipfile each raise their own exceptions
         raise DataError(
-            f"'{file}' is not a dump of slime, or it is damaged: torch cannot load it as plain data, that is, without running "
-            "code in it. Give a file of slime's --save-debug-rollout-data."
+            f"'{file}' is not a dump of slime, or it is damaged: torch cannot load it without running code in it. "
+            "Give a file of slime's --save-debug-rollout-data."
         ) from error
     if not isinstance(dump, dict) or not isinstance(dump.get("samples"), list):
         raise DataError(f"'{file}' holds no list 'samples'; give a file of slime's --save-debug-rollout-data.")
@@ -158,12 +158,14 @@ def _parse_sample(sample: Any) -> dict[str, Any]:
     number_lists = (("loss_mask", loss_mask), ("rollout_log_probs", sampled_logps), (_ADVANTAGES, advantages))
     for name in ("group_index", "rollout_id"):
         if not isinstance(sample.get(name), int | str | None):
-            raise cells.FieldError(f"has {reprlib.repr(sample[name])} as '{name}', which must be a number")
+            raise cells.FieldError(f"'{name}' is {reprlib.repr(sample[name])}, but it must be a number")
     for name, values in number_lists:
         if values is not None and len(values) != response_length:
-            raise cells.FieldError(f"has {len(values)} values in '{name}' and a 'response_length' of {response_length}")
+            raise cells.FieldError(f"'{name}' has {len(values)} values, but 'response_length' is {response_length}")
     if ids is None or not 0 <= response_length <= len(ids):
-        raise cells.FieldError(f"has {0 if ids is None else len(ids)} tokens and a 'response_length' of {response_length}")
+        raise cells.FieldError(
+            f"'tokens' has {0 if ids is None else len(ids)} ids, but 'response_length' is {response_length}"
+        )
     sampled = np.ones(response_length, dtype=np.bool_) if loss_mask is None else loss_mask
     raw_reward = sample.get("reward")
     answer_text = cells.answer_text(sample.get("label"))
@@ -192,5 +194,5 @@ def _to_array(sample: Mapping[str, Any], name: str, dtype: type[np.generic]) -> 
     except (TypeError, ValueError, OverflowError):  # NumPy refuses uneven lists and entries without numbers
         numbers = typed_numbers = np.array(None)
     if numbers.ndim != 1 or numbers.dtype.kind not in "biuf" or (dtype is np.int32 and (typed_numbers != numbers).any()):
-        raise cells.FieldError(f"has {reprlib.repr(sample[name])} as '{name}', which must be a list of numbers")
+        raise cells.FieldError(f"'{name}' is {reprlib.repr(sample[name])}, but it must be a list of numbers")
     return typed_numbers

@@ -241,7 +241,7 @@ def _id_array(ids: Sequence[int]) -> array:
     try:
         return array("i", ids)
     except OverflowError:
-        raise cells.FieldError(f"has the token id {max(ids, key=abs)}, which no tokenizer has") from None
+        raise cells.FieldError(f"no tokenizer has the token id {max(ids, key=abs)}") from None
 
 
 def _legacy_row(record: Mapping[str, Any]) -> dict[str, Any]:

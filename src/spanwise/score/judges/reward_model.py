@@ -165,18 +165,18 @@ class _RewardModel:
             self.tokenizer = tokenizer = transformers.AutoTokenizer.from_pretrained(name, **load_options)
             class_name = (model_config.architectures or ["a model without a class"])[0]
             class_kind = class_name[class_name.rfind("For") :]
-            subject = f"The reward model '{name}' is {class_name}"
+            subject = f"The reward model '{name}' ({class_name})"
             refuse(
                 {
-                    f"{subject}, which gives each text one number. Leave marker out. To score each step with the text before it, "
+                    f"{subject} gives each text one number. Leave marker out. To score each step with the text before it, "
                     f"set sees: prefix.": class_kind == "ForSequenceClassification" and marker is not None,
-                    f"{subject}, which gives every token a number. Set the option 'marker' to the text that follows each step.": (
+                    f"{subject} gives every token a number. Set the option 'marker' to the text that follows each step.": (
                         class_kind == "ForTokenClassification" and marker is None
                     ),
-                    f"{subject}, which writes tokens, not numbers. Set marker and choices, or use judge.": (
+                    f"{subject} writes tokens, not numbers. Set marker and choices, or use the reward judge.": (
                         class_kind == "ForCausalLM" and choices is None
                     ),
-                    f"{subject}, which has labels. Set the option 'label' to one of them, and remove 'choices'.": (
+                    f"{subject} has labels. Set the option 'label' to one of them, and remove 'choices'.": (
                         class_kind != "ForCausalLM" and choices is not None
                     ),
                 }
