@@ -46,7 +46,7 @@ def test_the_credit_of_the_first_example(capsys):
     """One of two is right, and both of two: the verdicts are +-1/2 and 0."""
     result = credit_rollouts("sums.csv", methods=["bae"], reward={"correct": "text"})
     assert result.applied[0].credit.block_nk[:, 0].tolist() == pytest.approx([0.5, -0.5, 0.0, 0.0])
-    assert "Missing or not finite are 1 of 4 recorded values of 'reward'" in result.note
+    assert "Some recorded numbers are missing or not finite: 1 of 4 values of 'reward'" in result.note
 
 
 def test_the_python_prints_what_it_says(capsys):

@@ -192,7 +192,7 @@ def credit_batch(reading: Reading, batch: Batch, scheme: Scheme) -> Credit:
     """
     if len(reading) != len(batch.group_n):
         raise AlignmentError(
-            f"{len(reading)} completions were read and the batch has {len(batch.group_n)} group ids; give one id to each."
+            f"{len(reading)} completions were read, but the batch has {len(batch.group_n)} group ids; give one id to each."
         )
     mode_fields = {name for mode in scheme.modes for name in mode.adds}  # modes may fill in these fields later
     scheme.check({*batch.provides, *mode_fields}, at_read=scheme.reads)

@@ -228,8 +228,8 @@ def test_from_a_folder_to_tables(tabular, tmp_path, monkeypatch):
     assert f"{measured.interval('MC 6', 'SAE start 0.5, 0', 'correlation').value:.3f}" in text
     for words in (
         "18 completions of 6 prompts",
-        "decision tokens: correlation of SAE minus correlation of the best GAE",
-        "all tokens: correlation of SAE minus correlation of GRPO c - group mean",
+        "decision tokens: correlation with Monte Carlo, SAE minus the best GAE",
+        "all tokens: correlation with Monte Carlo, SAE minus GRPO c - group mean",
         "GRPO c - V(prompt)",
     ):
         assert words in text

@@ -26,7 +26,7 @@ SHARING = (
 )
 #: The end of a warning that completions can leave out a block at no cost.
 _DRIFT = (
-    "So a missing or unreadable block costs nothing, and training may drift towards it. Set if_missing, the reward for such a "
+    "A missing or unreadable block then costs nothing, so training may drift towards it. Set if_missing, the reward for such a "
     "completion: Objective(..., if_missing=-1.0)."
 )
 

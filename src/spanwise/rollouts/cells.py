@@ -165,7 +165,8 @@ def _call_text(call: Any) -> str:
     argument_text = call_function.get("arguments")
     if isinstance(argument_text, (Mapping, list)):
         argument_text = json.dumps(argument_text, ensure_ascii=False, default=object_text)
-    return clean(f"{call_function.get('name') or ''}({'' if argument_text is None else argument_text})")
+    call_arguments = "" if argument_text is None else argument_text
+    return clean(f"{call_function.get('name') or ''}({call_arguments})")
 
 
 def prompt_text(prompt: Any) -> str:

@@ -140,7 +140,8 @@ def read_batches(file: Path, columns: Sequence[str] | None, progress: ReadingPro
     if "utf8" in format_fault.lower() or "utf-8" in format_fault.lower():
         format_fault = "it is not UTF-8; save it in UTF-8"
     elif counts := re.search(r"Expected (\d+) columns, got (\d+)", format_fault):
-        format_fault = f"{format_fault[0].lower()}{format_fault[1:]}. Put text with a comma or a line break in quotes"
+        format_fault = format_fault[0].lower() + format_fault[1:]
+        format_fault = f"{format_fault}. Put text with a comma or a line break in quotes"
         if int(counts[2]) < int(counts[1]):
             format_fault += ", or write the file again if it was cut off"
     raise DataError(f"'{file}' cannot be read as CSV: {format_fault}.")
@@ -162,10 +163,10 @@ def read_records(files: Sequence[Path]) -> Iterator[tuple[Path, str, dict[str, A
             is_array = _first_character(stream.peek(200)) == b"["
             for place, record in (_array_entries if is_array else _lines)(file, stream, progress):
                 if not isinstance(record, dict):
-                    problem = f"{place} of '{file}' holds {short_repr(record)}"
-                    if is_array:
-                        raise DataError(f"{problem}; each entry of the array must be a JSON object.")
-                    raise DataError(f"{problem}; each line must hold one JSON object.")
+                    entry_noun = "entry of the array" if is_array else "line"
+                    raise DataError(
+                        f"{place} of '{file}' holds {short_repr(record)}; each {entry_noun} must be a JSON object."
+                    )
                 yield file, place, record
 
 

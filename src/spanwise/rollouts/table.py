@@ -271,11 +271,11 @@ def training_record(
 def missing_note(rewards: Mapping[str, Reward]) -> str:
     """Tell the user how many recorded rewards are missing; an empty text if none is missing."""
     missing_counts = {name: int((reward.status_n != int(Status.OK)).sum()) for name, reward in rewards.items()}
-    phrases = [f"{n} of {len(rewards[name].value_n)} recorded values of '{name}'" for name, n in missing_counts.items() if n]
+    phrases = [f"{n} of {len(rewards[name].value_n)} values of '{name}'" for name, n in missing_counts.items() if n]
     if len(phrases) > 4:
-        phrases[4:] = [f"of {len(phrases) - 4} more columns"]
+        phrases[4:] = [f"values of {len(phrases) - 4} more columns"]
     return (
-        f"Missing or not finite are {' and '.join(phrases)}. These completions are unscored, and no baseline counts them."
+        f"Some recorded numbers are missing or not finite: {', '.join(phrases)}. These completions are unscored, and no baseline counts them."
         if phrases
         else ""
     )

@@ -160,7 +160,7 @@ def read_schema(text: str) -> tuple[Any, bool]:
                     resolved_target = resolver.lookup(contents[key])
                 except Unresolvable:
                     advice = "put that schema under $defs (none is fetched)"
-                    raise ValueError(f"its {key} {contents[key]!r} refers to a missing schema; {advice}") from None
+                    raise ValueError(f"{key} {contents[key]!r} refers to a missing schema; {advice}") from None
                 check(resolved_target.contents)
                 subschema_ids[id(contents)].append(id(resolved_target.contents))
                 follow(resolved_target.contents, resolved_target.resolver)

@@ -70,7 +70,7 @@ def test_one_bad_cell_does_not_drop_the_column(cell, tmp_path):
     assert result.scores.status_nm[:, 0].tolist() == [OK, UNSCORED, OK, OK]
     assert result.scores.reward_nm[[0, 2, 3], 0].tolist() == [0.0, 1.0, 1.0]  # the text would say 1 1 0
     assert "correct from the file" in result.note
-    assert "Missing or not finite are 1 of 4 recorded values of 'correct'" in result.note
+    assert "Some recorded numbers are missing or not finite: 1 of 4 values of 'correct'" in result.note
 
 
 def test_a_column_without_numbers_is_no_reward(tmp_path):

@@ -190,7 +190,7 @@ def test_a_row_that_is_too_long_is_an_error_and_no_other_row_changes(tmp_path):
     scores = scored(tmp_path, text=text, prompts=["x", "x"])
     assert scores.status_nm[:, 0].tolist() == [OK, ERROR]
     assert math.isnan(scores.reward_nm[1, 0])
-    assert "tokens, and the reward model takes 256" in scores.note_nm[1, 0]
+    assert "tokens, but the reward model takes 256" in scores.note_nm[1, 0]
     assert scores.reward_nm[0, 0] == scored(tmp_path, text=text[:1], prompts=["x"]).reward_nm[0, 0]
     size = len(load_reader(str(tmp_path), "cpu", "auto", False, None, None, None).row({"prompt": "x"}, ["<t>So 4</t>"]).ids)
     assert scored(tmp_path, text=text, prompts=["x", "x"], max_length=size).status_nm[:, 0].tolist() == [OK, ERROR]

@@ -233,7 +233,7 @@ def _lead_table(fidelity: TokenFidelity, kind: str, other: str) -> Table:
     """Build the table of SAE's lead in correlation with Monte Carlo over another estimator, or over the best of a family."""
     is_estimator = other in fidelity.estimators
     other_text = other if is_estimator else f"the best {other}"
-    title = f"{kind} tokens: correlation of SAE minus correlation of {other_text} (95 % intervals)"
+    title = f"{kind} tokens: correlation with Monte Carlo, SAE minus {other_text} (95 % intervals)"
     table_rows = []
     for critic in fidelity.critics:
         other_name = _short_name(fidelity.best(critic, other, kind=kind), other)

@@ -23,7 +23,7 @@ def decision_notes(result: CreditResult) -> Iterator[str]:
         mean_count = sum(decision_counts) / max(len(decision_counts), 1)
         count_text = f"{name}: {mean_count:.3g} decisions (tokens less likely than {segments.threshold:g}) per completion"
         if not segment_values:
-            yield f"{count_text}, so '{name}' equals GAE with lambda 1 at nearly every token."
+            yield f"{count_text}. With so few decisions, '{name}' equals GAE with lambda 1 at nearly every token."
             continue
         segment_lengths = np.array([len(value_t) - 1 for value_t in segment_values])
         mean_length = segment_lengths.mean()

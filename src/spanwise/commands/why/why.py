@@ -93,8 +93,9 @@ def _reason_table(result: CreditResult, zeros: Mapping[str, Zeros], examples: in
     counts_table = plain_table(
         "method", "why a token gets nothing", "completions", "tokens", "share", "rows", rows=(), right=(2, 3, 4),
         title=result.title,
-        caption="Each token has one reason. A completion without credit counts under the commonest reason of its tokens. "
-        "The column 'rows' lists such completions, or else completions with such a token. --completion ROW shows one of them.",
+        caption="Each token has one reason. A completion without credit is counted under the commonest reason of its "
+        "tokens. 'rows' lists the counted completions, or if there are none, completions with such a token. --completion ROW "
+        "shows one of them.",
     )  # fmt: skip
     for name, tally in zeros.items():
         for position, count in enumerate(tally.counts(examples)):

@@ -102,7 +102,7 @@ def bae(
     "dcpo",
     kind="block",
     paper="DCPO, arXiv 2603.09117",
-    source="the authors' code, and third-party summaries of the paper",
+    source="the authors' code and third-party summaries",
     preset=Preset(),
 )
 @explains

@@ -32,7 +32,7 @@ from spanwise.types import Zero
     "gdpo",
     kind="completion",
     paper="GDPO, arXiv 2601.05242",
-    source="the code of four implementations, the authors' among them, and third-party summaries of the paper",
+    source="four codebases, the authors' included, and third-party summaries",
     preset=Preset(whole=True, per="completion"),
     exceptions={"split": "standardised over the batch"},
 )

@@ -131,7 +131,7 @@ def rloo(reward_n: Float[Tensor, " n"], group_n: Int[Tensor, " n"], *, min_strat
     "maxrl",
     kind="completion",
     paper="Maximum Likelihood Reinforcement Learning, arXiv 2602.02710",
-    source="the code of SkyRL and prime-rl, and third-party summaries of the paper",
+    source="SkyRL's and prime-rl's code and third-party summaries",
     preset=Preset(whole=True, per="length", calibrated=False),
     exceptions={
         "negative": "rewards are divided by their group's mean, and a reward of 0 stands for failure",
@@ -227,7 +227,7 @@ def opo(
 _RLCR: Mapping[str, Any] = {
     "kind": "completion",
     "paper": "Beyond Binary Rewards, arXiv 2507.16806",
-    "source": "the authors' code, and third-party summaries of the paper",
+    "source": "the authors' code and third-party summaries",
 }
 
 

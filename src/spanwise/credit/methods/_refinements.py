@@ -19,7 +19,7 @@ from spanwise.registry import register
     "ktae",
     kind="refinement",
     paper="KTAE, arXiv 2505.16826",
-    source="the authors' code, and third-party summaries of the paper",
+    source="the authors' code and third-party summaries",
     only_with={"top": ("form", ("code",))},
 )
 def ktae(

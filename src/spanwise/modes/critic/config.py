@@ -185,8 +185,8 @@ def critic_faults(
     return {
         f"Method '{scheme.method}' needs the values of {engine}'s critic: add {option}. Or use a method that compares completions, "
         f"such as 'bae' or 'grpo'.": value_names and not has_critic,
-        f"{option.split('=')[0]} asks for a critic, but {no_values_text}, so it would train on nothing. Leave it out, or use "
-        f"method 'gae' or 'sae'.": has_critic and not value_names,
+        f"{option.split('=')[0]} asks for a critic, but {no_values_text}, so the critic would do nothing. Leave it out, or "
+        f"use method 'gae' or 'sae'.": has_critic and not value_names,
         f"The recipe has a critic section, but {no_values_text}. Leave it out, or use method 'gae' or 'sae'.": (
             critic_config != CriticConfig() and not value_names
         ),

@@ -118,12 +118,15 @@ class SelfRewarding(TrlPart):
         new_warnings: list[str | None] = []
         if bool(wrote_token_n.any()) and not self._written:
             count_text = f"{int(wrote_token_n.sum())} of {len(wrote_token_n)} completions"
-            sampled_text = f"laser.token '{mode.token}' (id {self.token}) was sampled in {count_text}"
+            token_text = f"laser.token '{mode.token}' (id {self.token})"
             if self.measured is None:
-                raise RecipeError(f"{sampled_text} of the first batch. Choose a laser.token that the policy never writes.")
+                raise RecipeError(
+                    f"{token_text} was sampled in {count_text} of the first batch. Choose a laser.token that the policy never writes."
+                )
             self._written = True
             new_warnings.append(
-                f"{sampled_text}. Laser's loss makes the policy write this token: lower beta or alpha, or name another token."
+                f"{token_text} was sampled in {count_text}. Laser's loss makes the policy write this token: lower beta or alpha, "
+                "or name another token."
             )
         ended_n = sampled_end(batch, self.ends)
         logp_n = self.known_logps(ended_n, output)

@@ -113,7 +113,7 @@ def score_by_model(
         reward_number = reward_model.numbers[row][judged_index] if fits_model else math.nan
         failure_reason = f"the reward model's number is {reward_number}"
         if not fits_model:
-            failure_reason = f"the prompt and the text have {len(row.ids)} tokens, and the reward model takes {most_tokens}"
+            failure_reason = f"the prompt and the text have {len(row.ids)} tokens, but the reward model takes {most_tokens}"
         failed_result = CallResult(status=Status.ERROR, error=DataError(failure_reason))
         result_by_index[n] = CallResult(reward_number) if math.isfinite(reward_number) else failed_result
     refuse_if_all_failed(result_by_index, f"The reward model '{model}'")
