@@ -183,7 +183,7 @@ CREDIT = (
         lasting=Alarm(
             "above", 0.95, "{share} of the strata (compared sets) of '{name}' are dead: no completion in them gets credit, "
             "though rewards differ within groups.",
-            "Usually groups are too small to be split by these outcomes: raise group_size, or use baseline: blended.",
+            "Usually groups are too small to be split by outcome: raise group_size, or use baseline: blended.",
             unless="credit/{name}/unanimous",
         ),
     ),

@@ -274,10 +274,11 @@ def missing_note(rewards: Mapping[str, Reward]) -> str:
     phrases = [f"{n} of {len(rewards[name].value_n)} values of '{name}'" for name, n in missing_counts.items() if n]
     if len(phrases) > 4:
         phrases[4:] = [f"values of {len(phrases) - 4} more columns"]
+    if not phrases:
+        return ""
     return (
-        f"Some recorded numbers are missing or not finite: {', '.join(phrases)}. These completions are unscored, and no baseline counts them."
-        if phrases
-        else ""
+        f"Some recorded numbers are missing or not finite: {', '.join(phrases)}. These completions are unscored, and no "
+        "baseline counts them."
     )
 
 

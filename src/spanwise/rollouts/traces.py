@@ -180,7 +180,8 @@ def _write_advantages(trace: Mapping[str, Any], trajectory: Trajectory, entry: s
         sampled_count = sum(bool(flag) for flag in turn_node.get("mask", ()))
         if sampled_count != len(values):
             raise DataError(
-                f"{turn_name} has {len(values)} sampled tokens, but its node in '{source}' has {sampled_count}; read the file again."
+                f"{turn_name} has {len(values)} sampled tokens, but its node in '{source}' has {sampled_count}; read the file "
+                "again."
             )
         turn_node["advantages"] = values
 

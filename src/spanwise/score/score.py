@@ -421,6 +421,6 @@ def _check_reading(objective: Objective, entry: BuiltIn, layout: Layout) -> None
     if unfit_part is not None:
         raise RecipeError(
             f"Objective '{objective.name}': the reward '{objective.reward}' reads only blocks of the segmenter "
-            f"{' or '.join(entry.segmenters)}, but block '{layout.names[unfit_part.block]}' is one of {unfit_part.segmenter}. Use "
-            f"a reward of the block's content, such as json_schema, or a function of your own."
+            f"{' or '.join(entry.segmenters)}, but block '{layout.names[unfit_part.block]}' is found by {unfit_part.segmenter}. "
+            f"Use a reward of the block's content, such as json_schema, or a function of your own."
         )

@@ -190,7 +190,7 @@ def critic_faults(
         f"The recipe has a critic section, but {no_values_text}. Leave it out, or use method 'gae' or 'sae'.": (
             critic_config != CriticConfig() and not value_names
         ),
-        f"The method needs a value for each objective ({', '.join(value_names)}), and {engine}'s critic gives one per token; write "
+        f"The method needs a value for each objective ({', '.join(value_names)}), but {engine}'s critic gives one per token; write "
         f"values: shared in the recipe.": len(value_names) > 1,
         f"critic.truncated is '{critic_config.truncated}', but {engine} stores no value after the last token. Remove "
         f"critic.truncated.{instead}": (critic_config.truncated != "terminal"),

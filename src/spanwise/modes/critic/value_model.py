@@ -77,8 +77,8 @@ class ValueModel(nn.Module):
         saved_critic = Saved.of(place)
         if saved_critic is not None:
             fault_messages = {
-                f"The critic '{place}' gives {len(saved_critic.names)} values ({', '.join(saved_critic.names)}) and this recipe "
-                f"needs {len(names)} ({', '.join(names)}). Use a critic of the same objectives and the same values.": (
+                f"The critic '{place}' gives {len(saved_critic.names)} values ({', '.join(saved_critic.names)}), but this "
+                f"recipe needs {len(names)} ({', '.join(names)}). Use a critic of the same objectives and the same values.": (
                     list(names) != saved_critic.names
                 )
             }
@@ -109,7 +109,7 @@ class ValueModel(nn.Module):
             hidden_state_nlc = model.eval().base_model(input_ids=probe_ids).last_hidden_state[:, :2]
         refuse(
             {
-                f"The critic '{place}' knows {embedding_count} token ids and the policy's tokenizer has {tokenizer_size}, so they "
+                f"The critic '{place}' knows {embedding_count} token ids, but the policy's tokenizer has {tokenizer_size}, so they "
                 "do not fit. Use a critic of the policy's tokenizer.": embedding_count < tokenizer_size,
                 f"The critic '{place}' ({type(model).__name__}) reads the tokens that come after the one it values, so its values "
                 "would give away what the policy is about to write. Use a model that reads forwards only.": bool(

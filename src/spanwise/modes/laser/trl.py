@@ -121,7 +121,8 @@ class SelfRewarding(TrlPart):
             token_text = f"laser.token '{mode.token}' (id {self.token})"
             if self.measured is None:
                 raise RecipeError(
-                    f"{token_text} was sampled in {count_text} of the first batch. Choose a laser.token that the policy never writes."
+                    f"{token_text} was sampled in {count_text} of the first batch. Choose a laser.token that the policy never "
+                    "writes."
                 )
             self._written = True
             new_warnings.append(

@@ -99,7 +99,7 @@ def read_plain(
     role_notes = [f"{noun} from '{roles[role]}'" for role, noun in noun_of_role.items() if roles.get(role, noun) != noun]
     role_note = f"Columns: {', '.join(role_notes)}." if role_notes else ""
     if parts:
-        role_note = f"A completion is made of the columns {', '.join(parts)}, each between tags of its name."
+        role_note = f"A completion joins the columns {', '.join(parts)}, each between tags with its name."
     elif not roles.keys() & {"completion", "completions"}:
         role_note = "The completion is what follows the last user message in 'messages'; its tool messages are masked."
     return RolloutTable.of(
