@@ -47,9 +47,9 @@ def test_other_tags_than_the_layouts():
 
 def test_completions_that_were_cut_off_are_not_told_to_change_the_prompt():
     """Different completions that all end at one length were cut off there; equal ones, or ones of many lengths, were not."""
-    assert " 2 of 3 end inside " in warnings_of([[0, 4], [0, 4], PLAN])["tags"]
+    assert "Of 3 completions, 2 end inside " in warnings_of([[0, 4], [0, 4], PLAN])["tags"]
     assert "cut off" not in warnings_of([[0, 4], PLAN, PLAN])["tags"], "most write something else"
-    assert " 3 of 4 have exactly 3 tokens, " in warnings_of([[4, 4, 5], [4, 5, 4], [5, 4, 4], [4, 5]])["tags"]
+    assert "Of 4 completions, 3 have the maximal 3 tokens " in warnings_of([[4, 4, 5], [4, 5, 4], [5, 4, 4], [4, 5]])["tags"]
     for ids in ([[4, 4, 5]] * 2, [[4], [4, 5], [4, 5, 4], [4, 5, 4, 4]]):
         assert "cut off" not in warnings_of(ids)["tags"]
 
@@ -103,10 +103,10 @@ def with_function(function, **changes):
 @pytest.mark.parametrize(
     ("values", "if_missing", "says"),
     [
-        ((0.5, -1.0, -1.0), None, r" -1 for 2 of 3 .*\(completion 1 first\)"),
-        ((0.5, 0, None), None, r" 0 for 1 of 3 .*\(completion 1 first\)"),
-        ((0.5, -1.0, -0.25), -1.0, r" -0.25 for 1 of 3 .*\(completion 2 first\)"),
-        ((0.5, -2.0, 7.5), 0.0, r" -2 to 7.5 for 2 of 3 .*\(completion 1 first\)"),
+        ((0.5, -1.0, -1.0), None, r" -1 .* for 2 of 3 .*, first for completion 1\."),
+        ((0.5, 0, None), None, r" 0 .* for 1 of 3 .*, first for completion 1\."),
+        ((0.5, -1.0, -0.25), -1.0, r" -0.25 .* for 1 of 3 .*, first for completion 2\."),
+        ((0.5, -2.0, 7.5), 0.0, r" -2 to 7.5 .* for 2 of 3 .*, first for completion 1\."),
         ((0.5, -1.0, -1.0), -1.0, None),
         ((0.5, None, -1.0), -1.0, None),
         ((0.5, None, None), 0.0, None),
@@ -121,7 +121,7 @@ def test_a_number_for_a_block_that_is_not_there(values, if_missing, says):
 def test_a_recorded_number_for_a_block_that_is_not_there():
     rule = Scheme("bae", LAYOUT, [Objective(paying(), "report", name="mine")], recorded=frozenset({"mine"}))
     reading = reading_of([WHOLE, SILENT], rule, recorded={"mine": Reward.of([1.0, 0.0])})
-    assert "the reward recorded is 0 for 1 of 2 completions" in setup_warnings(reading, rule)["unused/mine"]
+    assert "has the reward 0 (recorded in the file) for 1 of 2 completions" in setup_warnings(reading, rule)["unused/mine"]
 
 
 def test_what_is_not_kept_is_not_said():
@@ -148,7 +148,7 @@ def test_an_adaptive_lambda_that_is_zero_for_most_completions():
     layout = [0, *[4] * 3, 1]  # 5 tokens: 1 - 1 / (.2 * 5) = 0
     longer = [0, *[4] * 4, 1]  # 6 tokens: 1/6
     assert warnings_of([layout, layout, [4], longer, []], critic)["lambda"].startswith(
-        "length_adaptive_alpha=0.2 sets lambda to 0 for completions of at most 5 tokens, here 3 of 4 (median length 5). "
+        "length_adaptive_alpha=0.2 sets lambda to 0 for completions of at most 5 tokens. Here these are 3 of 4 (median length 5). "
     )
     assert "lambda" not in warnings_of([layout, longer], critic)
     fixed = Scheme("gae", LAYOUT, [Objective("correct", "solution")], options={"lam": 0.0})

@@ -129,7 +129,10 @@ def test_equal_differences_are_judged_by_their_signs(seeds, verdict):
     assert first.p == pytest.approx(stats.binomtest(seeds, seeds).pvalue)
     assert first.seeds_needed is None
     if verdict == "clear":
-        assert "2 of 3 differences, ece (a and b), ece (b and c). Not clear: the other 1." in result.summary()
+        assert (
+            "Of 3 differences, 2 are beyond the noise: ece (a and b), ece (b and c). Not clear: the other 1."
+            in result.summary()
+        )
         assert "over all figures (1) up to 0.05 of" in result.summary()
 
 

@@ -15,7 +15,9 @@ def test_a_damaged_line_costs_itself_and_is_counted(damage, tmp_path):
     text = [line.encode() for line in LINES]
     text[2] = text[10] = damage
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(text) + b"\n")
-    with pytest.warns(UserWarning, match=r"^2 of 40 lines of '.*metrics\.jsonl' cannot be read and are left out\.$"):
+    with pytest.warns(
+        UserWarning, match=r"^2 of 40 lines of '.*metrics\.jsonl' cannot be read\. Such lines are left out\.$"
+    ):
         read = metrics_until(tmp_path, 40)
     assert [line["step"] for line in read] == [step for step in range(1, 41) if step not in (3, 11)]
 

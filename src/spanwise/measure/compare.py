@@ -146,7 +146,7 @@ class ArmComparison:
         return (
             f"Of {total} differences, {len(clear_names)} are beyond the noise: {', '.join(clear_names)}{others_text}. Noise is "
             "the spread between seeds on the same held-out prompts. Holm's correction treats each figure alone. Over all "
-            f"{figure_count} figures, up to {figure_count * (1 - self.level):.2g} of these differences may be luck."
+            f"figures ({figure_count}), up to {figure_count * (1 - self.level):.2g} of these differences may be luck."
         )
 
 

@@ -95,7 +95,8 @@ def pull_note(scheme: Scheme, *, group_size: int) -> str | None:
     confidence_text = f"{driven_confidence:.2f}".removeprefix("0")
     return (
         f"If a policy is right with probability .70, the outcome baseline in groups of {group_size} teaches it the confidence "
-        f"{confidence_text}. Larger groups teach one nearer to .70. baseline: blended or group teach .70 (docs/fidelity.md)."
+        f"{confidence_text}. Larger groups teach one nearer to .70. The baselines blended and group teach .70 (see "
+        "docs/fidelity.md)."
     )
 
 
