@@ -259,7 +259,7 @@ def test_a_run_of_one_block_with_its_own_critic(tabular, tmp_path, monkeypatch, 
         fidelity(run, critics="own", reference=reference, **sizes)
         output = " ".join(capsys.readouterr().out.split())
         assert words in output
-        assert "The last block states no confidence" in output
+        assert "The layout's last block has no confidence" in output
         written = json.loads((tmp_path / "out" / "fidelity.json").read_text())
         assert written["counts"] == {"completions": 24, "prompts": 6}
         assert {row["critic"] for row in written["tokens"]} == {"own"}

@@ -133,7 +133,7 @@ def test_equal_differences_are_judged_by_their_signs(seeds, verdict):
             "Of 3 differences, 2 are beyond the noise: ece (a and b), ece (b and c). Not clear: the other 1."
             in result.summary()
         )
-        assert "over all figures (1) up to 0.05 of" in result.summary()
+        assert "Over all figures (1), up to 0.05 of" in result.summary()
 
 
 def test_rounding_is_no_difference_and_seeds_needed_are_those_of_the_observed_one():

@@ -217,7 +217,7 @@ def test_a_score_that_cannot_work_is_refused_by_the_first_batch(tmp_path, error,
 
 def test_a_trained_policy_is_pointed_out_and_its_own_reference_is_not(tmp_path):
     mean = reference_of(small.SAID)
-    with pytest.warns(UserWarning, match=r"start at a score of 0\.4"):
+    with pytest.warns(UserWarning, match=r"start with the score 0\.4"):
         run_with(tmp_path / "near", laser(reference=mean - 0.4)).train()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
