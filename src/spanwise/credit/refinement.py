@@ -60,7 +60,7 @@ class Refinement:
         """Refuse a scheme that credits single turns, a `correct` that names no objective, and options without effect."""
         if scheme.entry.kind == "step" or any(objective.scope == "turn" for objective in scheme.objectives):
             raise RecipeError(
-                f"refine needs the credit of whole rollouts, and method '{scheme.method}' credits single turns here. Leave refine "
+                f"refine needs the credit of whole rollouts, but method '{scheme.method}' credits single turns here. Leave refine "
                 f"out, or use a method that credits whole rollouts, such as 'grpo'."
             )
         if self.correct is not None and self.correct not in scheme.names:
@@ -83,7 +83,7 @@ class Refinement:
         """
         if batch.steps is not None:
             raise RecipeError(
-                "refine needs whole completions, and each row of this batch is a single turn. Leave refine out, or pass whole "
+                "refine needs whole completions, but each row of this batch is a single turn. Leave refine out, or pass whole "
                 "completions."
             )
         if reading.spans is None:

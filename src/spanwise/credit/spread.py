@@ -330,7 +330,7 @@ def restrict(spans: Spans, mask_nt: Bool[Tensor, "n t"]) -> Spans:
     if bad_row := first_of(is_in_loss_n & ((block_nt >= 0) != mask_nt).any(dim=1)):
         (n,) = bad_row
         raise AlignmentError(
-            f"Completion {n} trains on {int(mask_nt[n].sum())} tokens and its spans cover {int((block_nt[n] >= 0).sum())}; "
+            f"Completion {n} trains on {int(mask_nt[n].sum())} tokens, but its spans cover {int((block_nt[n] >= 0).sum())}; "
             "the trainer's mask must not change after scoring. Did a tool mask change?"
         )
     is_in_loss_n1 = is_in_loss_n[:, None]

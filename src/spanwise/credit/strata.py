@@ -45,7 +45,7 @@ def check_rewards(reward: Tensor, *, row: str = "completion", column: str = "tok
 def check_mask(mask_nt: Tensor) -> None:
     """Refuse a mask that is not boolean; 0 and 1 would be read as indices."""
     if mask_nt.dtype != torch.bool:
-        raise AlignmentError(f"mask_nt holds {mask_nt.dtype}, and a mask must be boolean; pass mask_nt.bool().")
+        raise AlignmentError(f"mask_nt holds {mask_nt.dtype}, but a mask must be boolean; pass mask_nt.bool().")
 
 
 def check_counts(items: Sized, item_noun: str, others: Sized, other_noun: str, *, advice: str) -> None:
@@ -354,7 +354,7 @@ def compare_in_strata(
         if leave_one_out:
             advantage_n = advantage_n * count_n / (count_n - 1).clamp(min=1.0)
     elif scale != "none":
-        raise RecipeError(f"Turns of trajectories are compared without a scale, and scale is '{scale}'; use scale='none'.")
+        raise RecipeError(f"Turns of trajectories are compared without a scale, but scale is '{scale}'; use scale='none'.")
     else:
         count_n, mean_n, advantage_n = _compare_rollouts(value_n, stratum_n, voter_n, leave_one_out, min_stratum)
     uses_stand_in_n = ~stratum_moments.member_n & ~stand_in_n.isnan() & (count_n > 0)

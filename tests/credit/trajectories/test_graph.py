@@ -221,7 +221,7 @@ TWO = [turn([1], [2]), turn([1, 2], [2])]
     ("sentence", "call"),
     [
         ("2 .* 1 .*'mask'", lambda: rows(turn([1], [2]), turn([1], [2, 2], [1]))),
-        ("2 rows and 1 groups", lambda: Trajectory.of_rows(TWO, ["a", "a"], [3, 2], ["y"])),
+        ("2 rows but 1 groups", lambda: Trajectory.of_rows(TWO, ["a", "a"], [3, 2], ["y"])),
         ("Row 0", lambda: Trajectory.of_rows([turn([1], [2], parent=0)], ["a"], [0], [0])),
     ],
 )

@@ -106,7 +106,7 @@ class HistoryWeight:
         """
         if state and (set(state) != {"anchors", "rates"} or not state["anchors"]):
             raise RecipeError(
-                f"The saved state of ha_dw must hold 'anchors' and 'rates', and this one holds {', '.join(sorted(state))}."
+                f"The saved state of ha_dw must hold 'anchors' and 'rates', but this one holds {', '.join(sorted(state))}."
             )
         self._anchors, self._rates = ([float(x) for x in state.get(name, ())] for name in ("anchors", "rates"))
 

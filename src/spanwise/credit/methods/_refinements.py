@@ -201,7 +201,9 @@ def oar(
     check_shapes(adv_nt=adv_nt, importance_nt=importance_nt, mask_nt=mask_nt)
     check_mask(mask_nt)
     if not 0 <= quantile <= 1:
-        raise RecipeError(f"quantile is {quantile:g}; it is the share of tokens whose advantage shrinks, so write 0 to 1.")
+        raise RecipeError(
+            f"quantile is {quantile:g}; it is the share of tokens whose advantage shrinks, so it must lie between 0 and 1."
+        )
     weighted_adv_nt = torch.zeros_like(adv_nt)
     for i in range(len(adv_nt)):
         mask_t = mask_nt[i]

@@ -115,7 +115,7 @@ class Trajectory:
             for name, numbers in {"mask": turn.mask, **turn.per_token}.items():
                 if len(numbers) != response_length:
                     raise AlignmentError(
-                        f"{turn_text} has {response_length} response tokens and {len(numbers)} entries of '{name}'; give one to "
+                        f"{turn_text} has {response_length} response tokens but {len(numbers)} entries of '{name}'; give one to "
                         f"each token."
                     )
             if turn.parent is not None and not 0 <= turn.parent < t:
@@ -155,7 +155,7 @@ class Trajectory:
         """
         for name, column in (("trajectory ids", trajectory), ("step numbers", step), ("groups", group)):
             if len(column) != len(rows):
-                raise AlignmentError(f"There are {len(rows)} rows and {len(column)} {name}; give one to each row.")
+                raise AlignmentError(f"There are {len(rows)} rows but {len(column)} {name}; give one to each row.")
         for row, turn in enumerate(rows):
             if turn.parent is not None:
                 raise AlignmentError(
@@ -385,7 +385,7 @@ def split_turns(mask_nt: Bool[Tensor, "n t"], turn_nt: Int[Tensor, "n t"] | None
     check_shapes(turn_nt=turn_nt, mask_nt=mask_nt)
     if bad_token := first_of(mask_nt & (turn_nt < 0)):
         sequence_index, position = bad_token
-        raise AlignmentError(f"Token {position} of sequence {sequence_index} was sampled and has no turn id; give it one.")
+        raise AlignmentError(f"Token {position} of sequence {sequence_index} was sampled but has no turn id; give it one.")
     row_i, position_i = torch.nonzero(turn_nt >= 0, as_tuple=True)
     row_and_turn_i = torch.stack([row_i, turn_nt[row_i, position_i].long()], dim=1)
     # `unique` sorts the turns by sequence, then by turn id.
