@@ -83,7 +83,7 @@ def test_command_line_wins_over_the_file(tmp_path):
     [
         ({"baseline": "blended"}, ["changing baseline to blended", "--set objectives=null"]),
         ({"calibration": "log_score"}, ["changing calibration to log_score"]),
-        ({"method": "rlcr"}, ["its own objectives and per", "--set per=null"]),
+        ({"method": "rlcr"}, ["The recipe sets objectives and per itself", "--set per=null"]),
     ],
 )
 def test_a_preset_that_is_written_out_is_not_changed_in_vain(overrides, words, tmp_path):

@@ -46,7 +46,7 @@ def test_a_reward_that_was_never_scored_costs_nothing(kind, gap, tmp_path):
     result = credit_rollouts(file, methods=["bae"], reward={"correct": "acc"}, overrides={"layout": LAYOUT})
     # Brier's outcome is not known either; the tags are read from the text.
     assert result.scores.status_nm.T.tolist() == [[OK, UNSCORED, OK, OK]] * 2 + [[OK] * 4] * 2
-    assert re.search("1 of 4 recorded values of 'acc' (and .*)?are missing", result.table.note)
+    assert re.search("missing or not finite: .*1 of 4 values of 'acc'", result.table.note)
     block_nk = result.applied[0].credit.block_nk
     # By hand: 1, 1 and 0 have mean 2/3. Brier -.01 and -.09 of the right ones have mean -.05; the wrong one is alone.
     assert_close(block_nk.T, [[1 / 3, 0, 1 / 3, -2 / 3], [0.04, 0, -0.04, 0]])

@@ -92,7 +92,7 @@ def test_scores_that_are_all_clipped_to_one_number_are_named(tmp_path):
     assert result.note.endswith("AUROC 0.500. Every score is 1, after clipping.")
     unknown = {"reward/correct": [0.5, 0.25, 0.5, 0.5]}
     result = credit_rollouts(file(tmp_path, **unknown), methods=["grpo"])
-    assert "the file does not say which completions are right" in result.note
+    assert "The file does not say which completions are right" in result.note
 
 
 def test_the_sum_of_a_block_says_what_was_mixed(tmp_path):

@@ -151,7 +151,7 @@ def sae_of_decisions(path, delay, *, blind=False, seed=0):
     return sae_run(path, **columns)
 
 
-@pytest.mark.parametrize(("delay", "lag"), [(0, "1 token."), (1, "2 tokens"), (5, "8 tokens")])
+@pytest.mark.parametrize(("delay", "lag"), [(0, "1 token"), (1, "2 tokens"), (5, "8 tokens")])
 def test_decisions_are_counted_and_the_delay_is_found(delay, lag, tmp_path):
     """.95^(1/8) is .9936; the last stretch ends with the completion, a token short."""
     text = printed(sae_of_decisions(tmp_path, delay))

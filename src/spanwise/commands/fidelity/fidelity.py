@@ -194,8 +194,8 @@ def show_tokens(fidelity: TokenFidelity, segments: SaeSegments | None = None, *,
     token_count = fidelity.count()
     decision_count = fidelity.count("decision")
     console.print(
-        f"{token_count} tokens are compared: those in the first blocks of {sample_counts['completions']} completions of "
-        f"{sample_counts['prompts']} prompts. {decision_count} of them are decisions (probability below .97). "
+        f"{sample_counts['completions']} completions of {sample_counts['prompts']} prompts: {token_count} tokens of their first "
+        f"blocks are compared. {decision_count} of these tokens are decisions (probability below .97). "
         f"{reference_words(segments)}",
         highlight=False,
     )
