@@ -63,7 +63,7 @@ def check(args: Any) -> RecipeRule:
         f"advantage_estimator is '{estimator_name}', which trains a critic or normalises advantages. Use "
         f"{', '.join(_ESTIMATORS)}, whose losses work with the recipe's advantages.": estimator_name not in _ESTIMATORS,
         **{f"{name} is {get_argument(name)}; set it to {hook}.": get_argument(name) != hook for name, hook in HOOKS.items()},
-        "use_opd with opd_type 'sglang' reads its teacher's numbers in the hook that spanwise replaces. Use opd_type "
+        "use_opd with opd_type 'sglang' reads its teacher's log-probabilities in the hook that spanwise replaces. Use opd_type "
         "'megatron'.": get_argument("use_opd") and args.opd_type == "sglang",
     }
     rule, notes = read_rule(

@@ -33,9 +33,7 @@ ANY_REWARD = "any_reward"
 #: The fields of `algorithm.spanwise` that a user may set if verl's advantage estimator is `spanwise`.
 _KNOWN = ("recipe", "folder", "keep_rollouts", "report")
 #: The advice for a reward that verl's configuration sets and no objective of the recipe uses.
-_UNUSED = (
-    "No objective uses this reward. Add {reward: environment, pays: [...]} to the recipe, or remove the setting of verl."
-)
+_UNUSED = "No objective uses this reward. Add {reward: environment, pays: [...]} to the recipe, or remove this setting."
 #: Options of verl that would change the credit or do nothing, each with its required value and the reason.
 _FIXED: dict[str, tuple[Any, str]] = {
     "algorithm.use_kl_in_reward": (
