@@ -56,7 +56,7 @@ def test_holm_against_its_definition(p_values):
 def test_noise_is_called_noise():
     result = compare_arms(runs(a=[0.1, 0.2, 0.3], b=[0.2, 0.1, 0.31]))
     (sentence,) = result.sentences()
-    assert "inside the noise. This difference would be clear with" in sentence
+    assert "inside the noise. A difference of this size would need" in sentence
     assert result.summary() == "None of 1 differences is beyond the noise: these runs do not show which method is better."
     assert result.sentences("clear") == []
 
@@ -74,7 +74,7 @@ def test_many_pairs_make_a_difference_borderline():
     assert first.verdict == "borderline"
     assert "Several pairs are compared, so this may be luck (Holm p = 0.07)" in first.sentence()
     assert first.seeds_needed > alone.seeds_needed  # each of three pairs has a third of the 5 %
-    assert "would be clear with" in first.sentence()
+    assert "would need" in first.sentence()
     # With a reference there are two pairs instead of three.
     to_b = compare_arms(runs(a=a, b=b, c=c), reference="b")
     assert [(d.a, d.b) for d in to_b.differences] == [("a", "b"), ("c", "b")]

@@ -68,7 +68,7 @@ class Difference:
         finding = f"{subject}: {interval.value:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}] over {interval.count} seeds"
         if self.verdict == "clear":
             return f"{finding}, beyond the noise."
-        seeds_hint = "" if self.seeds_needed is None else f" This difference would be clear with {self.seeds_needed} seeds."
+        seeds_hint = "" if self.seeds_needed is None else f" A difference of this size would need {self.seeds_needed} seeds."
         if self.verdict == "borderline":
             luck_text = f"Several pairs are compared, so this may be luck (Holm p = {self.p_adjusted:.2f})."
             return f"{finding}; the interval excludes 0. {luck_text}{seeds_hint}"
@@ -183,7 +183,7 @@ def compare_arms(
         >>> for sentence in result.sentences():
         ...     print(sentence)
         ece of a minus b: -0.057 [-0.062, -0.052] over 4 seeds, beyond the noise.
-        ece of a minus c: -0.008 [-0.028, +0.012] over 4 seeds, inside the noise. This difference would be clear with 20 seeds.
+        ece of a minus c: -0.008 [-0.028, +0.012] over 4 seeds, inside the noise. A difference of this size would need 20 seeds.
         ece of b minus c: +0.049 [+0.028, +0.070] over 4 seeds, beyond the noise.
     """
     if not runs or not any(runs.values()):
