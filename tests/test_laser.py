@@ -65,7 +65,7 @@ def test_an_engine_without_the_score_is_refused_and_one_with_it_is_not():
 )
 def test_a_recipe_refuses_what_would_do_nothing(laser):
     recipe = load(None, {"steps": 10, "laser": {"token": "<unk>", **laser}})
-    with pytest.raises(RecipeError, match="the run has 10"):
+    with pytest.raises(RecipeError, match="the run has only 10"):
         recipe.modes["laser"].check_steps(10)
     recipe.modes["laser"].check_steps(11)
 
