@@ -28,6 +28,7 @@ from spanwise import (
 from spanwise.batch import by_turn, pad_tokens
 from spanwise.credit.spread import restrict
 from spanwise.credit_metrics import dead_strata
+from spanwise.errors import DivergedError
 
 LAYOUT = Layout({"a": ["x"], "b": ["y"]})
 TWO = Scheme("bae", LAYOUT, [Objective("format", "a", name="c"), Objective("format", "b", name="q")])
@@ -94,6 +95,8 @@ def test_outcomes_travel_with_the_table():
     reading = read(batch, scheme, vocabulary)
     back = Reading.unpack(reading.pack(), scheme)
     assert scheme.outcome_names == (f"{__name__}:even",)
+    for part in (reading.take([1]), Reading.joined([reading, reading])):  # their rows are not those of the text
+        assert (part.spans, part.text) == (None, None)
     assert back.scores.outcome(f"{__name__}:even").tolist() == pytest.approx([1.0, 0.0, math.nan], nan_ok=True)
     credit = credit_batch(back, batch, scheme)
     assert metrics(credit, back, scheme)["credit/q/coarser"] == 1.0  # nobody shares both outcomes with another
@@ -154,6 +157,16 @@ def test_a_share_of_the_batch_is_the_token_mean(method):
     kept_nt = advantages(credit, its_spans, scheme, mask_nt=mask_nt)
     assert torch.equal(kept_nt[:2], adv_nt[:2])
     assert not kept_nt[2].any()
+
+
+def test_an_advantage_that_its_dtype_cannot_hold_is_refused_and_a_sum_of_them_is_not():
+    reading, its_spans = reading_of_lengths([0.0, 1.0], [2, 2])
+    credit = credit_batch(reading, Batch([0, 0]), ONE)  # -.5 and .5, each shared by two tokens
+    large, huge = (replace(credit, block_nk=credit.block_nk * factor) for factor in (1.2e39, 4e40))
+    torch.testing.assert_close(advantages(large, its_spans, ONE), torch.tensor([[-3e38] * 2, [3e38] * 2]))
+    with pytest.raises(DivergedError, match="completion 0 of 2 at token 0"):
+        advantages(huge, its_spans, ONE)
+    assert advantages(huge, its_spans, ONE, dtype=torch.float64)[1].tolist() == [1e40, 1e40]
 
 
 def test_a_share_of_the_batch_needs_the_batch():

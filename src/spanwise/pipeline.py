@@ -292,7 +292,7 @@ def advantages(
     adv_sum_n = adv_nt.sum(dim=1)  # if a row's sum is finite, so is the row; this test needs little memory
     if not adv_sum_n.isfinite().all() and (bad_token := first_of(~adv_nt.isfinite())):
         n, t = bad_token
-        block_credits = ", ".join(f"{value:g}" for value in credit.block_nk[n].tolist())
+        block_credits = ", ".join(f"{value:g}" for value in credit.block_nk[n])
         raise DivergedError(
             f"The advantage of completion {n} of {len(adv_nt)} at token {t} is {float(adv_nt[n, t])}; its blocks are credited with "
             f"{block_credits}. Training stopped before this updated the model. Look for very large numbers: this completion's "

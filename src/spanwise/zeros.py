@@ -23,7 +23,7 @@ _OBJECTIVES = 4096
 
 def key_of(reason: Zero, objective: int = -1) -> int:
     """Encode a reason and the number of its objective (-1: none) as one integer, the key."""
-    return int(reason) * _OBJECTIVES + objective + 1
+    return reason * _OBJECTIVES + objective + 1
 
 
 def reason_of(key: int) -> Zero:
@@ -55,7 +55,7 @@ class Zeros:
         """Return the name of the objective that a key made by `key_of` encodes; an empty text if it encodes none."""
         return self.names[key % _OBJECTIVES - 1] if key % _OBJECTIVES else ""
 
-    def counts(self, examples: int = 3) -> list[Count]:
+    def counts(self, examples: int) -> list[Count]:
         """Count the tokens and completions of each reason, in the order of `Zero`, with a few rows as examples."""
         counts: list[Count] = []
         for key in torch.cat([self.key_v, self.key_n]).unique().tolist():

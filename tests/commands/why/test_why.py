@@ -20,7 +20,7 @@ OURS = {"overrides": {"layout": LAYOUT}}
 
 
 def counted(zeros):
-    return {(count.reason.name, count.objective): (count.tokens, count.completions, count.rows) for count in zeros.counts()}
+    return {(count.reason.name, count.objective): (count.tokens, count.completions, count.rows) for count in zeros.counts(3)}
 
 
 def printed(*words, code=0):
@@ -116,7 +116,7 @@ def test_reasons_of_files_that_trainers_wrote_add_up(name):
     for arm in result.applied:
         zeros = reasons(result)[arm.name]
         advantages = arm.advantages(table, 0, len(table))
-        counts = zeros.counts()
+        counts = zeros.counts(3)
         assert sum(count.tokens for count in counts) == len(table.tokens.values)
         assert sum(count.completions for count in counts) == len(table)
         credited = torch.tensor([reason_of(key) is Zero.CREDITED for key in zeros.key_v.tolist()])

@@ -23,7 +23,7 @@ def paid(**columns):
 def talk(name, reward, *, turns=(SAYS, BYE)):
     spoken, context = [], [5]
     for ids in turns:
-        spoken.append(Turn(context, ids, [1] * len(ids)))
+        spoken.append(Turn(context, ids, [1] * len(ids), anchor="start"))
         context = [*context, *ids, 5]
     return Trajectory(name, 0, tuple(spoken), rewards={"paid": reward})
 
@@ -51,8 +51,9 @@ def test_a_rollout_without_the_block_has_no_reward():
     assert block_sk[:, 1].tolist() == [0.5, 0.0, -0.5, 0.0, 0.0, 0.0]  # it joins no baseline
 
 
-def test_a_reward_of_turns_keeps_to_its_turn():
-    scores, block_sk = block_credit([talk("a", 1.0), talk("b", 0.0)], scope="turn")
+@pytest.mark.parametrize(("method", "scope"), [("bae", "turn"), ("gigpo", None)])
+def test_a_reward_of_turns_keeps_to_its_turn(method, scope):
+    scores, block_sk = block_credit([talk("a", 1.0), talk("b", 0.0)], scope=scope, method=method)
     assert scores.status_nm.flatten().tolist() == [Status.UNSCORED, Status.ABSENT] * 2
     assert block_sk.abs().sum() == 0
 
