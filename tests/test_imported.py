@@ -163,11 +163,13 @@ def test_functions_beside_the_recipe_stay_found(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     project(tmp_path / "project", value=0.5)
     (tmp_path / "project" / "facts.py").write_text("def known(text, *, columns):\n    return [1] * len(text)\n")
+    (tmp_path / "project" / "more.py").write_text(REWARD.format(value=0.25))
     path = written(
         tmp_path / "project",
         "objectives:\n"
         "- {reward: 'train:paid', pays: solution}\n"
-        "- {reward: brier, pays: confidence, given: ['facts:known', 'complete'], baseline: outcome, options: {of: paid}}\n",
+        "- {reward: brier, pays: confidence, given: ['facts:known', 'complete'], baseline: outcome, options: {of: paid}}\n"
+        "- {reward: 'more:paid', pays: solution, name: more}\n",
     )
     recipe = load("project/recipe.yaml")
     assert recipe.objectives[0]["reward"] == "project/train.py:paid"
@@ -176,7 +178,8 @@ def test_functions_beside_the_recipe_stay_found(tmp_path, monkeypatch):
     assert scheme.objectives[0].reward(["a"]) == [0.5]
     assert scheme.objectives[1].given == ("project/facts.py:known", "complete")
     plain = resolved(recipe, scheme)["objectives"]
-    assert plain[0]["reward"] == "project/train.py:paid", "as it is found, although it comes from another module"
+    # As they are found: one comes from another module, and another one has its name.
+    assert [plain[0]["reward"], plain[2]["reward"]] == ["project/train.py:paid", "project/more.py:paid"]
     reloaded = scheme_of(load(None, {"objectives": plain}), LAYOUT, 32)
     assert reloaded.objectives[0].reward is scheme.objectives[0].reward
     assert reloaded.objectives[1].given == scheme.objectives[1].given

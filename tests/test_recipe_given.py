@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from spanwise.layout import Layout
-from spanwise.recipe import load, resolved, scheme_of
+from spanwise.recipe import load, recorded_elsewhere, resolved, scheme_of
 
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
 
@@ -14,7 +14,7 @@ def constant(text, *, columns):
     return [1] * len(text)
 
 
-def tidy(blocks):
+def tidy(blocks, block=""):
     return [1.0 for _ in blocks]
 
 
@@ -57,6 +57,14 @@ def test_functions_are_written_as_module_and_name():
     report = replace(scheme.objectives[1], given=("correct", constant), baseline="outcome")
     written = resolved(recipe, replace(scheme, objectives=(scheme.objectives[0], report)))["objectives"][1]
     assert (written["reward"], written["given"]) == (f"{__name__}:tidy", ["correct", f"{__name__}:constant"])
+
+
+@pytest.mark.parametrize(
+    ("recorded", "reward"), [([], tidy), (["other.solution"], tidy), (["tidy.confidence"], recorded_elsewhere)]
+)
+def test_a_function_for_each_block_is_imported_unless_its_rewards_are_recorded(recorded, reward):
+    recipe = load(None, {"objectives": [{"reward": f"{__name__}:tidy", "each": "*"}]})
+    assert [o.reward for o in scheme_of(recipe, LAYOUT, 64, recorded=recorded).objectives] == [reward] * 2
 
 
 @pytest.mark.parametrize(("written", "read"), [("rubric", "rubric"), ("rubric.yaml", "there/rubric.yaml")])

@@ -481,10 +481,12 @@ def check_written(recipe: Recipe, task_layout: Layout) -> None:
 def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
     """Return the recipe as plain data with its rule of credit written out, ready for YAML; loaded again, it gives the same run."""
     plain_scheme = scheme.plain()
-    import_paths = [entry["reward"] for entry in recipe.objectives or () if ":" in str(entry["reward"])]
+    rewards = [entry["reward"] for entry in recipe.objectives or ()]
+    import_paths = [reward for reward in rewards if isinstance(reward, str) and ":" in reward]
+    function_by_path = {path: imported(path, what="The reward") for path in import_paths}
     for plain_objective, objective in zip(plain_scheme["objectives"], scheme.objectives, strict=True):
-        for path in import_paths:  # keep the recipe's import path; the function may be defined in another module
-            if not isinstance(objective.reward, str) and str(path).endswith(f":{objective.reward.__qualname__}"):
+        for path, function in function_by_path.items():
+            if function == objective.reward:  # keep the recipe's import path; the function may be defined in another module
                 plain_objective["reward"] = path
     return {**recipe.model_dump(mode="json"), "calibration": None, "baseline": None, **plain_scheme}
 
