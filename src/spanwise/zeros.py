@@ -61,7 +61,7 @@ class Zeros:
         for key in torch.cat([self.key_v, self.key_n]).unique().tolist():
             has_key_v = self.key_v == key
             has_key_n = self.key_n == key
-            example_rows = has_key_n.nonzero().flatten() if bool(has_key_n.any()) else self.row_v[has_key_v].unique()
+            example_rows = has_key_n.nonzero().flatten() if has_key_n.any() else self.row_v[has_key_v].unique()
             token_count, completion_count = int(has_key_v.sum()), int(has_key_n.sum())
             first_rows = tuple(example_rows[:examples].tolist())
             counts.append(Count(reason_of(key), self.objective(key), token_count, completion_count, first_rows))

@@ -89,11 +89,12 @@ def test_processes_together_have_the_numbers_of_one(scheme, groups):
             assert torch.equal(got, want) if isinstance(got, torch.Tensor) else torch.equal(got.block_nk, want.block_nk)
 
 
-def test_a_completion_of_several_turns_is_logged_as_one():
+@pytest.mark.parametrize("described", [{"turns": [[{}, {}], [{}]]}, {}], ids=["described", "by the mask alone"])
+def test_a_completion_of_several_turns_is_logged_as_one(described):
     """A completion with a right and a wrong turn is logged with the mean of its rewards and of its credit."""
     ids, sampled = [[*RIGHT, 7, *WRONG], WRONG], [[1, 1, 1, 0, 1, 1, 1], [1, 1, 1]]
     step = Step(STEPS, VOCABULARY)
-    columns = {"answer": ["4", "4"], "turns": [[{}, {}], [{}]]}
+    columns = {"answer": ["4", "4"], **described}
     reading = step.read(Batch.jagged(ids, [0, 0], sampled=sampled, columns=columns))
     assert reading.batch.steps.trajectory_s.tolist() == [0, 0, 1]
     assert reading.everyone.worth_nm(STEPS).flatten().tolist() == [0.5, 0.0]
