@@ -131,6 +131,10 @@ def test_what_a_trainer_recorded():
     assert names == ["ALL_RIGHT", "ALL_RIGHT", "RECORDED", "RECORDED", "SINGLETON", "ALL_EQUAL", "UNSCORED"]
     names = [reason_of(key).name for key in recorded_reasons(credit_nk, group_n).flatten().tolist()]
     assert names == ["ALL_EQUAL", "ALL_EQUAL", "RECORDED", "RECORDED", "SINGLETON", "ALL_EQUAL", "UNSCORED"]
+    # Rollouts of two turns have one reward and one vote: two of the first prompt, one of the second.
+    rollout_n, reward_n = torch.tensor([4, 4, -2, -2, 9, 9]), torch.tensor([0.0, 0.0, NAN, 0.0, NAN, 0.0])
+    keys = recorded_reasons(torch.zeros(6, 1), (rollout_n == 9).long(), reward_n=reward_n, rollout_n=rollout_n).flatten()
+    assert [reason_of(key).name for key in keys.tolist()] == ["ALL_WRONG"] * 4 + ["SINGLETON"] * 2
 
 
 def test_what_does_not_fit_is_refused(unchecked_shapes):

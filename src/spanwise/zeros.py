@@ -100,7 +100,7 @@ def recorded_reasons(
 
     `credit_nk` is NaN where the trainer recorded no credit; `reward_n`, if given, shows which completions are right.
     """
-    largest_credit_n = credit_nk.nan_to_num().abs().amax(dim=1) if credit_nk.shape[1] else torch.zeros(len(group_n))
+    largest_credit_n = credit_nk.nan_to_num().abs().amax(dim=1)
     group_n = group_index(group_n)
     placeholder_reward_n = torch.ones_like(group_n).double()  # any rewards do, because only the group sizes are used
     group_comparison = compare_in_strata(placeholder_reward_n, group_n, voter_n=rollout_n).comparison
@@ -142,7 +142,7 @@ def tally_zeros(
         )
     trainable_v = block_v >= 0 if trainable_v is None else trainable_v
     block_index_v = block_v.long().clamp(min=0)  # the next lines overwrite the reason of tokens without a block
-    block_key_v = block_nk[row_v, block_index_v] if block_nk.shape[1] else torch.zeros_like(row_v)
+    block_key_v = block_nk[row_v, block_index_v]
     key_v = torch.where(block_v >= 0, block_key_v, key_of(Zero.UNPAID))
     for applies_v, reason in (
         (advantage_v.isnan(), Zero.UNSCORED),

@@ -11,9 +11,9 @@ from spanwise.segment import Vocabulary
 from spanwise.trajectories import turn_batch
 from spanwise.types import Status
 
-VOCABULARY = Vocabulary((b"<answer>", b"4", b"</answer>", b"<confidence>", b"</confidence>", b"x"))
+VOCABULARY = Vocabulary((b"<answer>", b"4", b"</answer>", b"<confidence>4</confidence>", b"x"))
 LAYOUT = Layout({"solution": ["answer"], "confidence": ["confidence"]})
-SAYS, BYE = [0, 1, 2, 3, 1, 4], [5, 5]  # both blocks; no tag at all
+SAYS, BYE = [0, 1, 2, 3], [4, 4]  # both blocks, one of a single token; no tag at all
 
 
 def paid(**columns):
@@ -21,10 +21,10 @@ def paid(**columns):
 
 
 def talk(name, reward, *, turns=(SAYS, BYE)):
-    spoken, context = [], [5]
+    spoken, context = [], [4]
     for ids in turns:
         spoken.append(Turn(context, ids, [1] * len(ids), anchor="start"))
-        context = [*context, *ids, 5]
+        context = [*context, *ids, 4]
     return Trajectory(name, 0, tuple(spoken), rewards={"paid": reward})
 
 
