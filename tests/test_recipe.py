@@ -71,6 +71,19 @@ def test_a_resolved_recipe_says_everything(name, tmp_path):
     assert scheme_of(reloaded, LAYOUT, 32) == first
 
 
+def test_the_least_and_the_most_of_every_setting_are_allowed_and_nothing_beyond():
+    one = ("steps", "prompts", "mini_batches", "micro_batch", "eval_prompts", "eval_samples", "threads", "fields", "most")
+    zero = ("warmup_steps", "entropy", "entropy_target", "eval_every", "save_every", "keep_rollouts")
+    least = {**dict.fromkeys(one, 1), **dict.fromkeys(zero, 0), "group_size": 2, "max_completion_length": 2}
+    least |= {"temperature": 0.01, "start_steps": 1}
+    most = {"fields": 16, "learning_rate": 1, "clip": 1, "entropy": 10, "temperature": 100}
+    for settings, step in ((least, -1), (most, 1)):
+        assert load(None, {**settings, "task": "fields"}).model_dump(include={*settings}) == settings
+        for name, number in settings.items():
+            with pytest.raises(RecipeError, match=f"^{name} is"):
+                load(None, {"task": "fields", name: number + step})
+
+
 def test_command_line_wins_over_the_file(tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text("steps: 5\nmethod: rlcr\n")
