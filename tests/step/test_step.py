@@ -8,8 +8,9 @@ from threading import Barrier
 import pytest
 import torch
 
+from helpers import NAN
 from spanwise import AlignmentError, Batch, Credit, Layout, Objective, Scheme, Steps, Vocabulary
-from spanwise.step import Ranks, Step, gather_rows, in_useful_groups, steps_of_turns
+from spanwise.step import Ranks, Step, gather_rows, in_useful_groups, steps_of_turns, turn_rows
 
 VOCABULARY = Vocabulary((b"<answer>", b"4", b"5", b"</answer>", b"<confidence>", b"0.5", b"</confidence>", b" so"))
 RIGHT, WRONG, SURE = [0, 1, 3], [0, 2, 3], [4, 5, 6]
@@ -19,6 +20,7 @@ TURN = Layout({"turn": ["answer"]})
 BAE = Scheme.preset("bae", Layout({"solution": ["answer"], "confidence": ["confidence"]}))
 GAE = Scheme.preset("gae", ONE, lam=0.5, per=1.0)
 STEPS = Scheme("bae", TURN, [Objective("correct", pays="turn", scope="turn")])
+ROLLOUTS = Scheme("bae", TURN, [Objective("correct", pays="turn")])
 
 
 def threads(rank, barrier, room):
@@ -98,6 +100,7 @@ def test_a_completion_of_several_turns_is_logged_as_one(described):
     reading = step.read(Batch.jagged(ids, [0, 0], sampled=sampled, columns=columns))
     assert reading.batch.steps.trajectory_s.tolist() == [0, 0, 1]
     assert reading.everyone.worth_nm(STEPS).flatten().tolist() == [0.5, 0.0]
+    assert reading.worth_nm(ROLLOUTS).flatten().tolist() == [0.0, 0.0]  # of a whole rollout, its last turn's
     result = step.finish(reading)  # votes 1/2 and 0: the baseline is 1/4
     credit, present_nk = result.by_completion()
     assert credit.block_nk.flatten().tolist() == pytest.approx([0.25, -0.25])
@@ -108,15 +111,35 @@ def test_a_completion_of_several_turns_is_logged_as_one(described):
     assert not adv_nt[:, 7:].any()
 
 
+def test_the_charge_for_leaving_a_block_out_is_a_completions_whose_blocks_are_apart_in_every_turn():
+    """Both are right in the end: one is half sure, Brier -1/4; the other says nothing, which stands for -1 against that -1/4."""
+    ids, sampled = [RIGHT + SURE, [*WRONG, 7, *RIGHT]], [[1] * 6, [1, 1, 1, 0, 1, 1, 1]]
+    step = Step(BAE, VOCABULARY)
+    columns = {"answer": ["4", "4"], "turns": [[{}], [{}, {}]]}
+    result = step.finish(step.read(Batch.jagged(ids, [0, 0], sampled=sampled, columns=columns)))
+    assert result.by_completion()[0].stop_n.tolist() == [0.0, -0.75]
+    assert result.blocks_nt.tolist() == [[1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 0, 3, 3, 3]]
+
+
+def test_a_column_names_the_state_of_completions_of_one_turn_alone():
+    batch = Batch.jagged([RIGHT, WRONG], [0, 0], columns={"anchor": ["door", "key"]})
+    assert turn_rows(batch, STEPS)[0].steps.anchor_s == ["door", "key"]
+    first_flags = replace(batch, mask_nt=torch.tensor([[1, 0, 1], [1, 1, 1]]).bool())
+    assert turn_rows(first_flags, STEPS)[0].steps.anchor_s is None
+
+
 def test_what_a_trainer_leaves_out_learns_nothing_and_another_mask_is_refused():
     step = Step(Scheme.preset("rloo", ONE, per="completion"), VOCABULARY)
-    reading = step.read(Batch.jagged([RIGHT, WRONG], [0, 0], columns={"answer": ["4", "4"]}))
+    tables = {"value_nt": torch.ones(2, 3), "logp_nt": torch.zeros(2, 3)}
+    reading = step.read(Batch.jagged([RIGHT, WRONG], [0, 0], columns={"answer": ["4", "4"]}, **tables))
     mask_nt = torch.tensor([[1, 1, 1, 0], [0, 0, 0, 0]]).bool()
     result = step.finish(reading, mask_nt=mask_nt)
     assert result.advantages_nt.tolist() == [pytest.approx([1 / 3] * 3 + [0]), [0.0] * 4]
     assert result.spans.end_nk.tolist() == [[3], [0]]
     rollouts = step.rollouts(result, number=3, prompts=["p", "p"], columns={"answer": ("4", "4")})
     assert rollouts.batch.ids_nt.shape == rollouts.batch.mask_nt.shape == (2, 4)
+    assert rollouts.batch.value_nt[0].tolist() == pytest.approx([1, 1, 1, NAN], nan_ok=True)
+    assert rollouts.batch.logp_nt is None  # the method needs none
     assert (rollouts.mode, rollouts.step, rollouts.batch.columns) == ("train", 3, {"answer": ["4", "4"]})
     with pytest.raises(AlignmentError, match="Completion 0 trains on 2 tokens"):
         step.finish(reading, mask_nt=torch.tensor([[1, 1, 0], [1, 1, 1]]).bool())
@@ -131,6 +154,28 @@ def test_a_batch_without_signal_is_counted_and_said_once_and_an_evaluation_is_ne
     assert sentence.startswith("Every advantage of the batch at step 7 is zero")
     assert step.finish(reading, number=8).warnings == []
     assert step.zero_batches == 2
+
+
+def test_an_evaluation_and_a_look_for_useful_groups_change_no_memory():
+    step = Step(Scheme.preset("ha_dw", ONE), VOCABULARY)
+    reading = step.read(Batch.jagged([RIGHT, WRONG], [0, 0], columns={"answer": ["4", "4"]}))
+    memory = step.scheme.entry.estimator.state_dict
+    for look in (lambda: step.finish(reading, learn=False), lambda: step.useful(reading)):
+        step.finish(reading)
+        before = memory()
+        look()
+        assert memory() == before != {}
+
+
+def test_what_is_noted_counts_for_the_next_training_batch_alone():
+    step = Step(Scheme.preset("rloo", ONE, per="completion"), VOCABULARY)
+    reading = step.read(Batch.jagged([RIGHT, WRONG], [0, 0], columns={"answer": ["4", "4"]}))
+    warning_counts = []
+    for is_noted in (True, False, False, True, True, True):
+        step.note({"credit/other/reward_absent": 1.0} if is_noted else {})
+        step.finish(reading, learn=False)
+        warning_counts.append(len(step.finish(reading).warnings))
+    assert warning_counts == [0, 0, 0, 0, 0, 1]  # an alarm lasts three batches in a row
 
 
 @pytest.mark.parametrize(
