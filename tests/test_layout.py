@@ -23,6 +23,8 @@ def test_tags_and_names_of_a_layout():
         ({"a": ["a", "a"]}, None, "names a tag twice"),
         ({"a": []}, "b", "must be the first tag .* which is 'none'"),
         ({"": ["a"]}, None, "The block with the tags a has no name; write {'solution': \\['answer'\\]}"),
+        (["a", "a"], None, "Two blocks are called 'a'"),
+        ({"a[*]": ["a"], "a[1]": ["b"]}, None, r"Two blocks are called 'a\[1\]'"),
         ("a", None, "A layout must be a mapping of blocks to tags, .* got 'a'"),
         ([("a", ["a"])], None, "A layout must be a mapping of blocks to tags"),
         ({"a": None}, None, "Block 'a' needs a list of tag names, .* got None"),
