@@ -181,6 +181,8 @@ def test_dead_strata_are_counted_where_nobody_moves():
     reading = reading_of([1.0, 0.0, 1.0, 1.0, 0.5], [[1]] * 5, [0] * 5)
     credit = credit_batch(reading, Batch([7, 7, -3, -3, 2]), ONE)
     assert dead_strata(credit, ONE) == {"r": (3, 2)}
+    logged = metrics(credit, reading, ONE, group_n=torch.tensor([7, 7, -3, -3, 2]))
+    assert logged["credit/r/unanimous"] == logged["credit/unanimous"] == 0.5  # one group in two: nobody agrees alone
     assert credit.singleton_m.tolist() == [1]
     alone = Scheme("bae", ONE.layout, [Objective("format", "b", name="r", baseline="none")])
     assert dead_strata(credit_batch(reading, Batch([7, 7, -3, -3, 2]), alone), alone) == {}
@@ -255,8 +257,15 @@ def test_values_come_one_by_one_or_one_per_stream(unchecked_shapes):
 def test_values_and_what_comes_after_go_with_their_turns():
     ids, sampled = [[5, 6, 7, 8], [9]], [[1, 1, 0, 1], [1]]
     value_nts = torch.arange(16.0).reshape(2, 4, 2)
-    more = {"value_nt": value_nts, "bootstrap_n": torch.tensor([[0.5, 0.25], [0.0, 2.0]])}
-    turns, _ = by_turn(Batch.jagged(ids, [0, 0], sampled=sampled, **more))
+    more = {"value_nt": value_nts, "bootstrap_n": torch.tensor([[0.5, 0.25], [0.0, 2.0]]), "logp_nt": value_nts[..., 1]}
+    about = {"columns": {"answer": ["4", "5"], "kept": [7, 8]}, "extras": {"state": "s"}}
+    whole = Batch.jagged(ids, [0, 0], sampled=sampled, **more, **about)
+    turns, _ = by_turn(whole, columns={"answer": ["4", "5", "6"]}, anchor_s=["door", "key", "door"])
+    assert (turns.columns, turns.extras) == ({"answer": ["4", "5", "6"], "kept": [7, 7, 8]}, {"state": "s"})
+    assert turns.steps is not None
+    assert turns.steps.anchor_s == ["door", "key", "door"]
+    assert turns.logp_nt is not None
+    assert turns.logp_nt.tolist() == [[1, 3], [7, 0], [9, 0]]
     assert turns.value_nt is not None
     assert turns.value_nt.tolist() == [[[0, 1], [2, 3]], [[6, 7], [0, 0]], [[8, 9], [0, 0]]]
     assert turns.bootstrap_n is not None

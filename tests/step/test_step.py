@@ -97,7 +97,9 @@ def test_a_completion_of_several_turns_is_logged_as_one(described):
     ids, sampled = [[*RIGHT, 7, *WRONG], WRONG], [[1, 1, 1, 0, 1, 1, 1], [1, 1, 1]]
     step = Step(STEPS, VOCABULARY)
     columns = {"answer": ["4", "4"], **described}
-    reading = step.read(Batch.jagged(ids, [0, 0], sampled=sampled, columns=columns))
+    batch = Batch.jagged(ids, [0, 0], sampled=sampled, columns=columns)
+    assert Step(GAE, VOCABULARY).read(batch).turns is None  # a method over tokens takes a conversation whole
+    reading = step.read(batch)
     assert reading.batch.steps.trajectory_s.tolist() == [0, 0, 1]
     assert reading.everyone.worth_nm(STEPS).flatten().tolist() == [0.5, 0.0]
     assert reading.worth_nm(ROLLOUTS).flatten().tolist() == [0.0, 0.0]  # of a whole rollout, its last turn's
