@@ -253,7 +253,7 @@ class Moments:
         degrees_of_freedom_s = (self.count_s - 1).clamp(min=0.0)
         other_degrees_of_freedom_s = degrees_of_freedom_s.sum() - degrees_of_freedom_s
         other_square_sum_s = (self.square_s.sum() - self.square_s).clamp(min=0.0)
-        return torch.where(other_degrees_of_freedom_s > 0, other_square_sum_s / other_degrees_of_freedom_s, torch.nan)
+        return other_square_sum_s / other_degrees_of_freedom_s  # 0 / 0 is NaN
 
 
 def moments(
