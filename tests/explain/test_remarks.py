@@ -78,11 +78,17 @@ def test_parts_of_one_reward_that_are_left_out_have_one_sentence():
 
         return reward
 
-    rule = Scheme("bae", layout, [Objective(reward_of(name), name, name=f"own.{name}") for name in layout.names])
+    parts = [Objective(reward_of(name), name, name=f"own.{name}") for name in layout.names]
+    rule = Scheme("bae", layout, parts)
     watch, completions = Watch(rule), [[0, 4, 1], [2, 6, 3], [7, 4, 8]]
     ((sentence,), _) = watch.of_reading(reading_of(completions, rule))
     assert sentence.startswith("Up to 2 of 3 completions leave out one of answer, sure, plan, ")
     assert watch.of_reading(reading_of([*completions, [0, 4, 1]], rule))[0] == [], "neither again, nor of a part alone"
+    garbled = {"own.all": Reward.of([1.0, 1.0, None], status=[Status.OK, Status.OK, Status.UNPARSABLE])}
+    rule = Scheme("bae", layout, [*parts, Objective(paying(), layout.names, name="own.all")], recorded=frozenset(garbled))
+    own = setup_warnings(reading_of(completions, rule, recorded=garbled), rule)
+    assert own.pop("free/own.all").startswith("1 of 3 completions write answer and sure and plan "), "it is not left out"
+    assert own == {"free/own": sentence}
 
 
 def test_what_another_objective_charges_and_what_is_empty_leaves_nothing_out():
@@ -178,6 +184,7 @@ def test_what_lasts_for_three_batches_is_said_with_its_cause(metric, share, calm
     assert list(habits(beyond)) == [key]
     assert habits(beyond)[key].startswith(f"In 4 batches in a row (steps 0 to 3) {share:.0%}".replace("%", " %"))
     assert problem in habits(beyond)[key]
+    assert f") {100 * share:.0f} % of" in habits([*beyond, line(4, **{metric: share + 1e-4})])[key], "not 51 % to 51 %"
     assert habits(beyond[:2]) == {}
     assert habits([*beyond[:2], line(2, **{metric: calm}), *beyond[2:]]) == {}, "two, a calm one, two"
     assert habits([*beyond[:2], line(2), *beyond[2:]]) == {}, "a batch that does not say ends them too"

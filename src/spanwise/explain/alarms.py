@@ -123,9 +123,8 @@ def habits(batches: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     for key, name, alarm in _find_watched(batches, "lasting"):
         if len(run := _longest_run(batches, key, name, alarm)) < IN_A_ROW:
             continue
-        shares = sorted(line[key] for line in run)
-        share_text = f"{shares[0]:.0%}" if shares[0] == shares[-1] else f"{shares[0]:.0%} to {shares[-1]:.0%}"
-        share_text = share_text.replace("%", " %")
+        shares = [line[key] for line in run]
+        share_text = " to ".join(dict.fromkeys(f"{100 * share:.0f} %" for share in (min(shares), max(shares))))
         steps_text = f" (steps {run[0]['step']} to {run[-1]['step']})" if "step" in run[0] else ""
         problem_text = alarm.sentence.format(name=name, share=share_text)
         sentence_of_metric[key] = f"In {len(run)} batches in a row{steps_text} {problem_text} {alarm.cause}"

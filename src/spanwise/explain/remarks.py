@@ -240,12 +240,13 @@ def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Sc
     free_objectives = [objective for objective in scheme.objectives if f"free/{objective.name}" in warnings]
     for family in dict.fromkeys(objective.name.partition(".")[0] for objective in free_objectives if "." in objective.name):
         family_objectives = [objective for objective in free_objectives if objective.name.startswith(f"{family}.")]
-        omitted_counts = [count for objective in family_objectives if (count := _count_omitted(objective, reading, scheme))]
-        if len(omitted_counts) < 3:
+        omitted_counts = [_count_omitted(objective, reading, scheme) for objective in family_objectives]
+        omitted_objectives = [objective for objective, count in zip(family_objectives, omitted_counts, strict=True) if count]
+        if len(omitted_objectives) < 3:
             continue
-        merged_keys = {f"free/{objective.name}" for objective in family_objectives}
+        merged_keys = {f"free/{objective.name}" for objective in omitted_objectives}
         warnings = {key: text for key, text in warnings.items() if key not in merged_keys}
-        block_list = ", ".join(dict.fromkeys(block for objective in family_objectives for block in objective.pays))
+        block_list = ", ".join(dict.fromkeys(block for objective in omitted_objectives for block in objective.pays))
         warnings[f"free/{family}"] = (
             f"Up to {max(omitted_counts)} of {len(reading)} completions leave out one of {block_list}, but the objectives "
             f"'{family}' have no if_missing. {_DRIFT}"
