@@ -160,7 +160,7 @@ def _warn_unscored(objective: Objective, reading: Reading, scheme: Scheme, m: in
         else "Absent: the reward function returned None, or the part or column that it reads is missing"
     )
     reward = objective.reward
-    options = REWARDS.find(reward).options | dict(objective.options) if isinstance(reward, str) else {}
+    options = {**REWARDS.find(reward).options, **objective.options} if isinstance(reward, str) else {}
     if "column" in options and Status.ERROR in count_of_status:
         tag_text = f" for '{options['tag']}'" if options.get("tag") else ""
         cause_text = f"The column '{options['column']}' holds no readable value{tag_text}"

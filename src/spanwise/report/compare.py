@@ -162,7 +162,7 @@ def _difference_panels(comparison: ArmComparison) -> list[Panel]:
 
 def compare_finding(comparison: ArmComparison) -> str:
     """Say which arm is better, in which figure and by how much, and which figures cannot be trusted."""
-    figure_names = [name for name in ("accuracy", "ece") if name in comparison.figures] or list(comparison.figures[:2])
+    figure_names = [name for name in ("accuracy", "ece") if name in comparison.figures] or comparison.figures[:2]
     alarm_sentences = [
         f"Alarm for {' and '.join(dict.fromkeys(arm for arm, _ in cells))}: {reason}."
         for reason, cells in by_sentence(comparison.wrong).items()
