@@ -10,10 +10,12 @@ import pytest
 import torch
 from jaxtyping import Int
 
+from helpers import NAN
 from spanwise.credit import centred, dr_grpo, group_index, grpo
 from spanwise.layout import Layout
 from spanwise.segment import find_blocks
 from spanwise.testing import ConformanceError, check_estimator, check_reward, check_segmenter, small_vocabulary
+from spanwise.testing.search import differ
 from spanwise.types import Spans
 
 pytestmark = pytest.mark.usefixtures("unchecked_shapes")  # they cost four fifths of the time
@@ -327,6 +329,18 @@ WRONG = {
 def test_what_is_wrong_is_found(check, broken, faulty):
     with pytest.raises(ConformanceError, match=f"breaks '{broken}'"):
         check(faulty, properties=[broken])
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "differs"),
+    [
+        ([1e6 + 5e-4, 0.0], [1e6, 0.0], False), ([1e6 + 2e-3], [1e6], True), ([0.0, 2e-3], [-1e6, 0.0], True),
+        ([5e-10], [0.0], False), ([1.5e-9], [0.0], True), ([0.0, NAN], [0.0, NAN], True), ([], [], False), ([0.0], [], True),
+    ],
+)  # fmt: skip
+def test_numbers_differ_if_by_more_than_a_billionth_of_the_largest(actual, expected, differs):
+    result, right_result = (torch.tensor(numbers, dtype=torch.float64) for numbers in (actual, expected))
+    assert differ(result, right_result, tolerance=1e-9) is differs
 
 
 def test_what_is_right_passes():
