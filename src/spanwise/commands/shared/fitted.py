@@ -77,7 +77,7 @@ def _narrow_table(table: Table, indices: Sequence[int], widths: Sequence[int]) -
         replace(table.columns[c], width=wide, no_wrap=False, overflow="fold")
         for c, wide in zip(indices, widths, strict=True)
     ]
-    narrow_table = Table(*narrowed_columns, box=table.box, padding=table.padding, show_header=table.show_header)
+    narrow_table = Table(*narrowed_columns, box=table.box, padding=table.padding)
     narrow_table.rows = table.rows
     return narrow_table
 
