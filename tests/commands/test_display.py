@@ -131,8 +131,9 @@ def test_a_comparison(width):
 
 
 def test_tables_of_one_run_mark_what_is_wrong():
-    good = {"accuracy": 0.85, "ece": 0.03}
+    good = {"accuracy": 0.85, "ece": 0.03, "steps": 7}
     text = printed(*figure_table("train: a", {"start": good, "end": {"accuracy": 0.0, "ece": 0.001}}))
+    assert "steps 7 -" in " ".join(text.split())
     assert "! end: hardly any answer is right (accuracy, ece)" in text
     assert next(line.split() for line in text.splitlines() if "ece" in line) == ["ece", "0.030", "0.001", "!"]
     assert "!" not in printed(*figure_table("train: a", {"start": good}))

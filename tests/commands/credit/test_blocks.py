@@ -36,8 +36,11 @@ def test_the_fields_that_most_completions_have_are_blocks(file):
     assert "most completions hold JSON, so the blocks are its fields a, b" in " ".join(result.notes)
 
 
-def test_no_majority_has_no_fields():
-    assert usual_fields(['{"a": 1}', "no", "no"]) == usual_fields([]) == ()
+def test_half_of_the_completions_are_no_majority():
+    fields, tags = ['{"a": 1}', '{"a": 2}', "no", "no"], ["<a>1</a>", "<a>2</a>", "no", "no"]
+    assert usual_fields(fields) == usual_fields([]) == ()
+    assert usual_tags(tags) == usual_tags([]) == ((), 0)
+    assert usual_fields(fields[:3]) == usual_tags(tags[:3])[0] == ("a",)
 
 
 def test_repeated_blocks_are_one_row_and_pieces_are_kept(file, tmp_path):
