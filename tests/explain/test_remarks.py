@@ -223,6 +223,19 @@ def test_what_a_remark_said_is_not_said_again_as_a_habit():
     assert [watch.of_batch({"credit/malformed": 1.0}, step=step) for step in range(4)] == [[]] * 4
 
 
+def test_a_remark_silences_the_habits_that_follow_from_it_and_no_others():
+    absent = {f"credit/{name}/reward_absent": 1.0 for name in ("brier", "mine")}
+    for rule, habit_names in (
+        (scheme(), ["mine"]),  # free/brier
+        (with_function(paying(None, None)), ["brier"]),  # scored/mine
+        (with_function(paying(0.5, -1.0)), ["brier", "mine"]),  # unused/mine
+    ):
+        watch = Watch(rule)
+        assert len(watch.of_reading(reading_of([WHOLE, SILENT], rule))[0]) == 1
+        sentences = "".join(sentence for step in range(4) for sentence in watch.of_batch(absent, step=step))
+        assert [name for name in ("brier", "mine") if f"'{name}'" in sentences] == habit_names
+
+
 def test_a_later_element_of_a_list_may_be_absent_and_its_first_may_not():
     """Texts with one item each: a second item without rewards is no fault of the reward, a first one without rewards is."""
     layout = Layout(["items[*].price"], segmenter="json", most=2)
