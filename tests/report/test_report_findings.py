@@ -262,8 +262,10 @@ def test_what_cannot_be_measured_is_one_sentence_and_the_rewards_are_there():
     why = "no block has the tag <answer>, only <plan>"
     absent = dict.fromkeys(("accuracy", "ece", "auroc", "brier", "refusal_rate", "coverage"), why)
     final = {**dict.fromkeys(absent), "format_rate": 1.0, "coverage": 0.0}
-    batches = [{"step": step, "rewards/short/mean": mean, "malformed": 0.0} for step, mean in ((1, -0.5), (2, -0.25))]
-    lines = [{"step": 0, "evaluation": final}, *batches, {"step": 2, "final": final}]
+    batches = [
+        {"step": step, "rewards/short/mean": mean, "malformed": 0.0} for step, mean in ((1, -0.5), (2, -0.75), (3, -0.25))
+    ]
+    lines = [{"step": 0, "evaluation": final}, *batches, {"step": 3, "final": final}]
     html = train_page(metrics=lines, samples=None, votes=None, unmeasured=absent)
     by_label = cards(html)
     assert set(by_label) == {"malformed rate", "mean reward: short"}

@@ -117,11 +117,11 @@ def _warnings(comparison: ArmComparison) -> list[str]:
 def _best_arm_headlines(comparison: ArmComparison) -> list[Headline]:
     """Build a headline for accuracy and one for ECE, each with the arms that no other arm clearly beats."""
     headlines = []
-    for figure, better_sign in (("accuracy", 1), ("ece", -1)):
+    for figure in ("accuracy", "ece"):
         if figure not in comparison.figures:
             continue
         clear_differences = [d for d in comparison.differences if d.figure == figure and d.verdict == "clear"]
-        worse_arms = {d.b if better_sign * d.interval.value > 0 else d.a for d in clear_differences}
+        worse_arms = {_better_first(d)[1] for d in clear_differences}
         best_arms = [arm for arm in comparison.methods if arm not in worse_arms and comparison.cells[arm, figure].count]
         warnings = "; ".join(f"{arm}: {why}" for arm in best_arms if (why := comparison.wrong.get((arm, figure))))
         count_text = f"{len(best_arms)} of {len(comparison.methods)}"
@@ -198,12 +198,15 @@ def _is_meaningless(comparison: ArmComparison, d: Difference) -> bool:
     return any(d.figure in (*CALIBRATION, *SCORE_FIGURES) or why.startswith("most answers could not") for why in reasons)
 
 
+def _better_first(d: Difference) -> tuple[str, str]:
+    """Return the arms of a difference, the better one first; for figures without a better direction, the higher one."""
+    return (d.a, d.b) if (d.interval.value > 0) != (d.figure in LOWER) else (d.b, d.a)
+
+
 def _state_better(d: Difference) -> str:
     """Say which arm is clearly better, and by how much; for figures without a better direction, say "higher"."""
-    lower_is_better = d.figure in LOWER
-    has_direction = lower_is_better or d.figure in HIGHER or d.figure.endswith("_accuracy") or "@" in d.figure
-    a_is_better = (d.interval.value > 0) != lower_is_better
-    winner, loser = (d.a, d.b) if a_is_better else (d.b, d.a)
+    has_direction = d.figure in (*LOWER, *HIGHER) or d.figure.endswith("_accuracy") or "@" in d.figure
+    winner, loser = _better_first(d)
     low_bound, high_bound = sorted((abs(d.interval.low), abs(d.interval.high)))
     size_text = f"{abs(d.interval.value):.3f}" + (
         f" [{low_bound:.3f}, {high_bound:.3f}]" if not math.isnan(low_bound) else ""
