@@ -225,7 +225,11 @@ def test_from_a_folder_to_tables(tabular, tmp_path, monkeypatch):
     text = console.export_text()
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
-    assert f"{measured.interval('MC 6', 'SAE start 0.5, 0', 'correlation').value:.3f}" in text
+    for kind in ("all", "decision"):
+        table = text.split(f"{kind} tokens: correlation (of the exact advantage: ")[1]
+        row = next(line for line in table.splitlines() if "SAE start 0.5, 0 " in line)
+        values = [measured.interval(c, "SAE start 0.5, 0", "correlation", kind=kind).value for c in measured.critics]
+        assert row.split()[-4:] == [f"{value:.3f}" for value in values]
     for words in (
         "18 completions of 6 prompts",
         "decision tokens: correlation with Monte Carlo, SAE minus the best GAE",
