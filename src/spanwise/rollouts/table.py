@@ -29,6 +29,8 @@ from spanwise.types import Status
 
 #: Matches the next piece of a text: a tag, a word with the space before it, other white space, or a "<" that opens no tag.
 _PIECE = re.compile(r"</?[\w.-]+>|\s?[^\s<]+|\s+|<[^\s<]*")
+#: Matches the beginning of a JSON object, and the places in it where a value begins without a space before it.
+_OBJECT, _VALUE_START = re.compile(r'\{\s*"'), re.compile(r'(?:(?<=[\s"]:)|(?<=[\[,]))(?=\S)')
 
 #: The number of texts that the tokenizer encodes in one call.
 AT_ONCE = 256
@@ -283,8 +285,9 @@ def missing_note(rewards: Mapping[str, Reward]) -> str:
 
 
 def split_pieces(text: str) -> list[str]:
-    """Split a text into tags, words and white space; joined, these pieces are the text again."""
-    return _PIECE.findall(text)
+    """Split a text into tags, words, values of JSON and white space; joined, these pieces are the text again."""
+    parts = _VALUE_START.split(text) if _OBJECT.search(text) else [text]
+    return [piece for part in parts for piece in _PIECE.findall(part)]
 
 
 def tokenize(completions: Iterable[Parts], tokenizer: str | Path | None = None) -> TokenizedTexts:

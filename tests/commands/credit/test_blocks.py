@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollout_files import write_lines
 from spanwise.commands.credit.blocks import layout_of, usual_fields, usual_tags
 from spanwise.commands.credit.credit import credit, credit_rollouts
 from spanwise.commands.credit.page import credit_page
@@ -34,6 +35,21 @@ def test_the_fields_that_most_completions_have_are_blocks(file):
     one_number = next(arm for arm in result.applied if arm.name == "rlcr")
     assert one_number.by_block["a"].tolist() == one_number.by_block["b"].tolist() == [1.0, 0.0, 0.0, -1.0]
     assert "most completions hold JSON, so the blocks are its fields a, b" in " ".join(result.notes)
+
+
+def test_fields_of_json_without_spaces_have_words_of_their_own(tmp_path):
+    """Without a tokenizer credit is per word, and JSON without spaces would be one word, which only the first field could have."""
+    texts = ['{"a":1,"b":[2,3]}', '{"a":1,"b":[2,9]}', '{"a":9,"b":[2,3]}', '{"b":[9,9],"a" :9}']
+    file = write_lines(tmp_path / "said.jsonl", [{"prompt": "p", "completion": text, "answer": GOLD} for text in texts])
+    result = credit_rollouts(file, methods=["bae"])
+    assert result.applied[0].by_block["a"].tolist() == [0.5, 0.5, -0.5, -0.5]
+    assert result.applied[0].by_block["b"].tolist() == [0.5, -0.5, 0.5, -0.5]
+    fields = {"layout": {"form": [], "a": "a", "b[*]": "b[*]"}, "segmenter": "json", "most": 2}
+    fields["objectives"] = [{"reward": "equals", "each": "b[*]"}, {"reward": "equals", "each": "a"}]
+    by_block = credit_rollouts(file, methods=["recipe"], overrides=fields).applied[0].by_block
+    # b[0]: 1, 1, 1, 0, mean .75; b[1]: 1, 0, 1, 0, mean .5.
+    assert by_block["b[0]"].tolist() == [0.25, 0.25, 0.25, -0.75]
+    assert by_block["b[1]"].tolist() == [0.5, -0.5, 0.5, -0.5]
 
 
 def test_half_of_the_completions_are_no_majority():
