@@ -157,6 +157,13 @@ CASES = {
         recipe={"layout": {"solution": ["answer"]}, "objectives": SUMMED},
         code=0,
     ),
+    "two blocks in one word, and no tokenizer": credited(
+        text(
+            "1.jsonl", "".join(json.dumps({"prompt": "p", "completion": c, "acc": 1}) + "\n" for c in ("(a)[b]", "(a) [b]"))
+        ),
+        *("--pay", "y=acc", "--set", "layout={x: 'delimiters:(...)', y: 'delimiters:[...]'}"),
+        code=0,
+    ),
 }
 
 test = check(__doc__, CASES)

@@ -34,7 +34,7 @@ from spanwise.score import REWARDS, Reward
 from spanwise.score.items import completion_text
 from spanwise.score.score import as_scores
 from spanwise.segment import find_blocks
-from spanwise.types import BlockText, Credit, Scores, Spans, join_rows
+from spanwise.types import BlockText, Credit, Fault, Scores, Spans, join_rows
 
 _T = TypeVar("_T")
 #: The largest number of tokens, padding included, that are processed at once.
@@ -148,12 +148,24 @@ def apply_arms(
     figures, score_note = _measure_score(table, schemes.values(), scores)
     scheme_modes = next((scheme.modes for scheme in schemes.values() if scheme.modes), ())
     all_notes = [
-        *arms.notes, recorded_note, *dict.fromkeys(setup_notes), table.note, *notes, _describe_origins(table, arms),
-        _describe_sums(schemes), score_note, *(mode.note(table) for mode in scheme_modes),
+        *arms.notes, recorded_note, *dict.fromkeys(setup_notes), table.note, *notes, _note_shared_words(table, spans_by_layout),
+        _describe_origins(table, arms), _describe_sums(schemes), score_note, *(mode.note(table) for mode in scheme_modes),
     ]  # fmt: skip
     largest_spans = max((arm.file_spans for arm in credits), key=lambda spans: len(spans.names))
     shown_spans = spans_by_layout.get(arms.layout, largest_spans)
     return CreditResult(table, group_n, arms, tuple(credits), scores, shown_spans, tuple(filter(None, all_notes)), figures)
+
+
+def _note_shared_words(table: RolloutTable, spans_by_layout: Mapping[Layout, FileSpans]) -> str:
+    """Say in how many completions a block shares a word with another block and so counts as absent, if words are the tokens."""
+    straddled_counts = (int((spans.fault_n & int(Fault.STRADDLED) != 0).sum()) for spans in spans_by_layout.values())
+    most_straddled = 0 if table.has_ids else max(straddled_counts, default=0)
+    return (
+        f"In {most_straddled} of {len(table)} completions a block lies within a word of another block and counts as absent. To "
+        "credit it, give the tokenizer's folder with --tokenizer."
+        if most_straddled
+        else ""
+    )
 
 
 def _collect_scores(completions: int, arms: Arms, readings: Mapping[str, Reading]) -> Scores:
