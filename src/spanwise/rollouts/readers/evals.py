@@ -202,16 +202,22 @@ def read_lm_eval(path: Path, files: Sequence[Path], tokenizer: str | Path | None
 
 
 def _lm_eval_responses(files: Sequence[Path], rows: _Rows, unscored_counts: array) -> Iterator[cells.Parts]:
-    """Yield each response to a document once, and add its fields and the rewards of all filters to `rows`."""
-    rows_of_document: dict[str, range] = {}
+    """Yield each response to a document once, and add its fields and the rewards of all filters to `rows`.
+
+    A line with other responses, or with a filter that the document has had, is of another run.
+    """
+    responses_of_document: dict[str, tuple[range, int, list[str]]] = {}
     for record in parse_records(files, _parse_lm_eval):
-        if record["key"] in rows_of_document:
-            for row in rows_of_document[record["key"]]:
+        response_texts = record["texts"]
+        texts_hash = hash(tuple(response_texts))  # the texts themselves may not fit into memory
+        seen_rows, seen_hash, seen_filters = responses_of_document.get(record["key"], (range(0), 0, []))
+        if seen_rows and texts_hash == seen_hash and record["filter"] not in seen_filters:
+            seen_filters.append(record["filter"])
+            for row in seen_rows:
                 rows.set_rewards(row, record["rewards"])
             continue
-        first_row = len(rows.fields)
-        response_texts = record["texts"]
-        rows_of_document[record["key"]] = range(first_row, first_row + len(response_texts))
+        new_rows = range(len(rows.fields), len(rows.fields) + len(response_texts))
+        responses_of_document[record["key"]] = (new_rows, texts_hash, [record["filter"]])
         if len(response_texts) > 1:
             unscored_counts.append(len(response_texts))
         for text in response_texts:
@@ -234,11 +240,13 @@ def _parse_lm_eval(record: Mapping[str, Any]) -> dict[str, Any]:
             "the sample holds no text that a model wrote, as in a task with given choices; give samples of a generation task"
         )
     metric_names = cells.list_field(record, "metrics", str, "names")
-    metric_values = {(name, str(record.get("filter"))): record.get(name) for name in metric_names}
+    filter_name = str(record.get("filter"))
+    metric_values = {(name, filter_name): record.get(name) for name in metric_names}
     return {
         "prompt": cells.prompt_text(cells.parse_literal(prompt_field)),
         "key": f"{record['doc_id']} {record.get('doc_hash', '')}",
         "texts": responses,
+        "filter": filter_name,
         "rewards": metric_values if len(responses) == 1 else dict.fromkeys(metric_values),
         "columns": {
             "answer": cells.answer_text(record.get("target")),
