@@ -86,6 +86,17 @@ def test_rewards_that_are_missing_or_no_number_have_a_status(tmp_path):
     assert rollout.rewards == {"a": Status.UNSCORED, "b": 0.5, "c": Status.UNSCORED, "reward": 1.0}
 
 
+def test_a_trace_that_failed_has_no_rewards_and_one_whose_second_attempt_succeeded_has(tmp_path):
+    """Of a failed trace prime-rl trains nothing, and the mean of its group leaves it out, though some rewards may be scored."""
+    (failed, *_), (retried, *_) = records(FILE), records(FILE)
+    half = {"exact": {"score": 1.0, "weight": 1.0}, "judge": None}
+    failed["traces"][0] |= {"rewards": half, "errors": [{"type": "JudgeError", "message": "no answer"}], "ok": False}
+    retried["traces"][0] |= {"rewards": half, "errors": [{"type": "JudgeError", "message": "no answer"}], "ok": True}
+    none, some = read_traces(write_lines(tmp_path / "t.jsonl", [failed, retried]))
+    assert none.rewards == dict.fromkeys(("exact", "judge", "reward"), Status.UNSCORED)
+    assert some.rewards == {"exact": 1.0, "judge": Status.UNSCORED, "reward": 1.0}
+
+
 def test_sentences(tmp_path):
     rollout, other = read_traces(FILE)
 

@@ -273,7 +273,7 @@ def _where(trace: Trace, i: int) -> str:
 def trace_rewards(trace: Trace) -> dict[str, Any]:
     """Return the rewards and metrics of a trace; `reward` is the weighted sum of the rewards, unless the trace has one.
 
-    The sum is None if no reward was scored.
+    The sum is None if no reward was scored. A trace that failed has no rewards: its trainer compares it with no other.
     """
     rewards: dict[str, Any] = {}
     weighted_sum = 0.0
@@ -291,7 +291,10 @@ def trace_rewards(trace: Trace) -> dict[str, Any]:
             is_scored = True
     metrics = object_field(trace.raw, "metrics")
     rewards_and_metrics = {**rewards, **{name: value for name, value in metrics.items() if name not in rewards}}
-    return {**rewards_and_metrics, "reward": rewards_and_metrics.get("reward", weighted_sum if is_scored else None)}
+    all_rewards = {**rewards_and_metrics, "reward": rewards_and_metrics.get("reward", weighted_sum if is_scored else None)}
+    # An attempt may have failed and a later one succeeded; then the trace has errors and is `ok`.
+    has_failed = bool(trace.raw.get("errors")) and not trace.raw.get("ok", False)
+    return dict.fromkeys(all_rewards) if has_failed else all_rewards
 
 
 def _trajectories(record: Mapping[str, Any]) -> Iterator[Trajectory]:
