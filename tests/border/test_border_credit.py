@@ -157,6 +157,11 @@ CASES = {
         recipe={"layout": {"solution": ["answer"]}, "objectives": SUMMED},
         code=0,
     ),
+    "a method that divides by the longest completion that there may be, of which the file says nothing": credited(
+        text("1.jsonl", json.dumps({"prompt": "p", "completion": "a b c d e", "acc": 1})),
+        *("--pay", "all=acc", "--methods", "dr_grpo"),
+        code=0,
+    ),
     "two blocks in one word, and no tokenizer": credited(
         text(
             "1.jsonl", "".join(json.dumps({"prompt": "p", "completion": c, "acc": 1}) + "\n" for c in ("(a)[b]", "(a) [b]"))

@@ -61,6 +61,17 @@ def test_what_stopping_is_charged_with_is_a_row_of_the_figures(tmp_path):
     assert "stop" not in summed
 
 
+def test_the_longest_completion_of_a_file_is_its_own_or_the_recipes(tmp_path):
+    """`dr_grpo` divides by the longest length that there may be; that of the embedded task is none of a file's business."""
+    rows = [{"prompt": "p", "completion": " ".join("w" * length), "acc": acc} for length, acc in ((200, 1), (100, 0))]
+    file = write_lines(tmp_path / "rows.jsonl", rows)
+    for more, longest in (({}, 200), ({"max_completion_length": 400}, 400)):
+        objectives = [{"reward": "acc", "pays": ["all"]}]
+        overrides = {"layout": {"all": []}, "objectives": objectives, **more}
+        result = credit_rollouts(file, methods=["dr_grpo"], overrides=overrides)
+        assert result.applied[0].advantages(result.table, 0, 1).tolist() == pytest.approx([0.5 / longest] * 200)
+
+
 def test_a_baseline_that_no_objective_can_use_is_refused(file, tmp_path):
     with pytest.raises(RecipeError, match="so the baseline 'blended'"):
         credit_rollouts(file, recipe=recipe_in(tmp_path, objectives=OBJECTIVES[:2]), methods=["bae:blended"])

@@ -53,6 +53,9 @@ def credit_rollouts(
     # A recipe, method or objective from the user must fit the file; a default that does not fit is left out.
     must_fit = recipe is not None or "method" in overrides or "objectives" in overrides
     task_layout, max_length = task_shape(full_recipe)
+    # The limit of the embedded task says nothing about the completions of another trainer.
+    is_unlimited = own_recipe_file is None and not {"max_completion_length", "task"} & full_recipe.model_fields_set
+    max_length = int(file_table.tokens.lengths.max()) if is_unlimited else max_length
     usual_layout = answer_layout(full_recipe, task_layout)
     # A run of spanwise names its tags in the recipe, so the completions are not searched for tags.
     texts = SampledTexts(file_table) if must_fit or own_recipe_file is None else []
@@ -61,6 +64,13 @@ def credit_rollouts(
     # Reward functions are run only if the user named the recipe, not if it merely lies beside the file.
     runs_code = recipe is not None or "objectives" in overrides
     arms = choose_arms(file_table, full_recipe, blocks, methods, reward, texts=texts, must_fit=must_fit, run_code=runs_code)
+    dividing_methods = [name for name, scheme in arms.schemes.items() if is_unlimited and scheme.per == max_length]
+    if dividing_methods:
+        divide_text = f"{' and '.join(dividing_methods)} divide{'s' if len(dividing_methods) == 1 else ''} by {max_length}"
+        group_notes.append(
+            f"{divide_text}, the length of the file's longest completion. If completions could be longer, give --set "
+            "max_completion_length=N."
+        )
     is_from_another_trainer = own_recipe_file is None and file_table.as_recorded is not None
     shows_recorded = RECORDED in methods if methods else is_from_another_trainer
     return apply_arms(file_table, arms, group_n, group_notes, recorded=shows_recorded, must=bool(methods))
