@@ -60,6 +60,16 @@ def test_absent_missing_and_beyond_are_three_things():
     same(rewarded("equals", ["2", "2"], anywhere, name="items[*].price"), [1, 0], [OK, OK])  # the last element counts
 
 
+def test_a_dict_as_pandas_writes_it_into_a_csv_file_is_an_object():
+    """`DataFrame.to_csv` writes a column of dicts as Python prints them, in single quotes."""
+    cells = [str({"price": 3, "name": "O'Hara", "sold": None})] * 2
+    same(rewarded("equals", ["3", "4"], cells), [1, 0], [OK, OK])
+    same(rewarded("equals", ["O'Hara", "tea"], cells, name="name"), [1, 0], [OK, OK])
+    same(
+        rewarded("equals", ["{'price'", "{3}"], ["{'price'", "{3}"]), [1, 1], [OK, OK]
+    )  # no dict: the cell is the gold value
+
+
 def test_a_column_of_the_field_alone_and_keys_that_are_no_paths():
     same(rewarded("equals", ['["a"]', "b"], [["a"], "b"], name="words"), [1, 1], [OK, OK])
     same(rewarded("equals", ["4"] * 2, [{"a[b": 4}, {"c": 4}], name="a[b"), [1, NAN], [OK, ERROR])

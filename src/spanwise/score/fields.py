@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -131,9 +133,7 @@ def one_of(
     """
 
     def rule(field: str | None, gold: Any) -> bool | None:
-        if not isinstance(gold, list | tuple) or not gold:
-            return None
-        return field is not None and any(_same(field, value) for value in gold)
+        return field is not None and any(_same(field, v) for v in gold) if isinstance(gold, list | tuple) and gold else None
 
     return _judge_field(text, pays, columns, tag, column, rule)
 
@@ -209,9 +209,12 @@ def _number(value: Any) -> float | None:
 
 
 def _parse_cell(cell: Any) -> Any:
-    """Return the value of a dataset cell, parsed if the cell is the JSON text of an object or list."""
-    parsed = json_value(cell, decoder=_DECODER) if isinstance(cell, str) and cell.lstrip()[:1] in ("{", "[") else MISSING
-    return cell if parsed is MISSING else parsed
+    """Return a dataset cell, parsed if it is the JSON text of an object or list, or an object as Python prints it."""
+    cell_text = cell.strip() if isinstance(cell, str) else ""
+    parsed = json_value(cell_text, decoder=_DECODER) if cell_text[:1] in ("{", "[") else MISSING
+    with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+        parsed = ast.literal_eval(cell_text) if parsed is MISSING and cell_text.startswith("{'") else parsed
+    return parsed if isinstance(parsed, dict | list) else cell
 
 
 def _value_at(value: Any, path: str) -> Any:
@@ -377,10 +380,9 @@ def _schema_of_recipe(schema: Any) -> str | None:
 
 def _schema_of_cell(cell: Any) -> str | None:
     """Return the JSON text of a schema in a dataset's cell; None if the cell holds no valid schema."""
-    try:
+    with suppress(TypeError, ValueError, RecursionError):
         return None if cell is None else _schema_text(cell)
-    except (TypeError, ValueError, RecursionError):
-        return None
+    return None
 
 
 def _schema_text(schema: Any) -> str:
