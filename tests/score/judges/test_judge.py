@@ -98,6 +98,15 @@ def test_the_expected_value_is_the_mean_over_the_choices(constrain):
     assert ("structured_outputs" in request) == (constrain == "choice")
 
 
+def test_a_verdict_that_the_judge_only_thinks_of_is_none():
+    """A judge whose server leaves its thoughts in the reply drafts an answer there, and writes another one."""
+    thought = '<think>{even}: is it "yes"? A draft: {"verdict": "no"}.</think>'
+    answers = [f'{thought}\n{{"reason": "so", "verdict": "yes"}}', f"{thought}yes"]
+    for answer in answers:
+        with Server(lambda *_, said=answer: reply(said)).serving() as server:
+            assert judged(server, constrain="none").reward_nm[0, 0] == 1.0
+
+
 BAD = {
     "slow": (lambda times: "sleep", TIMEOUT, "no answer in time"),
     "429": (lambda times: web.Response(status=429, headers={"Retry-After": "0.05"}) if times < 3 else None, OK, None),
@@ -105,9 +114,11 @@ BAD = {
     "500 once": (lambda times: web.Response(status=500, text="oops") if times < 2 else None, OK, None),
     "500": (lambda times: web.Response(status=500, text="oops"), ERROR, "InternalServerError: "),
     "malformed": (lambda times: web.Response(text='{"choices": [', content_type="application/json"), ERROR, ""),
-    "no JSON": (lambda times: web.Response(text="<html>", content_type="text/html"), ERROR, "the judge's answer ''"),
+    "no JSON": (lambda times: web.Response(text="<html>", content_type="text/html"), ERROR, "the judge's answer '<html>'"),
     "empty": (lambda times: reply(""), ERROR, "the judge's answer '' holds none of the choices no, yes"),
-    "no choice": (lambda times: {**reply(""), "choices": []}, ERROR, "the judge's answer ''"),
+    "no choice": (lambda times: {**reply(""), "choices": []}, ERROR, "the judge's answer {'id': 'x'"),
+    "an error with status 200": (lambda times: web.json_response({"error": {"message": "no credit"}}), ERROR, "no credit"),
+    "a thought without end": (lambda times: reply("<think>It may be even: yes", finish_reason="length"), ERROR, "cut off"),
     "half": (lambda times: reply('{"reason": "yes', finish_reason="length"), ERROR, "cut off at max_tokens"),
     "other word": (lambda times: verdict("perhaps"), ERROR, "none of the choices no, yes"),
     "closed": (lambda times: "close" if times < 2 else None, OK, None),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-_VERDICT = re.compile(r'"verdict"\s*:\s*"?')
+_VERDICT, _THINKING = re.compile(r'"verdict"\s*:\s*"?'), re.compile(r"\A.*</think>|<think>.*", re.DOTALL)
 #: What a judge writes in place of a block's name if its verdict is about the whole answer, or about no block.
 WHOLE, NONE = "whole", "none"
 
@@ -53,18 +53,17 @@ def reply_rules(
 
 def read_verdict(reply: Any, choices: Mapping[str, float | int], *, expected: bool, parts: Sequence[str] = ()) -> Judgement:
     """Read the judge's verdict from the JSON reply of the chat completions API."""
-    reply = reply if isinstance(reply, dict) else {}
-    token_count = int((reply.get("usage") or {}).get("total_tokens") or 0)
-    first_choice = next(iter(reply.get("choices") or ()), {})
+    body = reply if isinstance(reply, dict) else {}
+    token_count = int((body.get("usage") or {}).get("total_tokens") or 0)
+    first_choice = next(iter(body.get("choices") or ()), {})
     reply_text = (first_choice.get("message") or {}).get("content") or ""
-    chosen_word, verdict_reason, named_part = _read_content(reply_text, choices)
+    answer = f"the judge's answer {(reply_text if first_choice else reply)!r:.120}"
+    chosen_word, verdict_reason, named_part = _read_content(_THINKING.sub("", reply_text), choices)
     if chosen_word is None:
         cut_off_note = " (cut off at max_tokens)" if first_choice.get("finish_reason") == "length" else ""
-        raise UnreadableReplyError(
-            f"the judge's answer {reply_text!r:.120}{cut_off_note} holds none of the choices {', '.join(choices)}"
-        )
+        raise UnreadableReplyError(f"{answer}{cut_off_note} holds none of the choices {', '.join(choices)}")
     if parts and named_part not in (*parts, WHOLE, NONE):
-        raise UnreadableReplyError(f"the judge's answer {reply_text!r:.120} names none of the parts {', '.join(parts)}")
+        raise UnreadableReplyError(f"{answer} names none of the parts {', '.join(parts)}")
     verdict_value = _expected_value(first_choice, reply_text, choices) if expected else float(choices[chosen_word])
     return Judgement(verdict_value, verdict_reason, token_count, named_part if parts else None)
 
@@ -100,11 +99,8 @@ def _expected_value(message: Mapping[str, Any], content: str, choices: Mapping[s
     probability_by_choice = dict.fromkeys(choices, 0.0)
     for candidate in verdict_token.get("top_logprobs") or [verdict_token]:
         token_text = candidate["token"].strip().lstrip('"').strip().lower()
-        matching_choices = [
-            word
-            for word in choices
-            if token_text and (word.lower().startswith(token_text) or token_text.startswith(word.lower()))
-        ]
+        lower_words = [(word, word.lower()) for word in choices if token_text]
+        matching_choices = [word for word, low in lower_words if low.startswith(token_text) or token_text.startswith(low)]
         if len(matching_choices) == 1:
             probability_by_choice[matching_choices[0]] += math.exp(candidate["logprob"])
     probability_sum = sum(probability_by_choice.values())
