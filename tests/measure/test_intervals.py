@@ -98,6 +98,12 @@ def test_prompt_index_sorts_ids_of_any_kind():
     assert prompt_index([("b", 1), "a", ("a", 2), "a"], 4).tolist() == [2, 0, 1, 0]
 
 
+def test_prompt_index_has_one_number_for_equal_ids_of_several_types():
+    """1, 1.0 and True are one id, as a group is one; which of them comes first may not change the order, and so the resamples."""
+    for one in (1, 1.0, True, np.int64(1)):
+        assert prompt_index([one, 0, 2.5, 1.0, "1"], 5).tolist() == [1, 0, 2, 1, 3]
+
+
 def power_by_definition(shift, df, alpha):
     """P(|Z + shift| > limit s) for a normal Z and s^2 = chi^2 / df, integrated over s."""
     limit, reach = stats.t.ppf(1 - alpha / 2, df), 12 / math.sqrt(2 * df)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Real
 from statistics import NormalDist
 from typing import Any
 
@@ -239,12 +240,18 @@ def draw_weights(prompts: int, completions: int, resamples: int, seed: int, smoo
 
 
 def prompt_index(prompts: Prompts, completions: int) -> Int[Tensor, " n"]:
-    """Return each completion's prompt as a number 0..P-1, in sorted order of the ids, so that row order does not matter."""
+    """Return each completion's prompt as a number 0..P-1, in sorted order of the ids, so that row order does not matter.
+
+    Equal ids are one prompt, as in `group_index`: 1, 1.0 and True are, 1 and "1" are not.
+    """
     if len(prompts) != completions:
         raise AlignmentError(f"There are {len(prompts)} prompt ids for {completions} completions; give one id to each.")
     prompt_ids = list_ids(prompts)
-    # Ids of different types are sorted by the name of their type first.
-    sort_key_of_id = {id: (type(id).__name__, id if isinstance(id, int | float | str) else repr(id)) for id in prompt_ids}
+    # Numbers come first, whatever their type, and other ids are sorted by the name of their type first.
+    sort_key_of_id = {
+        id: ("", id) if isinstance(id, Real) else (type(id).__name__, id if isinstance(id, str) else repr(id))
+        for id in prompt_ids
+    }
     sorted_ids = sorted(sort_key_of_id, key=sort_key_of_id.__getitem__)
     index_of_prompt = {prompt: index for index, prompt in enumerate(sorted_ids)}
     return torch.tensor([index_of_prompt[prompt] for prompt in prompt_ids], dtype=torch.long)
