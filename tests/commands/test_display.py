@@ -111,6 +111,18 @@ def test_votes(width):
     check(gain_table("a minus b", curve_difference(*list(votes.values())[:2])), width)
 
 
+def test_a_vote_says_what_stands_behind_its_sign_and_claims_no_certainty():
+    """All of the four prompts right has a standard error of 0, and one prompt has none; neither is a figure without noise."""
+    right, half = torch.ones(4).double(), torch.tensor([1.0, 1.0, 0.0, 0.0]).double()
+    unsaid = torch.full((4,), torch.nan).double()
+    for right_n, prompts, shown in ((right, range(4), "1.000"), (half, range(4), "0.500±0.2"), (half, [0] * 4, "0.500")):
+        text = printed(vote_table("votes", voting(["4"] * 4, unsaid, right_n, prompts=list(prompts))), width=80)
+        assert "± standard error" in text
+        first_cell = next(line for line in text.splitlines() if line.strip().startswith("pass@1")).split()[1]
+        assert first_cell.startswith(shown)
+        assert ("±" in first_cell) == ("±" in shown)
+
+
 @widths
 def test_a_comparison(width):
     figures = [*FIGURES, "majority@16", "weighted@16", "second_accuracy"]

@@ -58,19 +58,25 @@ def interval_table(
 
 
 def vote_table(title: str, votes: Mapping[str, Curve]) -> Table:
-    """Build a table of voting accuracy: a row per way of voting, a column per number of samples (1, 2, 4, ...)."""
+    """Build a table of voting accuracy: a row per way of voting, a column per number of samples (1, 2, 4, ...).
+
+    A figure without a standard error stands alone: there is one prompt, or all prompts agree, which does not make it certain.
+    """
     budgets = next(iter(votes.values())).budgets
     # Only the largest number of samples and powers of two get a column.
     budget_indices = [i for i, budget in enumerate(budgets) if budget.bit_count() == 1 or budget == budgets[-1]]
     table_rows = [
         [
             f"{name.removeprefix(OF_SCORE)} by score" if name.startswith(OF_SCORE) else name,
-            *(f"{curve.intervals[index].value:.3f}±{curve.intervals[index].sem:.3f}" for index in budget_indices),
+            *(
+                f"{interval.value:.3f}" + (f"±{interval.sem:.3f}" if interval.sem > 0 else "")
+                for interval in (curve.intervals[index] for index in budget_indices)
+            ),
         ]
         for name, curve in votes.items()
     ]
     headings = (Column(name, no_wrap=True) for name in ("n", *(str(budgets[index]) for index in budget_indices)))
-    return plain_table(*headings, rows=table_rows, title=title, padding=(0, 1, 0, 0))
+    return plain_table(*headings, rows=table_rows, title=f"{title} ± standard error", padding=(0, 1, 0, 0))
 
 
 def gain_table(title: str, gain: Curve) -> Table:
