@@ -267,6 +267,33 @@ def test_a_json_log_is_read_in_little_more_than_its_tokens(tmp_path):
     assert peak < 5 * len(table.tokens.values) + 12 * 2**20  # a piece of the text, twice, in up to four bytes a character
 
 
+def test_turns_before_the_last_user_message_are_told_from_examples_of_the_input(tmp_path):
+    """An agent that is urged on by a user message: only its last turn is the completion, and a note says so."""
+    from inspect_ai import log, model
+
+    user, said = model.ChatMessageUser, model.ChatMessageAssistant
+    example = [user(content="1+1"), said(content="2"), user(content="2+2")]
+    talks = [
+        (example, [*example, said(content="4")]),
+        ("2+2", [user(content="2+2"), said(content="Hm."), *example[2:], said(content="4")]),
+    ]
+    samples = [
+        log.EvalSample(id=n, epoch=1, input=question, target="4", messages=messages)
+        for n, (question, messages) in enumerate(talks)
+    ]
+    spec = log.EvalSpec(
+        created="2026-11-28T08:00:00+00:00",
+        task="t",
+        model="m",
+        dataset=log.EvalDataset(sample_ids=[0, 1]),
+        config=log.EvalConfig(),
+    )
+    log.write_eval_log(log.EvalLog(eval=spec, status="success", samples=samples), str(tmp_path / "a.json"))
+    table = read_rollouts(tmp_path / "a.json")
+    assert [text_of(table, n) for n in range(2)] == ["4", "4"]
+    assert "In 1 of 2 samples the model spoke before the last user message" in table.note
+
+
 @pytest.fixture
 def harness(tmp_path, monkeypatch):
     """Return a function that lets lm-evaluation-harness ask its own dummy model, and gives the file of samples that it wrote."""

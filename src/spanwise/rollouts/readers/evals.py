@@ -35,9 +35,14 @@ def read_inspect(path: Path, files: Sequence[Path], tokenizer: str | Path | None
     rows = _Rows()
     unanswered_ids: list[Any] = []
     tokens = tokenize(_inspect_completions(files, rows, unanswered_ids), tokenizer)
-    empty_count = len(unanswered_ids)
+    empty_count, later_count = len(unanswered_ids), sum(rows.fields.columns.pop("is_later", []))
     unanswered_note = f"{empty_count} of {len(rows.fields) + empty_count} samples hold no completion and are left out."
-    return rows.table("Inspect", path, tokens, unanswered_note if empty_count else "")
+    later_note = (
+        f"In {later_count} of {len(rows.fields)} samples the model spoke before the last user message; only what follows that "
+        "message is the completion."
+    )
+    notes = [unanswered_note if empty_count else "", later_note if later_count else ""]
+    return rows.table("Inspect", path, tokens, " ".join(filter(None, notes)))
 
 
 @dataclass
@@ -87,7 +92,11 @@ def _inspect_completions(files: Sequence[Path], rows: _Rows, unanswered_ids: lis
         columns = {"answer": cells.answer_text(sample.target), "epoch": sample.epoch, **cells.scalar_fields(sample.metadata)}
         question_input = sample.input if isinstance(sample.input, str) else [*map(_to_message, sample.input)]
         sample_key = f"{sample.id} {cells.prompt_text(question_input)}"  # the logs of two tasks may both have a sample 1
-        row_fields = {"prompt": cells.prompt_text(prompt), "key": sample_key}
+        example_count, turn_count = (
+            sum(message["role"] == "assistant" for message in chat)
+            for chat in ([] if isinstance(question_input, str) else question_input, prompt)
+        )
+        row_fields = {"prompt": cells.prompt_text(prompt), "key": sample_key, "is_later": turn_count > example_count}
         rows.append(row_fields, {} if sample.error else _score_values(sample.scores or {}), columns)
         yield cells.completion_parts(completion)
 
