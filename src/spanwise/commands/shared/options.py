@@ -27,12 +27,17 @@ def recipe_fields(pairs: Sequence[str] | None) -> dict[str, Any]:
 def column_roles(arguments: Sequence[str] | None) -> dict[str, str]:
     """Parse the `role=column` pairs of `--columns` (roles: prompt, answer, ...) into a mapping; commas may join pairs."""
     entries = [entry for piece in arguments or [] for entry in piece.split(",") if entry.strip()]
-    role_pairs = [key_value(entry, "--columns", "role=column, such as completion=output,answer=gold") for entry in entries]
-    roles = [role for role, _ in role_pairs]
-    repeated_role = next((role for role in roles if roles.count(role) > 1), None)
-    if repeated_role is not None:
-        raise RecipeError(f"--columns names the column of {repeated_role} more than once; give it once.")
-    return dict(role_pairs)
+    column_format = "role=column, such as completion=output,answer=gold"
+    return _map_names("--columns", [key_value(entry, "--columns", column_format) for entry in entries])
+
+
+def _map_names(option: str, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return the pairs of an option as a mapping; refuse a second column for the same name."""
+    names = [name for name, _ in pairs]
+    repeated_name = next((name for name in names if names.count(name) > 1), None)
+    if repeated_name is not None:
+        raise RecipeError(f"{option} names the column of {repeated_name} more than once; give it once.")
+    return dict(pairs)
 
 
 @Parameter(name="*")
@@ -75,7 +80,7 @@ class CreditOptions:
             "methods": listed(self.methods or ""),
             "tokenizer": self.tokenizer,
             "columns": column_roles(self.columns),
-            "reward": dict(key_value(entry, "--reward", reward_format) for entry in self.reward or []),
+            "reward": _map_names("--reward", [key_value(entry, "--reward", reward_format) for entry in self.reward or []]),
             "pay": [entry for piece in self.pay or [] for entry in listed(piece)],
             "overrides": recipe_fields(self.set_),
         }
