@@ -105,7 +105,7 @@ def recorded_reasons(
     placeholder_reward_n = torch.ones_like(group_n).double()  # any rewards do, because only the group sizes are used
     group_comparison = compare_in_strata(placeholder_reward_n, group_n, voter_n=rollout_n).comparison
     group_size_n = group_comparison.members_nm[:, 0]
-    key_n = torch.full_like(group_n, key_of(Zero.ALL_EQUAL), dtype=torch.long)
+    key_n = torch.full_like(group_n, key_of(Zero.ALL_EQUAL))
     if reward_n is not None:
         reward_n = torch.where(reward_n.isfinite(), reward_n.double(), torch.nan)
         reward_moments = moments(reward_n, group_n)

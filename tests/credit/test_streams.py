@@ -223,6 +223,14 @@ def test_what_stands_outside_a_stream_is_never_read(method, values, poison, whit
 def test_credit_of_tokens_is_as_wide_as_float32_at_least(dtype):
     credit, _ = run(Scheme("gae", BLOCKS, PAIR, values="shared"), TOKENS, [[1, -0.25]], torch.zeros(1, 5, dtype=dtype))
     assert credit.token_nt.dtype == torch.float32
+    reading, batch = reading_of(TOKENS, [[1, -0.25]]), Batch([0], mask_nt=TOKENS >= 0)
+    values = {
+        None: torch.float32,
+        torch.zeros(1, 5, 2, dtype=dtype): torch.float32,
+        torch.zeros(1, 5, 2).double(): torch.float64,
+    }
+    for value_nt, expected in values.items():
+        assert streams(reading, replace(batch, value_nt=value_nt), Scheme("gae", BLOCKS, PAIR)).reward_snt.dtype == expected
 
 
 # What a critic is fitted to, and what fits nowhere
