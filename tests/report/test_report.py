@@ -18,7 +18,15 @@ from spanwise.measure import figure_intervals, reliability, voting
 from spanwise.report import TokenView, credit_report
 from spanwise.report.charts import bars, curves, dodged, histograms, nearest, reliability_diagram
 from spanwise.report.page import Headline, Section, render, shown, spec_data
-from spanwise.report.sections import batch_curve, confidence_rows, grouped, histogram_rows, percent, seed_curves
+from spanwise.report.sections import (
+    batch_curve,
+    confidence_rows,
+    figure_panel,
+    grouped,
+    histogram_rows,
+    percent,
+    seed_curves,
+)
 
 PAGES = {"train": train_page, "compare": compare_page, "fidelity": fidelity_page, "credit": credit_page}
 
@@ -278,6 +286,9 @@ def test_bars_keep_their_order_and_shares_their_axis():
     assert encoding["y"]["sort"] == ["z", "b"]
     assert encoding["x"]["scale"]["domain"] == [0, 1]
     assert encoding["x"]["stack"] is None
+    point = [{"series": "a", "x": 0, "value": 0.5}]
+    charts = [figure_panel(name, point, ["a"])[0].charts[0].to_json() for name in ("accuracy", "ece")]
+    assert ["share of completions" in chart for chart in charts] == [True, False]
 
 
 def test_methods_with_other_blocks_have_a_table_of_their_own():

@@ -270,6 +270,9 @@ def test_what_cannot_be_measured_is_one_sentence_and_the_rewards_are_there():
     by_label = cards(html)
     assert set(by_label) == {"malformed rate", "mean reward: short"}
     assert by_label["mean reward: short"][1] == "mean reward: short -0.250 -0.500 in the first batch"
+    held_out = [{"step": 0, "evaluation": {"reward/short": -0.9}}, *batches, {"step": 3, "final": {"reward/short": -0.1}}]
+    card = cards(train_page(metrics=held_out, samples=None, votes=None, unmeasured=absent))["mean reward: short"]
+    assert card[1] == "mean reward: short -0.100 -0.900 at the start"
     assert "not measured" not in " ".join(text for _, text in by_label.values())
     assert f"Not measured: accuracy, ECE, AUROC, brier, refusal rate, coverage; {why}." in Page(html).text
     assert "few completions state a confidence" not in html
