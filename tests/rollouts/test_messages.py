@@ -22,6 +22,21 @@ def test_calls_of_tools_and_reasoning_are_part_of_a_completion(nested, tmp_path)
     assert "".join(kept) == 'Add.\nsum({"of": [2, 2]})It is 4.'
 
 
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"content": None, "function_call": {"name": "sum", "arguments": "{}"}}, "sum({})"),
+        ({"content": "4", "reasoning": "Add."}, "Add.\n4"),
+        ({"content": "4", "reasoning": "Add.", "reasoning_content": "Add."}, "Add.\n4"),
+        ({"content": None, "refusal": "No."}, "No."),
+    ],
+)
+def test_what_servers_call_otherwise_is_part_of_a_completion(message, text, tmp_path):
+    """OpenAI's calls before tools, the reasoning of vLLM and OpenRouter, and a refusal, which has no content."""
+    row = {"messages": [{"role": "user", "content": "2+2"}, {"role": "assistant", **message}]}
+    assert texts(read_rollouts(write_lines(tmp_path / "log.jsonl", [row]))) == [text]
+
+
 def test_prompts_that_differ_in_a_call_are_two_groups(tmp_path):
     def prompt(name):
         call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": name, "arguments": {"a": 1}}}]}

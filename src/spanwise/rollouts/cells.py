@@ -149,11 +149,13 @@ def message_text(message: Any) -> str:
     if not isinstance(message, Mapping):
         return content_text(message)
     call_list = message.get("tool_calls")
+    call_list = message.get("function_call") if call_list is None else call_list  # OpenAI's old name for a single call
     if not isinstance(call_list, (list, tuple, np.ndarray)):
         call_list = [] if call_list is None else [call_list]
-    return "\n".join(
-        filter(None, [content_text(message.get("reasoning_content")), content_text(message), *map(_call_text, call_list)])
-    )
+    # Servers call the reasoning differently, and a refusal has no content.
+    reasoning_text = next(filter(None, (content_text(message.get(name)) for name in ("reasoning_content", "reasoning"))), "")
+    said_text = content_text(message) or content_text(message.get("refusal"))
+    return "\n".join(filter(None, [reasoning_text, said_text, *map(_call_text, call_list)]))
 
 
 def _call_text(call: Any) -> str:
