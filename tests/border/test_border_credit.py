@@ -126,6 +126,17 @@ CASES = {
     "a list of two completions beside a list of one reward": credited(
         text("a.json", [{"prompt": "2+2=", "completions": ["4", "5"], "reward": [1.0]}])
     ),
+    "a list of two completions beside one reward": credited(
+        text("a.json", [{"prompt": "2+2=", "completions": ["4", "5"], "reward": 0.5}])
+    ),
+    "a list in which a completion is null": credited(
+        text("a.json", [{"prompt": "2+2=", "completions": ["4", None, "5"], "acc": [1, 0, 0]}]),
+        *("--pay", "all=acc", "--methods", "grpo"),
+        code=0,
+    ),
+    "conversations of the roles human and gpt": credited(
+        text("a.json", [{"messages": [{"role": who, "content": "hm"} for who in ("human", "gpt")]}])
+    ),
     "an id of each row in `group_id`": credited(text("a.csv", "prompt,completion,group_id\n2+2=,4,0\n2+2=,5,1\n")),
     "a verifiers file in which every rollout failed": credited(WRITTEN / "verifiers_failed"),
     "completions that are all empty": credited(verl(["", ""], score=[0, 0])),

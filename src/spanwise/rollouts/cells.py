@@ -20,6 +20,8 @@ from spanwise.errors import DataError
 #: The texts that pandas, R, SQL and spreadsheets write for a missing number.
 NOTHING = frozenset({"", "NA", "N/A", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "none"})
 _BOOLEAN_OF_TEXT = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+#: The roles of the messages in OpenAI's chats.
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 #: Matches a text that is a number.
 NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*|\s*[+-]?(inf|Inf|Infinity|infinity|nan|NaN)\s*")
 
@@ -190,6 +192,14 @@ def prompt_fault(prompt: Any, *, template: bool) -> str | None:
     if not template:
         return "this prompt is a conversation, and the model's tokenizer has no chat template. Give texts, or another model."
     return None
+
+
+def check_speaker(chat: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a chat in which nobody is the assistant, but somebody has a role that OpenAI's chats do not know, such as "gpt"."""
+    roles = dict.fromkeys(message["role"] for message in chat)
+    unknown_roles = [role for role in roles if role not in _ROLES]
+    if "assistant" not in roles and unknown_roles:
+        raise FieldError(f"its roles are {', '.join(roles)}, and the model's messages must have the role assistant")
 
 
 def split_chat(chat: Sequence[Mapping[str, Any]]) -> tuple[Any, Any]:

@@ -89,7 +89,8 @@ def read_plain(
     plain_table = _PlainTable(path, table, roles)
     tokens = tokenize(plain_table.read_completions(), tokenizer)
     sources = plain_table.sources
-    empty_count = row_count - len({source.row for source in sources})
+    list_length_by_row = {source.row: source.siblings for source in sources}
+    empty_count, null_count = row_count - len(list_length_by_row), sum(list_length_by_row.values()) - len(sources)
     columns_n = plain_table.expand_columns()
     step_cells = plain_table.table[roles["step"]] if "step" in roles else [None] * row_count
     step_column = cells.parse_numbers(step_cells)
@@ -116,6 +117,9 @@ def read_plain(
             repeated_note,
             role_note,
             f"{empty_count} of {row_count} rows hold no completion and are left out." if empty_count else "",
+            f"{null_count} of {len(sources) + null_count} completions in lists are null and are left out."
+            if null_count
+            else "",
         ],
     )
 
@@ -241,6 +245,7 @@ def _find_roles(path: Path, names: Sequence[str], role_columns: Mapping[str, str
 def _list_completions(cell: Any) -> list[Any]:
     """Return the completions of a cell as a list; a chat is a single completion."""
     if cells.is_chat(cell):
+        cells.check_speaker(cell)
         if len(cell) > 1 and all(message["role"] == "assistant" for message in cell):
             raise cells.FieldError(
                 "the list of messages may be one conversation or several completions. For one, write its text; for several, write "
@@ -253,6 +258,8 @@ def _list_completions(cell: Any) -> list[Any]:
         raise cells.FieldError(
             "a completion is a text, or a list of messages such as {'role': 'assistant', 'content': '...'}"
         )
+    for entry in filter(cells.is_chat, entries):
+        cells.check_speaker(entry)
     return entries
 
 
@@ -264,6 +271,7 @@ def _split_conversation(cell: Any) -> tuple[Any, list[Any]]:
         raise cells.FieldError(
             "there is no column of completions, so the cell must hold a list of messages, the last one from the assistant"
         )
+    cells.check_speaker(cell)
     prompt_messages, reply_messages = cells.split_chat(cell)
     return prompt_messages, [reply_messages]
 
@@ -339,6 +347,15 @@ class _PlainTable:
         entry_types = (*number_types, dict) if is_reward else number_types
         if not all(isinstance(value, entry_types) for row in count_at_row for value in column[row]):
             return False
+        lone_row = next(
+            (source.row for source in self.sources if source.siblings > 1 and _is_number(column[source.row])), None
+        )
+        if lone_row is not None and is_reward:
+            lone_text = f"one value of '{name}', {column[lone_row]}"
+            raise DataError(
+                f"Row {lone_row} of '{self.path}' has several completions and {lone_text}; give a list with one for each "
+                "completion, null for a missing value."
+            )
         wrong_row = next((row for row, count in count_at_row.items() if len(column[row]) != count), None)
         if wrong_row is not None and is_reward:
             raise DataError(
@@ -369,6 +386,11 @@ class _PlainTable:
                 f"of one prompt share: {_HOW.format(role='group')}, such as group={self.roles.get('prompt', 'NAME')}."
             )
         return group_ids
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a cell holds a number, perhaps as text."""
+    return cells.is_number_text(value) or (isinstance(value, int | float) and not cells.is_empty(value))
 
 
 def _name_rewards(path: Path, columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
