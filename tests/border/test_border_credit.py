@@ -8,7 +8,7 @@ import torch
 
 import trl_small
 from border.case import case, check, command
-from rollout_files import WELL_FORMED, trl_file, verl_file, verl_rows, write_lines
+from rollout_files import LAYOUT, WELL_FORMED, trl_file, verl_file, verl_rows, write_lines
 
 WRITTEN = Path(__file__).parents[1] / "rollouts" / "written"
 CODE = [
@@ -175,6 +175,9 @@ CASES = {
         text("1.jsonl", json.dumps({"prompt": "p", "completion": "a b c d e", "acc": 1})),
         *("--pay", "all=acc", "--methods", "dr_grpo"),
         code=0,
+    ),
+    "verl's dump whose scores are words": credited(
+        verl(WELL_FORMED, gts=["4"] * 4, score=["good", "bad"] * 2), "--set", f"layout={json.dumps(LAYOUT)}", code=0
     ),
     "two blocks in one word, and no tokenizer": credited(
         text(

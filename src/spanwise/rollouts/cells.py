@@ -52,6 +52,11 @@ def is_number_text(value: Any) -> bool:
     return isinstance(value, str) and NUMBER.fullmatch(value) is not None
 
 
+def is_like_number(value: Any) -> bool:
+    """Return whether a value is a text that is a number, or begins with one, such as "0,5", "50%" or "3 of 4"."""
+    return is_number_text(value) or (isinstance(value, str) and re.match(r"\s*[+-]?[.,]?\d", value) is not None)
+
+
 def refuse_words(path: Path, name: str, values: Sequence[Any]) -> None:
     """Raise an error if a column of rewards holds a text that is no number."""
     for n, value in enumerate(values):

@@ -404,7 +404,7 @@ def _name_rewards(path: Path, columns: Mapping[str, Sequence[Any]]) -> dict[str,
                 f"'{path}' has a second column for the reward '{reward_name}', called '{name}'; remove one of the two columns."
             )
         if reward_prefix or (
-            name in _REWARD and any(isinstance(value, int | float) or cells.is_number_text(value) for value in values)
+            name in _REWARD and any(isinstance(value, int | float) or cells.is_like_number(value) for value in values)
         ):
             cells.refuse_words(path, name, values)
         reward_columns[reward_name] = values
