@@ -75,6 +75,12 @@ def over_the_traces(folder):
     return command("credit", folder / "out", *EXACT, "--write", "bae", "--tokenizer", folder, "--output", "out")
 
 
+def two_formats(folder):
+    (folder / "mine").mkdir()
+    (folder / "mine" / "a.csv").write_text("prompt,completion,acc\np,4,1\n")
+    return write_lines(folder / "mine" / "b.jsonl", [{"prompt": "p", "completion": "5", "acc": 0}]).parent
+
+
 SUMMED = [
     {"reward": "correct", "pays": ["solution"], **reward} for reward in ({"name": "form"}, {"name": "acc", "weight": 4.0})
 ]
@@ -179,6 +185,7 @@ CASES = {
     "verl's dump whose scores are words": credited(
         verl(WELL_FORMED, gts=["4"] * 4, score=["good", "bad"] * 2), "--set", f"layout={json.dumps(LAYOUT)}", code=0
     ),
+    "a folder with tables of two formats": credited(two_formats, "--pay", "all=acc", "--methods", "grpo", code=0),
     "two blocks in one word, and no tokenizer": credited(
         text(
             "1.jsonl", "".join(json.dumps({"prompt": "p", "completion": c, "acc": 1}) + "\n" for c in ("(a)[b]", "(a) [b]"))

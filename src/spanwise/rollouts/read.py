@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +34,8 @@ _PLACES = (
     "rollouts/*.parquet", "completions/*.parquet", "*.parquet", "traces.jsonl", "results.jsonl", "[0-9]*.jsonl", "*.csv", "*.tsv",
     "*.eval", "samples_*.jsonl", "rollout_data/[0-9]*.pt", "[0-9]*.pt",
 )  # fmt: skip
+#: The suffixes of files that may hold rollouts; JSON files are left out, because many programs write settings in them.
+_TABLES = (".parquet", ".jsonl", ".csv", ".tsv", ".eval", ".pt")
 #: Fields beside `prompt` and `completion` that only verifiers before 1.0 writes.
 _VERIFIERS = {"example_id", "metrics", "error", "error_chain"}
 
@@ -91,7 +94,17 @@ def read_rollouts(
         rollout_table = chosen_readers.pop()(rollouts_path, found_files, tokenizer)
     if len(rollout_table) == 0:
         raise DataError(f"'{path}' holds no completions. {rollout_table.note}".strip())
-    return rollout_table
+    return replace(rollout_table, note=f"{rollout_table.note} {_unread_note(rollouts_path, found_files)}".strip())
+
+
+def _unread_note(path: Path, files: Sequence[Path]) -> str:
+    """Tell the user which tables and dumps beside the files of a folder are not read; an empty text if there are none."""
+    if files[0].parent != path:
+        return ""
+    other_files = (file for file in {*path.iterdir()}.difference(files) if file.suffix.lower() in _TABLES and file.is_file())
+    unread_names = sorted(file.name for file in other_files)
+    names_text = ", ".join(unread_names[:3]) + (f" and {len(unread_names) - 3} more" if len(unread_names) > 3 else "")
+    return f"The folder also holds {names_text}, not read with the {files[0].suffix} files." if unread_names else ""
 
 
 def rollout_files(path: Path) -> list[Path]:
