@@ -47,7 +47,7 @@ def test_restrict_widens_drops_and_refuses():
     kept = restrict(two_rows, mask)
     assert kept.block_nt.tolist() == [[0, 0, 1, -1], [-1] * 4]
     assert kept.end_nk.tolist() == [[2, 3], [0, 0]]
-    with pytest.raises(AlignmentError, match=r"Completion 1 .* 3 tokens .* 2"):
+    with pytest.raises(AlignmentError, match=r"Completion 1 .* 3 tokens.* 2"):
         restrict(two_rows, torch.ones(2, 3, dtype=torch.bool))
     with pytest.raises(AlignmentError, match="3 tokens wide, but the trainer's mask only 2"):
         restrict(two_rows, torch.ones(2, 2, dtype=torch.bool))
