@@ -133,7 +133,9 @@ def one_of(
     """
 
     def rule(field: str | None, gold: Any) -> bool | None:
-        return field is not None and any(_same(field, v) for v in gold) if isinstance(gold, list | tuple) and gold else None
+        if not isinstance(gold, list | tuple) or not gold:
+            return None
+        return field is not None and any(_same(field, value) for value in gold)
 
     return _judge_field(text, pays, columns, tag, column, rule)
 

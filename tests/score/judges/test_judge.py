@@ -83,10 +83,16 @@ def token(text, **likely):
     return {"token": text, "logprob": 0.0, "bytes": None, "top_logprobs": others}
 
 
-@pytest.mark.parametrize("constrain", ["choice", "schema"])
-def test_the_expected_value_is_the_mean_over_the_choices(constrain):
+@pytest.mark.parametrize(
+    ("constrain", "before", "after"),
+    [
+        ("choice", [], []),
+        ("schema", [token('{"ver'), token('dict": "')], [token('"}')]),
+        ("none", [token('<think>{"verdict": "'), token("no", no=1.0), token('"}</think>')], []),
+    ],
+)
+def test_the_expected_value_is_the_mean_over_the_choices(constrain, before, after):
     split = {" yes": 0.1, "yes": 0.5, "no": 0.2, "maybe": 0.15}  # .6 against .2
-    before, after = ([], []) if constrain == "choice" else ([token('{"ver'), token('dict": "')], [token('"}')])
     tokens = [*before, token("yes", **split), *after]
     content = "".join(piece["token"] for piece in tokens)
     answer = reply(content, logprobs={"content": tokens})

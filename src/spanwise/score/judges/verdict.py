@@ -92,15 +92,17 @@ def _expected_value(message: Mapping[str, Any], content: str, choices: Mapping[s
     tokens = (message.get("logprobs") or {}).get("content")
     if not tokens:
         raise UnreadableReplyError("the reply lacks the log-probabilities that an expected value needs: set expected: false")
-    leading_spaces = len(content) - len(content.lstrip())
-    verdict_start = max((match.end() for match in _VERDICT.finditer(content)), default=leading_spaces)
+    answer_start = len(content) - len(_THINKING.sub("", content).lstrip())
+    verdict_start = max((match.end() for match in _VERDICT.finditer(content, answer_start)), default=answer_start)
     token_ends = accumulate(len(token["token"]) for token in tokens)
     verdict_token = next((token for token, end in zip(tokens, token_ends, strict=True) if end > verdict_start), tokens[-1])
     probability_by_choice = dict.fromkeys(choices, 0.0)
     for candidate in verdict_token.get("top_logprobs") or [verdict_token]:
         token_text = candidate["token"].strip().lstrip('"').strip().lower()
-        lower_words = [(word, word.lower()) for word in choices if token_text]
-        matching_choices = [word for word, low in lower_words if low.startswith(token_text) or token_text.startswith(low)]
+        lower_words = {word: word.lower() for word in choices if token_text}
+        matching_choices = [
+            w for w, lower in lower_words.items() if lower.startswith(token_text) or token_text.startswith(lower)
+        ]
         if len(matching_choices) == 1:
             probability_by_choice[matching_choices[0]] += math.exp(candidate["logprob"])
     probability_sum = sum(probability_by_choice.values())
