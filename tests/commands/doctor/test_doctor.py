@@ -25,6 +25,7 @@ def test_what_is_installed_here_works_and_what_is_not_is_no_fault(tmp_path):
     result = subprocess.run([sys.executable, "-m", "spanwise.commands.doctor"], **options)
     assert result.returncode == 0, result.stderr
     text = result.stdout
+    assert text.split()[:3] == ["version", "tested", "with"]
     assert re.search(rf"torch\s+{re.escape(version('torch'))}\s+ok", text)
     assert re.search(rf"TRL\s+{version('trl')}\s+{re.escape(WINDOWS['trl'])}\s+ok", text)
     assert "TRL: spanwise.engines.trl is imported" in text
