@@ -481,8 +481,7 @@ def check_written(recipe: Recipe, task_layout: Layout) -> None:
 def resolved(recipe: Recipe, scheme: Scheme) -> dict[str, Any]:
     """Return the recipe as plain data with its rule of credit written out, ready for YAML; loaded again, it gives the same run."""
     plain_scheme = scheme.plain()
-    rewards = [entry["reward"] for entry in recipe.objectives or ()]
-    import_paths = [reward for reward in rewards if isinstance(reward, str) and ":" in reward]
+    import_paths = [entry["reward"] for entry in recipe.objectives or () if ":" in str(entry["reward"])]
     function_by_path = {path: imported(path, what="The reward") for path in import_paths}
     for plain_objective, objective in zip(plain_scheme["objectives"], scheme.objectives, strict=True):
         for path, function in function_by_path.items():

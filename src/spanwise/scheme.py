@@ -134,9 +134,10 @@ class Scheme:
         if objectives is None:
             layout, objectives = preset_rule(method_entry, layout, calibration, baseline)
         elif calibration is not None or baseline is not None:
-            name, setting = ("calibration", calibration) if calibration is not None else ("baseline", baseline)
+            option, setting = ("calibration", calibration) if calibration is not None else ("baseline", baseline)
             raise RecipeError(
-                f"{name} is '{setting}', but the objectives are given, so {name} would change nothing. Set it in the objectives."
+                f"{option} is '{setting}', but the objectives are given, so {option} would change nothing. Set it in the "
+                "objectives."
             )
         per = method_entry.preset.per if per is None else per
         if per == "length":

@@ -355,8 +355,8 @@ class Step:
             if self.zero_batches == 1:
                 objective_names = ", ".join(map(repr, self.scheme.names))
                 step_label = "" if number is None else f" at step {number}"
-                cause_text = "the prompts are too easy or too hard, or a reward is constant"
-                cause_text = "the previous warning says why" if has_unscored else cause_text
+                usual_cause = "the prompts are too easy or too hard, or a reward is constant"
+                cause_text = "an earlier warning says why" if has_unscored else usual_cause
                 new_warnings.append(
                     f"Every advantage of the batch{step_label} is zero, so nothing is learned from it. No completion differs from "
                     f"its baseline in any reward ({objective_names}). If this lasts (see credit/no_signal), {cause_text}."

@@ -49,7 +49,10 @@ def test_completions_that_were_cut_off_are_not_told_to_change_the_prompt():
     """Different completions that all end at one length were cut off there; equal ones, or ones of many lengths, were not."""
     assert "Of 3 completions, 2 end inside " in warnings_of([[0, 4], [0, 4], PLAN])["tags"]
     assert "cut off" not in warnings_of([[0, 4], PLAN, PLAN])["tags"], "most write something else"
-    assert "Of 4 completions, 3 have the maximal 3 tokens " in warnings_of([[4, 4, 5], [4, 5, 4], [5, 4, 4], [4, 5]])["tags"]
+    assert (
+        "Of 4 completions, 3 have 3 tokens, more than all others, "
+        in warnings_of([[4, 4, 5], [4, 5, 4], [5, 4, 4], [4, 5]])["tags"]
+    )
     for ids in ([[4, 4, 5]] * 2, [[4], [4, 5], [4, 5, 4], [4, 5, 4, 4]]):
         assert "cut off" not in warnings_of(ids)["tags"]
 
@@ -109,10 +112,10 @@ def with_function(function, **changes):
 @pytest.mark.parametrize(
     ("values", "if_missing", "says"),
     [
-        ((0.5, -1.0, -1.0), None, r" -1 .* for 2 of 3 .*, first for completion 1\."),
-        ((0.5, 0, None), None, r" 0 .* for 1 of 3 .*, first for completion 1\."),
-        ((0.5, -1.0, -0.25), -1.0, r" -0.25 .* for 1 of 3 .*, first for completion 2\."),
-        ((0.5, -2.0, 7.5), 0.0, r" -2 to 7.5 .* for 2 of 3 .*, first for completion 1\."),
+        ((0.5, -1.0, -1.0), None, r" -1 \(from its reward function\) for 2 of 3 .*, first for completion 1\."),
+        ((0.5, 0, None), None, r" 0 \(from its reward function\) for 1 of 3 .*, first for completion 1\."),
+        ((0.5, -1.0, -0.25), -1.0, r" -0.25 \(from its reward function\) for 1 of 3 .*, first for completion 2\."),
+        ((0.5, -2.0, 7.5), 0.0, r" -2 to 7.5 \(from its reward function\) for 2 of 3 .*, first for completion 1\."),
         ((0.5, -1.0, -1.0), -1.0, None),
         ((0.5, None, -1.0), -1.0, None),
         ((0.5, None, None), 0.0, None),

@@ -57,7 +57,7 @@ def sentence(case, left="grpo", right="bae", rows=(), **view):
          "bae praises the solution (+0.5) and charges −0.7 for missing blocks."),
         ({"credit": {"grpo": {}, "bae": {f"f{n}": n - 1.5 for n in range(8)}}}, "praises 6 blocks, most of all f7 (+5.5)"),
         ({"credit": {"grpo": {}, "bae": {"solution": 0.0}}, "parts": {"bae": [CreditPart("correct", 1.0, None, None, 1.0, 0.0, reason="singleton")]}},
-         "bae gives it exactly 0, as it is alone in its group."),
+         "bae gives it exactly 0, as it has nobody to be compared with."),
     ],
 )  # fmt: skip
 def test_the_sentence_is_true(changes, words):

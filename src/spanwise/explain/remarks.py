@@ -145,7 +145,7 @@ def cut_off(
         (unclosed_count, "end inside an unclosed part"),
         (
             distinct_text_count * (distinct_text_count > 1),
-            f"have the maximal {largest_length} tokens and different texts",
+            f"have {largest_length} tokens, more than all others, and different texts",
         ),
     )
 
@@ -237,16 +237,21 @@ def _count_omitted(objective: Objective, reading: Reading, scheme: Scheme) -> in
 
 def _merge_free_omissions(warnings: dict[str, str], reading: Reading, scheme: Scheme) -> dict[str, str]:
     """Replace three or more warnings about omitted blocks by one if their objectives have the same reward."""
-    free_objectives = [objective for objective in scheme.objectives if f"free/{objective.name}" in warnings]
+    is_unparsable_nm = reading.scores.status_nm == int(Status.UNPARSABLE)
+    free_objectives = [
+        objective
+        for m, objective in enumerate(scheme.objectives)
+        if f"free/{objective.name}" in warnings
+        and not is_unparsable_nm[:, m].any()  # keep what is said of unreadable blocks
+    ]
     for family in dict.fromkeys(objective.name.partition(".")[0] for objective in free_objectives if "." in objective.name):
         family_objectives = [objective for objective in free_objectives if objective.name.startswith(f"{family}.")]
-        omitted_counts = [_count_omitted(objective, reading, scheme) for objective in family_objectives]
-        omitted_objectives = [objective for objective, count in zip(family_objectives, omitted_counts, strict=True) if count]
-        if len(omitted_objectives) < 3:
+        if len(family_objectives) < 3:
             continue
-        merged_keys = {f"free/{objective.name}" for objective in omitted_objectives}
+        omitted_counts = [_count_omitted(objective, reading, scheme) for objective in family_objectives]
+        merged_keys = {f"free/{objective.name}" for objective in family_objectives}
         warnings = {key: text for key, text in warnings.items() if key not in merged_keys}
-        block_list = ", ".join(dict.fromkeys(block for objective in omitted_objectives for block in objective.pays))
+        block_list = ", ".join(dict.fromkeys(block for objective in family_objectives for block in objective.pays))
         warnings[f"free/{family}"] = (
             f"Up to {max(omitted_counts)} of {len(reading)} completions leave out one of {block_list}, but the objectives "
             f"'{family}' have no if_missing. {_DRIFT}"

@@ -101,7 +101,7 @@ def compare_report(
 def _warnings(comparison: ArmComparison) -> list[str]:
     """Return the comparison's warnings, with their usual causes, and a warning for each arm without any figure."""
     alarm_sentences = [
-        " ".join([sentence, *(cause for what, cause in CAUSES.items() if what in sentence)][:2])
+        f"{sentence} {next((cause for problem, cause in CAUSES.items() if problem in sentence), '')}".strip()
         for sentence in comparison.warnings()
     ]
     empty_arms = [

@@ -155,7 +155,9 @@ def clause(row: TokenRow, method: str, rule: Rule) -> str:
     elif zero_blocks:
         reasons = {part.reason for part in row.parts.get(method, ())}
         is_alone = reasons == {"singleton"}
-        clauses.append("gives it exactly 0, as it is alone in its group" if is_alone else "gives the completion exactly 0")
+        clauses.append(
+            "gives it exactly 0, as it has nobody to be compared with" if is_alone else "gives the completion exactly 0"
+        )
     if stop_credit:
         stop_verb = "charges" if stop_credit < 0 else "pays"
         clauses.append(f"{stop_verb} {shown(stop_credit, sign=True)} for missing blocks")
