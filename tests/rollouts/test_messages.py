@@ -29,6 +29,8 @@ def test_calls_of_tools_and_reasoning_are_part_of_a_completion(nested, tmp_path)
         ({"content": "4", "reasoning": "Add."}, "Add.\n4"),
         ({"content": "4", "reasoning": "Add.", "reasoning_content": "Add."}, "Add.\n4"),
         ({"content": None, "refusal": "No."}, "No."),
+        ({"content": [{"type": "refusal", "refusal": "No."}]}, "No."),
+        ({"content": None, "tool_calls": [], "function_call": {"name": "sum", "arguments": "{}"}}, "sum({})"),
     ],
 )
 def test_what_servers_call_otherwise_is_part_of_a_completion(message, text, tmp_path):

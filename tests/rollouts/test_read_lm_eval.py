@@ -4,9 +4,10 @@ from rollout_files import texts, write_lines
 from spanwise.rollouts import read_rollouts
 
 
-def sample(response, score, *, filter="strict", doc=0):
+def sample(response, score, *, filter="strict", doc=0, shots=0):
     return {
-        "doc_id": doc, "doc": {}, "doc_hash": "h", "target": "4", "arguments": {"gen_args_0": {"arg_0": "2+2="}},
+        "doc_id": doc, "doc": {}, "doc_hash": "h", "prompt_hash": f"{shots} shots", "target": "4",
+        "arguments": {"gen_args_0": {"arg_0": "2+2="}},
         "resps": [[response]], "filter": filter, "metrics": ["exact_match"], "exact_match": score,
     }  # fmt: skip
 
@@ -19,6 +20,12 @@ def test_a_second_run_leaves_the_rewards_of_the_first_as_they_are(tmp_path):
     assert texts(table) == ["4", "x", "9", "x"]
     assert table.rewards["exact_match"].value_n.tolist() == [1.0, 0.0, 0.0, 0.0]
     assert table.group_n.tolist() == [0, 1, 0, 1]
+
+
+def test_runs_with_different_prompts_are_not_compared(tmp_path):
+    write_lines(tmp_path / "samples_sums_1.jsonl", [sample("4", 1.0)])
+    write_lines(tmp_path / "samples_sums_2.jsonl", [sample("9", 0.0, shots=5)])
+    assert read_rollouts(tmp_path).group_n.tolist() == [0, 1]
 
 
 def test_two_filters_of_a_response_are_two_rewards_of_one_completion(tmp_path):

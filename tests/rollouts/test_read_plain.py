@@ -228,6 +228,7 @@ REFUSED = {
     "one or several": (
         [{"prompt": "p", "completions": CHAT[1:] * 2}], {}, "may be one conversation or several completions. For one, write"
     ),
+    "one object": ([{"completions": ["a", "b"], "prompt": "p", "reward": {"acc": 1}}], {}, "one value of 'reward', {'acc'"),
     "numbers in a list": ([{"prompt": "p", "completions": [{"a": 1}]}], {}, "a completion is a text, or a list of messages"),
 }  # fmt: skip
 

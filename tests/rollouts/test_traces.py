@@ -90,8 +90,9 @@ def test_a_trace_that_failed_has_no_rewards_and_one_whose_second_attempt_succeed
     """Of a failed trace prime-rl trains nothing, and the mean of its group leaves it out, though some rewards may be scored."""
     (failed, *_), (retried, *_) = records(FILE), records(FILE)
     half = {"exact": {"score": 1.0, "weight": 1.0}, "judge": None}
-    failed["traces"][0] |= {"rewards": half, "errors": [{"type": "JudgeError", "message": "no answer"}], "ok": False}
-    retried["traces"][0] |= {"rewards": half, "errors": [{"type": "JudgeError", "message": "no answer"}], "ok": True}
+    same = {"rewards": half, "metrics": {"kind": "easy"}, "errors": [{"type": "JudgeError", "message": "no answer"}]}
+    failed["traces"][0] |= {**same, "ok": False}
+    retried["traces"][0] |= {**same, "ok": True}
     none, some = read_traces(write_lines(tmp_path / "t.jsonl", [failed, retried]))
     assert none.rewards == dict.fromkeys(("exact", "judge", "reward"), Status.UNSCORED)
     assert some.rewards == {"exact": 1.0, "judge": Status.UNSCORED, "reward": 1.0}

@@ -20,8 +20,8 @@ from spanwise.errors import DataError
 #: The texts that pandas, R, SQL and spreadsheets write for a missing number.
 NOTHING = frozenset({"", "NA", "N/A", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "none"})
 _BOOLEAN_OF_TEXT = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-#: The roles of the messages in OpenAI's chats.
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+#: What other formats call the assistant.
+_OTHER_ASSISTANTS = {"gpt", "model", "ai", "bot", "chatbot"}
 #: Matches a text that is a number.
 NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*|\s*[+-]?(inf|Inf|Infinity|infinity|nan|NaN)\s*")
 
@@ -147,7 +147,10 @@ def content_text(content: Any) -> str:
     if isinstance(content, Mapping):
         content = content.get("content")
     if isinstance(content, (list, tuple, np.ndarray)):
-        return "".join(content_text(item.get("text") or "" if isinstance(item, Mapping) else item) for item in content)
+        return "".join(
+            content_text(item.get("text") or item.get("refusal") or "" if isinstance(item, Mapping) else item)
+            for item in content
+        )
     return "" if content is None else clean(str(content))
 
 
@@ -155,10 +158,10 @@ def message_text(message: Any) -> str:
     """Return the reasoning, the content and the tool calls of a message as text, one below the other."""
     if not isinstance(message, Mapping):
         return content_text(message)
-    call_list = message.get("tool_calls")
-    call_list = message.get("function_call") if call_list is None else call_list  # OpenAI's old name for a single call
-    if not isinstance(call_list, (list, tuple, np.ndarray)):
-        call_list = [] if call_list is None else [call_list]
+    calls = message.get("tool_calls")
+    call_list = list(calls) if isinstance(calls, (list, tuple, np.ndarray)) else [] if calls is None else [calls]
+    if not call_list and message.get("function_call") is not None:  # OpenAI's old name for a single call
+        call_list = [message["function_call"]]
     # Servers call the reasoning differently, and a refusal has no content.
     reasoning_text = next(filter(None, (content_text(message.get(name)) for name in ("reasoning_content", "reasoning"))), "")
     said_text = content_text(message) or content_text(message.get("refusal"))
@@ -200,10 +203,9 @@ def prompt_fault(prompt: Any, *, template: bool) -> str | None:
 
 
 def check_speaker(chat: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a chat in which nobody is the assistant, but somebody has a role that OpenAI's chats do not know, such as "gpt"."""
+    """Refuse a chat in which nobody is the assistant, but somebody has another format's name for it, such as "gpt"."""
     roles = dict.fromkeys(message["role"] for message in chat)
-    unknown_roles = [role for role in roles if role not in _ROLES]
-    if "assistant" not in roles and unknown_roles:
+    if "assistant" not in roles and not _OTHER_ASSISTANTS.isdisjoint(roles):
         raise FieldError(f"its roles are {', '.join(roles)}, and the model's messages must have the role assistant")
 
 

@@ -104,7 +104,7 @@ def _unread_note(path: Path, files: Sequence[Path]) -> str:
     other_files = (file for file in {*path.iterdir()}.difference(files) if file.suffix.lower() in _TABLES and file.is_file())
     unread_names = sorted(file.name for file in other_files)
     names_text = ", ".join(unread_names[:3]) + (f" and {len(unread_names) - 3} more" if len(unread_names) > 3 else "")
-    return f"The folder also holds {names_text}, not read with the {files[0].suffix} files." if unread_names else ""
+    return f"Not read from this folder: {names_text}." if unread_names else ""
 
 
 def rollout_files(path: Path) -> list[Path]:

@@ -33,7 +33,7 @@ _PIECE = re.compile(r"</?[\w.-]+>|\s?[^\s<]+|\s+|<[^\s<]*")
 _OBJECT, _VALUE_START = re.compile(r'\{\s*"'), re.compile(r'(?:(?<=[\s"]:)|(?<=[\[,]))(?=\S)')
 
 #: The names of the reward that a trainer compared, in order of preference.
-_COMPARED = ("score", "reward", "scores", "rewards")
+COMPARED = ("score", "reward", "scores", "rewards")
 
 #: The number of texts that the tokenizer encodes in one call.
 AT_ONCE = 256
@@ -211,9 +211,9 @@ class RolloutTable:
         a trainer compared is the column `score` or `reward` (`scores`, `rewards`), else the sum of those `trained`.
         """
         reward_columns = parse_rewards({name: values for name, values in rewards.items() if not is_computed(name)})
-        compared_names = [name for name in _COMPARED if name in reward_columns][:1]
+        compared_names = [name for name in COMPARED if name in reward_columns][:1]
         # A column that is no further column of the file is a reward by its format.
-        expected_names = [name for name in rewards if name in _COMPARED or name not in columns]
+        expected_names = [name for name in rewards if name in COMPARED or name not in columns]
         unread_columns = {name: rewards[name] for name in expected_names if name not in reward_columns}
         return RolloutTable(
             source,
@@ -249,20 +249,20 @@ def parse_rewards(columns: Mapping[str, Sequence[Any]]) -> dict[str, Reward]:
     rewards: dict[str, Reward] = {}
     for name, values in columns.items():
         reward_floats = [finite(value) for value in values]
-        are_numbers = all(_is_number(value) or is_number_text(value) for value in values)
+        are_numbers = all(_is_number_or_none(value) or is_number_text(value) for value in values)
         if are_numbers and any(value is not None for value in reward_floats):
             rewards[name] = Reward.of(reward_floats, status=[Status.UNSCORED] * len(reward_floats))
     return rewards
 
 
-def _is_number(value: Any) -> bool:
+def _is_number_or_none(value: Any) -> bool:
     return value is None or isinstance(value, (bool, int, float))
 
 
 def unread_note(columns: Mapping[str, Sequence[Any]]) -> str:
     """Tell the user which columns that should hold rewards hold something else; an empty text if none of them does."""
     words_by_name = {
-        name: next((v for v in values if not (_is_number(v) or (isinstance(v, str) and v.strip() in NOTHING))), None)
+        name: next((v for v in values if not (_is_number_or_none(v) or (isinstance(v, str) and v.strip() in NOTHING))), None)
         for name, values in columns.items()
     }
     phrases = [f"'{name}' (such as {word!r:.40})" for name, word in words_by_name.items() if word is not None]

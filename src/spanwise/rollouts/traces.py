@@ -292,9 +292,10 @@ def trace_rewards(trace: Trace) -> dict[str, Any]:
     metrics = object_field(trace.raw, "metrics")
     rewards_and_metrics = {**rewards, **{name: value for name, value in metrics.items() if name not in rewards}}
     all_rewards = {**rewards_and_metrics, "reward": rewards_and_metrics.get("reward", weighted_sum if is_scored else None)}
-    # An attempt may have failed and a later one succeeded; then the trace has errors and is `ok`.
-    has_failed = bool(trace.raw.get("errors")) and not trace.raw.get("ok", False)
-    return dict.fromkeys(all_rewards) if has_failed else all_rewards
+    # A trace whose later attempt succeeded has errors and is `ok`; `ok` alone says nothing, because it is False by default.
+    if trace.raw.get("errors") and not trace.raw.get("ok", False):
+        return {name: value if isinstance(value, str) else None for name, value in all_rewards.items()}
+    return all_rewards
 
 
 def _trajectories(record: Mapping[str, Any]) -> Iterator[Trajectory]:

@@ -1,7 +1,4 @@
-"""Call users' reward functions: check arguments and results, name the function in errors, and warn if a call takes long.
-
-A reward function has TRL's signature, or takes the blocks of each completion.
-"""
+"""Call users' reward functions, which take TRL's arguments or blocks: check what goes in and comes out, warn of slow calls."""
 
 from __future__ import annotations
 

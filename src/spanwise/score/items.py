@@ -1,7 +1,4 @@
-"""Call reward functions that judge one completion at a time, one after another or many at once.
-
-If the call for one completion fails, its reward is an ERROR or a TIMEOUT; if all calls fail, the run ends.
-"""
+"""Call reward functions that judge one completion at a time, one after another or many at once."""
 
 from __future__ import annotations
 

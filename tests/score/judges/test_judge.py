@@ -107,7 +107,8 @@ def test_the_expected_value_is_the_mean_over_the_choices(constrain, before, afte
 def test_a_verdict_that_the_judge_only_thinks_of_is_none():
     """A judge whose server leaves its thoughts in the reply drafts an answer there, and writes another one."""
     thought = '<think>{even}: is it "yes"? A draft: {"verdict": "no"}.</think>'
-    answers = [f'{thought}\n{{"reason": "so", "verdict": "yes"}}', f"{thought}yes"]
+    quoted = '{"reason": "It ends with </think> and no <think>.", "verdict": "yes"}'
+    answers = [f'{thought}\n{{"reason": "so", "verdict": "yes"}}', f"{thought}yes", quoted]
     for answer in answers:
         with Server(lambda *_, said=answer: reply(said)).serving() as server:
             assert judged(server, constrain="none").reward_nm[0, 0] == 1.0

@@ -253,7 +253,7 @@ def _parse_lm_eval(record: Mapping[str, Any]) -> dict[str, Any]:
     metric_values = {(name, filter_name): record.get(name) for name in metric_names}
     return {
         "prompt": cells.prompt_text(cells.parse_literal(prompt_field)),
-        "key": f"{record['doc_id']} {record.get('doc_hash', '')}",
+        "key": f"{record['doc_id']} {record.get('doc_hash', '')} {record.get('prompt_hash', '')}",
         "texts": responses,
         "filter": filter_name,
         "rewards": metric_values if len(responses) == 1 else dict.fromkeys(metric_values),

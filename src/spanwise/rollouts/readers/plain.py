@@ -19,7 +19,7 @@ from spanwise.errors import DataError, RecipeError, unknown
 from spanwise.rollouts import cells, schema
 from spanwise.rollouts.columns import RereadColumn, Shared, delimited_pieces, json_pieces, parquet_pieces, read_columns
 from spanwise.rollouts.files import SUFFIXES, holds_json
-from spanwise.rollouts.table import RolloutTable, tokenize
+from spanwise.rollouts.table import COMPARED, RolloutTable, tokenize
 
 #: The formats that `read_rollouts` reads, for error messages.
 FORMATS = (
@@ -46,7 +46,7 @@ _HOW = "--columns {role}=NAME, in Python columns={{'{role}': 'NAME'}}"
 #: The names that pandas gives an index column.
 _INDEX = ("", "__index_level_0__", "Unnamed: 0")
 #: Names of reward columns; a list in such a column must have one entry for each completion.
-_REWARD = ("reward", "rewards", "score", "scores", "advantage")
+_REWARD = (*COMPARED, "advantage")
 
 
 class CompletionSource(NamedTuple):
@@ -117,9 +117,7 @@ def read_plain(
             repeated_note,
             role_note,
             f"{empty_count} of {row_count} rows hold no completion and are left out." if empty_count else "",
-            f"{null_count} of {len(sources) + null_count} completions in lists are null and are left out."
-            if null_count
-            else "",
+            f"Null entries in lists of completions are left out: {null_count}." if null_count else "",
         ],
     )
 
@@ -347,14 +345,13 @@ class _PlainTable:
         entry_types = (*number_types, dict) if is_reward else number_types
         if not all(isinstance(value, entry_types) for row in count_at_row for value in column[row]):
             return False
-        lone_row = next(
-            (source.row for source in self.sources if source.siblings > 1 and _is_number(column[source.row])), None
-        )
+        shared_rows = (source.row for source in self.sources if source.siblings > 1)
+        lone_row = next((row for row in shared_rows if _holds_number(column[row]) or isinstance(column[row], dict)), None)
         if lone_row is not None and is_reward:
             lone_text = f"one value of '{name}', {column[lone_row]}"
             raise DataError(
-                f"Row {lone_row} of '{self.path}' has several completions and {lone_text}; give a list with one for each "
-                "completion, null for a missing value."
+                f"Row {lone_row} of '{self.path}' has several completions and {lone_text}. Give a list with one for each "
+                "completion, null for a missing value. If the column holds no rewards, rename it."
             )
         wrong_row = next((row for row, count in count_at_row.items() if len(column[row]) != count), None)
         if wrong_row is not None and is_reward:
@@ -388,7 +385,7 @@ class _PlainTable:
         return group_ids
 
 
-def _is_number(value: Any) -> bool:
+def _holds_number(value: Any) -> bool:
     """Return whether a cell holds a number, perhaps as text."""
     return cells.is_number_text(value) or (isinstance(value, int | float) and not cells.is_empty(value))
 

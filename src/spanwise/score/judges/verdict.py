@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-_VERDICT, _THINKING = re.compile(r'"verdict"\s*:\s*"?'), re.compile(r"\A.*</think>|<think>.*", re.DOTALL)
+_VERDICT = re.compile(r'"verdict"\s*:\s*"?')
+#: Matches the thoughts before an answer. A reply that begins with JSON has none: its reason may quote such a tag.
+_THINKING = re.compile(r"\A(?!\s*\{).*?</think>|\A\s*<think>.*", re.DOTALL)
 #: What a judge writes in place of a block's name if its verdict is about the whole answer, or about no block.
 WHOLE, NONE = "whole", "none"
 
