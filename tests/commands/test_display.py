@@ -134,7 +134,7 @@ def test_a_comparison(width):
     text = printed(*comparison_tables(comparison), width=width)
     assert max(map(len, text.splitlines())) <= width
     assert all(figure.replace("_", " ") in text for figure in figures)
-    table = text.split("Paired")[0]
+    table = text.split("paired by seed")[0]
     for line in comparison.markdown().splitlines()[2:6]:
         assert all(cell in table for cell in line.strip("| ").split(" | "))
     assert table.count("accuracy") < 3 or width != 60

@@ -147,7 +147,7 @@ def test_too_few_rows_or_no_answer_in_one(models, tmp_path, rows, sentence) -> N
         ("bad.json", "{nope", "JSON parse error"),
         ("empty.jsonl", "", "cannot be read"),
         ("bad.parquet", "xx", "Parquet"),
-        ("absent.csv", None, "does not exist"),
+        ("absent.csv", None, "is neither in "),
         ("notes.txt", "hello", "not a kind of file"),
     ],
 )

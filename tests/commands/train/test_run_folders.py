@@ -138,7 +138,7 @@ def test_a_start_that_fails_leaves_no_folder(first, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     for output in ("out", "mine", None):
         recipe = load(None, {"model": str(first / "model"), "dataset": "nowhere.jsonl", "output": output})
-        with pytest.raises(DataError, match="does not exist"):
+        with pytest.raises(DataError, match="is neither in"):
             train(recipe, console=Console(quiet=True))
     assert [place.name for place in tmp_path.rglob("*")] in (["mine", "runs"], ["runs", "mine"])
     assert not list((tmp_path / "mine").iterdir())
